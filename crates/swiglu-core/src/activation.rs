@@ -1,0 +1,403 @@
+//! The family of gated activations, one parametric definition.
+
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The function applied to the gate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum GateFn {
+    /// x · σ(βx): SiLU for β = 1, also called Swish.
+    Silu {
+        /// β.
+        beta: f32,
+    },
+    /// σ(x).
+    Sigmoid,
+    /// max(x, 0).
+    Relu,
+    /// x · Φ(x), Φ the standard normal distribution function.
+    GeluErf,
+    /// ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
+    GeluTanh,
+    /// x.
+    Identity,
+}
+
+/// h = f(min(gate, L)) · (clamp(up, −L, L) + offset), with f a [`GateFn`].
+///
+/// Without a limit L = ∞, without an offset it is 0: Shazeer's GLU variants
+/// (arXiv:2002.05202). With limit 7, offset 1 and β = 1.702 it is gpt-oss's clamped SwiGLU.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Activation {
+    gate: GateFn,
+    limit: Option<f32>,
+    up_offset: f32,
+}
+
+/// The names [`Activation::from_str`] accepts.
+pub const ACTIVATION_NAMES: &str = "swiglu, swiglu(beta=B), glu, reglu, geglu, geglu-tanh, \
+     bilinear, clamped-swiglu, clamped-swiglu(alpha=A,offset=O,limit=L)";
+
+impl Activation {
+    /// silu(gate) · up: Llama, Qwen, Mistral.
+    pub const SWIGLU: Activation = Activation::plain(GateFn::Silu { beta: 1.0 });
+    /// σ(gate) · up.
+    pub const GLU: Activation = Activation::plain(GateFn::Sigmoid);
+    /// max(gate, 0) · up.
+    pub const REGLU: Activation = Activation::plain(GateFn::Relu);
+    /// gelu(gate) · up with the exact GELU.
+    pub const GEGLU: Activation = Activation::plain(GateFn::GeluErf);
+    /// gelu(gate) · up with the tanh approximation: Gemma.
+    pub const GEGLU_TANH: Activation = Activation::plain(GateFn::GeluTanh);
+    /// gate · up.
+    pub const BILINEAR: Activation = Activation::plain(GateFn::Identity);
+    /// gpt-oss: α = 1.702, offset 1, limit 7.
+    pub const CLAMPED_SWIGLU: Activation =
+        Activation { gate: GateFn::Silu { beta: 1.702 }, limit: Some(7.0), up_offset: 1.0 };
+
+    const fn plain(gate: GateFn) -> Self {
+        Activation { gate, limit: None, up_offset: 0.0 }
+    }
+
+    /// One of each kind, for tests and conformance.
+    pub fn family() -> [Activation; 9] {
+        [
+            Activation::SWIGLU,
+            Activation::plain(GateFn::Silu { beta: 1.702 }),
+            Activation::GLU,
+            Activation::REGLU,
+            Activation::GEGLU,
+            Activation::GEGLU_TANH,
+            Activation::BILINEAR,
+            Activation::CLAMPED_SWIGLU,
+            Activation { gate: GateFn::GeluTanh, limit: Some(2.5), up_offset: -0.25 },
+        ]
+    }
+
+    /// x · σ(βx) · up.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if β is not finite.
+    pub fn swiglu_beta(beta: f32) -> Result<Self> {
+        Activation::new(GateFn::Silu { beta }, None, 0.0)
+    }
+
+    /// min(gate, limit) · σ(α · min(gate, limit)) · (clamp(up, ±limit) + offset).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if α or the offset is not finite or the limit is not positive.
+    pub fn clamped_swiglu(alpha: f32, offset: f32, limit: f32) -> Result<Self> {
+        Activation::new(GateFn::Silu { beta: alpha }, Some(limit), offset)
+    }
+
+    /// Any member of the family.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if β or the offset is not finite or the limit is not positive.
+    pub fn new(gate: GateFn, limit: Option<f32>, up_offset: f32) -> Result<Self> {
+        let refuse = |what, given: f32, expected: &str| {
+            Err(Error::OutOfRange { what, given: given.to_string(), expected: expected.into() })
+        };
+        if let GateFn::Silu { beta } = gate
+            && !beta.is_finite()
+        {
+            return refuse("activation beta", beta, "a finite number");
+        }
+        if !up_offset.is_finite() {
+            return refuse("activation offset", up_offset, "a finite number");
+        }
+        if let Some(limit) = limit
+            && !(limit > 0.0 && limit.is_finite())
+        {
+            return refuse("activation limit", limit, "a positive finite number");
+        }
+        Ok(Activation { gate, limit, up_offset })
+    }
+
+    /// The gate function.
+    pub fn gate(&self) -> GateFn {
+        self.gate
+    }
+    /// L, where values are clamped.
+    pub fn limit(&self) -> Option<f32> {
+        self.limit
+    }
+    /// What is added to up after clamping.
+    pub fn up_offset(&self) -> f32 {
+        self.up_offset
+    }
+
+    fn clamp_f64(&self, gate: f64, up: f64) -> (f64, f64) {
+        match self.limit {
+            None => (gate, up + f64::from(self.up_offset)),
+            Some(l) => {
+                let l = f64::from(l);
+                // Comparisons that are false for NaN keep it.
+                let g = if gate > l { l } else { gate };
+                let u = if up > l {
+                    l
+                } else if up < -l {
+                    -l
+                } else {
+                    up
+                };
+                (g, u + f64::from(self.up_offset))
+            }
+        }
+    }
+
+    /// h in float64.
+    pub fn forward(&self, gate: f64, up: f64) -> f64 {
+        let (g, u) = self.clamp_f64(gate, up);
+        self.gate.value(g) * u
+    }
+
+    /// (∂h/∂gate, ∂h/∂up) in float64. At a clamp the derivative is that of PyTorch: 1 on the bound
+    /// and inside, 0 beyond.
+    pub fn derivative(&self, gate: f64, up: f64) -> (f64, f64) {
+        let (g, u) = self.clamp_f64(gate, up);
+        let (gate_inside, up_inside) = match self.limit {
+            None => (true, true),
+            Some(l) => {
+                let l = f64::from(l);
+                (gate <= l || gate.is_nan(), (-l..=l).contains(&up) || up.is_nan())
+            }
+        };
+        (
+            if gate_inside { self.gate.derivative(g) * u } else { 0.0 },
+            if up_inside { self.gate.value(g) } else { 0.0 },
+        )
+    }
+}
+
+fn logistic(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+impl GateFn {
+    /// The function in float64.
+    pub fn value(self, x: f64) -> f64 {
+        match self {
+            GateFn::Silu { beta } => x * logistic(f64::from(beta) * x),
+            GateFn::Sigmoid => logistic(x),
+            // Written so that NaN stays NaN.
+            GateFn::Relu => {
+                if x < 0.0 {
+                    0.0
+                } else {
+                    x
+                }
+            }
+            GateFn::GeluErf => 0.5 * x * libm::erfc(-x * FRAC_1_SQRT_2),
+            GateFn::GeluTanh => x * logistic(2.0 * gelu_tanh_inner(x)),
+            GateFn::Identity => x,
+        }
+    }
+
+    /// Its derivative in float64.
+    pub fn derivative(self, x: f64) -> f64 {
+        match self {
+            // d/dx xσ(βx) = σ + βxσ(1 − σ)
+            GateFn::Silu { beta } => {
+                let s = logistic(f64::from(beta) * x);
+                s + f64::from(beta) * x * s * (1.0 - s)
+            }
+            // σ(1 − σ)
+            GateFn::Sigmoid => {
+                let s = logistic(x);
+                s * (1.0 - s)
+            }
+            // PyTorch takes 0 at 0.
+            GateFn::Relu => {
+                if x > 0.0 {
+                    1.0
+                } else if x.is_nan() {
+                    x
+                } else {
+                    0.0
+                }
+            }
+            // Φ + xφ
+            GateFn::GeluErf => {
+                let phi = (-0.5 * x * x).exp() / (2.0 * PI).sqrt();
+                0.5 * libm::erfc(-x * FRAC_1_SQRT_2) + x * phi
+            }
+            // σ(2z) + x·2z′·σ(2z)(1 − σ(2z)), z′ = √(2/π)(1 + 3·0.044715x²)
+            GateFn::GeluTanh => {
+                let s = logistic(2.0 * gelu_tanh_inner(x));
+                let dz = (2.0 / PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
+                s + x * 2.0 * dz * s * (1.0 - s)
+            }
+            GateFn::Identity => 1.0,
+        }
+    }
+
+    /// sup |f′|, which turns an error of the gate into an error of f.
+    pub fn lipschitz(self) -> f64 {
+        match self {
+            // max of σ + tσ(1 − σ) over t is 1.0998…, for every β.
+            GateFn::Silu { .. } => 1.1,
+            GateFn::Sigmoid => 0.25,
+            GateFn::Relu | GateFn::Identity => 1.0,
+            // 1.12904… at √2 for the exact form, 1.1298… for the tanh form.
+            GateFn::GeluErf | GateFn::GeluTanh => 1.13,
+        }
+    }
+}
+
+fn gelu_tanh_inner(x: f64) -> f64 {
+    (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Activation::CLAMPED_SWIGLU {
+            return f.pad("clamped-swiglu");
+        }
+        let mut parameters = Vec::new();
+        let name = match (self.gate, self.limit) {
+            (GateFn::Silu { beta }, Some(_)) => {
+                parameters.push(format!("alpha={beta}"));
+                "clamped-swiglu"
+            }
+            (GateFn::Silu { beta }, None) => {
+                if beta != 1.0 {
+                    parameters.push(format!("beta={beta}"));
+                }
+                "swiglu"
+            }
+            (GateFn::Sigmoid, _) => "glu",
+            (GateFn::Relu, _) => "reglu",
+            (GateFn::GeluErf, _) => "geglu",
+            (GateFn::GeluTanh, _) => "geglu-tanh",
+            (GateFn::Identity, _) => "bilinear",
+        };
+        if self.up_offset != 0.0 || name == "clamped-swiglu" {
+            parameters.push(format!("offset={}", self.up_offset));
+        }
+        if let Some(limit) = self.limit {
+            parameters.push(format!("limit={limit}"));
+        }
+        if parameters.is_empty() {
+            f.pad(name)
+        } else {
+            f.pad(&format!("{name}({})", parameters.join(",")))
+        }
+    }
+}
+
+impl FromStr for Activation {
+    type Err = Error;
+
+    /// A name of [`ACTIVATION_NAMES`], with any of its parameters: `geglu-tanh(limit=10)`.
+    fn from_str(s: &str) -> Result<Self> {
+        let unknown = || Error::UnknownName {
+            what: "activation",
+            given: s.to_owned(),
+            choices: ACTIVATION_NAMES.to_owned(),
+        };
+        let (name, parameters) = match s.split_once('(') {
+            None => (s, ""),
+            Some((name, rest)) => (name, rest.strip_suffix(')').ok_or_else(unknown)?),
+        };
+        let base = match name.trim() {
+            "swiglu" | "silu" => Activation::SWIGLU,
+            "glu" | "sigmoid" => Activation::GLU,
+            "reglu" | "relu" => Activation::REGLU,
+            "geglu" | "gelu" => Activation::GEGLU,
+            "geglu-tanh" | "geglu_tanh" | "gelu_tanh" | "gelu_pytorch_tanh" => {
+                Activation::GEGLU_TANH
+            }
+            "bilinear" => Activation::BILINEAR,
+            "clamped-swiglu" | "clamped_swiglu" => Activation::CLAMPED_SWIGLU,
+            _ => return Err(unknown()),
+        };
+        let (mut gate, mut limit, mut offset) = (base.gate, base.limit, base.up_offset);
+        for pair in parameters.split(',').filter(|p| !p.trim().is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
+            let value: f32 = value.trim().parse().map_err(|_| unknown())?;
+            match (key.trim(), gate) {
+                ("beta" | "alpha", GateFn::Silu { .. }) => gate = GateFn::Silu { beta: value },
+                ("offset", _) => offset = value,
+                ("limit", _) => limit = Some(value),
+                _ => return Err(unknown()),
+            }
+        }
+        Activation::new(gate, limit, offset)
+    }
+}
+
+impl From<Activation> for String {
+    fn from(a: Activation) -> String {
+        a.to_string()
+    }
+}
+
+impl TryFrom<String> for Activation {
+    type Error = Error;
+    fn try_from(s: String) -> Result<Self> {
+        s.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_through_text_and_serde() {
+        for a in Activation::family() {
+            assert_eq!(a.to_string().parse::<Activation>().unwrap(), a, "{a}");
+            let json = serde_json::to_string(&a).unwrap();
+            assert_eq!(serde_json::from_str::<Activation>(&json).unwrap(), a);
+        }
+    }
+
+    #[test]
+    fn bad_parameters_are_refused() {
+        for s in ["swish", "swiglu(", "swiglu(beta)", "relu(beta=2)", "swiglu(beta=x)"] {
+            assert!(matches!(s.parse::<Activation>(), Err(Error::UnknownName { .. })), "{s}");
+        }
+        for s in ["swiglu(beta=nan)", "glu(limit=0)", "glu(limit=-1)", "glu(offset=inf)"] {
+            assert!(matches!(s.parse::<Activation>(), Err(Error::OutOfRange { .. })), "{s}");
+        }
+    }
+
+    /// Forward and derivative stand side by side: each derivative against a central difference.
+    #[test]
+    fn derivatives_match_differences() {
+        let d = 1e-6;
+        for a in Activation::family() {
+            for i in -60..=60 {
+                for up in [-3.3, -0.2, 0.0, 1.7] {
+                    let g = f64::from(i) * 0.13 + 0.003;
+                    let (dg, du) = a.derivative(g, up);
+                    let ng = (a.forward(g + d, up) - a.forward(g - d, up)) / (2.0 * d);
+                    let nu = (a.forward(g, up + d) - a.forward(g, up - d)) / (2.0 * d);
+                    assert!((dg - ng).abs() < 1e-7 * (1.0 + ng.abs()), "{a} {g} {up} {dg} {ng}");
+                    assert!((du - nu).abs() < 1e-7 * (1.0 + nu.abs()), "{a} {g} {up} {du} {nu}");
+                    let bound = a.gate().lipschitz();
+                    assert!(a.gate().derivative(g).abs() <= bound, "{a} at {g}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn clamped_swiglu_is_the_published_formula() {
+        let a = Activation::CLAMPED_SWIGLU;
+        let s = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let alpha = f64::from(1.702f32);
+        assert_eq!(a.forward(9.0, -9.0), 7.0 * s(alpha * 7.0) * -6.0);
+        assert_eq!(a.forward(-9.0, 3.0), -9.0 * s(alpha * -9.0) * 4.0);
+        assert_eq!(a.derivative(9.0, 1.0).0, 0.0);
+        assert_eq!(a.derivative(1.0, 7.5).1, 0.0);
+    }
+}

@@ -1,0 +1,338 @@
+//! Error bounds derived from the oracle: how far a correct kernel may be from float64, element by
+//! element, and how far its whole result may be compared with PyTorch's order of roundings.
+//!
+//! Worst element: running error analysis. With u₃₂ and u_T the unit roundoffs of `f32` and T, a sum
+//! of n products in any order is within n·u₃₂/(1 − n·u₃₂) · Σ|x||w| (Higham, *Accuracy and
+//! Stability of Numerical Algorithms*, §3.1); each rounding the mode names adds u_T·|value| plus
+//! half a subnormal; the gate passes an error on scaled by its Lipschitz constant; the product rule
+//! does the rest.
+//!
+//! Whole result: the relative Frobenius error may be at most twice that of the baseline, a plain
+//! loop with PyTorch eager's roundings over the same inputs, plus a few u₃₂.
+
+use crate::activation::{Activation, GateFn};
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::layout::{GateUpRef, Half};
+use crate::matrix::{Matrix, MatrixRef};
+use crate::numerics::{ExpMode, Numerics, Rounding};
+use crate::oracle;
+use crate::problem::{GatedLinearParams, MlpParams};
+
+const U32: f64 = DType::F32.unit_roundoff();
+
+fn gamma(n: usize) -> f64 {
+    let nu = n as f64 * U32;
+    nu / (1.0 - nu)
+}
+
+/// The error of rounding a value of at most `magnitude` to `dtype`.
+fn rounding(dtype: DType, magnitude: f64) -> f64 {
+    if magnitude * (1.0 + dtype.unit_roundoff()) > dtype.max_finite() {
+        return f64::INFINITY;
+    }
+    magnitude * dtype.unit_roundoff() + dtype.underflow_unit()
+}
+
+/// |exponent| inside the gate: rounding it by u₃₂ moves the exponential by |exponent|·u₃₂.
+pub(crate) fn exponent(gate: GateFn, x: f64) -> f64 {
+    match gate {
+        GateFn::Silu { beta } => (f64::from(beta) * x).abs(),
+        GateFn::Sigmoid => x.abs(),
+        GateFn::GeluErf => 0.5 * x * x,
+        GateFn::GeluTanh => (1.6 * x * (1.0 + 0.045 * x * x)).abs(),
+        GateFn::Relu | GateFn::Identity => 0.0,
+    }
+}
+
+/// Bound on the error of h = act(gate, up) rounded to `dtype`, given bounds on gate and up.
+fn activation_bound(
+    act: &Activation,
+    numerics: Numerics,
+    dtype: DType,
+    (gate, gate_error): (f64, f64),
+    (up, up_error): (f64, f64),
+) -> f64 {
+    let limit = act.limit().map_or(f64::INFINITY, f64::from);
+    let g = gate.min(limit);
+    let u = up.clamp(-limit, limit);
+    let offset = f64::from(act.up_offset());
+    let f = act.gate().value(g);
+    let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
+
+    let mut up_error = up_error;
+    let mut gate_error = gate_error;
+    if offset != 0.0 {
+        up_error += U32 * (u + offset).abs();
+    }
+    if eager && (limit.is_finite() || offset != 0.0) {
+        gate_error += rounding(dtype, g.abs());
+        up_error += rounding(dtype, u.abs()) + rounding(dtype, (u + offset).abs());
+    }
+
+    // Past |exponent| ≈ 88 the logistic is flushed to 0: at most x·2⁻¹²⁵.
+    let relative = (8.0 + 4.0 * exponent(act.gate(), g).min(90.0)) * U32 + exp_error(numerics);
+    let mut f_error =
+        act.gate().lipschitz() * gate_error + relative * f.abs() + 1e-37 * (1.0 + g.abs());
+    if eager {
+        if let GateFn::Silu { beta } = act.gate()
+            && beta != 1.0
+        {
+            // z = βx and σ(z) are rounded too; |σ′| ≤ ¼.
+            let z = (f64::from(beta) * g).abs();
+            f_error += g.abs() * (0.25 * rounding(dtype, z) + rounding(dtype, 1.0));
+        }
+        f_error += rounding(dtype, f.abs() + f_error);
+    }
+    let u = u + offset;
+    let product = f.abs() * up_error + u.abs() * f_error + f_error * up_error;
+    let h = (f * u).abs();
+    product + U32 * h + rounding(dtype, h + product)
+}
+
+/// The oracle's result and how far each element of a correct result may be from it.
+#[derive(Debug, Clone)]
+pub struct Reference {
+    /// The float64 result.
+    pub value: Matrix<f64>,
+    /// The largest admissible |error| of each element; infinite where T may overflow.
+    pub bound: Matrix<f64>,
+    /// What the relative Frobenius error may be.
+    pub frobenius_limit: f64,
+}
+
+/// Twice the baseline's error (PyTorch's order of roundings on the same inputs) plus a few u₃₂, the
+/// stated error of the exponential, and 4·u_T/√n for the luck of n roundings: over a few elements
+/// the baseline may by chance be nearly exact. Where it overflows only the elements decide.
+fn frobenius_limit(baseline: f64, numerics: Numerics, dtype: DType, n: usize) -> f64 {
+    if !baseline.is_finite() {
+        return f64::INFINITY;
+    }
+    let luck = 4.0 * dtype.unit_roundoff() / (n.max(1) as f64).sqrt();
+    2.0 * baseline + luck + 16.0 * U32 + exp_error(numerics)
+}
+
+fn exp_error(numerics: Numerics) -> f64 {
+    match numerics.exp {
+        ExpMode::Precise => 0.0,
+        ExpMode::Fast => 1.0 / f64::from(1 << 17),
+    }
+}
+
+/// Reference of the activation operation.
+///
+/// # Errors
+/// As [`oracle::activation`].
+pub fn activation<T: Element>(
+    act: &Activation,
+    numerics: Numerics,
+    inputs: &GateUpRef<'_, T>,
+) -> Result<Reference> {
+    let value = oracle::activation(act, inputs)?;
+    let (m, h) = (inputs.rows(), inputs.intermediate());
+    let (mut bound, mut eager) = (Matrix::zeros(m, h)?, Matrix::<T>::zeros(m, h)?);
+    for i in 0..m {
+        for j in 0..h {
+            let (g, u) = (inputs.at(Half::Gate, i, j), inputs.at(Half::Up, i, j));
+            bound.as_mut_slice()[i * h + j] =
+                activation_bound(act, numerics, T::DTYPE, (g.to_f64(), 0.0), (u.to_f64(), 0.0));
+            eager.as_mut_slice()[i * h + j] =
+                act.apply::<T>(Numerics::precise(Rounding::Eager), g.to_f32(), u.to_f32());
+        }
+    }
+    let baseline = relative_frobenius(eager.view(), value.view());
+    let frobenius_limit = frobenius_limit(baseline, numerics, T::DTYPE, m * h);
+    Ok(Reference { value, bound, frobenius_limit })
+}
+
+fn linear_error(magnitude: f64, terms: usize, rounds_to: Option<DType>) -> f64 {
+    // Two more terms for the bias and for joining partial sums.
+    let error = gamma(terms + 2) * magnitude;
+    error + rounds_to.map_or(0.0, |t| rounding(t, magnitude + error))
+}
+
+/// A linear map in plain loops: `f32` accumulation in order, rounded to T.
+fn eager_linear<T: Element>(
+    x: MatrixRef<'_, T>,
+    out_features: usize,
+    bias: Option<&[f32]>,
+    weight: impl Fn(usize, usize) -> T,
+) -> Result<Matrix<T>> {
+    let mut out = Matrix::zeros(x.rows(), out_features)?;
+    let mut column = vec![0.0f32; x.cols()];
+    for o in 0..out_features {
+        for (k, c) in column.iter_mut().enumerate() {
+            *c = weight(o, k).to_f32();
+        }
+        for i in 0..x.rows() {
+            let dot: f32 = x.row(i).iter().zip(&column).map(|(a, b)| a.to_f32() * b).sum();
+            let dot = dot + bias.map_or(0.0, |b| b[o]);
+            out.as_mut_slice()[i * out_features + o] = T::from_f32(dot);
+        }
+    }
+    Ok(out)
+}
+
+fn eager_gated_linear<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &GatedLinearParams<'_, T>,
+) -> Result<Matrix<T>> {
+    let w = &params.weights;
+    let half = |half, bias| eager_linear(x, w.intermediate(), bias, |o, k| w.at(half, o, k));
+    let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
+    let numerics = Numerics::precise(Rounding::Eager);
+    let h = gate.as_slice().iter().zip(up.as_slice());
+    let h = h.map(|(g, u)| params.activation.apply::<T>(numerics, g.to_f32(), u.to_f32()));
+    Matrix::from_vec(h.collect(), x.rows(), w.intermediate())
+}
+
+fn gated_bound<T: Element>(
+    params: &GatedLinearParams<'_, T>,
+    forward: &oracle::GatedLinear,
+) -> Result<Matrix<f64>> {
+    let k = params.weights.hidden();
+    let rounds = (params.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
+    let mut bound = Matrix::zeros(forward.h.rows(), forward.h.cols())?;
+    for (i, b) in bound.as_mut_slice().iter_mut().enumerate() {
+        let half = |l: &oracle::Linear| {
+            (l.value.as_slice()[i], linear_error(l.magnitude.as_slice()[i], k, rounds))
+        };
+        *b = activation_bound(
+            &params.activation,
+            params.numerics,
+            T::DTYPE,
+            half(&forward.gate),
+            half(&forward.up),
+        );
+    }
+    Ok(bound)
+}
+
+/// Reference of the gated linear layer.
+///
+/// # Errors
+/// As [`oracle::gated_linear`].
+pub fn gated_linear<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &GatedLinearParams<'_, T>,
+) -> Result<Reference> {
+    let forward = oracle::gated_linear(x, params)?;
+    let bound = gated_bound(params, &forward)?;
+    let baseline = relative_frobenius(eager_gated_linear(x, params)?.view(), forward.h.view());
+    let frobenius_limit =
+        frobenius_limit(baseline, params.numerics, T::DTYPE, bound.as_slice().len());
+    Ok(Reference { value: forward.h, bound, frobenius_limit })
+}
+
+/// Reference of the feed-forward block.
+///
+/// # Errors
+/// As [`oracle::mlp`].
+pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result<Reference> {
+    let forward = oracle::mlp(x, params)?;
+    let h_bound = gated_bound(&params.gated, &forward.gated)?;
+    let (m, k_len) = (x.rows(), params.gated.weights.hidden());
+    let h_len = params.gated.weights.intermediate();
+    let mut bound = Matrix::zeros(m, k_len)?;
+    let mut column = vec![0.0f64; h_len];
+    for k in 0..k_len {
+        for (h, c) in column.iter_mut().enumerate() {
+            *c = params.down_at(k, h).to_f64().abs();
+        }
+        for i in 0..m {
+            // An h that may overflow admits anything in y, also where its weight is 0.
+            let passed_on = h_bound.view().row(i).iter().zip(&column);
+            let passed_on: f64 =
+                passed_on.map(|(&e, w)| if e == f64::INFINITY { e } else { e * w }).sum();
+            let at = i * k_len + k;
+            let magnitude = forward.y.magnitude.as_slice()[at] + passed_on;
+            let error = passed_on + gamma(h_len + 2) * magnitude;
+            let y = forward.y.value.as_slice()[at].abs();
+            bound.as_mut_slice()[at] = error + rounding(T::DTYPE, y + error);
+        }
+    }
+    let h = eager_gated_linear(x, &params.gated)?;
+    let eager = eager_linear(h.view(), k_len, params.down_bias, |o, j| params.down_at(o, j))?;
+    let baseline = relative_frobenius(eager.view(), forward.y.value.view());
+    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, T::DTYPE, m * k_len);
+    Ok(Reference { value: forward.y.value, bound, frobenius_limit })
+}
+
+/// ‖out − reference‖ / ‖reference‖ in the Frobenius norm; 0 where both are zero.
+pub fn relative_frobenius<T: Element>(out: MatrixRef<'_, T>, reference: MatrixRef<'_, f64>) -> f64 {
+    let (mut error, mut norm) = (0.0f64, 0.0f64);
+    for i in 0..out.rows() {
+        for (o, r) in out.row(i).iter().zip(reference.row(i)) {
+            error += (o.to_f64() - r).powi(2);
+            norm += r * r;
+        }
+    }
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// What a comparison with a [`Reference`] found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// ‖error‖ / ‖reference‖.
+    pub relative_frobenius: f64,
+    /// What the relative Frobenius error may be.
+    pub frobenius_limit: f64,
+    /// The largest |error|.
+    pub max_abs: f64,
+    /// The largest |error| ÷ bound; above 1 a result is wrong.
+    pub worst_ratio: f64,
+    /// Where that is.
+    pub worst_at: (usize, usize),
+}
+
+impl Judgement {
+    /// Whether both bounds hold.
+    pub fn passed(&self) -> bool {
+        self.worst_ratio <= 1.0
+            && (self.relative_frobenius <= self.frobenius_limit || self.relative_frobenius.is_nan())
+    }
+}
+
+impl Reference {
+    /// Compares a result with the reference.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if the shapes differ.
+    pub fn judge<T: Element>(&self, out: MatrixRef<'_, T>) -> Result<Judgement> {
+        out.expect_shape("output", self.value.shape())?;
+        let mut j = Judgement {
+            relative_frobenius: relative_frobenius(out, self.value.view()),
+            frobenius_limit: self.frobenius_limit,
+            max_abs: 0.0,
+            worst_ratio: 0.0,
+            worst_at: (0, 0),
+        };
+        for i in 0..out.rows() {
+            for (c, o) in out.row(i).iter().enumerate() {
+                let r = self.value.view().row(i)[c];
+                let error = (o.to_f64() - r).abs();
+                let ratio = if r.is_nan() {
+                    if o.to_f64().is_nan() { 0.0 } else { f64::INFINITY }
+                } else if o.to_f64() == r {
+                    0.0
+                } else {
+                    error / self.bound.view().row(i)[c]
+                };
+                // An overflow that the bound admits compares as ∞/∞; an inadmissible NaN is wrong.
+                let admitted = self.bound.view().row(i)[c] == f64::INFINITY;
+                let ratio = match ratio.is_nan() {
+                    true if admitted => 0.0,
+                    true => f64::INFINITY,
+                    false => ratio,
+                };
+                if error.is_finite() {
+                    j.max_abs = j.max_abs.max(error);
+                }
+                if ratio > j.worst_ratio {
+                    (j.worst_ratio, j.worst_at) = (ratio, (i, c));
+                }
+            }
+        }
+        Ok(j)
+    }
+}

@@ -1,0 +1,369 @@
+//! The gate mathematics, written once over [`F32Lanes`]: every CPU kernel evaluates these
+//! definitions, so a numerics mode means the same bits in each of them.
+//!
+//! Sources: exp by range reduction to |r| ≤ ln 2 / 2 (Cody and Waite) and a minimax polynomial
+//! fitted for this crate; erfc(t) = w·P(w)·exp(−t²), w = 1/(1 + t/2), with P fitted likewise
+//! (the form of Abramowitz and Stegun 7.1.26); GELU-tanh through ½(1 + tanh z) = σ(2z).
+
+use std::f32::consts::LOG2_E;
+
+use crate::activation::{Activation, GateFn};
+use crate::dtype::Element;
+use crate::lanes::F32Lanes;
+use crate::numerics::{ExpMode, Numerics, Rounding};
+
+/// 1.5 · 2²³: adding it to |t| < 2²² leaves round-to-even(t) in the low mantissa bits.
+const ROUNDING_SHIFT: f32 = 12_582_912.0;
+/// The leading bits of ln 2: the product with any |n| < 2⁹ is exact.
+const LN2_HIGH: f32 = 0.693_145_75;
+/// ln 2 − [`LN2_HIGH`].
+const LN2_LOW: f32 = 1.428_606_8e-6;
+
+#[inline(always)]
+fn polynomial<V: F32Lanes, const N: usize>(x: V, coefficients: [f32; N]) -> V {
+    let mut acc = V::splat(coefficients[N - 1]);
+    for i in (0..N - 1).rev() {
+        acc = acc.mul_add(x, V::splat(coefficients[i]));
+    }
+    acc
+}
+
+/// exp(x) within 1 ulp over the whole range; 0 and infinity beyond it.
+#[inline(always)]
+pub fn exp_precise<V: F32Lanes>(x: V) -> V {
+    // Past these bounds the result is 0 or infinity anyway; NaN passes (see `F32Lanes::max`).
+    let x = V::splat(89.0).min(V::splat(-105.0).max(x));
+    let shift = V::splat(ROUNDING_SHIFT);
+    let n = x.mul_add(V::splat(LOG2_E), shift).sub(shift);
+    let r = n.neg_mul_add(V::splat(LN2_HIGH), x);
+    let r = n.neg_mul_add(V::splat(LN2_LOW), r);
+    // exp(r) = 1 + r + r²·q(r); relative error of the polynomial 2⁻²⁸.
+    let q =
+        polynomial(r, [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_717_5, 0.001_381_459_6]);
+    let tail = q.mul_add(r.mul(r), r);
+    tail.add(V::splat(1.0)).scale_by_power_of_two(n)
+}
+
+/// exp(−|z|) with relative error below 2⁻¹⁸, and exactly 0 for |z| > 86.6.
+#[inline(always)]
+fn exp_neg_abs_fast<V: F32Lanes>(z: V) -> V {
+    let smallest = V::splat(-125.0);
+    let t = smallest.max(z.abs().mul(V::splat(-LOG2_E)));
+    let shift = V::splat(ROUNDING_SHIFT);
+    let shifted = t.add(shift);
+    let f = t.sub(shifted.sub(shift));
+    // 2ᶠ on |f| ≤ ½ with the constant term exactly 1.
+    let p = polynomial(f, [1.0, 0.693_124_2, 0.240_240_99, 0.055_906_43, 0.009_582_851]);
+    // At the clamp p = 1, so the difference is exactly 0: a huge |z| must not leave a residue that
+    // is then multiplied by a huge x. Elsewhere 2⁻¹²⁵ is far below the error.
+    p.add_exponent_bits(shifted).sub(V::splat(2.350_988_7e-38))
+}
+
+/// 1/d for d in [1, 2], relative error below 2⁻¹⁹: a quadratic and one cubic correction.
+#[inline(always)]
+fn reciprocal_fast<V: F32Lanes>(d: V) -> V {
+    let y = polynomial(d, [2.121_200_6, -1.454_529_4, 0.323_227_05]);
+    let e = d.neg_mul_add(y, V::splat(1.0));
+    e.mul_add(e, e).mul_add(y, y)
+}
+
+/// An evaluation of the exponential.
+pub trait Exp: Copy {
+    /// σ(z) = 1 / (1 + exp(−z)).
+    fn logistic<V: F32Lanes>(z: V) -> V;
+    /// x · σ(z).
+    fn times_logistic<V: F32Lanes>(x: V, z: V) -> V;
+    /// exp(−s) for s ≥ 0.
+    fn exp_neg<V: F32Lanes>(s: V) -> V;
+}
+
+/// [`ExpMode::Precise`].
+#[derive(Clone, Copy)]
+pub struct Precise;
+
+impl Exp for Precise {
+    #[inline(always)]
+    fn logistic<V: F32Lanes>(z: V) -> V {
+        V::splat(1.0).div(V::splat(1.0).add(exp_precise(z.neg())))
+    }
+    #[inline(always)]
+    fn times_logistic<V: F32Lanes>(x: V, z: V) -> V {
+        x.div(V::splat(1.0).add(exp_precise(z.neg())))
+    }
+    #[inline(always)]
+    fn exp_neg<V: F32Lanes>(s: V) -> V {
+        exp_precise(s.neg())
+    }
+}
+
+/// [`ExpMode::Fast`].
+#[derive(Clone, Copy)]
+pub struct Fast;
+
+impl Exp for Fast {
+    #[inline(always)]
+    fn logistic<V: F32Lanes>(z: V) -> V {
+        // With e = exp(−|z|): σ(z) is 1/(1+e) for z ≥ 0 and e/(1+e) below, so the denominator
+        // stays in [1, 2] and nothing overflows.
+        let e = exp_neg_abs_fast(z);
+        let r = reciprocal_fast(V::splat(1.0).add(e));
+        z.select_positive(r, e.mul(r))
+    }
+    #[inline(always)]
+    fn times_logistic<V: F32Lanes>(x: V, z: V) -> V {
+        x.mul(Self::logistic(z))
+    }
+    #[inline(always)]
+    fn exp_neg<V: F32Lanes>(s: V) -> V {
+        exp_neg_abs_fast(s)
+    }
+}
+
+/// A gate function of one argument.
+pub trait Gate: Copy {
+    /// The gate in `f32`.
+    fn gate<V: F32Lanes>(self, x: V) -> V;
+
+    /// The gate with every PyTorch operation rounded to T: one rounding where PyTorch has the
+    /// function as one operation.
+    #[inline(always)]
+    fn gate_eager<V: F32Lanes, T: Element>(self, x: V) -> V {
+        T::round_lanes(self.gate(x))
+    }
+}
+
+/// x · σ(x).
+#[derive(Clone, Copy)]
+pub struct Silu<E>(E);
+impl<E: Exp> Gate for Silu<E> {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        E::times_logistic(x, x)
+    }
+}
+
+/// x · σ(βx).
+#[derive(Clone, Copy)]
+pub struct SiluBeta<E>(E, f32);
+impl<E: Exp> Gate for SiluBeta<E> {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        E::times_logistic(x, x.mul(V::splat(self.1)))
+    }
+    /// `x * torch.sigmoid(beta * x)`: three operations, three roundings.
+    #[inline(always)]
+    fn gate_eager<V: F32Lanes, T: Element>(self, x: V) -> V {
+        let z = T::round_lanes(x.mul(V::splat(self.1)));
+        T::round_lanes(x.mul(T::round_lanes(E::logistic(z))))
+    }
+}
+
+/// σ(x).
+#[derive(Clone, Copy)]
+pub struct Sigmoid<E>(E);
+impl<E: Exp> Gate for Sigmoid<E> {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        E::logistic(x)
+    }
+}
+
+/// max(x, 0).
+#[derive(Clone, Copy)]
+pub struct Relu;
+impl Gate for Relu {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        V::splat(0.0).max(x)
+    }
+}
+
+/// x · Φ(x) = max(x, 0) − ½|x| · erfc(|x|/√2): no cancellation in the negative tail.
+#[derive(Clone, Copy)]
+pub struct GeluErf<E>(E);
+impl<E: Exp> Gate for GeluErf<E> {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        // Past 20 the tail is 0; the bound keeps ∞ · 0 out of the product.
+        let a = V::splat(20.0).min(x.abs());
+        // w = 1/(1 + ½·|x|/√2)
+        let w = V::splat(1.0).div(a.mul_add(V::splat(0.353_553_4), V::splat(1.0)));
+        let p = polynomial(
+            w,
+            [
+                0.282_087_68,
+                0.282_353_5,
+                0.243_260_95,
+                0.202_070_12,
+                -0.025_178_44,
+                0.275_979_4,
+                -0.485_384_9,
+                0.283_702_6,
+                -0.058_890_93,
+            ],
+        );
+        let erfc = w.mul(p).mul(E::exp_neg(a.mul(V::splat(0.5)).mul(a)));
+        a.mul(V::splat(0.5)).neg_mul_add(erfc, V::splat(0.0).max(x))
+    }
+}
+
+/// ½x(1 + tanh(√(2/π)(x + 0.044715x³))) = x · σ(2√(2/π)(x + 0.044715x³)).
+#[derive(Clone, Copy)]
+pub struct GeluTanh<E>(E);
+impl<E: Exp> Gate for GeluTanh<E> {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        // 2√(2/π) and 2√(2/π)·0.044715
+        let inner = x.mul(x).mul_add(V::splat(0.071_354_814), V::splat(1.595_769));
+        E::times_logistic(x, x.mul(inner))
+    }
+}
+
+/// x.
+#[derive(Clone, Copy)]
+pub struct Identity;
+impl Gate for Identity {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        x
+    }
+}
+
+/// A complete gated activation: clamping, gate, offset, product and the rounding of the product to
+/// T, as a function of gate and up lanes.
+pub trait GatedMath: Copy {
+    /// h as a value of T in `f32` lanes.
+    fn apply<V: F32Lanes>(self, gate: V, up: V) -> V;
+}
+
+#[derive(Clone, Copy)]
+struct Clamp {
+    active: bool,
+    limit: f32,
+    offset: f32,
+}
+
+impl Clamp {
+    #[inline(always)]
+    fn inputs<V: F32Lanes>(self, gate: V, up: V) -> (V, V) {
+        // The bound is the first operand of `min` and `max`, so NaN passes through.
+        let limit = V::splat(self.limit);
+        (limit.min(gate), limit.min(limit.neg().max(up)))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Once<G, T> {
+    gate: G,
+    clamp: Clamp,
+    to: std::marker::PhantomData<T>,
+}
+
+impl<G: Gate, T: Element> GatedMath for Once<G, T> {
+    #[inline(always)]
+    fn apply<V: F32Lanes>(self, gate: V, up: V) -> V {
+        let (mut g, mut u) = (gate, up);
+        if self.clamp.active {
+            (g, u) = self.clamp.inputs(g, u);
+            u = u.add(V::splat(self.clamp.offset));
+        }
+        T::round_lanes(self.gate.gate(g).mul(u))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct EachStep<G, T> {
+    gate: G,
+    clamp: Clamp,
+    to: std::marker::PhantomData<T>,
+}
+
+impl<G: Gate, T: Element> GatedMath for EachStep<G, T> {
+    #[inline(always)]
+    fn apply<V: F32Lanes>(self, gate: V, up: V) -> V {
+        let (mut g, mut u) = (gate, up);
+        if self.clamp.active {
+            (g, u) = self.clamp.inputs(g, u);
+            // A limit that T cannot represent is itself rounded, as a tensor of T would hold it.
+            g = T::round_lanes(g);
+            u = T::round_lanes(T::round_lanes(u).add(V::splat(self.clamp.offset)));
+        }
+        T::round_lanes(self.gate.gate_eager::<V, T>(g).mul(u))
+    }
+}
+
+/// Code that runs with one concrete [`GatedMath`], so that its inner loop has no dispatch.
+pub trait WithGatedMath {
+    /// What it returns.
+    type Output;
+    /// Runs with the chosen mathematics.
+    fn run<M: GatedMath>(self, math: M) -> Self::Output;
+}
+
+impl Activation {
+    /// Calls `f` with the mathematics of this activation in `numerics`, ending in a rounding to T.
+    #[inline(always)]
+    pub fn with_math<T: Element, F: WithGatedMath>(&self, numerics: Numerics, f: F) -> F::Output {
+        match numerics.exp {
+            ExpMode::Precise => self.with_exp::<T, Precise, F>(numerics.rounding, Precise, f),
+            ExpMode::Fast => self.with_exp::<T, Fast, F>(numerics.rounding, Fast, f),
+        }
+    }
+
+    #[inline(always)]
+    fn with_exp<T: Element, E: Exp, F: WithGatedMath>(
+        &self,
+        rounding: Rounding,
+        exp: E,
+        f: F,
+    ) -> F::Output {
+        match self.gate() {
+            GateFn::Silu { beta: 1.0 } => self.with_gate::<T, _, F>(rounding, Silu(exp), f),
+            GateFn::Silu { beta } => self.with_gate::<T, _, F>(rounding, SiluBeta(exp, beta), f),
+            GateFn::Sigmoid => self.with_gate::<T, _, F>(rounding, Sigmoid(exp), f),
+            GateFn::Relu => self.with_gate::<T, _, F>(rounding, Relu, f),
+            GateFn::GeluErf => self.with_gate::<T, _, F>(rounding, GeluErf(exp), f),
+            GateFn::GeluTanh => self.with_gate::<T, _, F>(rounding, GeluTanh(exp), f),
+            GateFn::Identity => self.with_gate::<T, _, F>(rounding, Identity, f),
+        }
+    }
+
+    #[inline(always)]
+    fn with_gate<T: Element, G: Gate, F: WithGatedMath>(
+        &self,
+        rounding: Rounding,
+        gate: G,
+        f: F,
+    ) -> F::Output {
+        let clamp = Clamp {
+            active: self.limit().is_some() || self.up_offset() != 0.0,
+            limit: self.limit().unwrap_or(f32::INFINITY),
+            offset: self.up_offset(),
+        };
+        let to = std::marker::PhantomData::<T>;
+        // For f32 every rounding step is the identity, and the composed form of x·σ(βx) would only
+        // differ from the fused one by its last bit: one definition serves all three modes.
+        match rounding {
+            Rounding::Eager if T::DTYPE != crate::DType::F32 => f.run(EachStep { gate, clamp, to }),
+            _ => f.run(Once { gate, clamp, to }),
+        }
+    }
+
+    /// One element of the activation operation with the bits every CPU kernel produces. `gate` and
+    /// `up` are accumulators (or values of T); the linear maps' rounding in
+    /// [`Rounding::PreRound`] and [`Rounding::Eager`] is the caller's.
+    pub fn apply<T: Element>(&self, numerics: Numerics, gate: f32, up: f32) -> T {
+        struct One(f32, f32);
+        impl WithGatedMath for One {
+            type Output = f32;
+            fn run<M: GatedMath>(self, math: M) -> f32 {
+                math.apply(self.0, self.1)
+            }
+        }
+        T::from_f32(self.with_math::<T, One>(numerics, One(gate, up)))
+    }
+}
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;

@@ -1,0 +1,111 @@
+use super::*;
+use crate::{DType, Rounding, bf16, f16};
+
+/// The distance in units of the last place of the float64 value rounded to `f32`.
+fn ulps(got: f32, want: f64) -> f64 {
+    let spacing = |x: f32| {
+        let x = x.abs().max(f32::MIN_POSITIVE);
+        f64::from(f32::from_bits(x.to_bits() + 1)) - f64::from(x)
+    };
+    (f64::from(got) - want).abs() / spacing(want as f32)
+}
+
+/// Floats of every exponent, both signs: a stride through the bit patterns.
+fn floats(stride: u32) -> impl Iterator<Item = f32> {
+    (0..u32::MAX / stride).map(move |i| f32::from_bits(i * stride)).filter(|x| x.is_finite())
+}
+
+#[test]
+fn exp_is_within_one_ulp_everywhere() {
+    let mut worst = (0.0, 0.0);
+    for x in floats(9973) {
+        let want = f64::from(x).exp();
+        let got = exp_precise(x);
+        if want > f64::from(f32::MAX) * (1.0 + 6e-8) {
+            assert_eq!(got, f32::INFINITY, "{x}");
+        } else {
+            let e = ulps(got, want);
+            if e > worst.0 {
+                worst = (e, x);
+            }
+        }
+    }
+    assert!(worst.0 <= 1.0, "{worst:?}");
+    assert_eq!(exp_precise(f32::INFINITY), f32::INFINITY);
+    assert_eq!(exp_precise(f32::NEG_INFINITY), 0.0);
+    assert!(exp_precise(f32::NAN).is_nan());
+    assert_eq!(exp_precise(0.0f32), 1.0);
+}
+
+#[test]
+fn the_fast_logistic_is_within_its_stated_error() {
+    let mut worst = 0.0f64;
+    for x in floats(9973).filter(|x| x.abs() < 70.0) {
+        let want = 1.0 / (1.0 + (-f64::from(x)).exp());
+        worst = worst.max((f64::from(Fast::logistic(x)) / want - 1.0).abs());
+    }
+    assert!(worst < 1.0 / f64::from(1 << 17), "2^{}", worst.log2());
+    assert_eq!(Fast::times_logistic(-3e38f32, -3e38), 0.0);
+    assert!((Fast::times_logistic(3e38f32, 3e38) / 3e38 - 1.0).abs() < 7e-6);
+    assert!(Fast::logistic(f32::NAN).is_nan());
+}
+
+/// Each gate in `f32` against float64: relative to max(|f|, floor), with the growth that rounding
+/// the exponent causes.
+#[test]
+fn gates_are_accurate_over_their_range() {
+    for act in Activation::family() {
+        let mut worst = (0.0f64, 0.0f32);
+        for x in floats(99_991).filter(|x| x.abs() < 1e4) {
+            let got: f32 = act.apply::<f32>(Numerics::precise(Rounding::Fused), x, 1.0);
+            let want = act.forward(f64::from(x), 1.0);
+            let error = (f64::from(got) - want).abs() / (want.abs() + 1e-30);
+            let exponent = crate::bounds::exponent(act.gate(), f64::from(x));
+            let allowed = (8.0 + 4.0 * exponent) * DType::F32.unit_roundoff();
+            if want.abs() > 1e-30 && error / allowed > worst.0 {
+                worst = (error / allowed, x);
+            }
+        }
+        assert!(worst.0 <= 1.0, "{act}: {worst:?}");
+    }
+}
+
+#[test]
+fn specials_follow_pytorch() {
+    let n = Numerics::precise(Rounding::Fused);
+    let swiglu = |g, u| Activation::SWIGLU.apply::<f32>(n, g, u);
+    assert_eq!(swiglu(f32::INFINITY, 1.0), f32::INFINITY);
+    assert!(swiglu(f32::NEG_INFINITY, 1.0).is_nan(), "-inf/(1+inf) as in torch.nn.functional.silu");
+    assert!(swiglu(-1e30, 1.0) == 0.0 && swiglu(-1e30, 1.0).is_sign_negative());
+    assert!(swiglu(0.0, f32::INFINITY).is_nan());
+    for act in Activation::family() {
+        for numerics in Numerics::all() {
+            for (g, u) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+                assert!(act.apply::<f32>(numerics, g, u).is_nan(), "{act} {numerics} {g} {u}");
+                assert!(act.apply::<bf16>(numerics, g, u).is_nan(), "{act} {numerics} {g} {u}");
+            }
+        }
+    }
+}
+
+#[test]
+fn modes_round_where_they_say() {
+    let (g, u) = (bf16::from_f32(1.2421875), bf16::from_f32(-3.25));
+    let silu = f64::from(g.to_f32()) / (1.0 + (-f64::from(g.to_f32())).exp());
+    let eager = bf16::from_f64(bf16::from_f64(silu).to_f64() * u.to_f64());
+    let fused = bf16::from_f64(silu * u.to_f64());
+    assert_ne!(eager, fused, "the example must tell the modes apart");
+    let run = |r| Activation::SWIGLU.apply::<bf16>(Numerics::precise(r), g.to_f32(), u.to_f32());
+    assert_eq!(run(Rounding::Eager), eager);
+    assert_eq!(run(Rounding::Fused), fused);
+    assert_eq!(run(Rounding::PreRound), fused);
+}
+
+#[test]
+fn rounding_lanes_are_the_types_conversions() {
+    for x in floats(65_521) {
+        assert_eq!(bf16::round_lanes(x).to_bits(), bf16::from_f32(x).to_f32().to_bits());
+        assert_eq!(f16::round_lanes(x).to_bits(), f16::from_f32(x).to_f32().to_bits());
+    }
+    assert_eq!(DType::F32, <f32 as Element>::DTYPE);
+}

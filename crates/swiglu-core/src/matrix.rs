@@ -1,0 +1,385 @@
+//! Borrowed and owned row-major matrices with a row stride.
+
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+
+fn span(what: &str, rows: usize, cols: usize, row_stride: usize) -> Result<usize> {
+    if rows == 0 || cols == 0 {
+        return Ok(0);
+    }
+    (rows - 1)
+        .checked_mul(row_stride)
+        .and_then(|n| n.checked_add(cols))
+        .filter(|&n| n <= isize::MAX as usize)
+        .ok_or_else(|| Error::TooLarge { what: what.to_owned(), rows, cols, row_stride })
+}
+
+fn check(what: &str, rows: usize, cols: usize, row_stride: usize, given: usize) -> Result<()> {
+    let needed = span(what, rows, cols, row_stride)?;
+    if needed > given {
+        return Err(Error::BufferTooShort {
+            what: what.to_owned(),
+            rows,
+            cols,
+            row_stride,
+            needed,
+            given,
+        });
+    }
+    Ok(())
+}
+
+/// A borrowed `[rows, cols]` matrix: columns are adjacent, rows are `row_stride` elements apart.
+///
+/// Any row stride is accepted that stays inside the buffer, also one smaller than `cols`
+/// (overlapping windows) and 0 (one row repeated).
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixRef<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl<'a, T> MatrixRef<'a, T> {
+    /// A dense matrix over `data`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `data` does not have exactly `rows · cols` elements.
+    pub fn new(data: &'a [T], rows: usize, cols: usize) -> Result<Self> {
+        match rows.checked_mul(cols) {
+            Some(n) if n == data.len() => Ok(Self { data, rows, cols, row_stride: cols }),
+            _ => Err(Error::Shape {
+                what: "matrix".into(),
+                expected: format!("{rows}×{cols} elements"),
+                given: format!("{} elements", data.len()),
+            }),
+        }
+    }
+
+    /// A matrix whose rows start `row_stride` elements apart.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooShort`] if the last row would end past the buffer.
+    pub fn with_stride(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Result<Self> {
+        check("matrix", rows, cols, row_stride, data.len())?;
+        Ok(Self { data, rows, cols, row_stride })
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+    /// Elements between the starts of two rows.
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+    /// `[rows, cols]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.cols]
+    }
+    /// The buffer behind the view; row `i` starts at `i · row_stride`.
+    pub fn as_slice(&self) -> &'a [T] {
+        self.data
+    }
+
+    /// Row `i`.
+    ///
+    /// # Panics
+    /// If `i` is not below [`Self::rows`].
+    #[inline]
+    pub fn row(&self, i: usize) -> &'a [T] {
+        assert!(i < self.rows, "row {i} of {}", self.rows);
+        if self.cols == 0 {
+            return &[];
+        }
+        &self.data[i * self.row_stride..][..self.cols]
+    }
+
+    /// Rows `start..start + count`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn rows_range(&self, start: usize, count: usize) -> Result<Self> {
+        if start.checked_add(count).is_none_or(|end| end > self.rows) {
+            return Err(Error::OutOfRange {
+                what: "row range",
+                given: format!("{start}..{start}+{count}"),
+                expected: format!("within 0..{}", self.rows),
+            });
+        }
+        let offset = if count == 0 || self.cols == 0 { 0 } else { start * self.row_stride };
+        Ok(Self { data: &self.data[offset..], rows: count, ..*self })
+    }
+
+    /// Columns `start..start + count` of every row: a chunk view, without copying.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn cols_range(&self, start: usize, count: usize) -> Result<Self> {
+        if start.checked_add(count).is_none_or(|end| end > self.cols) {
+            return Err(Error::OutOfRange {
+                what: "column range",
+                given: format!("{start}..{start}+{count}"),
+                expected: format!("within 0..{}", self.cols),
+            });
+        }
+        let offset = if self.rows == 0 || count == 0 { 0 } else { start };
+        Ok(Self { data: &self.data[offset..], cols: count, ..*self })
+    }
+
+    /// Refuses a shape other than `expected`, naming the argument.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
+        if self.shape() == expected {
+            Ok(())
+        } else {
+            Err(Error::shape(what, expected, self.shape()))
+        }
+    }
+}
+
+impl<T: Element> MatrixRef<'_, T> {
+    /// Refuses NaN and infinities, naming the first one.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`].
+    pub fn expect_finite(&self, what: &str) -> Result<()> {
+        for r in 0..self.rows {
+            if let Some(c) = self.row(r).iter().position(|v| !v.to_f32().is_finite()) {
+                return Err(Error::NonFinite {
+                    what: what.to_owned(),
+                    row: r,
+                    col: c,
+                    value: self.row(r)[c].to_f64(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A dense copy in another element type; narrowing rounds once.
+    pub fn to_dtype<U: Element>(&self) -> Matrix<U> {
+        let mut out = Vec::with_capacity(self.rows * self.cols);
+        for r in 0..self.rows {
+            out.extend(self.row(r).iter().map(|v| U::from_f32(v.to_f32())));
+        }
+        Matrix { data: out, rows: self.rows, cols: self.cols }
+    }
+}
+
+/// A mutably borrowed `[rows, cols]` matrix; rows do not overlap.
+#[derive(Debug)]
+pub struct MatrixMut<'a, T> {
+    data: &'a mut [T],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl<'a, T> MatrixMut<'a, T> {
+    /// A dense matrix over `data`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `data` does not have exactly `rows · cols` elements.
+    pub fn new(data: &'a mut [T], rows: usize, cols: usize) -> Result<Self> {
+        MatrixRef::new(data, rows, cols)?;
+        Ok(Self { data, rows, cols, row_stride: cols })
+    }
+
+    /// A matrix whose rows start `row_stride` elements apart.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooShort`]; [`Error::OverlappingRows`] if rows would overlap.
+    pub fn with_stride(
+        data: &'a mut [T],
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        check("output", rows, cols, row_stride, data.len())?;
+        if rows > 1 && row_stride < cols {
+            return Err(Error::OverlappingRows { what: "output".into(), cols, row_stride });
+        }
+        Ok(Self { data, rows, cols, row_stride })
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+    /// Elements between the starts of two rows.
+    pub fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+    /// `[rows, cols]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.cols]
+    }
+    /// The buffer behind the view.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        self.data
+    }
+    /// A shorter borrow of the same view.
+    pub fn reborrow(&mut self) -> MatrixMut<'_, T> {
+        MatrixMut { data: self.data, rows: self.rows, cols: self.cols, row_stride: self.row_stride }
+    }
+    /// A shared view.
+    pub fn as_ref(&self) -> MatrixRef<'_, T> {
+        MatrixRef { data: self.data, rows: self.rows, cols: self.cols, row_stride: self.row_stride }
+    }
+
+    /// Row `i`.
+    ///
+    /// # Panics
+    /// If `i` is not below [`Self::rows`].
+    pub fn row_mut(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows, "row {i} of {}", self.rows);
+        if self.cols == 0 {
+            return &mut [];
+        }
+        &mut self.data[i * self.row_stride..][..self.cols]
+    }
+
+    /// Refuses a shape other than `expected`, naming the argument.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
+        self.as_ref().expect_shape(what, expected)
+    }
+}
+
+/// An owned dense `[rows, cols]` matrix.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Matrix<T> {
+    data: Vec<T>,
+    rows: usize,
+    cols: usize,
+}
+
+impl<T: Copy + Default> Matrix<T> {
+    /// A matrix of default values (zeros).
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the extents do not fit the address space.
+    pub fn zeros(rows: usize, cols: usize) -> Result<Self> {
+        let n = rows
+            .checked_mul(cols)
+            .filter(|n| n.checked_mul(size_of::<T>()).is_some_and(|b| b <= isize::MAX as usize))
+            .ok_or(Error::TooLarge { what: "matrix".into(), rows, cols, row_stride: cols })?;
+        Ok(Self { data: vec![T::default(); n], rows, cols })
+    }
+
+    /// A matrix over `data`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `data` does not have exactly `rows · cols` elements.
+    pub fn from_vec(data: Vec<T>, rows: usize, cols: usize) -> Result<Self> {
+        MatrixRef::new(&data, rows, cols)?;
+        Ok(Self { data, rows, cols })
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+    /// `[rows, cols]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.cols]
+    }
+    /// The elements, row by row.
+    pub fn as_slice(&self) -> &[T] {
+        &self.data
+    }
+    /// The elements, row by row.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+    /// The elements, row by row.
+    pub fn into_vec(self) -> Vec<T> {
+        self.data
+    }
+    /// A borrowed view.
+    pub fn view(&self) -> MatrixRef<'_, T> {
+        MatrixRef { data: &self.data, rows: self.rows, cols: self.cols, row_stride: self.cols }
+    }
+    /// A mutable view.
+    pub fn view_mut(&mut self) -> MatrixMut<'_, T> {
+        MatrixMut { data: &mut self.data, rows: self.rows, cols: self.cols, row_stride: self.cols }
+    }
+}
+
+impl<'a, T: Copy + Default> From<&'a Matrix<T>> for MatrixRef<'a, T> {
+    fn from(m: &'a Matrix<T>) -> Self {
+        m.view()
+    }
+}
+
+impl<'a, T: Copy + Default> From<&'a mut Matrix<T>> for MatrixMut<'a, T> {
+    fn from(m: &'a mut Matrix<T>) -> Self {
+        m.view_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strided_views_address_rows_and_refuse_short_buffers() {
+        let data: Vec<i32> = (0..11).collect();
+        let m = MatrixRef::with_stride(&data, 3, 3, 4).unwrap();
+        assert_eq!(m.row(2), &[8, 9, 10]);
+        assert_eq!(m.cols_range(1, 2).unwrap().row(1), &[5, 6]);
+        assert_eq!(m.rows_range(1, 2).unwrap().row(0), &[4, 5, 6]);
+        assert!(matches!(
+            MatrixRef::with_stride(&data, 3, 4, 4),
+            Err(Error::BufferTooShort { needed: 12, given: 11, .. })
+        ));
+        assert!(m.rows_range(2, 2).is_err() && m.cols_range(usize::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn empty_and_huge_extents_are_decided_without_overflow() {
+        let none: [f32; 0] = [];
+        assert_eq!(MatrixRef::with_stride(&none, 0, 5, 7).unwrap().rows(), 0);
+        assert!(MatrixRef::with_stride(&none, 4, 0, 7).unwrap().row(3).is_empty());
+        assert!(matches!(
+            MatrixRef::with_stride(&none, usize::MAX, 2, usize::MAX),
+            Err(Error::TooLarge { .. })
+        ));
+        assert!(matches!(Matrix::<f32>::zeros(usize::MAX, 2), Err(Error::TooLarge { .. })));
+    }
+
+    #[test]
+    fn outputs_with_overlapping_rows_are_refused() {
+        let mut data = [0.0f32; 8];
+        assert!(matches!(
+            MatrixMut::with_stride(&mut data, 3, 3, 2),
+            Err(Error::OverlappingRows { .. })
+        ));
+        assert!(MatrixMut::with_stride(&mut data, 1, 3, 0).is_ok());
+    }
+
+    #[test]
+    fn non_finite_values_are_located() {
+        let data = [1.0f32, 2.0, 3.0, f32::NAN];
+        let m = MatrixRef::new(&data, 2, 2).unwrap();
+        assert!(matches!(m.expect_finite("x"), Err(Error::NonFinite { row: 1, col: 1, .. })));
+    }
+}

@@ -1,0 +1,177 @@
+//! Numerics modes: where intermediate values are rounded and how the exponential is evaluated.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// Where values are rounded to the element type T. Sums are accumulated in `f32` in every mode.
+///
+/// | mode | gate and up | activation | product |
+/// |---|---|---|---|
+/// | `fused` | stay `f32` | stays `f32` | → T |
+/// | `pre_round` | → T | stays `f32` | → T |
+/// | `eager` | → T | each PyTorch operation → T | → T |
+///
+/// For T = `f32` the three coincide. In the activation operation gate and up are already T, so
+/// `fused` and `pre_round` coincide there. The MLP rounds h to T between its two linear maps in
+/// every mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rounding {
+    /// Accumulators → activation → product → one rounding: the most accurate.
+    #[default]
+    Fused,
+    /// The linear maps round, then activation and product in `f32`: `torch.compile`'s order.
+    PreRound,
+    /// PyTorch eager's order: every operation rounds its result.
+    Eager,
+}
+
+impl Rounding {
+    /// Every mode.
+    pub const ALL: [Rounding; 3] = [Rounding::Fused, Rounding::PreRound, Rounding::Eager];
+
+    /// `fused`, `pre_round` or `eager`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Rounding::Fused => "fused",
+            Rounding::PreRound => "pre_round",
+            Rounding::Eager => "eager",
+        }
+    }
+}
+
+impl fmt::Display for Rounding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Rounding {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "fused" => Ok(Rounding::Fused),
+            "pre_round" | "pre-round" => Ok(Rounding::PreRound),
+            "eager" => Ok(Rounding::Eager),
+            _ => Err(Error::UnknownName {
+                what: "rounding",
+                given: s.to_owned(),
+                choices: "fused, pre_round, eager".into(),
+            }),
+        }
+    }
+}
+
+/// How the logistic function is evaluated. Both are sequences of IEEE operations defined in
+/// [`crate::gate`], so every CPU façade gives the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpMode {
+    /// x / (1 + exp(−x)) with exp within 1 ulp and a correctly rounded division: PyTorch's formula.
+    #[default]
+    Precise,
+    /// Relative error below 2⁻¹⁷ for arguments up to ±70 (absolute error below 2⁻¹²⁴ beyond), which
+    /// is 1/64 of a rounding to `f16` and 1/512 of one to `bf16`.
+    Fast,
+}
+
+impl ExpMode {
+    /// Both modes.
+    pub const ALL: [ExpMode; 2] = [ExpMode::Precise, ExpMode::Fast];
+
+    /// `precise` or `fast`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ExpMode::Precise => "precise",
+            ExpMode::Fast => "fast",
+        }
+    }
+}
+
+impl fmt::Display for ExpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ExpMode {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        match s {
+            "precise" => Ok(ExpMode::Precise),
+            "fast" => Ok(ExpMode::Fast),
+            _ => Err(Error::UnknownName {
+                what: "exp mode",
+                given: s.to_owned(),
+                choices: "precise, fast".into(),
+            }),
+        }
+    }
+}
+
+/// A rounding order and an evaluation of the exponential.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct Numerics {
+    /// Where values are rounded.
+    pub rounding: Rounding,
+    /// How the exponential is evaluated.
+    pub exp: ExpMode,
+}
+
+impl Numerics {
+    /// Every combination.
+    pub fn all() -> impl Iterator<Item = Numerics> {
+        Rounding::ALL.into_iter().flat_map(|rounding| {
+            ExpMode::ALL.into_iter().map(move |exp| Numerics { rounding, exp })
+        })
+    }
+
+    /// The default of an element type: `fused`, with the fast exponential where its error vanishes
+    /// in the rounding of the result (`f16`, `bf16`).
+    pub const fn default_for(dtype: DType) -> Numerics {
+        let exp = match dtype {
+            DType::F32 => ExpMode::Precise,
+            DType::F16 | DType::Bf16 => ExpMode::Fast,
+        };
+        Numerics { rounding: Rounding::Fused, exp }
+    }
+
+    /// The given rounding with the precise exponential.
+    pub const fn precise(rounding: Rounding) -> Numerics {
+        Numerics { rounding, exp: ExpMode::Precise }
+    }
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}+{}", self.rounding, self.exp))
+    }
+}
+
+impl FromStr for Numerics {
+    type Err = Error;
+    /// `fused`, or `fused+fast`; the exponential is `precise` where it is not named.
+    fn from_str(s: &str) -> Result<Self> {
+        let (rounding, exp) = s.split_once('+').unwrap_or((s, "precise"));
+        Ok(Numerics { rounding: rounding.parse()?, exp: exp.parse()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        assert_eq!(Numerics::all().count(), 6);
+        for n in Numerics::all() {
+            assert_eq!(n.to_string().parse::<Numerics>().unwrap(), n);
+        }
+        assert!("fused+quick".parse::<Numerics>().is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! How a problem will be computed: data that can be printed, compared and stored.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::problem::Problem;
+
+/// Whether intermediates stay in registers or pass through memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path {
+    /// One kernel; pre-activations never reach memory.
+    Fused,
+    /// Separate linear maps, then the activation over their results.
+    Unfused,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Path::Fused => "fused",
+            Path::Unfused => "unfused",
+        })
+    }
+}
+
+/// The chosen way of computing a [`Problem`]. Making one has no effects; only running it has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What is computed.
+    pub problem: Problem,
+    /// The backend, for example `cpu`.
+    pub backend: String,
+    /// The kernel within it, for example `avx512-bf16`.
+    pub kernel: String,
+    /// Fused or not.
+    pub path: Path,
+    /// Threads (CPU) that may take part.
+    pub threads: usize,
+    /// Tile sizes and the like, by name.
+    pub parameters: BTreeMap<String, usize>,
+    /// Why this plan.
+    pub reason: String,
+}
+
+impl fmt::Display for Plan {
+    /// One line: `cpu/avx512-bf16 fused gated-linear, 2 threads, row_block=12 …`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} {} {}", self.backend, self.kernel, self.path, self.problem.op)?;
+        write!(f, ", {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })?;
+        for (name, value) in &self.parameters {
+            write!(f, ", {name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, DType, Numerics, Op, WeightLayout};
+
+    #[test]
+    fn plans_print_and_survive_json() {
+        let problem = Problem {
+            op: Op::Mlp,
+            m: 1,
+            hidden: 576,
+            intermediate: 1536,
+            dtype: DType::Bf16,
+            activation: Activation::CLAMPED_SWIGLU,
+            numerics: Numerics::default(),
+            layout: WeightLayout::HF,
+            bias: true,
+        };
+        let plan = Plan {
+            problem,
+            backend: "cpu".into(),
+            kernel: "avx2".into(),
+            path: Path::Fused,
+            threads: 2,
+            parameters: BTreeMap::from([("row_block".into(), 6)]),
+            reason: "only candidate".into(),
+        };
+        assert_eq!(plan.to_string(), "cpu/avx2 fused mlp, 2 threads, row_block=6");
+        let json = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+        assert_eq!(problem.flops(), 6.0 * 576.0 * 1536.0);
+        assert_eq!(problem.compulsory_bytes(), 2.0 * (3.0 * 576.0 * 1536.0 + 2.0 * 576.0));
+    }
+}
