@@ -1,0 +1,90 @@
+//! Which instruction set the kernels use: detected once, or forced.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+use swiglu_core::{Error, Result};
+
+/// An instruction-set façade over the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isa {
+    /// Plain Rust over arrays, vectorised by the compiler for the build's baseline.
+    Portable,
+    /// AVX2, FMA and F16C: 8 lanes, 16 registers.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL: 16 lanes, 32 registers.
+    Avx512,
+    /// As `Avx512`, with AVX-512-BF16 dot products for `bf16`.
+    Avx512Bf16,
+}
+
+impl Isa {
+    /// Every façade, the plainest first.
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+
+    /// `portable`, `avx2`, `avx512` or `avx512-bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512-bf16",
+        }
+    }
+
+    /// Whether this processor and operating system can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
+        }
+    }
+
+    /// The façades this machine can run, the plainest first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// The widest available façade; detected once per process.
+    pub fn detect() -> Isa {
+        static DETECTED: OnceLock<Isa> = OnceLock::new();
+        *DETECTED.get_or_init(|| Isa::available().last().unwrap_or(Isa::Portable))
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+    fn from_str(s: &str) -> Result<Self> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == s).ok_or_else(|| Error::UnknownName {
+            what: "instruction set",
+            given: s.to_owned(),
+            choices: Isa::ALL.map(Isa::name).join(", "),
+        })
+    }
+}
