@@ -29,3 +29,26 @@
 //! npy::write<T: Element>(path: &Path, m: MatrixRef<'_, T>, overwrite: bool) -> Result<(), FormatError>
 //! npy::write_f64(path: &Path, m: MatrixRef<'_, f64>, overwrite: bool) -> Result<(), FormatError>
 //! ```
+
+mod bytes;
+mod config;
+mod error;
+pub mod gguf;
+mod layer;
+mod matrix;
+mod model;
+pub mod npy;
+pub mod safetensors;
+mod shards;
+mod stored;
+mod tensor;
+
+pub use bytes::Bytes;
+pub use error::{FormatError, Result};
+pub use layer::{
+    LayerWeights, LoadOptions, TensorNames, load_layer, load_layer_from, load_layer_from_bytes,
+};
+pub use matrix::{DynMatrix, matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix};
+pub use model::{FileFormat, Model};
+pub use stored::StoredType;
+pub use tensor::{StoredMatrix, Tensor};

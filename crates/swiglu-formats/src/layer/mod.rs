@@ -1,0 +1,286 @@
+//! A gated feed-forward layer: found by naming convention or explicit names, with its layout.
+
+mod discover;
+mod layout;
+mod names;
+mod weights;
+
+use std::path::Path;
+
+use swiglu_core::{Arrangement, Half, Orientation, WeightLayout};
+
+use crate::bytes::Bytes;
+use crate::error::{FormatError, Result};
+use crate::model::Model;
+use crate::tensor::{StoredMatrix, Tensor};
+use layout::{BiasOf, Shapes};
+use names::Convention;
+use weights::Bias;
+pub use weights::LayerWeights;
+
+/// Which layer to load, and what its file does not say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The layer's number, as tensor names count it.
+    pub layer: usize,
+    /// The expert, where the layer has several.
+    pub expert: Option<usize>,
+    /// Tensor names, for files that follow no convention.
+    pub names: TensorNames,
+    /// Which dimension of the weights is the row; overrides what names imply.
+    pub orientation: Option<Orientation>,
+    /// How gate and up share a packed tensor; overrides what the architecture implies.
+    pub arrangement: Option<Arrangement>,
+    /// K, where neither file nor names decide the orientation but the hidden size does.
+    pub hidden: Option<usize>,
+}
+
+/// Explicit tensor names. With `gate` and `up`, or `gate_up`, only the named tensors are used;
+/// otherwise each name replaces what the convention would find.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TensorNames {
+    /// The gate weight.
+    pub gate: Option<String>,
+    /// The up weight.
+    pub up: Option<String>,
+    /// The down weight.
+    pub down: Option<String>,
+    /// Gate and up weights in one tensor.
+    pub gate_up: Option<String>,
+    /// The gate's bias.
+    pub gate_bias: Option<String>,
+    /// The up projection's bias.
+    pub up_bias: Option<String>,
+    /// Both biases in one tensor, arranged as the packed weight.
+    pub gate_up_bias: Option<String>,
+    /// The down projection's bias.
+    pub down_bias: Option<String>,
+}
+
+impl TensorNames {
+    fn fields(&self) -> [&Option<String>; 8] {
+        let Self { gate, up, down, gate_up, gate_bias, up_bias, gate_up_bias, down_bias } = self;
+        [gate, up, down, gate_up, gate_bias, up_bias, gate_up_bias, down_bias]
+    }
+
+    /// The names that are set.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &str> {
+        self.fields().into_iter().flatten().map(String::as_str)
+    }
+
+    /// These names, and `other`'s where there are none.
+    fn or(self, other: TensorNames) -> TensorNames {
+        TensorNames {
+            gate: self.gate.or(other.gate),
+            up: self.up.or(other.up),
+            down: self.down.or(other.down),
+            gate_up: self.gate_up.or(other.gate_up),
+            gate_bias: self.gate_bias.or(other.gate_bias),
+            up_bias: self.up_bias.or(other.up_bias),
+            gate_up_bias: self.gate_up_bias.or(other.gate_up_bias),
+            down_bias: self.down_bias.or(other.down_bias),
+        }
+    }
+}
+
+/// Loads a layer from a safetensors file, an index of several, a directory with either under its
+/// usual name, or a GGUF file. Files are mapped: nothing is decoded before it is asked for.
+///
+/// # Errors
+/// Any [`FormatError`].
+pub fn load_layer(path: &Path, options: &LoadOptions) -> Result<LayerWeights> {
+    load_layer_from(&Model::open(path)?, options)
+}
+
+/// Loads a layer from a whole safetensors or GGUF file in memory.
+///
+/// # Errors
+/// Any [`FormatError`].
+pub fn load_layer_from_bytes(
+    bytes: impl Into<Bytes>,
+    options: &LoadOptions,
+) -> Result<LayerWeights> {
+    load_layer_from(&Model::from_bytes(&bytes.into())?, options)
+}
+
+/// Loads a layer from an open model: for several layers of one file.
+///
+/// # Errors
+/// Any [`FormatError`].
+pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
+    let (names, convention) = choose_names(model, options)?;
+    let gate_up = match (&names.gate_up, &names.gate, &names.up) {
+        (Some(both), ..) => vec![weight(model, both, options.expert)?],
+        (None, Some(gate), Some(up)) => {
+            vec![weight(model, gate, options.expert)?, weight(model, up, options.expert)?]
+        }
+        // `choose_names` gives one of the two.
+        _ => Vec::new(),
+    };
+    if let [gate, up] = gate_up.as_slice() {
+        if [gate.rows, gate.cols] != [up.rows, up.cols] {
+            let expected = format!("[{}, {}] as {}", gate.rows, gate.cols, gate.name);
+            let given = [up.rows, up.cols];
+            return Err(FormatError::shape(model.path(), &up.name, expected, &given));
+        }
+    }
+    let Some(gate) = gate_up.first() else {
+        return Err(contradiction(model, "no gate and up weights were named".into()));
+    };
+    let down = match &names.down {
+        Some(name) => Some(weight(model, name, options.expert)?),
+        None => None,
+    };
+    let packed = gate_up.len() == 1;
+    let known = layout::known(model, convention, &names);
+    let arrangement = layout::arrange(
+        model,
+        packed.then_some(gate.name.as_str()),
+        options.arrangement,
+        known.arrangement,
+    )?;
+    let biases = load_biases(model, &names, options.expert, packed)?;
+    // The model's own hidden size speaks for the layers of its language model. Tensors that a
+    // caller picked may be of another part, and a caller who states the orientation knows best.
+    let picked = convention.is_none() && known.orientation.is_some();
+    let stated_hidden = match options.orientation {
+        None if !picked => model.facts().hidden,
+        _ => None,
+    };
+    let shapes = Shapes {
+        gate,
+        packed,
+        down: down.as_ref(),
+        biases: biases.iter().map(|(b, of, _)| (b.name.as_str(), b.values.len(), *of)).collect(),
+        hidden: options.hidden.or(stated_hidden),
+    };
+    let (orientation, hidden, intermediate) =
+        shapes.orient(model, options.orientation, known.orientation)?;
+    arrangement.validate(intermediate)?;
+
+    let mut layer = LayerWeights {
+        path: model.path().to_owned(),
+        format: model.format(),
+        architecture: model.facts().architecture.clone(),
+        hidden_act: model.facts().hidden_act.clone(),
+        convention: convention.map_or("explicit names", Convention::name),
+        layer: options.layer,
+        expert: options.expert,
+        layout: WeightLayout { orientation, arrangement },
+        hidden,
+        intermediate,
+        gate_up,
+        down,
+        gate_bias: None,
+        up_bias: None,
+        down_bias: None,
+    };
+    for (bias, _, place) in biases {
+        match place {
+            BiasPlace::Gate => layer.gate_bias = Some(bias),
+            BiasPlace::Up => layer.up_bias = Some(bias),
+            BiasPlace::Down => layer.down_bias = Some(bias),
+            BiasPlace::Both => {
+                layer.gate_bias = Some(split(&bias, arrangement, Half::Gate, intermediate));
+                layer.up_bias = Some(split(&bias, arrangement, Half::Up, intermediate));
+            }
+        }
+    }
+    Ok(layer)
+}
+
+fn contradiction(model: &Model, why: String) -> FormatError {
+    FormatError::Contradiction { path: model.path().to_owned(), what: "tensor names", why }
+}
+
+fn choose_names(model: &Model, options: &LoadOptions) -> Result<(TensorNames, Option<Convention>)> {
+    let names = &options.names;
+    match (&names.gate, &names.up, &names.gate_up) {
+        (Some(_), Some(_), None) | (None, None, Some(_)) => Ok((names.clone(), None)),
+        (None, None, None) => {
+            let found = discover::discover(model, options.layer, options.expert)?;
+            let replaced = names.clone().or(found.names);
+            Ok((replaced, Some(found.convention)))
+        }
+        (Some(_), None, None) => {
+            Err(contradiction(model, "gate given without up; name both, or gate_up".into()))
+        }
+        (None, Some(_), None) => {
+            Err(contradiction(model, "up given without gate; name both, or gate_up".into()))
+        }
+        _ => Err(contradiction(model, "gate_up given together with gate or up".into())),
+    }
+}
+
+/// One expert of a stack, or the tensor itself.
+fn select(model: &Model, tensor: Tensor, rank: usize, expert: Option<usize>) -> Result<Tensor> {
+    if tensor.shape.len() <= rank {
+        return Ok(tensor);
+    }
+    match expert {
+        Some(expert) => tensor.entry(expert, model.path()),
+        None => Err(FormatError::Ambiguous {
+            path: model.path().to_owned(),
+            what: "the expert",
+            why: format!("{} is a stack of shape {:?}", tensor.name, tensor.shape),
+            choices: match tensor.shape[0].checked_sub(1) {
+                Some(last) => format!("expert 0 to {last}"),
+                None => "none, the stack is empty".into(),
+            },
+        }),
+    }
+}
+
+fn weight(model: &Model, name: &str, expert: Option<usize>) -> Result<StoredMatrix> {
+    select(model, model.tensor(name)?, 2, expert)?.into_matrix(model.path(), false)
+}
+
+#[derive(Clone, Copy)]
+enum BiasPlace {
+    Gate,
+    Up,
+    Both,
+    Down,
+}
+
+fn load_biases(
+    model: &Model,
+    names: &TensorNames,
+    expert: Option<usize>,
+    packed: bool,
+) -> Result<Vec<(Bias, BiasOf, BiasPlace)>> {
+    if names.gate_up_bias.is_some() && (names.gate_bias.is_some() || names.up_bias.is_some()) {
+        let why = "gate_up_bias given together with gate_bias or up_bias";
+        return Err(contradiction(model, why.into()));
+    }
+    if names.gate_up_bias.is_some() && !packed {
+        let why = "gate_up_bias needs the arrangement of a packed gate_up weight";
+        return Err(contradiction(model, why.into()));
+    }
+    let mut out = Vec::new();
+    for (name, of, place) in [
+        (&names.gate_bias, BiasOf::Half, BiasPlace::Gate),
+        (&names.up_bias, BiasOf::Half, BiasPlace::Up),
+        (&names.gate_up_bias, BiasOf::Both, BiasPlace::Both),
+        (&names.down_bias, BiasOf::Down, BiasPlace::Down),
+    ] {
+        let Some(name) = name else { continue };
+        let tensor = select(model, model.tensor(name)?, 1, expert)?;
+        if tensor.shape.len() != 1 {
+            let expected = "one extent, or a stack of experts";
+            return Err(FormatError::shape(model.path(), name, expected, &tensor.shape));
+        }
+        let values = tensor.to_vec_f32(model.path())?;
+        out.push((Bias { name: name.clone(), values }, of, place));
+    }
+    Ok(out)
+}
+
+/// One half of a packed bias in feature order. Its length, 2H, was checked with the shapes.
+fn split(bias: &Bias, arrangement: Arrangement, half: Half, intermediate: usize) -> Bias {
+    let values = (0..intermediate)
+        .map(|h| arrangement.locate(half, h, intermediate).1)
+        .filter_map(|at| bias.values.get(at).copied())
+        .collect();
+    Bias { name: bias.name.clone(), values }
+}

@@ -1,0 +1,195 @@
+//! A loaded layer.
+
+use std::path::{Path, PathBuf};
+
+use swiglu_core::{
+    Element, GateUpWeights, Matrix, MatrixRef, Orientation, OwnedGateUp, WeightLayout,
+};
+
+use crate::error::Result;
+use crate::model::FileFormat;
+use crate::stored::StoredType;
+use crate::tensor::StoredMatrix;
+
+/// A bias and the tensor it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Bias {
+    pub(super) name: String,
+    pub(super) values: Vec<f32>,
+}
+
+/// The weights and biases of one gated feed-forward layer, checked against each other.
+///
+/// Weights stay where the file has them (mapped, where it was opened by path) and are decoded on
+/// request.
+#[derive(Debug, Clone)]
+pub struct LayerWeights {
+    pub(super) path: PathBuf,
+    pub(super) format: FileFormat,
+    pub(super) architecture: Option<String>,
+    pub(super) hidden_act: Option<String>,
+    pub(super) convention: &'static str,
+    pub(super) layer: usize,
+    pub(super) expert: Option<usize>,
+    pub(super) layout: WeightLayout,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
+    /// One packed, or gate and up.
+    pub(super) gate_up: Vec<StoredMatrix>,
+    pub(super) down: Option<StoredMatrix>,
+    pub(super) gate_bias: Option<Bias>,
+    pub(super) up_bias: Option<Bias>,
+    pub(super) down_bias: Option<Bias>,
+}
+
+impl LayerWeights {
+    /// K, the hidden size.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// H, the intermediate size.
+    pub fn intermediate(&self) -> usize {
+        self.intermediate
+    }
+
+    /// How gate and up weights are stored.
+    pub fn layout(&self) -> WeightLayout {
+        self.layout
+    }
+
+    /// Gate and up weights as `T`, in the stored layout; each value is rounded at most once from
+    /// what the file stores (quantised values from the `f32` they decode to).
+    ///
+    /// # Errors
+    /// [`crate::FormatError::Core`] if the layout does not fit, which loading excludes.
+    pub fn gate_up<T: Element>(&self) -> Result<OwnedGateUp<T>> {
+        let tensors =
+            self.gate_up.iter().map(StoredMatrix::to_matrix).collect::<Result<Vec<_>>>()?;
+        Ok(OwnedGateUp::new(tensors, self.layout)?)
+    }
+
+    /// Gate and up weights without a copy, if they are stored as `T` and lie aligned.
+    pub fn gate_up_view<T: Element>(&self) -> Option<GateUpWeights<'_, T>> {
+        match self.gate_up.as_slice() {
+            [one] => GateUpWeights::packed(one.view()?, self.layout).ok(),
+            [gate, up] => {
+                GateUpWeights::separate(gate.view()?, up.view()?, self.layout.orientation).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// The down weight as `T` and its orientation, if the layer has one; rounding as in
+    /// [`Self::gate_up`].
+    ///
+    /// # Errors
+    /// As [`Self::gate_up`].
+    pub fn down<T: Element>(&self) -> Result<Option<(Matrix<T>, Orientation)>> {
+        match &self.down {
+            Some(down) => Ok(Some((down.to_matrix()?, self.layout.orientation))),
+            None => Ok(None),
+        }
+    }
+
+    /// The down weight without a copy, if it is stored as `T` and lies aligned.
+    pub fn down_view<T: Element>(&self) -> Option<(MatrixRef<'_, T>, Orientation)> {
+        Some((self.down.as_ref()?.view()?, self.layout.orientation))
+    }
+
+    /// The stored gate and up tensors: one packed, or gate and up. Quantised ones keep their
+    /// blocks here.
+    pub fn stored_gate_up(&self) -> &[StoredMatrix] {
+        &self.gate_up
+    }
+
+    /// The stored down tensor.
+    pub fn stored_down(&self) -> Option<&StoredMatrix> {
+        self.down.as_ref()
+    }
+
+    /// The gate's bias, H values in feature order, whatever the arrangement.
+    pub fn gate_bias(&self) -> Option<&[f32]> {
+        self.gate_bias.as_ref().map(|b| b.values.as_slice())
+    }
+
+    /// The up projection's bias, H values in feature order, whatever the arrangement.
+    pub fn up_bias(&self) -> Option<&[f32]> {
+        self.up_bias.as_ref().map(|b| b.values.as_slice())
+    }
+
+    /// The down projection's bias, K values.
+    pub fn down_bias(&self) -> Option<&[f32]> {
+        self.down_bias.as_ref().map(|b| b.values.as_slice())
+    }
+
+    /// How the gate weight is stored. The others may differ: quantisers mix types.
+    pub fn stored_dtype(&self) -> &StoredType {
+        // Loading puts one or two tensors here; the constant keeps this free of a panic.
+        self.gate_up.first().map_or(&StoredType::F32, |m| &m.stored)
+    }
+
+    /// The format of the file.
+    pub fn format(&self) -> FileFormat {
+        self.format
+    }
+
+    /// The file, or `<memory>`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The layer's number as it was asked for.
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// The architecture as the model names it: `model_type` or `general.architecture`.
+    pub fn architecture(&self) -> Option<&str> {
+        self.architecture.as_deref()
+    }
+
+    /// The activation as the model's `config.json` names it, for example `silu`.
+    pub fn hidden_act(&self) -> Option<&str> {
+        self.hidden_act.as_deref()
+    }
+
+    /// One line: where the layer came from, its size, layout and types.
+    pub fn describe(&self) -> String {
+        let mut out = format!("layer {}", self.layer);
+        if let Some(expert) = self.expert {
+            out += &format!(" expert {expert}");
+        }
+        out += &format!(" of {} ({}", self.path.display(), self.format);
+        if let Some(architecture) = &self.architecture {
+            out += &format!(", {}", crate::error::clip(architecture, 40));
+        }
+        let tail = if self.down.is_some() { self.hidden.to_string() } else { "no down".into() };
+        out += &format!(
+            "): {} → {} → {tail}, {}, {}:",
+            self.hidden, self.intermediate, self.layout, self.convention
+        );
+        for (i, m) in self.gate_up.iter().chain(&self.down).enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            out += &format!("{comma} {} {}", crate::error::clip(&m.name, 100), m.stored);
+        }
+        for bias in [&self.gate_bias, &self.up_bias, &self.down_bias].into_iter().flatten() {
+            out += &format!(", {}", crate::error::clip(&bias.name, 100));
+        }
+        out
+    }
+
+    /// Refuses NaN and infinities in any weight or bias, naming tensor and position.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::NonFinite`], as [`crate::FormatError::Core`].
+    pub fn expect_finite(&self) -> Result<()> {
+        for m in self.gate_up.iter().chain(&self.down) {
+            m.expect_finite()?;
+        }
+        for bias in [&self.gate_bias, &self.up_bias, &self.down_bias].into_iter().flatten() {
+            MatrixRef::new(&bias.values, 1, bias.values.len())?.expect_finite(&bias.name)?;
+        }
+        Ok(())
+    }
+}

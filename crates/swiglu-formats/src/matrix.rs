@@ -1,0 +1,182 @@
+//! A matrix of any readable element type, from a file.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use swiglu_core::{Element, Matrix};
+
+use crate::bytes::Bytes;
+use crate::error::{FormatError, Result, list};
+use crate::model::{FileFormat, Model};
+use crate::npy;
+use crate::stored::StoredType;
+use crate::tensor::{StoredMatrix, Tensor};
+
+/// A matrix in the element type its file stores; quantised ones are decoded to `f32`.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum DynMatrix {
+    /// IEEE binary32, or decoded from a quantised type.
+    F32(Matrix<f32>),
+    /// IEEE binary16.
+    F16(Matrix<f16>),
+    /// bfloat16.
+    Bf16(Matrix<bf16>),
+    /// IEEE binary64.
+    F64(Matrix<f64>),
+}
+
+impl DynMatrix {
+    fn new(m: &StoredMatrix) -> Result<Self> {
+        Ok(match m.stored {
+            StoredType::F16 => DynMatrix::F16(m.to_matrix()?),
+            StoredType::Bf16 => DynMatrix::Bf16(m.to_matrix()?),
+            StoredType::F64 => DynMatrix::F64(m.to_matrix_f64()?),
+            _ => DynMatrix::F32(m.to_matrix()?),
+        })
+    }
+
+    /// `[rows, cols]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            DynMatrix::F32(m) => m.shape(),
+            DynMatrix::F16(m) => m.shape(),
+            DynMatrix::Bf16(m) => m.shape(),
+            DynMatrix::F64(m) => m.shape(),
+        }
+    }
+
+    /// The element type's short name: `f32`, `f16`, `bf16` or `f64`.
+    pub fn dtype_name(&self) -> &'static str {
+        match self {
+            DynMatrix::F32(_) => "f32",
+            DynMatrix::F16(_) => "f16",
+            DynMatrix::Bf16(_) => "bf16",
+            DynMatrix::F64(_) => "f64",
+        }
+    }
+
+    /// A copy with elements of type `T`, each rounded at most once.
+    pub fn to<T: Element>(&self) -> Matrix<T> {
+        match self {
+            DynMatrix::F32(m) => m.view().to_dtype(),
+            DynMatrix::F16(m) => m.view().to_dtype(),
+            DynMatrix::Bf16(m) => m.view().to_dtype(),
+            DynMatrix::F64(m) => map(m, T::from_f64),
+        }
+    }
+
+    /// A copy in float64, without rounding.
+    pub fn to_f64(&self) -> Matrix<f64> {
+        match self {
+            DynMatrix::F32(m) => map(m, f64::from),
+            DynMatrix::F16(m) => map(m, f16::to_f64),
+            DynMatrix::Bf16(m) => map(m, bf16::to_f64),
+            DynMatrix::F64(m) => m.clone(),
+        }
+    }
+
+    fn transposed(&self) -> Self {
+        match self {
+            DynMatrix::F32(m) => DynMatrix::F32(transpose(m)),
+            DynMatrix::F16(m) => DynMatrix::F16(transpose(m)),
+            DynMatrix::Bf16(m) => DynMatrix::Bf16(transpose(m)),
+            DynMatrix::F64(m) => DynMatrix::F64(transpose(m)),
+        }
+    }
+}
+
+fn map<A: Copy + Default, B: Copy + Default>(m: &Matrix<A>, f: fn(A) -> B) -> Matrix<B> {
+    let data = m.as_slice().iter().map(|&v| f(v)).collect();
+    // One element for one element: the extents fit the data as before.
+    Matrix::from_vec(data, m.rows(), m.cols()).unwrap_or_default()
+}
+
+fn transpose<T: Copy + Default>(m: &Matrix<T>) -> Matrix<T> {
+    let [rows, cols] = m.shape();
+    let source = m.as_slice();
+    if source.is_empty() {
+        return Matrix::from_vec(Vec::new(), cols, rows).unwrap_or_default();
+    }
+    let data = (0..cols).flat_map(|c| (0..rows).map(move |r| source[r * cols + c])).collect();
+    // A permutation of the elements: the swapped extents fit the data.
+    Matrix::from_vec(data, cols, rows).unwrap_or_default()
+}
+
+/// Reads a matrix: `FILE.npy`, `FILE.safetensors#TENSOR` or `FILE.gguf#TENSOR`. The tensor may be
+/// left out if the file has only one. A vector is read as one row, `[b, t, k]` as `[b·t, k]`.
+///
+/// # Errors
+/// Any [`FormatError`]; [`FormatError::TensorNotNamed`] lists the tensors to choose from.
+pub fn read_matrix(spec: &str) -> Result<DynMatrix> {
+    // A file whose own name has a `#` in it is found first.
+    let (path, tensor) = match spec.rsplit_once('#') {
+        Some((path, tensor)) if !Path::new(spec).is_file() => (path, Some(tensor)),
+        _ => (spec, None),
+    };
+    let path = Path::new(path);
+    if path.is_dir() {
+        return matrix_of(&Model::open(path)?, tensor);
+    }
+    let bytes = Bytes::map(path)?;
+    if FileFormat::detect(&bytes, path)? != FileFormat::Npy {
+        return matrix_of(&Model::open(path)?, tensor);
+    }
+    match tensor {
+        None | Some("") => matrix_from_npy(&bytes, path),
+        Some(name) => Err(FormatError::TensorNotFound {
+            path: path.to_owned(),
+            name: name.to_owned(),
+            near: "an npy file holds one array without a name".into(),
+        }),
+    }
+}
+
+/// Reads a matrix out of a safetensors file in memory. With an empty name, its only tensor.
+///
+/// # Errors
+/// As [`read_matrix`].
+pub fn matrix_from_safetensors_bytes(bytes: impl Into<Bytes>, tensor: &str) -> Result<DynMatrix> {
+    matrix_of(&Model::from_safetensors(&bytes.into())?, Some(tensor))
+}
+
+/// Reads the array of an npy file in memory.
+///
+/// # Errors
+/// As [`read_matrix`].
+pub fn matrix_from_npy_bytes(bytes: impl Into<Bytes>) -> Result<DynMatrix> {
+    matrix_from_npy(&bytes.into(), Path::new(crate::model::MEMORY))
+}
+
+fn matrix_from_npy(bytes: &Bytes, path: &Path) -> Result<DynMatrix> {
+    let npy::Npy { tensor, fortran_order } = npy::parse(bytes, path)?;
+    if !fortran_order || tensor.shape.len() < 2 {
+        return DynMatrix::new(&tensor.into_matrix(path, true)?);
+    }
+    let &[rows, cols] = tensor.shape.as_slice() else {
+        let expected = "two extents in Fortran order; save it in C order";
+        return Err(FormatError::shape(path, &tensor.name, expected, &tensor.shape));
+    };
+    let lying = Tensor { shape: vec![cols, rows], ..tensor };
+    Ok(DynMatrix::new(&lying.into_matrix(path, true)?)?.transposed())
+}
+
+fn matrix_of(model: &Model, tensor: Option<&str>) -> Result<DynMatrix> {
+    let name = match tensor {
+        Some(name) if !name.is_empty() => name.to_owned(),
+        _ => {
+            let names = model.names();
+            match names.as_slice() {
+                [only] => (*only).to_owned(),
+                _ => {
+                    return Err(FormatError::TensorNotNamed {
+                        path: model.path().to_owned(),
+                        count: names.len(),
+                        names: list(names.iter().copied(), 12),
+                    });
+                }
+            }
+        }
+    };
+    DynMatrix::new(&model.tensor(&name)?.into_matrix(model.path(), true)?)
+}

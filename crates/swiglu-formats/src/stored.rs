@@ -1,0 +1,132 @@
+//! Element types as files store them, and their decoding.
+
+use std::fmt;
+
+use half::{bf16, f16};
+use swiglu_core::{DType, Element};
+
+use crate::bytes::as_elements;
+use crate::gguf::quant::BlockType;
+
+/// How a file stores the elements of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoredType {
+    /// IEEE binary64.
+    F64,
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// A block-quantised GGUF type.
+    Block(BlockType),
+    /// A type that is known to exist and cannot be read here, as the file names it.
+    Other(String),
+}
+
+/// What can be read, for errors.
+pub(crate) const READABLE: &str =
+    "F64, F32, F16, BF16 and, in GGUF, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
+
+impl StoredType {
+    /// Elements of one block (1 unless quantised) and its bytes; `None` for unreadable types.
+    pub fn block(&self) -> Option<(usize, usize)> {
+        match self {
+            StoredType::F64 => Some((1, 8)),
+            StoredType::F32 => Some((1, 4)),
+            StoredType::F16 | StoredType::Bf16 => Some((1, 2)),
+            StoredType::Block(b) => Some((b.elements(), b.bytes())),
+            StoredType::Other(_) => None,
+        }
+    }
+
+    /// The element type that holds the values exactly as stored, if there is one.
+    pub fn dtype(&self) -> Option<DType> {
+        match self {
+            StoredType::F32 => Some(DType::F32),
+            StoredType::F16 => Some(DType::F16),
+            StoredType::Bf16 => Some(DType::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Appends the elements in `bytes`, each rounded at most once from its stored value.
+    ///
+    /// Bytes past the last whole block are left out: callers have checked the length.
+    pub(crate) fn decode<T: Element>(&self, bytes: &[u8], out: &mut Vec<T>) {
+        if self.dtype() == Some(T::DTYPE) {
+            if let Some(same) = as_elements::<T>(bytes) {
+                return out.extend_from_slice(same);
+            }
+        }
+        match self {
+            StoredType::F64 => out.extend(words(bytes).map(|b| T::from_f64(f64::from_le_bytes(b)))),
+            StoredType::F32 => out.extend(words(bytes).map(|b| T::from_f32(f32::from_le_bytes(b)))),
+            StoredType::F16 => {
+                out.extend(words(bytes).map(|b| T::from_f32(f16::from_le_bytes(b).to_f32())));
+            }
+            StoredType::Bf16 => {
+                out.extend(words(bytes).map(|b| T::from_f32(bf16::from_le_bytes(b).to_f32())));
+            }
+            StoredType::Block(b) => b.decode(bytes, |v| out.push(T::from_f32(v))),
+            StoredType::Other(_) => {}
+        }
+    }
+
+    /// As [`Self::decode`], to float64 and without rounding.
+    pub(crate) fn decode_f64(&self, bytes: &[u8], out: &mut Vec<f64>) {
+        if *self == StoredType::F64 {
+            return out.extend(words(bytes).map(f64::from_le_bytes));
+        }
+        let mut single: Vec<f32> = Vec::new();
+        self.decode(bytes, &mut single);
+        out.extend(single.into_iter().map(f64::from));
+    }
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
+    bytes.as_chunks::<N>().0.iter().copied()
+}
+
+impl fmt::Display for StoredType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            StoredType::F64 => "F64",
+            StoredType::F32 => "F32",
+            StoredType::F16 => "F16",
+            StoredType::Bf16 => "BF16",
+            StoredType::Block(b) => b.name(),
+            StoredType::Other(name) => name,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn float64_is_rounded_once() {
+        // Just above the middle of two bf16 values; by way of f32 it would become the middle and
+        // then round down to even.
+        let x = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+        let mut out: Vec<bf16> = Vec::new();
+        StoredType::F64.decode(&x.to_le_bytes(), &mut out);
+        assert_eq!(out, [bf16::from_f32(1.0 + 2f32.powi(-7))]);
+    }
+
+    #[test]
+    fn misaligned_bytes_decode_alike() {
+        let values = [1.5f32, -2.25, 1e-40];
+        let mut bytes = vec![0u8];
+        bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        let mut out: Vec<f32> = Vec::new();
+        StoredType::F32.decode(&bytes[1..], &mut out);
+        assert_eq!(out, values);
+        let mut wide = Vec::new();
+        StoredType::F32.decode_f64(&bytes[1..], &mut wide);
+        assert_eq!(wide, values.map(f64::from));
+    }
+}

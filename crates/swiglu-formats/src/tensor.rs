@@ -1,0 +1,169 @@
+//! One tensor of a file.
+
+use std::path::Path;
+
+use swiglu_core::{Element, Matrix, MatrixRef};
+
+use crate::bytes::{Bytes, as_elements};
+use crate::error::{FormatError, Result};
+use crate::stored::{READABLE, StoredType};
+
+const MAX_EMPTY_EXTENT: usize = i32::MAX as usize;
+
+/// A tensor as it lies in its file.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// How elements are stored.
+    pub stored: StoredType,
+    /// Extents, the last one adjacent in memory, in every format.
+    pub shape: Vec<usize>,
+    /// The bytes, borrowed from the file. Their number fits type and shape; empty for types that
+    /// cannot be read.
+    pub data: Bytes,
+}
+
+impl Tensor {
+    pub(crate) fn expect_readable(&self, path: &Path) -> Result<(usize, usize)> {
+        self.stored.block().ok_or_else(|| FormatError::UnsupportedDtype {
+            path: path.to_owned(),
+            tensor: self.name.clone(),
+            dtype: self.stored.to_string(),
+            supported: READABLE,
+        })
+    }
+
+    /// Entry `index` of the first dimension: one expert of a stack.
+    pub(crate) fn entry(&self, index: usize, path: &Path) -> Result<Tensor> {
+        let (elements, bytes) = self.expect_readable(path)?;
+        let one = || FormatError::shape(path, &self.name, "a stack of whole blocks", &self.shape);
+        let (&count, inner) = self.shape.split_first().ok_or_else(one)?;
+        if index >= count {
+            return Err(FormatError::ExpertOutOfRange {
+                path: path.to_owned(),
+                expert: index,
+                available: format!("{} stacks {count} experts", self.name),
+            });
+        }
+        let len = inner
+            .iter()
+            .try_fold(1usize, |n, &d| n.checked_mul(d))
+            .filter(|n| n.is_multiple_of(elements))
+            .and_then(|n| (n / elements).checked_mul(bytes))
+            .ok_or_else(one)?;
+        // With `index` below `count`, the end is at most the whole tensor's length.
+        let data = self.data.slice(index * len..index * len + len).ok_or_else(one)?;
+        Ok(Tensor {
+            name: self.name.clone(),
+            stored: self.stored.clone(),
+            shape: inner.to_vec(),
+            data,
+        })
+    }
+
+    /// As a matrix: two extents; with `flatten`, all but the last are rows.
+    pub(crate) fn into_matrix(self, path: &Path, flatten: bool) -> Result<StoredMatrix> {
+        self.expect_readable(path)?;
+        let (rows, cols) = match self.shape.as_slice() {
+            &[rows, cols] => (Some(rows), cols),
+            &[cols] if flatten => (Some(1), cols),
+            &[a, b, cols] if flatten => (a.checked_mul(b), cols),
+            _ => (None, 0),
+        };
+        let Some(rows) = rows else {
+            let expected = if flatten { "one, two or three extents" } else { "two extents" };
+            return Err(FormatError::shape(path, &self.name, expected, &self.shape));
+        };
+        // Without elements the data does not bound the other extent, and loops run over rows.
+        if (rows == 0 || cols == 0) && rows.max(cols) > MAX_EMPTY_EXTENT {
+            let expected = "extents below 2^31 where there are no elements";
+            return Err(FormatError::shape(path, &self.name, expected, &self.shape));
+        }
+        Ok(StoredMatrix { name: self.name, stored: self.stored, rows, cols, data: self.data })
+    }
+
+    /// All elements in order, as `f32`.
+    pub(crate) fn to_vec_f32(&self, path: &Path) -> Result<Vec<f32>> {
+        self.expect_readable(path)?;
+        let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
+        self.stored.decode(&self.data, &mut out);
+        Ok(out)
+    }
+}
+
+/// Elements in `len` bytes: what decoding will write, known without trusting a shape.
+fn decoded_len(stored: &StoredType, len: usize) -> usize {
+    stored.block().map_or(0, |(elements, bytes)| len / bytes * elements)
+}
+
+/// A matrix as it lies in its file, decoded on request.
+#[derive(Debug, Clone)]
+pub struct StoredMatrix {
+    /// The tensor's name.
+    pub name: String,
+    /// How elements are stored; always a readable type.
+    pub stored: StoredType,
+    /// Rows.
+    pub rows: usize,
+    /// Columns, adjacent in memory. A whole number of blocks.
+    pub cols: usize,
+    /// The bytes, row by row.
+    pub data: Bytes,
+}
+
+impl StoredMatrix {
+    /// The elements without a copy, if they are stored as `T` and lie aligned.
+    pub fn view<T: Element>(&self) -> Option<MatrixRef<'_, T>> {
+        if self.stored.dtype() != Some(T::DTYPE) {
+            return None;
+        }
+        MatrixRef::new(as_elements(&self.data)?, self.rows, self.cols).ok()
+    }
+
+    /// The elements as `T`; quantised values are `f32` first, so narrowing rounds their `f32`.
+    ///
+    /// # Errors
+    /// [`FormatError::Core`] if the extents do not fit the data, which a parsed file excludes.
+    pub fn to_matrix<T: Element>(&self) -> Result<Matrix<T>> {
+        let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
+        self.stored.decode(&self.data, &mut out);
+        Ok(Matrix::from_vec(out, self.rows, self.cols)?)
+    }
+
+    /// The elements as float64, exactly as stored (quantised ones as their `f32`).
+    ///
+    /// # Errors
+    /// As [`Self::to_matrix`].
+    pub fn to_matrix_f64(&self) -> Result<Matrix<f64>> {
+        let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
+        self.stored.decode_f64(&self.data, &mut out);
+        Ok(Matrix::from_vec(out, self.rows, self.cols)?)
+    }
+
+    /// Refuses NaN and infinities, naming the first one.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::NonFinite`], as [`FormatError::Core`].
+    pub fn expect_finite(&self) -> Result<()> {
+        let (elements, bytes) = self.stored.block().unwrap_or((1, 1));
+        // Row by row, so that checking a large layer does not need a decoded copy of it.
+        let row_bytes = self.cols / elements * bytes;
+        let mut values: Vec<f64> = Vec::new();
+        for row in 0..self.rows {
+            let Some(part) = self.data.get(row * row_bytes..(row + 1) * row_bytes) else { break };
+            values.clear();
+            self.stored.decode_f64(part, &mut values);
+            if let Some(col) = values.iter().position(|v| !v.is_finite()) {
+                return Err(swiglu_core::Error::NonFinite {
+                    what: self.name.clone(),
+                    row,
+                    col,
+                    value: values[col],
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+}
