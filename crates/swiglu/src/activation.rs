@@ -1,0 +1,113 @@
+//! The activation operation: gate and up are given, there are no weights.
+
+use swiglu_core::{
+    Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixMut, Numerics, Op,
+    Orientation, Plan, Problem, WeightLayout,
+};
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::explain::Explanation;
+
+/// h = act(gate, up), element by element, for gate and up in any [`Arrangement`].
+///
+/// ```
+/// use swiglu::{Activation, Device, GateUpRef, GatedActivation, MatrixRef};
+///
+/// let act = GatedActivation::new(&Device::cpu()?, Activation::REGLU);
+/// let (gate, up) = ([1.0f32, -1.0, 2.0, 3.0], [5.0, 6.0, 7.0, -8.0]);
+/// let inputs = GateUpRef::separate(MatrixRef::new(&gate, 2, 2)?, MatrixRef::new(&up, 2, 2)?)?;
+/// assert_eq!(act.forward(inputs)?.as_slice(), [5.0, 0.0, 14.0, -24.0]);
+/// # Ok::<(), swiglu::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct GatedActivation {
+    device: Device,
+    activation: Activation,
+    numerics: Option<Numerics>,
+}
+
+impl GatedActivation {
+    /// The activation on a device.
+    pub fn new(device: &Device, activation: Activation) -> Self {
+        Self { device: device.clone(), activation, numerics: None }
+    }
+
+    /// Rounds otherwise than [`Numerics::default_for`] the element type of a call.
+    #[must_use]
+    pub fn with_numerics(self, numerics: Numerics) -> Self {
+        Self { numerics: Some(numerics), ..self }
+    }
+
+    /// The activation.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The numerics of a call with elements of `dtype`.
+    pub fn numerics(&self, dtype: DType) -> Numerics {
+        self.numerics.unwrap_or_else(|| Numerics::default_for(dtype))
+    }
+
+    /// h `[M, H]` in a new matrix.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::TooLarge`] if the result does not fit the address space.
+    pub fn forward<T: Element>(&self, inputs: GateUpRef<'_, T>) -> Result<Matrix<T>> {
+        let mut out = Matrix::zeros(inputs.rows(), inputs.intermediate())?;
+        self.forward_into(inputs, &mut out)?;
+        Ok(out)
+    }
+
+    /// Writes h into `out`, without allocating.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`] if `out` is not `[M, H]`.
+    pub fn forward_into<'out, T: Element>(
+        &self,
+        inputs: GateUpRef<'_, T>,
+        out: impl Into<MatrixMut<'out, T>>,
+    ) -> Result<()> {
+        let Device::Cpu(cpu) = &self.device;
+        Ok(cpu.activation(&self.activation, self.numerics(T::DTYPE), inputs, out.into())?)
+    }
+
+    /// How an `[m, intermediate]` result will be computed.
+    pub fn plan(
+        &self,
+        m: usize,
+        intermediate: usize,
+        dtype: DType,
+        arrangement: Arrangement,
+    ) -> Plan {
+        let Device::Cpu(cpu) = &self.device;
+        cpu.plan_activation(Problem {
+            op: Op::Activation,
+            m,
+            hidden: 0,
+            intermediate,
+            dtype,
+            activation: self.activation,
+            numerics: self.numerics(dtype),
+            // There are no weights; only the arrangement is looked at.
+            layout: WeightLayout { orientation: Orientation::OutIn, arrangement },
+            bias: false,
+        })
+    }
+
+    /// The plan, what it was chosen from, and what the problem costs at least.
+    pub fn explain(
+        &self,
+        m: usize,
+        intermediate: usize,
+        dtype: DType,
+        arrangement: Arrangement,
+    ) -> Explanation {
+        Explanation::new(&self.device, self.plan(m, intermediate, dtype, arrangement))
+    }
+}

@@ -1,0 +1,82 @@
+//! Where layers run.
+
+use std::fmt;
+
+use swiglu_cpu::{Cpu, CpuOptions};
+
+use crate::error::Result;
+
+/// A device that layers are packed for and run on. Cheap to clone; clones share its threads.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Device {
+    /// The processor, with an instruction set and a number of threads.
+    Cpu(Cpu),
+}
+
+impl Device {
+    /// The best device of this machine. Without an accelerator that is [`Device::cpu`].
+    ///
+    /// # Errors
+    /// As [`Device::cpu`].
+    pub fn best() -> Result<Self> {
+        Self::cpu()
+    }
+
+    /// The CPU with its widest instruction set and one thread per processor.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unavailable`] if threads cannot be started.
+    pub fn cpu() -> Result<Self> {
+        Self::cpu_with(CpuOptions::default())
+    }
+
+    /// The CPU with a forced instruction set or number of threads.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::OutOfRange`] for zero threads; [`swiglu_core::Error::Unavailable`]
+    /// for an instruction set this machine lacks or threads that cannot be started.
+    pub fn cpu_with(options: CpuOptions) -> Result<Self> {
+        Ok(Device::Cpu(Cpu::new(&options)?))
+    }
+
+    /// The kind of device: `cpu`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Device::Cpu(_) => "cpu",
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    /// The kind and what it was given: `cpu (avx512-bf16, 2 threads)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu(cpu) => {
+                let plural = if cpu.threads() == 1 { "" } else { "s" };
+                write!(f, "cpu ({}, {} thread{plural})", cpu.isa(), cpu.threads())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swiglu_cpu::Isa;
+
+    #[test]
+    fn devices_name_what_they_were_given() {
+        let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
+        let device = Device::cpu_with(options).unwrap();
+        assert_eq!(device.name(), "cpu");
+        assert_eq!(device.to_string(), "cpu (portable, 1 thread)");
+    }
+
+    #[test]
+    fn zero_threads_are_refused() {
+        let options = CpuOptions { threads: Some(0), ..CpuOptions::default() };
+        let error = Device::cpu_with(options).unwrap_err().to_string();
+        assert!(error.contains("threads = 0") && error.contains("at least 1"), "{error}");
+    }
+}

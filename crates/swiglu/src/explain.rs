@@ -1,0 +1,145 @@
+//! Why a problem is computed the way it is, and what it costs at least.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use swiglu_core::{Op, Path, Plan, Problem};
+use swiglu_cpu::Isa;
+
+use crate::device::Device;
+
+/// One way of computing a problem, and why it was or was not chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// The kernel or path.
+    pub name: String,
+    /// Whether the plan uses it.
+    pub chosen: bool,
+    /// Why, or why not.
+    pub reason: String,
+}
+
+/// A plan with what it was chosen from and the floor under its time: data, like the plan itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// What is computed.
+    pub problem: Problem,
+    /// How.
+    pub plan: Plan,
+    /// Every kernel and path that was considered.
+    pub candidates: Vec<Candidate>,
+    /// Floating-point operations, a multiply-add counted as two.
+    pub flops: f64,
+    /// Bytes that must move: weights and inputs read once, the output written once.
+    pub compulsory_bytes: f64,
+    /// Operations per byte. Below a machine's ratio of the two rates, memory is the limit.
+    pub arithmetic_intensity: f64,
+}
+
+impl Explanation {
+    /// The explanation of a plan made for `device`.
+    pub fn new(device: &Device, plan: Plan) -> Self {
+        let problem = plan.problem;
+        let (flops, compulsory_bytes) = (problem.flops(), problem.compulsory_bytes());
+        let mut candidates = kernels(device, &plan);
+        candidates.extend(paths(&plan));
+        Self {
+            problem,
+            candidates,
+            flops,
+            compulsory_bytes,
+            arithmetic_intensity: if compulsory_bytes > 0.0 {
+                flops / compulsory_bytes
+            } else {
+                0.0
+            },
+            plan,
+        }
+    }
+}
+
+/// The instruction sets: those the machine lacks, those passed over, and the one in use.
+fn kernels(device: &Device, plan: &Plan) -> Vec<Candidate> {
+    let Device::Cpu(cpu) = device;
+    let reason = |isa: Isa| {
+        if isa == cpu.isa() {
+            let detected = isa == Isa::detect();
+            if detected { "the widest this processor has" } else { "asked for" }.to_owned()
+        } else if !isa.is_available() {
+            "this processor lacks it".to_owned()
+        } else if isa < cpu.isa() {
+            format!("narrower than {}", cpu.isa())
+        } else {
+            format!("{} was asked for", cpu.isa())
+        }
+    };
+    Isa::ALL
+        .into_iter()
+        .rev()
+        .map(|isa| Candidate {
+            name: format!("{}/{isa}", plan.backend),
+            chosen: isa == cpu.isa(),
+            reason: reason(isa),
+        })
+        .collect()
+}
+
+/// Fused or not: the difference is what the intermediates cost on their way through memory.
+fn paths(plan: &Plan) -> Vec<Candidate> {
+    let problem = &plan.problem;
+    if problem.op == Op::Activation {
+        return Vec::new();
+    }
+    // Gate and up are each written once and read once.
+    let elements = 4.0 * problem.m as f64 * problem.intermediate as f64;
+    let traffic = Bytes(elements * problem.dtype.size() as f64);
+    let why_fused = match plan.reason.as_str() {
+        "" => "gate and up stay in registers".to_owned(),
+        reason => reason.to_owned(),
+    };
+    [
+        (Path::Fused, why_fused),
+        (Path::Unfused, format!("gate and up would pass through memory: {traffic} more")),
+    ]
+    .map(|(path, reason)| Candidate { name: path.to_string(), chosen: plan.path == path, reason })
+    .into()
+}
+
+/// A number of bytes with a unit that keeps it readable.
+struct Bytes(f64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+        match units.into_iter().find(|&(scale, _)| self.0 >= scale) {
+            Some((scale, unit)) => write!(f, "{:.2} {unit}", self.0 / scale),
+            None => write!(f, "{} B", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "problem     {}", self.problem)?;
+        writeln!(f, "plan        {}", self.plan)?;
+        for (i, c) in self.candidates.iter().enumerate() {
+            let head = if i == 0 { "candidates" } else { "" };
+            let mark = if c.chosen { "✓" } else { "·" };
+            writeln!(f, "{head:<11} {mark} {:<16} {}", c.name, c.reason)?;
+        }
+        writeln!(f, "work        {:.3} MFLOP", self.flops / 1e6)?;
+        writeln!(f, "traffic     {} at least", Bytes(self.compulsory_bytes))?;
+        write!(f, "intensity   {:.2} FLOP per byte", self.arithmetic_intensity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_readable_units() {
+        let text = |b| Bytes(b).to_string();
+        assert_eq!([text(12.0), text(1.5e6), text(2e9)], ["12 B", "1.50 MB", "2.00 GB"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! A layer whose weights are packed for a device.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::path::Path as FilePath;
+
+use swiglu_core::{
+    Activation, DType, Element, Error as CoreError, Matrix, MatrixMut, MatrixRef, Numerics, Op,
+    Plan, Problem,
+};
+use swiglu_formats::{Bytes, LoadOptions};
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::explain::Explanation;
+use crate::kind::Kind;
+use crate::weights::Weights;
+
+/// What a backend provides for one element type.
+pub(crate) trait Kernel<T>: Debug + Send + Sync {
+    fn plan(&self, m: usize) -> Plan;
+    fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> swiglu_core::Result<()>;
+}
+
+/// A kernel whose element type is only known at run time.
+trait Erased: Any + Debug + Send + Sync {
+    fn plan(&self, m: usize) -> Plan;
+}
+
+#[derive(Debug)]
+struct Typed<T>(Box<dyn Kernel<T>>);
+
+impl<T: Element> Erased for Typed<T> {
+    fn plan(&self, m: usize) -> Plan {
+        self.0.plan(m)
+    }
+}
+
+/// A layer packed for a [`Device`], of an element type chosen at run time: use it as
+/// [`GatedLinear`](crate::GatedLinear) or [`Mlp`](crate::Mlp).
+///
+/// It can be shared between threads; calls from several threads at once are sound and share the
+/// device's threads.
+#[derive(Debug)]
+pub struct Layer<K> {
+    device: Device,
+    problem: Problem,
+    kernel: Box<dyn Erased>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: Kind> Layer<K> {
+    /// Opens layer `layer` of a safetensors or GGUF file, or of a directory with a model in it.
+    /// Nothing is decoded before [`Weights::to`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Format`].
+    pub fn load(path: impl AsRef<FilePath>, layer: usize) -> Result<Weights<K>> {
+        Self::load_with(path, &LoadOptions { layer, ..LoadOptions::default() })
+    }
+
+    /// As [`Self::load`], for experts, explicit tensor names and ambiguous layouts.
+    ///
+    /// # Errors
+    /// [`crate::Error::Format`].
+    pub fn load_with(path: impl AsRef<FilePath>, options: &LoadOptions) -> Result<Weights<K>> {
+        Ok(Weights::new(swiglu_formats::load_layer(path.as_ref(), options)?))
+    }
+
+    /// As [`Self::load_with`], from a file that is already in memory.
+    ///
+    /// # Errors
+    /// [`crate::Error::Format`].
+    pub fn load_from_bytes(bytes: impl Into<Bytes>, options: &LoadOptions) -> Result<Weights<K>> {
+        Ok(Weights::new(swiglu_formats::load_layer_from_bytes(bytes, options)?))
+    }
+
+    pub(crate) fn new<T: Element>(
+        device: &Device,
+        problem: Problem,
+        kernel: impl Kernel<T> + 'static,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            problem,
+            kernel: Box::new(Typed::<T>(Box::new(kernel))),
+            kind: PhantomData,
+        }
+    }
+
+    /// The device the weights are packed for.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+    /// The element type of inputs and outputs.
+    pub fn dtype(&self) -> DType {
+        self.problem.dtype
+    }
+    /// K, the number of input features.
+    pub fn hidden(&self) -> usize {
+        self.problem.hidden
+    }
+    /// H, the number of intermediate features.
+    pub fn intermediate(&self) -> usize {
+        self.problem.intermediate
+    }
+    /// The activation.
+    pub fn activation(&self) -> Activation {
+        self.problem.activation
+    }
+    /// Where values are rounded.
+    pub fn numerics(&self) -> Numerics {
+        self.problem.numerics
+    }
+    /// Columns of the output: H for a gated linear layer, K for a feed-forward block.
+    pub fn out_features(&self) -> usize {
+        if K::OP == Op::Mlp { self.hidden() } else { self.intermediate() }
+    }
+
+    /// How `m` tokens will be computed.
+    pub fn plan(&self, m: usize) -> Plan {
+        self.kernel.plan(m)
+    }
+
+    /// The plan for `m` tokens, what it was chosen from, and what the problem costs at least.
+    pub fn explain(&self, m: usize) -> Explanation {
+        Explanation::new(&self.device, self.plan(m))
+    }
+
+    fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
+        let kernel: &dyn Any = &*self.kernel;
+        match kernel.downcast_ref::<Typed<T>>() {
+            Some(typed) => Ok(&*typed.0),
+            None => {
+                Err(CoreError::DType { what: "x".into(), expected: self.dtype(), given: T::DTYPE }
+                    .into())
+            }
+        }
+    }
+
+    /// The result for x `[M, K]` in a new matrix.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::DType`] if `T` is not [`Self::dtype`];
+    /// [`swiglu_core::Error::Shape`] if x does not have K columns.
+    pub fn forward<'x, T: Element>(&self, x: impl Into<MatrixRef<'x, T>>) -> Result<Matrix<T>> {
+        let (kernel, x) = (self.typed::<T>()?, x.into());
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        let mut out = Matrix::zeros(x.rows(), self.out_features())?;
+        kernel.forward(x, out.view_mut())?;
+        Ok(out)
+    }
+
+    /// Writes the result for x `[M, K]` into `out`, without allocating.
+    ///
+    /// # Errors
+    /// As [`Self::forward`], and [`swiglu_core::Error::Shape`] if `out` has another shape than
+    /// `[M, out_features]`.
+    pub fn forward_into<'x, 'out, T: Element>(
+        &self,
+        x: impl Into<MatrixRef<'x, T>>,
+        out: impl Into<MatrixMut<'out, T>>,
+    ) -> Result<()> {
+        Ok(self.typed::<T>()?.forward(x.into(), out.into())?)
+    }
+}

@@ -1,0 +1,127 @@
+//! Fused SwiGLU and every other gated linear unit: load a model's feed-forward layer, pack it
+//! once for a device, run it.
+//!
+//! x `[M, K]` is the input, h = act(x·Wg + bg, x·Wu + bu) the gated linear layer ([`GatedLinear`],
+//! K → H) and y = h·Wd + bd the feed-forward block ([`Mlp`], K → H → K). [`GatedActivation`] is
+//! the activation alone. The activations are one family, [`Activation`]; where values are rounded
+//! is a choice, [`Numerics`], that means the same bits on every backend.
+//!
+//! # A layer from a file
+//!
+//! ```
+//! use swiglu::{Device, Matrix, Mlp};
+//!
+//! let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+//! let mlp = Mlp::load(file, 0)?.to(&Device::best()?)?;
+//! assert_eq!((mlp.hidden(), mlp.intermediate()), (288, 768));
+//!
+//! let x = Matrix::from_vec(vec![0.5f32; 2 * 288], 2, 288)?;
+//! let y = mlp.forward(&x)?;
+//! assert_eq!(y.shape(), [2, 288]);
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
+//! The element type is that of the file, the activation that of its model; both can be chosen:
+//!
+//! ```
+//! # use swiglu::{Device, GatedLinear};
+//! use swiglu::{Activation, DType, Numerics, Rounding};
+//!
+//! # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+//! let layer = GatedLinear::load(file, 0)?
+//!     .dtype(DType::Bf16)
+//!     .activation(Activation::GEGLU_TANH)
+//!     .numerics(Numerics::precise(Rounding::Eager)) // PyTorch's order of roundings
+//!     .to(&Device::cpu()?)?;
+//! println!("{}", layer.explain(1));
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
+//! # A layer from memory
+//!
+//! Inputs are borrowed views with a row stride; outputs can be reused, and then a call does not
+//! allocate:
+//!
+//! ```
+//! use swiglu::{
+//!     Activation, Device, GateUpWeights, GatedLinear, GatedLinearParams, Matrix, MatrixRef,
+//!     Orientation,
+//! };
+//!
+//! // Two features in, three out; one row per output feature, as `torch.nn.Linear` has it.
+//! let gate = [1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0];
+//! let up = [2.0f32, 0.0, 0.0, 2.0, 1.0, -1.0];
+//! let weights = GateUpWeights::separate(
+//!     MatrixRef::new(&gate, 3, 2)?,
+//!     MatrixRef::new(&up, 3, 2)?,
+//!     Orientation::OutIn,
+//! )?;
+//! let params = GatedLinearParams::new(weights, Activation::BILINEAR);
+//! let layer = GatedLinear::from_params(&Device::cpu()?, &params)?;
+//!
+//! // Two rows that are three elements apart.
+//! let x = [1.0f32, 2.0, f32::NAN, 3.0, 4.0];
+//! let x = MatrixRef::with_stride(&x, 2, 2, 3)?;
+//! let mut h = Matrix::<f32>::zeros(2, 3)?;
+//! layer.forward_into(x, &mut h)?;
+//! assert_eq!(h.as_slice(), [2.0, 8.0, -3.0, 18.0, 32.0, -7.0]);
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
+//! A layer knows its element type at run time; another one is refused, not converted:
+//!
+//! ```
+//! # use swiglu::{Device, Mlp};
+//! use swiglu::{Matrix, bf16};
+//!
+//! # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+//! # let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+//! let error = mlp.forward(&Matrix::<bf16>::zeros(1, 288)?).unwrap_err();
+//! assert!(error.to_string().contains("bf16"));
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
+//! # Features
+//!
+//! `ndarray`: conversions from its views, in the module of that name.
+
+mod activation;
+mod device;
+mod dispatch;
+mod error;
+mod explain;
+pub mod kind;
+mod layer;
+mod model_activation;
+#[cfg(feature = "ndarray")]
+pub mod ndarray;
+mod weights;
+
+pub use activation::GatedActivation;
+pub use device::Device;
+#[doc(hidden)]
+pub use dispatch::unsupported_dtype;
+pub use error::{Error, Result};
+pub use explain::{Candidate, Explanation};
+pub use layer::Layer;
+pub use weights::{HostWeights, Weights};
+
+pub use swiglu_core::{
+    ACTIVATION_NAMES, Activation, Arrangement, DType, Element, Error as CoreError, ExpMode, GateFn,
+    GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut, MatrixRef, MlpParams,
+    Numerics, Op, Orientation, OwnedGateUp, Path, Plan, Problem, Rounding, WeightLayout, bf16, f16,
+};
+pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
+pub use swiglu_formats::{FormatError, LayerWeights, LoadOptions, TensorNames};
+
+/// A gated linear layer, x `[M, K]` → h `[M, H]`, packed for a device.
+pub type GatedLinear = Layer<kind::GatedLinearKind>;
+
+/// A feed-forward block, x `[M, K]` → y `[M, K]`, packed for a device.
+pub type Mlp = Layer<kind::MlpKind>;
+
+/// The weights of a gated linear layer, not packed yet.
+pub type GatedLinearWeights = Weights<kind::GatedLinearKind>;
+
+/// The weights of a feed-forward block, not packed yet.
+pub type MlpWeights = Weights<kind::MlpKind>;

@@ -1,0 +1,183 @@
+//! The façade as a user sees it: loading, packing, running and refusing.
+
+// A helper of a test is a test: it ends by panicking.
+#![allow(clippy::unwrap_used)]
+
+use swiglu::{
+    Activation, Arrangement, CoreError, DType, Device, Error, Explanation, FormatError,
+    GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights, Layer,
+    LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path,
+    Rounding, TensorNames, bf16, f16,
+};
+use swiglu_core::bounds;
+
+const STORIES: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+const SMOLLM2: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/smollm2-135m-blk28/ffn.q4_1.gguf");
+
+fn input<T: swiglu::Element>(rows: usize, cols: usize) -> Matrix<T> {
+    swiglu_core::random::normal_matrix(7, rows, cols, 1.0).unwrap()
+}
+
+#[test]
+fn layers_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Device>();
+    shared::<GatedActivation>();
+    shared::<GatedLinear>();
+    shared::<Mlp>();
+    shared::<MlpWeights>();
+    shared::<HostWeights<'_, bf16>>();
+    shared::<Error>();
+}
+
+fn runs_within_bounds<T: swiglu::Element>(weights: &MlpWeights) {
+    let mlp = weights.clone().dtype(T::DTYPE).to(&Device::cpu().unwrap()).unwrap();
+    assert_eq!((mlp.dtype(), mlp.out_features()), (T::DTYPE, mlp.hidden()));
+    let x = input::<T>(3, mlp.hidden());
+    let y = mlp.forward(&x).unwrap();
+    let host = weights.host::<T>().unwrap();
+    let judgement = bounds::mlp(x.view(), &host.mlp().unwrap()).unwrap().judge(y.view()).unwrap();
+    assert!(judgement.passed(), "{}: {judgement:?}", T::DTYPE);
+}
+
+#[test]
+fn real_layers_run_in_every_dtype() {
+    for (file, layer, dtype) in [(STORIES, 0, DType::F32), (SMOLLM2, 28, DType::F32)] {
+        let weights = Mlp::load(file, layer).unwrap();
+        assert_eq!(weights.resolved_dtype(), dtype);
+        assert_eq!(weights.resolved_activation().unwrap(), Activation::SWIGLU);
+        runs_within_bounds::<f32>(&weights);
+        runs_within_bounds::<f16>(&weights);
+        runs_within_bounds::<bf16>(&weights);
+    }
+}
+
+#[test]
+fn choices_reach_the_layer_and_its_plan() {
+    let numerics = Numerics::precise(Rounding::Eager);
+    let layer = GatedLinear::load(STORIES, 0)
+        .unwrap()
+        .dtype(DType::F16)
+        .activation(Activation::CLAMPED_SWIGLU)
+        .numerics(numerics)
+        .to(&Device::cpu().unwrap())
+        .unwrap();
+    assert_eq!(layer.activation(), Activation::CLAMPED_SWIGLU);
+    assert_eq!((layer.numerics(), layer.out_features()), (numerics, 768));
+    let problem = layer.plan(5).problem;
+    assert_eq!((problem.op, problem.m, problem.dtype), (Op::GatedLinear, 5, DType::F16));
+    assert_eq!(problem.numerics, numerics);
+}
+
+#[test]
+fn another_dtype_or_shape_is_refused_with_values() {
+    let mlp = Mlp::load(STORIES, 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
+    let error = mlp.forward(&input::<bf16>(2, 288)).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::Core(CoreError::DType { expected: DType::F32, given: DType::Bf16, .. })
+    ));
+    assert!(matches!(
+        mlp.forward(&input::<f32>(2, 287)).unwrap_err(),
+        Error::Core(CoreError::Shape { .. })
+    ));
+    let mut short = Matrix::<f32>::zeros(1, 288).unwrap();
+    assert!(matches!(
+        mlp.forward_into(&input::<f32>(2, 288), &mut short).unwrap_err(),
+        Error::Core(CoreError::Shape { .. })
+    ));
+}
+
+#[test]
+fn missing_files_and_layers_are_format_errors() {
+    assert!(matches!(Mlp::load("nowhere.safetensors", 0), Err(Error::Format(_))));
+    assert!(matches!(
+        Mlp::load(STORIES, 1),
+        Err(Error::Format(FormatError::LayerOutOfRange { layer: 1, .. }))
+    ));
+    let names = TensorNames {
+        gate: Some("model.layers.0.mlp.gate_proj.weight".into()),
+        up: Some("model.layers.0.mlp.up_proj.weight".into()),
+        ..TensorNames::default()
+    };
+    let options =
+        LoadOptions { names, orientation: Some(Orientation::OutIn), ..LoadOptions::default() };
+    let headless = Mlp::load_with(STORIES, &options).unwrap();
+    assert!(matches!(
+        headless.to(&Device::cpu().unwrap()),
+        Err(Error::Format(FormatError::IncompleteLayer { .. }))
+    ));
+    assert!(GatedLinear::load_with(STORIES, &options).unwrap().to(&Device::cpu().unwrap()).is_ok());
+}
+
+#[test]
+fn bytes_load_like_files() {
+    let options = LoadOptions { layer: 28, ..LoadOptions::default() };
+    let bytes = std::fs::read(SMOLLM2).unwrap();
+    let from_bytes = Mlp::load_from_bytes(bytes, &options).unwrap();
+    let from_file = Mlp::load(SMOLLM2, 28).unwrap();
+    let (a, b) = (from_bytes.host::<bf16>().unwrap(), from_file.host::<bf16>().unwrap());
+    assert_eq!(a.mlp().unwrap().down.row(3), b.mlp().unwrap().down.row(3));
+}
+
+fn small<K: swiglu::kind::Kind>(
+    build: impl Fn(&MlpParams<'_, f32>) -> swiglu::Result<Layer<K>>,
+) -> Layer<K> {
+    let [gate, up, down] =
+        [1, 2, 3].map(|seed| swiglu_core::random::normal_matrix::<f32>(seed, 24, 24, 0.2).unwrap());
+    let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
+    let params = MlpParams {
+        gated: GatedLinearParams::new(weights, Activation::SWIGLU),
+        down: down.view(),
+        down_orientation: Orientation::OutIn,
+        down_bias: None,
+    };
+    build(&params).unwrap()
+}
+
+#[test]
+fn both_paths_agree_and_name_themselves() {
+    let device = Device::cpu().unwrap();
+    let x = input::<f32>(4, 24);
+    let mlp = |path| small(|p| Mlp::with_path(&device, p, path));
+    let (fused, unfused) = (mlp(Path::Fused), mlp(Path::Unfused));
+    assert_eq!((fused.plan(4).path, unfused.plan(4).path), (Path::Fused, Path::Unfused));
+    let (a, b) = (fused.forward(&x).unwrap(), unfused.forward(&x).unwrap());
+    for (a, b) in a.as_slice().iter().zip(b.as_slice()) {
+        assert!((a - b).abs() < 1e-4, "{a} {b}");
+    }
+}
+
+#[test]
+fn empty_batches_and_strided_rows_work() {
+    let device = Device::cpu().unwrap();
+    let layer = small(|p| GatedLinear::from_params(&device, &p.gated));
+    assert_eq!(layer.forward(&input::<f32>(0, 24)).unwrap().shape(), [0, 24]);
+
+    let x = input::<f32>(3, 24);
+    let mut wide = vec![f32::NAN; 3 * 40];
+    for r in 0..3 {
+        wide[r * 40..r * 40 + 24].copy_from_slice(x.view().row(r));
+    }
+    let strided = MatrixRef::with_stride(&wide, 3, 24, 40).unwrap();
+    assert_eq!(layer.forward(strided).unwrap(), layer.forward(&x).unwrap());
+}
+
+#[test]
+fn explanations_are_data_and_text() {
+    let device = Device::cpu().unwrap();
+    let explanation = small(|p| Mlp::from_params(&device, p)).explain(2);
+    assert_eq!(explanation.flops, 6.0 * 2.0 * 24.0 * 24.0);
+    assert_eq!(explanation.candidates.iter().filter(|c| c.chosen).count(), 2);
+    let text = explanation.to_string();
+    assert!(text.contains("plan") && text.contains("FLOP per byte"), "{text}");
+    let json = serde_json::to_string(&explanation).unwrap();
+    let read: Explanation = serde_json::from_str(&json).unwrap();
+    assert_eq!((read.plan, read.candidates), (explanation.plan, explanation.candidates));
+
+    let act = GatedActivation::new(&device, Activation::GLU);
+    let explanation = act.explain(2, 8, DType::F16, Arrangement::PackedGateFirst);
+    assert_eq!(explanation.compulsory_bytes, 2.0 * 3.0 * 8.0 * 2.0);
+}
