@@ -9,7 +9,7 @@ use crate::bytes::Bytes;
 use crate::error::{FormatError, Result, list};
 use crate::model::{FileFormat, Model};
 use crate::npy;
-use crate::stored::StoredType;
+use crate::stored::{StoredType, narrow};
 use crate::tensor::{StoredMatrix, Tensor};
 
 /// A matrix in the element type its file stores; quantised ones are decoded to `f32`.
@@ -62,7 +62,7 @@ impl DynMatrix {
             DynMatrix::F32(m) => m.view().to_dtype(),
             DynMatrix::F16(m) => m.view().to_dtype(),
             DynMatrix::Bf16(m) => m.view().to_dtype(),
-            DynMatrix::F64(m) => map(m, T::from_f64),
+            DynMatrix::F64(m) => map(m, narrow),
         }
     }
 

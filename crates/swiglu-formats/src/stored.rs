@@ -62,7 +62,7 @@ impl StoredType {
             }
         }
         match self {
-            StoredType::F64 => out.extend(words(bytes).map(|b| T::from_f64(f64::from_le_bytes(b)))),
+            StoredType::F64 => out.extend(words(bytes).map(|b| narrow::<T>(f64::from_le_bytes(b)))),
             StoredType::F32 => out.extend(words(bytes).map(|b| T::from_f32(f32::from_le_bytes(b)))),
             StoredType::F16 => {
                 out.extend(words(bytes).map(|b| T::from_f32(f16::from_le_bytes(b).to_f32())));
@@ -84,6 +84,25 @@ impl StoredType {
         self.decode(bytes, &mut single);
         out.extend(single.into_iter().map(f64::from));
     }
+}
+
+/// Rounds float64 once. Half-precision conversions of float64 in common use go through `f32` or
+/// drop low bits first, which rounds twice; rounding to odd on the way keeps what decides.
+pub(crate) fn narrow<T: Element>(x: f64) -> T {
+    if T::DTYPE == DType::F32 { T::from_f64(x) } else { T::from_f32(to_odd(x)) }
+}
+
+/// The `f32` nearest zero between `x` and zero, with the last bit set if bits were lost.
+fn to_odd(x: f64) -> f32 {
+    let nearest = x as f32;
+    let back = f64::from(nearest);
+    if back == x || x.is_nan() {
+        return nearest;
+    }
+    // Bits grow with magnitude whatever the sign, so one less is one step towards zero. It was
+    // inexact, so zero is never stepped from: it is only reached from larger magnitudes.
+    let toward_zero = nearest.to_bits() - u32::from(back.abs() > x.abs());
+    f32::from_bits(toward_zero | 1)
 }
 
 fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
@@ -115,6 +134,23 @@ mod tests {
         let mut out: Vec<bf16> = Vec::new();
         StoredType::F64.decode(&x.to_le_bytes(), &mut out);
         assert_eq!(out, [bf16::from_f32(1.0 + 2f32.powi(-7))]);
+        let x = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(narrow::<f16>(x), f16::from_f32(1.0 + 2f32.powi(-10)));
+        assert_eq!(narrow::<f16>(-x), f16::from_f32(-1.0 - 2f32.powi(-10)));
+    }
+
+    #[test]
+    fn float64_extremes_narrow() {
+        assert_eq!(narrow::<bf16>(1e300), bf16::INFINITY);
+        assert_eq!(narrow::<f16>(-1e300), f16::NEG_INFINITY);
+        assert_eq!(narrow::<f16>(f64::NEG_INFINITY), f16::NEG_INFINITY);
+        assert!(narrow::<f16>(f64::NAN).is_nan());
+        assert_eq!(narrow::<bf16>(1e-300).to_bits(), 0);
+        assert_eq!(narrow::<bf16>(-1e-300).to_bits(), 0x8000);
+        assert_eq!(narrow::<f32>(0.1), 0.1f32);
+        // Between the middle and the next subnormal.
+        assert_eq!(narrow::<f16>(2f64.powi(-25) * (1.0 + 1e-12)).to_bits(), 1);
+        assert_eq!(narrow::<f16>(2f64.powi(-25)).to_bits(), 0);
     }
 
     #[test]

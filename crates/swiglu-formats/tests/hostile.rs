@@ -1,0 +1,392 @@
+//! Files that are broken on purpose.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use proptest::prelude::*;
+use std::path::Path;
+use support::*;
+use swiglu_formats::{
+    Bytes, FormatError, LoadOptions, Model, gguf as gguf_format, load_layer, load_layer_from_bytes,
+    matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,
+    safetensors as safetensors_format,
+};
+
+fn parse_st(bytes: Vec<u8>) -> Result<safetensors_format::SafeTensors, FormatError> {
+    safetensors_format::parse(&Bytes::from(bytes), Path::new("f.safetensors"))
+}
+
+fn parse_gguf(bytes: Vec<u8>) -> Result<gguf_format::Gguf, FormatError> {
+    gguf_format::parse(&Bytes::from(bytes), Path::new("f.gguf"))
+}
+
+fn layer_tensors() -> Vec<T> {
+    vec![
+        t("blk.0.ffn_gate.weight", "F32", &[3, 5], 1),
+        t("blk.0.ffn_up.weight", "F16", &[3, 5], 2),
+        t("blk.0.ffn_down.weight", "BF16", &[5, 3], 3),
+    ]
+}
+
+fn metadata() -> Vec<Vec<u8>> {
+    let strings = [
+        8u32.to_le_bytes().to_vec(),
+        2u64.to_le_bytes().to_vec(),
+        gguf_string("a"),
+        gguf_string("bc"),
+    ]
+    .concat();
+    let nested = [
+        9u32.to_le_bytes().to_vec(),
+        1u64.to_le_bytes().to_vec(),
+        5u32.to_le_bytes().to_vec(),
+        2u64.to_le_bytes().to_vec(),
+        vec![0; 8],
+    ]
+    .concat();
+    vec![
+        text("general.architecture", "llama"),
+        uint("llama.embedding_length", 5),
+        pair("a.i8", 1, &[0xff]),
+        pair("a.bool", 7, &[1]),
+        pair("a.f32", 6, &1.5f32.to_le_bytes()),
+        pair("a.i64", 11, &(-7i64).to_le_bytes()),
+        pair("a.f64", 12, &2.5f64.to_le_bytes()),
+        pair("a.strings", 9, &strings),
+        pair("a.nested", 9, &nested),
+    ]
+}
+
+#[test]
+fn gguf_metadata_of_every_kind_is_read() {
+    use gguf_format::metadata::Value;
+    for version in [2, 3] {
+        let f = parse_gguf(gguf_with(version, 32, &layer_tensors(), &metadata())).unwrap();
+        assert_eq!(f.version, version);
+        assert_eq!(f.metadata["a.i8"], Value::Int(-1));
+        assert_eq!(f.metadata["a.bool"], Value::Bool(true));
+        assert_eq!(f.metadata["a.f32"], Value::Float(1.5));
+        assert_eq!(f.metadata["a.i64"], Value::Int(-7));
+        assert_eq!(f.metadata["a.f64"], Value::Float(2.5));
+        assert_eq!(f.metadata["a.strings"], Value::Array { len: 2 });
+        assert_eq!(f.metadata["a.nested"], Value::Array { len: 1 });
+        assert_eq!(f.architecture_value("embedding_length"), Some(5));
+        assert_eq!(f.tensors[0].shape, [3, 5]);
+    }
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    let st = safetensors(&layer_tensors());
+    for len in 0..st.len() {
+        let e = parse_st(st[..len].to_vec()).unwrap_err();
+        assert!(matches!(e, FormatError::Truncated { .. }), "{len}: {e}");
+        load_layer_from_bytes(st[..len].to_vec(), &LoadOptions::default()).unwrap_err();
+    }
+    let full = gguf(&layer_tensors(), &metadata());
+    // The last tensor's padding is not part of its data.
+    for len in 0..full.len() - 2 {
+        let e = parse_gguf(full[..len].to_vec()).err();
+        assert!(
+            matches!(e, Some(FormatError::Truncated { .. })) || (e.is_none() && len + 32 > full.len()),
+            "{len}: {e:?}"
+        );
+    }
+}
+
+#[test]
+fn safetensors_headers_are_checked() {
+    let entry = |dtype: &str, shape: &str, offsets: &str| {
+        format!(r#"{{"t":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+    };
+    for (header, data, what) in [
+        (entry("F32", "[2]", "[0,8]"), 7, "truncated"),
+        (entry("F32", "[2]", "[0,8]"), 9, "malformed"),
+        (entry("F32", "[3]", "[0,8]"), 8, "12 bytes"),
+        (entry("F32", "[2]", "[4,12]"), 12, "[0, …]"),
+        (entry("F32", "[2]", "[8,0]"), 8, "[8, 0]"),
+        (entry("F32", "[2]", "[0,18446744073709551615]"), 8, "truncated"),
+        (entry("U8", "[18446744073709551615]", "[0,18446744073709551615]"), 8, "truncated"),
+        (entry("F32", "[4611686018427387905]", "[0,4]"), 4, "2^64 bytes"),
+        (entry("F32", "[18446744073709551615,2]", "[0,8]"), 8, "2^64 elements"),
+        (entry("F32", "[-2]", "[0,8]"), 8, "JSON"),
+        (entry("F32", "[2]", "[0,8,9]"), 8, "JSON"),
+        (entry("F32", "2", "[0,8]"), 8, "JSON"),
+        (r#"{"t":{"dtype":"F32","shape":[2]}}"#.into(), 8, "JSON"),
+        ("[]".into(), 0, "JSON"),
+        ("{".into(), 0, "JSON"),
+        ("".into(), 0, "JSON"),
+        ("{}{}".into(), 0, "JSON"),
+        (format!("{{\"t\":{}", "[".repeat(100_000)), 0, "JSON"),
+        (r#"{"__metadata__":{"a":1}}"#.into(), 0, "JSON"),
+    ] {
+        let e = parse_st(raw_safetensors(&header, &vec![0; data])).unwrap_err().to_string();
+        assert!(e.contains(what), "{}: {e}", &header[..header.len().min(80)]);
+        assert!(e.len() < 600);
+    }
+    // Two tensors: overlapping, with a gap, of one name.
+    let two = |a: &str, b: &str, second: &str| {
+        raw_safetensors(
+            &format!(
+                r#"{{"a":{{"dtype":"F32","shape":[2],"data_offsets":{a}}},"{second}":{{"dtype":"F32","shape":[2],"data_offsets":{b}}}}}"#
+            ),
+            &[0; 16],
+        )
+    };
+    assert!(parse_st(two("[0,8]", "[8,16]", "b")).is_ok());
+    assert!(parse_st(two("[8,16]", "[0,8]", "b")).is_ok());
+    assert!(parse_st(two("[0,8]", "[4,12]", "b")).is_err());
+    assert!(parse_st(two("[0,8]", "[0,8]", "b")).is_err());
+    assert!(parse_st(two("[0,8]", "[8,16]", "a")).unwrap_err().to_string().contains("each name once"));
+    // A header length of no file.
+    for len in [u64::MAX, 1 << 63, 100_000_001, 100_000_000] {
+        let bytes = [&len.to_le_bytes()[..], b"{}"].concat();
+        assert!(parse_st(bytes).is_err());
+    }
+}
+
+#[test]
+fn unknown_types_only_matter_when_read() {
+    let header = r#"{"t":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]},"u":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#;
+    let file = raw_safetensors(header, &[0; 6]);
+    assert!(matrix_from_safetensors_bytes(file.clone(), "u").is_ok());
+    let e = matrix_from_safetensors_bytes(file, "t").unwrap_err();
+    assert!(matches!(&e, FormatError::UnsupportedDtype { dtype, .. } if dtype == "F8_E4M3"), "{e}");
+
+    let other = T { name: "q".into(), dtype: "IQ4_XS", shape: vec![1, 256], bytes: vec![0; 136] };
+    let f = gguf(&[other, t("f", "F32", &[1, 4], 1)], &[]);
+    let model = Model::from_bytes(&Bytes::from(f)).unwrap();
+    assert_eq!(model.names(), ["f", "q"]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, gguf(&[t("f", "F32", &[1, 4], 1)], &[])).unwrap();
+    assert_eq!(read_matrix(path.to_str().unwrap()).unwrap().shape(), [1, 4]);
+}
+
+/// A GGUF file from raw header fields.
+fn raw_gguf(version: u32, tensors: u64, pairs: u64, rest: &[u8]) -> Vec<u8> {
+    let mut out = b"GGUF".to_vec();
+    out.extend_from_slice(&version.to_le_bytes());
+    out.extend_from_slice(&tensors.to_le_bytes());
+    out.extend_from_slice(&pairs.to_le_bytes());
+    out.extend_from_slice(rest);
+    out.resize(out.len().max(256), 0);
+    out
+}
+
+fn raw_tensor(name: &str, ne: &[u64], kind: u32, offset: u64) -> Vec<u8> {
+    let mut out = gguf_string(name);
+    out.extend_from_slice(&(ne.len() as u32).to_le_bytes());
+    ne.iter().for_each(|d| out.extend_from_slice(&d.to_le_bytes()));
+    out.extend_from_slice(&kind.to_le_bytes());
+    out.extend_from_slice(&offset.to_le_bytes());
+    out
+}
+
+#[test]
+fn gguf_headers_are_checked() {
+    let array = |kind: u32, len: u64| [&kind.to_le_bytes()[..], &len.to_le_bytes()].concat();
+    let deep = array(9, 1).repeat(100);
+    let long = (1u64 << 63).to_le_bytes();
+    let f = |ne: &[u64], kind, offset| raw_gguf(3, 1, 0, &raw_tensor("t", ne, kind, offset));
+    for (bytes, what) in [
+        (raw_gguf(1, 0, 0, &[]), "2 or 3"),
+        (raw_gguf(4, 0, 0, &[]), "2 or 3"),
+        (raw_gguf(3u32.swap_bytes(), 0, 0, &[]), "big-endian"),
+        (raw_gguf(3, u64::MAX, 0, &[]), "truncated"),
+        (raw_gguf(3, 0, u64::MAX, &[]), "truncated"),
+        (raw_gguf(3, 1 << 40, 0, &[]), "truncated"),
+        (raw_gguf(3, 0, 1, &long), "truncated"),
+        (raw_gguf(3, 0, 1, &pair("k", 8, &long)), "truncated"),
+        (raw_gguf(3, 0, 1, &pair("k", 13, &[])), "0 to 12"),
+        (raw_gguf(3, 0, 1, &pair("k", 7, &[2])), "0 or 1"),
+        (raw_gguf(3, 0, 1, &pair("k", 9, &array(8, u64::MAX))), "truncated"),
+        (raw_gguf(3, 0, 1, &pair("k", 9, &array(9, u64::MAX))), "truncated"),
+        (raw_gguf(3, 0, 1, &pair("k", 9, &array(10, 1 << 61))), "truncated"),
+        (raw_gguf(3, 0, 1, &pair("k", 9, &array(99, 1))), "0 to 12"),
+        (raw_gguf(3, 0, 1, &pair("k", 9, &deep)), "levels of arrays"),
+        (raw_gguf(3, 0, 2, &[uint("k", 1), uint("k", 2)].concat()), "each key once"),
+        (raw_gguf(3, 0, 1, &uint("general.alignment", 0)), "power of two"),
+        (raw_gguf(3, 0, 1, &uint("general.alignment", 48)), "power of two"),
+        (raw_gguf(3, 0, 1, &text("general.alignment", "32")), "power of two"),
+        (raw_gguf(3, 0, 1, &pair("general.alignment", 10, &(1u64 << 63).to_le_bytes())), "power of two"),
+        (f(&[], 0, 0), "1 to 4"),
+        (f(&[1, 1, 1, 1, 1], 0, 0), "1 to 4"),
+        (f(&[1 << 32, 1 << 32], 0, 0), "2^64 elements"),
+        (f(&[u64::MAX, 0, 7], 0, 0), "truncated"),
+        (f(&[1 << 62], 0, 0), "2^64 bytes"),
+        (f(&[1 << 61], 0, 0), "truncated"),
+        (f(&[4], 0, 7), "multiple of 32"),
+        (f(&[4], 0, u64::MAX - 31), "truncated"),
+        (f(&[4], 0, 4096), "truncated"),
+        (
+            raw_gguf(3, 2, 0, &[raw_tensor("a", &[16], 0, 0), raw_tensor("b", &[16], 0, 32)].concat()),
+            "the end of a",
+        ),
+        (
+            raw_gguf(3, 2, 0, &[raw_tensor("a", &[8], 0, 0), raw_tensor("a", &[8], 0, 32)].concat()),
+            "each name once",
+        ),
+        (raw_gguf(3, 1, 0, &[&2u64.to_le_bytes()[..], &[0xff, 0xfe]].concat()), "UTF-8"),
+    ] {
+        match parse_gguf(bytes) {
+            Err(e) => assert!(e.to_string().contains(what), "{what}: {e}"),
+            // No elements, so no data: legal, and refused as a matrix.
+            Ok(f) => assert!(what == "truncated" && f.tensors[0].shape.contains(&0), "{what}"),
+        }
+    }
+}
+
+#[test]
+fn things_that_are_no_model_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let o = LoadOptions::default();
+    let at = |name: &str, bytes: &[u8]| {
+        let p = dir.path().join(name);
+        std::fs::write(&p, bytes).unwrap();
+        p
+    };
+    let e = load_layer(dir.path(), &o).unwrap_err();
+    assert!(matches!(&e, FormatError::NoModel { found, .. } if found == "nothing"), "{e}");
+    let e = load_layer(&dir.path().join("absent.gguf"), &o).unwrap_err();
+    assert!(matches!(&e, FormatError::Io { .. }) && e.to_string().contains("absent.gguf"), "{e}");
+    let e = load_layer(&at("empty", b""), &o).unwrap_err();
+    assert!(matches!(&e, FormatError::UnknownFormat { .. }) && e.to_string().contains("empty"), "{e}");
+    for name in ["empty.gguf", "empty.safetensors"] {
+        let e = load_layer(&at(name, b""), &o).unwrap_err();
+        assert!(matches!(&e, FormatError::Truncated { available: 0, .. }), "{e}");
+    }
+    let e = load_layer(&at("pytorch_model.bin", b"PK\x03\x04...."), &o).unwrap_err();
+    assert!(e.to_string().contains("convert it to safetensors"), "{e}");
+    let e = load_layer(&at("x.npy", &npy(1, "{}", &[])), &o).unwrap_err();
+    assert!(e.to_string().contains("npy does not hold a model"), "{e}");
+    // Content decides over the extension.
+    let st = safetensors(&layer_tensors());
+    assert!(load_layer(&at("model.gguf", &st), &o).is_ok());
+    let e = load_layer(dir.path(), &o).unwrap_err();
+    assert!(e.to_string().contains("model.gguf"), "{e}");
+    let sub = dir.path().join("model.safetensors");
+    std::fs::create_dir(&sub).unwrap();
+    let e = Bytes::map(&sub).unwrap_err();
+    assert!(matches!(&e, FormatError::NotAFile { .. }), "{e}");
+    let e = read_matrix(sub.to_str().unwrap()).unwrap_err();
+    assert!(matches!(&e, FormatError::NoModel { .. }), "{e}");
+    #[cfg(unix)]
+    assert!(matches!(load_layer(Path::new("/dev/zero"), &o), Err(FormatError::NotAFile { .. })));
+}
+
+/// What every entry point does with bytes that may be anything.
+fn exercise(bytes: &[u8]) {
+    let shared = Bytes::from(bytes.to_vec());
+    if let Ok(f) = safetensors_format::parse(&shared, Path::new("f")) {
+        f.tensors.iter().for_each(|t| drop(matrix_from_safetensors_bytes(shared.clone(), &t.name)));
+    }
+    let _ = gguf_format::parse(&shared, Path::new("f"));
+    if let Ok(m) = matrix_from_npy_bytes(shared.clone()) {
+        m.to_f64();
+    }
+    if let Ok(layer) = load_layer_from_bytes(shared, &LoadOptions::default()) {
+        let _ = (layer.gate_up::<f32>(), layer.down::<f32>(), layer.expect_finite());
+        layer.describe();
+    }
+}
+
+/// Cases of the mutation test; more by SWIGLU_FUZZ_CASES.
+fn cases() -> u32 {
+    std::env::var("SWIGLU_FUZZ_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(2000)
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let q = |name: &str, dtype| T {
+        name: name.into(),
+        dtype,
+        shape: vec![2, 256],
+        bytes: random_blocks(dtype, 512 / support::reference::block_elements(dtype), 5),
+    };
+    vec![
+        safetensors(&layer_tensors()),
+        gguf(&layer_tensors(), &metadata()),
+        gguf(&[q("blk.0.ffn_gate.weight", "Q6_K"), q("blk.0.ffn_up.weight", "Q4_1")], &metadata()),
+        npy(1, "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", &[0; 24]),
+        npy(2, "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 1, 3), }", &[0; 12]),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: cases(), failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn mutated_files_never_panic(
+        which in 0usize..5,
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..6),
+        cut in prop::option::weighted(0.1, any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = seeds().swap_remove(which);
+        for (at, value, how) in edits {
+            // The interesting bytes are at the front.
+            let at = at.index(bytes.len().min(700));
+            match how {
+                0 => bytes[at] = value,
+                1 => bytes[at] ^= 1 << (value % 8),
+                2 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff, b'0', b'9', b'{'][usize::from(value % 8)],
+                _ => bytes.insert(at, value),
+            }
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        exercise(&bytes);
+    }
+
+    /// What the reference reader accepts is accepted and read alike, and the other way round.
+    #[test]
+    fn safetensors_agree_with_the_reference_reader(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+        pad in 0usize..9,
+    ) {
+        let mut bytes = safetensors_with(&layer_tensors(), "", pad);
+        for (at, value) in edits {
+            let at = at.index(bytes.len().min(300));
+            bytes[at] = value;
+        }
+        let ours = parse_st(bytes.clone());
+        match safetensors::SafeTensors::deserialize(&bytes) {
+            Ok(reference) => {
+                let ours = ours.map_err(|e| TestCaseError::fail(e.to_string()))?;
+                prop_assert_eq!(ours.tensors.len(), reference.len());
+                for t in &ours.tensors {
+                    let r = reference.tensor(&t.name).unwrap();
+                    prop_assert_eq!(&t.shape[..], r.shape());
+                    prop_assert_eq!(&*t.data, r.data());
+                }
+            }
+            Err(e) => {
+                // Only a type name that it does not know may be let through.
+                let unknown = |f: &safetensors_format::SafeTensors| {
+                    f.tensors.iter().any(|t| t.stored.block().is_none())
+                };
+                prop_assert!(ours.is_err() || ours.is_ok_and(|f| unknown(&f)), "{}", e);
+            }
+        }
+    }
+
+    #[test]
+    fn gguf_round_trips(
+        rows in 1usize..5, cols in 1usize..9, version in 2u32..4, shift in 3u32..9, count in 0usize..5
+    ) {
+        let alignment = 1usize << shift;
+        let tensors: Vec<T> = (0..count)
+            .map(|i| t(&format!("t{i}"), ["F32", "F16", "BF16", "F64"][i % 4], &[rows, cols], i))
+            .collect();
+        let pairs = [uint("general.alignment", alignment as u32)];
+        let f = parse_gguf(gguf_with(version, alignment, &tensors, &pairs)).unwrap();
+        prop_assert_eq!(f.tensors.len(), count);
+        for (a, b) in f.tensors.iter().zip(&tensors) {
+            prop_assert_eq!(&a.name, &b.name);
+            prop_assert_eq!(&a.shape, &b.shape);
+            prop_assert_eq!(&*a.data, &b.bytes[..]);
+        }
+    }
+}

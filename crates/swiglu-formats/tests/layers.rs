@@ -1,0 +1,579 @@
+//! Finding a layer: every naming convention, and every refusal.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use half::{bf16, f16};
+use std::path::PathBuf;
+use support::*;
+use swiglu_core::{Arrangement, DType, Half, Orientation, WeightLayout};
+use swiglu_formats::{
+    FormatError, LayerWeights, LoadOptions, Result, TensorNames, load_layer, load_layer_from_bytes,
+};
+
+const K: usize = 12;
+const H: usize = 172;
+
+/// A model file with a config beside it, in a directory that lives as long as this.
+struct Checkpoint {
+    dir: tempfile::TempDir,
+}
+
+impl Checkpoint {
+    fn new(tensors: &[T], config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), safetensors(tensors)).unwrap();
+        if !config.is_empty() {
+            std::fs::write(dir.path().join("config.json"), config).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("model.safetensors")
+    }
+
+    fn load(&self, o: &LoadOptions) -> Result<LayerWeights> {
+        load_layer(&self.file(), o)
+    }
+}
+
+fn model_type(name: &str) -> String {
+    format!(r#"{{"model_type":"{name}","hidden_act":"silu"}}"#)
+}
+
+fn at(layer: usize) -> LoadOptions {
+    LoadOptions { layer, ..Default::default() }
+}
+
+fn expert(layer: usize, expert: usize) -> LoadOptions {
+    LoadOptions { layer, expert: Some(expert), ..Default::default() }
+}
+
+/// Gate, up, down `[out, in]` under three names.
+fn triple(names: [&str; 3], dtype: &'static str, k: usize, h: usize, seed: usize) -> Vec<T> {
+    vec![
+        t(names[0], dtype, &[h, k], seed),
+        t(names[1], dtype, &[h, k], seed + 1),
+        t(names[2], dtype, &[k, h], seed + 2),
+    ]
+}
+
+/// The layer is what `triple` with this seed describes, whatever its layout.
+fn expect_triple(layer: &LayerWeights, k: usize, h: usize, seed: usize) {
+    assert_eq!((layer.hidden(), layer.intermediate()), (k, h));
+    let gate_up = layer.gate_up::<f32>().unwrap();
+    let w = gate_up.view().convert(WeightLayout::HF).unwrap();
+    assert_eq!(w.tensors()[0].as_slice(), ramp(h * k, seed));
+    assert_eq!(w.tensors()[1].as_slice(), ramp(h * k, seed + 1));
+    let (down, orientation) = layer.down::<f32>().unwrap().unwrap();
+    let want = ramp(h * k, seed + 2);
+    for r in 0..k {
+        for c in 0..h {
+            let value = match orientation {
+                Orientation::OutIn => down.view().row(r)[c],
+                Orientation::InOut => down.view().row(c)[r],
+            };
+            assert_eq!(value, want[r * h + c]);
+        }
+    }
+    layer.expect_finite().unwrap();
+}
+
+fn refused(r: Result<LayerWeights>, parts: &[&str]) -> FormatError {
+    let e = r.unwrap_err();
+    for part in parts {
+        assert!(e.to_string().contains(part), "`{part}` in: {e}");
+    }
+    e
+}
+
+#[test]
+fn hugging_face_under_every_prefix_and_type() {
+    for prefix in
+        ["model.", "", "model.language_model.", "language_model.model.", "transformer.", "odd.one."]
+    {
+        for dtype in ["F32", "F16", "BF16", "F64"] {
+            let n = |x: &str| format!("{prefix}layers.7.mlp.{x}_proj.weight");
+            let mut tensors = triple([&n("gate"), &n("up"), &n("down")], dtype, K, H, 3);
+            tensors.push(t(&format!("{prefix}layers.7.mlp.gate_proj.bias"), "F32", &[H], 8));
+            tensors.push(t(&format!("{prefix}layers.7.mlp.down_proj.bias"), dtype, &[K], 9));
+            tensors.push(t(&format!("{prefix}layers.7.self_attn.q_proj.weight"), dtype, &[K, K], 9));
+            let layer = load_layer_from_bytes(safetensors(&tensors), &at(7)).unwrap();
+            expect_triple(&layer, K, H, 3);
+            assert_eq!(layer.layout(), WeightLayout::HF);
+            assert_eq!(layer.stored_dtype().to_string(), dtype);
+            assert_eq!(layer.gate_bias().unwrap(), ramp(H, 8));
+            assert_eq!(layer.down_bias().unwrap(), ramp(K, 9));
+            assert!(layer.up_bias().is_none());
+        }
+    }
+}
+
+#[test]
+fn real_sizes_that_break_others() {
+    // H not a multiple of 8 or 2, K = 1, K not a multiple of 8.
+    let n = |x: &str| format!("model.layers.0.mlp.{x}_proj.weight");
+    for (k, h) in [(288, 768), (37, 172), (1, 1), (7, 3420), (5, 13)] {
+        let tensors = triple([&n("gate"), &n("up"), &n("down")], "BF16", k, h, 1);
+        let layer = load_layer_from_bytes(safetensors(&tensors), &at(0)).unwrap();
+        expect_triple(&layer, k, h, 1);
+    }
+}
+
+#[test]
+fn weights_are_borrowed_where_they_lie_aligned() {
+    let n = |x: &str| format!("model.layers.0.mlp.{x}_proj.weight");
+    for pad in 0..4 {
+        let tensors = triple([&n("gate"), &n("up"), &n("down")], "F32", K, H, 1);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.safetensors");
+        std::fs::write(&path, safetensors_with(&tensors, "", pad)).unwrap();
+        let layer = load_layer(&path, &at(0)).unwrap();
+        assert_eq!(layer.gate_up_view::<f32>().is_some(), pad == 0, "{pad}");
+        assert_eq!(layer.down_view::<f32>().is_some(), pad == 0);
+        assert!(layer.gate_up_view::<bf16>().is_none());
+        expect_triple(&layer, K, H, 1);
+        assert_eq!(layer.gate_up::<f16>().unwrap().tensors()[0].as_slice()[3].to_f32(), ramp(4, 1)[3]);
+    }
+}
+
+#[test]
+fn a_language_model_beside_an_encoder() {
+    let n = |p: &str, x: &str| format!("{p}layers.0.mlp.{x}_proj.weight");
+    let of = |p: &str, seed| triple([&n(p, "gate"), &n(p, "up"), &n(p, "down")], "F32", 4, 6, seed);
+    let both = [of("model.language_model.", 1), of("vision_tower.encoder.", 5)].concat();
+    expect_triple(&load_layer_from_bytes(safetensors(&both), &at(0)).unwrap(), 4, 6, 1);
+    let both = [of("audio.", 1), of("vision.", 5)].concat();
+    let e = load_layer_from_bytes(safetensors(&both), &at(0));
+    refused(e, &["ambiguous", "audio., vision.", "explicit tensor names"]);
+}
+
+#[test]
+fn mixtral_and_numbered_experts() {
+    let mut tensors = vec![t("model.layers.1.block_sparse_moe.gate.weight", "F32", &[2, K], 0)];
+    for e in 0..2 {
+        let n = |w: &str| format!("model.layers.1.block_sparse_moe.experts.{e}.{w}.weight");
+        tensors.extend(triple([&n("w1"), &n("w3"), &n("w2")], "BF16", K, H, 10 * e));
+    }
+    let file = safetensors(&tensors);
+    for e in 0..2 {
+        let layer = load_layer_from_bytes(file.clone(), &expert(1, e)).unwrap();
+        expect_triple(&layer, K, H, 10 * e);
+    }
+    refused(load_layer_from_bytes(file.clone(), &at(1)), &["the expert is ambiguous", "0 to 1"]);
+    let e = refused(load_layer_from_bytes(file, &expert(1, 2)), &["expert 2", "0 to 1"]);
+    assert!(matches!(e, FormatError::ExpertOutOfRange { .. }));
+}
+
+#[test]
+fn qwen_and_deepseek_experts_with_a_shared_one() {
+    let n = |i: usize, part: &str, x: &str| format!("model.layers.{i}.mlp.{part}{x}_proj.weight");
+    let of = |i, part: &str, h, seed| {
+        triple([&n(i, part, "gate"), &n(i, part, "up"), &n(i, part, "down")], "F32", K, h, seed)
+    };
+    let tensors = [
+        of(0, "", 20, 1),
+        of(1, "experts.0.", 8, 2),
+        of(1, "experts.11.", 8, 3),
+        of(1, "shared_experts.", 9, 4),
+        vec![t("model.layers.1.mlp.gate.weight", "F32", &[12, K], 0)],
+    ]
+    .concat();
+    let file = safetensors(&tensors);
+    let load = |o: &LoadOptions| load_layer_from_bytes(file.clone(), o);
+    expect_triple(&load(&at(0)).unwrap(), K, 20, 1);
+    expect_triple(&load(&expert(1, 11)).unwrap(), K, 8, 3);
+    refused(load(&at(1)), &["expert 0, 11", "shared expert by explicit tensor names"]);
+    refused(load(&expert(0, 1)), &["layer 0 has no experts"]);
+    refused(load(&at(2)), &["layer 2 given, the file has layers 0 to 1"]);
+    // The shared expert by name; its names say that it is made of linear layers.
+    let part = |x: &str| Some(n(1, "shared_experts.", x));
+    let names =
+        TensorNames { gate: part("gate"), up: part("up"), down: part("down"), ..Default::default() };
+    let layer = load(&LoadOptions { names, ..at(1) }).unwrap();
+    expect_triple(&layer, K, 9, 4);
+    assert_eq!(layer.layout().orientation, Orientation::OutIn);
+}
+
+#[test]
+fn llama_cpp_dense_and_stacked_experts() {
+    let mut tensors = triple(
+        ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"],
+        "F16",
+        K,
+        H,
+        1,
+    );
+    tensors.push(t("blk.0.ffn_up.bias", "F32", &[H], 7));
+    tensors.push(t("blk.0.ffn_norm.weight", "F32", &[K], 7));
+    let stack = |name: &str, a, b, seed| {
+        let v: Vec<f32> = (0..3usize).flat_map(|e| ramp(a * b, seed + 10 * e)).collect();
+        values(name, "F32", &[3, a, b], &v)
+    };
+    tensors.push(stack("blk.1.ffn_gate_exps.weight", 8, K, 1));
+    tensors.push(stack("blk.1.ffn_up_exps.weight", 8, K, 2));
+    tensors.push(stack("blk.1.ffn_down_exps.weight", K, 8, 3));
+    let n = |x: &str| format!("blk.2.ffn_{x}.5.weight");
+    tensors.extend(triple([&n("gate"), &n("up"), &n("down")], "F32", K, 8, 4));
+    let file = gguf(&tensors, &[text("general.architecture", "qwen3moe")]);
+    let load = |o: &LoadOptions| load_layer_from_bytes(file.clone(), o);
+    let layer = load(&at(0)).unwrap();
+    expect_triple(&layer, K, H, 1);
+    assert_eq!(layer.up_bias().unwrap(), ramp(H, 7));
+    assert_eq!(layer.architecture(), Some("qwen3moe"));
+    for e in 0..3 {
+        expect_triple(&load(&expert(1, e)).unwrap(), K, 8, 1 + 10 * e);
+    }
+    refused(load(&at(1)), &["the expert is ambiguous", "[3, 8, 12]", "expert 0 to 2"]);
+    refused(load(&expert(1, 3)), &["expert 3", "stacks 3 experts"]);
+    expect_triple(&load(&expert(2, 5)).unwrap(), K, 8, 4);
+}
+
+#[test]
+fn meta_and_plain_names() {
+    let n = |w: &str| format!("layers.0.feed_forward.{w}.weight");
+    let tensors = triple([&n("w1"), &n("w3"), &n("w2")], "F32", K, K, 1);
+    expect_triple(&load_layer_from_bytes(safetensors(&tensors), &at(0)).unwrap(), K, K, 1);
+
+    // Without a convention that fixes the orientation, shapes of gate and down fit both ways.
+    let tensors = triple(["layers.0.w1", "layers.0.w3", "layers.0.w2"], "F32", K, H, 1);
+    let load = |tensors: &[T], o: &LoadOptions| load_layer_from_bytes(safetensors(tensors), o);
+    let e = load(&tensors, &at(0));
+    refused(e, &["the orientation is ambiguous", "[172, 12]", "out-in", "in-out"]);
+    let layer = load(&tensors, &LoadOptions { hidden: Some(K), ..at(0) }).unwrap();
+    expect_triple(&layer, K, H, 1);
+    let layer = load(&tensors, &LoadOptions { hidden: Some(H), ..at(0) }).unwrap();
+    assert_eq!(layer.layout().orientation, Orientation::InOut);
+    assert_eq!((layer.hidden(), layer.intermediate()), (H, K));
+    let o = LoadOptions { orientation: Some(Orientation::OutIn), ..at(0) };
+    expect_triple(&load(&tensors, &o).unwrap(), K, H, 1);
+    let e = load(&tensors, &LoadOptions { hidden: Some(5), ..at(0) });
+    assert!(matches!(refused(e, &["as out-in", "as in-out"]), FormatError::Shape { .. }));
+    // A bias decides, too.
+    let with = [tensors, vec![t("layers.0.w2.bias", "F32", &[K], 1)]].concat();
+    expect_triple(&load(&with, &at(0)).unwrap(), K, H, 1);
+    // A square layer is refused, whatever the bias.
+    let square = triple(["layers.0.w1", "layers.0.w3", "layers.0.w2"], "F32", K, K, 1);
+    refused(load(&square, &at(0)), &["fits both ways"]);
+    // config.json knows the hidden size.
+    let tensors = triple(["layers.0.w1", "layers.0.w3", "layers.0.w2"], "F32", K, H, 1);
+    let c = Checkpoint::new(&tensors, &format!(r#"{{"hidden_size":{K}}}"#));
+    expect_triple(&c.load(&at(0)).unwrap(), K, H, 1);
+}
+
+#[test]
+fn shapes_that_contradict_the_convention_are_refused() {
+    let n = |x: &str| format!("model.layers.0.mlp.{x}_proj.weight");
+    let base = triple([&n("gate"), &n("up"), &n("down")], "F32", K, H, 1);
+    let swap = |i: usize, shape: &[usize]| {
+        let mut tensors = base.clone();
+        tensors[i] = t(&tensors[i].name, "F32", shape, 1);
+        load_layer_from_bytes(safetensors(&tensors), &at(0))
+    };
+    let e = refused(swap(2, &[H, K]), &["down_proj", "[12, 172]", "given [172, 12]"]);
+    assert!(matches!(e, FormatError::Shape { .. }));
+    refused(swap(1, &[H, K + 1]), &["up_proj", "given [172, 13]"]);
+    refused(swap(0, &[H * K]), &["gate_proj", "two extents"]);
+    refused(swap(0, &[0, K]), &["up_proj"]);
+    let zero = triple([&n("gate"), &n("up"), &n("down")], "F32", 0, 4, 1);
+    refused(load_layer_from_bytes(safetensors(&zero), &at(0)), &["at least one"]);
+    let bias = [base.clone(), vec![t("model.layers.0.mlp.up_proj.bias", "F32", &[K], 1)]].concat();
+    refused(load_layer_from_bytes(safetensors(&bias), &at(0)), &["up_proj.bias", "[172]", "[12]"]);
+    // Transposed as a whole, which only the stated hidden size shows.
+    let c = Checkpoint::new(&base, &format!(r#"{{"hidden_size":{H}}}"#));
+    refused(c.load(&at(0)), &["172 input features"]);
+    let o = LoadOptions { orientation: Some(Orientation::OutIn), ..at(0) };
+    expect_triple(&c.load(&o).unwrap(), K, H, 1);
+}
+
+/// Gate and up of `triple` in one `[2H, K]` tensor.
+fn packed(name: &str, arrangement: Arrangement, k: usize, h: usize, seed: usize) -> T {
+    let (gate, up) = (ramp(h * k, seed), ramp(h * k, seed + 1));
+    let mut v = vec![0.0; 2 * h * k];
+    for (half, source) in [(Half::Gate, gate), (Half::Up, up)] {
+        for i in 0..h {
+            let f = arrangement.locate(half, i, h).1;
+            v[f * k..][..k].copy_from_slice(&source[i * k..][..k]);
+        }
+    }
+    values(name, "F32", &[2 * h, k], &v)
+}
+
+#[test]
+fn packed_gate_up_needs_a_known_order() {
+    const NAME: &str = "model.layers.2.mlp.gate_up_proj.weight";
+    let down = t("model.layers.2.mlp.down_proj.weight", "F32", &[K, H], 3);
+    for arrangement in [
+        Arrangement::PackedGateFirst,
+        Arrangement::PackedUpFirst,
+        Arrangement::Interleaved { group: 1 },
+        Arrangement::Interleaved { group: 43 },
+    ] {
+        let file = safetensors(&[packed(NAME, arrangement, K, H, 1), down.clone()]);
+        let o = LoadOptions { arrangement: Some(arrangement), ..at(2) };
+        let layer = load_layer_from_bytes(file.clone(), &o).unwrap();
+        expect_triple(&layer, K, H, 1);
+        assert_eq!(layer.layout(), WeightLayout { orientation: Orientation::OutIn, arrangement });
+        let e = load_layer_from_bytes(file, &at(2));
+        refused(e, &["arrangement is ambiguous", "gate-first, up-first or interleaved-G"]);
+    }
+    let tensors = [packed(NAME, Arrangement::PackedGateFirst, K, H, 1), down.clone()];
+    for name in ["phi3", "phi4", "glm", "glm4"] {
+        let layer = Checkpoint::new(&tensors, &model_type(name)).load(&at(2)).unwrap();
+        expect_triple(&layer, K, H, 1);
+        assert_eq!((layer.architecture(), layer.hidden_act()), (Some(name), Some("silu")));
+    }
+    // The file's own metadata does as well.
+    let own = safetensors_with(&tensors, r#""__metadata__":{"model_type":"phi3"}"#, 0);
+    expect_triple(&load_layer_from_bytes(own, &at(2)).unwrap(), K, H, 1);
+    let e = Checkpoint::new(&tensors, &model_type("mystery")).load(&at(2));
+    refused(e, &["`mystery`", "gate-first"]);
+    let o = LoadOptions { arrangement: Some(Arrangement::Separate), ..at(2) };
+    refused(load_layer_from_bytes(safetensors(&tensors), &o), &["separate given"]);
+    let o = LoadOptions { arrangement: Some(Arrangement::Interleaved { group: 5 }), ..at(2) };
+    let e = load_layer_from_bytes(safetensors(&tensors), &o);
+    assert!(matches!(refused(e, &["a divisor of"]), FormatError::Core(_)));
+    // Odd rows hold no two halves.
+    let odd = [t(NAME, "F32", &[2 * H + 1, K], 1), down];
+    let o = LoadOptions { arrangement: Some(Arrangement::PackedGateFirst), ..at(2) };
+    refused(load_layer_from_bytes(safetensors(&odd), &o), &["even number"]);
+}
+
+#[test]
+fn phi3_and_glm4_in_gguf_pack_both_into_up() {
+    let tensors = [
+        packed("blk.0.ffn_up.weight", Arrangement::PackedGateFirst, K, H, 1),
+        t("blk.0.ffn_down.weight", "F32", &[K, H], 3),
+    ];
+    for arch in ["phi3", "glm4", "chatglm"] {
+        let file = gguf(&tensors, &[text("general.architecture", arch)]);
+        expect_triple(&load_layer_from_bytes(file, &at(0)).unwrap(), K, H, 1);
+    }
+    let file = gguf(&tensors, &[text("general.architecture", "gpt2")]);
+    let e = refused(load_layer_from_bytes(file, &at(0)), &["no gate weight", "ffn_up.weight"]);
+    assert!(matches!(e, FormatError::IncompleteLayer { .. }));
+}
+
+/// gpt-oss: `[E, K, 2H]` interleaved by one, `[E, H, K]`, and both biases.
+fn gpt_oss(k: usize, h: usize) -> Vec<T> {
+    let a = Arrangement::Interleaved { group: 1 };
+    let (mut both, mut down, mut bias) = (Vec::new(), Vec::new(), Vec::new());
+    for e in 0..2 {
+        let seed = 1 + 10 * e;
+        let (gate, up, d) = (ramp(h * k, seed), ramp(h * k, seed + 1), ramp(h * k, seed + 2));
+        for i in 0..k {
+            for f in 0..2 * h {
+                both.push(if f % 2 == 0 { &gate } else { &up }[f / 2 * k + i]);
+            }
+        }
+        for i in 0..h {
+            (0..k).for_each(|o| down.push(d[o * h + i]));
+        }
+        let (gb, ub) = (ramp(h, seed + 3), ramp(h, seed + 4));
+        let mut packed = vec![0.0; 2 * h];
+        for i in 0..h {
+            packed[a.locate(Half::Gate, i, h).1] = gb[i];
+            packed[a.locate(Half::Up, i, h).1] = ub[i];
+        }
+        bias.extend(packed);
+    }
+    let n = |x: &str| format!("model.layers.0.mlp.experts.{x}");
+    vec![
+        values(&n("gate_up_proj"), "BF16", &[2, k, 2 * h], &both),
+        values(&n("gate_up_proj_bias"), "BF16", &[2, 2 * h], &bias),
+        values(&n("down_proj"), "BF16", &[2, h, k], &down),
+        t(&n("down_proj_bias"), "BF16", &[2, k], 7),
+        t("model.layers.0.mlp.router.weight", "BF16", &[2, k], 7),
+    ]
+}
+
+#[test]
+fn gpt_oss_experts_are_interleaved() {
+    // 2880 = 2880 in the real model: only the architecture or the caller can tell.
+    for (k, h) in [(8, 8), (8, 6)] {
+        let c = Checkpoint::new(&gpt_oss(k, h), &model_type("gpt_oss"));
+        for e in 0..2 {
+            let layer = c.load(&expert(0, e)).unwrap();
+            expect_triple(&layer, k, h, 1 + 10 * e);
+            assert_eq!(layer.layout().to_string(), "in-out interleaved-1");
+            assert_eq!(layer.gate_bias().unwrap(), ramp(h, 4 + 10 * e));
+            assert_eq!(layer.up_bias().unwrap(), ramp(h, 5 + 10 * e));
+            assert_eq!(layer.down_bias().unwrap(), &ramp(2 * k, 7)[e * k..][..k]);
+        }
+        refused(c.load(&at(0)), &["the expert is ambiguous", "0 to 1"]);
+        let file = safetensors(&gpt_oss(k, h));
+        refused(load_layer_from_bytes(file.clone(), &expert(0, 0)), &["arrangement is ambiguous"]);
+        // Given the arrangement, the packed width decides the orientation.
+        let o = LoadOptions {
+            arrangement: Some(Arrangement::Interleaved { group: 1 }),
+            ..expert(0, 1)
+        };
+        expect_triple(&load_layer_from_bytes(file, &o).unwrap(), k, h, 11);
+    }
+    let blocks = [t("model.layers.0.mlp.experts.gate_up_proj_blocks", "F32", &[1], 1)];
+    let e = load_layer_from_bytes(safetensors(&blocks), &expert(0, 0));
+    assert!(matches!(refused(e, &["MXFP4"]), FormatError::UnsupportedDtype { .. }));
+}
+
+#[test]
+fn moonshine_by_explicit_names() {
+    let n = |x: &str| format!("model.decoder.layers.0.mlp.{x}");
+    let a = Arrangement::PackedUpFirst;
+    let tensors = [
+        packed(&n("fc1.weight"), a, K, 8, 1),
+        t(&n("fc1.bias"), "F32", &[16], 5),
+        t(&n("fc2.weight"), "F32", &[K, 8], 3),
+        t(&n("fc2.bias"), "F32", &[K], 6),
+    ];
+    let file = safetensors(&tensors);
+    let names = TensorNames {
+        gate_up: Some(n("fc1.weight")),
+        gate_up_bias: Some(n("fc1.bias")),
+        down: Some(n("fc2.weight")),
+        down_bias: Some(n("fc2.bias")),
+        ..Default::default()
+    };
+    let o = LoadOptions { names, arrangement: Some(a), ..Default::default() };
+    let layer = load_layer_from_bytes(file.clone(), &o).unwrap();
+    expect_triple(&layer, K, 8, 1);
+    assert_eq!(layer.up_bias().unwrap(), &ramp(16, 5)[..8]);
+    assert_eq!(layer.gate_bias().unwrap(), &ramp(16, 5)[8..]);
+    let text = layer.describe();
+    assert!(text.contains("fc1.weight F32") && text.contains("out-in up-first"), "{text}");
+    let e = load_layer_from_bytes(file.clone(), &LoadOptions { arrangement: None, ..o.clone() });
+    refused(e, &["fc1.weight holds gate and up", "up-first"]);
+    let e = load_layer_from_bytes(file, &at(0));
+    let e = refused(e, &["tried", "explicit tensor names", "model.decoder.layers.0.mlp.fc1.bias"]);
+    assert!(matches!(e, FormatError::NoLayer { .. }));
+}
+
+#[test]
+fn explicit_names_are_checked() {
+    let tensors = triple(["a", "b", "c"], "F32", K, H, 1);
+    let load = |names: TensorNames| {
+        let o = LoadOptions { names, hidden: Some(K), ..Default::default() };
+        load_layer_from_bytes(safetensors(&tensors), &o)
+    };
+    let some = |s: &str| Some(s.to_owned());
+    let base = TensorNames { gate: some("a"), up: some("b"), ..Default::default() };
+    let layer = load(TensorNames { down: some("c"), ..base.clone() }).unwrap();
+    expect_triple(&layer, K, H, 1);
+    let layer = load(base.clone()).unwrap();
+    assert!(layer.down::<f32>().unwrap().is_none() && layer.describe().contains("no down"));
+    refused(load(TensorNames { up: None, ..base.clone() }), &["gate given without up"]);
+    refused(load(TensorNames { gate: None, ..base.clone() }), &["up given without gate"]);
+    refused(load(TensorNames { gate_up: some("c"), ..base.clone() }), &["together with"]);
+    refused(load(TensorNames { gate_up_bias: some("c"), ..base.clone() }), &["gate_up_bias needs"]);
+    let both = TensorNames { gate_bias: some("c"), gate_up_bias: some("c"), ..base.clone() };
+    refused(load(both), &["together with"]);
+    refused(load(TensorNames { gate_bias: some("c"), ..base.clone() }), &["the expert"]);
+    let e = refused(load(TensorNames { down: some("d"), ..base }), &["no tensor `d`", "nearest"]);
+    assert!(matches!(e, FormatError::TensorNotFound { .. }));
+    let o = LoadOptions { arrangement: Some(Arrangement::PackedUpFirst), ..at(0) };
+    let n = |x: &str| format!("layers.0.mlp.{x}_proj.weight");
+    let hf = triple([&n("gate"), &n("up"), &n("down")], "F32", K, H, 1);
+    refused(load_layer_from_bytes(safetensors(&hf), &o), &["up-first given", "two tensors"]);
+}
+
+#[test]
+fn incomplete_layers_say_what_is_missing() {
+    let n = |x: &str| format!("layers.0.mlp.{x}_proj.weight");
+    let all = triple([&n("gate"), &n("up"), &n("down")], "F32", K, H, 1);
+    for (keep, what) in [(0, "no up weight"), (1, "no gate weight"), (2, "no gate and no up")] {
+        let e = load_layer_from_bytes(safetensors(&all[keep..=keep]), &at(0));
+        let e = refused(e, &["layer 0 is incomplete", what, &all[keep].name]);
+        assert!(matches!(e, FormatError::IncompleteLayer { .. }));
+    }
+    let layer = load_layer_from_bytes(safetensors(&all[..2]), &at(0)).unwrap();
+    assert!(layer.stored_down().is_none());
+    let many: Vec<T> = (0..31)
+        .flat_map(|i| {
+            let n = |x: &str| format!("layers.{i}.mlp.{x}_proj.weight");
+            triple([&n("gate"), &n("up"), &n("down")], "F32", 1, 1, 1)
+        })
+        .collect();
+    let e = load_layer_from_bytes(safetensors(&many), &at(31));
+    let e = refused(e, &["layer 31 given, the file has layers 0 to 30"]);
+    assert!(matches!(e, FormatError::LayerOutOfRange { .. }));
+    refused(load_layer_from_bytes(safetensors(&[]), &at(0)), &["the file has nothing"]);
+}
+
+#[test]
+fn sharded_checkpoints_open_only_what_they_need() {
+    let n = |i: usize, x: &str| format!("model.layers.{i}.mlp.{x}_proj.weight");
+    let zero = triple([&n(0, "gate"), &n(0, "up"), &n(0, "down")], "BF16", K, H, 1);
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, tensors: &[T]| {
+        std::fs::write(dir.path().join(name), safetensors(tensors)).unwrap();
+    };
+    write("model-00001-of-00003.safetensors", &zero[..1]);
+    write("model-00002-of-00003.safetensors", &zero[1..]);
+    let mut map = serde_json::Map::new();
+    for (i, t) in zero.iter().enumerate() {
+        let shard = if i == 0 { 1 } else { 2 };
+        map.insert(t.name.clone(), format!("model-0000{shard}-of-00003.safetensors").into());
+    }
+    for x in ["gate", "up", "down"] {
+        map.insert(n(1, x), "model-00003-of-00003.safetensors".into());
+    }
+    map.insert(n(2, "gate"), "model-00001-of-00003.safetensors".into());
+    map.insert(n(2, "up"), "model-00001-of-00003.safetensors".into());
+    let index = dir.path().join("model.safetensors.index.json");
+    let json = serde_json::json!({ "metadata": {"total_size": 1}, "weight_map": map });
+    std::fs::write(&index, json.to_string()).unwrap();
+    for path in [dir.path(), &index] {
+        let layer = load_layer(path, &at(0)).unwrap();
+        expect_triple(&layer, K, H, 1);
+        assert_eq!(layer.format().to_string(), "sharded safetensors");
+        assert_eq!(layer.stored_dtype().dtype(), Some(DType::Bf16));
+    }
+    // The third shard was not downloaded; the index lies about layer 2.
+    let e = refused(load_layer(dir.path(), &at(1)), &["model-00003-of-00003.safetensors"]);
+    assert!(matches!(e, FormatError::Io { .. }));
+    let e = refused(load_layer(dir.path(), &at(2)), &["weight_map", "has none of that name"]);
+    assert!(matches!(e, FormatError::Malformed { .. }));
+}
+
+#[test]
+fn non_finite_weights_are_named_with_their_place() {
+    let n = |x: &str| format!("layers.0.mlp.{x}_proj.weight");
+    let mut tensors = triple([&n("gate"), &n("up"), &n("down")], "F32", K, H, 1);
+    tensors.push(values("layers.0.mlp.up_proj.bias", "F32", &[H], &vec![0.0; H]));
+    let mut v = ramp(K * H, 3);
+    v[2 * H + 5] = f32::NEG_INFINITY;
+    let with = [&tensors[..2], &[values(&n("down"), "F16", &[K, H], &v)]].concat();
+    let e = load_layer_from_bytes(safetensors(&with), &at(0)).unwrap().expect_finite();
+    let e = e.unwrap_err().to_string();
+    assert!(e.contains("down_proj.weight[2, 5] is -inf"), "{e}");
+    let mut b = vec![0.0; H];
+    b[9] = f32::NAN;
+    tensors[3] = values("layers.0.mlp.up_proj.bias", "F32", &[H], &b);
+    let e = load_layer_from_bytes(safetensors(&tensors), &at(0)).unwrap().expect_finite();
+    assert!(e.unwrap_err().to_string().contains("up_proj.bias[0, 9] is NaN"));
+}
+
+#[test]
+fn matrices_are_read_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x#1.safetensors");
+    let read = |name: &str| {
+        swiglu_formats::read_matrix(&format!("{}{name}", path.display()))
+    };
+    std::fs::write(&path, safetensors(&[t("only", "BF16", &[2, 3, 4], 1)])).unwrap();
+    assert_eq!(read("").unwrap().shape(), [6, 4]);
+    assert_eq!(read("#").unwrap().shape(), [6, 4]);
+    assert_eq!(read("#only").unwrap().to::<f32>().as_slice(), ramp(24, 1));
+    let two = [t("x.a", "F64", &[4], 1), t("x.b", "F16", &[1, 4], 2)];
+    std::fs::write(&path, safetensors(&two)).unwrap();
+    assert_eq!(read("#x.a").unwrap().dtype_name(), "f64");
+    assert_eq!(read("#x.a").unwrap().to::<bf16>().as_slice()[1].to_f32(), ramp(2, 1)[1]);
+    let e = read("").unwrap_err();
+    assert!(matches!(&e, FormatError::TensorNotNamed { count: 2, .. }), "{e}");
+    assert!(e.to_string().contains("FILE#TENSOR: x.a, x.b"), "{e}");
+    assert!(read("#x.c").unwrap_err().to_string().contains("nearest: x.a"));
+    let npy_path = dir.path().join("y.npy");
+    std::fs::write(&npy_path, npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1), }", &[0; 4])).unwrap();
+    let e = swiglu_formats::read_matrix(&format!("{}#a", npy_path.display())).unwrap_err();
+    assert!(e.to_string().contains("without a name"), "{e}");
+}

@@ -1,0 +1,172 @@
+//! Quantised types against hand-made blocks, and against an independent decoder.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use half::f16;
+use std::path::Path;
+use support::reference::{self, TYPES};
+use support::*;
+use swiglu_formats::gguf::quant::*;
+use swiglu_formats::{Bytes, LoadOptions, gguf, load_layer_from_bytes};
+
+fn half(x: f32) -> [u8; 2] {
+    f16::from_f32(x).to_le_bytes()
+}
+
+fn block<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
+    parts.concat().try_into().unwrap()
+}
+
+#[test]
+fn small_blocks_by_hand() {
+    // Byte j: low nibble j, high nibble 15 - j.
+    let nibbles: Vec<u8> = (0..16).map(|j| j | (15 - j) << 4).collect();
+    let want = |f: &dyn Fn(f32) -> f32| -> Vec<f32> {
+        (0..16).chain((0..16).rev()).map(|q| f(q as f32)).collect()
+    };
+    let y = decode_q4_0(&block(&[&half(0.5), &nibbles]));
+    assert_eq!(y.to_vec(), want(&|q| 0.5 * (q - 8.0)));
+    let y = decode_q4_1(&block(&[&half(0.25), &half(-3.0), &nibbles]));
+    assert_eq!(y.to_vec(), want(&|q| 0.25 * q - 3.0));
+
+    // Fifth bit set for elements 0, 17 and 31.
+    let bits = (1u32 | 1 << 17 | 1 << 31).to_le_bytes();
+    let mut five = want(&|q| q);
+    for i in [0, 17, 31] {
+        five[i] += 16.0;
+    }
+    let y = decode_q5_0(&block(&[&half(2.0), &bits, &nibbles]));
+    assert_eq!(y.to_vec(), five.iter().map(|q| 2.0 * (q - 16.0)).collect::<Vec<_>>());
+    let y = decode_q5_1(&block(&[&half(2.0), &half(0.5), &bits, &nibbles]));
+    assert_eq!(y.to_vec(), five.iter().map(|q| 2.0 * q + 0.5).collect::<Vec<_>>());
+
+    let bytes: Vec<u8> = (0..32).map(|i| (i * 8 - 128) as i8 as u8).collect();
+    let y = decode_q8_0(&block(&[&half(-0.125), &bytes]));
+    assert_eq!(y[0], 16.0);
+    assert_eq!(y[31], -0.125 * 120.0);
+}
+
+#[test]
+fn k_blocks_by_hand() {
+    // Scales 1, 2, 3, 63 | 17, 33, 49, 62 and minima 4, 5, 6, 7 | 20, 36, 52, 63: every bit field
+    // of the packing is used.
+    let sc = [1u8, 2, 3, 63, 17, 33, 49, 62];
+    let mn = [4u8, 5, 6, 7, 20, 36, 52, 63];
+    let mut scales = [0u8; 12];
+    for j in 0..4 {
+        scales[j] = sc[j] | (sc[j + 4] >> 4) << 6;
+        scales[j + 4] = mn[j] | (mn[j + 4] >> 4) << 6;
+        scales[j + 8] = sc[j + 4] & 15 | (mn[j + 4] & 15) << 4;
+    }
+    let q = |i: usize| (i * 7 % 16) as u8;
+    let mut nibbles = [0u8; 128];
+    for i in 0..256 {
+        let (run, l) = (i / 64, i % 64);
+        nibbles[run * 32 + l % 32] |= q(i) << (if l < 32 { 0 } else { 4 });
+    }
+    let y = decode_q4_k(&block(&[&half(0.5), &half(0.25), &scales, &nibbles]));
+    for (i, v) in y.into_iter().enumerate() {
+        let want = 0.5 * f32::from(sc[i / 32]) * f32::from(q(i)) - 0.25 * f32::from(mn[i / 32]);
+        assert_eq!(v, want, "{i}");
+    }
+    let high = |i: usize| i % 3 == 0;
+    let mut bits = [0u8; 32];
+    for i in (0..256).filter(|&i| high(i)) {
+        bits[i % 32] |= 1 << (i / 32);
+    }
+    let y = decode_q5_k(&block(&[&half(0.5), &half(0.25), &scales, &bits, &nibbles]));
+    for (i, v) in y.into_iter().enumerate() {
+        let q = f32::from(q(i)) + if high(i) { 16.0 } else { 0.0 };
+        let want = 0.5 * f32::from(sc[i / 32]) * q - 0.25 * f32::from(mn[i / 32]);
+        assert_eq!(v, want, "{i}");
+    }
+    // One element at a time: value 33 (one above the bias) alone in a block of -32.
+    for i in 0..256usize {
+        let (n, run, l) = (i / 128, i % 128 / 32, i % 32);
+        let mut b = [0u8; 210];
+        b[n * 64 + (run % 2) * 32 + l] = 1 << (if run < 2 { 0 } else { 4 });
+        b[128 + n * 32 + l] = 2 << (2 * run);
+        for (s, scale) in b[192..208].iter_mut().enumerate() {
+            *scale = (s as i8 - 8) as u8;
+        }
+        b[208..].copy_from_slice(&half(1.0));
+        for (e, v) in decode_q6_k(&b).into_iter().enumerate() {
+            let scale = (e / 16) as f32 - 8.0;
+            assert_eq!(v, scale * if e == i { 1.0 } else { -32.0 }, "{i} {e}");
+        }
+    }
+}
+
+#[test]
+fn every_type_matches_the_independent_decoder() {
+    for (kind, block) in TYPES.into_iter().zip(BlockType::ALL) {
+        assert_eq!(block.name(), kind);
+        assert_eq!(block.bytes(), reference::block_bytes(kind));
+        assert_eq!(block.elements(), reference::block_elements(kind));
+        for seed in 0..40 {
+            let bytes = random_blocks(kind, 5, seed);
+            let mut ours = Vec::new();
+            block.decode(&bytes, |v| ours.push(v));
+            let theirs = reference::decode(kind, &bytes);
+            assert_eq!(ours.len(), theirs.len());
+            for (i, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+                // Rounded once: the nearest f32 of the exact value.
+                assert_eq!(*a, *b as f32, "{kind} seed {seed} element {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_of_every_type_loads_and_keeps_its_blocks() {
+    for kind in TYPES {
+        let (k, h) = (256usize, 512usize);
+        let tensor = |name: &str, rows: usize, cols: usize, seed| T {
+            name: name.into(),
+            dtype: kind,
+            shape: vec![rows, cols],
+            bytes: random_blocks(kind, rows * cols / reference::block_elements(kind), seed),
+        };
+        let tensors = [
+            tensor("blk.3.ffn_gate.weight", h, k, 1),
+            tensor("blk.3.ffn_up.weight", h, k, 2),
+            tensor("blk.3.ffn_down.weight", k, h, 3),
+        ];
+        let file = gguf(&tensors, &[text("general.architecture", "llama")]);
+        let options = LoadOptions { layer: 3, ..Default::default() };
+        let layer = load_layer_from_bytes(file, &options).unwrap();
+        assert_eq!((layer.hidden(), layer.intermediate()), (k, h));
+        assert_eq!(layer.stored_dtype().to_string(), kind);
+        assert_eq!(*layer.stored_gate_up()[1].data, tensors[1].bytes[..]);
+        let gate_up = layer.gate_up::<f32>().unwrap();
+        let want: Vec<f32> =
+            reference::decode(kind, &tensors[1].bytes).into_iter().map(|v| v as f32).collect();
+        assert_eq!(gate_up.tensors()[1].as_slice(), want);
+        layer.expect_finite().unwrap();
+    }
+}
+
+#[test]
+fn ragged_rows_are_refused() {
+    let t = T { name: "t".into(), dtype: "Q4_0", shape: vec![2, 48], bytes: vec![0; 54] };
+    let e = gguf::parse(&Bytes::from(gguf(&[t], &[])), Path::new("f")).unwrap_err().to_string();
+    assert!(e.contains("whole Q4_0 blocks of 32"), "{e}");
+}
+
+#[test]
+fn a_non_finite_scale_is_found() {
+    let mut bytes = random_blocks("Q8_0", 4, 9);
+    bytes[34..36].copy_from_slice(&f16::NAN.to_le_bytes());
+    let t = |name: &str, bytes: Vec<u8>| T { name: name.into(), dtype: "Q8_0", shape: vec![2, 64], bytes };
+    let file = gguf(
+        &[
+            t("blk.0.ffn_gate.weight", random_blocks("Q8_0", 4, 1)),
+            t("blk.0.ffn_up.weight", bytes),
+        ],
+        &[],
+    );
+    let e = load_layer_from_bytes(file, &LoadOptions::default()).unwrap().expect_finite();
+    let e = e.unwrap_err().to_string();
+    assert!(e.contains("blk.0.ffn_up.weight[0, 32]"), "{e}");
+}
