@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use swiglu_core::{
-    Activation, Element, Error, GateUpRef, MatrixMut, Numerics, Path, Plan, Problem, Result,
-};
+use swiglu_core::{Error, Path, Plan, Problem, Result};
 
+use crate::gemm::Blocks;
 use crate::isa::Isa;
+use crate::simd;
+use crate::team::{self, Step};
 
 /// Choices for [`Cpu::new`]; `None` means detected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -81,10 +82,26 @@ impl Cpu {
         self.threads
     }
 
+    /// Runs steps on up to `workers` threads.
+    pub(crate) fn run(&self, workers: usize, steps: &[Step<'_>]) {
+        team::run(self.pool.as_deref(), workers.min(self.threads), steps);
+    }
+
+    /// Threads worth waking for this much work: handing work to another thread costs some
+    /// microseconds, so calls shorter than that stay with the caller.
+    pub(crate) fn workers(&self, flops: f64, bytes: f64) -> usize {
+        const FLOPS_PER_S: f64 = 200e9;
+        const BYTES_PER_S: f64 = 100e9;
+        const WORTH_SHARING_S: f64 = 10e-6;
+        let seconds = (flops / FLOPS_PER_S).max(bytes / BYTES_PER_S);
+        if seconds < WORTH_SHARING_S { 1 } else { self.threads }
+    }
+
     pub(crate) fn plan(
         &self,
         problem: Problem,
         path: Path,
+        workers: usize,
         parameters: &[(&str, usize)],
         reason: &str,
     ) -> Plan {
@@ -93,28 +110,30 @@ impl Cpu {
             backend: "cpu".into(),
             kernel: self.isa.to_string(),
             path,
-            threads: self.threads,
+            threads: workers.min(self.threads),
             parameters: BTreeMap::from_iter(parameters.iter().map(|&(k, v)| (k.to_owned(), v))),
             reason: reason.to_owned(),
         }
     }
 
-    /// h = act(gate, up), `[M, H]`.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if `out` is not `[M, H]`.
-    pub fn activation<T: Element>(
-        &self,
-        act: &Activation,
-        numerics: Numerics,
-        inputs: GateUpRef<'_, T>,
-        out: MatrixMut<'_, T>,
-    ) -> Result<()> {
-        crate::naive::activation(act, numerics, inputs, out)
-    }
-
-    /// The plan [`Cpu::activation`] follows.
-    pub fn plan_activation(&self, problem: Problem) -> Plan {
-        self.plan(problem, Path::Fused, &[], "one pass over gate and up")
+    /// The plan of a layer whose passes take `pass_rows` rows.
+    pub(crate) fn plan_linear(&self, problem: Problem, path: Path, pass_rows: usize) -> Plan {
+        let m = problem.m.min(pass_rows);
+        let blocks = Blocks::new(m, simd::tile_rows(self.isa));
+        let parameters = [
+            ("tile_rows", blocks.rows),
+            ("tile_features", 2 * simd::lanes(self.isa)),
+            ("row_blocks", blocks.count()),
+            ("passes", problem.m.div_ceil(pass_rows)),
+        ];
+        let reason = match (path, blocks.count()) {
+            (Path::Unfused, _) => "asked for: separate linear maps, then the activation",
+            (Path::Fused, 0 | 1) => "fused; one row block, weights streamed once at memory speed",
+            (Path::Fused, _) => {
+                "fused; several row blocks share each weight chunk from the first-level cache"
+            }
+        };
+        let workers = self.workers(problem.flops(), problem.weight_bytes());
+        self.plan(problem, path, workers, &parameters, reason)
     }
 }

@@ -1,10 +1,18 @@
 //! CPU backend: kernels written once over a vector trait, with façades for AVX-512 (and its
 //! bfloat16 dot products), AVX2 and portable code.
 
+mod buffer;
 mod cpu;
+mod elementwise;
+mod gemm;
 mod isa;
 mod layers;
 pub mod naive;
+mod panels;
+mod rows;
+mod simd;
+mod team;
+mod workspace;
 
 pub use cpu::{Cpu, CpuOptions};
 pub use isa::Isa;

@@ -1,0 +1,238 @@
+//! AVX-512 F, BW, DQ and VL, with and without the bfloat16 dot product.
+
+use std::arch::x86_64::*;
+
+use swiglu_core::F32Lanes;
+
+use super::{Fetch, Kernel, Simd};
+
+/// Sixteen `f32` lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct F32x16(__m512);
+
+// SAFETY of every block in this file: values of `F32x16` exist only inside `run` and `run_bf16`,
+// which are called only where the features they enable are available; pointers are the callers'.
+macro_rules! lanes {
+    ($e:expr) => {
+        // SAFETY: see above.
+        unsafe { $e }
+    };
+}
+
+impl F32Lanes for F32x16 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Self(lanes!(_mm512_set1_ps(x)))
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        Self(lanes!(_mm512_add_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        Self(lanes!(_mm512_sub_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        Self(lanes!(_mm512_mul_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        Self(lanes!(_mm512_div_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(lanes!(_mm512_fmadd_ps(self.0, b.0, c.0)))
+    }
+    #[inline(always)]
+    fn neg_mul_add(self, b: Self, c: Self) -> Self {
+        Self(lanes!(_mm512_fnmadd_ps(self.0, b.0, c.0)))
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        Self(lanes!(_mm512_max_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        Self(lanes!(_mm512_min_ps(self.0, b.0)))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(lanes!(_mm512_abs_ps(self.0)))
+    }
+    #[inline(always)]
+    fn neg(self) -> Self {
+        Self(lanes!(_mm512_xor_ps(self.0, _mm512_set1_ps(-0.0))))
+    }
+    #[inline(always)]
+    fn select_positive(self, yes: Self, no: Self) -> Self {
+        Self(lanes!(_mm512_mask_blend_ps(_mm512_movepi32_mask(bits(self)), yes.0, no.0)))
+    }
+    #[inline(always)]
+    fn scale_by_power_of_two(self, n: Self) -> Self {
+        Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
+    }
+    #[inline(always)]
+    fn add_exponent_bits(self, n: Self) -> Self {
+        Self(lanes!(_mm512_castsi512_ps(_mm512_add_epi32(
+            bits(self),
+            _mm512_slli_epi32::<23>(bits(n))
+        ))))
+    }
+    #[inline(always)]
+    fn round_to_bf16(self) -> Self {
+        // Adding half a unit (less one where the kept part is even) rounds to nearest even; the
+        // dedicated conversion would flush subnormals.
+        lanes!({
+            let b = bits(self);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(b), _mm512_set1_epi32(1));
+            let up = _mm512_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7FFF)), odd);
+            // A NaN must not be carried into infinity: keep it, quiet.
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let up = _mm512_mask_or_epi32(up, nan, b, _mm512_set1_epi32(0x0040_0000));
+            Self(_mm512_castsi512_ps(_mm512_and_si512(
+                up,
+                _mm512_set1_epi32(0xFFFF_0000_u32.cast_signed()),
+            )))
+        })
+    }
+    #[inline(always)]
+    fn round_to_f16(self) -> Self {
+        lanes!(Self(_mm512_cvtph_ps(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))))
+    }
+}
+
+#[inline(always)]
+fn bits(v: F32x16) -> __m512i {
+    lanes!(_mm512_castps_si512(v.0))
+}
+
+#[inline(always)]
+fn upper_halves(v: F32x16) -> __m256i {
+    lanes!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits(v))))
+}
+
+/// Everything but the pair dot product.
+macro_rules! common {
+    () => {
+        type V = F32x16;
+        const LANES: usize = 16;
+        const ROWS: usize = 12;
+
+        #[inline(always)]
+        unsafe fn load_f32(p: *const f32) -> F32x16 {
+            lanes!(F32x16(_mm512_loadu_ps(p)))
+        }
+        #[inline(always)]
+        unsafe fn store_f32(p: *mut f32, v: F32x16) {
+            lanes!(_mm512_storeu_ps(p, v.0))
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const u16) -> F32x16 {
+            lanes!({
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                F32x16(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+            })
+        }
+        #[inline(always)]
+        unsafe fn store_exact_bf16(p: *mut u16, v: F32x16) {
+            lanes!(_mm256_storeu_si256(p.cast(), upper_halves(v)))
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const u16) -> F32x16 {
+            lanes!(F32x16(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))))
+        }
+        #[inline(always)]
+        unsafe fn store_exact_f16(p: *mut u16, v: F32x16) {
+            lanes!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0)))
+        }
+        #[inline(always)]
+        unsafe fn stream_f32(p: *mut f32, v: F32x16) {
+            lanes!(_mm512_stream_ps(p, v.0))
+        }
+        #[inline(always)]
+        unsafe fn stream_exact_bf16(p: *mut u16, v: F32x16) {
+            lanes!(_mm256_stream_si256(p.cast(), upper_halves(v)))
+        }
+        #[inline(always)]
+        unsafe fn stream_exact_f16(p: *mut u16, v: F32x16) {
+            lanes!(_mm256_stream_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0)))
+        }
+        #[inline(always)]
+        fn fence() {
+            lanes!(_mm_sfence())
+        }
+        #[inline(always)]
+        unsafe fn splat_bits(p: *const u32) -> F32x16 {
+            lanes!(F32x16(_mm512_set1_ps(p.cast::<f32>().read_unaligned())))
+        }
+        #[inline(always)]
+        fn accumulate(acc: F32x16, a: F32x16, b: F32x16) -> F32x16 {
+            a.mul_add(b, acc)
+        }
+        #[inline(always)]
+        fn prefetch(p: *const u8, fetch: Fetch) {
+            lanes!(match fetch {
+                Fetch::Once => _mm_prefetch::<_MM_HINT_NTA>(p.cast()),
+                Fetch::Second => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+            })
+        }
+    };
+}
+
+/// Without the bfloat16 dot product.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+impl Simd for Avx512 {
+    common!();
+
+    #[inline(always)]
+    fn accumulate_pairs(acc: F32x16, a: F32x16, b: F32x16) -> F32x16 {
+        let (a0, a1) = halves(a);
+        let (b0, b1) = halves(b);
+        a1.mul_add(b1, a0.mul_add(b0, acc))
+    }
+}
+
+/// The lower and the upper bfloat16 of every lane, widened.
+#[inline(always)]
+fn halves(v: F32x16) -> (F32x16, F32x16) {
+    lanes!({
+        let lower = _mm512_slli_epi32::<16>(bits(v));
+        let mask = _mm512_set1_epi32(0xFFFF_0000_u32.cast_signed());
+        let upper = _mm512_and_si512(bits(v), mask);
+        (F32x16(_mm512_castsi512_ps(lower)), F32x16(_mm512_castsi512_ps(upper)))
+    })
+}
+
+/// With the bfloat16 dot product.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Bf16;
+
+impl Simd for Avx512Bf16 {
+    common!();
+
+    #[inline(always)]
+    fn accumulate_pairs(acc: F32x16, a: F32x16, b: F32x16) -> F32x16 {
+        // SAFETY: `__m512bh` is 512 bits without invalid values.
+        let pairs = |v: F32x16| -> __m512bh { unsafe { std::mem::transmute(v.0) } };
+        lanes!(F32x16(_mm512_dpbf16_ps(acc.0, pairs(a), pairs(b))))
+    }
+}
+
+/// # Safety
+/// The named features are available; see [`Kernel::run`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller's.
+    unsafe { kernel.run::<Avx512>() }
+}
+
+/// # Safety
+/// The named features are available; see [`Kernel::run`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller's.
+    unsafe { kernel.run::<Avx512Bf16>() }
+}

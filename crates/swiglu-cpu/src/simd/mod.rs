@@ -1,0 +1,177 @@
+//! The vector trait the kernels are written over, and the choice of its implementation.
+//!
+//! A kernel is a value of a type that implements [`Kernel`]; [`dispatch`] runs it once for the
+//! chosen instruction set, inside a function compiled with that set's features. Everything between
+//! the two is `#[inline(always)]`, so intrinsics are inlined into code that may use them.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use swiglu_core::{DType, Element, F32Lanes};
+
+use crate::isa::Isa;
+
+/// How far a line is brought.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fetch {
+    /// To the first-level cache without displacing the others: data used once.
+    Once,
+    /// To the second-level cache.
+    Second,
+}
+
+/// An instruction set: a vector of `f32` and the memory operations around it.
+///
+/// # Safety
+/// Methods may be called only inside [`dispatch`] for an instruction set that is available; types
+/// and methods never leave this crate. Pointers must be valid for the lanes they name; no alignment
+/// is assumed unless stated.
+pub(crate) trait Simd: Copy + 'static {
+    /// The vector.
+    type V: F32Lanes;
+    /// Lanes of a vector.
+    const LANES: usize;
+    /// Rows of the largest register tile: `2 · ROWS` accumulators, two weights and one broadcast
+    /// stay in registers.
+    const ROWS: usize;
+
+    /// Loads `LANES` values.
+    unsafe fn load_f32(p: *const f32) -> Self::V;
+    /// Stores `LANES` values.
+    unsafe fn store_f32(p: *mut f32, v: Self::V);
+    /// Loads and widens `LANES` bfloat16 values.
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    /// Stores `LANES` values that are exactly representable in bfloat16.
+    unsafe fn store_exact_bf16(p: *mut u16, v: Self::V);
+    /// Loads and widens `LANES` binary16 values.
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    /// Stores `LANES` values that are exactly representable in binary16.
+    unsafe fn store_exact_f16(p: *mut u16, v: Self::V);
+    /// As the stores above but past the caches; `p` is aligned to the bytes written.
+    unsafe fn stream_f32(p: *mut f32, v: Self::V);
+    /// See [`Simd::stream_f32`].
+    unsafe fn stream_exact_bf16(p: *mut u16, v: Self::V);
+    /// See [`Simd::stream_f32`].
+    unsafe fn stream_exact_f16(p: *mut u16, v: Self::V);
+    /// Orders streamed stores before later ones.
+    fn fence();
+    /// The 32 bits at `p` in every lane.
+    unsafe fn splat_bits(p: *const u32) -> Self::V;
+    /// `acc + a · b`, fused where the hardware has it.
+    fn accumulate(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// `acc + a₀·b₀ + a₁·b₁`, lanes of `a` and `b` holding two bfloat16 values each.
+    fn accumulate_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// Asks for the cache line at `p`, which may be any address.
+    fn prefetch(p: *const u8, fetch: Fetch);
+
+    /// Loads and widens `LANES` elements.
+    ///
+    /// # Safety
+    /// As for the trait.
+    #[inline(always)]
+    unsafe fn load<T: Element>(p: *const T) -> Self::V {
+        // SAFETY: the caller's `p` is valid for LANES elements of T, whose representation is that
+        // of the type it is cast to.
+        unsafe {
+            match T::DTYPE {
+                DType::F16 => Self::load_f16(p.cast()),
+                DType::Bf16 => Self::load_bf16(p.cast()),
+                _ => Self::load_f32(p.cast()),
+            }
+        }
+    }
+
+    /// Stores `LANES` values of T.
+    ///
+    /// # Safety
+    /// As for the trait; every lane is representable in T.
+    #[inline(always)]
+    unsafe fn store<T: Element>(p: *mut T, v: Self::V) {
+        // SAFETY: as in `load`.
+        unsafe {
+            match T::DTYPE {
+                DType::F16 => Self::store_exact_f16(p.cast(), v),
+                DType::Bf16 => Self::store_exact_bf16(p.cast(), v),
+                _ => Self::store_f32(p.cast(), v),
+            }
+        }
+    }
+
+    /// Stores `LANES` values of T past the caches.
+    ///
+    /// # Safety
+    /// As for [`Simd::store`]; `p` is aligned to the bytes written.
+    #[inline(always)]
+    unsafe fn stream<T: Element>(p: *mut T, v: Self::V) {
+        // SAFETY: as in `load`.
+        unsafe {
+            match T::DTYPE {
+                DType::F16 => Self::stream_exact_f16(p.cast(), v),
+                DType::Bf16 => Self::stream_exact_bf16(p.cast(), v),
+                _ => Self::stream_f32(p.cast(), v),
+            }
+        }
+    }
+}
+
+/// Code written over [`Simd`].
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+    /// Runs. Implementations are `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// Called by [`dispatch`] only; the pointers the kernel holds must be valid.
+    unsafe fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// A property of the chosen instruction set.
+macro_rules! constant {
+    ($(#[$doc:meta])* $name:ident, $constant:ident) => {
+        $(#[$doc])*
+        pub(crate) fn $name(isa: Isa) -> usize {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::Avx2::$constant,
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => avx512::Avx512::$constant,
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Bf16 => avx512::Avx512Bf16::$constant,
+                _ => portable::Portable::$constant,
+            }
+        }
+    };
+}
+constant! {
+    /// Lanes of a vector.
+    lanes, LANES
+}
+constant! {
+    /// Rows of the largest register tile.
+    tile_rows, ROWS
+}
+
+/// Runs `kernel` with the instruction set `isa`.
+///
+/// # Safety
+/// `isa` is available on this machine, and whatever the kernel requires holds.
+pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    // SAFETY: the caller vouches for the instruction set and the kernel.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => avx512::run_bf16(kernel),
+            _ => kernel.run::<portable::Portable>(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Plain Rust over arrays: no intrinsics, vectorised by the compiler for the build's baseline.
+
+use std::array::from_fn;
+
+use half::{bf16, f16};
+use swiglu_core::F32Lanes;
+
+use super::{Fetch, Simd};
+
+const LANES: usize = 8;
+type Array = [f32; LANES];
+
+/// Eight `f32` lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct F32x8(Array);
+
+/// Whether a multiply-add is one instruction in this build; elsewhere `f32::mul_add` is a library
+/// call per lane.
+const HAS_FMA: bool = cfg!(any(
+    target_arch = "aarch64",
+    all(target_arch = "x86_64", target_feature = "fma"),
+    all(target_arch = "riscv64", target_feature = "f")
+));
+
+/// a·b + c with one rounding, from float64 operations alone, so that it vectorises: the product is
+/// exact, the sum is rounded to odd (its last bit keeps whether anything was lost), and 53 bits are
+/// enough for the final rounding to be the only one (Boldo and Melquiond, 2008).
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    if HAS_FMA {
+        return a.mul_add(b, c);
+    }
+    let p = f64::from(a) * f64::from(b);
+    let c = f64::from(c);
+    let s = p + c;
+    let back = s - p;
+    let lost = (p - (s - back)) + (c - back);
+    let toward = if lost > 0.0 { 1i64 } else { 0 } - if lost < 0.0 { 1i64 } else { 0 };
+    let step = if s < 0.0 { -toward } else { toward };
+    let even = s.to_bits() & 1 == 0;
+    let adjusted = s.to_bits().wrapping_add_signed(if even { step } else { 0 });
+    f64::from_bits(adjusted) as f32
+}
+
+#[inline(always)]
+fn map2(a: F32x8, b: F32x8, f: impl Fn(f32, f32) -> f32) -> F32x8 {
+    F32x8(from_fn(|i| f(a.0[i], b.0[i])))
+}
+
+impl F32Lanes for F32x8 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Self([x; LANES])
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        map2(self, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        map2(self, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        map2(self, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        map2(self, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(from_fn(|i| fused(self.0[i], b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    fn neg_mul_add(self, b: Self, c: Self) -> Self {
+        self.neg().mul_add(b, c)
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        map2(self, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        map2(self, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(self.0.map(f32::abs))
+    }
+    #[inline(always)]
+    fn neg(self) -> Self {
+        Self(self.0.map(|x| -x))
+    }
+    #[inline(always)]
+    fn select_positive(self, yes: Self, no: Self) -> Self {
+        Self(from_fn(|i| if self.0[i].is_sign_positive() { yes.0[i] } else { no.0[i] }))
+    }
+    #[inline(always)]
+    fn scale_by_power_of_two(self, n: Self) -> Self {
+        map2(self, n, f32::scale_by_power_of_two)
+    }
+    #[inline(always)]
+    fn add_exponent_bits(self, n: Self) -> Self {
+        map2(self, n, f32::add_exponent_bits)
+    }
+    #[inline(always)]
+    fn round_to_bf16(self) -> Self {
+        Self(self.0.map(F32Lanes::round_to_bf16))
+    }
+    #[inline(always)]
+    fn round_to_f16(self) -> Self {
+        Self(self.0.map(F32Lanes::round_to_f16))
+    }
+}
+
+#[inline(always)]
+fn halves(v: F32x8) -> (F32x8, F32x8) {
+    let lower = v.0.map(|x| f32::from_bits(x.to_bits() << 16));
+    let upper = v.0.map(|x| f32::from_bits(x.to_bits() & 0xFFFF_0000));
+    (F32x8(lower), F32x8(upper))
+}
+
+/// Plain Rust.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+// SAFETY of every block below: the callers' pointers are valid for LANES elements.
+macro_rules! lanes {
+    ($e:expr) => {
+        // SAFETY: see above.
+        unsafe { $e }
+    };
+}
+
+impl Simd for Portable {
+    type V = F32x8;
+    const LANES: usize = LANES;
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load_f32(p: *const f32) -> F32x8 {
+        F32x8(lanes!(p.cast::<Array>().read_unaligned()))
+    }
+    #[inline(always)]
+    unsafe fn store_f32(p: *mut f32, v: F32x8) {
+        lanes!(p.cast::<Array>().write_unaligned(v.0))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> F32x8 {
+        let raw = lanes!(p.cast::<[u16; LANES]>().read_unaligned());
+        F32x8(raw.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn store_exact_bf16(p: *mut u16, v: F32x8) {
+        let raw = v.0.map(|x| bf16::from_f32(x).to_bits());
+        lanes!(p.cast::<[u16; LANES]>().write_unaligned(raw))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> F32x8 {
+        let raw = lanes!(p.cast::<[u16; LANES]>().read_unaligned());
+        F32x8(raw.map(|b| f16::from_bits(b).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn store_exact_f16(p: *mut u16, v: F32x8) {
+        let raw = v.0.map(|x| f16::from_f32(x).to_bits());
+        lanes!(p.cast::<[u16; LANES]>().write_unaligned(raw))
+    }
+    #[inline(always)]
+    unsafe fn stream_f32(p: *mut f32, v: F32x8) {
+        lanes!(Self::store_f32(p, v))
+    }
+    #[inline(always)]
+    unsafe fn stream_exact_bf16(p: *mut u16, v: F32x8) {
+        lanes!(Self::store_exact_bf16(p, v))
+    }
+    #[inline(always)]
+    unsafe fn stream_exact_f16(p: *mut u16, v: F32x8) {
+        lanes!(Self::store_exact_f16(p, v))
+    }
+    #[inline(always)]
+    fn fence() {}
+    #[inline(always)]
+    unsafe fn splat_bits(p: *const u32) -> F32x8 {
+        F32x8([f32::from_bits(lanes!(p.read_unaligned())); LANES])
+    }
+    #[inline(always)]
+    fn accumulate(acc: F32x8, a: F32x8, b: F32x8) -> F32x8 {
+        if HAS_FMA { a.mul_add(b, acc) } else { acc.add(a.mul(b)) }
+    }
+    #[inline(always)]
+    fn accumulate_pairs(acc: F32x8, a: F32x8, b: F32x8) -> F32x8 {
+        let (a0, a1) = halves(a);
+        let (b0, b1) = halves(b);
+        Self::accumulate(Self::accumulate(acc, a0, b0), a1, b1)
+    }
+    #[inline(always)]
+    fn prefetch(_: *const u8, _: Fetch) {}
+}

@@ -1,0 +1,208 @@
+//! Every façade's vector operations against the scalar definitions, bit for bit.
+
+use swiglu_core::{Activation, Element, F32Lanes, Numerics, bf16, f16, random};
+
+use super::*;
+
+/// Ordinary values, every kind of special one, and random bit patterns.
+fn values() -> Vec<f32> {
+    let mut v: Vec<f32> = vec![
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MIN_POSITIVE,
+        f32::from_bits(1),
+        -f32::from_bits(0x7F_FFFF),
+        f32::MAX,
+        65504.0,
+        65519.9,
+        65520.0,
+        1.0 + f32::EPSILON,
+        3.389_531_4e38,
+        6.0e-8,
+        2.98e-8,
+        -88.9,
+        88.9,
+    ];
+    v.extend((0..4096).map(|i| f32::from_bits(random::bits(3, i) as u32)));
+    v.extend((0..4096).map(|i| random::normal(4, i) * 8.0));
+    v
+}
+
+struct Agree;
+
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+impl Agree {
+    /// Compares `vector` lane by lane with `scalar` over triples of values.
+    #[inline(always)]
+    unsafe fn check<S: Simd>(
+        name: &str,
+        vector: impl Fn(S::V, S::V, S::V) -> S::V,
+        scalar: impl Fn(f32, f32, f32) -> f32,
+    ) {
+        let v = values();
+        let n = v.len() - S::LANES;
+        for i in 0..n {
+            let (j, k) = ((i * 7 + 3) % n, (i * 13 + 5) % n);
+            let mut out = [0.0f32; 64];
+            // SAFETY: every window is inside `v`.
+            unsafe {
+                let at = |i: usize| S::load_f32(v.as_ptr().add(i));
+                S::store_f32(out.as_mut_ptr(), vector(at(i), at(j), at(k)));
+            }
+            for lane in 0..S::LANES {
+                let (a, b, c) = (v[i + lane], v[j + lane], v[k + lane]);
+                let want = scalar(a, b, c);
+                assert!(
+                    same(out[lane], want),
+                    "{name}({a:e}, {b:e}, {c:e}) = {:e} not {want:e}",
+                    out[lane]
+                );
+            }
+        }
+    }
+}
+
+impl Kernel for Agree {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        macro_rules! operation {
+            ($name:literal, |$a:ident, $b:ident, $c:ident| $e:expr) => {
+                // SAFETY: inside `dispatch`.
+                unsafe {
+                    Self::check::<S>(
+                        $name,
+                        |$a, $b, $c| {
+                            let _ = ($b, $c);
+                            $e
+                        },
+                        |$a, $b, $c| {
+                            let _ = ($b, $c);
+                            $e
+                        },
+                    )
+                }
+            };
+        }
+        operation!("add", |a, b, c| F32Lanes::add(a, b));
+        operation!("sub", |a, b, c| F32Lanes::sub(a, b));
+        operation!("mul", |a, b, c| F32Lanes::mul(a, b));
+        operation!("div", |a, b, c| F32Lanes::div(a, b));
+        operation!("mul_add", |a, b, c| F32Lanes::mul_add(a, b, c));
+        operation!("neg_mul_add", |a, b, c| F32Lanes::neg_mul_add(a, b, c));
+        operation!("max", |a, b, c| F32Lanes::max(a, b));
+        operation!("min", |a, b, c| F32Lanes::min(a, b));
+        operation!("abs", |a, b, c| F32Lanes::abs(a));
+        operation!("neg", |a, b, c| F32Lanes::neg(a));
+        operation!("select_positive", |a, b, c| F32Lanes::select_positive(a, b, c));
+        operation!("add_exponent_bits", |a, b, c| F32Lanes::add_exponent_bits(a, b));
+        operation!("round_to_bf16", |a, b, c| F32Lanes::round_to_bf16(a));
+        operation!("round_to_f16", |a, b, c| F32Lanes::round_to_f16(a));
+        // Within the domain: a significand in [0.5, 2) and an integral exponent.
+        for n in -160..=160 {
+            let n = n as f32;
+            // SAFETY: inside `dispatch`.
+            unsafe {
+                Self::check::<S>(
+                    "scale_by_power_of_two",
+                    |a, _, _| significand(a).scale_by_power_of_two(F32Lanes::splat(n)),
+                    |a, _, _| significand(a).scale_by_power_of_two(n),
+                );
+            }
+        }
+    }
+}
+
+/// A value in [1, 2) made from any bits; NaN stays NaN.
+#[inline(always)]
+fn significand<V: F32Lanes>(v: V) -> V {
+    V::splat(1.999_999_9).min(V::splat(1.0).max(v.abs()))
+}
+
+#[test]
+fn vector_operations_have_the_scalar_bits() {
+    for isa in Isa::available() {
+        // SAFETY: the façade is available.
+        unsafe { dispatch(isa, Agree) };
+    }
+}
+
+/// Storing and loading the 16-bit types, all bit patterns.
+struct Conversions;
+impl Kernel for Conversions {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let all: Vec<u16> = (0..=u16::MAX).chain(0..64).collect();
+        for i in 0..=usize::from(u16::MAX) {
+            let (mut wide, mut back) = ([[0.0f32; 64]; 2], [[0u16; 64]; 2]);
+            // SAFETY: 64 more values follow the last pattern.
+            unsafe {
+                let p = all.as_ptr().add(i);
+                let (h, b) = (S::load::<f16>(p.cast()), S::load::<bf16>(p.cast()));
+                S::store_f32(wide[0].as_mut_ptr(), h);
+                S::store_f32(wide[1].as_mut_ptr(), b);
+                S::store::<f16>(back[0].as_mut_ptr().cast(), h);
+                S::store::<bf16>(back[1].as_mut_ptr().cast(), b);
+            }
+            let bits = all[i];
+            assert!(same(wide[0][0], f16::from_bits(bits).to_f32()), "f16 {bits:#x}");
+            assert!(same(wide[1][0], bf16::from_bits(bits).to_f32()), "bf16 {bits:#x}");
+            for lane in 0..S::LANES {
+                let bits = all[i + lane];
+                assert!(f16::from_bits(bits).is_nan() || back[0][lane] == bits, "f16 {bits:#x}");
+                assert!(bf16::from_bits(bits).is_nan() || back[1][lane] == bits, "bf16 {bits:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_bit_types_survive_every_pattern() {
+    for isa in Isa::available() {
+        // SAFETY: the façade is available.
+        unsafe { dispatch(isa, Conversions) };
+    }
+}
+
+/// The activation operation has the bits of the scalar definition on every façade: a numerics mode
+/// means the same everywhere.
+#[test]
+fn activations_have_the_defined_bits_on_every_facade() {
+    use swiglu_core::{GateUpRef, Matrix, MatrixRef};
+    fn check<T: Element>(isa: Isa) {
+        let cpu = crate::Cpu::new(&crate::CpuOptions { isa: Some(isa), threads: Some(1) }).unwrap();
+        let v: Vec<T> = values().into_iter().map(T::from_f32).collect();
+        let n = v.len() - 17;
+        let (gate, up) =
+            (MatrixRef::new(&v[..n], 1, n).unwrap(), MatrixRef::new(&v[17..], 1, n).unwrap());
+        for act in Activation::family() {
+            for numerics in Numerics::all() {
+                let mut out = Matrix::<T>::zeros(1, n).unwrap();
+                let inputs = GateUpRef::separate(gate, up).unwrap();
+                cpu.activation(&act, numerics, inputs, out.view_mut()).unwrap();
+                for (i, got) in out.as_slice().iter().enumerate() {
+                    let (g, u) = (v[i].to_f32(), v[i + 17].to_f32());
+                    let want = act.apply::<T>(numerics, g, u).to_f32();
+                    assert!(
+                        same(got.to_f32(), want),
+                        "{isa} {act} {numerics}({g:e}, {u:e}) = {got:?} not {want:e}"
+                    );
+                }
+            }
+        }
+    }
+    for isa in Isa::available() {
+        check::<f32>(isa);
+        check::<f16>(isa);
+        check::<bf16>(isa);
+    }
+}
