@@ -2,6 +2,7 @@
 //! bfloat16 dot products), AVX2 and portable code.
 
 mod buffer;
+pub mod ceilings;
 mod cpu;
 mod elementwise;
 mod gemm;

@@ -1,0 +1,255 @@
+//! What this machine can do at most, measured with the same vectors, threads and buffers as the
+//! kernels: the floors that results are stated against.
+//!
+//! Rates are medians over repetitions. Memory bandwidth on a shared host moves between states, so
+//! [`bandwidth`] is cheap and meant to be called right before and after each memory-bound item.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use serde::Serialize;
+use swiglu_core::{F32Lanes, Result};
+
+use crate::buffer::Buffer;
+use crate::cpu::Cpu;
+use crate::isa::Isa;
+use crate::panels::SendPtr;
+use crate::simd::{self, Fetch, Kernel, Simd};
+use crate::team::Step;
+
+/// Bytes of one array: far beyond any cache here.
+const ARRAY_BYTES: usize = 128 << 20;
+/// Bytes of a unit of work.
+const UNIT_BYTES: usize = 1 << 20;
+/// How far ahead loads are prefetched.
+const AHEAD: usize = 4 << 10;
+
+/// Memory bandwidth in bytes per second, reads and writes counted once each.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bandwidth {
+    /// Reading.
+    pub read: f64,
+    /// Reading one array and writing another past the caches.
+    pub copy_nt: f64,
+    /// Reading two arrays and writing a third past the caches: the traffic of the activation.
+    pub triad_nt: f64,
+}
+
+impl Bandwidth {
+    /// The faster of two measurements in each kind: the state that bound what ran in between.
+    pub fn best(self, other: Bandwidth) -> Bandwidth {
+        Bandwidth {
+            read: self.read.max(other.read),
+            copy_nt: self.copy_nt.max(other.copy_nt),
+            triad_nt: self.triad_nt.max(other.triad_nt),
+        }
+    }
+}
+
+/// Compute rates and bandwidth of a [`Cpu`] with its threads and instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ceilings {
+    /// Multiply-adds of `f32` vectors, FLOP/s.
+    pub fma_f32: f64,
+    /// Dot products of bfloat16 pairs, FLOP/s; none where the hardware has no such instruction.
+    pub dot_bf16: Option<f64>,
+    /// Memory bandwidth.
+    pub bandwidth: Bandwidth,
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Runs `step` `repetitions` times and returns the median of `amount` per second.
+fn rate(cpu: &Cpu, repetitions: usize, amount: f64, step: &Step<'_>) -> f64 {
+    let once = || {
+        let start = Instant::now();
+        cpu.run(cpu.threads(), &[Step { units: step.units, run: step.run }]);
+        amount / start.elapsed().as_secs_f64()
+    };
+    once();
+    median((0..repetitions).map(|_| once()).collect())
+}
+
+/// Measures all ceilings; a fraction of a second.
+///
+/// # Errors
+/// [`swiglu_core::Error::Unavailable`] if there is no memory for the arrays (three of 128 MiB).
+pub fn measure(cpu: &Cpu) -> Result<Ceilings> {
+    let dot_bf16 = (cpu.isa() == Isa::Avx512Bf16).then(|| compute(cpu, true));
+    Ok(Ceilings { fma_f32: compute(cpu, false), dot_bf16, bandwidth: bandwidth(cpu)? })
+}
+
+/// FLOP/s of independent multiply-adds in registers.
+fn compute(cpu: &Cpu, pairs: bool) -> f64 {
+    const ITERATIONS: usize = 20_000;
+    let units = 16 * cpu.threads();
+    let run = |range: Range<usize>, _: usize| {
+        for _ in range {
+            // SAFETY: the instruction set was checked when the device was made.
+            unsafe { simd::dispatch(cpu.isa(), Registers { pairs, iterations: ITERATIONS }) }
+        }
+    };
+    let per_lane = if pairs { 4.0 } else { 2.0 };
+    let accumulators = 2 * simd::tile_rows(cpu.isa());
+    let flops = per_lane * (simd::lanes(cpu.isa()) * accumulators * ITERATIONS * units) as f64;
+    rate(cpu, 15, flops, &Step { units, run: &run })
+}
+
+/// As many independent accumulators as the matrix kernel's largest tile.
+struct Registers {
+    pairs: bool,
+    iterations: usize,
+}
+
+impl Kernel for Registers {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        macro_rules! with {
+            ($($rows:literal),*) => {
+                match S::ROWS {
+                    $($rows => registers::<S, { 2 * $rows }>(self.pairs, self.iterations),)*
+                    rows => unreachable!("no façade has tiles of {rows} rows"),
+                }
+            };
+        }
+        with!(4, 6, 12)
+    }
+}
+
+#[inline(always)]
+fn registers<S: Simd, const N: usize>(pairs: bool, iterations: usize) {
+    // The product has the accumulator in it, or it could be hoisted out of the loop.
+    let (factor, term) = (S::V::splat(0.5), S::V::splat(1.0));
+    let mut acc = [S::V::splat(1.0); N];
+    for _ in 0..iterations {
+        for a in &mut acc {
+            *a = if pairs {
+                S::accumulate_pairs(*a, factor, term)
+            } else {
+                S::accumulate(term, *a, factor)
+            };
+        }
+    }
+    let mut sums = [0.0f32; 64];
+    for a in acc {
+        // SAFETY: 64 values are at least one vector.
+        unsafe { S::store_f32(sums.as_mut_ptr(), a) };
+        std::hint::black_box(&sums);
+    }
+}
+
+/// Measures memory bandwidth; about a tenth of a second.
+///
+/// # Errors
+/// As [`measure`].
+pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
+    let mut arrays = [Buffer::zeroed(ARRAY_BYTES)?, Buffer::zeroed(ARRAY_BYTES)?, {
+        Buffer::zeroed(ARRAY_BYTES)?
+    }];
+    let pointers = arrays.each_mut().map(|a| SendPtr(a.as_mut_ptr().cast::<f32>()));
+    let measure = |inputs: usize, writes: bool| {
+        let run = |range: Range<usize>, _: usize| {
+            let [a, b, out] = pointers.map(SendPtr::get);
+            // SAFETY: the instruction set was checked when the device was made; units are disjoint
+            // parts of the arrays.
+            unsafe { simd::dispatch(cpu.isa(), Stream { a, b, out, range, inputs, writes }) }
+        };
+        let arrays = inputs + usize::from(writes);
+        let step = Step { units: ARRAY_BYTES / UNIT_BYTES, run: &run };
+        rate(cpu, 5, (arrays * ARRAY_BYTES) as f64, &step)
+    };
+    // Written first: pages that were never written all map to one zero page.
+    for i in 0..3 {
+        let [a, b, out] = [pointers[(i + 1) % 3], pointers[(i + 2) % 3], pointers[i]];
+        let touch = |range: Range<usize>, _: usize| {
+            let (a, b, out) = (a.get(), b.get(), out.get());
+            // SAFETY: as above.
+            unsafe {
+                simd::dispatch(cpu.isa(), Stream { a, b, out, range, inputs: 1, writes: true });
+            }
+        };
+        cpu.run(cpu.threads(), &[Step { units: ARRAY_BYTES / UNIT_BYTES, run: &touch }]);
+    }
+    Ok(Bandwidth {
+        read: measure(1, false),
+        copy_nt: measure(1, true),
+        triad_nt: measure(2, true),
+    })
+}
+
+/// One pass over units of one or two arrays, summing or streaming to a third.
+struct Stream {
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    range: Range<usize>,
+    inputs: usize,
+    writes: bool,
+}
+
+impl Kernel for Stream {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        const UNROLL: usize = 8;
+        let per_unit = UNIT_BYTES / size_of::<f32>();
+        let (start, end) = (self.range.start * per_unit, self.range.end * per_unit);
+        let mut sums = [S::V::splat(0.0); UNROLL];
+        // SAFETY: start and end are inside the arrays and multiples of every vector.
+        unsafe {
+            for i in (start..end).step_by(UNROLL * S::LANES) {
+                for line in (0..UNROLL * S::LANES).step_by(16) {
+                    let ahead = (i + line) * size_of::<f32>() + AHEAD;
+                    S::prefetch(self.a.cast::<u8>().wrapping_add(ahead), Fetch::Once);
+                    if self.inputs > 1 {
+                        S::prefetch(self.b.cast::<u8>().wrapping_add(ahead), Fetch::Once);
+                    }
+                }
+                for (j, sum) in sums.iter_mut().enumerate() {
+                    let at = i + j * S::LANES;
+                    let mut v = S::load_f32(self.a.add(at));
+                    if self.inputs > 1 {
+                        v = v.add(S::load_f32(self.b.add(at)));
+                    }
+                    if self.writes {
+                        S::stream_f32(self.out.add(at), v);
+                    } else {
+                        *sum = sum.add(v);
+                    }
+                }
+            }
+            let mut kept = [0.0f32; 64];
+            for sum in sums {
+                S::store_f32(kept.as_mut_ptr(), sum);
+                std::hint::black_box(&kept);
+            }
+        }
+        if self.writes {
+            S::fence();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CpuOptions;
+
+    #[test]
+    fn ceilings_are_finite_and_positive_on_every_facade() {
+        for isa in Isa::available() {
+            let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+            let c = measure(&cpu).unwrap();
+            let b = c.bandwidth;
+            for rate in [c.fma_f32, c.dot_bf16.unwrap_or(1.0), b.read, b.copy_nt, b.triad_nt] {
+                assert!(rate.is_finite() && rate > 0.0, "{isa} {c:?}");
+            }
+        }
+    }
+}
