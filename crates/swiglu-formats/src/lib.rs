@@ -3,31 +3,30 @@
 //! Every file is untrusted: counts, lengths, offsets and shapes are checked before they are used,
 //! and whatever is wrong is a [`FormatError`] that carries the values.
 //!
-//! The public names (settled; see each item for its text):
+//! - [`load_layer`] finds a layer by its number, or by explicit names, and returns
+//!   [`LayerWeights`]: gate and up weights with their [`WeightLayout`](swiglu_core::WeightLayout),
+//!   the down weight and biases, all checked against each other. Files are mapped; weights are
+//!   decoded when they are asked for.
+//! - [`read_matrix`] reads an input or a reference: `x.npy`, `acts.safetensors#NAME`.
+//! - [`npy::write`] writes a result, whole or not at all.
+//! - [`Model`], [`gguf`], [`safetensors`] and [`npy`] give the tensors themselves.
 //!
-//! ```text
-//! load_layer(path: &Path, options: &LoadOptions) -> Result<LayerWeights, FormatError>
-//! load_layer_from_bytes(bytes: impl Into<Bytes>, options: &LoadOptions) -> Result<LayerWeights, FormatError>
-//!     Bytes: From<&'static [u8]> + From<Vec<u8>> + From<Arc<[u8]>>
-//! LoadOptions { layer: usize, expert: Option<usize>, names: TensorNames,
-//!               orientation: Option<Orientation>, arrangement: Option<Arrangement>,
-//!               hidden: Option<usize> }                                   // Default, Clone
-//! TensorNames { gate, up, down, gate_up, gate_bias, up_bias, gate_up_bias, down_bias: Option<String> }
-//! LayerWeights::{
-//!     hidden() -> usize, intermediate() -> usize, layout() -> WeightLayout,
-//!     gate_up::<T: Element>() -> Result<OwnedGateUp<T>, FormatError>,
-//!     gate_up_view::<T: Element>() -> Option<GateUpWeights<'_, T>>,   // zero-copy where possible
-//!     down::<T: Element>() -> Result<Option<(Matrix<T>, Orientation)>, FormatError>,
-//!     down_view::<T: Element>() -> Option<(MatrixRef<'_, T>, Orientation)>,
-//!     gate_bias() / up_bias() / down_bias() -> Option<&[f32]>,
-//!     stored_dtype() -> &StoredType, describe() -> String, format() -> FileFormat,
-//!     architecture() -> Option<&str>, hidden_act() -> Option<&str>,
-//!     expect_finite() -> Result<(), FormatError> }
-//! read_matrix(spec: &str) -> Result<DynMatrix, FormatError>     // FILE.npy, FILE.safetensors#TENSOR
-//! matrix_from_safetensors_bytes(bytes: impl Into<Bytes>, tensor: &str) -> Result<DynMatrix, FormatError>
-//! DynMatrix::{F32, F16, Bf16, F64}, ::{shape(), to::<T: Element>() -> Matrix<T>, to_f64() -> Matrix<f64>}
-//! npy::write<T: Element>(path: &Path, m: MatrixRef<'_, T>, overwrite: bool) -> Result<(), FormatError>
-//! npy::write_f64(path: &Path, m: MatrixRef<'_, f64>, overwrite: bool) -> Result<(), FormatError>
+//! What a file does not say is never guessed: an orientation or an order of gate and up that
+//! neither the naming convention, the architecture nor the shapes decide is refused as
+//! [`FormatError::Ambiguous`], with the choices.
+//!
+//! ```
+//! use std::path::Path;
+//! use swiglu_formats::{LoadOptions, load_layer};
+//!
+//! let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+//!     .join("../../fixtures/smollm2-135m-blk28/ffn.q4_1.gguf");
+//! let layer = load_layer(&path, &LoadOptions { layer: 28, ..Default::default() })?;
+//! assert_eq!((layer.hidden(), layer.intermediate()), (576, 1536));
+//! assert_eq!(layer.stored_dtype().to_string(), "Q4_1");
+//! let gate_up = layer.gate_up::<half::bf16>()?;
+//! assert_eq!(gate_up.view().hidden(), 576);
+//! # Ok::<(), swiglu_formats::FormatError>(())
 //! ```
 
 mod bytes;

@@ -56,10 +56,10 @@ impl StoredType {
     ///
     /// Bytes past the last whole block are left out: callers have checked the length.
     pub(crate) fn decode<T: Element>(&self, bytes: &[u8], out: &mut Vec<T>) {
-        if self.dtype() == Some(T::DTYPE) {
-            if let Some(same) = as_elements::<T>(bytes) {
-                return out.extend_from_slice(same);
-            }
+        if self.dtype() == Some(T::DTYPE)
+            && let Some(same) = as_elements::<T>(bytes)
+        {
+            return out.extend_from_slice(same);
         }
         match self {
             StoredType::F64 => out.extend(words(bytes).map(|b| narrow::<T>(f64::from_le_bytes(b)))),

@@ -65,10 +65,10 @@ impl Tensor {
     /// As a matrix: two extents; with `flatten`, all but the last are rows.
     pub(crate) fn into_matrix(self, path: &Path, flatten: bool) -> Result<StoredMatrix> {
         self.expect_readable(path)?;
-        let (rows, cols) = match self.shape.as_slice() {
-            &[rows, cols] => (Some(rows), cols),
-            &[cols] if flatten => (Some(1), cols),
-            &[a, b, cols] if flatten => (a.checked_mul(b), cols),
+        let (rows, cols) = match *self.shape.as_slice() {
+            [rows, cols] => (Some(rows), cols),
+            [cols] if flatten => (Some(1), cols),
+            [a, b, cols] if flatten => (a.checked_mul(b), cols),
             _ => (None, 0),
         };
         let Some(rows) = rows else {

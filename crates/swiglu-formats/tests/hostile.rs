@@ -88,7 +88,8 @@ fn every_truncation_is_an_error() {
     for len in 0..full.len() - 2 {
         let e = parse_gguf(full[..len].to_vec()).err();
         assert!(
-            matches!(e, Some(FormatError::Truncated { .. })) || (e.is_none() && len + 32 > full.len()),
+            matches!(e, Some(FormatError::Truncated { .. }))
+                || (e.is_none() && len + 32 > full.len()),
             "{len}: {e:?}"
         );
     }
@@ -137,7 +138,9 @@ fn safetensors_headers_are_checked() {
     assert!(parse_st(two("[8,16]", "[0,8]", "b")).is_ok());
     assert!(parse_st(two("[0,8]", "[4,12]", "b")).is_err());
     assert!(parse_st(two("[0,8]", "[0,8]", "b")).is_err());
-    assert!(parse_st(two("[0,8]", "[8,16]", "a")).unwrap_err().to_string().contains("each name once"));
+    assert!(
+        parse_st(two("[0,8]", "[8,16]", "a")).unwrap_err().to_string().contains("each name once")
+    );
     // A header length of no file.
     for len in [u64::MAX, 1 << 63, 100_000_001, 100_000_000] {
         let bytes = [&len.to_le_bytes()[..], b"{}"].concat();
@@ -209,7 +212,10 @@ fn gguf_headers_are_checked() {
         (raw_gguf(3, 0, 1, &uint("general.alignment", 0)), "power of two"),
         (raw_gguf(3, 0, 1, &uint("general.alignment", 48)), "power of two"),
         (raw_gguf(3, 0, 1, &text("general.alignment", "32")), "power of two"),
-        (raw_gguf(3, 0, 1, &pair("general.alignment", 10, &(1u64 << 63).to_le_bytes())), "power of two"),
+        (
+            raw_gguf(3, 0, 1, &pair("general.alignment", 10, &(1u64 << 63).to_le_bytes())),
+            "power of two",
+        ),
         (f(&[], 0, 0), "1 to 4"),
         (f(&[1, 1, 1, 1, 1], 0, 0), "1 to 4"),
         (f(&[1 << 32, 1 << 32], 0, 0), "2^64 elements"),
@@ -220,11 +226,21 @@ fn gguf_headers_are_checked() {
         (f(&[4], 0, u64::MAX - 31), "truncated"),
         (f(&[4], 0, 4096), "truncated"),
         (
-            raw_gguf(3, 2, 0, &[raw_tensor("a", &[16], 0, 0), raw_tensor("b", &[16], 0, 32)].concat()),
+            raw_gguf(
+                3,
+                2,
+                0,
+                &[raw_tensor("a", &[16], 0, 0), raw_tensor("b", &[16], 0, 32)].concat(),
+            ),
             "the end of a",
         ),
         (
-            raw_gguf(3, 2, 0, &[raw_tensor("a", &[8], 0, 0), raw_tensor("a", &[8], 0, 32)].concat()),
+            raw_gguf(
+                3,
+                2,
+                0,
+                &[raw_tensor("a", &[8], 0, 0), raw_tensor("a", &[8], 0, 32)].concat(),
+            ),
             "each name once",
         ),
         (raw_gguf(3, 1, 0, &[&2u64.to_le_bytes()[..], &[0xff, 0xfe]].concat()), "UTF-8"),
@@ -251,7 +267,10 @@ fn things_that_are_no_model_are_named() {
     let e = load_layer(&dir.path().join("absent.gguf"), &o).unwrap_err();
     assert!(matches!(&e, FormatError::Io { .. }) && e.to_string().contains("absent.gguf"), "{e}");
     let e = load_layer(&at("empty", b""), &o).unwrap_err();
-    assert!(matches!(&e, FormatError::UnknownFormat { .. }) && e.to_string().contains("empty"), "{e}");
+    assert!(
+        matches!(&e, FormatError::UnknownFormat { .. }) && e.to_string().contains("empty"),
+        "{e}"
+    );
     for name in ["empty.gguf", "empty.safetensors"] {
         let e = load_layer(&at(name, b""), &o).unwrap_err();
         assert!(matches!(&e, FormatError::Truncated { available: 0, .. }), "{e}");

@@ -1,92 +1,13 @@
-//! Finding a layer: every naming convention, and every refusal.
+//! Finding a layer: every naming convention of separate weights, and every refusal.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 mod support;
 
 use half::{bf16, f16};
-use std::path::PathBuf;
+use support::layer::*;
 use support::*;
-use swiglu_core::{Arrangement, DType, Half, Orientation, WeightLayout};
-use swiglu_formats::{
-    FormatError, LayerWeights, LoadOptions, Result, TensorNames, load_layer, load_layer_from_bytes,
-};
-
-const K: usize = 12;
-const H: usize = 172;
-
-/// A model file with a config beside it, in a directory that lives as long as this.
-struct Checkpoint {
-    dir: tempfile::TempDir,
-}
-
-impl Checkpoint {
-    fn new(tensors: &[T], config: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("model.safetensors"), safetensors(tensors)).unwrap();
-        if !config.is_empty() {
-            std::fs::write(dir.path().join("config.json"), config).unwrap();
-        }
-        Self { dir }
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.path().join("model.safetensors")
-    }
-
-    fn load(&self, o: &LoadOptions) -> Result<LayerWeights> {
-        load_layer(&self.file(), o)
-    }
-}
-
-fn model_type(name: &str) -> String {
-    format!(r#"{{"model_type":"{name}","hidden_act":"silu"}}"#)
-}
-
-fn at(layer: usize) -> LoadOptions {
-    LoadOptions { layer, ..Default::default() }
-}
-
-fn expert(layer: usize, expert: usize) -> LoadOptions {
-    LoadOptions { layer, expert: Some(expert), ..Default::default() }
-}
-
-/// Gate, up, down `[out, in]` under three names.
-fn triple(names: [&str; 3], dtype: &'static str, k: usize, h: usize, seed: usize) -> Vec<T> {
-    vec![
-        t(names[0], dtype, &[h, k], seed),
-        t(names[1], dtype, &[h, k], seed + 1),
-        t(names[2], dtype, &[k, h], seed + 2),
-    ]
-}
-
-/// The layer is what `triple` with this seed describes, whatever its layout.
-fn expect_triple(layer: &LayerWeights, k: usize, h: usize, seed: usize) {
-    assert_eq!((layer.hidden(), layer.intermediate()), (k, h));
-    let gate_up = layer.gate_up::<f32>().unwrap();
-    let w = gate_up.view().convert(WeightLayout::HF).unwrap();
-    assert_eq!(w.tensors()[0].as_slice(), ramp(h * k, seed));
-    assert_eq!(w.tensors()[1].as_slice(), ramp(h * k, seed + 1));
-    let (down, orientation) = layer.down::<f32>().unwrap().unwrap();
-    let want = ramp(h * k, seed + 2);
-    for r in 0..k {
-        for c in 0..h {
-            let value = match orientation {
-                Orientation::OutIn => down.view().row(r)[c],
-                Orientation::InOut => down.view().row(c)[r],
-            };
-            assert_eq!(value, want[r * h + c]);
-        }
-    }
-    layer.expect_finite().unwrap();
-}
-
-fn refused(r: Result<LayerWeights>, parts: &[&str]) -> FormatError {
-    let e = r.unwrap_err();
-    for part in parts {
-        assert!(e.to_string().contains(part), "`{part}` in: {e}");
-    }
-    e
-}
+use swiglu_core::{Arrangement, DType, Orientation, WeightLayout};
+use swiglu_formats::{FormatError, LoadOptions, TensorNames, load_layer, load_layer_from_bytes};
 
 #[test]
 fn hugging_face_under_every_prefix_and_type() {
@@ -98,7 +19,12 @@ fn hugging_face_under_every_prefix_and_type() {
             let mut tensors = triple([&n("gate"), &n("up"), &n("down")], dtype, K, H, 3);
             tensors.push(t(&format!("{prefix}layers.7.mlp.gate_proj.bias"), "F32", &[H], 8));
             tensors.push(t(&format!("{prefix}layers.7.mlp.down_proj.bias"), dtype, &[K], 9));
-            tensors.push(t(&format!("{prefix}layers.7.self_attn.q_proj.weight"), dtype, &[K, K], 9));
+            tensors.push(t(
+                &format!("{prefix}layers.7.self_attn.q_proj.weight"),
+                dtype,
+                &[K, K],
+                9,
+            ));
             let layer = load_layer_from_bytes(safetensors(&tensors), &at(7)).unwrap();
             expect_triple(&layer, K, H, 3);
             assert_eq!(layer.layout(), WeightLayout::HF);
@@ -134,7 +60,10 @@ fn weights_are_borrowed_where_they_lie_aligned() {
         assert_eq!(layer.down_view::<f32>().is_some(), pad == 0);
         assert!(layer.gate_up_view::<bf16>().is_none());
         expect_triple(&layer, K, H, 1);
-        assert_eq!(layer.gate_up::<f16>().unwrap().tensors()[0].as_slice()[3].to_f32(), ramp(4, 1)[3]);
+        assert_eq!(
+            layer.gate_up::<f16>().unwrap().tensors()[0].as_slice()[3].to_f32(),
+            ramp(4, 1)[3]
+        );
     }
 }
 
@@ -189,8 +118,12 @@ fn qwen_and_deepseek_experts_with_a_shared_one() {
     refused(load(&at(2)), &["layer 2 given, the file has layers 0 to 1"]);
     // The shared expert by name; its names say that it is made of linear layers.
     let part = |x: &str| Some(n(1, "shared_experts.", x));
-    let names =
-        TensorNames { gate: part("gate"), up: part("up"), down: part("down"), ..Default::default() };
+    let names = TensorNames {
+        gate: part("gate"),
+        up: part("up"),
+        down: part("down"),
+        ..Default::default()
+    };
     let layer = load(&LoadOptions { names, ..at(1) }).unwrap();
     expect_triple(&layer, K, 9, 4);
     assert_eq!(layer.layout().orientation, Orientation::OutIn);
@@ -285,167 +218,6 @@ fn shapes_that_contradict_the_convention_are_refused() {
     refused(c.load(&at(0)), &["172 input features"]);
     let o = LoadOptions { orientation: Some(Orientation::OutIn), ..at(0) };
     expect_triple(&c.load(&o).unwrap(), K, H, 1);
-}
-
-/// Gate and up of `triple` in one `[2H, K]` tensor.
-fn packed(name: &str, arrangement: Arrangement, k: usize, h: usize, seed: usize) -> T {
-    let (gate, up) = (ramp(h * k, seed), ramp(h * k, seed + 1));
-    let mut v = vec![0.0; 2 * h * k];
-    for (half, source) in [(Half::Gate, gate), (Half::Up, up)] {
-        for i in 0..h {
-            let f = arrangement.locate(half, i, h).1;
-            v[f * k..][..k].copy_from_slice(&source[i * k..][..k]);
-        }
-    }
-    values(name, "F32", &[2 * h, k], &v)
-}
-
-#[test]
-fn packed_gate_up_needs_a_known_order() {
-    const NAME: &str = "model.layers.2.mlp.gate_up_proj.weight";
-    let down = t("model.layers.2.mlp.down_proj.weight", "F32", &[K, H], 3);
-    for arrangement in [
-        Arrangement::PackedGateFirst,
-        Arrangement::PackedUpFirst,
-        Arrangement::Interleaved { group: 1 },
-        Arrangement::Interleaved { group: 43 },
-    ] {
-        let file = safetensors(&[packed(NAME, arrangement, K, H, 1), down.clone()]);
-        let o = LoadOptions { arrangement: Some(arrangement), ..at(2) };
-        let layer = load_layer_from_bytes(file.clone(), &o).unwrap();
-        expect_triple(&layer, K, H, 1);
-        assert_eq!(layer.layout(), WeightLayout { orientation: Orientation::OutIn, arrangement });
-        let e = load_layer_from_bytes(file, &at(2));
-        refused(e, &["arrangement is ambiguous", "gate-first, up-first or interleaved-G"]);
-    }
-    let tensors = [packed(NAME, Arrangement::PackedGateFirst, K, H, 1), down.clone()];
-    for name in ["phi3", "phi4", "glm", "glm4"] {
-        let layer = Checkpoint::new(&tensors, &model_type(name)).load(&at(2)).unwrap();
-        expect_triple(&layer, K, H, 1);
-        assert_eq!((layer.architecture(), layer.hidden_act()), (Some(name), Some("silu")));
-    }
-    // The file's own metadata does as well.
-    let own = safetensors_with(&tensors, r#""__metadata__":{"model_type":"phi3"}"#, 0);
-    expect_triple(&load_layer_from_bytes(own, &at(2)).unwrap(), K, H, 1);
-    let e = Checkpoint::new(&tensors, &model_type("mystery")).load(&at(2));
-    refused(e, &["`mystery`", "gate-first"]);
-    let o = LoadOptions { arrangement: Some(Arrangement::Separate), ..at(2) };
-    refused(load_layer_from_bytes(safetensors(&tensors), &o), &["separate given"]);
-    let o = LoadOptions { arrangement: Some(Arrangement::Interleaved { group: 5 }), ..at(2) };
-    let e = load_layer_from_bytes(safetensors(&tensors), &o);
-    assert!(matches!(refused(e, &["a divisor of"]), FormatError::Core(_)));
-    // Odd rows hold no two halves.
-    let odd = [t(NAME, "F32", &[2 * H + 1, K], 1), down];
-    let o = LoadOptions { arrangement: Some(Arrangement::PackedGateFirst), ..at(2) };
-    refused(load_layer_from_bytes(safetensors(&odd), &o), &["even number"]);
-}
-
-#[test]
-fn phi3_and_glm4_in_gguf_pack_both_into_up() {
-    let tensors = [
-        packed("blk.0.ffn_up.weight", Arrangement::PackedGateFirst, K, H, 1),
-        t("blk.0.ffn_down.weight", "F32", &[K, H], 3),
-    ];
-    for arch in ["phi3", "glm4", "chatglm"] {
-        let file = gguf(&tensors, &[text("general.architecture", arch)]);
-        expect_triple(&load_layer_from_bytes(file, &at(0)).unwrap(), K, H, 1);
-    }
-    let file = gguf(&tensors, &[text("general.architecture", "gpt2")]);
-    let e = refused(load_layer_from_bytes(file, &at(0)), &["no gate weight", "ffn_up.weight"]);
-    assert!(matches!(e, FormatError::IncompleteLayer { .. }));
-}
-
-/// gpt-oss: `[E, K, 2H]` interleaved by one, `[E, H, K]`, and both biases.
-fn gpt_oss(k: usize, h: usize) -> Vec<T> {
-    let a = Arrangement::Interleaved { group: 1 };
-    let (mut both, mut down, mut bias) = (Vec::new(), Vec::new(), Vec::new());
-    for e in 0..2 {
-        let seed = 1 + 10 * e;
-        let (gate, up, d) = (ramp(h * k, seed), ramp(h * k, seed + 1), ramp(h * k, seed + 2));
-        for i in 0..k {
-            for f in 0..2 * h {
-                both.push(if f % 2 == 0 { &gate } else { &up }[f / 2 * k + i]);
-            }
-        }
-        for i in 0..h {
-            (0..k).for_each(|o| down.push(d[o * h + i]));
-        }
-        let (gb, ub) = (ramp(h, seed + 3), ramp(h, seed + 4));
-        let mut packed = vec![0.0; 2 * h];
-        for i in 0..h {
-            packed[a.locate(Half::Gate, i, h).1] = gb[i];
-            packed[a.locate(Half::Up, i, h).1] = ub[i];
-        }
-        bias.extend(packed);
-    }
-    let n = |x: &str| format!("model.layers.0.mlp.experts.{x}");
-    vec![
-        values(&n("gate_up_proj"), "BF16", &[2, k, 2 * h], &both),
-        values(&n("gate_up_proj_bias"), "BF16", &[2, 2 * h], &bias),
-        values(&n("down_proj"), "BF16", &[2, h, k], &down),
-        t(&n("down_proj_bias"), "BF16", &[2, k], 7),
-        t("model.layers.0.mlp.router.weight", "BF16", &[2, k], 7),
-    ]
-}
-
-#[test]
-fn gpt_oss_experts_are_interleaved() {
-    // 2880 = 2880 in the real model: only the architecture or the caller can tell.
-    for (k, h) in [(8, 8), (8, 6)] {
-        let c = Checkpoint::new(&gpt_oss(k, h), &model_type("gpt_oss"));
-        for e in 0..2 {
-            let layer = c.load(&expert(0, e)).unwrap();
-            expect_triple(&layer, k, h, 1 + 10 * e);
-            assert_eq!(layer.layout().to_string(), "in-out interleaved-1");
-            assert_eq!(layer.gate_bias().unwrap(), ramp(h, 4 + 10 * e));
-            assert_eq!(layer.up_bias().unwrap(), ramp(h, 5 + 10 * e));
-            assert_eq!(layer.down_bias().unwrap(), &ramp(2 * k, 7)[e * k..][..k]);
-        }
-        refused(c.load(&at(0)), &["the expert is ambiguous", "0 to 1"]);
-        let file = safetensors(&gpt_oss(k, h));
-        refused(load_layer_from_bytes(file.clone(), &expert(0, 0)), &["arrangement is ambiguous"]);
-        // Given the arrangement, the packed width decides the orientation.
-        let o = LoadOptions {
-            arrangement: Some(Arrangement::Interleaved { group: 1 }),
-            ..expert(0, 1)
-        };
-        expect_triple(&load_layer_from_bytes(file, &o).unwrap(), k, h, 11);
-    }
-    let blocks = [t("model.layers.0.mlp.experts.gate_up_proj_blocks", "F32", &[1], 1)];
-    let e = load_layer_from_bytes(safetensors(&blocks), &expert(0, 0));
-    assert!(matches!(refused(e, &["MXFP4"]), FormatError::UnsupportedDtype { .. }));
-}
-
-#[test]
-fn moonshine_by_explicit_names() {
-    let n = |x: &str| format!("model.decoder.layers.0.mlp.{x}");
-    let a = Arrangement::PackedUpFirst;
-    let tensors = [
-        packed(&n("fc1.weight"), a, K, 8, 1),
-        t(&n("fc1.bias"), "F32", &[16], 5),
-        t(&n("fc2.weight"), "F32", &[K, 8], 3),
-        t(&n("fc2.bias"), "F32", &[K], 6),
-    ];
-    let file = safetensors(&tensors);
-    let names = TensorNames {
-        gate_up: Some(n("fc1.weight")),
-        gate_up_bias: Some(n("fc1.bias")),
-        down: Some(n("fc2.weight")),
-        down_bias: Some(n("fc2.bias")),
-        ..Default::default()
-    };
-    let o = LoadOptions { names, arrangement: Some(a), ..Default::default() };
-    let layer = load_layer_from_bytes(file.clone(), &o).unwrap();
-    expect_triple(&layer, K, 8, 1);
-    assert_eq!(layer.up_bias().unwrap(), &ramp(16, 5)[..8]);
-    assert_eq!(layer.gate_bias().unwrap(), &ramp(16, 5)[8..]);
-    let text = layer.describe();
-    assert!(text.contains("fc1.weight F32") && text.contains("out-in up-first"), "{text}");
-    let e = load_layer_from_bytes(file.clone(), &LoadOptions { arrangement: None, ..o.clone() });
-    refused(e, &["fc1.weight holds gate and up", "up-first"]);
-    let e = load_layer_from_bytes(file, &at(0));
-    let e = refused(e, &["tried", "explicit tensor names", "model.decoder.layers.0.mlp.fc1.bias"]);
-    assert!(matches!(e, FormatError::NoLayer { .. }));
 }
 
 #[test]
@@ -557,9 +329,7 @@ fn non_finite_weights_are_named_with_their_place() {
 fn matrices_are_read_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x#1.safetensors");
-    let read = |name: &str| {
-        swiglu_formats::read_matrix(&format!("{}{name}", path.display()))
-    };
+    let read = |name: &str| swiglu_formats::read_matrix(&format!("{}{name}", path.display()));
     std::fs::write(&path, safetensors(&[t("only", "BF16", &[2, 3, 4], 1)])).unwrap();
     assert_eq!(read("").unwrap().shape(), [6, 4]);
     assert_eq!(read("#").unwrap().shape(), [6, 4]);
@@ -573,7 +343,11 @@ fn matrices_are_read_by_name() {
     assert!(e.to_string().contains("FILE#TENSOR: x.a, x.b"), "{e}");
     assert!(read("#x.c").unwrap_err().to_string().contains("nearest: x.a"));
     let npy_path = dir.path().join("y.npy");
-    std::fs::write(&npy_path, npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1), }", &[0; 4])).unwrap();
+    std::fs::write(
+        &npy_path,
+        npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1), }", &[0; 4]),
+    )
+    .unwrap();
     let e = swiglu_formats::read_matrix(&format!("{}#a", npy_path.display())).unwrap_err();
     assert!(e.to_string().contains("without a name"), "{e}");
 }

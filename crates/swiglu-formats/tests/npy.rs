@@ -174,7 +174,8 @@ fn round_trip<T: Element>(values: &[f32], rows: usize, cols: usize) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.npy");
     format::write(&path, m.view(), false).unwrap();
-    let data_at = std::fs::read(&path).unwrap().len() - rows * cols * if T::DTYPE.size() == 2 && T::DTYPE.name() == "f16" { 2 } else { 4 };
+    let data_at = std::fs::read(&path).unwrap().len()
+        - rows * cols * if T::DTYPE.size() == 2 && T::DTYPE.name() == "f16" { 2 } else { 4 };
     assert_eq!(data_at % 64, 0);
     let back = read_matrix(path.to_str().unwrap()).unwrap();
     assert_eq!(back.to::<T>(), m);

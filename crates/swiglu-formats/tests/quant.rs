@@ -41,7 +41,7 @@ fn small_blocks_by_hand() {
     let y = decode_q5_1(&block(&[&half(2.0), &half(0.5), &bits, &nibbles]));
     assert_eq!(y.to_vec(), five.iter().map(|q| 2.0 * q + 0.5).collect::<Vec<_>>());
 
-    let bytes: Vec<u8> = (0..32).map(|i| (i * 8 - 128) as i8 as u8).collect();
+    let bytes: Vec<u8> = (0..32).map(|i| (i * 8 - 128i32).to_le_bytes()[0]).collect();
     let y = decode_q8_0(&block(&[&half(-0.125), &bytes]));
     assert_eq!(y[0], 16.0);
     assert_eq!(y[31], -0.125 * 120.0);
@@ -70,7 +70,7 @@ fn k_blocks_by_hand() {
         let want = 0.5 * f32::from(sc[i / 32]) * f32::from(q(i)) - 0.25 * f32::from(mn[i / 32]);
         assert_eq!(v, want, "{i}");
     }
-    let high = |i: usize| i % 3 == 0;
+    let high = |i: usize| i.is_multiple_of(3);
     let mut bits = [0u8; 32];
     for i in (0..256).filter(|&i| high(i)) {
         bits[i % 32] |= 1 << (i / 32);
@@ -88,7 +88,7 @@ fn k_blocks_by_hand() {
         b[n * 64 + (run % 2) * 32 + l] = 1 << (if run < 2 { 0 } else { 4 });
         b[128 + n * 32 + l] = 2 << (2 * run);
         for (s, scale) in b[192..208].iter_mut().enumerate() {
-            *scale = (s as i8 - 8) as u8;
+            *scale = (s as u8).wrapping_sub(8);
         }
         b[208..].copy_from_slice(&half(1.0));
         for (e, v) in decode_q6_k(&b).into_iter().enumerate() {
@@ -158,12 +158,14 @@ fn ragged_rows_are_refused() {
 fn a_non_finite_scale_is_found() {
     let mut bytes = random_blocks("Q8_0", 4, 9);
     bytes[34..36].copy_from_slice(&f16::NAN.to_le_bytes());
-    let t = |name: &str, bytes: Vec<u8>| T { name: name.into(), dtype: "Q8_0", shape: vec![2, 64], bytes };
+    let t = |name: &str, bytes: Vec<u8>| T {
+        name: name.into(),
+        dtype: "Q8_0",
+        shape: vec![2, 64],
+        bytes,
+    };
     let file = gguf(
-        &[
-            t("blk.0.ffn_gate.weight", random_blocks("Q8_0", 4, 1)),
-            t("blk.0.ffn_up.weight", bytes),
-        ],
+        &[t("blk.0.ffn_gate.weight", random_blocks("Q8_0", 4, 1)), t("blk.0.ffn_up.weight", bytes)],
         &[],
     );
     let e = load_layer_from_bytes(file, &LoadOptions::default()).unwrap().expect_finite();

@@ -117,12 +117,12 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         // `choose_names` gives one of the two.
         _ => Vec::new(),
     };
-    if let [gate, up] = gate_up.as_slice() {
-        if [gate.rows, gate.cols] != [up.rows, up.cols] {
-            let expected = format!("[{}, {}] as {}", gate.rows, gate.cols, gate.name);
-            let given = [up.rows, up.cols];
-            return Err(FormatError::shape(model.path(), &up.name, expected, &given));
-        }
+    if let [gate, up] = gate_up.as_slice()
+        && [gate.rows, gate.cols] != [up.rows, up.cols]
+    {
+        let expected = format!("[{}, {}] as {}", gate.rows, gate.cols, gate.name);
+        let given = [up.rows, up.cols];
+        return Err(FormatError::shape(model.path(), &up.name, expected, &given));
     }
     let Some(gate) = gate_up.first() else {
         return Err(contradiction(model, "no gate and up weights were named".into()));

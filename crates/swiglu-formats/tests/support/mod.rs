@@ -1,6 +1,7 @@
 //! Writers of small files, and an independent decoder of quantised blocks.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod layer;
 pub mod reference;
 
 use half::{bf16, f16};
@@ -169,7 +170,7 @@ pub fn npy(version: u8, dict: &str, data: &[u8]) -> Vec<u8> {
     out.extend_from_slice(&[version, 0]);
     let mut dict = dict.to_owned();
     let prefix = if version == 1 { 10 } else { 12 };
-    while (prefix + dict.len() + 1) % 64 != 0 {
+    while !(prefix + dict.len() + 1).is_multiple_of(64) {
         dict.push(' ');
     }
     dict.push('\n');

@@ -1,6 +1,8 @@
 //! A second decoder, written element by element from the C definition of each block: slow, and
 //! in float64 so that only the last step rounds.
 
+#![allow(clippy::cast_possible_wrap, reason = "as the C definition casts")]
+
 use half::f16;
 
 pub const TYPES: [&str; 8] = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"];
