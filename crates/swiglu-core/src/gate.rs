@@ -6,14 +6,13 @@
 //! (the form of Abramowitz and Stegun 7.1.26); GELU-tanh through ½(1 + tanh z) = σ(2z).
 
 use std::f32::consts::LOG2_E;
+use std::marker::PhantomData;
 
 use crate::activation::{Activation, GateFn};
 use crate::dtype::Element;
 use crate::lanes::F32Lanes;
 use crate::numerics::{ExpMode, Numerics, Rounding};
 
-/// 1.5 · 2²³: adding it to |t| < 2²² leaves round-to-even(t) in the low mantissa bits.
-const ROUNDING_SHIFT: f32 = 12_582_912.0;
 /// The leading bits of ln 2: the product with any |n| < 2⁹ is exact.
 const LN2_HIGH: f32 = 0.693_145_75;
 /// ln 2 − [`LN2_HIGH`].
@@ -33,8 +32,7 @@ fn polynomial<V: F32Lanes, const N: usize>(x: V, coefficients: [f32; N]) -> V {
 pub fn exp_precise<V: F32Lanes>(x: V) -> V {
     // Past these bounds the result is 0 or infinity anyway; NaN passes (see `F32Lanes::max`).
     let x = V::splat(89.0).min(V::splat(-105.0).max(x));
-    let shift = V::splat(ROUNDING_SHIFT);
-    let n = x.mul_add(V::splat(LOG2_E), shift).sub(shift);
+    let n = x.mul(V::splat(LOG2_E)).round_even();
     let r = n.neg_mul_add(V::splat(LN2_HIGH), x);
     let r = n.neg_mul_add(V::splat(LN2_LOW), r);
     // exp(r) = 1 + r + r²·q(r); relative error of the polynomial 2⁻²⁸.
@@ -44,27 +42,18 @@ pub fn exp_precise<V: F32Lanes>(x: V) -> V {
     tail.add(V::splat(1.0)).scale_by_power_of_two(n)
 }
 
-/// exp(−|z|) with relative error below 2⁻¹⁸, and exactly 0 for |z| > 86.6.
+/// exp(−z) with relative error below 2⁻¹⁷ for |z| ≤ 70; infinity where the exact value exceeds the
+/// range of `f32`, 2⁻¹²⁶ where it is below.
 #[inline(always)]
-fn exp_neg_abs_fast<V: F32Lanes>(z: V) -> V {
-    let smallest = V::splat(-125.0);
-    let t = smallest.max(z.abs().mul(V::splat(-LOG2_E)));
-    let shift = V::splat(ROUNDING_SHIFT);
-    let shifted = t.add(shift);
-    let f = t.sub(shifted.sub(shift));
-    // 2ᶠ on |f| ≤ ½ with the constant term exactly 1.
+fn exp_neg_fast<V: F32Lanes>(z: V) -> V {
+    // NaN passes (see `F32Lanes::max`).
+    let t = V::splat(128.0).min(V::splat(-126.0).max(z.mul(V::splat(-LOG2_E))));
+    let n = t.round_even();
+    let f = t.sub(n);
+    // 2ᶠ on |f| ≤ ½ with the constant term exactly 1. So at t = 128 the result has an empty mantissa
+    // and exponent 128, which is infinity, and just below it p < 1 and the result is finite.
     let p = polynomial(f, [1.0, 0.693_124_2, 0.240_240_99, 0.055_906_43, 0.009_582_851]);
-    // At the clamp p = 1, so the difference is exactly 0: a huge |z| must not leave a residue that
-    // is then multiplied by a huge x. Elsewhere 2⁻¹²⁵ is far below the error.
-    p.add_exponent_bits(shifted).sub(V::splat(2.350_988_7e-38))
-}
-
-/// 1/d for d in [1, 2], relative error below 2⁻¹⁹: a quadratic and one cubic correction.
-#[inline(always)]
-fn reciprocal_fast<V: F32Lanes>(d: V) -> V {
-    let y = polynomial(d, [2.121_200_6, -1.454_529_4, 0.323_227_05]);
-    let e = d.neg_mul_add(y, V::splat(1.0));
-    e.mul_add(e, e).mul_add(y, y)
+    p.add_exponent(n)
 }
 
 /// An evaluation of the exponential.
@@ -103,19 +92,15 @@ pub struct Fast;
 impl Exp for Fast {
     #[inline(always)]
     fn logistic<V: F32Lanes>(z: V) -> V {
-        // With e = exp(−|z|): σ(z) is 1/(1+e) for z ≥ 0 and e/(1+e) below, so the denominator
-        // stays in [1, 2] and nothing overflows.
-        let e = exp_neg_abs_fast(z);
-        let r = reciprocal_fast(V::splat(1.0).add(e));
-        z.select_positive(r, e.mul(r))
+        V::splat(1.0).div(V::splat(1.0).add(exp_neg_fast(z)))
     }
     #[inline(always)]
     fn times_logistic<V: F32Lanes>(x: V, z: V) -> V {
-        x.mul(Self::logistic(z))
+        x.div(V::splat(1.0).add(exp_neg_fast(z)))
     }
     #[inline(always)]
     fn exp_neg<V: F32Lanes>(s: V) -> V {
-        exp_neg_abs_fast(s)
+        exp_neg_fast(s)
     }
 }
 
@@ -229,10 +214,10 @@ impl Gate for Identity {
     }
 }
 
-/// A complete gated activation: clamping, gate, offset, product and the rounding of the product to
-/// T, as a function of gate and up lanes.
+/// A complete gated activation: clamping, gate, offset and product, as a function of gate and up
+/// lanes.
 pub trait GatedMath: Copy {
-    /// h as a value of T in `f32` lanes.
+    /// h before its rounding to T, which every mode ends with and the caller does as it stores.
     fn apply<V: F32Lanes>(self, gate: V, up: V) -> V;
 }
 
@@ -253,13 +238,12 @@ impl Clamp {
 }
 
 #[derive(Clone, Copy)]
-struct Once<G, T> {
+struct Once<G> {
     gate: G,
     clamp: Clamp,
-    to: std::marker::PhantomData<T>,
 }
 
-impl<G: Gate, T: Element> GatedMath for Once<G, T> {
+impl<G: Gate> GatedMath for Once<G> {
     #[inline(always)]
     fn apply<V: F32Lanes>(self, gate: V, up: V) -> V {
         let (mut g, mut u) = (gate, up);
@@ -267,7 +251,7 @@ impl<G: Gate, T: Element> GatedMath for Once<G, T> {
             (g, u) = self.clamp.inputs(g, u);
             u = u.add(V::splat(self.clamp.offset));
         }
-        T::round_lanes(self.gate.gate(g).mul(u))
+        self.gate.gate(g).mul(u)
     }
 }
 
@@ -275,7 +259,7 @@ impl<G: Gate, T: Element> GatedMath for Once<G, T> {
 struct EachStep<G, T> {
     gate: G,
     clamp: Clamp,
-    to: std::marker::PhantomData<T>,
+    to: PhantomData<T>,
 }
 
 impl<G: Gate, T: Element> GatedMath for EachStep<G, T> {
@@ -288,7 +272,7 @@ impl<G: Gate, T: Element> GatedMath for EachStep<G, T> {
             g = T::round_lanes(g);
             u = T::round_lanes(T::round_lanes(u).add(V::splat(self.clamp.offset)));
         }
-        T::round_lanes(self.gate.gate_eager::<V, T>(g).mul(u))
+        self.gate.gate_eager::<V, T>(g).mul(u)
     }
 }
 
@@ -301,7 +285,7 @@ pub trait WithGatedMath {
 }
 
 impl Activation {
-    /// Calls `f` with the mathematics of this activation in `numerics`, ending in a rounding to T.
+    /// Calls `f` with the mathematics of this activation in `numerics` for the element type T.
     #[inline(always)]
     pub fn with_math<T: Element, F: WithGatedMath>(&self, numerics: Numerics, f: F) -> F::Output {
         match numerics.exp {
@@ -340,12 +324,13 @@ impl Activation {
             limit: self.limit().unwrap_or(f32::INFINITY),
             offset: self.up_offset(),
         };
-        let to = std::marker::PhantomData::<T>;
         // For f32 every rounding step is the identity, and the composed form of x·σ(βx) would only
         // differ from the fused one by its last bit: one definition serves all three modes.
         match rounding {
-            Rounding::Eager if T::DTYPE != crate::DType::F32 => f.run(EachStep { gate, clamp, to }),
-            _ => f.run(Once { gate, clamp, to }),
+            Rounding::Eager if T::DTYPE != crate::DType::F32 => {
+                f.run(EachStep { gate, clamp, to: PhantomData::<T> })
+            }
+            _ => f.run(Once { gate, clamp }),
         }
     }
 

@@ -31,9 +31,17 @@ pub trait F32Lanes: Copy {
     /// `self · 2ⁿ` with one rounding, for |self| in [0.5, 2) or NaN and integral `n` in
     /// [−160, 160]; overflows to infinity, underflows through subnormals to zero.
     fn scale_by_power_of_two(self, n: Self) -> Self;
-    /// Adds `bits(n) << 23` to the bits of `self`: multiplies by 2ⁿ where the low bits of `n` hold
-    /// an integer and the result is normal.
-    fn add_exponent_bits(self, n: Self) -> Self;
+    /// `self · 2ⁿ` for integral `n`, where self is in [0.5, 2) and the result is normal or an infinity
+    /// with `self` a power of two: one addition to the exponent field. NaN for NaN with a NaN `n`.
+    fn add_exponent(self, n: Self) -> Self;
+    /// The nearest integer, ties to even, for |self| < 2²²; NaN stays NaN; the sign
+    /// of a zero is not specified.
+    #[inline(always)]
+    fn round_even(self) -> Self {
+        // The sum's last mantissa bit is worth one.
+        let shift = Self::splat(12_582_912.0);
+        self.add(shift).sub(shift)
+    }
     /// Rounds to bfloat16 and back: nearest even, NaN stays NaN.
     fn round_to_bf16(self) -> Self;
     /// Rounds to IEEE binary16 and back: nearest even, overflow to infinity, NaN stays NaN.
@@ -98,8 +106,8 @@ impl F32Lanes for f32 {
         self * power(half) * power(n - half)
     }
     #[inline(always)]
-    fn add_exponent_bits(self, n: Self) -> Self {
-        f32::from_bits(self.to_bits().wrapping_add(n.to_bits() << 23))
+    fn add_exponent(self, n: Self) -> Self {
+        f32::from_bits(self.to_bits().wrapping_add((n as i32).cast_unsigned() << 23))
     }
     #[inline(always)]
     fn round_to_bf16(self) -> Self {

@@ -75,7 +75,7 @@ pub enum ExpMode {
     /// x / (1 + exp(−x)) with exp within 1 ulp and a correctly rounded division: PyTorch's formula.
     #[default]
     Precise,
-    /// Relative error below 2⁻¹⁷ for arguments up to ±70 (absolute error below 2⁻¹²⁴ beyond), which
+    /// Relative error below 2⁻¹⁷ for arguments up to ±70 (absolute error below 2⁻¹⁰⁰ beyond), which
     /// is 1/64 of a rounding to `f16` and 1/512 of one to `bf16`.
     Fast,
 }

@@ -175,11 +175,7 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
         };
         cpu.run(cpu.threads(), &[Step { units: ARRAY_BYTES / UNIT_BYTES, run: &touch }]);
     }
-    Ok(Bandwidth {
-        read: measure(1, false),
-        copy_nt: measure(1, true),
-        triad_nt: measure(2, true),
-    })
+    Ok(Bandwidth { read: measure(1, false), copy_nt: measure(1, true), triad_nt: measure(2, true) })
 }
 
 /// One pass over units of one or two arrays, summing or streaming to a third.

@@ -24,7 +24,7 @@ const TILE: usize = 512;
 /// From this traffic on the result will not be found in cache anyway and is streamed past it.
 const STREAM_FROM_BYTES: usize = 16 << 20;
 /// Bytes between a load and the prefetch for a later one.
-const AHEAD: usize = 1 << 10;
+const AHEAD: usize = 4 << 10;
 
 /// Inputs and output as rows of segments.
 #[derive(Clone, Copy)]
@@ -234,6 +234,7 @@ unsafe fn partial<S: Simd, T: Element, M: GatedMath>(
     }
 }
 
+/// Stores through the caches, at any alignment.
 #[inline(always)]
 unsafe fn cached<S: Simd, T: Element, M: GatedMath>(
     math: M,
@@ -242,19 +243,21 @@ unsafe fn cached<S: Simd, T: Element, M: GatedMath>(
     out: *mut T,
     count: usize,
 ) {
-    let whole = count / S::LANES * S::LANES;
-    // SAFETY: vectors and the tail end inside `count` elements.
+    // SAFETY: the caller's operands hold `count` elements, of which the pairs are the first.
     unsafe {
-        for i in (0..whole).step_by(S::LANES) {
-            let h = math.apply(S::load::<T>(gate.add(i)), S::load::<T>(up.add(i)));
-            S::store::<T>(out.add(i), h);
-        }
-        if whole < count {
-            partial::<S, T, M>(math, gate.add(whole), up.add(whole), out.add(whole), count - whole);
+        let paired = pairs::<S, T, M, false>(math, gate, up, out, count);
+        for i in (paired..count).step_by(S::LANES) {
+            let (gate, up, out) = (gate.add(i), up.add(i), out.add(i));
+            if i + S::LANES <= count {
+                S::store::<T>(out, math.apply(S::load::<T>(gate), S::load::<T>(up)));
+            } else {
+                partial::<S, T, M>(math, gate, up, out, count - i);
+            }
         }
     }
 }
 
+/// Stores past the caches what is aligned for it.
 #[inline(always)]
 unsafe fn streamed<S: Simd, T: Element, M: GatedMath>(
     math: M,
@@ -263,29 +266,40 @@ unsafe fn streamed<S: Simd, T: Element, M: GatedMath>(
     out: *mut T,
     count: usize,
 ) {
-    // Streamed stores want whole aligned vectors; two of them make at least a cache line of T.
-    let vector = S::LANES * size_of::<T>();
-    let misaligned = out.align_offset(2 * vector);
-    let head = if misaligned <= count { misaligned } else { count };
-    let pairs = (count - head) / (2 * S::LANES);
-    let tail = head + pairs * 2 * S::LANES;
-    // SAFETY: head, pairs of vectors and tail partition `count` elements; from `head` on `out` is
-    // aligned. Prefetched addresses need not be valid.
+    let misaligned = out.align_offset(2 * S::LANES * size_of::<T>()).min(count);
+    // SAFETY: head, pairs and tail partition `count` elements; from the head on `out` is aligned.
     unsafe {
-        cached::<S, T, M>(math, gate, up, out, head);
-        let mut i = head;
-        for _ in 0..pairs {
-            for line in (0..2 * vector).step_by(64) {
-                S::prefetch(gate.add(i).cast::<u8>().wrapping_add(AHEAD + line), Fetch::Once);
-                S::prefetch(up.add(i).cast::<u8>().wrapping_add(AHEAD + line), Fetch::Once);
-            }
-            let h0 = math.apply(S::load::<T>(gate.add(i)), S::load::<T>(up.add(i)));
-            let j = i + S::LANES;
-            let h1 = math.apply(S::load::<T>(gate.add(j)), S::load::<T>(up.add(j)));
-            S::stream::<T>(out.add(i), h0);
-            S::stream::<T>(out.add(j), h1);
-            i += 2 * S::LANES;
-        }
-        cached::<S, T, M>(math, gate.add(tail), up.add(tail), out.add(tail), count - tail);
+        cached::<S, T, M>(math, gate, up, out, misaligned);
+        let (gate, up, out) = (gate.add(misaligned), up.add(misaligned), out.add(misaligned));
+        let count = count - misaligned;
+        let paired = pairs::<S, T, M, true>(math, gate, up, out, count);
+        cached::<S, T, M>(math, gate.add(paired), up.add(paired), out.add(paired), count - paired);
     }
+}
+
+/// As many pairs of vectors as `count` has; returns how many elements that is.
+#[inline(always)]
+unsafe fn pairs<S: Simd, T: Element, M: GatedMath, const STREAM: bool>(
+    math: M,
+    gate: *const T,
+    up: *const T,
+    out: *mut T,
+    count: usize,
+) -> usize {
+    let pair = 2 * S::LANES;
+    let whole = count / pair * pair;
+    for i in (0..whole).step_by(pair) {
+        // SAFETY: pairs end inside `count` elements. Prefetched addresses need not be valid.
+        unsafe {
+            let (gate, up) = (gate.add(i), up.add(i));
+            for line in (0..pair * size_of::<T>()).step_by(64) {
+                S::prefetch(gate.cast::<u8>().wrapping_add(AHEAD + line), Fetch::Once);
+                S::prefetch(up.cast::<u8>().wrapping_add(AHEAD + line), Fetch::Once);
+            }
+            let (g, u) = (S::load_pair::<T>(gate), S::load_pair::<T>(up));
+            let h = [math.apply(g[0], u[0]), math.apply(g[1], u[1])];
+            S::store_pair::<T, STREAM>(out.add(i), h);
+        }
+    }
+    whole
 }

@@ -278,10 +278,10 @@ pub(crate) struct Rows<O> {
 }
 
 impl<O: Element> Rows<O> {
-    /// Writes one vector of row `r` from column `col`, cut at the last column.
+    /// Rounds and writes one vector of row `r` from column `col`, cut at the last column.
     ///
     /// # Safety
-    /// The row is valid; lanes are representable in O.
+    /// The row is valid.
     #[inline(always)]
     unsafe fn write<S: Simd>(&self, r: usize, col: usize, v: S::V) {
         // SAFETY: as the caller promises; the partial copy stops at the last column.
@@ -348,7 +348,10 @@ impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedPanel<'_, S, T, O> 
                 if rounds {
                     (gate, up) = (T::round_lanes(gate), T::round_lanes(up));
                 }
-                e.out.write::<S>(r, self.panel * S::LANES, math.apply(gate, up));
+                let h = math.apply(gate, up);
+                // Rounded by the store, unless that is wider.
+                let h = if O::DTYPE == T::DTYPE { h } else { T::round_lanes(h) };
+                e.out.write::<S>(r, self.panel * S::LANES, h);
             }
         }
     }
@@ -381,8 +384,7 @@ impl<T: Element> Epilogue for Plain<T> {
                 // SAFETY: the caller vouches for the sums and rows.
                 unsafe {
                     let sum = S::load_f32(sums.add((r * 2 + v) * S::LANES));
-                    let y = T::round_lanes(biased::<S>(sum, self.bias, offset));
-                    self.out.write::<S>(r, offset, y);
+                    self.out.write::<S>(r, offset, biased::<S>(sum, self.bias, offset));
                 }
             }
         }

@@ -96,8 +96,15 @@ impl F32Lanes for F32x8 {
         })
     }
     #[inline(always)]
-    fn add_exponent_bits(self, n: Self) -> Self {
-        from_bits(lanes!(_mm256_add_epi32(bits(self), _mm256_slli_epi32::<23>(bits(n)))))
+    fn add_exponent(self, n: Self) -> Self {
+        from_bits(lanes!({
+            let n = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n.0));
+            _mm256_add_epi32(bits(self), n)
+        }))
+    }
+    #[inline(always)]
+    fn round_even(self) -> Self {
+        Self(lanes!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)))
     }
     #[inline(always)]
     fn round_to_bf16(self) -> Self {
@@ -161,15 +168,15 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    unsafe fn store_exact_bf16(p: *mut u16, v: F32x8) {
-        lanes!(_mm_storeu_si128(p.cast(), upper_halves(v)))
+    unsafe fn store_bf16(p: *mut u16, v: F32x8) {
+        lanes!(_mm_storeu_si128(p.cast(), upper_halves(v.round_to_bf16())))
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> F32x8 {
         lanes!(F32x8(_mm256_cvtph_ps(_mm_loadu_si128(p.cast()))))
     }
     #[inline(always)]
-    unsafe fn store_exact_f16(p: *mut u16, v: F32x8) {
+    unsafe fn store_f16(p: *mut u16, v: F32x8) {
         lanes!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0)))
     }
     #[inline(always)]
@@ -177,11 +184,25 @@ impl Simd for Avx2 {
         lanes!(_mm256_stream_ps(p, v.0))
     }
     #[inline(always)]
-    unsafe fn stream_exact_bf16(p: *mut u16, v: F32x8) {
-        lanes!(_mm_stream_si128(p.cast(), upper_halves(v)))
+    unsafe fn load_pair_bf16(p: *const u16) -> [F32x8; 2] {
+        // Even and odd elements: one operation each, where widening neighbours takes two.
+        let (even, odd) = halves(lanes!(F32x8(_mm256_loadu_ps(p.cast()))));
+        [even, odd]
     }
     #[inline(always)]
-    unsafe fn stream_exact_f16(p: *mut u16, v: F32x8) {
+    unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, [even, odd]: [F32x8; 2]) {
+        lanes!({
+            let lower = _mm256_srli_epi32::<16>(bits(even.round_to_bf16()));
+            let joined = _mm256_or_si256(lower, bits(odd.round_to_bf16()));
+            if STREAM {
+                _mm256_stream_si256(p.cast(), joined)
+            } else {
+                _mm256_storeu_si256(p.cast(), joined)
+            }
+        })
+    }
+    #[inline(always)]
+    unsafe fn stream_f16(p: *mut u16, v: F32x8) {
         lanes!(_mm_stream_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0)))
     }
     #[inline(always)]

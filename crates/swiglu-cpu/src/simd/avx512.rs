@@ -73,11 +73,12 @@ impl F32Lanes for F32x16 {
         Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
     }
     #[inline(always)]
-    fn add_exponent_bits(self, n: Self) -> Self {
-        Self(lanes!(_mm512_castsi512_ps(_mm512_add_epi32(
-            bits(self),
-            _mm512_slli_epi32::<23>(bits(n))
-        ))))
+    fn add_exponent(self, n: Self) -> Self {
+        self.scale_by_power_of_two(n)
+    }
+    #[inline(always)]
+    fn round_even(self) -> Self {
+        Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
     }
     #[inline(always)]
     fn round_to_bf16(self) -> Self {
@@ -135,15 +136,15 @@ macro_rules! common {
             })
         }
         #[inline(always)]
-        unsafe fn store_exact_bf16(p: *mut u16, v: F32x16) {
-            lanes!(_mm256_storeu_si256(p.cast(), upper_halves(v)))
+        unsafe fn store_bf16(p: *mut u16, v: F32x16) {
+            lanes!(_mm256_storeu_si256(p.cast(), upper_halves(v.round_to_bf16())))
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const u16) -> F32x16 {
             lanes!(F32x16(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))))
         }
         #[inline(always)]
-        unsafe fn store_exact_f16(p: *mut u16, v: F32x16) {
+        unsafe fn store_f16(p: *mut u16, v: F32x16) {
             lanes!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0)))
         }
         #[inline(always)]
@@ -151,11 +152,13 @@ macro_rules! common {
             lanes!(_mm512_stream_ps(p, v.0))
         }
         #[inline(always)]
-        unsafe fn stream_exact_bf16(p: *mut u16, v: F32x16) {
-            lanes!(_mm256_stream_si256(p.cast(), upper_halves(v)))
+        unsafe fn load_pair_bf16(p: *const u16) -> [F32x16; 2] {
+            // Even and odd elements: one operation each, where widening neighbours takes two.
+            let (even, odd) = halves(lanes!(F32x16(_mm512_loadu_ps(p.cast()))));
+            [even, odd]
         }
         #[inline(always)]
-        unsafe fn stream_exact_f16(p: *mut u16, v: F32x16) {
+        unsafe fn stream_f16(p: *mut u16, v: F32x16) {
             lanes!(_mm256_stream_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v.0)))
         }
         #[inline(always)]
@@ -188,11 +191,51 @@ impl Simd for Avx512 {
     common!();
 
     #[inline(always)]
+    unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, v: [F32x16; 2]) {
+        lanes!(if STREAM {
+            _mm512_stream_si512(p.cast(), join_bf16(v))
+        } else {
+            _mm512_storeu_si512(p.cast(), join_bf16(v))
+        })
+    }
+
+    #[inline(always)]
     fn accumulate_pairs(acc: F32x16, a: F32x16, b: F32x16) -> F32x16 {
         let (a0, a1) = halves(a);
         let (b0, b1) = halves(b);
         a1.mul_add(b1, a0.mul_add(b0, acc))
     }
+}
+
+/// Rounds even and odd elements to bfloat16 and joins them.
+#[inline(always)]
+fn join_bf16([even, odd]: [F32x16; 2]) -> __m512i {
+    lanes!({
+        let lower = _mm512_srli_epi32::<16>(bits(even.round_to_bf16()));
+        _mm512_or_si512(lower, bits(odd.round_to_bf16()))
+    })
+}
+
+/// As [`join_bf16`] with the dedicated conversion, which flushes subnormals: it is used where there
+/// are none.
+#[inline(always)]
+fn join_normal_bf16(v: [F32x16; 2]) -> __m512i {
+    const SUBNORMAL: i32 = 0x20;
+    lanes!({
+        let [even, odd] = v;
+        let subnormal = _mm512_fpclass_ps_mask::<SUBNORMAL>(even.0)
+            | _mm512_fpclass_ps_mask::<SUBNORMAL>(odd.0);
+        if subnormal != 0 {
+            return join_bf16(v);
+        }
+        // Evens in the lower half, odds in the upper; the permutation interleaves them.
+        let joined: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(odd.0, even.0));
+        let order = _mm512_set_epi16(
+            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
+            4, 19, 3, 18, 2, 17, 1, 16, 0,
+        );
+        _mm512_permutexvar_epi16(order, joined)
+    })
 }
 
 /// The lower and the upper bfloat16 of every lane, widened.
@@ -212,6 +255,15 @@ pub(crate) struct Avx512Bf16;
 
 impl Simd for Avx512Bf16 {
     common!();
+
+    #[inline(always)]
+    unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, v: [F32x16; 2]) {
+        lanes!(if STREAM {
+            _mm512_stream_si512(p.cast(), join_normal_bf16(v))
+        } else {
+            _mm512_storeu_si512(p.cast(), join_normal_bf16(v))
+        })
+    }
 
     #[inline(always)]
     fn accumulate_pairs(acc: F32x16, a: F32x16, b: F32x16) -> F32x16 {

@@ -44,18 +44,25 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn store_f32(p: *mut f32, v: Self::V);
     /// Loads and widens `LANES` bfloat16 values.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
-    /// Stores `LANES` values that are exactly representable in bfloat16.
-    unsafe fn store_exact_bf16(p: *mut u16, v: Self::V);
+    /// Rounds and stores `LANES` values as bfloat16.
+    unsafe fn store_bf16(p: *mut u16, v: Self::V);
     /// Loads and widens `LANES` binary16 values.
     unsafe fn load_f16(p: *const u16) -> Self::V;
-    /// Stores `LANES` values that are exactly representable in binary16.
-    unsafe fn store_exact_f16(p: *mut u16, v: Self::V);
+    /// Rounds and stores `LANES` values as binary16.
+    unsafe fn store_f16(p: *mut u16, v: Self::V);
+    /// Loads and widens `2 · LANES` bfloat16 values, in the order [`Simd::store_pair_bf16`] undoes.
+    #[inline(always)]
+    unsafe fn load_pair_bf16(p: *const u16) -> [Self::V; 2] {
+        // SAFETY: the caller's pointer is valid for 2 · LANES values.
+        unsafe { [Self::load_bf16(p), Self::load_bf16(p.add(Self::LANES))] }
+    }
+    /// Rounds and stores `2 · LANES` values as bfloat16, from the order of
+    /// [`Simd::load_pair_bf16`]; with STREAM as the stores below.
+    unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, v: [Self::V; 2]);
     /// As the stores above but past the caches; `p` is aligned to the bytes written.
     unsafe fn stream_f32(p: *mut f32, v: Self::V);
     /// See [`Simd::stream_f32`].
-    unsafe fn stream_exact_bf16(p: *mut u16, v: Self::V);
-    /// See [`Simd::stream_f32`].
-    unsafe fn stream_exact_f16(p: *mut u16, v: Self::V);
+    unsafe fn stream_f16(p: *mut u16, v: Self::V);
     /// Orders streamed stores before later ones.
     fn fence();
     /// The 32 bits at `p` in every lane.
@@ -84,34 +91,60 @@ pub(crate) trait Simd: Copy + 'static {
         }
     }
 
-    /// Stores `LANES` values of T.
+    /// Loads and widens `2 · LANES` elements, in an order that [`Simd::store_pair`] undoes.
     ///
     /// # Safety
-    /// As for the trait; every lane is representable in T.
+    /// As for the trait.
+    #[inline(always)]
+    unsafe fn load_pair<T: Element>(p: *const T) -> [Self::V; 2] {
+        // SAFETY: as in `load`.
+        unsafe {
+            match T::DTYPE {
+                DType::Bf16 => Self::load_pair_bf16(p.cast()),
+                _ => [Self::load(p), Self::load(p.add(Self::LANES))],
+            }
+        }
+    }
+
+    /// Rounds and stores `LANES` values as T.
+    ///
+    /// # Safety
+    /// As for the trait.
     #[inline(always)]
     unsafe fn store<T: Element>(p: *mut T, v: Self::V) {
         // SAFETY: as in `load`.
         unsafe {
             match T::DTYPE {
-                DType::F16 => Self::store_exact_f16(p.cast(), v),
-                DType::Bf16 => Self::store_exact_bf16(p.cast(), v),
+                DType::F16 => Self::store_f16(p.cast(), v),
+                DType::Bf16 => Self::store_bf16(p.cast(), v),
                 _ => Self::store_f32(p.cast(), v),
             }
         }
     }
 
-    /// Stores `LANES` values of T past the caches.
+    /// Rounds and stores `2 · LANES` values as T from the order of [`Simd::load_pair`]; with STREAM
+    /// past the caches.
     ///
     /// # Safety
-    /// As for [`Simd::store`]; `p` is aligned to the bytes written.
+    /// As for the trait; with STREAM `p` is aligned to the bytes written.
     #[inline(always)]
-    unsafe fn stream<T: Element>(p: *mut T, v: Self::V) {
+    unsafe fn store_pair<T: Element, const STREAM: bool>(p: *mut T, v: [Self::V; 2]) {
         // SAFETY: as in `load`.
         unsafe {
-            match T::DTYPE {
-                DType::F16 => Self::stream_exact_f16(p.cast(), v),
-                DType::Bf16 => Self::stream_exact_bf16(p.cast(), v),
-                _ => Self::stream_f32(p.cast(), v),
+            match (T::DTYPE, STREAM) {
+                (DType::Bf16, _) => Self::store_pair_bf16::<STREAM>(p.cast(), v),
+                (DType::F16, true) => {
+                    Self::stream_f16(p.cast(), v[0]);
+                    Self::stream_f16(p.cast::<u16>().add(Self::LANES), v[1]);
+                }
+                (_, true) => {
+                    Self::stream_f32(p.cast(), v[0]);
+                    Self::stream_f32(p.cast::<f32>().add(Self::LANES), v[1]);
+                }
+                (_, false) => {
+                    Self::store(p, v[0]);
+                    Self::store(p.add(Self::LANES), v[1]);
+                }
             }
         }
     }

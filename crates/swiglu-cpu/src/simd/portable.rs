@@ -101,8 +101,8 @@ impl F32Lanes for F32x8 {
         map2(self, n, f32::scale_by_power_of_two)
     }
     #[inline(always)]
-    fn add_exponent_bits(self, n: Self) -> Self {
-        map2(self, n, f32::add_exponent_bits)
+    fn add_exponent(self, n: Self) -> Self {
+        map2(self, n, f32::add_exponent)
     }
     #[inline(always)]
     fn round_to_bf16(self) -> Self {
@@ -152,7 +152,7 @@ impl Simd for Portable {
         F32x8(raw.map(|b| f32::from_bits(u32::from(b) << 16)))
     }
     #[inline(always)]
-    unsafe fn store_exact_bf16(p: *mut u16, v: F32x8) {
+    unsafe fn store_bf16(p: *mut u16, v: F32x8) {
         let raw = v.0.map(|x| bf16::from_f32(x).to_bits());
         lanes!(p.cast::<[u16; LANES]>().write_unaligned(raw))
     }
@@ -162,7 +162,7 @@ impl Simd for Portable {
         F32x8(raw.map(|b| f16::from_bits(b).to_f32()))
     }
     #[inline(always)]
-    unsafe fn store_exact_f16(p: *mut u16, v: F32x8) {
+    unsafe fn store_f16(p: *mut u16, v: F32x8) {
         let raw = v.0.map(|x| f16::from_f32(x).to_bits());
         lanes!(p.cast::<[u16; LANES]>().write_unaligned(raw))
     }
@@ -171,12 +171,15 @@ impl Simd for Portable {
         lanes!(Self::store_f32(p, v))
     }
     #[inline(always)]
-    unsafe fn stream_exact_bf16(p: *mut u16, v: F32x8) {
-        lanes!(Self::store_exact_bf16(p, v))
+    unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, [first, second]: [F32x8; 2]) {
+        lanes!({
+            Self::store_bf16(p, first);
+            Self::store_bf16(p.add(LANES), second);
+        })
     }
     #[inline(always)]
-    unsafe fn stream_exact_f16(p: *mut u16, v: F32x8) {
-        lanes!(Self::store_exact_f16(p, v))
+    unsafe fn stream_f16(p: *mut u16, v: F32x8) {
+        lanes!(Self::store_f16(p, v))
     }
     #[inline(always)]
     fn fence() {}

@@ -103,9 +103,16 @@ impl Kernel for Agree {
         operation!("abs", |a, b, c| F32Lanes::abs(a));
         operation!("neg", |a, b, c| F32Lanes::neg(a));
         operation!("select_positive", |a, b, c| F32Lanes::select_positive(a, b, c));
-        operation!("add_exponent_bits", |a, b, c| F32Lanes::add_exponent_bits(a, b));
         operation!("round_to_bf16", |a, b, c| F32Lanes::round_to_bf16(a));
         operation!("round_to_f16", |a, b, c| F32Lanes::round_to_f16(a));
+        // SAFETY: inside `dispatch`.
+        unsafe {
+            Self::check::<S>(
+                "round_even",
+                |a, _, _| small(a).round_even().add(F32Lanes::splat(0.0)),
+                |a, _, _| small(a).round_even().add(F32Lanes::splat(0.0)),
+            );
+        }
         // Within the domain: a significand in [0.5, 2) and an integral exponent.
         for n in -160..=160 {
             let n = n as f32;
@@ -116,6 +123,13 @@ impl Kernel for Agree {
                     |a, _, _| significand(a).scale_by_power_of_two(F32Lanes::splat(n)),
                     |a, _, _| significand(a).scale_by_power_of_two(n),
                 );
+                if (-126.0..128.0).contains(&n) {
+                    Self::check::<S>(
+                        "add_exponent",
+                        |a, _, _| significand(number(a)).add_exponent(F32Lanes::splat(n)),
+                        |a, _, _| significand(number(a)).add_exponent(n),
+                    );
+                }
             }
         }
     }
@@ -125,6 +139,18 @@ impl Kernel for Agree {
 #[inline(always)]
 fn significand<V: F32Lanes>(v: V) -> V {
     V::splat(1.999_999_9).min(V::splat(1.0).max(v.abs()))
+}
+
+/// The value, 1 for NaN.
+#[inline(always)]
+fn number<V: F32Lanes>(v: V) -> V {
+    v.abs().max(V::splat(1.0))
+}
+
+/// A value of at most 2²¹; NaN stays NaN.
+#[inline(always)]
+fn small<V: F32Lanes>(v: V) -> V {
+    V::splat(2_097_152.0).min(V::splat(-2_097_152.0).max(v))
 }
 
 #[test]
