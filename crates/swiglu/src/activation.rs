@@ -78,15 +78,18 @@ impl GatedActivation {
     }
 
     /// How an `[m, intermediate]` result will be computed.
+    ///
+    /// # Errors
+    /// None for the arguments that can be given; the backend has the last word.
     pub fn plan(
         &self,
         m: usize,
         intermediate: usize,
         dtype: DType,
         arrangement: Arrangement,
-    ) -> Plan {
+    ) -> Result<Plan> {
         let Device::Cpu(cpu) = &self.device;
-        cpu.plan_activation(Problem {
+        Ok(cpu.plan_activation(Problem {
             op: Op::Activation,
             m,
             hidden: 0,
@@ -97,17 +100,20 @@ impl GatedActivation {
             // There are no weights; only the arrangement is looked at.
             layout: WeightLayout { orientation: Orientation::OutIn, arrangement },
             bias: false,
-        })
+        })?)
     }
 
     /// The plan, what it was chosen from, and what the problem costs at least.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
     pub fn explain(
         &self,
         m: usize,
         intermediate: usize,
         dtype: DType,
         arrangement: Arrangement,
-    ) -> Explanation {
-        Explanation::new(&self.device, self.plan(m, intermediate, dtype, arrangement))
+    ) -> Result<Explanation> {
+        Ok(Explanation::new(&self.device, self.plan(m, intermediate, dtype, arrangement)?))
     }
 }

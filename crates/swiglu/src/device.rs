@@ -46,6 +46,13 @@ impl Device {
             Device::Cpu(_) => "cpu",
         }
     }
+
+    /// Threads of the host that take part in one call.
+    pub fn threads(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.threads(),
+        }
+    }
 }
 
 impl fmt::Display for Device {

@@ -74,7 +74,7 @@ impl Layer<GatedLinearKind> {
     ) -> Result<Self> {
         let Device::Cpu(cpu) = device;
         let kernel = swiglu_cpu::GatedLinear::with_path(cpu, params, path)?;
-        Ok(Self::new(device, params.problem(0), kernel))
+        Ok(Self::new(device, kernel))
     }
 }
 
@@ -99,7 +99,7 @@ impl Layer<MlpKind> {
     ) -> Result<Self> {
         let Device::Cpu(cpu) = device;
         let kernel = swiglu_cpu::Mlp::with_path(cpu, params, path)?;
-        Ok(Self::new(device, params.problem(0), kernel))
+        Ok(Self::new(device, kernel))
     }
 }
 

@@ -76,14 +76,10 @@ impl<K: Kind> Layer<K> {
         Ok(Weights::new(swiglu_formats::load_layer_from_bytes(bytes, options)?))
     }
 
-    pub(crate) fn new<T: Element>(
-        device: &Device,
-        problem: Problem,
-        kernel: impl Kernel<T> + 'static,
-    ) -> Self {
+    pub(crate) fn new<T: Element>(device: &Device, kernel: impl Kernel<T> + 'static) -> Self {
         Self {
             device: device.clone(),
-            problem,
+            problem: kernel.plan(0).problem,
             kernel: Box::new(Typed::<T>(Box::new(kernel))),
             kind: PhantomData,
         }

@@ -1,0 +1,211 @@
+//! Options that several verbs share.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+use swiglu::{
+    Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
+    MlpWeights, Numerics, Orientation, Rounding, TensorNames,
+};
+
+/// Which device, and how much of it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Device")]
+pub(crate) struct DeviceArgs {
+    /// Where to run: best or cpu
+    #[arg(long, value_name = "NAME", default_value = "best")]
+    device: DeviceName,
+    /// Force an instruction set: portable, avx2, avx512 or avx512-bf16
+    #[arg(long, value_name = "NAME")]
+    pub(crate) isa: Option<Isa>,
+    /// Threads that take part in one call [default: one per processor]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+impl DeviceArgs {
+    pub(crate) fn open(&self) -> anyhow::Result<Device> {
+        self.open_with(self.isa, self.threads)
+    }
+
+    /// The device with another instruction set or number of threads than was asked for.
+    pub(crate) fn open_with(
+        &self,
+        isa: Option<Isa>,
+        threads: Option<usize>,
+    ) -> anyhow::Result<Device> {
+        match self.device {
+            DeviceName::Best | DeviceName::Cpu => {
+                Ok(Device::cpu_with(CpuOptions { isa, threads })?)
+            }
+            DeviceName::Cuda => Err(CoreError::Unavailable {
+                what: "device cuda".into(),
+                why: "it is not part of this build; choose one of: best, cpu".into(),
+            }
+            .into()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum DeviceName {
+    Best,
+    Cpu,
+    Cuda,
+}
+
+impl FromStr for DeviceName {
+    type Err = CoreError;
+
+    fn from_str(s: &str) -> Result<Self, CoreError> {
+        match s {
+            "best" => Ok(DeviceName::Best),
+            "cpu" => Ok(DeviceName::Cpu),
+            "cuda" => Ok(DeviceName::Cuda),
+            _ => Err(CoreError::UnknownName {
+                what: "device",
+                given: s.to_owned(),
+                choices: "best, cpu".into(),
+            }),
+        }
+    }
+}
+
+/// What is computed, beside shapes and weights.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Arithmetic")]
+pub(crate) struct MathArgs {
+    /// Element type: f32, f16 or bf16
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<DType>,
+    /// Where values are rounded: fused, pre_round or eager
+    #[arg(long, value_name = "MODE")]
+    numerics: Option<Rounding>,
+    /// How the exponential is evaluated: precise or fast [default: fast for f16 and bf16, unless
+    /// rounding is eager]
+    #[arg(long, value_name = "MODE")]
+    exp: Option<ExpMode>,
+    /// The activation: swiglu, swiglu(beta=B), glu, reglu, geglu, geglu-tanh, bilinear,
+    /// clamped-swiglu(alpha=A,offset=O,limit=L) [default: that of the model, else swiglu]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) activation: Option<Activation>,
+}
+
+impl MathArgs {
+    /// The numerics for an element type. `eager` reproduces another program's results, so there
+    /// the exponential is that program's unless asked for otherwise.
+    pub(crate) fn numerics(&self, dtype: DType) -> Numerics {
+        let default = Numerics::default_for(dtype);
+        let rounding = self.numerics.unwrap_or(default.rounding);
+        let exp = match rounding {
+            Rounding::Eager => ExpMode::Precise,
+            Rounding::Fused | Rounding::PreRound => default.exp,
+        };
+        Numerics { rounding, exp: self.exp.unwrap_or(exp) }
+    }
+}
+
+/// A layer in a file.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Weights")]
+pub(crate) struct WeightArgs {
+    /// A safetensors file, its index, a GGUF file, or a directory with a model in it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) weights: Option<PathBuf>,
+    /// The layer's number
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "weights")]
+    layer: usize,
+    /// The expert, where the layer has several
+    #[arg(long, value_name = "E", requires = "weights")]
+    expert: Option<usize>,
+    /// Which dimension of the weights is the row: out-in or in-out
+    #[arg(long, value_name = "NAME", requires = "weights")]
+    orientation: Option<Orientation>,
+    /// How gate and up share a tensor: separate, gate-first, up-first or interleaved-G
+    #[arg(long, value_name = "NAME", requires = "weights")]
+    arrangement: Option<Arrangement>,
+    #[command(flatten)]
+    names: NameArgs,
+}
+
+/// Tensor names, for files that follow no known convention.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Tensor names, for files that follow no known convention")]
+struct NameArgs {
+    /// The gate weight
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    gate_name: Option<String>,
+    /// The up weight
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    up_name: Option<String>,
+    /// Gate and up weights in one tensor
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    gate_up_name: Option<String>,
+    /// The down weight
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    down_name: Option<String>,
+    /// The gate's bias
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    gate_bias_name: Option<String>,
+    /// The up projection's bias
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    up_bias_name: Option<String>,
+    /// Both biases in one tensor
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    gate_up_bias_name: Option<String>,
+    /// The down projection's bias
+    #[arg(long, value_name = "TENSOR", requires = "weights")]
+    down_bias_name: Option<String>,
+}
+
+impl WeightArgs {
+    /// The layer in the file, if one was named.
+    pub(crate) fn load(&self) -> swiglu::Result<Option<MlpWeights>> {
+        self.weights.as_deref().map(|path| self.load_from(path)).transpose()
+    }
+
+    fn load_from(&self, path: &Path) -> swiglu::Result<MlpWeights> {
+        let n = self.names.clone();
+        let names = TensorNames {
+            gate: n.gate_name,
+            up: n.up_name,
+            down: n.down_name,
+            gate_up: n.gate_up_name,
+            gate_bias: n.gate_bias_name,
+            up_bias: n.up_bias_name,
+            gate_up_bias: n.gate_up_bias_name,
+            down_bias: n.down_bias_name,
+        };
+        let options = LoadOptions {
+            layer: self.layer,
+            expert: self.expert,
+            names,
+            orientation: self.orientation,
+            arrangement: self.arrangement,
+            hidden: None,
+        };
+        swiglu::Mlp::load_with(path, &options)
+    }
+}
+
+/// An operation with weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LayerOp {
+    /// x → h = act(x·Wg + bg, x·Wu + bu)
+    GatedLinear,
+    /// x → y = h·Wd + bd
+    Mlp,
+}
+
+/// A time to measure for.
+pub(crate) fn seconds(s: &str) -> Result<f64, CoreError> {
+    match s.parse::<f64>() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(CoreError::OutOfRange {
+            what: "seconds",
+            given: s.to_owned(),
+            expected: "a number from 0 to 3600".into(),
+        }),
+    }
+}

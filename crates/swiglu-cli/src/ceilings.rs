@@ -1,0 +1,28 @@
+//! What this machine can do at most, measured beside the work by the device that does it.
+
+use swiglu::Device;
+pub(crate) use swiglu_cpu::ceilings::{Bandwidth, Ceilings};
+use swiglu_cpu::{Cpu, ceilings};
+
+fn with_cpu<R>(
+    device: &Device,
+    measure: impl FnOnce(&Cpu) -> swiglu_core::Result<R>,
+) -> swiglu_core::Result<R> {
+    match device {
+        Device::Cpu(cpu) => measure(cpu),
+        other => Err(swiglu::CoreError::Unsupported {
+            what: format!("measuring the limits of {other}"),
+            why: "only those of the CPU can be measured".into(),
+        }),
+    }
+}
+
+/// All limits of a device; a fraction of a second.
+pub(crate) fn measure(device: &Device) -> swiglu_core::Result<Ceilings> {
+    with_cpu(device, ceilings::measure)
+}
+
+/// Its memory bandwidth, which a shared host changes from one second to the next.
+pub(crate) fn bandwidth(device: &Device) -> swiglu_core::Result<Bandwidth> {
+    with_cpu(device, ceilings::bandwidth)
+}

@@ -1,0 +1,71 @@
+//! The command line: options common to all verbs, and the verbs.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::Verdict;
+use crate::terminal::Terminal;
+use crate::verbs;
+
+/// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
+///
+/// `swiglu run` without arguments computes a real layer that is part of the program, proves the
+/// result and compares its time with that of the unfused way.
+#[derive(Debug, Parser)]
+#[command(name = "swiglu", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// How results and progress are shown.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct OutputArgs {
+    /// Print one JSON document instead of text
+    #[arg(long, global = true, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Show no progress; automatic where standard error is not a terminal
+    #[arg(long, global = true, help_heading = "Output")]
+    pub(crate) no_progress: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run a layer: time, speed-up over the unfused way, error against float64
+    Run(Box<verbs::run::RunArgs>),
+    /// Check every kernel of this machine against the float64 oracle
+    Check(verbs::check::CheckArgs),
+    /// Measure speed as a fraction of what this machine can do
+    Bench(verbs::bench::BenchArgs),
+    /// Show how a problem would be computed, and what it costs at least
+    Explain(Box<verbs::explain::ExplainArgs>),
+    /// Show this program, processor and what is available
+    Info,
+    /// Print a completion script for a shell
+    Completions(verbs::completions::CompletionsArgs),
+}
+
+impl Verb {
+    pub(crate) fn execute(&self, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+        match self {
+            Verb::Run(args) => verbs::run::run(args, terminal),
+            Verb::Check(args) => verbs::check::check(args, terminal),
+            Verb::Bench(args) => verbs::bench::bench(args, terminal),
+            Verb::Explain(args) => verbs::explain::explain(args, terminal),
+            Verb::Info => verbs::info::info(terminal),
+            Verb::Completions(args) => verbs::completions::completions(args, terminal),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,78 @@
+//! The `swiglu` command.
+//!
+//! Exit codes: 0 done, 1 a check failed or a result is outside its tolerance, 2 bad input or
+//! usage. Results go to standard output, everything else to standard error.
+
+mod args;
+mod ceilings;
+mod cli;
+mod layer;
+mod random;
+mod roofline;
+mod stats;
+mod table;
+mod terminal;
+mod timing;
+mod verbs;
+mod verify;
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::Cli;
+use terminal::Terminal;
+
+/// What a verb found. Everything that is not a finding is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+}
+
+impl Verdict {
+    fn from_passed(passed: bool) -> Self {
+        if passed { Verdict::Passed } else { Verdict::Failed }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut terminal = Terminal::new(&cli.output);
+    let result = cli.verb.execute(&mut terminal).and_then(|verdict| {
+        terminal.flush()?;
+        Ok(verdict)
+    });
+    match result {
+        Ok(Verdict::Passed) => ExitCode::SUCCESS,
+        Ok(Verdict::Failed) => ExitCode::from(1),
+        // The reader has seen enough, for example `swiglu info | head -1`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Without a standard error there is only the exit code.
+            let _ = writeln!(io::stderr(), "error: {}", describe(&error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kind = |e: &io::Error| e.kind() == ErrorKind::BrokenPipe;
+    error.downcast_ref::<io::Error>().is_some_and(kind)
+        || error
+            .downcast_ref::<serde_json::Error>()
+            .is_some_and(|e| e.io_error_kind() == Some(ErrorKind::BrokenPipe))
+}
+
+/// An error and its causes, each said once: many texts quote their cause already.
+fn describe(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| {
+        let cause = cause.to_string();
+        match text.is_empty() {
+            true => cause,
+            false if text.contains(&cause) => text,
+            false => format!("{text}: {cause}"),
+        }
+    })
+}

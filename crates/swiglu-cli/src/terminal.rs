@@ -1,0 +1,69 @@
+//! Standard output and the progress on standard error.
+
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::cli::OutputArgs;
+
+/// Where results go, and how.
+pub(crate) struct Terminal {
+    out: BufWriter<Stdout>,
+    json: bool,
+    progress: bool,
+    colour: bool,
+}
+
+impl Terminal {
+    pub(crate) fn new(options: &OutputArgs) -> Self {
+        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        Self {
+            out: BufWriter::new(io::stdout()),
+            json: options.json,
+            progress: !options.no_progress && io::stderr().is_terminal(),
+            colour: !options.json && !no_colour && io::stdout().is_terminal(),
+        }
+    }
+
+    /// Whether one JSON document is wanted instead of text.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether colours may be used.
+    pub(crate) fn colour(&self) -> bool {
+        self.colour
+    }
+
+    /// Prints the JSON document.
+    pub(crate) fn print_json(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+        serde_json::to_writer_pretty(&mut self.out, value)?;
+        writeln!(self.out)?;
+        Ok(())
+    }
+
+    /// A progress bar over `len` steps, hidden where nobody would see it.
+    pub(crate) fn bar(&self, len: u64) -> ProgressBar {
+        if !self.progress {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(len);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+            bar.set_style(style);
+        }
+        // Keeps moving while one step takes long.
+        bar.enable_steady_tick(Duration::from_millis(200));
+        bar
+    }
+}
+
+impl Write for Terminal {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.out.write(data)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

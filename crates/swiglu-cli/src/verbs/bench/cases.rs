@@ -1,0 +1,137 @@
+//! What is measured.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use swiglu::{DType, Op};
+
+use crate::timing::Heat;
+
+/// One problem to measure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Case {
+    pub(super) op: Op,
+    pub(super) m: usize,
+    /// K; 0 for the activation.
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
+    pub(super) dtype: DType,
+    pub(super) heat: Heat,
+    /// Whether the activation's gate and up share a tensor.
+    pub(super) packed: bool,
+}
+
+impl Case {
+    pub(super) fn activation(m: usize, intermediate: usize, dtype: DType) -> Self {
+        let heat = Heat::Cold;
+        Self { op: Op::Activation, m, hidden: 0, intermediate, dtype, heat, packed: false }
+    }
+
+    pub(super) fn layer(op: Op, shape: [usize; 3], dtype: DType, heat: Heat) -> Self {
+        let [m, hidden, intermediate] = shape;
+        Self { op, m, hidden, intermediate, dtype, heat, packed: false }
+    }
+}
+
+impl fmt::Display for Case {
+    /// `mlp 1x896x4864 cold`: the case's name, without its element type.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}x", self.op, self.m)?;
+        if self.op != Op::Activation {
+            write!(f, "{}x", self.hidden)?;
+        }
+        write!(f, "{}", self.intermediate)?;
+        if self.packed {
+            f.write_str(" packed")?;
+        }
+        f.write_str(if self.heat == Heat::Hot { " hot" } else { " cold" })
+    }
+}
+
+/// A list of cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Suite {
+    /// One of each kind, in under a minute
+    Quick,
+    /// Every row of the project's CPU goals, with one thread and with all
+    Goals,
+}
+
+const SMALL: [usize; 2] = [896, 4864];
+const LARGE: [usize; 2] = [4096, 14336];
+
+fn layers(
+    op: Op,
+    m: usize,
+    [hidden, intermediate]: [usize; 2],
+    heat: Heat,
+    dtypes: &[DType],
+) -> impl Iterator<Item = Case> {
+    dtypes.iter().map(move |&dtype| Case::layer(op, [m, hidden, intermediate], dtype, heat))
+}
+
+impl Suite {
+    pub(super) fn cases(self) -> Vec<Case> {
+        match self {
+            Suite::Quick => quick(),
+            Suite::Goals => goals(),
+        }
+    }
+}
+
+fn quick() -> Vec<Case> {
+    const TWO: &[DType] = &[DType::F32, DType::Bf16];
+    let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));
+    activations
+        .into_iter()
+        .chain(layers(Op::GatedLinear, 1, SMALL, Heat::Cold, TWO))
+        .chain(layers(Op::GatedLinear, 16, SMALL, Heat::Hot, TWO))
+        .chain(layers(Op::GatedLinear, 128, SMALL, Heat::Hot, &DType::ALL))
+        .chain(layers(Op::Mlp, 1, SMALL, Heat::Cold, TWO))
+        .collect()
+}
+
+fn goals() -> Vec<Case> {
+    const TWO: &[DType] = &[DType::F32, DType::Bf16];
+    let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));
+    let packed = activations.map(|case| Case { packed: true, ..case });
+    let gated = |m, shape, heat, dtypes| layers(Op::GatedLinear, m, shape, heat, dtypes);
+    activations
+        .into_iter()
+        .chain(packed)
+        .chain(gated(1, SMALL, Heat::Cold, TWO))
+        .chain(gated(1, LARGE, Heat::Cold, TWO))
+        .chain(gated(16, SMALL, Heat::Hot, TWO))
+        .chain(gated(16, SMALL, Heat::Cold, TWO))
+        .chain(gated(128, SMALL, Heat::Hot, TWO))
+        .chain(gated(512, [2048, 4096], Heat::Hot, &DType::ALL))
+        .chain(gated(2048, [2048, 4096], Heat::Hot, &DType::ALL))
+        .chain(layers(Op::Mlp, 1, SMALL, Heat::Cold, TWO))
+        .chain(layers(Op::Mlp, 1, LARGE, Heat::Cold, TWO))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_is_measured() {
+        let case = Case::layer(Op::Mlp, [1, 896, 4864], DType::F32, Heat::Cold);
+        assert_eq!(case.to_string(), "mlp 1x896x4864 cold");
+        let case = Case { packed: true, ..Case::activation(4096, 4096, DType::F16) };
+        assert_eq!(case.to_string(), "activation 4096x4096 packed cold");
+    }
+
+    #[test]
+    fn the_names_within_a_suite_differ() {
+        for suite in [Suite::Quick, Suite::Goals] {
+            let mut names: Vec<String> =
+                suite.cases().iter().map(|c| format!("{c} {}", c.dtype)).collect();
+            let all = names.len();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), all);
+        }
+    }
+}

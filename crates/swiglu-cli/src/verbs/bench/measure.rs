@@ -1,0 +1,258 @@
+//! One case: every way of computing it, on every device, verified and timed.
+
+use std::time::Duration;
+
+use swiglu::{
+    Activation, Arrangement, Device, Element, GateUpRef, GatedActivation, Matrix, MatrixRef,
+    Numerics, Op, Path, Problem, with_dtype,
+};
+
+use super::cases::Case;
+use super::report::{Row, Speed};
+use super::way::{Call, Way};
+use crate::args::{LayerOp, MathArgs};
+use crate::ceilings::{self, Bandwidth, Ceilings};
+use crate::layer::Packed;
+use crate::random::{self, SyntheticLayer};
+use crate::roofline::Floor;
+use crate::stats::Summary;
+use crate::timing::{Heat, Protocol, Variant, interleave};
+use crate::verify::Check;
+
+/// Copies of cold data together have at least this many bytes: far more than any cache.
+const COLD_BYTES: f64 = 400e6;
+/// Multiply-adds the plain loops may take per call, about half a second: they are a yardstick.
+const NAIVE_WORK: f64 = 2e8;
+/// Multiply-adds that take the plain loops as long as one activation.
+const ACTIVATION_WORK: f64 = 10.0;
+const SEED: u64 = 1;
+
+/// A device with its limits as they were at the start.
+pub(super) struct Bench<'a> {
+    devices: Vec<(&'a Device, Ceilings)>,
+    activation: Activation,
+    math: &'a MathArgs,
+    seconds: f64,
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(
+        devices: &'a [Device],
+        activation: Activation,
+        math: &'a MathArgs,
+        seconds: f64,
+    ) -> anyhow::Result<Self> {
+        let devices = devices
+            .iter()
+            .map(|device| Ok((device, ceilings::measure(device)?)))
+            .collect::<anyhow::Result<_>>()?;
+        Ok(Self { devices, activation, math, seconds })
+    }
+
+    /// The limits, by number of threads.
+    pub(super) fn limits(&self) -> Vec<(usize, Ceilings)> {
+        self.devices.iter().map(|&(device, limits)| (device.threads(), limits)).collect()
+    }
+
+    pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
+        with_dtype!(case.dtype, T => match case.op {
+            Op::Activation => self.activations::<T>(case),
+            Op::GatedLinear => self.layers::<T>(case, LayerOp::GatedLinear),
+            Op::Mlp => self.layers::<T>(case, LayerOp::Mlp),
+        })
+    }
+
+    fn layers<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
+        let layer = SyntheticLayer::<T>::normal(SEED, op, case.hidden, case.intermediate)?;
+        let params = layer.params(self.activation, self.math.numerics(T::DTYPE))?;
+        let x: Matrix<T> = random::normal(SEED ^ 0x78, case.m, case.hidden, 1.0)?;
+        let problem = params.problem(case.m);
+        let shape = [case.m, params.out_features()];
+        // The unfused way cannot keep accumulators, so it is held to other bounds than the fused.
+        let mut checks = Checks::new(|n| Check::of_layer(&params.with_numerics(n), x.view()));
+        let copies = copies(case.heat, problem.weight_bytes());
+        let mut rows = Vec::new();
+        for (device, limits) in &self.devices {
+            let way = |profile, path| -> anyhow::Result<Way<'_, T>> {
+                let pack = (0..copies).map(|_| params.pack(device, path));
+                let packed = pack.collect::<swiglu::Result<Vec<_>>>()?;
+                let numerics = packed[0].plan(case.m).problem.numerics;
+                let calls = packed.into_iter().map(|layer| forward(layer, x.view())).collect();
+                Ok(Way::new(profile, numerics, shape, calls)?)
+            };
+            let ways = [way("fused", Path::Fused)?, way("unfused", Path::Unfused)?];
+            rows.extend(self.measure(case, problem, (device, limits), &mut checks, ways)?);
+        }
+        if problem.flops() / 2.0 <= NAIVE_WORK {
+            let call: Call<'_, T> = Box::new(|out| Ok(params.naive(x.view(), out)?));
+            let way = Way::new("naive", problem.numerics, shape, vec![call])?;
+            rows.push(self.naive(case, problem, &mut checks, way)?);
+        }
+        Ok(rows)
+    }
+
+    fn activations<T: Element>(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
+        let numerics = self.math.numerics(T::DTYPE);
+        let shape = [case.m, case.intermediate];
+        let arrangement = match case.packed {
+            true => Arrangement::PackedGateFirst,
+            false => Arrangement::Separate,
+        };
+        let bytes = 3.0 * (T::DTYPE.size() * shape[0]) as f64 * shape[1] as f64;
+        let data = (0..copies(case.heat, bytes))
+            .map(|_| Activations::<T>::normal(shape, case.packed))
+            .collect::<swiglu_core::Result<Vec<_>>>()?;
+        let inputs = data[0].inputs()?;
+        let act = &self.activation;
+        let mut checks = Checks::new(|n| Check::of_activation(act, n, &inputs));
+        let mut rows = Vec::new();
+        let mut problem = None;
+        for (device, limits) in &self.devices {
+            let act = GatedActivation::new(device, self.activation).with_numerics(numerics);
+            let plan = act.plan(case.m, case.intermediate, T::DTYPE, arrangement)?;
+            let act = &act;
+            let calls = data.iter().map(|data| -> Call<'_, T> {
+                Box::new(move |out| Ok(act.forward_into(data.inputs()?, out)?))
+            });
+            let ways = [Way::new("fused", numerics, shape, calls.collect())?];
+            rows.extend(self.measure(case, plan.problem, (device, limits), &mut checks, ways)?);
+            problem = Some(plan.problem);
+        }
+        if let Some(problem) = problem
+            && problem.flops() * ACTIVATION_WORK <= NAIVE_WORK
+        {
+            let call: Call<'_, T> =
+                Box::new(|out| Ok(swiglu_cpu::naive::activation(act, numerics, inputs, out)?));
+            let way = Way::new("naive", numerics, shape, vec![call])?;
+            rows.push(self.naive(case, problem, &mut checks, way)?);
+        }
+        Ok(rows)
+    }
+
+    /// Verifies and times the ways on one device, the first of them against the others.
+    fn measure<'w, T: Element, const N: usize>(
+        &self,
+        case: &Case,
+        problem: Problem,
+        (device, limits): (&Device, &Ceilings),
+        checks: &mut Checks<'_>,
+        mut ways: [Way<'w, T>; N],
+    ) -> anyhow::Result<Vec<Row>> {
+        let mut judgements = Vec::with_capacity(N);
+        for way in &mut ways {
+            judgements.push(checks.of(way.numerics)?.judge(way.result()?)?);
+        }
+        let before = state(device, case.heat)?;
+        let times = self.time(case.heat, &mut ways)?;
+        let after = state(device, case.heat)?;
+        let bandwidth = [before, after].into_iter().flatten().reduce(Bandwidth::best);
+        let floor = Floor::of(&problem, case.heat, limits, bandwidth.unwrap_or(limits.bandwidth));
+        let unfused = times.get(1).map(|t| t.median);
+        let rows =
+            ways.iter().zip(times).zip(judgements).enumerate().map(|(i, ((way, time), j))| {
+                let speed = Speed {
+                    time,
+                    floor: Some(floor),
+                    speedup: unfused.filter(|_| i == 0).map(|u| u / time.median),
+                };
+                Row::new(case, &problem, way.profile, device.threads(), speed, &j)
+            });
+        Ok(rows.collect())
+    }
+
+    /// The plain loops: one thread, one copy, and no ceiling they could be measured against.
+    fn naive<T: Element>(
+        &self,
+        case: &Case,
+        problem: Problem,
+        checks: &mut Checks<'_>,
+        way: Way<'_, T>,
+    ) -> anyhow::Result<Row> {
+        let mut way = [way];
+        let judgement = checks.of(problem.numerics)?.judge(way[0].result()?)?;
+        let time = self.time(Heat::Cold, &mut way)?[0];
+        let speed = Speed { time, floor: None, speedup: None };
+        Ok(Row::new(case, &problem, way[0].profile, 1, speed, &judgement))
+    }
+
+    fn time<T: Element>(
+        &self,
+        heat: Heat,
+        ways: &mut [Way<'_, T>],
+    ) -> anyhow::Result<Vec<Summary>> {
+        let step = |way| -> Box<Variant<'_>> {
+            let way: &mut Way<'_, T> = way;
+            Box::new(|| way.step())
+        };
+        let mut variants: Vec<Box<Variant<'_>>> = ways.iter_mut().map(step).collect();
+        let budget = Duration::from_secs_f64(self.seconds);
+        interleave(&mut variants, Protocol { heat, budget, min_turns: 3 })
+    }
+}
+
+/// The bandwidth right now, where it matters.
+fn state(device: &Device, heat: Heat) -> anyhow::Result<Option<Bandwidth>> {
+    match heat {
+        Heat::Cold => Ok(Some(ceilings::bandwidth(device)?)),
+        Heat::Hot => Ok(None),
+    }
+}
+
+fn copies(heat: Heat, bytes: f64) -> usize {
+    match heat {
+        Heat::Hot => 1,
+        // Tiny problems are in a cache whatever is done; a thousand copies are enough of them.
+        Heat::Cold => (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, 1000.0) as usize,
+    }
+}
+
+fn forward<'a, T: Element>(layer: Packed, x: MatrixRef<'a, T>) -> Call<'a, T> {
+    Box::new(move |out| Ok(layer.forward_into(x, out)?))
+}
+
+type MakeCheck<'a> = Box<dyn Fn(Numerics) -> swiglu_core::Result<Check> + 'a>;
+
+/// The checks of one problem, made when a numerics mode is first met.
+struct Checks<'a> {
+    make: MakeCheck<'a>,
+    made: Vec<(Numerics, Check)>,
+}
+
+impl<'a> Checks<'a> {
+    fn new(make: impl Fn(Numerics) -> swiglu_core::Result<Check> + 'a) -> Self {
+        Self { make: Box::new(make), made: Vec::new() }
+    }
+
+    fn of(&mut self, numerics: Numerics) -> swiglu_core::Result<&Check> {
+        let at = match self.made.iter().position(|(n, _)| *n == numerics) {
+            Some(at) => at,
+            None => {
+                self.made.push((numerics, (self.make)(numerics)?));
+                self.made.len() - 1
+            }
+        };
+        Ok(&self.made[at].1)
+    }
+}
+
+/// Gate and up, in two tensors or one.
+struct Activations<T>(Matrix<T>, Option<Matrix<T>>);
+
+impl<T: Element> Activations<T> {
+    fn normal([m, h]: [usize; 2], packed: bool) -> swiglu_core::Result<Self> {
+        match packed {
+            true => Ok(Self(random::normal(SEED, m, 2 * h, 2.0)?, None)),
+            false => Ok(Self(
+                random::normal(SEED, m, h, 2.0)?,
+                Some(random::normal(SEED ^ 0x75, m, h, 2.0)?),
+            )),
+        }
+    }
+
+    fn inputs(&self) -> swiglu_core::Result<GateUpRef<'_, T>> {
+        match &self.1 {
+            None => GateUpRef::packed(self.0.view(), Arrangement::PackedGateFirst),
+            Some(up) => GateUpRef::separate(self.0.view(), up.view()),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! `swiglu bench`: speed as a fraction of what this machine can do, every result verified.
+
+mod cases;
+mod measure;
+mod report;
+mod way;
+
+use clap::{Args, ValueEnum};
+use swiglu::{Activation, DType, Device, Op};
+
+use crate::Verdict;
+use crate::args::{DeviceArgs, MathArgs};
+use crate::terminal::Terminal;
+use crate::timing::Heat;
+use cases::{Case, Suite};
+use measure::Bench;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The operation; without one, a suite of cases
+    op: Option<BenchOp>,
+    /// The suite to run where no operation is given
+    #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
+    suite: Suite,
+    /// Tokens
+    #[arg(long, value_name = "M", requires = "op")]
+    m: Option<usize>,
+    /// K, input features [default: 896]
+    #[arg(long, value_name = "K", requires = "op")]
+    hidden: Option<usize>,
+    /// H, intermediate features [default: 4864]
+    #[arg(long, value_name = "H", requires = "op")]
+    intermediate: Option<usize>,
+    /// Weights stay in the caches, if they fit
+    #[arg(long, requires = "op", conflicts_with = "cold")]
+    hot: bool,
+    /// Weights come from memory: at least 400 MB of them in rotation [default]
+    #[arg(long, requires = "op")]
+    cold: bool,
+    /// Time to measure for, per case
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds)]
+    seconds: f64,
+    #[command(flatten)]
+    math: MathArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BenchOp {
+    /// gate, up → h = act(gate, up)
+    Activation,
+    /// x → h = act(x·Wg, x·Wu)
+    GatedLinear,
+    /// x → y = h·Wd
+    Mlp,
+}
+
+impl BenchArgs {
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = match self.op {
+            None => self.suite.cases(),
+            Some(op) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
+        };
+        if let Some(dtype) = self.math.dtype {
+            cases.retain(|c| c.dtype == dtype);
+        }
+        cases
+    }
+
+    fn case(&self, op: BenchOp, dtype: DType) -> Case {
+        let heat = if self.hot { Heat::Hot } else { Heat::Cold };
+        let (hidden, intermediate) =
+            (self.hidden.unwrap_or(896), self.intermediate.unwrap_or(4864));
+        let m = self.m.unwrap_or(1);
+        match op {
+            BenchOp::Activation => Case { heat, ..Case::activation(m, intermediate, dtype) },
+            BenchOp::GatedLinear => {
+                Case::layer(Op::GatedLinear, [m, hidden, intermediate], dtype, heat)
+            }
+            BenchOp::Mlp => Case::layer(Op::Mlp, [m, hidden, intermediate], dtype, heat),
+        }
+    }
+
+    /// The number of threads that was asked for; for the goals also one alone.
+    fn devices(&self) -> anyhow::Result<Vec<Device>> {
+        let all = self.device.open()?;
+        let alone = self.op.is_none()
+            && self.suite == Suite::Goals
+            && self.device.threads.is_none()
+            && all.threads() > 1;
+        let mut devices = Vec::new();
+        if alone {
+            devices.push(self.device.open_with(self.device.isa, Some(1))?);
+        }
+        devices.push(all);
+        Ok(devices)
+    }
+}
+
+pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let (devices, cases) = (args.devices()?, args.cases());
+    let activation = args.math.activation.unwrap_or(Activation::SWIGLU);
+    let bar = terminal.bar(cases.len() as u64);
+    let bench = Bench::new(&devices, activation, &args.math, args.seconds)?;
+    let mut rows = Vec::new();
+    for case in &cases {
+        bar.set_message(format!("{case} {}", case.dtype));
+        rows.extend(bench.case(case)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let passed = rows.iter().all(|r| r.passed);
+    report::print(terminal, rows, bench.limits())?;
+    Ok(Verdict::from_passed(passed))
+}

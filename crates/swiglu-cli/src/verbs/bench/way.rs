@@ -1,0 +1,48 @@
+//! One way of computing a case, over rotating copies of its data.
+
+use swiglu::{Element, Matrix, MatrixMut, MatrixRef, Numerics};
+
+/// Computes the case into `out`, from one copy of the data.
+pub(super) type Call<'a, T> = Box<dyn Fn(MatrixMut<'_, T>) -> anyhow::Result<()> + 'a>;
+
+/// One way of computing a case.
+pub(super) struct Way<'a, T> {
+    /// `fused`, `unfused` or `naive`.
+    pub(super) profile: &'static str,
+    /// Where it rounds, which decides how exact it must be.
+    pub(super) numerics: Numerics,
+    /// One per copy of the data.
+    calls: Vec<Call<'a, T>>,
+    outs: Vec<Matrix<T>>,
+    turn: usize,
+}
+
+impl<'a, T: Element> Way<'a, T> {
+    /// A way with results of `shape`. Results of every copy are kept apart, so that where inputs
+    /// are not in a cache, neither is the output.
+    pub(super) fn new(
+        profile: &'static str,
+        numerics: Numerics,
+        shape: [usize; 2],
+        calls: Vec<Call<'a, T>>,
+    ) -> swiglu_core::Result<Self> {
+        let out = || Matrix::zeros(shape[0], shape[1]);
+        let outs = calls.iter().map(|_| out()).collect::<swiglu_core::Result<_>>()?;
+        Ok(Self { profile, numerics, calls, outs, turn: 0 })
+    }
+
+    /// One call, with the next copy.
+    pub(super) fn step(&mut self) -> anyhow::Result<()> {
+        let at = self.turn % self.calls.len();
+        self.turn += 1;
+        (self.calls[at])(self.outs[at].view_mut())
+    }
+
+    /// The result from the first copy, in memory that held none before.
+    pub(super) fn result(&mut self) -> anyhow::Result<MatrixRef<'_, T>> {
+        self.outs[0].as_mut_slice().fill(T::from_f32(f32::NAN));
+        self.turn = 0;
+        self.step()?;
+        Ok(self.outs[0].view())
+    }
+}

@@ -1,0 +1,192 @@
+//! What the check found, by kernel, operation and element type.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use comfy_table::Cell;
+use serde::Serialize;
+use swiglu::DType;
+use swiglu_core::conformance::Outcome;
+
+use super::backend::CpuBackend;
+use crate::table::{self, Column::Number, Column::Text};
+use crate::terminal::Terminal;
+
+/// How one case ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Finding {
+    worst_element: f64,
+    relative_error: f64,
+    fault: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn of(outcome: &Outcome) -> Self {
+        let j = &outcome.judgement;
+        let outside = || {
+            format!(
+                "element {:?} is {:.2} × its bound away; relative error {:.2e}, limit {:.2e}",
+                j.worst_at, j.worst_ratio, j.relative_frobenius, j.frobenius_limit
+            )
+        };
+        let fault = match outcome.passed() {
+            true => None,
+            false => Some(outcome.fault.clone().unwrap_or_else(outside)),
+        };
+        Self { worst_element: j.worst_ratio, relative_error: j.relative_frobenius, fault }
+    }
+
+    /// Wrong in a way that has no size.
+    pub(super) fn fault(text: String) -> Self {
+        Self { fault: Some(text), ..Self::exact() }
+    }
+
+    /// Equal to the definition.
+    pub(super) fn exact() -> Self {
+        Self { worst_element: 0.0, relative_error: 0.0, fault: None }
+    }
+
+    #[cfg(test)]
+    pub(super) fn passed(&self) -> bool {
+        self.fault.is_none()
+    }
+}
+
+/// All cases of one kernel, operation and element type, over its numbers of threads.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Row {
+    kernel: &'static str,
+    op: &'static str,
+    dtype: DType,
+    cases: usize,
+    failed: usize,
+    /// The largest |error| of an element ÷ its bound; above 1 it is wrong.
+    worst_element: f64,
+    /// The largest relative Frobenius error.
+    worst_relative_error: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Failure {
+    backend: String,
+    case: String,
+    what: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    passed: usize,
+    failed: usize,
+    cases: usize,
+    rows: Vec<Row>,
+    failures: Vec<Failure>,
+}
+
+/// More failures than this are counted, not listed.
+const LISTED: usize = 20;
+
+impl Report {
+    pub(super) fn passed(&self) -> bool {
+        self.failed == 0
+    }
+
+    pub(super) fn add(
+        &mut self,
+        backend: &CpuBackend,
+        op: &'static str,
+        dtype: DType,
+        case: impl FnOnce() -> String,
+        finding: Finding,
+    ) {
+        self.cases += 1;
+        let row = self.row(backend.kernel(), op, dtype);
+        row.cases += 1;
+        // Overflow that the bounds admit has no size; `max` leaves NaN out.
+        row.worst_element = row.worst_element.max(finding.worst_element);
+        if finding.relative_error.is_finite() {
+            row.worst_relative_error = row.worst_relative_error.max(finding.relative_error);
+        }
+        let Some(what) = finding.fault else {
+            self.passed += 1;
+            return;
+        };
+        row.failed += 1;
+        self.failed += 1;
+        if self.failures.len() < LISTED {
+            self.failures.push(Failure { backend: backend.label(), case: case(), what });
+        }
+    }
+
+    fn row(&mut self, kernel: &'static str, op: &'static str, dtype: DType) -> &mut Row {
+        let same = |r: &Row| r.kernel == kernel && r.op == op && r.dtype == dtype;
+        let at = self.rows.iter().position(same).unwrap_or_else(|| {
+            let (worst_element, worst_relative_error) = (0.0, 0.0);
+            let (cases, failed) = (0, 0);
+            self.rows.push(Row {
+                kernel,
+                op,
+                dtype,
+                cases,
+                failed,
+                worst_element,
+                worst_relative_error,
+            });
+            self.rows.len() - 1
+        });
+        &mut self.rows[at]
+    }
+
+    pub(super) fn print(
+        &self,
+        terminal: &mut Terminal,
+        backends: &[CpuBackend],
+    ) -> anyhow::Result<()> {
+        if terminal.json() {
+            return terminal.print_json(self);
+        }
+        let mut text = self.table(terminal);
+        for f in &self.failures {
+            text += &format!("\nFAILED {} on {}:\n       {}\n", f.case, f.backend, f.what);
+        }
+        let unlisted = self.failed - self.failures.len();
+        if unlisted > 0 {
+            text += &format!("\nand {unlisted} more\n");
+        }
+        let threads: BTreeSet<usize> = backends.iter().map(|b| b.0.threads()).collect();
+        let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
+        text += &format!(
+            "\n{} of {} cases passed; with {} threads; elements as a fraction of their bound\n",
+            self.passed,
+            self.cases,
+            threads.join(" and "),
+        );
+        Ok(terminal.write_all(text.as_bytes())?)
+    }
+
+    fn table(&self, terminal: &Terminal) -> String {
+        let columns = [
+            Text("kernel"),
+            Text("op"),
+            Text("dtype"),
+            Number("cases"),
+            Number("failed"),
+            Number("worst element"),
+            Number("worst error"),
+            Text(""),
+        ];
+        let mut table = table::table(terminal, &columns);
+        for r in &self.rows {
+            table.add_row(vec![
+                Cell::new(r.kernel),
+                Cell::new(r.op),
+                Cell::new(r.dtype),
+                Cell::new(r.cases),
+                Cell::new(r.failed),
+                Cell::new(format!("{:.2}", r.worst_element)),
+                Cell::new(table::error(r.worst_relative_error)),
+                table::verdict(r.failed == 0),
+            ]);
+        }
+        table::lines(&table)
+    }
+}

@@ -1,0 +1,25 @@
+//! `swiglu completions`: a script for a shell.
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::Verdict;
+use crate::cli::Cli;
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell the script is for
+    shell: Shell,
+}
+
+pub(crate) fn completions(
+    args: &CompletionsArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    // Into memory first: the generator panics where a pipe is closed early.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "swiglu", &mut script);
+    std::io::Write::write_all(terminal, &script)?;
+    Ok(Verdict::Passed)
+}

@@ -1,0 +1,8 @@
+//! One module per verb.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod explain;
+pub(crate) mod info;
+pub(crate) mod run;

@@ -1,0 +1,173 @@
+//! One element type: compute, verify, time.
+
+use std::path::Path as FilePath;
+use std::time::Duration;
+
+use swiglu::{Device, Element, Matrix, Path};
+use swiglu_core::bounds::{Judgement, relative_frobenius};
+
+use super::RunArgs;
+use super::report::{ErrorReport, Report, Shape};
+use super::subject::Subject;
+use crate::args::LayerOp;
+use crate::layer::{Packed, Params};
+use crate::timing::{Heat, Protocol, Variant, interleave};
+use crate::verify::{Check, gather_rows};
+
+pub(super) struct Measurement<'a> {
+    args: &'a RunArgs,
+    subject: &'a Subject,
+    device: &'a Device,
+    /// The oracle's result for weights and inputs as they are stored, of the rows that are
+    /// compared with a reference file; made when first needed.
+    exact: Option<Matrix<f64>>,
+}
+
+impl<'a> Measurement<'a> {
+    pub(super) fn new(args: &'a RunArgs, subject: &'a Subject, device: &'a Device) -> Self {
+        Self { args, subject, device, exact: None }
+    }
+
+    pub(super) fn report<T: Element>(
+        &mut self,
+        output: Option<&FilePath>,
+    ) -> anyhow::Result<Report> {
+        let mut weights = self.subject.weights.clone().numerics(self.args.math.numerics(T::DTYPE));
+        if let Some(activation) = self.args.math.activation {
+            weights = weights.activation(activation);
+        }
+        let host = weights.host::<T>()?;
+        let params = self.params(&host)?;
+        let x = self.subject.input.matrix.to::<T>();
+        if !self.args.allow_non_finite {
+            params.expect_finite()?;
+            x.view().expect_finite("input")?;
+        }
+        let fused = params.pack(self.device, Path::Fused)?;
+        let unfused = params.pack(self.device, Path::Unfused)?;
+        let mut y = Matrix::zeros(x.rows(), params.out_features())?;
+        fused.forward_into(x.view(), y.view_mut())?;
+        let check = Check::of_layer(&params, x.view())?;
+        let error = self.judge(&check, &y)?;
+        if let Some(path) = output {
+            swiglu_formats::npy::write(path, y.view(), self.args.force)?;
+        }
+        let [time, unfused_time] = self.time(&fused, &unfused, &x, &mut y)?;
+        let problem = params.problem(x.rows());
+        let plan = fused.plan(x.rows());
+        Ok(Report {
+            device: self.device.name(),
+            plan: plan.to_string(),
+            op: problem.op,
+            dtype: T::DTYPE,
+            numerics: problem.numerics.to_string(),
+            activation: problem.activation,
+            shape: Shape::of(&problem),
+            layer: self.subject.title.clone(),
+            input: self.subject.input.source.clone(),
+            time_us: time,
+            unfused_time_us: unfused_time,
+            speedup: unfused_time.median / time.median,
+            gflops: time.giga_per_second(problem.flops()),
+            gbytes_per_s: time.giga_per_second(problem.compulsory_bytes()),
+            passed: error.passed,
+            error,
+            extent: check.extent(),
+        })
+    }
+
+    fn params<'h, T: Element>(
+        &self,
+        host: &'h swiglu::HostWeights<'_, T>,
+    ) -> anyhow::Result<Params<'h, T>> {
+        Ok(match self.args.op {
+            LayerOp::GatedLinear => Params::GatedLinear(host.gated_linear()),
+            LayerOp::Mlp => Params::Mlp(host.mlp()?),
+        })
+    }
+
+    /// Each element against the oracle on the values the kernel was given, which are rounded to
+    /// `T`; and, where there is a reference file, the whole against that.
+    fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
+        let judgement = check.judge(y.view())?;
+        let rows_checked = check.rows().len();
+        let Some(reference) = &self.subject.reference else {
+            return Ok(ErrorReport {
+                relative_frobenius: judgement.relative_frobenius,
+                max_abs: judgement.max_abs,
+                reference: "oracle",
+                limit: judgement.frobenius_limit,
+                worst_element: judgement.worst_ratio,
+                rows_checked,
+                passed: judgement.passed(),
+            });
+        };
+        let expected = gather_rows(reference.matrix.to_f64().view(), check.rows())?;
+        let part = check.part(y.view())?;
+        let relative = relative_frobenius(part.view(), expected.view());
+        let limit =
+            self.file_limit(check, &judgement)? + reference_roundoff(reference.matrix.dtype_name());
+        let pairs = part.as_slice().iter().zip(expected.as_slice());
+        Ok(ErrorReport {
+            relative_frobenius: relative,
+            max_abs: pairs.map(|(a, b)| (a.to_f64() - b).abs()).fold(0.0, f64::max),
+            reference: "file",
+            limit,
+            worst_element: judgement.worst_ratio,
+            rows_checked,
+            passed: judgement.passed() && relative <= limit,
+        })
+    }
+
+    /// What the error against a file may be: the kernel's own, against the oracle on rounded
+    /// values, and what that rounding of weights and inputs alone changes. The second is
+    /// measured between two oracles, without the file: a wrong file cannot widen its own limit.
+    fn file_limit(&mut self, check: &Check, judgement: &Judgement) -> anyhow::Result<f64> {
+        if self.exact.is_none() {
+            let weights = self.subject.weights.clone();
+            let weights = match self.args.math.activation {
+                Some(activation) => weights.activation(activation),
+                None => weights,
+            };
+            let host = weights.host::<f32>()?;
+            let x = gather_rows(self.subject.input.matrix.to::<f32>().view(), check.rows())?;
+            self.exact = Some(self.params(&host)?.oracle(x.view())?);
+        }
+        let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
+        Ok(judgement.frobenius_limit + relative_difference(check.value().as_slice(), exact))
+    }
+
+    fn time<T: Element>(
+        &self,
+        fused: &Packed,
+        unfused: &Packed,
+        x: &Matrix<T>,
+        y: &mut Matrix<T>,
+    ) -> anyhow::Result<[crate::stats::Summary; 2]> {
+        let mut other = y.clone();
+        let mut variants: Vec<Box<Variant<'_>>> = vec![
+            Box::new(|| Ok(fused.forward_into(x.view(), y.view_mut())?)),
+            Box::new(|| Ok(unfused.forward_into(x.view(), other.view_mut())?)),
+        ];
+        let protocol = Protocol {
+            heat: Heat::Hot,
+            budget: Duration::from_secs_f64(self.args.seconds),
+            min_turns: 3,
+        };
+        let times = interleave(&mut variants, protocol)?;
+        Ok([times[0], times[1]])
+    }
+}
+
+/// ‖a − b‖ / ‖b‖.
+fn relative_difference(a: &[f64], b: &Matrix<f64>) -> f64 {
+    let difference: f64 = a.iter().zip(b.as_slice()).map(|(a, b)| (a - b).powi(2)).sum();
+    let norm: f64 = b.as_slice().iter().map(|b| b * b).sum();
+    if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
+}
+
+/// A reference that is not float64 was itself computed in its element type: about one rounding
+/// off, two at most in the modes that are in use.
+fn reference_roundoff(dtype: &str) -> f64 {
+    dtype.parse::<swiglu::DType>().map_or(0.0, |d| 2.0 * d.unit_roundoff())
+}

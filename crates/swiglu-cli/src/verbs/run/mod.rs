@@ -1,0 +1,92 @@
+//! `swiglu run`: a layer, its result proved and its time compared with the unfused way.
+
+mod measure;
+mod report;
+mod subject;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use swiglu::{DType, with_dtype};
+
+use crate::Verdict;
+use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
+use crate::terminal::Terminal;
+use measure::Measurement;
+use report::Report;
+use subject::{Fixture, Subject};
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// A real layer that is part of this program, with real activations [default: smollm2]
+    #[arg(long, value_name = "NAME", conflicts_with = "weights")]
+    fixture: Option<Fixture>,
+    /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
+    #[arg(long, value_name = "FILE")]
+    input: Option<String>,
+    /// Tokens of random input, where only weights are given [default: 16]
+    #[arg(long, value_name = "M", requires = "weights", conflicts_with = "input")]
+    tokens: Option<usize>,
+    /// Seed of that input [default: 0]
+    #[arg(long, value_name = "N", requires = "weights", conflicts_with = "input")]
+    seed: Option<u64>,
+    /// The expected result, as for --input [default: the float64 oracle]
+    #[arg(long, value_name = "FILE", requires = "input")]
+    reference: Option<String>,
+    /// Write the result here: FILE.npy
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Replace an output that exists
+    #[arg(long, requires = "output")]
+    force: bool,
+    /// The operation
+    #[arg(long, value_name = "NAME", default_value = "mlp")]
+    op: LayerOp,
+    /// Time to measure for, per element type
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds)]
+    seconds: f64,
+    /// Compute with NaN and infinities in input or weights instead of refusing them
+    #[arg(long)]
+    allow_non_finite: bool,
+    #[command(flatten)]
+    weights: WeightArgs,
+    #[command(flatten)]
+    math: MathArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl RunArgs {
+    /// The element types to run, the one that results are written in first: the one asked for;
+    /// for an embedded layer all of them; for a file the one it stores.
+    fn dtypes(&self, subject: &Subject) -> Vec<DType> {
+        let stored = subject.weights.resolved_dtype();
+        match (self.math.dtype, &self.weights.weights) {
+            (Some(dtype), _) => vec![dtype],
+            (None, Some(_)) => vec![stored],
+            (None, None) => {
+                let others = [DType::F32, DType::Bf16, DType::F16];
+                let others = others.into_iter().filter(|&d| d != stored);
+                std::iter::once(stored).chain(others).collect()
+            }
+        }
+    }
+}
+
+pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let device = args.device.open()?;
+    let subject = Subject::open(args)?;
+    let dtypes = args.dtypes(&subject);
+    let bar = terminal.bar(dtypes.len() as u64);
+    let mut measurement = Measurement::new(args, &subject, &device);
+    let mut reports: Vec<Report> = Vec::new();
+    for (i, &dtype) in dtypes.iter().enumerate() {
+        bar.set_message(format!("{dtype}: computing, verifying, timing"));
+        let output = args.output.as_deref().filter(|_| i == 0);
+        reports.push(with_dtype!(dtype, T => measurement.report::<T>(output))?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    report::print(terminal, &subject, &device, &reports)?;
+    Ok(Verdict::from_passed(reports.iter().all(|r| r.passed)))
+}

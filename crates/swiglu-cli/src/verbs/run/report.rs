@@ -1,0 +1,152 @@
+//! What a run found, for machines and for people.
+
+use std::io::Write;
+
+use comfy_table::Cell;
+use serde::Serialize;
+use swiglu::{Activation, DType, Device, Op, Problem};
+
+use super::subject::Subject;
+use crate::stats::Summary;
+use crate::table::{self, Column::Number, Column::Text, number};
+use crate::terminal::Terminal;
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Shape {
+    m: usize,
+    hidden: usize,
+    intermediate: usize,
+}
+
+impl Shape {
+    pub(super) fn of(problem: &Problem) -> Self {
+        Self { m: problem.m, hidden: problem.hidden, intermediate: problem.intermediate }
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct ErrorReport {
+    pub(super) relative_frobenius: f64,
+    pub(super) max_abs: f64,
+    /// `file` or `oracle`.
+    pub(super) reference: &'static str,
+    /// What `relative_frobenius` may be.
+    pub(super) limit: f64,
+    /// The largest |error| of an element ÷ its bound, against the oracle; at most 1.
+    pub(super) worst_element: f64,
+    pub(super) rows_checked: usize,
+    pub(super) passed: bool,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Report {
+    pub(super) device: &'static str,
+    pub(super) plan: String,
+    pub(super) op: Op,
+    pub(super) dtype: DType,
+    pub(super) numerics: String,
+    pub(super) activation: Activation,
+    pub(super) shape: Shape,
+    pub(super) layer: String,
+    pub(super) input: String,
+    pub(super) time_us: Summary,
+    pub(super) unfused_time_us: Summary,
+    pub(super) speedup: f64,
+    pub(super) gflops: f64,
+    pub(super) gbytes_per_s: f64,
+    pub(super) error: ErrorReport,
+    pub(super) passed: bool,
+    /// How much was verified, where it was not everything.
+    #[serde(skip)]
+    pub(super) extent: Option<String>,
+}
+
+/// One object: the first report, with all of them beside it where there are several.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    first: &'a Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    all: Option<&'a [Report]>,
+}
+
+pub(super) fn print(
+    terminal: &mut Terminal,
+    subject: &Subject,
+    device: &Device,
+    reports: &[Report],
+) -> anyhow::Result<()> {
+    let Some(first) = reports.first() else { return Ok(()) };
+    if terminal.json() {
+        let all = (reports.len() > 1).then_some(reports);
+        return terminal.print_json(&Document { first, all });
+    }
+    let text = head(subject, device, first) + &table(terminal, reports) + &foot(reports);
+    Ok(terminal.write_all(text.as_bytes())?)
+}
+
+fn head(subject: &Subject, device: &Device, first: &Report) -> String {
+    let Shape { m, hidden, intermediate } = first.shape;
+    let shape = match first.op {
+        Op::Mlp => format!("{hidden} → {intermediate} → {hidden}"),
+        _ => format!("{hidden} → {intermediate}"),
+    };
+    let against = subject.reference.as_ref().map_or("the float64 oracle", |r| &r.source);
+    let lines = [
+        ("layer", subject.title.clone()),
+        ("work", format!("{} {shape}, {}, {m} tokens", first.op, first.activation)),
+        ("input", subject.input.source.clone()),
+        ("device", device.to_string()),
+        ("compared", format!("with {against}")),
+    ];
+    let head: String = lines.iter().map(|(name, value)| format!("{name:<9} {value}\n")).collect();
+    head + "\n"
+}
+
+fn table(terminal: &Terminal, reports: &[Report]) -> String {
+    let columns = [
+        Text("dtype"),
+        Text("numerics"),
+        Number("fused"),
+        Number("unfused"),
+        Number("speed-up"),
+        Number("GFLOP/s"),
+        Number("GB/s"),
+        Number("error"),
+        Number("limit"),
+        Text(""),
+    ];
+    let mut table = table::table(terminal, &columns);
+    for r in reports {
+        table.add_row(vec![
+            Cell::new(r.dtype),
+            Cell::new(&r.numerics),
+            Cell::new(table::time(r.time_us.median)),
+            Cell::new(table::time(r.unfused_time_us.median)),
+            Cell::new(table::ratio(r.speedup)),
+            Cell::new(number(r.gflops)),
+            Cell::new(number(r.gbytes_per_s)),
+            Cell::new(table::error(r.error.relative_frobenius)),
+            Cell::new(table::error(r.error.limit)),
+            table::verdict(r.passed),
+        ]);
+    }
+    table::lines(&table)
+}
+
+/// What the table leaves out: plans, the worst element, and what was not checked.
+fn foot(reports: &[Report]) -> String {
+    let mut out = String::from("\n");
+    for r in reports {
+        out += &format!(
+            "{:<5} {}; worst element {:.2} of its bound",
+            r.dtype, r.plan, r.error.worst_element
+        );
+        if let Some(extent) = &r.extent {
+            out += &format!("; verified {extent}");
+        }
+        out.push('\n');
+    }
+    out += "Times are medians of interleaved calls; errors are relative (Frobenius).\n";
+    out
+}

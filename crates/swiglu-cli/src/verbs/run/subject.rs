@@ -1,0 +1,169 @@
+//! What is run: an embedded layer or one from a file, its input and the expected result.
+
+use clap::ValueEnum;
+use swiglu::{CoreError, LoadOptions, MlpWeights};
+use swiglu_formats::{DynMatrix, matrix_from_safetensors_bytes, read_matrix};
+
+use super::RunArgs;
+use crate::args::LayerOp;
+use crate::random;
+
+/// A layer that is part of this program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Fixture {
+    /// SmolLM2-135M, block 28, Q4_1, with large outliers
+    #[default]
+    Smollm2,
+    /// stories15M, layer 0, f32
+    Stories15m,
+}
+
+struct Embedded {
+    title: &'static str,
+    layer: usize,
+    weights: &'static [u8],
+    activations: &'static [u8],
+    input: &'static str,
+    reference: &'static str,
+}
+
+macro_rules! fixture {
+    ($path:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/", $path))
+    };
+}
+
+static SMOLLM2: Embedded = Embedded {
+    title: "SmolLM2-135M-Instruct block 28",
+    layer: 28,
+    weights: fixture!("smollm2-135m-blk28/ffn.q4_1.gguf"),
+    activations: fixture!("smollm2-135m-blk28/acts.safetensors"),
+    input: "acts.layers.28.mlp_in",
+    reference: "acts.layers.28.mlp_out_f64ref",
+};
+
+static STORIES15M: Embedded = Embedded {
+    title: "stories15M layer 0",
+    layer: 0,
+    weights: fixture!("stories15m-layer0/layer.safetensors"),
+    activations: fixture!("stories15m-layer0/layer.safetensors"),
+    input: "acts.layers.0.mlp_in",
+    reference: "acts.layers.0.mlp_out_f64ref",
+};
+
+impl Fixture {
+    fn embedded(self) -> &'static Embedded {
+        match self {
+            Fixture::Smollm2 => &SMOLLM2,
+            Fixture::Stories15m => &STORIES15M,
+        }
+    }
+}
+
+/// A matrix and where it is from, for people.
+pub(super) struct Sourced {
+    pub(super) matrix: DynMatrix,
+    pub(super) source: String,
+}
+
+impl Sourced {
+    fn read(spec: Option<&str>) -> anyhow::Result<Option<Self>> {
+        let read = |spec: &str| Ok(Self { matrix: read_matrix(spec)?, source: spec.to_owned() });
+        spec.map(read).transpose()
+    }
+
+    fn embedded(from: &Embedded, tensor: &str, what: &str) -> anyhow::Result<Self> {
+        let matrix = matrix_from_safetensors_bytes(from.activations, tensor)?;
+        Ok(Self { matrix, source: format!("{what} (embedded)") })
+    }
+}
+
+/// A layer, its input and the expected result.
+pub(super) struct Subject {
+    /// The layer, for people.
+    pub(super) title: String,
+    pub(super) weights: MlpWeights,
+    pub(super) input: Sourced,
+    /// The expected result; the oracle decides where there is none.
+    pub(super) reference: Option<Sourced>,
+}
+
+impl Subject {
+    pub(super) fn open(args: &RunArgs) -> anyhow::Result<Self> {
+        let input = Sourced::read(args.input.as_deref())?;
+        let reference = Sourced::read(args.reference.as_deref())?;
+        let subject = match args.weights.load()? {
+            Some(weights) => Self::from_file(args, weights, input, reference)?,
+            None => Self::embedded(args, input, reference)?,
+        };
+        subject.validate(args)?;
+        Ok(subject)
+    }
+
+    fn embedded(
+        args: &RunArgs,
+        input: Option<Sourced>,
+        reference: Option<Sourced>,
+    ) -> anyhow::Result<Self> {
+        let from = args.fixture.unwrap_or_default().embedded();
+        let title = format!("{} (embedded)", from.title);
+        let options = LoadOptions { layer: from.layer, ..LoadOptions::default() };
+        let weights = swiglu::Mlp::load_from_bytes(from.weights, &options)?;
+        if let Some(input) = input {
+            return Ok(Self { title, weights, input, reference });
+        }
+        let input = Sourced::embedded(from, from.input, "activations of a real text")?;
+        // The reference is that of the whole block with the model's own activation.
+        let activation = weights.resolved_activation()?;
+        let same = args.op == LayerOp::Mlp && args.math.activation.is_none_or(|a| a == activation);
+        let reference = same
+            .then(|| Sourced::embedded(from, from.reference, "a float64 result for them"))
+            .transpose()?;
+        Ok(Self { title, weights, input, reference })
+    }
+
+    fn from_file(
+        args: &RunArgs,
+        weights: MlpWeights,
+        input: Option<Sourced>,
+        reference: Option<Sourced>,
+    ) -> anyhow::Result<Self> {
+        let input = match input {
+            Some(input) => input,
+            None => {
+                let (tokens, hidden) = (args.tokens.unwrap_or(16), weights.stored().hidden());
+                let seed = args.seed.unwrap_or(0);
+                Sourced {
+                    matrix: DynMatrix::F32(random::normal(seed, tokens, hidden, 1.0)?),
+                    source: format!("random, normal, seed {seed}"),
+                }
+            }
+        };
+        Ok(Self { title: weights.stored().describe(), weights, input, reference })
+    }
+
+    /// Shapes, and that every stored value is a number, before any work is done.
+    fn validate(&self, args: &RunArgs) -> anyhow::Result<()> {
+        let stored = self.weights.stored();
+        let [tokens, width] = self.input.matrix.shape();
+        if width != stored.hidden() {
+            let what = format!("input ({})", self.input.source);
+            return Err(CoreError::shape(what, [tokens, stored.hidden()], [tokens, width]).into());
+        }
+        let out = match args.op {
+            LayerOp::GatedLinear => stored.intermediate(),
+            LayerOp::Mlp => stored.hidden(),
+        };
+        if let Some(reference) = &self.reference {
+            let shape = reference.matrix.shape();
+            if shape != [tokens, out] {
+                let what = format!("reference ({})", reference.source);
+                return Err(CoreError::shape(what, [tokens, out], shape).into());
+            }
+        }
+        if !args.allow_non_finite {
+            stored.expect_finite()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! Bad input of every kind: a clear message, exit code 2, no panic, nothing left behind.
+
+mod support;
+
+use support::{
+    Ended, Files, SMOLLM2, STORIES, Tensor, layer_tensors, npy, raw_safetensors, safetensors,
+    swiglu, tensor,
+};
+
+fn run(args: &[&str]) -> Ended {
+    swiglu(&[&["run", "--seconds", "0.01"], args].concat())
+}
+
+/// A run of a layer file with these bytes.
+fn run_file(name: &str, bytes: &[u8]) -> Ended {
+    let files = Files::new();
+    let path = files.write(name, bytes);
+    run(&["--weights", &path])
+}
+
+#[test]
+fn truncated_files() {
+    let whole = safetensors(&layer_tensors());
+    for len in [3, 8, 60, whole.len() - 1] {
+        run_file("layer.safetensors", &whole[..len]).refused(&["layer.safetensors"]);
+    }
+    let gguf = std::fs::read(SMOLLM2).expect("the fixture is there");
+    for len in [10, 200, gguf.len() - 1] {
+        run_file("layer.gguf", &gguf[..len]).refused(&["layer.gguf"]);
+    }
+    let files = Files::new();
+    let whole = npy(2, 288, &[0.5; 576]);
+    let input = files.write("x.npy", &whole[..whole.len() - 5]);
+    run(&["--weights", STORIES, "--input", &input]).refused(&["x.npy", "truncated"]);
+}
+
+#[test]
+fn a_header_that_claims_to_be_enormous() {
+    let mut bytes = u64::MAX.to_le_bytes().to_vec();
+    bytes.extend(b"{}");
+    run_file("layer.safetensors", &bytes).refused(&["layer.safetensors"]);
+    bytes[..8].copy_from_slice(&(1u64 << 31).to_le_bytes());
+    run_file("layer.safetensors", &bytes).refused(&["layer.safetensors"]);
+}
+
+#[test]
+fn tensors_that_overlap() {
+    let entry = |name: &str, shape: &str| {
+        format!(r#""{name}":{{"dtype":"F32","shape":{shape},"data_offsets":[0,240]}}"#)
+    };
+    let header = format!(
+        "{{{},{},{}}}",
+        entry("model.layers.0.mlp.gate_proj.weight", "[10,6]"),
+        entry("model.layers.0.mlp.up_proj.weight", "[10,6]"),
+        entry("model.layers.0.mlp.down_proj.weight", "[6,10]"),
+    );
+    run_file("layer.safetensors", &raw_safetensors(&header, &[0; 240]))
+        .refused(&["layer.safetensors"]);
+}
+
+#[test]
+fn element_types_that_are_not_read() {
+    let header = layer_tensors()
+        .iter()
+        .enumerate()
+        .map(|(i, t)| {
+            let (start, shape) = (i * 60, &t.shape);
+            let end = start + 60;
+            format!(
+                r#""{}":{{"dtype":"I8","shape":{shape:?},"data_offsets":[{start},{end}]}}"#,
+                t.name
+            )
+        })
+        .collect::<Vec<_>>()
+        .join(",");
+    run_file("layer.safetensors", &raw_safetensors(&format!("{{{header}}}"), &[0; 180]))
+        .refused(&["I8", "F32"]);
+}
+
+#[test]
+fn files_of_another_kind() {
+    run_file("layer.safetensors", b"not a model at all, but some text")
+        .refused(&["layer.safetensors", "malformed"]);
+    run_file("layer.txt", b"not a model at all, but some text").refused(&["unknown format"]);
+    run_file("layer.safetensors", b"").refused(&["layer.safetensors"]);
+    run(&["--weights", "no/such/file.gguf"]).refused(&["no/such/file.gguf", "No such file"]);
+}
+
+#[test]
+fn a_directory_instead_of_a_file() {
+    let files = Files::new();
+    run(&["--weights", &files.name("")]).refused(&["model.safetensors"]);
+    let input = files.name("x.npy");
+    std::fs::create_dir(&input).expect("the directory can be made");
+    run(&["--input", &input]).refused(&["x.npy", "no model here"]);
+}
+
+#[test]
+fn values_that_are_no_numbers() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    for (value, name) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let mut x = vec![0.5f32; 18];
+        x[10] = value;
+        let input = files.write("x.npy", npy(3, 6, &x));
+        run(&["--weights", &layer, "--input", &input]).refused(&["input[1, 4]", name]);
+
+        let mut tensors = layer_tensors();
+        tensors[2].values[21] = value;
+        let bad = files.write("bad.safetensors", safetensors(&tensors));
+        run(&["--weights", &bad]).refused(&["down_proj", "[2, 1]", name]);
+    }
+}
+
+#[test]
+fn values_that_overflow_the_asked_for_type() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let input = files.write("x.npy", npy(1, 6, &[0.0, 1e6, 0.0, 0.0, 0.0, 0.0]));
+    run(&["--weights", &layer, "--input", &input, "--dtype", "f16"])
+        .refused(&["input[0, 1]", "inf"]);
+}
+
+#[test]
+fn shapes_that_do_not_fit() {
+    let files = Files::new();
+    let input = files.write("x.npy", npy(2, 5, &[0.5; 10]));
+    run(&["--weights", STORIES, "--input", &input]).refused(&["[2, 288]", "[2, 5]"]);
+
+    let input = files.write("x.npy", npy(2, 288, &[0.5; 576]));
+    let reference = files.write("ref.npy", npy(2, 287, &[0.5; 574]));
+    run(&["--weights", STORIES, "--input", &input, "--reference", &reference]).refused(&[
+        "reference",
+        "[2, 288]",
+        "[2, 287]",
+    ]);
+
+    let mut tensors = layer_tensors();
+    tensors[1] = Tensor { name: tensors[1].name, ..tensor("", &[9, 6]) };
+    run_file("layer.safetensors", &safetensors(&tensors)).refused(&["[10, 6]", "[9, 6]"]);
+}
+
+#[test]
+fn names_that_are_not_known() {
+    for (args, parts) in [
+        (&["--activation", "swish"][..], &["swish", "geglu-tanh"][..]),
+        (&["--dtype", "int8"], &["int8", "bf16"]),
+        (&["--numerics", "sloppy"], &["sloppy", "pre_round"]),
+        (&["--exp", "quick"], &["quick", "precise"]),
+        (&["--isa", "neon"], &["neon", "portable"]),
+        (&["--device", "tpu"], &["tpu", "cpu"]),
+        (&["--fixture", "gpt5"], &["gpt5", "smollm2"]),
+        (&["--weights", STORIES, "--orientation", "up"], &["up", "out-in"]),
+        (&["--weights", STORIES, "--arrangement", "mixed"], &["mixed", "gate-first"]),
+        (&["--no-such-option"], &["--no-such-option"]),
+    ] {
+        run(args).refused(parts);
+    }
+    run(&["--weights", STORIES, "--gate-name", "nope", "--up-name", "nope"]).refused(&["nope"]);
+    let spec = format!("{STORIES}#nope");
+    run(&["--weights", STORIES, "--input", &spec]).refused(&["nope", "nearest"]);
+    swiglu(&["walk"]).refused(&["walk"]);
+    swiglu(&["bench", "softmax"]).refused(&["softmax", "gated-linear"]);
+}
+
+#[test]
+fn a_device_that_is_not_in_this_build() {
+    run(&["--device", "cuda"]).refused(&["cuda", "not available", "choose one of: best, cpu"]);
+}
+
+#[test]
+fn numbers_out_of_range() {
+    run(&["--weights", STORIES, "--layer", "7"]).refused(&["layer 7", "0"]);
+    run(&["--weights", STORIES, "--expert", "1"]).refused(&["expert"]);
+    run(&["--threads", "0"]).refused(&["threads = 0", "at least 1"]);
+    run(&["--threads=-1"]).refused(&["--threads"]);
+    swiglu(&["run", "--seconds=-1"]).refused(&["seconds", "-1"]);
+    run(&["--activation", "swiglu(beta=nan)"]).refused(&["NaN", "finite"]);
+    swiglu(&["check", "--threads", "0"]).refused(&["threads = 0"]);
+    swiglu(&["explain", "--hidden", "8"]).refused(&["--intermediate"]);
+}
+
+#[test]
+fn options_that_need_others() {
+    run(&["--layer", "1"]).refused(&["--weights"]);
+    run(&["--reference", "y.npy"]).refused(&["--input"]);
+    run(&["--force"]).refused(&["--output"]);
+    run(&["--weights", STORIES, "--fixture", "smollm2"]).refused(&["--fixture"]);
+    swiglu(&["bench", "--m", "3"]).refused(&["<OP>"]);
+}
+
+#[test]
+fn outputs_that_cannot_be_written_leave_nothing() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let output = files.name("missing/y.npy");
+    run(&["--weights", &layer, "--output", &output]).refused(&["y.npy"]);
+    let output = files.name("layer.safetensors/y.npy");
+    run(&["--weights", &layer, "--output", &output]).refused(&["y.npy"]);
+    run(&["--weights", &layer, "--output", &files.name("")]).refused(&["directory"]);
+    assert_eq!(files.list(), ["layer.safetensors"]);
+}
+
+#[test]
+fn a_square_packed_layer_is_not_guessed() {
+    let files = Files::new();
+    let both = files.write("both.safetensors", safetensors(&[tensor("w", &[12, 12])]));
+    let args = ["--weights", &both, "--gate-up-name", "w", "--op", "gated-linear"];
+    run(&args).refused(&["ambiguous", "gate-first"]);
+    run(&[&args[..], &["--arrangement", "gate-first"]].concat()).refused(&["ambiguous", "out-in"]);
+    let decided = [&args[..], &["--arrangement", "gate-first", "--orientation", "in-out"]].concat();
+    assert_eq!(run(&decided).code, Some(0));
+    // The block needs a down weight.
+    run(&[
+        "--weights",
+        &both,
+        "--gate-up-name",
+        "w",
+        "--arrangement",
+        "up-first",
+        "--orientation",
+        "out-in",
+    ])
+    .refused(&["down"]);
+}

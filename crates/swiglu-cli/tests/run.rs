@@ -1,0 +1,175 @@
+//! `swiglu run`: embedded layers, files, results and outputs.
+
+mod support;
+
+use serde_json::Value;
+use support::{Files, STORIES, json_of, layer_tensors, npy, npy_values, safetensors, swiglu};
+
+const QUICK: [&str; 3] = ["run", "--seconds", "0.01"];
+
+fn run(args: &[&str]) -> Value {
+    json_of(&[&QUICK, args].concat())
+}
+
+fn number(v: &Value) -> f64 {
+    v.as_f64().expect("a number")
+}
+
+/// Every field that scripts may rely on.
+fn check_schema(report: &Value) {
+    for name in ["device", "plan", "dtype", "numerics", "activation"] {
+        assert!(report[name].is_string(), "{name} of {report}");
+    }
+    for name in ["m", "hidden", "intermediate"] {
+        assert!(report["shape"][name].is_u64(), "shape.{name} of {report}");
+    }
+    for times in ["time_us", "unfused_time_us"] {
+        let [p10, median, p90] = ["p10", "median", "p90"].map(|n| number(&report[times][n]));
+        assert!(0.0 < p10 && p10 <= median && median <= p90, "{times} of {report}");
+        assert!(report[times]["samples"].as_u64() > Some(0), "{times} of {report}");
+    }
+    for name in ["speedup", "gflops", "gbytes_per_s"] {
+        assert!(number(&report[name]) >= 0.0, "{name} of {report}");
+    }
+    let error = &report["error"];
+    assert!(number(&error["max_abs"]) >= 0.0 && number(&error["relative_frobenius"]) >= 0.0);
+    assert!(["file", "oracle"].contains(&error["reference"].as_str().unwrap_or("")), "{error}");
+}
+
+#[test]
+fn without_arguments_the_embedded_layer_runs_in_every_dtype() {
+    let document = run(&[]);
+    check_schema(&document);
+    assert_eq!((&document["dtype"], &document["device"]), (&"f32".into(), &"cpu".into()));
+    assert_eq!(document["numerics"], "fused+precise");
+    assert_eq!(document["activation"], "swiglu");
+    assert_eq!(document["shape"]["m"], 73);
+    assert_eq!(document["error"]["reference"], "file");
+    let all = document["all"].as_array().expect("all dtypes");
+    let dtypes: Vec<&Value> = all.iter().map(|r| &r["dtype"]).collect();
+    assert_eq!(dtypes, ["f32", "bf16", "f16"]);
+    for report in all {
+        check_schema(report);
+        assert_eq!(report["passed"], true, "{report}");
+    }
+    assert!(number(&all[0]["error"]["relative_frobenius"]) < 2e-6);
+}
+
+#[test]
+fn text_has_a_row_per_dtype_and_no_colour_in_a_pipe() {
+    let ended = swiglu(&[&QUICK[..], &["--fixture", "stories15m"]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stdout.matches(" ok").count(), 3, "{ended:?}");
+    assert!(!ended.stdout.contains('\x1b') && ended.stderr.is_empty(), "{ended:?}");
+}
+
+#[test]
+fn options_reach_the_result() {
+    let report = run(&[
+        "--dtype",
+        "bf16",
+        "--numerics",
+        "eager",
+        "--isa",
+        "portable",
+        "--threads",
+        "1",
+        "--activation",
+        "geglu-tanh",
+        "--op",
+        "gated-linear",
+        "--fixture",
+        "stories15m",
+    ]);
+    check_schema(&report);
+    assert_eq!(report["numerics"], "eager+precise");
+    assert_eq!(report["activation"], "geglu-tanh");
+    assert_eq!(report["op"], "gated-linear");
+    assert_eq!(report["error"]["reference"], "oracle");
+    assert!(report["plan"].as_str().is_some_and(|p| p.starts_with("cpu/portable fused")));
+    assert!(report.get("all").is_none());
+}
+
+#[test]
+fn a_file_with_input_and_reference_gives_the_output() {
+    let files = Files::new();
+    let output = files.name("y.npy");
+    let input = format!("{STORIES}#acts.layers.0.mlp_in");
+    let reference = format!("{STORIES}#acts.layers.0.mlp_out_f64ref");
+    let report = run(&[
+        "--weights",
+        STORIES,
+        "--layer",
+        "0",
+        "--input",
+        &input,
+        "--reference",
+        &reference,
+        "--output",
+        &output,
+    ]);
+    check_schema(&report);
+    assert_eq!((&report["error"]["reference"], &report["passed"]), (&"file".into(), &true.into()));
+    assert_eq!(npy_values(&files.path("y.npy")).len(), 96 * 288);
+
+    // The output is a valid reference of the next run.
+    let again = run(&["--weights", STORIES, "--input", &input, "--reference", &output]);
+    assert_eq!(number(&again["error"]["relative_frobenius"]), 0.0, "{again}");
+}
+
+#[test]
+fn a_wrong_reference_is_a_failed_check_not_an_error() {
+    let files = Files::new();
+    let input = format!("{STORIES}#acts.layers.0.mlp_in");
+    for dtype in ["f32", "bf16"] {
+        let reference = files.write("ref.npy", npy(96, 288, &vec![0.01; 96 * 288]));
+        let args =
+            ["--weights", STORIES, "--input", &input, "--reference", &reference, "--dtype", dtype];
+        let ended = swiglu(&[&QUICK[..], &args, &["--json"]].concat());
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert_eq!(ended.json()["passed"], false);
+    }
+}
+
+#[test]
+fn random_input_is_said_to_be_random_and_any_number_of_tokens_works() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    for tokens in ["0", "1", "3"] {
+        let args = ["--weights", &layer, "--tokens", tokens, "--seed", "4"];
+        let report = run(&args);
+        assert_eq!(report["shape"]["m"].to_string(), tokens);
+        assert_eq!(
+            (&report["passed"], &report["input"]),
+            (&true.into(), &"random, normal, seed 4".into())
+        );
+    }
+}
+
+#[test]
+fn an_existing_output_needs_force() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let output = files.write("y.npy", "precious");
+    let args = [&QUICK[..], &["--weights", &layer, "--output", &output]].concat();
+    swiglu(&args).refused(&["y.npy", "exists already", "--force"]);
+    assert_eq!(std::fs::read(files.path("y.npy")).ok().as_deref(), Some(&b"precious"[..]));
+    let ended = swiglu(&[&args[..], &["--force"]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(npy_values(&files.path("y.npy")).len(), 16 * 6);
+}
+
+#[test]
+fn non_finite_values_run_where_they_are_allowed() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let mut values = vec![0.5f32; 12];
+    values[7] = f32::NAN;
+    let input = files.write("x.npy", npy(2, 6, &values));
+    let output = files.name("y.npy");
+    let report =
+        run(&["--weights", &layer, "--input", &input, "--allow-non-finite", "--output", &output]);
+    assert_eq!(report["passed"], true, "{report}");
+    let y = npy_values(&files.path("y.npy"));
+    assert!(y[..6].iter().all(|v| v.is_finite()) && y[6..].iter().all(|v| v.is_nan()), "{y:?}");
+}

@@ -1,0 +1,117 @@
+//! The other verbs: what they print and how they end.
+
+mod support;
+
+use std::io::Read;
+use std::process::Stdio;
+
+use support::{STORIES, command, json_of, swiglu};
+
+#[test]
+fn check_passes_and_counts() {
+    let document = json_of(&["check", "--quick", "--seed", "3"]);
+    let count = |name: &str| document[name].as_u64().expect("a number");
+    assert_eq!((count("passed"), count("failed")), (count("cases"), 0), "{document}");
+    let rows = document["rows"].as_array().expect("rows");
+    for op in ["activation", "activation bits", "gated-linear", "mlp"] {
+        assert!(rows.iter().any(|r| r["op"] == op && r["kernel"] == "portable"), "{op}");
+    }
+}
+
+#[test]
+fn check_prints_a_table_of_the_forced_kernel() {
+    let ended =
+        swiglu(&["check", "--quick", "--isa", "portable", "--threads", "1", "--dtype", "bf16"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stdout.lines().filter(|l| l.starts_with("portable")).count(), 4, "{ended:?}");
+    assert!(ended.stdout.contains("cases passed (portable, 1 thread)"), "{ended:?}");
+}
+
+#[test]
+fn bench_of_one_operation_has_every_profile_and_field() {
+    let size = ["--m", "3", "--hidden", "40", "--intermediate", "48", "--hot"];
+    for op in ["activation", "gated-linear", "mlp"] {
+        let args = [&["bench", op, "--seconds", "0.01", "--dtype", "bf16"], &size[..]].concat();
+        let document = json_of(&args);
+        let results = document["results"].as_array().expect("results");
+        let profiles: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
+        match op {
+            "activation" => assert_eq!(profiles, ["fused", "naive"]),
+            _ => assert_eq!(profiles, ["fused", "unfused", "naive"]),
+        }
+        for r in results {
+            assert_eq!((&r["dtype"], &r["passed"]), (&"bf16".into(), &true.into()), "{r}");
+            assert!(r["case"].as_str().is_some_and(|c| c.starts_with(op)), "{r}");
+            for name in
+                ["median_us", "p10_us", "p90_us", "gflops", "gbytes_per_s", "relative_error"]
+            {
+                assert!(r[name].is_f64(), "{name} of {r}");
+            }
+        }
+        assert!(results[0]["fraction"].as_f64() > Some(0.0), "{document}");
+        assert!(document["ceilings"][0]["fma_f32"].as_f64() > Some(0.0), "{document}");
+    }
+}
+
+#[test]
+fn explain_names_the_plan_its_rivals_and_the_floor() {
+    let size = ["--hidden", "64", "--intermediate", "96", "--m", "2", "--dtype", "f16"];
+    for op in ["activation", "gated-linear", "mlp"] {
+        let document = json_of(&[&["explain", "--op", op], &size[..]].concat());
+        assert_eq!(
+            (&document["problem"]["op"], &document["plan"]["backend"]),
+            (&op.into(), &"cpu".into())
+        );
+        assert!(document["candidates"].as_array().is_some_and(|c| c.len() >= 4), "{document}");
+        assert!(document["floor"]["us"].as_f64() > Some(0.0), "{document}");
+    }
+    let ended = swiglu(&["explain", "--weights", STORIES, "--m", "5"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for part in ["mlp f32 m=5 hidden=288", "plan", "candidates", "floor"] {
+        assert!(ended.stdout.contains(part), "{part}: {ended:?}");
+    }
+}
+
+#[test]
+fn info_says_what_is_here_and_what_is_not() {
+    let document = json_of(&["info"]);
+    assert_eq!(document["version"], env!("CARGO_PKG_VERSION"));
+    assert!(document["threads"].as_u64() > Some(0));
+    assert!(document["isas"].as_array().is_some_and(|i| i.len() == 4));
+    let text = swiglu(&["info"]).stdout;
+    assert!(text.contains("portable") && text.contains("not part of this build"), "{text}");
+}
+
+#[test]
+fn completions_exist_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ended = swiglu(&["completions", shell]);
+        assert!(ended.code == Some(0) && ended.stdout.contains("gated-linear"), "{shell}");
+    }
+}
+
+#[test]
+fn help_and_version_are_not_errors() {
+    for verb in ["run", "check", "bench", "explain", "info", "completions"] {
+        let ended = swiglu(&[verb, "--help"]);
+        assert!(ended.code == Some(0) && ended.stdout.contains("--json"), "{ended:?}");
+    }
+    assert!(swiglu(&["--version"]).stdout.starts_with("swiglu "));
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_not_an_error() {
+    for args in [&["completions", "bash"][..], &["info"], &["info", "--json"]] {
+        let mut child = command()
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        drop(child.stdout.take());
+        let mut stderr = String::new();
+        child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("UTF-8");
+        let status = child.wait().expect("the binary ends");
+        assert!(status.code() == Some(0) && stderr.is_empty(), "{args:?} {status} {stderr}");
+    }
+}
