@@ -1,0 +1,46 @@
+# The commands people repeat. Each works without `just`, too: copy the line.
+
+# Arguments keep their quotes: just run --activation 'swiglu(beta=1.702)'
+
+set positional-arguments
+
+# List the recipes
+default:
+    @just --list --unsorted
+
+# All tests: unit, conformance on every instruction set of this machine, files, command line, docs
+test *ARGS:
+    cargo test --workspace "$@"
+
+# Format, then lint everything as CI does
+lint:
+    cargo fmt --all
+    cargo clippy --workspace --all-targets --all-features -- -D warnings
+
+# Build the documentation; warnings are errors
+doc *ARGS:
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features "$@"
+
+# What CI runs, in CI's order
+ci:
+    bash .ci/run
+
+# Run a real layer (part of the program): time, error, speed-up over the unfused way
+run *ARGS:
+    cargo run --release -- run "$@"
+
+# Check every kernel of this machine against the float64 oracle
+check *ARGS:
+    cargo run --release -- check "$@"
+
+# Measure speed as a fraction of what this machine can do; leave it otherwise idle
+bench *ARGS:
+    cargo run --release -- bench "$@"
+
+# Show how a problem would be computed, and what it costs at least
+explain *ARGS:
+    cargo run --release -- explain "$@"
+
+# Fuzz a file reader (safetensors, gguf or npy); needs nightly and `cargo install cargo-fuzz`
+fuzz TARGET SECONDS="60":
+    cargo +nightly fuzz run --fuzz-dir crates/swiglu-formats/fuzz {{ TARGET }} -- -max_total_time={{ SECONDS }}
