@@ -98,6 +98,22 @@ impl FromStr for DType {
     }
 }
 
+/// `x` in `f32`, rounded towards zero and with its last bit set where anything was lost: rounding
+/// that to a narrower type rounds `x` once (24 bits are two more than twice 11).
+fn round_to_odd(x: f64) -> f32 {
+    let nearest = x as f32;
+    if f64::from(nearest) == x || !nearest.is_finite() {
+        // Exact, NaN, or beyond every narrower type as well.
+        return nearest;
+    }
+    let toward_zero = if f64::from(nearest).abs() > x.abs() {
+        f32::from_bits(nearest.to_bits() - 1)
+    } else {
+        nearest
+    };
+    f32::from_bits(toward_zero.to_bits() | 1)
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
@@ -155,7 +171,7 @@ impl Element for f16 {
         f16::from_f32(x)
     }
     fn from_f64(x: f64) -> Self {
-        f16::from_f64(x)
+        f16::from_f32(round_to_odd(x))
     }
     #[inline(always)]
     fn round_lanes<V: F32Lanes>(v: V) -> V {
@@ -174,7 +190,7 @@ impl Element for bf16 {
         bf16::from_f32(x)
     }
     fn from_f64(x: f64) -> Self {
-        bf16::from_f64(x)
+        bf16::from_f32(round_to_odd(x))
     }
     #[inline(always)]
     fn round_lanes<V: F32Lanes>(v: V) -> V {
@@ -193,6 +209,21 @@ mod tests {
         }
         let e = "int8".parse::<DType>().unwrap_err().to_string();
         assert!(e.contains("int8") && e.contains("bf16"), "{e}");
+    }
+
+    #[test]
+    fn float64_is_rounded_once() {
+        let tie = |bits: i32| 1.0 + 2f64.powi(-bits);
+        let above = 2f64.powi(-40);
+        assert_eq!(<bf16 as Element>::from_f64(tie(8)).to_f64(), 1.0);
+        assert_eq!(<bf16 as Element>::from_f64(tie(8) + above).to_f64(), tie(7));
+        assert_eq!(<f16 as Element>::from_f64(tie(11)).to_f64(), 1.0);
+        assert_eq!(<f16 as Element>::from_f64(tie(11) + above).to_f64(), tie(10));
+        assert_eq!(<f16 as Element>::from_f64(-tie(11) - above).to_f64(), -tie(10));
+        assert!(<f16 as Element>::from_f64(f64::NAN).is_nan());
+        assert_eq!(<bf16 as Element>::from_f64(1e300), bf16::INFINITY);
+        assert_eq!(<f16 as Element>::from_f64(2f64.powi(-25) + above).to_f64(), 2f64.powi(-24));
+        assert_eq!(<f16 as Element>::from_f64(1e-300), f16::ZERO);
     }
 
     #[test]
