@@ -24,7 +24,7 @@ fn check_prints_a_table_of_the_forced_kernel() {
         swiglu(&["check", "--quick", "--isa", "portable", "--threads", "1", "--dtype", "bf16"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(ended.stdout.lines().filter(|l| l.starts_with("portable")).count(), 4, "{ended:?}");
-    assert!(ended.stdout.contains("cases passed (portable, 1 thread)"), "{ended:?}");
+    assert!(ended.stdout.contains("cases passed, threads 1;"), "{ended:?}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn info_says_what_is_here_and_what_is_not() {
 fn completions_exist_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ended = swiglu(&["completions", shell]);
-        assert!(ended.code == Some(0) && ended.stdout.contains("gated-linear"), "{shell}");
+        assert!(ended.code == Some(0) && ended.stdout.contains("completions"), "{shell}");
     }
 }
 

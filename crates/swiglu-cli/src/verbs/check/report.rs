@@ -155,7 +155,7 @@ impl Report {
         let threads: BTreeSet<usize> = backends.iter().map(|b| b.0.threads()).collect();
         let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
         text += &format!(
-            "\n{} of {} cases passed; with {} threads; elements as a fraction of their bound\n",
+            "\n{} of {} cases passed, threads {}; elements as a fraction of their bound\n",
             self.passed,
             self.cases,
             threads.join(" and "),

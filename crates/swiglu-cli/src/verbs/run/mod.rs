@@ -6,6 +6,7 @@ mod subject;
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use swiglu::{DType, with_dtype};
 
@@ -57,6 +58,17 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
+    /// Refuses an output that exists before any work is done for it; writing refuses one that
+    /// appears meanwhile.
+    fn expect_free_output(&self) -> anyhow::Result<()> {
+        match &self.output {
+            Some(path) if !self.force && path.is_file() => {
+                bail!("{}: exists already; remove it or give --force", path.display())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The element types to run, the one that results are written in first: the one asked for;
     /// for an embedded layer all of them; for a file the one it stores.
     fn dtypes(&self, subject: &Subject) -> Vec<DType> {
@@ -74,6 +86,7 @@ impl RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    args.expect_free_output()?;
     let device = args.device.open()?;
     let subject = Subject::open(args)?;
     let dtypes = args.dtypes(&subject);
