@@ -4,6 +4,7 @@
 //! are prefetched a little ahead. Interleaved inputs are separated tile by tile in the first-level
 //! cache, so one loop serves every arrangement.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use swiglu_core::gate::{GatedMath, WithGatedMath};
@@ -12,9 +13,10 @@ use swiglu_core::{
     Plan, Problem, Result, WeightLayout,
 };
 
+use crate::compiled;
 use crate::cpu::Cpu;
 use crate::panels::SendPtr;
-use crate::simd::{self, Fetch, Kernel, Simd};
+use crate::simd::{Fetch, Kernel, Simd};
 use crate::team::Step;
 
 /// Elements of a unit of work.
@@ -28,7 +30,7 @@ const AHEAD: usize = 4 << 10;
 
 /// Inputs and output as rows of segments.
 #[derive(Clone, Copy)]
-struct Task<'a, T> {
+pub(crate) struct Task<'a, T> {
     activation: Activation,
     numerics: Numerics,
     inputs: GateUpRef<'a, T>,
@@ -71,7 +73,7 @@ impl Cpu {
         let run = |units: Range<usize>, _: usize| {
             // SAFETY: the instruction set was checked when the device was made; segments are
             // disjoint parts of the output and inside every operand.
-            unsafe { simd::dispatch(self.isa(), Segments { task, units, segments }) }
+            unsafe { compiled::activation(self.isa(), Segments { task, units, segments }) }
         };
         let workers = self.workers(0.0, 3.0 * (m * h * size_of::<T>()) as f64);
         self.run(workers, &[Step { units: rows * segments, run: &run }]);
@@ -127,7 +129,8 @@ fn streams(m: usize, h: usize, element: usize) -> bool {
     3 * m * h * element >= STREAM_FROM_BYTES
 }
 
-struct Segments<'a, T> {
+/// A range of segments.
+pub(crate) struct Segments<'a, T> {
     task: Task<'a, T>,
     units: Range<usize>,
     segments: usize,
@@ -141,7 +144,7 @@ impl<T: Element> Kernel for Segments<'_, T> {
         let task = self.task;
         task.activation.with_math::<T, _>(
             task.numerics,
-            Running::<S, T> { segments: self, simd: std::marker::PhantomData },
+            Running::<S, T> { segments: self, simd: PhantomData },
         );
         if task.stream {
             S::fence();
@@ -151,7 +154,7 @@ impl<T: Element> Kernel for Segments<'_, T> {
 
 struct Running<'a, S, T> {
     segments: Segments<'a, T>,
-    simd: std::marker::PhantomData<S>,
+    simd: PhantomData<S>,
 }
 
 impl<S: Simd, T: Element> WithGatedMath for Running<'_, S, T> {
@@ -160,136 +163,115 @@ impl<S: Simd, T: Element> WithGatedMath for Running<'_, S, T> {
     #[inline(always)]
     fn run<M: GatedMath>(self, math: M) {
         let Segments { task, units, segments } = self.segments;
-        let [first, second] = task.inputs.tensors();
-        let h = task.inputs.intermediate();
+        let mut tile = Tile { gate: [T::default(); TILE], up: [T::default(); TILE] };
         for unit in units {
             let (row, start) = (unit / segments, unit % segments * SEGMENT);
-            let count = SEGMENT.min(task.cols - start);
-            // SAFETY: row and columns lie inside the operands; no other unit writes this part.
-            unsafe {
-                let out = task.out.get().add(row * task.out_stride + start);
-                let a = first.as_slice().as_ptr().add(row * first.row_stride());
-                let b = second.as_slice().as_ptr().add(row * second.row_stride());
-                let (gate, up) = match task.inputs.arrangement() {
-                    Arrangement::Separate => (a, b),
-                    Arrangement::PackedGateFirst => (a, a.add(h)),
-                    Arrangement::PackedUpFirst => (a.add(h), a),
-                    Arrangement::Interleaved { group } => {
-                        interleaved::<S, T, M>(math, a, group, start, out, count);
-                        continue;
-                    }
-                };
-                let (gate, up) = (gate.add(start), up.add(start));
-                if task.stream {
-                    streamed::<S, T, M>(math, gate, up, out, count);
-                } else {
-                    cached::<S, T, M>(math, gate, up, out, count);
+            let end = task.cols.min(start + SEGMENT);
+            let mut at = start;
+            while at < end {
+                // SAFETY: row and columns lie inside the operands; no other unit writes this part.
+                unsafe {
+                    let (gate, up, count) = task.operands(row, at, end, &mut tile);
+                    let out = task.out.get().add(row * task.out_stride + at);
+                    piece::<S, T, M>(math, gate, up, out, count, task.stream);
+                    at += count;
                 }
             }
         }
     }
 }
 
-/// Separates `[g gate][g up]…` into tiles and runs the plain loop on them.
-#[inline(always)]
-unsafe fn interleaved<S: Simd, T: Element, M: GatedMath>(
-    math: M,
-    row: *const T,
-    group: usize,
-    start: usize,
-    out: *mut T,
-    count: usize,
-) {
-    let (mut gate, mut up) = ([T::default(); TILE], [T::default(); TILE]);
-    for done in (0..count).step_by(TILE) {
-        let n = TILE.min(count - done);
-        for (i, (g, u)) in gate[..n].iter_mut().zip(&mut up[..n]).enumerate() {
-            let h = start + done + i;
-            let at = if group == 1 { 2 * h } else { h / group * 2 * group + h % group };
-            // SAFETY: the row holds 2H elements and h < H.
-            unsafe { (*g, *u) = (*row.add(at), *row.add(at + group)) };
-        }
-        // SAFETY: the tiles hold n elements, and so does the rest of the output.
-        unsafe { cached::<S, T, M>(math, gate.as_ptr(), up.as_ptr(), out.add(done), n) };
-    }
+/// Gate and up elements that were interleaved.
+struct Tile<T> {
+    gate: [T; TILE],
+    up: [T; TILE],
 }
 
-/// Fewer elements than a vector, through buffers, with the same arithmetic.
-#[inline(always)]
-unsafe fn partial<S: Simd, T: Element, M: GatedMath>(
-    math: M,
-    gate: *const T,
-    up: *const T,
-    out: *mut T,
-    count: usize,
-) {
-    let (mut g, mut u) = ([T::default(); 64], [T::default(); 64]);
-    // SAFETY: count < LANES ≤ 64 elements are read and written.
-    unsafe {
-        std::ptr::copy_nonoverlapping(gate, g.as_mut_ptr(), count);
-        std::ptr::copy_nonoverlapping(up, u.as_mut_ptr(), count);
-        let h = math.apply(S::load::<T>(g.as_ptr()), S::load::<T>(u.as_ptr()));
-        S::store::<T>(g.as_mut_ptr(), h);
-        std::ptr::copy_nonoverlapping(g.as_ptr(), out, count);
-    }
-}
-
-/// Stores through the caches, at any alignment.
-#[inline(always)]
-unsafe fn cached<S: Simd, T: Element, M: GatedMath>(
-    math: M,
-    gate: *const T,
-    up: *const T,
-    out: *mut T,
-    count: usize,
-) {
-    // SAFETY: the caller's operands hold `count` elements, of which the pairs are the first.
-    unsafe {
-        let paired = pairs::<S, T, M, false>(math, gate, up, out, count);
-        for i in (paired..count).step_by(S::LANES) {
-            let (gate, up, out) = (gate.add(i), up.add(i), out.add(i));
-            if i + S::LANES <= count {
-                S::store::<T>(out, math.apply(S::load::<T>(gate), S::load::<T>(up)));
-            } else {
-                partial::<S, T, M>(math, gate, up, out, count - i);
+impl<T: Element> Task<'_, T> {
+    /// Where gate and up of columns `at ..` are adjacent, and for how many columns up to `end`.
+    /// Interleaved ones are separated into `tile` first.
+    #[inline(always)]
+    unsafe fn operands(
+        &self,
+        row: usize,
+        at: usize,
+        end: usize,
+        tile: &mut Tile<T>,
+    ) -> (*const T, *const T, usize) {
+        let [first, second] = self.inputs.tensors();
+        let h = self.inputs.intermediate();
+        // SAFETY: the caller's row and columns lie inside the tensors.
+        unsafe {
+            let a = first.as_slice().as_ptr().add(row * first.row_stride());
+            match self.inputs.arrangement() {
+                Arrangement::Separate => {
+                    let b = second.as_slice().as_ptr().add(row * second.row_stride());
+                    (a.add(at), b.add(at), end - at)
+                }
+                Arrangement::PackedGateFirst => (a.add(at), a.add(h + at), end - at),
+                Arrangement::PackedUpFirst => (a.add(h + at), a.add(at), end - at),
+                Arrangement::Interleaved { group } => {
+                    let count = TILE.min(end - at);
+                    for (i, (g, u)) in tile.gate.iter_mut().zip(&mut tile.up).enumerate() {
+                        if i == count {
+                            break;
+                        }
+                        let from = match group {
+                            1 => 2 * (at + i),
+                            _ => (at + i) / group * 2 * group + (at + i) % group,
+                        };
+                        (*g, *u) = (*a.add(from), *a.add(from + group));
+                    }
+                    (tile.gate.as_ptr(), tile.up.as_ptr(), count)
+                }
             }
         }
     }
 }
 
-/// Stores past the caches what is aligned for it.
+/// Adjacent elements: pairs of vectors, before and after them single ones.
 #[inline(always)]
-unsafe fn streamed<S: Simd, T: Element, M: GatedMath>(
+unsafe fn piece<S: Simd, T: Element, M: GatedMath>(
     math: M,
     gate: *const T,
     up: *const T,
     out: *mut T,
     count: usize,
+    stream: bool,
 ) {
-    let misaligned = out.align_offset(2 * S::LANES * size_of::<T>()).min(count);
-    // SAFETY: head, pairs and tail partition `count` elements; from the head on `out` is aligned.
+    let pair = 2 * S::LANES;
+    // Streamed stores are aligned; a pair of vectors is at least a cache line of T.
+    let head = if stream { out.align_offset(pair * size_of::<T>()).min(count) } else { 0 };
+    let tail = head + (count - head) / pair * pair;
+    // SAFETY: head, pairs and tail partition the caller's `count` elements.
     unsafe {
-        cached::<S, T, M>(math, gate, up, out, misaligned);
-        let (gate, up, out) = (gate.add(misaligned), up.add(misaligned), out.add(misaligned));
-        let count = count - misaligned;
-        let paired = pairs::<S, T, M, true>(math, gate, up, out, count);
-        cached::<S, T, M>(math, gate.add(paired), up.add(paired), out.add(paired), count - paired);
+        if stream {
+            pairs::<S, T, M, true>(math, gate, up, out, head, tail);
+        } else {
+            pairs::<S, T, M, false>(math, gate, up, out, head, tail);
+        }
+        for (from, to) in [(0, head), (tail, count)] {
+            for i in (from..to).step_by(S::LANES) {
+                let n = S::LANES.min(to - i);
+                partial::<S, T, M>(math, gate.add(i), up.add(i), out.add(i), n);
+            }
+        }
     }
 }
 
-/// As many pairs of vectors as `count` has; returns how many elements that is.
+/// Elements `from .. to`, a whole number of pairs.
 #[inline(always)]
 unsafe fn pairs<S: Simd, T: Element, M: GatedMath, const STREAM: bool>(
     math: M,
     gate: *const T,
     up: *const T,
     out: *mut T,
-    count: usize,
-) -> usize {
+    from: usize,
+    to: usize,
+) {
     let pair = 2 * S::LANES;
-    let whole = count / pair * pair;
-    for i in (0..whole).step_by(pair) {
-        // SAFETY: pairs end inside `count` elements. Prefetched addresses need not be valid.
+    for i in (from..to).step_by(pair) {
+        // SAFETY: pairs end at `to`. Prefetched addresses need not be valid.
         unsafe {
             let (gate, up) = (gate.add(i), up.add(i));
             for line in (0..pair * size_of::<T>()).step_by(64) {
@@ -301,5 +283,24 @@ unsafe fn pairs<S: Simd, T: Element, M: GatedMath, const STREAM: bool>(
             S::store_pair::<T, STREAM>(out.add(i), h);
         }
     }
-    whole
+}
+
+/// Up to a vector of elements, through buffers, with the same arithmetic.
+#[inline(always)]
+unsafe fn partial<S: Simd, T: Element, M: GatedMath>(
+    math: M,
+    gate: *const T,
+    up: *const T,
+    out: *mut T,
+    count: usize,
+) {
+    let (mut g, mut u) = ([T::default(); 64], [T::default(); 64]);
+    // SAFETY: count ≤ LANES ≤ 64 elements are read and written.
+    unsafe {
+        std::ptr::copy_nonoverlapping(gate, g.as_mut_ptr(), count);
+        std::ptr::copy_nonoverlapping(up, u.as_mut_ptr(), count);
+        let h = math.apply(S::load::<T>(g.as_ptr()), S::load::<T>(u.as_ptr()));
+        S::store::<T>(g.as_mut_ptr(), h);
+        std::ptr::copy_nonoverlapping(g.as_ptr(), out, count);
+    }
 }

@@ -22,6 +22,8 @@ use std::ops::Range;
 use swiglu_core::gate::{GatedMath, WithGatedMath};
 use swiglu_core::{Activation, DType, Element, F32Lanes, Numerics, Rounding};
 
+use crate::compiled;
+use crate::isa::Isa;
 use crate::panels::Panels;
 use crate::simd::{Fetch, Kernel, Simd};
 
@@ -59,62 +61,94 @@ pub(crate) trait Epilogue: Copy {
     /// Finishes `rows` rows of `2 · LANES` sums at `sums`.
     ///
     /// # Safety
-    /// `sums` holds the rows; the epilogue's own pointers are valid for them.
-    unsafe fn finish<S: Simd>(&self, panel: usize, sums: *const f32, rows: usize);
+    /// `isa` is available; `sums` holds the rows; the epilogue's own pointers are valid for them.
+    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize);
 }
 
 /// A range of panels over all row blocks.
-pub(crate) struct PanelRange<'a, T, E> {
+pub(crate) struct PanelRange<'a, T> {
     pub(crate) panels: &'a Panels<T>,
     pub(crate) range: Range<usize>,
     /// Packed rows: block after block, each `[step][row]`.
     pub(crate) x: *const u32,
     pub(crate) blocks: Blocks,
     /// Room for `m · 2 · LANES` sums.
-    pub(crate) scratch: *mut f32,
-    pub(crate) epilogue: E,
+    pub(crate) sums: *mut f32,
 }
 
-impl<T: Element, E: Epilogue> Kernel for PanelRange<'_, T, E> {
+impl<T: Element> PanelRange<'_, T> {
+    /// Computes the panels one by one, each with its epilogue.
+    ///
+    /// # Safety
+    /// `isa` is available; the pointers are valid for the blocks; the epilogue's for its rows.
+    pub(crate) unsafe fn run(self, isa: Isa, epilogue: impl Epilogue) {
+        let panel_bytes = self.panels.panel_bytes();
+        for panel in self.range {
+            // SAFETY: the panel lies inside the weights; the rest is the caller's.
+            unsafe {
+                let sums = Sums {
+                    weights: self.panels.data().add(panel * panel_bytes),
+                    end: self.panels.data().add(self.panels.bytes()),
+                    steps: self.panels.steps(),
+                    step_bytes: self.panels.step_bytes(),
+                    x: self.x,
+                    blocks: self.blocks,
+                    sums: self.sums,
+                    element: PhantomData::<T>,
+                };
+                compiled::sums(isa, sums);
+                epilogue.finish(isa, panel, self.sums, self.blocks.m);
+            }
+        }
+    }
+}
+
+/// The sums of one panel over all row blocks.
+pub(crate) struct Sums<T> {
+    weights: *const u8,
+    /// The end of all weights, where prefetching stops.
+    end: *const u8,
+    steps: usize,
+    step_bytes: usize,
+    x: *const u32,
+    blocks: Blocks,
+    sums: *mut f32,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Kernel for Sums<T> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let steps = self.panels.steps();
-        let streamed = self.blocks.count() == 1;
-        let chunk = if streamed {
-            steps.max(1)
-        } else {
-            (CHUNK_BYTES / self.panels.step_bytes()).max(GROUP)
+        let passes = self.blocks.count();
+        let chunk = match passes {
+            1 => self.steps.max(1),
+            _ => (CHUNK_BYTES / self.step_bytes).max(GROUP),
         };
-        // SAFETY: panel and block offsets stay inside the buffers they were computed for.
-        unsafe {
-            let end = self.panels.data().add(self.panels.bytes());
-            for panel in self.range {
-                let weights = self.panels.data().add(panel * self.panels.panel_bytes());
-                let mut start = 0;
-                loop {
-                    let count = chunk.min(steps - start);
-                    let w = weights.add(start * self.panels.step_bytes());
-                    let mut ahead = Ahead::chunk_after(w, count * self.panels.step_bytes(), end);
-                    for block in 0..self.blocks.count() {
-                        let rows = self.blocks.range(block);
-                        let pass = Pass {
-                            x: self.x.add(rows.start * steps + start * rows.len()),
-                            w,
-                            steps: count,
-                            sums: self.scratch.add(rows.start * 2 * S::LANES),
-                            resume: start > 0,
-                            passes: self.blocks.count(),
-                        };
-                        pass.run::<S, T>(rows.len(), &mut ahead);
-                    }
-                    start += count;
-                    if start >= steps {
-                        break;
-                    }
+        let mut start = 0;
+        loop {
+            let count = chunk.min(self.steps - start);
+            // SAFETY: chunk and block offsets stay inside the buffers.
+            unsafe {
+                let w = self.weights.add(start * self.step_bytes);
+                let mut ahead = Ahead::chunk_after(w, count * self.step_bytes, self.end);
+                for block in 0..passes {
+                    let rows = self.blocks.range(block);
+                    let pass = Pass {
+                        x: self.x.add(rows.start * self.steps + start * rows.len()),
+                        w,
+                        steps: count,
+                        sums: self.sums.add(rows.start * 2 * S::LANES),
+                        resume: start > 0,
+                        passes,
+                    };
+                    pass.run::<S, T>(rows.len(), &mut ahead);
                 }
-                self.epilogue.finish::<S>(panel, self.scratch, self.blocks.m);
+            }
+            start += count;
+            if start >= self.steps {
+                return;
             }
         }
     }
@@ -330,26 +364,38 @@ impl<T, O: Copy> Clone for Gated<T, O> {
 }
 impl<T, O: Copy> Copy for Gated<T, O> {}
 
-struct GatedPanel<'a, S, T, O> {
-    epilogue: &'a Gated<T, O>,
+/// A panel for [`Gated`].
+pub(crate) struct GatedPanel<T, O> {
+    epilogue: Gated<T, O>,
     panel: usize,
     sums: *const f32,
     rows: usize,
-    simd: PhantomData<S>,
 }
 
-impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedPanel<'_, S, T, O> {
+impl<T: Element, O: Element> Kernel for GatedPanel<T, O> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Gated { activation, numerics, .. } = self.epilogue;
+        activation.with_math::<T, _>(numerics, GatedRows::<S, T, O>(self, PhantomData));
+    }
+}
+
+struct GatedRows<S, T, O>(GatedPanel<T, O>, PhantomData<S>);
+
+impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedRows<S, T, O> {
     type Output = ();
 
     #[inline(always)]
     fn run<M: GatedMath>(self, math: M) {
-        let e = self.epilogue;
+        let GatedPanel { epilogue: e, panel, sums, rows } = self.0;
         let rounds = e.numerics.rounding != Rounding::Fused;
-        for r in 0..self.rows {
+        for r in 0..rows {
             // SAFETY: `finish`'s caller vouches for the sums and rows.
             unsafe {
-                let p = self.sums.add(r * 2 * S::LANES);
-                let offset = self.panel * 2 * S::LANES;
+                let p = sums.add(r * 2 * S::LANES);
+                let offset = panel * 2 * S::LANES;
                 let mut gate = biased::<S>(S::load_f32(p), e.bias, offset);
                 let mut up = biased::<S>(S::load_f32(p.add(S::LANES)), e.bias, offset + S::LANES);
                 if rounds {
@@ -358,20 +404,16 @@ impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedPanel<'_, S, T, O> 
                 let h = math.apply(gate, up);
                 // Rounded by the store, unless that is wider.
                 let h = if O::DTYPE == T::DTYPE { h } else { T::round_lanes(h) };
-                e.out.write::<S>(r, self.panel * S::LANES, h);
+                e.out.write::<S>(r, panel * S::LANES, h);
             }
         }
     }
 }
 
 impl<T: Element, O: Element> Epilogue for Gated<T, O> {
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, panel: usize, sums: *const f32, rows: usize) {
-        let simd = PhantomData::<S>;
-        self.activation.with_math::<T, _>(
-            self.numerics,
-            GatedPanel { epilogue: self, panel, sums, rows, simd },
-        );
+    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize) {
+        // SAFETY: the caller's.
+        unsafe { compiled::gated(isa, GatedPanel { epilogue: *self, panel, sums, rows }) }
     }
 }
 
@@ -383,15 +425,33 @@ pub(crate) struct Plain<T> {
 }
 
 impl<T: Element> Epilogue for Plain<T> {
+    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize) {
+        // SAFETY: the caller's.
+        unsafe { compiled::plain(isa, PlainPanel { epilogue: *self, panel, sums, rows }) }
+    }
+}
+
+/// A panel for [`Plain`].
+pub(crate) struct PlainPanel<T> {
+    epilogue: Plain<T>,
+    panel: usize,
+    sums: *const f32,
+    rows: usize,
+}
+
+impl<T: Element> Kernel for PlainPanel<T> {
+    type Output = ();
+
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, panel: usize, sums: *const f32, rows: usize) {
-        for r in 0..rows {
+    unsafe fn run<S: Simd>(self) {
+        for r in 0..self.rows {
             for v in 0..2 {
-                let offset = (panel * 2 + v) * S::LANES;
+                let offset = (self.panel * 2 + v) * S::LANES;
                 // SAFETY: the caller vouches for the sums and rows.
                 unsafe {
-                    let sum = S::load_f32(sums.add((r * 2 + v) * S::LANES));
-                    self.out.write::<S>(r, offset, biased::<S>(sum, self.bias, offset));
+                    let sum = S::load_f32(self.sums.add((r * 2 + v) * S::LANES));
+                    let y = biased::<S>(sum, self.epilogue.bias, offset);
+                    self.epilogue.out.write::<S>(r, offset, y);
                 }
             }
         }

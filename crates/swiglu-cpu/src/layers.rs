@@ -9,6 +9,7 @@ use swiglu_core::{
 };
 
 use crate::buffer::Buffer;
+use crate::compiled;
 use crate::cpu::Cpu;
 use crate::gemm::{Blocks, Epilogue, Gated, PanelRange, Plain, Rows};
 use crate::panels::{Panels, SendPtr};
@@ -46,7 +47,7 @@ struct Call<'a, T> {
 }
 
 impl<T: Element> Call<'_, T> {
-    fn panels<E: Epilogue>(&self, range: Range<usize>, worker: usize, epilogue: E) {
+    fn panels(&self, range: Range<usize>, worker: usize, epilogue: impl Epilogue) {
         let sums_per_worker = self.blocks.m * 2 * simd::lanes(self.cpu.isa());
         // SAFETY: the instruction set was checked when the device was made; the buffers were sized
         // for these blocks, and each worker has its own part of `sums`.
@@ -56,10 +57,9 @@ impl<T: Element> Call<'_, T> {
                 range,
                 x: self.x.get(),
                 blocks: self.blocks,
-                scratch: self.sums.get().add(worker * sums_per_worker),
-                epilogue,
+                sums: self.sums.get().add(worker * sums_per_worker),
             };
-            simd::dispatch(self.cpu.isa(), kernel);
+            kernel.run(self.cpu.isa(), epilogue);
         }
     }
 }
@@ -67,7 +67,7 @@ impl<T: Element> Call<'_, T> {
 fn pack_rows<T: Element>(cpu: &Cpu, task: PackRows<'_, T>, range: Range<usize>) {
     // SAFETY: the instruction set was checked when the device was made; `out` was sized for the
     // blocks, which are disjoint.
-    unsafe { simd::dispatch(cpu.isa(), PackBlocks(task, range)) }
+    unsafe { compiled::pack_rows(cpu.isa(), PackBlocks(task, range)) }
 }
 
 /// Bytes of `m` packed rows.

@@ -3,6 +3,7 @@
 
 mod buffer;
 pub mod ceilings;
+mod compiled;
 mod cpu;
 mod elementwise;
 mod gemm;

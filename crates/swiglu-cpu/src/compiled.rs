@@ -1,0 +1,108 @@
+//! The kernels of every element type, compiled once, in this crate.
+//!
+//! Layers are generic over the element type, so what they call directly is compiled again in every
+//! crate that names them. The kernels are many and large; this module gives each a function without
+//! type parameters and leads the generic callers to it.
+
+use swiglu_core::{DType, Element, bf16, f16};
+
+use crate::elementwise::Segments;
+use crate::gemm::{GatedPanel, PlainPanel, Sums};
+use crate::isa::Isa;
+use crate::rows::PackBlocks;
+use crate::simd::{Kernel, dispatch};
+
+/// `value` as the type it has.
+///
+/// # Safety
+/// A and B are the same type.
+unsafe fn same<A, B>(value: A) -> B {
+    assert_eq!(size_of::<A>(), size_of::<B>(), "one type under two names");
+    let value = std::mem::ManuallyDrop::new(value);
+    // SAFETY: the types are the same; the original is not dropped.
+    unsafe { std::mem::transmute_copy(&value) }
+}
+
+/// # Safety
+/// As [`dispatch`].
+#[inline(never)]
+unsafe fn run<K: Kernel<Output = ()>>(isa: Isa, kernel: K) {
+    // SAFETY: the caller's.
+    unsafe { dispatch(isa, kernel) }
+}
+
+/// A function from a kernel of any element type to the compiled one.
+macro_rules! compiled {
+    ($($(#[$doc:meta])* $name:ident($kernel:ident $(<$lifetime:lifetime>)?);)*) => {
+        $($(#[$doc])*
+        ///
+        /// # Safety
+        /// As [`dispatch`].
+        pub(crate) unsafe fn $name<T: Element>(isa: Isa, kernel: $kernel<$($lifetime,)? T>) {
+            fn of_f32(isa: Isa, kernel: $kernel<$($lifetime,)? f32>) {
+                // SAFETY: called below only, as the caller promised.
+                unsafe { run(isa, kernel) }
+            }
+            fn of_f16(isa: Isa, kernel: $kernel<$($lifetime,)? f16>) {
+                // SAFETY: as above.
+                unsafe { run(isa, kernel) }
+            }
+            fn of_bf16(isa: Isa, kernel: $kernel<$($lifetime,)? bf16>) {
+                // SAFETY: as above.
+                unsafe { run(isa, kernel) }
+            }
+            // SAFETY: T is the type its DTYPE names; `Element` is sealed.
+            unsafe {
+                match T::DTYPE {
+                    DType::F16 => of_f16(isa, same(kernel)),
+                    DType::Bf16 => of_bf16(isa, same(kernel)),
+                    _ => of_f32(isa, same(kernel)),
+                }
+            }
+        })*
+    };
+}
+
+compiled! {
+    /// Sums of a panel.
+    sums(Sums);
+    /// Rows packed for the matrix kernel.
+    pack_rows(PackBlocks<'_>);
+    /// The activation operation.
+    activation(Segments<'_>);
+    /// The epilogue of a linear map.
+    plain(PlainPanel);
+}
+
+/// The epilogue of the gated layer.
+///
+/// # Safety
+/// As [`dispatch`]; O is T, or `f32` for T = `f16`.
+pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<T, O>) {
+    fn of_f32(isa: Isa, kernel: GatedPanel<f32, f32>) {
+        // SAFETY: called below only, as the caller promised.
+        unsafe { run(isa, kernel) }
+    }
+    fn of_f16(isa: Isa, kernel: GatedPanel<f16, f16>) {
+        // SAFETY: as above.
+        unsafe { run(isa, kernel) }
+    }
+    fn of_f16_in_f32(isa: Isa, kernel: GatedPanel<f16, f32>) {
+        // SAFETY: as above.
+        unsafe { run(isa, kernel) }
+    }
+    fn of_bf16(isa: Isa, kernel: GatedPanel<bf16, bf16>) {
+        // SAFETY: as above.
+        unsafe { run(isa, kernel) }
+    }
+    // SAFETY: T and O are the types their DTYPE names; `Element` is sealed.
+    unsafe {
+        match (T::DTYPE, O::DTYPE) {
+            (DType::F32, DType::F32) => of_f32(isa, same(kernel)),
+            (DType::F16, DType::F16) => of_f16(isa, same(kernel)),
+            (DType::F16, DType::F32) => of_f16_in_f32(isa, same(kernel)),
+            (DType::Bf16, DType::Bf16) => of_bf16(isa, same(kernel)),
+            (t, o) => unreachable!("no kernel rounds to {t} and stores {o}"),
+        }
+    }
+}
