@@ -1,0 +1,82 @@
+//! A call allocates nothing: its buffers are the layer's, from the first call on.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use swiglu_core::conformance::{Case, Parameters};
+use swiglu_core::{Activation, DType, GateUpRef, Matrix, Numerics, Op, Path, WeightLayout, random};
+use swiglu_cpu::{Cpu, CpuOptions, Mlp};
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations and bytes of `calls` calls after the first.
+fn count(calls: usize, mut call: impl FnMut()) -> (usize, usize) {
+    call();
+    let before = (COUNT.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed));
+    (0..calls).for_each(|_| call());
+    (COUNT.load(Ordering::Relaxed) - before.0, BYTES.load(Ordering::Relaxed) - before.1)
+}
+
+/// One test, so that nothing else allocates beside it.
+#[test]
+fn calls_do_not_allocate() {
+    const CALLS: usize = 1000;
+    let case = |m| Case {
+        op: Op::Mlp,
+        m,
+        hidden: 256,
+        intermediate: 700,
+        dtype: DType::F32,
+        activation: Activation::SWIGLU,
+        numerics: Numerics::default(),
+        layout: WeightLayout::HF,
+        bias: true,
+        padding: 0,
+        scale: 1.0,
+        seed: 1,
+    };
+    for threads in [1, 2] {
+        let cpu = Cpu::new(&CpuOptions { threads: Some(threads), isa: None }).unwrap();
+        for (m, path) in [(1, Path::Fused), (20, Path::Fused), (20, Path::Unfused)] {
+            let parameters = Parameters::<f32>::new(&case(m)).unwrap();
+            let mlp = Mlp::with_path(&cpu, &parameters.mlp(), path).unwrap();
+            let x = random::normal_matrix::<f32>(1, m, 256, 1.0).unwrap();
+            let mut y = Matrix::zeros(m, 256).unwrap();
+            let (count, bytes) = count(CALLS, || mlp.forward(x.view(), y.view_mut()).unwrap());
+            // With several threads the pool itself keeps a job of some dozen bytes per helper and
+            // operation; nothing grows with the problem.
+            let operations = if path == Path::Fused { 1 } else { 4 };
+            let allowed = (threads - 1) * operations * CALLS;
+            assert!(count <= allowed + allowed / 16, "{threads} threads, m = {m}: {count}");
+            assert!(bytes <= 256 * allowed, "{threads} threads, m = {m}: {bytes} bytes");
+        }
+        let x = random::normal_matrix::<f32>(1, 64, 512, 1.0).unwrap();
+        let mut h = Matrix::zeros(64, 512).unwrap();
+        let (count, _) = count(CALLS, || {
+            let inputs = GateUpRef::separate(x.view(), x.view()).unwrap();
+            let numerics = Numerics::default();
+            cpu.activation(&Activation::SWIGLU, numerics, inputs, h.view_mut()).unwrap();
+        });
+        assert!(count <= (threads - 1) * CALLS, "{threads} threads: {count}");
+    }
+}

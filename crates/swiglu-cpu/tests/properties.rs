@@ -1,0 +1,207 @@
+//! Properties of the layers on random problems.
+
+use proptest::prelude::*;
+use swiglu_core::conformance::{Case, Parameters};
+use swiglu_core::{
+    Activation, Arrangement, DType, Element, Matrix, MatrixMut, MatrixRef, Numerics, Op,
+    Orientation, Path, WeightLayout, bf16, bounds, f16, random,
+};
+use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
+
+fn cpu(isa: Isa, threads: usize) -> Cpu {
+    Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap()
+}
+
+fn facades() -> impl Strategy<Value = Isa> {
+    prop::sample::select(Isa::available().collect::<Vec<_>>())
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let shape = (0usize..40, 0usize..150, 0usize..150);
+    let kinds = (0usize..9, 0usize..6, 0usize..3, 0usize..5, 0usize..2);
+    (shape, kinds, any::<bool>(), 0usize..20, any::<u64>()).prop_map(
+        |(
+            (m, hidden, intermediate),
+            (act, numerics, dtype, arrangement, orientation),
+            bias,
+            padding,
+            seed,
+        )| {
+            let arrangement = [
+                Arrangement::Separate,
+                Arrangement::PackedGateFirst,
+                Arrangement::PackedUpFirst,
+                Arrangement::Interleaved { group: 1 },
+                Arrangement::Interleaved { group: intermediate.max(1) },
+            ][arrangement];
+            Case {
+                op: Op::Mlp,
+                m,
+                hidden,
+                intermediate,
+                dtype: DType::ALL[dtype],
+                activation: Activation::family()[act],
+                numerics: Numerics::all().nth(numerics).unwrap(),
+                layout: WeightLayout { orientation: Orientation::ALL[orientation], arrangement },
+                bias,
+                padding,
+                scale: 1.0,
+                seed,
+            }
+        },
+    )
+}
+
+fn input<T: Element>(case: &Case) -> Matrix<T> {
+    random::normal_matrix(case.seed, case.m, case.hidden + case.padding, 1.0).unwrap()
+}
+
+/// Rows of `cols` values in a wider buffer.
+fn strided<T: Element>(m: &Matrix<T>, cols: usize) -> MatrixRef<'_, T> {
+    MatrixRef::with_stride(m.as_slice(), m.rows(), cols, m.cols()).unwrap()
+}
+
+fn bits<T: Element>(m: &Matrix<T>) -> Vec<u32> {
+    m.as_slice().iter().map(|v| v.to_f32().to_bits()).collect()
+}
+
+/// Gated linear and MLP within their bounds; the MLP is exactly the two linear maps one after the
+/// other, with h rounded between them; threads do not change a bit.
+fn layers_agree<T: Element>(isa: Isa, case: &Case) -> Result<(), TestCaseError> {
+    let parameters = Parameters::<T>::new(case).unwrap();
+    let x = input::<T>(case);
+    let x = strided(&x, case.hidden);
+    let gated = GatedLinear::new(&cpu(isa, 1), &parameters.gated()).unwrap();
+    let mut h = Matrix::<T>::zeros(case.m, case.intermediate).unwrap();
+    gated.forward(x, h.view_mut()).unwrap();
+    let judged = bounds::gated_linear(x, &parameters.gated()).unwrap().judge(h.view()).unwrap();
+    prop_assert!(judged.passed(), "{isa} {case} gated: {judged:?}");
+
+    let run = |threads: usize| {
+        let mut y = Matrix::<T>::zeros(case.m, case.hidden).unwrap();
+        let mlp = Mlp::new(&cpu(isa, threads), &parameters.mlp()).unwrap();
+        mlp.forward(x, y.view_mut()).unwrap();
+        y
+    };
+    let y = run(1);
+    let judged = bounds::mlp(x, &parameters.mlp()).unwrap().judge(y.view()).unwrap();
+    prop_assert!(judged.passed(), "{isa} {case} mlp: {judged:?}");
+    prop_assert_eq!(bits(&y), bits(&run(3)), "threads");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #[test]
+    fn random_problems_stay_within_their_bounds(isa in facades(), case in cases()) {
+        match case.dtype {
+            DType::F32 => layers_agree::<f32>(isa, &case)?,
+            DType::F16 => layers_agree::<f16>(isa, &case)?,
+            DType::Bf16 => layers_agree::<bf16>(isa, &case)?,
+            other => prop_assert!(false, "no test for {}", other),
+        }
+    }
+}
+
+fn case(m: usize, hidden: usize, intermediate: usize) -> Case {
+    Case {
+        op: Op::Mlp,
+        m,
+        hidden,
+        intermediate,
+        dtype: DType::F32,
+        activation: Activation::SWIGLU,
+        numerics: Numerics::default(),
+        layout: WeightLayout::HF,
+        bias: true,
+        padding: 0,
+        scale: 1.0,
+        seed: 5,
+    }
+}
+
+/// A row that holds NaN or an infinity spoils itself and no other row.
+#[test]
+fn non_finite_rows_stay_alone() {
+    let case = case(29, 70, 90);
+    let parameters = Parameters::<f32>::new(&case).unwrap();
+    for isa in Isa::available() {
+        let mlp = Mlp::new(&cpu(isa, 2), &parameters.mlp()).unwrap();
+        let mut x = input::<f32>(&case);
+        let mut clean = Matrix::<f32>::zeros(29, 70).unwrap();
+        mlp.forward(x.view(), clean.view_mut()).unwrap();
+        x.as_mut_slice()[7 * 70 + 3] = f32::NAN;
+        x.as_mut_slice()[20 * 70] = f32::INFINITY;
+        let mut out = Matrix::<f32>::zeros(29, 70).unwrap();
+        mlp.forward(x.view(), out.view_mut()).unwrap();
+        for row in 0..29 {
+            let (o, c) = (out.view().row(row), clean.view().row(row));
+            match row {
+                7 => assert!(o.iter().all(|v| v.is_nan()), "{isa}"),
+                20 => assert!(o.iter().all(|v| !v.is_finite()), "{isa}"),
+                _ => assert_eq!(o, c, "{isa} row {row}"),
+            }
+        }
+    }
+}
+
+/// Rows cut into several passes over the weights give the same bits as one row at a time.
+#[test]
+fn many_rows_have_the_bits_of_single_rows() {
+    let case = Case { dtype: DType::Bf16, ..case(700, 2100, 33) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let layer = GatedLinear::new(&cpu(Isa::detect(), 2), &parameters.gated()).unwrap();
+    assert!(layer.plan(4000).parameters["passes"] > 1, "{}", layer.plan(4000));
+    let x = input::<bf16>(&case);
+    let mut all = Matrix::<bf16>::zeros(700, 33).unwrap();
+    layer.forward(x.view(), all.view_mut()).unwrap();
+    // Bits follow the order of summation, which the height of a block does not change except for
+    // one to three rows, where several sums run side by side.
+    let mut some = Matrix::<bf16>::zeros(12, 33).unwrap();
+    for first in [0, 348, 688] {
+        layer.forward(x.view().rows_range(first, 12).unwrap(), some.view_mut()).unwrap();
+        assert_eq!(some.as_slice(), &all.as_slice()[first * 33..(first + 12) * 33], "row {first}");
+    }
+}
+
+/// One layer, many callers at once: every call gets the bits of a lone one.
+#[test]
+fn a_layer_can_be_called_from_many_threads() {
+    let case = case(5, 300, 400);
+    let parameters = Parameters::<f32>::new(&case).unwrap();
+    let mlp = Mlp::new(&cpu(Isa::detect(), 2), &parameters.mlp()).unwrap();
+    let x = input::<f32>(&case);
+    let mut expected = Matrix::<f32>::zeros(5, 300).unwrap();
+    mlp.forward(x.view(), expected.view_mut()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let mut out = Matrix::<f32>::zeros(5, 300).unwrap();
+                    mlp.forward(x.view(), out.view_mut()).unwrap();
+                    assert_eq!(out, expected);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn bad_arguments_are_refused_before_anything_is_written() {
+    let case = case(3, 20, 24);
+    let parameters = Parameters::<f32>::new(&case).unwrap();
+    let device = cpu(Isa::detect(), 1);
+    let mlp = Mlp::new(&device, &parameters.mlp()).unwrap();
+    let x = Matrix::<f32>::zeros(3, 21).unwrap();
+    let mut out = vec![7.0f32; 60];
+    let e = mlp.forward(x.view(), MatrixMut::new(&mut out, 3, 20).unwrap()).unwrap_err();
+    assert_eq!(e.to_string(), "x: expected [3, 20], given [3, 21]");
+    let x = Matrix::<f32>::zeros(3, 20).unwrap();
+    let e = mlp.forward(x.view(), MatrixMut::new(&mut out[..40], 2, 20).unwrap()).unwrap_err();
+    assert_eq!(e.to_string(), "output: expected [3, 20], given [2, 20]");
+    assert!(out.iter().all(|&v| v == 7.0));
+    let none = CpuOptions { threads: Some(0), ..Default::default() };
+    assert!(Cpu::new(&none).unwrap_err().to_string().contains("threads = 0"));
+    let unfused = Mlp::with_path(&device, &parameters.mlp(), Path::Unfused).unwrap();
+    assert_eq!(unfused.plan(3).path, Path::Unfused);
+}
