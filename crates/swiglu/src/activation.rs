@@ -64,7 +64,7 @@ impl GatedActivation {
         Ok(out)
     }
 
-    /// Writes h into `out`, without allocating.
+    /// Writes h into `out`, without a buffer between.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if `out` is not `[M, H]`.

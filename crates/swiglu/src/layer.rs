@@ -148,7 +148,9 @@ impl<K: Kind> Layer<K> {
         Ok(out)
     }
 
-    /// Writes the result for x `[M, K]` into `out`, without allocating.
+    /// Writes the result for x `[M, K]` into `out`. The workspace of an earlier call of this size is
+    /// used again: with one thread nothing is allocated, with several a few bytes per thread, in
+    /// which the pool notes its jobs.
     ///
     /// # Errors
     /// As [`Self::forward`], and [`swiglu_core::Error::Shape`] if `out` has another shape than

@@ -39,8 +39,8 @@
 //!
 //! # A layer from memory
 //!
-//! Inputs are borrowed views with a row stride; outputs can be reused, and then a call does not
-//! allocate:
+//! Inputs are borrowed views with a row stride; outputs and workspaces can be used again, so that
+//! a call has nothing to allocate:
 //!
 //! ```
 //! use swiglu::{

@@ -19,6 +19,8 @@ pub(super) struct Speed {
     pub(super) time: Summary,
     /// The least time the machine could take, where that is the measure.
     pub(super) floor: Option<Floor>,
+    /// Whether the machine's bandwidth stayed what it was.
+    pub(super) steady: bool,
     /// Over the unfused way.
     pub(super) speedup: Option<f64>,
 }
@@ -39,6 +41,8 @@ pub(super) struct Row {
     bound: Option<Bound>,
     /// The floor under the time ÷ the median time.
     fraction: Option<f64>,
+    /// Whether the bandwidth before and after was about the same.
+    steady: bool,
     speedup: Option<f64>,
     relative_error: f64,
     limit: f64,
@@ -51,7 +55,7 @@ impl Row {
         problem: &Problem,
         profile: &'static str,
         threads: usize,
-        Speed { time, floor, speedup }: Speed,
+        Speed { time, floor, steady, speedup }: Speed,
         judgement: &Judgement,
     ) -> Self {
         Self {
@@ -67,6 +71,7 @@ impl Row {
             gbytes_per_s: time.giga_per_second(problem.compulsory_bytes()),
             bound: floor.map(|f| f.bound),
             fraction: floor.map(|f| f.us / time.median),
+            steady,
             speedup,
             relative_error: judgement.relative_frobenius,
             limit: judgement.frobenius_limit,
@@ -86,7 +91,7 @@ impl Row {
             Cell::new(number(self.gflops)),
             Cell::new(number(self.gbytes_per_s)),
             or_dash(self.bound.map(|b| b.name().to_owned())),
-            or_dash(self.fraction.map(|f| format!("{f:.2}"))),
+            or_dash(self.fraction.map(|f| format!("{}{f:.2}", if self.steady { "" } else { "~" }))),
             or_dash(self.speedup.map(table::ratio)),
             Cell::new(table::error(self.relative_error)),
             table::verdict(self.passed),
@@ -153,8 +158,8 @@ fn legend(ceilings: &[Limits]) -> String {
         let [read, copy, triad] = [b.read, b.copy_nt, b.triad_nt].map(|x| number(x / 1e9));
         out += &format!("; read {read}, copy {copy}, two reads and a write {triad} GB/s\n");
     }
-    out += "Bandwidth is measured again right before and after each cold case; hot cases are\n\
-            measured against arithmetic alone. Speed-up is over the unfused way, errors are\n\
-            relative (Frobenius) against float64.\n";
+    out += "Bandwidth is measured again right before and after each cold case, and ~ says that it\n\
+            changed; hot cases are measured against arithmetic alone. Speed-up is over the\n\
+            unfused way, errors are relative (Frobenius) against float64.\n";
     out
 }

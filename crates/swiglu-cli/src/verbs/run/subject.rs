@@ -117,7 +117,9 @@ impl Subject {
         let activation = weights.resolved_activation()?;
         let same = args.op == LayerOp::Mlp && args.math.activation.is_none_or(|a| a == activation);
         let reference = same
-            .then(|| Sourced::embedded(from, from.reference, "a float64 result for them"))
+            .then(|| {
+                Sourced::embedded(from, from.reference, "a float64 result that came with them")
+            })
             .transpose()?;
         Ok(Self { title, weights, input, reference })
     }
