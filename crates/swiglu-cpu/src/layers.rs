@@ -25,7 +25,14 @@ const ROWS_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 enum GatedKernel<T> {
     Fused(Panels<T>),
-    Unfused { gate: Linear<T>, up: Linear<T> },
+    Unfused(Box<Halves<T>>),
+}
+
+/// Gate and up as layers of their own.
+#[derive(Debug)]
+struct Halves<T> {
+    gate: Linear<T>,
+    up: Linear<T>,
 }
 
 /// A gated linear layer whose weights are packed for one [`Cpu`].
@@ -145,10 +152,10 @@ impl<T: Element> GatedLinear<T> {
             Path::Fused => {
                 GatedKernel::Fused(Panels::gated(cpu, w, [params.gate_bias, params.up_bias])?)
             }
-            Path::Unfused => GatedKernel::Unfused {
+            Path::Unfused => GatedKernel::Unfused(Box::new(Halves {
                 gate: half(Half::Gate, params.gate_bias)?,
                 up: half(Half::Up, params.up_bias)?,
-            },
+            })),
         };
         let mut problem = params.problem(0);
         if path == Path::Unfused && problem.numerics.rounding == Rounding::Fused {
@@ -177,7 +184,7 @@ impl<T: Element> GatedLinear<T> {
     pub fn path(&self) -> Path {
         match self.kernel {
             GatedKernel::Fused(_) => Path::Fused,
-            GatedKernel::Unfused { .. } => Path::Unfused,
+            GatedKernel::Unfused(_) => Path::Unfused,
         }
     }
 
@@ -186,7 +193,7 @@ impl<T: Element> GatedLinear<T> {
         let problem = Problem { m, ..self.problem };
         let rows = match &self.kernel {
             GatedKernel::Fused(panels) => pass_rows(&self.cpu, m, rows_bytes(panels, 1)),
-            GatedKernel::Unfused { gate, .. } => gate.pass_rows(m),
+            GatedKernel::Unfused(halves) => halves.gate.pass_rows(m),
         };
         self.cpu.plan_linear(problem, self.path(), rows)
     }
@@ -204,7 +211,7 @@ impl<T: Element> GatedLinear<T> {
         self.check(x, &out)?;
         let panels = match &self.kernel {
             GatedKernel::Fused(panels) => panels,
-            GatedKernel::Unfused { gate, up } => return self.unfused(gate, up, x, out),
+            GatedKernel::Unfused(halves) => return self.unfused(halves, x, out),
         };
         let rows = pass_rows(&self.cpu, x.rows(), rows_bytes(panels, 1));
         self.workspaces.with(|ws| {
@@ -250,15 +257,14 @@ impl<T: Element> GatedLinear<T> {
     /// Three operations, gate and up in memory between them.
     fn unfused(
         &self,
-        gate: &Linear<T>,
-        up: &Linear<T>,
+        halves: &Halves<T>,
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
         let (m, h) = (x.rows(), self.intermediate());
         self.workspaces.with(|ws| {
-            gate.forward(x, buffer_matrix(&mut ws.x, m, h)?)?;
-            up.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
+            halves.gate.forward(x, buffer_matrix(&mut ws.x, m, h)?)?;
+            halves.up.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
             let inputs = unfused_arrangement(&ws.x, &ws.h, m, h)?;
             self.cpu.activation(&self.problem.activation, self.problem.numerics, inputs, out)
         })
@@ -391,7 +397,7 @@ impl<T: Element> Mlp<T> {
         let problem = Problem { m, ..self.problem };
         let rows = match &self.gated.kernel {
             GatedKernel::Fused(panels) => self.pass_rows(panels, m),
-            GatedKernel::Unfused { gate, .. } => gate.pass_rows(m),
+            GatedKernel::Unfused(halves) => halves.gate.pass_rows(m),
         };
         self.gated.cpu.plan_linear(problem, self.gated.path(), rows)
     }
@@ -410,7 +416,7 @@ impl<T: Element> Mlp<T> {
         x.expect_shape("x", [x.rows(), self.problem.hidden])?;
         out.expect_shape("output", [x.rows(), self.problem.hidden])?;
         match &self.gated.kernel {
-            GatedKernel::Unfused { .. } => self.gated.workspaces.with(|ws| {
+            GatedKernel::Unfused(_) => self.gated.workspaces.with(|ws| {
                 let (m, h) = (x.rows(), self.problem.intermediate);
                 self.gated.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
                 let hidden = buffer_matrix::<T>(&mut ws.h, m, h)?;

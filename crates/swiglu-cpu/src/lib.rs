@@ -11,6 +11,7 @@ mod isa;
 mod layers;
 pub mod naive;
 mod panels;
+mod placement;
 mod rows;
 mod simd;
 mod team;

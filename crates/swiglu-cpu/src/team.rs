@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::ThreadPool;
 
+use crate::placement;
+
 /// Most steps one call has.
 pub(crate) const MAX_STEPS: usize = 4;
 
@@ -86,8 +88,12 @@ pub(crate) fn run(pool: Option<&ThreadPool>, workers: usize, steps: &[Step<'_>])
     match pool {
         Some(pool) if workers > 1 => pool.in_place_scope(|scope| {
             let progress = &progress;
+            let caller = placement::current();
             for worker in 1..workers {
-                scope.spawn(move |_| work(steps, progress, workers, worker));
+                scope.spawn(move |_| {
+                    placement::leave(caller);
+                    work(steps, progress, workers, worker);
+                });
             }
             work(steps, progress, workers, 0);
         }),

@@ -1,5 +1,8 @@
 //! A call allocates nothing: its buffers are the layer's, from the first call on.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,5 +1,8 @@
 //! The shared conformance suite on every façade this machine can run, with one and two threads.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
 use swiglu_core::conformance::{Backend, Case, run, suite};
 use swiglu_core::{
     Activation, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams,

@@ -1,5 +1,8 @@
 //! Properties of the layers on random problems.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters};
 use swiglu_core::{

@@ -1,5 +1,5 @@
-//! The two operations with weights, as types: what [`Layer`](crate::Layer) and
-//! [`Weights`](crate::Weights) are made of.
+//! The two operations with weights, as types: what [`Layer`] and [`Weights`](crate::Weights) are
+//! made of.
 
 use swiglu_core::{Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan};
 
