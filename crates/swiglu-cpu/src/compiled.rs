@@ -7,7 +7,8 @@
 use swiglu_core::{DType, Element, bf16, f16};
 
 use crate::elementwise::Segments;
-use crate::gemm::{GatedPanel, PlainPanel, Sums};
+use crate::epilogue::{GatedPanel, PlainPanel};
+use crate::gemm::Sums;
 use crate::isa::Isa;
 use crate::rows::PackBlocks;
 use crate::simd::{Kernel, dispatch};

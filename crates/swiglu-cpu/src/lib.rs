@@ -6,6 +6,7 @@ pub mod ceilings;
 mod compiled;
 mod cpu;
 mod elementwise;
+mod epilogue;
 mod gemm;
 mod isa;
 mod layers;

@@ -136,10 +136,6 @@ impl<T: Element> Panels<T> {
     pub(crate) fn panels(&self) -> usize {
         self.panels
     }
-    /// Input features.
-    pub(crate) fn inputs(&self) -> usize {
-        self.inputs
-    }
     /// Steps of a panel.
     pub(crate) fn steps(&self) -> usize {
         self.inputs.div_ceil(features_per_step(T::DTYPE))
@@ -151,6 +147,11 @@ impl<T: Element> Panels<T> {
     /// Bytes of a panel.
     pub(crate) fn panel_bytes(&self) -> usize {
         self.steps() * self.step_bytes()
+    }
+    /// Floating-point operations of `m` rows.
+    pub(crate) fn flops(&self, m: usize) -> f64 {
+        let outputs = self.panels * 2 * self.lanes;
+        2.0 * m as f64 * outputs as f64 * self.inputs as f64
     }
     /// All bytes of weights.
     pub(crate) fn bytes(&self) -> usize {

@@ -1,0 +1,168 @@
+//! What happens to the sums of a panel: bias, rounding, activation, and the store.
+
+use std::marker::PhantomData;
+
+use swiglu_core::gate::{GatedMath, WithGatedMath};
+use swiglu_core::{Activation, Element, F32Lanes, Numerics, Rounding};
+
+use crate::compiled;
+use crate::isa::Isa;
+use crate::simd::{Kernel, Simd};
+
+/// What happens to the accumulators of a panel.
+pub(crate) trait Epilogue: Copy {
+    /// Finishes `rows` rows of `2 · LANES` sums at `sums`.
+    ///
+    /// # Safety
+    /// `isa` is available; `sums` holds the rows; the epilogue's own pointers are valid for them.
+    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize);
+}
+
+/// Where rows of results go.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<O> {
+    pub(crate) first: *mut O,
+    pub(crate) stride: usize,
+    /// Columns; a panel past them is cut.
+    pub(crate) cols: usize,
+}
+
+impl<O: Element> Rows<O> {
+    /// Rounds and writes one vector of row `r` from column `col`, cut at the last column.
+    ///
+    /// # Safety
+    /// The row is valid.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, r: usize, col: usize, v: S::V) {
+        // SAFETY: as the caller promises; the partial copy stops at the last column.
+        unsafe {
+            let p = self.first.add(r * self.stride + col);
+            if col + S::LANES <= self.cols {
+                S::store::<O>(p, v);
+            } else if col < self.cols {
+                let mut whole = [O::default(); 64];
+                S::store::<O>(whole.as_mut_ptr(), v);
+                std::ptr::copy_nonoverlapping(whole.as_ptr(), p, self.cols - col);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn biased<S: Simd>(sum: S::V, bias: Option<*const f32>, offset: usize) -> S::V {
+    match bias {
+        // SAFETY: the bias buffer holds `2 · LANES` values per panel.
+        Some(b) => unsafe { sum.add(S::load_f32(b.add(offset))) },
+        None => sum,
+    }
+}
+
+/// h = act(gate, up), rounded to T and stored as O.
+pub(crate) struct Gated<T, O> {
+    pub(crate) activation: Activation,
+    pub(crate) numerics: Numerics,
+    pub(crate) bias: Option<*const f32>,
+    pub(crate) out: Rows<O>,
+    pub(crate) element: PhantomData<T>,
+}
+
+impl<T, O: Copy> Clone for Gated<T, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T, O: Copy> Copy for Gated<T, O> {}
+
+/// A panel for [`Gated`].
+pub(crate) struct GatedPanel<T, O> {
+    epilogue: Gated<T, O>,
+    panel: usize,
+    sums: *const f32,
+    rows: usize,
+}
+
+impl<T: Element, O: Element> Kernel for GatedPanel<T, O> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Gated { activation, numerics, .. } = self.epilogue;
+        activation.with_math::<T, _>(numerics, GatedRows::<S, T, O>(self, PhantomData));
+    }
+}
+
+struct GatedRows<S, T, O>(GatedPanel<T, O>, PhantomData<S>);
+
+impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedRows<S, T, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<M: GatedMath>(self, math: M) {
+        let GatedPanel { epilogue: e, panel, sums, rows } = self.0;
+        let rounds = e.numerics.rounding != Rounding::Fused;
+        for r in 0..rows {
+            // SAFETY: `finish`'s caller vouches for the sums and rows.
+            unsafe {
+                let p = sums.add(r * 2 * S::LANES);
+                let offset = panel * 2 * S::LANES;
+                let mut gate = biased::<S>(S::load_f32(p), e.bias, offset);
+                let mut up = biased::<S>(S::load_f32(p.add(S::LANES)), e.bias, offset + S::LANES);
+                if rounds {
+                    (gate, up) = (T::round_lanes(gate), T::round_lanes(up));
+                }
+                let h = math.apply(gate, up);
+                // Rounded by the store, unless that is wider.
+                let h = if O::DTYPE == T::DTYPE { h } else { T::round_lanes(h) };
+                e.out.write::<S>(r, panel * S::LANES, h);
+            }
+        }
+    }
+}
+
+impl<T: Element, O: Element> Epilogue for Gated<T, O> {
+    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize) {
+        // SAFETY: the caller's.
+        unsafe { compiled::gated(isa, GatedPanel { epilogue: *self, panel, sums, rows }) }
+    }
+}
+
+/// y = sums + bias, rounded to T.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain<T> {
+    pub(crate) bias: Option<*const f32>,
+    pub(crate) out: Rows<T>,
+}
+
+impl<T: Element> Epilogue for Plain<T> {
+    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize) {
+        // SAFETY: the caller's.
+        unsafe { compiled::plain(isa, PlainPanel { epilogue: *self, panel, sums, rows }) }
+    }
+}
+
+/// A panel for [`Plain`].
+pub(crate) struct PlainPanel<T> {
+    epilogue: Plain<T>,
+    panel: usize,
+    sums: *const f32,
+    rows: usize,
+}
+
+impl<T: Element> Kernel for PlainPanel<T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for r in 0..self.rows {
+            for v in 0..2 {
+                let offset = (self.panel * 2 + v) * S::LANES;
+                // SAFETY: the caller vouches for the sums and rows.
+                unsafe {
+                    let sum = S::load_f32(self.sums.add((r * 2 + v) * S::LANES));
+                    let y = biased::<S>(sum, self.epilogue.bias, offset);
+                    self.epilogue.out.write::<S>(r, offset, y);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The gated linear layer.
+
+use std::marker::PhantomData;
+
+use swiglu_core::{
+    Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics, Path,
+    Plan, Problem, Result, Rounding,
+};
+
+use super::linear::Linear;
+use super::pass::{linear_map, pass_rows, rows_bytes};
+use crate::buffer::Buffer;
+use crate::cpu::Cpu;
+use crate::epilogue::{Gated, Rows};
+use crate::panels::Panels;
+use crate::workspace::Workspaces;
+
+/// The fused layer: one set of panels, or the three separate operations.
+#[derive(Debug)]
+pub(super) enum GatedKernel<T> {
+    Fused(Panels<T>),
+    Unfused(Box<Halves<T>>),
+}
+
+/// Gate and up as layers of their own.
+#[derive(Debug)]
+pub(super) struct Halves<T> {
+    pub(super) gate: Linear<T>,
+    up: Linear<T>,
+}
+
+/// A gated linear layer whose weights are packed for one [`Cpu`].
+#[derive(Debug)]
+pub struct GatedLinear<T> {
+    pub(super) cpu: Cpu,
+    problem: Problem,
+    pub(super) kernel: GatedKernel<T>,
+    pub(super) workspaces: Workspaces,
+}
+
+impl<T: Element> GatedLinear<T> {
+    /// Packs the weights for the fused kernel.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
+    /// [`swiglu_core::Error::Unavailable`] if there is no memory for them.
+    pub fn new(cpu: &Cpu, params: &GatedLinearParams<'_, T>) -> Result<Self> {
+        Self::with_path(cpu, params, Path::Fused)
+    }
+
+    /// Packs the weights for the given path. The unfused one runs two linear maps, each with the
+    /// same matrix kernel, and the activation over their results, which lie in memory as T between
+    /// them: it cannot keep accumulators, so [`Rounding::Fused`] becomes [`Rounding::PreRound`], as
+    /// [`Self::numerics`] then says.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_path(cpu: &Cpu, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
+        params.validate()?;
+        let w = &params.weights;
+        let half = |half, bias| {
+            Linear::new(cpu, w.intermediate(), w.hidden(), w.layout().orientation, bias, &|h| {
+                w.locate(half, h)
+            })
+        };
+        let kernel = match path {
+            Path::Fused => {
+                GatedKernel::Fused(Panels::gated(cpu, w, [params.gate_bias, params.up_bias])?)
+            }
+            Path::Unfused => GatedKernel::Unfused(Box::new(Halves {
+                gate: half(Half::Gate, params.gate_bias)?,
+                up: half(Half::Up, params.up_bias)?,
+            })),
+        };
+        let mut problem = params.problem(0);
+        if path == Path::Unfused && problem.numerics.rounding == Rounding::Fused {
+            problem.numerics.rounding = Rounding::PreRound;
+        }
+        Ok(Self { cpu: cpu.clone(), problem, kernel, workspaces: Workspaces::default() })
+    }
+
+    /// K.
+    pub fn hidden(&self) -> usize {
+        self.problem.hidden
+    }
+    /// H.
+    pub fn intermediate(&self) -> usize {
+        self.problem.intermediate
+    }
+    /// The activation.
+    pub fn activation(&self) -> Activation {
+        self.problem.activation
+    }
+    /// The numerics mode.
+    pub fn numerics(&self) -> Numerics {
+        self.problem.numerics
+    }
+    /// Fused or not.
+    pub fn path(&self) -> Path {
+        match self.kernel {
+            GatedKernel::Fused(_) => Path::Fused,
+            GatedKernel::Unfused(_) => Path::Unfused,
+        }
+    }
+
+    /// How `m` tokens will be computed.
+    pub fn plan(&self, m: usize) -> Plan {
+        let problem = Problem { m, ..self.problem };
+        let rows = match &self.kernel {
+            GatedKernel::Fused(panels) => pass_rows(&self.cpu, m, rows_bytes(panels, 1)),
+            GatedKernel::Unfused(halves) => halves.gate.pass_rows(m),
+        };
+        self.cpu.plan_linear(problem, self.path(), rows)
+    }
+
+    fn check(&self, x: MatrixRef<'_, T>, out: &MatrixMut<'_, T>) -> Result<()> {
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        out.expect_shape("output", [x.rows(), self.intermediate()])
+    }
+
+    /// Writes h `[M, H]` for x `[M, K]`.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`] if x or out has another shape.
+    pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+        self.check(x, &out)?;
+        match &self.kernel {
+            GatedKernel::Fused(panels) => {
+                linear_map(&self.cpu, panels, &self.workspaces, x, out, |out| {
+                    self.epilogue::<T>(panels, out)
+                })
+            }
+            GatedKernel::Unfused(halves) => self.unfused(halves, x, out),
+        }
+    }
+
+    /// What happens to the sums: h as values of T, stored as O.
+    pub(super) fn epilogue<O: Element>(&self, panels: &Panels<T>, out: Rows<O>) -> Gated<T, O> {
+        Gated {
+            activation: self.problem.activation,
+            numerics: self.problem.numerics,
+            bias: panels.bias(),
+            out,
+            element: PhantomData,
+        }
+    }
+
+    /// Three operations, gate and up in memory between them.
+    fn unfused(
+        &self,
+        halves: &Halves<T>,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        let (m, h) = (x.rows(), self.intermediate());
+        self.workspaces.with(|ws| {
+            halves.gate.forward(x, buffer_matrix(&mut ws.x, m, h)?)?;
+            halves.up.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
+            let inputs = unfused_arrangement(&ws.x, &ws.h, m, h)?;
+            self.cpu.activation(&self.problem.activation, self.problem.numerics, inputs, out)
+        })
+    }
+}
+
+fn unfused_arrangement<'a, T: Element>(
+    gate: &'a Buffer,
+    up: &'a Buffer,
+    m: usize,
+    h: usize,
+) -> Result<GateUpRef<'a, T>> {
+    // SAFETY: both buffers hold at least m·h initialised values of T.
+    let view = |b: &'a Buffer| unsafe { std::slice::from_raw_parts(b.as_ptr().cast::<T>(), m * h) };
+    GateUpRef::separate(MatrixRef::new(view(gate), m, h)?, MatrixRef::new(view(up), m, h)?)
+}
+
+/// A matrix in a buffer, which grows to hold it.
+pub(super) fn buffer_matrix<T: Element>(
+    buffer: &mut Buffer,
+    m: usize,
+    n: usize,
+) -> Result<MatrixMut<'_, T>> {
+    buffer.reserve(m * n * size_of::<T>())?;
+    // SAFETY: the buffer holds at least m·n zeroed values of T.
+    let data = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), m * n) };
+    MatrixMut::new(data, m, n)
+}
