@@ -272,12 +272,19 @@ impl<T: Copy + Default> Matrix<T> {
     /// A matrix of default values (zeros).
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if the extents do not fit the address space.
+    /// [`Error::TooLarge`] if the extents do not fit the address space; [`Error::Unavailable`] if
+    /// there is no memory for them.
     pub fn zeros(rows: usize, cols: usize) -> Result<Self> {
         let n = rows
             .checked_mul(cols)
             .filter(|n| n.checked_mul(size_of::<T>()).is_some_and(|b| b <= isize::MAX as usize))
             .ok_or(Error::TooLarge { what: "matrix".into(), rows, cols, row_stride: cols })?;
+        // `vec!` takes zeroed pages from the system without touching them but ends the process where
+        // there are none; asking first turns that into an error.
+        Vec::<T>::new().try_reserve_exact(n).map_err(|e| Error::Unavailable {
+            what: format!("memory for a {rows}×{cols} matrix"),
+            why: e.to_string(),
+        })?;
         Ok(Self { data: vec![T::default(); n], rows, cols })
     }
 
@@ -364,6 +371,8 @@ mod tests {
             Err(Error::TooLarge { .. })
         ));
         assert!(matches!(Matrix::<f32>::zeros(usize::MAX, 2), Err(Error::TooLarge { .. })));
+        // Beyond any address space that processors implement.
+        assert!(matches!(Matrix::<f32>::zeros(1 << 50, 1 << 8), Err(Error::Unavailable { .. })));
     }
 
     #[test]

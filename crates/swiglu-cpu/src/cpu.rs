@@ -20,6 +20,9 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
 }
 
+/// More threads than any machine has processors: a slip of the keyboard.
+const MANY_THREADS: usize = 1025;
+
 /// An instruction set and a thread pool. Cheap to clone; clones share the pool.
 #[derive(Debug, Clone)]
 pub struct Cpu {
@@ -32,7 +35,7 @@ impl Cpu {
     /// The device with the given choices.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for zero threads; [`Error::Unavailable`] for an instruction set this
+    /// [`Error::OutOfRange`] for zero or more than 1024 threads; [`Error::Unavailable`] for an instruction set this
     /// machine lacks or threads that cannot be started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
@@ -53,10 +56,10 @@ impl Cpu {
 
     fn pool(threads: usize) -> Result<Option<Arc<ThreadPool>>> {
         match threads {
-            0 => Err(Error::OutOfRange {
+            0 | MANY_THREADS.. => Err(Error::OutOfRange {
                 what: "threads",
-                given: "0".into(),
-                expected: "at least 1".into(),
+                given: threads.to_string(),
+                expected: format!("1 to {}", MANY_THREADS - 1),
             }),
             1 => Ok(None),
             // The caller takes part, so the pool has one thread less than the call.
