@@ -172,7 +172,7 @@ fn a_device_that_is_not_in_this_build() {
 fn numbers_out_of_range() {
     run(&["--weights", STORIES, "--layer", "7"]).refused(&["layer 7", "0"]);
     run(&["--weights", STORIES, "--expert", "1"]).refused(&["expert"]);
-    run(&["--threads", "0"]).refused(&["threads = 0", "at least 1"]);
+    run(&["--threads", "0"]).refused(&["threads = 0", "expected 1 to"]);
     run(&["--threads=-1"]).refused(&["--threads"]);
     swiglu(&["run", "--seconds=-1"]).refused(&["seconds", "-1"]);
     run(&["--activation", "swiglu(beta=nan)"]).refused(&["NaN", "finite"]);
@@ -222,4 +222,30 @@ fn a_square_packed_layer_is_not_guessed() {
         "out-in",
     ])
     .refused(&["down"]);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_understood() {
+    for config in ["{", "[]", r#"{"hidden_act":5}"#, r#"{"model_type":"gpt_oss","swiglu_limit":0}"#]
+    {
+        let files = Files::new();
+        let path = files.write("layer.safetensors", safetensors(&layer_tensors()));
+        files.write("config.json", config);
+        run(&["--weights", &path]).refused(&["config.json", "expected"]);
+    }
+}
+
+#[test]
+fn more_than_the_machine_has() {
+    let huge = "100000000000000";
+    run(&["--tokens", huge, "--weights", STORIES]).refused(&["memory"]);
+    let explained = ["explain", "--hidden", "100000000", "--intermediate", "100000000"];
+    swiglu(&explained).refused(&["memory"]);
+    run(&["--threads", "1000000"]).refused(&["threads = 1000000"]);
+}
+
+#[test]
+fn options_that_would_not_be_heeded() {
+    swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
+    swiglu(&["bench", "--suite", "goals", "--hot"]).refused(&["--suite"]);
 }

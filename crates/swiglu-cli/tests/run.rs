@@ -173,3 +173,20 @@ fn non_finite_values_run_where_they_are_allowed() {
     let y = npy_values(&files.path("y.npy"));
     assert!(y[..6].iter().all(|v| v.is_finite()) && y[6..].iter().all(|v| v.is_nan()), "{y:?}");
 }
+
+#[test]
+fn an_assumed_activation_is_said_and_a_stated_limit_applied() {
+    let files = Files::new();
+    let path = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let work = |dir: &Files, path: &str| {
+        let ended = swiglu(&["run", "--seconds", "0.01", "--weights", path]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(dir.list().iter().any(|f| f == "layer.safetensors"));
+        ended.stdout.lines().find(|l| l.starts_with("work")).expect("a line of work").to_owned()
+    };
+    assert!(work(&files, &path).contains("swiglu (assumed"), "{}", work(&files, &path));
+    files.write("config.json", r#"{"hidden_act":"silu"}"#);
+    assert!(!work(&files, &path).contains("assumed"));
+    files.write("config.json", r#"{"model_type":"gpt_oss","swiglu_limit":0.5}"#);
+    assert!(work(&files, &path).contains("limit=0.5"), "{}", work(&files, &path));
+}

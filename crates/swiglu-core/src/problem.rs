@@ -189,8 +189,12 @@ impl Problem {
         }
     }
 
-    /// Bytes that must move at least: weights and inputs read once, the output written once.
+    /// Bytes that must move at least: weights and inputs read once, the output written once; none
+    /// where there are no tokens.
     pub fn compulsory_bytes(&self) -> f64 {
+        if self.m == 0 {
+            return 0.0;
+        }
         let (m, size) = (self.m as f64, self.dtype.size() as f64);
         let (k, h) = (self.hidden as f64, self.intermediate as f64);
         self.weight_bytes()

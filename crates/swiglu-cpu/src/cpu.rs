@@ -20,9 +20,6 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
 }
 
-/// More threads than any machine has processors: a slip of the keyboard.
-const MANY_THREADS: usize = 1025;
-
 /// An instruction set and a thread pool. Cheap to clone; clones share the pool.
 #[derive(Debug, Clone)]
 pub struct Cpu {
@@ -35,7 +32,7 @@ impl Cpu {
     /// The device with the given choices.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for zero or more than 1024 threads; [`Error::Unavailable`] for an instruction set this
+    /// [`Error::OutOfRange`] for zero threads, or more than four times the processors; [`Error::Unavailable`] for an instruction set this
     /// machine lacks or threads that cannot be started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
@@ -48,20 +45,24 @@ impl Cpu {
                 ),
             });
         }
-        let detected = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = options.threads.unwrap_or_else(detected);
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = options.threads.unwrap_or(processors);
+        // A few more than there are processors only cost time; many more bring work to a halt.
+        let most = (4 * processors).max(16);
+        if threads == 0 || threads > most {
+            return Err(Error::OutOfRange {
+                what: "threads",
+                given: threads.to_string(),
+                expected: format!("1 to {most}; there are {processors} processors"),
+            });
+        }
         let pool = Self::pool(threads)?;
         Ok(Self { isa, threads, pool })
     }
 
     fn pool(threads: usize) -> Result<Option<Arc<ThreadPool>>> {
         match threads {
-            0 | MANY_THREADS.. => Err(Error::OutOfRange {
-                what: "threads",
-                given: threads.to_string(),
-                expected: format!("1 to {}", MANY_THREADS - 1),
-            }),
-            1 => Ok(None),
+            0 | 1 => Ok(None),
             // The caller takes part, so the pool has one thread less than the call.
             n => ThreadPoolBuilder::new()
                 .num_threads(n - 1)

@@ -52,7 +52,7 @@ impl Progress {
         // Acquire: the units' results are visible once they are counted.
         while self.done.load(Ordering::Acquire) < units {
             spins += 1;
-            if spins.is_multiple_of(1024) {
+            if spins.is_multiple_of(256) {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();

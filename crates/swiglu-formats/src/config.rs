@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde_json::Value;
+
 use crate::bytes::Bytes;
+use crate::error::{FormatError, Result};
 use crate::gguf::Gguf;
 
 /// A config.json is a few kilobytes.
@@ -16,6 +19,8 @@ pub(crate) struct Facts {
     pub(crate) architecture: Option<String>,
     /// `hidden_act` or its variants of name.
     pub(crate) hidden_act: Option<String>,
+    /// gpt-oss: where gate and up are clamped.
+    pub(crate) swiglu_limit: Option<f32>,
     /// K.
     pub(crate) hidden: Option<usize>,
 }
@@ -26,6 +31,7 @@ impl Facts {
         Facts {
             architecture: self.architecture.or(other.architecture),
             hidden_act: self.hidden_act.or(other.hidden_act),
+            swiglu_limit: self.swiglu_limit.or(other.swiglu_limit),
             hidden: self.hidden.or(other.hidden),
         }
     }
@@ -35,6 +41,7 @@ pub(crate) fn from_gguf(file: &Gguf) -> Facts {
     Facts {
         architecture: file.architecture().map(str::to_owned),
         hidden_act: None,
+        swiglu_limit: None,
         hidden: file.architecture_value("embedding_length").and_then(|v| v.try_into().ok()),
     }
 }
@@ -43,38 +50,65 @@ pub(crate) fn from_metadata(metadata: &BTreeMap<String, String>) -> Facts {
     Facts {
         architecture: metadata.get("model_type").cloned(),
         hidden_act: metadata.get("hidden_act").cloned(),
+        swiglu_limit: None,
         hidden: None,
     }
 }
 
-/// The facts of a `config.json` in the same directory.
+/// The facts of a `config.json` in the same directory; none where there is no such file.
 ///
-/// One that is missing or unreadable states nothing: it can only add knowledge, and where it was
-/// needed the caller is asked instead.
-pub(crate) fn beside(model: &Path) -> Facts {
-    match Bytes::map(&model.with_file_name("config.json")) {
-        Ok(bytes) if bytes.len() <= MAX_CONFIG => from_config(&bytes),
-        _ => Facts::default(),
+/// One that is there but cannot be understood is refused: the activation and the order of a packed
+/// tensor depend on it, and doing without it would be a guess.
+pub(crate) fn beside(model: &Path) -> Result<Facts> {
+    let path = model.with_file_name("config.json");
+    if !path.exists() {
+        return Ok(Facts::default());
     }
+    let bytes = Bytes::map(&path)?;
+    if bytes.len() > MAX_CONFIG {
+        let expected = format!("at most {MAX_CONFIG} bytes");
+        return Err(FormatError::malformed(&path, 0, "file size", expected, bytes.len()));
+    }
+    from_config(&bytes, &path)
 }
 
-fn from_config(json: &[u8]) -> Facts {
-    let Ok(config) = serde_json::from_slice::<serde_json::Value>(json) else {
-        return Facts::default();
-    };
+fn from_config(json: &[u8], path: &Path) -> Result<Facts> {
+    let config: Value = serde_json::from_slice(json)
+        .map_err(|e| FormatError::malformed(path, 0, "configuration", "JSON", e))?;
     // Multimodal models keep the language model's settings one level down, and those are the
     // ones that describe its layers.
-    let inner = config.get("text_config").map(read).unwrap_or_default();
-    inner.or(read(&config))
+    let inner = config.get("text_config").map(|c| read(c, path)).transpose()?;
+    Ok(inner.unwrap_or_default().or(read(&config, path)?))
 }
 
-fn read(config: &serde_json::Value) -> Facts {
-    let text = |key: &str| config.get(key).and_then(|v| v.as_str()).map(str::to_owned);
-    Facts {
-        architecture: text("model_type"),
-        hidden_act: text("hidden_activation").or_else(|| text("hidden_act")),
-        hidden: config.get("hidden_size").and_then(|v| v.as_u64()?.try_into().ok()),
-    }
+fn read(config: &Value, path: &Path) -> Result<Facts> {
+    let object = config
+        .as_object()
+        .ok_or_else(|| FormatError::malformed(path, 0, "configuration", "an object", config))?;
+    // A key that is missing or null states nothing; one of another type is a mistake.
+    let stated = |key: &str| object.get(key).filter(|v| !v.is_null());
+    let wrong = |key: &str, expected: &str, v: &Value| {
+        FormatError::malformed(path, 0, format!("`{key}`"), expected, v)
+    };
+    let text = |key: &str| {
+        stated(key)
+            .map(|v| v.as_str().map(str::to_owned).ok_or_else(|| wrong(key, "a string", v)))
+            .transpose()
+    };
+    let hidden = stated("hidden_size").map(|v| {
+        let size = v.as_u64().and_then(|n| n.try_into().ok());
+        size.ok_or_else(|| wrong("hidden_size", "a size", v))
+    });
+    let limit = stated("swiglu_limit").map(|v| {
+        let limit = v.as_f64().filter(|l| *l > 0.0 && l.is_finite());
+        limit.map(|l| l as f32).ok_or_else(|| wrong("swiglu_limit", "a positive number", v))
+    });
+    Ok(Facts {
+        architecture: text("model_type")?,
+        hidden_act: text("hidden_activation")?.or(text("hidden_act")?),
+        swiglu_limit: limit.transpose()?,
+        hidden: hidden.transpose()?,
+    })
 }
 
 #[cfg(test)]
@@ -82,16 +116,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn config_states_facts_or_nothing() {
-        let f = from_config(br#"{"model_type":"phi3","hidden_act":"silu","hidden_size":3072}"#);
+    fn config_states_facts_or_is_refused() {
+        let config = |json: &str| from_config(json.as_bytes(), Path::new("config.json"));
+        let f = config(r#"{"model_type":"phi3","hidden_act":"silu","hidden_size":3072}"#).unwrap();
         assert_eq!(f.architecture.as_deref(), Some("phi3"));
         assert_eq!((f.hidden_act.as_deref(), f.hidden), (Some("silu"), Some(3072)));
-        let f = from_config(
-            br#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":8}}"#,
-        );
+        let f = config(
+            r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":8}}"#,
+        )
+        .unwrap();
         assert_eq!((f.architecture.as_deref(), f.hidden), (Some("gemma3_text"), Some(8)));
-        for bad in ["", "[]", "7", r#"{"model_type":7,"hidden_size":-1}"#] {
-            assert_eq!(from_config(bad.as_bytes()), Facts::default(), "{bad}");
+        let f = config(r#"{"model_type":"gpt_oss","swiglu_limit":0.5,"hidden_act":null}"#).unwrap();
+        assert_eq!((f.swiglu_limit, f.hidden_act), (Some(0.5), None));
+        assert_eq!(config("{}").unwrap(), Facts::default());
+        for bad in [
+            "",
+            "{",
+            "[]",
+            "7",
+            r#"{"model_type":7}"#,
+            r#"{"hidden_size":-1}"#,
+            r#"{"hidden_act":5}"#,
+            r#"{"swiglu_limit":"7"}"#,
+        ] {
+            let error = config(bad).unwrap_err().to_string();
+            assert!(error.contains("config.json") && error.contains("expected"), "{error}");
         }
     }
 }

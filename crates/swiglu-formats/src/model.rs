@@ -111,12 +111,12 @@ impl Model {
         let format = FileFormat::detect(&bytes, &path)?;
         if format == FileFormat::SafeTensorsIndex {
             let tensors = Tensors::Sharded(Shards::open(&path)?);
-            let facts = config::beside(&path);
+            let facts = config::beside(&path)?;
             return Ok(Self { path, format, tensors, facts });
         }
         let mut model = Self::parse(&bytes, format, &path)?;
         if format == FileFormat::SafeTensors {
-            model.facts = model.facts.or(config::beside(&path));
+            model.facts = model.facts.or(config::beside(&path)?);
         }
         Ok(model)
     }

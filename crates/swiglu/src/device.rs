@@ -84,6 +84,6 @@ mod tests {
     fn zero_threads_are_refused() {
         let options = CpuOptions { threads: Some(0), ..CpuOptions::default() };
         let error = Device::cpu_with(options).unwrap_err().to_string();
-        assert!(error.contains("threads = 0") && error.contains("at least 1"), "{error}");
+        assert!(error.contains("threads = 0") && error.contains("expected 1 to"), "{error}");
     }
 }

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::kind::Kind;
 use crate::layer::Layer;
-use crate::model_activation::model_activation;
+use crate::model_activation::{Stated, model_activation};
 use crate::with_dtype;
 
 /// A layer as its file stores it, with choices to make before it is packed: use it as
@@ -69,8 +69,14 @@ impl<K: Kind> Weights<K> {
     pub fn resolved_activation(&self) -> Result<Activation> {
         match self.activation {
             Some(activation) => Ok(activation),
-            None => Ok(model_activation(self.stored.architecture(), self.stored.hidden_act())?),
+            None => Ok(model_activation(Stated::of(&self.stored))?),
         }
+    }
+
+    /// Whether [`Self::resolved_activation`] is an assumption: none was asked for, and the file says
+    /// nothing that names one.
+    pub fn activation_is_assumed(&self) -> bool {
+        self.activation.is_none() && Stated::of(&self.stored).nothing()
     }
 
     /// The numerics the layer will have.

@@ -163,6 +163,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         format: model.format(),
         architecture: model.facts().architecture.clone(),
         hidden_act: model.facts().hidden_act.clone(),
+        swiglu_limit: model.facts().swiglu_limit,
         convention: convention.map_or("explicit names", Convention::name),
         layer: options.layer,
         expert: options.expert,

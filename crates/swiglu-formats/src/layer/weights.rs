@@ -28,6 +28,7 @@ pub struct LayerWeights {
     pub(super) format: FileFormat,
     pub(super) architecture: Option<String>,
     pub(super) hidden_act: Option<String>,
+    pub(super) swiglu_limit: Option<f32>,
     pub(super) convention: &'static str,
     pub(super) layer: usize,
     pub(super) expert: Option<usize>,
@@ -152,6 +153,11 @@ impl LayerWeights {
     /// The activation as the model's `config.json` names it, for example `silu`.
     pub fn hidden_act(&self) -> Option<&str> {
         self.hidden_act.as_deref()
+    }
+
+    /// Where gate and up are clamped, as the model's `config.json` says (gpt-oss).
+    pub fn swiglu_limit(&self) -> Option<f32> {
+        self.swiglu_limit
     }
 
     /// One line: where the layer came from, its size, layout and types.

@@ -23,19 +23,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
     /// Tokens
-    #[arg(long, value_name = "M", requires = "op")]
+    #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite")]
     m: Option<usize>,
     /// K, input features [default: 896]
-    #[arg(long, value_name = "K", requires = "op")]
+    #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite")]
     hidden: Option<usize>,
     /// H, intermediate features [default: 4864]
-    #[arg(long, value_name = "H", requires = "op")]
+    #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite")]
     intermediate: Option<usize>,
     /// Weights stay in the caches, if they fit
-    #[arg(long, requires = "op", conflicts_with = "cold")]
+    #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
     hot: bool,
     /// Weights come from memory: at least 400 MB of them in rotation [default]
-    #[arg(long, requires = "op")]
+    #[arg(long, requires = "op", conflicts_with = "suite")]
     cold: bool,
     /// Time to measure for, per case
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds)]

@@ -62,6 +62,7 @@ impl<'a> Measurement<'a> {
             dtype: T::DTYPE,
             numerics: problem.numerics.to_string(),
             activation: problem.activation,
+            activation_assumed: weights.activation_is_assumed(),
             shape: Shape::of(&problem),
             layer: self.subject.title.clone(),
             input: self.subject.input.source.clone(),

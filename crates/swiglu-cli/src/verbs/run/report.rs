@@ -46,6 +46,8 @@ pub(super) struct Report {
     pub(super) dtype: DType,
     pub(super) numerics: String,
     pub(super) activation: Activation,
+    /// The file does not name it and neither did the caller.
+    pub(super) activation_assumed: bool,
     pub(super) shape: Shape,
     pub(super) layer: String,
     pub(super) input: String,
@@ -91,10 +93,15 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
         Op::Mlp => format!("{hidden} → {intermediate} → {hidden}"),
         _ => format!("{hidden} → {intermediate}"),
     };
+    let assumed = match first.activation_assumed {
+        true => " (assumed: the file names none; --activation chooses)",
+        false => "",
+    };
+    let tokens = if m == 1 { "token" } else { "tokens" };
     let against = subject.reference.as_ref().map_or("the float64 oracle", |r| &r.source);
     let lines = [
         ("layer", subject.title.clone()),
-        ("work", format!("{} {shape}, {}, {m} tokens", first.op, first.activation)),
+        ("work", format!("{} {shape}, {}{assumed}, {m} {tokens}", first.op, first.activation)),
         ("input", subject.input.source.clone()),
         ("device", device.to_string()),
         ("compared", format!("with {against}")),

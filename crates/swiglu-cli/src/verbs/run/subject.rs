@@ -108,7 +108,9 @@ impl Subject {
         let from = args.fixture.unwrap_or_default().embedded();
         let title = format!("{} (embedded)", from.title);
         let options = LoadOptions { layer: from.layer, ..LoadOptions::default() };
+        // Both embedded layers are of Llama models; one of their files does not say so.
         let weights = swiglu::Mlp::load_from_bytes(from.weights, &options)?;
+        let weights = weights.activation(swiglu::Activation::SWIGLU);
         if let Some(input) = input {
             return Ok(Self { title, weights, input, reference });
         }
