@@ -81,7 +81,11 @@ fn write_rows(
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     // Dropping it removes it, so that every early return leaves nothing behind.
-    let temp = builder.tempfile_in(dir).map_err(FormatError::io(path, "create"))?;
+    let temp = builder.tempfile_in(dir).map_err(|e| {
+        // The system's own words would name the temporary file.
+        let why = format!("no file can be made in {}: {}", dir.display(), e.kind());
+        FormatError::io(path, "create")(io::Error::new(e.kind(), why))
+    })?;
     let mut fill = |file: &File| -> io::Result<()> {
         let mut out = BufWriter::new(file);
         out.write_all(&header(descr, rows, cols))?;
