@@ -10,9 +10,10 @@
 //! neighbouring lanes widened and every result rounded by integer operations, 0.79 with even and odd
 //! lanes, the rounding in the store and a cheaper exponential. Packed `f32`: two streams that jump at
 //! the end of each half row 0.86, whatever the distance between the halves (refuted: bank conflicts)
-//! and the skew between their prefetches (refuted); the next row as one sequential stream 0.98 while
-//! the operands' page tables are in cache, 0.78 over rotating operands on 4 KiB pages; touching the
-//! pages of the row after the next changes nothing (refuted).
+//! and the skew between their prefetches (refuted); the next row as one sequential stream 0.98 with the
+//! same operands again and again, 0.80 over rotating ones. Huge pages give back 0.04 of that, so
+//! address translation is a part of it; touching the pages of the row after the next changes nothing
+//! (refuted); the rest is not explained.
 
 use std::marker::PhantomData;
 use std::ops::Range;
