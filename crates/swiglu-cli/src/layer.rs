@@ -1,8 +1,8 @@
 //! Either operation with weights: parameters on the host, and the layer packed from them.
 
 use swiglu::{
-    Device, Element, Explanation, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef,
-    Mlp, MlpParams, Numerics, Path, Plan, Problem,
+    Device, Element, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp, MlpParams,
+    Numerics, Path, Plan, Problem,
 };
 use swiglu_core::{bounds, oracle};
 
@@ -103,13 +103,6 @@ impl Packed {
         match self {
             Packed::GatedLinear(layer) => layer.plan(m),
             Packed::Mlp(layer) => layer.plan(m),
-        }
-    }
-
-    pub(crate) fn explain(&self, m: usize) -> Explanation {
-        match self {
-            Packed::GatedLinear(layer) => layer.explain(m),
-            Packed::Mlp(layer) => layer.explain(m),
         }
     }
 

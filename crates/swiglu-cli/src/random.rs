@@ -65,15 +65,6 @@ impl<T: Element> SyntheticLayer<T> {
         Self::from_fn(op, hidden, intermediate, weight)
     }
 
-    /// A layer that only has its shape.
-    pub(crate) fn zeros(
-        op: LayerOp,
-        hidden: usize,
-        intermediate: usize,
-    ) -> swiglu_core::Result<Self> {
-        Self::from_fn(op, hidden, intermediate, |_, rows, cols| Matrix::zeros(rows, cols))
-    }
-
     /// `weight(tag, rows, cols)` makes one `[out, in]` weight.
     fn from_fn(
         op: LayerOp,

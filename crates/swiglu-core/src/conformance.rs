@@ -87,6 +87,26 @@ pub struct Case {
     pub seed: u64,
 }
 
+impl Case {
+    /// A plain case `[M, K, H]`: SwiGLU in the default numerics, dense, no biases, seed 0.
+    pub fn new(op: Op, [m, hidden, intermediate]: [usize; 3], dtype: DType) -> Self {
+        Self {
+            op,
+            m,
+            hidden,
+            intermediate,
+            dtype,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default_for(dtype),
+            layout: WeightLayout::HF,
+            bias: false,
+            padding: 0,
+            scale: 1.0,
+            seed: 0,
+        }
+    }
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use swiglu_core::{Error, Path, Plan, Problem, Result};
+use swiglu_core::{Error, Op, Path, Plan, Problem, Result};
 
-use crate::gemm::Blocks;
 use crate::isa::Isa;
-use crate::simd;
 use crate::team::{self, Step};
+use crate::{elementwise, layers};
 
 /// Choices for [`Cpu::new`]; `None` means detected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -101,7 +100,16 @@ impl Cpu {
         if seconds < WORTH_SHARING_S { 1 } else { self.threads }
     }
 
-    pub(crate) fn plan(
+    /// How `problem` will be computed on `path`: the same as the layer's own plan, from the numbers
+    /// alone.
+    pub fn plan(&self, problem: Problem, path: Path) -> Plan {
+        match problem.op {
+            Op::Activation => elementwise::plan(self, problem),
+            Op::GatedLinear | Op::Mlp => layers::plan(self, problem, path),
+        }
+    }
+
+    pub(crate) fn make_plan(
         &self,
         problem: Problem,
         path: Path,
@@ -118,26 +126,5 @@ impl Cpu {
             parameters: BTreeMap::from_iter(parameters.iter().map(|&(k, v)| (k.to_owned(), v))),
             reason: reason.to_owned(),
         }
-    }
-
-    /// The plan of a layer whose passes take `pass_rows` rows.
-    pub(crate) fn plan_linear(&self, problem: Problem, path: Path, pass_rows: usize) -> Plan {
-        let m = problem.m.min(pass_rows);
-        let blocks = Blocks::new(m, simd::tile_rows(self.isa));
-        let parameters = [
-            ("tile_rows", blocks.rows),
-            ("tile_features", 2 * simd::lanes(self.isa)),
-            ("row_blocks", blocks.count()),
-            ("passes", problem.m.div_ceil(pass_rows)),
-        ];
-        let reason = match (path, blocks.count()) {
-            (Path::Unfused, _) => "asked for: separate linear maps, then the activation",
-            (Path::Fused, 0 | 1) => "fused; one row block, weights streamed once at memory speed",
-            (Path::Fused, _) => {
-                "fused; several row blocks share each weight chunk from the first-level cache"
-            }
-        };
-        let workers = self.workers(problem.flops(), problem.weight_bytes());
-        self.plan(problem, path, workers, &parameters, reason)
     }
 }

@@ -20,8 +20,8 @@ use std::ops::Range;
 
 use swiglu_core::gate::{GatedMath, WithGatedMath};
 use swiglu_core::{
-    Activation, Arrangement, Element, Error, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path,
-    Plan, Problem, Result, WeightLayout,
+    Activation, Arrangement, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path, Plan,
+    Problem, Result, WeightLayout,
 };
 
 use crate::compiled;
@@ -57,7 +57,7 @@ impl Cpu {
     /// h = act(gate, up), `[M, H]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `out` is not `[M, H]`.
+    /// [`swiglu_core::Error::Shape`] if `out` is not `[M, H]`.
     pub fn activation<T: Element>(
         &self,
         act: &Activation,
@@ -93,28 +93,6 @@ impl Cpu {
         Ok(())
     }
 
-    /// The plan [`Cpu::activation`] follows.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the problem is not of the activation operation.
-    pub fn plan_activation(&self, problem: Problem) -> Result<Plan> {
-        if problem.op != Op::Activation {
-            return Err(Error::Unsupported {
-                what: problem.op.to_string(),
-                why: "only the activation operation has no weights".into(),
-            });
-        }
-        let stream = streams(problem.m, problem.intermediate, problem.dtype.size());
-        let reason = if stream {
-            "one pass over gate and up; the result exceeds the caches and is written past them"
-        } else {
-            "one pass over gate and up; the result fits the caches and stays there"
-        };
-        let workers = self.workers(0.0, problem.compulsory_bytes());
-        let parameters = [("streaming_stores", usize::from(stream))];
-        Ok(self.plan(problem, Path::Fused, workers, &parameters, reason))
-    }
-
     /// The problem of applying `act` to `[m, intermediate]` inputs.
     pub fn activation_problem<T: Element>(
         act: &Activation,
@@ -136,6 +114,19 @@ impl Cpu {
             bias: false,
         }
     }
+}
+
+/// The plan of the activation operation.
+pub(crate) fn plan(cpu: &Cpu, problem: Problem) -> Plan {
+    let stream = streams(problem.m, problem.intermediate, problem.dtype.size());
+    let reason = if stream {
+        "one pass over gate and up; the result exceeds the caches and is written past them"
+    } else {
+        "one pass over gate and up; the result fits the caches and stays there"
+    };
+    let workers = cpu.workers(0.0, problem.compulsory_bytes());
+    let parameters = [("streaming_stores", usize::from(stream))];
+    cpu.make_plan(problem, Path::Fused, workers, &parameters, reason)
 }
 
 fn streams(m: usize, h: usize, element: usize) -> bool {

@@ -4,6 +4,7 @@
 mod buffer;
 pub mod ceilings;
 mod compiled;
+mod conformance;
 mod cpu;
 mod elementwise;
 mod epilogue;
@@ -18,6 +19,7 @@ mod simd;
 mod team;
 mod workspace;
 
+pub use conformance::CpuBackend;
 pub use cpu::{Cpu, CpuOptions};
 pub use isa::Isa;
 pub use layers::{GatedLinear, Mlp};

@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use swiglu_core::conformance::{Case, Parameters};
-use swiglu_core::{Activation, DType, GateUpRef, Matrix, Numerics, Op, Path, WeightLayout, random};
+use swiglu_core::{Activation, DType, GateUpRef, Matrix, Numerics, Op, Path, random};
 use swiglu_cpu::{Cpu, CpuOptions, Mlp};
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -44,20 +44,7 @@ fn count(calls: usize, mut call: impl FnMut()) -> (usize, usize) {
 #[test]
 fn calls_do_not_allocate() {
     const CALLS: usize = 1000;
-    let case = |m| Case {
-        op: Op::Mlp,
-        m,
-        hidden: 256,
-        intermediate: 700,
-        dtype: DType::F32,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default(),
-        layout: WeightLayout::HF,
-        bias: true,
-        padding: 0,
-        scale: 1.0,
-        seed: 1,
-    };
+    let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 256, 700], DType::F32) };
     for threads in [1, 2] {
         let cpu = Cpu::new(&CpuOptions { threads: Some(threads), isa: None }).unwrap();
         for (m, path) in [(1, Path::Fused), (20, Path::Fused), (20, Path::Unfused)] {

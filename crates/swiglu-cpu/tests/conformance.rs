@@ -4,47 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use swiglu_core::conformance::{Backend, Case, run, suite};
-use swiglu_core::{
-    Activation, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams,
-    Numerics, Path, Result, Rounding,
-};
-use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
-
-struct OnCpu {
-    cpu: Cpu,
-    path: Path,
-}
-
-impl Backend for OnCpu {
-    fn name(&self) -> String {
-        format!("{} {} x{}", self.cpu.isa(), self.path, self.cpu.threads())
-    }
-    fn activation<T: Element>(
-        &self,
-        act: &Activation,
-        numerics: Numerics,
-        inputs: GateUpRef<'_, T>,
-        out: MatrixMut<'_, T>,
-    ) -> Result<()> {
-        self.cpu.activation(act, numerics, inputs, out)
-    }
-    fn gated_linear<T: Element>(
-        &self,
-        params: &GatedLinearParams<'_, T>,
-        x: MatrixRef<'_, T>,
-        out: MatrixMut<'_, T>,
-    ) -> Result<()> {
-        GatedLinear::with_path(&self.cpu, params, self.path)?.forward(x, out)
-    }
-    fn mlp<T: Element>(
-        &self,
-        params: &MlpParams<'_, T>,
-        x: MatrixRef<'_, T>,
-        out: MatrixMut<'_, T>,
-    ) -> Result<()> {
-        Mlp::with_path(&self.cpu, params, self.path)?.forward(x, out)
-    }
-}
+use swiglu_core::{DType, Path, Rounding};
+use swiglu_cpu::{Cpu, CpuBackend, CpuOptions, Isa};
 
 fn conforms(isa: Isa, threads: usize, path: Path) {
     if !isa.is_available() {
@@ -52,7 +13,7 @@ fn conforms(isa: Isa, threads: usize, path: Path) {
         return;
     }
     let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();
-    let backend = OnCpu { cpu, path };
+    let backend = CpuBackend { cpu, path };
     let failed: Vec<String> = suite(&DType::ALL)
         .iter()
         // The unfused path has no `fused` rounding of the 16-bit types; it follows `pre_round`.

@@ -107,19 +107,29 @@ proptest! {
 }
 
 fn case(m: usize, hidden: usize, intermediate: usize) -> Case {
-    Case {
-        op: Op::Mlp,
-        m,
-        hidden,
-        intermediate,
-        dtype: DType::F32,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default(),
-        layout: WeightLayout::HF,
-        bias: true,
-        padding: 0,
-        scale: 1.0,
-        seed: 5,
+    Case { bias: true, ..Case::new(Op::Mlp, [m, hidden, intermediate], DType::F32) }
+}
+
+/// A plan is made from the numbers alone, and it is the layer's.
+#[test]
+fn plans_need_no_weights() {
+    let device = cpu(Isa::detect(), 2);
+    for m in [0, 1, 16, 700, 9000] {
+        let case = case(m, 300, 41);
+        let parameters = Parameters::<f32>::new(&case).unwrap();
+        for path in [Path::Fused, Path::Unfused] {
+            let gated = GatedLinear::with_path(&device, &parameters.gated(), path).unwrap();
+            let mlp = Mlp::with_path(&device, &parameters.mlp(), path).unwrap();
+            for (plan, problem) in [
+                (gated.plan(m), parameters.gated().problem(m)),
+                (mlp.plan(m), parameters.mlp().problem(m)),
+            ] {
+                let mut made = device.plan(problem, path);
+                // The unfused path has no `fused` rounding, and its layer says so.
+                made.problem.numerics = plan.problem.numerics;
+                assert_eq!(made, plan);
+            }
+        }
     }
 }
 
@@ -151,7 +161,7 @@ fn non_finite_rows_stay_alone() {
 /// Rows cut into several passes over the weights give the same bits as one row at a time.
 #[test]
 fn many_rows_have_the_bits_of_single_rows() {
-    let case = Case { dtype: DType::Bf16, ..case(700, 2100, 33) };
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [700, 2100, 33], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let layer = GatedLinear::new(&cpu(Isa::detect(), 2), &parameters.gated()).unwrap();
     assert!(layer.plan(4000).parameters["passes"] > 1, "{}", layer.plan(4000));

@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixMut, Numerics, Op,
-    Orientation, Plan, Problem, WeightLayout,
+    Orientation, Path, Plan, Problem, WeightLayout,
 };
 
 use crate::device::Device;
@@ -77,19 +77,14 @@ impl GatedActivation {
         Ok(cpu.activation(&self.activation, self.numerics(T::DTYPE), inputs, out.into())?)
     }
 
-    /// How an `[m, intermediate]` result will be computed.
-    ///
-    /// # Errors
-    /// None for the arguments that can be given; the backend has the last word.
-    pub fn plan(
+    fn problem(
         &self,
         m: usize,
         intermediate: usize,
         dtype: DType,
         arrangement: Arrangement,
-    ) -> Result<Plan> {
-        let Device::Cpu(cpu) = &self.device;
-        Ok(cpu.plan_activation(Problem {
+    ) -> Problem {
+        Problem {
             op: Op::Activation,
             m,
             hidden: 0,
@@ -100,20 +95,28 @@ impl GatedActivation {
             // There are no weights; only the arrangement is looked at.
             layout: WeightLayout { orientation: Orientation::OutIn, arrangement },
             bias: false,
-        })?)
+        }
+    }
+
+    /// How an `[m, intermediate]` result will be computed.
+    pub fn plan(
+        &self,
+        m: usize,
+        intermediate: usize,
+        dtype: DType,
+        arrangement: Arrangement,
+    ) -> Plan {
+        self.device.plan(self.problem(m, intermediate, dtype, arrangement), Path::Fused)
     }
 
     /// The plan, what it was chosen from, and what the problem costs at least.
-    ///
-    /// # Errors
-    /// As [`Self::plan`].
     pub fn explain(
         &self,
         m: usize,
         intermediate: usize,
         dtype: DType,
         arrangement: Arrangement,
-    ) -> Result<Explanation> {
-        Ok(Explanation::new(&self.device, self.plan(m, intermediate, dtype, arrangement)?))
+    ) -> Explanation {
+        self.device.explain(self.problem(m, intermediate, dtype, arrangement), Path::Fused)
     }
 }

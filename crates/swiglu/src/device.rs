@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use swiglu_core::{Path, Plan, Problem};
 use swiglu_cpu::{Cpu, CpuOptions};
 
 use crate::error::Result;
+use crate::explain::Explanation;
 
 /// A device that layers are packed for and run on. Cheap to clone; clones share its threads.
 #[derive(Debug, Clone)]
@@ -38,6 +40,19 @@ impl Device {
     /// for an instruction set this machine lacks or threads that cannot be started.
     pub fn cpu_with(options: CpuOptions) -> Result<Self> {
         Ok(Device::Cpu(Cpu::new(&options)?))
+    }
+
+    /// How a problem will be computed here, from the numbers alone: a layer packed for the same path
+    /// says the same.
+    pub fn plan(&self, problem: Problem, path: Path) -> Plan {
+        match self {
+            Device::Cpu(cpu) => cpu.plan(problem, path),
+        }
+    }
+
+    /// The plan, what it was chosen from, and what the problem costs at least.
+    pub fn explain(&self, problem: Problem, path: Path) -> Explanation {
+        Explanation::new(self, self.plan(problem, path))
     }
 
     /// The kind of device: `cpu`.

@@ -5,14 +5,12 @@ use std::io::Write;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use swiglu::{
-    Activation, Arrangement, Device, Element, Explanation, GatedActivation, Path, with_dtype,
+    Activation, DType, Element, Explanation, Op, Path, Problem, WeightLayout, with_dtype,
 };
 
 use crate::Verdict;
-use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
+use crate::args::{DeviceArgs, MathArgs, WeightArgs};
 use crate::ceilings;
-use crate::layer::Params;
-use crate::random::SyntheticLayer;
 use crate::roofline::Floor;
 use crate::table;
 use crate::terminal::Terminal;
@@ -60,7 +58,7 @@ struct Document {
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
-    let explanation = match args.weights.load()? {
+    let problem = match args.weights.load()? {
         Some(weights) => {
             let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
             let weights = weights.numerics(args.math.numerics(dtype));
@@ -68,13 +66,11 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
                 Some(activation) => weights.activation(activation),
                 None => weights,
             };
-            with_dtype!(dtype, T => of_file::<T>(args, &device, &weights))?
+            with_dtype!(dtype, T => of_file::<T>(args, &weights))?
         }
-        None => {
-            let dtype = args.math.dtype.unwrap_or(swiglu::DType::F32);
-            with_dtype!(dtype, T => of_shape::<T>(args, &device))?
-        }
+        None => of_shape(args),
     };
+    let explanation = device.explain(problem, Path::Fused);
     let limits = ceilings::measure(&device)?;
     let floor = Floor::of(&explanation.problem, Heat::Cold, &limits, limits.bandwidth);
     if terminal.json() {
@@ -90,53 +86,39 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
     Ok(Verdict::Passed)
 }
 
-fn of_params<T: Element>(
-    params: &Params<'_, T>,
-    device: &Device,
-    m: usize,
-) -> anyhow::Result<Explanation> {
-    Ok(params.pack(device, Path::Fused)?.explain(m))
-}
-
 fn of_file<T: Element>(
     args: &ExplainArgs,
-    device: &Device,
     weights: &swiglu::MlpWeights,
-) -> anyhow::Result<Explanation> {
+) -> anyhow::Result<Problem> {
     let host = weights.host::<T>()?;
+    Ok(match args.op {
+        ExplainedOp::Activation => activation_of(host.gated_linear().problem(args.m)),
+        ExplainedOp::GatedLinear => host.gated_linear().problem(args.m),
+        ExplainedOp::Mlp => host.mlp()?.problem(args.m),
+    })
+}
+
+fn of_shape(args: &ExplainArgs) -> Problem {
+    let dtype = args.math.dtype.unwrap_or(DType::F32);
+    let layer = |op| Problem {
+        op,
+        m: args.m,
+        hidden: args.hidden.unwrap_or_default(),
+        intermediate: args.intermediate.unwrap_or_default(),
+        dtype,
+        activation: args.math.activation.unwrap_or(Activation::SWIGLU),
+        numerics: args.math.numerics(dtype),
+        layout: WeightLayout::HF,
+        bias: false,
+    };
     match args.op {
-        ExplainedOp::Activation => {
-            let intermediate = weights.stored().intermediate();
-            of_activation::<T>(args, device, intermediate, weights.resolved_activation()?)
-        }
-        ExplainedOp::GatedLinear => {
-            of_params(&Params::GatedLinear(host.gated_linear()), device, args.m)
-        }
-        ExplainedOp::Mlp => of_params(&Params::Mlp(host.mlp()?), device, args.m),
+        ExplainedOp::Activation => activation_of(layer(Op::Activation)),
+        ExplainedOp::GatedLinear => layer(Op::GatedLinear),
+        ExplainedOp::Mlp => layer(Op::Mlp),
     }
 }
 
-fn of_shape<T: Element>(args: &ExplainArgs, device: &Device) -> anyhow::Result<Explanation> {
-    let (hidden, intermediate) =
-        (args.hidden.unwrap_or_default(), args.intermediate.unwrap_or_default());
-    let activation = args.math.activation.unwrap_or(Activation::SWIGLU);
-    let op = match args.op {
-        ExplainedOp::Activation => {
-            return of_activation::<T>(args, device, intermediate, activation);
-        }
-        ExplainedOp::GatedLinear => LayerOp::GatedLinear,
-        ExplainedOp::Mlp => LayerOp::Mlp,
-    };
-    let layer = SyntheticLayer::<T>::zeros(op, hidden, intermediate)?;
-    of_params(&layer.params(activation, args.math.numerics(T::DTYPE))?, device, args.m)
-}
-
-fn of_activation<T: Element>(
-    args: &ExplainArgs,
-    device: &Device,
-    intermediate: usize,
-    activation: Activation,
-) -> anyhow::Result<Explanation> {
-    let act = GatedActivation::new(device, activation).with_numerics(args.math.numerics(T::DTYPE));
-    Ok(act.explain(args.m, intermediate, T::DTYPE, Arrangement::Separate)?)
+/// The activation of a layer by itself, over separate gate and up.
+fn activation_of(layer: Problem) -> Problem {
+    Problem { op: Op::Activation, hidden: 0, layout: WeightLayout::HF, bias: false, ..layer }
 }

@@ -8,7 +8,7 @@ use swiglu_core::{
 };
 
 use super::linear::Linear;
-use super::pass::{linear_map, pass_rows, rows_bytes};
+use super::pass::linear_map;
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::epilogue::{Gated, Rows};
@@ -25,7 +25,7 @@ pub(super) enum GatedKernel<T> {
 /// Gate and up as layers of their own.
 #[derive(Debug)]
 pub(super) struct Halves<T> {
-    pub(super) gate: Linear<T>,
+    gate: Linear<T>,
     up: Linear<T>,
 }
 
@@ -105,12 +105,7 @@ impl<T: Element> GatedLinear<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let problem = Problem { m, ..self.problem };
-        let rows = match &self.kernel {
-            GatedKernel::Fused(panels) => pass_rows(&self.cpu, m, rows_bytes(panels, 1)),
-            GatedKernel::Unfused(halves) => halves.gate.pass_rows(m),
-        };
-        self.cpu.plan_linear(problem, self.path(), rows)
+        self.cpu.plan(Problem { m, ..self.problem }, self.path())
     }
 
     fn check(&self, x: MatrixRef<'_, T>, out: &MatrixMut<'_, T>) -> Result<()> {

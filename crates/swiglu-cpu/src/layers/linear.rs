@@ -2,7 +2,7 @@
 
 use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, Result};
 
-use super::pass::{linear_map, pass_rows, rows_bytes};
+use super::pass::linear_map;
 use crate::cpu::Cpu;
 use crate::epilogue::{Plain, Rows};
 use crate::panels::Panels;
@@ -33,11 +33,6 @@ impl<T: Element> Linear<T> {
     /// The packed weights.
     pub(crate) fn panels(&self) -> &Panels<T> {
         &self.panels
-    }
-
-    /// Rows of one pass over the weights.
-    pub(crate) fn pass_rows(&self, m: usize) -> usize {
-        pass_rows(&self.cpu, m, rows_bytes(&self.panels, 1))
     }
 
     /// What happens to the sums.

@@ -6,7 +6,8 @@ use swiglu_core::{DType, Element, MatrixMut, MatrixRef, MlpParams, Path, Plan, P
 
 use super::gated::{GatedKernel, GatedLinear, buffer_matrix};
 use super::linear::Linear;
-use super::pass::{Call, Shared, out_rows, pack_rows, pass_rows, passes, rows_bytes, sums_bytes};
+use super::pass::{Call, Shared, out_rows, pack_rows, passes, rows_bytes, sums_bytes};
+use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
 use crate::gemm::Blocks;
@@ -60,18 +61,7 @@ impl<T: Element> Mlp<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let problem = Problem { m, ..self.problem };
-        let rows = match &self.gated.kernel {
-            GatedKernel::Fused(panels) => self.pass_rows(panels, m),
-            GatedKernel::Unfused(halves) => halves.gate.pass_rows(m),
-        };
-        self.gated.cpu.plan_linear(problem, self.gated.path(), rows)
-    }
-
-    /// Packed x and packed h of a pass share the cache.
-    fn pass_rows(&self, panels: &Panels<T>, m: usize) -> usize {
-        let bytes = rows_bytes(panels, 1) + rows_bytes(self.down.panels(), 1);
-        pass_rows(&self.gated.cpu, m, bytes / 2)
+        self.gated.cpu.plan(Problem { m, ..self.problem }, self.gated.path())
     }
 
     /// Writes y `[M, K]` for x `[M, K]`.
@@ -89,7 +79,9 @@ impl<T: Element> Mlp<T> {
                 self.down.forward(hidden.as_ref(), out)
             }),
             GatedKernel::Fused(panels) => {
-                for pass in passes(x.rows(), self.pass_rows(panels, x.rows())) {
+                let problem = Problem { m: x.rows(), ..self.problem };
+                let rows = plan::rows(&self.gated.cpu, &problem, Path::Fused);
+                for pass in passes(x.rows(), rows) {
                     // h is kept as the down projection reads it: values of T in f32, or bfloat16.
                     match T::DTYPE {
                         DType::Bf16 => self.pass::<T>(panels, x, pass, &mut out)?,

@@ -4,6 +4,8 @@ mod gated;
 mod linear;
 mod mlp;
 mod pass;
+mod plan;
 
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
+pub(crate) use plan::plan;

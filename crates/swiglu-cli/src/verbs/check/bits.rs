@@ -4,8 +4,8 @@ use swiglu::{Activation, DType, Element, GateUpRef, Matrix, MatrixRef, Numerics,
 use swiglu_core::conformance::Backend;
 use swiglu_core::random;
 
-use super::backend::CpuBackend;
 use super::report::{Finding, Report};
+use swiglu_cpu::CpuBackend;
 
 /// Activations × numerics modes.
 pub(super) const CASES: usize = 9 * 6;

@@ -1,19 +1,17 @@
 //! `swiglu check`: every kernel of this machine against the float64 oracle.
 
-mod backend;
 mod bits;
 mod report;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use swiglu::{CpuOptions, DType, Isa};
-use swiglu_core::conformance::{self, Case};
-use swiglu_cpu::Cpu;
+use swiglu::{CpuOptions, DType, Isa, Path};
+use swiglu_core::conformance::{self, Backend, Case};
+use swiglu_cpu::{Cpu, CpuBackend};
 
 use crate::Verdict;
 use crate::args::DeviceArgs;
 use crate::terminal::Terminal;
-use backend::CpuBackend;
 use report::{Finding, Report};
 
 #[derive(Debug, Args)]
@@ -57,7 +55,8 @@ impl CheckArgs {
         for isa in isas {
             for &threads in &counts {
                 let options = CpuOptions { isa: Some(isa), threads: Some(threads) };
-                backends.push(CpuBackend(Cpu::new(&options)?));
+                let cpu = Cpu::new(&options)?;
+                backends.push(CpuBackend { cpu, path: Path::Fused });
             }
         }
         Ok(backends)
@@ -70,7 +69,7 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     let bar = terminal.bar((backends.len() * per_backend) as u64);
     let mut report = Report::default();
     for backend in &backends {
-        bar.set_message(backend.label());
+        bar.set_message(backend.name());
         check_backend(backend, &cases, &mut report, &bar);
         for &dtype in &dtypes {
             bits::check(backend, dtype, args.seed, &mut report)?;

@@ -8,9 +8,10 @@ use serde::Serialize;
 use swiglu::DType;
 use swiglu_core::conformance::Outcome;
 
-use super::backend::CpuBackend;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
+use swiglu_core::conformance::Backend;
+use swiglu_cpu::CpuBackend;
 
 /// How one case ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,7 +100,7 @@ impl Report {
         finding: Finding,
     ) {
         self.cases += 1;
-        let row = self.row(backend.kernel(), op, dtype);
+        let row = self.row(backend.cpu.isa().name(), op, dtype);
         row.cases += 1;
         // Overflow that the bounds admit has no size; `max` leaves NaN out.
         row.worst_element = row.worst_element.max(finding.worst_element);
@@ -113,7 +114,7 @@ impl Report {
         row.failed += 1;
         self.failed += 1;
         if self.failures.len() < LISTED {
-            self.failures.push(Failure { backend: backend.label(), case: case(), what });
+            self.failures.push(Failure { backend: backend.name(), case: case(), what });
         }
     }
 
@@ -152,7 +153,7 @@ impl Report {
         if unlisted > 0 {
             text += &format!("\nand {unlisted} more\n");
         }
-        let threads: BTreeSet<usize> = backends.iter().map(|b| b.0.threads()).collect();
+        let threads: BTreeSet<usize> = backends.iter().map(|b| b.cpu.threads()).collect();
         let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
         text += &format!(
             "\n{} of {} cases passed, threads {}; elements as a fraction of their bound\n",

@@ -1,31 +1,27 @@
 //! The CPU backend as the conformance suite sees it.
 
-use swiglu::{
-    Activation, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Numerics,
-};
-use swiglu_core::Result;
 use swiglu_core::conformance::Backend;
-use swiglu_cpu::{Cpu, GatedLinear, Mlp};
+use swiglu_core::{
+    Activation, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Numerics,
+    Path, Result,
+};
 
-/// One instruction set with one number of threads.
-#[derive(Debug)]
-pub(super) struct CpuBackend(pub(super) Cpu);
+use crate::{Cpu, GatedLinear, Mlp};
 
-impl CpuBackend {
-    /// The instruction set.
-    pub(super) fn kernel(&self) -> &'static str {
-        self.0.isa().name()
-    }
-
-    pub(super) fn label(&self) -> String {
-        let plural = if self.0.threads() == 1 { "" } else { "s" };
-        format!("{}, {} thread{plural}", self.kernel(), self.0.threads())
-    }
+/// A device on one path. Layers are packed for every case, as a user would.
+#[derive(Debug, Clone)]
+pub struct CpuBackend {
+    /// The device.
+    pub cpu: Cpu,
+    /// Fused or not.
+    pub path: Path,
 }
 
 impl Backend for CpuBackend {
+    /// `avx2 fused, 2 threads`.
     fn name(&self) -> String {
-        self.label()
+        let plural = if self.cpu.threads() == 1 { "" } else { "s" };
+        format!("{} {}, {} thread{plural}", self.cpu.isa(), self.path, self.cpu.threads())
     }
 
     fn activation<T: Element>(
@@ -35,7 +31,7 @@ impl Backend for CpuBackend {
         inputs: GateUpRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        self.0.activation(act, numerics, inputs, out)
+        self.cpu.activation(act, numerics, inputs, out)
     }
 
     fn gated_linear<T: Element>(
@@ -44,7 +40,7 @@ impl Backend for CpuBackend {
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        GatedLinear::new(&self.0, params)?.forward(x, out)
+        GatedLinear::with_path(&self.cpu, params, self.path)?.forward(x, out)
     }
 
     fn mlp<T: Element>(
@@ -53,6 +49,6 @@ impl Backend for CpuBackend {
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        Mlp::new(&self.0, params)?.forward(x, out)
+        Mlp::with_path(&self.cpu, params, self.path)?.forward(x, out)
     }
 }
