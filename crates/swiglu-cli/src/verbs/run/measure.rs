@@ -3,7 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Duration;
 
-use swiglu::{Device, Element, Matrix, Path};
+use swiglu::{Device, Element, Matrix, MatrixRef, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 
 use super::RunArgs;
@@ -48,7 +48,8 @@ impl<'a> Measurement<'a> {
         let mut y = Matrix::zeros(x.rows(), params.out_features())?;
         fused.forward_into(x.view(), y.view_mut())?;
         let check = Check::of_layer(&params, x.view())?;
-        let error = self.judge(&check, &y)?;
+        let mut error = self.judge(&check, &y)?;
+        error.passed &= verify_unfused(&params, &unfused, x.view())?;
         if let Some(path) = output {
             swiglu_formats::npy::write(path, y.view(), self.args.force)?;
         }
@@ -158,6 +159,19 @@ impl<'a> Measurement<'a> {
         let times = interleave(&mut variants, protocol)?;
         Ok([times[0], times[1]])
     }
+}
+
+/// Whether the way that speed is compared with computes the same: a fast wrong result would make a
+/// meaningless ratio. It is judged in its own numerics.
+fn verify_unfused<T: Element>(
+    params: &Params<'_, T>,
+    unfused: &Packed,
+    x: MatrixRef<'_, T>,
+) -> anyhow::Result<bool> {
+    let mut y = Matrix::zeros(x.rows(), params.out_features())?;
+    unfused.forward_into(x, y.view_mut())?;
+    let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
+    Ok(Check::of_layer(&own, x)?.judge(y.view())?.passed())
 }
 
 /// ‖a − b‖ / ‖b‖.
