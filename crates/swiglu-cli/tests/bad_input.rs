@@ -250,4 +250,8 @@ fn more_than_the_machine_has() {
 fn options_that_would_not_be_heeded() {
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
     swiglu(&["bench", "--suite", "goals", "--hot"]).refused(&["--suite"]);
+    for option in [["--layer", "9"], ["--expert", "1"], ["--gate-name", "g"]] {
+        run(&[&["--fixture", "stories15m"], &option[..]].concat())
+            .refused(&["--fixture", option[0]]);
+    }
 }

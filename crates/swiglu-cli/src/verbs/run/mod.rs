@@ -20,7 +20,11 @@ use subject::{Fixture, Subject};
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// A real layer that is part of this program, with real activations [default: smollm2]
-    #[arg(long, value_name = "NAME", conflicts_with = "weights")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = [
+        "weights", "layer", "expert", "orientation", "arrangement", "gate_name", "up_name",
+        "gate_up_name", "down_name", "gate_bias_name", "up_bias_name", "gate_up_bias_name",
+        "down_bias_name",
+    ])]
     fixture: Option<Fixture>,
     /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE")]
