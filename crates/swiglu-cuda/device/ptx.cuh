@@ -1,0 +1,379 @@
+// The one place where PTX is written: each function is one instruction (or one short loop around
+// it), named after what it does. Kernels are plain C++ above this layer.
+//
+// Compiled by NVRTC without any other header. References are to the PTX ISA manual, version 9.0.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// A kernel takes one struct by value; the host fills it in and passes its address.
+#define KERNEL(threads, min_blocks, name) \
+  extern "C" __global__ void __launch_bounds__(threads, min_blocks) name
+#define KERNEL_PARAMS(Type) const __grid_constant__ Type
+
+#define INLINE __device__ __forceinline__
+
+namespace ptx {
+
+// A CUtensorMap, encoded by the driver, read by the copy engine.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+// --- Registers: conversions and approximations -----------------------------------------------
+
+INLINE float as_float(u32 x) { return __uint_as_float(x); }
+INLINE u32 as_bits(float x) { return __float_as_uint(x); }
+
+// 2^x, relative error below 2^-22; subnormal results are 0.
+INLINE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1/x within 1 ulp; 0 for infinities.
+INLINE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two floats to nearest-even bfloat16, `low` in the low half.
+INLINE u32 pack_bf16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+// Two floats to nearest-even binary16, `low` in the low half; overflow becomes infinity.
+INLINE u32 pack_f16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+// The binary16 in the low half of `x`.
+INLINE float float_from_f16(u32 x) {
+  float y;
+  asm("{ .reg .b16 h;\n cvt.u16.u32 h, %1;\n cvt.f32.f16 %0, h; }" : "=f"(y) : "r"(x));
+  return y;
+}
+// The bfloat16 in the low half of `x`: its bits are the high half of the float's.
+INLINE float float_from_bf16(u32 x) { return as_float(x << 16); }
+// Rounded to the 10 mantissa bits that tensor cores read of a tf32 operand, ties away from zero.
+INLINE u32 tf32_bits(float x) {
+  u32 y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+// --- Global memory -----------------------------------------------------------------------------
+
+// `BYTES` bytes as 32-bit words (16-bit for 2), aligned to their size.
+template <int BYTES>
+struct Raw {
+  u32 word[BYTES / 4];
+};
+template <>
+struct Raw<2> {
+  u16 half;
+};
+
+// Loads that pass through the first-level cache without staying: each byte is used once.
+INLINE Raw<16> load_streaming(const Raw<16>* p) {
+  Raw<16> r;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.word[0]), "=r"(r.word[1]), "=r"(r.word[2]), "=r"(r.word[3])
+               : "l"(p)
+               : "memory");
+  return r;
+}
+INLINE Raw<8> load_streaming(const Raw<8>* p) {
+  Raw<8> r;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(r.word[0]), "=r"(r.word[1])
+               : "l"(p)
+               : "memory");
+  return r;
+}
+INLINE Raw<4> load_streaming(const Raw<4>* p) {
+  Raw<4> r;
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
+  return r;
+}
+INLINE Raw<2> load_streaming(const Raw<2>* p) {
+  Raw<2> r;
+  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
+  return r;
+}
+INLINE void store_streaming(Raw<16>* p, Raw<16> r) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]),
+               "r"(r.word[1]), "r"(r.word[2]), "r"(r.word[3])
+               : "memory");
+}
+INLINE void store_streaming(Raw<8>* p, Raw<8> r) {
+  asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.word[0]),
+               "r"(r.word[1])
+               : "memory");
+}
+INLINE void store_streaming(Raw<4>* p, Raw<4> r) {
+  asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(r.word[0]) : "memory");
+}
+INLINE void store_streaming(Raw<2>* p, Raw<2> r) {
+  asm volatile("st.global.L1::no_allocate.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
+}
+
+// --- Shared memory -----------------------------------------------------------------------------
+
+// The block's dynamic shared memory; kernels align what they need themselves.
+INLINE u8* dynamic_shared() {
+  extern __shared__ __align__(1024) u8 shared_bytes[];
+  return shared_bytes;
+}
+// The 32-bit address of a shared-memory pointer, as the instructions below take it.
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Asynchronous copy of BYTES (4, 8 or 16) from global to shared memory; where `valid` is false
+// nothing is read and zeros are written (PTX ISA 9.7.9.25.3, cp.async).
+template <int BYTES>
+INLINE void copy_async(u32 to, const void* from, bool valid) {
+  const u32 read = valid ? BYTES : 0;
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
+                 "r"(read)
+                 : "memory");
+  }
+}
+INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `PENDING` of this thread's latest groups are under way.
+template <int PENDING>
+INLINE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8×8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i, and
+// gets elements 2(lane % 4) and the next of row lane / 4 of each (9.7.14.5.15, ldmatrix).
+INLINE void load_matrix_x4(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+// As above, each matrix transposed.
+INLINE void load_matrix_x4_transposed(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+// The inverse of `load_matrix_x4` (sm_90; 9.7.14.5.16, stmatrix).
+INLINE void store_matrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// --- Tensor cores of a warp (sm_80) ----------------------------------------------------------
+
+// d += a·b, m16n8k16, binary16 (9.7.14.5.8).
+INLINE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// d += a·b, m16n8k16, bfloat16.
+INLINE void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// d += a·b, m16n8k8, tf32 (9.7.14.5.6).
+INLINE void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// --- Barriers (sm_90) --------------------------------------------------------------------------
+
+// Barrier ID (1 to 15) among `threads` threads of the block. The id is an immediate: with one in a
+// register ptxas reserves all sixteen.
+template <int ID>
+INLINE void named_barrier(u32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
+}
+
+// mbarrier objects are 8 bytes of shared memory (9.7.13.15).
+INLINE void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the copy engine and to other blocks of the cluster.
+INLINE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+INLINE void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives and announces `bytes` that copies will complete in this phase.
+INLINE void barrier_arrive_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Waits until the phase of the given parity has completed.
+INLINE void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again_%=:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @!done bra again_%=;\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// --- The bulk copy engine (sm_90) --------------------------------------------------------------
+
+INLINE void prefetch_tensor_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// Copies the map's box at (column, row) to shared memory and completes its bytes on `barrier`.
+// What lies outside the tensor is written as zeros and counted.
+INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
+}
+// Copies shared memory to the map's box at (column, row), clipped to the tensor.
+INLINE void tensor_store(const TensorMap* map, u32 from, int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from), "r"(column), "r"(row)
+      : "memory");
+}
+INLINE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most `PENDING` of this thread's bulk groups still read shared memory.
+template <int PENDING>
+INLINE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+// Waits until at most `PENDING` of this thread's bulk groups are incomplete.
+template <int PENDING>
+INLINE void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+// Orders this thread's ordinary writes to shared memory before later reads of it by the copy engine
+// or the tensor cores; every writing thread needs it, before the barrier that hands the data over.
+INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- Launch order (sm_90) ----------------------------------------------------------------------
+
+// Waits for the grids before this one; nothing without programmatic launch.
+INLINE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next grid start; it still waits, as above, for the memory of this one.
+INLINE void grid_dependency_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+#endif  // sm_90
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// --- Tensor cores of a warpgroup (sm_90a; 9.7.15) ----------------------------------------------
+
+// Registers per thread of the calling warpgroup; given back or asked for in steps of 8.
+template <int N>
+INLINE void registers_release() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+INLINE void registers_request() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// Descriptor of an operand in shared memory with the 128-byte swizzle, 1024-byte aligned
+// (9.7.15.5.1.2.2): bits 0-13 address/16, 16-29 leading and 32-45 stride byte offset/16, 62-63 the
+// swizzle. K-major: 8-row groups are `stride` = 1024 bytes apart and `leading` is not read.
+// MN-major: groups of 8 k are `stride` = 1024 apart, groups of 64 n are `leading` apart.
+INLINE u64 swizzled_operand(u32 address, u32 leading) {
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(1024 >> 4) << 32) |
+         ((u64)1 << 62);
+}
+
+INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `PENDING` of the warpgroup's groups are under way; only then may the
+// accumulators of the others be read.
+template <int PENDING>
+INLINE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define SWIGLU_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SWIGLU_F16(d, i) \
+  SWIGLU_F4(d, i), SWIGLU_F4(d, i + 4), SWIGLU_F4(d, i + 8), SWIGLU_F4(d, i + 12)
+#define SWIGLU_F32(d, i) SWIGLU_F16(d, i), SWIGLU_F16(d, i + 16)
+#define SWIGLU_F64(d, i) SWIGLU_F32(d, i), SWIGLU_F32(d, i + 32)
+#define SWIGLU_R0                                                                                  \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
+  "%26,%27,%28,%29,%30,%31"
+#define SWIGLU_R32                                                                                 \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"  \
+  "%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SWIGLU_R64                                                                                 \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,"  \
+  "%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define SWIGLU_R96                                                                                 \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"   \
+  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// d = a·b (+ d if `accumulate`), m64 × N × k16, both operands described in shared memory.
+#define SWIGLU_WGMMA(N, TYPE, REGISTERS, A, B, ACCUMULATE, TRANSPOSE, ...)            \
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ACCUMULATE                             \
+               ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE     \
+               " {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, " TRANSPOSE ";\n}\n"            \
+               : __VA_ARGS__                                                                 \
+               : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(TRANSPOSE_B ? 1 : 0))
+
+// The accumulators a thread holds of an m64 × N tile: element d[4j + 2i + c] is row
+// 16·warp + lane/4 + 8i, column 8j + 2(lane % 4) + c (9.7.15.5.2, figure of fragment D).
+template <int N, bool BF16, bool TRANSPOSE_B>
+INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
+  static_assert(N == 64 || N == 128 || N == 192 || N == 256, "add the instruction");
+  if constexpr (N == 64 && BF16) {
+    SWIGLU_WGMMA(64, bf16, SWIGLU_R0, "%32", "%33", "%34", "%35", SWIGLU_F32(d, 0));
+  } else if constexpr (N == 64) {
+    SWIGLU_WGMMA(64, f16, SWIGLU_R0, "%32", "%33", "%34", "%35", SWIGLU_F32(d, 0));
+  } else if constexpr (N == 128 && BF16) {
+    SWIGLU_WGMMA(128, bf16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", SWIGLU_F64(d, 0));
+  } else if constexpr (N == 128) {
+    SWIGLU_WGMMA(128, f16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", SWIGLU_F64(d, 0));
+  } else if constexpr (N == 192 && BF16) {
+    SWIGLU_WGMMA(192, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99",
+                 SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
+  } else if constexpr (N == 192) {
+    SWIGLU_WGMMA(192, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99",
+                 SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
+  } else if constexpr (BF16) {
+    SWIGLU_WGMMA(256, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130",
+                 "%131", SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
+  } else {
+    SWIGLU_WGMMA(256, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130",
+                 "%131", SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
+  }
+}
+
+#endif  // sm_90a
+
+}  // namespace ptx
