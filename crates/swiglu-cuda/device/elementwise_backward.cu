@@ -1,0 +1,59 @@
+// (∂L/∂gate, ∂L/∂up) from ∂L/∂h, gate and up: three values read and two written per element. The
+// gradients lie like gate and up do, and may overwrite them: a thread reads what it replaces first.
+#include "elementwise.cuh"
+
+struct BackwardParams {
+  Tensor out_grad;            // ∂L/∂h
+  Tensor gate, up;            // interleaved: `gate` is the packed tensor, `up` is not looked at
+  Tensor gate_grad, up_grad;  // likewise
+  Tiling tiling;
+  Formula formula;
+};
+
+template <int BYTES>
+struct Inputs {
+  Values<BYTES> dh;
+  Pair<BYTES> in;
+};
+
+template <int BYTES>
+INLINE Inputs<BYTES> load_inputs(const BackwardParams& p, i64 row, i64 column) {
+  return {load<BYTES>(element_address(p.out_grad, row, column)),
+          load_pair<BYTES>(p.gate, p.up, p.tiling, row, column)};
+}
+
+template <int BYTES>
+INLINE void store_gradients(const BackwardParams& p, i64 row, i64 column, const Inputs<BYTES>& in) {
+  Pair<BYTES> grad;
+#pragma unroll
+  for (int i = 0; i < in.dh.kCount; ++i) {
+    const Gradients d =
+        gated_backward(in.dh.value[i], in.in.gate.value[i], in.in.up.value[i], p.formula);
+    grad.gate.value[i] = d.gate;
+    grad.up.value[i] = d.up;
+  }
+  store_pair<BYTES>(p.gate_grad, p.up_grad, p.tiling, row, column, grad);
+}
+
+template <int BYTES>
+INLINE void backward(const BackwardParams& p) {
+  for_each_vector<BYTES>(
+      p.tiling,
+      [&](i64 row, i64 first, i64 step) {
+        Inputs<BYTES> in[kUnroll];
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) in[i] = load_inputs<BYTES>(p, row, first + i * step);
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) store_gradients<BYTES>(p, row, first + i * step, in[i]);
+      },
+      [&](i64 row, i64 column) {
+        store_gradients<kElementBytes>(p, row, column, load_inputs<kElementBytes>(p, row, column));
+      });
+}
+
+KERNEL(kThreads, 1, elementwise_backward_16)(KERNEL_PARAMS(BackwardParams) p) { backward<16>(p); }
+KERNEL(kThreads, 1, elementwise_backward_8)(KERNEL_PARAMS(BackwardParams) p) { backward<8>(p); }
+KERNEL(kThreads, 1, elementwise_backward_4)(KERNEL_PARAMS(BackwardParams) p) { backward<4>(p); }
+#if ELEMENT != 0
+KERNEL(kThreads, 1, elementwise_backward_2)(KERNEL_PARAMS(BackwardParams) p) { backward<2>(p); }
+#endif

@@ -1,0 +1,44 @@
+// h = act(gate, up), element by element: each value is read once and h written once.
+#include "elementwise.cuh"
+
+struct ForwardParams {
+  Tensor gate, up, out;  // interleaved: `gate` is the packed tensor, `up` is not looked at
+  Tiling tiling;
+  Formula formula;
+};
+
+template <int BYTES>
+INLINE Pair<BYTES> load_inputs(const ForwardParams& p, i64 row, i64 column) {
+  return load_pair<BYTES>(p.gate, p.up, p.tiling, row, column);
+}
+
+template <int BYTES>
+INLINE void store_gated(const ForwardParams& p, i64 row, i64 column, const Pair<BYTES>& in) {
+  Values<BYTES> h;
+#pragma unroll
+  for (int i = 0; i < h.kCount; ++i) h.value[i] = gated(in.gate.value[i], in.up.value[i], p.formula);
+  store<BYTES>(element_address(p.out, row, column), h);
+}
+
+template <int BYTES>
+INLINE void forward(const ForwardParams& p) {
+  for_each_vector<BYTES>(
+      p.tiling,
+      [&](i64 row, i64 first, i64 step) {
+        Pair<BYTES> in[kUnroll];
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) in[i] = load_inputs<BYTES>(p, row, first + i * step);
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) store_gated<BYTES>(p, row, first + i * step, in[i]);
+      },
+      [&](i64 row, i64 column) {
+        store_gated<kElementBytes>(p, row, column, load_inputs<kElementBytes>(p, row, column));
+      });
+}
+
+KERNEL(kThreads, 1, elementwise_forward_16)(KERNEL_PARAMS(ForwardParams) p) { forward<16>(p); }
+KERNEL(kThreads, 1, elementwise_forward_8)(KERNEL_PARAMS(ForwardParams) p) { forward<8>(p); }
+KERNEL(kThreads, 1, elementwise_forward_4)(KERNEL_PARAMS(ForwardParams) p) { forward<4>(p); }
+#if ELEMENT != 0
+KERNEL(kThreads, 1, elementwise_forward_2)(KERNEL_PARAMS(ForwardParams) p) { forward<2>(p); }
+#endif
