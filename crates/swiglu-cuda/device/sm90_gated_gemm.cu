@@ -1,0 +1,272 @@
+// h = act(x·Wg + bg, x·Wu + bu) on Hopper: one persistent, warp-specialised kernel.
+//
+// One producer thread feeds a ring of STAGES tiles of x, Wg and Wu through the copy engine; two
+// consumer warpgroups multiply 64 rows each with wgmma. A stage's B operand is the gate tile with
+// the up tile behind it, so one instruction of N = 2·TILE_H columns computes both, and the two
+// pre-activations of an output meet in the same thread, registers d[i] and d[i + TILE_H/2]: the
+// activation needs no exchange and nothing but h is written.
+//
+// Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_H output
+// columns per tile; STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output
+// through the copy engine, 0 = from registers, for a base or row stride that is not a multiple of
+// 16 bytes; and what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
+// what lies outside with zeros, so that no extent needs padding.
+//
+// Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
+// 1024 cycles while the ring takes in 48 KiB, 48 B per cycle and SM from L2. The raster walks
+// groups of row tiles, so that a column of weight tiles is fetched from memory once per group.
+#include "gate.cuh"
+
+constexpr int kTileM = 128;
+constexpr int kTileK = 64;                 // 128 bytes: one row of the 128-byte swizzle
+constexpr int kTileH = TILE_H;
+constexpr bool kInOut = ORIENTATION == 1;
+constexpr bool kBias = BIAS != 0;
+constexpr bool kTensorStore = TENSOR_STORE != 0;
+constexpr int kPanel = 64;                 // columns of one swizzled panel
+
+constexpr int kXBytes = kTileM * kTileK * 2;
+constexpr int kHalfBytes = kTileH * kTileK * 2;
+constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
+constexpr int kOutBytes = kTileM * kTileH * 2;
+constexpr int kStages = STAGES;
+constexpr u32 kSharedBytes =
+    1024 + kStages * (kStageBytes + 16) + (kTensorStore ? kOutBytes : 0);
+static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
+static_assert(kSharedBytes <= 232448 && kStages >= 2, "the stages do not fit");
+static_assert(kTileH == 64 || kTileH == 128, "a panel is 64 columns; N = 2·TILE_H ≤ 256");
+
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kRowsPerConsumer = kTileM / kConsumers;
+
+struct alignas(64) GatedGemmParams {
+  ptx::TensorMap x, gate, up;  // boxes of one stage, see `produce`
+  ptx::TensorMap out;          // boxes of 64 × 64, with TENSOR_STORE
+  u64 h;                       // the output, without
+  i64 h_stride;
+  u64 gate_bias, up_bias;      // floats, zero-padded to whole tiles
+  int m, features, k;
+  int raster_rows;             // row tiles that share a column of weight tiles
+  Formula formula;
+};
+
+// The t-th tile: down a group of row tiles, then the next column of tiles.
+struct Tile {
+  int row, column;
+};
+INLINE Tile tile_at(int t, const GatedGemmParams& p) {
+  const int rows = (p.m + kTileM - 1) / kTileM, columns = (p.features + kTileH - 1) / kTileH;
+  const int per_group = p.raster_rows * columns;
+  const int first = t / per_group * p.raster_rows, within = t % per_group;
+  const int height = rows - first < p.raster_rows ? rows - first : p.raster_rows;
+  return {(first + within % height) * kTileM, within / height * kTileH};
+}
+INLINE int tile_count(const GatedGemmParams& p) {
+  return (p.m + kTileM - 1) / kTileM * ((p.features + kTileH - 1) / kTileH);
+}
+INLINE int k_steps(const GatedGemmParams& p) { return (p.k + kTileK - 1) / kTileK; }
+
+// Shared memory: the ring, the output tile, the barriers.
+struct Ring {
+  u32 base, out, full, empty;
+  INLINE explicit Ring(u32 start) {
+    base = (start + 1023) & ~1023u;
+    out = base + kStages * kStageBytes;
+    full = out + (kTensorStore ? kOutBytes : 0);
+    empty = full + 8 * kStages;
+  }
+  INLINE u32 stage(u32 step) const { return base + step % kStages * kStageBytes; }
+  INLINE u32 full_barrier(u32 step) const { return full + 8 * (step % kStages); }
+  INLINE u32 empty_barrier(u32 step) const { return empty + 8 * (step % kStages); }
+  // Parity of the ring's round that `step` belongs to.
+  static INLINE u32 parity(u32 step) { return step / kStages & 1; }
+};
+
+// One half of the B operand. [out, in]: 64 k of TILE_H features are one box. [in, out]: 64 k of 64
+// features are one box, a panel.
+INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int feature, int k) {
+  if constexpr (kInOut) {
+#pragma unroll
+    for (int i = 0; i < kTileH / kPanel; ++i) {
+      ptx::tensor_load(to + i * (kTileK * 128), &map, barrier, feature + i * kPanel, k);
+    }
+  } else {
+    ptx::tensor_load(to, &map, barrier, k, feature);
+  }
+}
+
+INLINE void produce(const GatedGemmParams& p, const Ring& ring) {
+  u32 step = 0;
+  const int tiles = tile_count(p), steps = k_steps(p);
+  for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const Tile tile = tile_at(t, p);
+    for (int i = 0; i < steps; ++i, ++step) {
+      ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
+      const u32 full = ring.full_barrier(step), to = ring.stage(step);
+      ptx::barrier_arrive_expect(full, kStageBytes);
+      ptx::tensor_load(to, &p.x, full, i * kTileK, tile.row);
+      load_weights(p.gate, to + kXBytes, full, tile.column, i * kTileK);
+      load_weights(p.up, to + kXBytes + kHalfBytes, full, tile.column, i * kTileK);
+    }
+  }
+}
+
+// Descriptor units are 16 bytes. 16 k are 32 bytes along a swizzled row of a K-major operand, or 16
+// rows of 128 bytes of an MN-major one.
+constexpr u32 kXStep = 32 / 16;
+constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
+
+// Multiplies one tile; stages are given back one step late, when their instructions have retired.
+INLINE void multiply(float (&d)[kTileH], const Ring& ring, u32& step, int steps, int consumer) {
+  const bool leader = threadIdx.x % 128 == 0;
+  for (int i = 0; i < steps; ++i, ++step) {
+    ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
+    const u32 stage = ring.stage(step);
+    const u64 x = ptx::swizzled_operand(stage + consumer * kRowsPerConsumer * 128, 0);
+    const u64 w = ptx::swizzled_operand(stage + kXBytes, kInOut ? kTileK * 128 : 0);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kTileK / 16; ++j) {
+      ptx::wgmma<2 * kTileH, kIsBf16, kInOut>(d, x + j * kXStep, w + j * kWeightStep, (i | j) != 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (i > 0 && leader) ptx::barrier_arrive(ring.empty_barrier(step - 1));
+  }
+  ptx::wgmma_wait<0>();
+  if (leader) ptx::barrier_arrive(ring.empty_barrier(step - 1));
+}
+
+// A linear map's result as the activation sees it.
+INLINE float pre_activation(float sum, float bias) {
+  if constexpr (kBias) sum = __fadd_rn(sum, bias);
+  return kPreRound ? round_to_element(sum) : sum;
+}
+
+// h of the two adjacent columns at accumulator i: columns 8·(i/4) + 2·(lane % 4) and the next.
+INLINE u32 activate(const float (&d)[kTileH], int i, const GatedGemmParams& p, int column) {
+  float gate_bias[2] = {}, up_bias[2] = {};
+  if constexpr (kBias) {
+    const u64 offset = (u64)column * 4;
+    const ptx::Raw<8> g = ptx::load_streaming((const ptx::Raw<8>*)(p.gate_bias + offset));
+    const ptx::Raw<8> u = ptx::load_streaming((const ptx::Raw<8>*)(p.up_bias + offset));
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      gate_bias[c] = ptx::as_float(g.word[c]);
+      up_bias[c] = ptx::as_float(u.word[c]);
+    }
+  }
+  float h[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    h[c] = gated(pre_activation(d[i + c], gate_bias[c]),
+                 pre_activation(d[i + c + kTileH / 2], up_bias[c]), p.formula);
+  }
+  return pack_elements(h[0], h[1]);
+}
+
+// The consumer's own barrier, with an immediate id.
+INLINE void consumer_barrier(int consumer) {
+  if (consumer == 0) {
+    ptx::named_barrier<1>(128);
+  } else {
+    ptx::named_barrier<2>(128);
+  }
+}
+
+// Through shared memory and the copy engine: whole lines, clipped to the tensor.
+INLINE void store_tile(const float (&d)[kTileH], const GatedGemmParams& p, const Ring& ring,
+                       Tile tile, int consumer) {
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const bool leader = threadIdx.x % 128 == 0;
+  const u32 out = ring.out + consumer * kRowsPerConsumer * kTileH * 2;
+  // The previous tile must have left the buffer.
+  if (leader) ptx::bulk_wait_read<0>();
+  consumer_barrier(consumer);
+  const u32 row = warp * 16 + lane % 16;  // matrices 0 and 2 are rows 0-7, 1 and 3 rows 8-15
+#pragma unroll
+  for (int j = 0; j < kTileH / 8; j += 2) {
+    u32 r[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int i = 4 * (j + q / 2) + 2 * (q % 2);
+      r[q] = activate(d, i, p, tile.column + 8 * (j + q / 2) + 2 * (lane % 4));
+    }
+    const u32 chunk = j + lane / 16;  // of 16 bytes in the row of TILE_H columns
+    const u32 panel = out + chunk / 8 * (kRowsPerConsumer * 128);
+    ptx::store_matrix_x4(panel + row * 128 + ((chunk % 8 ^ row % 8) * 16), r);
+  }
+  ptx::fence_async_shared();
+  consumer_barrier(consumer);
+  if (leader) {
+#pragma unroll
+    for (int i = 0; i < kTileH / kPanel; ++i) {
+      ptx::tensor_store(&p.out, out + i * (kRowsPerConsumer * 128), tile.column + i * kPanel,
+                        tile.row + consumer * kRowsPerConsumer);
+    }
+    ptx::bulk_commit();
+  }
+}
+
+// Straight from registers.
+INLINE void store_elements(const float (&d)[kTileH], const GatedGemmParams& p, Tile tile,
+                           int consumer) {
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+  for (int i = 0; i < kTileH / 2; i += 2) {
+    const int row = tile.row + consumer * kRowsPerConsumer + warp * 16 + lane / 4 + i / 2 % 2 * 8;
+    const int column = tile.column + i / 4 * 8 + lane % 4 * 2;
+    const u32 h = activate(d, i, p, column);
+    if (row < p.m) {
+      u16* to = (u16*)p.h + row * p.h_stride + column;
+      if (column < p.features) to[0] = (u16)h;
+      if (column + 1 < p.features) to[1] = (u16)(h >> 16);
+    }
+  }
+}
+
+INLINE void consume(const GatedGemmParams& p, const Ring& ring, int consumer) {
+  u32 step = 0;
+  const int tiles = tile_count(p), steps = k_steps(p);
+  for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const Tile tile = tile_at(t, p);
+    float d[kTileH];
+    multiply(d, ring, step, steps, consumer);
+    if constexpr (kTensorStore) {
+      store_tile(d, p, ring, tile, consumer);
+    } else {
+      store_elements(d, p, tile, consumer);
+    }
+  }
+  if (kTensorStore && threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+}
+
+KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(GatedGemmParams) p) {
+  const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::barrier_init(ring.full_barrier(s), 1);
+      ptx::barrier_init(ring.empty_barrier(s), kConsumers);
+    }
+    ptx::barrier_init_fence();
+    ptx::prefetch_tensor_map(&p.x);
+    ptx::prefetch_tensor_map(&p.gate);
+    ptx::prefetch_tensor_map(&p.up);
+    if (kTensorStore) ptx::prefetch_tensor_map(&p.out);
+  }
+  __syncthreads();
+  ptx::grid_dependency_wait();
+  // 40 + 2·232 registers per thread triple are the 504 that three warpgroups of 168 start with.
+  const u32 warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    ptx::registers_release<40>();
+    if (threadIdx.x == 0) {
+      produce(p, ring);
+      ptx::grid_dependency_launch();
+    }
+  } else {
+    ptx::registers_request<232>();
+    consume(p, ring, warpgroup - 1);
+  }
+}
