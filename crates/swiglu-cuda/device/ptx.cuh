@@ -72,11 +72,11 @@ INLINE u32 tf32_bits(float x) {
 
 // `BYTES` bytes as 32-bit words (16-bit for 2), aligned to their size.
 template <int BYTES>
-struct Raw {
+struct alignas(BYTES) Raw {
   u32 word[BYTES / 4];
 };
 template <>
-struct Raw<2> {
+struct alignas(2) Raw<2> {
   u16 half;
 };
 
@@ -134,11 +134,19 @@ INLINE u8* dynamic_shared() {
 // The 32-bit address of a shared-memory pointer, as the instructions below take it.
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Asynchronous copy of BYTES (4, 8 or 16) from global to shared memory; where `valid` is false
-// nothing is read and zeros are written (PTX ISA 9.7.9.25.3, cp.async).
+INLINE u32 load_shared(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+INLINE void store_shared(u32 address, u16 x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+
+// Asynchronous copy of BYTES (4, 8 or 16) from global to shared memory: the first `read` bytes, and
+// zeros for the rest (PTX ISA 9.7.9.25.3, cp.async).
 template <int BYTES>
-INLINE void copy_async(u32 to, const void* from, bool valid) {
-  const u32 read = valid ? BYTES : 0;
+INLINE void copy_async(u32 to, const void* from, u32 read) {
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read)
                  : "memory");
@@ -339,11 +347,11 @@ INLINE void wgmma_wait() {
   "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // d = a·b (+ d if `accumulate`), m64 × N × k16, both operands described in shared memory.
-#define SWIGLU_WGMMA(N, TYPE, REGISTERS, A, B, ACCUMULATE, TRANSPOSE, ...)            \
+#define SWIGLU_WGMMA(N, TYPE, REGISTERS, A, B, ACCUMULATE, TRANSPOSE, ...)                  \
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ACCUMULATE                             \
                ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE     \
                " {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, " TRANSPOSE ";\n}\n"            \
-               : __VA_ARGS__                                                                 \
+               : __VA_ARGS__                                                                \
                : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(TRANSPOSE_B ? 1 : 0))
 
 // The accumulators a thread holds of an m64 × N tile: element d[4j + 2i + c] is row

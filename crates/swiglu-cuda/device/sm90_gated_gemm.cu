@@ -15,13 +15,11 @@
 // Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
 // 1024 cycles while the ring takes in 48 KiB, 48 B per cycle and SM from L2. The raster walks
 // groups of row tiles, so that a column of weight tiles is fetched from memory once per group.
-#include "gate.cuh"
+#include "gated_gemm.cuh"
 
 constexpr int kTileM = 128;
 constexpr int kTileK = 64;                 // 128 bytes: one row of the 128-byte swizzle
 constexpr int kTileH = TILE_H;
-constexpr bool kInOut = ORIENTATION == 1;
-constexpr bool kBias = BIAS != 0;
 constexpr bool kTensorStore = TENSOR_STORE != 0;
 constexpr int kPanel = 64;                 // columns of one swizzled panel
 
@@ -40,32 +38,14 @@ constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kRowsPerConsumer = kTileM / kConsumers;
 
-struct alignas(64) GatedGemmParams {
+struct alignas(64) Sm90GatedGemmParams {
   ptx::TensorMap x, gate, up;  // boxes of one stage, see `produce`
   ptx::TensorMap out;          // boxes of 64 × 64, with TENSOR_STORE
-  u64 h;                       // the output, without
-  i64 h_stride;
-  u64 gate_bias, up_bias;      // floats, zero-padded to whole tiles
-  int m, features, k;
-  int raster_rows;             // row tiles that share a column of weight tiles
-  Formula formula;
+  Extents extents;
+  Epilogue epilogue;
 };
 
-// The t-th tile: down a group of row tiles, then the next column of tiles.
-struct Tile {
-  int row, column;
-};
-INLINE Tile tile_at(int t, const GatedGemmParams& p) {
-  const int rows = (p.m + kTileM - 1) / kTileM, columns = (p.features + kTileH - 1) / kTileH;
-  const int per_group = p.raster_rows * columns;
-  const int first = t / per_group * p.raster_rows, within = t % per_group;
-  const int height = rows - first < p.raster_rows ? rows - first : p.raster_rows;
-  return {(first + within % height) * kTileM, within / height * kTileH};
-}
-INLINE int tile_count(const GatedGemmParams& p) {
-  return (p.m + kTileM - 1) / kTileM * ((p.features + kTileH - 1) / kTileH);
-}
-INLINE int k_steps(const GatedGemmParams& p) { return (p.k + kTileK - 1) / kTileK; }
+INLINE int k_steps(const Extents& e) { return ceiling_divide(e.k, kTileK); }
 
 // Shared memory: the ring, the output tile, the barriers.
 struct Ring {
@@ -96,11 +76,11 @@ INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int fea
   }
 }
 
-INLINE void produce(const GatedGemmParams& p, const Ring& ring) {
+INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
   u32 step = 0;
-  const int tiles = tile_count(p), steps = k_steps(p);
+  const int tiles = tile_count<kTileM, kTileH>(p.extents), steps = k_steps(p.extents);
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const Tile tile = tile_at(t, p);
+    const Tile tile = tile_at<kTileM, kTileH>(t, p.extents);
     for (int i = 0; i < steps; ++i, ++step) {
       ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
       const u32 full = ring.full_barrier(step), to = ring.stage(step);
@@ -138,32 +118,10 @@ INLINE void multiply(float (&d)[kTileH], const Ring& ring, u32& step, int steps,
   if (leader) ptx::barrier_arrive(ring.empty_barrier(step - 1));
 }
 
-// A linear map's result as the activation sees it.
-INLINE float pre_activation(float sum, float bias) {
-  if constexpr (kBias) sum = __fadd_rn(sum, bias);
-  return kPreRound ? round_to_element(sum) : sum;
-}
-
-// h of the two adjacent columns at accumulator i: columns 8·(i/4) + 2·(lane % 4) and the next.
-INLINE u32 activate(const float (&d)[kTileH], int i, const GatedGemmParams& p, int column) {
-  float gate_bias[2] = {}, up_bias[2] = {};
-  if constexpr (kBias) {
-    const u64 offset = (u64)column * 4;
-    const ptx::Raw<8> g = ptx::load_streaming((const ptx::Raw<8>*)(p.gate_bias + offset));
-    const ptx::Raw<8> u = ptx::load_streaming((const ptx::Raw<8>*)(p.up_bias + offset));
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      gate_bias[c] = ptx::as_float(g.word[c]);
-      up_bias[c] = ptx::as_float(u.word[c]);
-    }
-  }
-  float h[2];
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    h[c] = gated(pre_activation(d[i + c], gate_bias[c]),
-                 pre_activation(d[i + c + kTileH / 2], up_bias[c]), p.formula);
-  }
-  return pack_elements(h[0], h[1]);
+// h of the two adjacent columns at accumulator i, 8·(i/4) + 2·(lane % 4) and the next.
+INLINE OutputPair output_pair(const float (&d)[kTileH], int i, const Epilogue& e, int column) {
+  constexpr int kUp = kTileH / 2;
+  return activate_pair(d[i], d[i + 1], d[i + kUp], d[i + 1 + kUp], e, column);
 }
 
 // The consumer's own barrier, with an immediate id.
@@ -176,7 +134,7 @@ INLINE void consumer_barrier(int consumer) {
 }
 
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
-INLINE void store_tile(const float (&d)[kTileH], const GatedGemmParams& p, const Ring& ring,
+INLINE void store_tile(const float (&d)[kTileH], const Sm90GatedGemmParams& p, const Ring& ring,
                        Tile tile, int consumer) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
@@ -191,7 +149,9 @@ INLINE void store_tile(const float (&d)[kTileH], const GatedGemmParams& p, const
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       const int i = 4 * (j + q / 2) + 2 * (q % 2);
-      r[q] = activate(d, i, p, tile.column + 8 * (j + q / 2) + 2 * (lane % 4));
+      const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
+      const OutputPair h = output_pair(d, i, p.epilogue, column);
+      r[q] = pack_elements(h.value[0], h.value[1]);
     }
     const u32 chunk = j + lane / 16;  // of 16 bytes in the row of TILE_H columns
     const u32 panel = out + chunk / 8 * (kRowsPerConsumer * 128);
@@ -210,27 +170,22 @@ INLINE void store_tile(const float (&d)[kTileH], const GatedGemmParams& p, const
 }
 
 // Straight from registers.
-INLINE void store_elements(const float (&d)[kTileH], const GatedGemmParams& p, Tile tile,
+INLINE void store_elements(const float (&d)[kTileH], const Sm90GatedGemmParams& p, Tile tile,
                            int consumer) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 #pragma unroll
   for (int i = 0; i < kTileH / 2; i += 2) {
     const int row = tile.row + consumer * kRowsPerConsumer + warp * 16 + lane / 4 + i / 2 % 2 * 8;
     const int column = tile.column + i / 4 * 8 + lane % 4 * 2;
-    const u32 h = activate(d, i, p, column);
-    if (row < p.m) {
-      u16* to = (u16*)p.h + row * p.h_stride + column;
-      if (column < p.features) to[0] = (u16)h;
-      if (column + 1 < p.features) to[1] = (u16)(h >> 16);
-    }
+    store_pair(output_pair(d, i, p.epilogue, column), p.epilogue, p.extents, row, column);
   }
 }
 
-INLINE void consume(const GatedGemmParams& p, const Ring& ring, int consumer) {
+INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer) {
   u32 step = 0;
-  const int tiles = tile_count(p), steps = k_steps(p);
+  const int tiles = tile_count<kTileM, kTileH>(p.extents), steps = k_steps(p.extents);
   for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const Tile tile = tile_at(t, p);
+    const Tile tile = tile_at<kTileM, kTileH>(t, p.extents);
     float d[kTileH];
     multiply(d, ring, step, steps, consumer);
     if constexpr (kTensorStore) {
@@ -242,7 +197,7 @@ INLINE void consume(const GatedGemmParams& p, const Ring& ring, int consumer) {
   if (kTensorStore && threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }
 
-KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(GatedGemmParams) p) {
+KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
   const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {

@@ -1,0 +1,90 @@
+// What the fused gated GEMM kernels share: the problem, the order of tiles, the epilogue.
+#pragma once
+#include "gate.cuh"
+
+// BIAS: whether the linear maps have biases. ORIENTATION: 0 = weights [out, in], 1 = [in, out].
+constexpr bool kBias = BIAS != 0;
+constexpr bool kInOut = ORIENTATION == 1;
+
+struct Extents {
+  int m, features, k;
+  int raster_rows;  // row tiles that share a column of weight tiles
+};
+
+struct Epilogue {
+  u64 h;  // [m, features]
+  i64 h_stride;
+  u64 gate_bias, up_bias;  // floats, zero-padded to whole tiles
+  Formula formula;
+};
+
+constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
+
+// First row and column of a tile.
+struct Tile {
+  int row, column;
+};
+
+template <int TILE_ROWS, int TILE_COLUMNS>
+INLINE int tile_count(const Extents& e) {
+  return ceiling_divide(e.m, TILE_ROWS) * ceiling_divide(e.features, TILE_COLUMNS);
+}
+
+// The t-th tile: down a group of row tiles, then the next column of tiles. Blocks that run together
+// so share few rows of x and few columns of the weights, and find them in L2.
+template <int TILE_ROWS, int TILE_COLUMNS>
+INLINE Tile tile_at(int t, const Extents& e) {
+  const int rows = ceiling_divide(e.m, TILE_ROWS);
+  const int per_group = e.raster_rows * ceiling_divide(e.features, TILE_COLUMNS);
+  const int first = t / per_group * e.raster_rows, within = t % per_group;
+  const int height = rows - first < e.raster_rows ? rows - first : e.raster_rows;
+  return {(first + within % height) * TILE_ROWS, within / height * TILE_COLUMNS};
+}
+
+// A linear map's result as the activation sees it.
+INLINE float pre_activation(float sum, float bias) {
+  if constexpr (kBias) sum = __fadd_rn(sum, bias);
+  return kPreRound ? round_to_element(sum) : sum;
+}
+
+struct BiasPair {
+  float value[2];
+};
+// The biases of an even column and the next.
+INLINE BiasPair load_biases(u64 biases, int column) {
+  if constexpr (!kBias) return {};
+  const ptx::Raw<8> raw = *(const ptx::Raw<8>*)(biases + (u64)column * 4);
+  return {ptx::as_float(raw.word[0]), ptx::as_float(raw.word[1])};
+}
+
+// h of an even column and the next, before its rounding to T.
+struct OutputPair {
+  float value[2];
+};
+INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
+                                int column) {
+  const BiasPair gate = load_biases(e.gate_bias, column), up = load_biases(e.up_bias, column);
+  return {gated(pre_activation(gate0, gate.value[0]), pre_activation(up0, up.value[0]), e.formula),
+          gated(pre_activation(gate1, gate.value[1]), pre_activation(up1, up.value[1]), e.formula)};
+}
+
+// Stores what exists of a pair: in one access where the row allows it.
+INLINE void store_pair(const OutputPair& h, const Epilogue& e, const Extents& extents, int row,
+                       int column) {
+  if (row >= extents.m || column >= extents.features) return;
+  u8* to = (u8*)e.h + (row * e.h_stride + column) * kElementBytes;
+  constexpr int kPairBytes = 2 * kElementBytes;
+  if (column + 1 < extents.features && (u64)to % kPairBytes == 0) {
+    ptx::Raw<kPairBytes> raw;
+    if constexpr (kIsF32) {
+      raw.word[0] = ptx::as_bits(h.value[0]);
+      raw.word[1] = ptx::as_bits(h.value[1]);
+    } else {
+      raw.word[0] = pack_elements(h.value[0], h.value[1]);
+    }
+    *(ptx::Raw<kPairBytes>*)to = raw;
+  } else {
+    ((Element*)to)[0] = float_to_element(h.value[0]);
+    if (column + 1 < extents.features) ((Element*)to)[1] = float_to_element(h.value[1]);
+  }
+}
