@@ -1,0 +1,466 @@
+//! One device: its facts, its default stream, its kernels.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{Driver, cu, driver};
+use crate::error::{CudaError, Result};
+use crate::jit::cache::{CacheOptions, CacheWarning, KernelCache};
+use crate::jit::variant::Variant;
+use crate::launch::{Function, Functions};
+use crate::memory::Memory;
+use crate::stream::{Stream, StreamInner};
+
+/// An architecture that kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Arch {
+    /// A100, A30. Its code also runs on desktop devices of the same major version.
+    #[serde(rename = "sm_80")]
+    Sm80,
+    /// A10, A40, RTX 30.
+    #[serde(rename = "sm_86")]
+    Sm86,
+    /// Jetson Orin.
+    #[serde(rename = "sm_87")]
+    Sm87,
+    /// L4, L40, RTX 40.
+    #[serde(rename = "sm_89")]
+    Sm89,
+    /// H100, H200, with the features of exactly this architecture (wgmma).
+    #[serde(rename = "sm_90a")]
+    Sm90a,
+    /// B200, with the features of exactly this architecture.
+    #[serde(rename = "sm_100a")]
+    Sm100a,
+    /// B300.
+    #[serde(rename = "sm_103a")]
+    Sm103a,
+    /// Jetson Thor.
+    #[serde(rename = "sm_110a")]
+    Sm110a,
+    /// RTX 50, RTX PRO 6000 Blackwell.
+    #[serde(rename = "sm_120a")]
+    Sm120a,
+    /// DGX Spark.
+    #[serde(rename = "sm_121a")]
+    Sm121a,
+}
+
+impl Arch {
+    /// All of them, the oldest first.
+    pub const ALL: [Arch; 10] = [
+        Arch::Sm80,
+        Arch::Sm86,
+        Arch::Sm87,
+        Arch::Sm89,
+        Arch::Sm90a,
+        Arch::Sm100a,
+        Arch::Sm103a,
+        Arch::Sm110a,
+        Arch::Sm120a,
+        Arch::Sm121a,
+    ];
+
+    /// The architecture to compile for on a device of compute capability `major.minor`.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] where no known architecture's code runs.
+    pub fn from_capability(major: u32, minor: u32) -> Result<Self> {
+        let exact = Self::ALL.into_iter().find(|arch| arch.capability() == (major, minor));
+        match (exact, major) {
+            (Some(arch), _) => Ok(arch),
+            // Code for 8.0 runs on every later 8.x; the architectures with an `a` promise nothing
+            // beyond their own number.
+            (None, 8) => Ok(Arch::Sm80),
+            (None, _) => Err(CudaError::Unsupported {
+                what: format!("a device of compute capability {major}.{minor}"),
+                why: format!("kernels exist for {}", Self::choices()),
+            }),
+        }
+    }
+
+    /// Major and minor compute capability.
+    pub fn capability(self) -> (u32, u32) {
+        match self {
+            Arch::Sm80 => (8, 0),
+            Arch::Sm86 => (8, 6),
+            Arch::Sm87 => (8, 7),
+            Arch::Sm89 => (8, 9),
+            Arch::Sm90a => (9, 0),
+            Arch::Sm100a => (10, 0),
+            Arch::Sm103a => (10, 3),
+            Arch::Sm110a => (11, 0),
+            Arch::Sm120a => (12, 0),
+            Arch::Sm121a => (12, 1),
+        }
+    }
+
+    /// The name that compilers know: `sm_90a`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Sm80 => "sm_80",
+            Arch::Sm86 => "sm_86",
+            Arch::Sm87 => "sm_87",
+            Arch::Sm89 => "sm_89",
+            Arch::Sm90a => "sm_90a",
+            Arch::Sm100a => "sm_100a",
+            Arch::Sm103a => "sm_103a",
+            Arch::Sm110a => "sm_110a",
+            Arch::Sm120a => "sm_120a",
+            Arch::Sm121a => "sm_121a",
+        }
+    }
+
+    fn choices() -> String {
+        Self::ALL.map(Arch::name).join(", ")
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Arch {
+    type Err = swiglu_core::Error;
+
+    /// Accepts the names of [`Arch::name`].
+    fn from_str(s: &str) -> std::result::Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|arch| arch.name() == s).ok_or_else(|| {
+            swiglu_core::Error::UnknownName {
+                what: "architecture",
+                given: s.to_owned(),
+                choices: Self::choices(),
+            }
+        })
+    }
+}
+
+/// What a device says about itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceFacts {
+    /// Number among the devices this process sees, from 0.
+    pub ordinal: usize,
+    /// For example `NVIDIA H200`.
+    pub name: String,
+    /// Major and minor compute capability.
+    pub compute_capability: (u32, u32),
+    /// Multiprocessors.
+    pub sm_count: u32,
+    /// Bytes of second-level cache.
+    pub l2_bytes: usize,
+    /// Bytes of shared memory that one block can have when it asks for it.
+    pub shared_bytes_optin: usize,
+    /// Bytes of device memory.
+    pub memory_bytes: usize,
+    /// The CUDA version of the driver: major and minor.
+    pub driver_version: (u32, u32),
+    /// The device's identity, as `nvidia-smi -L` shows it; empty where the driver does not tell.
+    pub uuid: String,
+}
+
+/// How a [`Cuda`] is made.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CudaOptions {
+    /// Number of the device, from 0.
+    pub device: usize,
+    /// Whether f32 matrix products may round their inputs to TF32 (11 significant bits).
+    pub tf32: bool,
+    /// Where compiled kernels are kept.
+    pub cache: CacheOptions,
+}
+
+/// A CUDA device with its compiled kernels. Clones share everything.
+///
+/// It uses the device's primary context, as the CUDA runtime and PyTorch do, so their memory and
+/// streams can be used here. Calls make that context current on the calling thread and leave it so.
+#[derive(Clone)]
+pub struct Cuda(Arc<Inner>);
+
+struct Inner {
+    facts: DeviceFacts,
+    arch: Arch,
+    tf32: bool,
+    default_stream: Arc<StreamInner>,
+    borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
+    functions: Functions,
+    memory: Arc<Memory>,
+}
+
+impl Cuda {
+    /// The device with this number and default options.
+    ///
+    /// # Errors
+    /// As [`Cuda::with_options`].
+    pub fn new(device: usize) -> Result<Self> {
+        Self::with_options(&CudaOptions { device, ..CudaOptions::default() })
+    }
+
+    /// A device with options.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver,
+    /// [`CudaError::NoDevice`], [`CudaError::DeviceIndex`], [`CudaError::Unsupported`] for a device
+    /// older than any kernel, and whatever the driver reports.
+    pub fn with_options(options: &CudaOptions) -> Result<Self> {
+        let count = Self::device_count()?;
+        if count == 0 {
+            return Err(CudaError::NoDevice);
+        }
+        if options.device >= count {
+            return Err(CudaError::DeviceIndex { given: options.device, count });
+        }
+        let driver = driver()?;
+        let (device, facts) = facts(driver, options.device)?;
+        let (major, minor) = facts.compute_capability;
+        let arch = Arch::from_capability(major, minor)?;
+        let context = Arc::new(Context::retain(driver, device, options.device)?);
+        let memory = Arc::new(Memory::new(context)?);
+        let cache = KernelCache::new(&options.cache);
+        Ok(Self(Arc::new(Inner {
+            facts,
+            arch,
+            tf32: options.tf32,
+            default_stream: Arc::new(StreamInner::create(&memory)?),
+            borrowed: Mutex::default(),
+            functions: Functions::new(arch, cache),
+            memory,
+        })))
+    }
+
+    /// How many devices this process sees; 0 where the driver drives none.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver.
+    pub fn device_count() -> Result<usize> {
+        let driver = match driver() {
+            Ok(driver) => driver,
+            Err(CudaError::NoDevice) => return Ok(0),
+            Err(e) => return Err(e),
+        };
+        let mut count: c_int = 0;
+        // SAFETY: `count` is a valid place for the result.
+        match unsafe { cu!(driver, cuDeviceGetCount(&mut count)) } {
+            Ok(()) => Ok(usize::try_from(count).unwrap_or(0)),
+            Err(CudaError::NoDevice) => Ok(0),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What the device says about itself.
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.0.facts
+    }
+
+    /// The architecture that kernels are compiled for.
+    pub fn arch(&self) -> Arch {
+        self.0.arch
+    }
+
+    /// Number of the device.
+    pub fn ordinal(&self) -> usize {
+        self.0.facts.ordinal
+    }
+
+    /// Whether f32 matrix products may round their inputs to TF32.
+    pub fn tf32(&self) -> bool {
+        self.0.tf32
+    }
+
+    /// This device's default stream, one per [`Cuda`]. It does not wait for the legacy default
+    /// stream, nor the other way round.
+    pub fn stream(&self) -> Stream {
+        Stream::new(self.clone(), self.0.default_stream.clone())
+    }
+
+    /// A new stream that waits for no other.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn new_stream(&self) -> Result<Stream> {
+        let inner = Arc::new(StreamInner::create(&self.0.memory)?);
+        Ok(Stream::new(self.clone(), inner))
+    }
+
+    /// A stream that belongs to someone else, for example the integer
+    /// `torch.cuda.current_stream().cuda_stream`; 0 is the legacy default stream. The same handle
+    /// gives the same stream, with its workspace, on every call.
+    ///
+    /// # Safety
+    /// `raw` is 0 or a stream of this device's primary context, and stays valid until every clone
+    /// of this [`Cuda`] is dropped.
+    pub unsafe fn borrow_stream(&self, raw: u64) -> Stream {
+        let mut borrowed = self.0.borrowed.lock().unwrap_or_else(|e| e.into_inner());
+        let inner = borrowed
+            .entry(raw)
+            .or_insert_with(|| Arc::new(StreamInner::borrow(&self.0.memory, raw)));
+        Stream::new(self.clone(), inner.clone())
+    }
+
+    /// What went wrong with the kernel cache so far. None of it is an error: a kernel that cannot
+    /// be kept is compiled again by the next process.
+    pub fn cache_warnings(&self) -> Vec<CacheWarning> {
+        self.0.functions.cache().warnings()
+    }
+
+    /// Free and total bytes of device memory.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        self.0.memory.info()
+    }
+
+    /// Makes the device's context current on this thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.context().bind()
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.context().driver
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.0.memory.context()
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.0.memory
+    }
+
+    /// A kernel, ready to launch: compiled or read from the cache on first use, then looked up.
+    /// `dynamic_shared` is the most bytes that any launch through the result will ask for.
+    pub(crate) fn function(
+        &self,
+        variant: &Variant,
+        entry: &'static str,
+        dynamic_shared: u32,
+    ) -> Result<Function> {
+        self.0.functions.get(self, variant, entry, dynamic_shared)
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda")
+            .field("device", &self.0.facts.ordinal)
+            .field("name", &self.0.facts.name)
+            .field("arch", &self.0.arch)
+            .field("tf32", &self.0.tf32)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A retained primary context.
+pub(crate) struct Context {
+    pub(crate) driver: &'static Driver,
+    pub(crate) ordinal: usize,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+// SAFETY: a context handle may be used from any thread; the driver synchronises.
+unsafe impl Send for Context {}
+// SAFETY: as above; the fields are never written after construction.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn retain(driver: &'static Driver, device: CUdevice, ordinal: usize) -> Result<Self> {
+        let mut raw: CUcontext = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the handle, `device` came from the driver.
+        unsafe { cu!(driver, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
+        Ok(Self { driver, ordinal, device, raw })
+    }
+
+    /// Makes the context current on this thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        let mut current: CUcontext = std::ptr::null_mut();
+        // SAFETY: `current` is a valid place for the handle.
+        unsafe { cu!(self.driver, cuCtxGetCurrent(&mut current)) }?;
+        if current == self.raw {
+            return Ok(());
+        }
+        // SAFETY: the context is retained while `self` lives.
+        unsafe { cu!(self.driver, cuCtxSetCurrent(self.raw)) }
+    }
+
+    pub(crate) fn attribute(&self, attribute: Attribute) -> Result<u32> {
+        device_attribute(self.driver, self.device, attribute)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`. At process exit the driver may refuse: nothing is left
+        // to release then.
+        let _ = unsafe { cu!(self.driver, cuDevicePrimaryCtxRelease(self.device)) };
+    }
+}
+
+fn device_attribute(driver: &Driver, device: CUdevice, attribute: Attribute) -> Result<u32> {
+    let mut value: c_int = 0;
+    // SAFETY: `value` is a valid place for the result, `device` came from the driver.
+    unsafe { cu!(driver, cuDeviceGetAttribute(&mut value, attribute, device)) }?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+fn facts(driver: &Driver, ordinal: usize) -> Result<(CUdevice, DeviceFacts)> {
+    let mut device: CUdevice = 0;
+    let index = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+    // SAFETY: `device` is a valid place for the handle.
+    unsafe { cu!(driver, cuDeviceGet(&mut device, index)) }?;
+    let mut name = [0 as c_char; 256];
+    // SAFETY: the driver writes at most 256 bytes with their terminator.
+    unsafe { cu!(driver, cuDeviceGetName(name.as_mut_ptr(), 256, device)) }?;
+    name[255] = 0;
+    let mut memory_bytes = 0;
+    // SAFETY: a valid place for the result.
+    unsafe { cu!(driver, cuDeviceTotalMem(&mut memory_bytes, device)) }?;
+    let mut version: c_int = 0;
+    // SAFETY: a valid place for the result.
+    unsafe { cu!(driver, cuDriverGetVersion(&mut version)) }?;
+    let version = u32::try_from(version).unwrap_or(0);
+    let attribute = |a| device_attribute(driver, device, a);
+    let facts = DeviceFacts {
+        ordinal,
+        // SAFETY: terminated above at the latest.
+        name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
+        compute_capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        sm_count: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        shared_bytes_optin: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )? as usize,
+        memory_bytes,
+        // 13020 is 13.2.
+        driver_version: (version / 1000, version % 1000 / 10),
+        uuid: uuid(driver, device),
+    };
+    Ok((device, facts))
+}
+
+fn uuid(driver: &Driver, device: CUdevice) -> String {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    let Some(get) = driver.cuDeviceGetUuid else { return String::new() };
+    // SAFETY: `uuid` is a valid place for the result, `device` came from the driver.
+    if unsafe { get(&mut uuid, device) } != 0 {
+        return String::new();
+    }
+    let hex: Vec<String> =
+        uuid.bytes.iter().map(|&b| format!("{:02x}", b.cast_unsigned())).collect();
+    let part = |range: std::ops::Range<usize>| hex[range].concat();
+    let (a, b, c, d, e) = (part(0..4), part(4..6), part(6..8), part(8..10), part(10..16));
+    format!("GPU-{a}-{b}-{c}-{d}-{e}")
+}

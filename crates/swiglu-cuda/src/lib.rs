@@ -1,0 +1,21 @@
+//! CUDA backend: kernels in CUDA C++ that are part of this crate, compiled by NVRTC for the device
+//! that is there, kept in a disk cache, and launched through the driver.
+//!
+//! Building needs no CUDA. Libraries are looked for when a [`Cuda`] is made or a kernel compiled;
+//! what is missing is a typed error ([`CudaError`]) that lists where it was looked for.
+
+mod context;
+mod driver;
+mod error;
+pub mod jit;
+pub mod kernels;
+mod launch;
+pub mod library;
+mod memory;
+mod stream;
+mod workspace;
+
+pub use context::{Arch, Cuda, CudaOptions, DeviceFacts};
+pub use error::{CudaError, Result};
+pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+pub use stream::{Event, Graph, Stream};
