@@ -11,6 +11,7 @@ pub mod jit;
 pub mod kernels;
 mod launch;
 pub mod library;
+mod lt;
 mod memory;
 mod stream;
 mod workspace;
