@@ -71,6 +71,24 @@ pub enum CudaError {
         /// NVRTC's log.
         log: String,
     },
+    /// The driver refuses code that the compiler made.
+    #[error(
+        "{file} for {arch}: the driver (CUDA {}.{}) does not load what compiler {}.{} made: {why}; \
+         update the driver, or put an older libnvrtc first with SWIGLU_CUDA_LIBRARY_PATH",
+        driver.0, driver.1, compiler.0, compiler.1
+    )]
+    Load {
+        /// The device file, with its defines.
+        file: String,
+        /// The architecture.
+        arch: String,
+        /// The compiler's version.
+        compiler: (u32, u32),
+        /// The CUDA version of the driver.
+        driver: (u32, u32),
+        /// The driver's reason.
+        why: String,
+    },
     /// An argument lives on another device than the one that computes, or on none.
     #[error("{what}: expected memory of {expected}, given {given}")]
     WrongDevice {
@@ -133,14 +151,6 @@ pub enum CudaError {
         /// The reason.
         why: String,
     },
-    /// Files that a verb was asked to write could not be written. The cache itself never fails.
-    #[error("{path}: {why}")]
-    File {
-        /// The file or directory.
-        path: String,
-        /// The system's reason.
-        why: String,
-    },
     /// Shapes, strides and names, as on every backend.
     #[error(transparent)]
     Core(#[from] swiglu_core::Error),
@@ -167,15 +177,14 @@ impl From<CudaError> for swiglu_core::Error {
                 what: format!("device memory for {bytes} bytes"),
                 why,
             },
-            CudaError::Compile { file, .. } => {
+            CudaError::Compile { file, .. } | CudaError::Load { file, .. } => {
                 swiglu_core::Error::Unavailable { what: format!("kernel {file}"), why }
             }
             CudaError::LibraryMissing { .. }
             | CudaError::SymbolMissing { .. }
             | CudaError::NoDevice
             | CudaError::DeviceIndex { .. }
-            | CudaError::Driver { .. }
-            | CudaError::File { .. } => {
+            | CudaError::Driver { .. } => {
                 swiglu_core::Error::Unavailable { what: "CUDA".into(), why }
             }
         }

@@ -17,7 +17,7 @@ use crate::context::{Arch, Context, Cuda};
 use crate::driver::cu;
 use crate::error::{CudaError, Result};
 use crate::jit::Variant;
-use crate::jit::cache::KernelCache;
+use crate::jit::cache::{KernelCache, Origin};
 use crate::stream::Stream;
 
 /// A kernel of a loaded module. Clones are the same kernel.
@@ -256,10 +256,7 @@ impl Functions {
         }
         let module = match &*module {
             Some(module) => module,
-            None => {
-                let code = self.cache.module(variant, self.arch)?;
-                module.insert(Arc::new(Module::load(cuda.context(), &code.cubin)?))
-            }
+            None => module.insert(Arc::new(self.load(cuda, variant)?)),
         };
         let function = Function::load(module, entry)?;
         let mut ready = self.ready.write().unwrap_or_else(|e| e.into_inner());
@@ -268,8 +265,31 @@ impl Functions {
     }
 }
 
+impl Functions {
+    /// A module that the driver accepts: one from disk may come from another compiler, or be made
+    /// for another driver.
+    fn load(&self, cuda: &Cuda, variant: &Variant) -> Result<Module> {
+        let mut code = self.cache.module(variant, self.arch)?;
+        let mut loaded = Module::load(cuda.context(), &code.cubin);
+        if loaded.is_err() && code.origin != Origin::Compiled {
+            code = self.cache.rebuild(variant, self.arch)?;
+            loaded = Module::load(cuda.context(), &code.cubin);
+        }
+        loaded.map_err(|e| match e {
+            CudaError::Driver { .. } => CudaError::Load {
+                file: variant.to_string(),
+                arch: self.arch.to_string(),
+                compiler: code.report.nvrtc,
+                driver: cuda.facts().driver_version,
+                why: e.to_string(),
+            },
+            other => other,
+        })
+    }
+}
+
 /// How a kernel is launched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LaunchConfig {
     /// Blocks in each direction.
     pub(crate) grid: [u32; 3],

@@ -3,6 +3,7 @@
 mod buffer;
 mod copy;
 mod matrix;
+mod view;
 
 use std::sync::{Arc, Mutex};
 

@@ -1,0 +1,303 @@
+//! The disk cache of compiled kernels.
+//!
+//! A file's name is the identity of what is in it: every source that reaches the compiler, every
+//! option, the architecture and the compiler's version. So an entry is never stale; one that does
+//! not verify is ignored, removed and made again. Files appear whole, by rename, and one process
+//! compiles while others that want the same module wait for it. Nothing about the cache is ever an
+//! error: what cannot be kept is compiled again, and [`KernelCache::warnings`] says why.
+//!
+//! The directory is not bounded. A module has some tens of kilobytes, and there are some tens of
+//! them per architecture and version of this program. It may be deleted at any time. Whoever may
+//! write to it decides what runs on the device: it belongs to the user, and a shared one is best
+//! read-only.
+
+mod entry;
+mod identity;
+mod lock;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::nvrtc::{self, Compiled, Report, Version};
+use super::variant::Variant;
+use crate::context::Arch;
+use crate::error::Result;
+use identity::Identity;
+
+/// Where compiled kernels are kept.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CacheOptions {
+    /// The directory; by default `SWIGLU_CACHE_DIR`, else `swiglu` in `XDG_CACHE_HOME`, else
+    /// `~/.cache/swiglu`.
+    pub dir: Option<PathBuf>,
+    /// A directory that is looked in first and never written, as `swiglu kernels build` makes it;
+    /// by default `SWIGLU_CACHE_READ_ONLY_DIR`. With it a machine needs no compiler.
+    pub read_only_dir: Option<PathBuf>,
+    /// Look nowhere and keep nothing: every process compiles.
+    pub disabled: bool,
+}
+
+/// Something that kept a compiled kernel from being read or kept.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CacheWarning {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// What happened.
+    pub what: String,
+}
+
+/// Where a module came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It was compiled now.
+    Compiled,
+    /// It was read from the cache.
+    Cache,
+    /// It was read from the read-only directory.
+    ReadOnly,
+}
+
+/// A module and where it came from.
+#[derive(Debug, Clone)]
+pub struct Module {
+    /// The code for one architecture, as the driver loads it.
+    pub cubin: Vec<u8>,
+    /// What the compiler said when it was made.
+    pub report: Report,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+impl Module {
+    fn compiled(compiled: Compiled) -> Self {
+        Self { cubin: compiled.cubin, report: compiled.report, origin: Origin::Compiled }
+    }
+}
+
+/// More warnings than this say nothing new.
+const MAX_WARNINGS: usize = 32;
+/// How long to wait for another process that compiles the same module. Compiling takes a second or
+/// so; whoever takes longer is stopped or stuck.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Larger files are none of ours.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Keeps compiled kernels on disk.
+#[derive(Debug)]
+pub struct KernelCache {
+    read_only: Option<PathBuf>,
+    dir: Option<PathBuf>,
+    warnings: Mutex<Vec<CacheWarning>>,
+    patience: Duration,
+}
+
+impl KernelCache {
+    /// A cache in the directories of `options`, with those of the environment where they are not
+    /// given. Nothing is read or written yet.
+    pub fn new(options: &CacheOptions) -> Self {
+        Self::resolve(options, &|name| std::env::var_os(name))
+    }
+
+    /// A cache in one directory, whatever the environment says.
+    pub fn at(dir: impl Into<PathBuf>) -> Self {
+        Self::in_dirs(None, Some(dir.into()))
+    }
+
+    fn in_dirs(read_only: Option<PathBuf>, dir: Option<PathBuf>) -> Self {
+        Self { read_only, dir, warnings: Mutex::default(), patience: PATIENCE }
+    }
+
+    fn resolve(options: &CacheOptions, env: &dyn Fn(&str) -> Option<OsString>) -> Self {
+        if options.disabled {
+            return Self::in_dirs(None, None);
+        }
+        let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let absolute = |name| set(name).filter(|path: &PathBuf| path.is_absolute());
+        let dir = options
+            .dir
+            .clone()
+            .or_else(|| set("SWIGLU_CACHE_DIR"))
+            .or_else(|| absolute("XDG_CACHE_HOME").map(|dir| dir.join("swiglu")))
+            .or_else(|| absolute("HOME").map(|home| home.join(".cache/swiglu")));
+        let read_only = options.read_only_dir.clone().or_else(|| set("SWIGLU_CACHE_READ_ONLY_DIR"));
+        let cache = Self::in_dirs(read_only, dir);
+        if cache.dir.is_none() {
+            cache.warn(Path::new("~"), "there is no home directory to keep kernels in");
+        }
+        cache
+    }
+
+    /// The module of a variant: from the read-only directory, from the cache, or compiled and kept.
+    ///
+    /// # Errors
+    /// As [`super::compile`], where it must be compiled.
+    pub fn module(&self, variant: &Variant, arch: Arch) -> Result<Module> {
+        let identity = Identity::of(variant, arch);
+        let version = match nvrtc::version() {
+            Ok(version) => version,
+            // Whatever compiler made it: it was made from the same sources.
+            Err(missing) => return self.find_any(&identity).ok_or(missing),
+        };
+        if let Some(module) = self.find(&identity, version) {
+            return Ok(module);
+        }
+        let Some(dir) = &self.dir else {
+            return nvrtc::compile(variant, arch).map(Module::compiled);
+        };
+        // Whoever waited finds what the other one made.
+        let _lock = self.lock(dir, &identity.file_name(version));
+        if let Some(module) = self.read(dir, &identity, version, Origin::Cache) {
+            return Ok(module);
+        }
+        self.compile(variant, arch, &identity)
+    }
+
+    /// Compiles a variant again and replaces what is kept of it: the driver refused that.
+    ///
+    /// # Errors
+    /// As [`super::compile`].
+    pub(crate) fn rebuild(&self, variant: &Variant, arch: Arch) -> Result<Module> {
+        self.compile(variant, arch, &Identity::of(variant, arch))
+    }
+
+    /// What went wrong so far.
+    pub fn warnings(&self) -> Vec<CacheWarning> {
+        self.lock_warnings().clone()
+    }
+
+    fn compile(&self, variant: &Variant, arch: Arch, identity: &Identity) -> Result<Module> {
+        let compiled = nvrtc::compile(variant, arch)?;
+        if let Some(dir) = &self.dir {
+            self.keep(dir, identity, &compiled);
+        }
+        Ok(Module::compiled(compiled))
+    }
+
+    fn find(&self, identity: &Identity, version: Version) -> Option<Module> {
+        let dirs = [(&self.read_only, Origin::ReadOnly), (&self.dir, Origin::Cache)];
+        dirs.into_iter()
+            .find_map(|(dir, origin)| self.read(dir.as_ref()?, identity, version, origin))
+    }
+
+    /// An entry of any compiler, the newest first.
+    fn find_any(&self, identity: &Identity) -> Option<Module> {
+        let dirs = [(&self.read_only, Origin::ReadOnly), (&self.dir, Origin::Cache)];
+        dirs.into_iter().find_map(|(dir, origin)| {
+            let dir = dir.as_ref()?;
+            let names = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.file_name());
+            let mut versions: Vec<Version> =
+                names.filter_map(|name| identity.version_in(name.to_str()?)).collect();
+            versions.sort_by(|a, b| b.cmp(a));
+            versions.into_iter().find_map(|version| self.read(dir, identity, version, origin))
+        })
+    }
+
+    /// A verified entry, or nothing; one that does not verify is removed where it is ours.
+    fn read(
+        &self,
+        dir: &Path,
+        identity: &Identity,
+        version: Version,
+        origin: Origin,
+    ) -> Option<Module> {
+        let path = dir.join(identity.file_name(version));
+        let outcome = read_file(&path).and_then(|bytes| match bytes {
+            Some(bytes) => entry::decode(&bytes, &identity.key(version)).map(Some),
+            None => Ok(None),
+        });
+        match outcome {
+            Ok(entry) => entry.map(|(report, cubin)| Module { cubin, report, origin }),
+            Err(why) => {
+                self.warn(&path, &why);
+                if origin == Origin::Cache {
+                    // Where this fails the entry is replaced by rename, or is warned about again.
+                    let _ = fs::remove_file(&path);
+                }
+                None
+            }
+        }
+    }
+
+    fn keep(&self, dir: &Path, identity: &Identity, compiled: &Compiled) {
+        let version = compiled.report.nvrtc;
+        let path = dir.join(identity.file_name(version));
+        let bytes = entry::encode(&identity.key(version), &compiled.report, &compiled.cubin);
+        let outcome = match bytes {
+            Ok(bytes) => write_whole(dir, &path, &bytes).map_err(|e| e.to_string()),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = outcome {
+            self.warn(&path, &format!("not kept: {why}"));
+        }
+    }
+
+    /// Takes the lock of an entry. Without one, two processes may compile the same module: that
+    /// costs time and nothing else.
+    fn lock(&self, dir: &Path, name: &str) -> Option<File> {
+        let path = dir.join(format!("{name}.lock"));
+        match lock::acquire(&path, self.patience) {
+            Ok(lock) => Some(lock),
+            Err(why) => {
+                self.warn(&path, &why);
+                None
+            }
+        }
+    }
+
+    fn warn(&self, path: &Path, what: &str) {
+        let mut warnings = self.lock_warnings();
+        let known = warnings.iter().any(|w| w.path == path && w.what == what);
+        if !known && warnings.len() < MAX_WARNINGS {
+            warnings.push(CacheWarning { path: path.to_owned(), what: what.to_owned() });
+        }
+    }
+
+    fn lock_warnings(&self) -> MutexGuard<'_, Vec<CacheWarning>> {
+        self.warnings.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// The file's bytes, or nothing if there is none.
+fn read_file(path: &Path) -> Result<Option<Vec<u8>>, String> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
+    match read {
+        Ok(n) if n as u64 > MAX_FILE_BYTES => Err("too large".into()),
+        Ok(_) => Ok(Some(bytes)),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Writes a file that appears whole or not at all.
+fn write_whole(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".new-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any new file: an image's cache is made by one user and read by another.
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(dir)?;
+    file.write_all(bytes)?;
+    // The rename must not reach the disk before the contents.
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
