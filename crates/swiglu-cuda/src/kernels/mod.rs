@@ -1,18 +1,64 @@
 //! The kernels: one launcher per device file, and the list of all variants.
 
+pub(crate) mod elementwise;
+pub(crate) mod gate;
+pub(crate) mod gated_gemm;
+mod mma_gated_gemm;
+mod simt_gated_gemm;
+mod sm90_gated_gemm;
+mod tensor_map;
+
+use swiglu_core::{Activation, DType, Numerics};
+
 use crate::context::Arch;
 use crate::jit::Variant;
+use gate::GateCode;
+
+pub(crate) use mma_gated_gemm::Config as MmaConfig;
+pub(crate) use sm90_gated_gemm::Config as Sm90Config;
 
 /// A variant with a name that people can read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct NamedVariant {
-    /// For example `bf16, separate`.
-    pub name: &'static str,
+    /// For example `bf16 silu fused+fast out-in h128`.
+    pub name: String,
     /// What is compiled.
     pub variant: Variant,
 }
 
-/// Every variant that a device of this architecture may launch.
-pub fn registry(_arch: Arch) -> Vec<NamedVariant> {
-    Vec::new()
+/// SwiGLU in the element type's default numerics.
+fn default_code(dtype: DType) -> GateCode {
+    GateCode::new(&Activation::SWIGLU, Numerics::default_for(dtype), dtype)
+}
+
+/// Variants that devices of this architecture launch: every kernel, tile, layout, element type,
+/// activation and numerics mode. Kinds that do not meet in the code (a tile and the layout of its
+/// store, an activation and where its inputs come from) are not multiplied with each other.
+pub fn registry(arch: Arch) -> Vec<NamedVariant> {
+    let mut all: Vec<NamedVariant> =
+        DType::ALL.into_iter().flat_map(elementwise::variants).collect();
+    if arch == Arch::Sm90a {
+        all.extend([DType::F16, DType::Bf16].into_iter().flat_map(sm90_gated_gemm::variants));
+    }
+    all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));
+    all.extend(simt_gated_gemm::variants());
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hopper_has_the_hopper_kernel() {
+        let files = |arch| {
+            let mut files: Vec<_> =
+                registry(arch).iter().map(|v| v.variant.file().name()).collect();
+            files.dedup();
+            files
+        };
+        assert!(files(Arch::Sm90a).contains(&"sm90_gated_gemm.cu"));
+        assert!(!files(Arch::Sm80).contains(&"sm90_gated_gemm.cu"));
+        assert!(files(Arch::Sm80).contains(&"mma_gated_gemm.cu"));
+    }
 }

@@ -1,0 +1,142 @@
+//! The activation and its numerics as `device/gate.cuh` takes them.
+
+use swiglu_core::{Activation, DType, ExpMode, GateFn, Numerics, Rounding};
+
+use crate::jit::{Define, define};
+
+/// β, the limit and the offset: values of a launch.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Formula {
+    beta: f32,
+    limit: f32,
+    offset: f32,
+}
+
+impl Formula {
+    pub(crate) fn new(act: &Activation) -> Self {
+        let beta = match act.gate() {
+            GateFn::Silu { beta } => beta,
+            _ => 1.0,
+        };
+        Self { beta, limit: act.limit().unwrap_or(f32::INFINITY), offset: act.up_offset() }
+    }
+}
+
+/// What a kernel is compiled for: the same code serves every β, limit and offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct GateCode {
+    dtype: DType,
+    gate: u8,
+    fast: bool,
+    rounding: u8,
+    clamp: bool,
+}
+
+impl GateCode {
+    /// The code of an activation in a numerics mode; modes that cannot differ share it.
+    pub(crate) fn new(act: &Activation, numerics: Numerics, dtype: DType) -> Self {
+        let gate = match act.gate() {
+            GateFn::Silu { beta: 1.0 } => 0,
+            GateFn::Silu { .. } => 1,
+            GateFn::Sigmoid => 2,
+            GateFn::Relu => 3,
+            GateFn::GeluErf => 4,
+            GateFn::GeluTanh => 5,
+            // A function this backend does not know would be a new variant of a foreign enum.
+            _ => 6,
+        };
+        let transcendental = !matches!(act.gate(), GateFn::Relu | GateFn::Identity);
+        let rounding = match numerics.rounding {
+            Rounding::Fused => 0,
+            // Results of f32 are f32 already.
+            Rounding::PreRound => u8::from(dtype != DType::F32),
+            Rounding::Eager => 2,
+        };
+        Self {
+            dtype,
+            gate,
+            fast: transcendental && numerics.exp == ExpMode::Fast,
+            rounding,
+            clamp: act.limit().is_some() || act.up_offset() != 0.0,
+        }
+    }
+
+    /// The code of the activation operation, whose inputs are values of T already.
+    pub(crate) fn elementwise(act: &Activation, numerics: Numerics, dtype: DType) -> Self {
+        let code = Self::new(act, numerics, dtype);
+        Self { rounding: if code.rounding == 1 { 0 } else { code.rounding }, ..code }
+    }
+
+    /// The element type.
+    pub(crate) fn dtype(self) -> DType {
+        self.dtype
+    }
+
+    /// The options that `element.cuh` and `gate.cuh` read.
+    pub(crate) fn defines(self) -> [Define; 5] {
+        let element = match self.dtype {
+            DType::F32 => 0,
+            DType::F16 => 1,
+            _ => 2,
+        };
+        [
+            define("ELEMENT", element),
+            define("GATE", self.gate),
+            define("FAST_EXP", self.fast),
+            define("ROUNDING", self.rounding),
+            define("CLAMP", self.clamp),
+        ]
+    }
+
+    /// Every code of an element type, each once.
+    pub(crate) fn all(dtype: DType) -> Vec<GateCode> {
+        let mut codes = Vec::new();
+        for act in Activation::family() {
+            for numerics in Numerics::all() {
+                for clamp in [false, true] {
+                    let code = Self { clamp, ..Self::new(&act, numerics, dtype) };
+                    if !codes.contains(&code) {
+                        codes.push(code);
+                    }
+                }
+            }
+        }
+        codes
+    }
+
+    /// `bf16 silu fused+fast`.
+    pub(crate) fn name(self) -> String {
+        const GATES: [&str; 7] =
+            ["silu", "silu-beta", "sigmoid", "relu", "gelu", "gelu-tanh", "identity"];
+        const ROUNDINGS: [&str; 3] = ["fused", "pre_round", "eager"];
+        format!(
+            "{} {} {}+{}{}",
+            self.dtype,
+            GATES[usize::from(self.gate)],
+            ROUNDINGS[usize::from(self.rounding)],
+            if self.fast { "fast" } else { "precise" },
+            if self.clamp { " clamped" } else { "" }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_as_few_as_can_be() {
+        // 5 transcendental gates in 2 exp modes and 2 others; 3 roundings; clamped or not.
+        assert_eq!(GateCode::all(DType::Bf16).len(), 12 * 3 * 2);
+        assert_eq!(GateCode::all(DType::F32).len(), 12 * 2 * 2);
+    }
+
+    #[test]
+    fn modes_that_cannot_differ_share_their_code() {
+        let code = |act, n: &str| GateCode::elementwise(&act, n.parse().unwrap(), DType::F16);
+        assert_eq!(code(Activation::SWIGLU, "fused"), code(Activation::SWIGLU, "pre_round"));
+        assert_ne!(code(Activation::SWIGLU, "fused"), code(Activation::SWIGLU, "eager"));
+        assert_eq!(code(Activation::REGLU, "fused+fast"), code(Activation::REGLU, "fused"));
+    }
+}

@@ -1,0 +1,258 @@
+//! What the fused gated GEMM kernels share: `device/gated_gemm.cuh`.
+
+use std::fmt;
+
+use swiglu_core::{DType, Orientation};
+
+use super::elementwise::Tensor;
+use super::gate::{Formula, GateCode};
+use super::{mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm};
+use crate::context::{Arch, Cuda};
+use crate::error::Result;
+use crate::jit::{Define, define};
+use crate::stream::Stream;
+
+/// Gate and up weights in device memory, of the same orientation and row stride.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Weights {
+    pub(crate) gate: u64,
+    pub(crate) up: u64,
+    /// Elements from row to row.
+    pub(crate) row_stride: usize,
+    pub(crate) orientation: Orientation,
+    /// K.
+    pub(crate) hidden: usize,
+    /// H.
+    pub(crate) intermediate: usize,
+    /// Addresses of the two biases, f32, zero-padded to [`BIAS_PADDING`] values.
+    pub(crate) biases: Option<[u64; 2]>,
+}
+
+/// Kernels read biases for whole tiles: the widest tile.
+pub(crate) const BIAS_PADDING: usize = 128;
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) code: GateCode,
+    pub(crate) formula: Formula,
+    /// M.
+    pub(crate) m: usize,
+    pub(crate) x: Tensor,
+    pub(crate) out: Tensor,
+    pub(crate) weights: Weights,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extents {
+    m: i32,
+    features: i32,
+    k: i32,
+    raster_rows: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Epilogue {
+    h: u64,
+    h_stride: i64,
+    gate_bias: u64,
+    up_bias: u64,
+    formula: Formula,
+}
+
+impl Call {
+    /// The extents for tiles of this size. [`Kernel::check`] has seen that they fit.
+    pub(super) fn extents(&self, tile: [usize; 2], sm_count: u32) -> Extents {
+        let rows = self.m.div_ceil(tile[0]);
+        Extents {
+            m: self.m as i32,
+            features: self.weights.intermediate as i32,
+            k: self.weights.hidden as i32,
+            raster_rows: raster_rows(tile, rows, sm_count as usize) as i32,
+        }
+    }
+
+    pub(super) fn epilogue(&self) -> Epilogue {
+        let [gate_bias, up_bias] = self.weights.biases.unwrap_or_default();
+        let (h, h_stride) = (self.out.data, self.out.stride);
+        Epilogue { h, h_stride, gate_bias, up_bias, formula: self.formula }
+    }
+
+    pub(super) fn tiles(&self, [rows, columns]: [usize; 2]) -> usize {
+        self.m.div_ceil(rows).saturating_mul(self.weights.intermediate.div_ceil(columns))
+    }
+}
+
+/// ORIENTATION and BIAS.
+pub(super) fn layout_defines(orientation: Orientation, bias: bool) -> [Define; 2] {
+    [define("ORIENTATION", orientation == Orientation::InOut), define("BIAS", bias)]
+}
+
+/// Row tiles per group of the raster: the blocks that run together then read the fewest rows of x
+/// and columns of the weights, counted in elements of k.
+fn raster_rows([tile_m, tile_h]: [usize; 2], rows: usize, sm_count: usize) -> usize {
+    let read = |group: usize| group * tile_m + sm_count.div_ceil(group) * 2 * tile_h;
+    (1..=rows.clamp(1, 32)).min_by_key(|&group| read(group)).unwrap_or(1)
+}
+
+/// A fused kernel with its tile: data, until it is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    /// Hopper's wgmma and copy engine.
+    Sm90(sm90_gated_gemm::Config),
+    /// Tensor cores of a warp, from sm_80.
+    Mma(mma_gated_gemm::Config),
+    /// f32 without tensor cores.
+    Simt,
+}
+
+impl Kernel {
+    /// Every kernel in every tile.
+    pub(crate) fn all() -> impl Iterator<Item = Kernel> {
+        let sm90 = sm90_gated_gemm::Config::ALL.into_iter().map(Kernel::Sm90);
+        let mma = mma_gated_gemm::Config::ALL.into_iter().map(Kernel::Mma);
+        sm90.chain(mma).chain([Kernel::Simt])
+    }
+
+    /// The name of the kernel, without its tile.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kernel::Sm90(_) => "sm90_gated_gemm",
+            Kernel::Mma(_) => "mma_gated_gemm",
+            Kernel::Simt => "simt_gated_gemm",
+        }
+    }
+
+    /// Rows and columns of h per tile.
+    pub(crate) fn tile(self) -> [usize; 2] {
+        match self {
+            Kernel::Sm90(config) => config.tile(),
+            Kernel::Mma(config) => config.tile(),
+            Kernel::Simt => simt_gated_gemm::TILE,
+        }
+    }
+
+    /// Tile sizes and the like, by name.
+    pub(crate) fn parameters(self) -> [(&'static str, usize); 3] {
+        let [tile_m, tile_h] = self.tile();
+        let stages = match self {
+            Kernel::Sm90(config) => config.stages(),
+            Kernel::Mma(_) => mma_gated_gemm::STAGES,
+            Kernel::Simt => simt_gated_gemm::STAGES,
+        };
+        [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages)]
+    }
+
+    /// Whether the kernel exists for an architecture and an element type, or why not: what can be
+    /// said before there are addresses. `tf32`: whether f32 factors may be rounded.
+    pub(crate) fn check_problem(
+        self,
+        arch: Arch,
+        dtype: DType,
+        hidden: usize,
+        tf32: bool,
+    ) -> Result<(), String> {
+        match self {
+            Kernel::Sm90(_) if arch != Arch::Sm90a => Err(format!("{arch} has no wgmma")),
+            Kernel::Sm90(_) if dtype == DType::F32 => {
+                Err("wgmma multiplies f16 and bf16 only here".into())
+            }
+            Kernel::Sm90(_) if hidden == 0 => Err("there is nothing to multiply".into()),
+            Kernel::Mma(_) if dtype == DType::F32 && !tf32 => {
+                Err("tensor cores would round f32 to tf32, which was not asked for".into())
+            }
+            Kernel::Simt if dtype != DType::F32 => {
+                Err(format!("tensor cores multiply {dtype} exactly, and faster"))
+            }
+            Kernel::Simt if tf32 => Err("tf32 was asked for".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether these addresses, strides and extents can be launched, or why not.
+    pub(crate) fn check_call(self, call: &Call) -> Result<(), String> {
+        let w = &call.weights;
+        let largest = call.m.max(w.intermediate).max(w.hidden).max(call.tiles(self.tile()));
+        if largest > i32::MAX as usize {
+            return Err(format!("{largest} is more than a kernel counts to"));
+        }
+        match self {
+            Kernel::Sm90(_) => sm90_gated_gemm::check_call(call),
+            Kernel::Mma(_) | Kernel::Simt => Ok(()),
+        }
+    }
+
+    /// Enqueues h = act(x·Wg + bg, x·Wu + bu).
+    ///
+    /// # Safety
+    /// The call's addresses are memory of the stream's device that stays valid until the kernel has
+    /// run; out overlaps nothing else, and its rows do not overlap. Both checks have passed.
+    pub(crate) unsafe fn launch(self, stream: &Stream, call: &Call) -> Result<()> {
+        if call.m == 0 || call.weights.intermediate == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller says.
+        unsafe {
+            match self {
+                Kernel::Sm90(config) => sm90_gated_gemm::launch(stream, config, call),
+                Kernel::Mma(config) => mma_gated_gemm::launch(stream, config, call),
+                Kernel::Simt => simt_gated_gemm::launch(stream, call),
+            }
+        }
+    }
+
+    /// Compiles what launches with aligned operands need.
+    pub(crate) fn prepare(
+        self,
+        cuda: &Cuda,
+        code: GateCode,
+        orientation: Orientation,
+        bias: bool,
+    ) -> Result<()> {
+        match self {
+            Kernel::Sm90(config) => {
+                sm90_gated_gemm::function(cuda, config, code, orientation, bias, true).map(drop)
+            }
+            Kernel::Mma(config) => {
+                mma_gated_gemm::function(cuda, config, code, orientation, bias, 16).map(drop)
+            }
+            Kernel::Simt => simt_gated_gemm::function(cuda, code, orientation, bias).map(drop),
+        }
+    }
+}
+
+impl fmt::Display for Kernel {
+    /// `sm90_gated_gemm 128x64`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = self.tile();
+        f.pad(&format!("{} {rows}x{columns}", self.name()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_about_as_tall_as_wide() {
+        assert_eq!(raster_rows([128, 128], 32, 132), 15);
+        assert_eq!(raster_rows([128, 128], 1, 132), 1);
+        assert_eq!(raster_rows([128, 64], 0, 132), 1);
+    }
+
+    #[test]
+    fn some_kernel_computes_every_element_type_on_every_architecture() {
+        for arch in Arch::ALL {
+            for dtype in DType::ALL {
+                for tf32 in [false, true] {
+                    for hidden in [0, 64] {
+                        let fits = |k: &Kernel| k.check_problem(arch, dtype, hidden, tf32).is_ok();
+                        assert!(Kernel::all().any(|k| fits(&k)), "{arch} {dtype} {tf32}");
+                    }
+                }
+            }
+        }
+    }
+}

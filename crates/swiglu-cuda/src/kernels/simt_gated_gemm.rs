@@ -1,0 +1,97 @@
+//! Launches `device/simt_gated_gemm.cu`.
+
+use swiglu_core::{DType, Orientation};
+
+use super::NamedVariant;
+use super::gate::GateCode;
+use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
+use crate::context::Cuda;
+use crate::error::Result;
+use crate::jit::{KernelFile, Variant, define};
+use crate::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::stream::Stream;
+
+static FILE: KernelFile =
+    KernelFile::new("simt_gated_gemm.cu", include_str!("../../device/simt_gated_gemm.cu"));
+
+/// Rows and columns of h per tile.
+pub(crate) const TILE: [usize; 2] = [128, 64];
+/// Stages of the ring.
+pub(crate) const STAGES: usize = 3;
+const THREADS: u32 = 256;
+/// x and two halves of the weights, 16 k each, four floats of padding per k.
+const SHARED_BYTES: usize = STAGES * 16 * (TILE[0] + 4 + 2 * (TILE[1] + 4)) * 4;
+
+#[repr(C)]
+struct Params {
+    x: u64,
+    gate: u64,
+    up: u64,
+    x_stride: i64,
+    weight_stride: i64,
+    extents: Extents,
+    epilogue: Epilogue,
+}
+
+fn variant(code: GateCode, orientation: Orientation, bias: bool) -> Variant {
+    let [a, b, c, d, e] = code.defines();
+    let [f, g] = layout_defines(orientation, bias);
+    let rest = [define("STAGES", STAGES as i64), define("SHARED_BYTES", SHARED_BYTES as i64)];
+    let [h, i] = rest;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i])
+}
+
+pub(super) fn function(
+    cuda: &Cuda,
+    code: GateCode,
+    orientation: Orientation,
+    bias: bool,
+) -> Result<Function> {
+    let variant = variant(code, orientation, bias);
+    cuda.function(&variant, "simt_gated_gemm", SHARED_BYTES as u32)
+}
+
+/// # Safety
+/// As [`super::gated_gemm::Kernel::launch`].
+pub(super) unsafe fn launch(stream: &Stream, call: &Call) -> Result<()> {
+    let (cuda, w) = (stream.cuda(), &call.weights);
+    let function = function(cuda, call.code, w.orientation, w.biases.is_some())?;
+    let params = Params {
+        x: call.x.data,
+        gate: w.gate,
+        up: w.up,
+        x_stride: call.x.stride,
+        weight_stride: w.row_stride as i64,
+        extents: call.extents(TILE, cuda.facts().sm_count),
+        epilogue: call.epilogue(),
+    };
+    let launch = LaunchConfig {
+        grid: [call.tiles(TILE) as u32, 1, 1],
+        block: THREADS,
+        dynamic_shared: SHARED_BYTES as u32,
+        ..LaunchConfig::default()
+    };
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { enqueue(stream, &function, &launch, &params) }
+}
+
+/// Every activation and mode, and every layout with the default ones.
+pub(super) fn variants() -> Vec<NamedVariant> {
+    let mut all = Vec::new();
+    let mut push = |code: GateCode, orientation, bias| {
+        let bias_label = if bias { " bias" } else { "" };
+        all.push(NamedVariant {
+            name: format!("{} {orientation}{bias_label}", code.name()),
+            variant: variant(code, orientation, bias),
+        });
+    };
+    for code in GateCode::all(DType::F32) {
+        push(code, Orientation::OutIn, true);
+    }
+    let default = super::default_code(DType::F32);
+    for bias in [false, true] {
+        push(default, Orientation::InOut, bias);
+    }
+    push(default, Orientation::OutIn, false);
+    all
+}

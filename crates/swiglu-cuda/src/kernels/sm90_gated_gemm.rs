@@ -1,0 +1,206 @@
+//! Launches `device/sm90_gated_gemm.cu`.
+
+use swiglu_core::{DType, Orientation};
+
+use super::NamedVariant;
+use super::elementwise::Tensor;
+use super::gate::GateCode;
+use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
+use super::tensor_map::{Boxes, TensorMap, addressable};
+use crate::context::Cuda;
+use crate::error::Result;
+use crate::jit::{KernelFile, Variant, define};
+use crate::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::stream::Stream;
+
+static FILE: KernelFile =
+    KernelFile::new("sm90_gated_gemm.cu", include_str!("../../device/sm90_gated_gemm.cu"));
+
+const TILE_M: usize = 128;
+const TILE_K: usize = 64;
+/// Columns of a box: 128 bytes.
+const PANEL: usize = 64;
+const THREADS: u32 = 384;
+/// What a block can have on sm_90.
+const SHARED_LIMIT: usize = 232_448;
+
+/// Columns of h per tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Config {
+    tile_h: usize,
+}
+
+impl Config {
+    /// The most arithmetic per byte.
+    pub(crate) const WIDE: Config = Config { tile_h: 128 };
+    /// Twice as many tiles, for few rows.
+    pub(crate) const NARROW: Config = Config { tile_h: 64 };
+    /// All of them.
+    pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
+
+    pub(crate) fn tile(self) -> [usize; 2] {
+        [TILE_M, self.tile_h]
+    }
+
+    fn stage_bytes(self) -> usize {
+        (TILE_M + 2 * self.tile_h) * TILE_K * 2
+    }
+
+    fn out_bytes(self) -> usize {
+        TILE_M * self.tile_h * 2
+    }
+
+    /// As many as fit beside the output tile.
+    pub(crate) fn stages(self) -> usize {
+        (SHARED_LIMIT - 1024 - self.out_bytes()) / (self.stage_bytes() + 16)
+    }
+
+    fn shared_bytes(self, tensor_store: bool) -> usize {
+        let out = if tensor_store { self.out_bytes() } else { 0 };
+        1024 + self.stages() * (self.stage_bytes() + 16) + out
+    }
+}
+
+#[repr(C, align(64))]
+struct Params {
+    x: TensorMap,
+    gate: TensorMap,
+    up: TensorMap,
+    out: TensorMap,
+    extents: Extents,
+    epilogue: Epilogue,
+}
+
+/// Whether the copy engine can address x and the weights; the output may be anything.
+pub(super) fn check_call(call: &Call) -> Result<(), String> {
+    let w = &call.weights;
+    let weights = |data| Tensor { data, stride: w.row_stride as i64 };
+    for (what, tensor, rows) in
+        [("x", call.x, call.m), ("the gate weight", weights(w.gate), 2), ("the up weight", weights(w.up), 2)]
+    {
+        if !addressable(tensor, rows) {
+            return Err(format!(
+                "the copy engine needs {what} at a multiple of 16 bytes with rows a multiple of 16 \
+                 bytes apart, given address {:#x} and rows {} bytes apart",
+                tensor.data,
+                tensor.stride * 2
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn variant(
+    config: Config,
+    code: GateCode,
+    orientation: Orientation,
+    bias: bool,
+    tensor_store: bool,
+) -> Variant {
+    let [a, b, c, d, e] = code.defines();
+    let [f, g] = layout_defines(orientation, bias);
+    let tile = [
+        define("TILE_H", config.tile_h as i64),
+        define("STAGES", config.stages() as i64),
+        define("TENSOR_STORE", tensor_store),
+        define("SHARED_BYTES", config.shared_bytes(tensor_store) as i64),
+    ];
+    let [h, i, j, k] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k])
+}
+
+pub(super) fn function(
+    cuda: &Cuda,
+    config: Config,
+    code: GateCode,
+    orientation: Orientation,
+    bias: bool,
+    tensor_store: bool,
+) -> Result<Function> {
+    let variant = variant(config, code, orientation, bias, tensor_store);
+    cuda.function(&variant, "sm90_gated_gemm", config.shared_bytes(tensor_store) as u32)
+}
+
+/// # Safety
+/// As [`super::gated_gemm::Kernel::launch`].
+pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Result<()> {
+    let cuda = stream.cuda();
+    let (w, dtype) = (&call.weights, call.code.dtype());
+    let tensor_store = addressable(call.out, call.m);
+    let function =
+        function(cuda, config, call.code, w.orientation, w.biases.is_some(), tensor_store)?;
+    let map = |matrix, rows, cols, box_rows: usize| {
+        let boxes = Boxes { dtype, matrix, rows, cols, box_rows: box_rows as u32 };
+        TensorMap::encode(cuda.driver(), &boxes)
+    };
+    let weight = |data| {
+        let matrix = Tensor { data, stride: w.row_stride as i64 };
+        match w.orientation {
+            Orientation::OutIn => map(matrix, w.intermediate, w.hidden, config.tile_h),
+            Orientation::InOut => map(matrix, w.hidden, w.intermediate, TILE_K),
+        }
+    };
+    let params = Params {
+        x: map(call.x, call.m, w.hidden, TILE_M)?,
+        gate: weight(w.gate)?,
+        up: weight(w.up)?,
+        out: match tensor_store {
+            true => map(call.out, call.m, w.intermediate, PANEL)?,
+            false => TensorMap::UNUSED,
+        },
+        extents: call.extents(config.tile(), cuda.facts().sm_count),
+        epilogue: call.epilogue(),
+    };
+    let blocks = call.tiles(config.tile()).min(cuda.facts().sm_count as usize);
+    let launch = LaunchConfig {
+        grid: [blocks as u32, 1, 1],
+        block: THREADS,
+        dynamic_shared: config.shared_bytes(tensor_store) as u32,
+        ..LaunchConfig::default()
+    };
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { enqueue(stream, &function, &launch, &params) }
+}
+
+/// Every activation and mode in the wide tile, every layout and tile with the default ones.
+pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
+    let mut all = Vec::new();
+    let mut push = |config: Config, code: GateCode, orientation, bias, tensor_store: bool| {
+        let store = if tensor_store { "" } else { " element store" };
+        let bias_label = if bias { " bias" } else { "" };
+        all.push(NamedVariant {
+            name: format!("{} {orientation} h{}{bias_label}{store}", code.name(), config.tile_h),
+            variant: variant(config, code, orientation, bias, tensor_store),
+        });
+    };
+    for code in GateCode::all(dtype) {
+        push(Config::WIDE, code, Orientation::OutIn, true, true);
+    }
+    let default = super::default_code(dtype);
+    for config in Config::ALL {
+        for orientation in Orientation::ALL {
+            for bias in [false, true] {
+                for store in [false, true] {
+                    push(config, default, orientation, bias, store);
+                }
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_fills_the_shared_memory() {
+        assert_eq!(Config::WIDE.stages(), 4);
+        assert_eq!(Config::NARROW.stages(), 6);
+        for config in Config::ALL {
+            let (used, stage) = (config.shared_bytes(true), config.stage_bytes());
+            assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT);
+        }
+        assert_eq!(size_of::<Params>(), 576);
+    }
+}

@@ -1,0 +1,90 @@
+//! Descriptors of matrices for the copy engine.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys::{
+    CUtensorMap, CUtensorMapDataType as DataType, CUtensorMapFloatOOBfill as Fill,
+    CUtensorMapInterleave as Interleave, CUtensorMapL2promotion as Promotion,
+    CUtensorMapSwizzle as Swizzle,
+};
+use swiglu_core::DType;
+
+use super::elementwise::Tensor;
+use crate::driver::{Driver, cu};
+use crate::error::{CudaError, Result};
+
+/// As `ptx::TensorMap`: 128 bytes, aligned to 64.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TensorMap([u64; 16]);
+
+/// A `[rows, cols]` matrix of 16-bit elements, copied in boxes of `box_rows` rows of 64 columns:
+/// 128 bytes, one row of the 128-byte swizzle.
+pub(super) struct Boxes {
+    pub(super) dtype: DType,
+    pub(super) matrix: Tensor,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) box_rows: u32,
+}
+
+/// Bytes that the copy engine's addresses and row strides are multiples of.
+const ALIGNMENT: u64 = 16;
+
+/// Whether the copy engine can address the matrix.
+pub(super) fn addressable(matrix: Tensor, rows: usize) -> bool {
+    let stride = matrix.stride as u64 * 2;
+    matrix.data.is_multiple_of(ALIGNMENT)
+        && (rows <= 1 || stride.is_multiple_of(ALIGNMENT) && stride < 1 << 40)
+}
+
+impl TensorMap {
+    /// For a launch that does not read it.
+    pub(super) const UNUSED: TensorMap = TensorMap([0; 16]);
+
+    pub(super) fn encode(driver: &Driver, boxes: &Boxes) -> Result<Self> {
+        /// What newer headers align the driver's type to.
+        #[repr(align(128))]
+        struct Aligned(TensorMap);
+        let mut map = Aligned(TensorMap::UNUSED);
+        let dtype = match boxes.dtype {
+            DType::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            DType::Bf16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            other => {
+                return Err(CudaError::Unsupported {
+                    what: format!("a tensor map of {other}"),
+                    why: "kernels that use the copy engine read f16 and bf16".into(),
+                });
+            }
+        };
+        let dims = [boxes.cols as u64, boxes.rows as u64];
+        // The stride of a single row is never used, but has to be a valid one.
+        let stride = if boxes.rows > 1 {
+            boxes.matrix.stride as u64 * 2
+        } else {
+            (dims[0] * 2).next_multiple_of(ALIGNMENT)
+        };
+        let (strides, extent, steps) = ([stride], [64, boxes.box_rows], [1, 1]);
+        // SAFETY: 128 aligned bytes for the result; two dimensions and one stride, as rank 2 has.
+        unsafe {
+            cu!(
+                driver,
+                cuTensorMapEncodeTiled(
+                    (&raw mut map.0).cast::<CUtensorMap>(),
+                    dtype,
+                    2,
+                    boxes.matrix.data as *mut c_void,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    extent.as_ptr(),
+                    steps.as_ptr(),
+                    Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                )
+            )
+        }?;
+        Ok(map.0)
+    }
+}
