@@ -333,3 +333,6 @@ fn pythons(lib: &Path) -> Vec<PathBuf> {
     found.sort_by(|a, b| b.cmp(a));
     found.into_iter().map(|(_, path)| path).collect()
 }
+
+#[cfg(test)]
+mod tests;
