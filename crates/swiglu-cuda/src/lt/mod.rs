@@ -15,7 +15,7 @@ use swiglu_core::{DType, Element, Orientation};
 
 use crate::context::{Arch, Context, Cuda};
 use crate::error::{CudaError, Result};
-use crate::memory::{DeviceData, DeviceMatrixMut, DeviceMatrixRef};
+use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
 use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
 
@@ -121,7 +121,7 @@ impl Lt {
     /// `w` describes memory of this device that holds elements of type `T` until the work is done,
     /// and `scratch` is the address of [`Lt::scratch_bytes`] bytes, a multiple of 256, that no work
     /// outside the stream's order uses.
-    pub(crate) unsafe fn launch<T: Element + DeviceData>(
+    pub(crate) unsafe fn launch<T: Element>(
         &self,
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
@@ -154,7 +154,7 @@ impl Lt {
         Ok(())
     }
 
-    fn expect<T: Element + DeviceData>(
+    fn expect<T: Element>(
         &self,
         stream: &Stream,
         x: &DeviceMatrixRef<'_, T>,
@@ -307,7 +307,7 @@ impl fmt::Debug for Lt {
 }
 
 impl Key {
-    fn of<T: Element + DeviceData>(
+    fn of<T: Element>(
         x: &DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
         y: &DeviceMatrixMut<'_, T>,

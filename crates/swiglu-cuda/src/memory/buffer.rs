@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use half::{bf16, f16};
+use swiglu_core::Element;
 
 use super::copy;
 use crate::driver::cu;
@@ -16,13 +16,8 @@ use crate::stream::Stream;
 /// Every bit pattern is a value, and there is no padding.
 pub unsafe trait DeviceData: Copy + Send + Sync + 'static {}
 
-macro_rules! device_data {
-    ($($T:ty),*) => {
-        // SAFETY: numbers without padding; every bit pattern is one.
-        $(unsafe impl DeviceData for $T {})*
-    };
-}
-device_data!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64, f16, bf16);
+// SAFETY: the trait is sealed; its types are f32, f16 and bf16, of which every bit pattern is a value.
+unsafe impl<T: Element> DeviceData for T {}
 
 /// `len` elements of device memory, allocated and freed in the order of a stream.
 ///
