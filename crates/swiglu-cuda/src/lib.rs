@@ -4,6 +4,7 @@
 //! Building needs no CUDA. Libraries are looked for when a [`Cuda`] is made or a kernel compiled;
 //! what is missing is a typed error ([`CudaError`]) that lists where it was looked for.
 
+pub mod ceilings;
 mod context;
 mod driver;
 mod error;
@@ -18,5 +19,6 @@ mod workspace;
 
 pub use context::{Arch, Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
+pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 pub use stream::{Event, Graph, Stream};

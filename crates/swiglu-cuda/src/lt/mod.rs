@@ -99,16 +99,6 @@ impl Lt {
         if arch >= Arch::Sm90a { 32 << 20 } else { 4 << 20 }
     }
 
-    /// The library's version: major, minor, patch.
-    ///
-    /// # Errors
-    /// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`].
-    pub(crate) fn version() -> Result<(usize, usize, usize)> {
-        // SAFETY: takes nothing and needs no device.
-        let version = unsafe { (api()?.cublasLtGetVersion)() };
-        Ok((version / 10_000, version / 100 % 100, version % 100))
-    }
-
     /// Enqueues `y = x·W (+ b)`, accumulated in f32. A problem that was met before costs no
     /// allocation and no waiting. No tokens or no output features: nothing is done.
     ///
@@ -293,6 +283,16 @@ impl Lt {
             )
         }
     }
+}
+
+/// The version of cuBLASLt: major, minor, patch. Needs no device.
+///
+/// # Errors
+/// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`].
+pub fn cublaslt_version() -> Result<(usize, usize, usize)> {
+    // SAFETY: takes nothing and needs no device.
+    let version = unsafe { (api()?.cublasLtGetVersion)() };
+    Ok((version / 10_000, version / 100 % 100, version % 100))
 }
 
 impl fmt::Debug for Lt {

@@ -1,0 +1,142 @@
+//! What a device can do at most, measured by its own copy and by cuBLASLt: the yardsticks of its
+//! speed.
+
+use serde::Serialize;
+use swiglu_core::{DType, Element, Orientation, bf16, f16, random};
+
+use crate::context::Cuda;
+use crate::driver::cu;
+use crate::error::{CudaError, Result};
+use crate::library::Library;
+use crate::lt::{LinearWeights, Lt};
+use crate::memory::{DeviceBuffer, DeviceMatrix};
+use crate::stream::Stream;
+
+/// Measurements, of which the median counts.
+const SAMPLES: usize = 11;
+/// Random values that fill a matrix by repetition: enough that no two tiles of a product are alike,
+/// so that the device draws the power of real work.
+const RANDOM_VALUES: usize = (1 << 16) - 1;
+
+/// The limits of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ceilings {
+    /// Bytes per second of a copy in device memory, read and written ones together.
+    pub copy: f64,
+    /// Operations per second of a large f32 product, in TF32 where the device was made for it;
+    /// `None` without cuBLASLt.
+    pub gemm_f32: Option<f64>,
+    /// Of a large f16 product.
+    pub gemm_f16: Option<f64>,
+    /// Of a large bf16 product.
+    pub gemm_bf16: Option<f64>,
+}
+
+impl Ceilings {
+    /// Operations per second of a large product of this element type.
+    pub fn gemm(&self, dtype: DType) -> Option<f64> {
+        match dtype {
+            DType::F32 => self.gemm_f32,
+            DType::F16 => self.gemm_f16,
+            DType::Bf16 => self.gemm_bf16,
+            _ => None,
+        }
+    }
+}
+
+/// All limits; about a second.
+///
+/// # Errors
+/// [`CudaError::OutOfMemory`], or what the driver reports.
+pub fn measure(cuda: &Cuda) -> Result<Ceilings> {
+    Ok(Ceilings {
+        copy: copy(cuda)?,
+        gemm_f32: optional(gemm::<f32>(cuda))?,
+        gemm_f16: optional(gemm::<f16>(cuda))?,
+        gemm_bf16: optional(gemm::<bf16>(cuda))?,
+    })
+}
+
+/// A rate that is unknown where cuBLASLt is not installed.
+fn optional(rate: Result<f64>) -> Result<Option<f64>> {
+    match rate {
+        Ok(rate) => Ok(Some(rate)),
+        Err(
+            CudaError::LibraryMissing { library: Library::CublasLt, .. }
+            | CudaError::SymbolMissing { library: Library::CublasLt, .. },
+        ) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Bytes per second of a copy in device memory, far larger than the second-level cache.
+///
+/// # Errors
+/// As [`measure`].
+pub fn copy(cuda: &Cuda) -> Result<f64> {
+    let (free, _) = cuda.memory_info()?;
+    let bytes = (8 * cuda.facts().l2_bytes).max(16 << 20).min(free / 4);
+    let stream = cuda.stream();
+    let source = DeviceBuffer::<f32>::zeros(&stream, bytes / 4)?;
+    let target = DeviceBuffer::<f32>::new(&stream, bytes / 4)?;
+    let bytes = source.len() * 4;
+    let seconds = median_seconds(&stream, || {
+        let (to, from) = (target.device_ptr(), source.device_ptr());
+        // SAFETY: both buffers have as many bytes and live until the stream was waited for.
+        unsafe { cu!(cuda.driver(), cuMemcpyDtoDAsync(to, from, bytes, stream.handle())) }
+    })?;
+    Ok(2.0 * bytes as f64 / seconds)
+}
+
+/// Operations per second of a square product through cuBLASLt, with tiles enough for every
+/// multiprocessor many times over.
+///
+/// # Errors
+/// As [`measure`]; [`CudaError::LibraryMissing`] without cuBLASLt.
+pub fn gemm<T: Element>(cuda: &Cuda) -> Result<f64> {
+    let lt = Lt::new(cuda)?;
+    let side = (cuda.facts().sm_count as usize * 64).next_multiple_of(256).clamp(256, 8192);
+    let stream = cuda.stream();
+    let values: Vec<T> =
+        (0..RANDOM_VALUES).map(|i| T::from_f32(random::normal(0, i as u64))).collect();
+    let values: Vec<T> = values.into_iter().cycle().take(side * side).collect();
+    let mut x = DeviceMatrix::<T>::new(&stream, side, side)?;
+    x.buffer_mut().upload(&values)?;
+    let memory = DeviceBuffer::from_host(&stream, &values)?;
+    let mut y = DeviceMatrix::<T>::new(&stream, side, side)?;
+    let weights = LinearWeights {
+        ptr: memory.device_ptr(),
+        orientation: Orientation::OutIn,
+        in_features: side,
+        out_features: side,
+        row_stride: side,
+        bias: None,
+    };
+    let seconds = median_seconds(&stream, || {
+        cuda.with_workspace(&stream, Lt::scratch_bytes(cuda.arch()), |scratch| {
+            // SAFETY: the weights live until the stream was waited for; the scratch memory is the
+            // stream's own.
+            unsafe { lt.launch(&stream, x.view(), &weights, y.view_mut(), scratch) }
+        })
+    })?;
+    Ok(2.0 * (side as f64).powi(3) / seconds)
+}
+
+/// Of work on an otherwise idle device, by its own clock. Waits for the last of it.
+fn median_seconds(stream: &Stream, mut enqueue: impl FnMut() -> Result<()>) -> Result<f64> {
+    // The first call chooses and loads a kernel, the second finds the clocks still low.
+    enqueue()?;
+    enqueue()?;
+    let mut marks = vec![stream.record()?];
+    for _ in 0..SAMPLES {
+        enqueue()?;
+        marks.push(stream.record()?);
+    }
+    let mut times = Vec::with_capacity(SAMPLES);
+    for pair in marks.windows(2) {
+        times.push(f64::from(pair[1].elapsed_ms(&pair[0])?) / 1e3);
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    // A simulated clock may stand still.
+    Ok(times[SAMPLES / 2].max(1e-9))
+}
