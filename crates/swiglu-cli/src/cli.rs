@@ -40,6 +40,8 @@ pub(crate) enum Verb {
     Bench(verbs::bench::BenchArgs),
     /// Show how a problem would be computed, and what it costs at least
     Explain(Box<verbs::explain::ExplainArgs>),
+    /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
+    Kernels(verbs::kernels::KernelsArgs),
     /// Show this program, processor and what is available
     Info,
     /// Print a completion script for a shell
@@ -53,6 +55,7 @@ impl Verb {
             Verb::Check(args) => verbs::check::check(args, terminal),
             Verb::Bench(args) => verbs::bench::bench(args, terminal),
             Verb::Explain(args) => verbs::explain::explain(args, terminal),
+            Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
             Verb::Info => verbs::info::info(terminal),
             Verb::Completions(args) => verbs::completions::completions(args, terminal),
         }

@@ -5,4 +5,5 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod explain;
 pub(crate) mod info;
+pub(crate) mod kernels;
 pub(crate) mod run;

@@ -1,0 +1,258 @@
+//! `swiglu kernels`: what the device kernels compile to, and a cache of them for other machines.
+//!
+//! Needs the run-time compiler, but neither a device nor a driver.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use comfy_table::Cell;
+use rayon::prelude::*;
+use serde::Serialize;
+use swiglu_cuda::jit::cache::{CacheOptions, CacheWarning, KernelCache, Module, Origin};
+use swiglu_cuda::jit::{CompileLog, Version};
+use swiglu_cuda::kernels::{NamedVariant, registry};
+use swiglu_cuda::{Arch, Cuda, CudaError};
+
+use crate::Verdict;
+use crate::table::{self, Column::Number, Column::Text};
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(crate) struct KernelsArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Compile every variant, or take it from the cache, and show what the compiler says
+    List(ListArgs),
+    /// Fill a directory with compiled kernels, for machines that only read it
+    Build(BuildArgs),
+}
+
+#[derive(Debug, Args)]
+struct Selection {
+    /// Only variants whose file or name contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Exit code 1 if a kernel spills, has a stack frame, a warning or an advisory
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Architectures; by default that of the first device, or sm_90a without one
+    #[arg(long, value_name = "NAME")]
+    arch: Vec<Arch>,
+    #[command(flatten)]
+    selection: Selection,
+}
+
+#[derive(Debug, Args)]
+struct BuildArgs {
+    /// Architectures, for example sm_90a
+    #[arg(long, value_name = "NAME", required = true)]
+    arch: Vec<Arch>,
+    /// The directory; made where it is missing. Set SWIGLU_CACHE_READ_ONLY_DIR to it to use it
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    #[command(flatten)]
+    selection: Selection,
+}
+
+/// What became of one variant on one architecture.
+#[derive(Debug, Serialize)]
+struct Row {
+    file: &'static str,
+    variant: String,
+    arch: Arch,
+    /// Where the module came from; nothing if it does not compile.
+    origin: Option<Origin>,
+    bytes: usize,
+    compile_ms: f64,
+    compiler: Option<Version>,
+    #[serde(flatten)]
+    log: CompileLog,
+    complaints: Vec<String>,
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    kernels: Vec<Row>,
+    compiled: usize,
+    failed: usize,
+    with_complaints: usize,
+    cache_warnings: Vec<CacheWarning>,
+}
+
+pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    match &args.action {
+        Action::List(list) => {
+            let archs = match list.arch.is_empty() {
+                true => vec![Cuda::new(0).map_or(Arch::Sm90a, |cuda| cuda.arch())],
+                false => list.arch.clone(),
+            };
+            let cache = KernelCache::new(&CacheOptions::default());
+            let report = gather(&archs, &list.selection, &cache, terminal)?;
+            show(&report, terminal)?;
+            Ok(verdict(&report, &list.selection))
+        }
+        Action::Build(build) => {
+            let cache = KernelCache::at(&build.out);
+            let report = gather(&build.arch, &build.selection, &cache, terminal)?;
+            show(&report, terminal)?;
+            if let Some(warning) = report.cache_warnings.first() {
+                bail!("{}: {}", warning.path.display(), warning.what);
+            }
+            if !terminal.json() {
+                let out = std::path::absolute(&build.out)
+                    .with_context(|| build.out.display().to_string())?;
+                writeln!(terminal, "to use it: SWIGLU_CACHE_READ_ONLY_DIR={}", out.display())?;
+            }
+            Ok(verdict(&report, &build.selection))
+        }
+    }
+}
+
+fn verdict(report: &Report, selection: &Selection) -> Verdict {
+    let clean = report.with_complaints == 0 || !selection.strict;
+    Verdict::from_passed(report.failed == 0 && clean)
+}
+
+/// Every selected variant of every architecture, compiled on all processors.
+fn gather(
+    archs: &[Arch],
+    selection: &Selection,
+    cache: &KernelCache,
+    terminal: &Terminal,
+) -> anyhow::Result<Report> {
+    let archs: BTreeSet<Arch> = archs.iter().copied().collect();
+    let wanted = |v: &NamedVariant| {
+        let only = selection.only.as_deref().unwrap_or_default();
+        v.variant.file().name().contains(only) || v.name.contains(only)
+    };
+    let jobs: Vec<(Arch, NamedVariant)> = archs
+        .into_iter()
+        .flat_map(|arch| registry(arch).into_iter().filter(wanted).map(move |v| (arch, v)))
+        .collect();
+    if jobs.is_empty() {
+        bail!("no variant has {:?} in its file or name", selection.only.as_deref().unwrap_or(""));
+    }
+    let bar = terminal.bar(jobs.len() as u64);
+    let kernels: Vec<Row> = jobs
+        .par_iter()
+        .map(|(arch, named)| {
+            let row = row(*arch, named, cache.module(&named.variant, *arch));
+            bar.inc(1);
+            row
+        })
+        .collect::<Result<_, CudaError>>()?;
+    bar.finish_and_clear();
+    let count = |what: fn(&Row) -> bool| kernels.iter().filter(|row| what(row)).count();
+    Ok(Report {
+        compiled: count(|row| row.origin == Some(Origin::Compiled)),
+        failed: count(|row| row.error.is_some()),
+        with_complaints: count(|row| !row.complaints.is_empty()),
+        cache_warnings: cache.warnings(),
+        kernels,
+    })
+}
+
+/// What became of a variant. That it does not compile is a finding; all else is an error.
+fn row(
+    arch: Arch,
+    named: &NamedVariant,
+    module: Result<Module, CudaError>,
+) -> Result<Row, CudaError> {
+    let (module, error) = match module {
+        Ok(module) => (Some(module), None),
+        Err(CudaError::Compile { log, .. }) => (None, Some(log)),
+        Err(e) => return Err(e),
+    };
+    let log = module.as_ref().map(|m| m.report.log.clone()).unwrap_or_default();
+    Ok(Row {
+        file: named.variant.file().name(),
+        variant: named.name.clone(),
+        arch,
+        origin: module.as_ref().map(|m| m.origin),
+        bytes: module.as_ref().map_or(0, |m| m.cubin.len()),
+        compile_ms: module.as_ref().map_or(0.0, |m| m.report.millis),
+        compiler: module.as_ref().map(|m| m.report.nvrtc),
+        complaints: log.complaints(),
+        log,
+        error,
+    })
+}
+
+fn show(report: &Report, terminal: &mut Terminal) -> anyhow::Result<()> {
+    if terminal.json() {
+        return terminal.print_json(report);
+    }
+    let columns = [
+        Text("file"),
+        Text("variant"),
+        Text("arch"),
+        Number("registers"),
+        Number("shared"),
+        Number("spills"),
+        Number("bytes"),
+        Number("compile ms"),
+        Text("from"),
+        Text("verdict"),
+    ];
+    let mut table = table::table(terminal, &columns);
+    for row in &report.kernels {
+        table.add_row(cells(row));
+    }
+    terminal.write_all(table::lines(&table).as_bytes())?;
+    for row in &report.kernels {
+        let texts = row.complaints.iter().chain(&row.error);
+        for text in texts {
+            writeln!(terminal, "{} ({}) {}: {text}", row.file, row.variant, row.arch)?;
+        }
+    }
+    for warning in &report.cache_warnings {
+        writeln!(terminal, "cache: {}: {}", warning.path.display(), warning.what)?;
+    }
+    let Report { kernels, compiled, failed, with_complaints, .. } = report;
+    writeln!(
+        terminal,
+        "{} variants: {compiled} compiled now, {failed} do not compile, \
+         {with_complaints} with complaints",
+        kernels.len()
+    )?;
+    Ok(())
+}
+
+/// A line of the table. A module has several kernels: the most registers and shared memory of one,
+/// the spills of all.
+fn cells(row: &Row) -> Vec<Cell> {
+    let entries = &row.log.entries;
+    let registers = entries.iter().map(|e| e.registers).max().unwrap_or(0);
+    let shared = entries.iter().map(|e| e.shared).max().unwrap_or(0);
+    let spills: u32 = entries.iter().map(|e| e.spill_stores + e.spill_loads).sum();
+    let origin = match row.origin {
+        Some(Origin::Compiled) => "compiler",
+        Some(Origin::Cache) => "cache",
+        Some(Origin::ReadOnly) => "read-only cache",
+        None => "",
+    };
+    vec![
+        Cell::new(row.file),
+        Cell::new(&row.variant),
+        Cell::new(row.arch),
+        Cell::new(registers),
+        Cell::new(shared),
+        Cell::new(spills),
+        Cell::new(row.bytes),
+        Cell::new(table::number(row.compile_ms)),
+        Cell::new(origin),
+        table::verdict(row.error.is_none() && row.complaints.is_empty()),
+    ]
+}
