@@ -74,6 +74,13 @@ fn activation_bound(
     let relative = (8.0 + 4.0 * exponent(act.gate(), g).min(90.0)) * U32 + exp_error(numerics);
     let mut f_error =
         act.gate().lipschitz() * gate_error + relative * f.abs() + 1e-37 * (1.0 + g.abs());
+    if numerics.rounding == Rounding::Eager
+        && matches!(act.gate(), GateFn::GeluErf | GateFn::GeluTanh)
+    {
+        // PyTorch's ½x(1 + erf) and ½x(1 + tanh) cancel in the negative tail: the sum's rounding and
+        // the error of the function, within 2 ulp of one, stay while the value vanishes.
+        f_error += 3.0 * U32 * g.abs();
+    }
     if eager {
         if let GateFn::Silu { beta } = act.gate()
             && beta != 1.0
@@ -145,10 +152,92 @@ pub fn activation<T: Element>(
     Ok(Reference { value, bound, frobenius_limit })
 }
 
-fn linear_error(magnitude: f64, terms: usize, rounds_to: Option<DType>) -> f64 {
+/// References of the gradients of gate and up, `[M, H]` each, from ∂L/∂h.
+///
+/// # Errors
+/// As [`oracle::activation_backward`].
+pub fn activation_backward<T: Element>(
+    act: &Activation,
+    numerics: Numerics,
+    inputs: &GateUpRef<'_, T>,
+    dh: MatrixRef<'_, T>,
+) -> Result<[Reference; 2]> {
+    let (m, h) = (inputs.rows(), inputs.intermediate());
+    let exact = Matrix::from_vec(
+        (0..m).flat_map(|i| dh.row(i).iter().map(|v| v.to_f64())).collect(),
+        dh.rows(),
+        dh.cols(),
+    )?;
+    let (dgate, dup) = oracle::activation_backward(act, inputs, exact.view())?;
+    let (mut gate_bound, mut up_bound) = (Matrix::zeros(m, h)?, Matrix::zeros(m, h)?);
+    for i in 0..m {
+        for j in 0..h {
+            let gate = inputs.at(Half::Gate, i, j).to_f64();
+            let up = inputs.at(Half::Up, i, j).to_f64();
+            let bounds = backward_bound(act, numerics, T::DTYPE, gate, up, exact.view().row(i)[j]);
+            (gate_bound.as_mut_slice()[i * h + j], up_bound.as_mut_slice()[i * h + j]) = bounds;
+        }
+    }
+    let reference = |value: Matrix<f64>, bound: Matrix<f64>| {
+        let norm = |m: &Matrix<f64>| m.as_slice().iter().map(|v| v * v).sum::<f64>().sqrt();
+        // Errors as large as their bounds everywhere, of which a correct kernel stays far below.
+        let frobenius_limit = match norm(&value) {
+            0.0 => f64::INFINITY,
+            n => norm(&bound) / n,
+        };
+        Reference { value, bound, frobenius_limit }
+    };
+    Ok([reference(dgate, gate_bound), reference(dup, up_bound)])
+}
+
+/// Bounds on the errors of (∂/∂gate, ∂/∂up)·dh. f′ is evaluated with the same few roundings as f, of
+/// terms that are at most 1 + |exponent| large; in `eager` PyTorch's autograd rounds what it stores
+/// between its operations, at most six values that are each below that size times |dh·up|.
+fn backward_bound(
+    act: &Activation,
+    numerics: Numerics,
+    dtype: DType,
+    gate: f64,
+    up: f64,
+    dh: f64,
+) -> (f64, f64) {
+    let limit = act.limit().map_or(f64::INFINITY, f64::from);
+    let (g, u) = (gate.min(limit), up.clamp(-limit, limit) + f64::from(act.up_offset()));
+    let (dg, du) = act.derivative(gate, up);
+    let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
+    let size = 1.0 + exponent(act.gate(), g).min(90.0);
+    let relative = (16.0 + 8.0 * size) * U32 + 2.0 * exp_error(numerics);
+    let terms = (u * dh).abs() * size;
+    let mut gate_error = relative * terms;
+    // What h itself may be off by is what ∂h/∂up may be, times dh.
+    let f = activation_bound(
+        act,
+        numerics,
+        dtype,
+        (gate, 0.0),
+        (1.0 - f64::from(act.up_offset()), 0.0),
+    );
+    let mut up_error = dh.abs() * (f + relative * (1.0 + g.abs()) * U32);
+    if eager {
+        gate_error += 6.0 * rounding(dtype, terms) + rounding(dtype, u.abs()) * dh.abs() * size;
+        up_error += dh.abs() * rounding(dtype, act.gate().value(g).abs());
+    }
+    (
+        gate_error + rounding(dtype, (dg * dh).abs() + gate_error),
+        up_error + rounding(dtype, (du * dh).abs() + up_error),
+    )
+}
+
+/// `roundoff`: what each factor of a product may be rounded by, relative to it.
+fn linear_error(magnitude: f64, terms: usize, roundoff: f64, rounds_to: Option<DType>) -> f64 {
     // Two more terms for the bias and for joining partial sums.
-    let error = gamma(terms + 2) * magnitude;
+    let error = (gamma(terms + 2) + factors_error(roundoff)) * magnitude;
     error + rounds_to.map_or(0.0, |t| rounding(t, magnitude + error))
+}
+
+/// A product of two factors that are each off by `roundoff`.
+fn factors_error(roundoff: f64) -> f64 {
+    roundoff * (2.0 + roundoff)
 }
 
 /// A linear map in plain loops: `f32` accumulation in order, rounded to T.
@@ -189,13 +278,14 @@ fn eager_gated_linear<T: Element>(
 fn gated_bound<T: Element>(
     params: &GatedLinearParams<'_, T>,
     forward: &oracle::GatedLinear,
+    roundoff: f64,
 ) -> Result<Matrix<f64>> {
     let k = params.weights.hidden();
     let rounds = (params.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
     let mut bound = Matrix::zeros(forward.h.rows(), forward.h.cols())?;
     for (i, b) in bound.as_mut_slice().iter_mut().enumerate() {
         let half = |l: &oracle::Linear| {
-            (l.value.as_slice()[i], linear_error(l.magnitude.as_slice()[i], k, rounds))
+            (l.value.as_slice()[i], linear_error(l.magnitude.as_slice()[i], k, roundoff, rounds))
         };
         *b = activation_bound(
             &params.activation,
@@ -216,11 +306,26 @@ pub fn gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &GatedLinearParams<'_, T>,
 ) -> Result<Reference> {
+    gated_linear_with(x, params, 0.0)
+}
+
+/// As [`gated_linear`], where each factor of a product may first be rounded by `roundoff` relative to
+/// it: 2⁻¹⁰ for tf32 by truncation. On the whole result such roundings act like those of T, so they
+/// add four times their size to its limit.
+///
+/// # Errors
+/// As [`oracle::gated_linear`].
+pub fn gated_linear_with<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &GatedLinearParams<'_, T>,
+    roundoff: f64,
+) -> Result<Reference> {
     let forward = oracle::gated_linear(x, params)?;
-    let bound = gated_bound(params, &forward)?;
+    let bound = gated_bound(params, &forward, roundoff)?;
     let baseline = relative_frobenius(eager_gated_linear(x, params)?.view(), forward.h.view());
     let frobenius_limit =
         frobenius_limit(baseline, params.numerics, T::DTYPE, bound.as_slice().len());
+    let frobenius_limit = frobenius_limit + 4.0 * roundoff;
     Ok(Reference { value: forward.h, bound, frobenius_limit })
 }
 
@@ -229,8 +334,20 @@ pub fn gated_linear<T: Element>(
 /// # Errors
 /// As [`oracle::mlp`].
 pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result<Reference> {
+    mlp_with(x, params, 0.0)
+}
+
+/// As [`mlp`], with factors rounded as in [`gated_linear_with`].
+///
+/// # Errors
+/// As [`oracle::mlp`].
+pub fn mlp_with<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &MlpParams<'_, T>,
+    roundoff: f64,
+) -> Result<Reference> {
     let forward = oracle::mlp(x, params)?;
-    let h_bound = gated_bound(&params.gated, &forward.gated)?;
+    let h_bound = gated_bound(&params.gated, &forward.gated, roundoff)?;
     let (m, k_len) = (x.rows(), params.gated.weights.hidden());
     let h_len = params.gated.weights.intermediate();
     let mut bound = Matrix::zeros(m, k_len)?;
@@ -246,7 +363,7 @@ pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result
                 passed_on.map(|(&e, w)| if e == f64::INFINITY { e } else { e * w }).sum();
             let at = i * k_len + k;
             let magnitude = forward.y.magnitude.as_slice()[at] + passed_on;
-            let error = passed_on + gamma(h_len + 2) * magnitude;
+            let error = passed_on + (gamma(h_len + 2) + factors_error(roundoff)) * magnitude;
             let y = forward.y.value.as_slice()[at].abs();
             bound.as_mut_slice()[at] = error + rounding(T::DTYPE, y + error);
         }
@@ -255,6 +372,7 @@ pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result
     let eager = eager_linear(h.view(), k_len, params.down_bias, |o, j| params.down_at(o, j))?;
     let baseline = relative_frobenius(eager.view(), forward.y.value.view());
     let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, T::DTYPE, m * k_len);
+    let frobenius_limit = frobenius_limit + 8.0 * roundoff;
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
 }
 

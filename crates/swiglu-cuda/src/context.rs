@@ -14,6 +14,7 @@ use crate::error::{CudaError, Result};
 use crate::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::jit::variant::Variant;
 use crate::launch::{Function, Functions};
+use crate::lt::Lt;
 use crate::memory::Memory;
 use crate::stream::{Stream, StreamInner};
 
@@ -193,6 +194,8 @@ struct Inner {
     default_stream: Arc<StreamInner>,
     borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
     functions: Functions,
+    /// Made by the first layer that needs it.
+    lt: Mutex<Option<Arc<Lt>>>,
     memory: Arc<Memory>,
 }
 
@@ -233,6 +236,7 @@ impl Cuda {
             default_stream: Arc::new(StreamInner::create(&memory)?),
             borrowed: Mutex::default(),
             functions: Functions::new(arch, cache),
+            lt: Mutex::default(),
             memory,
         })))
     }
@@ -318,6 +322,29 @@ impl Cuda {
     /// What the driver reports.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         self.0.memory.info()
+    }
+
+    /// Refuses a stream of another device.
+    pub(crate) fn expect_stream(&self, stream: &Stream) -> Result<()> {
+        if stream.cuda().ordinal() == self.ordinal() {
+            return Ok(());
+        }
+        Err(CudaError::WrongDevice {
+            what: "stream".into(),
+            expected: format!("device {}", self.ordinal()),
+            given: format!("device {}", stream.cuda().ordinal()),
+        })
+    }
+
+    /// Linear maps on this device.
+    pub(crate) fn lt(&self) -> Result<Arc<Lt>> {
+        let mut lt = self.0.lt.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(lt) = &*lt {
+            return Ok(lt.clone());
+        }
+        let made = Arc::new(Lt::new(self)?);
+        *lt = Some(made.clone());
+        Ok(made)
     }
 
     /// Makes the device's context current on this thread.

@@ -404,3 +404,6 @@ impl Loaded {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,21 +4,34 @@
 //! Building needs no CUDA. Libraries are looked for when a [`Cuda`] is made or a kernel compiled;
 //! what is missing is a typed error ([`CudaError`]) that lists where it was looked for.
 
+mod activation;
 pub mod ceilings;
+mod conformance;
 mod context;
 mod driver;
 mod error;
 pub mod jit;
 pub mod kernels;
 mod launch;
+mod layers;
 pub mod library;
 mod lt;
 mod memory;
 mod stream;
 mod workspace;
 
+pub use activation::{DeviceGateUp, DeviceGateUpMut};
+pub use conformance::CudaBackend;
 pub use context::{Arch, Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
+pub use layers::{Candidate, GatedLinear, Mlp};
 pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 pub use stream::{Event, Graph, Stream};
+
+// Tests inside and outside of this crate open their device in the same way.
+#[cfg(test)]
+extern crate self as swiglu_cuda;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;

@@ -75,3 +75,83 @@ impl Cuda {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::device;
+
+    /// The workspace's address and size.
+    fn now(stream: &Stream) -> (u64, usize) {
+        let scratch = stream.inner().scratch.lock().unwrap();
+        (scratch.ptr, scratch.bytes)
+    }
+
+    #[test]
+    fn it_grows_and_is_reused() {
+        let Some(cuda) = device() else { return };
+        let stream = cuda.new_stream().unwrap();
+        assert_eq!(cuda.with_workspace(&stream, 0, Ok).unwrap(), 0);
+        let first = cuda.with_workspace(&stream, 100, Ok).unwrap();
+        assert!(first != 0 && first.is_multiple_of(256));
+        assert_eq!(cuda.with_workspace(&stream, 50_000, Ok).unwrap(), first);
+        cuda.reserve_workspace(&stream, 1 << 20).unwrap();
+        let (grown, bytes) = now(&stream);
+        assert!(bytes >= 1 << 20);
+        assert_eq!(cuda.with_workspace(&stream, 1 << 20, Ok).unwrap(), grown);
+        let other = cuda.new_stream().unwrap();
+        assert_ne!(cuda.with_workspace(&other, 100, Ok).unwrap(), grown);
+        // SAFETY: the stream outlives the device's last use of it here.
+        let borrowed = unsafe { cuda.borrow_stream(0) };
+        let kept = cuda.with_workspace(&borrowed, 100, Ok).unwrap();
+        drop(borrowed);
+        // SAFETY: as above.
+        let again = unsafe { cuda.borrow_stream(0) };
+        assert_eq!(cuda.with_workspace(&again, 100, Ok).unwrap(), kept);
+    }
+
+    #[test]
+    fn what_a_graph_may_use_is_not_given_away() {
+        let Some(cuda) = device() else { return };
+        let stream = cuda.new_stream().unwrap();
+        let use_it = || cuda.with_workspace(&stream, 1 << 16, |_| Ok(()));
+        let error = stream.capture(use_it).unwrap_err();
+        assert!(error.to_string().contains("from 0 to 65536 bytes"), "{error}");
+        use_it().unwrap();
+        let (captured, _) = now(&stream);
+        let graph = stream.capture(use_it).unwrap();
+        cuda.reserve_workspace(&stream, 1 << 22).unwrap();
+        assert_ne!(now(&stream).0, captured);
+        // The address still belongs to this device: nobody else can get it.
+        // SAFETY: only asked for, never used.
+        let view = unsafe { crate::DeviceMatrixRef::<f32>::from_raw(&cuda, captured, 1, 1, 1) };
+        view.unwrap();
+        // SAFETY: nothing but the workspace is used.
+        unsafe { graph.launch(&stream) }.unwrap();
+        stream.synchronize().unwrap();
+    }
+
+    #[test]
+    fn calls_on_one_stream_do_not_interleave() {
+        let Some(cuda) = device() else { return };
+        let stream = cuda.new_stream().unwrap();
+        let inside = std::sync::atomic::AtomicBool::new(false);
+        let call = || {
+            for _ in 0..200 {
+                let exclusive = |_| {
+                    use std::sync::atomic::Ordering::SeqCst;
+                    assert!(!inside.swap(true, SeqCst));
+                    std::thread::yield_now();
+                    inside.store(false, SeqCst);
+                    Ok(())
+                };
+                cuda.with_workspace(&stream, 64, exclusive).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(call);
+            }
+        });
+    }
+}

@@ -10,10 +10,8 @@ use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{LaunchConfig, launch};
 use crate::stream::Stream;
 
-static FORWARD: KernelFile = KernelFile::new(
-    "elementwise_forward.cu",
-    include_str!("../../device/elementwise_forward.cu"),
-);
+static FORWARD: KernelFile =
+    KernelFile::new("elementwise_forward.cu", include_str!("../../device/elementwise_forward.cu"));
 static BACKWARD: KernelFile = KernelFile::new(
     "elementwise_backward.cu",
     include_str!("../../device/elementwise_backward.cu"),

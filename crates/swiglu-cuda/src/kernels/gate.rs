@@ -23,6 +23,16 @@ impl Formula {
     }
 }
 
+/// The option that `element.cuh` reads.
+pub(crate) fn element_define(dtype: DType) -> Define {
+    let element = match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        _ => 2,
+    };
+    define("ELEMENT", element)
+}
+
 /// What a kernel is compiled for: the same code serves every β, limit and offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GateCode {
@@ -75,13 +85,8 @@ impl GateCode {
 
     /// The options that `element.cuh` and `gate.cuh` read.
     pub(crate) fn defines(self) -> [Define; 5] {
-        let element = match self.dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            _ => 2,
-        };
         [
-            define("ELEMENT", element),
+            element_define(self.dtype),
             define("GATE", self.gate),
             define("FAST_EXP", self.fast),
             define("ROUNDING", self.rounding),

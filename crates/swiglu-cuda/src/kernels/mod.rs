@@ -1,6 +1,7 @@
 //! The kernels: one launcher per device file, and the list of all variants.
 
 pub(crate) mod elementwise;
+pub(crate) mod fill_rows;
 pub(crate) mod gate;
 pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
@@ -13,9 +14,6 @@ use swiglu_core::{Activation, DType, Numerics};
 use crate::context::Arch;
 use crate::jit::Variant;
 use gate::GateCode;
-
-pub(crate) use mma_gated_gemm::Config as MmaConfig;
-pub(crate) use sm90_gated_gemm::Config as Sm90Config;
 
 /// A variant with a name that people can read.
 #[derive(Debug, Clone)]
@@ -42,6 +40,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
     }
     all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));
     all.extend(simt_gated_gemm::variants());
+    all.extend(DType::ALL.into_iter().flat_map(fill_rows::variants));
     all
 }
 

@@ -75,9 +75,11 @@ struct Params {
 pub(super) fn check_call(call: &Call) -> Result<(), String> {
     let w = &call.weights;
     let weights = |data| Tensor { data, stride: w.row_stride as i64 };
-    for (what, tensor, rows) in
-        [("x", call.x, call.m), ("the gate weight", weights(w.gate), 2), ("the up weight", weights(w.up), 2)]
-    {
+    for (what, tensor, rows) in [
+        ("x", call.x, call.m),
+        ("the gate weight", weights(w.gate), 2),
+        ("the up weight", weights(w.up), 2),
+    ] {
         if !addressable(tensor, rows) {
             return Err(format!(
                 "the copy engine needs {what} at a multiple of 16 bytes with rows a multiple of 16 \

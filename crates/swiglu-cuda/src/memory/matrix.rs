@@ -221,6 +221,14 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         Ok(Self::over(view.refuse_overlapping_rows("output")?))
     }
 
+    /// A dense matrix in memory of ours, as a call's workspace.
+    ///
+    /// # Safety
+    /// The memory is `cuda`'s, has `rows · cols` elements, and is used by nothing else meanwhile.
+    pub(crate) unsafe fn trusted(cuda: &Cuda, ptr: u64, rows: usize, cols: usize) -> Self {
+        Self::over(View { ptr, rows, cols, row_stride: cols, ordinal: cuda.ordinal() })
+    }
+
     fn over(view: View) -> Self {
         Self { view, memory: PhantomData }
     }

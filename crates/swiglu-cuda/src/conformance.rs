@@ -1,0 +1,188 @@
+//! The CUDA backend as the conformance suite sees it.
+
+use swiglu_core::conformance::{Backend, Case};
+use swiglu_core::{
+    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
+    MlpParams, Numerics, Op, Path, Result, Rounding,
+};
+
+use crate::activation::DeviceGateUp;
+use crate::context::Cuda;
+use crate::error::Result as CudaResult;
+use crate::kernels::gated_gemm::Kernel;
+use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
+use crate::stream::Stream;
+use crate::{GatedLinear, Mlp};
+
+/// Which way a [`CudaBackend`] takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Planned,
+    Unfused,
+    Kernel(Kernel),
+}
+
+/// A device on one way: as planned, unfused, or always with the same kernel. Layers are packed for
+/// every case, as a user would.
+#[derive(Debug, Clone)]
+pub struct CudaBackend {
+    cuda: Cuda,
+    way: Way,
+}
+
+impl CudaBackend {
+    /// What a user gets.
+    pub fn planned(cuda: &Cuda) -> Self {
+        Self { cuda: cuda.clone(), way: Way::Planned }
+    }
+
+    /// Every way of this device: as planned, unfused, and each fused kernel.
+    pub fn all(cuda: &Cuda) -> Vec<Self> {
+        let kernels = Kernel::all().filter(|kernel| {
+            DType::ALL
+                .into_iter()
+                .any(|dtype| kernel.check_problem(cuda.arch(), dtype, 1, cuda.tf32()).is_ok())
+        });
+        [Way::Planned, Way::Unfused]
+            .into_iter()
+            .chain(kernels.map(Way::Kernel))
+            .map(|way| Self { cuda: cuda.clone(), way })
+            .collect()
+    }
+
+    /// Whether this way computes the case: a kernel has its element types, the unfused path has no
+    /// [`Rounding::Fused`] of 16-bit types, and the activation operation has one way.
+    pub fn computes(&self, case: &Case) -> bool {
+        match (self.way, case.op) {
+            (Way::Planned, _) => true,
+            (_, Op::Activation) => false,
+            (Way::Unfused, _) => {
+                let rounds = case.dtype == DType::F32 || case.numerics.rounding != Rounding::Fused;
+                rounds && case.hidden > 0
+            }
+            (Way::Kernel(kernel), op) => {
+                let (arch, tf32) = (self.cuda.arch(), self.cuda.tf32());
+                op == Op::GatedLinear
+                    && kernel.check_problem(arch, case.dtype, case.hidden, tf32).is_ok()
+            }
+        }
+    }
+}
+
+impl Backend for CudaBackend {
+    /// `cuda:0 planned`, `cuda:0 sm90_gated_gemm 128x64`.
+    fn name(&self) -> String {
+        let way = match self.way {
+            Way::Planned => "planned".to_owned(),
+            Way::Unfused => Path::Unfused.to_string(),
+            Way::Kernel(kernel) => kernel.to_string(),
+        };
+        let tf32 = if self.cuda.tf32() { " tf32" } else { "" };
+        format!("cuda:{} {way}{tf32}", self.cuda.ordinal())
+    }
+
+    fn factor_roundoff(&self, dtype: DType) -> f64 {
+        // 10 stored bits of the mantissa; truncation, where the hardware does it, is twice that.
+        if dtype == DType::F32 && self.cuda.tf32() { 2.0f64.powi(-10) } else { 0.0 }
+    }
+
+    fn activation<T: Element>(
+        &self,
+        act: &Activation,
+        numerics: Numerics,
+        inputs: GateUpRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        let stream = self.cuda.stream();
+        let [first, second] = inputs.tensors();
+        let (first, second) = (OnDevice::new(&stream, first)?, OnDevice::new(&stream, second)?);
+        let on_device = match inputs.arrangement() {
+            Arrangement::Separate => DeviceGateUp::separate(first.view()?, second.view()?)?,
+            packed => DeviceGateUp::packed(first.view()?, packed)?,
+        };
+        let mut h = OnDevice::new(&stream, out.as_ref())?;
+        self.cuda.activation(&stream, act, numerics, on_device, h.view_mut()?)?;
+        Ok(h.copy_to(&mut out)?)
+    }
+
+    fn gated_linear<T: Element>(
+        &self,
+        params: &GatedLinearParams<'_, T>,
+        x: MatrixRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        let layer = match self.way {
+            Way::Planned => GatedLinear::new(&self.cuda, params),
+            Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
+            Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
+        }?;
+        let stream = self.cuda.stream();
+        let (x, mut h) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
+        layer.forward(&stream, x.view()?, h.view_mut()?)?;
+        Ok(h.copy_to(&mut out)?)
+    }
+
+    fn mlp<T: Element>(
+        &self,
+        params: &MlpParams<'_, T>,
+        x: MatrixRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        let layer = match self.way {
+            Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
+            _ => Mlp::new(&self.cuda, params),
+        }?;
+        let stream = self.cuda.stream();
+        let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
+        layer.forward(&stream, x.view()?, y.view_mut()?)?;
+        Ok(y.copy_to(&mut out)?)
+    }
+}
+
+/// A matrix on the device as it lies on the host, with its stride and with what is between its rows.
+/// It starts some elements into its allocation: not every caller's matrix is aligned.
+struct OnDevice<T> {
+    buffer: DeviceBuffer<T>,
+    lead: usize,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+impl<T: Element> OnDevice<T> {
+    fn new(stream: &Stream, host: MatrixRef<'_, T>) -> CudaResult<Self> {
+        let (rows, cols, stride) = (host.rows(), host.cols(), host.row_stride());
+        // Aligned for the common case, else by one and three elements, which is 2, 4, 6 or 12 bytes.
+        let lead = [0, 0, 1, 0, 3][(rows + cols) % 5];
+        let mut values = vec![T::from_f32(f32::NAN); lead];
+        values.extend_from_slice(host.as_slice());
+        let buffer = DeviceBuffer::from_host(stream, &values)?;
+        Ok(Self { buffer, lead, rows, cols, stride })
+    }
+
+    fn address(&self) -> u64 {
+        self.buffer.device_ptr() + (self.lead * size_of::<T>()) as u64
+    }
+
+    fn view(&self) -> CudaResult<DeviceMatrixRef<'_, T>> {
+        let cuda = self.buffer.stream().cuda();
+        // SAFETY: the matrix lies in the buffer, which outlives the view.
+        unsafe {
+            DeviceMatrixRef::from_raw(cuda, self.address(), self.rows, self.cols, self.stride)
+        }
+    }
+
+    fn view_mut(&mut self) -> CudaResult<DeviceMatrixMut<'_, T>> {
+        let cuda = self.buffer.stream().cuda();
+        // SAFETY: as in `view`, and the buffer is borrowed mutably.
+        unsafe {
+            DeviceMatrixMut::from_raw(cuda, self.address(), self.rows, self.cols, self.stride)
+        }
+    }
+
+    /// Everything, also what is between the rows.
+    fn copy_to(&self, host: &mut MatrixMut<'_, T>) -> CudaResult<()> {
+        host.as_mut_slice().copy_from_slice(&self.buffer.to_host()?[self.lead..]);
+        Ok(())
+    }
+}

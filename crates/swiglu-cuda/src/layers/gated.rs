@@ -1,0 +1,280 @@
+//! The gated linear layer.
+
+use std::sync::Arc;
+
+use swiglu_core::{
+    Activation, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Path, Plan, Problem,
+};
+
+use super::plan::{Choice, choose, unfused_rounding};
+use super::weights::{GateUpBuffer, padded};
+use crate::activation::tensor;
+use crate::context::Cuda;
+use crate::error::{CudaError, Result};
+use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
+use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::gated_gemm::{Call, Kernel};
+use crate::lt::Lt;
+use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::stream::Stream;
+
+/// A gated linear layer, x `[M, K]` → h `[M, H]`, whose weights are packed for one [`Cuda`] device.
+#[derive(Debug)]
+pub struct GatedLinear<T> {
+    cuda: Cuda,
+    problem: Problem,
+    path: Option<Path>,
+    /// A kernel that tests and tuners insist on.
+    forced: Option<Kernel>,
+    weights: GateUpBuffer<T>,
+    lt: Option<Arc<Lt>>,
+}
+
+/// Rounds up to the alignment of a part of a workspace.
+pub(super) fn workspace_part(bytes: usize) -> usize {
+    bytes.next_multiple_of(256)
+}
+
+impl<T: Element> GatedLinear<T> {
+    /// Packs the weights. Each call runs the plan that is expected to be the fastest for its M and
+    /// rounds as asked.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
+    /// [`CudaError::OutOfMemory`].
+    pub fn new(cuda: &Cuda, params: &GatedLinearParams<'_, T>) -> Result<Self> {
+        Self::build(cuda, params, None, None)
+    }
+
+    /// As [`Self::new`], always on one path. The unfused one runs cuBLASLt and the element-wise
+    /// kernel; gate and up lie in memory as T between them, so [`swiglu_core::Rounding::Fused`]
+    /// becomes [`swiglu_core::Rounding::PreRound`], as [`Self::numerics`] then says, and biases are
+    /// rounded to T.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`CudaError::LibraryMissing`] for the unfused path without cuBLASLt.
+    pub fn with_path(cuda: &Cuda, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
+        Self::build(cuda, params, Some(path), None)
+    }
+
+    /// As [`Self::new`], always with one kernel: for tests and tuners.
+    pub(crate) fn with_kernel(
+        cuda: &Cuda,
+        params: &GatedLinearParams<'_, T>,
+        kernel: Kernel,
+    ) -> Result<Self> {
+        let check =
+            kernel.check_problem(cuda.arch(), T::DTYPE, params.weights.hidden(), cuda.tf32());
+        check.map_err(|why| CudaError::Unsupported { what: kernel.to_string(), why })?;
+        Self::build(cuda, params, Some(Path::Fused), Some(kernel))
+    }
+
+    fn build(
+        cuda: &Cuda,
+        params: &GatedLinearParams<'_, T>,
+        path: Option<Path>,
+        forced: Option<Kernel>,
+    ) -> Result<Self> {
+        params.validate()?;
+        let mut problem = params.problem(0);
+        let lt = match path {
+            Some(Path::Fused) => None,
+            Some(Path::Unfused) => {
+                problem = unfused_rounding(problem);
+                Some(cuda.lt()?)
+            }
+            // Without cuBLASLt there is one path less to choose from.
+            None => cuda.lt().ok(),
+        };
+        let path = if lt.is_none() { Some(Path::Fused) } else { path };
+        let weights = GateUpBuffer::new(&cuda.stream(), params)?;
+        Ok(Self { cuda: cuda.clone(), problem, path, forced, weights, lt })
+    }
+
+    /// The device.
+    pub fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+    /// K.
+    pub fn hidden(&self) -> usize {
+        self.problem.hidden
+    }
+    /// H.
+    pub fn intermediate(&self) -> usize {
+        self.problem.intermediate
+    }
+    /// The activation.
+    pub fn activation(&self) -> Activation {
+        self.problem.activation
+    }
+    /// The numerics mode.
+    pub fn numerics(&self) -> Numerics {
+        self.problem.numerics
+    }
+    /// The path that was asked for, or [`None`] where each call takes the faster one.
+    pub fn path(&self) -> Option<Path> {
+        self.path
+    }
+
+    /// How `m` tokens will be computed.
+    pub fn plan(&self, m: usize) -> Plan {
+        self.cuda.plan(Problem { m, ..self.problem }, self.path)
+    }
+
+    pub(super) fn choose(&self, m: usize) -> Choice {
+        match self.forced {
+            Some(kernel) => Choice::Fused(kernel),
+            None => choose(&self.cuda, &Problem { m, ..self.problem }, self.path).0,
+        }
+    }
+
+    /// Bytes of workspace that a call with `m` tokens uses.
+    pub(super) fn workspace_bytes(&self, m: usize) -> usize {
+        match self.choose(m) {
+            Choice::Fused(_) => 0,
+            Choice::Unfused => {
+                workspace_part(m * 2 * padded::<T>(self.intermediate()) * size_of::<T>())
+                    + Lt::scratch_bytes(self.cuda.arch())
+            }
+        }
+    }
+
+    /// Makes the first call with up to `m` tokens as cheap as every other: compiles or loads its
+    /// kernels and reserves its workspace on `stream`. Needed before a capture into a graph.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
+        self.prepare(m)?;
+        self.cuda.reserve_workspace(stream, self.workspace_bytes(m))
+    }
+
+    pub(super) fn prepare(&self, m: usize) -> Result<()> {
+        let (act, numerics) = (self.activation(), self.numerics());
+        match self.choose(m) {
+            Choice::Fused(kernel) => {
+                let weights = self.weights.fused();
+                let code = GateCode::new(&act, numerics, T::DTYPE);
+                kernel.prepare(&self.cuda, code, weights.orientation, weights.biases.is_some())
+            }
+            Choice::Unfused => {
+                let code = GateCode::elementwise(&act, numerics, T::DTYPE);
+                elementwise::prepare_forward(&self.cuda, code, 0)
+            }
+        }
+    }
+
+    /// Enqueues h = act(x·Wg + bg, x·Wu + bu) on `stream`: without allocation, after the first call
+    /// of a size, and without waiting.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::OutOfMemory`] for a
+    /// larger workspace; [`CudaError::Capture`] in a capture without [`Self::reserve`]; what
+    /// compiling a kernel on first use, or the driver, reports.
+    pub fn forward(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        self.expect_call(stream, &x, &out, self.intermediate())?;
+        if x.rows() == 0 || self.intermediate() == 0 {
+            return Ok(());
+        }
+        let bytes = self.workspace_bytes(x.rows());
+        let out = tensor(&out.as_ref());
+        self.cuda.with_workspace(stream, bytes, |workspace| {
+            // SAFETY: the views span memory of this device; `out` is borrowed mutably, and the
+            // workspace has the bytes this call uses.
+            unsafe { self.enqueue(stream, x, out, workspace) }
+        })
+    }
+
+    /// Refuses what does not fit together.
+    pub(super) fn expect_call(
+        &self,
+        stream: &Stream,
+        x: &DeviceMatrixRef<'_, T>,
+        out: &DeviceMatrixMut<'_, T>,
+        out_features: usize,
+    ) -> Result<()> {
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        out.expect_shape("output", [x.rows(), out_features])?;
+        x.expect_device("x", &self.cuda)?;
+        out.expect_device("output", &self.cuda)?;
+        self.cuda.expect_stream(stream)
+    }
+
+    /// # Safety
+    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::workspace_bytes`]; both
+    /// overlap nothing else that is used before this work is done.
+    pub(super) unsafe fn enqueue(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: Tensor,
+        workspace: u64,
+    ) -> Result<()> {
+        let (m, act) = (x.rows(), self.activation());
+        let formula = Formula::new(&act);
+        match self.choose(m) {
+            Choice::Fused(kernel) => {
+                let code = GateCode::new(&act, self.numerics(), T::DTYPE);
+                let weights = self.weights.fused();
+                let call = Call { code, formula, m, x: tensor(&x), out, weights };
+                let kernel = self.launchable(kernel, &call)?;
+                // SAFETY: as the caller says; the weights live as long as `self`.
+                unsafe { kernel.launch(stream, &call) }
+            }
+            Choice::Unfused => {
+                let Some(lt) = &self.lt else {
+                    return Err(CudaError::Unsupported {
+                        what: self.problem.to_string(),
+                        why: "without cuBLASLt there is no unfused path".into(),
+                    });
+                };
+                let half = padded::<T>(self.intermediate());
+                let gate = Tensor { data: workspace, stride: 2 * half as i64 };
+                let up = Tensor { data: workspace + (half * size_of::<T>()) as u64, ..gate };
+                let bytes = workspace_part(m * 2 * half * size_of::<T>());
+                let scratch = workspace + bytes as u64;
+                let code = GateCode::elementwise(&act, self.numerics(), T::DTYPE);
+                let extent = Extent { rows: m, cols: self.intermediate(), code, formula };
+                let inputs = GateUp { gate, up, group: 0 };
+                // SAFETY: the workspace has room for gate and up and for cuBLASLt; the stream
+                // orders the two steps.
+                unsafe {
+                    let between = DeviceMatrixMut::trusted(&self.cuda, workspace, m, 2 * half);
+                    lt.launch(stream, x, &self.weights.linear(), between, scratch)?;
+                    elementwise::forward(stream, extent, inputs, out)
+                }
+            }
+        }
+    }
+
+    /// The kernel that was planned, or the next that takes these addresses: plans know no strides.
+    fn launchable(&self, planned: Kernel, call: &Call) -> Result<Kernel> {
+        let Err(why) = planned.check_call(call) else { return Ok(planned) };
+        let takes = |kernel: &Kernel| {
+            let (arch, hidden, tf32) = (self.cuda.arch(), self.hidden(), self.cuda.tf32());
+            kernel.check_problem(arch, T::DTYPE, hidden, tf32).is_ok()
+                && kernel.check_call(call).is_ok()
+        };
+        let other = if self.forced.is_some() { None } else { Kernel::all().find(takes) };
+        other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
+    }
+
+    /// [`Self::forward`] for matrices on the host, which are copied to the device and back.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_host(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        out.expect_shape("output", [x.rows(), self.intermediate()])?;
+        let stream = self.cuda.stream();
+        let x = DeviceMatrix::from_host(&stream, x)?;
+        let mut h = DeviceMatrix::new(&stream, x.rows(), self.intermediate())?;
+        self.forward(&stream, x.view(), h.view_mut())?;
+        h.view().download(&stream, out)
+    }
+}
