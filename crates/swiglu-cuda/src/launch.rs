@@ -47,6 +47,8 @@ const SHARED_WITHOUT_OPT_IN: u32 = 48 * 1024;
 impl Function {
     fn load(module: &Arc<Module>, entry: &'static str) -> Result<Self> {
         let context = &module.context;
+        // The module may have been loaded by another thread.
+        context.bind()?;
         let name = CString::new(entry).map_err(|e| CudaError::Unsupported {
             what: format!("kernel name {entry:?}"),
             why: e.to_string(),
@@ -88,6 +90,7 @@ impl Function {
         if bytes <= self.0.shared.load(Ordering::Acquire) {
             return Ok(());
         }
+        context.bind()?;
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         // SAFETY: a valid function.
         let outcome =

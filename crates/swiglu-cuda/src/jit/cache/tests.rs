@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use super::*;
 use crate::common;
+use crate::jit::CompileLog;
 use crate::jit::variant::{KernelFile, define};
 
 static FILE: KernelFile = KernelFile::new(
@@ -68,7 +69,18 @@ fn worker() {
         common::libraries();
     }
     let cache = KernelCache::new(&CacheOptions::default());
-    match cache.module(&variant(), ARCH) {
+    let module = match std::env::var("SWIGLU_CACHE_TEST_WORKER").as_deref() {
+        Ok("keep") => {
+            // Not compiled here: the compiler needs files of its own.
+            let log = CompileLog::default();
+            let report = Report { log, millis: 0.0, nvrtc: (13, 0) };
+            let compiled = Compiled { cubin: vec![1; 100_000], report };
+            cache.keep(cache.dir.as_deref().unwrap(), &Identity::of(&variant(), ARCH), &compiled);
+            Ok(Module::compiled(compiled))
+        }
+        _ => cache.module(&variant(), ARCH),
+    };
+    match module {
         Ok(module) => println!("origin {:?}, {} bytes", module.origin, module.cubin.len()),
         Err(e) => println!("error {e}"),
     }
@@ -110,7 +122,7 @@ fn what_does_not_verify_is_made_again() {
     *flipped.last_mut().unwrap() ^= 1;
     let other = entry::encode(
         &[0; 32],
-        &Report { log: Default::default(), millis: 0.0, nvrtc: (13, 0) },
+        &Report { log: CompileLog::default(), millis: 0.0, nvrtc: (13, 0) },
         b"code of something else",
     );
     let bad = [
@@ -219,19 +231,20 @@ fn without_a_place_to_write_kernels_are_compiled_each_time() {
 #[cfg(unix)]
 #[test]
 fn a_full_disk_costs_time_only() {
-    if !compiler() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
-    let worker = worker_process(dir.path());
+    let mut worker = worker_process(dir.path());
+    worker.env("SWIGLU_CACHE_TEST_WORKER", "keep").env("SWIGLU_CACHE_TEST_BARE", "1");
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""]);
     limited.arg(worker.get_program()).args(worker.get_args());
     limited.envs(worker.get_envs().filter_map(|(k, v)| Some((k, v?))));
     let text = said(&limited.output().unwrap());
-    assert!(text.contains("origin Compiled") && text.contains("not kept"), "{text}");
-    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| name.to_string_lossy().ends_with(".lock")), "{left:?}");
+    assert!(text.contains("origin Compiled, 100000 bytes"), "{text}");
+    assert!(text.contains("not kept: File too large"), "{text}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "what was begun is removed");
+    // The same without the limit.
+    assert!(!said(&worker.output().unwrap()).contains("warning"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 /// What a machine without toolkit does with a directory that another one has filled.

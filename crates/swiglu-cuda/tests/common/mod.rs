@@ -1,0 +1,53 @@
+//! The device that tests run on: a GPU if the machine has one, else the simulator.
+
+// Every test program uses its own part of this.
+#![allow(dead_code, unreachable_pub)]
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use swiglu_cuda::jit::cache::CacheOptions;
+use swiglu_cuda::{Cuda, CudaError, CudaOptions, library};
+
+/// The first device, or nothing after saying why. `SWIGLU_TEST_DEVICE=sim` takes the simulator also
+/// where there is a GPU.
+pub fn device() -> Option<Cuda> {
+    static DEVICE: OnceLock<Option<Cuda>> = OnceLock::new();
+    DEVICE.get_or_init(|| open(0).map(|opened| opened.expect("the device opens"))).clone()
+}
+
+/// A device by number, or nothing after saying why.
+pub fn open(device: usize) -> Option<Result<Cuda, CudaError>> {
+    let cache = CacheOptions { dir: Some(libraries()?.to_owned()), ..CacheOptions::default() };
+    Some(Cuda::with_options(&CudaOptions { device, tf32: false, cache }))
+}
+
+/// Makes a device's libraries known, which must happen before any is used, and returns a directory
+/// to keep kernels in; or nothing after saying why there is no device.
+pub fn libraries() -> Option<&'static Path> {
+    static CACHE: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
+    let cache = CACHE.get_or_init(|| {
+        if has_gpu() {
+            return Some(std::env::temp_dir().join("swiglu-test-kernels"));
+        }
+        match swiglu_cuda_sim::build() {
+            Ok(simulator) => {
+                let first = library::prefer(simulator.directory());
+                assert!(first, "a library was looked for before the simulator was named");
+                // The directory's name says which simulator made the kernels in it.
+                Some(simulator.directory().join("kernels"))
+            }
+            Err(reason) => {
+                println!("not run: {reason}");
+                None
+            }
+        }
+    });
+    cache.as_deref()
+}
+
+/// Whether tests run on a GPU.
+pub fn has_gpu() -> bool {
+    let simulated = std::env::var("SWIGLU_TEST_DEVICE").is_ok_and(|name| name == "sim");
+    !simulated && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+}
