@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use anyhow::bail;
 use clap::Args;
+use swiglu::cuda::CudaOptions;
 use swiglu::{
     Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
     MlpWeights, Numerics, Orientation, Rounding, TensorNames,
@@ -13,15 +15,18 @@ use swiglu::{
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {
-    /// Where to run: best or cpu
+    /// Where to run: best, cpu, cuda or cuda:N; best is the first CUDA device, else the CPU
     #[arg(long, value_name = "NAME", default_value = "best")]
     device: DeviceName,
-    /// Force an instruction set: portable, avx2, avx512 or avx512-bf16
+    /// CPU: force an instruction set: portable, avx2, avx512 or avx512-bf16
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
-    /// Threads that take part in one call [default: one per processor]
+    /// CPU: threads that take part in one call [default: one per processor]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
+    #[arg(long)]
+    tf32: bool,
 }
 
 impl DeviceArgs {
@@ -35,39 +40,59 @@ impl DeviceArgs {
         isa: Option<Isa>,
         threads: Option<usize>,
     ) -> anyhow::Result<Device> {
-        match self.device {
-            DeviceName::Best | DeviceName::Cpu => {
-                Ok(Device::cpu_with(CpuOptions { isa, threads })?)
+        let of_the_cpu = isa.is_some() || threads.is_some();
+        let device = match self.device {
+            DeviceName::Cuda(_) if of_the_cpu => {
+                bail!("--isa and --threads are of the CPU: leave them out, or give --device cpu")
             }
-            DeviceName::Cuda => Err(CoreError::Unavailable {
-                what: "device cuda".into(),
-                why: "it is not part of this build; choose one of: best, cpu".into(),
-            }
-            .into()),
+            DeviceName::Cuda(device) => Device::cuda_with(&self.cuda_options(device))?,
+            DeviceName::Best if !of_the_cpu => self.best()?,
+            DeviceName::Best | DeviceName::Cpu => Device::cpu_with(CpuOptions { isa, threads })?,
+        };
+        if self.tf32 && !matches!(device, Device::Cuda(_)) {
+            bail!("--tf32 is of CUDA devices, and this would run on {device}: leave it out");
         }
+        Ok(device)
+    }
+
+    fn best(&self) -> anyhow::Result<Device> {
+        Ok(match Device::best()? {
+            Device::Cuda(cuda) if self.tf32 => {
+                Device::cuda_with(&self.cuda_options(cuda.ordinal()))?
+            }
+            device => device,
+        })
+    }
+
+    fn cuda_options(&self, device: usize) -> CudaOptions {
+        CudaOptions { device, tf32: self.tf32, ..CudaOptions::default() }
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum DeviceName {
     Best,
     Cpu,
-    Cuda,
+    Cuda(usize),
 }
 
 impl FromStr for DeviceName {
     type Err = CoreError;
 
     fn from_str(s: &str) -> Result<Self, CoreError> {
+        let unknown = || CoreError::UnknownName {
+            what: "device",
+            given: s.to_owned(),
+            choices: "best, cpu, cuda, cuda:N".into(),
+        };
         match s {
             "best" => Ok(DeviceName::Best),
             "cpu" => Ok(DeviceName::Cpu),
-            "cuda" => Ok(DeviceName::Cuda),
-            _ => Err(CoreError::UnknownName {
-                what: "device",
-                given: s.to_owned(),
-                choices: "best, cpu".into(),
-            }),
+            "cuda" => Ok(DeviceName::Cuda(0)),
+            _ => match s.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
+                _ => Err(unknown()),
+            },
         }
     }
 }

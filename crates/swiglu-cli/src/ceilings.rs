@@ -1,8 +1,10 @@
 //! What this machine can do at most, measured beside the work by the device that does it.
 
-use swiglu::Device;
+use swiglu::{Device, Problem};
 pub(crate) use swiglu_cpu::ceilings::{Bandwidth, Ceilings};
 use swiglu_cpu::{Cpu, ceilings};
+
+use crate::roofline::Rates;
 
 fn with_cpu<R>(
     device: &Device,
@@ -12,12 +14,12 @@ fn with_cpu<R>(
         Device::Cpu(cpu) => measure(cpu),
         other => Err(swiglu::CoreError::Unsupported {
             what: format!("measuring the limits of {other}"),
-            why: "only those of the CPU can be measured".into(),
+            why: "these are limits of the CPU".into(),
         }),
     }
 }
 
-/// All limits of a device; a fraction of a second.
+/// All limits of the CPU; a fraction of a second.
 pub(crate) fn measure(device: &Device) -> swiglu_core::Result<Ceilings> {
     with_cpu(device, ceilings::measure)
 }
@@ -25,4 +27,15 @@ pub(crate) fn measure(device: &Device) -> swiglu_core::Result<Ceilings> {
 /// Its memory bandwidth, which a shared host changes from one second to the next.
 pub(crate) fn bandwidth(device: &Device) -> swiglu_core::Result<Bandwidth> {
     with_cpu(device, ceilings::bandwidth)
+}
+
+/// What bounds a problem on any device.
+pub(crate) fn rates(device: &Device, problem: &Problem) -> swiglu::Result<Rates> {
+    match device {
+        Device::Cuda(cuda) => Ok(Rates::of_cuda(problem, &swiglu_cuda::ceilings::measure(cuda)?)),
+        _ => {
+            let limits = measure(device)?;
+            Ok(Rates::of_cpu(problem, &limits, limits.bandwidth))
+        }
+    }
 }

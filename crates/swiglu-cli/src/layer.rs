@@ -1,5 +1,6 @@
 //! Either operation with weights: parameters on the host, and the layer packed from them.
 
+use swiglu::cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
 use swiglu::{
     Device, Element, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp, MlpParams,
     Numerics, Path, Plan, Problem,
@@ -55,10 +56,17 @@ impl<'a, T: Element> Params<'a, T> {
         }
     }
 
-    pub(crate) fn pack(&self, device: &Device, path: Path) -> swiglu::Result<Packed> {
-        Ok(match self {
-            Params::GatedLinear(p) => Packed::GatedLinear(GatedLinear::with_path(device, p, path)?),
-            Params::Mlp(p) => Packed::Mlp(Mlp::with_path(device, p, path)?),
+    /// Packs the layer for a device: by a path, or as the device computes it by itself.
+    pub(crate) fn pack(&self, device: &Device, path: Option<Path>) -> swiglu::Result<Packed> {
+        Ok(match (self, path) {
+            (Params::GatedLinear(p), None) => {
+                Packed::GatedLinear(GatedLinear::from_params(device, p)?)
+            }
+            (Params::GatedLinear(p), Some(path)) => {
+                Packed::GatedLinear(GatedLinear::with_path(device, p, path)?)
+            }
+            (Params::Mlp(p), None) => Packed::Mlp(Mlp::from_params(device, p)?),
+            (Params::Mlp(p), Some(path)) => Packed::Mlp(Mlp::with_path(device, p, path)?),
         })
     }
 
@@ -82,11 +90,16 @@ impl<'a, T: Element> Params<'a, T> {
         })
     }
 
-    /// The float64 result with the error a correct kernel may have.
-    pub(crate) fn reference(&self, x: MatrixRef<'_, T>) -> swiglu_core::Result<bounds::Reference> {
+    /// The float64 result with the error a correct kernel may have that rounds the factors of its
+    /// products by `roundoff` relative to them.
+    pub(crate) fn reference(
+        &self,
+        x: MatrixRef<'_, T>,
+        roundoff: f64,
+    ) -> swiglu_core::Result<bounds::Reference> {
         match self {
-            Params::GatedLinear(p) => bounds::gated_linear(x, p),
-            Params::Mlp(p) => bounds::mlp(x, p),
+            Params::GatedLinear(p) => bounds::gated_linear_with(x, p, roundoff),
+            Params::Mlp(p) => bounds::mlp_with(x, p, roundoff),
         }
     }
 }
@@ -114,6 +127,19 @@ impl Packed {
         match self {
             Packed::GatedLinear(layer) => layer.forward_into(x, out),
             Packed::Mlp(layer) => layer.forward_into(x, out),
+        }
+    }
+
+    /// Enqueues the layer on a CUDA stream.
+    pub(crate) fn forward_on<T: Element>(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> swiglu::Result<()> {
+        match self {
+            Packed::GatedLinear(layer) => layer.forward_on(stream, x, out),
+            Packed::Mlp(layer) => layer.forward_on(stream, x, out),
         }
     }
 }

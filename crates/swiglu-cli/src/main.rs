@@ -6,6 +6,7 @@
 mod args;
 mod ceilings;
 mod cli;
+mod gpu;
 mod layer;
 mod random;
 mod roofline;

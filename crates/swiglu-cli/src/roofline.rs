@@ -30,26 +30,47 @@ pub(crate) struct Floor {
     pub(crate) us: f64,
 }
 
-impl Floor {
-    /// The larger of bytes ÷ bandwidth and operations ÷ rate. Data that is in the caches need
-    /// not come from memory: there only arithmetic counts.
-    pub(crate) fn of(
-        problem: &Problem,
-        heat: Heat,
-        ceilings: &Ceilings,
-        bandwidth: Bandwidth,
-    ) -> Self {
-        let rate = match (problem.dtype, ceilings.dot_bf16) {
+/// What the kind of work that a problem is can run at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rates {
+    /// Operations per second; infinite where they are not known.
+    flops: f64,
+    /// Bytes per second.
+    bytes: f64,
+}
+
+impl Rates {
+    pub(crate) fn of_cpu(problem: &Problem, ceilings: &Ceilings, bandwidth: Bandwidth) -> Self {
+        let flops = match (problem.dtype, ceilings.dot_bf16) {
             (DType::Bf16, Some(dot)) if problem.op != Op::Activation => dot,
             _ => ceilings.fma_f32,
         };
-        let bytes_per_s = match problem.op {
+        let bytes = match problem.op {
             Op::Activation => bandwidth.triad_nt,
             Op::GatedLinear | Op::Mlp => bandwidth.read,
         };
-        let compute = problem.flops() / rate;
+        Self { flops, bytes }
+    }
+
+    /// A copy moves bytes both ways, as the activation does. Weights are only read, which a device
+    /// may do a little faster: a fraction above 1 means that.
+    pub(crate) fn of_cuda(problem: &Problem, ceilings: &swiglu_cuda::ceilings::Ceilings) -> Self {
+        let flops = match problem.op {
+            // No activation has operations enough to count.
+            Op::Activation => None,
+            Op::GatedLinear | Op::Mlp => ceilings.gemm(problem.dtype),
+        };
+        Self { flops: flops.unwrap_or(f64::INFINITY), bytes: ceilings.copy }
+    }
+}
+
+impl Floor {
+    /// The larger of bytes ÷ bandwidth and operations ÷ rate. Data that is in the caches need
+    /// not come from memory: there only arithmetic counts.
+    pub(crate) fn of(problem: &Problem, heat: Heat, rates: Rates) -> Self {
+        let compute = problem.flops() / rates.flops;
         let memory = match heat {
-            Heat::Cold => problem.compulsory_bytes() / bytes_per_s,
+            Heat::Cold => problem.compulsory_bytes() / rates.bytes,
             Heat::Hot => 0.0,
         };
         match memory > compute {
@@ -82,7 +103,7 @@ mod tests {
             layout: WeightLayout::HF,
             bias: false,
         };
-        Floor::of(&problem, heat, &CEILINGS, CEILINGS.bandwidth)
+        Floor::of(&problem, heat, Rates::of_cpu(&problem, &CEILINGS, CEILINGS.bandwidth))
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Results against the float64 oracle, whole or by a sample of rows and columns.
 
 use swiglu::{
-    Element, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixRef, Orientation,
+    DType, Device, Element, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixRef,
+    Orientation,
 };
 use swiglu_core::bounds::{self, Judgement, Reference};
+use swiglu_core::conformance::Backend;
+use swiglu_cuda::CudaBackend;
 
 use crate::layer::Params;
 use crate::random;
@@ -26,12 +29,14 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    /// The check of a layer's result for `x`: whole where the oracle is quick, else of random
-    /// rows and, where one row is too much, of random features.
+    /// The check of a layer's result on `device` for `x`: whole where the oracle is quick, else of
+    /// random rows and, where one row is too much, of random features.
     pub(crate) fn of_layer<T: Element>(
+        device: &Device,
         params: &Params<'_, T>,
         x: MatrixRef<'_, T>,
     ) -> swiglu_core::Result<Self> {
+        let roundoff = factor_roundoff(device, T::DTYPE);
         let (m, features) = (x.rows(), params.out_features());
         let macs_per_row = params.problem(1).flops() / 2.0;
         let rows = random::sample(SEED, m, (BUDGET / macs_per_row.max(1.0)).max(1.0) as usize);
@@ -41,11 +46,11 @@ impl Check {
             Params::GatedLinear(p) if macs_per_row > BUDGET => {
                 let count = (BUDGET / macs_per_row * features as f64).max(1.0) as usize;
                 let columns = random::sample(SEED ^ 1, features, count);
-                let reference = some_features(p, part.view(), &columns)?;
+                let reference = some_features(p, part.view(), &columns, roundoff)?;
                 Ok(Self { rows, columns: Some(columns), shape, reference })
             }
             _ => {
-                let reference = params.reference(part.view())?;
+                let reference = params.reference(part.view(), roundoff)?;
                 Ok(Self { rows, columns: None, shape, reference })
             }
         }
@@ -116,6 +121,14 @@ impl Check {
     }
 }
 
+/// What a device rounds the factors of its products by, relative to them.
+fn factor_roundoff(device: &Device, dtype: DType) -> f64 {
+    match device {
+        Device::Cuda(cuda) => CudaBackend::planned(cuda).factor_roundoff(dtype),
+        _ => 0.0,
+    }
+}
+
 /// Chosen rows in a matrix of their own.
 pub(crate) fn gather_rows<T: Copy + Default>(
     m: MatrixRef<'_, T>,
@@ -130,6 +143,7 @@ fn some_features<T: Element>(
     params: &GatedLinearParams<'_, T>,
     x: MatrixRef<'_, T>,
     features: &[usize],
+    roundoff: f64,
 ) -> swiglu_core::Result<Reference> {
     let w = &params.weights;
     let half = |half: Half| {
@@ -146,7 +160,7 @@ fn some_features<T: Element>(
         up_bias: up_bias.as_deref(),
         ..*params
     };
-    bounds::gated_linear(x, &part)
+    bounds::gated_linear_with(x, &part, roundoff)
 }
 
 #[cfg(test)]
@@ -165,7 +179,7 @@ mod tests {
     fn small_results_are_checked_whole_and_wrong_ones_found() {
         let (layer, x) = layer();
         let params = layer.params(Activation::GLU, Numerics::default()).unwrap();
-        let check = Check::of_layer(&params, x.view()).unwrap();
+        let check = Check::of_layer(&Device::cpu().unwrap(), &params, x.view()).unwrap();
         assert_eq!(check.extent(), None);
         let mut out = Matrix::zeros(6, 30).unwrap();
         params.naive(x.view(), out.view_mut()).unwrap();
@@ -179,7 +193,7 @@ mod tests {
         let (layer, x) = layer();
         let params = layer.params(Activation::SWIGLU, Numerics::default()).unwrap();
         let whole = params.oracle(x.view()).unwrap();
-        let part = some_features(params.gated(), x.view(), &[2, 17, 29]).unwrap();
+        let part = some_features(params.gated(), x.view(), &[2, 17, 29], 0.0).unwrap();
         for r in 0..6 {
             let expected = [2, 17, 29].map(|c| whole.view().row(r)[c]);
             assert_eq!(part.value.view().row(r), expected);

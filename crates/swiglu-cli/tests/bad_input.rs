@@ -164,8 +164,21 @@ fn names_that_are_not_known() {
 }
 
 #[test]
-fn a_device_that_is_not_in_this_build() {
-    run(&["--device", "cuda"]).refused(&["cuda", "not available", "choose one of: best, cpu"]);
+fn devices_that_are_not_there() {
+    for verb in [&["run"][..], &["check"], &["bench"], &["explain", "--weights", STORIES]] {
+        for device in ["cuda", "cuda:7"] {
+            swiglu(&[verb, &["--device", device]].concat()).refused(&["NVIDIA driver"]);
+        }
+    }
+    run(&["--device", "cuda:x"]).refused(&["cuda:x", "cuda:N"]);
+}
+
+#[test]
+fn options_of_another_device() {
+    run(&["--device", "cuda", "--threads", "1"]).refused(&["--threads", "--device cpu"]);
+    run(&["--device", "cuda:1", "--isa", "portable"]).refused(&["--isa", "--device cpu"]);
+    run(&["--device", "cpu", "--tf32"]).refused(&["--tf32", "CUDA"]);
+    run(&["--threads", "1", "--tf32"]).refused(&["--tf32", "CUDA"]);
 }
 
 #[test]

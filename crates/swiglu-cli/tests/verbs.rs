@@ -78,8 +78,10 @@ fn info_says_what_is_here_and_what_is_not() {
     assert_eq!(document["version"], env!("CARGO_PKG_VERSION"));
     assert!(document["threads"].as_u64() > Some(0));
     assert!(document["isas"].as_array().is_some_and(|i| i.len() == 4));
+    let libraries = document["cuda"]["libraries"].as_array().expect("libraries");
+    assert_eq!(libraries.len(), 3, "{document}");
     let text = swiglu(&["info"]).stdout;
-    assert!(text.contains("portable") && text.contains("not part of this build"), "{text}");
+    assert!(text.contains("portable") && text.contains("CUDA       no device: "), "{text}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixMut, Numerics, Op,
-    Orientation, Path, Plan, Problem, WeightLayout,
+    Orientation, Plan, Problem, WeightLayout,
 };
 
 use crate::device::Device;
@@ -73,8 +73,12 @@ impl GatedActivation {
         inputs: GateUpRef<'_, T>,
         out: impl Into<MatrixMut<'out, T>>,
     ) -> Result<()> {
-        let Device::Cpu(cpu) = &self.device;
-        Ok(cpu.activation(&self.activation, self.numerics(T::DTYPE), inputs, out.into())?)
+        let (act, numerics, out) = (&self.activation, self.numerics(T::DTYPE), out.into());
+        match &self.device {
+            Device::Cpu(cpu) => Ok(cpu.activation(act, numerics, inputs, out)?),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => Ok(cuda.activation_host(act, numerics, inputs, out)?),
+        }
     }
 
     fn problem(
@@ -106,7 +110,7 @@ impl GatedActivation {
         dtype: DType,
         arrangement: Arrangement,
     ) -> Plan {
-        self.device.plan(self.problem(m, intermediate, dtype, arrangement), Path::Fused)
+        self.device.plan(self.problem(m, intermediate, dtype, arrangement), None)
     }
 
     /// The plan, what it was chosen from, and what the problem costs at least.
@@ -117,6 +121,6 @@ impl GatedActivation {
         dtype: DType,
         arrangement: Arrangement,
     ) -> Explanation {
-        self.device.explain(self.problem(m, intermediate, dtype, arrangement), Path::Fused)
+        self.device.explain(self.problem(m, intermediate, dtype, arrangement), None)
     }
 }

@@ -1,27 +1,42 @@
 //! Where layers run.
 
 use std::fmt;
+use std::str::FromStr;
 
-use swiglu_core::{Path, Plan, Problem};
+use swiglu_core::{Error as CoreError, Path, Plan, Problem};
 use swiglu_cpu::{Cpu, CpuOptions};
+#[cfg(feature = "cuda")]
+use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::explain::Explanation;
 
-/// A device that layers are packed for and run on. Cheap to clone; clones share its threads.
+/// A device that layers are packed for and run on. Cheap to clone; clones share its threads or its
+/// streams and kernels.
+///
+/// It is also parsed from a name: `best`, `cpu`, `cuda` (the first CUDA device) or `cuda:1`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Device {
     /// The processor, with an instruction set and a number of threads.
     Cpu(Cpu),
+    /// An NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Cuda),
 }
 
 impl Device {
-    /// The best device of this machine. Without an accelerator that is [`Device::cpu`].
+    /// The best device of this machine: the first CUDA device that there are kernels for, else
+    /// [`Device::cpu`].
     ///
     /// # Errors
-    /// As [`Device::cpu`].
+    /// As [`Device::cpu`]. A machine without a driver or device has no errors to report; a device
+    /// that is there and fails is an [`Error::Cuda`].
     pub fn best() -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = first_cuda()? {
+            return Ok(Device::Cuda(cuda));
+        }
         Self::cpu()
     }
 
@@ -42,23 +57,48 @@ impl Device {
         Ok(Device::Cpu(Cpu::new(&options)?))
     }
 
+    /// A CUDA device by its number, from 0.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] without a driver, without that device, or for one that is too old.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        Ok(Device::Cuda(Cuda::new(ordinal)?))
+    }
+
+    /// A CUDA device with options.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    #[cfg(feature = "cuda")]
+    pub fn cuda_with(options: &CudaOptions) -> Result<Self> {
+        Ok(Device::Cuda(Cuda::with_options(options)?))
+    }
+
     /// How a problem will be computed here, from the numbers alone: a layer packed for the same path
-    /// says the same.
-    pub fn plan(&self, problem: Problem, path: Path) -> Plan {
+    /// says the same. [`None`] is the device's own choice, as [`Mlp::from_params`](crate::Mlp) makes
+    /// it: on the CPU always the fused path, on a GPU the one that is expected to be faster.
+    pub fn plan(&self, problem: Problem, path: impl Into<Option<Path>>) -> Plan {
+        let path = path.into();
         match self {
-            Device::Cpu(cpu) => cpu.plan(problem, path),
+            Device::Cpu(cpu) => cpu.plan(problem, path.unwrap_or(Path::Fused)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.plan(problem, path),
         }
     }
 
     /// The plan, what it was chosen from, and what the problem costs at least.
-    pub fn explain(&self, problem: Problem, path: Path) -> Explanation {
-        Explanation::new(self, self.plan(problem, path))
+    pub fn explain(&self, problem: Problem, path: impl Into<Option<Path>>) -> Explanation {
+        let path = path.into();
+        Explanation::new(self, self.plan(problem, path), path)
     }
 
-    /// The kind of device: `cpu`.
+    /// The kind of device: `cpu` or `cuda`.
     pub fn name(&self) -> &'static str {
         match self {
             Device::Cpu(_) => "cpu",
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => "cuda",
         }
     }
 
@@ -66,17 +106,82 @@ impl Device {
     pub fn threads(&self) -> usize {
         match self {
             Device::Cpu(cpu) => cpu.threads(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => 1,
         }
     }
 }
 
+/// The first device that there are kernels for.
+#[cfg(feature = "cuda")]
+fn first_cuda() -> Result<Option<Cuda>> {
+    let count = match Cuda::device_count() {
+        Ok(count) => count,
+        Err(CudaError::LibraryMissing { library: Library::Driver, .. }) => 0,
+        Err(e) => return Err(e.into()),
+    };
+    for ordinal in 0..count {
+        match Cuda::new(ordinal) {
+            Ok(cuda) => return Ok(Some(cuda)),
+            // Older than any kernel; the next one may not be.
+            Err(CudaError::Unsupported { .. }) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(None)
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "best" => Self::best(),
+            "cpu" => Self::cpu(),
+            _ => match cuda_ordinal(name) {
+                #[cfg(feature = "cuda")]
+                Some(ordinal) => Self::cuda(ordinal),
+                #[cfg(not(feature = "cuda"))]
+                Some(_) => Err(CoreError::Unavailable {
+                    what: format!("device {name}"),
+                    why: "this build is without the feature `cuda`".into(),
+                }
+                .into()),
+                None => Err(unknown(name).into()),
+            },
+        }
+    }
+}
+
+/// The number in `cuda` (0) or `cuda:N`.
+fn cuda_ordinal(name: &str) -> Option<usize> {
+    match name.strip_prefix("cuda")? {
+        "" => Some(0),
+        number => number.strip_prefix(':')?.parse().ok(),
+    }
+}
+
+fn unknown(name: &str) -> CoreError {
+    CoreError::UnknownName {
+        what: "device",
+        given: name.to_owned(),
+        choices: "best, cpu, cuda, cuda:N".into(),
+    }
+}
+
 impl fmt::Display for Device {
-    /// The kind and what it was given: `cpu (avx512-bf16, 2 threads)`.
+    /// The kind and what it was given: `cpu (avx512-bf16, 2 threads)`, `cuda:0 (NVIDIA H200,
+    /// sm_90a)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu(cpu) => {
                 let plural = if cpu.threads() == 1 { "" } else { "s" };
                 write!(f, "cpu ({}, {} thread{plural})", cpu.isa(), cpu.threads())
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let tf32 = if cuda.tf32() { ", TF32" } else { "" };
+                write!(f, "cuda:{} ({}, {}{tf32})", cuda.ordinal(), cuda.facts().name, cuda.arch())
             }
         }
     }
@@ -100,5 +205,15 @@ mod tests {
         let options = CpuOptions { threads: Some(0), ..CpuOptions::default() };
         let error = Device::cpu_with(options).unwrap_err().to_string();
         assert!(error.contains("threads = 0") && error.contains("expected 1 to"), "{error}");
+    }
+
+    #[test]
+    fn names_are_parsed_and_others_refused() {
+        assert_eq!(Device::from_str("cpu").unwrap().name(), "cpu");
+        assert_eq!(["cuda", "cuda:3"].map(cuda_ordinal), [Some(0), Some(3)]);
+        for name in ["tpu", "cuda:", "cuda:-1", "cuda0", "CPU"] {
+            let error = Device::from_str(name).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("cuda:N"), "{error}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use swiglu_core::{Op, Path, Plan, Problem};
-use swiglu_cpu::Isa;
+use swiglu_cpu::{Cpu, Isa};
 
 use crate::device::Device;
 
@@ -37,12 +37,22 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The explanation of a plan made for `device`.
-    pub fn new(device: &Device, plan: Plan) -> Self {
+    /// The explanation of a plan that `device` made, for the path that was asked for.
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables, reason = "the CPU has one choice"))]
+    pub fn new(device: &Device, plan: Plan, path: Option<Path>) -> Self {
         let problem = plan.problem;
         let (flops, compulsory_bytes) = (problem.flops(), problem.compulsory_bytes());
-        let mut candidates = kernels(device, &plan);
-        candidates.extend(paths(&plan));
+        let candidates = match device {
+            Device::Cpu(cpu) => {
+                let mut candidates = facades(cpu, &plan);
+                candidates.extend(paths(&plan));
+                candidates
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                cuda.candidates(&problem, path).into_iter().map(Candidate::from).collect()
+            }
+        };
         Self {
             problem,
             candidates,
@@ -58,9 +68,16 @@ impl Explanation {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl From<swiglu_cuda::Candidate> for Candidate {
+    fn from(candidate: swiglu_cuda::Candidate) -> Self {
+        let swiglu_cuda::Candidate { name, chosen, reason } = candidate;
+        Self { name, chosen, reason }
+    }
+}
+
 /// The instruction sets: those the machine lacks, those passed over, and the one in use.
-fn kernels(device: &Device, plan: &Plan) -> Vec<Candidate> {
-    let Device::Cpu(cpu) = device;
+fn facades(cpu: &Cpu, plan: &Plan) -> Vec<Candidate> {
     let reason = |isa: Isa| {
         if isa == cpu.isa() {
             let detected = isa == Isa::detect();
@@ -122,10 +139,11 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "problem     {}", self.problem)?;
         writeln!(f, "plan        {}", self.plan)?;
+        let width = self.candidates.iter().map(|c| c.name.len()).max().unwrap_or(0);
         for (i, c) in self.candidates.iter().enumerate() {
             let head = if i == 0 { "candidates" } else { "" };
             let mark = if c.chosen { "✓" } else { "·" };
-            writeln!(f, "{head:<11} {mark} {:<16} {}", c.name, c.reason)?;
+            writeln!(f, "{head:<11} {mark} {:<width$}  {}", c.name, c.reason)?;
         }
         writeln!(f, "work        {:.3} MFLOP", self.flops / 1e6)?;
         writeln!(f, "traffic     {} at least", Bytes(self.compulsory_bytes))?;

@@ -51,15 +51,17 @@ impl Kind for MlpKind {
 }
 
 impl Layer<GatedLinearKind> {
-    /// Packs weights in memory for a device.
+    /// Packs weights in memory for a device, which computes each call in the way it expects to be
+    /// the fastest.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights.
+    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights; on a GPU, [`crate::Error::Cuda`]
+    /// without memory for the weights or the libraries that compute with them.
     pub fn from_params<T: Element>(
         device: &Device,
         params: &GatedLinearParams<'_, T>,
     ) -> Result<Self> {
-        Self::with_path(device, params, Path::Fused)
+        Self::pack_params(device, params, None)
     }
 
     /// As [`Self::from_params`], by a chosen path: [`Path::Unfused`] is the yardstick that passes
@@ -72,19 +74,41 @@ impl Layer<GatedLinearKind> {
         params: &GatedLinearParams<'_, T>,
         path: Path,
     ) -> Result<Self> {
-        let Device::Cpu(cpu) = device;
-        let kernel = swiglu_cpu::GatedLinear::with_path(cpu, params, path)?;
-        Ok(Self::new(device, kernel))
+        Self::pack_params(device, params, Some(path))
+    }
+
+    fn pack_params<T: Element>(
+        device: &Device,
+        params: &GatedLinearParams<'_, T>,
+        path: Option<Path>,
+    ) -> Result<Self> {
+        match device {
+            Device::Cpu(cpu) => {
+                let path = path.unwrap_or(Path::Fused);
+                let kernel = swiglu_cpu::GatedLinear::with_path(cpu, params, path)?;
+                Ok(Self::new(device, Some(path), kernel))
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let kernel = match path {
+                    None => swiglu_cuda::GatedLinear::new(cuda, params)?,
+                    Some(path) => swiglu_cuda::GatedLinear::with_path(cuda, params, path)?,
+                };
+                Ok(Self::new(device, path, kernel))
+            }
+        }
     }
 }
 
 impl Layer<MlpKind> {
-    /// Packs weights in memory for a device.
+    /// Packs weights in memory for a device, which computes each call in the way it expects to be
+    /// the fastest.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if the shapes disagree.
+    /// [`swiglu_core::Error::Shape`] if the shapes disagree; on a GPU, [`crate::Error::Cuda`]
+    /// without memory for the weights or the libraries that compute with them.
     pub fn from_params<T: Element>(device: &Device, params: &MlpParams<'_, T>) -> Result<Self> {
-        Self::with_path(device, params, Path::Fused)
+        Self::pack_params(device, params, None)
     }
 
     /// As [`Self::from_params`], by a chosen path: [`Path::Unfused`] is the yardstick that passes
@@ -97,26 +121,69 @@ impl Layer<MlpKind> {
         params: &MlpParams<'_, T>,
         path: Path,
     ) -> Result<Self> {
-        let Device::Cpu(cpu) = device;
-        let kernel = swiglu_cpu::Mlp::with_path(cpu, params, path)?;
-        Ok(Self::new(device, kernel))
+        Self::pack_params(device, params, Some(path))
+    }
+
+    fn pack_params<T: Element>(
+        device: &Device,
+        params: &MlpParams<'_, T>,
+        path: Option<Path>,
+    ) -> Result<Self> {
+        match device {
+            Device::Cpu(cpu) => {
+                let path = path.unwrap_or(Path::Fused);
+                let kernel = swiglu_cpu::Mlp::with_path(cpu, params, path)?;
+                Ok(Self::new(device, Some(path), kernel))
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let kernel = match path {
+                    None => swiglu_cuda::Mlp::new(cuda, params)?,
+                    Some(path) => swiglu_cuda::Mlp::with_path(cuda, params, path)?,
+                };
+                Ok(Self::new(device, path, kernel))
+            }
+        }
     }
 }
 
-impl<T: Element> Kernel<T> for swiglu_cpu::GatedLinear<T> {
-    fn plan(&self, m: usize) -> Plan {
-        self.plan(m)
-    }
-    fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> swiglu_core::Result<()> {
-        self.forward(x, out)
-    }
+macro_rules! cpu_kernel {
+    ($($Layer:ident),*) => {
+        $(impl<T: Element> Kernel<T> for swiglu_cpu::$Layer<T> {
+            fn plan(&self, m: usize) -> Plan {
+                self.plan(m)
+            }
+            fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+                Ok(self.forward(x, out)?)
+            }
+        })*
+    };
 }
+cpu_kernel!(GatedLinear, Mlp);
 
-impl<T: Element> Kernel<T> for swiglu_cpu::Mlp<T> {
-    fn plan(&self, m: usize) -> Plan {
-        self.plan(m)
-    }
-    fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> swiglu_core::Result<()> {
-        self.forward(x, out)
-    }
+#[cfg(feature = "cuda")]
+macro_rules! cuda_kernel {
+    ($($Layer:ident),*) => {
+        $(impl<T: Element> Kernel<T> for swiglu_cuda::$Layer<T> {
+            fn plan(&self, m: usize) -> Plan {
+                self.plan(m)
+            }
+            fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+                Ok(self.forward_host(x, out)?)
+            }
+            fn forward_on(
+                &self,
+                stream: &swiglu_cuda::Stream,
+                x: swiglu_cuda::DeviceMatrixRef<'_, T>,
+                out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+            ) -> Result<()> {
+                Ok(self.forward(stream, x, out)?)
+            }
+            fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
+                Ok(self.reserve(stream, m)?)
+            }
+        })*
+    };
 }
+#[cfg(feature = "cuda")]
+cuda_kernel!(GatedLinear, Mlp);

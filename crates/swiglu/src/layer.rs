@@ -7,7 +7,7 @@ use std::path::Path as FilePath;
 
 use swiglu_core::{
     Activation, DType, Element, Error as CoreError, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Plan, Problem,
+    Path, Plan, Problem,
 };
 use swiglu_formats::{Bytes, LoadOptions};
 
@@ -20,7 +20,29 @@ use crate::weights::Weights;
 /// What a backend provides for one element type.
 pub(crate) trait Kernel<T>: Debug + Send + Sync {
     fn plan(&self, m: usize) -> Plan;
-    fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> swiglu_core::Result<()>;
+    fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()>;
+    #[cfg(feature = "cuda")]
+    fn forward_on(
+        &self,
+        _stream: &swiglu_cuda::Stream,
+        _x: swiglu_cuda::DeviceMatrixRef<'_, T>,
+        _out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        Err(not_on_cuda())
+    }
+    #[cfg(feature = "cuda")]
+    fn reserve_on(&self, _stream: &swiglu_cuda::Stream, _m: usize) -> Result<()> {
+        Err(not_on_cuda())
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn not_on_cuda() -> crate::Error {
+    CoreError::Unsupported {
+        what: "a CUDA stream for a layer on the CPU".into(),
+        why: "its weights are in the host's memory; pack it for a CUDA device".into(),
+    }
+    .into()
 }
 
 /// A kernel whose element type is only known at run time.
@@ -46,6 +68,8 @@ impl<T: Element> Erased for Typed<T> {
 pub struct Layer<K> {
     device: Device,
     problem: Problem,
+    /// The path that was asked for.
+    path: Option<Path>,
     kernel: Box<dyn Erased>,
     kind: PhantomData<fn() -> K>,
 }
@@ -76,10 +100,15 @@ impl<K: Kind> Layer<K> {
         Ok(Weights::new(swiglu_formats::load_layer_from_bytes(bytes, options)?))
     }
 
-    pub(crate) fn new<T: Element>(device: &Device, kernel: impl Kernel<T> + 'static) -> Self {
+    pub(crate) fn new<T: Element>(
+        device: &Device,
+        path: Option<Path>,
+        kernel: impl Kernel<T> + 'static,
+    ) -> Self {
         Self {
             device: device.clone(),
             problem: kernel.plan(0).problem,
+            path,
             kernel: Box::new(Typed::<T>(Box::new(kernel))),
             kind: PhantomData,
         }
@@ -121,7 +150,7 @@ impl<K: Kind> Layer<K> {
 
     /// The plan for `m` tokens, what it was chosen from, and what the problem costs at least.
     pub fn explain(&self, m: usize) -> Explanation {
-        Explanation::new(&self.device, self.plan(m))
+        Explanation::new(&self.device, self.plan(m), self.path)
     }
 
     fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
@@ -160,6 +189,33 @@ impl<K: Kind> Layer<K> {
         x: impl Into<MatrixRef<'x, T>>,
         out: impl Into<MatrixMut<'out, T>>,
     ) -> Result<()> {
-        Ok(self.typed::<T>()?.forward(x.into(), out.into())?)
+        self.typed::<T>()?.forward(x.into(), out.into())
+    }
+
+    /// Enqueues the layer on a CUDA stream, for x and `out` in the device's memory: returns before
+    /// the work is done, and allocates nothing once the stream's workspace has the size for it.
+    ///
+    /// # Errors
+    /// As [`Self::forward_into`]; [`swiglu_core::Error::Unsupported`] for a layer on the CPU;
+    /// [`crate::Error::Cuda`] for a stream or memory of another device, or if a kernel cannot be
+    /// compiled or launched.
+    #[cfg(feature = "cuda")]
+    pub fn forward_on<T: Element>(
+        &self,
+        stream: &swiglu_cuda::Stream,
+        x: swiglu_cuda::DeviceMatrixRef<'_, T>,
+        out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        self.typed::<T>()?.forward_on(stream, x, out)
+    }
+
+    /// Compiles what calls with up to `m` tokens need and gives the stream's workspace the size for
+    /// them: after it, [`Self::forward_on`] can be captured into a graph.
+    ///
+    /// # Errors
+    /// As [`Self::forward_on`].
+    #[cfg(feature = "cuda")]
+    pub fn reserve_on<T: Element>(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
+        self.typed::<T>()?.reserve_on(stream, m)
     }
 }

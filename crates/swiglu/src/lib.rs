@@ -81,9 +81,30 @@
 //! # Ok::<(), swiglu::Error>(())
 //! ```
 //!
+//! # On a GPU
+//!
+//! [`Device::best`] is the first CUDA device, where there is one. Host matrices are copied there and
+//! back by every call; a program that keeps its data on the device enqueues with
+//! [`Layer::forward_on`] instead:
+//!
+//! ```no_run
+//! use swiglu::cuda::{Cuda, DeviceMatrix};
+//! use swiglu::{Device, Matrix, Mlp};
+//!
+//! let cuda = Cuda::new(0)?;
+//! let mlp = Mlp::load("model.safetensors", 0)?.to(&Device::Cuda(cuda.clone()))?;
+//! let stream = cuda.stream();
+//! let x = DeviceMatrix::from_host(&stream, Matrix::<f32>::zeros(16, mlp.hidden())?.view())?;
+//! let mut y = DeviceMatrix::<f32>::new(&stream, 16, mlp.hidden())?;
+//! mlp.forward_on(&stream, x.view(), y.view_mut())?; // returns before the work is done
+//! println!("{:?}", y.to_host()?.view().row(0));
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
 //! # Features
 //!
-//! `ndarray`: conversions from its views, in the module of that name.
+//! `cuda` (default): the CUDA backend. It builds everywhere; what it needs is looked for when a
+//! device is opened. `ndarray`: conversions from its views, in the module of that name.
 
 mod activation;
 mod device;
@@ -112,6 +133,9 @@ pub use swiglu_core::{
     Numerics, Op, Orientation, OwnedGateUp, Path, Plan, Problem, Rounding, WeightLayout, bf16, f16,
 };
 pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
+/// The CUDA backend: devices, streams, graphs, and matrices in device memory.
+#[cfg(feature = "cuda")]
+pub use swiglu_cuda as cuda;
 pub use swiglu_formats::{FormatError, LayerWeights, LoadOptions, TensorNames};
 
 /// A gated linear layer, x `[M, K]` → h `[M, H]`, packed for a device.

@@ -4,9 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use swiglu::{
-    Activation, DType, Element, Explanation, Op, Path, Problem, WeightLayout, with_dtype,
-};
+use swiglu::{Activation, DType, Element, Explanation, Op, Problem, WeightLayout, with_dtype};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs, WeightArgs};
@@ -70,9 +68,9 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         }
         None => of_shape(args),
     };
-    let explanation = device.explain(problem, Path::Fused);
-    let limits = ceilings::measure(&device)?;
-    let floor = Floor::of(&explanation.problem, Heat::Cold, &limits, limits.bandwidth);
+    let explanation = device.explain(problem, None);
+    let rates = ceilings::rates(&device, &explanation.problem)?;
+    let floor = Floor::of(&explanation.problem, Heat::Cold, rates);
     if terminal.json() {
         terminal.print_json(&Document { explanation, floor })?;
     } else {

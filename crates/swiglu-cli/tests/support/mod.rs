@@ -39,14 +39,20 @@ impl Ended {
     }
 }
 
+/// The program on a machine without a GPU, whatever this one has.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_swiglu"));
     command.stdin(Stdio::null()).env_remove("NO_COLOR");
+    command.env("CUDA_VISIBLE_DEVICES", "").env_remove("SWIGLU_CUDA_LIBRARY_PATH");
     command
 }
 
 pub fn swiglu(args: &[&str]) -> Ended {
-    let output = command().args(args).output().expect("the binary starts");
+    end(command().args(args))
+}
+
+pub fn end(command: &mut Command) -> Ended {
+    let output = command.output().expect("the binary starts");
     Ended {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).expect("standard output is UTF-8"),

@@ -53,7 +53,7 @@ impl fmt::Display for Case {
 pub(super) enum Suite {
     /// One of each kind, in under a minute
     Quick,
-    /// Every row of the project's CPU goals, with one thread and with all
+    /// Every row of the project's goals; on the CPU with one thread and with all
     Goals,
 }
 
@@ -76,6 +76,27 @@ impl Suite {
             Suite::Quick => quick(),
             Suite::Goals => goals(),
         }
+    }
+
+    /// The cases for a CUDA device: what is long on a processor is short there.
+    pub(super) fn cuda_cases(self) -> Vec<Case> {
+        const HALVES: &[DType] = &[DType::Bf16, DType::F16];
+        const ONE: &[DType] = &[DType::Bf16];
+        let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));
+        let packed = Case { packed: true, ..Case::activation(16384, 4096, DType::Bf16) };
+        let gated = |m, dtypes| layers(Op::GatedLinear, m, LARGE, Heat::Cold, dtypes);
+        let mlp = |m, shape, dtypes| layers(Op::Mlp, m, shape, Heat::Cold, dtypes);
+        let mut cases: Vec<Case> = activations.into_iter().chain([packed]).collect();
+        cases.extend(gated(1, ONE).chain(gated(128, ONE)).chain(gated(4096, HALVES)));
+        cases.extend(mlp(1, SMALL, ONE).chain(mlp(4096, LARGE, ONE)));
+        if self == Suite::Goals {
+            cases.extend(gated(16, HALVES).chain(gated(64, HALVES)).chain(gated(512, HALVES)));
+            cases.extend(gated(1024, HALVES).chain(gated(8192, HALVES)));
+            cases.extend(gated(1, &[DType::F32]).chain(gated(512, &[DType::F32])));
+            cases.extend(mlp(1, LARGE, ONE).chain(mlp(16, LARGE, ONE)).chain(mlp(128, LARGE, ONE)));
+            cases.extend(mlp(1, SMALL, &[DType::F32]));
+        }
+        cases
     }
 }
 
@@ -126,12 +147,14 @@ mod tests {
     #[test]
     fn the_names_within_a_suite_differ() {
         for suite in [Suite::Quick, Suite::Goals] {
-            let mut names: Vec<String> =
-                suite.cases().iter().map(|c| format!("{c} {}", c.dtype)).collect();
-            let all = names.len();
-            names.sort();
-            names.dedup();
-            assert_eq!(names.len(), all);
+            for cases in [suite.cases(), suite.cuda_cases()] {
+                let mut names: Vec<String> =
+                    cases.iter().map(|c| format!("{c} {}", c.dtype)).collect();
+                let all = names.len();
+                names.sort();
+                names.dedup();
+                assert_eq!(names.len(), all);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One case: every way of computing it, on every device, verified and timed.
+//! One case on the CPU: every way of computing it, with every number of threads, verified and timed.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use swiglu::{
 };
 
 use super::cases::Case;
-use super::report::{Row, Speed};
+use super::report::{CpuLimits, Limits, Row, Speed};
 use super::way::{Call, Way};
 use crate::args::{LayerOp, MathArgs};
 use crate::ceilings::{self, Bandwidth, Ceilings};
 use crate::layer::Packed;
 use crate::random::{self, SyntheticLayer};
-use crate::roofline::Floor;
+use crate::roofline::{Floor, Rates};
 use crate::stats::Summary;
 use crate::timing::{Heat, Protocol, Variant, interleave};
 use crate::verify::Check;
@@ -27,7 +27,7 @@ const NAIVE_WORK: f64 = 2e8;
 const ACTIVATION_WORK: f64 = 10.0;
 /// How often a measurement is taken whose bandwidth changed under it.
 const ATTEMPTS: usize = 3;
-const SEED: u64 = 1;
+pub(super) const SEED: u64 = 1;
 
 /// A device with its limits as they were at the start.
 pub(super) struct Bench<'a> {
@@ -52,8 +52,11 @@ impl<'a> Bench<'a> {
     }
 
     /// The limits, by number of threads.
-    pub(super) fn limits(&self) -> Vec<(usize, Ceilings)> {
-        self.devices.iter().map(|&(device, limits)| (device.threads(), limits)).collect()
+    pub(super) fn limits(&self) -> Vec<Limits> {
+        let limits = |&(device, ceilings): &(&Device, Ceilings)| {
+            Limits::Cpu(CpuLimits { threads: device.threads(), ceilings })
+        };
+        self.devices.iter().map(limits).collect()
     }
 
     pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
@@ -71,12 +74,14 @@ impl<'a> Bench<'a> {
         let problem = params.problem(case.m);
         let shape = [case.m, params.out_features()];
         // The unfused way cannot keep accumulators, so it is held to other bounds than the fused.
-        let mut checks = Checks::new(|n| Check::of_layer(&params.with_numerics(n), x.view()));
+        let mut checks = Checks::new(|n| {
+            Check::of_layer(self.devices[0].0, &params.with_numerics(n), x.view())
+        });
         let copies = copies(case.heat, problem.weight_bytes());
         let mut rows = Vec::new();
         for (device, limits) in &self.devices {
             let way = |profile, path| -> anyhow::Result<Way<'_, T>> {
-                let pack = (0..copies).map(|_| params.pack(device, path));
+                let pack = (0..copies).map(|_| params.pack(device, Some(path)));
                 let packed = pack.collect::<swiglu::Result<Vec<_>>>()?;
                 let numerics = packed[0].plan(case.m).problem.numerics;
                 let calls = packed.into_iter().map(|layer| forward(layer, x.view())).collect();
@@ -148,7 +153,8 @@ impl<'a> Bench<'a> {
             Heat::Hot => (self.time(Heat::Hot, &mut ways)?, State::steady(limits.bandwidth)),
             Heat::Cold => self.time_in_one_state(device, &mut ways)?,
         };
-        let floor = Floor::of(&problem, case.heat, limits, state.bandwidth);
+        let floor =
+            Floor::of(&problem, case.heat, Rates::of_cpu(&problem, limits, state.bandwidth));
         let unfused = times.get(1).map(|t| t.median);
         let rows =
             ways.iter().zip(times).zip(judgements).enumerate().map(|(i, ((way, time), j))| {
@@ -251,17 +257,17 @@ fn forward<'a, T: Element>(layer: Packed, x: MatrixRef<'a, T>) -> Call<'a, T> {
 type MakeCheck<'a> = Box<dyn Fn(Numerics) -> swiglu_core::Result<Check> + 'a>;
 
 /// The checks of one problem, made when a numerics mode is first met.
-struct Checks<'a> {
+pub(super) struct Checks<'a> {
     make: MakeCheck<'a>,
     made: Vec<(Numerics, Check)>,
 }
 
 impl<'a> Checks<'a> {
-    fn new(make: impl Fn(Numerics) -> swiglu_core::Result<Check> + 'a) -> Self {
+    pub(super) fn new(make: impl Fn(Numerics) -> swiglu_core::Result<Check> + 'a) -> Self {
         Self { make: Box::new(make), made: Vec::new() }
     }
 
-    fn of(&mut self, numerics: Numerics) -> swiglu_core::Result<&Check> {
+    pub(super) fn of(&mut self, numerics: Numerics) -> swiglu_core::Result<&Check> {
         let at = match self.made.iter().position(|(n, _)| *n == numerics) {
             Some(at) => at,
             None => {
@@ -274,10 +280,10 @@ impl<'a> Checks<'a> {
 }
 
 /// Gate and up, in two tensors or one.
-struct Activations<T>(Matrix<T>, Option<Matrix<T>>);
+pub(super) struct Activations<T>(pub(super) Matrix<T>, pub(super) Option<Matrix<T>>);
 
 impl<T: Element> Activations<T> {
-    fn normal([m, h]: [usize; 2], packed: bool) -> swiglu_core::Result<Self> {
+    pub(super) fn normal([m, h]: [usize; 2], packed: bool) -> swiglu_core::Result<Self> {
         match packed {
             true => Ok(Self(random::normal(SEED, m, 2 * h, 2.0)?, None)),
             false => Ok(Self(
@@ -287,7 +293,7 @@ impl<T: Element> Activations<T> {
         }
     }
 
-    fn inputs(&self) -> swiglu_core::Result<GateUpRef<'_, T>> {
+    pub(super) fn inputs(&self) -> swiglu_core::Result<GateUpRef<'_, T>> {
         match &self.1 {
             None => GateUpRef::packed(self.0.view(), Arrangement::PackedGateFirst),
             Some(up) => GateUpRef::separate(self.0.view(), up.view()),

@@ -1,6 +1,7 @@
 //! `swiglu bench`: speed as a fraction of what this machine can do, every result verified.
 
 mod cases;
+mod cuda;
 mod measure;
 mod report;
 mod way;
@@ -13,7 +14,9 @@ use crate::args::{DeviceArgs, MathArgs};
 use crate::terminal::Terminal;
 use crate::timing::Heat;
 use cases::{Case, Suite};
+use cuda::CudaBench;
 use measure::Bench;
+use report::Row;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -34,7 +37,7 @@ pub(crate) struct BenchArgs {
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
     hot: bool,
-    /// Weights come from memory: at least 400 MB of them in rotation [default]
+    /// Weights come from memory: so many in rotation that they exceed the caches [default]
     #[arg(long, requires = "op", conflicts_with = "suite")]
     cold: bool,
     /// Time to measure for, per case
@@ -57,10 +60,11 @@ enum BenchOp {
 }
 
 impl BenchArgs {
-    fn cases(&self) -> Vec<Case> {
-        let mut cases = match self.op {
-            None => self.suite.cases(),
-            Some(op) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
+    fn cases(&self, device: &Device) -> Vec<Case> {
+        let mut cases = match (self.op, device) {
+            (None, Device::Cuda(_)) => self.suite.cuda_cases(),
+            (None, _) => self.suite.cases(),
+            (Some(op), _) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
         };
         if let Some(dtype) = self.math.dtype {
             cases.retain(|c| c.dtype == dtype);
@@ -83,8 +87,7 @@ impl BenchArgs {
     }
 
     /// The number of threads that was asked for; for the goals also one alone.
-    fn devices(&self) -> anyhow::Result<Vec<Device>> {
-        let all = self.device.open()?;
+    fn devices(&self, all: Device) -> anyhow::Result<Vec<Device>> {
         let alone = self.op.is_none()
             && self.suite == Suite::Goals
             && self.device.threads.is_none()
@@ -99,18 +102,37 @@ impl BenchArgs {
 }
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let (devices, cases) = (args.devices()?, args.cases());
+    let device = args.device.open()?;
+    let cases = args.cases(&device);
     let activation = args.math.activation.unwrap_or(Activation::SWIGLU);
+    let (rows, limits) = match &device {
+        Device::Cuda(cuda) => {
+            let bench = CudaBench::new(&device, cuda, activation, &args.math, args.seconds)?;
+            (measure_all(terminal, &cases, |case| bench.case(case))?, bench.limits())
+        }
+        _ => {
+            let devices = args.devices(device)?;
+            let bench = Bench::new(&devices, activation, &args.math, args.seconds)?;
+            (measure_all(terminal, &cases, |case| bench.case(case))?, bench.limits())
+        }
+    };
+    let passed = rows.iter().all(|r| r.passed);
+    report::print(terminal, rows, limits)?;
+    Ok(Verdict::from_passed(passed))
+}
+
+fn measure_all(
+    terminal: &Terminal,
+    cases: &[Case],
+    measure: impl Fn(&Case) -> anyhow::Result<Vec<Row>>,
+) -> anyhow::Result<Vec<Row>> {
     let bar = terminal.bar(cases.len() as u64);
-    let bench = Bench::new(&devices, activation, &args.math, args.seconds)?;
     let mut rows = Vec::new();
-    for case in &cases {
+    for case in cases {
         bar.set_message(format!("{case} {}", case.dtype));
-        rows.extend(bench.case(case)?);
+        rows.extend(measure(case)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let passed = rows.iter().all(|r| r.passed);
-    report::print(terminal, rows, bench.limits())?;
-    Ok(Verdict::from_passed(passed))
+    Ok(rows)
 }

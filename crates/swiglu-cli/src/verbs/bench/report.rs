@@ -99,12 +99,28 @@ impl Row {
     }
 }
 
+/// The limits that results are stated against.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Limits {
+    Cpu(CpuLimits),
+    Cuda(CudaLimits),
+}
+
 /// The limits of one number of threads.
 #[derive(Debug, Serialize)]
-struct Limits {
-    threads: usize,
+pub(super) struct CpuLimits {
+    pub(super) threads: usize,
     #[serde(flatten)]
-    ceilings: Ceilings,
+    pub(super) ceilings: Ceilings,
+}
+
+/// The limits of one device.
+#[derive(Debug, Serialize)]
+pub(super) struct CudaLimits {
+    pub(super) device: String,
+    #[serde(flatten)]
+    pub(super) ceilings: swiglu_cuda::ceilings::Ceilings,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,10 +132,8 @@ struct Document {
 pub(super) fn print(
     terminal: &mut Terminal,
     results: Vec<Row>,
-    limits: Vec<(usize, Ceilings)>,
+    ceilings: Vec<Limits>,
 ) -> anyhow::Result<()> {
-    let ceilings: Vec<Limits> =
-        limits.into_iter().map(|(threads, ceilings)| Limits { threads, ceilings }).collect();
     if terminal.json() {
         return terminal.print_json(&Document { results, ceilings });
     }
@@ -148,18 +162,55 @@ pub(super) fn print(
 
 fn legend(ceilings: &[Limits]) -> String {
     let mut out = String::from("\nfraction of this machine's ceilings:\n");
-    for Limits { threads, ceilings: c } in ceilings {
+    let mut cuda = false;
+    for limits in ceilings {
+        out += &match limits {
+            Limits::Cpu(limits) => limits.line(),
+            Limits::Cuda(limits) => limits.line(),
+        };
+        cuda |= matches!(limits, Limits::Cuda(_));
+    }
+    out += match cuda {
+        true => {
+            "Times are of the device's clock, on resident data; graph replays the same calls as one\n\
+             captured graph. Cold cases rotate through data larger than the cache. Speed-up is over\n\
+             the unfused way, errors are relative (Frobenius) against float64.\n"
+        }
+        false => {
+            "Bandwidth is measured again right before and after each cold case, and ~ says that it\n\
+             changed; hot cases are measured against arithmetic alone. Speed-up is over the\n\
+             unfused way, errors are relative (Frobenius) against float64.\n"
+        }
+    };
+    out
+}
+
+impl CpuLimits {
+    fn line(&self) -> String {
+        let Self { threads, ceilings: c } = self;
         let plural = if *threads == 1 { "" } else { "s" };
-        out += &format!("  {threads} thread{plural}: FMA {} GFLOP/s", number(c.fma_f32 / 1e9));
+        let mut out =
+            format!("  {threads} thread{plural}: FMA {} GFLOP/s", number(c.fma_f32 / 1e9));
         if let Some(dot) = c.dot_bf16 {
             out += &format!(", bf16 dot {} GFLOP/s", number(dot / 1e9));
         }
         let b = c.bandwidth;
         let [read, copy, triad] = [b.read, b.copy_nt, b.triad_nt].map(|x| number(x / 1e9));
         out += &format!("; read {read}, copy {copy}, two reads and a write {triad} GB/s\n");
+        out
     }
-    out += "Bandwidth is measured again right before and after each cold case, and ~ says that it\n\
-            changed; hot cases are measured against arithmetic alone. Speed-up is over the\n\
-            unfused way, errors are relative (Frobenius) against float64.\n";
-    out
+}
+
+impl CudaLimits {
+    fn line(&self) -> String {
+        let c = &self.ceilings;
+        let mut out = format!("  {}: copy {} GB/s", self.device, number(c.copy / 1e9));
+        for dtype in DType::ALL {
+            match c.gemm(dtype) {
+                Some(rate) => out += &format!(", {dtype} GEMM {} GFLOP/s", number(rate / 1e9)),
+                None => out += &format!(", {dtype} GEMM unknown (no cuBLASLt)"),
+            }
+        }
+        out + "\n"
+    }
 }

@@ -1,10 +1,11 @@
-//! The activation operation is defined to the bit: every kernel must agree with the definition.
+//! The activation operation is defined to the bit: every kernel of the CPU must agree with the
+//! definition. (A GPU has instructions of its own for exponential and division.)
 
 use swiglu::{Activation, DType, Element, GateUpRef, Matrix, MatrixRef, Numerics, with_dtype};
 use swiglu_core::conformance::Backend;
 use swiglu_core::random;
 
-use super::report::{Finding, Report};
+use super::report::{Finding, Report, Subject};
 use swiglu_cpu::CpuBackend;
 
 /// Activations × numerics modes.
@@ -42,15 +43,17 @@ const SPECIAL: [f32; 22] = [
 
 pub(super) fn check(
     backend: &CpuBackend,
+    subject: &Subject,
     dtype: DType,
     seed: u64,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    with_dtype!(dtype, T => check_as::<T>(backend, seed, report))
+    with_dtype!(dtype, T => check_as::<T>(backend, subject, seed, report))
 }
 
 fn check_as<T: Element>(
     backend: &CpuBackend,
+    subject: &Subject,
     seed: u64,
     report: &mut Report,
 ) -> anyhow::Result<()> {
@@ -65,7 +68,7 @@ fn check_as<T: Element>(
                 Ok(()) => compare(&act, numerics, &gate, &up, out.as_slice()),
             };
             let case = || format!("{NAME} {} {act} {numerics}", T::DTYPE);
-            report.add(backend, NAME, T::DTYPE, case, finding);
+            report.add(subject, NAME, T::DTYPE, case, finding);
         }
     }
     Ok(())

@@ -5,14 +5,15 @@ mod report;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use swiglu::{CpuOptions, DType, Isa, Path};
+use swiglu::{CpuOptions, DType, Device, Isa, Path};
 use swiglu_core::conformance::{self, Backend, Case};
 use swiglu_cpu::{Cpu, CpuBackend};
+use swiglu_cuda::{Cuda, CudaBackend};
 
 use crate::Verdict;
 use crate::args::DeviceArgs;
 use crate::terminal::Terminal;
-use report::{Finding, Report};
+use report::{Finding, Report, Subject};
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
@@ -46,8 +47,7 @@ impl CheckArgs {
     }
 
     /// Every available instruction set, or the one asked for, with one thread and with several.
-    fn backends(&self) -> anyhow::Result<Vec<CpuBackend>> {
-        let threads = self.device.open()?.threads();
+    fn cpu_backends(&self, threads: usize) -> anyhow::Result<Vec<CpuBackend>> {
         let isas = self.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
         let mut counts = vec![1, threads];
         counts.dedup();
@@ -64,30 +64,77 @@ impl CheckArgs {
 }
 
 pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let (backends, cases, dtypes) = (args.backends()?, args.cases(), args.dtypes());
+    let device = args.device.open()?;
+    let mut report = Report::default();
+    let on = match &device {
+        Device::Cuda(cuda) => check_cuda(args, cuda, terminal, &mut report),
+        _ => check_cpu(args, device.threads(), terminal, &mut report)?,
+    };
+    report.print(terminal, &on)?;
+    Ok(Verdict::from_passed(report.passed()))
+}
+
+/// Checks the kernels of the CPU; the result says on what.
+fn check_cpu(
+    args: &CheckArgs,
+    threads: usize,
+    terminal: &Terminal,
+    report: &mut Report,
+) -> anyhow::Result<String> {
+    let (backends, cases, dtypes) = (args.cpu_backends(threads)?, args.cases(), args.dtypes());
     let per_backend = cases.len() + dtypes.len() * bits::CASES;
     let bar = terminal.bar((backends.len() * per_backend) as u64);
-    let mut report = Report::default();
     for backend in &backends {
-        bar.set_message(backend.name());
-        check_backend(backend, &cases, &mut report, &bar);
+        let kernel = backend.cpu.isa().name().to_owned();
+        let subject = Subject { kernel, name: backend.name() };
+        check_backend(backend, &subject, &cases, report, &bar);
         for &dtype in &dtypes {
-            bits::check(backend, dtype, args.seed, &mut report)?;
+            bits::check(backend, &subject, dtype, args.seed, report)?;
             bar.inc(bits::CASES as u64);
         }
     }
     bar.finish_and_clear();
-    report.print(terminal, &backends)?;
-    Ok(Verdict::from_passed(report.passed()))
+    let mut threads: Vec<usize> = backends.iter().map(|b| b.cpu.threads()).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
+    Ok(format!("threads {}", threads.join(" and ")))
 }
 
-fn check_backend(backend: &CpuBackend, cases: &[Case], report: &mut Report, bar: &ProgressBar) {
+/// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself.
+fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) -> String {
+    let cases = args.cases();
+    let work: Vec<(CudaBackend, Vec<Case>)> = CudaBackend::all(cuda)
+        .into_iter()
+        .map(|backend| {
+            let cases = cases.iter().filter(|case| backend.computes(case)).copied().collect();
+            (backend, cases)
+        })
+        .collect();
+    let bar = terminal.bar(work.iter().map(|(_, cases)| cases.len() as u64).sum());
+    for (backend, cases) in &work {
+        let name = backend.name();
+        let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
+        check_backend(backend, &Subject { kernel, name }, cases, report, &bar);
+    }
+    bar.finish_and_clear();
+    Device::Cuda(cuda.clone()).to_string()
+}
+
+fn check_backend(
+    backend: &impl Backend,
+    subject: &Subject,
+    cases: &[Case],
+    report: &mut Report,
+    bar: &ProgressBar,
+) {
+    bar.set_message(subject.name.clone());
     for case in cases {
         let finding = match conformance::run(backend, case) {
             Ok(outcome) => Finding::of(&outcome),
             Err(error) => Finding::fault(error.to_string()),
         };
-        report.add(backend, case.op.name(), case.dtype, || case.to_string(), finding);
+        report.add(subject, case.op.name(), case.dtype, || case.to_string(), finding);
         bar.inc(1);
     }
 }

@@ -1,6 +1,5 @@
 //! What the check found, by kernel, operation and element type.
 
-use std::collections::BTreeSet;
 use std::io::Write;
 
 use comfy_table::Cell;
@@ -10,8 +9,6 @@ use swiglu_core::conformance::Outcome;
 
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
-use swiglu_core::conformance::Backend;
-use swiglu_cpu::CpuBackend;
 
 /// How one case ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,10 +50,17 @@ impl Finding {
     }
 }
 
-/// All cases of one kernel, operation and element type, over its numbers of threads.
+/// What is checked: the kernel it is shown under, and its full name.
+#[derive(Debug, Clone)]
+pub(super) struct Subject {
+    pub(super) kernel: String,
+    pub(super) name: String,
+}
+
+/// All cases of one kernel, operation and element type, over its numbers of threads or tiles.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
-    kernel: &'static str,
+    kernel: String,
     op: &'static str,
     dtype: DType,
     cases: usize,
@@ -93,14 +97,14 @@ impl Report {
 
     pub(super) fn add(
         &mut self,
-        backend: &CpuBackend,
+        subject: &Subject,
         op: &'static str,
         dtype: DType,
         case: impl FnOnce() -> String,
         finding: Finding,
     ) {
         self.cases += 1;
-        let row = self.row(backend.cpu.isa().name(), op, dtype);
+        let row = self.row(&subject.kernel, op, dtype);
         row.cases += 1;
         // Overflow that the bounds admit has no size; `max` leaves NaN out.
         row.worst_element = row.worst_element.max(finding.worst_element);
@@ -114,17 +118,17 @@ impl Report {
         row.failed += 1;
         self.failed += 1;
         if self.failures.len() < LISTED {
-            self.failures.push(Failure { backend: backend.name(), case: case(), what });
+            self.failures.push(Failure { backend: subject.name.clone(), case: case(), what });
         }
     }
 
-    fn row(&mut self, kernel: &'static str, op: &'static str, dtype: DType) -> &mut Row {
+    fn row(&mut self, kernel: &str, op: &'static str, dtype: DType) -> &mut Row {
         let same = |r: &Row| r.kernel == kernel && r.op == op && r.dtype == dtype;
         let at = self.rows.iter().position(same).unwrap_or_else(|| {
             let (worst_element, worst_relative_error) = (0.0, 0.0);
             let (cases, failed) = (0, 0);
             self.rows.push(Row {
-                kernel,
+                kernel: kernel.to_owned(),
                 op,
                 dtype,
                 cases,
@@ -137,11 +141,7 @@ impl Report {
         &mut self.rows[at]
     }
 
-    pub(super) fn print(
-        &self,
-        terminal: &mut Terminal,
-        backends: &[CpuBackend],
-    ) -> anyhow::Result<()> {
+    pub(super) fn print(&self, terminal: &mut Terminal, on: &str) -> anyhow::Result<()> {
         if terminal.json() {
             return terminal.print_json(self);
         }
@@ -153,13 +153,9 @@ impl Report {
         if unlisted > 0 {
             text += &format!("\nand {unlisted} more\n");
         }
-        let threads: BTreeSet<usize> = backends.iter().map(|b| b.cpu.threads()).collect();
-        let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
         text += &format!(
-            "\n{} of {} cases passed, threads {}; elements as a fraction of their bound\n",
-            self.passed,
-            self.cases,
-            threads.join(" and "),
+            "\n{} of {} cases passed, {on}; elements as a fraction of their bound\n",
+            self.passed, self.cases,
         );
         Ok(terminal.write_all(text.as_bytes())?)
     }
@@ -178,7 +174,7 @@ impl Report {
         let mut table = table::table(terminal, &columns);
         for r in &self.rows {
             table.add_row(vec![
-                Cell::new(r.kernel),
+                Cell::new(&r.kernel),
                 Cell::new(r.op),
                 Cell::new(r.dtype),
                 Cell::new(r.cases),

@@ -3,6 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Duration;
 
+use swiglu::cuda::Cuda;
 use swiglu::{Device, Element, Matrix, MatrixRef, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 
@@ -10,7 +11,9 @@ use super::RunArgs;
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use crate::args::LayerOp;
+use crate::gpu::{self, Pass, Rotation};
 use crate::layer::{Packed, Params};
+use crate::stats::Summary;
 use crate::timing::{Heat, Protocol, Variant, interleave};
 use crate::verify::{Check, gather_rows};
 
@@ -43,19 +46,21 @@ impl<'a> Measurement<'a> {
             params.expect_finite()?;
             x.view().expect_finite("input")?;
         }
-        let fused = params.pack(self.device, Path::Fused)?;
-        let unfused = params.pack(self.device, Path::Unfused)?;
+        let fused = params.pack(self.device, None)?;
+        let unfused = params.pack(self.device, Some(Path::Unfused))?;
         let mut y = Matrix::zeros(x.rows(), params.out_features())?;
         fused.forward_into(x.view(), y.view_mut())?;
-        let check = Check::of_layer(&params, x.view())?;
+        // A path that passes gate and up through memory rounds them, and is judged as such.
+        let plan = fused.plan(x.rows());
+        let params = params.with_numerics(plan.problem.numerics);
+        let check = Check::of_layer(self.device, &params, x.view())?;
         let mut error = self.judge(&check, &y)?;
-        error.passed &= verify_unfused(&params, &unfused, x.view())?;
+        error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
         if let Some(path) = output {
             swiglu_formats::npy::write(path, y.view(), self.args.force)?;
         }
         let [time, unfused_time] = self.time(&fused, &unfused, &x, &mut y)?;
         let problem = params.problem(x.rows());
-        let plan = fused.plan(x.rows());
         Ok(Report {
             device: self.device.name(),
             plan: plan.to_string(),
@@ -145,7 +150,10 @@ impl<'a> Measurement<'a> {
         unfused: &Packed,
         x: &Matrix<T>,
         y: &mut Matrix<T>,
-    ) -> anyhow::Result<[crate::stats::Summary; 2]> {
+    ) -> anyhow::Result<[Summary; 2]> {
+        if let Device::Cuda(cuda) = self.device {
+            return self.time_on(cuda, [fused, unfused], x, y.cols());
+        }
         let mut other = y.clone();
         let mut variants: Vec<Box<Variant<'_>>> = vec![
             Box::new(|| Ok(fused.forward_into(x.view(), y.view_mut())?)),
@@ -159,11 +167,37 @@ impl<'a> Measurement<'a> {
         let times = interleave(&mut variants, protocol)?;
         Ok([times[0], times[1]])
     }
+
+    /// On a device the data is resident, and inputs and outputs come from beyond its cache.
+    fn time_on<T: Element>(
+        &self,
+        cuda: &Cuda,
+        layers: [&Packed; 2],
+        x: &Matrix<T>,
+        out_features: usize,
+    ) -> anyhow::Result<[Summary; 2]> {
+        let stream = cuda.stream();
+        let bytes = x.rows() * (x.cols() + out_features) * size_of::<T>();
+        let copies = gpu::copies(cuda, bytes);
+        let mut data = Vec::new();
+        for _ in layers {
+            data.push(Rotation::new(&stream, copies, x.view(), out_features)?);
+        }
+        let mut passes: Vec<Pass<'_>> = layers
+            .into_iter()
+            .zip(&mut data)
+            .map(|(layer, data)| gpu::layer_pass(&stream, std::slice::from_ref(layer), data))
+            .collect();
+        let budget = Duration::from_secs_f64(self.args.seconds);
+        let times = gpu::interleave(&stream, &mut passes, budget, 3)?;
+        Ok([times[0], times[1]])
+    }
 }
 
 /// Whether the way that speed is compared with computes the same: a fast wrong result would make a
 /// meaningless ratio. It is judged in its own numerics.
 fn verify_unfused<T: Element>(
+    device: &Device,
     params: &Params<'_, T>,
     unfused: &Packed,
     x: MatrixRef<'_, T>,
@@ -171,7 +205,7 @@ fn verify_unfused<T: Element>(
     let mut y = Matrix::zeros(x.rows(), params.out_features())?;
     unfused.forward_into(x, y.view_mut())?;
     let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
-    Ok(Check::of_layer(&own, x)?.judge(y.view())?.passed())
+    Ok(Check::of_layer(device, &own, x)?.judge(y.view())?.passed())
 }
 
 /// ‖a − b‖ / ‖b‖.

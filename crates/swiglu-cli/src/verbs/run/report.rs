@@ -83,7 +83,8 @@ pub(super) fn print(
         let all = (reports.len() > 1).then_some(reports);
         return terminal.print_json(&Document { first, all });
     }
-    let text = head(subject, device, first) + &table(terminal, reports) + &foot(reports);
+    let text =
+        head(subject, device, first) + &table(terminal, device, reports) + &foot(device, reports);
     Ok(terminal.write_all(text.as_bytes())?)
 }
 
@@ -110,11 +111,12 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
     head + "\n"
 }
 
-fn table(terminal: &Terminal, reports: &[Report]) -> String {
+fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
     let columns = [
         Text("dtype"),
         Text("numerics"),
-        Number("fused"),
+        // A GPU may plan the unfused path itself.
+        Number(if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" }),
         Number("unfused"),
         Number("speed-up"),
         Number("GFLOP/s"),
@@ -142,7 +144,7 @@ fn table(terminal: &Terminal, reports: &[Report]) -> String {
 }
 
 /// What the table leaves out: plans, the worst element, and what was not checked.
-fn foot(reports: &[Report]) -> String {
+fn foot(device: &Device, reports: &[Report]) -> String {
     let mut out = String::from("\n");
     for r in reports {
         out += &format!(
@@ -154,6 +156,12 @@ fn foot(reports: &[Report]) -> String {
         }
         out.push('\n');
     }
-    out += "Times are medians of interleaved calls; errors are relative (Frobenius).\n";
+    out += match device {
+        Device::Cuda(_) => {
+            "Times are medians of interleaved calls by the device's clock, on resident data larger \
+             than its cache; errors are relative (Frobenius).\n"
+        }
+        _ => "Times are medians of interleaved calls; errors are relative (Frobenius).\n",
+    };
     out
 }

@@ -134,6 +134,11 @@ impl KernelCache {
         cache
     }
 
+    /// The directory that is only read and the one that kernels are kept in, where there are such.
+    pub fn directories(&self) -> [Option<&Path>; 2] {
+        [self.read_only.as_deref(), self.dir.as_deref()]
+    }
+
     /// The module of a variant: from the read-only directory, from the cache, or compiled and kept.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! `swiglu info`: this program, this processor, what is available.
 
+mod cuda;
+
 use std::io::Write;
 
 use serde::Serialize;
@@ -7,6 +9,7 @@ use swiglu::Isa;
 
 use crate::Verdict;
 use crate::terminal::Terminal;
+use cuda::CudaInfo;
 
 #[derive(Debug, Serialize)]
 struct Info {
@@ -18,7 +21,7 @@ struct Info {
     isas: Vec<IsaInfo>,
     features: Vec<&'static str>,
     caches: Vec<Cache>,
-    cuda: &'static str,
+    cuda: CudaInfo,
 }
 
 #[derive(Debug, Serialize)]
@@ -35,8 +38,6 @@ struct Cache {
     size: String,
 }
 
-const CUDA: &str = "not part of this build";
-
 fn gather() -> Info {
     Info {
         version: env!("CARGO_PKG_VERSION"),
@@ -51,7 +52,7 @@ fn gather() -> Info {
             .collect(),
         features: features(),
         caches: caches(),
-        cuda: CUDA,
+        cuda: cuda::gather(),
     }
 }
 
@@ -125,9 +126,9 @@ fn text(info: &Info) -> String {
         ("caches", or_unknown(&caches.join(", "))),
         ("kernels", isas.join(", ")),
         ("features", or_unknown(&info.features.join(" "))),
-        ("CUDA", info.cuda.to_owned()),
     ];
-    lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect()
+    let lines: String = lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
+    lines + &info.cuda.text()
 }
 
 #[cfg(test)]

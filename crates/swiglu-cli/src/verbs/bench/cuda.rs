@@ -1,0 +1,197 @@
+//! One case on a CUDA device: every way of computing it, call by call and as a captured graph, on
+//! resident data.
+
+use std::time::Duration;
+
+use swiglu::{
+    Activation, Arrangement, Device, Element, GatedActivation, Matrix, MatrixRef, Numerics, Op,
+    Path, Problem, with_dtype,
+};
+use swiglu_cuda::ceilings::{self, Ceilings};
+use swiglu_cuda::{Cuda, DeviceGateUp, DeviceMatrix, Stream};
+
+use super::cases::Case;
+use super::measure::{Activations, Checks, SEED};
+use super::report::{CudaLimits, Limits, Row, Speed};
+use crate::args::{LayerOp, MathArgs};
+use crate::gpu::{self, Pass, Rotation};
+use crate::layer::Packed;
+use crate::random::{self, SyntheticLayer};
+use crate::roofline::{Floor, Rates};
+use crate::stats::Summary;
+use crate::timing::Heat;
+use crate::verify::Check;
+
+/// A device with its limits.
+pub(super) struct CudaBench<'a> {
+    device: &'a Device,
+    cuda: &'a Cuda,
+    stream: Stream,
+    limits: Ceilings,
+    activation: Activation,
+    math: &'a MathArgs,
+    budget: Duration,
+}
+
+/// A way of computing a case, with the data it rotates through.
+struct Way<T> {
+    /// Call by call, and as a graph.
+    profiles: [&'static str; 2],
+    numerics: Numerics,
+    /// One per copy of the weights; none for the activation.
+    layers: Vec<Packed>,
+    /// Call by call, and as a graph.
+    data: [Rotation<T>; 2],
+}
+
+impl<'a> CudaBench<'a> {
+    pub(super) fn new(
+        device: &'a Device,
+        cuda: &'a Cuda,
+        activation: Activation,
+        math: &'a MathArgs,
+        seconds: f64,
+    ) -> anyhow::Result<Self> {
+        let (limits, budget) = (ceilings::measure(cuda)?, Duration::from_secs_f64(seconds));
+        Ok(Self { device, cuda, stream: cuda.stream(), limits, activation, math, budget })
+    }
+
+    pub(super) fn limits(&self) -> Vec<Limits> {
+        vec![Limits::Cuda(CudaLimits { device: self.device.to_string(), ceilings: self.limits })]
+    }
+
+    pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
+        with_dtype!(case.dtype, T => match case.op {
+            Op::Activation => self.activations::<T>(case),
+            Op::GatedLinear => self.layers::<T>(case, LayerOp::GatedLinear),
+            Op::Mlp => self.layers::<T>(case, LayerOp::Mlp),
+        })
+    }
+
+    fn copies(&self, heat: Heat, bytes: f64) -> usize {
+        match heat {
+            Heat::Hot => 1,
+            Heat::Cold => gpu::copies(self.cuda, bytes as usize),
+        }
+    }
+
+    fn layers<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
+        let layer = SyntheticLayer::<T>::normal(SEED, op, case.hidden, case.intermediate)?;
+        let params = layer.params(self.activation, self.math.numerics(T::DTYPE))?;
+        let x: Matrix<T> = random::normal(SEED ^ 0x78, case.m, case.hidden, 1.0)?;
+        let problem = params.problem(case.m);
+        let copies = self.copies(case.heat, problem.compulsory_bytes());
+        let mut checks =
+            Checks::new(|n| Check::of_layer(self.device, &params.with_numerics(n), x.view()));
+        let way = |profiles, path| -> anyhow::Result<Way<T>> {
+            let pack = (0..copies).map(|_| params.pack(self.device, path));
+            let layers = pack.collect::<swiglu::Result<Vec<_>>>()?;
+            let numerics = layers[0].plan(case.m).problem.numerics;
+            let rotation = || Rotation::new(&self.stream, copies, x.view(), params.out_features());
+            Ok(Way { profiles, numerics, layers, data: [rotation()?, rotation()?] })
+        };
+        let mut ways = [
+            way(["planned", "planned, graph"], None)?,
+            way(["unfused", "unfused, graph"], Some(Path::Unfused))?,
+        ];
+        let mut passes = Vec::new();
+        for way in &mut ways {
+            let [single, graph] = &mut way.data;
+            passes.push(gpu::layer_pass(&self.stream, &way.layers, single));
+            let pass = gpu::layer_pass(&self.stream, &way.layers, graph);
+            passes.push(gpu::captured(&self.stream, pass)?);
+        }
+        let times = self.time(passes)?;
+        self.rows(case, problem, &mut checks, &ways, &times)
+    }
+
+    fn activations<T: Element>(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
+        let numerics = self.math.numerics(T::DTYPE);
+        let arrangement = match case.packed {
+            true => Arrangement::PackedGateFirst,
+            false => Arrangement::Separate,
+        };
+        let act = GatedActivation::new(self.device, self.activation).with_numerics(numerics);
+        let plan = act.plan(case.m, case.intermediate, T::DTYPE, arrangement);
+        let host = Activations::<T>::normal([case.m, case.intermediate], case.packed)?;
+        let inputs = host.inputs()?;
+        let mut checks = Checks::new(|n| Check::of_activation(&self.activation, n, &inputs));
+        let copies = self.copies(case.heat, plan.problem.compulsory_bytes());
+        let rotation =
+            |of: MatrixRef<'_, T>| Rotation::new(&self.stream, copies, of, case.intermediate);
+        let data = || rotation(host.0.view());
+        let mut ways = [Way {
+            profiles: ["fused", "fused, graph"],
+            numerics,
+            layers: Vec::new(),
+            data: [data()?, data()?],
+        }];
+        // Where gate and up are two tensors, the second one rotates too.
+        let upload = |up: &Matrix<T>| {
+            (0..copies).map(|_| DeviceMatrix::from_host(&self.stream, up.view())).collect()
+        };
+        let ups: Option<Vec<_>> = host.1.as_ref().map(upload).transpose()?;
+        let mut passes = Vec::new();
+        for (i, data) in ways[0].data.iter_mut().enumerate() {
+            let pass = self.activation_pass(numerics, arrangement, ups.as_deref(), data);
+            passes.push(if i == 0 { pass } else { gpu::captured(&self.stream, pass)? });
+        }
+        let times = self.time(passes)?;
+        self.rows(case, plan.problem, &mut checks, &ways, &times)
+    }
+
+    fn activation_pass<'p, T: Element>(
+        &'p self,
+        numerics: Numerics,
+        arrangement: Arrangement,
+        ups: Option<&'p [DeviceMatrix<T>]>,
+        data: &'p mut Rotation<T>,
+    ) -> Pass<'p> {
+        let calls = data.inputs.len();
+        let enqueue = move || {
+            for (i, (first, out)) in data.inputs.iter().zip(&mut data.outs).enumerate() {
+                let inputs = match ups {
+                    Some(ups) => DeviceGateUp::separate(first.view(), ups[i].view())?,
+                    None => DeviceGateUp::packed(first.view(), arrangement)?,
+                };
+                let (act, out) = (&self.activation, out.view_mut());
+                self.cuda.activation(&self.stream, act, numerics, inputs, out)?;
+            }
+            Ok(())
+        };
+        Pass { calls, enqueue: Box::new(enqueue) }
+    }
+
+    fn time(&self, mut passes: Vec<Pass<'_>>) -> anyhow::Result<Vec<Summary>> {
+        gpu::interleave(&self.stream, &mut passes, self.budget, 3)
+    }
+
+    /// Judges what the timed calls have left behind, and states their times.
+    fn rows<T: Element>(
+        &self,
+        case: &Case,
+        problem: Problem,
+        checks: &mut Checks<'_>,
+        ways: &[Way<T>],
+        times: &[Summary],
+    ) -> anyhow::Result<Vec<Row>> {
+        let floor = Floor::of(&problem, case.heat, Rates::of_cuda(&problem, &self.limits));
+        let mut rows = Vec::new();
+        for (w, way) in ways.iter().enumerate() {
+            let kinds = way.profiles.into_iter().zip(&way.data).enumerate();
+            for (kind, (profile, data)) in kinds {
+                let time = times[2 * w + kind];
+                let unfused = times.get(2 + kind).filter(|_| w == 0);
+                let judgement = checks.of(way.numerics)?.judge(data.last_out()?.view())?;
+                let speed = Speed {
+                    time,
+                    floor: Some(floor),
+                    steady: true,
+                    speedup: unfused.map(|u| u.median / time.median),
+                };
+                rows.push(Row::new(case, &problem, profile, 1, speed, &judgement));
+            }
+        }
+        Ok(rows)
+    }
+}
