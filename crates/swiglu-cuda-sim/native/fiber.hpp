@@ -1,0 +1,34 @@
+// Stacks and the switch between them: a simulated thread is a stack that is left and entered at the
+// operations that wait for other threads.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace sim {
+
+// Saves the callee-saved registers on the running stack, stores its pointer in `*from`, and goes on
+// where `to` was left.
+extern "C" void sim_switch_stack(void** from, void* to);
+
+// A stack with an inaccessible page below it.
+class Stack {
+ public:
+  Stack();
+  ~Stack();
+  Stack(Stack&& other) noexcept : base_(other.base_) { other.base_ = nullptr; }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+
+  // The value to switch to in order to run `entry` on this stack; `entry` must not return.
+  void* prepare(void (*entry)());
+  bool guards(const void* address) const;
+
+ private:
+  std::byte* base_;
+};
+
+// Stacks of one operating-system thread, kept from launch to launch.
+std::vector<Stack>& stacks(size_t at_least);
+
+}  // namespace sim

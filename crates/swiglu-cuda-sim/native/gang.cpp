@@ -1,0 +1,194 @@
+// Running a gang: choosing the next thread, ending it, deadlocks.
+#include "gang.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "fiber.hpp"
+#include "wgmma.hpp"
+
+extern "C" {
+__thread sim::ThreadView* sim_thread __attribute__((tls_model("initial-exec"))) = nullptr;
+}
+
+namespace sim {
+
+Warp::Warp() = default;
+Warp::~Warp() = default;
+
+namespace {
+
+std::string format_index(Index3 i) {
+  char text[64];
+  std::snprintf(text, sizeof text, "(%u, %u, %u)", i.x, i.y, i.z);
+  return text;
+}
+
+// Up to `limit` waiting threads, those of one block with the same reason on one line.
+void report_deadlock(Gang& g) {
+  std::fprintf(stderr, "simulator: kernel %s: every thread waits (schedule %llu):\n",
+               g.launch.name.c_str(), static_cast<unsigned long long>(g.seed));
+  int lines = 0;
+  for (Block& block : g.blocks) {
+    for (size_t first = 0; first < block.threads.size() && lines < 24;) {
+      const Thread& a = block.threads[first];
+      size_t last = first;
+      while (last + 1 < block.threads.size()) {
+        const Thread& b = block.threads[last + 1];
+        if (b.state != a.state || b.waits_for != a.waits_for ||
+            b.wait_address != a.wait_address || b.wait_detail != a.wait_detail) {
+          break;
+        }
+        ++last;
+      }
+      if (a.state == State::Waiting) {
+        std::fprintf(stderr, "  block %s threads %zu to %zu: %s (%u, %u)\n",
+                     format_index(block.index).c_str(), first, last, a.waits_for, a.wait_address,
+                     a.wait_detail);
+        ++lines;
+      }
+      first = last + 1;
+    }
+  }
+}
+
+Thread* choose(Gang& g) {
+  for (;;) {
+    if (!g.runnable.empty()) {
+      if (g.random.one_in(8)) progress_transfer(g);
+      // Three kinds of schedule: any thread, the one woken last, or the one that waits longest.
+      size_t i = g.runnable.size() - 1;
+      if (g.policy == 0 || g.random.one_in(16)) {
+        i = g.random.below(g.runnable.size());
+      } else if (g.policy == 1) {
+        i = 0;
+      }
+      Thread* chosen = g.runnable[i];
+      g.runnable[i] = g.runnable.back();
+      g.runnable.pop_back();
+      return chosen;
+    }
+    if (!progress_transfer(g)) return nullptr;
+  }
+}
+
+void run_next(Gang& g, Thread* from) {
+  Thread* next = choose(g);
+  if (next == from && next != nullptr) return;
+  if (next == nullptr) {
+    if (g.live > 0) {
+      g.failed = true;
+      report_deadlock(g);
+    }
+    sim_thread = nullptr;
+    g.current = nullptr;
+    void* ignored;
+    sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, g.scheduler);
+    return;
+  }
+  g.current = next;
+  sim_thread = next;
+  void* ignored;
+  sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, next->stack_pointer);
+}
+
+void thread_main() {
+  Thread& thread = self();
+  const Launch& launch = gang().launch;
+  launch.kernel->entry(launch.params.data());
+  thread_exits(thread);
+  thread.state = State::Exited;
+  Gang& g = *thread.block->gang;
+  --thread.block->live;
+  --g.live;
+  release_barriers(*thread.block);
+  leave_for_good();
+}
+
+}  // namespace
+
+void leave_for_good() {
+  Gang& g = gang();
+  if (g.failed) {
+    sim_thread = nullptr;
+    void* ignored;
+    sim_switch_stack(&ignored, g.scheduler);
+  }
+  run_next(g, nullptr);
+  __builtin_unreachable();
+}
+
+void thread_exits(Thread& thread) { finish_thread_transfers(thread); }
+
+void wait_until_woken(const char* what, uint32_t address, uint32_t detail) {
+  Thread& thread = self();
+  thread.state = State::Waiting;
+  thread.waits_for = what;
+  thread.wait_address = address;
+  thread.wait_detail = detail;
+  run_next(gang(), &thread);
+}
+
+void wake(Thread& thread) {
+  if (thread.state != State::Waiting) return;
+  thread.state = State::Runnable;
+  thread.block->gang->runnable.push_back(&thread);
+}
+
+void maybe_yield() {
+  Gang& g = gang();
+  if (!g.random.one_in(4)) return;
+  Thread& thread = self();
+  g.runnable.push_back(&thread);
+  run_next(g, &thread);
+}
+
+std::string describe(const Thread& thread) {
+  const Gang& g = *thread.block->gang;
+  char text[96];
+  std::snprintf(text, sizeof text, " thread %u (schedule %llu)", thread.index,
+                static_cast<unsigned long long>(g.seed));
+  return "kernel " + g.launch.name + " block " + format_index(thread.block->index) + text;
+}
+
+void fault(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  std::fprintf(stderr, "simulator: %s: %s\n", describe(self()).c_str(), text);
+  gang().failed = true;
+  leave_for_good();
+}
+
+bool Gang::run() {
+  size_t total = 0;
+  for (Block& b : blocks) total += b.threads.size();
+  std::vector<Stack>& pool = stacks(total);
+  size_t used = 0;
+  for (Block& b : blocks) {
+    for (Thread& t : b.threads) {
+      t.stack_pointer = pool[used++].prepare(thread_main);
+      runnable.push_back(&t);
+    }
+  }
+  // Any thread may be the first.
+  for (size_t i = runnable.size(); i > 1; --i) {
+    std::swap(runnable[i - 1], runnable[random.below(i)]);
+  }
+  live = static_cast<unsigned>(total);
+  policy = static_cast<unsigned>(random.below(3));
+  Thread* first = choose(*this);
+  current = first;
+  sim_thread = first;
+  sim_switch_stack(&scheduler, first->stack_pointer);
+  sim_thread = nullptr;
+  if (failed) return false;
+  while (progress_transfer(*this)) {
+  }
+  return true;
+}
+
+}  // namespace sim

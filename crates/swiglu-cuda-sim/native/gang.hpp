@@ -1,0 +1,205 @@
+// The running part of a launch: threads, warps, blocks, and the gang of blocks that run together.
+//
+// A gang is a cluster, or all blocks of a cooperative launch. Its threads are fibers of one
+// operating-system thread; one runs until it waits, then another is chosen by a seeded generator.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device_abi.hpp"
+#include "tensor_map.hpp"
+
+namespace sim {
+
+struct Block;
+struct Warp;
+struct Gang;
+
+constexpr unsigned WARP = 32;
+// Shared memory starts above the part the system keeps for itself, as on sm_90.
+constexpr unsigned SHARED_BASE = 1024;
+
+// What a launch is, checked and copied by the driver.
+struct Launch {
+  std::string name;
+  const KernelInfo* kernel = nullptr;
+  std::shared_ptr<void> module;  // keeps the code mapped
+  Index3 grid{1, 1, 1}, block{1, 1, 1};
+  unsigned shared_bytes = 0;
+  unsigned cluster = 1;
+  bool cooperative = false;
+  int arch = 90;
+  std::vector<std::byte> params;
+
+  unsigned threads() const { return block.x * block.y * block.z; }
+  uint64_t blocks() const { return uint64_t{grid.x} * grid.y * grid.z; }
+};
+
+// xorshift64*: small, and the same on every host.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u | 1) {}
+  uint64_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return (state_ * 0x2545f4914f6cdd1du) >> 16;
+  }
+  size_t below(size_t n) { return static_cast<size_t>(next() % n); }
+  bool one_in(unsigned n) { return next() % n == 0; }
+
+ private:
+  uint64_t state_;
+};
+
+// cp.async, not yet done.
+struct AsyncCopy {
+  uint32_t to;
+  const void* from;
+  uint32_t bytes, read;
+  bool done;
+};
+
+// A tensor store: reads shared memory, then writes the tensor, each at a time of its own.
+struct BulkStore {
+  Block* block;
+  TensorMap map;
+  uint32_t from;
+  int column, row;
+  std::vector<std::byte> box;
+  enum class Stage { Issued, Read, Written } stage = Stage::Issued;
+};
+
+// A tensor load that has not landed.
+struct BulkLoad {
+  Block* block;
+  TensorMap map;
+  uint32_t to, barrier;
+  int column, row;
+};
+
+enum class State : uint8_t { Runnable, Waiting, Exited };
+
+struct Thread : ThreadView {
+  void* stack_pointer = nullptr;
+  State state = State::Runnable;
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  unsigned index = 0, lane = 0;
+
+  // What a waiting thread waits for, in words for the report of a deadlock.
+  const char* waits_for = "";
+  uint32_t wait_address = 0, wait_detail = 0;
+
+  std::vector<AsyncCopy> copies;  // uncommitted
+  std::vector<std::vector<AsyncCopy>> copy_groups;
+  std::vector<std::shared_ptr<BulkStore>> stores;  // uncommitted
+  std::vector<std::vector<std::shared_ptr<BulkStore>>> store_groups;
+  std::vector<uint32_t> unfenced;  // 16-byte granules of shared memory written since the last fence
+};
+
+// An operation that lanes of a warp carry out together. Lanes leave their arguments and wait; the
+// last to come performs it for all.
+struct Meeting {
+  const char* operation = nullptr;  // null: free
+  uint64_t signature = 0;
+  uint32_t mask = 0, arrived = 0;
+  void* arguments[WARP] = {};
+};
+
+struct WgmmaState;
+
+struct Warp {
+  Block* block = nullptr;
+  unsigned index = 0;
+  uint32_t members = 0;
+  Thread* lanes[WARP] = {};
+  Meeting meetings[8];
+  unsigned registers = 0;
+  std::vector<uint64_t> warpgroup_log;  // setmaxnreg and wgmma, to be the same in all four warps
+  std::unique_ptr<WgmmaState> wgmma;
+  Warp();
+  ~Warp();
+};
+
+struct NamedBarrier {
+  unsigned arrived = 0, expected = 0;
+  std::vector<Thread*> waiting;
+};
+
+struct Block {
+  Gang* gang = nullptr;
+  Index3 index{};
+  unsigned rank = 0;  // in the cluster
+  std::vector<std::byte> storage;
+  std::byte* shared = nullptr;  // the byte at address SHARED_BASE
+  std::vector<uint16_t> unfenced_by;  // per granule: 1 + the thread that wrote it unfenced
+  std::deque<Thread> threads;
+  std::deque<Warp> warps;
+  NamedBarrier barriers[16];
+  unsigned live = 0;
+  unsigned free_registers = 0;  // per lane of a warp, given back by setmaxnreg
+  unsigned register_releases = 0;
+};
+
+struct Gang {
+  const Launch& launch;
+  uint64_t seed;
+  Random random;
+  std::deque<Block> blocks;
+  std::vector<Thread*> runnable;
+  std::vector<Thread*> barrier_waiters;
+  std::vector<BulkLoad> loads;
+  std::vector<std::shared_ptr<BulkStore>> stores;
+  Thread* current = nullptr;
+  void* scheduler = nullptr;
+  unsigned live = 0;
+  bool failed = false;
+  unsigned policy = 0;
+
+  Gang(const Launch& l, uint64_t s, uint64_t first_block)
+      : launch(l), seed(s), random(s * 0x9e3779b97f4a7c15u + first_block) {}
+  bool run();
+};
+
+// The running thread and its gang; only from device code.
+inline Thread& self() { return *static_cast<Thread*>(sim_thread); }
+inline Gang& gang() { return *self().block->gang; }
+
+// Leaves the running thread until `wake`.
+void wait_until_woken(const char* what, uint32_t address = 0, uint32_t detail = 0);
+void wake(Thread& thread);
+// Now and then lets another thread run first: where threads are not ordered, any order is possible.
+void maybe_yield();
+[[noreturn]] void leave_for_good();
+void thread_exits(Thread& thread);
+
+// Ends the launch with a message that names kernel, block and thread.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fault(const char* format, ...);
+std::string describe(const Thread& thread);
+
+// `bytes` of the running block's shared memory at `address`, checked.
+std::byte* shared_at(Block& block, uint32_t address, uint32_t bytes, uint32_t alignment,
+                     const char* operation);
+// Marks shared memory as written by ordinary means, invisible to the copy engine and wgmma before
+// fence.proxy.async (PTX ISA 8.9, proxies), and checks that none such is left.
+void mark_unfenced(Thread& thread, uint32_t address, uint32_t bytes);
+void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const char* reader);
+
+// Carries out `perform` once all lanes of `mask` came with the same operation and signature.
+void meet(const char* operation, uint64_t signature, uint32_t mask, void* arguments,
+          void (*perform)(Warp&, Meeting&));
+void release_barriers(Block& block);
+
+// Lets one transfer of the copy engine make progress; false if none is under way.
+bool progress_transfer(Gang& gang);
+void finish_thread_transfers(Thread& thread);
+void complete_bytes(Block& block, uint32_t barrier, uint32_t bytes);
+bool barrier_passed(Block& block, uint32_t barrier, uint32_t parity);
+void finish_warpgroups(Block& block);
+
+}  // namespace sim
