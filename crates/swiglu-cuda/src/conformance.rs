@@ -62,10 +62,19 @@ impl CudaBackend {
             }
             (Way::Kernel(kernel), op) => {
                 let (arch, tf32) = (self.cuda.arch(), self.cuda.tf32());
+                let stride = (case.hidden + case.padding) * case.dtype.size();
                 op == Op::GatedLinear
                     && kernel.check_problem(arch, case.dtype, case.hidden, tf32).is_ok()
+                    && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }
+    }
+}
+
+impl CudaBackend {
+    /// Whether the kernel that is insisted on takes no other x than an aligned one.
+    fn aligned_x(&self) -> bool {
+        matches!(self.way, Way::Kernel(Kernel::Sm90(_)))
     }
 }
 
@@ -117,7 +126,8 @@ impl Backend for CudaBackend {
             Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
         }?;
         let stream = self.cuda.stream();
-        let (x, mut h) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
+        let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
+        let mut h = OnDevice::new(&stream, out.as_ref())?;
         layer.forward(&stream, x.view()?, h.view_mut()?)?;
         Ok(h.copy_to(&mut out)?)
     }
@@ -139,6 +149,11 @@ impl Backend for CudaBackend {
     }
 }
 
+/// Elements before a matrix: none in the common case, else one or three, which is 2 to 12 bytes.
+fn lead<T>(matrix: &MatrixRef<'_, T>) -> usize {
+    [0, 0, 1, 0, 3][(matrix.rows() + matrix.cols()) % 5]
+}
+
 /// A matrix on the device as it lies on the host, with its stride and with what is between its rows.
 /// It starts some elements into its allocation: not every caller's matrix is aligned.
 struct OnDevice<T> {
@@ -151,9 +166,11 @@ struct OnDevice<T> {
 
 impl<T: Element> OnDevice<T> {
     fn new(stream: &Stream, host: MatrixRef<'_, T>) -> CudaResult<Self> {
+        Self::at(stream, host, lead(&host))
+    }
+
+    fn at(stream: &Stream, host: MatrixRef<'_, T>, lead: usize) -> CudaResult<Self> {
         let (rows, cols, stride) = (host.rows(), host.cols(), host.row_stride());
-        // Aligned for the common case, else by one and three elements, which is 2, 4, 6 or 12 bytes.
-        let lead = [0, 0, 1, 0, 3][(rows + cols) % 5];
         let mut values = vec![T::from_f32(f32::NAN); lead];
         values.extend_from_slice(host.as_slice());
         let buffer = DeviceBuffer::from_host(stream, &values)?;

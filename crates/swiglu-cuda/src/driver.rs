@@ -87,10 +87,6 @@ functions! {
             "cuFuncGetAttribute"(*mut c_int, CUfunction_attribute, CUfunction) -> c_int;
         fn cuFuncSetAttribute =
             "cuFuncSetAttribute"(CUfunction, CUfunction_attribute, c_int) -> c_int;
-        fn cuOccupancyMaxActiveBlocksPerMultiprocessor =
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor"(
-                *mut c_int, CUfunction, c_int, usize
-            ) -> c_int;
         fn cuLaunchKernelEx = "cuLaunchKernelEx"(
             *const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void
         ) -> c_int;
@@ -109,6 +105,7 @@ functions! {
     }
 }
 
+pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
 const NOT_INITIALIZED: c_int = 3;

@@ -14,7 +14,7 @@ use cudarc::driver::sys::{
 };
 
 use crate::context::{Arch, Context, Cuda};
-use crate::driver::cu;
+use crate::driver::{INVALID_VALUE, cu};
 use crate::error::{CudaError, Result};
 use crate::jit::Variant;
 use crate::jit::cache::{KernelCache, Origin};
@@ -95,41 +95,17 @@ impl Function {
         // SAFETY: a valid function.
         let outcome =
             unsafe { cu!(context.driver, cuFuncSetAttribute(self.0.raw, attribute, value)) };
-        outcome.map_err(|_| CudaError::Launch {
-            kernel: self.0.entry,
-            what: "dynamic shared memory",
-            expected: "no more than the device gives a block".into(),
-            given: format!("{bytes} bytes"),
+        outcome.map_err(|e| match e {
+            CudaError::Driver { code: INVALID_VALUE, .. } => CudaError::Launch {
+                kernel: self.0.entry,
+                what: "dynamic shared memory",
+                expected: "no more than the device gives a block".into(),
+                given: format!("{bytes} bytes"),
+            },
+            other => other,
         })?;
         self.0.shared.store(bytes, Ordering::Release);
         Ok(())
-    }
-
-    /// Registers of a thread.
-    pub(crate) fn registers(&self) -> u32 {
-        self.0.registers
-    }
-
-    /// How many blocks of `threads` threads with `dynamic_shared` bytes run on one multiprocessor
-    /// at the same time.
-    pub(crate) fn blocks_per_sm(&self, threads: u32, dynamic_shared: u32) -> Result<u32> {
-        let context = &self.0.module.context;
-        context.bind()?;
-        let mut blocks: c_int = 0;
-        let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
-        // SAFETY: a valid function, a valid place for the result.
-        unsafe {
-            cu!(
-                context.driver,
-                cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                    &mut blocks,
-                    self.0.raw,
-                    threads,
-                    dynamic_shared as usize,
-                )
-            )
-        }?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
     }
 }
 

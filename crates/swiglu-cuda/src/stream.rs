@@ -51,14 +51,6 @@ impl StreamInner {
             scratch: Mutex::default(),
         }
     }
-
-    pub(crate) fn raw(&self) -> CUstream {
-        self.raw
-    }
-
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
 }
 
 impl Drop for StreamInner {
@@ -224,7 +216,7 @@ struct Template {
 
 impl Drop for Template {
     fn drop(&mut self) {
-        if !self.raw.is_null() {
+        if !self.raw.is_null() && self.context.bind().is_ok() {
             // SAFETY: made by the end of a capture and destroyed once; executable graphs made from
             // it are independent of it.
             let _ = unsafe { cu!(self.context.driver, cuGraphDestroy(self.raw)) };
@@ -285,8 +277,11 @@ impl fmt::Debug for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created by `record` and destroyed once; the driver keeps it until it has passed.
-        let _ = unsafe { cu!(self.context.driver, cuEventDestroy(self.raw)) };
+        if self.context.bind().is_ok() {
+            // SAFETY: created by `record` and destroyed once; the driver keeps it until it has
+            // passed.
+            let _ = unsafe { cu!(self.context.driver, cuEventDestroy(self.raw)) };
+        }
     }
 }
 
@@ -336,7 +331,9 @@ impl fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `capture` and destroyed once; launches in flight still complete.
-        let _ = unsafe { cu!(self.cuda.driver(), cuGraphExecDestroy(self.raw)) };
+        if self.cuda.bind().is_ok() {
+            // SAFETY: made by `capture` and destroyed once; launches in flight still complete.
+            let _ = unsafe { cu!(self.cuda.driver(), cuGraphExecDestroy(self.raw)) };
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! the output features is one along the rows of D, which its epilogue adds.
 
 mod api;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};

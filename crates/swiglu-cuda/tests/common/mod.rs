@@ -18,8 +18,13 @@ pub fn device() -> Option<Cuda> {
 
 /// A device by number, or nothing after saying why.
 pub fn open(device: usize) -> Option<Result<Cuda, CudaError>> {
+    Some(Cuda::with_options(&CudaOptions { device, ..options()? }))
+}
+
+/// Options of a test device: kernels are kept where no user's are.
+pub fn options() -> Option<CudaOptions> {
     let cache = CacheOptions { dir: Some(libraries()?.to_owned()), ..CacheOptions::default() };
-    Some(Cuda::with_options(&CudaOptions { device, tf32: false, cache }))
+    Some(CudaOptions { cache, ..CudaOptions::default() })
 }
 
 /// Makes a device's libraries known, which must happen before any is used, and returns a directory

@@ -6,10 +6,11 @@
 //! compiles while others that want the same module wait for it. Nothing about the cache is ever an
 //! error: what cannot be kept is compiled again, and [`KernelCache::warnings`] says why.
 //!
-//! The directory is not bounded. A module has some tens of kilobytes, and there are some tens of
-//! them per architecture and version of this program. It may be deleted at any time. Whoever may
-//! write to it decides what runs on the device: it belongs to the user, and a shared one is best
-//! read-only.
+//! The directory is not bounded. A module has about 50 kB, and a program leaves one for each kind of
+//! layer it runs; all variants of an architecture, as `swiglu kernels build` makes them, are about
+//! 45 MB. Another version of this program leaves other entries. It may be deleted at any time.
+//! Whoever may write to it decides what runs on the device: it belongs to the user, and a shared one
+//! is best read-only.
 
 mod entry;
 mod identity;
@@ -37,7 +38,8 @@ pub struct CacheOptions {
     /// `~/.cache/swiglu`.
     pub dir: Option<PathBuf>,
     /// A directory that is looked in first and never written, as `swiglu kernels build` makes it;
-    /// by default `SWIGLU_CACHE_READ_ONLY_DIR`. With it a machine needs no compiler.
+    /// by default `SWIGLU_CACHE_READ_ONLY_DIR`. With it a machine needs no compiler, and one that
+    /// it has need not be of the same version.
     pub read_only_dir: Option<PathBuf>,
     /// Look nowhere and keep nothing: every process compiles.
     pub disabled: bool,
@@ -128,6 +130,9 @@ impl KernelCache {
             .or_else(|| absolute("HOME").map(|home| home.join(".cache/swiglu")));
         let read_only = options.read_only_dir.clone().or_else(|| set("SWIGLU_CACHE_READ_ONLY_DIR"));
         let cache = Self::in_dirs(read_only, dir);
+        if let Some(missing) = cache.read_only.as_deref().filter(|dir| !dir.is_dir()) {
+            cache.warn(missing, "there is no such directory to read kernels from");
+        }
         if cache.dir.is_none() {
             cache.warn(Path::new("~"), "there is no home directory to keep kernels in");
         }
@@ -147,10 +152,9 @@ impl KernelCache {
         let identity = Identity::of(variant, arch);
         let version = match nvrtc::version() {
             Ok(version) => version,
-            // Whatever compiler made it: it was made from the same sources.
-            Err(missing) => return self.find_any(&identity).ok_or(missing),
+            Err(missing) => return self.find(&identity, None).ok_or(missing),
         };
-        if let Some(module) = self.find(&identity, version) {
+        if let Some(module) = self.find(&identity, Some(version)) {
             return Ok(module);
         }
         let Some(dir) = &self.dir else {
@@ -185,23 +189,27 @@ impl KernelCache {
         Ok(Module::compiled(compiled))
     }
 
-    fn find(&self, identity: &Identity, version: Version) -> Option<Module> {
-        let dirs = [(&self.read_only, Origin::ReadOnly), (&self.dir, Origin::Cache)];
-        dirs.into_iter()
-            .find_map(|(dir, origin)| self.read(dir.as_ref()?, identity, version, origin))
+    /// An entry for this compiler, or for none: then any that was made from the same sources will
+    /// do. So it is in the read-only directory, whose compiler was chosen by whoever filled it.
+    fn find(&self, identity: &Identity, version: Option<Version>) -> Option<Module> {
+        let read = |dir: &Option<PathBuf>, version, origin| {
+            self.read(dir.as_ref()?, identity, version, origin)
+        };
+        let any = |dir: &Option<PathBuf>, origin| self.find_any(dir.as_ref()?, identity, origin);
+        let exact = version.and_then(|version| read(&self.read_only, version, Origin::ReadOnly));
+        exact.or_else(|| any(&self.read_only, Origin::ReadOnly)).or_else(|| match version {
+            Some(version) => read(&self.dir, version, Origin::Cache),
+            None => any(&self.dir, Origin::Cache),
+        })
     }
 
     /// An entry of any compiler, the newest first.
-    fn find_any(&self, identity: &Identity) -> Option<Module> {
-        let dirs = [(&self.read_only, Origin::ReadOnly), (&self.dir, Origin::Cache)];
-        dirs.into_iter().find_map(|(dir, origin)| {
-            let dir = dir.as_ref()?;
-            let names = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.file_name());
-            let mut versions: Vec<Version> =
-                names.filter_map(|name| identity.version_in(name.to_str()?)).collect();
-            versions.sort_by(|a, b| b.cmp(a));
-            versions.into_iter().find_map(|version| self.read(dir, identity, version, origin))
-        })
+    fn find_any(&self, dir: &Path, identity: &Identity, origin: Origin) -> Option<Module> {
+        let names = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.file_name());
+        let mut versions: Vec<Version> =
+            names.filter_map(|name| identity.version_in(name.to_str()?)).collect();
+        versions.sort_by(|a, b| b.cmp(a));
+        versions.into_iter().find_map(|version| self.read(dir, identity, version, origin))
     }
 
     /// A verified entry, or nothing; one that does not verify is removed where it is ours.

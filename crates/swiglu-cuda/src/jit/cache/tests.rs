@@ -169,6 +169,13 @@ fn the_read_only_directory_comes_first_and_stays_as_it_is() {
     assert_eq!(origin(&cache), Origin::Cache);
     assert_eq!(cache.warnings().len(), 1);
     assert_eq!(fs::read(entry_in(shared.path())).unwrap(), b"damaged");
+    // Its compiler need not be ours.
+    let identity = Identity::of(&variant(), ARCH);
+    let report = Report { log: CompileLog::default(), millis: 0.0, nvrtc: (99, 1) };
+    let bytes = entry::encode(&identity.key((99, 1)), &report, b"code").unwrap();
+    fs::write(shared.path().join(identity.file_name((99, 1))), bytes).unwrap();
+    let module = both().module(&variant(), ARCH).unwrap();
+    assert_eq!((module.origin, module.report.nvrtc), (Origin::ReadOnly, (99, 1)));
 }
 
 #[test]
@@ -225,6 +232,9 @@ fn without_a_place_to_write_kernels_are_compiled_each_time() {
     let nowhere = KernelCache::resolve(&CacheOptions::default(), &|_| None);
     assert_eq!(origin(&nowhere), Origin::Compiled);
     assert_eq!(nowhere.warnings().len(), 1);
+    let misnamed = CacheOptions { read_only_dir: Some("/no/such".into()), ..Default::default() };
+    let warnings = KernelCache::resolve(&misnamed, &|_| Some("/h".into())).warnings();
+    assert_eq!(warnings[0].path, Path::new("/no/such"));
 }
 
 /// A limit on the size of files makes writes fail as they do on a full disk.

@@ -1,0 +1,245 @@
+//! The conformance suite on every way this device computes: as planned, unfused, each fused kernel.
+//! On a GPU all of it; on the simulator every so many cases, so that it stays a matter of seconds.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use swiglu_core::conformance::{Backend, Case, Parameters, run, suite};
+use swiglu_core::{
+    Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixRef, Numerics, Op,
+    Orientation, WeightLayout, bf16, bounds, f16, random,
+};
+use swiglu_cuda::{
+    Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, GatedLinear,
+};
+
+/// Of many cases, all on a GPU and every n-th on the simulator.
+fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
+    let n = if common::has_gpu() { 1 } else { n };
+    cases.into_iter().step_by(n)
+}
+
+fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) {
+    let (mut passed, mut failed) = (0, Vec::new());
+    for case in cases.filter(|case| backend.computes(case)) {
+        match run(backend, &case) {
+            Ok(outcome) if outcome.passed() => passed += 1,
+            Ok(outcome) => failed.push(format!("{case}: {outcome:?}")),
+            Err(error) => failed.push(format!("{case}: {error}")),
+        }
+    }
+    println!("{}: {passed} cases", backend.name());
+    assert!(
+        failed.is_empty(),
+        "{}: {} failed, {passed} passed\n{}",
+        backend.name(),
+        failed.len(),
+        failed[..failed.len().min(20)].join("\n")
+    );
+}
+
+#[test]
+fn what_users_get() {
+    let Some(cuda) = common::device() else { return };
+    judge(&CudaBackend::planned(&cuda), some(suite(&DType::ALL), 5));
+}
+
+#[test]
+fn every_way() {
+    let Some(cuda) = common::device() else { return };
+    for (i, backend) in CudaBackend::all(&cuda).iter().enumerate().skip(1) {
+        let mut cases = suite(&DType::ALL);
+        cases.retain(|case| backend.computes(case));
+        // Another part of the suite for each.
+        judge(backend, some(cases.split_off(i), 19));
+    }
+}
+
+/// Extents around the edges of every kernel's tile and ring, in every layout, with and without
+/// biases: the suite's shapes are smaller than most tiles.
+fn large_cases(dtype: DType) -> Vec<Case> {
+    let shapes = [
+        [129, 128, 128],
+        [128, 64, 64],
+        [257, 320, 200],
+        [64, 200, 129],
+        [300, 72, 72],
+        [1, 512, 136],
+        [17, 260, 96],
+        [130, 1030, 65],
+    ];
+    let family = Activation::family();
+    let numerics: Vec<Numerics> = Numerics::all().collect();
+    let mut cases = Vec::new();
+    for (i, shape) in shapes.into_iter().enumerate() {
+        for (j, orientation) in Orientation::ALL.into_iter().enumerate() {
+            for (k, padding) in [0, 8, 5].into_iter().enumerate() {
+                let turn = i * 5 + j * 3 + k;
+                let arrangement = match turn % 3 {
+                    0 => Arrangement::Separate,
+                    1 => Arrangement::PackedUpFirst,
+                    _ => Arrangement::Interleaved { group: 1 },
+                };
+                cases.push(Case {
+                    activation: family[turn % family.len()],
+                    numerics: numerics[turn % numerics.len()],
+                    layout: WeightLayout { orientation, arrangement },
+                    bias: turn % 2 == 0,
+                    padding,
+                    seed: turn as u64,
+                    ..Case::new(Op::GatedLinear, shape, dtype)
+                });
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn edges_of_tiles() {
+    let Some(cuda) = common::device() else { return };
+    for (i, backend) in CudaBackend::all(&cuda).iter().enumerate() {
+        let cases = DType::ALL.into_iter().flat_map(large_cases).collect::<Vec<_>>();
+        judge(backend, some(cases[i..].to_vec(), 11));
+    }
+}
+
+#[test]
+fn tf32_on_request() {
+    let Some(cuda) = common::device() else { return };
+    let options = CudaOptions { device: cuda.ordinal(), tf32: true, ..common::options().unwrap() };
+    let cuda = Cuda::with_options(&options).unwrap();
+    for backend in CudaBackend::all(&cuda) {
+        let mut cases = large_cases(DType::F32);
+        cases.extend(suite(&[DType::F32]).into_iter().filter(|c| c.op != Op::Activation));
+        judge(&backend, some(cases, 17));
+    }
+}
+
+/// Gradients of every activation, mode and arrangement against the oracle.
+fn backward<T: Element>(cuda: &Cuda, turn: usize) {
+    let act = Activation::family()[turn % 9];
+    let numerics = Numerics::all().nth(turn % 6).unwrap();
+    let arrangement = [
+        Arrangement::Separate,
+        Arrangement::PackedGateFirst,
+        Arrangement::PackedUpFirst,
+        Arrangement::Interleaved { group: 1 },
+        Arrangement::Interleaved { group: 5 },
+        Arrangement::Interleaved { group: 8 },
+    ][turn / 2 % 6];
+    let (m, h) = [(3, 40), (1, 4000), (70, 120), (5, 1000)][turn % 4];
+    let stream = cuda.stream();
+    let cols = if arrangement.is_packed() { 2 * h } else { h };
+    let seed = turn as u64 * 8;
+    let first = random::normal_matrix::<T>(seed, m, cols, 3.0).unwrap();
+    let second = random::normal_matrix::<T>(seed + 1, m, h, 3.0).unwrap();
+    let dh = random::normal_matrix::<T>(seed + 2, m, h, 1.0).unwrap();
+    let upload = |host: &Matrix<T>| DeviceMatrix::from_host(&stream, host.view()).unwrap();
+    let nan = |rows, cols| {
+        Matrix::from_vec(vec![T::from_f32(f32::NAN); rows * cols], rows, cols).unwrap()
+    };
+    let (d_first, d_second, d_dh) = (upload(&first), upload(&second), upload(&dh));
+    let (mut g_first, mut g_second) = (upload(&nan(m, cols)), upload(&nan(m, h)));
+    let (inputs, on_device, grads) = if arrangement.is_packed() {
+        (
+            GateUpRef::packed(first.view(), arrangement).unwrap(),
+            DeviceGateUp::packed(d_first.view(), arrangement).unwrap(),
+            DeviceGateUpMut::packed(g_first.view_mut(), arrangement).unwrap(),
+        )
+    } else {
+        (
+            GateUpRef::separate(first.view(), second.view()).unwrap(),
+            DeviceGateUp::separate(d_first.view(), d_second.view()).unwrap(),
+            DeviceGateUpMut::separate(g_first.view_mut(), g_second.view_mut()).unwrap(),
+        )
+    };
+    cuda.activation_backward(&stream, &act, numerics, d_dh.view(), on_device, grads).unwrap();
+    let (g_first, g_second) = (g_first.to_host().unwrap(), g_second.to_host().unwrap());
+    let out = if arrangement.is_packed() {
+        GateUpRef::packed(g_first.view(), arrangement).unwrap()
+    } else {
+        GateUpRef::separate(g_first.view(), g_second.view()).unwrap()
+    };
+    let references = bounds::activation_backward(&act, numerics, &inputs, dh.view()).unwrap();
+    for (half, reference) in
+        [swiglu_core::Half::Gate, swiglu_core::Half::Up].into_iter().zip(references)
+    {
+        let values = (0..m).flat_map(|i| (0..h).map(move |j| out.at(half, i, j))).collect();
+        let values = Matrix::<T>::from_vec(values, m, h).unwrap();
+        let judgement = reference.judge(values.view()).unwrap();
+        let what = format!("{half:?} of {act} {numerics} {arrangement} {m}x{h} {}", T::DTYPE);
+        assert!(judgement.passed(), "{what}: {judgement:?}");
+    }
+}
+
+#[test]
+fn gradients_of_the_activation() {
+    let Some(cuda) = common::device() else { return };
+    for turn in some((0..108).collect(), 5) {
+        backward::<f32>(&cuda, turn);
+        backward::<f16>(&cuda, turn);
+        backward::<bf16>(&cuda, turn);
+    }
+}
+
+/// The same bits on every launch: sums are in an order that no scheduling changes.
+#[test]
+fn repeated_launches_are_bitwise_equal() {
+    let Some(cuda) = common::device() else { return };
+    let launches = if common::has_gpu() { 1000 } else { 3 };
+    let case = Case { bias: true, ..Case::new(Op::GatedLinear, [200, 264, 200], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let x = random::normal_matrix::<bf16>(5, 200, 264, 1.0).unwrap();
+    let stream = cuda.stream();
+    let layer = GatedLinear::new(&cuda, &parameters.gated()).unwrap();
+    let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let mut h = DeviceMatrix::<bf16>::new(&stream, 200, 200).unwrap();
+    let mut first: Option<Vec<u16>> = None;
+    for i in 0..launches {
+        h.buffer_mut().poison(0xFF).unwrap();
+        layer.forward(&stream, x.view(), h.view_mut()).unwrap();
+        let bits: Vec<u16> = h.to_host().unwrap().as_slice().iter().map(|v| v.to_bits()).collect();
+        match &first {
+            None => first = Some(bits),
+            Some(first) => assert!(*first == bits, "launch {i} differs"),
+        }
+    }
+}
+
+/// A captured forward pass computes what a plain one does, also on new values in the same memory.
+#[test]
+fn graphs_replay_layers() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [33, 72, 80], DType::F16) };
+    let parameters = Parameters::<f16>::new(&case).unwrap();
+    for path in [None, Some(swiglu_core::Path::Unfused)] {
+        let mlp = match path {
+            None => swiglu_cuda::Mlp::new(&cuda, &parameters.mlp()),
+            Some(path) => swiglu_cuda::Mlp::with_path(&cuda, &parameters.mlp(), path),
+        }
+        .unwrap();
+        let mut x = DeviceMatrix::<f16>::zeros(&stream, 33, 72).unwrap();
+        let mut y = DeviceMatrix::<f16>::zeros(&stream, 33, 72).unwrap();
+        // The first call prepares everything that a capture cannot.
+        mlp.forward(&stream, x.view(), y.view_mut()).unwrap();
+        let graph = stream.capture(|| mlp.forward(&stream, x.view(), y.view_mut())).unwrap();
+        for seed in 0..3 {
+            let values = random::normal_matrix::<f16>(seed, 33, 72, 1.0).unwrap();
+            x.view_mut().upload(&stream, values.view()).unwrap();
+            y.buffer_mut().poison(0xFF).unwrap();
+            stream.synchronize().unwrap();
+            // SAFETY: x, y and the layer live on, and nothing else runs on the stream.
+            unsafe { graph.launch(&stream) }.unwrap();
+            let replayed = y.to_host().unwrap();
+            mlp.forward(&stream, x.view(), y.view_mut()).unwrap();
+            assert_eq!(replayed, y.to_host().unwrap());
+            let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
+            let judgement = reference.judge(MatrixRef::from(&replayed)).unwrap();
+            assert!(judgement.passed() || path.is_some(), "{judgement:?}");
+        }
+    }
+}
