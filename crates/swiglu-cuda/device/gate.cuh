@@ -87,8 +87,8 @@ INLINE float gate_value(float x, const Formula& formula) {
     return kEager ? step(__fmul_rn(x, step(logistic(z)))) : times_logistic(x, z);
   }
   if constexpr (kGate == kSigmoid) return step(logistic(x));
-  // A comparison that is false for NaN keeps it.
-  if constexpr (kGate == kRelu) return x < 0.0f ? 0.0f : x;
+  // +0 for both zeros; NaN stays.
+  if constexpr (kGate == kRelu) return x > 0.0f || x != x ? x : 0.0f;
   if constexpr (kGate == kGeluErf) {
     if constexpr (kEager) {
       const float half = __fmul_rn(x, 0.5f);
@@ -130,8 +130,8 @@ INLINE float gate_derivative(float dy, float x, const Formula& formula) {
     const float s = step(logistic(x));
     return step(__fmul_rn(step(__fmul_rn(dy, step(__fsub_rn(1.0f, s)))), s));
   }
-  // PyTorch takes 0 at 0.
-  if constexpr (kGate == kRelu) return x <= 0.0f ? 0.0f : (x != x ? x : dy);
+  // PyTorch takes 0 at 0, and lets a gradient pass a NaN.
+  if constexpr (kGate == kRelu) return x <= 0.0f ? 0.0f : (!kEager && x != x ? x : dy);
   if constexpr (kGate == kGeluErf) {
     // Φ + xφ
     const float density = __fmul_rn(kFast ? exp_neg(__fmul_rn(__fmul_rn(0.5f, x), x))
@@ -184,8 +184,13 @@ struct Gradients {
   float gate, up;
 };
 INLINE Gradients gated_backward(float dh, float gate, float up, const Formula& formula) {
-  const bool gate_inside = !(CLAMP && gate > formula.limit);
-  const bool up_inside = !(CLAMP && (up > formula.limit || up < -formula.limit));
+  bool gate_inside = !(CLAMP && gate > formula.limit);
+  bool up_inside = !(CLAMP && (up > formula.limit || up < -formula.limit));
+  // PyTorch's clamp passes no gradient to a NaN.
+  if (CLAMP && kEager) {
+    gate_inside = gate_inside && gate == gate;
+    up_inside = up_inside && up == up;
+  }
   clamp_inputs(gate, up, formula);
   Gradients d;
   d.gate = gate_derivative(step(__fmul_rn(dh, up)), gate, formula);
