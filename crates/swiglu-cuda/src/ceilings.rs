@@ -94,7 +94,7 @@ pub fn copy(cuda: &Cuda) -> Result<f64> {
 /// # Errors
 /// As [`measure`]; [`CudaError::LibraryMissing`] without cuBLASLt.
 pub fn gemm<T: Element>(cuda: &Cuda) -> Result<f64> {
-    let lt = Lt::new(cuda)?;
+    let lt = cuda.lt()?;
     let side = (cuda.facts().sm_count as usize * 64).next_multiple_of(256).clamp(256, 8192);
     let stream = cuda.stream();
     let values: Vec<T> =

@@ -32,7 +32,7 @@ pub(crate) struct LinearWeights {
     pub(crate) out_features: usize,
     /// Elements between the starts of two rows.
     pub(crate) row_stride: usize,
-    /// `out_features` values of the element type.
+    /// `out_features` values of the element type, at a multiple of 16 bytes.
     pub(crate) bias: Option<u64>,
 }
 

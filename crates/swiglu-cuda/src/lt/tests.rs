@@ -38,7 +38,8 @@ fn worst<T: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
     let x = values::<T>(1, m, x_stride);
     let w = values::<T>(2, w_rows, w_stride);
     let b = values::<T>(3, 1, n);
-    let (device_x, device_w, device_b) = (shifted(&x), shifted(&w), shifted(&b));
+    let (device_x, device_w) = (shifted(&x), shifted(&w));
+    let device_b = DeviceBuffer::from_host(&stream, &b).unwrap();
     let mut device_y = DeviceBuffer::<T>::new(&stream, offset + m * y_stride).unwrap();
     device_y.poison(0x3C).unwrap();
     let untouched = device_y.to_host().unwrap();
@@ -49,7 +50,7 @@ fn worst<T: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
         in_features: k,
         out_features: n,
         row_stride: w_stride,
-        bias: bias.then(|| device_b.device_ptr() + shift),
+        bias: bias.then(|| device_b.device_ptr()),
     };
     let bytes = Lt::scratch_bytes(cuda.arch());
     let launched = cuda.with_workspace(&stream, bytes, |scratch| {
