@@ -116,7 +116,7 @@ std::vector<std::string> compiler_command(const Request& r) {
   std::sscanf(r.arch.c_str(), "sm_%d%1[af]", &number, feature);
   std::vector<std::string> command = {SIM_CXX, "-x", "c++", "-std=" + r.standard, "-O2", "-w", "-shared",
                                       "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
-                                      "-fno-strict-aliasing",
+                                      "-fno-strict-aliasing", "-Wno-psabi",
                                       "-D__CUDA_ARCH__=" + std::to_string(number * 10),
                                       "-DSIM_ARCH=\"" + r.arch + "\""};
   if (feature[0] == 'a') {

@@ -239,9 +239,9 @@ void change_registers(Warp& warp, Meeting& m) {
       if (t.waits_for != nullptr && std::strcmp(t.waits_for, "setmaxnreg.inc") == 0) wake(t);
     }
   } else {
-    if (first.count < warp.registers) {
-      fault("setmaxnreg.inc to %u of %u registers", first.count, warp.registers);
-    }
+    // How many registers the compiler gave the kernel is not known here, only how many it could: a
+    // request below that is granted from the warp's own.
+    if (first.count < warp.registers) warp.registers = first.count;
     granted = block.free_registers >= first.count - warp.registers;
     if (granted) {
       block.free_registers -= first.count - warp.registers;

@@ -1,5 +1,5 @@
 //! The simulated libraries, called as a program would that opens them at run time.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code, unused_imports)] // each test file uses its part
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
