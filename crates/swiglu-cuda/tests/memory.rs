@@ -1,5 +1,8 @@
 //! Buffers and matrices: copies with strides, what is refused, and foreign memory.
 
+// A generic helper is not seen as a test.
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::device;

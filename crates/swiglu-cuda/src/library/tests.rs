@@ -91,8 +91,8 @@ fn a_python_on_the_path_is_found_without_running_it() {
         let set = [("PATH", path.as_str())];
         assert_eq!(python_sites(&env(&set)), [inner, new, old, plain]);
     }
-    assert_eq!(python_sites(&env(&[])), [PathBuf::new(); 0]);
-    assert_eq!(python_sites(&env(&[("VIRTUAL_ENV", "/nowhere")])), [PathBuf::new(); 0]);
+    assert!(python_sites(&env(&[])).is_empty());
+    assert!(python_sites(&env(&[("VIRTUAL_ENV", "/nowhere")])).is_empty());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The device that tests run on: a GPU if the machine has one, else the simulator.
 
 // Every test program uses its own part of this.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::print_stdout)]
 
 use std::path::Path;
 use std::sync::OnceLock;
