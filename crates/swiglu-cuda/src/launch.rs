@@ -13,7 +13,8 @@ use cudarc::driver::sys::{
     CUlaunchConfig, CUmodule,
 };
 
-use crate::context::{Arch, Context, Cuda};
+use crate::arch::Arch;
+use crate::context::{Context, Cuda};
 use crate::driver::{INVALID_VALUE, cu};
 use crate::error::{CudaError, Result};
 use crate::jit::Variant;

@@ -5,6 +5,7 @@
 //! what is missing is a typed error ([`CudaError`]) that lists where it was looked for.
 
 mod activation;
+mod arch;
 pub mod ceilings;
 mod conformance;
 mod context;
@@ -21,8 +22,9 @@ mod stream;
 mod workspace;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
+pub use arch::Arch;
 pub use conformance::CudaBackend;
-pub use context::{Arch, Cuda, CudaOptions, DeviceFacts};
+pub use context::{Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
 pub use layers::{Candidate, GatedLinear, Mlp};
 pub use lt::cublaslt_version;

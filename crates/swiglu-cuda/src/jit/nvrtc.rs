@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::log::CompileLog;
 use super::source::headers_of;
 use super::variant::Variant;
-use crate::context::Arch;
+use crate::arch::Arch;
 use crate::error::{CudaError, Result};
 use crate::library::{Library, functions};
 

@@ -11,7 +11,7 @@ mod tensor_map;
 
 use swiglu_core::{Activation, DType, Numerics};
 
-use crate::context::Arch;
+use crate::arch::Arch;
 use crate::jit::Variant;
 use gate::GateCode;
 

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use swiglu_core::{DType, Element, Orientation};
 
-use crate::context::{Arch, Context, Cuda};
+use crate::arch::Arch;
+use crate::context::{Context, Cuda};
 use crate::error::{CudaError, Result};
 use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::entry::FORMAT;
-use crate::context::Arch;
+use crate::arch::Arch;
 use crate::jit::nvrtc::{Version, options};
 use crate::jit::source::{Header, headers_of};
 use crate::jit::variant::Variant;

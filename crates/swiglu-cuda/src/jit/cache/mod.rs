@@ -27,7 +27,7 @@ use serde::Serialize;
 
 use super::nvrtc::{self, Compiled, Report, Version};
 use super::variant::Variant;
-use crate::context::Arch;
+use crate::arch::Arch;
 use crate::error::Result;
 use identity::Identity;
 
