@@ -103,8 +103,8 @@ inline bool isnan(float x) { return __builtin_isnan(x); }
 inline bool isinf(float x) { return __builtin_isinf(x); }
 inline bool isfinite(float x) { return __builtin_isfinite(x); }
 
-#define SIM_MIN_MAX(T)                               \
-  inline T min(T x, T y) { return y < x ? y : x; }   \
+#define SIM_MIN_MAX(T)                             \
+  inline T min(T x, T y) { return y < x ? y : x; } \
   inline T max(T x, T y) { return x < y ? y : x; }
 SIM_MIN_MAX(int)
 SIM_MIN_MAX(unsigned)
@@ -191,24 +191,23 @@ struct Params : T {
 // Defines kernel `name` up to its parameter list. The parameter type is only known after the macro,
 // so the entry calls the kernel through a template: the name is then looked up at the end of the
 // file, where the kernel is declared.
-#define SIM_KERNEL(threads, min_blocks, name)                                                     \
-  struct sim_tag_##name {                                                                         \
-    const void* bytes;                                                                            \
-  };                                                                                              \
-  template <class Tag>                                                                            \
-  void sim_enter_##name(Tag tag) {                                                                \
-    sim_body_##name(tag);                                                                         \
-  }                                                                                               \
-  static void sim_entry_##name(const void* params) { sim_enter_##name(sim_tag_##name{params}); }  \
-  static unsigned long sim_bytes_##name() {                                                       \
-    try {                                                                                         \
-      sim_enter_##name(sim_tag_##name{nullptr});                                                  \
-    } catch (unsigned long bytes) {                                                               \
-      return bytes;                                                                               \
-    }                                                                                             \
-    return 0;                                                                                     \
-  }                                                                                               \
-  extern "C" __attribute__((visibility("default"), used)) const sim::KernelInfo                   \
-      sim_kernel_##name{SIM_KERNEL_MARK #name, sim_entry_##name, sim_bytes_##name, (threads),     \
-                        (min_blocks)};                                                            \
+#define SIM_KERNEL(threads, min_blocks, name)                                                      \
+  struct sim_tag_##name {                                                                          \
+    const void* bytes;                                                                             \
+  };                                                                                               \
+  template <class Tag>                                                                             \
+  void sim_enter_##name(Tag tag) {                                                                 \
+    sim_body_##name(tag);                                                                          \
+  }                                                                                                \
+  static void sim_entry_##name(const void* params) { sim_enter_##name(sim_tag_##name{params}); }   \
+  static unsigned long sim_bytes_##name() {                                                        \
+    try {                                                                                          \
+      sim_enter_##name(sim_tag_##name{nullptr});                                                   \
+    } catch (unsigned long bytes) {                                                                \
+      return bytes;                                                                                \
+    }                                                                                              \
+    return 0;                                                                                      \
+  }                                                                                                \
+  extern "C" __attribute__((visibility("default"), used)) const sim::KernelInfo sim_kernel_##name{ \
+      SIM_KERNEL_MARK #name, sim_entry_##name, sim_bytes_##name, (threads), (min_blocks)};         \
   static void sim_body_##name

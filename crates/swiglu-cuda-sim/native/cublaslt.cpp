@@ -7,7 +7,8 @@
 
 #include "floats.hpp"
 
-extern "C" int sim_submit(void* stream, int (*work)(const void*), const void* arguments, size_t bytes);
+extern "C" int sim_submit(void* stream, int (*work)(const void*), const void* arguments,
+                          size_t bytes);
 extern "C" bool sim_is_device_range(const void* p, size_t bytes);
 
 namespace {
@@ -73,7 +74,8 @@ uint16_t to_f16(float x) {
   if (x != x) return 0x7fff;
   if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
   // Below the normal numbers, adding 0.5 leaves the value in units of 2^-24.
-  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
+  const uint32_t small =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
   const uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
   return static_cast<uint16_t>(sign | (magnitude < 0x38800000 ? small : normal));
 }
@@ -135,7 +137,8 @@ int multiply(const void* arguments) {
     std::fill(sums.begin(), sums.end(), 0.0f);
     for (uint64_t l = 0; l < k; ++l) add_scaled(sums.data(), &b[l * n], a[i * k + l], n);
     // One bias per row of D, of the type of D.
-    const float bias = (call.operation.epilogue & 4) != 0 ? load(call.operation.bias, call.d.type, i) : 0;
+    const float bias =
+        (call.operation.epilogue & 4) != 0 ? load(call.operation.bias, call.d.type, i) : 0;
     for (uint64_t j = 0; j < n; ++j) {
       float x = call.alpha * sums[j];
       if (call.beta != 0) x += call.beta * load(call.pc, call.c.type, call.c.at(i, j));
@@ -148,14 +151,17 @@ int multiply(const void* arguments) {
 bool is_type(int type) { return type == R_32F || type == R_16F || type == R_16BF; }
 
 // What the library would refuse, of what is simulated.
-Status check(const Operation& o, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
-  if (o.compute != COMPUTE_32F && o.compute != COMPUTE_32F_PEDANTIC && o.compute != COMPUTE_32F_FAST_TF32) {
+Status check(const Operation& o, const Layout& a, const Layout& b, const Layout& c,
+             const Layout& d) {
+  if (o.compute != COMPUTE_32F && o.compute != COMPUTE_32F_PEDANTIC &&
+      o.compute != COMPUTE_32F_FAST_TF32) {
     return NOT_SUPPORTED;
   }
   if (o.scale != R_32F || o.pointer_mode != 0 || o.transpose[2] != 0) return NOT_SUPPORTED;
   if (o.epilogue != 1 && o.epilogue != 4) return NOT_SUPPORTED;
   for (const Layout* l : {&a, &b, &c, &d}) {
-    if (!is_type(l->type) || l->batches != 1 || (l->order != 0 && l->order != 1)) return NOT_SUPPORTED;
+    if (!is_type(l->type) || l->batches != 1 || (l->order != 0 && l->order != 1))
+      return NOT_SUPPORTED;
     if (l->leading < 0 || static_cast<uint64_t>(l->leading) < l->line()) return INVALID_VALUE;
   }
   const bool same = a.type == b.type && c.type == d.type;
@@ -212,12 +218,18 @@ namespace {
 
 const char* status_name(int status) {
   switch (status) {
-    case SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-    default: return "unknown cuBLAS status";
+    case SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+      return "unknown cuBLAS status";
   }
 }
 
@@ -232,17 +244,28 @@ SIM_API int cublasLtMatmulDescCreate(Operation** operation, int compute, int sca
   return SUCCESS;
 }
 SIM_API int cublasLtMatmulDescDestroy(Operation* operation) { return destroy(operation); }
-SIM_API int cublasLtMatmulDescSetAttribute(Operation* o, int attribute, const void* value, size_t bytes) {
+SIM_API int cublasLtMatmulDescSetAttribute(Operation* o, int attribute, const void* value,
+                                           size_t bytes) {
   if (o == nullptr) return INVALID_VALUE;
   switch (attribute) {
-    case 0: return put(o->compute, value, bytes);
-    case 1: return put(o->scale, value, bytes);
-    case 2: return put(o->pointer_mode, value, bytes);
-    case 3: case 4: case 5: return put(o->transpose[attribute - 3], value, bytes);
-    case 7: return put(o->epilogue, value, bytes);
-    case 8: return put(o->bias, value, bytes);
-    case 26: return put(o->bias_type, value, bytes);
-    default: return NOT_SUPPORTED;
+    case 0:
+      return put(o->compute, value, bytes);
+    case 1:
+      return put(o->scale, value, bytes);
+    case 2:
+      return put(o->pointer_mode, value, bytes);
+    case 3:
+    case 4:
+    case 5:
+      return put(o->transpose[attribute - 3], value, bytes);
+    case 7:
+      return put(o->epilogue, value, bytes);
+    case 8:
+      return put(o->bias, value, bytes);
+    case 26:
+      return put(o->bias_type, value, bytes);
+    default:
+      return NOT_SUPPORTED;
   }
 }
 
@@ -253,16 +276,24 @@ SIM_API int cublasLtMatrixLayoutCreate(Layout** layout, int type, uint64_t rows,
   return SUCCESS;
 }
 SIM_API int cublasLtMatrixLayoutDestroy(Layout* layout) { return destroy(layout); }
-SIM_API int cublasLtMatrixLayoutSetAttribute(Layout* l, int attribute, const void* value, size_t bytes) {
+SIM_API int cublasLtMatrixLayoutSetAttribute(Layout* l, int attribute, const void* value,
+                                             size_t bytes) {
   if (l == nullptr) return INVALID_VALUE;
   switch (attribute) {
-    case 0: return put(l->type, value, bytes);
-    case 1: return put(l->order, value, bytes);
-    case 2: return put(l->rows, value, bytes);
-    case 3: return put(l->columns, value, bytes);
-    case 4: return put(l->leading, value, bytes);
-    case 5: return put(l->batches, value, bytes);
-    default: return NOT_SUPPORTED;
+    case 0:
+      return put(l->type, value, bytes);
+    case 1:
+      return put(l->order, value, bytes);
+    case 2:
+      return put(l->rows, value, bytes);
+    case 3:
+      return put(l->columns, value, bytes);
+    case 4:
+      return put(l->leading, value, bytes);
+    case 5:
+      return put(l->batches, value, bytes);
+    default:
+      return NOT_SUPPORTED;
   }
 }
 
@@ -302,8 +333,8 @@ SIM_API int cublasLtMatmul(int* handle, const Operation* o, const float* alpha, 
                            const void* pc, const Layout* c, void* pd, const Layout* d,
                            const Algorithm* algorithm, void*, size_t, void* stream) {
   if (handle == nullptr) return NOT_INITIALIZED;
-  if (o == nullptr || a == nullptr || b == nullptr || c == nullptr || d == nullptr || alpha == nullptr ||
-      beta == nullptr) {
+  if (o == nullptr || a == nullptr || b == nullptr || c == nullptr || d == nullptr ||
+      alpha == nullptr || beta == nullptr) {
     return INVALID_VALUE;
   }
   if (algorithm != nullptr && algorithm->data[0] != ALGORITHM_MARK) return INVALID_VALUE;

@@ -111,6 +111,6 @@ constexpr int L2_BYTES = 8 << 20;
 
 }  // namespace sim
 
-#define SIM_REQUIRE_CONTEXT()                                                   \
-  if (!sim::driver().initialised) return CUDA_ERROR_NOT_INITIALIZED;            \
+#define SIM_REQUIRE_CONTEXT()                                        \
+  if (!sim::driver().initialised) return CUDA_ERROR_NOT_INITIALIZED; \
   if (sim::current_context() == nullptr) return CUDA_ERROR_INVALID_CONTEXT

@@ -27,9 +27,15 @@ bool is_live(const void* handle) { return driver().handles.contains(handle); }
 // specifications per compute capability).
 int arch_shared_optin(int arch) {
   switch (arch) {
-    case 80: case 87: return 163 * 1024;
-    case 86: case 89: case 120: return 99 * 1024;
-    default: return 227 * 1024;
+    case 80:
+    case 87:
+      return 163 * 1024;
+    case 86:
+    case 89:
+    case 120:
+      return 99 * 1024;
+    default:
+      return 227 * 1024;
   }
 }
 
@@ -78,11 +84,14 @@ constexpr ErrorText ERRORS[] = {
           "operation not permitted when stream is capturing"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
           "operation failed due to a previous error during capture"),
-    ERROR(CUDA_ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate captures"),
-    ERROR(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_MERGE,
+          "operation would result in a merge of separate captures"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+          "capture was not ended in the same stream as it began"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
-    ERROR(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a "
-                                     "capturing stream"),
+    ERROR(CUDA_ERROR_CAPTURED_EVENT,
+          "operation not permitted on an event last recorded in a "
+          "capturing stream"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
           "attempt to terminate a thread-local capture sequence from another thread"),
     ERROR(CUDA_ERROR_INVALID_CLUSTER_SIZE, "cluster misconfiguration"),
@@ -100,35 +109,69 @@ const ErrorText* find_error(CUresult code) {
 int attribute_value(int attribute) {
   const int arch = driver().arch;
   switch (attribute) {
-    case 1: return 1024;                       // threads per block
-    case 2: case 3: return 1024;               // block x, y
-    case 4: return 64;                         // block z
-    case 5: return 2147483647;                 // grid x
-    case 6: case 7: return 65535;              // grid y, z
-    case 8: return 48 * 1024;                  // shared memory per block
-    case 9: return 65536;                      // constant memory
-    case 10: return 32;                        // warp size
-    case 12: case 82: return 65536;            // registers per block, per multiprocessor
-    case 13: return 1000000;                   // clock, kHz
-    case 16: return sm_count();
-    case 31: case 41: case 78: case 115: return 1;  // concurrent kernels, unified addresses,
-                                                    // stream priorities, memory pools
-    case 36: return 1000000;                   // memory clock, kHz
-    case 37: return 512;                       // bus width
-    case 38: return L2_BYTES;
-    case 39: return arch == 86 || arch == 89 || arch == 120 ? 1536 : 2048;
-    case 40: return 1;                         // copy engines
-    case 75: return arch / 10;
-    case 76: return arch % 10;
-    case 81: return arch_shared_optin(arch) + 1024;
-    case 95: return 1;                         // cooperative launch
-    case 97: return arch_shared_optin(arch);
-    case 106: return 32;                       // blocks per multiprocessor
-    case 108: return L2_BYTES / 4 * 3;         // persisting L2
-    case 111: return 1024;                     // shared memory reserved per block
-    case 120: return arch >= 90 ? 1 : 0;       // cluster launch
-    case 127: return arch >= 90 ? 1 : 0;       // tensor maps
-    default: return 0;
+    case 1:
+      return 1024;  // threads per block
+    case 2:
+    case 3:
+      return 1024;  // block x, y
+    case 4:
+      return 64;  // block z
+    case 5:
+      return 2147483647;  // grid x
+    case 6:
+    case 7:
+      return 65535;  // grid y, z
+    case 8:
+      return 48 * 1024;  // shared memory per block
+    case 9:
+      return 65536;  // constant memory
+    case 10:
+      return 32;  // warp size
+    case 12:
+    case 82:
+      return 65536;  // registers per block, per multiprocessor
+    case 13:
+      return 1000000;  // clock, kHz
+    case 16:
+      return sm_count();
+    case 31:
+    case 41:
+    case 78:
+    case 115:
+      return 1;  // concurrent kernels, unified addresses,
+                 // stream priorities, memory pools
+    case 36:
+      return 1000000;  // memory clock, kHz
+    case 37:
+      return 512;  // bus width
+    case 38:
+      return L2_BYTES;
+    case 39:
+      return arch == 86 || arch == 89 || arch == 120 ? 1536 : 2048;
+    case 40:
+      return 1;  // copy engines
+    case 75:
+      return arch / 10;
+    case 76:
+      return arch % 10;
+    case 81:
+      return arch_shared_optin(arch) + 1024;
+    case 95:
+      return 1;  // cooperative launch
+    case 97:
+      return arch_shared_optin(arch);
+    case 106:
+      return 32;  // blocks per multiprocessor
+    case 108:
+      return L2_BYTES / 4 * 3;  // persisting L2
+    case 111:
+      return 1024;  // shared memory reserved per block
+    case 120:
+      return arch >= 90 ? 1 : 0;  // cluster launch
+    case 127:
+      return arch >= 90 ? 1 : 0;  // tensor maps
+    default:
+      return 0;
   }
 }
 

@@ -58,7 +58,8 @@ bool is_intact(const Allocation& a) {
 }
 
 void report(const Allocation& a, const char* after) {
-  std::fprintf(stderr, "simulator: bytes around the allocation of %zu bytes at %#llx were written (%s)\n",
+  std::fprintf(stderr,
+               "simulator: bytes around the allocation of %zu bytes at %#llx were written (%s)\n",
                a.bytes, static_cast<unsigned long long>(a.base), after);
 }
 
@@ -151,12 +152,12 @@ CUresult copy_2d(CUstream stream, const CUDA_MEMCPY2D* c) {
   }
   const size_t from_pitch = c->source_pitch != 0 ? c->source_pitch : c->width_bytes;
   const size_t to_pitch = c->target_pitch != 0 ? c->target_pitch : c->width_bytes;
-  return copy(stream,
-              side(c->target_type, c->target_host, c->target_device, to_pitch, c->target_x, c->target_y),
-              to_pitch,
-              side(c->source_type, c->source_host, c->source_device, from_pitch, c->source_x,
-                   c->source_y),
-              from_pitch, c->width_bytes, c->height);
+  return copy(
+      stream,
+      side(c->target_type, c->target_host, c->target_device, to_pitch, c->target_x, c->target_y),
+      to_pitch,
+      side(c->source_type, c->source_host, c->source_device, from_pitch, c->source_x, c->source_y),
+      from_pitch, c->width_bytes, c->height);
 }
 
 template <class T>
@@ -173,12 +174,12 @@ CUresult set_memory(CUstream stream, uint64_t address, T value, size_t count) {
 }
 
 // A call of the synchronous kind: forbidden while a capture is under way.
-#define SYNCHRONOUS()                                                      \
-  SIM_REQUIRE_CONTEXT();                                                   \
-  auto lock = lock_driver();                                               \
+#define SYNCHRONOUS()        \
+  SIM_REQUIRE_CONTEXT();     \
+  auto lock = lock_driver(); \
   if (CUresult r = forbid_during_capture(); r != CUDA_SUCCESS) return r
-#define ASYNCHRONOUS()     \
-  SIM_REQUIRE_CONTEXT();   \
+#define ASYNCHRONOUS()   \
+  SIM_REQUIRE_CONTEXT(); \
   auto lock = lock_driver()
 
 }  // namespace
@@ -199,7 +200,8 @@ SIM_API cuMemGetInfo_v2(size_t* free, size_t* total) {
 SIM_API cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   SYNCHRONOUS();
   uint64_t p = 0;
-  const CUresult r = allocate(address != nullptr ? &p : nullptr, bytes, current_context()->device, false);
+  const CUresult r =
+      allocate(address != nullptr ? &p : nullptr, bytes, current_context()->device, false);
   if (r == CUDA_SUCCESS) *address = p;
   return r;
 }
@@ -230,11 +232,14 @@ SIM_API cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 SIM_API cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   SYNCHRONOUS();
   uint64_t p = 0;
-  const CUresult r = allocate(pointer != nullptr ? &p : nullptr, bytes, current_context()->device, true);
+  const CUresult r =
+      allocate(pointer != nullptr ? &p : nullptr, bytes, current_context()->device, true);
   if (r == CUDA_SUCCESS) *pointer = reinterpret_cast<void*>(p);
   return r;
 }
-SIM_API cuMemAllocHost_v2(void** pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
+SIM_API cuMemAllocHost_v2(void** pointer, size_t bytes) {
+  return cuMemHostAlloc(pointer, bytes, 0);
+}
 SIM_API cuMemFreeHost(void* pointer) {
   SYNCHRONOUS();
   return release(reinterpret_cast<uint64_t>(pointer), true);
@@ -319,16 +324,26 @@ CUresult pointer_attribute(void* data, int attribute, uint64_t address) {
     return CUDA_SUCCESS;
   };
   switch (attribute) {
-    case 1: return put(driver().primary[static_cast<size_t>(a->device)].get());
-    case 2: return put(static_cast<unsigned>(a->host ? MEMORY_HOST : MEMORY_DEVICE));
-    case 3: return put(address);
-    case 4: return a->host ? put(address) : CUDA_ERROR_INVALID_VALUE;
-    case 8: return put(0);
-    case 9: return put(a->device);
-    case 11: return put(a->base);
-    case 12: return put(a->bytes);
-    case 13: return put(1);
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    case 1:
+      return put(driver().primary[static_cast<size_t>(a->device)].get());
+    case 2:
+      return put(static_cast<unsigned>(a->host ? MEMORY_HOST : MEMORY_DEVICE));
+    case 3:
+      return put(address);
+    case 4:
+      return a->host ? put(address) : CUDA_ERROR_INVALID_VALUE;
+    case 8:
+      return put(0);
+    case 9:
+      return put(a->device);
+    case 11:
+      return put(a->base);
+    case 12:
+      return put(a->bytes);
+    case 13:
+      return put(1);
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
   }
 }
 
@@ -342,7 +357,8 @@ SIM_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr address) {
 }
 
 // Of memory that the driver does not know, each attribute is zero, and that is no error.
-SIM_API cuPointerGetAttributes(unsigned count, const int* attributes, void** data, CUdeviceptr address) {
+SIM_API cuPointerGetAttributes(unsigned count, const int* attributes, void** data,
+                               CUdeviceptr address) {
   SIM_REQUIRE_CONTEXT();
   if (attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto lock = lock_driver();

@@ -52,7 +52,8 @@ CUresult load(CUmodule* module, const void* image) {
   }
   // A name of its own: the loader takes a library of a known name for loaded.
   const char* temporary = std::getenv("TMPDIR");
-  std::string path = std::string(temporary != nullptr ? temporary : "/tmp") + "/swiglu-sim-kernel-XXXXXX";
+  std::string path =
+      std::string(temporary != nullptr ? temporary : "/tmp") + "/swiglu-sim-kernel-XXXXXX";
   const int file = mkstemp(path.data());
   if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   bool written = true;
@@ -99,7 +100,8 @@ int blocks_per_sm(const Function& f, int threads, size_t shared_bytes) {
 CUresult check(const Function& f, const Launch& l) {
   const auto positive = [](Index3 i) { return i.x > 0 && i.y > 0 && i.z > 0; };
   if (!positive(l.grid) || !positive(l.block)) return CUDA_ERROR_INVALID_VALUE;
-  if (l.grid.x > 2147483647u || l.grid.y > 65535 || l.grid.z > 65535) return CUDA_ERROR_INVALID_VALUE;
+  if (l.grid.x > 2147483647u || l.grid.y > 65535 || l.grid.z > 65535)
+    return CUDA_ERROR_INVALID_VALUE;
   if (l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t threads = uint64_t{l.block.x} * l.block.y * l.block.z;
   if (threads > 1024) return CUDA_ERROR_INVALID_VALUE;
@@ -114,7 +116,8 @@ CUresult check(const Function& f, const Launch& l) {
   }
   const int resident = blocks_per_sm(f, static_cast<int>(threads), l.shared_bytes);
   if (resident == 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-  if (l.cooperative && l.blocks() > static_cast<uint64_t>(resident) * static_cast<uint64_t>(sm_count())) {
+  if (l.cooperative &&
+      l.blocks() > static_cast<uint64_t>(resident) * static_cast<uint64_t>(sm_count())) {
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   }
   return CUDA_SUCCESS;
@@ -130,7 +133,6 @@ CUresult launch(Function* f, Launch l, CUstream stream, void** params, void** ex
     l.name = f->name;
     l.kernel = f->kernel;
     l.module = f->library;
-    l.arch = driver().arch;
     const auto* p = static_cast<const std::byte*>(params[0]);
     l.params.assign(p, p + f->params_bytes);
   }
@@ -214,18 +216,33 @@ SIM_API cuFuncGetAttribute(int* value, int attribute, CUfunction function) {
   if (!is_live(function)) return CUDA_ERROR_INVALID_HANDLE;
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
-    case 0: *value = static_cast<int>(function->kernel->threads); break;
-    case 1: case 2: case 3: *value = 0; break;  // static shared, constant, local memory
-    case 4: *value = static_cast<int>(registers_of(*function)); break;
-    case 5: case 6: *value = driver().arch; break;
-    case 8: *value = static_cast<int>(function->shared_optin); break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case 0:
+      *value = static_cast<int>(function->kernel->threads);
+      break;
+    case 1:
+    case 2:
+    case 3:
+      *value = 0;
+      break;  // static shared, constant, local memory
+    case 4:
+      *value = static_cast<int>(registers_of(*function));
+      break;
+    case 5:
+    case 6:
+      *value = driver().arch;
+      break;
+    case 8:
+      *value = static_cast<int>(function->shared_optin);
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
 
 SIM_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,
-                                                             int threads, size_t shared_bytes, unsigned) {
+                                                             int threads, size_t shared_bytes,
+                                                             unsigned) {
   SIM_REQUIRE_CONTEXT();
   auto lock = lock_driver();
   if (!is_live(function)) return CUDA_ERROR_INVALID_HANDLE;
@@ -235,10 +252,11 @@ SIM_API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunc
 }
 SIM_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function, int threads,
                                                     size_t shared_bytes) {
-  return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared_bytes,
-                                                              0);
+  return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads,
+                                                              shared_bytes, 0);
 }
-SIM_API cuOccupancyMaxActiveClusters(int* clusters, CUfunction function, const CUlaunchConfig* config) {
+SIM_API cuOccupancyMaxActiveClusters(int* clusters, CUfunction function,
+                                     const CUlaunchConfig* config) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   int blocks = 0;
   const unsigned threads = config->block[0] * config->block[1] * config->block[2];
@@ -255,7 +273,8 @@ SIM_API cuOccupancyMaxActiveClusters(int* clusters, CUfunction function, const C
   return CUDA_SUCCESS;
 }
 
-SIM_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void** extra) {
+SIM_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
+                         void** extra) {
   SIM_REQUIRE_CONTEXT();
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (config->attribute_count > 0 && config->attributes == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -263,13 +282,18 @@ SIM_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void
   for (unsigned i = 0; i < config->attribute_count; ++i) {
     const CUlaunchAttribute& a = config->attributes[i];
     switch (a.id) {
-      case LAUNCH_IGNORE: case LAUNCH_ACCESS_POLICY_WINDOW: case LAUNCH_SYNCHRONIZATION_POLICY:
-      case LAUNCH_CLUSTER_SCHEDULING: case LAUNCH_PRIORITY:
+      case LAUNCH_IGNORE:
+      case LAUNCH_ACCESS_POLICY_WINDOW:
+      case LAUNCH_SYNCHRONIZATION_POLICY:
+      case LAUNCH_CLUSTER_SCHEDULING:
+      case LAUNCH_PRIORITY:
         break;
       case LAUNCH_PROGRAMMATIC_SERIALIZATION:
         if (driver().arch < 90) return CUDA_ERROR_NOT_SUPPORTED;
         break;
-      case LAUNCH_COOPERATIVE: l.cooperative = a.flag != 0; break;
+      case LAUNCH_COOPERATIVE:
+        l.cooperative = a.flag != 0;
+        break;
       case LAUNCH_CLUSTER_DIMENSION:
         // Clusters along x are what the device code uses.
         if (a.cluster[0] == 0 || a.cluster[1] != 1 || a.cluster[2] != 1) {
@@ -277,14 +301,15 @@ SIM_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void
         }
         l.cluster = a.cluster[0];
         break;
-      default: return CUDA_ERROR_NOT_SUPPORTED;
+      default:
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
   }
   return launch(function, std::move(l), config->stream, params, extra);
 }
 SIM_API cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                       unsigned by, unsigned bz, unsigned shared_bytes, CUstream stream, void** params,
-                       void** extra) {
+                       unsigned by, unsigned bz, unsigned shared_bytes, CUstream stream,
+                       void** params, void** extra) {
   SIM_REQUIRE_CONTEXT();
   return launch(function, shape({gx, gy, gz}, {bx, by, bz}, shared_bytes), stream, params, extra);
 }

@@ -84,7 +84,8 @@ SIM_API cuStreamCreate(CUstream* stream, unsigned flags) {
 SIM_API cuStreamDestroy_v2(CUstream stream) {
   SIM_REQUIRE_CONTEXT();
   auto lock = lock_driver();
-  if (reinterpret_cast<uintptr_t>(stream) <= 2 || !is_live(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (reinterpret_cast<uintptr_t>(stream) <= 2 || !is_live(stream))
+    return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture != nullptr) {
     stream->capture->invalidated = true;
     std::erase(stream->capture->streams, stream);
@@ -212,9 +213,11 @@ SIM_API cuStreamIsCapturing(CUstream stream, int* status) {
   return CUDA_SUCCESS;
 }
 // The dependencies of the next node are not simulated: those pointers must be null.
-SIM_API cuStreamGetCaptureInfo_v3(CUstream stream, int* status, unsigned long long* id, CUgraph* graph,
-                                  const void** dependencies, const void** edges, size_t* count) {
-  if (dependencies != nullptr || edges != nullptr || count != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+SIM_API cuStreamGetCaptureInfo_v3(CUstream stream, int* status, unsigned long long* id,
+                                  CUgraph* graph, const void** dependencies, const void** edges,
+                                  size_t* count) {
+  if (dependencies != nullptr || edges != nullptr || count != nullptr)
+    return CUDA_ERROR_NOT_SUPPORTED;
   const CUresult r = cuStreamIsCapturing(stream, status);
   if (r != CUDA_SUCCESS) return r;
   auto lock = lock_driver();
@@ -339,15 +342,18 @@ SIM_API cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* data) {
 }
 
 // For libcublasLt: work that takes a copy of its arguments.
-extern "C" __attribute__((visibility("default"))) int sim_submit(void* stream, int (*work)(const void*),
-                                                                 const void* arguments, size_t bytes) {
+extern "C" __attribute__((visibility("default"))) int sim_submit(void* stream,
+                                                                 int (*work)(const void*),
+                                                                 const void* arguments,
+                                                                 size_t bytes) {
   SIM_REQUIRE_CONTEXT();
   const auto* p = static_cast<const std::byte*>(arguments);
   auto copy = std::make_shared<std::vector<std::byte>>(p, p + bytes);
   return submit(static_cast<CUstream>(stream),
                 [=] { return static_cast<CUresult>(work(copy->data())); });
 }
-extern "C" __attribute__((visibility("default"))) bool sim_is_device_range(const void* p, size_t bytes) {
+extern "C" __attribute__((visibility("default"))) bool sim_is_device_range(const void* p,
+                                                                           size_t bytes) {
   auto lock = lock_driver();
   return find_allocation(reinterpret_cast<uint64_t>(p), bytes) != nullptr;
 }

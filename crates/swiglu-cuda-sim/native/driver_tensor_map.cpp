@@ -15,27 +15,30 @@ unsigned element_bytes(int type) {
 
 }  // namespace
 
-SIM_API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, const uint64_t* sizes,
-                               const uint64_t* strides, const uint32_t* box,
+SIM_API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base,
+                               const uint64_t* sizes, const uint64_t* strides, const uint32_t* box,
                                const uint32_t* element_strides, int interleave, int swizzle,
                                int l2_promotion, int nan_fill) {
   using sim::TensorMap;
   if (map == nullptr || reinterpret_cast<uintptr_t>(map) % 64 != 0) return CUDA_ERROR_INVALID_VALUE;
   if (rank < 1 || rank > TensorMap::MAX_RANK) return CUDA_ERROR_INVALID_VALUE;
-  if (sizes == nullptr || box == nullptr || element_strides == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (sizes == nullptr || box == nullptr || element_strides == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
   if (rank > 1 && strides == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const unsigned bytes = element_bytes(type);
-  if (bytes == 0) return type >= 0 && type <= 12 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0)
+    return type >= 0 && type <= 12 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
   if (interleave != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  if (swizzle < 0 || swizzle > 3 || l2_promotion < 0 || l2_promotion > 3) return CUDA_ERROR_INVALID_VALUE;
-  if (base == nullptr || reinterpret_cast<uintptr_t>(base) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (swizzle < 0 || swizzle > 3 || l2_promotion < 0 || l2_promotion > 3)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (base == nullptr || reinterpret_cast<uintptr_t>(base) % 16 != 0)
+    return CUDA_ERROR_INVALID_VALUE;
 
   TensorMap m{};
   m.magic = TensorMap::MAGIC;
   m.rank = static_cast<uint8_t>(rank);
   m.element_bytes = static_cast<uint8_t>(bytes);
   m.swizzle = static_cast<uint8_t>(swizzle);
-  m.nan_fill = nan_fill != 0;
   m.base = reinterpret_cast<uint64_t>(base);
   for (unsigned d = 0; d < rank; ++d) {
     if (sizes[d] == 0 || sizes[d] > (uint64_t{1} << 32)) return CUDA_ERROR_INVALID_VALUE;
@@ -44,7 +47,6 @@ SIM_API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, c
     if (element_strides[d] != 1) return CUDA_ERROR_NOT_SUPPORTED;
     m.last[d] = static_cast<uint32_t>(sizes[d] - 1);
     m.box[d] = static_cast<uint16_t>(box[d]);
-    m.element_stride[d] = 1;
     if (d == 0) continue;
     const uint64_t stride = strides[d - 1];
     if (stride % 16 != 0 || stride >= (uint64_t{1} << 40)) return CUDA_ERROR_INVALID_VALUE;

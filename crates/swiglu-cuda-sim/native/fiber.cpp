@@ -105,11 +105,6 @@ void* Stack::prepare(void (*entry)()) {
   return frame;
 }
 
-bool Stack::guards(const void* address) const {
-  const auto* p = static_cast<const std::byte*>(address);
-  return p >= base_ && p < base_ + PAGE;
-}
-
 std::vector<Stack>& stacks(size_t at_least) {
   thread_local std::vector<Stack> kept;
   while (kept.size() < at_least) kept.emplace_back();

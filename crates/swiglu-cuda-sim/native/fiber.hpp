@@ -22,7 +22,6 @@ class Stack {
 
   // The value to switch to in order to run `entry` on this stack; `entry` must not return.
   void* prepare(void (*entry)());
-  bool guards(const void* address) const;
 
  private:
   std::byte* base_;

@@ -17,14 +17,11 @@ inline float from_f16(uint16_t h) {
   const uint32_t special = 0x7f800000u | (magnitude & 0x007fffffu);
   return std::bit_cast<float>(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
-inline float from_bf16(uint16_t h) {
-  return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
-}
+inline float from_bf16(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
 inline float from_16(Element element, uint16_t h) {
   return element == Element::BF16 ? from_bf16(h) : from_f16(h);
 }
 // Tensor cores do not read the low 13 bits of a tf32 operand.
 inline float from_tf32(uint32_t bits) { return std::bit_cast<float>(bits & 0xffffe000u); }
-
 
 }  // namespace sim

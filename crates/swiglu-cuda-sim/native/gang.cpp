@@ -36,8 +36,8 @@ void report_deadlock(Gang& g) {
       size_t last = first;
       while (last + 1 < block.threads.size()) {
         const Thread& b = block.threads[last + 1];
-        if (b.state != a.state || b.waits_for != a.waits_for ||
-            b.wait_address != a.wait_address || b.wait_detail != a.wait_detail) {
+        if (b.state != a.state || b.waits_for != a.waits_for || b.wait_address != a.wait_address ||
+            b.wait_detail != a.wait_detail) {
           break;
         }
         ++last;
@@ -82,12 +82,10 @@ void run_next(Gang& g, Thread* from) {
       report_deadlock(g);
     }
     sim_thread = nullptr;
-    g.current = nullptr;
     void* ignored;
     sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, g.scheduler);
     return;
   }
-  g.current = next;
   sim_thread = next;
   void* ignored;
   sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, next->stack_pointer);
@@ -97,7 +95,7 @@ void thread_main() {
   Thread& thread = self();
   const Launch& launch = gang().launch;
   launch.kernel->entry(launch.params.data());
-  thread_exits(thread);
+  finish_thread_transfers(thread);
   thread.state = State::Exited;
   Gang& g = *thread.block->gang;
   --thread.block->live;
@@ -118,8 +116,6 @@ void leave_for_good() {
   run_next(g, nullptr);
   __builtin_unreachable();
 }
-
-void thread_exits(Thread& thread) { finish_thread_transfers(thread); }
 
 void wait_until_woken(const char* what, uint32_t address, uint32_t detail) {
   Thread& thread = self();
@@ -181,7 +177,6 @@ bool Gang::run() {
   live = static_cast<unsigned>(total);
   policy = static_cast<unsigned>(random.below(3));
   Thread* first = choose(*this);
-  current = first;
   sim_thread = first;
   sim_switch_stack(&scheduler, first->stack_pointer);
   sim_thread = nullptr;

@@ -32,7 +32,6 @@ struct Launch {
   unsigned shared_bytes = 0;
   unsigned cluster = 1;
   bool cooperative = false;
-  int arch = 90;
   std::vector<std::byte> params;
 
   unsigned threads() const { return block.x * block.y * block.z; }
@@ -134,9 +133,8 @@ struct NamedBarrier {
 struct Block {
   Gang* gang = nullptr;
   Index3 index{};
-  unsigned rank = 0;  // in the cluster
   std::vector<std::byte> storage;
-  std::byte* shared = nullptr;  // the byte at address SHARED_BASE
+  std::byte* shared = nullptr;        // the byte at address SHARED_BASE
   std::vector<uint16_t> unfenced_by;  // per granule: 1 + the thread that wrote it unfenced
   std::deque<Thread> threads;
   std::deque<Warp> warps;
@@ -155,7 +153,6 @@ struct Gang {
   std::vector<Thread*> barrier_waiters;
   std::vector<BulkLoad> loads;
   std::vector<std::shared_ptr<BulkStore>> stores;
-  Thread* current = nullptr;
   void* scheduler = nullptr;
   unsigned live = 0;
   bool failed = false;
@@ -176,7 +173,6 @@ void wake(Thread& thread);
 // Now and then lets another thread run first: where threads are not ordered, any order is possible.
 void maybe_yield();
 [[noreturn]] void leave_for_good();
-void thread_exits(Thread& thread);
 
 // Ends the launch with a message that names kernel, block and thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fault(const char* format, ...);

@@ -1,4 +1,5 @@
-// A simulated CUBIN: a shared library with a trailer, which tells its length and whether it is whole.
+// A simulated CUBIN: a shared library with a trailer, which tells its length and whether it is
+// whole.
 #pragma once
 
 #include <elf.h>

@@ -90,7 +90,6 @@ void add_block(Gang& gang, uint64_t linear) {
   Block& block = gang.blocks.emplace_back();
   block.gang = &gang;
   block.index = index_of(linear, launch.grid);
-  block.rank = static_cast<unsigned>(linear % launch.cluster);
   // As aligned as the device would align it; what was there before is garbage.
   block.storage.assign(launch.shared_bytes + 1024, std::byte{0xff});
   const auto at = reinterpret_cast<uintptr_t>(block.storage.data());
@@ -104,8 +103,8 @@ void add_block(Gang& gang, uint64_t linear) {
       warp.block = &block;
       warp.index = i / WARP;
       // What ptxas may give each thread of such a block: the register file, in steps of 8.
-      const unsigned warps = (threads + WARP - 1) / WARP * (launch.kernel->min_blocks > 0
-                                                                ? launch.kernel->min_blocks : 1);
+      const unsigned warps = (threads + WARP - 1) / WARP *
+                             (launch.kernel->min_blocks > 0 ? launch.kernel->min_blocks : 1);
       warp.registers = std::min(255u, 65536u / (warps * WARP)) / 8 * 8;
     }
     Thread& thread = block.threads.emplace_back();

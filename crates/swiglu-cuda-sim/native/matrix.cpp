@@ -12,8 +12,8 @@ struct MoveArgs {
   unsigned* registers;
 };
 
-// PTX ISA 9.7.14.5.15 and .16 (ldmatrix, stmatrix): lane 8i + r addresses row r, 16 bytes, of matrix
-// i. Lane l holds elements 2(l % 4) and the next of row l / 4; transposed, of column l / 4.
+// PTX ISA 9.7.14.5.15 and .16 (ldmatrix, stmatrix): lane 8i + r addresses row r, 16 bytes, of
+// matrix i. Lane l holds elements 2(l % 4) and the next of row l / 4; transposed, of column l / 4.
 template <MatrixMove KIND>
 void move(Warp& warp, Meeting& m) {
   const unsigned count = static_cast<const MoveArgs*>(m.arguments[0])->count;
@@ -40,7 +40,8 @@ void move(Warp& warp, Meeting& m) {
     for (unsigned r = 0; r < 8; ++r) {
       const unsigned lane = 8 * matrix + r;
       std::memcpy(at[r], rows[r], 16);
-      mark_unfenced(*warp.lanes[lane], static_cast<const MoveArgs*>(m.arguments[lane])->address, 16);
+      mark_unfenced(*warp.lanes[lane], static_cast<const MoveArgs*>(m.arguments[lane])->address,
+                    16);
     }
   }
 }
@@ -102,7 +103,8 @@ void mma_tf32(Warp&, Meeting& m) {
 }
 
 void require_full_warp(const char* operation) {
-  if (self().warp->members != 0xffffffffu) fault("%s in a warp of fewer than 32 threads", operation);
+  if (self().warp->members != 0xffffffffu)
+    fault("%s in a warp of fewer than 32 threads", operation);
 }
 
 }  // namespace
@@ -135,9 +137,15 @@ void sim_mma(Element element, float* d, const unsigned* a, const unsigned* b) {
   require_full_warp("mma.sync");
   const auto signature = static_cast<uint64_t>(element);
   switch (element) {
-    case Element::F16: meet("mma.sync", signature, ~0u, &args, mma_16<Element::F16>); break;
-    case Element::BF16: meet("mma.sync", signature, ~0u, &args, mma_16<Element::BF16>); break;
-    case Element::TF32: meet("mma.sync", signature, ~0u, &args, mma_tf32); break;
+    case Element::F16:
+      meet("mma.sync", signature, ~0u, &args, mma_16<Element::F16>);
+      break;
+    case Element::BF16:
+      meet("mma.sync", signature, ~0u, &args, mma_16<Element::BF16>);
+      break;
+    case Element::TF32:
+      meet("mma.sync", signature, ~0u, &args, mma_tf32);
+      break;
   }
 }
 

@@ -75,8 +75,8 @@ void arrive(Block& block, uint32_t address, uint32_t expect_bytes) {
   }
   const int64_t bytes = b.bytes + int64_t{expect_bytes};
   if (bytes > int64_t{MAX_COUNT}) {
-    fault("%s at shared address %u: %lld bytes expected, more than an mbarrier can count", operation,
-          address, static_cast<long long>(bytes));
+    fault("%s at shared address %u: %lld bytes expected, more than an mbarrier can count",
+          operation, address, static_cast<long long>(bytes));
   }
   // expect-tx comes before the arrival (9.7.13.15.13), so one write is right.
   b.bytes = bytes;

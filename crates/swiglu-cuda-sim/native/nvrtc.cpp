@@ -1,5 +1,5 @@
-// libnvrtc.so.13: compiles device code with the host's C++ compiler. The file ptx.cuh is replaced by
-// the simulator's own; what comes out as a CUBIN is a shared library (see image.hpp).
+// libnvrtc.so.13: compiles device code with the host's C++ compiler. The file ptx.cuh is replaced
+// by the simulator's own; what comes out as a CUBIN is a shared library (see image.hpp).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
@@ -36,7 +36,7 @@ enum nvrtcResult : int {
 };
 
 struct Program {
-  std::string source, name, log, image;
+  std::string source, log, image;
   std::vector<std::pair<std::string, std::string>> headers;
 };
 
@@ -62,11 +62,6 @@ bool write_file(const fs::path& path, const std::string& text) {
   out << text;
   out.close();
   return out.good();
-}
-
-bool is_set(const char* name) {
-  const char* text = std::getenv(name);
-  return text != nullptr && *text != 0 && std::string(text) != "0";
 }
 
 // What the options ask for; unknown ones are refused, as NVRTC does.
@@ -114,9 +109,18 @@ std::vector<std::string> compiler_command(const Request& r) {
   int number = 0;
   char feature[2] = {};
   std::sscanf(r.arch.c_str(), "sm_%d%1[af]", &number, feature);
-  std::vector<std::string> command = {SIM_CXX, "-x", "c++", "-std=" + r.standard, "-O2", "-w", "-shared",
-                                      "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
-                                      "-fno-strict-aliasing", "-Wno-psabi",
+  std::vector<std::string> command = {SIM_CXX,
+                                      "-x",
+                                      "c++",
+                                      "-std=" + r.standard,
+                                      "-O2",
+                                      "-w",
+                                      "-shared",
+                                      "-fPIC",
+                                      "-fvisibility=hidden",
+                                      "-fno-math-errno",
+                                      "-fno-strict-aliasing",
+                                      "-Wno-psabi",
                                       "-D__CUDA_ARCH__=" + std::to_string(number * 10),
                                       "-DSIM_ARCH=\"" + r.arch + "\""};
   if (feature[0] == 'a') {
@@ -127,9 +131,6 @@ std::vector<std::string> compiler_command(const Request& r) {
 #if defined(__x86_64__)
   if (r.contract && __builtin_cpu_supports("fma")) command.push_back("-mfma");
 #endif
-  if (is_set("SWIGLU_SIM_SANITIZE")) {
-    command.insert(command.end(), {"-fsanitize=address", "-g"});
-  }
   command.insert(command.end(), r.defines.begin(), r.defines.end());
   return command;
 }
@@ -144,7 +145,8 @@ bool run(const std::vector<std::string>& command, const fs::path& output) {
   posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   pid_t child = 0;
-  const int spawned = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  const int spawned =
+      posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   int status = 0;
   if (spawned != 0 || waitpid(child, &status, 0) != child) return false;
@@ -201,8 +203,8 @@ nvrtcResult compile(Program& program, const Request& request) {
   std::string everything = program.source;
   for (const auto& [name, text] : program.headers) everything += '\0' + name + '\0' + text;
   for (const std::string& part : command) everything += '\0' + part;
-  // Kernels are also kept beside this library, which is named after its own sources and compiler, so
-  // that a second test run compiles nothing.
+  // Kernels are also kept beside this library, which is named after its own sources and compiler,
+  // so that a second test run compiles nothing.
   const auto* bytes = reinterpret_cast<const unsigned char*>(everything.data());
   const std::string key = hex(sim::image_hash(bytes, everything.size())) +
                           hex(sim::image_hash(bytes + 1, everything.size() - 1));
@@ -213,24 +215,28 @@ nvrtcResult compile(Program& program, const Request& request) {
     if (mkdtemp(temporary.data()) == nullptr) return NVRTC_ERROR_COMPILATION;
     const fs::path directory = temporary;
     bool written = write_file(directory / "source.cu",
-                              program.source + "\nextern \"C\" __attribute__((visibility(\"default\"), "
-                                               "used)) const char sim_image_arch[] = SIM_ARCH;\n");
+                              program.source +
+                                  "\nextern \"C\" __attribute__((visibility(\"default\"), "
+                                  "used)) const char sim_image_arch[] = SIM_ARCH;\n");
     for (const auto& [name, text] : program.headers) {
       const bool replaced = fs::path(name).filename() == "ptx.cuh";
-      written &= write_file(directory / name, replaced ? read_file(here / "device" / "ptx.cuh") : text);
+      written &=
+          write_file(directory / name, replaced ? read_file(here / "device" / "ptx.cuh") : text);
     }
     const fs::path result = directory / "kernel.so";
-    command.insert(command.end(), {"-I", directory.string(), "-I", (here / "device").string(), "-include",
-                                   "cuda_builtins.hpp", (directory / "source.cu").string(), "-x", "none",
-                                   (here / "libcuda.so.1").string(), "-o", result.string()});
+    command.insert(command.end(),
+                   {"-I", directory.string(), "-I", (here / "device").string(), "-include",
+                    "cuda_builtins.hpp", (directory / "source.cu").string(), "-x", "none",
+                    (here / "libcuda.so.1").string(), "-o", result.string()});
     const bool compiled = written && run(command, directory / "log");
     program.log = read_file(directory / "log");
     library = compiled ? read_file(result) : std::string();
     std::error_code ignored;
     fs::remove_all(directory, ignored);
     if (!compiled) return NVRTC_ERROR_COMPILATION;
-    const fs::path beside = here / "compiled" / (key + "." + std::to_string(getpid()) + "." + hex(
-        reinterpret_cast<uintptr_t>(&program)));
+    const fs::path beside =
+        here / "compiled" /
+        (key + "." + std::to_string(getpid()) + "." + hex(reinterpret_cast<uintptr_t>(&program)));
     if (write_file(beside, library)) fs::rename(beside, kept, ignored);
   }
   program.image = with_trailer(std::move(library));
@@ -261,23 +267,29 @@ SIM_API nvrtcResult nvrtcGetSupportedArchs(int* archs) {
 }
 SIM_API const char* nvrtcGetErrorString(nvrtcResult result) {
   switch (result) {
-    case NVRTC_SUCCESS: return "NVRTC_SUCCESS";
-    case NVRTC_ERROR_PROGRAM_CREATION_FAILURE: return "NVRTC_ERROR_PROGRAM_CREATION_FAILURE";
-    case NVRTC_ERROR_INVALID_INPUT: return "NVRTC_ERROR_INVALID_INPUT";
-    case NVRTC_ERROR_INVALID_PROGRAM: return "NVRTC_ERROR_INVALID_PROGRAM";
-    case NVRTC_ERROR_INVALID_OPTION: return "NVRTC_ERROR_INVALID_OPTION";
-    case NVRTC_ERROR_COMPILATION: return "NVRTC_ERROR_COMPILATION";
+    case NVRTC_SUCCESS:
+      return "NVRTC_SUCCESS";
+    case NVRTC_ERROR_PROGRAM_CREATION_FAILURE:
+      return "NVRTC_ERROR_PROGRAM_CREATION_FAILURE";
+    case NVRTC_ERROR_INVALID_INPUT:
+      return "NVRTC_ERROR_INVALID_INPUT";
+    case NVRTC_ERROR_INVALID_PROGRAM:
+      return "NVRTC_ERROR_INVALID_PROGRAM";
+    case NVRTC_ERROR_INVALID_OPTION:
+      return "NVRTC_ERROR_INVALID_OPTION";
+    case NVRTC_ERROR_COMPILATION:
+      return "NVRTC_ERROR_COMPILATION";
   }
   return "NVRTC_ERROR unknown";
 }
 
-SIM_API nvrtcResult nvrtcCreateProgram(Program** program, const char* source, const char* name, int count,
-                                       const char* const* headers, const char* const* names) {
+SIM_API nvrtcResult nvrtcCreateProgram(Program** program, const char* source, const char*,
+                                       int count, const char* const* headers,
+                                       const char* const* names) {
   if (program == nullptr || source == nullptr || count < 0) return NVRTC_ERROR_INVALID_INPUT;
   if (count > 0 && (headers == nullptr || names == nullptr)) return NVRTC_ERROR_INVALID_INPUT;
   auto* p = new Program;
   p->source = source;
-  p->name = name != nullptr ? name : "default_program";
   for (int i = 0; i < count; ++i) {
     // Headers are written below a directory of the compilation; names that lead out are refused.
     const fs::path path = names[i];

@@ -89,11 +89,12 @@ void shuffle(Warp&, Meeting& m) {
     // Above its segment a butterfly keeps its own value; below it may read.
     if (KIND == Shuffle::Xor && (l ^ a.argument) < end) source = l ^ a.argument;
     const bool takes_part = source >= 0 && source < 32 && (m.mask >> source & 1) != 0;
-    values[lane] = takes_part ? static_cast<const ShuffleArgs*>(m.arguments[source])->value
-                              : 0xffffffffu;
+    values[lane] =
+        takes_part ? static_cast<const ShuffleArgs*>(m.arguments[source])->value : 0xffffffffu;
   }
   for (unsigned lane = 0; lane < WARP; ++lane) {
-    if ((m.mask >> lane & 1) != 0) static_cast<ShuffleArgs*>(m.arguments[lane])->value = values[lane];
+    if ((m.mask >> lane & 1) != 0)
+      static_cast<ShuffleArgs*>(m.arguments[lane])->value = values[lane];
   }
 }
 
@@ -145,10 +146,18 @@ unsigned sim_shuffle(Shuffle kind, unsigned mask, unsigned value, int argument, 
   }
   ShuffleArgs args{value, argument, width};
   switch (kind) {
-    case Shuffle::Index: meet("__shfl_sync", 0, mask, &args, shuffle<Shuffle::Index>); break;
-    case Shuffle::Up: meet("__shfl_up_sync", 0, mask, &args, shuffle<Shuffle::Up>); break;
-    case Shuffle::Down: meet("__shfl_down_sync", 0, mask, &args, shuffle<Shuffle::Down>); break;
-    case Shuffle::Xor: meet("__shfl_xor_sync", 0, mask, &args, shuffle<Shuffle::Xor>); break;
+    case Shuffle::Index:
+      meet("__shfl_sync", 0, mask, &args, shuffle<Shuffle::Index>);
+      break;
+    case Shuffle::Up:
+      meet("__shfl_up_sync", 0, mask, &args, shuffle<Shuffle::Up>);
+      break;
+    case Shuffle::Down:
+      meet("__shfl_down_sync", 0, mask, &args, shuffle<Shuffle::Down>);
+      break;
+    case Shuffle::Xor:
+      meet("__shfl_xor_sync", 0, mask, &args, shuffle<Shuffle::Xor>);
+      break;
   }
   return args.value;
 }
@@ -157,9 +166,12 @@ unsigned sim_vote(Vote kind, unsigned mask, bool predicate) {
   unsigned value = predicate ? 1 : 0;
   meet("vote", static_cast<uint64_t>(kind), mask, &value, vote);
   switch (kind) {
-    case Vote::Ballot: return value;
-    case Vote::Any: return value != 0;
-    case Vote::All: return value == (mask & self().warp->members);
+    case Vote::Ballot:
+      return value;
+    case Vote::Any:
+      return value != 0;
+    case Vote::All:
+      return value == (mask & self().warp->members);
   }
   return 0;
 }

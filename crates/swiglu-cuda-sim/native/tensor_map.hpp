@@ -10,12 +10,10 @@ struct alignas(64) TensorMap {
   static constexpr uint32_t MAX_RANK = 5;
 
   uint32_t magic;
-  uint8_t rank, element_bytes, swizzle, interleave;
+  uint8_t rank, element_bytes, swizzle;
   uint64_t base;
-  uint32_t last[MAX_RANK];     // size of each dimension less one, innermost first
+  uint32_t last[MAX_RANK];  // size of each dimension less one, innermost first
   uint16_t box[MAX_RANK];
-  uint8_t element_stride[MAX_RANK];
-  uint8_t nan_fill;
   uint64_t stride[MAX_RANK - 1];  // bytes, of dimensions 1 and up
 
   uint64_t size(uint32_t dimension) const { return uint64_t{last[dimension]} + 1; }

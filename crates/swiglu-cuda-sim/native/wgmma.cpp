@@ -24,6 +24,13 @@ struct Operand {
     constexpr uint32_t SPANS[4] = {16, 128, 64, 32};  // no swizzle: lines of one 16-byte chunk
     span = SPANS[bits >> 62];
     if ((bits >> 49 & 7) != 0) fault("wgmma descriptor with a base offset: not modelled");
+    // Then eight lines of the swizzle begin where their pattern does (9.7.15.5.1.2.2, base offset).
+    if (span > 16 && start % (8 * span) >= span) {
+      fault(
+          "wgmma operand at shared address %u: expected the swizzle's pattern to begin at a "
+          "multiple of %u",
+          start, 8 * span);
+    }
   }
 
   // Where the 16-byte chunk with row `row` (of M or N) and elements 8·chunk.. of K lies: rows in
@@ -32,14 +39,15 @@ struct Operand {
     const uint32_t along = span == 16 ? chunk * leading : chunk * 16;
     return swizzled(start + row % 8 * span + row / 8 * stride + along, span);
   }
-  // Where the chunk with elements 8·chunk.. of M or N at depth `k` lies (MN-major): a line of `span`
-  // bytes along M or N for each k, 8 lines to a group.
+  // Where the chunk with elements 8·chunk.. of M or N at depth `k` lies (MN-major): a line of
+  // `span` bytes along M or N for each k, 8 lines to a group.
   uint32_t mn_major(uint32_t chunk, uint32_t k) const {
     const uint32_t per_line = span / 16;
     const uint32_t line = start + k % 8 * span;
     // Without swizzle the two offsets have their roles exchanged.
     if (span == 16) return line + chunk * stride + k / 8 * leading;
-    return swizzled(line + chunk % per_line * 16 + chunk / per_line * leading + k / 8 * stride, span);
+    return swizzled(line + chunk % per_line * 16 + chunk / per_line * leading + k / 8 * stride,
+                    span);
   }
 };
 
@@ -55,8 +63,8 @@ void load_chunk(Block& block, uint32_t address, Element element, float (&to)[8])
 }
 
 // Rows `first`.. of an operand, as values[k][row].
-void load_operand(Block& block, const Operand& operand, bool mn_major, Element element, uint32_t first,
-                  uint32_t rows, float* values) {
+void load_operand(Block& block, const Operand& operand, bool mn_major, Element element,
+                  uint32_t first, uint32_t rows, float* values) {
   float chunk[8];
   if (mn_major) {
     for (uint32_t k = 0; k < WGMMA_K; ++k) {
@@ -127,7 +135,8 @@ template <class Each>
 void for_each_element(WgmmaTile& tile, Each each) {
   for (unsigned lane = 0; lane < WARP; ++lane) {
     for (unsigned e = 0; e < static_cast<unsigned>(tile.n) / 2; ++e) {
-      const unsigned row = lane / 4 + 8 * (e / 2 % 2), column = 8 * (e / 4) + 2 * (lane % 4) + e % 2;
+      const unsigned row = lane / 4 + 8 * (e / 2 % 2),
+                     column = 8 * (e / 4) + 2 * (lane % 4) + e % 2;
       each(tile.lanes[lane][e], tile.values[row * static_cast<unsigned>(tile.n) + column]);
     }
   }
@@ -169,8 +178,8 @@ void start(Warp& warp, Meeting& m) {
   require_operand_fenced(*warp.block, Operand(args.b), args.transpose_b, rows);
   ++tile->in_flight;
   state.open.ops.push_back({WgmmaOp{args, false}, tile});
-  // The operands are read at some time between here and the wait. Early shows data that is not there
-  // yet, late shows a buffer that was given back too soon.
+  // The operands are read at some time between here and the wait. Early shows data that is not
+  // there yet, late shows a buffer that was given back too soon.
   if (warp.block->gang->random.one_in(2)) {
     for (auto& group : state.committed) {
       for (auto& [op, t] : group.ops) compute(warp, op, *t);
@@ -261,13 +270,15 @@ void change_registers(Warp& warp, Meeting& m) {
 void finish_warpgroups(Block& block) {
   for (Warp& warp : block.warps) {
     const Warp& first = block.warps[warp.index / 4 * 4];
-    const bool open = warp.wgmma && (!warp.wgmma->open.ops.empty() || !warp.wgmma->committed.empty());
+    const bool open =
+        warp.wgmma && (!warp.wgmma->open.ops.empty() || !warp.wgmma->committed.empty());
     const bool differs = warp.warpgroup_log != first.warpgroup_log;
     if (!open && !differs) continue;
     std::fprintf(stderr, "simulator: kernel %s: warp %u ends %s\n", block.gang->launch.name.c_str(),
                  warp.index,
-                 open ? "with wgmma under way"
-                      : "with other wgmma or setmaxnreg operations than its warpgroup's first warp");
+                 open
+                     ? "with wgmma under way"
+                     : "with other wgmma or setmaxnreg operations than its warpgroup's first warp");
     block.gang->failed = true;
   }
 }
@@ -278,8 +289,8 @@ using namespace sim;
 
 extern "C" {
 
-// PTX ISA 9.7.20.5 (setmaxnreg): all warps of the warpgroup; a request waits until the registers are
-// free.
+// PTX ISA 9.7.20.5 (setmaxnreg): all warps of the warpgroup; a request waits until the registers
+// are free.
 void sim_registers(unsigned count, bool request) {
   require_warpgroup("setmaxnreg");
   Warp& warp = *self().warp;
@@ -330,8 +341,8 @@ void sim_wgmma_commit() {
   });
 }
 
-// An operation of the warpgroup is under way until it has done the rows of all four warps, so a warp
-// that has waited knows that the others' operands were read too.
+// An operation of the warpgroup is under way until it has done the rows of all four warps, so a
+// warp that has waited knows that the others' operands were read too.
 
 void sim_wgmma_wait(unsigned pending) {
   require_warpgroup("wgmma.wait_group");

@@ -51,11 +51,12 @@ fn linear(
     set(7, (&raw const EPILOGUE_BIAS).cast(), 4);
     set(8, (&raw const bias).cast(), 8);
     let a = if transposed {
-        layout(sim, dtype, k, n, k as i64)
+        layout(sim, dtype, k, n, k.cast_signed())
     } else {
-        layout(sim, dtype, n, k, n as i64)
+        layout(sim, dtype, n, k, n.cast_signed())
     };
-    let (b, d) = (layout(sim, dtype, k, m, k as i64), layout(sim, dtype, n, m, n as i64));
+    let (b, d) =
+        (layout(sim, dtype, k, m, k.cast_signed()), layout(sim, dtype, n, m, n.cast_signed()));
     assert_eq!(call!(sim.lt, b"cublasLtMatmulPreferenceCreate"(&mut preference => *mut Handle)), 0);
     let (mut choice, mut count) = ([0u64; 12], 0);
     assert_eq!(

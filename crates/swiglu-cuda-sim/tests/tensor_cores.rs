@@ -149,24 +149,24 @@ struct RingParams {
     a: TensorMap,
     b: TensorMap,
     d: TensorMap,
-    steps: i32,
+    steps: u32,
 }
 
 const SWIZZLE_128: i32 = 3;
 const SHARED: u32 = 200 * 1024;
 
-/// One launch on [m, k] × [k, n] of values up to 8; the result's rows of `n` padded to 8, and the
-/// wanted ones.
-fn run_ring(
-    n: u32,
-    transposed: bool,
-    k: usize,
-    defines: &[&str],
-    launches: usize,
-) -> Option<(Vec<i32>, Vec<Vec<u16>>, Vec<u16>)> {
+/// What launches returned, what each computed, and what it should have.
+struct Ran {
+    codes: Vec<i32>,
+    results: Vec<Vec<u16>>,
+    want: Vec<u16>,
+}
+
+/// Launches of one tile's size, less 8 rows and columns.
+fn run_ring(n: u32, transposed: bool, k: usize, defines: &[&str], launches: usize) -> Option<Ran> {
     let sim = sim()?;
     // Fewer rows and columns than the tile: the copy engine clips, and fills with zeros.
-    let (m, width) = (56, n as usize - 8);
+    let (m, k, width) = (56, depth as usize, n as usize - 8);
     let (a, b) = (numbers(m * k, 5), numbers(k * width, 6));
     let b_at = |l: usize, j: usize| if transposed { b[l * width + j] } else { b[j * k + l] };
     let want = bits(&product(m, width, k, |i, l| a[i * k + l], b_at));
@@ -185,12 +185,12 @@ fn run_ring(
             a: tensor_map(sim, a, m as u64, k as u64, 64, 64, SWIZZLE_128),
             b: tensor_map(sim, b, rows as u64, columns as u64, box_rows, 64, SWIZZLE_128),
             d: tensor_map(sim, d, m as u64, width as u64, 64, 64, SWIZZLE_128),
-            steps: k.div_ceil(64) as i32,
+            steps: depth.div_ceil(64),
         };
         codes.push(launch(sim, ring, 1, 256, SHARED, &params));
         results.push(download(sim, d, m * width));
     }
-    Some((codes, results, want))
+    Some(Ran { codes, results, want })
 }
 
 const RIGHT: &[&str] = &["WAIT=1", "LAST_WAIT=1", "FENCE=1"];
@@ -199,7 +199,9 @@ const RIGHT: &[&str] = &["WAIT=1", "LAST_WAIT=1", "FENCE=1"];
 fn wgmma_of_both_layouts_through_a_ring() {
     for transposed in [false, true] {
         for (n, k) in [(64, 64), (128, 200), (256, 456)] {
-            let Some((codes, results, want)) = run_ring(n, transposed, k, RIGHT, 8) else { return };
+            let Some(Ran { codes, results, want }) = run_ring(n, transposed, k, RIGHT, 8) else {
+                return;
+            };
             assert_eq!(codes, [0; 8]);
             assert!(results.iter().all(|r| *r == want), "N = {n}, k = {k}, {transposed}");
         }
@@ -209,7 +211,7 @@ fn wgmma_of_both_layouts_through_a_ring() {
 #[test]
 fn accumulators_read_before_the_wait_are_not_numbers() {
     let defines = ["WAIT=1", "LAST_WAIT=0", "FENCE=1"];
-    let Some((_, results, want)) = run_ring(64, false, 64, &defines, 1) else { return };
+    let Some(Ran { results, want, .. }) = run_ring(64, false, 64, &defines, 1) else { return };
     assert_ne!(results[0], want);
     assert!(results[0].iter().all(|&x| bf16::from_bits(x).is_nan()));
 }
@@ -217,7 +219,7 @@ fn accumulators_read_before_the_wait_are_not_numbers() {
 #[test]
 fn a_tensor_store_of_unfenced_writes_is_reported() {
     let defines = ["WAIT=1", "LAST_WAIT=1", "FENCE=0"];
-    let Some((codes, _, _)) = run_ring(64, false, 64, &defines, 1) else { return };
+    let Some(Ran { codes, .. }) = run_ring(64, false, 64, &defines, 1) else { return };
     assert_eq!(codes, [719]);
 }
 
@@ -225,8 +227,76 @@ fn a_tensor_store_of_unfenced_writes_is_reported() {
 fn a_stage_given_back_too_soon_shows_in_some_schedule() {
     // Two groups may be under way, so the stage that is given back may still be read.
     let defines = ["WAIT=2", "LAST_WAIT=1", "FENCE=1"];
-    let Some((codes, results, want)) = run_ring(64, false, 640, &defines, 32) else { return };
+    let Some(Ran { codes, results, want }) = run_ring(64, false, 640, &defines, 32) else { return };
     // Wrong numbers, or a warp that misses two phases of its barrier and waits for ever.
     assert!(results.iter().any(|r| *r != want));
     assert!(codes.iter().all(|&code| code == 0 || code == 719));
+}
+
+/// One m64n64k16 of operands that ordinary stores put in place, in the layout of `SPAN` bytes of
+/// swizzle (16: none) with B along K or along N.
+const LAYOUTS: &str = "
+struct P { const u16* a; const u16* b; float* d; };
+// Along the contiguous extent: `inner`, in lines of SPAN bytes; across it: `outer`, 8 to a group.
+INLINE u32 place(u32 base, u32 inner, u32 outer, u32 next_line, u32 next_group) {
+  const u32 line = SPAN / 2, chunk = inner % line / 8;
+  const u32 swap = SPAN == 128 ? outer % 8 : SPAN == 64 ? outer / 2 % 4 : SPAN == 32 ? outer / 4 % 2 : 0;
+  return base + outer % 8 * SPAN + outer / 8 * next_group + inner / line * next_line +
+         (chunk ^ swap) * 16 + inner % 8 * 2;
+}
+KERNEL(128, 1, layouts)(KERNEL_PARAMS(P) p) {
+  const u32 a = ptx::shared_address(ptx::dynamic_shared()), b = a + 16384, t = threadIdx.x;
+  constexpr u32 kLine = 4096, kGroup = 8 * SPAN;
+  for (u32 e = t; e < 64 * 16; e += 128) {
+    ptx::store_shared(place(a, e % 16, e / 16, kLine, kGroup), p.a[e]);
+    if (TRANSPOSED) {
+      ptx::store_shared(place(b, e % 64, e / 64, kLine / 4, SPAN == 16 ? kLine / 4 * 8 : kGroup), p.b[e]);
+    } else {
+      ptx::store_shared(place(b, e % 16, e / 16, kLine, kGroup), p.b[e]);
+    }
+  }
+  ptx::fence_async_shared();
+  __syncthreads();
+  const u64 mode = u64(SPAN == 128 ? 1 : SPAN == 64 ? 2 : SPAN == 32 ? 3 : 0) << 62;
+  const u64 da = a / 16 | u64(kLine / 16) << 16 | u64(kGroup / 16) << 32 | mode;
+  u64 db = b / 16 | u64(kLine / 16) << 16 | u64(kGroup / 16) << 32 | mode;
+  if (TRANSPOSED) {
+    // Without a swizzle the stride offset leads along N, and the leading one along K.
+    const u64 along_n = kLine / 4 / 16, along_k = (SPAN == 16 ? kLine / 4 * 8 : kGroup) / 16;
+    db = b / 16 | (SPAN == 16 ? along_k : along_n) << 16 | (SPAN == 16 ? along_n : along_k) << 32 | mode;
+  }
+  float d[32];
+  ptx::wgmma_fence();
+  ptx::wgmma<64, true, TRANSPOSED>(d, da, db, false);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  const u32 lane = t % 32, row = t / 32 * 16 + lane / 4;
+  for (u32 i = 0; i < 32; ++i) {
+    p.d[(row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
+  }
+}";
+
+#[test]
+fn wgmma_of_every_canonical_layout() {
+    let Some(sim) = sim() else { return };
+    #[repr(C)]
+    struct P {
+        a: u64,
+        b: u64,
+        d: u64,
+    }
+    let (a, b) = (numbers(64 * 16, 7), numbers(64 * 16, 8));
+    let (pa, pb) = (upload(sim, &bits(&a)), upload(sim, &bits(&b)));
+    for span in [16, 32, 64, 128] {
+        for transposed in [false, true] {
+            let at = |k: usize, j: usize| if transposed { b[k * 64 + j] } else { b[j * 16 + k] };
+            let want = product(64, 64, 16, |i, k| a[i * 16 + k], at);
+            let defines = [format!("SPAN={span}"), format!("TRANSPOSED={}", u8::from(transposed))];
+            let defines: Vec<&str> = defines.iter().map(String::as_str).collect();
+            let layouts = kernel(sim, LAYOUTS, &defines, "layouts", 49152);
+            let d = upload(sim, &[0f32; 64 * 64]);
+            assert_eq!(launch(sim, layouts, 1, 128, 49152, &P { a: pa, b: pb, d }), 0);
+            assert_eq!(download::<f32>(sim, d, 64 * 64), want, "{span} {transposed}");
+        }
+    }
 }

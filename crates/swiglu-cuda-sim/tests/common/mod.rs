@@ -1,5 +1,6 @@
 //! The simulated libraries, called as a program would that opens them at run time.
-#![allow(dead_code, unused_imports)] // each test file uses its part
+// Each test file uses its part; a test may panic.
+#![allow(dead_code, unused_imports, clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -26,8 +27,9 @@ pub(crate) struct Sim {
     pub(crate) lt: Library,
 }
 
-// The handles of a library may be used from any thread.
+// SAFETY: the handles of a library may be used from any thread.
 unsafe impl Sync for Sim {}
+// SAFETY: as above.
 unsafe impl Send for Sim {}
 
 /// The simulator with a current context, or None after saying why not.
@@ -76,7 +78,7 @@ pub(crate) fn compile(
         .collect();
     let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
     let code = call!(sim.nvrtc, b"nvrtcCompileProgram"(
-        program => Handle, pointers.len() as c_int => c_int, pointers.as_ptr() => *const *const c_char));
+        program => Handle, c_int::try_from(pointers.len()).unwrap() => c_int, pointers.as_ptr() => *const *const c_char));
     let mut size = 0usize;
     call!(sim.nvrtc, b"nvrtcGetProgramLogSize"(program => Handle, &mut size => *mut usize));
     let mut log = vec![0u8; size];
@@ -115,7 +117,7 @@ pub(crate) fn kernel(
     assert_eq!(found, 0);
     assert_eq!(
         call!(sim.cuda, b"cuFuncSetAttribute"(
-        function => Handle, 8 => c_int, shared_bytes as c_int => c_int)),
+        function => Handle, 8 => c_int, shared_bytes.cast_signed() => c_int)),
         0
     );
     function
