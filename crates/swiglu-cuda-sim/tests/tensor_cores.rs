@@ -163,7 +163,13 @@ struct Ran {
 }
 
 /// Launches of one tile's size, less 8 rows and columns.
-fn run_ring(n: u32, transposed: bool, k: usize, defines: &[&str], launches: usize) -> Option<Ran> {
+fn run_ring(
+    n: u32,
+    transposed: bool,
+    depth: u32,
+    defines: &[&str],
+    launches: usize,
+) -> Option<Ran> {
     let sim = sim()?;
     // Fewer rows and columns than the tile: the copy engine clips, and fills with zeros.
     let (m, k, width) = (56, depth as usize, n as usize - 8);
