@@ -73,7 +73,7 @@ impl Layout {
 }
 
 pub(crate) fn tensor<T: DeviceData>(matrix: &DeviceMatrixRef<'_, T>) -> Tensor {
-    Tensor { data: matrix.device_ptr(), stride: matrix.row_stride() as i64 }
+    Tensor::new(matrix.device_ptr(), matrix.row_stride())
 }
 
 impl<'a, T: DeviceData> DeviceGateUp<'a, T> {

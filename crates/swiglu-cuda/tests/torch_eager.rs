@@ -27,8 +27,7 @@ impl Case<'_> {
         let element = |b: &[u8]| match T::DTYPE {
             DType::F32 => f32::from_le_bytes(b.try_into().unwrap()),
             DType::F16 => f16::from_le_bytes(b.try_into().unwrap()).to_f32(),
-            DType::Bf16 => bf16::from_le_bytes(b.try_into().unwrap()).to_f32(),
-            other => panic!("{other}"),
+            _ => bf16::from_le_bytes(b.try_into().unwrap()).to_f32(),
         };
         let values = bytes.chunks_exact(size_of::<T>()).map(|b| T::from_f32(element(b)));
         Matrix::from_vec(values.collect(), self.rows, self.cols).unwrap()

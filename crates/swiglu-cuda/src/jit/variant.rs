@@ -58,6 +58,12 @@ macro_rules! value_from {
 }
 value_from!(bool, i8, u8, i16, u16, i32, u32, i64);
 
+impl From<usize> for Value {
+    fn from(value: usize) -> Self {
+        Value::Int(value.cast_signed() as i64)
+    }
+}
+
 impl From<&'static str> for Value {
     fn from(word: &'static str) -> Self {
         Value::Word(word)

@@ -21,6 +21,11 @@ static BACKWARD: KernelFile = KernelFile::new(
 const THREADS: u32 = 256;
 const UNROLL: u64 = 2;
 
+/// An extent or stride as kernels take it. None reaches the sign bit: allocations do not.
+pub(crate) fn signed(n: usize) -> i64 {
+    n.cast_signed() as i64
+}
+
 /// A `[rows, cols]` tensor on the device.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +34,12 @@ pub(crate) struct Tensor {
     pub(crate) data: u64,
     /// Elements from row to row.
     pub(crate) stride: i64,
+}
+
+impl Tensor {
+    pub(crate) fn new(data: u64, stride: usize) -> Self {
+        Self { data, stride: signed(stride) }
+    }
 }
 
 /// How gate and up lie, with the tensors that hold them: `up` is not read where they are
@@ -238,10 +249,10 @@ impl Cut {
         let lanes = vectors.div_ceil(UNROLL).next_power_of_two().min(u64::from(THREADS));
         let group = pairs.first().map_or(0, |p| p.group);
         let tiling = Tiling {
-            rows: rows as i64,
-            cols: cols as i64,
-            tile_rows: rows.div_ceil(u64::from(THREADS) / lanes) as i64,
-            tile_cols: vectors.div_ceil(UNROLL * lanes) as i64,
+            rows: rows.cast_signed(),
+            cols: cols.cast_signed(),
+            tile_rows: rows.div_ceil(u64::from(THREADS) / lanes).cast_signed(),
+            tile_cols: vectors.div_ceil(UNROLL * lanes).cast_signed(),
             lane_bits: lanes.trailing_zeros(),
             group: group as u32,
         };
@@ -268,7 +279,7 @@ mod tests {
     }
 
     fn cut(e: &Extent, stride: usize, misalignment: u64) -> Cut {
-        let t = |data| Tensor { data, stride: stride as i64 };
+        let t = |data| Tensor::new(data, stride);
         let inputs = GateUp { gate: t(4096), up: t(8192 + misalignment), group: 0 };
         Cut::new(e, &[inputs], &[t(1 << 20)]).unwrap()
     }

@@ -3,7 +3,7 @@
 use swiglu_core::DType;
 
 use super::NamedVariant;
-use super::elementwise::Tensor;
+use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant};
@@ -46,8 +46,8 @@ pub(crate) unsafe fn fill_rows(
         out: out.data,
         row: row.unwrap_or(0),
         stride: out.stride,
-        rows: rows as i64,
-        cols: cols as i64,
+        rows: signed(rows),
+        cols: signed(cols),
     };
     let x = cols.div_ceil(THREADS as usize).min(1 << 16) as u32;
     let config = LaunchConfig {

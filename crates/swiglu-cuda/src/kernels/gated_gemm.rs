@@ -63,15 +63,20 @@ pub(super) struct Epilogue {
     formula: Formula,
 }
 
+/// What kernels count with. [`Kernel::check_call`] has seen that it fits.
+fn counted(n: usize) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}
+
 impl Call {
-    /// The extents for tiles of this size. [`Kernel::check`] has seen that they fit.
+    /// The extents for tiles of this size.
     pub(super) fn extents(&self, tile: [usize; 2], sm_count: u32) -> Extents {
         let rows = self.m.div_ceil(tile[0]);
         Extents {
-            m: self.m as i32,
-            features: self.weights.intermediate as i32,
-            k: self.weights.hidden as i32,
-            raster_rows: raster_rows(tile, rows, sm_count as usize) as i32,
+            m: counted(self.m),
+            features: counted(self.weights.intermediate),
+            k: counted(self.weights.hidden),
+            raster_rows: counted(raster_rows(tile, rows, sm_count as usize)),
         }
     }
 

@@ -3,6 +3,7 @@
 use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
+use super::elementwise::signed;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
 use crate::context::Cuda;
@@ -87,7 +88,7 @@ fn variant(
         ("COPY_BYTES", copy_bytes),
         ("SHARED_BYTES", shared),
     ];
-    let [h, i, j, k, l, m, n] = rest.map(|(name, value)| define(name, value as i64));
+    let [h, i, j, k, l, m, n] = rest.map(|(name, value)| define(name, value));
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
 }
 
@@ -107,7 +108,7 @@ pub(super) fn function(
 /// The widest copy that every address and row stride is a multiple of.
 fn copy_bytes(call: &Call) -> usize {
     let (w, size) = (&call.weights, call.code.dtype().size() as u64);
-    let mut bits = 16 | w.gate | w.up | w.row_stride as u64 * size | call.x.data;
+    let mut bits = 16 | w.gate | w.up | call.x.data | (w.row_stride as u64 * size);
     if call.m > 1 {
         bits |= call.x.stride as u64 * size;
     }
@@ -125,7 +126,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Res
         gate: w.gate,
         up: w.up,
         x_stride: call.x.stride,
-        weight_stride: w.row_stride as i64,
+        weight_stride: signed(w.row_stride),
         extents: call.extents(config.tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };

@@ -3,6 +3,7 @@
 use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
+use super::elementwise::signed;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
 use crate::context::Cuda;
@@ -36,7 +37,7 @@ struct Params {
 fn variant(code: GateCode, orientation: Orientation, bias: bool) -> Variant {
     let [a, b, c, d, e] = code.defines();
     let [f, g] = layout_defines(orientation, bias);
-    let rest = [define("STAGES", STAGES as i64), define("SHARED_BYTES", SHARED_BYTES as i64)];
+    let rest = [define("STAGES", STAGES), define("SHARED_BYTES", SHARED_BYTES)];
     let [h, i] = rest;
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i])
 }
@@ -61,7 +62,7 @@ pub(super) unsafe fn launch(stream: &Stream, call: &Call) -> Result<()> {
         gate: w.gate,
         up: w.up,
         x_stride: call.x.stride,
-        weight_stride: w.row_stride as i64,
+        weight_stride: signed(w.row_stride),
         extents: call.extents(TILE, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };

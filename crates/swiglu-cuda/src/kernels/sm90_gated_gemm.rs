@@ -74,7 +74,7 @@ struct Params {
 /// Whether the copy engine can address x and the weights; the output may be anything.
 pub(super) fn check_call(call: &Call) -> Result<(), String> {
     let w = &call.weights;
-    let weights = |data| Tensor { data, stride: w.row_stride as i64 };
+    let weights = |data| Tensor::new(data, w.row_stride);
     for (what, tensor, rows) in [
         ("x", call.x, call.m),
         ("the gate weight", weights(w.gate), 2),
@@ -102,10 +102,10 @@ fn variant(
     let [a, b, c, d, e] = code.defines();
     let [f, g] = layout_defines(orientation, bias);
     let tile = [
-        define("TILE_H", config.tile_h as i64),
-        define("STAGES", config.stages() as i64),
+        define("TILE_H", config.tile_h),
+        define("STAGES", config.stages()),
         define("TENSOR_STORE", tensor_store),
-        define("SHARED_BYTES", config.shared_bytes(tensor_store) as i64),
+        define("SHARED_BYTES", config.shared_bytes(tensor_store)),
     ];
     let [h, i, j, k] = tile;
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k])
@@ -136,7 +136,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Res
         TensorMap::encode(cuda.driver(), &boxes)
     };
     let weight = |data| {
-        let matrix = Tensor { data, stride: w.row_stride as i64 };
+        let matrix = Tensor::new(data, w.row_stride);
         match w.orientation {
             Orientation::OutIn => map(matrix, w.intermediate, w.hidden, config.tile_h),
             Orientation::InOut => map(matrix, w.hidden, w.intermediate, TILE_K),

@@ -234,7 +234,7 @@ impl<T: Element> GatedLinear<T> {
                     });
                 };
                 let half = padded::<T>(self.intermediate());
-                let gate = Tensor { data: workspace, stride: 2 * half as i64 };
+                let gate = Tensor::new(workspace, 2 * half);
                 let up = Tensor { data: workspace + (half * size_of::<T>()) as u64, ..gate };
                 let bytes = workspace_part(m * 2 * half * size_of::<T>());
                 let scratch = workspace + bytes as u64;

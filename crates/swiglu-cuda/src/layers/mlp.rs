@@ -124,7 +124,7 @@ impl<T: Element> Mlp<T> {
         }
         self.cuda().with_workspace(stream, self.workspace_bytes(m), |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
-            let hidden = Tensor { data: workspace, stride: self.h_stride() as i64 };
+            let hidden = Tensor::new(workspace, self.h_stride());
             // SAFETY: the workspace has room for h and for what the steps use behind it; the
             // stream orders them.
             unsafe {

@@ -59,9 +59,12 @@ fn cost(kernel: Kernel, problem: &Problem, sm_count: u32) -> f64 {
 /// weights at the speed of memory and one launch is less than two.
 const UNFUSED_F32_ROWS: usize = 64;
 
+/// A kernel with its cost, or why it does not compute the problem.
+type Judged = (Kernel, Result<f64, String>);
+
 /// The fastest fused kernel by [`cost`], and what was said of every kernel.
-fn fused(cuda: &Cuda, problem: &Problem) -> (Option<Kernel>, Vec<(Kernel, Result<f64, String>)>) {
-    let all: Vec<_> = Kernel::all()
+fn fused(cuda: &Cuda, problem: &Problem) -> (Option<Kernel>, Vec<Judged>) {
+    let all: Vec<Judged> = Kernel::all()
         .map(|kernel| {
             let check =
                 kernel.check_problem(cuda.arch(), problem.dtype, problem.hidden, cuda.tf32());
