@@ -103,6 +103,37 @@ fn raster_rows([tile_m, tile_h]: [usize; 2], rows: usize, sm_count: usize) -> us
     (1..=rows.clamp(1, 32)).min_by_key(|&group| read(group)).unwrap_or(1)
 }
 
+/// Why a kernel does not compute a problem: a value, so that looking for a kernel costs no memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// The device has no wgmma instruction.
+    NoWgmma(Arch),
+    /// The kernel has not this element type.
+    ElementType(DType),
+    /// K is 0.
+    NothingToMultiply,
+    /// Tensor cores would round f32, which was not asked for.
+    WouldRound,
+    /// Rounding was asked for, and another kernel does it faster.
+    Tf32AskedFor,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::NoWgmma(arch) => write!(f, "{arch} has no wgmma"),
+            Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
+            Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
+            Obstacle::WouldRound => {
+                f.write_str("tensor cores would round f32 to tf32, which was not asked for")
+            }
+            Obstacle::Tf32AskedFor => {
+                f.write_str("tf32 was asked for, which tensor cores multiply")
+            }
+        }
+    }
+}
+
 /// A fused kernel with its tile: data, until it is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
@@ -159,20 +190,14 @@ impl Kernel {
         dtype: DType,
         hidden: usize,
         tf32: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Obstacle> {
         match self {
-            Kernel::Sm90(_) if arch != Arch::Sm90a => Err(format!("{arch} has no wgmma")),
-            Kernel::Sm90(_) if dtype == DType::F32 => {
-                Err("wgmma multiplies f16 and bf16 only here".into())
-            }
-            Kernel::Sm90(_) if hidden == 0 => Err("there is nothing to multiply".into()),
-            Kernel::Mma(_) if dtype == DType::F32 && !tf32 => {
-                Err("tensor cores would round f32 to tf32, which was not asked for".into())
-            }
-            Kernel::Simt if dtype != DType::F32 => {
-                Err(format!("tensor cores multiply {dtype} exactly, and faster"))
-            }
-            Kernel::Simt if tf32 => Err("tf32 was asked for".into()),
+            Kernel::Sm90(_) if arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
+            Kernel::Sm90(_) if dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
+            Kernel::Sm90(_) if hidden == 0 => Err(Obstacle::NothingToMultiply),
+            Kernel::Mma(_) if dtype == DType::F32 && !tf32 => Err(Obstacle::WouldRound),
+            Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
+            Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),
             _ => Ok(()),
         }
     }

@@ -65,7 +65,10 @@ impl<T: Element> GatedLinear<T> {
     ) -> Result<Self> {
         let check =
             kernel.check_problem(cuda.arch(), T::DTYPE, params.weights.hidden(), cuda.tf32());
-        check.map_err(|why| CudaError::Unsupported { what: kernel.to_string(), why })?;
+        check.map_err(|why| CudaError::Unsupported {
+            what: kernel.to_string(),
+            why: why.to_string(),
+        })?;
         Self::build(cuda, params, Some(Path::Fused), Some(kernel))
     }
 
@@ -129,8 +132,8 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// Bytes of workspace that a call with `m` tokens uses.
-    pub(super) fn workspace_bytes(&self, m: usize) -> usize {
-        match self.choose(m) {
+    pub(super) fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
+        match choice {
             Choice::Fused(_) => 0,
             Choice::Unfused => {
                 workspace_part(m * 2 * padded::<T>(self.intermediate()) * size_of::<T>())
@@ -145,13 +148,14 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// As [`Self::forward`].
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
-        self.prepare(m)?;
-        self.cuda.reserve_workspace(stream, self.workspace_bytes(m))
+        let choice = self.choose(m);
+        self.prepare(choice)?;
+        self.cuda.reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 
-    pub(super) fn prepare(&self, m: usize) -> Result<()> {
+    pub(super) fn prepare(&self, choice: Choice) -> Result<()> {
         let (act, numerics) = (self.activation(), self.numerics());
-        match self.choose(m) {
+        match choice {
             Choice::Fused(kernel) => {
                 let weights = self.weights.fused();
                 let code = GateCode::new(&act, numerics, T::DTYPE);
@@ -181,12 +185,13 @@ impl<T: Element> GatedLinear<T> {
         if x.rows() == 0 || self.intermediate() == 0 {
             return Ok(());
         }
-        let bytes = self.workspace_bytes(x.rows());
+        let choice = self.choose(x.rows());
+        let bytes = self.workspace_bytes(x.rows(), choice);
         let out = tensor(&out.as_ref());
         self.cuda.with_workspace(stream, bytes, |workspace| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, and the
             // workspace has the bytes this call uses.
-            unsafe { self.enqueue(stream, x, out, workspace) }
+            unsafe { self.enqueue(stream, choice, x, out, workspace) }
         })
     }
 
@@ -206,18 +211,19 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// # Safety
-    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::workspace_bytes`]; both
-    /// overlap nothing else that is used before this work is done.
+    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::workspace_bytes`] of the
+    /// choice; both overlap nothing else that is used before this work is done.
     pub(super) unsafe fn enqueue(
         &self,
         stream: &Stream,
+        choice: Choice,
         x: DeviceMatrixRef<'_, T>,
         out: Tensor,
         workspace: u64,
     ) -> Result<()> {
         let (m, act) = (x.rows(), self.activation());
         let formula = Formula::new(&act);
-        match self.choose(m) {
+        match choice {
             Choice::Fused(kernel) => {
                 let code = GateCode::new(&act, self.numerics(), T::DTYPE);
                 let weights = self.weights.fused();

@@ -7,6 +7,7 @@ use swiglu_core::{
 };
 
 use super::gated::{GatedLinear, workspace_part};
+use super::plan::Choice;
 use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
@@ -85,10 +86,10 @@ impl<T: Element> Mlp<T> {
         workspace_part(m * self.h_stride() * size_of::<T>())
     }
 
-    fn workspace_bytes(&self, m: usize) -> usize {
+    fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
         // Gate, up and the down projection use what lies behind h one after the other.
         let scratch = Lt::scratch_bytes(self.cuda().arch());
-        self.h_bytes(m) + self.gated.workspace_bytes(m).max(scratch)
+        self.h_bytes(m) + self.gated.workspace_bytes(m, choice).max(scratch)
     }
 
     /// As [`GatedLinear::reserve`].
@@ -96,8 +97,9 @@ impl<T: Element> Mlp<T> {
     /// # Errors
     /// As [`Self::forward`].
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
-        self.gated.prepare(m)?;
-        self.cuda().reserve_workspace(stream, self.workspace_bytes(m))
+        let choice = self.gated.choose(m);
+        self.gated.prepare(choice)?;
+        self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 
     /// Enqueues y = act(x·Wg + bg, x·Wu + bu)·Wd + bd on `stream`.
@@ -122,13 +124,15 @@ impl<T: Element> Mlp<T> {
             // long as `self`.
             return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], down.bias) };
         }
-        self.cuda().with_workspace(stream, self.workspace_bytes(m), |workspace| {
+        let choice = self.gated.choose(m);
+        let bytes = self.workspace_bytes(m, choice);
+        self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
             let hidden = Tensor::new(workspace, self.h_stride());
             // SAFETY: the workspace has room for h and for what the steps use behind it; the
             // stream orders them.
             unsafe {
-                self.gated.enqueue(stream, x, hidden, scratch)?;
+                self.gated.enqueue(stream, choice, x, hidden, scratch)?;
                 let rows = DeviceMatrixMut::trusted(self.cuda(), workspace, m, self.h_stride());
                 let h = rows.as_ref().cols_range(0..h)?;
                 self.lt.launch(stream, h, &down, out, scratch)

@@ -3,7 +3,7 @@
 use swiglu_core::{DType, Op, Path, Plan, Problem, Rounding};
 
 use crate::context::Cuda;
-use crate::kernels::gated_gemm::Kernel;
+use crate::kernels::gated_gemm::{Kernel, Obstacle};
 
 /// One way of computing a problem, and why it was or was not chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,49 +59,60 @@ fn cost(kernel: Kernel, problem: &Problem, sm_count: u32) -> f64 {
 /// weights at the speed of memory and one launch is less than two.
 const UNFUSED_F32_ROWS: usize = 64;
 
-/// A kernel with its cost, or why it does not compute the problem.
-type Judged = (Kernel, Result<f64, String>);
+/// The cost of a kernel on this device, or why it does not compute the problem.
+fn judge(cuda: &Cuda, problem: &Problem, kernel: Kernel) -> Result<f64, Obstacle> {
+    let (arch, tf32) = (cuda.arch(), cuda.tf32());
+    kernel.check_problem(arch, problem.dtype, problem.hidden, tf32)?;
+    Ok(cost(kernel, problem, cuda.facts().sm_count))
+}
 
-/// The fastest fused kernel by [`cost`], and what was said of every kernel.
-fn fused(cuda: &Cuda, problem: &Problem) -> (Option<Kernel>, Vec<Judged>) {
-    let all: Vec<Judged> = Kernel::all()
-        .map(|kernel| {
-            let check =
-                kernel.check_problem(cuda.arch(), problem.dtype, problem.hidden, cuda.tf32());
-            (kernel, check.map(|()| cost(kernel, problem, cuda.facts().sm_count)))
-        })
-        .collect();
-    let best = all.iter().filter_map(|(kernel, cost)| Some((*kernel, *cost.as_ref().ok()?)));
-    let best = best.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(kernel, _)| kernel);
-    (best, all)
+/// The fused kernel of the lowest cost. One exists for every problem: see the tests of `gated_gemm`.
+fn best_fused(cuda: &Cuda, problem: &Problem) -> Option<Kernel> {
+    let costs = Kernel::all().filter_map(|k| Some((k, judge(cuda, problem, k).ok()?)));
+    costs.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(kernel, _)| kernel)
+}
+
+/// Why a choice was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    AskedFor,
+    FasterF32,
+    LowestCost,
+    NoFusedKernel,
 }
 
 /// What a linear layer runs for `problem`: on the path asked for, else on the faster one that rounds
-/// as asked.
-pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Choice, String) {
+/// as asked. Part of every call: it allocates nothing.
+pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Choice, Why) {
     // Without input features there is nothing for cuBLASLt to multiply.
     let multiplies = problem.hidden > 0;
-    let (kernel, _) = fused(cuda, problem);
-    match (path, kernel) {
-        (Some(Path::Unfused), _) if multiplies => {
-            (Choice::Unfused, "asked for: linear maps, then the activation".into())
+    if multiplies && path == Some(Path::Unfused) {
+        return (Choice::Unfused, Why::AskedFor);
+    }
+    let exact_f32 = problem.dtype == DType::F32 && !cuda.tf32();
+    if multiplies && path.is_none() && exact_f32 && problem.m >= UNFUSED_F32_ROWS {
+        return (Choice::Unfused, Why::FasterF32);
+    }
+    match best_fused(cuda, problem) {
+        Some(kernel) => (Choice::Fused(kernel), Why::LowestCost),
+        None => (Choice::Unfused, Why::NoFusedKernel),
+    }
+}
+
+/// The reason for people.
+fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String {
+    match (why, choice) {
+        (Why::AskedFor, _) => "asked for: linear maps, then the activation".into(),
+        (Why::FasterF32, _) => {
+            "f32 without tensor cores: cuBLAS multiplies faster, with the same rounding".into()
         }
-        (None, _)
-            if multiplies
-                && problem.dtype == DType::F32
-                && !cuda.tf32()
-                && problem.m >= UNFUSED_F32_ROWS =>
-        {
-            let why = "f32 without tensor cores: cuBLAS multiplies faster, with the same rounding";
-            (Choice::Unfused, why.into())
-        }
-        (_, Some(kernel)) => {
+        (Why::LowestCost, Choice::Fused(kernel)) => {
             let [rows, columns] = kernel.tile();
             let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
-            let waves = tiles as f64 / f64::from(cuda.facts().sm_count.max(1));
-            (Choice::Fused(kernel), format!("{tiles} tiles are {waves:.2} waves"))
+            let waves = tiles as f64 / f64::from(sm_count.max(1));
+            format!("{tiles} tiles are {waves:.2} waves")
         }
-        (_, None) => (Choice::Unfused, "no fused kernel computes this".into()),
+        (Why::LowestCost | Why::NoFusedKernel, _) => "no fused kernel computes this".into(),
     }
 }
 
@@ -130,7 +141,8 @@ impl Cuda {
                 reason: "one pass: each value is read once and written once".into(),
             };
         }
-        let (choice, reason) = choose(self, &problem, path);
+        let (choice, why) = choose(self, &problem, path);
+        let reason = explain(choice, why, &problem, self.facts().sm_count);
         let (kernel, parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name(), kernel.parameters().to_vec()),
             Choice::Unfused => (UNFUSED, Vec::new()),
@@ -157,16 +169,15 @@ impl Cuda {
             let (name, reason) = (plan.kernel, plan.reason);
             return vec![Candidate { name, chosen: true, reason }];
         }
-        let (choice, reason) = choose(self, problem, path);
+        let (choice, why) = choose(self, problem, path);
+        let reason = explain(choice, why, problem, self.facts().sm_count);
         let best = cost_of(choice, problem, self);
-        let mut all: Vec<Candidate> = fused(self, problem)
-            .1
-            .into_iter()
-            .map(|(kernel, check)| {
+        let mut all: Vec<Candidate> = Kernel::all()
+            .map(|kernel| {
                 let chosen = choice == Choice::Fused(kernel);
-                let reason = match check {
+                let reason = match judge(self, problem, kernel) {
                     _ if chosen => reason.clone(),
-                    Err(why) => why,
+                    Err(obstacle) => obstacle.to_string(),
                     Ok(cost) => match best {
                         Some(best) => format!("{:.2} times the work in whole waves", cost / best),
                         None => "the unfused path was preferred".into(),

@@ -1,0 +1,76 @@
+//! A call allocates nothing: neither here nor on the device, from the second of its size on.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use swiglu_core::conformance::{Case, Parameters};
+use swiglu_core::{Activation, DType, Numerics, Op, Path, bf16};
+use swiglu_cuda::{DeviceGateUp, DeviceMatrix, Mlp};
+
+thread_local! {
+    /// Of this thread: the test harness has threads of its own.
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // At the end of a thread its variables are gone.
+        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of calls after the first.
+fn count(mut call: impl FnMut()) -> usize {
+    call();
+    let before = COUNT.get();
+    (0..10).for_each(|_| call());
+    COUNT.get() - before
+}
+
+#[test]
+fn calls_do_not_allocate() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.stream();
+    let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 72, 88], DType::Bf16) };
+    for (m, path) in [(1, None), (40, None), (40, Some(Path::Unfused))] {
+        let parameters = Parameters::<bf16>::new(&case(m)).unwrap();
+        let mlp = match path {
+            None => Mlp::new(&cuda, &parameters.mlp()),
+            Some(path) => Mlp::with_path(&cuda, &parameters.mlp(), path),
+        }
+        .unwrap();
+        let x = DeviceMatrix::<bf16>::zeros(&stream, m, 72).unwrap();
+        let mut y = DeviceMatrix::<bf16>::zeros(&stream, m, 72).unwrap();
+        // The device's memory in use is the same before and after.
+        mlp.forward(&stream, x.view(), y.view_mut()).unwrap();
+        let free = cuda.memory_info().unwrap().0;
+        let counted = count(|| mlp.forward(&stream, x.view(), y.view_mut()).unwrap());
+        assert_eq!(counted, 0, "m = {m}, {path:?}");
+        assert_eq!(cuda.memory_info().unwrap().0, free, "m = {m}, {path:?}");
+    }
+    let x = DeviceMatrix::<bf16>::zeros(&stream, 5, 40).unwrap();
+    let mut h = DeviceMatrix::<bf16>::zeros(&stream, 5, 40).unwrap();
+    let inputs = DeviceGateUp::separate(x.view(), x.view()).unwrap();
+    let numerics = Numerics::default();
+    let counted = count(|| {
+        cuda.activation(&stream, &Activation::SWIGLU, numerics, inputs, h.view_mut()).unwrap();
+    });
+    assert_eq!(counted, 0, "activation");
+}
