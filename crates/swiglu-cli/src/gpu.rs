@@ -15,8 +15,8 @@ use crate::stats::Summary;
 
 /// Long compared with the resolution of events and the start of a turn.
 const TURN: Duration = Duration::from_millis(4);
-/// More passes than this do not make a turn more exact.
-const MAX_PASSES: usize = 256;
+/// More steps than this do not make a turn more exact.
+const MAX_STEPS: usize = 1000;
 /// More samples than this add nothing to a median.
 const MAX_SAMPLES: usize = 2_000;
 /// Data in rotation, in units of the second-level cache.
@@ -25,9 +25,16 @@ const ROTATION: usize = 4;
 const MAX_COPIES: usize = 512;
 
 /// Work that is enqueued as one, and the number of calls in it.
-pub(crate) struct Pass<'a> {
-    pub(crate) calls: usize,
-    pub(crate) enqueue: Box<dyn FnMut() -> anyhow::Result<()> + 'a>,
+pub(crate) struct Step<'a> {
+    calls: usize,
+    enqueue: Box<dyn FnMut() -> anyhow::Result<()> + 'a>,
+}
+
+impl<'a> Step<'a> {
+    /// One call.
+    pub(crate) fn call(enqueue: impl FnMut() -> anyhow::Result<()> + 'a) -> Self {
+        Self { calls: 1, enqueue: Box::new(enqueue) }
+    }
 }
 
 /// How many copies of data with this many bytes exceed the second-level cache by far.
@@ -35,71 +42,72 @@ pub(crate) fn copies(cuda: &Cuda, bytes: usize) -> usize {
     (ROTATION * cuda.facts().l2_bytes).div_ceil(bytes.max(1)).clamp(1, MAX_COPIES)
 }
 
-/// Times passes on a stream: medians of the time per call.
+/// Times steps on a stream: medians of the time per call.
 pub(crate) fn interleave(
     stream: &Stream,
-    passes: &mut [Pass<'_>],
+    steps: &mut [Step<'_>],
     budget: Duration,
     min_turns: usize,
 ) -> anyhow::Result<Vec<Summary>> {
-    let mut per_turn = Vec::with_capacity(passes.len());
-    for pass in passes.iter_mut() {
+    let mut per_turn = Vec::with_capacity(steps.len());
+    for step in steps.iter_mut() {
         // The first one compiles, loads and allocates; the second says how long one takes.
-        turn(stream, pass, 1)?;
-        let one = turn(stream, pass, 1)?.max(1e-6);
-        per_turn.push((TURN.as_secs_f64() / one).clamp(1.0, MAX_PASSES as f64) as usize);
+        turn(stream, step, 1)?;
+        let one = turn(stream, step, 1)?.max(1e-6);
+        per_turn.push((TURN.as_secs_f64() / one).clamp(1.0, MAX_STEPS as f64) as usize);
     }
-    let mut samples = vec![Vec::new(); passes.len()];
+    let mut samples = vec![Vec::new(); steps.len()];
     let start = Instant::now();
     let mut turns = 0;
     while turns < min_turns || (start.elapsed() < budget && turns < MAX_SAMPLES) {
-        for ((pass, &count), samples) in passes.iter_mut().zip(&per_turn).zip(&mut samples) {
-            let seconds = turn(stream, pass, count)?;
-            samples.push(seconds * 1e6 / (count * pass.calls) as f64);
+        for ((step, &count), samples) in steps.iter_mut().zip(&per_turn).zip(&mut samples) {
+            let seconds = turn(stream, step, count)?;
+            samples.push(seconds * 1e6 / (count * step.calls) as f64);
         }
         turns += 1;
     }
     Ok(samples.iter_mut().map(|s| Summary::of(s)).collect())
 }
 
-/// Seconds that `count` passes take. One before them is not timed: it keeps the device busy while the
+/// Seconds that `count` steps take. One before them is not timed: it keeps the device busy while the
 /// host enqueues the others, and displaces the other variants' data.
-fn turn(stream: &Stream, pass: &mut Pass<'_>, count: usize) -> anyhow::Result<f64> {
-    (pass.enqueue)()?;
+fn turn(stream: &Stream, step: &mut Step<'_>, count: usize) -> anyhow::Result<f64> {
+    (step.enqueue)()?;
     let start = stream.record()?;
     for _ in 0..count {
-        (pass.enqueue)()?;
+        (step.enqueue)()?;
     }
     let end = stream.record()?;
     Ok(f64::from(end.elapsed_ms(&start)?) / 1e3)
 }
 
-/// A pass as one captured graph.
-pub(crate) fn captured<'a>(stream: &'a Stream, mut pass: Pass<'a>) -> anyhow::Result<Pass<'a>> {
-    // Compiles and allocates what a capture cannot.
-    (pass.enqueue)()?;
-    stream.synchronize()?;
-    let mut failed = None;
-    let graph: Result<Graph, CudaError> = stream.capture(|| {
-        (pass.enqueue)().or_else(|e| {
-            failed = Some(e);
-            Ok(())
-        })
-    });
-    if let Some(error) = failed {
-        return Err(error);
+/// `calls` steps of one call each, as one captured graph.
+pub(crate) fn captured<'a>(
+    stream: &'a Stream,
+    calls: usize,
+    mut step: Step<'a>,
+) -> anyhow::Result<Step<'a>> {
+    // Compiles and allocates what a capture cannot. A whole round, so that the graph begins with the
+    // first copy of the data again.
+    for _ in 0..calls {
+        (step.enqueue)()?;
     }
-    let graph = graph?;
-    Ok(Pass {
-        calls: pass.calls,
-        enqueue: Box::new(move || {
-            // The data and layers behind the nodes live as long as the pass that borrows them.
-            let _alive = &pass;
-            // SAFETY: what was captured is alive, and the graph runs in the order of the stream that
-            // it was captured on.
-            Ok(unsafe { graph.launch(stream) }?)
-        }),
-    })
+    stream.synchronize()?;
+    let mut outcome = Ok(());
+    let graph: Graph = stream.capture(|| {
+        // The capture ends in any case; what went wrong in it is told after that.
+        outcome = (0..calls).try_for_each(|_| (step.enqueue)());
+        Ok(())
+    })?;
+    outcome?;
+    let enqueue = move || {
+        // The data and layers behind the nodes live as long as the step that borrows them.
+        let _alive = &step;
+        // SAFETY: what was captured is alive, and the graph runs in the order of the stream that it
+        // was captured on.
+        Ok(unsafe { graph.launch(stream) }?)
+    };
+    Ok(Step { calls, enqueue: Box::new(enqueue) })
 }
 
 /// Rotating copies of an input and of the outputs, in device memory.
@@ -128,28 +136,26 @@ impl<T: Element> Rotation<T> {
         })
     }
 
-    /// The last result, on the host.
-    pub(crate) fn last_out(&self) -> anyhow::Result<Matrix<T>> {
-        match self.outs.last() {
+    /// The result from the first copy, on the host.
+    pub(crate) fn first_out(&self) -> anyhow::Result<Matrix<T>> {
+        match self.outs.first() {
             Some(out) => Ok(out.to_host()?),
             None => bail!("a rotation has at least one copy"),
         }
     }
 }
 
-/// Calls of layers, one after the other with the next copy of the data each.
-pub(crate) fn layer_pass<'a, T: Element>(
+/// Calls of layers, each with the next copy of weights and data.
+pub(crate) fn layer_calls<'a, T: Element>(
     stream: &'a Stream,
     layers: &'a [Packed],
     data: &'a mut Rotation<T>,
-) -> Pass<'a> {
-    let calls = data.inputs.len();
-    let enqueue = move || {
-        let pairs = data.inputs.iter().zip(&mut data.outs);
-        for ((x, out), layer) in pairs.zip(layers.iter().cycle()) {
-            layer.forward_on(stream, x.view(), out.view_mut())?;
-        }
-        Ok(())
-    };
-    Pass { calls, enqueue: Box::new(enqueue) }
+) -> Step<'a> {
+    let mut turn = 0;
+    Step::call(move || {
+        let at = turn % data.inputs.len();
+        let layer = &layers[turn % layers.len()];
+        turn += 1;
+        Ok(layer.forward_on(stream, data.inputs[at].view(), data.outs[at].view_mut())?)
+    })
 }

@@ -109,13 +109,13 @@ pub struct Reference {
 }
 
 /// Twice the baseline's error (PyTorch's order of roundings on the same inputs) plus a few u₃₂, the
-/// stated error of the exponential, and 4·u_T/√n for the luck of n roundings: over a few elements
-/// the baseline may by chance be nearly exact. Where it overflows only the elements decide.
-fn frobenius_limit(baseline: f64, numerics: Numerics, dtype: DType, n: usize) -> f64 {
+/// stated error of the exponential, and 4·u/√n for the luck of n roundings by `unit`: over a few
+/// elements the baseline may by chance be nearly exact. Where it overflows only the elements decide.
+fn frobenius_limit(baseline: f64, numerics: Numerics, unit: f64, n: usize) -> f64 {
     if !baseline.is_finite() {
         return f64::INFINITY;
     }
-    let luck = 4.0 * dtype.unit_roundoff() / (n.max(1) as f64).sqrt();
+    let luck = 4.0 * unit / (n.max(1) as f64).sqrt();
     2.0 * baseline + luck + 16.0 * U32 + exp_error(numerics)
 }
 
@@ -148,7 +148,7 @@ pub fn activation<T: Element>(
         }
     }
     let baseline = relative_frobenius(eager.view(), value.view());
-    let frobenius_limit = frobenius_limit(baseline, numerics, T::DTYPE, m * h);
+    let frobenius_limit = frobenius_limit(baseline, numerics, T::DTYPE.unit_roundoff(), m * h);
     Ok(Reference { value, bound, frobenius_limit })
 }
 
@@ -240,21 +240,33 @@ fn factors_error(roundoff: f64) -> f64 {
     roundoff * (2.0 + roundoff)
 }
 
-/// A linear map in plain loops: `f32` accumulation in order, rounded to T.
+/// Cuts a factor off after the bits that `roundoff` leaves: 2⁻¹⁰ keeps the ten of tf32.
+fn cut(factor: f32, roundoff: f64) -> f32 {
+    if roundoff <= 0.0 {
+        return factor;
+    }
+    let kept = (-roundoff.log2()).clamp(0.0, 23.0) as u32;
+    f32::from_bits(factor.to_bits() & (u32::MAX << (23 - kept)))
+}
+
+/// A linear map in plain loops: factors as `roundoff` leaves them, `f32` accumulation in order,
+/// rounded to T.
 fn eager_linear<T: Element>(
     x: MatrixRef<'_, T>,
     out_features: usize,
     bias: Option<&[f32]>,
+    roundoff: f64,
     weight: impl Fn(usize, usize) -> T,
 ) -> Result<Matrix<T>> {
     let mut out = Matrix::zeros(x.rows(), out_features)?;
     let mut column = vec![0.0f32; x.cols()];
     for o in 0..out_features {
         for (k, c) in column.iter_mut().enumerate() {
-            *c = weight(o, k).to_f32();
+            *c = cut(weight(o, k).to_f32(), roundoff);
         }
         for i in 0..x.rows() {
-            let dot: f32 = x.row(i).iter().zip(&column).map(|(a, b)| a.to_f32() * b).sum();
+            let products = x.row(i).iter().zip(&column).map(|(a, b)| cut(a.to_f32(), roundoff) * b);
+            let dot: f32 = products.sum();
             let dot = dot + bias.map_or(0.0, |b| b[o]);
             out.as_mut_slice()[i * out_features + o] = T::from_f32(dot);
         }
@@ -265,9 +277,11 @@ fn eager_linear<T: Element>(
 fn eager_gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &GatedLinearParams<'_, T>,
+    roundoff: f64,
 ) -> Result<Matrix<T>> {
     let w = &params.weights;
-    let half = |half, bias| eager_linear(x, w.intermediate(), bias, |o, k| w.at(half, o, k));
+    let half =
+        |half, bias| eager_linear(x, w.intermediate(), bias, roundoff, |o, k| w.at(half, o, k));
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
     let numerics = Numerics::precise(Rounding::Eager);
     let h = gate.as_slice().iter().zip(up.as_slice());
@@ -310,8 +324,8 @@ pub fn gated_linear<T: Element>(
 }
 
 /// As [`gated_linear`], where each factor of a product may first be rounded by `roundoff` relative to
-/// it: 2⁻¹⁰ for tf32 by truncation. On the whole result such roundings act like those of T, so they
-/// add four times their size to its limit.
+/// it: 2⁻¹⁰ for tf32 by truncation. The baseline then cuts its factors off in the same way, so that
+/// the limit grows with what the problem cancels.
 ///
 /// # Errors
 /// As [`oracle::gated_linear`].
@@ -322,10 +336,10 @@ pub fn gated_linear_with<T: Element>(
 ) -> Result<Reference> {
     let forward = oracle::gated_linear(x, params)?;
     let bound = gated_bound(params, &forward, roundoff)?;
-    let baseline = relative_frobenius(eager_gated_linear(x, params)?.view(), forward.h.view());
-    let frobenius_limit =
-        frobenius_limit(baseline, params.numerics, T::DTYPE, bound.as_slice().len());
-    let frobenius_limit = frobenius_limit + 4.0 * roundoff;
+    let eager = eager_gated_linear(x, params, roundoff)?;
+    let baseline = relative_frobenius(eager.view(), forward.h.view());
+    let unit = T::DTYPE.unit_roundoff().max(roundoff);
+    let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, bound.as_slice().len());
     Ok(Reference { value: forward.h, bound, frobenius_limit })
 }
 
@@ -368,11 +382,12 @@ pub fn mlp_with<T: Element>(
             bound.as_mut_slice()[at] = error + rounding(T::DTYPE, y + error);
         }
     }
-    let h = eager_gated_linear(x, &params.gated)?;
-    let eager = eager_linear(h.view(), k_len, params.down_bias, |o, j| params.down_at(o, j))?;
+    let h = eager_gated_linear(x, &params.gated, roundoff)?;
+    let down = |o, j| params.down_at(o, j);
+    let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, down)?;
     let baseline = relative_frobenius(eager.view(), forward.y.value.view());
-    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, T::DTYPE, m * k_len);
-    let frobenius_limit = frobenius_limit + 8.0 * roundoff;
+    let unit = T::DTYPE.unit_roundoff().max(roundoff);
+    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, m * k_len);
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
 }
 

@@ -14,7 +14,7 @@ use super::cases::Case;
 use super::measure::{Activations, Checks, SEED};
 use super::report::{CudaLimits, Limits, Row, Speed};
 use crate::args::{LayerOp, MathArgs};
-use crate::gpu::{self, Pass, Rotation};
+use crate::gpu::{self, Rotation, Step};
 use crate::layer::Packed;
 use crate::random::{self, SyntheticLayer};
 use crate::roofline::{Floor, Rates};
@@ -94,14 +94,14 @@ impl<'a> CudaBench<'a> {
             way(["planned", "planned, graph"], None)?,
             way(["unfused", "unfused, graph"], Some(Path::Unfused))?,
         ];
-        let mut passes = Vec::new();
+        let mut steps = Vec::new();
         for way in &mut ways {
             let [single, graph] = &mut way.data;
-            passes.push(gpu::layer_pass(&self.stream, &way.layers, single));
-            let pass = gpu::layer_pass(&self.stream, &way.layers, graph);
-            passes.push(gpu::captured(&self.stream, pass)?);
+            steps.push(gpu::layer_calls(&self.stream, &way.layers, single));
+            let calls = gpu::layer_calls(&self.stream, &way.layers, graph);
+            steps.push(gpu::captured(&self.stream, copies, calls)?);
         }
-        let times = self.time(passes)?;
+        let times = self.time(steps)?;
         self.rows(case, problem, &mut checks, &ways, &times)
     }
 
@@ -131,39 +131,42 @@ impl<'a> CudaBench<'a> {
             (0..copies).map(|_| DeviceMatrix::from_host(&self.stream, up.view())).collect()
         };
         let ups: Option<Vec<_>> = host.1.as_ref().map(upload).transpose()?;
-        let mut passes = Vec::new();
+        let mut steps = Vec::new();
         for (i, data) in ways[0].data.iter_mut().enumerate() {
-            let pass = self.activation_pass(numerics, arrangement, ups.as_deref(), data);
-            passes.push(if i == 0 { pass } else { gpu::captured(&self.stream, pass)? });
+            let calls = self.activation_calls(numerics, arrangement, ups.as_deref(), data);
+            let graph = i == 1;
+            steps.push(match graph {
+                false => calls,
+                true => gpu::captured(&self.stream, copies, calls)?,
+            });
         }
-        let times = self.time(passes)?;
+        let times = self.time(steps)?;
         self.rows(case, plan.problem, &mut checks, &ways, &times)
     }
 
-    fn activation_pass<'p, T: Element>(
+    fn activation_calls<'p, T: Element>(
         &'p self,
         numerics: Numerics,
         arrangement: Arrangement,
         ups: Option<&'p [DeviceMatrix<T>]>,
         data: &'p mut Rotation<T>,
-    ) -> Pass<'p> {
-        let calls = data.inputs.len();
-        let enqueue = move || {
-            for (i, (first, out)) in data.inputs.iter().zip(&mut data.outs).enumerate() {
-                let inputs = match ups {
-                    Some(ups) => DeviceGateUp::separate(first.view(), ups[i].view())?,
-                    None => DeviceGateUp::packed(first.view(), arrangement)?,
-                };
-                let (act, out) = (&self.activation, out.view_mut());
-                self.cuda.activation(&self.stream, act, numerics, inputs, out)?;
-            }
-            Ok(())
-        };
-        Pass { calls, enqueue: Box::new(enqueue) }
+    ) -> Step<'p> {
+        let mut turn = 0;
+        Step::call(move || {
+            let at = turn % data.inputs.len();
+            turn += 1;
+            let first = data.inputs[at].view();
+            let inputs = match ups {
+                Some(ups) => DeviceGateUp::separate(first, ups[at].view())?,
+                None => DeviceGateUp::packed(first, arrangement)?,
+            };
+            let (act, out) = (&self.activation, data.outs[at].view_mut());
+            Ok(self.cuda.activation(&self.stream, act, numerics, inputs, out)?)
+        })
     }
 
-    fn time(&self, mut passes: Vec<Pass<'_>>) -> anyhow::Result<Vec<Summary>> {
-        gpu::interleave(&self.stream, &mut passes, self.budget, 3)
+    fn time(&self, mut steps: Vec<Step<'_>>) -> anyhow::Result<Vec<Summary>> {
+        gpu::interleave(&self.stream, &mut steps, self.budget, 3)
     }
 
     /// Judges what the timed calls have left behind, and states their times.
@@ -182,7 +185,7 @@ impl<'a> CudaBench<'a> {
             for (kind, (profile, data)) in kinds {
                 let time = times[2 * w + kind];
                 let unfused = times.get(2 + kind).filter(|_| w == 0);
-                let judgement = checks.of(way.numerics)?.judge(data.last_out()?.view())?;
+                let judgement = checks.of(way.numerics)?.judge(data.first_out()?.view())?;
                 let speed = Speed {
                     time,
                     floor: Some(floor),

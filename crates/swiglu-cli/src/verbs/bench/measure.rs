@@ -74,9 +74,8 @@ impl<'a> Bench<'a> {
         let problem = params.problem(case.m);
         let shape = [case.m, params.out_features()];
         // The unfused way cannot keep accumulators, so it is held to other bounds than the fused.
-        let mut checks = Checks::new(|n| {
-            Check::of_layer(self.devices[0].0, &params.with_numerics(n), x.view())
-        });
+        let mut checks =
+            Checks::new(|n| Check::of_layer(self.devices[0].0, &params.with_numerics(n), x.view()));
         let copies = copies(case.heat, problem.weight_bytes());
         let mut rows = Vec::new();
         for (device, limits) in &self.devices {

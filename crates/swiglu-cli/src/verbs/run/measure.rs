@@ -11,7 +11,7 @@ use super::RunArgs;
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use crate::args::LayerOp;
-use crate::gpu::{self, Pass, Rotation};
+use crate::gpu::{self, Rotation, Step};
 use crate::layer::{Packed, Params};
 use crate::stats::Summary;
 use crate::timing::{Heat, Protocol, Variant, interleave};
@@ -183,13 +183,13 @@ impl<'a> Measurement<'a> {
         for _ in layers {
             data.push(Rotation::new(&stream, copies, x.view(), out_features)?);
         }
-        let mut passes: Vec<Pass<'_>> = layers
+        let mut steps: Vec<Step<'_>> = layers
             .into_iter()
             .zip(&mut data)
-            .map(|(layer, data)| gpu::layer_pass(&stream, std::slice::from_ref(layer), data))
+            .map(|(layer, data)| gpu::layer_calls(&stream, std::slice::from_ref(layer), data))
             .collect();
         let budget = Duration::from_secs_f64(self.args.seconds);
-        let times = gpu::interleave(&stream, &mut passes, budget, 3)?;
+        let times = gpu::interleave(&stream, &mut steps, budget, 3)?;
         Ok([times[0], times[1]])
     }
 }

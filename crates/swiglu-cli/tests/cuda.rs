@@ -1,0 +1,140 @@
+//! The verbs on a CUDA device: the simulated one, so that they run everywhere there is a C++
+//! compiler.
+
+mod support;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use support::{Ended, Files, command, end, layer_tensors, safetensors};
+
+/// The libraries of the simulator, or nothing after saying why there are none.
+fn simulator() -> Option<PathBuf> {
+    static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || match swiglu_cuda_sim::build() {
+        Ok(simulator) => Some(simulator.directory().to_owned()),
+        Err(reason) => {
+            eprintln!("not run: {reason}");
+            None
+        }
+    };
+    DIRECTORY.get_or_init(build).clone()
+}
+
+/// The program on a machine with the simulated device.
+fn on_device() -> Option<Command> {
+    let directory = simulator()?;
+    let mut command = command();
+    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("SWIGLU_CACHE_READ_ONLY_DIR");
+    command.env("SWIGLU_CUDA_LIBRARY_PATH", &directory);
+    command.env("SWIGLU_CACHE_DIR", directory.join("kernels"));
+    Some(command)
+}
+
+fn swiglu(args: &[&str]) -> Option<Ended> {
+    Some(end(on_device()?.args(args)))
+}
+
+#[track_caller]
+fn json_of(args: &[&str]) -> Option<Value> {
+    let ended = swiglu(&[args, &["--json"]].concat())?;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    Some(ended.json())
+}
+
+#[test]
+fn the_best_device_runs_a_layer_and_its_result_is_proved() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let run = ["run", "--seconds", "0.01", "--weights", &layer, "--tokens", "5"];
+    for more in [&["--dtype", "f32"][..], &["--dtype", "f32", "--tf32"], &["--dtype", "bf16"]] {
+        let Some(report) = json_of(&[&run[..], more].concat()) else { return };
+        assert_eq!((&report["device"], &report["passed"]), (&"cuda".into(), &true.into()));
+        assert!(report["plan"].as_str().is_some_and(|p| p.starts_with("cuda/")), "{report}");
+        for times in ["time_us", "unfused_time_us"] {
+            assert!(report[times]["median"].as_f64() > Some(0.0), "{report}");
+        }
+    }
+}
+
+#[test]
+fn outputs_agree_with_those_of_the_cpu() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let output = files.name("y.npy");
+    let run = ["run", "--seconds", "0.01", "--weights", &layer, "--tokens", "4"];
+    let on_cpu = [&run[..], &["--device", "cpu", "--output", &output]].concat();
+    let Some(ended) = swiglu(&on_cpu) else { return };
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let again = files.name("z.npy");
+    let on_cuda = [&run[..], &["--device", "cuda:0", "--output", &again]].concat();
+    assert_eq!(swiglu(&on_cuda).map(|e| e.code), Some(Some(0)));
+    let [cpu, cuda] = ["y.npy", "z.npy"].map(|name| support::npy_values(&files.path(name)));
+    assert_eq!(cpu.len(), cuda.len());
+    let largest = cpu.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    assert!(
+        cpu.iter().zip(&cuda).all(|(a, b)| (a - b).abs() <= 1e-5 * largest),
+        "{cpu:?} {cuda:?}"
+    );
+}
+
+#[test]
+fn check_passes_on_every_way_of_the_device() {
+    let args = ["check", "--device", "cuda", "--quick", "--dtype", "f16", "--seed", "2"];
+    let Some(document) = json_of(&args) else { return };
+    assert_eq!((&document["failed"], &document["passed"]), (&0.into(), &document["cases"]));
+    let rows = document["rows"].as_array().expect("rows");
+    for kernel in ["planned", "unfused", "sm90_gated_gemm 128x64", "mma_gated_gemm 16x64"] {
+        assert!(rows.iter().any(|r| r["kernel"] == kernel), "{kernel}: {document}");
+    }
+}
+
+#[test]
+fn bench_has_calls_and_graphs_and_floors() {
+    let size = ["--m", "2", "--hidden", "24", "--intermediate", "16", "--hot"];
+    let bench = ["--seconds", "0.01", "--dtype", "bf16", "--device", "cuda"];
+    for op in ["activation", "gated-linear", "mlp"] {
+        let Some(document) = json_of(&[&["bench", op][..], &bench, &size].concat()) else { return };
+        let results = document["results"].as_array().expect("results");
+        let profiles: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
+        match op {
+            "activation" => assert_eq!(profiles, ["fused", "fused, graph"]),
+            _ => assert_eq!(profiles, ["planned", "planned, graph", "unfused", "unfused, graph"]),
+        }
+        assert!(results.iter().all(|r| r["passed"] == true), "{document}");
+        assert!(document["ceilings"][0]["copy"].as_f64() > Some(0.0), "{document}");
+        assert!(document["ceilings"][0]["gemm_bf16"].as_f64() > Some(0.0), "{document}");
+    }
+}
+
+#[test]
+fn explain_lists_what_a_device_chose_from() {
+    let args =
+        ["explain", "--hidden", "64", "--intermediate", "96", "--m", "300", "--dtype", "f16"];
+    let Some(document) = json_of(&args) else { return };
+    assert_eq!(document["plan"]["backend"], "cuda");
+    let candidates = document["candidates"].as_array().expect("candidates");
+    assert_eq!(candidates.iter().filter(|c| c["chosen"] == true).count(), 1, "{document}");
+    assert!(candidates.iter().any(|c| c["name"] == "cublaslt + elementwise"), "{document}");
+}
+
+#[test]
+fn info_names_the_device_its_libraries_and_the_cache() {
+    let Some(document) = json_of(&["info"]) else { return };
+    let cuda = &document["cuda"];
+    assert_eq!((&cuda["devices"][0]["ordinal"], &cuda["none"]), (&0.into(), &Value::Null));
+    for library in cuda["libraries"].as_array().expect("libraries") {
+        assert_eq!(library["found"], "environment", "{document}");
+    }
+    assert!(cuda["cache"].is_string(), "{document}");
+    let text = swiglu(&["info"]).expect("as before").stdout;
+    assert!(text.contains("CUDA       cuda:0 ") && text.contains("kernels kept in"), "{text}");
+}
+
+#[test]
+fn a_device_number_that_is_too_large_is_refused_with_the_count() {
+    let Some(ended) = swiglu(&["run", "--device", "cuda:9"]) else { return };
+    ended.refused(&["CUDA device 9 does not exist", "counted from 0"]);
+}
