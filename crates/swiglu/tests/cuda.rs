@@ -1,0 +1,118 @@
+//! The façade on a CUDA device: a GPU if the machine has one, else the simulated one.
+#![cfg(feature = "cuda")]
+// A helper of a test is a test: it ends by panicking, and says what was not run.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use swiglu::cuda::{CudaError, DeviceMatrix, library};
+use swiglu::{
+    Activation, CoreError, DType, Device, Error, GateUpRef, GatedActivation, GatedLinear, Matrix,
+    MatrixRef, Mlp, Path, bf16,
+};
+use swiglu_core::{bounds, random};
+
+const STORIES: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+
+/// The best device, or nothing after saying why there is none but the CPU.
+fn device() -> Option<Device> {
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        match swiglu_cuda_sim::build() {
+            Ok(simulator) => {
+                library::prefer(simulator.directory());
+            }
+            Err(reason) => {
+                println!("not run: {reason}");
+                return None;
+            }
+        }
+    }
+    Some(Device::best().unwrap())
+}
+
+fn input<T: swiglu::Element>(rows: usize, cols: usize) -> Matrix<T> {
+    random::normal_matrix(7, rows, cols, 1.0).unwrap()
+}
+
+#[test]
+fn the_best_device_is_the_first_cuda_device() {
+    let Some(device) = device() else { return };
+    assert_eq!((device.name(), device.threads()), ("cuda", 1));
+    assert!(device.to_string().starts_with("cuda:0 ("), "{device}");
+    assert_eq!("cuda:0".parse::<Device>().unwrap().to_string(), device.to_string());
+    let error = "cuda:77".parse::<Device>().unwrap_err();
+    assert!(matches!(error, Error::Cuda(CudaError::DeviceIndex { given: 77, .. })), "{error}");
+}
+
+#[test]
+fn layers_of_a_file_run_within_bounds_and_refuse_as_on_the_cpu() {
+    let Some(device) = device() else { return };
+    let weights = Mlp::load(STORIES, 0).unwrap().dtype(DType::Bf16);
+    let mlp = weights.to(&device).unwrap();
+    let x = input::<bf16>(3, mlp.hidden());
+    let y = mlp.forward(&x).unwrap();
+    let host = weights.host::<bf16>().unwrap();
+    let reference = bounds::mlp(x.view(), &host.mlp().unwrap()).unwrap();
+    assert!(reference.judge(y.view()).unwrap().passed());
+    // What every backend refuses is the same error.
+    let error = mlp.forward(&input::<bf16>(3, 5)).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::Shape { .. })), "{error}");
+    let error = mlp.forward(&input::<f32>(3, mlp.hidden())).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::DType { .. })), "{error}");
+}
+
+#[test]
+fn resident_data_gives_the_same_bits_also_from_a_graph() {
+    let Some(device) = device() else { return };
+    let Device::Cuda(cuda) = &device else { return };
+    let layer = GatedLinear::load(STORIES, 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
+    let x = input::<bf16>(2, layer.hidden());
+    let expected = layer.forward(&x).unwrap();
+    let stream = cuda.new_stream().unwrap();
+    let resident = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let mut out = DeviceMatrix::<bf16>::zeros(&stream, 2, layer.out_features()).unwrap();
+    layer.forward_on(&stream, resident.view(), out.view_mut()).unwrap();
+    assert_eq!(out.to_host().unwrap().as_slice(), expected.as_slice());
+
+    layer.reserve_on::<bf16>(&stream, 2).unwrap();
+    out.buffer_mut().poison(0xFF).unwrap();
+    let capture = stream.capture(|| {
+        let enqueued = layer.forward_on(&stream, resident.view(), out.view_mut());
+        enqueued.map_err(|e| match e {
+            Error::Cuda(e) => e,
+            other => panic!("{other}"),
+        })
+    });
+    let graph = capture.unwrap();
+    // SAFETY: the layer and both matrices outlive the copy below, which waits.
+    unsafe { graph.launch(&stream) }.unwrap();
+    assert_eq!(out.to_host().unwrap().as_slice(), expected.as_slice());
+}
+
+#[test]
+fn a_layer_on_the_cpu_has_no_stream() {
+    let Some(Device::Cuda(cuda)) = device() else { return };
+    let layer = GatedLinear::load(STORIES, 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
+    let stream = cuda.stream();
+    let x = DeviceMatrix::<f32>::zeros(&stream, 1, layer.hidden()).unwrap();
+    let mut out = DeviceMatrix::<f32>::zeros(&stream, 1, layer.out_features()).unwrap();
+    let error = layer.forward_on(&stream, x.view(), out.view_mut()).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::Unsupported { .. })), "{error}");
+}
+
+#[test]
+fn activations_and_explanations_are_of_the_device() {
+    let Some(device) = device() else { return };
+    let act = GatedActivation::new(&device, Activation::REGLU);
+    let (gate, up) = ([1.0f32, -1.0, 2.0, 3.0], [5.0, 6.0, 7.0, -8.0]);
+    let [gate, up] = [&gate, &up].map(|m| MatrixRef::new(m, 2, 2).unwrap());
+    let inputs = GateUpRef::separate(gate, up).unwrap();
+    assert_eq!(act.forward(inputs).unwrap().as_slice(), [5.0, 0.0, 14.0, -24.0]);
+
+    let layer = GatedLinear::load(STORIES, 0).unwrap().dtype(DType::F16).to(&device).unwrap();
+    let explanation = layer.explain(40);
+    assert_eq!(explanation.plan, layer.plan(40));
+    assert_eq!(explanation.plan, device.plan(explanation.problem, None));
+    assert_eq!(explanation.candidates.iter().filter(|c| c.chosen).count(), 1);
+    let unfused = device.plan(explanation.problem, Path::Unfused);
+    assert_eq!((unfused.path, unfused.backend.as_str()), (Path::Unfused, "cuda"));
+}
