@@ -1,0 +1,244 @@
+//! A case: one problem to be computed, with everything that decides what it costs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use swiglu_core::{
+    Activation, Arrangement, DType, Numerics, Op, Orientation, Problem, WeightLayout,
+};
+
+use crate::text;
+
+/// What is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CaseOp {
+    /// gate, up `[M, H]` → h = act(gate, up).
+    Activation,
+    /// x `[M, K]` → h = act(x·Wg + bg, x·Wu + bu), `[M, H]`.
+    GatedLinear,
+    /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
+    Mlp,
+    /// x `[M, H]` → x: the cost of moving bytes.
+    Copy,
+}
+
+impl CaseOp {
+    /// The name as definitions and records have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CaseOp::Activation => "activation",
+            CaseOp::GatedLinear => "gated-linear",
+            CaseOp::Mlp => "mlp",
+            CaseOp::Copy => "copy",
+        }
+    }
+
+    /// Whether there are weights, and so a hidden size.
+    pub const fn has_weights(self) -> bool {
+        matches!(self, CaseOp::GatedLinear | CaseOp::Mlp)
+    }
+}
+
+impl fmt::Display for CaseOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Where an experiment runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The processor.
+    Cpu,
+    /// The first CUDA device.
+    Cuda,
+}
+
+impl DeviceKind {
+    /// `cpu` or `cuda`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+        }
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Whether a call finds its data in the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Heat {
+    /// One set of data, used over and over.
+    Hot,
+    /// Copies of the data that together exceed the caches take turns.
+    Cold,
+}
+
+impl fmt::Display for Heat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Heat::Hot => "hot",
+            Heat::Cold => "cold",
+        })
+    }
+}
+
+/// One problem, resolved: nothing is left to defaults. This is what a peer is given.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// Where it runs.
+    pub device: DeviceKind,
+    /// What is computed.
+    pub op: CaseOp,
+    /// M, rows.
+    pub m: usize,
+    /// K, input features; 0 where there are no weights.
+    pub hidden: usize,
+    /// H, intermediate features; the columns of an activation or a copy.
+    pub intermediate: usize,
+    /// A model that has this shape, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Element type of inputs, weights and output.
+    pub dtype: DType,
+    /// The activation.
+    pub activation: Activation,
+    /// Where values are rounded; `fused+fast` in JSON.
+    #[serde(with = "text")]
+    pub numerics: Numerics,
+    /// How gate and up share tensors; `separate`, `gate-first`, `up-first`, `interleaved-G`.
+    #[serde(with = "text")]
+    pub arrangement: Arrangement,
+    /// Which dimension of the weights is the row; `out-in` or `in-out`.
+    #[serde(with = "text")]
+    pub orientation: Orientation,
+    /// Whether every linear map adds a bias.
+    #[serde(default)]
+    pub bias: bool,
+    /// Whether the data is found in the caches.
+    pub heat: Heat,
+}
+
+impl Case {
+    /// What the case is known by within its experiment. The model's name is not part of it: two
+    /// models of one shape are one case.
+    pub fn key(&self) -> String {
+        let mut key = format!("{} m={}", self.op, self.m);
+        if self.op.has_weights() {
+            key += &format!(" hidden={}", self.hidden);
+        }
+        key += &format!(" intermediate={} {}", self.intermediate, self.dtype);
+        if self.op != CaseOp::Copy {
+            key += &format!(" {} {} {}", self.activation, self.numerics, self.arrangement);
+        }
+        if self.op.has_weights() {
+            key += &format!(" {}", self.orientation);
+        }
+        if self.bias {
+            key += " bias";
+        }
+        format!("{key} {}", self.heat)
+    }
+
+    /// `[rows, columns]` of the output.
+    pub fn output_shape(&self) -> [usize; 2] {
+        match self.op {
+            CaseOp::Mlp => [self.m, self.hidden],
+            CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => [self.m, self.intermediate],
+        }
+    }
+
+    /// The problem as a plan sees it; none for a copy.
+    pub fn problem(&self) -> Option<Problem> {
+        let op = match self.op {
+            CaseOp::Activation => Op::Activation,
+            CaseOp::GatedLinear => Op::GatedLinear,
+            CaseOp::Mlp => Op::Mlp,
+            CaseOp::Copy => return None,
+        };
+        Some(Problem {
+            op,
+            m: self.m,
+            hidden: self.hidden,
+            intermediate: self.intermediate,
+            dtype: self.dtype,
+            activation: self.activation,
+            numerics: self.numerics,
+            layout: WeightLayout { orientation: self.orientation, arrangement: self.arrangement },
+            bias: self.bias,
+        })
+    }
+
+    /// Bytes that must move at least.
+    pub fn compulsory_bytes(&self) -> f64 {
+        match self.problem() {
+            Some(problem) => problem.compulsory_bytes(),
+            None => 2.0 * (self.m * self.intermediate * self.dtype.size()) as f64,
+        }
+    }
+
+    /// Floating-point operations of the linear maps; for an activation one per element.
+    pub fn flops(&self) -> f64 {
+        self.problem().map_or(0.0, |problem| problem.flops())
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.key())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn small(op: CaseOp) -> Case {
+        Case {
+            device: DeviceKind::Cpu,
+            op,
+            m: 5,
+            hidden: if op.has_weights() { 24 } else { 0 },
+            intermediate: 16,
+            model: None,
+            dtype: DType::F32,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default(),
+            arrangement: Arrangement::Separate,
+            orientation: Orientation::OutIn,
+            bias: false,
+            heat: Heat::Hot,
+        }
+    }
+
+    #[test]
+    fn a_case_travels_as_names() {
+        let case = small(CaseOp::GatedLinear);
+        let json = serde_json::to_value(&case).unwrap();
+        assert_eq!(json["numerics"], "fused+precise");
+        assert_eq!(json["arrangement"], "separate");
+        assert_eq!(json["orientation"], "out-in");
+        assert_eq!(json["device"], "cpu");
+        assert_eq!(serde_json::from_value::<Case>(json).unwrap(), case);
+    }
+
+    #[test]
+    fn keys_name_what_matters() {
+        assert_eq!(
+            small(CaseOp::Mlp).key(),
+            "mlp m=5 hidden=24 intermediate=16 f32 swiglu fused+precise separate out-in hot"
+        );
+        assert_eq!(small(CaseOp::Copy).key(), "copy m=5 intermediate=16 f32 hot");
+        let biased = Case { bias: true, ..small(CaseOp::Mlp) };
+        assert_ne!(biased.key(), small(CaseOp::Mlp).key());
+    }
+}

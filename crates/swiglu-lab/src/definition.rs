@@ -1,0 +1,263 @@
+//! Experiments as data: what is asked, who competes, over which cases, and what is claimed.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use swiglu_core::Numerics;
+
+use crate::case::{Case, DeviceKind};
+use crate::error::{LabError, Result};
+use crate::record::content_hash;
+use crate::text;
+
+mod read;
+
+/// The schema of definitions that this program reads.
+pub const DEFINITION_SCHEMA: u32 = 1;
+
+/// An experiment, its cases expanded and everything checked.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Experiment {
+    /// Unique, and the stem of its file.
+    pub id: String,
+    /// One line.
+    pub title: String,
+    /// One sentence that ends in a question mark.
+    pub question: String,
+    /// Why the answer matters.
+    pub why: String,
+    /// What varies: fields of a case.
+    pub focus: Vec<String>,
+    /// Where it runs.
+    pub device: DeviceKind,
+    /// Who competes.
+    pub profiles: Vec<ProfileDef>,
+    /// What is computed, in the order of the definition.
+    pub cases: Vec<Case>,
+    /// What is measured.
+    pub metrics: Vec<MetricGroup>,
+    /// What is claimed.
+    pub claim: Claim,
+    /// What the evidence does not cover.
+    pub boundary: String,
+    /// Ids of the decisions that rest on it.
+    pub decisions: Vec<String>,
+    /// Identity of what is measured: see [`Experiment::definition_hash`].
+    pub definition_hash: String,
+    /// The file it was read from.
+    pub path: PathBuf,
+}
+
+/// One way of computing the cases.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileDef {
+    /// Unique within the experiment.
+    pub id: String,
+    /// The peer: `swiglu` is this program, any other a program of `lab/peers`.
+    pub peer: String,
+    /// What the peer is told, as it understands it. `tf32 = true` also widens the error bounds of
+    /// f32 results.
+    #[serde(default)]
+    pub options: Map<String, Value>,
+    /// What part it plays.
+    pub role: Role,
+    /// The roundings it promises and is judged by; by default those of the case for our own and
+    /// `eager+fast`, the weakest, for all others.
+    #[serde(default, with = "text::option", skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<Numerics>,
+}
+
+/// What part a profile plays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// This project.
+    Ours,
+    /// What users have today: ratios are relative to the first baseline.
+    Baseline,
+    /// A competitor.
+    Peer,
+    /// A limit, which computes less than the case: not verified, never ranked.
+    Ceiling,
+    /// A way that is known to be bad, shown so that nobody takes it: never ranked.
+    Warning,
+}
+
+impl Role {
+    /// Whether it can be the best of a case.
+    pub const fn is_ranked(self) -> bool {
+        matches!(self, Role::Ours | Role::Baseline | Role::Peer)
+    }
+
+    /// Whether its output is the case's result.
+    pub const fn is_verified(self) -> bool {
+        !matches!(self, Role::Ceiling)
+    }
+
+    /// The name as definitions have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Ours => "ours",
+            Role::Baseline => "baseline",
+            Role::Peer => "peer",
+            Role::Ceiling => "ceiling",
+            Role::Warning => "warning",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A group of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MetricGroup {
+    /// Time per call.
+    Latency,
+    /// Bytes and operations per second.
+    Traffic,
+    /// Distance from the oracle.
+    Validation,
+}
+
+/// What is claimed, in a form that records can answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Claim {
+    /// The claim in words.
+    pub text: String,
+    /// The profile it is about.
+    pub subject: String,
+    /// What the subject is compared with in each case.
+    pub against: Against,
+    /// How it is compared.
+    pub statistic: Statistic,
+    /// How the cases are joined.
+    pub aggregate: Aggregate,
+    /// What the aggregate must reach.
+    pub threshold: f64,
+    /// With [`Aggregate::Share`]: the ratio from which a case counts.
+    pub case_threshold: f64,
+    /// No case may be below this.
+    pub case_floor: Option<f64>,
+}
+
+/// What a subject is compared with.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Against {
+    /// In each case the fastest of these; every one of them must be available.
+    Profiles(Vec<String>),
+    /// In each case the fastest of those with these roles that are available.
+    Best(Vec<Role>),
+}
+
+/// How a subject is compared in one case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Statistic {
+    /// median(against) ÷ median(subject): above 1 the subject is faster.
+    Ratio,
+}
+
+/// How the cases are joined to one number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aggregate {
+    /// The geometric mean.
+    Geomean,
+    /// The worst case.
+    Min,
+    /// The share of cases that reach the case threshold.
+    Share,
+}
+
+impl Experiment {
+    /// Reads one definition.
+    ///
+    /// # Errors
+    /// [`LabError::Definition`] with line and column, [`LabError::Io`] if it cannot be read.
+    pub fn read(path: &Path) -> Result<Self> {
+        let source = std::fs::read_to_string(path).map_err(LabError::io("read", path))?;
+        Self::parse(&source, path)
+    }
+
+    /// Reads every `*.toml` of a directory, sorted by name. A broken definition does not hide the
+    /// others.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if the directory cannot be read.
+    pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
+        Ok(files(dir)?.iter().map(|path| Self::read(path)).collect())
+    }
+
+    /// The experiment of this id: `<dir>/<id>.toml`.
+    ///
+    /// # Errors
+    /// [`LabError::UnknownExperiment`] with those there are; else as [`Experiment::read`].
+    pub fn find(dir: &Path, id: &str) -> Result<Self> {
+        let files = files(dir)?;
+        let stem = |path: &PathBuf| path.file_stem().map(|s| s.to_string_lossy().into_owned());
+        match files.iter().find(|path| stem(path).as_deref() == Some(id)) {
+            Some(path) => Self::read(path),
+            None => Err(LabError::UnknownExperiment {
+                id: id.to_owned(),
+                dir: dir.to_path_buf(),
+                choices: files.iter().filter_map(stem).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+
+    /// Reads a definition from text; `path` names it in errors and fixes its id.
+    ///
+    /// # Errors
+    /// [`LabError::Definition`].
+    pub fn parse(source: &str, path: &Path) -> Result<Self> {
+        let mut experiment = read::experiment(source, path)?;
+        experiment.definition_hash = experiment.identity();
+        Ok(experiment)
+    }
+
+    /// SHA-256 over what decides the measurements: device, profiles, cases and metrics. Prose and
+    /// the claim are left out: a verdict is worked out from the present claim, and a better
+    /// sentence does not make a measurement old.
+    fn identity(&self) -> String {
+        content_hash(&json!({
+            "schema": DEFINITION_SCHEMA,
+            "id": self.id,
+            "device": self.device,
+            "profiles": self.profiles,
+            "cases": self.cases,
+            "metrics": self.metrics,
+        }))
+    }
+
+    /// The profile of this id.
+    pub fn profile(&self, id: &str) -> Option<&ProfileDef> {
+        self.profiles.iter().find(|p| p.id == id)
+    }
+}
+
+/// The definitions in a directory, sorted.
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || LabError::io("read directory", dir);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed())? {
+        let path = entry.map_err(failed())?.path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+#[path = "definition/tests.rs"]
+mod tests;

@@ -1,0 +1,408 @@
+//! From TOML to an [`Experiment`], with the place of everything that is refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde::de::value::{
+    BoolDeserializer, I64Deserializer, MapAccessDeserializer, SeqAccessDeserializer,
+    StrDeserializer,
+};
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use swiglu_core::{Activation, Arrangement, DType, Numerics, Orientation};
+use toml::Spanned;
+
+use super::{
+    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, ProfileDef, Role,
+    Statistic,
+};
+use crate::case::{Case, CaseOp, DeviceKind, Heat};
+use crate::error::{LabError, Result};
+use crate::place::{Place, is_name};
+
+/// More cases than this are a slip of the sweep, not an experiment.
+const MAX_CASES: usize = 10_000;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    schema: Spanned<u32>,
+    id: Spanned<String>,
+    title: Spanned<String>,
+    question: Spanned<String>,
+    why: Spanned<String>,
+    #[serde(default)]
+    focus: Vec<String>,
+    device: DeviceKind,
+    profiles: Spanned<Vec<Spanned<ProfileDef>>>,
+    cases: Spanned<Vec<Spanned<RawCases>>>,
+    metrics: RawMetrics,
+    claim: RawClaim,
+    boundary: RawBoundary,
+    #[serde(default)]
+    decisions: Vec<Spanned<String>>,
+}
+
+/// A sweep: the product of its arrays.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCases {
+    op: CaseOp,
+    m: Spanned<Many<usize>>,
+    shapes: Spanned<Vec<Spanned<Shape>>>,
+    dtype: Many<Named<DType>>,
+    #[serde(default)]
+    activation: Many<Activation>,
+    #[serde(default)]
+    numerics: Many<Named<Numerics>>,
+    #[serde(default)]
+    arrangement: Many<Named<Arrangement>>,
+    #[serde(default)]
+    orientation: Many<Named<Orientation>>,
+    #[serde(default)]
+    bias: Many<bool>,
+    #[serde(default)]
+    heat: Many<Heat>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shape {
+    model: Option<String>,
+    hidden: Option<usize>,
+    intermediate: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMetrics {
+    groups: Spanned<Vec<MetricGroup>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawClaim {
+    text: Spanned<String>,
+    subject: Spanned<String>,
+    against: Spanned<Many<String>>,
+    statistic: Statistic,
+    aggregate: Aggregate,
+    threshold: Spanned<f64>,
+    case_threshold: Option<Spanned<f64>>,
+    case_floor: Option<Spanned<f64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawBoundary {
+    text: Spanned<String>,
+    #[serde(default)]
+    decisions: Vec<Spanned<String>>,
+}
+
+/// One value or an array of them.
+struct Many<T>(Vec<T>);
+
+impl<T> Default for Many<T> {
+    fn default() -> Self {
+        Many(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(ManyVisitor(PhantomData)).map(Many)
+    }
+}
+
+struct ManyVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("one value or an array of them")
+    }
+    fn visit_bool<E: de::Error>(self, v: bool) -> Result<Self::Value, E> {
+        Ok(vec![T::deserialize(BoolDeserializer::new(v))?])
+    }
+    fn visit_i64<E: de::Error>(self, v: i64) -> Result<Self::Value, E> {
+        Ok(vec![T::deserialize(I64Deserializer::new(v))?])
+    }
+    fn visit_str<E: de::Error>(self, v: &str) -> Result<Self::Value, E> {
+        Ok(vec![T::deserialize(StrDeserializer::new(v))?])
+    }
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        Ok(vec![T::deserialize(MapAccessDeserializer::new(map))?])
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(seq))
+    }
+}
+
+/// A value given by its name.
+#[derive(Clone, Copy)]
+struct Named<T>(T);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Named<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        crate::text::deserialize(d).map(Named)
+    }
+}
+
+impl<T: Clone> Many<T> {
+    /// The values, or the one that stands where none was given.
+    fn or(&self, default: T) -> Vec<T> {
+        if self.0.is_empty() { vec![default] } else { self.0.clone() }
+    }
+}
+
+pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
+    let place = Place::new(source, path);
+    let raw: Raw = toml::from_str(source).map_err(|e| place.toml(&e))?;
+    header(&raw, &place)?;
+    let profiles = profiles(&raw.profiles, &place)?;
+    let cases = cases(&raw, &place)?;
+    let claim = claim(raw.claim, &profiles, &place)?;
+    if raw.metrics.groups.get_ref().is_empty() {
+        return Err(place.at(
+            raw.metrics.groups.span(),
+            "no metric groups: expected some of latency, traffic, validation",
+        ));
+    }
+    let decisions = raw.decisions.into_iter().chain(raw.boundary.decisions);
+    Ok(Experiment {
+        id: raw.id.into_inner(),
+        title: raw.title.into_inner(),
+        question: raw.question.into_inner(),
+        why: raw.why.get_ref().trim().to_owned(),
+        focus: raw.focus,
+        device: raw.device,
+        profiles,
+        cases,
+        metrics: raw.metrics.groups.into_inner(),
+        claim,
+        boundary: raw.boundary.text.get_ref().trim().to_owned(),
+        decisions: decisions.map(Spanned::into_inner).collect(),
+        definition_hash: String::new(),
+        path: path.to_path_buf(),
+    })
+}
+
+fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
+    let schema = *raw.schema.get_ref();
+    if schema != DEFINITION_SCHEMA {
+        let message = format!("schema {schema}: this program reads schema {DEFINITION_SCHEMA}");
+        return Err(place.at(raw.schema.span(), message));
+    }
+    let id = raw.id.get_ref();
+    let stem = place.path.file_stem().map(|s| s.to_string_lossy().into_owned());
+    if !is_name(id) || stem.as_deref() != Some(id) {
+        let stem = stem.unwrap_or_default();
+        let message = format!(
+            "id `{id}`: expected the name of the file, `{stem}`, of lowercase letters, digits and -"
+        );
+        return Err(place.at(raw.id.span(), message));
+    }
+    let texts = [
+        ("title", &raw.title),
+        ("question", &raw.question),
+        ("why", &raw.why),
+        ("claim.text", &raw.claim.text),
+        ("boundary.text", &raw.boundary.text),
+    ];
+    for (what, text) in texts {
+        if text.get_ref().trim().is_empty() {
+            return Err(place.at(text.span(), format!("{what} is empty: expected a sentence")));
+        }
+    }
+    if !raw.question.get_ref().ends_with('?') {
+        let message = "question: expected one sentence that ends in a question mark";
+        return Err(place.at(raw.question.span(), message));
+    }
+    Ok(())
+}
+
+fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Result<Vec<ProfileDef>> {
+    if raw.get_ref().is_empty() {
+        return Err(place.at(raw.span(), "no profiles: expected at least one [[profiles]]"));
+    }
+    let mut ids = BTreeSet::new();
+    for profile in raw.get_ref() {
+        let p = profile.get_ref();
+        for (what, name) in [("id", &p.id), ("peer", &p.peer)] {
+            if !is_name(name) {
+                let message =
+                    format!("profile {what} `{name}`: expected lowercase letters, digits and -");
+                return Err(place.at(profile.span(), message));
+            }
+        }
+        if !ids.insert(&p.id) {
+            let message = format!("profile id `{}` is taken: expected a unique id", p.id);
+            return Err(place.at(profile.span(), message));
+        }
+    }
+    Ok(raw.get_ref().iter().map(|p| p.get_ref().clone()).collect())
+}
+
+fn cases(raw: &Raw, place: &Place<'_>) -> Result<Vec<Case>> {
+    let mut seen = BTreeMap::new();
+    let mut all = Vec::new();
+    for sweep in raw.cases.get_ref() {
+        for case in expand(raw.device, sweep.get_ref(), place)? {
+            let key = case.key();
+            if let Some(model) = seen.insert(key.clone(), case.model.clone()) {
+                let first = model.map(|m| format!(" (first for {m})")).unwrap_or_default();
+                let message = format!("the case `{key}` is there twice{first}: expected it once");
+                return Err(place.at(sweep.span(), message));
+            }
+            all.push(case);
+        }
+        if all.len() > MAX_CASES {
+            let message = format!("the sweep has more than {MAX_CASES} cases");
+            return Err(place.at(sweep.span(), message));
+        }
+    }
+    if all.is_empty() {
+        return Err(place.at(raw.cases.span(), "no cases: expected at least one [[cases]]"));
+    }
+    Ok(all)
+}
+
+/// The product of a sweep's arrays, the first field varying slowest.
+fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec<Case>> {
+    let mut out = Vec::new();
+    for shape in sweep.shapes.get_ref() {
+        let [hidden, intermediate] = extents(sweep.op, shape, place)?;
+        for &m in &sweep.m.get_ref().0 {
+            if m == 0 {
+                return Err(place.at(sweep.m.span(), "m = 0: expected at least one row"));
+            }
+            for Named(dtype) in sweep.dtype.0.iter().copied() {
+                let numerics = sweep.numerics.or(Named(Numerics::default_for(dtype)));
+                for activation in sweep.activation.or(Activation::SWIGLU) {
+                    for Named(numerics) in numerics.iter().copied() {
+                        for Named(arrangement) in sweep.arrangement.or(Named(Arrangement::Separate))
+                        {
+                            arrangement
+                                .validate(intermediate)
+                                .map_err(|e| place.at(shape.span(), e.to_string()))?;
+                            for Named(orientation) in
+                                sweep.orientation.or(Named(Orientation::OutIn))
+                            {
+                                for bias in sweep.bias.or(false) {
+                                    for heat in sweep.heat.or(Heat::Cold) {
+                                        out.push(Case {
+                                            device,
+                                            op: sweep.op,
+                                            m,
+                                            hidden,
+                                            intermediate,
+                                            model: shape.get_ref().model.clone(),
+                                            dtype,
+                                            activation,
+                                            numerics,
+                                            arrangement,
+                                            orientation,
+                                            bias,
+                                            heat,
+                                        });
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// K and H of a shape, which an operation without weights has no K of.
+fn extents(op: CaseOp, shape: &Spanned<Shape>, place: &Place<'_>) -> Result<[usize; 2]> {
+    let Shape { hidden, intermediate, .. } = *shape.get_ref();
+    let message = match (op.has_weights(), hidden) {
+        (_, Some(0)) => "hidden = 0: expected at least 1".to_owned(),
+        _ if intermediate == 0 => "intermediate = 0: expected at least 1".to_owned(),
+        (true, None) => format!("the shape has no `hidden`: {op} needs it"),
+        (false, Some(h)) => format!("hidden = {h}: {op} has no weights and no hidden size"),
+        (_, hidden) => return Ok([hidden.unwrap_or(0), intermediate]),
+    };
+    Err(place.at(shape.span(), message))
+}
+
+fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -> Result<Claim> {
+    let known = |id: &str, span: Range<usize>| match profiles.iter().any(|p| p.id == id) {
+        true => Ok(()),
+        false => {
+            let ids: Vec<&str> = profiles.iter().map(|p| p.id.as_str()).collect();
+            let message = format!("unknown profile `{id}`: expected one of {}", ids.join(", "));
+            Err(place.at(span, message))
+        }
+    };
+    known(raw.subject.get_ref(), raw.subject.span())?;
+    let span = raw.against.span();
+    let against = against(raw.against.get_ref(), span.clone(), place)?;
+    if let Against::Profiles(ids) = &against {
+        ids.iter().try_for_each(|id| known(id, span.clone()))?;
+        if ids.contains(raw.subject.get_ref()) {
+            let message = "claim.against names the subject itself: expected other profiles";
+            return Err(place.at(span, message));
+        }
+    }
+    let number = |what: &str, n: &Spanned<f64>, largest: f64| match *n.get_ref() {
+        x if x > 0.0 && x <= largest => Ok(x),
+        x => {
+            let limit = if largest == 1.0 { " and at most 1" } else { "" };
+            let message = format!("claim.{what} = {x}: expected a number above 0{limit}");
+            Err(place.at(n.span(), message))
+        }
+    };
+    let share = raw.aggregate == Aggregate::Share;
+    if let (Some(t), false) = (&raw.case_threshold, share) {
+        let message = "claim.case_threshold: expected only with aggregate = \"share\"";
+        return Err(place.at(t.span(), message));
+    }
+    let of_case = raw.case_threshold.map(|t| number("case_threshold", &t, f64::MAX)).transpose()?;
+    let floor = raw.case_floor.map(|f| number("case_floor", &f, f64::MAX)).transpose()?;
+    Ok(Claim {
+        text: raw.text.into_inner(),
+        subject: raw.subject.into_inner(),
+        against,
+        statistic: raw.statistic,
+        aggregate: raw.aggregate,
+        threshold: number("threshold", &raw.threshold, if share { 1.0 } else { f64::MAX })?,
+        case_threshold: of_case.unwrap_or(1.0),
+        case_floor: floor,
+    })
+}
+
+/// `["a", "b"]`, `"a"`, or `"best:peer,baseline"`.
+fn against(given: &Many<String>, span: Range<usize>, place: &Place<'_>) -> Result<Against> {
+    let roles = match given.0.as_slice() {
+        [] => {
+            return Err(place.at(span, "claim.against is empty: expected profiles to compare with"));
+        }
+        [one] => one.strip_prefix("best:"),
+        _ => None,
+    };
+    let Some(roles) = roles else { return Ok(Against::Profiles(given.0.clone())) };
+    let role = |name: &str| match name.trim() {
+        "baseline" => Ok(Role::Baseline),
+        "peer" => Ok(Role::Peer),
+        "ceiling" => Ok(Role::Ceiling),
+        other => {
+            let message = format!(
+                "claim.against: unknown role `{other}`: expected best: with some of baseline, \
+                 peer, ceiling"
+            );
+            Err(place.at(span.clone(), message))
+        }
+    };
+    roles.split(',').map(role).collect::<Result<_, LabError>>().map(Against::Best)
+}

@@ -1,0 +1,2 @@
+use super::*;
+use crate::case::{CaseOp, Heat};

@@ -1,0 +1,95 @@
+//! What can go wrong in the lab, with the values that say where.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a definition, a record or a run was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabError {
+    /// A definition or a decision says something that it may not.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Definition {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1, in characters.
+        column: usize,
+        /// What was found and what was expected.
+        message: String,
+    },
+    /// There is no such experiment.
+    #[error("there is no experiment `{id}` in {}; choose one of: {choices}", dir.display())]
+    UnknownExperiment {
+        /// What was asked for.
+        id: String,
+        /// Where it was looked for.
+        dir: PathBuf,
+        /// The experiments there.
+        choices: String,
+    },
+    /// A record cannot be believed or understood.
+    #[error("{}: {why}; {advice}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// Another run holds this machine's records.
+    #[error(
+        "another run is measuring on this machine ({holder}): two at once would disturb each \
+         other; wait for it to end"
+    )]
+    Busy {
+        /// What the other run wrote into the lock.
+        holder: String,
+    },
+    /// A name that becomes part of a file name or a command.
+    #[error("{what} `{given}`: expected {expected}")]
+    Name {
+        /// What is named.
+        what: &'static str,
+        /// The name given.
+        given: String,
+        /// The names that are accepted.
+        expected: &'static str,
+    },
+    /// A selection that leaves nothing.
+    #[error("{what} `{given}` matches nothing; choose from: {choices}")]
+    NothingSelected {
+        /// What was selected by.
+        what: &'static str,
+        /// The selection given.
+        given: String,
+        /// What there is.
+        choices: String,
+    },
+    /// A file or directory cannot be read or written.
+    #[error("{action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A problem that the oracle refuses.
+    #[error(transparent)]
+    Core(#[from] swiglu_core::Error),
+}
+
+/// Result with [`LabError`].
+pub type Result<T, E = LabError> = std::result::Result<T, E>;
+
+impl LabError {
+    /// For `map_err`: an I/O error with what was attempted on what.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LabError {
+        let path = path.to_path_buf();
+        move |source| LabError::Io { action, path, source }
+    }
+}

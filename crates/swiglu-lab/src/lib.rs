@@ -1,0 +1,29 @@
+//! The lab: experiments as data, peers as processes, records as evidence, verdicts worked out from
+//! them.
+//!
+//! An [`Experiment`] is a TOML file: a question, cases, profiles that compete, and a claim. Peers
+//! are separate programs that speak JSON lines ([`peer::protocol`]). A run gives a [`Record`], one
+//! JSON file that is only ever added to; a [`Verdict`] follows from records and the claim, and a
+//! [`Decision`] cites experiments.
+
+#![forbid(unsafe_code)]
+
+mod case;
+mod decision;
+mod definition;
+mod error;
+pub mod peer;
+mod place;
+pub mod record;
+mod text;
+mod verdict;
+
+pub use case::{Case, CaseOp, DeviceKind, Heat};
+pub use decision::{Decision, DecisionStatus};
+pub use definition::{
+    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, ProfileDef, Role,
+    Statistic,
+};
+pub use error::{LabError, Result};
+pub use record::{Record, ResultEntry, Status};
+pub use verdict::{CaseRatio, RecordVerdict, Verdict, VerdictState};

@@ -1,0 +1,206 @@
+//! What host and peer say to each other: one JSON object per line, on the peer's standard input and
+//! output. Every request is answered by one reply before the next is sent, except `quit`.
+//!
+//! Inputs are derived on both sides from `swiglu_core::random`: element i of the row-major
+//! `[rows, cols]` matrix (weights `[out, in]`) is `normal(stream, i) · scale`, rounded to the
+//! dtype; layouts are arranged afterwards. Streams are the seed xor [`STREAM_X`] and so on.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use swiglu_core::DType;
+
+use crate::case::{Case, DeviceKind};
+
+/// The version of the protocol.
+pub const PROTOCOL: u32 = 1;
+/// Elements that one `verified` may carry.
+pub const MAX_VERIFIED: usize = 1 << 16;
+
+/// Stream of x, of scale 1.
+pub const STREAM_X: u64 = 0x78;
+/// Stream of the gate weight, of scale 1/√K; of an activation's gate, of scale 2.
+pub const STREAM_GATE: u64 = 0x67;
+/// Stream of the up weight, of scale 1/√K; of an activation's up, of scale 2.
+pub const STREAM_UP: u64 = 0x75;
+/// Stream of the down weight, of scale 1/√H.
+pub const STREAM_DOWN: u64 = 0x64;
+/// Streams of the biases of gate, up and down, of scale 1, in f32.
+pub const STREAM_BIAS: [u64; 3] = [1, 2, 3];
+/// Scale of an activation's inputs.
+pub const ACTIVATION_SCALE: f32 = 2.0;
+
+/// What the host asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum Request {
+    /// Who are you? The first request.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Where the cases will run.
+        device: DeviceKind,
+    },
+    /// Make everything ready that one profile needs for a case.
+    Prepare {
+        /// Names the pair from here on.
+        id: u64,
+        /// What is computed.
+        case: Box<Case>,
+        /// In which way.
+        profile: ProfileRef,
+        /// Seed of the inputs.
+        seed: u64,
+        /// `auto`: as many copies of the data as exceed the caches, where the case is cold.
+        rotations: String,
+    },
+    /// Compute once and show whole rows of the output.
+    Verify {
+        /// Of which pair.
+        id: u64,
+        /// Which rows.
+        rows: Vec<usize>,
+    },
+    /// Measure.
+    Sample {
+        /// Of which pair.
+        id: u64,
+        /// How many times the budget may be spent.
+        turns: u32,
+        /// How long one turn may take; at least one call is measured.
+        budget_us: u64,
+    },
+    /// Free what a pair holds.
+    Release {
+        /// Of which pair.
+        id: u64,
+    },
+    /// How fast does the device run right now?
+    Clocks,
+    /// End. Not answered.
+    Quit,
+}
+
+/// A profile as a peer sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfileRef {
+    /// Its name, for messages.
+    pub id: String,
+    /// What the definition says to the peer.
+    pub options: Map<String, Value>,
+}
+
+/// What a peer answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum Reply {
+    /// To `hello`.
+    Hello {
+        /// The peer's name.
+        name: String,
+        /// Versions of what it is made of.
+        #[serde(default)]
+        versions: BTreeMap<String, String>,
+        /// The device as its driver calls it.
+        #[serde(default)]
+        device: Option<String>,
+    },
+    /// To `hello`: it cannot work here. The peer then ends.
+    Unavailable {
+        /// What is missing.
+        reason: String,
+    },
+    /// To `prepare`.
+    Prepared {
+        /// Of which pair.
+        id: u64,
+        /// Bytes that one call moves at least.
+        #[serde(default)]
+        bytes: Option<f64>,
+        /// Floating-point operations of one call.
+        #[serde(default)]
+        flops: Option<f64>,
+        /// How it is computed, for people.
+        #[serde(default)]
+        notes: Vec<String>,
+    },
+    /// To `prepare`: the peer does not do this case this way.
+    Unsupported {
+        /// Of which pair.
+        id: u64,
+        /// Why not.
+        reason: String,
+    },
+    /// To anything with an id: it was tried and failed. The pair is gone, the peer goes on.
+    Failed {
+        /// Of which pair.
+        id: u64,
+        /// What happened.
+        reason: String,
+    },
+    /// To `verify`.
+    Verified {
+        /// Of which pair.
+        id: u64,
+        /// Of the whole output.
+        shape: [usize; 2],
+        /// Of the data.
+        dtype: DType,
+        /// Which rows these are, as requested.
+        rows: Vec<usize>,
+        /// Base64 of their elements, little endian, row after row.
+        data: String,
+    },
+    /// To `sample`.
+    Samples {
+        /// Of which pair.
+        id: u64,
+        /// Microseconds per call, in the order they were measured.
+        us: Vec<f64>,
+    },
+    /// To `release`.
+    Released {
+        /// Of which pair.
+        id: u64,
+    },
+    /// To `clocks`.
+    Clocks {
+        /// Clock of the device's cores.
+        #[serde(default)]
+        sm_mhz: Option<f64>,
+        /// Power drawn.
+        #[serde(default)]
+        power_w: Option<f64>,
+    },
+}
+
+impl Reply {
+    /// The pair it is about.
+    pub fn id(&self) -> Option<u64> {
+        match self {
+            Reply::Prepared { id, .. }
+            | Reply::Unsupported { id, .. }
+            | Reply::Failed { id, .. }
+            | Reply::Verified { id, .. }
+            | Reply::Samples { id, .. }
+            | Reply::Released { id } => Some(*id),
+            Reply::Hello { .. } | Reply::Unavailable { .. } | Reply::Clocks { .. } => None,
+        }
+    }
+
+    /// Its type, for messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Reply::Hello { .. } => "hello",
+            Reply::Unavailable { .. } => "unavailable",
+            Reply::Prepared { .. } => "prepared",
+            Reply::Unsupported { .. } => "unsupported",
+            Reply::Failed { .. } => "failed",
+            Reply::Verified { .. } => "verified",
+            Reply::Samples { .. } => "samples",
+            Reply::Released { .. } => "released",
+            Reply::Clocks { .. } => "clocks",
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Where in a file something is, for messages.
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::error::LabError;
+
+/// A source text and its file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    source: &'a str,
+    pub(crate) path: &'a Path,
+    /// Lines before the source in its file.
+    skipped: usize,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(source: &'a str, path: &'a Path) -> Self {
+        Self { source, path, skipped: 0 }
+    }
+
+    /// For a part of a file that begins after `skipped` lines.
+    pub(crate) fn after(self, skipped: usize) -> Self {
+        Self { skipped, ..self }
+    }
+
+    /// An error at a range of bytes.
+    pub(crate) fn at(&self, span: Range<usize>, message: impl Into<String>) -> LabError {
+        let before = self.source.get(..span.start).unwrap_or(self.source);
+        let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
+        LabError::Definition {
+            path: self.path.to_path_buf(),
+            line: before.matches('\n').count() + 1 + self.skipped,
+            column,
+            message: message.into(),
+        }
+    }
+
+    /// What the TOML reader refused.
+    pub(crate) fn toml(&self, error: &toml::de::Error) -> LabError {
+        self.at(error.span().unwrap_or(0..0), error.message().trim().replace('\n', ", "))
+    }
+}
+
+/// Whether `s` can be part of a file name and of a command line everywhere.
+pub(crate) fn is_name(s: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
+    !s.is_empty() && s.len() <= 80 && s.chars().all(allowed) && s.starts_with(char::is_alphanumeric)
+}

@@ -1,0 +1,12 @@
+//! Records: what was measured, as files that are only ever added to.
+
+mod hash;
+mod schema;
+mod store;
+
+pub use hash::{canonical, content_hash};
+pub use schema::{
+    Clocks, ErrorMetrics, Interval, Machine, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry,
+    Status, Summary,
+};
+pub use store::{Opened, Refused, RunLock, Store};

@@ -1,0 +1,239 @@
+//! Records on disk: `<root>/<machine>/<date>-<experiment>-<run-id>.json`.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::hash::content_hash;
+use super::schema::{RECORD_SCHEMA, Record};
+use crate::error::{LabError, Result};
+
+/// Where unfinished files begin their names; a killed run may leave one.
+const TEMPORARY: &str = ".unfinished-";
+/// The file that a run holds while it measures.
+const LOCK: &str = ".lock";
+
+/// A directory of records.
+#[derive(Debug, Clone)]
+pub struct Store {
+    root: PathBuf,
+}
+
+/// A record and its file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Opened {
+    /// The file.
+    pub path: PathBuf,
+    /// What it holds.
+    pub record: Record,
+}
+
+/// A file that is no believable record.
+#[derive(Debug)]
+pub struct Refused {
+    /// The file.
+    pub path: PathBuf,
+    /// Why, and what to do.
+    pub error: LabError,
+}
+
+/// Held while a run measures; given back when dropped, also by a kill.
+#[derive(Debug)]
+pub struct RunLock {
+    _file: File,
+}
+
+impl Store {
+    /// The records below `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Every record of an experiment, oldest first, and what was refused among the files that are
+    /// named like one.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if a directory cannot be read.
+    pub fn of_experiment(&self, experiment: &str) -> Result<(Vec<Opened>, Vec<Refused>)> {
+        let (mut records, mut refused) = (Vec::new(), Vec::new());
+        for dir in entries(&self.root)?.into_iter().filter(|path| path.is_dir()) {
+            for path in files_of(&dir, experiment)? {
+                match open(&path) {
+                    // `mlp-decode-1` is a run of `mlp-decode`, or run `decode-1` of `mlp`.
+                    Ok(record) if record.experiment != experiment => {}
+                    Ok(record) => records.push(Opened { path, record }),
+                    Err(error) => refused.push(Refused { path, error }),
+                }
+            }
+        }
+        records.sort_by(|a, b| a.record.finished.cmp(&b.record.finished).then(a.path.cmp(&b.path)));
+        Ok((records, refused))
+    }
+
+    /// The record of a run, if it has begun.
+    ///
+    /// # Errors
+    /// [`LabError::Record`] if its file is not a believable record.
+    pub fn find(&self, machine: &str, experiment: &str, run_id: &str) -> Result<Option<Opened>> {
+        let end = format!("-{experiment}-{run_id}.json");
+        let named = |path: &PathBuf| {
+            file_name(path).strip_suffix(&end).is_some_and(|date| date.len() == DATE_LEN)
+        };
+        let dir = self.root.join(machine);
+        match files_of(&dir, experiment)?.into_iter().find(named) {
+            None => Ok(None),
+            Some(path) => Ok(Some(Opened { record: open(&path)?, path })),
+        }
+    }
+
+    /// The file of a run that begins now.
+    pub fn path_of(&self, record: &Record) -> PathBuf {
+        let date = record.started.get(..DATE_LEN).unwrap_or_default();
+        let name = format!("{date}-{}-{}.json", record.experiment, record.run_id);
+        self.root.join(&record.machine.name).join(name)
+    }
+
+    /// Takes the right to measure on this machine and clears what a killed run left behind.
+    ///
+    /// # Errors
+    /// [`LabError::Busy`] if another run has it, [`LabError::Io`].
+    pub fn lock(&self, machine: &str, holder: &str) -> Result<RunLock> {
+        let dir = self.root.join(machine);
+        fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
+        let path = dir.join(LOCK);
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(LabError::io("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => {
+                let holder = fs::read_to_string(&path).unwrap_or_default();
+                return Err(LabError::Busy { holder: holder.trim().to_owned() });
+            }
+            Err(fs::TryLockError::Error(source)) => {
+                return Err(LabError::Io { action: "lock", path, source });
+            }
+        }
+        file.set_len(0)
+            .and_then(|()| writeln!(file, "{holder}, process {}", std::process::id()))
+            .map_err(LabError::io("write", &path))?;
+        for leftover in entries(&dir)? {
+            if file_name(&leftover).starts_with(TEMPORARY) {
+                fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;
+            }
+        }
+        Ok(RunLock { _file: file })
+    }
+
+    /// Writes a record: the old file or the new one is there at any moment, never half of one.
+    ///
+    /// # Errors
+    /// [`LabError::Io`]; the old file is then untouched.
+    pub fn write(&self, record: &mut Record, path: &Path) -> Result<()> {
+        let failed = || LabError::io("write", path);
+        let json = |e: serde_json::Error| failed()(e.into());
+        record.content_hash = content_hash(&serde_json::to_value(&*record).map_err(json)?);
+        let mut text = serde_json::to_string_pretty(record).map_err(json)?;
+        text.push('\n');
+        let dir = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
+        let mut file = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempfile_in(dir)
+            .map_err(LabError::io("create a file in", dir))?;
+        file.write_all(text.as_bytes()).map_err(failed())?;
+        file.as_file().sync_all().map_err(failed())?;
+        readable_by_all(file.as_file()).map_err(failed())?;
+        file.persist(path).map_err(|e| failed()(e.error))?;
+        // The rename itself must reach the disk too.
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed())
+    }
+}
+
+/// A temporary file is its owner's alone; a record is for everybody.
+fn readable_by_all(file: &File) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+    Ok(())
+}
+
+/// `YYYY-MM-DD`.
+const DATE_LEN: usize = 10;
+
+/// Reads a record and believes it only if it is whole, of this schema and unchanged.
+///
+/// # Errors
+/// [`LabError::Record`] with what is wrong and what to do, [`LabError::Io`].
+pub(crate) fn open(path: &Path) -> Result<Record> {
+    let text = fs::read(path).map_err(LabError::io("read", path))?;
+    let refuse = |why: String, advice| LabError::Record { path: path.to_path_buf(), why, advice };
+    let value: Value = serde_json::from_slice(&text).map_err(|e| {
+        let advice = "it is cut off or damaged: restore it, or delete it and measure again";
+        refuse(format!("not JSON ({e})"), advice)
+    })?;
+    match value.get("schema") {
+        Some(schema) if *schema == RECORD_SCHEMA => {}
+        Some(other) => {
+            let why = format!("record schema {other}, this program reads {RECORD_SCHEMA}");
+            return Err(refuse(why, "use the version of the program that wrote it"));
+        }
+        None => {
+            let why = "it has no `schema`: not a record of the lab".to_owned();
+            return Err(refuse(why, "move it elsewhere"));
+        }
+    }
+    let hash = content_hash(&value);
+    if value.get("content_hash").and_then(Value::as_str) != Some(&hash) {
+        let why = "its content hash does not fit its content".to_owned();
+        return Err(refuse(why, "it was edited or damaged: restore it, or measure again"));
+    }
+    serde_json::from_value(value).map_err(|e| {
+        refuse(format!("not a record of schema {RECORD_SCHEMA} ({e})"), "measure again")
+    })
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The files of `dir` that are named like records of `experiment`, sorted.
+fn files_of(dir: &Path, experiment: &str) -> Result<Vec<PathBuf>> {
+    let named = |path: &PathBuf| {
+        let name = file_name(path);
+        let rest = name.get(DATE_LEN..).and_then(|rest| rest.strip_prefix('-'));
+        let rest = rest.and_then(|rest| rest.strip_prefix(experiment));
+        rest.is_some_and(|rest| rest.starts_with('-') && rest.ends_with(".json"))
+    };
+    Ok(entries(dir)?.into_iter().filter(named).collect())
+}
+
+/// What is in a directory, sorted; nothing if there is no such directory.
+fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || LabError::io("read directory", dir);
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed())?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        paths.push(entry.map_err(failed())?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}

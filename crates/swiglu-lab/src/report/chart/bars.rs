@@ -1,0 +1,93 @@
+//! How long each way takes: a bar to the median, a line from the 10th to the 90th percentile.
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, VPos};
+
+use super::canvas::{ChartError, Ink, Meaning, SMALL, TEXT, Width, positive, shortened, svg, text};
+
+/// One way of computing a case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bar {
+    /// Its name.
+    pub label: String,
+    /// What the bar's end is labelled with, for example `12.3 µs · 1.20×`.
+    pub value: String,
+    /// Median time.
+    pub median: f64,
+    /// 10th percentile.
+    pub p10: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// Colour in the palette.
+    pub series: usize,
+}
+
+/// Times of one case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bars {
+    /// The case.
+    pub title: String,
+    /// What is shown, in a sentence.
+    pub description: String,
+    /// From top to bottom.
+    pub bars: Vec<Bar>,
+}
+
+const ROW: i32 = 36;
+const THICK: i32 = 10;
+
+impl Bars {
+    /// The SVG element; none if no bar has a finite positive time.
+    ///
+    /// # Errors
+    /// [`ChartError`] if the drawing library fails.
+    pub fn svg(&self, width: Width) -> Result<Option<String>, ChartError> {
+        let bars: Vec<&Bar> = self.bars.iter().filter(|b| positive(b.median)).collect();
+        // A long tail must not squeeze the bars: it is cut at a third beyond the longest.
+        let longest = bars.iter().map(|b| b.median).fold(0.0, f64::max);
+        let tail = bars.iter().map(|b| b.p90).filter(|p| p.is_finite()).fold(longest, f64::max);
+        let end = tail.min(longest * 1.33);
+        if bars.is_empty() {
+            return Ok(None);
+        }
+        let size = (width.pixels(), bars.len() as u32 * ROW as u32 + 6);
+        let meaning = Meaning { title: &self.title, description: &self.description };
+        let full = size.0 as i32 - 2;
+        let x = |value: f64| (value.clamp(0.0, end) / end * f64::from(full)).round() as i32 + 1;
+        svg(&meaning, size, |area| {
+            for (i, bar) in bars.iter().enumerate() {
+                let top = i as i32 * ROW + 2;
+                let (middle, ink) = (top + 22, Ink::Series(bar.series));
+                let limit = if width == Width::Narrow { 26 } else { 64 };
+                area.draw(&Text::new(
+                    shortened(&bar.label, limit),
+                    (1, top + 12),
+                    text(Ink::Text, TEXT, HPos::Left, VPos::Bottom),
+                ))?;
+                area.draw(&Text::new(
+                    shortened(&bar.value, 40),
+                    (full, top + 12),
+                    text(Ink::Muted, SMALL, HPos::Right, VPos::Bottom),
+                ))?;
+                let half = THICK / 2;
+                let track = [(1, middle - half), (full, middle + half)];
+                area.draw(&Rectangle::new(track, Ink::Grid.colour().mix(0.45).filled()))?;
+                let to = x(bar.median).max(2);
+                area.draw(&Rectangle::new([(1, middle - half), (to, middle + half)], ink.fill()))?;
+                if positive(bar.p10) && positive(bar.p90) {
+                    let (low, high) = (x(bar.p10), x(bar.p90));
+                    let line = Ink::Text.line(1);
+                    for (from, to) in [
+                        ((low, middle), (high, middle)),
+                        ((low, middle - 3), (low, middle + 3)),
+                        ((high, middle - 3), (high, middle + 3)),
+                    ] {
+                        area.draw(&PathElement::new([from, to], line))?;
+                    }
+                }
+            }
+            Ok(())
+        })
+        .map(Some)
+    }
+}

@@ -1,0 +1,171 @@
+//! Rates over arithmetic intensity, under what was measured as the most a machine can do.
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, VPos};
+
+use super::canvas::{
+    ChartError, Drawn, Ink, Meaning, SMALL, Width, marker, positive, shortened, svg, text,
+};
+
+/// A ceiling.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Roof {
+    /// Bytes per second: a slope.
+    Memory {
+        /// What was measured.
+        label: String,
+        /// Bytes per second.
+        bytes: f64,
+    },
+    /// Operations per second: a level.
+    Compute {
+        /// What was measured.
+        label: String,
+        /// Operations per second.
+        flops: f64,
+    },
+}
+
+/// One result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RooflinePoint {
+    /// Colour and marker.
+    pub series: usize,
+    /// Operations per byte.
+    pub intensity: f64,
+    /// Operations per second.
+    pub flops: f64,
+}
+
+/// Results under the ceilings of the machine they ran on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Roofline {
+    /// What is shown.
+    pub title: String,
+    /// What is shown, in a sentence.
+    pub description: String,
+    /// What was measured as the most.
+    pub roofs: Vec<Roof>,
+    /// The results.
+    pub points: Vec<RooflinePoint>,
+}
+
+impl Roofline {
+    /// The SVG element; none without a result, or without a ceiling to see it under.
+    ///
+    /// # Errors
+    /// [`ChartError`] if the drawing library fails.
+    pub fn svg(&self, width: Width) -> Result<Option<String>, ChartError> {
+        let usable = |p: &&RooflinePoint| positive(p.intensity) && positive(p.flops);
+        let points: Vec<_> = self.points.iter().filter(usable).collect();
+        let slope = self.roofs.iter().filter_map(Roof::bytes).fold(0.0, f64::max);
+        let level = self.roofs.iter().filter_map(Roof::flops).fold(0.0, f64::max);
+        if points.is_empty() || !positive(slope) {
+            return Ok(None);
+        }
+        let xs = || points.iter().map(|p| p.intensity);
+        let ys = || points.iter().map(|p| p.flops);
+        // Where the slope meets the level is the point of the picture: it is always inside.
+        let ridge = if positive(level) { level / slope } else { xs().fold(0.0, f64::max) };
+        let left = xs().fold(ridge, f64::min) / 2.0;
+        let right = xs().fold(ridge, f64::max) * 2.5;
+        let top = ys().fold(if positive(level) { level } else { slope * right }, f64::max) * 1.9;
+        let bottom = ys().fold(slope * left, f64::min) / 1.6;
+        let size = (width.pixels(), if width == Width::Narrow { 280 } else { 380 });
+        let meaning = Meaning { title: &self.title, description: &self.description };
+        svg(&meaning, size, |area| {
+            let mut chart = ChartBuilder::on(area)
+                .margin_right(14)
+                .margin_top(10)
+                .x_label_area_size(38)
+                .y_label_area_size(58)
+                .build_cartesian_2d((left..right).log_scale(), (bottom..top).log_scale())?;
+            chart
+                .configure_mesh()
+                .x_labels(if width == Width::Narrow { 5 } else { 9 })
+                .y_labels(6)
+                .bold_line_style(Ink::Grid.line(1))
+                .light_line_style(TRANSPARENT)
+                .axis_style(Ink::Grid.line(1))
+                .label_style(text(Ink::Muted, SMALL, HPos::Center, VPos::Center))
+                .x_label_formatter(&|x| plain(*x))
+                .y_label_formatter(&|y| rate(*y))
+                .draw()?;
+            area.draw(&Text::new(
+                "operations per byte (compulsory traffic)",
+                ((size.0 as i32 + 58) / 2, size.1 as i32 - 14),
+                text(Ink::Muted, SMALL, HPos::Center, VPos::Top),
+            ))?;
+            let limit = if width == Width::Narrow { 30 } else { 60 };
+            for roof in &self.roofs {
+                let (from, to, at) = match roof {
+                    Roof::Memory { bytes, .. } if positive(*bytes) => {
+                        let end = if positive(level) { level / bytes } else { right };
+                        let end = end.min(right).min(top / bytes);
+                        let start = left.max(bottom / bytes);
+                        ((start, bytes * start), (end, bytes * end), None)
+                    }
+                    Roof::Compute { flops, .. } if positive(*flops) => {
+                        let start = (flops / slope).clamp(left, right);
+                        ((start, *flops), (right, *flops), Some(right))
+                    }
+                    _ => continue,
+                };
+                chart.draw_series(LineSeries::new([from, to], Ink::Text.line(2)))?;
+                let label = shortened(roof.label(), limit);
+                match at {
+                    Some(right) => {
+                        let (x, y) = chart.backend_coord(&(right, from.1));
+                        let style = text(Ink::Text, SMALL, HPos::Right, VPos::Bottom);
+                        area.draw(&Text::new(label, (x - 2, y - 4), style))?;
+                    }
+                    None => {
+                        let (x, y) = chart.backend_coord(&from);
+                        let style = text(Ink::Text, SMALL, HPos::Left, VPos::Bottom);
+                        let y = y.min(size.1 as i32 - 44);
+                        area.draw(&Text::new(label, (x + 22, y - 2), style))?;
+                    }
+                }
+            }
+            points.iter().try_for_each(|p| -> Drawn {
+                let at = chart.backend_coord(&(p.intensity, p.flops));
+                marker(p.series).draw(area, at, Ink::Series(p.series))
+            })
+        })
+        .map(Some)
+    }
+}
+
+impl Roof {
+    fn label(&self) -> &str {
+        match self {
+            Roof::Memory { label, .. } | Roof::Compute { label, .. } => label,
+        }
+    }
+
+    fn bytes(&self) -> Option<f64> {
+        match self {
+            Roof::Memory { bytes, .. } => Some(*bytes),
+            Roof::Compute { .. } => None,
+        }
+    }
+
+    fn flops(&self) -> Option<f64> {
+        match self {
+            Roof::Compute { flops, .. } => Some(*flops),
+            Roof::Memory { .. } => None,
+        }
+    }
+}
+
+fn plain(x: f64) -> String {
+    if x >= 1.0 { format!("{x:.0}") } else { format!("{x}") }
+}
+
+fn rate(flops: f64) -> String {
+    match flops {
+        f if f >= 1e12 => format!("{} TF/s", plain(f / 1e12)),
+        f if f >= 1e9 => format!("{} GF/s", plain(f / 1e9)),
+        f => format!("{} MF/s", plain(f / 1e6)),
+    }
+}
