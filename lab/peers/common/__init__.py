@@ -1,0 +1,1 @@
+"""What the peers share: the protocol's loop, cases, seeded inputs, clocks. Standard library and numpy."""

@@ -1,0 +1,112 @@
+"""A case of an experiment, as the host sends it, and what it costs at least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+# Data in rotation exceed the caches by far: on the CPU this many bytes of weights (of everything
+# where there are no weights), on a GPU this many times its second-level cache.
+COLD_BYTES_CPU = 400e6
+COLD_L2_MULTIPLE = 4
+MAX_COPIES_CPU = 1000
+MAX_COPIES_CUDA = 512
+
+SIZES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+class Unsupported(Exception):
+    """The peer cannot compute this case in this way: says why. Not an error of the run."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """x [m, hidden] -> h [m, intermediate] (gated-linear) -> y [m, hidden] (mlp); the activation and
+    the copy have two inputs [m, intermediate] and one output of that shape."""
+
+    op: str
+    m: int
+    hidden: int
+    intermediate: int
+    dtype: str
+    activation: str = "swiglu"
+    numerics: str = "fused+fast"
+    arrangement: str = "separate"
+    orientation: str = "out-in"
+    heat: str = "cold"
+    device: str = "cpu"
+
+    @classmethod
+    def parse(cls, message: Mapping[str, Any], device: str) -> Case:
+        """Reads the host's case. A field that this peer does not know must not be ignored silently
+        where it changes the result, so biases are refused by name."""
+        op = str(message["op"])
+        if op not in ("activation", "gated-linear", "mlp", "copy"):
+            raise Unsupported(f"operation {op}; known are activation, gated-linear, mlp, copy")
+        if message.get("bias"):
+            raise Unsupported("biases are not part of this peer's protocol")
+        shape = message.get("shape") or {}
+        size = lambda name: int(message.get(name, shape.get(name, 0)) or 0)
+        case = cls(
+            op=op,
+            m=int(message["m"]),
+            hidden=size("hidden"),
+            intermediate=size("intermediate"),
+            dtype=str(message["dtype"]),
+            activation=str(message.get("activation", "swiglu")),
+            numerics=str(message.get("numerics", "fused+fast")),
+            arrangement=str(message.get("arrangement", "separate")),
+            orientation=str(message.get("orientation", "out-in")),
+            heat=str(message.get("heat", "cold")),
+            device=str(message.get("device") or device),
+        )
+        if case.dtype not in SIZES:
+            raise Unsupported(f"dtype {case.dtype}; known are {', '.join(SIZES)}")
+        if case.m < 1 or case.intermediate < 1 or (case.has_weights and case.hidden < 1):
+            raise Unsupported(f"an empty case: m={case.m} hidden={case.hidden} "
+                              f"intermediate={case.intermediate}")
+        return case
+
+    @property
+    def has_weights(self) -> bool:
+        return self.op in ("gated-linear", "mlp")
+
+    @property
+    def out_shape(self) -> tuple[int, int]:
+        return (self.m, self.hidden if self.op == "mlp" else self.intermediate)
+
+    @property
+    def packed_inputs(self) -> bool:
+        """Whether gate and up of the activation share a tensor [m, 2*intermediate], gate first."""
+        if self.arrangement not in ("separate", "gate-first"):
+            raise Unsupported(f"arrangement {self.arrangement}; known are separate, gate-first")
+        return self.arrangement == "gate-first"
+
+    def flops(self) -> float:
+        """Of the linear maps, a multiply-add counted as two; for the activation one per element."""
+        per_token = {"gated-linear": 4 * self.hidden, "mlp": 6 * self.hidden, "activation": 1}
+        return float(self.m) * self.intermediate * per_token.get(self.op, 0)
+
+    def weight_bytes(self) -> float:
+        matrices = {"gated-linear": 2, "mlp": 3}.get(self.op, 0)
+        return float(matrices) * self.hidden * self.intermediate * SIZES[self.dtype]
+
+    def bytes(self) -> float:
+        """What must move at least: inputs and weights read once, the output written once."""
+        h = self.intermediate
+        per_token = {"gated-linear": self.hidden + h, "mlp": 2 * self.hidden, "activation": 3 * h,
+                     "copy": 2 * h}
+        elements = per_token[self.op]
+        return self.weight_bytes() + float(self.m) * elements * SIZES[self.dtype]
+
+    def copies(self, l2_bytes: int | None, wanted: int | str = "auto") -> int:
+        """How many copies of the data are rotated. `l2_bytes` is a GPU's, None on the CPU."""
+        if isinstance(wanted, int):
+            return max(1, wanted)
+        if self.heat == "hot":
+            return 1
+        if l2_bytes is None:
+            data, cold, most = self.weight_bytes() or self.bytes(), COLD_BYTES_CPU, MAX_COPIES_CPU
+        else:
+            data, cold, most = self.bytes(), COLD_L2_MULTIPLE * l2_bytes, MAX_COPIES_CUDA
+        return int(min(max(-(-cold // max(data, 1.0)), 1), most))

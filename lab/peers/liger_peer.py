@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Liger-Kernel: its Triton SiLU-and-multiply, behind torch's GEMMs where there are weights.
+
+Options: `way` (liger), `graph`.
+"""
+
+import sys
+from importlib.metadata import version
+from typing import Callable
+
+from common import protocol
+
+
+def make() -> tuple[protocol.Peer, str]:
+    """Imports late: without Liger the peer still answers."""
+    import torch
+    import torch.nn.functional as F
+    from liger_kernel.ops.swiglu import swiglu_forward
+
+    from common import torch_server, torch_support
+    from common.torch_support import Way, swiglu_only
+    from torch_ways.base import EAGER, Request, with_orientation
+
+    # It computes silu in float32, rounds it, and multiplies what was rounded: eager's order.
+    def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return swiglu_forward(gate, up)[-1]
+
+    def activation(request: Request) -> Way:
+        swiglu_only(request.case)
+        if request.case.packed_inputs:
+            half = request.case.intermediate
+            copies = [(p[:, :half], p[:, half:]) for (p, ) in request.rotate(request.data.packed)]
+        else:
+            copies = request.rotate(request.data.gate, request.data.up)
+        notes = ["copies both halves first"] if request.case.packed_inputs else []
+        return Way(len(copies), lambda i: silu_mul(*copies[i]), EAGER, notes)
+
+    def gated_linear(request: Request) -> Way:
+        swiglu_only(request.case)
+        data = with_orientation(request).data
+        copies = request.rotate(data.x, data.gate, data.up)
+
+        def call(i: int) -> torch.Tensor:
+            x, wg, wu = copies[i]
+            return silu_mul(F.linear(x, wg), F.linear(x, wu))
+
+        return Way(len(copies), call, EAGER)
+
+    def mlp(request: Request) -> Way:
+        swiglu_only(request.case)
+        data = with_orientation(request).data
+        copies = request.rotate(data.x, data.gate, data.up, data.down)
+
+        def call(i: int) -> torch.Tensor:
+            x, wg, wu, wd = copies[i]
+            return F.linear(silu_mul(F.linear(x, wg), F.linear(x, wu)), wd)
+
+        return Way(len(copies), call, EAGER)
+
+    ways: dict[str, Callable[[Request], Way]] = {
+        "activation:liger": activation,
+        "gated-linear:liger": gated_linear,
+        "mlp:liger": mlp,
+    }
+    versions = {"liger-kernel": version("liger-kernel")}
+    peer = torch_server.TorchPeer("liger", ways, frozenset(), versions, cpu=False)
+    return peer, torch_support.default_device()
+
+
+if __name__ == "__main__":
+    sys.exit(protocol.main("liger", make))
