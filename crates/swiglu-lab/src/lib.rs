@@ -12,11 +12,18 @@ mod case;
 mod decision;
 mod definition;
 mod error;
+mod machine;
 pub mod peer;
 mod place;
+pub mod profile;
 pub mod record;
+pub mod report;
+mod runner;
+mod source;
+pub mod stats;
 mod text;
 mod verdict;
+mod verify;
 
 pub use case::{Case, CaseOp, DeviceKind, Heat};
 pub use decision::{Decision, DecisionStatus};
@@ -26,4 +33,6 @@ pub use definition::{
 };
 pub use error::{LabError, Result};
 pub use record::{Record, ResultEntry, Status};
+pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
+pub use source::Source;
 pub use verdict::{CaseRatio, RecordVerdict, Verdict, VerdictState};

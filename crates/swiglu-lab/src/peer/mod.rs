@@ -1,3 +1,6 @@
 //! Peers: programs that compute cases, each in a process of its own.
 
+mod process;
 pub mod protocol;
+
+pub use process::{Limits, PeerCommands, PeerError, PeerProcess};

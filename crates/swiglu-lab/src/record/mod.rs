@@ -4,9 +4,10 @@ mod hash;
 mod schema;
 mod store;
 
+pub(crate) use hash::hex;
 pub use hash::{canonical, content_hash};
 pub use schema::{
-    Clocks, ErrorMetrics, Interval, Machine, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry,
-    Status, Summary,
+    Clocks, ErrorMetrics, Interval, Machine, Profiled, ProtocolUsed, RECORD_SCHEMA, Record,
+    ResultEntry, Status, Summary,
 };
 pub use store::{Opened, Refused, RunLock, Store};

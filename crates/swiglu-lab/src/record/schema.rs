@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, DeviceKind};
+use crate::profile::{Ceilings, KernelCounters};
 
 /// The schema that this program writes and reads.
 pub const RECORD_SCHEMA: u32 = 1;
@@ -18,7 +19,7 @@ pub struct Record {
     pub experiment: String,
     /// Identity of what was to be measured: [`crate::Experiment::definition_hash`].
     pub definition_hash: String,
-    /// Identity of the code that was measured, or why there is none: see `source`.
+    /// Identity of the code that was measured, or why there is none: see [`crate::Source`].
     pub source_hash: String,
     /// The name of the run.
     pub run_id: String,
@@ -40,8 +41,14 @@ pub struct Record {
     pub clocks_after: Option<Clocks>,
     /// Clocks and power at the begin and end of each case, by case key.
     pub case_clocks: BTreeMap<String, [Clocks; 2]>,
+    /// What the machine can do at most, measured beside the cases; none where nobody measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceilings: Option<Ceilings>,
     /// One entry per case and profile.
     pub results: Vec<ResultEntry>,
+    /// What hardware counters said, of the pairs that ran under a profiler.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiling: Vec<Profiled>,
     /// SHA-256 of the canonical JSON without this field.
     pub content_hash: String,
 }
@@ -173,6 +180,21 @@ pub struct ResultEntry {
     /// The baseline's median by this one's: above 1 is faster than the baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ratio_to_baseline: Option<Interval>,
+}
+
+/// A pair of case and profile under a profiler. Its times are not those of the results: a profiler
+/// slows what it watches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profiled {
+    /// [`Case::key`].
+    pub case_key: String,
+    /// The profile's id.
+    pub profile: String,
+    /// What was counted, by kernel; empty if nothing could be.
+    pub kernels: Vec<KernelCounters>,
+    /// Why nothing could be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// What a set of times says, in microseconds.

@@ -3,7 +3,9 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
-use super::canvas::{ChartError, Ink, Meaning, SMALL, TEXT, Width, positive, shortened, svg, text};
+use super::canvas::{
+    ChartError, Ink, Meaning, SMALL, TEXT, Width, positive, rows_height, shortened, svg, text,
+};
 
 /// One way of computing a case.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,13 +52,13 @@ impl Bars {
         if bars.is_empty() {
             return Ok(None);
         }
-        let size = (width.pixels(), bars.len() as u32 * ROW as u32 + 6);
+        let size = (width.pixels(), rows_height(bars.len(), ROW) + 6);
         let meaning = Meaning { title: &self.title, description: &self.description };
-        let full = size.0 as i32 - 2;
+        let full = size.0 - 2;
         let x = |value: f64| (value.clamp(0.0, end) / end * f64::from(full)).round() as i32 + 1;
         svg(&meaning, size, |area| {
-            for (i, bar) in bars.iter().enumerate() {
-                let top = i as i32 * ROW + 2;
+            for (i, bar) in (0..).zip(&bars) {
+                let top = i * ROW + 2;
                 let (middle, ink) = (top + 22, Ink::Series(bar.series));
                 let limit = if width == Width::Narrow { 26 } else { 64 };
                 area.draw(&Text::new(

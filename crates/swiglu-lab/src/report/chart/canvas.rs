@@ -30,7 +30,7 @@ pub enum Width {
 
 impl Width {
     /// Pixels.
-    pub const fn pixels(self) -> u32 {
+    pub const fn pixels(self) -> i32 {
         match self {
             Width::Narrow => 344,
             Width::Wide => 760,
@@ -151,22 +151,29 @@ impl Marker {
                 area.draw(&Circle::new((x, y), R, Ink::Surface.fill()))?;
                 area.draw(&Circle::new((x, y), R, ink.line(2)))
             }
-            Marker::Square => area.draw(&Rectangle::new([(x - R, y - R), (x + R, y + R)], ink.fill())),
+            Marker::Square => {
+                area.draw(&Rectangle::new([(x - R, y - R), (x + R, y + R)], ink.fill()))
+            }
             Marker::Box => {
                 let corners = [(x - R, y - R), (x + R, y - R), (x + R, y + R), (x - R, y + R)];
                 area.draw(&Polygon::new(corners, Ink::Surface.fill()))?;
                 let closed = corners.into_iter().chain([corners[0], corners[1]]);
                 area.draw(&PathElement::new(closed.collect::<Vec<_>>(), ink.line(2)))
             }
-            Marker::Triangle => {
-                area.draw(&Polygon::new([(x, y - R - 1), (x + R + 1, y + R), (x - R - 1, y + R)], ink.fill()))
-            }
-            Marker::Down => {
-                area.draw(&Polygon::new([(x, y + R + 1), (x + R + 1, y - R), (x - R - 1, y - R)], ink.fill()))
-            }
+            Marker::Triangle => area.draw(&Polygon::new(
+                [(x, y - R - 1), (x + R + 1, y + R), (x - R - 1, y + R)],
+                ink.fill(),
+            )),
+            Marker::Down => area.draw(&Polygon::new(
+                [(x, y + R + 1), (x + R + 1, y - R), (x - R - 1, y - R)],
+                ink.fill(),
+            )),
             Marker::Diamond => {
                 let r = R + 1;
-                area.draw(&Polygon::new([(x, y - r), (x + r, y), (x, y + r), (x - r, y)], ink.fill()))
+                area.draw(&Polygon::new(
+                    [(x, y - r), (x + r, y), (x, y + r), (x - r, y)],
+                    ink.fill(),
+                ))
             }
         }
     }
@@ -187,22 +194,22 @@ pub(super) struct Meaning<'a> {
 /// Draws on an area of this size and returns the SVG element.
 pub(super) fn svg(
     meaning: &Meaning<'_>,
-    (width, height): (u32, u32),
+    (width, height): (i32, i32),
     draw: impl FnOnce(&Area<'_>) -> Drawn,
 ) -> Result<String, ChartError> {
     let mut out = String::new();
+    let size = (width.unsigned_abs(), height.unsigned_abs());
     {
-        let area = SVGBackend::with_string(&mut out, (width, height)).into_drawing_area();
-        draw(&area).and_then(|()| area.present()).map_err(|e| ChartError {
-            title: meaning.title.to_owned(),
-            reason: e.to_string(),
-        })?;
+        let area = SVGBackend::with_string(&mut out, size).into_drawing_area();
+        draw(&area)
+            .and_then(|()| area.present())
+            .map_err(|e| ChartError { title: meaning.title.to_owned(), reason: e.to_string() })?;
     }
     Ok(themed(&named(&out, meaning, width, height)))
 }
 
 /// Replaces the library's opening tag by one that scales and has a name and a description.
-fn named(svg: &str, meaning: &Meaning<'_>, width: u32, height: u32) -> String {
+fn named(svg: &str, meaning: &Meaning<'_>, width: i32, height: i32) -> String {
     let body = svg.split_once('>').map_or("", |(_, body)| body);
     // Elements that describe by reference need names unique in a page; a label does not.
     let (title, description) = (escape(meaning.title), escape(meaning.description));
@@ -276,6 +283,11 @@ pub(super) fn shortened(text: &str, limit: usize) -> String {
         return clean.collect();
     }
     clean.take(limit.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// The height of so many rows.
+pub(super) fn rows_height(rows: usize, row: i32) -> i32 {
+    i32::try_from(rows).unwrap_or(i32::MAX / row).min(i32::MAX / row - 2) * row
 }
 
 /// Whether a number can lie on a logarithmic axis.

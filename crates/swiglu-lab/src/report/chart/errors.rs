@@ -4,7 +4,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use super::canvas::{
-    ChartError, Ink, Meaning, SMALL, TEXT, Width, marker, positive, shortened, svg, text,
+    ChartError, Ink, Meaning, SMALL, TEXT, Width, marker, positive, rows_height, shortened, svg,
+    text,
 };
 
 /// The error of one way, and its limit.
@@ -47,12 +48,12 @@ impl ErrorDots {
         // Whole powers of ten at both ends are the only ticks that the axis needs.
         let low = values().fold(f64::INFINITY, f64::min).log10().floor();
         let high = values().fold(0.0, f64::max).log10().ceil().max(low + 1.0);
-        let size = (width.pixels(), rows.len() as u32 * ROW as u32 + 26);
+        let size = (width.pixels(), rows_height(rows.len(), ROW) + 26);
         let (left, right) = (8.0, f64::from(size.0) - 8.0);
         let x = |v: f64| (left + (v.log10() - low) / (high - low) * (right - left)).round() as i32;
         let meaning = Meaning { title: &self.title, description: &self.description };
         svg(&meaning, size, |area| {
-            let bottom = rows.len() as i32 * ROW + 6;
+            let bottom = rows_height(rows.len(), ROW) + 6;
             for power in (low as i32)..=(high as i32) {
                 let at = x(10f64.powi(power));
                 area.draw(&PathElement::new([(at, 0), (at, bottom)], Ink::Grid.line(1)))?;
@@ -64,8 +65,8 @@ impl ErrorDots {
                 let style = text(Ink::Muted, SMALL, anchor, VPos::Top);
                 area.draw(&Text::new(format!("1e{power}"), (at, bottom + 4), style))?;
             }
-            for (i, row) in rows.iter().enumerate() {
-                let top = i as i32 * ROW + 2;
+            for (i, row) in (0..).zip(&rows) {
+                let top = i * ROW + 2;
                 let middle = top + 23;
                 let chars = if width == Width::Narrow { 40 } else { 80 };
                 let style = text(Ink::Text, TEXT, HPos::Left, VPos::Bottom);

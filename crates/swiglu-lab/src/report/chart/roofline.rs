@@ -50,6 +50,9 @@ pub struct Roofline {
     pub points: Vec<RooflinePoint>,
 }
 
+/// Room for the labels of the vertical axis.
+const AXIS: i32 = 66;
+
 impl Roofline {
     /// The SVG element; none without a result, or without a ceiling to see it under.
     ///
@@ -78,7 +81,7 @@ impl Roofline {
                 .margin_right(14)
                 .margin_top(10)
                 .x_label_area_size(38)
-                .y_label_area_size(58)
+                .y_label_area_size(AXIS)
                 .build_cartesian_2d((left..right).log_scale(), (bottom..top).log_scale())?;
             chart
                 .configure_mesh()
@@ -93,10 +96,12 @@ impl Roofline {
                 .draw()?;
             area.draw(&Text::new(
                 "operations per byte (compulsory traffic)",
-                ((size.0 as i32 + 58) / 2, size.1 as i32 - 14),
+                ((size.0 + AXIS) / 2, size.1 - 14),
                 text(Ink::Muted, SMALL, HPos::Center, VPos::Top),
             ))?;
             let limit = if width == Width::Narrow { 30 } else { 60 };
+            // The highest level is labelled above its line, the others below theirs: they are close.
+            let mut levels = 0;
             for roof in &self.roofs {
                 let (from, to, at) = match roof {
                     Roof::Memory { bytes, .. } if positive(*bytes) => {
@@ -116,13 +121,18 @@ impl Roofline {
                 match at {
                     Some(right) => {
                         let (x, y) = chart.backend_coord(&(right, from.1));
-                        let style = text(Ink::Text, SMALL, HPos::Right, VPos::Bottom);
-                        area.draw(&Text::new(label, (x - 2, y - 4), style))?;
+                        let (side, dy) = match roof.flops() {
+                            Some(flops) if flops < level || levels > 0 => (VPos::Top, 5),
+                            _ => (VPos::Bottom, -4),
+                        };
+                        levels += 1;
+                        let style = text(Ink::Text, SMALL, HPos::Right, side);
+                        area.draw(&Text::new(label, (x - 2, y + dy), style))?;
                     }
                     None => {
                         let (x, y) = chart.backend_coord(&from);
                         let style = text(Ink::Text, SMALL, HPos::Left, VPos::Bottom);
-                        let y = y.min(size.1 as i32 - 44);
+                        let y = y.min(size.1 - 44);
                         area.draw(&Text::new(label, (x + 22, y - 2), style))?;
                     }
                 }
@@ -159,11 +169,17 @@ impl Roof {
 }
 
 fn plain(x: f64) -> String {
-    if x >= 1.0 { format!("{x:.0}") } else { format!("{x}") }
+    match x {
+        x if x >= 1e3 => format!("{}k", x / 1e3),
+        x if x >= 1.0 => format!("{x:.0}"),
+        // A tick is a power of ten, whose decimal form is short once rounding is cut off.
+        x => format!("{x:.4}").trim_end_matches('0').to_owned(),
+    }
 }
 
 fn rate(flops: f64) -> String {
     match flops {
+        f if f >= 1e15 => format!("{} PF/s", plain(f / 1e15)),
         f if f >= 1e12 => format!("{} TF/s", plain(f / 1e12)),
         f if f >= 1e9 => format!("{} GF/s", plain(f / 1e9)),
         f => format!("{} MF/s", plain(f / 1e6)),

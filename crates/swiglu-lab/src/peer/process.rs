@@ -1,0 +1,424 @@
+//! A peer's process: started, spoken to under time limits, and always ended.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::protocol::{Reply, Request};
+use crate::error::{LabError, Result};
+use crate::place::is_name;
+
+/// A longer line is no reply: four times what the largest `verified` takes.
+const MAX_LINE: u64 = 2 << 20;
+/// How much of a peer's standard error a message quotes.
+const TAIL: u64 = 400;
+/// How long a peer may take to end after `quit`.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How long a peer may be silent after each request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Importing a framework takes long.
+    pub hello: Duration,
+    /// Compiling and tuning takes longer.
+    pub prepare: Duration,
+    /// One call, and its rows.
+    pub verify: Duration,
+    /// Beyond the budget of the turn.
+    pub sample: Duration,
+    /// `release` and `clocks`.
+    pub other: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            hello: Duration::from_secs(60),
+            prepare: Duration::from_secs(300),
+            verify: Duration::from_secs(60),
+            sample: Duration::from_secs(30),
+            other: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Limits {
+    fn of(&self, request: &Request) -> Duration {
+        match request {
+            Request::Hello { .. } => self.hello,
+            Request::Prepare { .. } => self.prepare,
+            Request::Verify { .. } => self.verify,
+            Request::Sample { turns, budget_us, .. } => {
+                self.sample + Duration::from_micros(budget_us.saturating_mul((*turns).into()))
+            }
+            Request::Release { .. } | Request::Clocks | Request::Quit => self.other,
+        }
+    }
+}
+
+/// Why a peer was given up. It is killed by then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// There is no such program.
+    #[error("peer `{peer}` cannot be started as {program}: {source}")]
+    Start {
+        /// The peer.
+        peer: String,
+        /// What was run.
+        program: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// No answer in time.
+    #[error("peer `{peer}` did not answer `{request}` within {} s and was killed{tail}", limit.as_secs_f64())]
+    Silent {
+        /// The peer.
+        peer: String,
+        /// The request.
+        request: &'static str,
+        /// How long it had.
+        limit: Duration,
+        /// The end of its standard error.
+        tail: String,
+    },
+    /// It ended, or closed its output.
+    #[error("peer `{peer}` ended on `{request}` ({status}){tail}")]
+    Died {
+        /// The peer.
+        peer: String,
+        /// The request.
+        request: &'static str,
+        /// Its exit status.
+        status: String,
+        /// The end of its standard error.
+        tail: String,
+    },
+    /// A line that is no reply.
+    #[error(
+        "peer `{peer}` answered `{request}` with what is no reply ({why}): `{line}`; it was killed"
+    )]
+    Garbage {
+        /// The peer.
+        peer: String,
+        /// The request.
+        request: &'static str,
+        /// What the line lacks.
+        why: String,
+        /// The beginning of the line.
+        line: String,
+    },
+    /// A reply to something else.
+    #[error("peer `{peer}` answered `{request}` {}: expected {expected}; it was killed", given)]
+    Mismatch {
+        /// The peer.
+        peer: String,
+        /// The request.
+        request: &'static str,
+        /// What came.
+        given: String,
+        /// What should have come.
+        expected: &'static str,
+    },
+}
+
+/// How peers are started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerCommands {
+    /// The command of the peer `swiglu`.
+    pub own: Vec<OsString>,
+    /// What runs `*_peer.py`.
+    pub python: PathBuf,
+    /// Where peers are: `<name>_peer.py`, or an executable `<name>`.
+    pub dir: PathBuf,
+    /// Where each peer's standard error is kept, as `<name>.log`.
+    pub logs: PathBuf,
+}
+
+impl PeerCommands {
+    /// The command of a peer.
+    ///
+    /// # Errors
+    /// [`LabError::Name`] if there is none of this name, or the name is no file name.
+    pub fn command(&self, peer: &str) -> Result<Vec<OsString>> {
+        if peer == "swiglu" {
+            return Ok(self.own.clone());
+        }
+        let wrong = |expected| LabError::Name { what: "peer", given: peer.to_owned(), expected };
+        if !is_name(peer) {
+            return Err(wrong("lowercase letters, digits and -"));
+        }
+        let program = self.dir.join(peer);
+        let script = self.dir.join(format!("{}_peer.py", peer.replace('-', "_")));
+        if program.is_file() {
+            Ok(vec![program.into()])
+        } else if script.is_file() {
+            Ok(vec![self.python.clone().into(), script.into()])
+        } else {
+            Err(wrong("`swiglu`, or a program <name> or <name>_peer.py in the directory of peers"))
+        }
+    }
+}
+
+/// A running peer.
+#[derive(Debug)]
+pub struct PeerProcess {
+    name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<Vec<u8>>,
+    log: PathBuf,
+    limits: Limits,
+    ended: bool,
+}
+
+impl PeerProcess {
+    /// Starts a peer. Its standard error is appended to the log.
+    ///
+    /// # Errors
+    /// [`PeerError::Start`].
+    pub fn start(
+        name: &str,
+        command: &[OsString],
+        log: &Path,
+        limits: Limits,
+    ) -> Result<Self, PeerError> {
+        let program = command.first().cloned().unwrap_or_default();
+        let failed = |source| PeerError::Start {
+            peer: name.to_owned(),
+            program: program.to_string_lossy().into_owned(),
+            source,
+        };
+        let stderr = File::options().create(true).append(true).open(log).map_err(&failed)?;
+        let mut command_line = Command::new(&program);
+        command_line
+            .args(command.get(1..).unwrap_or_default())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr);
+        // A group of its own: compilers and pools that it starts end with it.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command_line, 0);
+        let mut child = command_line.spawn().map_err(&failed)?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(failed(std::io::ErrorKind::BrokenPipe.into()));
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            stdin: Some(stdin),
+            lines: read_lines(stdout),
+            log: log.to_path_buf(),
+            limits,
+            ended: false,
+        })
+    }
+
+    /// The peer's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends a request and waits for its reply. After an error the peer is dead.
+    ///
+    /// # Errors
+    /// [`PeerError`], all but `Start`.
+    pub fn ask(&mut self, request: &Request) -> Result<Reply, PeerError> {
+        let result = self.try_ask(request);
+        if result.is_err() {
+            self.kill();
+        }
+        result
+    }
+
+    fn try_ask(&mut self, request: &Request) -> Result<Reply, PeerError> {
+        let peer = || self.name.clone();
+        let what = name_of(request);
+        let limit = self.limits.of(request);
+        let sent = serde_json::to_string(request).map_err(std::io::Error::from).and_then(|line| {
+            match &mut self.stdin {
+                Some(stdin) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()),
+                None => Err(std::io::ErrorKind::BrokenPipe.into()),
+            }
+        });
+        if sent.is_err() {
+            return Err(self.died(what));
+        }
+        let line = match self.lines.recv_timeout(limit) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => return Err(self.died(what)),
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(PeerError::Silent {
+                    peer: peer(),
+                    request: what,
+                    limit,
+                    tail: self.tail(),
+                });
+            }
+        };
+        let reply: Reply = serde_json::from_slice(&line).map_err(|e| PeerError::Garbage {
+            peer: peer(),
+            request: what,
+            why: e.to_string(),
+            line: String::from_utf8_lossy(line.get(..80).unwrap_or(&line)).trim_end().to_owned(),
+        })?;
+        self.fits(request, &reply)?;
+        Ok(reply)
+    }
+
+    /// Whether the reply is one to this request.
+    fn fits(&self, request: &Request, reply: &Reply) -> Result<(), PeerError> {
+        let (expected, fits) = match request {
+            Request::Hello { .. } => (
+                "hello or unavailable",
+                matches!(reply, Reply::Hello { .. } | Reply::Unavailable { .. }),
+            ),
+            Request::Prepare { .. } => (
+                "prepared, unsupported or failed",
+                matches!(
+                    reply,
+                    Reply::Prepared { .. } | Reply::Unsupported { .. } | Reply::Failed { .. }
+                ),
+            ),
+            Request::Verify { .. } => (
+                "verified or failed",
+                matches!(reply, Reply::Verified { .. } | Reply::Failed { .. }),
+            ),
+            Request::Sample { .. } => {
+                ("samples or failed", matches!(reply, Reply::Samples { .. } | Reply::Failed { .. }))
+            }
+            Request::Release { .. } => (
+                "released or failed",
+                matches!(reply, Reply::Released { .. } | Reply::Failed { .. }),
+            ),
+            Request::Clocks => ("clocks", matches!(reply, Reply::Clocks { .. })),
+            Request::Quit => ("nothing", false),
+        };
+        let id = id_of(request);
+        let given = match (fits, reply.id() == id) {
+            (true, true) => return Ok(()),
+            (false, _) => format!("with `{}`", reply.name()),
+            (true, false) => format!("of id {id:?} with id {:?}", reply.id()),
+        };
+        let request = name_of(request);
+        Err(PeerError::Mismatch { peer: self.name.clone(), request, given, expected })
+    }
+
+    fn died(&mut self, request: &'static str) -> PeerError {
+        // Its output is closed; the process itself may take a moment longer.
+        let status = match self.wait(GRACE) {
+            Some(status) => status.to_string(),
+            None => "its output is closed".to_owned(),
+        };
+        PeerError::Died { peer: self.name.clone(), request, status, tail: self.tail() }
+    }
+
+    /// The last line of its standard error, as part of a message.
+    fn tail(&self) -> String {
+        let read = || -> std::io::Result<String> {
+            let mut file = File::open(&self.log)?;
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let text = read().unwrap_or_default();
+        match text.lines().rev().find(|line| !line.trim().is_empty()) {
+            Some(line) => format!("; it last said: {}", line.trim()),
+            None => String::new(),
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+        let start = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    self.ended = true;
+                    return Some(status);
+                }
+                Ok(None) if start.elapsed() < limit => thread::sleep(Duration::from_millis(5)),
+                _ => return None,
+            }
+        }
+    }
+
+    /// Ends it with everything it started.
+    fn kill(&mut self) {
+        self.stdin = None;
+        #[cfg(unix)]
+        if let Some(group) =
+            i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw)
+        {
+            // It fails only if nothing of the group is left.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        if !self.ended {
+            // An error means that it has ended already.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            self.ended = true;
+        }
+    }
+}
+
+impl Drop for PeerProcess {
+    fn drop(&mut self) {
+        if let Some(mut stdin) = self.stdin.take() {
+            // A peer that ended by itself does not read it.
+            let _ = stdin.write_all(b"{\"type\":\"quit\"}\n");
+            drop(stdin);
+            self.wait(GRACE);
+        }
+        self.kill();
+    }
+}
+
+/// Lines as they come; the channel closes with the stream, or with a line that is too long.
+fn read_lines(stdout: ChildStdout) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = channel();
+    // Ends when the peer's output is closed, which its death does.
+    thread::spawn(move || {
+        let mut stdout = BufReader::new(stdout);
+        loop {
+            let mut line = Vec::new();
+            match (&mut stdout).take(MAX_LINE).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            let whole = line.ends_with(b"\n");
+            if sender.send(line).is_err() || !whole {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+fn name_of(request: &Request) -> &'static str {
+    match request {
+        Request::Hello { .. } => "hello",
+        Request::Prepare { .. } => "prepare",
+        Request::Verify { .. } => "verify",
+        Request::Sample { .. } => "sample",
+        Request::Release { .. } => "release",
+        Request::Clocks => "clocks",
+        Request::Quit => "quit",
+    }
+}
+
+fn id_of(request: &Request) -> Option<u64> {
+    match request {
+        Request::Prepare { id, .. }
+        | Request::Verify { id, .. }
+        | Request::Sample { id, .. }
+        | Request::Release { id } => Some(*id),
+        Request::Hello { .. } | Request::Clocks | Request::Quit => None,
+    }
+}

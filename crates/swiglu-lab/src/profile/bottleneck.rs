@@ -1,0 +1,288 @@
+//! The written analysis: what binds a call, and which change would gain how much.
+
+use serde::{Deserialize, Serialize};
+use swiglu_core::{Op, Path, Problem};
+
+use super::ceilings::Ceilings;
+use super::class::{Class, Classified, Work, classify};
+use crate::case::{DeviceKind, Heat};
+
+/// What enqueuing one kernel costs a device at least, in microseconds: the gap between two dependent
+/// kernels on current NVIDIA devices, call by call and as nodes of a graph.
+const LAUNCH_US: f64 = 2.0;
+const GRAPH_NODE_US: f64 = 1.0;
+/// A synchronous allocation and release of device memory, in microseconds.
+const ALLOCATION_US: f64 = 10.0;
+/// Less than this fraction of the time is not worth a sentence.
+const WORTH: f64 = 0.01;
+
+/// Something that a call does each time and need not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Habit {
+    /// Allocates its workspace.
+    Allocates,
+    /// Rearranges the weights.
+    PacksWeights,
+}
+
+/// What was measured, and how it is computed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Subject {
+    /// What is computed.
+    pub problem: Problem,
+    /// Where.
+    pub device: DeviceKind,
+    /// Whether pre-activations reach memory.
+    pub path: Path,
+    /// Kernels that a call starts; on a CPU the steps between which threads meet.
+    pub launches: usize,
+    /// Whether the calls are replayed as a graph.
+    pub graph: bool,
+    /// Whether the data comes from memory.
+    pub heat: Heat,
+    /// What the call does that need not be.
+    pub habits: Vec<Habit>,
+}
+
+/// A change and what it would gain.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What to do, as a sentence without its full stop.
+    pub action: String,
+    /// Where the figure comes from.
+    pub because: String,
+    /// Microseconds that it saves at most.
+    pub gain_us: f64,
+    /// The time that remains.
+    pub predicted_us: f64,
+}
+
+/// What binds a call and what to do about it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Analysis {
+    /// The time against the ceilings.
+    pub classified: Classified,
+    /// A paragraph for people.
+    pub text: String,
+    /// Changes, the one that gains most first.
+    pub steps: Vec<Step>,
+}
+
+impl Subject {
+    /// Bytes that have to move: those of the problem, those of pre-activations that are written and
+    /// read again, those that habits move. None while everything is in the caches.
+    pub fn bytes(&self) -> f64 {
+        match self.heat {
+            Heat::Hot => 0.0,
+            Heat::Cold => {
+                let packing = if self.has(Habit::PacksWeights) { 2.0 } else { 0.0 };
+                self.problem.compulsory_bytes()
+                    + self.intermediate_bytes()
+                    + packing * self.problem.weight_bytes()
+            }
+        }
+    }
+
+    fn has(&self, habit: Habit) -> bool {
+        self.habits.contains(&habit)
+    }
+
+    /// Gate and up, written by one kernel and read by the next.
+    fn intermediate_bytes(&self) -> f64 {
+        let p = &self.problem;
+        match (p.op, self.path) {
+            (Op::Activation, _) | (_, Path::Fused) => 0.0,
+            (Op::GatedLinear | Op::Mlp, Path::Unfused) => {
+                4.0 * (p.m * p.intermediate * p.dtype.size()) as f64
+            }
+        }
+    }
+
+    /// The fewest kernels that compute the operation with what is known today.
+    fn fewest_launches(&self) -> usize {
+        match self.problem.op {
+            Op::Activation | Op::GatedLinear => 1,
+            Op::Mlp => 2,
+        }
+    }
+}
+
+/// Analyses a median time.
+pub fn analyse(subject: &Subject, us: f64, ceilings: &Ceilings) -> Analysis {
+    let memory = ceilings.memory.as_ref().map(|c| c.per_second);
+    let compute = match subject.problem.op {
+        // One operation per element: no unit of arithmetic is ever the limit.
+        Op::Activation => None,
+        Op::GatedLinear | Op::Mlp => {
+            ceilings.compute_of(subject.problem.dtype).map(|c| c.per_second)
+        }
+    };
+    let work = Work { us, bytes: subject.bytes(), flops: subject.problem.flops() };
+    let classified = classify(work, memory, compute);
+    let mut steps = steps(subject, us, &classified, memory);
+    steps.sort_by(|a, b| b.gain_us.total_cmp(&a.gain_us));
+    Analysis { text: paragraph(subject, us, &classified, ceilings, &steps), classified, steps }
+}
+
+fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Vec<Step> {
+    let floor = at.floor_us().unwrap_or(0.0);
+    let mut steps = Vec::new();
+    let mut propose = |action: String, because: String, gain: f64| {
+        // No change takes the time below what the ceilings allow.
+        let gain = gain.min(us - floor.min(us)).max(0.0);
+        if gain >= WORTH * us {
+            steps.push(Step { action, because, gain_us: gain, predicted_us: us - gain });
+        }
+    };
+    let bandwidth = memory.filter(|b| subject.heat == Heat::Cold && *b > 0.0);
+    let moved = |bytes: f64| bandwidth.map(|b| bytes / b * 1e6);
+    if let Some(gain) = moved(subject.intermediate_bytes()).filter(|g| *g > 0.0) {
+        let bytes = subject.intermediate_bytes();
+        propose(
+            "keep gate and up in registers: the fused path".into(),
+            format!("{} written and read again, at the measured bandwidth", si(bytes, "B")),
+            gain,
+        );
+    }
+    if let Some(gain) = moved(2.0 * subject.problem.weight_bytes())
+        && subject.has(Habit::PacksWeights)
+    {
+        propose(
+            "pack the weights once, when the layer is built".into(),
+            format!("{} read and written per call", si(subject.problem.weight_bytes(), "B")),
+            gain,
+        );
+    }
+    if subject.device == DeviceKind::Cuda {
+        let spare = subject.launches.saturating_sub(subject.fewest_launches());
+        let each = if subject.graph { GRAPH_NODE_US } else { LAUNCH_US };
+        if spare > 0 {
+            let kernels = if spare == 1 { "kernel" } else { "kernels" };
+            let action = format!("start {spare} {kernels} fewer: {} do", subject.fewest_launches());
+            propose(action, format!("about {each} µs each"), spare as f64 * each);
+        }
+        if !subject.graph {
+            let gain = subject.launches as f64 * (LAUNCH_US - GRAPH_NODE_US);
+            propose(
+                "replay the calls as a captured graph".into(),
+                format!("about {} µs for each launch", LAUNCH_US - GRAPH_NODE_US),
+                gain,
+            );
+        }
+        if subject.has(Habit::Allocates) {
+            propose(
+                "keep the workspace between calls".into(),
+                format!("an allocation waits for the device, about {ALLOCATION_US} µs"),
+                ALLOCATION_US,
+            );
+        }
+    }
+    let rest = us - floor;
+    match at.class {
+        Some(Class::Memory) => propose(
+            "close the gap to the copy bandwidth: more bytes in flight, wider and aligned accesses"
+                .into(),
+            format!("the bytes alone take {}", time(floor)),
+            rest,
+        ),
+        Some(Class::Compute) => propose(
+            "close the gap to the arithmetic ceiling: larger tiles, deeper pipeline".into(),
+            format!("the operations alone take {}", time(floor)),
+            rest,
+        ),
+        // What hides latency is not one change, and its gain not a division.
+        Some(Class::Latency) | None => {}
+    }
+    steps
+}
+
+fn paragraph(
+    subject: &Subject,
+    us: f64,
+    at: &Classified,
+    ceilings: &Ceilings,
+    steps: &[Step],
+) -> String {
+    let mut out = format!("A call takes {}", time(us));
+    let part = |floor: Option<f64>| floor.map(|f| 100.0 * f / us);
+    let (memory, compute) = (part(at.memory_us), part(at.compute_us));
+    out += &match (at.class, memory, compute) {
+        (Some(Class::Memory), Some(percent), _) => format!(
+            " and is memory-bound: {} move at {} GB/s, {percent:.0} % of the {}.",
+            si(subject.bytes(), "B"),
+            three(at.gbps),
+            ceiling_of(ceilings.memory.as_ref()),
+        ),
+        (Some(Class::Compute), _, Some(percent)) => format!(
+            " and is compute-bound: {} run at {}, {percent:.0} % of the {}.",
+            si(subject.problem.flops(), "FLOP"),
+            si(at.gflops * 1e9, "FLOP/s"),
+            ceiling_of(ceilings.compute_of(subject.problem.dtype)),
+        ),
+        (Some(Class::Latency), m, c) => format!(
+            " and is latency-bound: the bytes explain {:.0} % and the arithmetic {:.0} % of it; the \
+             rest is starting, waiting, and units without work.",
+            m.unwrap_or(0.0),
+            c.unwrap_or(0.0)
+        ),
+        _ => ". No ceiling of this machine is known, so nothing bounds it here.".into(),
+    };
+    if subject.heat == Heat::Hot {
+        out += " Its data was in the caches, so memory traffic is not counted.";
+    }
+    out += &match steps.first() {
+        Some(step) => format!(
+            " Next: {} ({}); predicted gain {}, to {}.",
+            step.action,
+            step.because,
+            time(step.gain_us),
+            time(step.predicted_us)
+        ),
+        None => match at.class {
+            Some(Class::Latency) => {
+                " Next: give each call more work (more tokens, several layers in one graph); no \
+                 single change is known whose gain can be stated."
+                    .into()
+            }
+            _ => " No change is known that would gain more than 1 %.".to_owned(),
+        },
+    };
+    out
+}
+
+fn ceiling_of(ceiling: Option<&super::Ceiling>) -> String {
+    match ceiling {
+        Some(c) => format!("measured ceiling ({})", c.name),
+        None => "ceiling".into(),
+    }
+}
+
+/// Three significant digits.
+fn three(x: f64) -> String {
+    let digits = match x.abs() {
+        a if a >= 100.0 => 0,
+        a if a >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{x:.digits$}")
+}
+
+fn si(x: f64, unit: &str) -> String {
+    let (scale, prefix) = match x {
+        x if x >= 1e12 => (1e12, "T"),
+        x if x >= 1e9 => (1e9, "G"),
+        x if x >= 1e6 => (1e6, "M"),
+        x if x >= 1e3 => (1e3, "k"),
+        _ => (1.0, ""),
+    };
+    format!("{} {prefix}{unit}", three(x / scale))
+}
+
+fn time(us: f64) -> String {
+    match us {
+        us if us < 1e3 => format!("{} µs", three(us)),
+        us if us < 1e6 => format!("{} ms", three(us / 1e3)),
+        us => format!("{} s", three(us / 1e6)),
+    }
+}

@@ -1,0 +1,85 @@
+//! Memory-, compute- or latency-bound: what a time is compared with.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a kernel's time consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// Bytes on their way from and to memory.
+    Memory,
+    /// Arithmetic.
+    Compute,
+    /// Neither: starting, waiting, too few threads to keep either busy.
+    Latency,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Class::Memory => "memory-bound",
+            Class::Compute => "compute-bound",
+            Class::Latency => "latency-bound",
+        })
+    }
+}
+
+/// A time, and the work done in it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Microseconds.
+    pub us: f64,
+    /// Bytes moved from and to memory; 0 if none has to.
+    pub bytes: f64,
+    /// Floating-point operations.
+    pub flops: f64,
+}
+
+/// Below this fraction of both ceilings neither of them explains the time. It is the fraction under
+/// which Nsight Compute, too, speaks of latency.
+const EXPLAINED: f64 = 0.6;
+
+/// A time beside the least that the ceilings allow.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Classified {
+    /// What the time consists of; none where no ceiling is known.
+    pub class: Option<Class>,
+    /// Bytes ÷ time, in 10⁹ per second.
+    pub gbps: f64,
+    /// Operations ÷ time, in 10⁹ per second.
+    pub gflops: f64,
+    /// Bytes ÷ the memory ceiling, in microseconds.
+    pub memory_us: Option<f64>,
+    /// Operations ÷ the compute ceiling, in microseconds.
+    pub compute_us: Option<f64>,
+}
+
+impl Classified {
+    /// The larger of the two floors.
+    pub fn floor_us(&self) -> Option<f64> {
+        match (self.memory_us, self.compute_us) {
+            (Some(m), Some(c)) => Some(m.max(c)),
+            (m, c) => m.or(c),
+        }
+    }
+}
+
+/// Compares a time with the ceilings, in bytes and operations per second; `None` is unknown.
+pub fn classify(work: Work, memory: Option<f64>, compute: Option<f64>) -> Classified {
+    let floor = |amount: f64, rate: Option<f64>| {
+        rate.filter(|r| r.is_finite() && *r > 0.0).map(|r| amount / r * 1e6)
+    };
+    let (memory_us, compute_us) = (floor(work.bytes, memory), floor(work.flops, compute));
+    let (m, c) = (memory_us.unwrap_or(0.0), compute_us.unwrap_or(0.0));
+    let class = match memory_us.or(compute_us) {
+        None => None,
+        Some(_) if work.us.is_nan() || work.us <= 0.0 => None,
+        Some(_) if m.max(c) < EXPLAINED * work.us => Some(Class::Latency),
+        Some(_) if m > c => Some(Class::Memory),
+        Some(_) => Some(Class::Compute),
+    };
+    let rate = |amount: f64| if work.us > 0.0 { amount / (work.us * 1e3) } else { 0.0 };
+    Classified { class, gbps: rate(work.bytes), gflops: rate(work.flops), memory_us, compute_us }
+}

@@ -1,0 +1,3 @@
+//! The static site: what was asked, what was measured, what it says.
+
+pub mod chart;

@@ -1,0 +1,326 @@
+//! One case: every profile is prepared and verified, then they take turns.
+//!
+//! A peer that breaks loses what its other profiles had prepared. So the profile at fault is marked
+//! and the case begins again without it: the others are still measured as neighbours in time.
+
+use std::thread;
+
+use super::peers::{Absent, Peers};
+use super::{Event, RunOptions};
+use crate::case::{Case, DeviceKind};
+use crate::definition::{ProfileDef, Role};
+use crate::error::Result;
+use crate::machine::cpu_mhz;
+use crate::peer::PeerError;
+use crate::peer::protocol::{ProfileRef, Reply, Request};
+use crate::record::{Clocks, ResultEntry, Status, Summary};
+use crate::stats::{self, Turns};
+use crate::verify::{self, Oracle};
+
+/// A turn is shortened to about this many calls: more add nothing to a median but size.
+const CALLS_PER_TURN: f64 = 32.0;
+/// No turn gives more samples than this.
+const MAX_SAMPLES: usize = 1 << 16;
+
+/// One case of a run.
+pub(super) struct CaseRun<'a> {
+    pub(super) case: &'a Case,
+    pub(super) profiles: &'a [&'a ProfileDef],
+    pub(super) options: &'a RunOptions,
+}
+
+/// What came of a case.
+pub(super) struct Outcome {
+    pub(super) results: Vec<ResultEntry>,
+    pub(super) clocks: Option<[Clocks; 2]>,
+}
+
+/// A profile that broke its peer.
+struct Broken {
+    profile: usize,
+    reason: String,
+}
+
+/// A prepared profile.
+struct Contender {
+    /// Index among the profiles.
+    profile: usize,
+    id: u64,
+    budget_us: u64,
+    entry: ResultEntry,
+}
+
+type Watch<'w> = dyn FnMut(Event<'_>) + 'w;
+
+impl CaseRun<'_> {
+    pub(super) fn run(&self, peers: &mut Peers<'_>, watch: &mut Watch<'_>) -> Result<Outcome> {
+        let mut oracle = Oracle::new(self.case, self.options.protocol.seed);
+        let mut done: Vec<Option<ResultEntry>> = vec![None; self.profiles.len()];
+        for (slot, profile) in done.iter_mut().zip(self.profiles) {
+            *slot = peers.given_up(&profile.id).map(|why| self.failed(profile, why));
+        }
+        let clocks = loop {
+            match self.attempt(peers, &mut oracle, &mut done, watch) {
+                Ok(clocks) => break clocks,
+                Err(Broken { profile, reason }) => {
+                    let at_fault = self.profiles[profile];
+                    watch(Event::Trouble { profile: &at_fault.id, reason: &reason });
+                    peers.crashed(&at_fault.peer, &at_fault.id, &reason);
+                    done[profile] = Some(self.failed(at_fault, reason));
+                }
+            }
+        };
+        let mut results: Vec<ResultEntry> = done.into_iter().flatten().collect();
+        self.compare(&mut results);
+        Ok(Outcome { results, clocks })
+    }
+
+    fn failed(&self, profile: &ProfileDef, reason: String) -> ResultEntry {
+        ResultEntry::without_samples(self.case, &profile.id, Status::Failed, Some(reason))
+    }
+
+    /// Measures all profiles that have no result yet.
+    fn attempt(
+        &self,
+        peers: &mut Peers<'_>,
+        oracle: &mut Oracle,
+        done: &mut [Option<ResultEntry>],
+        watch: &mut Watch<'_>,
+    ) -> Result<Option<[Clocks; 2]>, Broken> {
+        let mut contenders = Vec::new();
+        for profile in 0..self.profiles.len() {
+            if done[profile].is_some() {
+                continue;
+            }
+            match self.prepare(peers, profile, oracle, watch)? {
+                Ok(contender) => contenders.push(contender),
+                Err(entry) => {
+                    if let Some(reason) = &entry.reason {
+                        watch(Event::Trouble { profile: &entry.profile, reason });
+                    }
+                    done[profile] = Some(*entry);
+                }
+            }
+        }
+        let clocks = self.take_turns(peers, &mut contenders, watch)?;
+        for contender in contenders {
+            let release = Request::Release { id: contender.id };
+            self.ask(peers, contender.profile, &release)?;
+            done[contender.profile] = Some(contender.entry);
+        }
+        Ok(clocks)
+    }
+
+    /// Asks the peer of a profile. The inner error is of a peer that is not there.
+    fn ask_if_there(
+        &self,
+        peers: &mut Peers<'_>,
+        profile: usize,
+        request: &Request,
+    ) -> Result<Result<Reply, Absent>, Broken> {
+        let process = match peers.get(&self.profiles[profile].peer) {
+            Ok(process) => process,
+            Err(absent) => return Ok(Err(absent)),
+        };
+        let broken = |e: PeerError| Broken { profile, reason: e.to_string() };
+        process.ask(request).map(Ok).map_err(broken)
+    }
+
+    fn ask(
+        &self,
+        peers: &mut Peers<'_>,
+        profile: usize,
+        request: &Request,
+    ) -> Result<Reply, Broken> {
+        let absent = |a: Absent| Broken { profile, reason: a.reason };
+        self.ask_if_there(peers, profile, request)?.map_err(absent)
+    }
+
+    /// Prepares, verifies and warms up one profile; or says what became of it.
+    fn prepare(
+        &self,
+        peers: &mut Peers<'_>,
+        profile: usize,
+        oracle: &mut Oracle,
+        watch: &mut Watch<'_>,
+    ) -> Result<Result<Contender, Box<ResultEntry>>, Broken> {
+        let definition = self.profiles[profile];
+        let refused = |status, reason| {
+            let id = &definition.id;
+            Ok(Err(Box::new(ResultEntry::without_samples(self.case, id, status, Some(reason)))))
+        };
+        watch(Event::Profile { id: &definition.id, what: "preparing" });
+        let id = peers.fresh_id();
+        let request = Request::Prepare {
+            id,
+            case: Box::new(self.case.clone()),
+            profile: ProfileRef { id: definition.id.clone(), options: definition.options.clone() },
+            seed: self.options.protocol.seed,
+            rotations: "auto".into(),
+        };
+        let mut entry = ResultEntry::without_samples(self.case, &definition.id, Status::Ok, None);
+        match self.ask_if_there(peers, profile, &request)? {
+            Ok(Reply::Prepared { bytes, flops, notes, .. }) => {
+                let usable = |x: &f64| x.is_finite() && *x >= 0.0;
+                entry.bytes = bytes.filter(usable).unwrap_or(entry.bytes);
+                entry.flops = flops.filter(usable).unwrap_or(entry.flops);
+                entry.notes = notes;
+            }
+            Ok(Reply::Unsupported { reason, .. }) => return refused(Status::Unsupported, reason),
+            Ok(other) => return refused(Status::Failed, failure(other)),
+            Err(Absent { status, reason }) => return refused(status, reason),
+        }
+        if definition.role.is_verified() {
+            watch(Event::Profile { id: &definition.id, what: "verifying" });
+            let request = Request::Verify { id, rows: oracle.rows().to_vec() };
+            match self.ask(peers, profile, &request)? {
+                Reply::Verified { shape, dtype, rows, data, .. } => {
+                    let told = (shape, dtype, rows.as_slice());
+                    match oracle.judge(definition, told, &data) {
+                        Ok(judgement) => {
+                            entry.error = Some(verify::metrics(&judgement));
+                            if !judgement.passed() {
+                                entry.status = Status::FailedVerification;
+                                entry.reason = Some(verify::complaint(&judgement, &rows));
+                            }
+                        }
+                        Err(reason) => {
+                            entry.status = Status::FailedVerification;
+                            entry.reason = Some(reason);
+                        }
+                    }
+                }
+                other => return refused(Status::Failed, failure(other)),
+            }
+        }
+        watch(Event::Profile { id: &definition.id, what: "warming up" });
+        let budget_us = self.options.protocol.budget_us;
+        match self.sample(peers, profile, id, budget_us)? {
+            Ok(mut warm) => {
+                let call = stats::median(&mut warm).unwrap_or(1.0);
+                let enough = (call * CALLS_PER_TURN).ceil() as u64;
+                Ok(Ok(Contender { profile, id, budget_us: enough.clamp(1, budget_us), entry }))
+            }
+            Err(reason) => refused(Status::Failed, reason),
+        }
+    }
+
+    /// One turn of samples; the inner error is what the peer says went wrong.
+    fn sample(
+        &self,
+        peers: &mut Peers<'_>,
+        profile: usize,
+        id: u64,
+        budget_us: u64,
+    ) -> Result<Result<Vec<f64>, String>, Broken> {
+        match self.ask(peers, profile, &Request::Sample { id, turns: 1, budget_us })? {
+            Reply::Samples { us, .. } => {
+                let bad = us.iter().find(|t| !t.is_finite() || **t <= 0.0);
+                let reason = match bad {
+                    Some(time) => format!("a sample is {time} µs: expected a positive time"),
+                    None if us.is_empty() => "no samples: expected at least one".into(),
+                    None if us.len() > MAX_SAMPLES => {
+                        format!("{} samples in one turn: expected at most {MAX_SAMPLES}", us.len())
+                    }
+                    None => return Ok(Ok(us)),
+                };
+                Ok(Err(reason))
+            }
+            other => Ok(Err(failure(other))),
+        }
+    }
+
+    /// A-B-A-B: in each turn every contender is measured once; who begins changes, so that nobody
+    /// always follows the same one.
+    fn take_turns(
+        &self,
+        peers: &mut Peers<'_>,
+        contenders: &mut [Contender],
+        watch: &mut Watch<'_>,
+    ) -> Result<Option<[Clocks; 2]>, Broken> {
+        if contenders.is_empty() {
+            return Ok(None);
+        }
+        let before = self.clocks(peers, contenders)?;
+        let count = contenders.len();
+        let mut last_peer = None;
+        for turn in 0..self.options.protocol.turns {
+            for position in 0..count {
+                let at = (turn + position) % count;
+                let contender = &contenders[at];
+                if contender.entry.status == Status::Failed {
+                    continue;
+                }
+                let definition = self.profiles[contender.profile];
+                watch(Event::Profile { id: &definition.id, what: "measuring" });
+                if self.case.device == DeviceKind::Cpu
+                    && last_peer.replace(&definition.peer) != Some(&definition.peer)
+                {
+                    thread::sleep(self.options.settle);
+                }
+                let taken =
+                    self.sample(peers, contender.profile, contender.id, contender.budget_us)?;
+                let entry = &mut contenders[at].entry;
+                match taken {
+                    Ok(us) => {
+                        entry.turn_lengths.push(us.len());
+                        entry.samples_us.extend(us);
+                    }
+                    Err(reason) => {
+                        watch(Event::Trouble { profile: &definition.id, reason: &reason });
+                        *entry = self.failed(definition, reason);
+                    }
+                }
+            }
+        }
+        let after = self.clocks(peers, contenders)?;
+        Ok(Some([before, after]))
+    }
+
+    /// How fast the device runs right now: the accelerator is asked through the first contender
+    /// that can tell.
+    fn clocks(&self, peers: &mut Peers<'_>, contenders: &[Contender]) -> Result<Clocks, Broken> {
+        let mut clocks = Clocks { cpu_mhz: Some(cpu_mhz()), ..Clocks::default() };
+        if self.case.device == DeviceKind::Cuda {
+            for contender in contenders {
+                let reply = self.ask(peers, contender.profile, &Request::Clocks)?;
+                if let Reply::Clocks { sm_mhz: Some(mhz), power_w } = reply {
+                    (clocks.sm_mhz, clocks.power_w) = (Some(mhz), power_w);
+                    break;
+                }
+            }
+        }
+        Ok(clocks)
+    }
+
+    /// Medians, rates and ratios to the first baseline.
+    fn compare(&self, results: &mut [ResultEntry]) {
+        for entry in results.iter_mut() {
+            entry.summary = Summary::of(&entry.samples_us);
+            let Some(summary) = entry.summary else { continue };
+            // Amounts per microsecond are 10⁶ per second.
+            let rate = |amount: f64| (amount > 0.0).then(|| amount / summary.median / 1e3);
+            entry.effective_gbps = rate(entry.bytes);
+            entry.effective_gflops = rate(entry.flops);
+        }
+        let is_baseline = |e: &&ResultEntry| {
+            let role = self.profiles.iter().find(|p| p.id == e.profile).map(|p| p.role);
+            e.status == Status::Ok && role == Some(Role::Baseline)
+        };
+        let Some(baseline) = results.iter().find(is_baseline).cloned() else { return };
+        let Some(base) = Turns::of(&baseline) else { return };
+        for entry in results.iter_mut() {
+            let seed = stats::seed_of(&[&entry.case_key, &entry.profile, &baseline.profile]);
+            let ratio = Turns::of(entry).and_then(|turns| stats::ratio(&base, &turns, seed));
+            entry.ratio_to_baseline = ratio.map(|r| r.interval);
+        }
+    }
+}
+
+/// What the peer says went wrong; any other reply was refused before.
+fn failure(reply: Reply) -> String {
+    match reply {
+        Reply::Failed { reason, .. } => reason,
+        other => format!("answered with {}", other.name()),
+    }
+}

@@ -1,0 +1,324 @@
+//! A run: cases × profiles, interleaved, written down after every case.
+
+mod measure;
+mod peers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use crate::case::Case;
+use crate::definition::{Experiment, ProfileDef};
+use crate::error::{LabError, Result};
+use crate::peer::{Limits, PeerCommands};
+use crate::place::is_name;
+use crate::record::{
+    Machine, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, RunLock, Status, Store,
+};
+use crate::source::Source;
+use measure::CaseRun;
+use peers::Peers;
+
+/// Seed of every experiment's inputs.
+pub const SEED: u64 = 0x5eed;
+/// Between turns of different processes on one CPU: idle threads of the last one may still spin,
+/// waiting for work, and would take the next one's processors.
+const SETTLE: Duration = Duration::from_millis(5);
+
+/// What to run and how.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunOptions {
+    /// Names the run; the same name again goes on with it.
+    pub run_id: String,
+    /// Only these profiles.
+    pub profiles: Option<Vec<String>>,
+    /// Only cases whose key has each of these words in it.
+    pub cases: Option<String>,
+    /// How samples are taken.
+    pub protocol: ProtocolUsed,
+    /// How long peers may be silent.
+    pub limits: Limits,
+    /// Pause between turns of different peers on the CPU.
+    pub settle: Duration,
+}
+
+impl RunOptions {
+    /// A run of the full protocol, or a quick look.
+    pub fn new(run_id: impl Into<String>, quick: bool) -> Self {
+        let (turns, budget_us) = if quick { (5, 5_000) } else { (15, 20_000) };
+        Self {
+            run_id: run_id.into(),
+            profiles: None,
+            cases: None,
+            protocol: ProtocolUsed { turns, budget_us, seed: SEED, quick },
+            limits: Limits::default(),
+            settle: SETTLE,
+        }
+    }
+}
+
+/// What happens during a run, for whoever watches.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The run begins, or goes on.
+    Started {
+        /// Cases to measure.
+        cases: usize,
+        /// Cases kept from before.
+        kept: usize,
+        /// The record.
+        path: &'a std::path::Path,
+    },
+    /// A case begins.
+    Case {
+        /// The case.
+        case: &'a Case,
+    },
+    /// A profile is being prepared, verified or measured.
+    Profile {
+        /// The profile's id.
+        id: &'a str,
+        /// What is done.
+        what: &'static str,
+    },
+    /// A peer was given up for a case; the run goes on.
+    Trouble {
+        /// The profile's id.
+        profile: &'a str,
+        /// What happened.
+        reason: &'a str,
+    },
+    /// A case is done and written.
+    Done {
+        /// Its results.
+        results: &'a [ResultEntry],
+    },
+}
+
+/// A finished run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// The record's file.
+    pub path: PathBuf,
+    /// What it holds.
+    pub record: Record,
+}
+
+/// Everything that a run needs and does not decide.
+#[derive(Debug, Clone, Copy)]
+pub struct Laboratory<'a> {
+    /// Where records go.
+    pub store: &'a Store,
+    /// The right to measure on this machine.
+    pub lock: &'a RunLock,
+    /// How peers are started.
+    pub commands: &'a PeerCommands,
+    /// This machine.
+    pub machine: &'a Machine,
+    /// The code that is measured.
+    pub source: &'a Source,
+}
+
+impl Laboratory<'_> {
+    /// Runs an experiment, or goes on with a run that was killed: finished cases are kept, the
+    /// record is written after every case.
+    ///
+    /// # Errors
+    /// [`LabError::Record`] if the run has begun with another definition, code or protocol;
+    /// [`LabError::Name`], [`LabError::NothingSelected`], [`LabError::Io`]. What goes wrong with a
+    /// peer is a result, not an error.
+    pub fn run(
+        &self,
+        experiment: &Experiment,
+        options: &RunOptions,
+        watch: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Finished> {
+        if !is_name(&options.run_id) {
+            return Err(LabError::Name {
+                what: "run id",
+                given: options.run_id.clone(),
+                expected: "lowercase letters, digits and -",
+            });
+        }
+        let profiles = selected_profiles(experiment, options)?;
+        let cases = selected_cases(experiment, options)?;
+        let (mut record, path) = self.begin(experiment, options)?;
+        let missing: Vec<&Case> =
+            cases.iter().copied().filter(|case| !is_done(&record, case, &profiles)).collect();
+        watch(Event::Started {
+            cases: missing.len(),
+            kept: cases.len() - missing.len(),
+            path: &path,
+        });
+        let mut peers = Peers::new(self.commands, experiment.device, options.limits);
+        for case in missing {
+            watch(Event::Case { case });
+            let outcome = CaseRun { case, profiles: &profiles, options }.run(&mut peers, watch)?;
+            let key = case.key();
+            // A case that was measured in part is measured anew: only neighbours in time compare.
+            record.results.retain(|entry| entry.case_key != key);
+            let first = record.results.len();
+            record.results.extend(outcome.results);
+            if let Some(clocks) = outcome.clocks {
+                record.clocks_before.get_or_insert(clocks[0]);
+                record.clocks_after = Some(clocks[1]);
+                record.case_clocks.insert(key, clocks);
+            }
+            for (peer, versions) in peers.versions() {
+                record.versions.insert(peer.clone(), versions.clone());
+            }
+            if record.machine.gpu.is_none() {
+                record.machine.gpu = peers.device_name().map(str::to_owned);
+            }
+            record.finished = now();
+            record.complete = is_complete(&record, experiment);
+            self.store.write(&mut record, &path)?;
+            watch(Event::Done { results: &record.results[first..] });
+        }
+        Ok(Finished { path, record })
+    }
+
+    /// The record to go on with, or a new one. A new one is written at once: a directory that
+    /// cannot be written is better found before measuring than after.
+    fn begin(&self, experiment: &Experiment, options: &RunOptions) -> Result<(Record, PathBuf)> {
+        let source_hash = self.source.to_string();
+        let found = self.store.find(&self.machine.name, &experiment.id, &options.run_id)?;
+        if let Some(opened) = found {
+            let r = &opened.record;
+            let why = if r.definition_hash != experiment.definition_hash {
+                Some("the run began with another definition of the experiment".to_owned())
+            } else if r.source_hash != source_hash {
+                Some(format!("the run began with other code ({})", r.source_hash))
+            } else if r.protocol != options.protocol {
+                Some("the run began with another number or length of turns".to_owned())
+            } else {
+                None
+            };
+            return match why {
+                None => Ok((opened.record, opened.path)),
+                Some(why) => Err(LabError::Record {
+                    path: opened.path,
+                    why,
+                    advice: "begin a new run with another --run-id",
+                }),
+            };
+        }
+        let started = now();
+        let mut record = Record {
+            schema: RECORD_SCHEMA,
+            experiment: experiment.id.clone(),
+            definition_hash: experiment.definition_hash.clone(),
+            source_hash,
+            run_id: options.run_id.clone(),
+            finished: started.clone(),
+            started,
+            complete: false,
+            machine: self.machine.clone(),
+            versions: BTreeMap::new(),
+            protocol: options.protocol.clone(),
+            clocks_before: None,
+            clocks_after: None,
+            case_clocks: BTreeMap::new(),
+            ceilings: None,
+            results: Vec::new(),
+            profiling: Vec::new(),
+            content_hash: String::new(),
+        };
+        let path = self.store.path_of(&record);
+        self.store.write(&mut record, &path)?;
+        Ok((record, path))
+    }
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+fn is_done(record: &Record, case: &Case, profiles: &[&ProfileDef]) -> bool {
+    let key = case.key();
+    let has = |p: &&ProfileDef| {
+        record.results.iter().any(|entry| entry.case_key == key && entry.profile == p.id)
+    };
+    profiles.iter().all(has)
+}
+
+fn is_complete(record: &Record, experiment: &Experiment) -> bool {
+    let there: BTreeSet<(&str, &str)> =
+        record.results.iter().map(|e| (e.case_key.as_str(), e.profile.as_str())).collect();
+    experiment.cases.iter().all(|case| {
+        let key = case.key();
+        experiment.profiles.iter().all(|p| there.contains(&(key.as_str(), p.id.as_str())))
+    })
+}
+
+fn selected_profiles<'a>(
+    experiment: &'a Experiment,
+    options: &RunOptions,
+) -> Result<Vec<&'a ProfileDef>> {
+    let Some(wanted) = &options.profiles else { return Ok(experiment.profiles.iter().collect()) };
+    let choices =
+        || experiment.profiles.iter().map(|p| p.id.as_str()).collect::<Vec<_>>().join(", ");
+    let nothing = |given: &str| LabError::NothingSelected {
+        what: "profile",
+        given: given.to_owned(),
+        choices: choices(),
+    };
+    if let Some(unknown) = wanted.iter().find(|id| experiment.profile(id).is_none()) {
+        return Err(nothing(unknown));
+    }
+    match wanted.is_empty() {
+        true => Err(nothing("")),
+        // In the definition's order: its first baseline is the baseline.
+        false => Ok(experiment.profiles.iter().filter(|p| wanted.contains(&p.id)).collect()),
+    }
+}
+
+fn selected_cases<'a>(experiment: &'a Experiment, options: &RunOptions) -> Result<Vec<&'a Case>> {
+    let filter = options.cases.as_deref().unwrap_or_default();
+    let words: Vec<&str> = filter.split_whitespace().collect();
+    let fits = |case: &&Case| {
+        let key = format!("{} {}", case.key(), case.model.as_deref().unwrap_or_default());
+        words.iter().all(|word| key.split(' ').any(|part| part == *word))
+    };
+    let cases: Vec<&Case> = experiment.cases.iter().filter(fits).collect();
+    if cases.is_empty() {
+        let keys: Vec<String> = experiment.cases.iter().take(20).map(Case::key).collect();
+        let more = experiment.cases.len() - keys.len();
+        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+        return Err(LabError::NothingSelected {
+            what: "case filter",
+            given: filter.to_owned(),
+            choices: format!("words of these: {}{more}", keys.join("; ")),
+        });
+    }
+    Ok(cases)
+}
+
+impl ResultEntry {
+    /// An entry without samples.
+    fn without_samples(
+        case: &Case,
+        profile: &str,
+        status: Status,
+        reason: Option<String>,
+    ) -> ResultEntry {
+        ResultEntry {
+            case: case.clone(),
+            case_key: case.key(),
+            profile: profile.to_owned(),
+            status,
+            reason,
+            notes: Vec::new(),
+            samples_us: Vec::new(),
+            turn_lengths: Vec::new(),
+            summary: None,
+            error: None,
+            bytes: case.compulsory_bytes(),
+            flops: case.flops(),
+            effective_gbps: None,
+            effective_gflops: None,
+            ratio_to_baseline: None,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The processes of a run: started when first needed, shared by the profiles of one peer, started
+//! again after a crash.
+
+use std::collections::BTreeMap;
+
+use crate::case::DeviceKind;
+use crate::peer::protocol::{PROTOCOL, Reply, Request};
+use crate::peer::{Limits, PeerCommands, PeerError, PeerProcess};
+use crate::record::Status;
+
+/// A profile that ended its peer this often is not tried in further cases.
+const MAX_CRASHES: u32 = 2;
+
+/// Why a peer cannot be used, as a result has it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Absent {
+    pub(super) status: Status,
+    pub(super) reason: String,
+}
+
+#[derive(Debug)]
+enum State {
+    Running(PeerProcess),
+    Absent(Absent),
+}
+
+#[derive(Debug)]
+pub(super) struct Peers<'a> {
+    commands: &'a PeerCommands,
+    device: DeviceKind,
+    limits: Limits,
+    states: BTreeMap<String, State>,
+    crashes: BTreeMap<String, (u32, String)>,
+    versions: BTreeMap<String, BTreeMap<String, String>>,
+    device_name: Option<String>,
+    next_id: u64,
+}
+
+impl<'a> Peers<'a> {
+    pub(super) fn new(commands: &'a PeerCommands, device: DeviceKind, limits: Limits) -> Self {
+        Self {
+            commands,
+            device,
+            limits,
+            states: BTreeMap::new(),
+            crashes: BTreeMap::new(),
+            versions: BTreeMap::new(),
+            device_name: None,
+            next_id: 1,
+        }
+    }
+
+    pub(super) fn versions(&self) -> &BTreeMap<String, BTreeMap<String, String>> {
+        &self.versions
+    }
+
+    /// The device as a peer calls it; of the CPU the machine's own facts are better.
+    pub(super) fn device_name(&self) -> Option<&str> {
+        self.device_name.as_deref().filter(|_| self.device == DeviceKind::Cuda)
+    }
+
+    pub(super) fn fresh_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// The peer's process, started if it is not running.
+    pub(super) fn get(&mut self, peer: &str) -> Result<&mut PeerProcess, Absent> {
+        if !self.states.contains_key(peer) {
+            let state = match self.start(peer) {
+                Ok(process) => State::Running(process),
+                Err(absent) => State::Absent(absent),
+            };
+            self.states.insert(peer.to_owned(), state);
+        }
+        match self.states.get_mut(peer) {
+            Some(State::Running(process)) => Ok(process),
+            Some(State::Absent(absent)) => Err(absent.clone()),
+            None => Err(Absent { status: Status::Failed, reason: "it was not started".into() }),
+        }
+    }
+
+    fn start(&mut self, peer: &str) -> Result<PeerProcess, Absent> {
+        let absent = |status| move |reason: String| Absent { status, reason };
+        let command =
+            self.commands.command(peer).map_err(|e| absent(Status::NotAvailable)(e.to_string()))?;
+        let log = self.commands.logs.join(format!("{peer}.log"));
+        let mut process =
+            PeerProcess::start(peer, &command, &log, self.limits).map_err(|e| match &e {
+                PeerError::Start { source, .. }
+                    if source.kind() == std::io::ErrorKind::NotFound =>
+                {
+                    absent(Status::NotAvailable)(e.to_string())
+                }
+                _ => absent(Status::Failed)(e.to_string()),
+            })?;
+        let hello = Request::Hello { protocol: PROTOCOL, device: self.device };
+        match process.ask(&hello) {
+            Ok(Reply::Hello { versions, device, .. }) => {
+                self.versions.insert(peer.to_owned(), versions);
+                self.device_name = self.device_name.take().or(device);
+                Ok(process)
+            }
+            Ok(Reply::Unavailable { reason }) => Err(absent(Status::NotAvailable)(reason)),
+            Ok(other) => Err(absent(Status::Failed)(format!("answered with {}", other.name()))),
+            Err(error) => Err(absent(Status::Failed)(error.to_string())),
+        }
+    }
+
+    /// A profile ended its peer: the next use starts it again.
+    pub(super) fn crashed(&mut self, peer: &str, profile: &str, reason: &str) {
+        self.states.remove(peer);
+        let entry = self.crashes.entry(profile.to_owned()).or_default();
+        *entry = (entry.0 + 1, reason.to_owned());
+    }
+
+    /// Why a profile is no longer tried.
+    pub(super) fn given_up(&self, profile: &str) -> Option<String> {
+        let (count, reason) = self.crashes.get(profile)?;
+        (*count >= MAX_CRASHES)
+            .then(|| format!("not tried again after {count} crashes, the last: {reason}"))
+    }
+}

@@ -1,0 +1,152 @@
+//! Identity of the code that a record measured.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::case::DeviceKind;
+use crate::record::hex;
+
+/// The code as it is now: what a result depends on, and no more.
+///
+/// As text: `tree:HASH` for committed code, `dirty:HASH` where there are changes, `unknown` outside
+/// a repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum Source {
+    /// Everything relevant is committed.
+    Tree(String),
+    /// Something relevant is not.
+    Dirty(String),
+    /// There is no repository to ask.
+    Unknown,
+}
+
+/// What any result depends on.
+const COMMON: [&str; 5] = [
+    "crates/swiglu-core/src",
+    "crates/swiglu/src",
+    ":(glob)crates/swiglu-cli/src/verbs/lab/peer*",
+    ":(glob)crates/swiglu-cli/src/verbs/lab/peer*/**",
+    ":(glob)lab/peers/*.py",
+];
+
+/// What a result on a device depends on besides.
+fn paths(device: DeviceKind) -> Vec<&'static str> {
+    let own: &[&str] = match device {
+        DeviceKind::Cpu => &["crates/swiglu-cpu/src"],
+        DeviceKind::Cuda => &["crates/swiglu-cuda/src", "crates/swiglu-cuda/device"],
+    };
+    COMMON.iter().chain(own).copied().collect()
+}
+
+impl Source {
+    /// Asks git about the repository around `dir`.
+    pub fn detect(dir: &Path, device: DeviceKind) -> Self {
+        Self::ask_git(dir, device).unwrap_or(Source::Unknown)
+    }
+
+    fn ask_git(dir: &Path, device: DeviceKind) -> Option<Self> {
+        let root = git(dir, &["rev-parse", "--show-toplevel"])?;
+        let root = Path::new(std::str::from_utf8(&root).ok()?.trim_end()).to_path_buf();
+        let paths = paths(device);
+        let with_paths = |arguments: &[&'static str]| {
+            let arguments: Vec<&str> = arguments.iter().chain(&paths).copied().collect();
+            git(&root, &arguments)
+        };
+        let listed = with_paths(&["ls-files", "--stage", "--"])?;
+        if listed.is_empty() {
+            // A repository, but not of this project.
+            return None;
+        }
+        let changed = with_paths(&["status", "--porcelain", "--untracked-files=all", "--"])?;
+        if changed.is_empty() {
+            return Some(Source::Tree(short(&[&listed])));
+        }
+        let difference = with_paths(&["diff", "HEAD", "--"])?;
+        Some(Source::Dirty(short(&[&listed, &changed, &difference])))
+    }
+
+    /// Why a record of `recorded` is not of this code; none if it is, or if nobody can tell.
+    pub fn staleness(&self, recorded: &str) -> Option<String> {
+        match self {
+            Source::Unknown => None,
+            _ if recorded == self.to_string() && recorded.starts_with("tree:") => None,
+            _ if recorded.starts_with("dirty") => {
+                Some("it was measured with uncommitted changes of the code".into())
+            }
+            _ if recorded == "unknown" => Some("it is not known which code was measured".into()),
+            Source::Dirty(_) => Some("the code has uncommitted changes".into()),
+            Source::Tree(_) => Some("the code has changed since".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Tree(hash) => write!(f, "tree:{hash}"),
+            Source::Dirty(hash) => write!(f, "dirty:{hash}"),
+            Source::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+fn git(dir: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
+    let output = Command::new("git").arg("-C").arg(dir).args(arguments).output().ok()?;
+    output.status.success().then_some(output.stdout)
+}
+
+fn short(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hex(&hash.finalize()[..16])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_committed_dirty_or_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = dir.path();
+        assert_eq!(Source::detect(here, DeviceKind::Cpu), Source::Unknown);
+        let run = |arguments: &[&str]| {
+            let identity = ["-c", "user.name=t", "-c", "user.email=t@t"];
+            let all: Vec<&str> = identity.iter().chain(arguments).copied().collect();
+            git(here, &all)
+        };
+        if run(&["init", "-q"]).is_none() {
+            return;
+        }
+        let write = |path: &str, text: &str| {
+            let path = here.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("crates/swiglu-cpu/src/gemm.rs", "one");
+        write("lab/peers/torch_peer.py", "one");
+        write("README.md", "one");
+        run(&["add", "."]).unwrap();
+        run(&["commit", "-qm", "c"]).unwrap();
+        let clean = Source::detect(here, DeviceKind::Cpu);
+        assert!(matches!(clean, Source::Tree(_)));
+        assert_eq!(clean.staleness(&clean.to_string()), None);
+        write("README.md", "two");
+        assert_eq!(Source::detect(here, DeviceKind::Cpu), clean);
+        write("crates/swiglu-cpu/src/gemm.rs", "two");
+        let dirty = Source::detect(here, DeviceKind::Cpu);
+        assert!(matches!(dirty, Source::Dirty(_)));
+        // Other changes are another identity: a run that goes on must be of the same code.
+        write("crates/swiglu-cpu/src/gemm.rs", "three");
+        assert_ne!(Source::detect(here, DeviceKind::Cpu), dirty);
+        assert_ne!(Source::detect(here, DeviceKind::Cuda), dirty);
+        assert!(dirty.staleness(&clean.to_string()).unwrap().contains("uncommitted"));
+        run(&["commit", "-qam", "c"]).unwrap();
+        let next = Source::detect(here, DeviceKind::Cpu);
+        assert!(next.staleness(&clean.to_string()).unwrap().contains("changed since"));
+        assert!(next.staleness(&dirty.to_string()).unwrap().contains("uncommitted"));
+    }
+}

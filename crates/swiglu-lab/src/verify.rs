@@ -1,0 +1,359 @@
+//! Whether a peer's rows are the case's result: the float64 oracle over the rows that were asked
+//! for, with error bounds derived from the roundings that the profile promises.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rayon::prelude::*;
+use swiglu_core::bounds::{self, Judgement, Reference};
+use swiglu_core::random::{bits, normal};
+use swiglu_core::{
+    DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams, Numerics,
+    Orientation, bf16, f16,
+};
+
+use crate::case::{Case, CaseOp};
+use crate::definition::{ProfileDef, Role};
+use crate::error::Result;
+use crate::peer::protocol::{
+    ACTIVATION_SCALE, MAX_VERIFIED, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_UP, STREAM_X,
+};
+use crate::record::ErrorMetrics;
+
+/// Multiply-adds that the oracle may take for one case: a few seconds.
+const BUDGET: f64 = 6e8;
+/// More rows than this show nothing new.
+const MAX_ROWS: usize = 64;
+/// What truncation to TF32 may change a factor by.
+const TF32_ROUNDOFF: f64 = 1.0 / 1024.0;
+
+/// Elements that fit a little-endian stream.
+trait Wire: Element {
+    fn from_le(bytes: &[u8]) -> Self;
+}
+
+macro_rules! wire {
+    ($($type:ty),*) => {$(
+        impl Wire for $type {
+            fn from_le(bytes: &[u8]) -> Self {
+                let mut buffer = [0; size_of::<$type>()];
+                for (to, from) in buffer.iter_mut().zip(bytes) {
+                    *to = *from;
+                }
+                <$type>::from_le_bytes(buffer)
+            }
+        }
+    )*};
+}
+wire!(f32, f16, bf16);
+
+/// Calls a generic function with the type of a dtype.
+macro_rules! of_dtype {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F16 => {
+                type $t = f16;
+                $body
+            }
+            _ => {
+                type $t = bf16;
+                $body
+            }
+        }
+    };
+}
+
+/// The reference of one case, worked out once per promise of roundings.
+#[derive(Debug)]
+pub(crate) struct Oracle {
+    case: Case,
+    seed: u64,
+    rows: Vec<usize>,
+    known: Vec<((Numerics, bool), Reference)>,
+}
+
+impl Oracle {
+    pub(crate) fn new(case: &Case, seed: u64) -> Self {
+        Self { case: case.clone(), seed, rows: rows_of(case, seed), known: Vec::new() }
+    }
+
+    /// The rows that peers are asked for.
+    pub(crate) fn rows(&self) -> &[usize] {
+        &self.rows
+    }
+
+    /// Judges the rows of a profile.
+    ///
+    /// # Errors
+    /// The text says how the data differs from what was asked for, or why there is no reference.
+    pub(crate) fn judge(
+        &mut self,
+        profile: &ProfileDef,
+        (shape, dtype, rows): ([usize; 2], DType, &[usize]),
+        data: &str,
+    ) -> Result<Judgement, String> {
+        let expected = self.case.output_shape();
+        if shape != expected || dtype != self.case.dtype || rows != self.rows {
+            return Err(format!(
+                "the output is {dtype} {shape:?}, rows {rows:?}; expected {} {expected:?}, rows {:?}",
+                self.case.dtype, self.rows
+            ));
+        }
+        let bytes = STANDARD.decode(data).map_err(|e| format!("the rows are not base64: {e}"))?;
+        let columns = expected[1];
+        let needed = rows.len() * columns * dtype.size();
+        if bytes.len() != needed {
+            return Err(format!("the rows have {} bytes, expected {needed}", bytes.len()));
+        }
+        let count = self.rows.len();
+        let reference = self.reference(profile).map_err(|e| e.to_string())?;
+        of_dtype!(dtype, T => {
+            let values = bytes.chunks_exact(size_of::<T>()).map(<T as Wire>::from_le).collect();
+            Matrix::<T>::from_vec(values, count, columns)
+                .and_then(|out| reference.judge(out.view()))
+                .map_err(|e| e.to_string())
+        })
+    }
+
+    fn reference(&mut self, profile: &ProfileDef) -> Result<&Reference> {
+        let key = promise(profile, &self.case);
+        let at = match self.known.iter().position(|(k, _)| *k == key) {
+            Some(at) => at,
+            None => {
+                let case = Case { numerics: key.0, ..self.case.clone() };
+                let roundoff = if key.1 { TF32_ROUNDOFF } else { 0.0 };
+                let reference = of_dtype!(case.dtype, T => {
+                    reference::<T>(&case, self.seed, &self.rows, roundoff)
+                })?;
+                self.known.push((key, reference));
+                self.known.len() - 1
+            }
+        };
+        Ok(&self.known[at].1)
+    }
+}
+
+/// The roundings a profile is judged by, and whether its factors may be rounded to TF32.
+fn promise(profile: &ProfileDef, case: &Case) -> (Numerics, bool) {
+    let weakest =
+        Numerics { rounding: swiglu_core::Rounding::Eager, exp: swiglu_core::ExpMode::Fast };
+    let default = if profile.role == Role::Ours { case.numerics } else { weakest };
+    let tf32 = case.dtype == DType::F32
+        && profile.options.get("tf32").and_then(serde_json::Value::as_bool) == Some(true);
+    (profile.numerics.unwrap_or(default), tf32)
+}
+
+/// The first row, the last and some between: as many as the oracle and one reply can take.
+fn rows_of(case: &Case, seed: u64) -> Vec<usize> {
+    let [m, columns] = case.output_shape();
+    let macs = match case.op {
+        CaseOp::Activation | CaseOp::Copy => 1.0,
+        CaseOp::GatedLinear | CaseOp::Mlp => case.flops() / 2.0 / m.max(1) as f64,
+    };
+    let affordable = (BUDGET / macs.max(1.0)) as usize;
+    let count = affordable.min(MAX_VERIFIED / columns.max(1)).clamp(1, MAX_ROWS);
+    if count >= m {
+        return (0..m).collect();
+    }
+    let mut rows = std::collections::BTreeSet::from([m - 1]);
+    let others = std::iter::once(0).chain((0..).map(|i| (bits(seed, i) % m as u64) as usize));
+    for row in others {
+        if rows.len() == count {
+            break;
+        }
+        rows.insert(row);
+    }
+    rows.into_iter().collect()
+}
+
+/// A `[rows, cols]` matrix of a stream, made by all processors.
+fn weight<T: Element>(stream: u64, rows: usize, cols: usize) -> swiglu_core::Result<Matrix<T>> {
+    let scale = 1.0 / (cols.max(1) as f32).sqrt();
+    let mut m = Matrix::zeros(rows, cols)?;
+    m.as_mut_slice().par_chunks_mut(cols.max(1)).enumerate().for_each(|(r, row)| {
+        for (c, v) in row.iter_mut().enumerate() {
+            *v = T::from_f32(normal(stream, (r * cols + c) as u64) * scale);
+        }
+    });
+    Ok(m)
+}
+
+/// Chosen rows of a stream's matrix.
+fn inputs<T: Element>(
+    stream: u64,
+    rows: &[usize],
+    cols: usize,
+    scale: f32,
+) -> swiglu_core::Result<Matrix<T>> {
+    let element = |r: usize, c: usize| T::from_f32(normal(stream, (r * cols + c) as u64) * scale);
+    let data = rows.iter().flat_map(|&r| (0..cols).map(move |c| element(r, c))).collect();
+    Matrix::from_vec(data, rows.len(), cols)
+}
+
+fn reference<T: Element>(
+    case: &Case,
+    seed: u64,
+    rows: &[usize],
+    roundoff: f64,
+) -> Result<Reference> {
+    let (k, h) = (case.hidden, case.intermediate);
+    let numerics = case.numerics;
+    match case.op {
+        CaseOp::Copy => {
+            let x = inputs::<T>(seed ^ STREAM_X, rows, h, 1.0)?;
+            let value = x.as_slice().iter().map(|v| v.to_f64()).collect();
+            let value = Matrix::from_vec(value, rows.len(), h)?;
+            Ok(Reference { bound: Matrix::zeros(rows.len(), h)?, value, frobenius_limit: 0.0 })
+        }
+        CaseOp::Activation => {
+            let gate = inputs::<T>(seed ^ STREAM_GATE, rows, h, ACTIVATION_SCALE)?;
+            let up = inputs::<T>(seed ^ STREAM_UP, rows, h, ACTIVATION_SCALE)?;
+            let both = GateUpRef::separate(gate.view(), up.view())?;
+            Ok(bounds::activation(&case.activation, numerics, &both)?)
+        }
+        CaseOp::GatedLinear | CaseOp::Mlp => {
+            let x = inputs::<T>(seed ^ STREAM_X, rows, k, 1.0)?;
+            let gate = weight::<T>(seed ^ STREAM_GATE, h, k)?;
+            let up = weight::<T>(seed ^ STREAM_UP, h, k)?;
+            let [gate_bias, up_bias, down_bias] = [(0, h), (1, h), (2, k)].map(|(which, n)| {
+                let stream = seed ^ STREAM_BIAS[which];
+                case.bias.then(|| (0..n).map(|i| normal(stream, i as u64)).collect::<Vec<f32>>())
+            });
+            // How the weights lie does not change the result.
+            let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?;
+            let gated = GatedLinearParams {
+                weights,
+                gate_bias: gate_bias.as_deref(),
+                up_bias: up_bias.as_deref(),
+                activation: case.activation,
+                numerics,
+            };
+            if case.op == CaseOp::GatedLinear {
+                return Ok(bounds::gated_linear_with(x.view(), &gated, roundoff)?);
+            }
+            let down = weight::<T>(seed ^ STREAM_DOWN, k, h)?;
+            let mlp = MlpParams {
+                gated,
+                down: down.view(),
+                down_orientation: Orientation::OutIn,
+                down_bias: down_bias.as_deref(),
+            };
+            Ok(bounds::mlp_with(x.view(), &mlp, roundoff)?)
+        }
+    }
+}
+
+/// As a record has it.
+pub(crate) fn metrics(judgement: &Judgement) -> ErrorMetrics {
+    let finite = |x: f64| x.is_finite().then_some(x);
+    ErrorMetrics {
+        relative_frobenius: finite(judgement.relative_frobenius),
+        frobenius_limit: finite(judgement.frobenius_limit),
+        worst_ratio: finite(judgement.worst_ratio),
+    }
+}
+
+/// Why a judgement failed, in words.
+pub(crate) fn complaint(judgement: &Judgement, rows: &[usize]) -> String {
+    let (r, c) = judgement.worst_at;
+    let row = rows.get(r).copied().unwrap_or(r);
+    if judgement.worst_ratio > 1.0 {
+        return format!(
+            "the result is wrong: element [{row}, {c}] is off by {:.3e} times its bound",
+            judgement.worst_ratio
+        );
+    }
+    format!(
+        "the result is not accurate enough: relative error {:.2e}, limit {:.2e}",
+        judgement.relative_frobenius, judgement.frobenius_limit
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::tests::small;
+
+    fn profile(role: Role) -> ProfileDef {
+        ProfileDef {
+            id: "p".into(),
+            peer: "p".into(),
+            options: serde_json::Map::new(),
+            role,
+            numerics: None,
+        }
+    }
+
+    fn encoded(values: &[f32]) -> String {
+        STANDARD.encode(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+    }
+
+    /// The rows of a case, computed in f32 as any peer would.
+    fn honest(case: &Case, seed: u64, rows: &[usize]) -> Vec<f32> {
+        let reference = reference::<f32>(case, seed, rows, 0.0).unwrap();
+        reference.value.as_slice().iter().map(|v| *v as f32).collect()
+    }
+
+    #[test]
+    fn honest_rows_pass_and_wrong_ones_do_not() {
+        for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp, CaseOp::Copy] {
+            let case = Case { bias: op.has_weights(), ..small(op) };
+            let mut oracle = Oracle::new(&case, 7);
+            let rows = oracle.rows().to_vec();
+            let mut values = honest(&case, 7, &rows);
+            let ours = profile(Role::Ours);
+            let told = (case.output_shape(), DType::F32, rows.as_slice());
+            assert!(oracle.judge(&ours, told, &encoded(&values)).unwrap().passed(), "{op}");
+            values[3] *= 1.001;
+            let wrong = oracle.judge(&ours, told, &encoded(&values)).unwrap();
+            assert!(!wrong.passed(), "{op}");
+            assert!(complaint(&wrong, &rows).contains("[0, 3]"), "{}", complaint(&wrong, &rows));
+            values[3] = f32::NAN;
+            let nan = oracle.judge(&ours, told, &encoded(&values)).unwrap();
+            assert!(!nan.passed(), "{op}");
+            assert_eq!(metrics(&nan).worst_ratio, None);
+        }
+    }
+
+    #[test]
+    fn other_shapes_lengths_and_codes_are_refused() {
+        let case = small(CaseOp::Copy);
+        let mut oracle = Oracle::new(&case, 7);
+        let rows = oracle.rows().to_vec();
+        let p = profile(Role::Peer);
+        let all = encoded(&honest(&case, 7, &rows));
+        let mut refused = |shape, dtype, rows: &[usize], data: &str| {
+            oracle.judge(&p, (shape, dtype, rows), data).unwrap_err()
+        };
+        assert!(refused([5, 15], DType::F32, &rows, &all).contains("[5, 16]"));
+        assert!(refused([5, 16], DType::F16, &rows, &all).contains("f16"));
+        assert!(refused([5, 16], DType::F32, &[1], &all).contains("rows [1]"));
+        assert!(refused([5, 16], DType::F32, &rows, "####").contains("base64"));
+        assert!(refused([5, 16], DType::F32, &rows, "AAAA").contains("3 bytes"));
+    }
+
+    #[test]
+    fn rows_are_few_where_they_are_dear() {
+        let case =
+            Case { m: 5000, hidden: 4096, intermediate: 14336, ..small(CaseOp::GatedLinear) };
+        let rows = rows_of(&case, 1);
+        assert!((1..=5).contains(&rows.len()) && rows.contains(&4999), "{rows:?}");
+        assert_eq!(rows_of(&small(CaseOp::Mlp), 1), [0, 1, 2, 3, 4]);
+        let wide = Case { m: 9000, intermediate: 16384, ..small(CaseOp::Activation) };
+        assert_eq!(rows_of(&wide, 1).len(), 4);
+    }
+
+    #[test]
+    fn others_are_judged_by_the_weakest_promise() {
+        let case = small(CaseOp::Activation);
+        assert_eq!(promise(&profile(Role::Ours), &case), (case.numerics, false));
+        assert_eq!(promise(&profile(Role::Peer), &case).0.to_string(), "eager+fast");
+        let mut tf32 = profile(Role::Peer);
+        tf32.options.insert("tf32".into(), true.into());
+        assert!(promise(&tf32, &case).1);
+        assert!(!promise(&tf32, &Case { dtype: DType::Bf16, ..case }).1);
+    }
+}
