@@ -41,6 +41,10 @@ bench *ARGS:
 explain *ARGS:
     cargo run --release -- explain "$@"
 
+# Gather what a GPU machine without Rust needs to test and measure this: target/gpu-bundle
+gpu-bundle:
+    scripts/gpu-bundle
+
 # Fuzz a file reader (safetensors, gguf or npy); needs nightly and `cargo install cargo-fuzz`
 fuzz TARGET SECONDS="60":
     cargo +nightly fuzz run --fuzz-dir crates/swiglu-formats/fuzz {{ TARGET }} -- -max_total_time={{ SECONDS }}

@@ -55,6 +55,11 @@ impl DeviceArgs {
         Ok(device)
     }
 
+    /// Whether the choice of the device was left to the program.
+    pub(crate) fn is_best(&self) -> bool {
+        self.device == DeviceName::Best
+    }
+
     fn best(&self) -> anyhow::Result<Device> {
         Ok(match Device::best()? {
             Device::Cuda(cuda) if self.tf32 => {

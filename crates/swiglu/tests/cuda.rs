@@ -3,6 +3,8 @@
 // A helper of a test is a test: it ends by panicking, and says what was not run.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use std::path::{Path as FilePath, PathBuf};
+
 use swiglu::cuda::{CudaError, DeviceMatrix, library};
 use swiglu::{
     Activation, CoreError, DType, Device, Error, GateUpRef, GatedActivation, GatedLinear, Matrix,
@@ -10,12 +12,22 @@ use swiglu::{
 };
 use swiglu_core::{bounds, random};
 
-const STORIES: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+/// A real layer: in the project, or where a bundle of tests has it.
+fn stories() -> PathBuf {
+    let fixtures = std::env::var_os("SWIGLU_FIXTURES").map(PathBuf::from);
+    let fixtures = fixtures
+        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures")));
+    fixtures.join("stories15m-layer0/layer.safetensors")
+}
+
+fn has_gpu() -> bool {
+    let simulated = std::env::var("SWIGLU_TEST_DEVICE").is_ok_and(|name| name == "sim");
+    !simulated && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| FilePath::new(path).exists())
+}
 
 /// The best device, or nothing after saying why there is none but the CPU.
 fn device() -> Option<Device> {
-    if !std::path::Path::new("/dev/nvidiactl").exists() {
+    if !has_gpu() {
         match swiglu_cuda_sim::build() {
             Ok(simulator) => {
                 library::prefer(simulator.directory());
@@ -46,7 +58,7 @@ fn the_best_device_is_the_first_cuda_device() {
 #[test]
 fn layers_of_a_file_run_within_bounds_and_refuse_as_on_the_cpu() {
     let Some(device) = device() else { return };
-    let weights = Mlp::load(STORIES, 0).unwrap().dtype(DType::Bf16);
+    let weights = Mlp::load(stories(), 0).unwrap().dtype(DType::Bf16);
     let mlp = weights.to(&device).unwrap();
     let x = input::<bf16>(3, mlp.hidden());
     let y = mlp.forward(&x).unwrap();
@@ -64,7 +76,7 @@ fn layers_of_a_file_run_within_bounds_and_refuse_as_on_the_cpu() {
 fn resident_data_gives_the_same_bits_also_from_a_graph() {
     let Some(device) = device() else { return };
     let Device::Cuda(cuda) = &device else { return };
-    let layer = GatedLinear::load(STORIES, 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
+    let layer = GatedLinear::load(stories(), 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
     let x = input::<bf16>(2, layer.hidden());
     let expected = layer.forward(&x).unwrap();
     let stream = cuda.new_stream().unwrap();
@@ -91,7 +103,7 @@ fn resident_data_gives_the_same_bits_also_from_a_graph() {
 #[test]
 fn a_layer_on_the_cpu_has_no_stream() {
     let Some(Device::Cuda(cuda)) = device() else { return };
-    let layer = GatedLinear::load(STORIES, 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
+    let layer = GatedLinear::load(stories(), 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
     let stream = cuda.stream();
     let x = DeviceMatrix::<f32>::zeros(&stream, 1, layer.hidden()).unwrap();
     let mut out = DeviceMatrix::<f32>::zeros(&stream, 1, layer.out_features()).unwrap();
@@ -108,7 +120,7 @@ fn activations_and_explanations_are_of_the_device() {
     let inputs = GateUpRef::separate(gate, up).unwrap();
     assert_eq!(act.forward(inputs).unwrap().as_slice(), [5.0, 0.0, 14.0, -24.0]);
 
-    let layer = GatedLinear::load(STORIES, 0).unwrap().dtype(DType::F16).to(&device).unwrap();
+    let layer = GatedLinear::load(stories(), 0).unwrap().dtype(DType::F16).to(&device).unwrap();
     let explanation = layer.explain(40);
     assert_eq!(explanation.plan, layer.plan(40));
     assert_eq!(explanation.plan, device.plan(explanation.problem, None));

@@ -66,11 +66,20 @@ impl CheckArgs {
 pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
     let mut report = Report::default();
-    let on = match &device {
-        Device::Cuda(cuda) => check_cuda(args, cuda, terminal, &mut report),
-        _ => check_cpu(args, device.threads(), terminal, &mut report)?,
+    let mut on = Vec::new();
+    if let Device::Cuda(cuda) = &device {
+        on.push(check_cuda(args, cuda, terminal, &mut report));
+    }
+    // Unless a device was named, every kernel of this machine is checked.
+    let cpu = match &device {
+        Device::Cpu(cpu) => Some(cpu.threads()),
+        _ if args.device.is_best() => Some(Device::cpu()?.threads()),
+        _ => None,
     };
-    report.print(terminal, &on)?;
+    if let Some(threads) = cpu {
+        on.push(check_cpu(args, threads, terminal, &mut report)?);
+    }
+    report.print(terminal, &on.join(" and "))?;
     Ok(Verdict::from_passed(report.passed()))
 }
 
