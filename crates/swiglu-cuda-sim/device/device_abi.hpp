@@ -74,8 +74,15 @@ void sim_barrier_init_fence();
 void sim_barrier_arrive(unsigned barrier, unsigned expect_bytes);
 void sim_barrier_wait(unsigned barrier, unsigned parity);
 
+unsigned sim_cluster_rank();
+unsigned sim_cluster_address(unsigned address, unsigned rank);
+void sim_cluster_barrier();
+void sim_barrier_arrive_cluster(unsigned barrier);
+
 void sim_prefetch_tensor_map(const void* map);
 void sim_tensor_load(unsigned to, const void* map, unsigned barrier, int column, int row);
+void sim_tensor_load_multicast(unsigned to, const void* map, unsigned barrier, int column, int row,
+                               unsigned blocks);
 void sim_tensor_store(const void* map, unsigned from, int column, int row);
 void sim_bulk_commit();
 void sim_bulk_wait(unsigned pending, bool only_read);

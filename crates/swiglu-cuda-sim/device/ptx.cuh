@@ -159,11 +159,22 @@ INLINE void barrier_arrive(u32 barrier) { sim_barrier_arrive(barrier, 0); }
 INLINE void barrier_arrive_expect(u32 barrier, u32 bytes) { sim_barrier_arrive(barrier, bytes); }
 INLINE void barrier_wait(u32 barrier, u32 parity) { sim_barrier_wait(barrier, parity); }
 
+// --- Clusters (sm_90) --------------------------------------------------------------------------
+
+INLINE u32 cluster_rank() { return sim_cluster_rank(); }
+INLINE u32 cluster_address(u32 address, u32 rank) { return sim_cluster_address(address, rank); }
+INLINE void cluster_barrier() { sim_cluster_barrier(); }
+INLINE void barrier_arrive_cluster(u32 barrier) { sim_barrier_arrive_cluster(barrier); }
+
 // --- The bulk copy engine (sm_90) --------------------------------------------------------------
 
 INLINE void prefetch_tensor_map(const TensorMap* map) { sim_prefetch_tensor_map(map); }
 INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
   sim_tensor_load(to, map, barrier, column, row);
+}
+INLINE void tensor_load_multicast(u32 to, const TensorMap* map, u32 barrier, int column, int row,
+                                  u16 blocks) {
+  sim_tensor_load_multicast(to, map, barrier, column, row, blocks);
 }
 INLINE void tensor_store(const TensorMap* map, u32 from, int column, int row) {
   sim_tensor_store(map, from, column, row);

@@ -101,6 +101,7 @@ void thread_main() {
   --thread.block->live;
   --g.live;
   release_barriers(*thread.block);
+  release_cluster_barrier(g);
   leave_for_good();
 }
 

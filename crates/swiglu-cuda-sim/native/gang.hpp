@@ -151,6 +151,7 @@ struct Gang {
   std::deque<Block> blocks;
   std::vector<Thread*> runnable;
   std::vector<Thread*> barrier_waiters;
+  std::vector<Thread*> cluster_waiters;
   std::vector<BulkLoad> loads;
   std::vector<std::shared_ptr<BulkStore>> stores;
   void* scheduler = nullptr;
@@ -190,6 +191,10 @@ void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const 
 void meet(const char* operation, uint64_t signature, uint32_t mask, void* arguments,
           void (*perform)(Warp&, Meeting&));
 void release_barriers(Block& block);
+// A block of the running thread's cluster, which must not have ended: its shared memory is gone then.
+Block& cluster_block(unsigned rank, const char* operation);
+void release_cluster_barrier(Gang& gang);
+void arrive(Block& block, uint32_t barrier, uint32_t expect_bytes);
 
 // Lets one transfer of the copy engine make progress; false if none is under way.
 bool progress_transfer(Gang& gang);

@@ -141,6 +141,20 @@ void sim_tensor_load(unsigned to, const void* pointer, unsigned barrier, int col
   maybe_yield();
 }
 
+void sim_tensor_load_multicast(unsigned to, const void* pointer, unsigned barrier, int column,
+                               int row, unsigned blocks) {
+  if (blocks == 0) fault("a tensor load to no block of its cluster");
+  for (unsigned rank = 0; rank < 16; ++rank) {
+    if ((blocks >> rank & 1) == 0) continue;
+    Block& block = cluster_block(rank, "tensor load");
+    const TensorMap map = checked_map(pointer, to, block, "tensor load");
+    require_barrier(block, barrier, "tensor load");
+    require_fenced(block, barrier, 8, "the copy engine");
+    gang().loads.push_back({&block, map, to, barrier, column, row});
+  }
+  maybe_yield();
+}
+
 void sim_tensor_store(const void* pointer, unsigned from, int column, int row) {
   Thread& me = self();
   Block& block = *me.block;

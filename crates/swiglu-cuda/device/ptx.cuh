@@ -249,6 +249,31 @@ INLINE void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// --- Clusters (sm_90) --------------------------------------------------------------------------
+
+// This block's number in its cluster.
+INLINE u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// The address, for the operations that take one of the cluster, of what lies at `address` in the
+// shared memory of block `rank`.
+INLINE u32 cluster_address(u32 address, u32 rank) {
+  u32 mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+// Waits for every thread of the cluster that has not ended.
+INLINE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
+}
+// Arrives at a barrier of any block of the cluster.
+INLINE void barrier_arrive_cluster(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
 // --- The bulk copy engine (sm_90) --------------------------------------------------------------
 
 INLINE void prefetch_tensor_map(const TensorMap* map) {
@@ -261,6 +286,16 @@ INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, i
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
       "l"(map), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
+}
+// As above, to the same place of every block of the cluster whose bit is set in `blocks`; each of
+// them has its own bytes completed on its own barrier.
+INLINE void tensor_load_multicast(u32 to, const TensorMap* map, u32 barrier, int column, int row,
+                                  u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(blocks)
       : "memory");
 }
 // Copies shared memory to the map's box at (column, row), clipped to the tensor.

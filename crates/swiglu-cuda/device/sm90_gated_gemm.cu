@@ -7,20 +7,24 @@
 // activation needs no exchange and nothing but h is written.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_H output
-// columns per tile; STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output
+// columns per tile; CLUSTER blocks, 1 or 2, that compute tiles below each other and share the weights;
+// STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output
 // through the copy engine, 0 = from registers, for a base or row stride that is not a multiple of
 // 16 bytes; and what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
 // what lies outside with zeros, so that no extent needs padding.
 //
 // Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
 // 1024 cycles while the ring takes in 48 KiB, 48 B per cycle and SM from L2. The raster walks
-// groups of row tiles, so that a column of weight tiles is fetched from memory once per group.
+// groups of row tiles, so that a column of weight tiles is fetched from memory once per group. With
+// CLUSTER = 2 each block loads one half of the weights for both: 32 B per cycle and SM from L2.
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = 128;
 constexpr int kTileK = 64;                 // 128 bytes: one row of the 128-byte swizzle
 constexpr int kTileH = TILE_H;
 constexpr bool kTensorStore = TENSOR_STORE != 0;
+constexpr int kCluster = CLUSTER;
+static_assert(kCluster == 1 || kCluster == 2, "one block loads the gate's weights, one the up's");
 constexpr int kPanel = 64;                 // columns of one swizzled panel
 
 constexpr int kXBytes = kTileM * kTileK * 2;
@@ -63,31 +67,54 @@ struct Ring {
   static INLINE u32 parity(u32 step) { return step / kStages & 1; }
 };
 
+// The tiles of a cluster's blocks lie below each other.
+INLINE int cluster_tiles(const Extents& e) { return tile_count<kCluster * kTileM, kTileH>(e); }
+INLINE Tile cluster_tile_at(int t, const Extents& e) {
+  Tile tile = tile_at<kCluster * kTileM, kTileH>(t, e);
+  if constexpr (kCluster > 1) tile.row += ptx::cluster_rank() * kTileM;
+  return tile;
+}
+
+// Copies a box of weights to this block or, in a cluster, to all of it.
+INLINE void load_box(const ptx::TensorMap& map, u32 to, u32 barrier, int column, int row) {
+  if constexpr (kCluster > 1) {
+    ptx::tensor_load_multicast(to, &map, barrier, column, row, (1 << kCluster) - 1);
+  } else {
+    ptx::tensor_load(to, &map, barrier, column, row);
+  }
+}
+
 // One half of the B operand. [out, in]: 64 k of TILE_H features are one box. [in, out]: 64 k of 64
 // features are one box, a panel.
 INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int feature, int k) {
   if constexpr (kInOut) {
 #pragma unroll
     for (int i = 0; i < kTileH / kPanel; ++i) {
-      ptx::tensor_load(to + i * (kTileK * 128), &map, barrier, feature + i * kPanel, k);
+      load_box(map, to + i * (kTileK * 128), barrier, feature + i * kPanel, k);
     }
   } else {
-    ptx::tensor_load(to, &map, barrier, k, feature);
+    load_box(map, to, barrier, k, feature);
   }
 }
 
 INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
   u32 step = 0;
-  const int tiles = tile_count<kTileM, kTileH>(p.extents), steps = k_steps(p.extents);
-  for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const Tile tile = tile_at<kTileM, kTileH>(t, p.extents);
+  const int tiles = cluster_tiles(p.extents), steps = k_steps(p.extents);
+  const u32 rank = kCluster > 1 ? ptx::cluster_rank() : 0;
+  for (int t = blockIdx.x / kCluster; t < tiles; t += gridDim.x / kCluster) {
+    const Tile tile = cluster_tile_at(t, p.extents);
     for (int i = 0; i < steps; ++i, ++step) {
+      // Free in every block that the copies go to: their consumers all arrive here.
       ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
       const u32 full = ring.full_barrier(step), to = ring.stage(step);
       ptx::barrier_arrive_expect(full, kStageBytes);
       ptx::tensor_load(to, &p.x, full, i * kTileK, tile.row);
-      load_weights(p.gate, to + kXBytes, full, tile.column, i * kTileK);
-      load_weights(p.up, to + kXBytes + kHalfBytes, full, tile.column, i * kTileK);
+      if (kCluster == 1 || rank == 0) {
+        load_weights(p.gate, to + kXBytes, full, tile.column, i * kTileK);
+      }
+      if (kCluster == 1 || rank == 1) {
+        load_weights(p.up, to + kXBytes + kHalfBytes, full, tile.column, i * kTileK);
+      }
     }
   }
 }
@@ -97,9 +124,20 @@ INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
 constexpr u32 kXStep = 32 / 16;
 constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
 
+// Gives a stage back to every producer that writes to it: one thread of a consumer for each.
+INLINE void release_stage(const Ring& ring, u32 step) {
+  const u32 thread = threadIdx.x % 128;
+  if constexpr (kCluster > 1) {
+    if (thread < kCluster) {
+      ptx::barrier_arrive_cluster(ptx::cluster_address(ring.empty_barrier(step), thread));
+    }
+  } else {
+    if (thread == 0) ptx::barrier_arrive(ring.empty_barrier(step));
+  }
+}
+
 // Multiplies one tile; stages are given back one step late, when their instructions have retired.
 INLINE void multiply(float (&d)[kTileH], const Ring& ring, u32& step, int steps, int consumer) {
-  const bool leader = threadIdx.x % 128 == 0;
   for (int i = 0; i < steps; ++i, ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
     const u32 stage = ring.stage(step);
@@ -112,10 +150,10 @@ INLINE void multiply(float (&d)[kTileH], const Ring& ring, u32& step, int steps,
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
-    if (i > 0 && leader) ptx::barrier_arrive(ring.empty_barrier(step - 1));
+    if (i > 0) release_stage(ring, step - 1);
   }
   ptx::wgmma_wait<0>();
-  if (leader) ptx::barrier_arrive(ring.empty_barrier(step - 1));
+  release_stage(ring, step - 1);
 }
 
 // h of the two adjacent columns at accumulator i, 8·(i/4) + 2·(lane % 4) and the next.
@@ -183,9 +221,9 @@ INLINE void store_elements(const float (&d)[kTileH], const Sm90GatedGemmParams& 
 
 INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer) {
   u32 step = 0;
-  const int tiles = tile_count<kTileM, kTileH>(p.extents), steps = k_steps(p.extents);
-  for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const Tile tile = tile_at<kTileM, kTileH>(t, p.extents);
+  const int tiles = cluster_tiles(p.extents), steps = k_steps(p.extents);
+  for (int t = blockIdx.x / kCluster; t < tiles; t += gridDim.x / kCluster) {
+    const Tile tile = cluster_tile_at(t, p.extents);
     float d[kTileH];
     multiply(d, ring, step, steps, consumer);
     if constexpr (kTensorStore) {
@@ -202,7 +240,7 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(ring.full_barrier(s), 1);
-      ptx::barrier_init(ring.empty_barrier(s), kConsumers);
+      ptx::barrier_init(ring.empty_barrier(s), kConsumers * kCluster);
     }
     ptx::barrier_init_fence();
     ptx::prefetch_tensor_map(&p.x);
@@ -210,7 +248,11 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
     ptx::prefetch_tensor_map(&p.up);
     if (kTensorStore) ptx::prefetch_tensor_map(&p.out);
   }
-  __syncthreads();
+  if constexpr (kCluster > 1) {
+    ptx::cluster_barrier();
+  } else {
+    __syncthreads();
+  }
   ptx::grid_dependency_wait();
   // 40 + 2·232 registers per thread triple are the 504 that three warpgroups of 168 start with.
   const u32 warpgroup = threadIdx.x / 128;
@@ -224,4 +266,6 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
     ptx::registers_request<232>();
     consume(p, ring, warpgroup - 1);
   }
+  // No block may end while another still copies to it or arrives at its barriers.
+  if constexpr (kCluster > 1) ptx::cluster_barrier();
 }

@@ -12,7 +12,8 @@ use swiglu_core::{
     Orientation, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::{
-    Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, GatedLinear,
+    Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
+    GatedLinear,
 };
 
 /// Of many cases, all on a GPU and every n-th on the simulator.
@@ -242,5 +243,59 @@ fn graphs_replay_layers() {
             let judgement = reference.judge(MatrixRef::from(&replayed)).unwrap();
             assert!(judgement.passed() || path.is_some(), "{judgement:?}");
         }
+    }
+}
+
+/// Row `row` of a dense device matrix, as a matrix of its own.
+fn row_of(matrix: &mut DeviceMatrix<bf16>, row: usize) -> DeviceMatrixMut<'_, bf16> {
+    let (cuda, cols) = (matrix.buffer().stream().cuda().clone(), matrix.cols());
+    let at = matrix.buffer().device_ptr() + (row * cols * size_of::<bf16>()) as u64;
+    // SAFETY: the row lies in the matrix, which is borrowed mutably for as long.
+    unsafe { DeviceMatrixMut::from_raw(&cuda, at, 1, cols, cols) }.unwrap()
+}
+
+/// Offsets are 64 bits wide everywhere: rows beyond element 2³¹ are computed like the first.
+#[test]
+fn more_than_2_to_the_31_elements() {
+    if !common::has_gpu() {
+        println!("not run: the simulator has no room for 2^31 elements");
+        return;
+    }
+    let cuda = common::device().unwrap();
+    let stream = cuda.stream();
+    let (m, k, h) = (70_001, 64, 32_768);
+    let probes = [0, 65_535, 65_536, m - 1];
+    let zeros = |cols| DeviceMatrix::<bf16>::zeros(&stream, m, cols).unwrap();
+    let (mut gate, mut up, mut out) = (zeros(h), zeros(h), zeros(h));
+    let numerics = Numerics::default_for(DType::Bf16);
+    let values = |seed, cols| random::normal_matrix::<bf16>(seed, 1, cols, 1.0).unwrap();
+    for (i, &row) in probes.iter().enumerate() {
+        row_of(&mut gate, row).upload(&stream, values(i as u64, h).view()).unwrap();
+        row_of(&mut up, row).upload(&stream, values(9 + i as u64, h).view()).unwrap();
+    }
+    out.buffer_mut().poison(0xFF).unwrap();
+    let inputs = DeviceGateUp::separate(gate.view(), up.view()).unwrap();
+    cuda.activation(&stream, &Activation::SWIGLU, numerics, inputs, out.view_mut()).unwrap();
+    for (i, &row) in probes.iter().enumerate() {
+        let (g, u) = (values(i as u64, h), values(9 + i as u64, h));
+        let inputs = GateUpRef::separate(g.view(), u.view()).unwrap();
+        let reference = bounds::activation(&Activation::SWIGLU, numerics, &inputs).unwrap();
+        let h = row_of(&mut out, row).as_ref().to_host(&stream).unwrap();
+        assert!(reference.judge(h.view()).unwrap().passed(), "activation, row {row}");
+    }
+    let case = Case { seed: 3, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let layer = GatedLinear::new(&cuda, &parameters.gated()).unwrap();
+    let mut x = zeros(k);
+    for (i, &row) in probes.iter().enumerate() {
+        row_of(&mut x, row).upload(&stream, values(20 + i as u64, k).view()).unwrap();
+    }
+    out.buffer_mut().poison(0xFF).unwrap();
+    layer.forward(&stream, x.view(), out.view_mut()).unwrap();
+    for (i, &row) in probes.iter().enumerate() {
+        let x = values(20 + i as u64, k);
+        let reference = bounds::gated_linear(x.view(), &parameters.gated()).unwrap();
+        let h = row_of(&mut out, row).as_ref().to_host(&stream).unwrap();
+        assert!(reference.judge(h.view()).unwrap().passed(), "gated linear, row {row}");
     }
 }

@@ -162,7 +162,7 @@ impl Kernel {
         }
     }
 
-    /// Rows and columns of h per tile.
+    /// Rows and columns of h per tile, which the blocks of a cluster share.
     pub(crate) fn tile(self) -> [usize; 2] {
         match self {
             Kernel::Sm90(config) => config.tile(),
@@ -171,15 +171,23 @@ impl Kernel {
         }
     }
 
+    /// Blocks that compute one tile together.
+    pub(crate) fn cluster(self) -> usize {
+        match self {
+            Kernel::Sm90(config) => config.cluster(),
+            Kernel::Mma(_) | Kernel::Simt => 1,
+        }
+    }
+
     /// Tile sizes and the like, by name.
-    pub(crate) fn parameters(self) -> [(&'static str, usize); 3] {
+    pub(crate) fn parameters(self) -> [(&'static str, usize); 4] {
         let [tile_m, tile_h] = self.tile();
         let stages = match self {
             Kernel::Sm90(config) => config.stages(),
             Kernel::Mma(_) => mma_gated_gemm::STAGES,
             Kernel::Simt => simt_gated_gemm::STAGES,
         };
-        [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages)]
+        [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("cluster", self.cluster())]
     }
 
     /// Whether the kernel exists for an architecture and an element type, or why not: what can be

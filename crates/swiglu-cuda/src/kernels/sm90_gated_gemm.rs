@@ -24,22 +24,31 @@ const THREADS: u32 = 384;
 /// What a block can have on sm_90.
 const SHARED_LIMIT: usize = 232_448;
 
-/// Columns of h per tile.
+/// Columns of h per tile, and blocks per cluster: two share the weights of tiles below each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     tile_h: usize,
+    cluster: usize,
 }
 
 impl Config {
     /// The most arithmetic per byte.
-    pub(crate) const WIDE: Config = Config { tile_h: 128 };
+    pub(crate) const WIDE: Config = Config { tile_h: 128, cluster: 1 };
+    /// As [`Self::WIDE`], with less traffic from the second-level cache.
+    pub(crate) const PAIR: Config = Config { tile_h: 128, cluster: 2 };
     /// Twice as many tiles, for few rows.
-    pub(crate) const NARROW: Config = Config { tile_h: 64 };
+    pub(crate) const NARROW: Config = Config { tile_h: 64, cluster: 1 };
     /// All of them.
-    pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
+    pub(crate) const ALL: [Config; 3] = [Self::WIDE, Self::PAIR, Self::NARROW];
 
+    /// Rows and columns of h that a cluster computes together.
     pub(crate) fn tile(self) -> [usize; 2] {
-        [TILE_M, self.tile_h]
+        [self.cluster * TILE_M, self.tile_h]
+    }
+
+    /// Blocks that compute a tile.
+    pub(crate) fn cluster(self) -> usize {
+        self.cluster
     }
 
     fn stage_bytes(self) -> usize {
@@ -103,12 +112,13 @@ fn variant(
     let [f, g] = layout_defines(orientation, bias);
     let tile = [
         define("TILE_H", config.tile_h),
+        define("CLUSTER", config.cluster),
         define("STAGES", config.stages()),
         define("TENSOR_STORE", tensor_store),
         define("SHARED_BYTES", config.shared_bytes(tensor_store)),
     ];
-    let [h, i, j, k] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k])
+    let [h, i, j, k, l] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l])
 }
 
 pub(super) fn function(
@@ -142,6 +152,8 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Res
             Orientation::InOut => map(matrix, w.hidden, w.intermediate, TILE_K),
         }
     };
+    // Persistent: a cluster per so many multiprocessors, or fewer.
+    let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
     let params = Params {
         x: map(call.x, call.m, w.hidden, TILE_M)?,
         gate: weight(w.gate)?,
@@ -150,14 +162,15 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Res
             true => map(call.out, call.m, w.intermediate, PANEL)?,
             false => TensorMap::UNUSED,
         },
-        extents: call.extents(config.tile(), cuda.facts().sm_count),
+        extents: call.extents(config.tile(), clusters as u32),
         epilogue: call.epilogue(),
     };
-    let blocks = call.tiles(config.tile()).min(cuda.facts().sm_count as usize);
+    let blocks = call.tiles(config.tile()).min(clusters) * config.cluster;
     let launch = LaunchConfig {
         grid: [blocks as u32, 1, 1],
         block: THREADS,
         dynamic_shared: config.shared_bytes(tensor_store) as u32,
+        cluster: (config.cluster > 1).then_some(config.cluster as u32),
         ..LaunchConfig::default()
     };
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
@@ -171,7 +184,12 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let store = if tensor_store { "" } else { " element store" };
         let bias_label = if bias { " bias" } else { "" };
         all.push(NamedVariant {
-            name: format!("{} {orientation} h{}{bias_label}{store}", code.name(), config.tile_h),
+            name: format!(
+                "{} {orientation} {}x{}{bias_label}{store}",
+                code.name(),
+                config.tile()[0],
+                config.tile_h
+            ),
             variant: variant(config, code, orientation, bias, tensor_store),
         });
     };

@@ -41,9 +41,12 @@ pub(crate) const UNFUSED: &str = "cublaslt + elementwise";
 /// the tensor cores. The three rates are from the bytes of shared memory that each k-step reads per
 /// multiplication (device files' heads); only their ratios matter.
 fn cost(kernel: Kernel, problem: &Problem, sm_count: u32) -> f64 {
-    let [rows, columns] = kernel.tile();
+    let ([rows, columns], cluster) = (kernel.tile(), kernel.cluster());
     let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
-    let rate = match (kernel, rows * columns) {
+    let per_block = rows * columns / cluster;
+    let rate = match (kernel, per_block) {
+        // Sharing weights saves bytes, not arithmetic; waiting for the other block costs a little.
+        (Kernel::Sm90(_), 16_384..) if cluster > 1 => 0.98,
         (Kernel::Sm90(_), 16_384..) => 1.0,
         (Kernel::Sm90(_), _) => 0.9,
         (Kernel::Mma(_), 8_192..) => 0.6,
@@ -51,8 +54,8 @@ fn cost(kernel: Kernel, problem: &Problem, sm_count: u32) -> f64 {
         (Kernel::Mma(_), _) => 0.25,
         (Kernel::Simt, _) => 0.05,
     };
-    let waves = (tiles / f64::from(sm_count.max(1))).ceil();
-    waves * (rows * columns) as f64 / rate
+    let waves = (tiles / (f64::from(sm_count.max(1)) / cluster as f64).floor().max(1.0)).ceil();
+    waves * per_block as f64 / rate
 }
 
 /// Rows from which cuBLAS multiplies f32 faster than this crate's kernel: below, both stream the
@@ -109,7 +112,7 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
         (Why::LowestCost, Choice::Fused(kernel)) => {
             let [rows, columns] = kernel.tile();
             let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
-            let waves = tiles as f64 / f64::from(sm_count.max(1));
+            let waves = (tiles * kernel.cluster()) as f64 / f64::from(sm_count.max(1));
             format!("{tiles} tiles are {waves:.2} waves")
         }
         (Why::LowestCost | Why::NoFusedKernel, _) => "no fused kernel computes this".into(),

@@ -1,0 +1,69 @@
+// Clusters (PTX ISA 9.7.13.4, barrier.cluster; 9.7.9.24, mapa): the blocks of a gang.
+#include "gang.hpp"
+
+namespace sim {
+namespace {
+
+// An address of the cluster's shared memory is that of the block's own, with the block above it.
+constexpr unsigned RANK_SHIFT = 24;
+
+void wake_cluster(Gang& g) {
+  std::vector<Thread*> waiting;
+  waiting.swap(g.cluster_waiters);
+  for (Thread* t : waiting) wake(*t);
+}
+
+}  // namespace
+
+Block& cluster_block(unsigned rank, const char* operation) {
+  Gang& g = gang();
+  if (rank >= g.blocks.size()) {
+    fault("%s with block %u of a cluster of %zu", operation, rank, g.blocks.size());
+  }
+  Block& block = g.blocks[rank];
+  if (block.live == 0) fault("%s with block %u of its cluster, which has ended", operation, rank);
+  return block;
+}
+
+void release_cluster_barrier(Gang& g) {
+  if (g.cluster_waiters.size() >= g.live) wake_cluster(g);
+}
+
+}  // namespace sim
+
+using namespace sim;
+
+extern "C" {
+
+unsigned sim_cluster_rank() {
+  const Gang& g = gang();
+  unsigned rank = 0;
+  while (&g.blocks[rank] != self().block) ++rank;
+  return rank;
+}
+
+unsigned sim_cluster_address(unsigned address, unsigned rank) {
+  cluster_block(rank, "mapa");
+  return (rank + 1) << RANK_SHIFT | address;
+}
+
+void sim_cluster_barrier() {
+  Gang& g = gang();
+  if (g.cluster_waiters.size() + 1 == g.live) {
+    wake_cluster(g);
+    maybe_yield();
+    return;
+  }
+  g.cluster_waiters.push_back(&self());
+  wait_until_woken("barrier.cluster");
+}
+
+void sim_barrier_arrive_cluster(unsigned barrier) {
+  const unsigned rank = barrier >> RANK_SHIFT;
+  if (rank == 0) fault("mbarrier.arrive.shared::cluster at %u, an address of the block", barrier);
+  Block& block = cluster_block(rank - 1, "mbarrier.arrive.shared::cluster");
+  arrive(block, barrier & ((1u << RANK_SHIFT) - 1), 0);
+  maybe_yield();
+}
+
+}  // extern "C"
