@@ -37,7 +37,7 @@ pub struct Plan {
     pub kernel: String,
     /// Fused or not.
     pub path: Path,
-    /// Threads (CPU) that may take part.
+    /// Threads of the host that may take part; 0 where a device of its own computes.
     pub threads: usize,
     /// Tile sizes and the like, by name.
     pub parameters: BTreeMap<String, usize>,
@@ -49,7 +49,9 @@ impl fmt::Display for Plan {
     /// One line: `cpu/avx512-bf16 fused gated-linear, 2 threads, row_block=12 …`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{} {} {}", self.backend, self.kernel, self.path, self.problem.op)?;
-        write!(f, ", {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })?;
+        if self.threads > 0 {
+            write!(f, ", {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })?;
+        }
         for (name, value) in &self.parameters {
             write!(f, ", {name}={value}")?;
         }

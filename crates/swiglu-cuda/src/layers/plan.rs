@@ -139,7 +139,7 @@ impl Cuda {
                 backend,
                 kernel: "elementwise".into(),
                 path: Path::Fused,
-                threads: 1,
+                threads: 0,
                 parameters: Default::default(),
                 reason: "one pass: each value is read once and written once".into(),
             };
@@ -159,7 +159,7 @@ impl Cuda {
             backend,
             kernel: kernel.into(),
             path: choice.path(),
-            threads: 1,
+            threads: 0,
             parameters: parameters.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
             reason,
         }
