@@ -42,6 +42,8 @@ pub(crate) enum Verb {
     Explain(Box<verbs::explain::ExplainArgs>),
     /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
     Kernels(verbs::kernels::KernelsArgs),
+    /// Experiments against other libraries: run them, list what their records say
+    Lab(verbs::lab::LabArgs),
     /// Show this program, processor and what is available
     Info,
     /// Print a completion script for a shell
@@ -56,6 +58,7 @@ impl Verb {
             Verb::Bench(args) => verbs::bench::bench(args, terminal),
             Verb::Explain(args) => verbs::explain::explain(args, terminal),
             Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
+            Verb::Lab(args) => verbs::lab::lab(args, terminal),
             Verb::Info => verbs::info::info(terminal),
             Verb::Completions(args) => verbs::completions::completions(args, terminal),
         }

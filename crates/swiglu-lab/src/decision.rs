@@ -1,8 +1,18 @@
 //! Decisions: Markdown with front matter, resting on experiments.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use crate::error::{LabError, Result};
+use crate::place::Place;
+use crate::verdict::{Verdict, VerdictState};
+
+/// Begins and ends the front matter.
+const FENCE: &str = "+++";
 
 /// Where a decision stands, as its authors say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +24,23 @@ pub enum DecisionStatus {
     Accepted,
     /// Another decision replaced it.
     Superseded,
+}
+
+impl DecisionStatus {
+    /// The name as the front matter has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DecisionStatus::Proposed => "proposed",
+            DecisionStatus::Accepted => "accepted",
+            DecisionStatus::Superseded => "superseded",
+        }
+    }
+}
+
+impl fmt::Display for DecisionStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// A decision: `NNNN-*.md`, TOML between two lines of `+++`, then Markdown.
@@ -35,4 +62,160 @@ pub struct Decision {
     pub body: String,
     /// The file it was read from.
     pub path: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FrontMatter {
+    id: Spanned<String>,
+    title: Spanned<String>,
+    date: Spanned<toml::value::Datetime>,
+    status: DecisionStatus,
+    experiments: Spanned<Vec<String>>,
+    claim: Spanned<String>,
+}
+
+impl Decision {
+    /// Reads one decision.
+    ///
+    /// # Errors
+    /// [`LabError::Definition`] with line and column, [`LabError::Io`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(LabError::io("read", path))?;
+        Self::parse(&text, path)
+    }
+
+    /// Reads every `*.md` of a directory whose name begins with a digit, sorted; none if there is
+    /// no directory. A broken one does not hide the others.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if the directory cannot be read.
+    pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
+        let failed = || LabError::io("read directory", dir);
+        let entries = match std::fs::read_dir(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed())?,
+        };
+        let mut paths = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(failed())?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.ends_with(".md") && name.starts_with(|c: char| c.is_ascii_digit()) {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        Ok(paths.iter().map(|path| Self::read(path)).collect())
+    }
+
+    /// Reads a decision from text; `path` names it in errors and fixes its id.
+    ///
+    /// # Errors
+    /// [`LabError::Definition`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let whole = Place::new(text, path);
+        let expected = "expected front matter: a line +++, TOML, a line +++";
+        let rest = text.strip_prefix(FENCE).and_then(|rest| rest.strip_prefix('\n'));
+        let rest = rest.ok_or_else(|| whole.at(0..0, expected))?;
+        let end = rest.find("\n+++\n").ok_or_else(|| {
+            whole.at(text.len()..text.len(), format!("the front matter does not end: {expected}"))
+        })?;
+        let (front, body) = (&rest[..=end], &rest[end + "\n+++\n".len()..]);
+        let place = Place::new(front, path).after(1);
+        let front: FrontMatter = toml::from_str(front).map_err(|e| place.toml(&e))?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let error = |span, message: String| Err(place.at(span, message));
+        if *front.id.get_ref() != stem {
+            let message =
+                format!("id `{}`: expected the name of the file, `{stem}`", front.id.get_ref());
+            return error(front.id.span(), message);
+        }
+        if front.date.get_ref().date.is_none() {
+            return error(front.date.span(), "expected a date such as 2026-01-31".into());
+        }
+        for (what, text) in [("title", &front.title), ("claim", &front.claim)] {
+            if text.get_ref().trim().is_empty() {
+                return error(text.span(), format!("{what} is empty: expected a sentence"));
+            }
+        }
+        if front.experiments.get_ref().is_empty() {
+            let message = "no experiments: expected the ids of those it rests on".to_owned();
+            return error(front.experiments.span(), message);
+        }
+        Ok(Self {
+            id: stem,
+            title: front.title.into_inner(),
+            date: front.date.get_ref().date.map(|d| d.to_string()).unwrap_or_default(),
+            status: front.status,
+            experiments: front.experiments.into_inner(),
+            claim: front.claim.into_inner(),
+            body: body.trim().to_owned(),
+            path: path.to_path_buf(),
+        })
+    }
+
+    /// Why its evidence no longer carries it, one reason per experiment; empty if it does.
+    pub fn doubts(&self, verdicts: &BTreeMap<String, Verdict>) -> Vec<String> {
+        let doubt = |id: &String| match verdicts.get(id) {
+            None => Some(format!("{id}: there is no such experiment")),
+            Some(v) if v.state == VerdictState::NotRun => Some(format!("{id}: {}", v.headline)),
+            Some(v) if v.state == VerdictState::Refuted => Some(format!("{id} is refuted")),
+            Some(v) => v.stale.as_ref().map(|why| format!("{id} is stale: {why}")),
+        };
+        self.experiments.iter().filter_map(doubt).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "+++\nid = \"0001-x\"\ntitle = \"T\"\ndate = 2026-01-31\n\
+        status = \"accepted\"\nexperiments = [\"a\", \"b\", \"c\", \"d\"]\nclaim = \"C.\"\n+++\n\n\
+        ## Context\n\nText.\n";
+
+    fn parse(text: &str) -> Result<Decision> {
+        Decision::parse(text, Path::new("lab/decisions/0001-x.md"))
+    }
+
+    #[test]
+    fn front_matter_and_body_are_read() {
+        let d = parse(GOOD).unwrap();
+        assert_eq!((d.date.as_str(), d.status), ("2026-01-31", DecisionStatus::Accepted));
+        assert!(d.body.starts_with("## Context") && d.body.ends_with("Text."));
+    }
+
+    #[test]
+    fn errors_name_the_line_of_the_file() {
+        let cases = [
+            ("no front matter", ":1:1: "),
+            ("+++\nid = \"0001-x\"\n", "does not end"),
+            (&GOOD.replace("\"0001-x\"", "\"0002-x\""), ":2:6: id `0002-x`"),
+            (&GOOD.replace("accepted", "agreed"), ":5:10: "),
+            (&GOOD.replace("2026-01-31", "12:00:00"), ":4:8: expected a date"),
+            (&GOOD.replace("title", "titel"), ":3:1: unknown field `titel`"),
+            (&GOOD.replace("\"C.\"", "\" \""), ":7:9: claim is empty"),
+        ];
+        for (text, expected) in cases {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message} lacks {expected}");
+        }
+    }
+
+    #[test]
+    fn a_decision_is_doubted_with_its_evidence() {
+        let verdict = |state, stale: Option<&str>| Verdict {
+            state,
+            headline: "h".into(),
+            stale: stale.map(str::to_owned),
+            machines: Vec::new(),
+        };
+        let verdicts = BTreeMap::from([
+            ("a".to_owned(), verdict(VerdictState::Supported, None)),
+            ("b".to_owned(), verdict(VerdictState::Refuted, None)),
+            ("c".to_owned(), verdict(VerdictState::Supported, Some("old"))),
+        ]);
+        let doubts = parse(GOOD).unwrap().doubts(&verdicts);
+        assert_eq!(doubts, ["b is refuted", "c is stale: old", "d: there is no such experiment"]);
+    }
 }

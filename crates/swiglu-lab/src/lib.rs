@@ -12,6 +12,8 @@ mod case;
 mod decision;
 mod definition;
 mod error;
+mod format;
+pub mod gate;
 mod machine;
 pub mod peer;
 mod place;

@@ -24,12 +24,13 @@ pub enum Source {
 }
 
 /// What any result depends on.
-const COMMON: [&str; 5] = [
+const COMMON: [&str; 6] = [
     "crates/swiglu-core/src",
     "crates/swiglu/src",
     ":(glob)crates/swiglu-cli/src/verbs/lab/peer*",
     ":(glob)crates/swiglu-cli/src/verbs/lab/peer*/**",
-    ":(glob)lab/peers/*.py",
+    ":(glob)lab/peers/**/*.py",
+    ":(exclude)lab/peers/tests",
 ];
 
 /// What a result on a device depends on besides.

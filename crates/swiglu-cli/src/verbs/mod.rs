@@ -6,4 +6,5 @@ pub(crate) mod completions;
 pub(crate) mod explain;
 pub(crate) mod info;
 pub(crate) mod kernels;
+pub(crate) mod lab;
 pub(crate) mod run;

@@ -45,6 +45,16 @@ pub struct RunLock {
     _file: File,
 }
 
+impl Opened {
+    /// Reads one record and believes it only if it is whole, of this schema and unchanged.
+    ///
+    /// # Errors
+    /// [`LabError::Record`] with what is wrong and what to do, [`LabError::Io`].
+    pub fn read(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_path_buf(), record: open(path)? })
+    }
+}
+
 impl Store {
     /// The records below `root`, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
@@ -180,7 +190,7 @@ const DATE_LEN: usize = 10;
 ///
 /// # Errors
 /// [`LabError::Record`] with what is wrong and what to do, [`LabError::Io`].
-pub(crate) fn open(path: &Path) -> Result<Record> {
+fn open(path: &Path) -> Result<Record> {
     let text = fs::read(path).map_err(LabError::io("read", path))?;
     let refuse = |why: String, advice| LabError::Record { path: path.to_path_buf(), why, advice };
     let value: Value = serde_json::from_slice(&text).map_err(|e| {

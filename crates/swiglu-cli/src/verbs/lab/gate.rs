@@ -1,0 +1,152 @@
+//! `swiglu lab gate`: measure again and compare with a record.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use comfy_table::{Attribute, Cell, Color};
+use swiglu_lab::gate::{Comparison, GateReport, Outcome};
+use swiglu_lab::record::{Machine, Opened, Store};
+use swiglu_lab::{Experiment, Laboratory, RunOptions, Source};
+
+use super::{PeerArgs, PlaceArgs, run};
+use crate::Verdict;
+use crate::table::{self, Column::Number, Column::Text};
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(super) struct GateArgs {
+    /// The experiment's id
+    experiment: String,
+    /// The record to compare with [default: the newest complete one of this machine]
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// What may be lost beyond noise, as a fraction
+    #[arg(long, value_name = "FRACTION", default_value = "0.05", value_parser = fraction)]
+    tolerance: f64,
+    /// Only cases that have all these words, for example "m=1 bf16"
+    #[arg(long, value_name = "WORDS")]
+    cases: Option<String>,
+    #[command(flatten)]
+    places: PlaceArgs,
+    #[command(flatten)]
+    peers: PeerArgs,
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if (0.0..1.0).contains(&x) => Ok(x),
+        _ => Err("expected a number from 0 to below 1".into()),
+    }
+}
+
+pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let lab = args.places.lab()?;
+    let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
+    let machine = Machine::detect(experiment.device, args.peers.machine.as_deref())?;
+    let store = args.places.store()?;
+    let old = match &args.record {
+        Some(path) => Opened::read(path)?,
+        None => newest(&store, &experiment, &machine.name)?,
+    };
+    swiglu_lab::gate::expect_comparable(&experiment, &machine, &old)?;
+    // The machine is held in the store of the records; the new one is not evidence and goes
+    // elsewhere.
+    let name = format!("gate of {}", experiment.id);
+    let lock = store.lock(&machine.name, &name)?;
+    let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
+    let commands = args.peers.commands(&lab, &format!("{}-gate", experiment.id))?;
+    let source = Source::detect(&lab, experiment.device);
+    let options = RunOptions {
+        profiles: Some(swiglu_lab::gate::needed_profiles(&experiment, &old.record)),
+        cases: args.cases.clone(),
+        ..RunOptions::new("gate", false)
+    };
+    let scratch = Store::new(scratch.path());
+    let laboratory = Laboratory {
+        store: &scratch,
+        lock: &lock,
+        commands: &commands,
+        machine: &machine,
+        source: &source,
+    };
+    let new = run::watched(&laboratory, &experiment, &options, terminal)?;
+    let report = GateReport::of(&experiment, &old.record, &new.record, args.tolerance);
+    show(&report, &old, terminal)?;
+    Ok(Verdict::from_passed(report.passed()))
+}
+
+fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
+    let (records, refused) = store.of_experiment(&experiment.id)?;
+    if let Some(refused) = refused.into_iter().next() {
+        return Err(refused.error.into());
+    }
+    let usable = |o: &Opened| {
+        o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick
+    };
+    match records.into_iter().rfind(usable) {
+        Some(opened) => Ok(opened),
+        None => bail!(
+            "no complete record of {} on {machine} in {}: run it first, or give --record FILE",
+            experiment.id,
+            store.root().display()
+        ),
+    }
+}
+
+fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {
+    if terminal.json() {
+        return terminal.print_json(report);
+    }
+    let columns = [
+        Text("case"),
+        Text("profile"),
+        Text("measured as"),
+        Number("record"),
+        Number("now"),
+        Text("outcome"),
+    ];
+    let mut table = table::table(terminal, &columns);
+    for comparison in &report.comparisons {
+        table.add_row(cells(comparison));
+    }
+    terminal.write_all(table::lines(&table).as_bytes())?;
+    let count = |outcome| report.comparisons.iter().filter(|c| c.outcome == outcome).count();
+    writeln!(
+        terminal,
+        "against {}: {} held, {} improved, {} regressed, {} not comparable",
+        old.path.display(),
+        count(Outcome::Held),
+        count(Outcome::Improved),
+        count(Outcome::Regressed),
+        count(Outcome::NotComparable)
+    )?;
+    Ok(())
+}
+
+fn cells(comparison: &Comparison) -> Vec<Cell> {
+    let interval = |i: Option<swiglu_lab::record::Interval>| match i {
+        Some(i) => {
+            let [low, high] = i.ci95.map(table::number);
+            format!("{} [{low}, {high}]", table::number(i.value))
+        }
+        None => String::new(),
+    };
+    let outcome = Cell::new(match &comparison.reason {
+        Some(reason) => format!("{}: {reason}", comparison.outcome),
+        None => comparison.outcome.to_string(),
+    });
+    vec![
+        Cell::new(&comparison.case_key),
+        Cell::new(&comparison.profile),
+        Cell::new(&comparison.measure),
+        Cell::new(interval(comparison.old)),
+        Cell::new(interval(comparison.new)),
+        match comparison.outcome {
+            Outcome::Regressed => outcome.fg(Color::Red).add_attribute(Attribute::Bold),
+            Outcome::Improved => outcome.fg(Color::Green),
+            Outcome::Held | Outcome::NotComparable => outcome,
+        },
+    ]
+}

@@ -1,0 +1,104 @@
+//! `swiglu lab list`: every experiment with the verdict of its records.
+
+use std::io::Write;
+
+use anyhow::bail;
+use clap::Args;
+use comfy_table::{Attribute, Cell, Color};
+use serde::Serialize;
+use swiglu_lab::{Experiment, Source, Verdict as LabVerdict, VerdictState};
+
+use super::PlaceArgs;
+use crate::Verdict;
+use crate::table::{self, Column::Number, Column::Text};
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(super) struct ListArgs {
+    #[command(flatten)]
+    places: PlaceArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    id: String,
+    verdict: VerdictState,
+    headline: String,
+    /// How many there are.
+    records: usize,
+    title: String,
+    stale: Option<String>,
+    record_files: Vec<std::path::PathBuf>,
+}
+
+pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let dir = args.places.experiments()?;
+    let store = args.places.store()?;
+    let (mut rows, mut broken) = (Vec::new(), Vec::new());
+    for experiment in Experiment::read_dir(&dir)? {
+        let experiment = match experiment {
+            Ok(experiment) => experiment,
+            Err(error) => {
+                broken.push(error.to_string());
+                continue;
+            }
+        };
+        let (records, refused) = store.of_experiment(&experiment.id)?;
+        broken.extend(refused.iter().map(|r| r.error.to_string()));
+        let source = Source::detect(&dir, experiment.device);
+        let verdict = LabVerdict::of(&experiment, &records, &source);
+        rows.push(Row {
+            id: experiment.id,
+            verdict: verdict.state,
+            headline: verdict.headline,
+            records: records.len(),
+            title: experiment.title,
+            stale: verdict.stale,
+            record_files: records.into_iter().map(|r| r.path).collect(),
+        });
+    }
+    if terminal.json() {
+        terminal.print_json(&rows)?;
+    } else {
+        show(&rows, terminal)?;
+    }
+    if !broken.is_empty() {
+        // What could be read has been shown; what could not is an error all the same.
+        bail!("{}", broken.join("\nerror: "));
+    }
+    Ok(Verdict::Passed)
+}
+
+fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
+    let columns = [Text("experiment"), Text("verdict"), Number("records"), Text("headline")];
+    let mut table = table::table(terminal, &columns);
+    for row in rows {
+        table.add_row(vec![
+            Cell::new(&row.id),
+            verdict_cell(row),
+            Cell::new(row.records),
+            Cell::new(&row.headline),
+        ]);
+    }
+    terminal.write_all(table::lines(&table).as_bytes())?;
+    for row in rows {
+        if let Some(why) = &row.stale {
+            writeln!(terminal, "{} is stale: {why}", row.id)?;
+        }
+    }
+    Ok(())
+}
+
+fn verdict_cell(row: &Row) -> Cell {
+    let text = match row.stale {
+        Some(_) if row.verdict != VerdictState::NotRun => format!("{}, stale", row.verdict),
+        _ => row.verdict.to_string(),
+    };
+    let cell = Cell::new(text);
+    match row.verdict {
+        VerdictState::Supported => cell.fg(Color::Green),
+        VerdictState::Refuted => cell.fg(Color::Red).add_attribute(Attribute::Bold),
+        VerdictState::Inconclusive => cell.fg(Color::Yellow),
+        VerdictState::NotRun => cell,
+    }
+}

@@ -1,0 +1,115 @@
+//! `swiglu lab`: experiments, their runs, and what the records say.
+
+mod gate;
+mod list;
+mod run;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use swiglu_lab::peer::PeerCommands;
+use swiglu_lab::record::Store;
+
+use crate::Verdict;
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show every experiment with the verdict of its records
+    List(list::ListArgs),
+    /// Run an experiment and record it; the same run id goes on with a run that was ended
+    Run(run::RunArgs),
+    /// Measure again and compare with a record: exit code 1 on a regression beyond noise
+    Gate(gate::GateArgs),
+}
+
+pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    match &args.action {
+        Action::List(args) => list::list(args, terminal),
+        Action::Run(args) => run::run(args, terminal),
+        Action::Gate(args) => gate::gate(args, terminal),
+    }
+}
+
+/// Where experiments, records and decisions are.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Places")]
+pub(super) struct PlaceArgs {
+    /// The lab: a directory with `experiments` in it [default: `lab`, here or above]
+    #[arg(long, value_name = "DIR")]
+    lab: Option<PathBuf>,
+    /// Where records are [default: `records` in the lab]
+    #[arg(long, value_name = "DIR")]
+    records: Option<PathBuf>,
+}
+
+impl PlaceArgs {
+    /// The lab's directory.
+    pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
+        if let Some(lab) = &self.lab {
+            if !lab.join("experiments").is_dir() {
+                bail!("{}: expected a directory with `experiments` in it", lab.display());
+            }
+            return Ok(lab.clone());
+        }
+        let here = std::env::current_dir().context("the current directory")?;
+        let found = here.ancestors().map(|dir| dir.join("lab"));
+        match found.into_iter().find(|lab| lab.join("experiments").is_dir()) {
+            Some(lab) => Ok(lab),
+            None => bail!(
+                "no `lab/experiments` in {} or above: go into the repository, or give --lab DIR",
+                here.display()
+            ),
+        }
+    }
+
+    pub(super) fn experiments(&self) -> anyhow::Result<PathBuf> {
+        Ok(self.lab()?.join("experiments"))
+    }
+
+    pub(super) fn store(&self) -> anyhow::Result<Store> {
+        Ok(Store::new(match &self.records {
+            Some(records) => records.clone(),
+            None => self.lab()?.join("records"),
+        }))
+    }
+}
+
+/// How peers are started.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Peers")]
+pub(super) struct PeerArgs {
+    /// Where peers are [default: `peers` in the lab]
+    #[arg(long, value_name = "DIR")]
+    peers: Option<PathBuf>,
+    /// What runs peers written in Python
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    python: PathBuf,
+    /// Name of this machine: the directory of its records [default: made of its facts]
+    #[arg(long, value_name = "NAME")]
+    pub(super) machine: Option<String>,
+}
+
+impl PeerArgs {
+    /// The commands, with logs in a directory of `run`'s own.
+    pub(super) fn commands(&self, lab: &Path, run: &str) -> anyhow::Result<PeerCommands> {
+        let program = std::env::current_exe().context("the path of this program")?;
+        let logs = std::env::temp_dir().join("swiglu-lab").join(run);
+        std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
+        let own = [program.into_os_string(), OsString::from("lab"), OsString::from("peer")];
+        Ok(PeerCommands {
+            own: own.into(),
+            python: self.python.clone(),
+            dir: self.peers.clone().unwrap_or_else(|| lab.join("peers")),
+            logs,
+        })
+    }
+}

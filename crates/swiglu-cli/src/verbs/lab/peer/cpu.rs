@@ -1,0 +1,118 @@
+//! Cases on the CPU: each call by the wall clock.
+
+use std::time::Instant;
+
+use swiglu::{Device, Element, GatedActivation, Matrix};
+use swiglu_lab::{CaseOp, Heat};
+
+use super::inputs::{self, ActivationInputs, LayerInputs};
+use super::{Job, MAX_PER_TURN, Order, notes, rows_of};
+use crate::layer::Packed;
+
+/// Copies of cold data together have at least this many bytes: far more than any cache.
+const COLD_BYTES: f64 = 400e6;
+/// Tiny data are in a cache whatever is done; this many copies are enough of them.
+const MAX_COPIES: f64 = 1000.0;
+
+/// A case on the CPU, with its copies of the data.
+pub(super) struct CpuJob<T> {
+    work: Work<T>,
+    outs: Vec<Matrix<T>>,
+    next: usize,
+    notes: Vec<String>,
+}
+
+/// What a call does with copy i.
+enum Work<T> {
+    Layer { layers: Vec<Packed>, inputs: Vec<Matrix<T>> },
+    Activation { activation: GatedActivation, inputs: Vec<ActivationInputs<T>> },
+}
+
+fn copies(order: &Order<'_>) -> usize {
+    let case = order.case;
+    let weights = case.problem().map_or(0.0, |problem| problem.weight_bytes());
+    let bytes = if weights > 0.0 { weights } else { case.compulsory_bytes() };
+    order.copies.unwrap_or(match case.heat {
+        Heat::Hot => 1,
+        Heat::Cold => (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, MAX_COPIES) as usize,
+    })
+}
+
+impl<T: Element> CpuJob<T> {
+    pub(super) fn new(device: &Device, order: &Order<'_>) -> anyhow::Result<Self> {
+        let (case, seed, count) = (order.case, order.seed, copies(order));
+        let [rows, cols] = case.output_shape();
+        let (work, notes) = match case.op {
+            CaseOp::Activation | CaseOp::Copy => {
+                let activation =
+                    GatedActivation::new(device, case.activation).with_numerics(case.numerics);
+                let first = ActivationInputs::derive(case, seed)?;
+                let plan =
+                    activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
+                let mut inputs: Vec<_> = (1..count).map(|_| first.copy()).collect();
+                inputs.push(first);
+                let notes = notes(Some(&plan), plan.problem.numerics, count);
+                (Work::Activation { activation, inputs }, notes)
+            }
+            CaseOp::GatedLinear | CaseOp::Mlp => {
+                let weights = LayerInputs::<T>::derive(case, seed)?;
+                let params = weights.params();
+                let pack = |_| params.pack(device, order.options.path.path());
+                let layers = (0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?;
+                let plan = layers.first().map(|layer| layer.plan(case.m));
+                let numerics = plan.as_ref().map_or(case.numerics, |p| p.problem.numerics);
+                let inputs = vec![inputs::x(case, seed)?; count];
+                (Work::Layer { layers, inputs }, notes(plan.as_ref(), numerics, count))
+            }
+        };
+        let out = |_| Matrix::zeros(rows, cols);
+        let outs = (0..count).map(out).collect::<swiglu_core::Result<_>>()?;
+        let mut job = Self { work, outs, next: 0, notes };
+        // Page faults, threads and workspaces of first calls.
+        for _ in 0..count.clamp(3, 8) {
+            job.step()?;
+        }
+        Ok(job)
+    }
+
+    /// One call, with the next copy.
+    fn step(&mut self) -> anyhow::Result<()> {
+        let at = self.next;
+        self.next = (at + 1) % self.outs.len();
+        let out = self.outs[at].view_mut();
+        match &self.work {
+            Work::Layer { layers, inputs } => layers[at].forward_into(inputs[at].view(), out)?,
+            Work::Activation { activation, inputs } => {
+                activation.forward_into(inputs[at].view()?, out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> Job for CpuJob<T> {
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
+        self.outs[0].as_mut_slice().fill(T::from_f32(f32::NAN));
+        self.next = 0;
+        self.step()?;
+        Ok(rows_of(self.outs[0].view(), rows))
+    }
+
+    fn sample(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        // Wakes the threads and, where data are hot, brings them back into the caches.
+        self.step()?;
+        let (mut samples, mut spent) = (Vec::new(), 0.0);
+        while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
+            let start = Instant::now();
+            self.step()?;
+            let us = start.elapsed().as_secs_f64() * 1e6;
+            samples.push(us);
+            spent += us;
+        }
+        Ok(samples)
+    }
+}

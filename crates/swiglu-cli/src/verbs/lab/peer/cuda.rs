@@ -1,0 +1,210 @@
+//! Cases on a CUDA device: resident data, passes over all copies between events, call by call or as
+//! a captured graph.
+
+use anyhow::Context;
+use swiglu::cuda::{Cuda, CudaError, DeviceGateUp, DeviceMatrix, Graph, Stream};
+use swiglu::{Activation, Arrangement, Device, Element, Numerics};
+use swiglu_lab::{CaseOp, Heat};
+
+use super::inputs::{self, ActivationInputs, LayerInputs};
+use super::{Job, MAX_PER_TURN, Order, notes, push_row};
+use crate::gpu;
+use crate::layer::Packed;
+
+/// A timed batch is long compared with the resolution of events and the start of a turn.
+const BATCH_US: f64 = 2_000.0;
+/// A pass has at least this many calls, so that starting a graph is a small part of each.
+const MIN_CALLS: usize = 8;
+
+/// A case on a CUDA device, with its copies of the data.
+pub(super) struct CudaJob<T> {
+    // Dropped before what its nodes point to.
+    graph: Option<Graph>,
+    calls: Calls<T>,
+    stream: Stream,
+    /// What one pass takes.
+    pass_us: f64,
+    notes: Vec<String>,
+}
+
+/// The work of one pass: every copy, several times over where there are few.
+struct Calls<T> {
+    work: Work<T>,
+    outs: Vec<DeviceMatrix<T>>,
+    per_pass: usize,
+}
+
+/// What a call does with copy i.
+enum Work<T> {
+    Layer { layers: Vec<Packed>, inputs: Vec<DeviceMatrix<T>> },
+    Activation(Box<ActivationWork<T>>),
+}
+
+struct ActivationWork<T> {
+    cuda: Cuda,
+    activation: Activation,
+    numerics: Numerics,
+    arrangement: Arrangement,
+    /// One tensor per copy where gate and up share it, else two.
+    inputs: Vec<Vec<DeviceMatrix<T>>>,
+}
+
+impl<T: Element> CudaJob<T> {
+    pub(super) fn new(device: &Device, cuda: &Cuda, order: &Order<'_>) -> anyhow::Result<Self> {
+        let (case, stream) = (order.case, cuda.new_stream()?);
+        let count = order.copies.unwrap_or(match case.heat {
+            Heat::Hot => 1,
+            Heat::Cold => gpu::copies(cuda, case.compulsory_bytes() as usize),
+        });
+        let (work, notes) = match case.op {
+            CaseOp::Activation | CaseOp::Copy => activation(cuda, &stream, order, count)?,
+            CaseOp::GatedLinear | CaseOp::Mlp => layer(device, &stream, order, count)?,
+        };
+        let [rows, cols] = case.output_shape();
+        let out = |_| DeviceMatrix::new(&stream, rows, cols);
+        let outs = (0..count).map(out).collect::<Result<Vec<_>, CudaError>>()?;
+        let calls = Calls { work, outs, per_pass: MIN_CALLS.div_ceil(count) * count };
+        let mut job = Self { graph: None, calls, stream, pass_us: 0.0, notes };
+        // Compiles, loads and allocates what a capture cannot.
+        job.pass()?;
+        job.stream.synchronize()?;
+        if order.options.graph {
+            job.capture()?;
+        }
+        job.pass_us = job.batches(1, 1)?[0] * job.calls.per_pass as f64;
+        Ok(job)
+    }
+
+    fn capture(&mut self) -> anyhow::Result<()> {
+        let mut failed = None;
+        let (calls, stream) = (&mut self.calls, &self.stream);
+        let graph = stream.capture(|| {
+            calls.enqueue(stream).or_else(|error| {
+                failed = Some(error);
+                Ok(())
+            })
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        self.graph = Some(graph?);
+        Ok(())
+    }
+
+    fn pass(&mut self) -> anyhow::Result<()> {
+        match &self.graph {
+            // SAFETY: the data and layers behind the nodes live in `self`, as the graph does, and it
+            // runs in the order of the stream that it was captured on.
+            Some(graph) => Ok(unsafe { graph.launch(&self.stream) }?),
+            None => self.calls.enqueue(&self.stream),
+        }
+    }
+
+    /// Microseconds per call of each batch. One pass before them is not timed: it keeps the device
+    /// busy while the host enqueues the others, and displaces the other peers' data.
+    fn batches(&mut self, batches: usize, passes: usize) -> anyhow::Result<Vec<f64>> {
+        self.pass()?;
+        let mut events = vec![self.stream.record()?];
+        for _ in 0..batches {
+            for _ in 0..passes {
+                self.pass()?;
+            }
+            events.push(self.stream.record()?);
+        }
+        let calls = (passes * self.calls.per_pass) as f64;
+        let per_call = |pair: &[swiglu::cuda::Event]| -> anyhow::Result<f64> {
+            Ok(f64::from(pair[1].elapsed_ms(&pair[0])?) * 1e3 / calls)
+        };
+        events.windows(2).map(per_call).collect()
+    }
+}
+
+impl<T: Element> Calls<T> {
+    fn enqueue(&mut self, stream: &Stream) -> anyhow::Result<()> {
+        let count = self.outs.len();
+        for call in 0..self.per_pass {
+            let (at, out) = (call % count, self.outs[call % count].view_mut());
+            match &self.work {
+                Work::Layer { layers, inputs } => {
+                    layers[at].forward_on(stream, inputs[at].view(), out)?;
+                }
+                Work::Activation(work) => {
+                    let inputs = match work.inputs[at].as_slice() {
+                        [gate, up] => DeviceGateUp::separate(gate.view(), up.view())?,
+                        tensors => DeviceGateUp::packed(tensors[0].view(), work.arrangement)?,
+                    };
+                    work.cuda.activation(stream, &work.activation, work.numerics, inputs, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn layer<T: Element>(
+    device: &Device,
+    stream: &Stream,
+    order: &Order<'_>,
+    count: usize,
+) -> anyhow::Result<(Work<T>, Vec<String>)> {
+    let case = order.case;
+    let weights = LayerInputs::<T>::derive(case, order.seed)?;
+    let params = weights.params();
+    let pack = |_| params.pack(device, order.options.path.path());
+    let layers = (0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?;
+    let plan = layers.first().map(|layer| layer.plan(case.m));
+    let numerics = plan.as_ref().map_or(case.numerics, |p| p.problem.numerics);
+    let x = inputs::x(case, order.seed)?;
+    let upload = |_| DeviceMatrix::from_host(stream, x.view());
+    let inputs = (0..count).map(upload).collect::<Result<_, CudaError>>()?;
+    Ok((Work::Layer { layers, inputs }, notes(plan.as_ref(), numerics, count)))
+}
+
+fn activation<T: Element>(
+    cuda: &Cuda,
+    stream: &Stream,
+    order: &Order<'_>,
+    count: usize,
+) -> anyhow::Result<(Work<T>, Vec<String>)> {
+    let case = order.case;
+    let host = ActivationInputs::<T>::derive(case, order.seed)?;
+    let upload = |_| -> Result<Vec<_>, CudaError> {
+        host.tensors().iter().map(|t| DeviceMatrix::from_host(stream, t.view())).collect()
+    };
+    let work = ActivationWork {
+        cuda: cuda.clone(),
+        activation: case.activation,
+        numerics: case.numerics,
+        arrangement: case.arrangement,
+        inputs: (0..count).map(upload).collect::<Result<_, CudaError>>()?,
+    };
+    Ok((Work::Activation(Box::new(work)), notes(None, case.numerics, count)))
+}
+
+impl<T: Element> Job for CudaJob<T> {
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
+        for out in &mut self.calls.outs {
+            out.buffer_mut().poison(0xFF)?;
+        }
+        self.stream.synchronize()?;
+        self.pass()?;
+        let out = self.calls.outs.last().context("a job has at least one copy")?;
+        let mut bytes = Vec::new();
+        for &r in rows {
+            let row = out.view().rows_range(r..r + 1)?.to_host(&self.stream)?;
+            push_row(&mut bytes, row.as_slice());
+        }
+        Ok(bytes)
+    }
+
+    fn sample(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
+        let batch_us = (passes * self.pass_us).max(1.0);
+        let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
+        self.batches(batches as usize, passes as usize)
+    }
+}

@@ -1,0 +1,119 @@
+//! What a profile of this peer can say, and the devices that it names.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use serde_json::Value;
+use swiglu::cuda::CudaOptions;
+use swiglu::{CpuOptions, Device, Isa, Path};
+use swiglu_lab::DeviceKind;
+use swiglu_lab::peer::protocol::ProfileRef;
+
+/// The options of a profile.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Options {
+    /// Which path; by default the one that is planned.
+    pub(super) path: PathChoice,
+    /// CUDA: replay a captured graph.
+    pub(super) graph: bool,
+    /// CUDA: round the factors of f32 products to TF32.
+    tf32: bool,
+    /// CPU: threads of one call [default: all].
+    threads: Option<usize>,
+    /// CPU: an instruction set [default: the best].
+    isa: Option<IsaName>,
+}
+
+/// Fused, unfused, or whichever a call's plan takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum PathChoice {
+    #[default]
+    Planned,
+    Fused,
+    Unfused,
+}
+
+impl PathChoice {
+    pub(super) fn path(self) -> Option<Path> {
+        match self {
+            PathChoice::Planned => None,
+            PathChoice::Fused => Some(Path::Fused),
+            PathChoice::Unfused => Some(Path::Unfused),
+        }
+    }
+}
+
+/// An instruction set by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(try_from = "String")]
+struct IsaName(Isa);
+
+impl TryFrom<String> for IsaName {
+    type Error = <Isa as FromStr>::Err;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        name.parse().map(IsaName)
+    }
+}
+
+impl Options {
+    /// Reads what a definition says.
+    pub(super) fn read(profile: &ProfileRef) -> anyhow::Result<Self> {
+        serde_json::from_value(Value::Object(profile.options.clone()))
+            .with_context(|| format!("the options of profile `{}`", profile.id))
+    }
+
+    fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
+        let (of_cuda, of_cpu) =
+            (self.graph || self.tf32, self.threads.is_some() || self.isa.is_some());
+        match device {
+            DeviceKind::Cpu if of_cuda => bail!("graph and tf32 are options of CUDA devices"),
+            DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The devices that were opened: threads and kernels are kept from case to case.
+#[derive(Default)]
+pub(super) struct Devices(Vec<(Key, Device)>);
+
+#[derive(PartialEq)]
+struct Key {
+    kind: DeviceKind,
+    tf32: bool,
+    threads: Option<usize>,
+    isa: Option<IsaName>,
+}
+
+impl Devices {
+    pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> anyhow::Result<Device> {
+        options.expect_device(kind)?;
+        let Options { tf32, threads, isa, .. } = *options;
+        let key = Key { kind, tf32, threads, isa };
+        if let Some((_, device)) = self.0.iter().find(|(k, _)| *k == key) {
+            return Ok(device.clone());
+        }
+        let device = match kind {
+            DeviceKind::Cpu => Device::cpu_with(CpuOptions { isa: isa.map(|i| i.0), threads })?,
+            DeviceKind::Cuda => Device::cuda_with(&CudaOptions { tf32, ..CudaOptions::default() })?,
+        };
+        self.0.push((key, device.clone()));
+        Ok(device)
+    }
+
+    /// The device of the run.
+    pub(super) fn first(&self) -> Option<&Device> {
+        self.0.first().map(|(_, device)| device)
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(_, device)| device.to_string())).finish()
+    }
+}

@@ -1,0 +1,173 @@
+//! `swiglu lab run`: measure an experiment, with a record that grows case by case.
+
+use std::io::Write;
+
+use anyhow::Context;
+use clap::Args;
+use comfy_table::Cell;
+use indicatif::ProgressBar;
+use swiglu_lab::record::Machine;
+use swiglu_lab::{
+    Event, Experiment, Finished, Laboratory, ResultEntry, Role, RunOptions, Source, Status,
+    Verdict as LabVerdict,
+};
+
+use super::{PeerArgs, PlaceArgs};
+use crate::Verdict;
+use crate::table::{self, Column::Number, Column::Text};
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// The experiment's id
+    experiment: String,
+    /// Names the run; the same again goes on with it
+    #[arg(long, value_name = "ID")]
+    run_id: String,
+    /// Only these profiles, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    profiles: Option<Vec<String>>,
+    /// Only cases that have all these words, for example "m=1 bf16"
+    #[arg(long, value_name = "WORDS")]
+    cases: Option<String>,
+    /// Few and short turns: shown, but no evidence for a verdict
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    places: PlaceArgs,
+    #[command(flatten)]
+    peers: PeerArgs,
+}
+
+pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let lab = args.places.lab()?;
+    let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
+    let machine = Machine::detect(experiment.device, args.peers.machine.as_deref())?;
+    let store = args.places.store()?;
+    let options = RunOptions {
+        profiles: args.profiles.clone(),
+        cases: args.cases.clone(),
+        ..RunOptions::new(&args.run_id, args.quick)
+    };
+    let run_name = format!("{}-{}", experiment.id, args.run_id);
+    let commands = args.peers.commands(&lab, &run_name)?;
+    let source = Source::detect(&lab, experiment.device);
+    let lock = store.lock(&machine.name, &run_name)?;
+    let laboratory = Laboratory {
+        store: &store,
+        lock: &lock,
+        commands: &commands,
+        machine: &machine,
+        source: &source,
+    };
+    let finished = watched(&laboratory, &experiment, &options, terminal)?;
+    show(&experiment, &finished, terminal)?;
+    let ours = |entry: &&ResultEntry| {
+        experiment.profile(&entry.profile).is_some_and(|p| p.role == Role::Ours)
+    };
+    let wrong = finished
+        .record
+        .results
+        .iter()
+        .filter(ours)
+        .any(|entry| matches!(entry.status, Status::FailedVerification | Status::Failed));
+    Ok(Verdict::from_passed(!wrong))
+}
+
+/// Runs with a progress bar; what goes wrong with a peer is told at once.
+pub(super) fn watched(
+    laboratory: &Laboratory<'_>,
+    experiment: &Experiment,
+    options: &RunOptions,
+    terminal: &Terminal,
+) -> anyhow::Result<Finished> {
+    let mut bar = ProgressBar::hidden();
+    let mut case = String::new();
+    let finished = laboratory.run(experiment, options, &mut |event| match event {
+        Event::Started { cases, kept, path } => {
+            bar = terminal.bar(cases as u64);
+            let kept = if kept > 0 { format!(", {kept} cases kept") } else { String::new() };
+            tell(&bar, &format!("{cases} cases to measure{kept}: {}", path.display()));
+        }
+        Event::Case { case: next } => {
+            case = next.key();
+            bar.set_message(case.clone());
+        }
+        Event::Profile { id, what } => bar.set_message(format!("{case}: {what} {id}")),
+        Event::Trouble { profile, reason } => tell(&bar, &format!("{case}: {profile}: {reason}")),
+        Event::Done { .. } => bar.inc(1),
+        _ => {}
+    });
+    bar.finish_and_clear();
+    finished.with_context(|| format!("experiment {}", experiment.id))
+}
+
+/// A line on standard error that does not disturb the bar.
+fn tell(bar: &ProgressBar, line: &str) {
+    bar.suspend(|| {
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "{line}");
+    });
+}
+
+fn show(
+    experiment: &Experiment,
+    finished: &Finished,
+    terminal: &mut Terminal,
+) -> anyhow::Result<()> {
+    let Finished { path, record } = finished;
+    if terminal.json() {
+        return terminal.print_json(record);
+    }
+    let columns = [
+        Text("case"),
+        Text("profile"),
+        Text("status"),
+        Number("median"),
+        Number("GB/s"),
+        Number("GFLOP/s"),
+        Number("of baseline"),
+        Number("error"),
+    ];
+    let mut table = table::table(terminal, &columns);
+    let mut last = "";
+    for entry in &record.results {
+        let case = if entry.case_key == last { "" } else { entry.case_key.as_str() };
+        last = &entry.case_key;
+        table.add_row(cells(case, entry));
+    }
+    terminal.write_all(table::lines(&table).as_bytes())?;
+    for entry in &record.results {
+        if let Some(reason) = &entry.reason {
+            writeln!(terminal, "{}, {}: {reason}", entry.case_key, entry.profile)?;
+        }
+    }
+    let opened = [swiglu_lab::record::Opened { path: path.clone(), record: record.clone() }];
+    let source = Source::detect(&experiment.path, experiment.device);
+    let verdict = LabVerdict::of(experiment, &opened, &source);
+    writeln!(terminal, "verdict of this run: {}: {}", verdict.state, verdict.headline)?;
+    for reason in verdict.machines.iter().flat_map(|m| &m.reasons) {
+        writeln!(terminal, "  {reason}")?;
+    }
+    writeln!(terminal, "record: {}", path.display())?;
+    Ok(())
+}
+
+fn cells(case: &str, entry: &ResultEntry) -> Vec<Cell> {
+    let number = |x: Option<f64>| x.map(table::number).unwrap_or_default();
+    let ratio = entry.ratio_to_baseline.map(|r| {
+        let [low, high] = r.ci95;
+        format!("{} [{low:.2}, {high:.2}]", table::ratio(r.value))
+    });
+    let error = entry.error.and_then(|e| e.relative_frobenius).map(table::error);
+    vec![
+        Cell::new(case),
+        Cell::new(&entry.profile),
+        Cell::new(entry.status),
+        Cell::new(entry.summary.map(|s| table::time(s.median)).unwrap_or_default()),
+        Cell::new(number(entry.effective_gbps)),
+        Cell::new(number(entry.effective_gflops)),
+        Cell::new(ratio.unwrap_or_default()),
+        Cell::new(error.unwrap_or_default()),
+    ]
+}

@@ -1,0 +1,221 @@
+//! The gate: a record, measured again.
+//!
+//! What is compared is the time of our profiles relative to a yardstick in the same run, the
+//! fastest profile of others that both runs verified, so that another state of the machine is no
+//! regression. Without a yardstick it is the time itself. A regression is *beyond noise* if the new
+//! interval lies below the old one by more than the tolerance.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::definition::{Experiment, Role};
+use crate::error::{LabError, Result};
+use crate::record::{Interval, Machine, Opened, Record, ResultEntry, Status};
+use crate::stats::{self, Turns};
+
+/// What became of one profile in one case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Within noise and tolerance.
+    Held,
+    /// Faster beyond noise and tolerance.
+    Improved,
+    /// Slower beyond noise and tolerance, or no longer verified.
+    Regressed,
+    /// One of the two runs has no usable result.
+    NotComparable,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Outcome::Held => "held",
+            Outcome::Improved => "improved",
+            Outcome::Regressed => "regressed",
+            Outcome::NotComparable => "not comparable",
+        })
+    }
+}
+
+/// One of our profiles in one case, then and now.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The case.
+    pub case_key: String,
+    /// The profile.
+    pub profile: String,
+    /// What the two values are: a speed relative to another profile, or calls per second.
+    pub measure: String,
+    /// In the record.
+    pub old: Option<Interval>,
+    /// Now.
+    pub new: Option<Interval>,
+    /// What that means.
+    pub outcome: Outcome,
+    /// Why, where the values do not say it.
+    pub reason: Option<String>,
+}
+
+/// What the gate found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GateReport {
+    /// The experiment's id.
+    pub experiment: String,
+    /// The run that it is compared with.
+    pub run_id: String,
+    /// What may be lost beyond noise.
+    pub tolerance: f64,
+    /// Every profile of ours in every case that was measured again.
+    pub comparisons: Vec<Comparison>,
+}
+
+/// Refuses a record that cannot be measured again here.
+///
+/// # Errors
+/// [`LabError::Record`] if it is of another experiment, definition or machine, or a quick one.
+pub fn expect_comparable(
+    experiment: &Experiment,
+    machine: &Machine,
+    opened: &Opened,
+) -> Result<()> {
+    let old = &opened.record;
+    let (why, advice) = if old.experiment != experiment.id {
+        (format!("a record of {}", old.experiment), "give one of this experiment")
+    } else if old.definition_hash != experiment.definition_hash {
+        ("the definition has changed since".to_owned(), "run the experiment first")
+    } else if old.machine.name != machine.name {
+        let here = &machine.name;
+        (format!("a record of {}, and this is {here}", old.machine.name), "gate on that machine")
+    } else if old.protocol.quick {
+        ("a quick run".to_owned(), "run the experiment without --quick first")
+    } else {
+        return Ok(());
+    };
+    Err(LabError::Record { path: opened.path.clone(), why, advice })
+}
+
+/// The profiles to measure again: ours, and those that can be a yardstick.
+pub fn needed_profiles(experiment: &Experiment, old: &Record) -> Vec<String> {
+    let worked = |id: &str| old.results.iter().any(|e| e.profile == id && e.status == Status::Ok);
+    let needed = |p: &&crate::ProfileDef| {
+        p.role == Role::Ours || (p.role.is_ranked() && worked(&p.id))
+    };
+    experiment.profiles.iter().filter(needed).map(|p| p.id.clone()).collect()
+}
+
+impl GateReport {
+    /// Compares two runs.
+    pub fn of(experiment: &Experiment, old: &Record, new: &Record, tolerance: f64) -> Self {
+        let role = |id: &str| experiment.profile(id).map(|p| p.role);
+        let ours = new.results.iter().filter(|e| role(&e.profile) == Some(Role::Ours));
+        let comparisons = ours.map(|entry| compare(experiment, old, new, entry, tolerance));
+        Self {
+            experiment: experiment.id.clone(),
+            run_id: old.run_id.clone(),
+            tolerance,
+            comparisons: comparisons.collect(),
+        }
+    }
+
+    /// Whether nothing regressed and something could be compared.
+    pub fn passed(&self) -> bool {
+        let is = |outcome| move |c: &Comparison| c.outcome == outcome;
+        !self.comparisons.iter().any(is(Outcome::Regressed))
+            && !self.comparisons.iter().all(is(Outcome::NotComparable))
+    }
+}
+
+fn entry<'a>(record: &'a Record, like: &ResultEntry, profile: &str) -> Option<&'a ResultEntry> {
+    let same = |e: &&ResultEntry| e.case_key == like.case_key && e.profile == profile;
+    record.results.iter().find(same)
+}
+
+/// An entry that counts.
+fn good<'a>(record: &'a Record, like: &ResultEntry, profile: &str) -> Option<&'a ResultEntry> {
+    entry(record, like, profile).filter(|e| e.status == Status::Ok && e.summary.is_some())
+}
+
+fn compare(
+    experiment: &Experiment,
+    old: &Record,
+    new: &Record,
+    now: &ResultEntry,
+    tolerance: f64,
+) -> Comparison {
+    let mut comparison = Comparison {
+        case_key: now.case_key.clone(),
+        profile: now.profile.clone(),
+        measure: String::new(),
+        old: None,
+        new: None,
+        outcome: Outcome::NotComparable,
+        reason: None,
+    };
+    let Some(then) = good(old, now, &now.profile) else {
+        comparison.reason = Some("the record has no verified result".into());
+        return comparison;
+    };
+    if now.status != Status::Ok {
+        let lost = matches!(now.status, Status::Failed | Status::FailedVerification);
+        comparison.outcome = if lost { Outcome::Regressed } else { Outcome::NotComparable };
+        comparison.reason = now.reason.clone().or(Some(now.status.to_string()));
+        return comparison;
+    }
+    let yardstick = yardstick(experiment, old, new, now);
+    let speed = |record: &Record, entry: &ResultEntry| {
+        let turns = Turns::of(entry)?;
+        let seed = stats::seed_of(&[&entry.case_key, &entry.profile, &record.run_id]);
+        match yardstick {
+            Some(id) => {
+                let other = Turns::of(good(record, entry, id)?)?;
+                stats::ratio(&other, &turns, seed).map(|r| r.interval)
+            }
+            // Calls per second, so that more is better here too.
+            None => stats::median_interval(&turns, seed).map(|i| {
+                let [low, high] = i.ci95;
+                Interval { value: 1e6 / i.value, ci95: [1e6 / high, 1e6 / low] }
+            }),
+        }
+    };
+    comparison.measure = match yardstick {
+        Some(id) => format!("speed relative to {id}"),
+        None => "calls per second".into(),
+    };
+    (comparison.old, comparison.new) = (speed(old, then), speed(new, now));
+    match (comparison.old, comparison.new) {
+        (Some(old), Some(new)) => comparison.outcome = judge(old, new, tolerance),
+        _ => comparison.reason = Some("too few turns".into()),
+    }
+    comparison
+}
+
+/// The fastest profile of others, by the record, that both runs verified.
+fn yardstick<'a>(
+    experiment: &'a Experiment,
+    old: &Record,
+    new: &Record,
+    like: &ResultEntry,
+) -> Option<&'a str> {
+    let others = experiment.profiles.iter().filter(|p| p.role.is_ranked() && p.role != Role::Ours);
+    let timed = others.filter_map(|p| {
+        good(new, like, &p.id)?;
+        Some((p.id.as_str(), good(old, like, &p.id)?.summary?.median))
+    });
+    timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(id, _)| id)
+}
+
+fn judge(old: Interval, new: Interval, tolerance: f64) -> Outcome {
+    if new.ci95[1] < old.ci95[0] * (1.0 - tolerance) {
+        Outcome::Regressed
+    } else if new.ci95[0] > old.ci95[1] * (1.0 + tolerance) {
+        Outcome::Improved
+    } else {
+        Outcome::Held
+    }
+}
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;
