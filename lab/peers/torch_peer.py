@@ -13,10 +13,11 @@ from common import protocol
 def make() -> tuple[protocol.Peer, str]:
     """Imports torch late: without it the peer still answers."""
     from common import torch_server, torch_support
-    from torch_ways import activation, gated_linear, mlp
+    from torch_ways import activation, gated_linear, mlp, onednn
 
     modules = (("activation", activation), ("gated-linear", gated_linear), ("mlp", mlp))
     ways = {f"{op}:{name}": way for op, module in modules for name, way in module.WAYS.items()}
+    ways |= {f"{op}:onednn_postops": way for op, way in onednn.WAYS.items()}
     peer = torch_server.TorchPeer("torch", ways, frozenset({"mode", "act"}))
     return peer, torch_support.default_device()
 

@@ -129,6 +129,15 @@ class Results(unittest.TestCase):
                 self.check(peer, {**case, "dtype": "bf16"}, {"way": way})
 
     @unittest.skipUnless(has("torch"), "not run: torch is not installed")
+    def test_onednn(self) -> None:
+        with Peer("torch") as peer:
+            peer.hello()
+            for case in ({}, MLP):
+                if peer.prepare(case, {"way": "onednn_postops"})["type"] == "unsupported":
+                    self.skipTest("not run: this torch lacks oneDNN")
+                self.check(peer, {**case, "m": 6}, {"way": "onednn_postops"})
+
+    @unittest.skipUnless(has("torch"), "not run: torch is not installed")
     def test_rotated_copies_hold_the_same_data(self) -> None:
         with Peer("torch") as peer:
             peer.hello()
