@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Callable
 
 import torch
@@ -51,9 +52,16 @@ class Request:
 
     def compiled(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """torch.compile for exactly these shapes."""
-        torch._dynamo.reset()
         mode = self.profile.option("mode", None)
-        return torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+        return torch.compile(_own_code(function), fullgraph=True, dynamic=False, mode=mode)
+
+
+def _own_code(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The function with a code object of its own. The compiler keeps what it compiled by code object:
+    ways of one case, and cases of one way, would share a list that is searched in every call and has a
+    limit; emptying it would have prepared ways compile again while they are timed."""
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__,
+                        function.__defaults__, function.__closure__)
 
 
 def with_orientation(request: Request) -> Request:

@@ -2,6 +2,7 @@
 
 mod gate;
 mod list;
+mod peer;
 mod run;
 
 use std::ffi::OsString;
@@ -29,6 +30,9 @@ enum Action {
     Run(run::RunArgs),
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
     Gate(gate::GateArgs),
+    /// Compute cases for a run: requests on standard input, replies on standard output
+    #[command(hide = true)]
+    Peer,
 }
 
 pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -36,6 +40,7 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::List(args) => list::list(args, terminal),
         Action::Run(args) => run::run(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
+        Action::Peer => peer::serve(),
     }
 }
 

@@ -47,8 +47,7 @@ impl<T: Element> CpuJob<T> {
                 let activation =
                     GatedActivation::new(device, case.activation).with_numerics(case.numerics);
                 let first = ActivationInputs::derive(case, seed)?;
-                let plan =
-                    activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
+                let plan = activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
                 let mut inputs: Vec<_> = (1..count).map(|_| first.copy()).collect();
                 inputs.push(first);
                 let notes = notes(Some(&plan), plan.problem.numerics, count);

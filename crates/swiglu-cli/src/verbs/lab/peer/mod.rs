@@ -127,7 +127,10 @@ impl Peer {
             count => Some(count.parse::<usize>().context("rotations: `auto` or a number")?.max(1)),
         };
         if case.op == CaseOp::Copy {
-            return Ok(Reply::Unsupported { id, reason: "a copy is not an operation of it".into() });
+            return Ok(Reply::Unsupported {
+                id,
+                reason: "a copy is not an operation of it".into(),
+            });
         }
         let device = self.devices.open(case.device, &options)?;
         let order = Order { case, options, seed, copies };
@@ -178,9 +181,7 @@ fn is_lacking(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| match cause.downcast_ref::<swiglu::Error>() {
         Some(swiglu::Error::Core(e)) => of_core(e),
         Some(swiglu::Error::Cuda(e)) => of_cuda(e),
-        _ => {
-            cause.downcast_ref().is_some_and(of_core) || cause.downcast_ref().is_some_and(of_cuda)
-        }
+        _ => cause.downcast_ref().is_some_and(of_core) || cause.downcast_ref().is_some_and(of_cuda),
     })
 }
 
@@ -229,7 +230,7 @@ fn clocks(device: Option<&Device>) -> Reply {
 
 /// What a record says about how a case is computed.
 fn notes(plan: Option<&Plan>, numerics: Numerics, copies: usize) -> Vec<String> {
-    let plan = plan.map(|plan| format!("plan {}", plan.kernel));
+    let plan = plan.map(Plan::to_string);
     [Some(format!("rounds as {numerics}")), plan, Some(format!("{copies} copies in rotation"))]
         .into_iter()
         .flatten()
