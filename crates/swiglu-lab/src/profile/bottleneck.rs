@@ -6,6 +6,7 @@ use swiglu_core::{Op, Path, Problem};
 use super::ceilings::Ceilings;
 use super::class::{Class, Classified, Work, classify};
 use crate::case::{DeviceKind, Heat};
+use crate::format::{number, si, time};
 
 /// What enqueuing one kernel costs a device at least, in microseconds: the gap between two dependent
 /// kernels on current NVIDIA devices, call by call and as nodes of a graph.
@@ -211,7 +212,7 @@ fn paragraph(
         (Some(Class::Memory), Some(percent), _) => format!(
             " and is memory-bound: {} move at {} GB/s, {percent:.0} % of the {}.",
             si(subject.bytes(), "B"),
-            three(at.gbps),
+            number(at.gbps),
             ceiling_of(ceilings.memory.as_ref()),
         ),
         (Some(Class::Compute), _, Some(percent)) => format!(
@@ -255,34 +256,5 @@ fn ceiling_of(ceiling: Option<&super::Ceiling>) -> String {
     match ceiling {
         Some(c) => format!("measured ceiling ({})", c.name),
         None => "ceiling".into(),
-    }
-}
-
-/// Three significant digits.
-fn three(x: f64) -> String {
-    let digits = match x.abs() {
-        a if a >= 100.0 => 0,
-        a if a >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{x:.digits$}")
-}
-
-fn si(x: f64, unit: &str) -> String {
-    let (scale, prefix) = match x {
-        x if x >= 1e12 => (1e12, "T"),
-        x if x >= 1e9 => (1e9, "G"),
-        x if x >= 1e6 => (1e6, "M"),
-        x if x >= 1e3 => (1e3, "k"),
-        _ => (1.0, ""),
-    };
-    format!("{} {prefix}{unit}", three(x / scale))
-}
-
-fn time(us: f64) -> String {
-    match us {
-        us if us < 1e3 => format!("{} µs", three(us)),
-        us if us < 1e6 => format!("{} ms", three(us / 1e3)),
-        us => format!("{} s", three(us / 1e6)),
     }
 }

@@ -1,3 +1,195 @@
-//! The static site: what was asked, what was measured, what it says.
+//! The static site: what was asked, what was measured, what it says. It opens from disk, needs no
+//! network and no scripts, and is a function of definitions, records and decisions alone: the same
+//! evidence gives the same bytes.
 
 pub mod chart;
+mod decision;
+mod evidence;
+mod experiment;
+mod index;
+mod page;
+mod plots;
+mod run;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::decision::Decision;
+use crate::definition::Experiment;
+use crate::record::Opened;
+use crate::verdict::Verdict;
+use chart::ChartError;
+
+/// Says that a directory is a report of ours, which may be replaced.
+const MARK: &str = ".swiglu-lab-report";
+const STYLE: &str = include_str!("style.css");
+
+/// Why there is no site.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    /// A plot failed.
+    #[error(transparent)]
+    Chart(#[from] ChartError),
+    /// The directory has other things in it.
+    #[error(
+        "{}: is not empty and not a report of this program; choose another directory, or empty it",
+        .0.display()
+    )]
+    Foreign(PathBuf),
+    /// A file or directory cannot be read or written.
+    #[error("{action} {path}: {source}", path = path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+/// An experiment with all its evidence.
+#[derive(Debug)]
+pub struct Entry {
+    /// The definition.
+    pub experiment: Experiment,
+    /// What the records say.
+    pub verdict: Verdict,
+    /// All of them, oldest first.
+    pub records: Vec<Opened>,
+    /// Files that are no believable records, each with the reason.
+    pub refused: Vec<String>,
+}
+
+/// Everything that the site shows.
+#[derive(Debug, Default)]
+pub struct Site {
+    /// In the order of their ids.
+    pub experiments: Vec<Entry>,
+    /// In the order of their numbers.
+    pub decisions: Vec<Decision>,
+    /// Definitions and decisions that cannot be read, each with the reason.
+    pub broken: Vec<String>,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// Pages.
+    pub pages: usize,
+    /// Plots in them, each in one or two widths.
+    pub plots: usize,
+}
+
+/// Files of the site by their path in it.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+impl Site {
+    /// All files: pages, the stylesheet, and copies of the records that pages link to.
+    ///
+    /// # Errors
+    /// [`ReportError::Chart`]; [`ReportError::Io`] if a record vanished meanwhile.
+    pub fn files(&self) -> Result<Files, ReportError> {
+        let mut files = Files::new();
+        let style = format!("{}\n{STYLE}", chart::PALETTE);
+        files.insert("style.css".into(), style.into_bytes());
+        files.insert("index.html".into(), index::page(self).into_bytes());
+        for entry in &self.experiments {
+            let html = experiment::page(self, entry)?;
+            files.insert(experiment::path(&entry.experiment.id), html.into_bytes());
+            for opened in &entry.records {
+                let html = run::page(entry, opened)?;
+                files.insert(run::path(opened), html.into_bytes());
+                let read =
+                    |source| ReportError::Io { action: "read", path: opened.path.clone(), source };
+                files.insert(run::data_path(opened), fs::read(&opened.path).map_err(read)?);
+            }
+        }
+        let verdicts = self.verdicts();
+        for decision in &self.decisions {
+            let html = decision::page(self, decision, &verdicts);
+            files.insert(decision::path(&decision.id), html.into_bytes());
+        }
+        Ok(files)
+    }
+
+    fn verdicts(&self) -> BTreeMap<String, Verdict> {
+        let pair = |e: &Entry| (e.experiment.id.clone(), e.verdict.clone());
+        self.experiments.iter().map(pair).collect()
+    }
+
+    /// Writes the site to a directory: an empty one, a new one, or a report to be replaced. Files of
+    /// the old report that are not in the new one go.
+    ///
+    /// # Errors
+    /// [`ReportError`]; the old report is complete until all pages are made.
+    pub fn write(&self, out: &Path) -> Result<Written, ReportError> {
+        let old = listed(out)?;
+        let files = self.files()?;
+        for (name, content) in &files {
+            write_file(&out.join(name), content)?;
+        }
+        let names: String = files.keys().flat_map(|name| [name.as_str(), "\n"]).collect();
+        write_file(&out.join(MARK), names.as_bytes())?;
+        for name in old.iter().filter(|name| !files.contains_key(*name)) {
+            // Gone already is as good.
+            let _ = fs::remove_file(out.join(name));
+        }
+        let pages = files.keys().filter(|name| name.ends_with(".html")).count();
+        let figures = |content: &Vec<u8>| {
+            let needle = b"<figure";
+            content.windows(needle.len()).filter(|w| w == needle).count()
+        };
+        Ok(Written { pages, plots: files.values().map(figures).sum() })
+    }
+}
+
+/// The files of a report that is in a directory; none if it is empty or not there.
+fn listed(out: &Path) -> Result<Vec<String>, ReportError> {
+    let mark = out.join(MARK);
+    if let Ok(names) = fs::read_to_string(&mark) {
+        // Names come from a file: nothing outside the directory is ever removed.
+        let inside = |name: &&str| {
+            let mut parts = Path::new(name).components();
+            !name.is_empty() && parts.all(|p| matches!(p, std::path::Component::Normal(_)))
+        };
+        return Ok(names.lines().filter(inside).map(str::to_owned).collect());
+    }
+    match fs::read_dir(out) {
+        Ok(mut entries) => match entries.next() {
+            Some(_) => Err(ReportError::Foreign(out.into())),
+            None => Ok(Vec::new()),
+        },
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(source) => Err(ReportError::Io { action: "read directory", path: out.into(), source }),
+    }
+}
+
+/// Writes beside, then renames: a reader sees the old page or the new one.
+fn write_file(path: &Path, content: &[u8]) -> Result<(), ReportError> {
+    let failed = |source| ReportError::Io { action: "write", path: path.into(), source };
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir).map_err(failed)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(failed)?;
+    file.write_all(content).map_err(failed)?;
+    // Temporary files are private; pages are for everyone who may read the directory.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)?;
+    }
+    file.persist(path).map_err(|e| failed(e.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod browser_tests;
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests;

@@ -32,9 +32,19 @@ pub struct Sweep {
     pub series: Vec<SweepSeries>,
 }
 
+/// Slower than this is not drawn: one hopeless way would press all others into a line.
+const LOWEST: f64 = 0.2;
+
 /// Ratios that a reader takes in at a glance.
 const TICKS: [f64; 17] =
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0];
+
+impl SweepSeries {
+    /// Whether some of its points are below what is drawn.
+    pub fn is_below(&self) -> bool {
+        self.points.iter().any(|&(_, y)| positive(y) && y < LOWEST)
+    }
+}
 
 impl Sweep {
     /// The SVG element; none without at least two sizes to compare.
@@ -53,7 +63,7 @@ impl Sweep {
         if first == last {
             return Ok(None);
         }
-        let low = all().map(|(_, y)| y).fold(0.9, f64::min) / 1.06;
+        let low = all().map(|(_, y)| y).filter(|y| *y >= LOWEST).fold(0.9, f64::min) / 1.06;
         let high = all().map(|(_, y)| y).fold(1.1, f64::max) * 1.06;
         let room = if width == Width::Narrow { 5 } else { 10 };
         let (x_ticks, y_ticks) = (thinned(&sizes, room), ratio_ticks(low, high));
@@ -89,7 +99,8 @@ impl Sweep {
             for series in &self.series {
                 let ink = Ink::Series(series.series);
                 let points = series.points.iter().copied();
-                let points: Vec<_> = points.filter(|&(x, y)| positive(x) && positive(y)).collect();
+                let inside = |&(x, y): &(f64, f64)| positive(x) && positive(y) && y >= LOWEST;
+                let points: Vec<_> = points.filter(inside).collect();
                 chart.draw_series(LineSeries::new(points.iter().copied(), ink.line(2)))?;
                 let at: Vec<_> = points.iter().map(|p| chart.backend_coord(p)).collect();
                 at.into_iter()

@@ -1,0 +1,73 @@
+//! Numbers for people: short, with the unit that suits them.
+
+/// Three or four significant digits.
+pub(crate) fn number(x: f64) -> String {
+    let digits = match x.abs() {
+        a if a >= 100.0 => 0,
+        a if a >= 10.0 => 1,
+        a if a >= 1.0 => 2,
+        _ => 3,
+    };
+    if x.is_finite() { format!("{x:.digits$}") } else { DASH.into() }
+}
+
+/// What stands for a number that is not known.
+pub(crate) const DASH: &str = "–";
+
+/// A time given in microseconds.
+pub(crate) fn time(us: f64) -> String {
+    match us {
+        us if !us.is_finite() => DASH.into(),
+        us if us < 1e3 => format!("{} µs", number(us)),
+        us if us < 1e6 => format!("{} ms", number(us / 1e3)),
+        us => format!("{} s", number(us / 1e6)),
+    }
+}
+
+/// An amount with a decimal prefix: `1.20 GB`.
+pub(crate) fn si(x: f64, unit: &str) -> String {
+    let (scale, prefix) = match x {
+        x if x >= 1e12 => (1e12, "T"),
+        x if x >= 1e9 => (1e9, "G"),
+        x if x >= 1e6 => (1e6, "M"),
+        x if x >= 1e3 => (1e3, "k"),
+        _ => (1.0, ""),
+    };
+    format!("{} {prefix}{unit}", number(x / scale))
+}
+
+/// `1.52×`.
+pub(crate) fn ratio(x: f64) -> String {
+    if x.is_finite() { format!("{x:.2}×") } else { DASH.into() }
+}
+
+/// A relative error: two digits and a power of ten.
+pub(crate) fn error(x: f64) -> String {
+    match x {
+        0.0 => "0".into(),
+        x if x.is_finite() => format!("{x:.1e}"),
+        _ => DASH.into(),
+    }
+}
+
+/// The day of an RFC 3339 time.
+pub(crate) fn day(time: &str) -> &str {
+    time.get(..10).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_keep_their_unit() {
+        assert_eq!([time(7.128), time(1534.0), time(2.5e6)], ["7.13 µs", "1.53 ms", "2.50 s"]);
+        assert_eq!([number(574.4), number(49.83), number(0.1234)], ["574", "49.8", "0.123"]);
+        assert_eq!([si(4.1e12, "B/s"), si(12.0, "B")], ["4.10 TB/s", "12.0 B"]);
+        assert_eq!([ratio(1.519), error(0.0), error(1.64e-3)], ["1.52×", "0", "1.6e-3"]);
+        for unknown in [f64::NAN, f64::INFINITY] {
+            assert_eq!([number(unknown), time(unknown), ratio(unknown), error(unknown)], [DASH; 4]);
+        }
+        assert_eq!([day("2026-11-20T10:00:00Z"), day("soon")], ["2026-11-20", "soon"]);
+    }
+}

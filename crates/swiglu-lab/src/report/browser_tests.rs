@@ -1,0 +1,113 @@
+//! Pages in headless Chromium, where it is installed: nothing is wider than the screen, colours follow
+//! the scheme, and no picture is blank. Without it the test says that it did not run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::fixture::site;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn browser() -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    std::env::split_paths(&paths)
+        .flat_map(|dir| names.map(|name| dir.join(name)))
+        .find(|path| path.is_file())
+}
+
+/// Runs the browser on a page; its standard output.
+fn run(browser: &Path, page: &Path, width: u32, dark: bool, extra: &[String]) -> String {
+    let profile = tempfile::tempdir().unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut child = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+        ])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("--window-size={width},1000"))
+        .arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)))
+        .args(extra)
+        .arg(format!("file://{}", page.display()))
+        .stdout(log.reopen().unwrap())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{} has no end", browser.display());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::read_to_string(log.path()).unwrap()
+}
+
+/// Frames a page and writes what it measured into the document. Pages themselves have no scripts.
+const PROBE: &str = r#"<!doctype html><meta charset="utf-8"><body style="margin:0">
+<iframe id="f" src="PAGE" style="border:0;width:WIDTHpx;height:900px"></iframe>
+<pre id="out">nothing</pre><script>
+f.onload = () => {
+  const d = f.contentDocument, root = d.documentElement;
+  const shown = [...d.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 0);
+  const small = shown.filter(s => s.getBoundingClientRect().width < 240).length;
+  const sizes = shown.flatMap(s => {
+    const scale = s.getBoundingClientRect().width / s.viewBox.baseVal.width;
+    return [...s.querySelectorAll("text")].map(t => parseFloat(t.getAttribute("font-size")) * scale);
+  });
+  out.textContent = [root.scrollWidth, root.clientWidth, shown.length, small,
+    Math.min(99, ...sizes).toFixed(1), f.contentWindow.getComputedStyle(d.body).backgroundColor].join(";");
+};
+</script>"#;
+
+#[test]
+fn pages_fit_phones_and_desks_in_light_and_dark() {
+    let Some(browser) = browser() else {
+        println!("not run: no Chromium in PATH");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("report");
+    site(&dir.path().join("records")).write(&report).unwrap();
+    let pages = [
+        "index.html",
+        "experiments/gated-linear-sweep.html",
+        "experiments/cpu-mlp-decode.html",
+        "experiments/hostile.html",
+        "runs/imaginary-gpu--2026-11-19-gated-linear-sweep-two.html",
+        "decisions/0002-doubted.html",
+    ];
+    let files = ["--allow-file-access-from-files".into(), "--dump-dom".to_owned()];
+    let mut backgrounds = std::collections::BTreeSet::new();
+    for page in pages {
+        for (width, dark) in [(360, false), (360, true), (1200, false), (1200, true)] {
+            let probe = report.join("probe.html");
+            let html = PROBE.replace("PAGE", page).replace("WIDTH", &width.to_string());
+            std::fs::write(&probe, html).unwrap();
+            let dom = run(&browser, &probe, 1400, dark, &files);
+            let answer = dom.split("id=\"out\">").nth(1).and_then(|d| d.split('<').next());
+            let answer = answer.unwrap_or_else(|| panic!("{page}: {dom}"));
+            let parts: Vec<&str> = answer.split(';').collect();
+            let number = |i: usize| parts[i].parse::<f64>().unwrap_or_else(|_| panic!("{answer}"));
+            let at = format!("{page} at {width}, dark {dark}: {answer}");
+            assert!(number(0) <= number(1), "wider than the screen: {at}");
+            assert!(number(3) == 0.0, "plots that are too small to read: {at}");
+            assert!(number(4) >= 9.0, "text in a plot that is too small to read: {at}");
+            assert_eq!(number(2) > 0.0, page.contains("gated") || page.contains("decode"), "{at}");
+            backgrounds.insert((dark, parts[5].to_owned()));
+        }
+    }
+    assert_eq!(backgrounds.len(), 2, "one background for each scheme: {backgrounds:?}");
+    assert_ne!(backgrounds.first().map(|b| &b.1), backgrounds.last().map(|b| &b.1));
+    let picture = dir.path().join("index.png");
+    let shot = [format!("--screenshot={}", picture.display())];
+    run(&browser, &report.join("index.html"), 360, true, &shot);
+    assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "a blank picture");
+}

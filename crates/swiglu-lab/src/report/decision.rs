@@ -1,0 +1,84 @@
+//! Pages of decisions.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+
+use super::page::{Depth, badge, frame, prose, stale_badge};
+use super::{Site, experiment};
+use crate::decision::Decision;
+use crate::verdict::Verdict;
+
+/// Its place in the site.
+pub(super) fn path(id: &str) -> String {
+    format!("decisions/{id}.html")
+}
+
+/// All decisions, each with its state.
+pub(super) fn list(
+    depth: Depth,
+    decisions: &[Decision],
+    verdicts: &BTreeMap<String, Verdict>,
+) -> Markup {
+    html! {
+        @if decisions.is_empty() { p { "There are none." } }
+        ol.cards {
+            @for d in decisions {
+                @let doubts = d.doubts(verdicts);
+                li {
+                    article.card {
+                        p.state {
+                            span.badge.none { (d.status) }
+                            @if !doubts.is_empty() { (stale_badge(Some(&doubts.join("; ")))) }
+                        }
+                        h3 { a href={ (depth.root()) (path(&d.id)) } { (d.title) } }
+                        p { (d.claim) }
+                        p.meta { time datetime=(d.date) { (d.date) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn page(
+    site: &Site,
+    decision: &Decision,
+    verdicts: &BTreeMap<String, Verdict>,
+) -> String {
+    let doubts = decision.doubts(verdicts);
+    let main = html! {
+        header.page {
+            p.state {
+                span.badge.none { (decision.status) }
+                @if !doubts.is_empty() { (stale_badge(Some(&doubts.join("; ")))) }
+            }
+            h1 { (decision.title) }
+            p.lead { (decision.claim) }
+            p.meta { (decision.id) " · " time datetime=(decision.date) { (decision.date) } }
+        }
+        @if !doubts.is_empty() {
+            section.warning aria-labelledby="doubts" {
+                h2 #doubts { "Its evidence does not carry it any more" }
+                ul { @for doubt in &doubts { li { (doubt) } } }
+            }
+        }
+        section.prose aria-label="Text" { (prose(&decision.body)) }
+        section aria-labelledby="evidence" {
+            h2 #evidence { "Rests on" }
+            ul.plain {
+                @for id in &decision.experiments {
+                    @match site.experiments.iter().find(|e| e.experiment.id == *id) {
+                        Some(e) => li {
+                            (badge(e.verdict.state)) (stale_badge(e.verdict.stale.as_deref())) " "
+                            a href={ "../" (experiment::path(id)) } { (e.experiment.title) }
+                            span.sub { (e.verdict.headline) }
+                        },
+                        None => li { (id) ", which is not defined" },
+                    }
+                }
+            }
+        }
+    };
+    frame(Depth::Folder, &decision.title, &main)
+}

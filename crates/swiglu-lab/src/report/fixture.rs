@@ -1,0 +1,327 @@
+//! A made-up lab for tests: a device that does not exist, times from a formula, text that tries to
+//! break out of its page.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{Entry, Site};
+use crate::case::Case;
+use crate::decision::Decision;
+use crate::definition::{Experiment, Role};
+use crate::profile::{Ceiling, Ceilings, Counters, KernelCounters};
+use crate::record::{
+    Clocks, ErrorMetrics, Interval, Machine, Opened, Profiled, ProtocolUsed, RECORD_SCHEMA, Record,
+    ResultEntry, Status, Store, Summary,
+};
+use crate::source::Source;
+use crate::verdict::Verdict;
+
+pub(super) const HOSTILE: &str = "</svg></title><script>alert(1)</script> & \"quotes\" 'too'";
+
+const SWEEP: &str = r##"
+schema = 1
+id = "gated-linear-sweep"
+title = "Fused gated linear layer over the number of tokens"
+question = "Is the fused kernel faster than cuBLAS and an activation at every size?"
+why = """
+A model meets every M between **1** and some thousands. A kernel that wins at one size and loses at
+another is no replacement.
+
+<script>alert("why")</script>
+
+[a trap](javascript:alert(1)) ![pixel](https://example.com/x.png)
+[the web](https://example.com/)
+"""
+focus = ["m", "shape"]
+device = "cuda"
+[[profiles]]
+id = "ours-planned"
+peer = "swiglu"
+options = { path = "planned", graph = true }
+role = "ours"
+[[profiles]]
+id = "ours-unfused"
+peer = "swiglu"
+options = { path = "unfused", graph = true }
+role = "ours"
+[[profiles]]
+id = "cublas-act"
+peer = "torch"
+options = { way = "cublas_packed_act" }
+role = "baseline"
+[[profiles]]
+id = "torch-eager"
+peer = "torch"
+options = { way = "eager" }
+role = "baseline"
+[[profiles]]
+id = "torch-compile"
+peer = "torch"
+options = { way = "compile" }
+role = "peer"
+[[profiles]]
+id = "triton-dual"
+peer = "triton"
+role = "peer"
+[[profiles]]
+id = "quack"
+peer = "quack"
+role = "peer"
+[[profiles]]
+id = "cublas-gemm-only"
+peer = "torch"
+options = { way = "gemm_only" }
+role = "ceiling"
+[[profiles]]
+id = "sequential"
+peer = "triton"
+role = "warning"
+[[cases]]
+op = "gated-linear"
+m = [1, 16, 64, 256, 1024, 4096, 16384]
+shapes = [
+    { model = "Llama-3-8B", hidden = 4096, intermediate = 14336 },
+    { model = "Qwen2.5-0.5B", hidden = 896, intermediate = 4864 },
+]
+dtype = ["bf16"]
+[metrics]
+groups = ["latency", "traffic", "validation"]
+[claim]
+text = "The planned path is at least as fast as the best way that exists, at every size."
+subject = "ours-planned"
+against = "best:peer,baseline"
+statistic = "ratio"
+aggregate = "geomean"
+threshold = 1.0
+case_floor = 0.97
+[boundary]
+text = """
+One device, forward only. `M` above 16384 was not measured.
+"""
+decisions = ["0001-plan", "0009-missing"]
+"##;
+
+const DECODE: &str = r##"
+schema = 1
+id = "cpu-mlp-decode"
+title = "One token through a feed-forward block on a CPU"
+question = "Does the fused block reach the machine's read bandwidth?"
+why = "Decoding reads every weight once."
+focus = ["shape"]
+device = "cpu"
+[[profiles]]
+id = "ours"
+peer = "swiglu"
+options = { path = "fused" }
+role = "ours"
+[[profiles]]
+id = "unfused"
+peer = "swiglu"
+options = { path = "unfused" }
+role = "baseline"
+[[profiles]]
+id = "torch"
+peer = "torch"
+role = "peer"
+[[cases]]
+op = "mlp"
+m = [1]
+shapes = [{ model = "SmolLM2-135M", hidden = 576, intermediate = 1536 }]
+dtype = ["f32", "bf16"]
+[metrics]
+groups = ["latency", "traffic", "validation"]
+[claim]
+text = "The fused block is at least as fast as the unfused one."
+subject = "ours"
+against = ["unfused"]
+statistic = "ratio"
+aggregate = "geomean"
+threshold = 1.0
+[boundary]
+text = "Two cores of a shared host."
+"##;
+
+fn experiment(source: &str, id: &str) -> Experiment {
+    Experiment::parse(source, Path::new(&format!("lab/experiments/{id}.toml"))).unwrap()
+}
+
+fn not_run() -> Experiment {
+    let source = DECODE
+        .replace("cpu-mlp-decode", "hostile")
+        .replace("One token through a feed-forward block on a CPU", &HOSTILE.replace('"', "\\\""));
+    experiment(&source, "hostile")
+}
+
+/// How much slower than ours a profile is, by its place.
+const FACTORS: [f64; 9] = [1.0, 1.1, 1.07, 1.2, 1.13, 1.24, 1.02, 0.98, 40.0];
+
+fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
+    let profile = &experiment.profiles[place];
+    let mut entry = ResultEntry {
+        case: case.clone(),
+        case_key: case.key(),
+        profile: profile.id.clone(),
+        status: Status::Ok,
+        reason: None,
+        notes: Vec::new(),
+        samples_us: Vec::new(),
+        turn_lengths: Vec::new(),
+        summary: None,
+        error: None,
+        bytes: case.compulsory_bytes(),
+        flops: case.flops(),
+        effective_gbps: None,
+        effective_gflops: None,
+        ratio_to_baseline: None,
+    };
+    if profile.id == "quack" && case.hidden == 896 {
+        entry.status = Status::NotAvailable;
+        entry.reason = Some("no module named quack".into());
+        return entry;
+    }
+    if profile.id == "torch" {
+        entry.status = Status::Failed;
+        entry.reason = Some(HOSTILE.into());
+        return entry;
+    }
+    let floor = (case.compulsory_bytes() / 4.1e12).max(case.flops() / 7.6e14) * 1e6;
+    let wave = 1.0 + 0.06 * ((case.m as f64).ln() + place as f64).sin();
+    let base = floor * 1.1 + 2.5;
+    let middle = base * FACTORS[place % FACTORS.len()] * wave;
+    let noise = |i: usize| 1.0 + 0.01 * ((i * 7919 % 13) as f64 - 6.0) / 6.0;
+    entry.samples_us = (0..60).map(|i| middle * noise(i)).collect();
+    entry.turn_lengths = vec![4; 15];
+    entry.summary = Summary::of(&entry.samples_us);
+    let eager = profile.id.contains("eager") || profile.id.contains("cublas");
+    let error = if eager { 3.5e-3 } else { 1.7e-3 };
+    entry.error = (profile.role != Role::Ceiling).then_some(ErrorMetrics {
+        relative_frobenius: Some(error * wave),
+        frobenius_limit: Some(7.2e-3),
+        worst_ratio: Some(0.4),
+    });
+    if profile.id == "sequential" && case.m > 64 {
+        entry.status = Status::FailedVerification;
+        entry.reason = Some("row 3 has NaN".into());
+        entry.error = Some(ErrorMetrics {
+            relative_frobenius: None,
+            frobenius_limit: Some(7.2e-3),
+            worst_ratio: None,
+        });
+    }
+    entry.effective_gbps = Some(entry.bytes / middle / 1e3);
+    entry.effective_gflops = Some(entry.flops / middle / 1e3);
+    let value = base * FACTORS[2] / middle;
+    entry.ratio_to_baseline = Some(Interval { value, ci95: [value * 0.99, value * 1.01] });
+    entry.notes = match profile.id.as_str() {
+        "ours-unfused" | "unfused" => vec!["cublaslt unfused".into()],
+        _ => Vec::new(),
+    };
+    entry
+}
+
+fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
+    let cuda = experiment.device == crate::DeviceKind::Cuda;
+    let clocks = Clocks { sm_mhz: cuda.then_some(1755.0), power_w: None, cpu_mhz: Some(3100.0) };
+    let pairs = experiment.cases.iter().flat_map(|case| {
+        (0..experiment.profiles.len()).map(move |place| result(experiment, case, place))
+    });
+    let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
+    let counters = Counters {
+        us: Some(1502.0),
+        dram_percent: Some(22.0),
+        tensor_percent: Some(88.0),
+        dram_read_bytes: Some(2.4e8),
+        ..Counters::default()
+    };
+    let kernels = vec![KernelCounters { kernel: HOSTILE.into(), launches: 2, counters }];
+    let profiled = |reason: Option<String>, kernels| Profiled {
+        case_key: experiment.cases[0].key(),
+        profile: experiment.profiles[0].id.clone(),
+        kernels,
+        reason,
+    };
+    Record {
+        schema: RECORD_SCHEMA,
+        experiment: experiment.id.clone(),
+        definition_hash: experiment.definition_hash.clone(),
+        source_hash: match source {
+            Source::Tree(hash) => format!("tree:{hash}"),
+            _ => "unknown".into(),
+        },
+        run_id: run_id.into(),
+        started: "2026-11-19T23:10:00Z".into(),
+        finished: "2026-11-20T01:02:03Z".into(),
+        complete: true,
+        machine: Machine {
+            name: if cuda { "imaginary-gpu" } else { "imaginary-cpu" }.into(),
+            device: experiment.device,
+            cpu: "Imaginary 9".into(),
+            threads: 2,
+            memory_bytes: 24 << 30,
+            os: "Linux 6.1".into(),
+            gpu: cuda.then(|| "Imaginary GPU 141 GB".into()),
+            driver: cuda.then(|| "999.1".into()),
+        },
+        versions: BTreeMap::from([(
+            "torch".to_owned(),
+            BTreeMap::from([("torch".to_owned(), "2.11.0".to_owned())]),
+        )]),
+        protocol: ProtocolUsed { turns: 15, budget_us: 20_000, seed: 0x5eed, quick: false },
+        clocks_before: Some(clocks),
+        clocks_after: Some(clocks),
+        case_clocks: experiment.cases.iter().map(|c| (c.key(), [clocks; 2])).collect(),
+        ceilings: cuda.then(|| Ceilings {
+            memory: Some(ceiling("copy", 4.1e12)),
+            compute: vec![ceiling("bf16 GEMM", 7.6e14), ceiling("f32 GEMM", 3.9e14)],
+        }),
+        results: pairs.collect(),
+        profiling: match cuda {
+            true => vec![profiled(None, kernels), profiled(Some("no ncu".into()), Vec::new())],
+            false => Vec::new(),
+        },
+        content_hash: String::new(),
+    }
+}
+
+/// A site whose records lie in `dir`.
+pub(super) fn site(dir: &Path) -> Site {
+    let source = Source::Tree("abc".into());
+    let store = Store::new(dir);
+    let entry = |experiment: Experiment, runs: &[&str]| {
+        let records: Vec<Opened> = runs
+            .iter()
+            .map(|run| {
+                let mut record = record(&experiment, run, &source);
+                let path = store.path_of(&record);
+                store.write(&mut record, &path).unwrap();
+                Opened { path, record }
+            })
+            .collect();
+        let verdict = Verdict::of(&experiment, &records, &source);
+        Entry { experiment, verdict, records, refused: vec![format!("x.json: {HOSTILE}")] }
+    };
+    let front = |id: &str, experiments: &str| {
+        format!(
+            "+++\nid = \"{id}\"\ntitle = \"Plan by cost\"\ndate = 2026-11-20\nstatus = \"accepted\"\n\
+             experiments = [{experiments}]\nclaim = \"The planner chooses the fused path.\"\n+++\n\n\
+             ## Context\n\nSee [the web](https://example.com) and <b>this</b>.\n\n## Decision\n\nYes.\n\n\
+             ## Consequences\n\n- one\n"
+        )
+    };
+    let decision = |id: &str, experiments: &str| {
+        let path = PathBuf::from(format!("lab/decisions/{id}.md"));
+        Decision::parse(&front(id, experiments), &path).unwrap()
+    };
+    Site {
+        experiments: vec![
+            entry(experiment(DECODE, "cpu-mlp-decode"), &["first"]),
+            entry(experiment(SWEEP, "gated-linear-sweep"), &["one", "two"]),
+            entry(not_run(), &[]),
+        ],
+        decisions: vec![
+            decision("0001-plan", "\"cpu-mlp-decode\""),
+            decision("0002-doubted", "\"hostile\", \"gone\""),
+        ],
+        broken: vec![format!("lab/experiments/x.toml:3:1: {HOSTILE}")],
+    }
+}

@@ -1,0 +1,288 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use scraper::{ElementRef, Html, Selector};
+
+use super::fixture::{HOSTILE, site};
+use super::*;
+
+fn select<'a>(html: &'a Html, selector: &str) -> Vec<ElementRef<'a>> {
+    html.select(&Selector::parse(selector).unwrap()).collect()
+}
+
+fn made() -> (tempfile::TempDir, Files) {
+    let dir = tempfile::tempdir().unwrap();
+    let files = site(dir.path()).files().unwrap();
+    (dir, files)
+}
+
+fn pages(files: &Files) -> Vec<(&str, Html, &str)> {
+    let html = files.iter().filter(|(name, _)| name.ends_with(".html"));
+    html.map(|(name, content)| {
+        let text = std::str::from_utf8(content).unwrap();
+        (name.as_str(), Html::parse_document(text), text)
+    })
+    .collect()
+}
+
+#[test]
+fn every_kind_of_page_is_there() {
+    let (_dir, files) = made();
+    let names: Vec<&str> = files.keys().map(String::as_str).collect();
+    for name in [
+        "decisions/0001-plan.html",
+        "decisions/0002-doubted.html",
+        "experiments/cpu-mlp-decode.html",
+        "experiments/gated-linear-sweep.html",
+        "experiments/hostile.html",
+        "index.html",
+        "runs/imaginary-cpu--2026-11-19-cpu-mlp-decode-first.html",
+        "runs/imaginary-gpu--2026-11-19-gated-linear-sweep-two.html",
+        "runs/imaginary-gpu--2026-11-19-gated-linear-sweep-two.json",
+        "style.css",
+    ] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+}
+
+#[test]
+fn pages_are_well_formed_and_have_landmarks() {
+    let (_dir, files) = made();
+    for (name, html, text) in pages(&files) {
+        assert!(html.errors.is_empty(), "{name}: {:?}", html.errors);
+        for landmark in
+            ["html[lang]", "head > title", "header nav[aria-label]", "main#main", "h1", "footer"]
+        {
+            assert_eq!(select(&html, landmark).len(), 1, "{landmark} in {name}");
+        }
+        assert_eq!(select(&html, "a.skip[href='#main']").len(), 1, "{name}");
+        assert!(
+            select(&html, "script, iframe, img, [onclick], [style*='url(']").is_empty(),
+            "{name}"
+        );
+        assert!(!text.contains("NaN") || name.contains("gated-linear"), "{name}");
+        let headings: Vec<u32> = select(&html, "h1, h2, h3, h4")
+            .iter()
+            .map(|h| h.value().name()[1..].parse().unwrap())
+            .collect();
+        assert!(headings.windows(2).all(|w| w[1] <= w[0] + 1), "{name}: levels {headings:?}");
+        let mut ids = BTreeSet::new();
+        for element in select(&html, "[id]") {
+            assert!(
+                ids.insert(element.value().id().unwrap()),
+                "{name}: id twice {:?}",
+                element.value()
+            );
+        }
+        for element in select(&html, "[aria-labelledby]") {
+            let by = element.value().attr("aria-labelledby").unwrap();
+            assert!(ids.contains(by), "{name}: nothing has the id {by}");
+        }
+    }
+}
+
+#[test]
+fn tables_say_what_they_hold() {
+    let (_dir, files) = made();
+    let mut tables = 0;
+    for (name, html, _) in pages(&files) {
+        for table in select(&html, "table") {
+            let in_it = |s: &str| table.select(&Selector::parse(s).unwrap()).count();
+            assert_eq!(in_it("caption"), 1, "{name}");
+            assert!(in_it("thead th[scope=col]") > 0 && in_it("th:not([scope])") == 0, "{name}");
+            let columns = in_it("thead th");
+            for row in table.select(&Selector::parse("tbody tr").unwrap()) {
+                let span = |cell: ElementRef<'_>| {
+                    cell.value().attr("colspan").map_or(1, |c| c.parse::<usize>().unwrap())
+                };
+                let cells = row.child_elements().map(span).sum::<usize>();
+                assert_eq!(cells, columns, "{name}: {}", row.html());
+            }
+            tables += 1;
+        }
+        // What scrolls can be reached and has a name.
+        for scroll in select(&html, ".scroll") {
+            assert_eq!(scroll.value().attr("tabindex"), Some("0"), "{name}");
+            assert!(scroll.value().attr("aria-label").is_some(), "{name}");
+        }
+    }
+    assert!(tables > 8, "{tables}");
+}
+
+#[test]
+fn every_link_resolves() {
+    let (_dir, files) = made();
+    let mut links = 0;
+    for (name, html, _) in pages(&files) {
+        for element in select(&html, "[href], [src]") {
+            let target = element.value().attr("href").or(element.value().attr("src")).unwrap();
+            if target.starts_with("https://") {
+                continue;
+            }
+            links += 1;
+            assert!(!target.contains(':') && !target.starts_with('/'), "{name}: {target}");
+            let (path, fragment) = target.split_once('#').unwrap_or((target, ""));
+            let folder = Path::new(name).parent().unwrap();
+            let mut full = Vec::new();
+            let joined = folder.join(path);
+            for part in joined.iter().map(|p| p.to_str().unwrap()) {
+                if part == ".." {
+                    assert!(full.pop().is_some(), "{name}: {target} leaves the site");
+                } else {
+                    full.push(part);
+                }
+            }
+            let full = if path.is_empty() { name.to_owned() } else { full.join("/") };
+            let content = files.get(&full);
+            let content = content.unwrap_or_else(|| panic!("{name}: {target} is no file"));
+            if !fragment.is_empty() {
+                let page = Html::parse_document(std::str::from_utf8(content).unwrap());
+                assert_eq!(
+                    select(&page, &format!("[id='{fragment}']")).len(),
+                    1,
+                    "{name}: {target}"
+                );
+            }
+        }
+    }
+    assert!(links > 60, "{links}");
+}
+
+#[test]
+fn plots_are_named_and_drawn_from_numbers() {
+    let (_dir, files) = made();
+    let mut figures = 0;
+    for (name, html, text) in pages(&files) {
+        for figure in select(&html, "figure") {
+            figures += 1;
+            let count = |s: &str| figure.select(&Selector::parse(s).unwrap()).count();
+            assert!(count("figcaption") == 1 && count("svg") > 0, "{name}");
+            assert_eq!(count("svg"), count("svg[role=img][aria-label] > title"), "{name}");
+            assert!(count("rect, polyline, circle, polygon") > 2, "{name}: {}", figure.html());
+        }
+        for svg in text.split("<svg").skip(1) {
+            let svg = format!("<svg{}</svg>", svg.split("</svg>").next().unwrap());
+            let document =
+                roxmltree::Document::parse(&svg).unwrap_or_else(|e| panic!("{e}: {svg}"));
+            for node in document.descendants() {
+                for attribute in node.attributes().filter(|a| a.name() != "aria-label") {
+                    let value = attribute.value();
+                    assert!(!value.contains("NaN") && !value.contains("inf"), "{name}: {value}");
+                }
+            }
+        }
+    }
+    assert!(figures > 10, "{figures}");
+}
+
+#[test]
+fn text_from_outside_stays_text() {
+    let (_dir, files) = made();
+    let mut seen = 0;
+    for (name, _, text) in pages(&files) {
+        assert!(!text.contains("<script"), "{name}");
+        assert!(!text.contains("javascript:"), "{name}");
+        seen += text.matches("&lt;script&gt;alert(1)").count();
+    }
+    assert!(seen > 4, "{seen}");
+    let page = Html::parse_document(
+        std::str::from_utf8(&files["experiments/gated-linear-sweep.html"]).unwrap(),
+    );
+    assert!(select(&page, "strong").iter().any(|s| s.inner_html() == "1"), "Markdown is read");
+    assert_eq!(select(&page, "a[href^='https:']").len(), 1);
+    let hostile =
+        Html::parse_document(std::str::from_utf8(&files["experiments/hostile.html"]).unwrap());
+    assert_eq!(select(&hostile, "h1")[0].text().collect::<String>(), HOSTILE);
+}
+
+#[test]
+fn pages_say_what_the_records_say() {
+    let (_dir, files) = made();
+    let text = |name: &str| {
+        let page = Html::parse_document(std::str::from_utf8(&files[name]).unwrap());
+        page.root_element()
+            .text()
+            .collect::<String>()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let sweep = text("experiments/gated-linear-sweep.html");
+    for expected in [
+        "Is the fused kernel faster",
+        "the fastest peer or baseline",
+        "no case is below 0.97",
+        "quack (not available): no module named quack – 7 cases",
+        "wrong result",
+        "swiglu lab run gated-linear-sweep --run-id NAME",
+        "M above 16384 was not measured",
+        "0009-missing, which is not written",
+        "What binds ours-planned",
+        "predicted gain",
+    ] {
+        assert!(sweep.contains(expected), "{expected}: {sweep}");
+    }
+    let run = text("runs/imaginary-gpu--2026-11-19-gated-linear-sweep-two.html");
+    for expected in
+        ["Imaginary GPU 141 GB", "999.1", "1755 MHz", "torch 2.11.0", "88.0", "no ncu", "row 3"]
+    {
+        assert!(run.contains(expected), "{expected}: {run}");
+    }
+    let index = text("index.html");
+    for expected in ["not run", "Plan by cost", "1 run", "2 runs", "2026-11-20", "no runs"] {
+        assert!(index.contains(expected), "{expected}: {index}");
+    }
+    let doubted = text("decisions/0002-doubted.html");
+    for expected in ["gone: there is no such experiment", "gone, which is not defined", "stale"] {
+        assert!(doubted.contains(expected), "{expected}: {doubted}");
+    }
+    assert!(!text("decisions/0001-plan.html").contains("does not carry it"));
+}
+
+#[test]
+fn the_same_evidence_gives_the_same_bytes_and_an_old_report_is_replaced() {
+    let records = tempfile::tempdir().unwrap();
+    let site = site(records.path());
+    let out = tempfile::tempdir().unwrap();
+    let target = out.path().join("new/report");
+    let written = site.write(&target).unwrap();
+    assert!(written.pages == 9 && written.plots > 10, "{written:?}");
+    let read = |name: &str| std::fs::read(target.join(name)).unwrap();
+    let first = read("experiments/gated-linear-sweep.html");
+    // A page of the old report that the new one does not have goes, what else is there stays.
+    std::fs::write(target.join("notes.txt"), "mine").unwrap();
+    let smaller = Site { decisions: Vec::new(), ..site };
+    assert_eq!(smaller.write(&target).unwrap().pages, 7);
+    assert!(!target.join("decisions/0001-plan.html").exists());
+    assert_eq!(std::fs::read_to_string(target.join("notes.txt")).unwrap(), "mine");
+    assert_ne!(read("index.html").len(), 0);
+    let again = tempfile::tempdir().unwrap();
+    super::fixture::site(again.path()).write(&target).unwrap();
+    assert_eq!(first, read("experiments/gated-linear-sweep.html"));
+}
+
+#[test]
+fn a_directory_with_other_things_is_refused() {
+    let out = tempfile::tempdir().unwrap();
+    std::fs::write(out.path().join("thesis.tex"), "years of work").unwrap();
+    let error = Site::default().write(out.path()).unwrap_err();
+    assert!(
+        matches!(error, ReportError::Foreign(_)) && error.to_string().contains("choose"),
+        "{error}"
+    );
+    // A list of files that leads outside removes nothing outside.
+    let inside = out.path().join("report");
+    Site::default().write(&inside).unwrap();
+    std::fs::write(inside.join(MARK), "../thesis.tex\n/etc/hostname\n\nindex.html\n").unwrap();
+    Site::default().write(&inside).unwrap();
+    assert!(out.path().join("thesis.tex").exists() && inside.join("index.html").exists());
+    let file = out.path().join("thesis.tex");
+    assert!(matches!(Site::default().write(&file), Err(ReportError::Io { .. })));
+}
+
+#[test]
+fn an_empty_lab_has_a_page() {
+    let files = Site::default().files().unwrap();
+    assert_eq!(files.keys().collect::<Vec<_>>(), ["index.html", "style.css"]);
+    assert!(std::str::from_utf8(&files["index.html"]).unwrap().contains("There are none"));
+}
