@@ -56,6 +56,7 @@ void sim_misaligned(const void* pointer, unsigned bytes);
 
 void sim_syncthreads();
 void sim_named_barrier(unsigned id, unsigned threads);
+void sim_named_barrier_arrive(unsigned id, unsigned threads);
 void sim_syncwarp(unsigned mask);
 unsigned sim_shuffle(sim::Shuffle kind, unsigned mask, unsigned value, int argument, int width);
 unsigned sim_vote(sim::Vote kind, unsigned mask, bool predicate);

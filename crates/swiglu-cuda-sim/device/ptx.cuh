@@ -153,6 +153,11 @@ INLINE void named_barrier(u32 threads) {
   static_assert(ID >= 1 && ID <= 15, "0 is __syncthreads");
   sim_named_barrier(ID, threads);
 }
+template <int ID>
+INLINE void named_barrier_arrive(u32 threads) {
+  static_assert(ID >= 1 && ID <= 15, "0 is __syncthreads");
+  sim_named_barrier_arrive(ID, threads);
+}
 INLINE void barrier_init(u32 barrier, u32 arrivals) { sim_barrier_init(barrier, arrivals); }
 INLINE void barrier_init_fence() { sim_barrier_init_fence(); }
 INLINE void barrier_arrive(u32 barrier) { sim_barrier_arrive(barrier, 0); }

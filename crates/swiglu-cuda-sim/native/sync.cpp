@@ -49,7 +49,8 @@ void release(NamedBarrier& barrier) {
   for (Thread* t : waiting) wake(*t);
 }
 
-void arrive_and_wait(unsigned id, unsigned expected, const char* operation) {
+// PTX ISA 9.7.13.2 (bar.sync, bar.arrive).
+void arrive_at(unsigned id, unsigned expected, const char* operation, bool wait) {
   Thread& me = self();
   NamedBarrier& barrier = me.block->barriers[id];
   if (barrier.arrived > 0 && barrier.expected != expected) {
@@ -64,6 +65,7 @@ void arrive_and_wait(unsigned id, unsigned expected, const char* operation) {
     maybe_yield();
     return;
   }
+  if (!wait) return;
   barrier.waiting.push_back(&me);
   wait_until_woken(operation, id, expected);
 }
@@ -124,7 +126,7 @@ using namespace sim;
 
 extern "C" {
 
-void sim_syncthreads() { arrive_and_wait(0, 0, "__syncthreads"); }
+void sim_syncthreads() { arrive_at(0, 0, "__syncthreads", true); }
 
 // PTX ISA 9.7.13.1 (bar.sync): the number of threads is a multiple of the warp size.
 void sim_named_barrier(unsigned id, unsigned threads) {
@@ -132,7 +134,15 @@ void sim_named_barrier(unsigned id, unsigned threads) {
     fault("named barrier %u for %u threads: expected a multiple of 32 up to the block's %zu", id,
           threads, self().block->threads.size());
   }
-  arrive_and_wait(id, threads, "named barrier");
+  arrive_at(id, threads, "named barrier", true);
+}
+
+void sim_named_barrier_arrive(unsigned id, unsigned threads) {
+  if (threads == 0 || threads % WARP != 0 || threads > self().block->threads.size()) {
+    fault("named barrier %u for %u threads: expected a multiple of 32 up to the block's %zu", id,
+          threads, self().block->threads.size());
+  }
+  arrive_at(id, threads, "named barrier", false);
 }
 
 void sim_syncwarp(unsigned mask) {

@@ -223,6 +223,12 @@ INLINE void named_barrier(u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"n"(ID), "r"(threads) : "memory");
 }
 
+// Counts at the barrier without waiting at it.
+template <int ID>
+INLINE void named_barrier_arrive(u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"n"(ID), "r"(threads) : "memory");
+}
+
 // mbarrier objects are 8 bytes of shared memory (9.7.13.15).
 INLINE void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -1,16 +1,18 @@
 // h = act(x·Wg + bg, x·Wu + bu) on Hopper: one persistent, warp-specialised kernel.
 //
 // One producer thread feeds a ring of STAGES tiles of x, Wg and Wu through the copy engine; two
-// consumer warpgroups multiply 64 rows each with wgmma. A stage's B operand is the gate tile with
+// consumer warpgroups multiply with wgmma. Cooperating they take 64 rows of a tile each; in ping-pong
+// (PING_PONG = 1) they take whole tiles in turn, and one computes activations and stores while the
+// other multiplies. A stage's B operand is the gate tile with
 // the up tile behind it, so one instruction of N = 2·TILE_H columns computes both, and the two
 // pre-activations of an output meet in the same thread, registers d[i] and d[i + TILE_H/2]: the
 // activation needs no exchange and nothing but h is written.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_H output
-// columns per tile; CLUSTER blocks, 1 or 2, that compute tiles below each other and share the weights;
-// STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output
-// through the copy engine, 0 = from registers, for a base or row stride that is not a multiple of
-// 16 bytes; and what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
+// columns per tile; CLUSTER blocks, 1 or 2, that compute tiles below each other and share the
+// weights; STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output through the
+// copy engine, 0 = from registers, for a base or row stride that is not a multiple of 16 bytes; and
+// what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
 // what lies outside with zeros, so that no extent needs padding.
 //
 // Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
@@ -25,26 +27,35 @@ constexpr int kTileH = TILE_H;
 constexpr bool kTensorStore = TENSOR_STORE != 0;
 constexpr int kCluster = CLUSTER;
 static_assert(kCluster == 1 || kCluster == 2, "one block loads the gate's weights, one the up's");
-constexpr int kPanel = 64;                 // columns of one swizzled panel
+constexpr bool kPingPong = PING_PONG != 0;
+
+// A tile's columns lie in panels: the weights' as wide as a swizzled row, the output's narrower
+// where TILE_H is no multiple of that.
+constexpr int kWeightPanel = 64;
+constexpr int kOutPanel = kTileH % 64 == 0 ? 64 : 32;
+static_assert(kTileH % 32 == 0 && 2 * kTileH <= 256, "whole panels; one instruction has 256 columns");
+static_assert(!kInOut || kTileH % kWeightPanel == 0, "weights [in, out] come in whole panels");
+
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
+constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kRowsPerConsumer = kTileM / kConsumersPerTile;
+constexpr int kBlocks = kRowsPerConsumer / 64;  // of the rows of one instruction
 
 constexpr int kXBytes = kTileM * kTileK * 2;
 constexpr int kHalfBytes = kTileH * kTileK * 2;
 constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
-constexpr int kOutBytes = kTileM * kTileH * 2;
+constexpr int kConsumerOutBytes = kRowsPerConsumer * kTileH * 2;
+constexpr int kOutBytes = kConsumers * kConsumerOutBytes;
 constexpr int kStages = STAGES;
 constexpr u32 kSharedBytes =
     1024 + kStages * (kStageBytes + 16) + (kTensorStore ? kOutBytes : 0);
 static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 static_assert(kSharedBytes <= 232448 && kStages >= 2, "the stages do not fit");
-static_assert(kTileH == 64 || kTileH == 128, "a panel is 64 columns; N = 2·TILE_H ≤ 256");
-
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kRowsPerConsumer = kTileM / kConsumers;
 
 struct alignas(64) Sm90GatedGemmParams {
   ptx::TensorMap x, gate, up;  // boxes of one stage, see `produce`
-  ptx::TensorMap out;          // boxes of 64 × 64, with TENSOR_STORE
+  ptx::TensorMap out;          // boxes of a consumer's rows of a panel, with TENSOR_STORE
   Extents extents;
   Epilogue epilogue;
 };
@@ -89,8 +100,8 @@ INLINE void load_box(const ptx::TensorMap& map, u32 to, u32 barrier, int column,
 INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int feature, int k) {
   if constexpr (kInOut) {
 #pragma unroll
-    for (int i = 0; i < kTileH / kPanel; ++i) {
-      load_box(map, to + i * (kTileK * 128), barrier, feature + i * kPanel, k);
+    for (int i = 0; i < kTileH / kWeightPanel; ++i) {
+      load_box(map, to + i * (kTileK * 128), barrier, feature + i * kWeightPanel, k);
     }
   } else {
     load_box(map, to, barrier, k, feature);
@@ -122,6 +133,7 @@ INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
 // Descriptor units are 16 bytes. 16 k are 32 bytes along a swizzled row of a K-major operand, or 16
 // rows of 128 bytes of an MN-major one.
 constexpr u32 kXStep = 32 / 16;
+constexpr u32 kXBlock = 64 * 128 / 16;  // the next 64 rows of x
 constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
 
 // Gives a stage back to every producer that writes to it: one thread of a consumer for each.
@@ -136,22 +148,50 @@ INLINE void release_stage(const Ring& ring, u32 step) {
   }
 }
 
+// Ping-pong: a consumer multiplies when the other has taken the last stage of its tile. Without this
+// it would see the barriers of stages that are not its own: they tell only odd rounds from even ones.
+INLINE void wait_for_turn(int consumer) {
+  if (consumer == 0) {
+    ptx::named_barrier<3>(256);
+  } else {
+    ptx::named_barrier<4>(256);
+  }
+}
+INLINE void give_turn(int consumer) {
+  if (consumer == 0) {
+    ptx::named_barrier_arrive<3>(256);
+  } else {
+    ptx::named_barrier_arrive<4>(256);
+  }
+}
+
+// Accumulators of a consumer's part of a tile, 64 rows each.
+typedef float Sums[kBlocks][kTileH];
+
 // Multiplies one tile; stages are given back one step late, when their instructions have retired.
-INLINE void multiply(float (&d)[kTileH], const Ring& ring, u32& step, int steps, int consumer) {
+// `more`: whether the other consumer has a tile after this one.
+INLINE void multiply(Sums& d, const Ring& ring, u32& step, int steps, int consumer, bool more) {
+  if constexpr (kPingPong) wait_for_turn(consumer);
+  const int first_row = kPingPong ? 0 : consumer * kRowsPerConsumer;
   for (int i = 0; i < steps; ++i, ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
     const u32 stage = ring.stage(step);
-    const u64 x = ptx::swizzled_operand(stage + consumer * kRowsPerConsumer * 128, 0);
+    const u64 x = ptx::swizzled_operand(stage + first_row * 128, 0);
     const u64 w = ptx::swizzled_operand(stage + kXBytes, kInOut ? kTileK * 128 : 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) {
-      ptx::wgmma<2 * kTileH, kIsBf16, kInOut>(d, x + j * kXStep, w + j * kWeightStep, (i | j) != 0);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        ptx::wgmma<2 * kTileH, kIsBf16, kInOut>(d[b], x + j * kXStep + b * kXBlock,
+                                                w + j * kWeightStep, (i | j) != 0);
+      }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     if (i > 0) release_stage(ring, step - 1);
   }
+  if (kPingPong && more) give_turn(1 - consumer);
   ptx::wgmma_wait<0>();
   release_stage(ring, step - 1);
 }
@@ -171,61 +211,84 @@ INLINE void consumer_barrier(int consumer) {
   }
 }
 
+// Where 16 bytes of a row of a panel lie: the copy engine's swizzle of as many bytes as a row has.
+INLINE u32 panel_offset(u32 row, u32 chunk) {
+  if constexpr (kOutPanel == 64) return row * 128 + (chunk ^ row % 8) * 16;
+  return row * 64 + (chunk ^ row / 2 % 4) * 16;
+}
+
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
-INLINE void store_tile(const float (&d)[kTileH], const Sm90GatedGemmParams& p, const Ring& ring,
-                       Tile tile, int consumer) {
+INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& ring, Tile tile,
+                       int consumer) {
+  constexpr int kPanelBytes = kRowsPerConsumer * kOutPanel * 2, kPanelChunks = kOutPanel / 8;
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
-  const u32 out = ring.out + consumer * kRowsPerConsumer * kTileH * 2;
+  const u32 out = ring.out + consumer * kConsumerOutBytes;
   // The previous tile must have left the buffer.
   if (leader) ptx::bulk_wait_read<0>();
   consumer_barrier(consumer);
-  const u32 row = warp * 16 + lane % 16;  // matrices 0 and 2 are rows 0-7, 1 and 3 rows 8-15
+  // Columns outermost: rows share the biases of a column, and no others are kept.
 #pragma unroll
   for (int j = 0; j < kTileH / 8; j += 2) {
-    u32 r[4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int i = 4 * (j + q / 2) + 2 * (q % 2);
-      const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
-      const OutputPair h = output_pair(d, i, p.epilogue, column);
-      r[q] = pack_elements(h.value[0], h.value[1]);
+    for (int b = 0; b < kBlocks; ++b) {
+      u32 r[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const int i = 4 * (j + q / 2) + 2 * (q % 2);
+        const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
+        const OutputPair h = output_pair(d[b], i, p.epilogue, column);
+        r[q] = pack_elements(h.value[0], h.value[1]);
+        // 192 sums leave few registers: one pair at a time. The other consumer multiplies meanwhile.
+        if constexpr (kPingPong) __syncwarp();
+      }
+      const u32 row = b * 64 + warp * 16 + lane % 16;  // matrices 0, 2: rows 0-7; 1, 3: rows 8-15
+      const u32 chunk = j + lane / 16;                 // of 16 bytes in the row of TILE_H columns
+      const u32 panel = out + chunk / kPanelChunks * kPanelBytes;
+      ptx::store_matrix_x4(panel + panel_offset(row, chunk % kPanelChunks), r);
     }
-    const u32 chunk = j + lane / 16;  // of 16 bytes in the row of TILE_H columns
-    const u32 panel = out + chunk / 8 * (kRowsPerConsumer * 128);
-    ptx::store_matrix_x4(panel + row * 128 + ((chunk % 8 ^ row % 8) * 16), r);
   }
   ptx::fence_async_shared();
   consumer_barrier(consumer);
   if (leader) {
+    const int row = tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer);
 #pragma unroll
-    for (int i = 0; i < kTileH / kPanel; ++i) {
-      ptx::tensor_store(&p.out, out + i * (kRowsPerConsumer * 128), tile.column + i * kPanel,
-                        tile.row + consumer * kRowsPerConsumer);
+    for (int i = 0; i < kTileH / kOutPanel; ++i) {
+      ptx::tensor_store(&p.out, out + i * kPanelBytes, tile.column + i * kOutPanel, row);
     }
     ptx::bulk_commit();
   }
 }
 
 // Straight from registers.
-INLINE void store_elements(const float (&d)[kTileH], const Sm90GatedGemmParams& p, Tile tile,
-                           int consumer) {
+INLINE void store_elements(const Sums& d, const Sm90GatedGemmParams& p, Tile tile, int consumer) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int first = tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer) + warp * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < kTileH / 2; i += 2) {
-    const int row = tile.row + consumer * kRowsPerConsumer + warp * 16 + lane / 4 + i / 2 % 2 * 8;
-    const int column = tile.column + i / 4 * 8 + lane % 4 * 2;
-    store_pair(output_pair(d, i, p.epilogue, column), p.epilogue, p.extents, row, column);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int row = first + b * 64 + i / 2 % 2 * 8;
+      const int column = tile.column + i / 4 * 8 + lane % 4 * 2;
+      store_pair(output_pair(d[b], i, p.epilogue, column), p.epilogue, p.extents, row, column);
+    }
   }
 }
 
 INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer) {
   u32 step = 0;
+  int turn = 0;
   const int tiles = cluster_tiles(p.extents), steps = k_steps(p.extents);
-  for (int t = blockIdx.x / kCluster; t < tiles; t += gridDim.x / kCluster) {
+  const int stride = gridDim.x / kCluster;
+  if (kPingPong && consumer == 1) give_turn(0);
+  for (int t = blockIdx.x / kCluster; t < tiles; t += stride, ++turn) {
+    if (kPingPong && turn % 2 != consumer) {
+      step += steps;  // the other's
+      continue;
+    }
     const Tile tile = cluster_tile_at(t, p.extents);
-    float d[kTileH];
-    multiply(d, ring, step, steps, consumer);
+    Sums d;
+    multiply(d, ring, step, steps, consumer, t + stride < tiles);
     if constexpr (kTensorStore) {
       store_tile(d, p, ring, tile, consumer);
     } else {
@@ -240,7 +303,7 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::barrier_init(ring.full_barrier(s), 1);
-      ptx::barrier_init(ring.empty_barrier(s), kConsumers * kCluster);
+      ptx::barrier_init(ring.empty_barrier(s), kConsumersPerTile * kCluster);
     }
     ptx::barrier_init_fence();
     ptx::prefetch_tensor_map(&p.x);

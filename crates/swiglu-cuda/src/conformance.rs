@@ -3,7 +3,7 @@
 use swiglu_core::conformance::{Backend, Case};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
-    MlpParams, Numerics, Op, Path, Result, Rounding,
+    MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
 };
 
 use crate::activation::DeviceGateUp;
@@ -39,9 +39,10 @@ impl CudaBackend {
     /// Every way of this device: as planned, unfused, and each fused kernel.
     pub fn all(cuda: &Cuda) -> Vec<Self> {
         let kernels = Kernel::all().filter(|kernel| {
-            DType::ALL
-                .into_iter()
-                .any(|dtype| kernel.check_problem(cuda.arch(), dtype, 1, cuda.tf32()).is_ok())
+            DType::ALL.into_iter().any(|dtype| {
+                let case = Case::new(Op::GatedLinear, [1, 1, 1], dtype);
+                kernel.check_problem(cuda.arch(), &problem(&case), cuda.tf32()).is_ok()
+            })
         });
         [Way::Planned, Way::Unfused]
             .into_iter()
@@ -61,10 +62,11 @@ impl CudaBackend {
                 rounds && case.hidden > 0
             }
             (Way::Kernel(kernel), op) => {
-                let (arch, tf32) = (self.cuda.arch(), self.cuda.tf32());
                 let stride = (case.hidden + case.padding) * case.dtype.size();
                 op == Op::GatedLinear
-                    && kernel.check_problem(arch, case.dtype, case.hidden, tf32).is_ok()
+                    && kernel
+                        .check_problem(self.cuda.arch(), &problem(case), self.cuda.tf32())
+                        .is_ok()
                     && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }
@@ -146,6 +148,21 @@ impl Backend for CudaBackend {
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         layer.forward(&stream, x.view()?, y.view_mut()?)?;
         Ok(y.copy_to(&mut out)?)
+    }
+}
+
+/// The problem that a case poses.
+fn problem(case: &Case) -> Problem {
+    Problem {
+        op: case.op,
+        m: case.m,
+        hidden: case.hidden,
+        intermediate: case.intermediate,
+        dtype: case.dtype,
+        activation: case.activation,
+        numerics: case.numerics,
+        layout: case.layout,
+        bias: case.bias,
     }
 }
 

@@ -16,9 +16,11 @@ use swiglu_cuda::{
     GatedLinear,
 };
 
-/// Of many cases, all on a GPU and every n-th on the simulator.
+/// Of many cases, all on a GPU and every n-th on the simulator; all of them there, too, where
+/// SWIGLU_TEST_ALL is set: minutes.
 fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
-    let n = if common::has_gpu() { 1 } else { n };
+    let all = common::has_gpu() || std::env::var_os("SWIGLU_TEST_ALL").is_some();
+    let n = if all { 1 } else { n };
     cases.into_iter().step_by(n)
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use swiglu_core::{DType, Orientation};
+use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
@@ -29,8 +29,8 @@ pub(crate) struct Weights {
     pub(crate) biases: Option<[u64; 2]>,
 }
 
-/// Kernels read biases for whole tiles: the widest tile.
-pub(crate) const BIAS_PADDING: usize = 128;
+/// Kernels read biases for whole tiles: a multiple of every tile's columns.
+pub(crate) const BIAS_PADDING: usize = 384;
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
@@ -112,6 +112,10 @@ pub(crate) enum Obstacle {
     ElementType(DType),
     /// K is 0.
     NothingToMultiply,
+    /// The activation needs more registers than the tile's sums leave.
+    Registers,
+    /// The tile is no whole number of boxes of weights `[in, out]`.
+    Orientation,
     /// Tensor cores would round f32, which was not asked for.
     WouldRound,
     /// Rounding was asked for, and another kernel does it faster.
@@ -124,6 +128,12 @@ impl fmt::Display for Obstacle {
             Obstacle::NoWgmma(arch) => write!(f, "{arch} has no wgmma"),
             Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
             Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
+            Obstacle::Registers => {
+                f.write_str("the activation needs more registers than the tile's sums leave")
+            }
+            Obstacle::Orientation => {
+                f.write_str("the tile is no whole number of boxes of [in, out] weights")
+            }
             Obstacle::WouldRound => {
                 f.write_str("tensor cores would round f32 to tf32, which was not asked for")
             }
@@ -190,19 +200,25 @@ impl Kernel {
         [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("cluster", self.cluster())]
     }
 
-    /// Whether the kernel exists for an architecture and an element type, or why not: what can be
-    /// said before there are addresses. `tf32`: whether f32 factors may be rounded.
+    /// Whether the kernel computes a problem on an architecture, or why not: what can be said before
+    /// there are addresses. `tf32`: whether f32 factors may be rounded.
     pub(crate) fn check_problem(
         self,
         arch: Arch,
-        dtype: DType,
-        hidden: usize,
+        problem: &Problem,
         tf32: bool,
     ) -> Result<(), Obstacle> {
+        let dtype = problem.dtype;
         match self {
             Kernel::Sm90(_) if arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
             Kernel::Sm90(_) if dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
-            Kernel::Sm90(_) if hidden == 0 => Err(Obstacle::NothingToMultiply),
+            Kernel::Sm90(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
+            Kernel::Sm90(config) if !config.loads(problem.layout.orientation) => {
+                Err(Obstacle::Orientation)
+            }
+            Kernel::Sm90(config) if !config.activates(&problem.activation) => {
+                Err(Obstacle::Registers)
+            }
             Kernel::Mma(_) if dtype == DType::F32 && !tf32 => Err(Obstacle::WouldRound),
             Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),
@@ -266,13 +282,18 @@ impl fmt::Display for Kernel {
     /// `sm90_gated_gemm 128x64`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rows, columns] = self.tile();
-        f.pad(&format!("{} {rows}x{columns}", self.name()))
+        let turns = match self {
+            Kernel::Sm90(config) if config.ping_pong() => " ping-pong",
+            _ => "",
+        };
+        f.pad(&format!("{} {rows}x{columns}{turns}", self.name()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use swiglu_core::{Activation, Numerics, Op, WeightLayout};
 
     #[test]
     fn groups_are_about_as_tall_as_wide() {
@@ -282,14 +303,29 @@ mod tests {
     }
 
     #[test]
-    fn some_kernel_computes_every_element_type_on_every_architecture() {
-        for arch in Arch::ALL {
-            for dtype in DType::ALL {
+    fn some_kernel_computes_everything_on_every_architecture() {
+        let everything = Activation::family().into_iter().flat_map(|activation| {
+            DType::ALL.into_iter().flat_map(move |dtype| {
+                Orientation::ALL.into_iter().flat_map(move |orientation| {
+                    [0, 64].map(|hidden| Problem {
+                        op: Op::GatedLinear,
+                        m: 1,
+                        hidden,
+                        intermediate: 64,
+                        dtype,
+                        activation,
+                        numerics: Numerics::default_for(dtype),
+                        layout: WeightLayout { orientation, ..WeightLayout::HF },
+                        bias: false,
+                    })
+                })
+            })
+        });
+        for problem in everything {
+            for arch in Arch::ALL {
                 for tf32 in [false, true] {
-                    for hidden in [0, 64] {
-                        let fits = |k: &Kernel| k.check_problem(arch, dtype, hidden, tf32).is_ok();
-                        assert!(Kernel::all().any(|k| fits(&k)), "{arch} {dtype} {tf32}");
-                    }
+                    let computes = |k: Kernel| k.check_problem(arch, &problem, tf32).is_ok();
+                    assert!(Kernel::all().any(computes), "{problem} on {arch}, tf32 {tf32}");
                 }
             }
         }

@@ -63,8 +63,7 @@ impl<T: Element> GatedLinear<T> {
         params: &GatedLinearParams<'_, T>,
         kernel: Kernel,
     ) -> Result<Self> {
-        let check =
-            kernel.check_problem(cuda.arch(), T::DTYPE, params.weights.hidden(), cuda.tf32());
+        let check = kernel.check_problem(cuda.arch(), &params.problem(0), cuda.tf32());
         check.map_err(|why| CudaError::Unsupported {
             what: kernel.to_string(),
             why: why.to_string(),
@@ -262,8 +261,7 @@ impl<T: Element> GatedLinear<T> {
     fn launchable(&self, planned: Kernel, call: &Call) -> Result<Kernel> {
         let Err(why) = planned.check_call(call) else { return Ok(planned) };
         let takes = |kernel: &Kernel| {
-            let (arch, hidden, tf32) = (self.cuda.arch(), self.hidden(), self.cuda.tf32());
-            kernel.check_problem(arch, T::DTYPE, hidden, tf32).is_ok()
+            kernel.check_problem(self.cuda.arch(), &self.problem, self.cuda.tf32()).is_ok()
                 && kernel.check_call(call).is_ok()
         };
         let other = if self.forced.is_some() { None } else { Kernel::all().find(takes) };
