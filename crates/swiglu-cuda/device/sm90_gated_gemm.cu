@@ -19,6 +19,13 @@
 // 1024 cycles while the ring takes in 48 KiB, 48 B per cycle and SM from L2. The raster walks
 // groups of row tiles, so that a column of weight tiles is fetched from memory once per group. With
 // CLUSTER = 2 each block loads one half of the weights for both: 32 B per cycle and SM from L2.
+//
+// Predicted, to be measured: cooperating 128 × 128 tiles lose the epilogue, about 2000 cycles per
+// tile: 3 % at K = 4096, 13 % at K = 896. Ping-pong (128 × 96, so that 192 sums fit a thread) hides
+// it but reads 53 B per cycle and SM, or 36 in a cluster; so it should win below K of about 2048, and
+// the cooperating cluster above. Tried and refuted: rows outermost in the epilogue (the compiler
+// keeps the biases of all columns: up to 900 bytes of spills), and 24 registers for the producer
+// (36 bytes of spills in its loop).
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = 128;
