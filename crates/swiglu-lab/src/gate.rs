@@ -99,9 +99,8 @@ pub fn expect_comparable(
 /// The profiles to measure again: ours, and those that can be a yardstick.
 pub fn needed_profiles(experiment: &Experiment, old: &Record) -> Vec<String> {
     let worked = |id: &str| old.results.iter().any(|e| e.profile == id && e.status == Status::Ok);
-    let needed = |p: &&crate::ProfileDef| {
-        p.role == Role::Ours || (p.role.is_ranked() && worked(&p.id))
-    };
+    let needed =
+        |p: &&crate::ProfileDef| p.role == Role::Ours || (p.role.is_ranked() && worked(&p.id));
     experiment.profiles.iter().filter(needed).map(|p| p.id.clone()).collect()
 }
 

@@ -23,6 +23,8 @@ pub mod report;
 mod runner;
 mod source;
 pub mod stats;
+#[cfg(test)]
+mod testkit;
 mod text;
 mod verdict;
 mod verify;

@@ -1,2 +1,107 @@
 use super::*;
 use crate::case::{CaseOp, Heat};
+use crate::testkit::{DEFINITION, experiment, parse, with};
+
+#[test]
+fn a_definition_becomes_cases_and_a_claim() {
+    let e = experiment();
+    assert_eq!((e.id.as_str(), e.device, e.cases.len()), ("made-up", DeviceKind::Cpu, 2));
+    assert_eq!(e.cases[1].m, 16);
+    assert_eq!(e.cases[0].heat, Heat::Cold);
+    assert_eq!(e.cases[0].op, CaseOp::Activation);
+    // The default roundings are those of the element type.
+    assert_eq!(e.cases[0].numerics.to_string(), "fused+precise");
+    assert_eq!(e.profile("ours").unwrap().options["path"], "fused");
+    assert_eq!(e.claim.against, Against::Best(vec![Role::Baseline, Role::Peer]));
+    assert_eq!(e.decisions, ["0001-x"]);
+}
+
+#[test]
+fn arrays_multiply_and_single_values_are_arrays_of_one() {
+    let text = with("m = [8, 16]", "m = [8, 16]\nheat = [\"hot\", \"cold\"]")
+        .replacen("dtype = \"f32\"", "dtype = [\"bf16\", \"float16\"]", 1)
+        .replacen("op = \"activation\"", "op = \"mlp\"\nbias = true", 1)
+        .replacen("{ intermediate = 32 }", "{ model = \"M\", hidden = 8, intermediate = 32 }", 1);
+    let e = parse(&text).unwrap();
+    assert_eq!(e.cases.len(), 8);
+    assert_eq!(
+        e.cases[0].key(),
+        "mlp m=8 hidden=8 intermediate=32 bf16 swiglu fused+fast separate out-in bias hot"
+    );
+    assert_eq!(e.cases[0].model.as_deref(), Some("M"));
+}
+
+#[test]
+fn prose_does_not_make_records_old_but_cases_and_options_do() {
+    let hash = |text: &str| parse(text).unwrap().definition_hash;
+    let same = hash(DEFINITION);
+    assert_eq!(same, hash(&with("Because.", "Because of this.")));
+    assert_eq!(same, hash(&with("threshold = 1.0", "threshold = 1.1")));
+    assert_ne!(same, hash(&with("m = [8, 16]", "m = [8, 17]")));
+    assert_ne!(same, hash(&with("path = \"fused\"", "path = \"unfused\"")));
+}
+
+/// Every refusal says where and what was expected.
+#[test]
+fn broken_definitions_are_refused_with_line_and_column() {
+    // (replaced, by, line:column, part of the message)
+    let cases = [
+        ("schema = 1", "schema = 2", "2:10", "this program reads schema 1"),
+        ("schema = 1", "schema = \"one\"", "2:10", "expected u32"),
+        ("\"made-up\"", "\"other\"", "3:6", "the name of the file, `made-up`"),
+        ("Is it so?", "It is so.", "5:12", "question mark"),
+        ("\"A title\"", "\"\"", "4:9", "title is empty"),
+        ("device = \"cpu\"", "device = \"tpu\"", "8:10", "`cpu` or `cuda`"),
+        ("device = \"cpu\"", "devize = \"cpu\"", "8:1", "unknown field `devize`"),
+        ("title = \"A title\"\n", "", "", "missing field `title`"),
+        ("role = \"baseline\"", "role = \"base\"", "19:8", "unknown variant `base`"),
+        ("id = \"eager\"", "id = \"ours\"", "16:1", "profile id `ours` is taken"),
+        ("id = \"eager\"", "id = \"../x\"", "16:1", "lowercase"),
+        ("m = [8, 16]", "m = [8, 8]", "31:1", "is there twice"),
+        ("m = [8, 16]", "m = [0]", "33:5", "at least one row"),
+        ("m = [8, 16]", "m = []", "31:1", "no cases"),
+        ("m = [8, 16]", "m = [-1]", "33", "u"),
+        ("m = [8, 16]", "m = \"all\"", "33", "expected"),
+        ("intermediate = 32", "hidden = 4, intermediate = 32", "34:11", "no hidden size"),
+        ("op = \"activation\"", "op = \"gated-linear\"", "34:11", "has no `hidden`"),
+        ("intermediate = 32", "intermediate = 0", "34:11", "at least 1"),
+        ("dtype = \"f32\"", "dtype = \"int8\"", "35", "f32, f16, bf16"),
+        ("dtype = \"f32\"", "dtype = \"f32\"\nnumerics = \"loose\"", "36", "fused, pre_round"),
+        ("dtype = \"f32\"", "dtype = \"f32\"\narrangement = \"interleaved-5\"", "34:11", "divisor"),
+        ("[\"latency\", \"validation\"]", "[]", "38:10", "no metric groups"),
+        ("subject = \"ours\"", "subject = \"us\"", "42:11", "expected one of ours, eager"),
+        ("\"best:baseline,peer\"", "[\"eager\", \"ours\"]", "43:11", "names the subject"),
+        ("\"best:baseline,peer\"", "\"best:all\"", "43:11", "unknown role `all`"),
+        ("\"best:baseline,peer\"", "[]", "43:11", "is empty"),
+        ("threshold = 1.0", "threshold = -1.0", "46:13", "above 0"),
+        ("threshold = 1.0", "threshold = nan", "46:13", "above 0"),
+        ("threshold = 1.0", "threshold = 1.0\ncase_threshold = 1.0", "47:18", "share"),
+        ("aggregate = \"geomean\"", "aggregate = \"share\"", "", ""),
+        ("[boundary]", "[boundary", "", "boundary"),
+    ];
+    for (from, to, place, expected) in cases {
+        let result = parse(&with(from, to));
+        if expected.is_empty() {
+            assert!(result.is_ok(), "{to}: {result:?}");
+            continue;
+        }
+        let message = result.expect_err(to).to_string();
+        let at = format!("lab/experiments/made-up.toml:{place}");
+        assert!(message.starts_with(&at), "{to}: {message} is not at {at}");
+        assert!(message.contains(expected) || place.is_empty(), "{to}: {message} lacks {expected}");
+    }
+}
+
+#[test]
+fn a_directory_is_read_whole_and_unknown_ids_list_the_known() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("made-up.toml"), DEFINITION).unwrap();
+    std::fs::write(dir.path().join("broken.toml"), "schema = 1\n").unwrap();
+    std::fs::write(dir.path().join("notes.md"), "").unwrap();
+    let all = Experiment::read_dir(dir.path()).unwrap();
+    assert_eq!(all.iter().map(|e| e.is_ok()).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(Experiment::find(dir.path(), "made-up").unwrap().id, "made-up");
+    let unknown = Experiment::find(dir.path(), "none").unwrap_err().to_string();
+    assert!(unknown.contains("broken, made-up"), "{unknown}");
+    assert!(Experiment::read_dir(&dir.path().join("none")).is_err());
+}

@@ -94,7 +94,7 @@ pub struct Clocks {
     pub sm_mhz: Option<f64>,
     /// Power drawn by the device.
     pub power_w: Option<f64>,
-    /// Effective clock of one processor core, from a chain of dependent multiplications.
+    /// Effective clock of one processor core, from a chain of dependent operations.
     pub cpu_mhz: Option<f64>,
 }
 

@@ -247,3 +247,7 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     paths.sort();
     Ok(paths)
 }
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

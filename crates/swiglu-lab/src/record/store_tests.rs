@@ -1,0 +1,102 @@
+use super::*;
+use crate::testkit::{experiment, record};
+
+fn some() -> Record {
+    record(&experiment(), 0.01, |_, _| Ok(1.0))
+}
+
+fn written(store: &Store) -> PathBuf {
+    let mut record = some();
+    let path = store.path_of(&record);
+    store.write(&mut record, &path).unwrap();
+    path
+}
+
+#[test]
+fn records_come_back_as_they_were() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let path = written(&store);
+    assert!(path.ends_with("here/2026-01-01-made-up-r1.json"));
+    let (records, refused) = store.of_experiment("made-up").unwrap();
+    assert!(refused.is_empty(), "{refused:?}");
+    let back = &records[0].record;
+    assert_eq!(Record { content_hash: String::new(), ..back.clone() }, some());
+    assert_eq!(store.find("here", "made-up", "r1").unwrap().unwrap().path, path);
+    assert_eq!(store.find("here", "made-up", "1").unwrap(), None);
+    assert_eq!(store.find("there", "made-up", "r1").unwrap(), None);
+    // `made` has no run `up-r1`.
+    assert!(store.of_experiment("made").unwrap().0.is_empty());
+    assert!(Store::new(dir.path().join("none")).of_experiment("made-up").unwrap().0.is_empty());
+}
+
+#[test]
+fn a_file_that_cannot_be_believed_is_refused_with_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let path = written(&store);
+    let good = fs::read_to_string(&path).unwrap();
+    let cut = &good[..good.len() / 2];
+    let cases = [
+        (cut.to_owned(), "not JSON", "measure again"),
+        (String::new(), "not JSON", "measure again"),
+        ("\u{0}\u{1}garbage".into(), "not JSON", "measure again"),
+        (good.replacen("\"schema\": 1", "\"schema\": 2", 1), "schema 2", "the version"),
+        (good.replacen("\"schema\": 1", "\"scheme\": 1", 1), "no `schema`", "move it"),
+        (good.replacen("\"run_id\": \"r1\"", "\"run_id\": \"r2\"", 1), "hash", "edited"),
+        (good.replacen("\"content_hash\": \"", "\"content_hash\": \"0", 1), "hash", "edited"),
+        ("[1, 2]".into(), "no `schema`", "move it"),
+    ];
+    for (text, why, advice) in cases {
+        assert_ne!(text, good);
+        fs::write(&path, &text).unwrap();
+        let message = Opened::read(&path).unwrap_err().to_string();
+        assert!(message.contains(why) && message.contains(advice), "{message}");
+        let (records, refused) = store.of_experiment("made-up").unwrap();
+        assert!(records.is_empty() && refused.len() == 1);
+        assert!(store.find("here", "made-up", "r1").is_err());
+    }
+    // Right by its hash, but not a record.
+    let mut value: Value = serde_json::from_str(&good).unwrap();
+    value["results"] = serde_json::json!("none");
+    value["content_hash"] = content_hash(&value).into();
+    fs::write(&path, value.to_string()).unwrap();
+    let message = Opened::read(&path).unwrap_err().to_string();
+    assert!(message.contains("not a record of schema 1"), "{message}");
+    assert!(Opened::read(&dir.path().join("none.json")).unwrap_err().to_string().contains("read"));
+}
+
+#[test]
+fn one_run_at_a_time_and_leftovers_are_cleared() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    fs::create_dir_all(dir.path().join("here")).unwrap();
+    let leftover = dir.path().join("here").join(format!("{TEMPORARY}abc"));
+    fs::write(&leftover, "half a rec").unwrap();
+    let lock = store.lock("here", "run one").unwrap();
+    assert!(!leftover.exists());
+    let busy = store.lock("here", "run two").unwrap_err().to_string();
+    assert!(busy.contains("run one") && busy.contains("wait"), "{busy}");
+    store.lock("there", "run three").unwrap();
+    drop(lock);
+    store.lock("here", "run two").unwrap();
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let path = written(&store);
+    let good = fs::read(&path).unwrap();
+    // A directory in the place of the file, and a file in the place of the directory: neither can
+    // be written, whoever asks.
+    let taken = dir.path().join("here/taken.json");
+    fs::create_dir_all(taken.join("x")).unwrap();
+    assert!(matches!(store.write(&mut some(), &taken), Err(LabError::Io { .. })));
+    assert!(matches!(store.write(&mut some(), &path.join("r.json")), Err(LabError::Io { .. })));
+    let file_as_root = Store::new(&path);
+    assert!(matches!(file_as_root.lock("here", "run"), Err(LabError::Io { .. })));
+    assert_eq!(fs::read(&path).unwrap(), good);
+    let names: Vec<_> = entries(&dir.path().join("here")).unwrap();
+    assert!(!names.iter().any(|n| file_name(n).starts_with(TEMPORARY)), "{names:?}");
+}

@@ -1,0 +1,188 @@
+//! Runs with peers that behave and peers that do not: each failure is named, the others go on.
+
+#![cfg(unix)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{Lab, options};
+use swiglu_lab::record::Record;
+use swiglu_lab::{
+    Experiment, LabError, Laboratory, ResultEntry, RunOptions, Source, Status, Verdict,
+    VerdictState,
+};
+
+fn run(lab: &Lab, experiment: &Experiment, options: &RunOptions) -> Result<Record, LabError> {
+    let lock = lab.store.lock(&lab.machine.name, "a test")?;
+    let laboratory = Laboratory {
+        store: &lab.store,
+        lock: &lock,
+        commands: &lab.commands,
+        machine: &lab.machine,
+        source: &Source::Tree("1".into()),
+    };
+    laboratory.run(experiment, options, &mut |_| {}).map(|finished| finished.record)
+}
+
+fn entry<'a>(record: &'a Record, profile: &str) -> &'a ResultEntry {
+    record.results.iter().find(|e| e.profile == profile).unwrap()
+}
+
+#[test]
+fn a_run_measures_verifies_and_compares() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("quick", "honest");
+    lab.peer("slow", "slow");
+    let who = [("ours", "quick", "ours"), ("base", "slow", "baseline")];
+    let experiment = lab.experiment(&[2, 3], &who);
+    let record = run(&lab, &experiment, &options("r1")).unwrap();
+    assert!(record.complete);
+    assert_eq!(record.results.len(), 4);
+    assert_eq!(record.versions["quick"]["fake"], "1.0");
+    assert_eq!(record.case_clocks.len(), 2);
+    assert!(record.clocks_before.unwrap().cpu_mhz.unwrap() > 0.0);
+    for e in &record.results {
+        assert_eq!(e.status, Status::Ok, "{:?}", e.reason);
+        assert_eq!(e.turn_lengths.len(), 6);
+        assert_eq!(e.turn_lengths.iter().sum::<usize>(), e.samples_us.len());
+        assert_eq!(e.notes, ["plain"]);
+        let error = e.error.unwrap();
+        assert!(error.worst_ratio.unwrap() <= 1.0);
+    }
+    let ours = entry(&record, "ours");
+    assert_eq!(ours.summary.unwrap().median, 10.5);
+    assert_eq!(ours.samples_us.len(), 18);
+    assert!((ours.effective_gbps.unwrap() - 6144.0 / 10.5 / 1e3).abs() < 1e-9);
+    assert!((ours.ratio_to_baseline.unwrap().value - 20.5 / 10.5).abs() < 1e-9);
+    assert!((entry(&record, "base").ratio_to_baseline.unwrap().value - 1.0).abs() < 1e-9);
+
+    let (records, refused) = lab.store.of_experiment("small").unwrap();
+    assert!(refused.is_empty() && records[0].record == record);
+    let verdict = Verdict::of(&experiment, &records, &Source::Tree("1".into()));
+    assert_eq!(verdict.state, VerdictState::Supported, "{verdict:?}");
+}
+
+/// What a peer does, what becomes of it, and what the reason says.
+#[test]
+fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
+    let cases = [
+        ("unavailable", Status::NotAvailable, "no such framework"),
+        ("picky", Status::Unsupported, "not 3"),
+        ("clumsy", Status::Failed, "out of memory"),
+        ("hangs", Status::Failed, "did not answer `sample` within 0.7"),
+        ("dies", Status::Failed, "something broke inside"),
+        ("babbles", Status::Failed, "Autotuning 3/7"),
+        ("floods", Status::Failed, "what is no reply"),
+        ("confuses", Status::Failed, "with id Some(99999)"),
+        ("mistakes", Status::Failed, "with `released`"),
+        ("nan", Status::Failed, "what is no reply"),
+        ("negative", Status::Failed, "a sample is -1"),
+        ("empty", Status::Failed, "no samples"),
+        ("wrong", Status::FailedVerification, "the result is wrong: element [0, 1]"),
+        ("nan-rows", Status::FailedVerification, "element [0, 1]"),
+        ("short", Status::FailedVerification, "expected 192"),
+    ];
+    for (behaviour, status, reason) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = Lab::new(dir.path());
+        lab.peer("good", "honest");
+        lab.peer("bad", behaviour);
+        let who = [("ours", "good", "ours"), ("bad", "bad", "baseline"), ("other", "good", "peer")];
+        let experiment = lab.experiment(&[3], &who);
+        let start = Instant::now();
+        let record = run(&lab, &experiment, &options("r1")).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(60), "{behaviour}");
+        let bad = entry(&record, "bad");
+        assert_eq!(bad.status, status, "{behaviour}: {:?}", bad.reason);
+        let told = bad.reason.as_deref().unwrap_or_default();
+        assert!(told.contains(reason), "{behaviour}: {told}");
+        assert_eq!(bad.ratio_to_baseline, None, "{behaviour}");
+        for good in ["ours", "other"] {
+            let entry = entry(&record, good);
+            assert_eq!(entry.status, Status::Ok, "{behaviour}: {:?}", entry.reason);
+            assert_eq!(entry.turn_lengths.len(), 6, "{behaviour}");
+        }
+        assert!(record.complete, "{behaviour}");
+        // Times of a wrong result are shown and never ranked.
+        assert_eq!(bad.summary.is_some(), status == Status::FailedVerification, "{behaviour}");
+        let (records, _) = lab.store.of_experiment("small").unwrap();
+        let verdict = Verdict::of(&experiment, &records, &Source::Unknown);
+        let ranked = verdict.machines[0].cases.iter().any(|c| c.against == "bad");
+        assert!(!ranked, "{behaviour}");
+    }
+}
+
+#[test]
+fn profiles_that_share_a_broken_peer_are_still_measured_and_it_is_not_tried_forever() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    lab.peer("bad", "dies");
+    let who = [("ours", "good", "ours"), ("bad", "bad", "baseline")];
+    let experiment = lab.experiment(&[1, 2, 4], &who);
+    let record = run(&lab, &experiment, &options("r1")).unwrap();
+    let reasons: Vec<&str> = record
+        .results
+        .iter()
+        .filter(|e| e.profile == "bad")
+        .map(|e| e.reason.as_deref().unwrap())
+        .collect();
+    assert!(reasons[0].contains("signal") && reasons[1].contains("signal"), "{reasons:?}");
+    assert!(reasons[2].contains("not tried again after 2 crashes"), "{reasons:?}");
+    assert!(record.results.iter().filter(|e| e.profile == "ours").all(|e| e.status == Status::Ok));
+}
+
+#[test]
+fn missing_programs_are_not_available() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    lab.peer("silent", "mute");
+    std::fs::write(lab.commands.dir.join("script_peer.py"), "").unwrap();
+    lab.commands.python = "/nonexistent/python".into();
+    let who = [
+        ("ours", "good", "ours"),
+        ("own", "swiglu", "ours"),
+        ("none", "nowhere", "peer"),
+        ("script", "script", "peer"),
+        ("mute", "silent", "peer"),
+    ];
+    let experiment = lab.experiment(&[1], &who);
+    let mut options = options("r1");
+    options.limits.hello = Duration::from_millis(700);
+    let record = run(&lab, &experiment, &options).unwrap();
+    let statuses: Vec<Status> = record.results.iter().map(|e| e.status).collect();
+    let missing = Status::NotAvailable;
+    assert_eq!(statuses, [Status::Ok, missing, missing, missing, Status::Failed]);
+    assert!(entry(&record, "mute").reason.as_deref().unwrap().contains("`hello` within 0.7 s"));
+}
+
+#[test]
+fn selections_leave_a_record_incomplete_and_wrong_ones_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    let who = [("ours", "good", "ours"), ("base", "good", "baseline")];
+    let experiment = lab.experiment(&[1, 16], &who);
+    let part = RunOptions { cases: Some("m=1 f32".into()), ..options("r1") };
+    let record = run(&lab, &experiment, &part).unwrap();
+    assert_eq!((record.results.len(), record.complete), (2, false));
+    // The same run without the selection measures the rest.
+    let record = run(&lab, &experiment, &options("r1")).unwrap();
+    assert_eq!((record.results.len(), record.complete), (4, true));
+
+    let refused = |options: RunOptions| run(&lab, &experiment, &options).unwrap_err().to_string();
+    let wrong = RunOptions { cases: Some("m=2".into()), ..options("r2") };
+    assert!(refused(wrong).contains("activation m=1"));
+    let wrong = RunOptions { profiles: Some(vec!["them".into()]), ..options("r2") };
+    assert!(refused(wrong).contains("ours, base"));
+    assert!(refused(options("../r2")).contains("run id"));
+    let mut other = options("r1");
+    other.protocol.turns = 7;
+    assert!(refused(other).contains("number or length of turns"));
+    let changed = lab.experiment(&[1, 17], &who);
+    let message = run(&lab, &changed, &options("r1")).unwrap_err().to_string();
+    assert!(message.contains("another definition") && message.contains("--run-id"), "{message}");
+}
