@@ -21,7 +21,9 @@ use thiserror::Error;
 
 use crate::decision::Decision;
 use crate::definition::Experiment;
-use crate::record::Opened;
+use crate::error::LabError;
+use crate::record::{Opened, Store};
+use crate::source::Source;
 use crate::verdict::Verdict;
 use chart::ChartError;
 
@@ -90,6 +92,42 @@ pub struct Written {
 pub type Files = BTreeMap<String, Vec<u8>>;
 
 impl Site {
+    /// Everything in a lab: definitions, their records, decisions. What cannot be read is listed.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if a directory cannot be read.
+    pub fn gather(lab: &Path, store: &Store) -> crate::Result<Self> {
+        let mut site = Self::default();
+        let definitions = lab.join("experiments");
+        for definition in Experiment::read_dir(&definitions)? {
+            match definition {
+                Ok(experiment) => {
+                    let (records, refused) = store.of_experiment(&experiment.id)?;
+                    let source = Source::detect(&definitions, experiment.device);
+                    let verdict = Verdict::of(&experiment, &records, &source);
+                    let refused = refused.iter().map(|r| r.error.to_string()).collect();
+                    site.experiments.push(Entry { experiment, verdict, records, refused });
+                }
+                Err(error @ LabError::Definition { .. }) => site.broken.push(error.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
+        for decision in Decision::read_dir(&lab.join("decisions"))? {
+            match decision {
+                Ok(decision) => site.decisions.push(decision),
+                Err(error @ LabError::Definition { .. }) => site.broken.push(error.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(site)
+    }
+
+    /// Everything that could not be read: definitions, decisions, records.
+    pub fn troubles(&self) -> Vec<&str> {
+        let refused = self.experiments.iter().flat_map(|e| &e.refused);
+        self.broken.iter().chain(refused).map(String::as_str).collect()
+    }
+
     /// All files: pages, the stylesheet, and copies of the records that pages link to.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ pub(super) fn sweep(
         ", the line at 1; above it is faster."
         ul.legend { @for s in &chart.series { li {
                     (key(s.series, &s.label))
-                    @if s.is_below() { ", also below the plot" }
+                    @if s.is_below() { ", below the plot" }
                 } } }
     };
     figure(|width| chart.svg(width), &legend)

@@ -3,6 +3,7 @@
 mod gate;
 mod list;
 mod peer;
+mod report;
 mod run;
 
 use std::ffi::OsString;
@@ -30,6 +31,8 @@ enum Action {
     Run(run::RunArgs),
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
     Gate(gate::GateArgs),
+    /// Write a static site: every experiment, its evidence and plots, and the decisions
+    Report(report::ReportArgs),
     /// Compute cases for a run: requests on standard input, replies on standard output
     #[command(hide = true)]
     Peer,
@@ -40,6 +43,7 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::List(args) => list::list(args, terminal),
         Action::Run(args) => run::run(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
+        Action::Report(args) => report::report(args, terminal),
         Action::Peer => peer::serve(),
     }
 }

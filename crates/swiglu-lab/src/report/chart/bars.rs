@@ -35,6 +35,8 @@ pub struct Bars {
     pub bars: Vec<Bar>,
 }
 
+/// A bar of more than so many times the shortest is broken.
+const LONGEST: f64 = 6.0;
 const ROW: i32 = 36;
 const THICK: i32 = 10;
 
@@ -45,10 +47,12 @@ impl Bars {
     /// [`ChartError`] if the drawing library fails.
     pub fn svg(&self, width: Width) -> Result<Option<String>, ChartError> {
         let bars: Vec<&Bar> = self.bars.iter().filter(|b| positive(b.median)).collect();
-        // A long tail must not squeeze the bars: it is cut at a third beyond the longest.
+        // Neither a long tail nor one hopeless way may squeeze the others: the one is cut at a third
+        // beyond the longest bar, the other is drawn as a broken bar.
+        let fastest = bars.iter().map(|b| b.median).fold(f64::INFINITY, f64::min);
         let longest = bars.iter().map(|b| b.median).fold(0.0, f64::max);
         let tail = bars.iter().map(|b| b.p90).filter(|p| p.is_finite()).fold(longest, f64::max);
-        let end = tail.min(longest * 1.33);
+        let end = tail.min(longest * 1.33).min(fastest * LONGEST);
         if bars.is_empty() {
             return Ok(None);
         }
@@ -76,7 +80,12 @@ impl Bars {
                 area.draw(&Rectangle::new(track, Ink::Grid.colour().mix(0.45).filled()))?;
                 let to = x(bar.median).max(2);
                 area.draw(&Rectangle::new([(1, middle - half), (to, middle + half)], ink.fill()))?;
-                if positive(bar.p10) && positive(bar.p90) {
+                if bar.median > end {
+                    for x in [full - 26, full - 18] {
+                        let gap = [(x, middle + half + 1), (x + 6, middle - half - 1)];
+                        area.draw(&PathElement::new(gap, Ink::Surface.line(3)))?;
+                    }
+                } else if positive(bar.p10) && positive(bar.p90) {
                     let (low, high) = (x(bar.p10), x(bar.p90));
                     let line = Ink::Text.line(1);
                     for (from, to) in [
