@@ -55,6 +55,8 @@ pub(super) enum Suite {
     Quick,
     /// Every row of the project's goals; on the CPU with one thread and with all
     Goals,
+    /// What the host spends on calls of a CUDA device: the first one, and enqueuing others
+    Host,
 }
 
 const SMALL: [usize; 2] = [896, 4864];
@@ -75,11 +77,15 @@ impl Suite {
         match self {
             Suite::Quick => quick(),
             Suite::Goals => goals(),
+            Suite::Host => Vec::new(),
         }
     }
 
     /// The cases for a CUDA device: what is long on a processor is short there.
     pub(super) fn cuda_cases(self) -> Vec<Case> {
+        if self == Suite::Host {
+            return Vec::new();
+        }
         const HALVES: &[DType] = &[DType::Bf16, DType::F16];
         const ONE: &[DType] = &[DType::Bf16];
         let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));

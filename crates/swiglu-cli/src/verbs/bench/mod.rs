@@ -1,7 +1,9 @@
 //! `swiglu bench`: speed as a fraction of what this machine can do, every result verified.
 
+mod backends;
 mod cases;
 mod cuda;
+mod host;
 mod measure;
 mod report;
 mod way;
@@ -13,6 +15,7 @@ use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs};
 use crate::terminal::Terminal;
 use crate::timing::Heat;
+use backends::BackendArgs;
 use cases::{Case, Suite};
 use cuda::CudaBench;
 use measure::Bench;
@@ -47,6 +50,8 @@ pub(crate) struct BenchArgs {
     math: MathArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    backends: BackendArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -103,6 +108,16 @@ impl BenchArgs {
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
+    if !args.backends.backend.is_empty() {
+        return backends::compare(&args.backends, &args.math, &device, terminal);
+    }
+    if args.op.is_none() && args.suite == Suite::Host {
+        let Device::Cuda(cuda) = &device else {
+            anyhow::bail!("the host suite measures calls of a CUDA device, given {device}");
+        };
+        host::bench(cuda, terminal)?;
+        return Ok(Verdict::from_passed(true));
+    }
     let cases = args.cases(&device);
     let activation = args.math.activation.unwrap_or(Activation::SWIGLU);
     let (rows, limits) = match &device {
