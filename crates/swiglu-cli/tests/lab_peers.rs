@@ -1,0 +1,255 @@
+//! The peers of the lab, started and judged as a run does it: our own on the CPU and on the simulated
+//! device, those in Python where there is a Python with numpy.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use support::{Files, command, end};
+
+const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab");
+
+/// Every operation, layout and kind of data, small.
+const CASES: &str = r#"
+[[cases]]
+op = "activation"
+m = 5
+shapes = [{ intermediate = 48 }]
+dtype = ["f32", "f16", "bf16"]
+arrangement = ["separate", "gate-first", "interleaved-8"]
+heat = ["hot", "cold"]
+
+[[cases]]
+op = "gated-linear"
+m = 7
+shapes = [{ hidden = 40, intermediate = 48 }]
+dtype = ["f32", "f16", "bf16"]
+arrangement = ["separate", "up-first"]
+orientation = ["out-in", "in-out"]
+heat = "hot"
+
+[[cases]]
+op = "mlp"
+m = 3
+shapes = [{ hidden = 40, intermediate = 48 }]
+dtype = ["f32", "bf16"]
+orientation = ["out-in", "in-out"]
+bias = [false, true]
+activation = ["swiglu", "geglu-tanh"]
+heat = "hot"
+"#;
+
+/// A definition with these profiles.
+fn definition(id: &str, device: &str, profiles: &[&str], cases: &str) -> String {
+    let profiles: String =
+        profiles.iter().map(|profile| format!("[[profiles]]\n{profile}\n\n")).collect();
+    format!(
+        "schema = 1\nid = \"{id}\"\ntitle = \"t\"\nquestion = \"q?\"\nwhy = \"w\"\n\
+         device = \"{device}\"\n\n{profiles}{cases}\n[metrics]\ngroups = [\"latency\"]\n\n\
+         [claim]\ntext = \"t\"\nsubject = \"a\"\nagainst = [\"b\"]\nstatistic = \"ratio\"\n\
+         aggregate = \"geomean\"\nthreshold = 1.0\n\n[boundary]\ntext = \"b\"\n"
+    )
+}
+
+/// Runs an experiment in a lab of its own, with the real peers. The results.
+#[track_caller]
+fn results(id: &str, definition: &str, mut program: Command, python: &Path) -> Vec<Value> {
+    let files = Files::new();
+    let lab = files.path("lab");
+    std::fs::create_dir_all(lab.join("experiments")).unwrap();
+    std::fs::write(lab.join("experiments").join(format!("{id}.toml")), definition).unwrap();
+    program.args(["lab", "run", id, "--run-id", "test", "--quick", "--json", "--machine", "here"]);
+    program.arg("--lab").arg(&lab).arg("--peers").arg(format!("{LAB}/peers"));
+    program.arg("--python").arg(python);
+    let ended = end(&mut program);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let record = ended.json();
+    record["results"].as_array().expect("a record has results").clone()
+}
+
+fn text<'a>(result: &'a Value, key: &str) -> &'a str {
+    result[key].as_str().unwrap_or_default()
+}
+
+/// Each result is verified and has times.
+#[track_caller]
+fn expect_ok<'a>(results: impl IntoIterator<Item = &'a Value>) -> usize {
+    let mut count = 0;
+    for result in results {
+        let (key, profile) = (text(result, "case_key"), text(result, "profile"));
+        let reason = text(result, "reason");
+        assert_eq!(text(result, "status"), "ok", "{key}, {profile}: {reason}");
+        assert!(result["summary"]["median"].as_f64() > Some(0.0), "{key}, {profile}");
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn our_own_peer_computes_what_every_case_says() {
+    let profiles = [
+        "id = \"a\"\npeer = \"swiglu\"\nrole = \"ours\"\noptions = { path = \"fused\", threads = 2 }",
+        "id = \"b\"\npeer = \"swiglu\"\nrole = \"ours\"\noptions = { path = \"unfused\", isa = \"portable\" }\n\
+         numerics = \"pre_round+fast\"",
+    ];
+    let definition = definition("own", "cpu", &profiles, CASES);
+    let results = results("own", &definition, command(), Path::new("no-python"));
+    assert_eq!(expect_ok(&results), 2 * (18 + 12 + 16));
+    let notes = results[0]["notes"].to_string();
+    assert!(notes.contains("rounds as") && notes.contains("cpu/"), "{notes}");
+}
+
+#[test]
+fn our_own_peer_computes_on_the_device() {
+    let simulator = match swiglu_cuda_sim::build() {
+        Ok(simulator) => simulator,
+        Err(reason) => return eprintln!("not run: {reason}"),
+    };
+    let directory = simulator.directory();
+    let mut program = command();
+    program.env_remove("CUDA_VISIBLE_DEVICES").env_remove("SWIGLU_CACHE_READ_ONLY_DIR");
+    program.env("SWIGLU_CUDA_LIBRARY_PATH", directory);
+    program.env("SWIGLU_CACHE_DIR", directory.join("kernels"));
+    let profiles = [
+        "id = \"a\"\npeer = \"swiglu\"\nrole = \"ours\"\nnumerics = \"pre_round+fast\"\n\
+         options = { graph = true }",
+        "id = \"b\"\npeer = \"swiglu\"\nrole = \"ours\"\nnumerics = \"pre_round+fast\"\n\
+         options = { path = \"unfused\" }",
+        "id = \"c\"\npeer = \"copy\"\nrole = \"ceiling\"",
+    ];
+    let cases = "[[cases]]\nop = \"activation\"\nm = 3\nshapes = [{ intermediate = 16 }]\n\
+         dtype = [\"f32\", \"bf16\"]\narrangement = [\"separate\", \"gate-first\"]\nheat = \"hot\"\n\n\
+         [[cases]]\nop = \"gated-linear\"\nm = 3\nshapes = [{ hidden = 16, intermediate = 16 }]\n\
+         dtype = [\"f32\", \"bf16\"]\nheat = \"hot\"\n\n\
+         [[cases]]\nop = \"mlp\"\nm = 2\nshapes = [{ hidden = 16, intermediate = 16 }]\n\
+         dtype = \"bf16\"\nheat = \"hot\"\n";
+    let definition = definition("device", "cuda", &profiles, cases);
+    let results = results("device", &definition, program, Path::new("no-python"));
+    let (ours, others): (Vec<_>, Vec<_>) =
+        results.iter().partition(|result| text(result, "profile") != "c");
+    assert_eq!(expect_ok(ours), 2 * 7);
+    // There is no Python by that name.
+    assert!(others.iter().all(|result| text(result, "status") != "ok"), "{others:?}");
+}
+
+#[test]
+fn options_that_do_not_exist_or_do_not_fit_are_failures_with_a_reason() {
+    let profiles = [
+        "id = \"a\"\npeer = \"swiglu\"\nrole = \"peer\"\noptions = { way = \"fast\" }",
+        "id = \"b\"\npeer = \"swiglu\"\nrole = \"peer\"\noptions = { graph = true }",
+    ];
+    let cases = "[[cases]]\nop = \"activation\"\nm = 3\nshapes = [{ intermediate = 16 }]\n\
+         dtype = \"f32\"\nheat = \"hot\"\n\n\
+         [[cases]]\nop = \"copy\"\nm = 3\nshapes = [{ intermediate = 16 }]\ndtype = \"f32\"\n";
+    let definition = definition("options", "cpu", &profiles, cases);
+    let results = results("options", &definition, command(), Path::new("no-python"));
+    let of = |profile: &str| {
+        let of = results.iter().find(|r| text(r, "profile") == profile);
+        of.map(|r| (text(r, "status").to_owned(), text(r, "reason").to_owned())).unwrap()
+    };
+    let (status, reason) = of("a");
+    assert!(status == "failed" && reason.contains("way") && reason.contains("`a`"), "{reason}");
+    let (status, reason) = of("b");
+    assert!(status == "failed" && reason.contains("CUDA"), "{reason}");
+}
+
+/// A Python that has these modules: `SWIGLU_LAB_PYTHON`, else `python3`.
+fn python(modules: &str) -> Option<PathBuf> {
+    let python = std::env::var_os("SWIGLU_LAB_PYTHON").unwrap_or_else(|| "python3".into());
+    let has = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
+    match has {
+        Ok(output) if output.status.success() => Some(python.into()),
+        _ => {
+            eprintln!("not run: {} has no {modules}", python.display());
+            None
+        }
+    }
+}
+
+#[test]
+fn peers_in_python_keep_to_the_protocol() {
+    let Some(python) = python("numpy") else { return };
+    // Results of torch and Triton take a minute; `python3 -m unittest` runs them all.
+    let tests = ["tests.test_inputs", "tests.test_protocol.Conversation"];
+    let mut unittest = Command::new(python);
+    unittest.args(["-m", "unittest"]).args(tests).current_dir(format!("{LAB}/peers"));
+    let ended = end(&mut unittest);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
+fn pytorch_derives_the_same_inputs_and_is_verified_beside_us() {
+    let Some(python) = python("numpy, torch") else { return };
+    let profiles = [
+        "id = \"a\"\npeer = \"swiglu\"\nrole = \"ours\"",
+        "id = \"b\"\npeer = \"torch\"\nrole = \"baseline\"\noptions = { way = \"eager\" }",
+        "id = \"c\"\npeer = \"copy\"\nrole = \"ceiling\"",
+    ];
+    let cases = r#"
+[[cases]]
+op = "activation"
+m = 5
+shapes = [{ intermediate = 48 }]
+dtype = ["f32", "f16", "bf16"]
+arrangement = ["separate", "gate-first"]
+
+[[cases]]
+op = "mlp"
+m = 3
+shapes = [{ hidden = 40, intermediate = 48 }]
+dtype = ["f32", "f16", "bf16"]
+orientation = ["out-in", "in-out"]
+heat = "hot"
+"#;
+    let definition = definition("torch", "cpu", &profiles, cases);
+    let results = results("torch", &definition, command(), &python);
+    assert_eq!(expect_ok(&results), 3 * 12);
+    let ratio = |r: &&Value| r["ratio_to_baseline"]["value"].as_f64().is_some();
+    assert_eq!(results.iter().filter(ratio).count(), 3 * 12);
+}
+
+#[test]
+fn the_values_that_python_tests_are_those_of_rust() {
+    use swiglu_core::random::normal;
+    let path = format!("{LAB}/peers/tests/vectors.json");
+    let vectors: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let list = |v: &Value| v.as_array().unwrap().clone();
+    let number = |v: &Value, key: &str| v[key].as_u64().unwrap();
+    for v in list(&vectors["normal"]) {
+        let bits = normal(number(&v, "seed"), number(&v, "index")).to_bits();
+        assert_eq!(u64::from(bits), number(&v, "f32_bits"), "{v}");
+    }
+    for v in list(&vectors["matrices"]) {
+        let scale = 1.0 / (number(&v, "inputs") as f32).sqrt();
+        let values = (0..6).map(|i| normal(number(&v, "seed"), i) * scale);
+        let words: Vec<u64> = match v["dtype"].as_str().unwrap() {
+            "f32" => values.map(|x| x.to_bits().into()).collect(),
+            "f16" => values.map(|x| swiglu::f16::from_f32(x).to_bits().into()).collect(),
+            _ => values.map(|x| swiglu::bf16::from_f32(x).to_bits().into()).collect(),
+        };
+        let expected: Vec<u64> = list(&v["words"]).iter().map(|w| w.as_u64().unwrap()).collect();
+        assert_eq!(words, expected, "{v}");
+    }
+}
+
+#[test]
+fn every_definition_of_the_lab_is_read() {
+    let ended = end(command().args(["lab", "list", "--json", "--lab", LAB]));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let listed = ended.json();
+    let ids: Vec<&str> = listed.as_array().unwrap().iter().map(|e| text(e, "id")).collect();
+    let required = [
+        "swiglu-elementwise",
+        "swiglu-packed-16384",
+        "gated-linear-sweep",
+        "mlp-decode",
+        "cpu-gated-linear",
+        "cpu-mlp-decode",
+        "allocation-and-packing",
+    ];
+    for id in required {
+        assert!(ids.contains(&id), "{id} in {ids:?}");
+    }
+}
