@@ -265,7 +265,7 @@ impl PeerProcess {
             peer: peer(),
             request: what,
             why: e.to_string(),
-            line: String::from_utf8_lossy(line.get(..80).unwrap_or(&line)).trim_end().to_owned(),
+            line: String::from_utf8_lossy(line.get(..200).unwrap_or(&line)).trim_end().to_owned(),
         })?;
         self.fits(request, &reply)?;
         Ok(reply)

@@ -1,12 +1,13 @@
 //! `swiglu lab run`: measure an experiment, with a record that grows case by case.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
-use comfy_table::Cell;
+use comfy_table::{Attribute, Cell, Color};
 use indicatif::ProgressBar;
-use swiglu_lab::record::Machine;
+use swiglu_lab::record::{Machine, Opened, Record};
 use swiglu_lab::{
     Event, Experiment, Finished, Laboratory, ResultEntry, Role, RunOptions, Source, Status,
     Verdict as LabVerdict,
@@ -40,6 +41,7 @@ pub(super) struct RunArgs {
 }
 
 pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    expect_optimised(args.quick)?;
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     let machine = Machine::detect(experiment.device, args.peers.machine.as_deref())?;
@@ -74,6 +76,17 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     Ok(Verdict::from_passed(!wrong))
 }
 
+/// A program that is not optimised measures its compiler's settings.
+pub(super) fn expect_optimised(quick: bool) -> anyhow::Result<()> {
+    if cfg!(debug_assertions) && !quick {
+        bail!(
+            "this program is not optimised, so its times are no evidence: build it with --release, \
+             or take a quick look with --quick"
+        );
+    }
+    Ok(())
+}
+
 /// Runs with a progress bar; what goes wrong with a peer is told at once.
 pub(super) fn watched(
     laboratory: &Laboratory<'_>,
@@ -83,6 +96,7 @@ pub(super) fn watched(
 ) -> anyhow::Result<Finished> {
     let mut bar = ProgressBar::hidden();
     let mut case = String::new();
+    let mut told = BTreeSet::new();
     let finished = laboratory.run(experiment, options, &mut |event| match event {
         Event::Started { cases, kept, path } => {
             bar = terminal.bar(cases as u64);
@@ -94,7 +108,12 @@ pub(super) fn watched(
             bar.set_message(case.clone());
         }
         Event::Profile { id, what } => bar.set_message(format!("{case}: {what} {id}")),
-        Event::Trouble { profile, reason } => tell(&bar, &format!("{case}: {profile}: {reason}")),
+        // What is missing is missing in every case: told once.
+        Event::Trouble { profile, reason } => {
+            if told.insert((profile.to_owned(), reason.to_owned())) {
+                tell(&bar, &format!("{case}: {profile}: {reason}"));
+            }
+        }
         Event::Done { .. } => bar.inc(1),
         _ => {}
     });
@@ -137,20 +156,48 @@ fn show(
         table.add_row(cells(case, entry));
     }
     terminal.write_all(table::lines(&table).as_bytes())?;
-    for entry in &record.results {
-        if let Some(reason) = &entry.reason {
-            writeln!(terminal, "{}, {}: {reason}", entry.case_key, entry.profile)?;
-        }
+    for ((profile, reason), cases) in reasons(record) {
+        let more =
+            if cases.len() > 1 { format!(" and {} more", cases.len() - 1) } else { String::new() };
+        let first = cases.first().copied().unwrap_or_default();
+        writeln!(terminal, "{profile} ({first}{more}): {reason}")?;
     }
-    let opened = [swiglu_lab::record::Opened { path: path.clone(), record: record.clone() }];
-    let source = Source::detect(&experiment.path, experiment.device);
-    let verdict = LabVerdict::of(experiment, &opened, &source);
-    writeln!(terminal, "verdict of this run: {}: {}", verdict.state, verdict.headline)?;
-    for reason in verdict.machines.iter().flat_map(|m| &m.reasons) {
-        writeln!(terminal, "  {reason}")?;
+    if record.protocol.quick {
+        writeln!(terminal, "a quick look: no evidence for a verdict")?;
+    } else if !record.complete {
+        writeln!(terminal, "not every case of every profile: no evidence for a verdict yet")?;
+    } else {
+        let opened = [Opened { path: path.clone(), record: record.clone() }];
+        let verdict = LabVerdict::of(experiment, &opened, &Source::Unknown);
+        writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
+        for reason in verdict.machines.iter().flat_map(|m| &m.reasons) {
+            writeln!(terminal, "  {reason}")?;
+        }
     }
     writeln!(terminal, "record: {}", path.display())?;
     Ok(())
+}
+
+/// Why results are missing or wrong, each with its cases.
+fn reasons(record: &Record) -> BTreeMap<(&str, &str), Vec<&str>> {
+    let mut reasons: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for entry in &record.results {
+        if let Some(reason) = &entry.reason {
+            reasons.entry((&entry.profile, reason)).or_default().push(&entry.case_key);
+        }
+    }
+    reasons
+}
+
+fn status_cell(status: Status) -> Cell {
+    let cell = Cell::new(status);
+    match status {
+        Status::Ok => cell.fg(Color::Green),
+        Status::Failed | Status::FailedVerification => {
+            cell.fg(Color::Red).add_attribute(Attribute::Bold)
+        }
+        Status::NotAvailable | Status::Unsupported => cell,
+    }
 }
 
 fn cells(case: &str, entry: &ResultEntry) -> Vec<Cell> {
@@ -163,7 +210,7 @@ fn cells(case: &str, entry: &ResultEntry) -> Vec<Cell> {
     vec![
         Cell::new(case),
         Cell::new(&entry.profile),
-        Cell::new(entry.status),
+        status_cell(entry.status),
         Cell::new(entry.summary.map(|s| table::time(s.median)).unwrap_or_default()),
         Cell::new(number(entry.effective_gbps)),
         Cell::new(number(entry.effective_gflops)),

@@ -1,0 +1,104 @@
+//! `swiglu lab` as its users call it: lists, runs with this program as the peer, refusals.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use support::{end, swiglu};
+
+const EXPERIMENT: &str = r#"
+schema = 1
+id = "tiny"
+title = "A tiny activation"
+question = "Is fused faster than unfused?"
+why = "It is a test."
+device = "cpu"
+[[profiles]]
+id = "ours"
+peer = "swiglu"
+options = { path = "fused" }
+role = "ours"
+[[profiles]]
+id = "nobody"
+peer = "nowhere"
+role = "baseline"
+[[cases]]
+op = "gated-linear"
+m = [1, 5]
+shapes = [{ hidden = 64, intermediate = 96 }]
+dtype = "f32"
+heat = "hot"
+[metrics]
+groups = ["latency"]
+[claim]
+text = "It is."
+subject = "ours"
+against = ["nobody"]
+statistic = "ratio"
+aggregate = "min"
+threshold = 1.0
+[boundary]
+text = "Everything."
+"#;
+
+fn lab(dir: &Path, definition: &str) -> String {
+    fs::create_dir_all(dir.join("lab/experiments")).unwrap();
+    fs::write(dir.join("lab/experiments/tiny.toml"), definition).unwrap();
+    dir.join("lab").display().to_string()
+}
+
+#[test]
+fn an_experiment_is_run_kept_and_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = lab(dir.path(), EXPERIMENT);
+    let places = ["--lab", &lab];
+    let machine = ["--machine", "here", "--run-id", "r1", "--quick"];
+    let run = |more: &[&str]| {
+        swiglu(&[&["lab", "run", "tiny"], &places[..], &machine[..], more].concat())
+    };
+    let first = run(&["--json"]);
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let record = first.json();
+    assert_eq!(record["complete"], true);
+    let status = |i: usize| record["results"][i]["status"].as_str().unwrap().to_owned();
+    assert_eq!([status(0), status(1)], ["ok", "not available"]);
+    assert!(first.stderr.contains("2 cases to measure"), "{first:?}");
+    let again = run(&[]);
+    assert!(again.stderr.contains("0 cases to measure, 2 cases kept"), "{again:?}");
+    assert!(again.stdout.contains("no evidence for a verdict"), "{again:?}");
+    let list = swiglu(&[&["lab", "list", "--json"], &places[..]].concat());
+    assert_eq!(list.code, Some(0), "{list:?}");
+    let row = &list.json()[0];
+    assert_eq!((&row["id"], &row["verdict"]), (&Value::from("tiny"), &Value::from("not run")));
+    assert_eq!(row["records"], 1);
+
+    // A record that was edited is named, and does not count.
+    let path = row["record_files"][0].as_str().unwrap();
+    let text = fs::read_to_string(path).unwrap().replacen("\"turns\": 5", "\"turns\": 50", 1);
+    fs::write(path, text).unwrap();
+    let list = swiglu(&[&["lab", "list"], &places[..]].concat());
+    assert_eq!(list.code, Some(2), "{list:?}");
+    assert!(list.stderr.contains("content hash") && list.stdout.contains("tiny"), "{list:?}");
+    run(&[]).refused(&["content hash", "measure again"]);
+}
+
+#[test]
+fn broken_definitions_and_names_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = lab(dir.path(), &EXPERIMENT.replacen("heat = \"hot\"", "heat = \"warm\"", 1));
+    let run = |id: &str, run: &str| {
+        swiglu(&["lab", "run", id, "--lab", &lab, "--run-id", run, "--quick"])
+    };
+    run("tiny", "r1").refused(&["tiny.toml:22:8", "`hot` or `cold`"]);
+    run("other", "r1").refused(&["no experiment `other`", "tiny"]);
+    fs::write(Path::new(&lab).join("experiments/tiny.toml"), EXPERIMENT).unwrap();
+    run("tiny", "../r1").refused(&["run id `../r1`"]);
+    swiglu(&["lab", "list", "--lab", "/nonexistent"]).refused(&["experiments"]);
+    let tolerance = ["lab", "gate", "tiny", "--lab", &lab, "--tolerance", "2"];
+    assert_eq!(swiglu(&tolerance).code, Some(2));
+    // Where there is no lab above, it says how to name one.
+    let mut nowhere = support::command();
+    end(nowhere.current_dir("/").args(["lab", "list"])).refused(&["--lab DIR"]);
+}
