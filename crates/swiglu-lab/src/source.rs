@@ -42,10 +42,30 @@ fn paths(device: DeviceKind) -> Vec<&'static str> {
     COMMON.iter().chain(own).copied().collect()
 }
 
+/// Where a copy of the lab without its repository keeps what [`Source::detect`] said when it was made:
+/// a JSON object with `cpu` and `cuda`.
+const SOURCE_FILE: &str = "source.json";
+
 impl Source {
-    /// Asks git about the repository around `dir`.
+    /// What was noted in the lab `dir`, where it is such a copy, else what git says of the repository
+    /// around it.
     pub fn detect(dir: &Path, device: DeviceKind) -> Self {
-        Self::ask_git(dir, device).unwrap_or(Source::Unknown)
+        let noted = Self::noted(dir, device);
+        noted.or_else(|| Self::ask_git(dir, device)).unwrap_or(Source::Unknown)
+    }
+
+    fn noted(dir: &Path, device: DeviceKind) -> Option<Self> {
+        let text = std::fs::read_to_string(dir.join(SOURCE_FILE)).ok()?;
+        let noted: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let key = match device {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+        };
+        match noted.get(key)?.as_str()?.split_once(':')? {
+            ("tree", hash) => Some(Source::Tree(hash.to_owned())),
+            ("dirty", hash) => Some(Source::Dirty(hash.to_owned())),
+            _ => None,
+        }
     }
 
     fn ask_git(dir: &Path, device: DeviceKind) -> Option<Self> {
@@ -127,6 +147,11 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
+        // A copy without a repository says what it was told.
+        write(SOURCE_FILE, r#"{"cpu": "tree:ab", "cuda": "dirty:cd"}"#);
+        assert_eq!(Source::detect(here, DeviceKind::Cpu), Source::Tree("ab".into()));
+        assert_eq!(Source::detect(here, DeviceKind::Cuda), Source::Dirty("cd".into()));
+        std::fs::remove_file(here.join(SOURCE_FILE)).unwrap();
         write("crates/swiglu-cpu/src/gemm.rs", "one");
         write("lab/peers/torch_peer.py", "one");
         write("README.md", "one");
