@@ -38,6 +38,8 @@ pub(crate) enum Verb {
     Check(verbs::check::CheckArgs),
     /// Measure speed as a fraction of what this machine can do
     Bench(verbs::bench::BenchArgs),
+    /// Show where the time of a call goes, and what would make it shorter
+    Profile(Box<verbs::profile::ProfileArgs>),
     /// Show how a problem would be computed, and what it costs at least
     Explain(Box<verbs::explain::ExplainArgs>),
     /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
@@ -56,6 +58,7 @@ impl Verb {
             Verb::Run(args) => verbs::run::run(args, terminal),
             Verb::Check(args) => verbs::check::check(args, terminal),
             Verb::Bench(args) => verbs::bench::bench(args, terminal),
+            Verb::Profile(args) => verbs::profile::profile(args, terminal),
             Verb::Explain(args) => verbs::explain::explain(args, terminal),
             Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
             Verb::Lab(args) => verbs::lab::lab(args, terminal),

@@ -57,6 +57,13 @@ impl Terminal {
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
     }
+
+    /// A message that changes, over work of unknown length; hidden where nobody would see it.
+    pub(crate) fn spinner(&self) -> ProgressBar {
+        let bar = if self.progress { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        bar.enable_steady_tick(Duration::from_millis(200));
+        bar
+    }
 }
 
 impl Write for Terminal {

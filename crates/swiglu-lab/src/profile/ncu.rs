@@ -35,6 +35,9 @@ pub enum NcuError {
         "Nsight Compute is not installed: no `ncu` in PATH or in CUDA_PATH; times are our own count"
     )]
     Missing,
+    /// The work runs on a processor, which it does not count.
+    #[error("Nsight Compute counts on NVIDIA devices only; times are our own count")]
+    NoDevice,
     /// It could not be started or read.
     #[error("{program}: {error}", program = program.display())]
     Io {
@@ -157,7 +160,7 @@ impl Ncu {
         fixed.iter().map(OsString::from).chain([log.as_os_str().to_owned()]).collect()
     }
 
-    /// Runs a program under the profiler.
+    /// Runs a program under the profiler, with a file as its standard input.
     ///
     /// # Errors
     /// [`NcuError`].
@@ -165,17 +168,22 @@ impl Ncu {
         &self,
         program: &Path,
         arguments: &[A],
+        input: Option<&Path>,
     ) -> Result<Vec<KernelCounters>, NcuError> {
         let failed = |error| NcuError::Io { program: self.program.clone(), error };
         let directory = tempfile::tempdir().map_err(failed)?;
         let log = directory.path().join("ncu.csv");
+        let stdin = match input {
+            Some(path) => Stdio::from(std::fs::File::open(path).map_err(failed)?),
+            None => Stdio::null(),
+        };
         let mut child = Command::new(&self.program)
             .args(Self::arguments(&log))
             .arg(program)
             .args(arguments)
             // Numbers with a decimal point in every country.
             .env("LC_ALL", "C")
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

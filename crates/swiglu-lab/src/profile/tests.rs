@@ -82,7 +82,9 @@ fn gains_never_promise_less_than_the_floor() {
                     assert!(step.predicted_us >= floor * 0.999, "{step:?} under {floor}");
                     assert!((us - step.gain_us - step.predicted_us).abs() < 1e-9 * us, "{step:?}");
                 }
-                let sorted = analysis.steps.is_sorted_by(|a, b| a.gain_us >= b.gain_us);
+                let named = analysis.steps.iter().filter(|s| !s.action.starts_with("close"));
+                let gains: Vec<_> = named.map(|s| s.gain_us).collect();
+                let sorted = gains.is_sorted_by(|a, b| a >= b);
                 assert!(sorted && !analysis.text.contains("NaN"), "{analysis:?}");
             }
         }
@@ -236,15 +238,44 @@ fn fake(script: &str) -> (tempfile::TempDir, Ncu) {
 fn a_profiled_program_gives_counters_or_a_reason() {
     let program = std::path::Path::new("/bin/echo");
     let (_keep, ncu) = fake(&format!("\"$@\" && cat > \"$log\" <<'END'\n{SAMPLE}END\n"));
-    let kernels = ncu.profile(program, &["hello"]).unwrap();
+    let kernels = ncu.profile(program, &["hello"], None).unwrap();
     assert_eq!(kernels.len(), 2);
     let (_keep, ncu) = fake("echo '==ERROR== ERR_NVGPUCTRPERM' > \"$log\"; exit 1");
-    let error = ncu.profile::<&str>(program, &[]).unwrap_err();
+    let error = ncu.profile::<&str>(program, &[], None).unwrap_err();
     assert!(matches!(error, NcuError::NotPermitted), "{error}");
     let (_keep, ncu) = fake("echo '==ERROR== no such metric' > \"$log\"; exit 9");
-    let error = ncu.profile::<&str>(program, &[]).unwrap_err().to_string();
+    let error = ncu.profile::<&str>(program, &[], None).unwrap_err().to_string();
     assert!(error.contains("no such metric") && error.contains('9'), "{error}");
     let (_keep, ncu) = fake("exit 0");
-    let error = ncu.profile::<&str>(program, &[]).unwrap_err();
+    let error = ncu.profile::<&str>(program, &[], None).unwrap_err();
     assert!(matches!(error, NcuError::Csv(CsvError::NoTable)), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_peer_is_asked_for_one_call_under_the_profiler() {
+    let case = crate::case::tests::small(crate::CaseOp::GatedLinear);
+    let profile = crate::ProfileDef {
+        id: "ours".into(),
+        peer: "swiglu".into(),
+        options: Default::default(),
+        role: crate::Role::Ours,
+        numerics: None,
+    };
+    // The stand-in keeps what the peer was told.
+    let told = tempfile::NamedTempFile::new().unwrap();
+    let table = format!("cat > \"$log\" <<'END'\n{SAMPLE}END\n");
+    let (_keep, ncu) = fake(&format!("\"$@\" > {} && {table}", told.path().display()));
+    let peer = ["/bin/cat".into()];
+    let counted = count(&Ok(ncu), &peer, &case, &profile, 7);
+    assert_eq!((counted.kernels.len(), counted.reason), (2, None));
+    assert_eq!((counted.case_key, counted.profile.as_str()), (case.key(), "ours"));
+    let told = std::fs::read_to_string(told.path()).unwrap();
+    let kinds: Vec<_> = told
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["type"].clone())
+        .collect();
+    assert_eq!(kinds, ["hello", "prepare", "verify", "quit"]);
+    let missing = count(&Err(NcuError::Missing), &peer, &case, &profile, 7);
+    assert!(missing.kernels.is_empty() && missing.reason.unwrap().contains("not installed"));
 }

@@ -3,11 +3,10 @@
 use swiglu_core::DType;
 
 use super::Entry;
-use crate::case::{Case, CaseOp, DeviceKind, Heat};
-use crate::definition::{Experiment, ProfileDef, Role};
-use crate::profile::{Analysis, Ceiling, Ceilings, Habit, Subject, analyse};
+use crate::case::{Case, CaseOp, Heat};
+use crate::definition::{Experiment, Role};
+use crate::profile::{Ceiling, Ceilings};
 use crate::record::{Opened, Record, ResultEntry, Status};
-use swiglu_core::Path;
 
 /// The record that the pages show for an experiment: of the newest verdict's, else the newest.
 pub(super) fn shown(entry: &Entry) -> Option<&Opened> {
@@ -123,41 +122,4 @@ pub(super) fn ceilings(experiment: &Experiment, record: &Record) -> Ceilings {
 
 fn fastest<'a>(rates: impl Iterator<Item = (&'a str, f64)>) -> Option<(&'a str, f64)> {
     rates.max_by(|a, b| a.1.total_cmp(&b.1))
-}
-
-/// The written analysis of a result of ours; none where nothing was measured or it is not ours.
-pub(super) fn analysis(
-    experiment: &Experiment,
-    result: &ResultEntry,
-    ceilings: &Ceilings,
-) -> Option<Analysis> {
-    let profile = experiment.profile(&result.profile).filter(|p| p.role == Role::Ours)?;
-    let us = result.summary.filter(|_| result.status == Status::Ok)?.median;
-    Some(analyse(&subject(profile, result)?, us, ceilings))
-}
-
-/// How a result of ours was computed, from what the peer noted and the options say.
-fn subject(profile: &ProfileDef, result: &ResultEntry) -> Option<Subject> {
-    let problem = result.case.problem()?;
-    let option = |name: &str| profile.options.get(name);
-    let noted = |word: &str| result.notes.iter().any(|n| n.split([' ', ',']).any(|w| w == word));
-    let unfused = noted("unfused") || option("path").and_then(|v| v.as_str()) == Some("unfused");
-    let path = if unfused { Path::Unfused } else { Path::Fused };
-    let launches = match (problem.op, path) {
-        (swiglu_core::Op::Activation, _) => 1,
-        (swiglu_core::Op::GatedLinear, Path::Fused) => 1,
-        (swiglu_core::Op::GatedLinear, Path::Unfused) | (swiglu_core::Op::Mlp, Path::Fused) => 2,
-        (swiglu_core::Op::Mlp, Path::Unfused) => 3,
-    };
-    let asked = |name: &str| option(name).and_then(|v| v.as_bool()) == Some(true);
-    let habits = [(Habit::Allocates, "allocate"), (Habit::PacksWeights, "pack")];
-    Some(Subject {
-        problem,
-        device: result.case.device,
-        path,
-        launches,
-        graph: result.case.device == DeviceKind::Cuda && asked("graph"),
-        heat: result.case.heat,
-        habits: habits.into_iter().filter(|(_, name)| asked(name)).map(|(h, _)| h).collect(),
-    })
 }

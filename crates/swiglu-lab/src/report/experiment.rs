@@ -2,11 +2,12 @@
 
 use maud::{Markup, html};
 
-use super::evidence::{analysis, ceilings, shown};
+use super::evidence::{ceilings, shown};
 use super::page::{Depth, badge, frame, key, prose, scroll, stale_badge};
 use super::{Entry, ReportError, Site, decision, plots, run, tables};
 use crate::definition::{Against, Aggregate, Claim, Experiment};
 use crate::format::day;
+use crate::profile::analyse_result;
 use crate::record::{Opened, Record};
 use crate::verdict::RecordVerdict;
 
@@ -179,7 +180,7 @@ fn analyses(e: &Experiment, record: &Record) -> Markup {
     let ceilings = ceilings(e, record);
     let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
     let texts: Vec<_> = of_subject
-        .filter_map(|r| Some((r.case_key.as_str(), analysis(e, r, &ceilings)?.text)))
+        .filter_map(|r| Some((r.case_key.as_str(), analyse_result(e, r, &ceilings)?.text)))
         .collect();
     let list = |texts: &[(&str, String)]| {
         html! { dl.analyses { @for (case, text) in texts { dt { (case) } dd { (text) } } } }

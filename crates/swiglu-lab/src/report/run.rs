@@ -2,10 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::evidence::{analysis, ceilings};
+use super::evidence::ceilings;
 use super::page::{Depth, frame, scroll};
 use super::{Entry, ReportError, experiment, plots, tables};
 use crate::format::{DASH, number, si};
+use crate::profile::analyse_result;
 use crate::record::{Clocks, Opened, Profiled, Record};
 
 /// The record's file without its folder and extension, after the machine's name.
@@ -30,7 +31,7 @@ pub(super) fn page(entry: &Entry, opened: &Opened) -> Result<String, ReportError
     let ceilings = ceilings(e, r);
     let roofline = plots::roofline(e, r, &ceilings)?;
     let analyses = r.results.iter().filter_map(|result| {
-        let analysis = analysis(e, result, &ceilings)?;
+        let analysis = analyse_result(e, result, &ceilings)?;
         Some((format!("{}: {}", result.profile, result.case_key), analysis.text))
     });
     let main = html! {
@@ -78,7 +79,7 @@ pub(super) fn page(entry: &Entry, opened: &Opened) -> Result<String, ReportError
             }
         }
         section aria-labelledby="analysis" {
-            h2 #analysis { "What binds our results" }
+            h2 #analysis { "What binds the results" }
             dl.analyses { @for (what, text) in analyses { dt { (what) } dd { (text) } } }
         }
     };

@@ -1,5 +1,7 @@
 //! `swiglu lab`: experiments, their runs, and what the records say.
 
+pub(crate) mod adhoc;
+pub(crate) mod beside;
 mod gate;
 mod list;
 mod peer;

@@ -13,7 +13,7 @@ use swiglu_lab::{
     Verdict as LabVerdict,
 };
 
-use super::{PeerArgs, PlaceArgs};
+use super::{PeerArgs, PlaceArgs, beside};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
@@ -34,6 +34,9 @@ pub(super) struct RunArgs {
     /// Few and short turns: shown, but no evidence for a verdict
     #[arg(long)]
     quick: bool,
+    /// Count with Nsight Compute what the kernels of this program do, once per case, after the run
+    #[arg(long)]
+    with_profiling: bool,
     #[command(flatten)]
     places: PlaceArgs,
     #[command(flatten)]
@@ -62,7 +65,9 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         machine: &machine,
         source: &source,
     };
-    let finished = watched(&laboratory, &experiment, &options, terminal)?;
+    let mut finished = watched(&laboratory, &experiment, &options, terminal)?;
+    let own = args.with_profiling.then_some(commands.own.as_slice());
+    beside::complete(&experiment, &mut finished, &store, own, terminal)?;
     show(&experiment, &finished, terminal)?;
     let ours = |entry: &&ResultEntry| {
         experiment.profile(&entry.profile).is_some_and(|p| p.role == Role::Ours)
@@ -109,10 +114,10 @@ pub(super) fn watched(
         }
         Event::Profile { id, what } => bar.set_message(format!("{case}: {what} {id}")),
         // What is missing is missing in every case: told once.
-        Event::Trouble { profile, reason } => {
-            if told.insert((profile.to_owned(), reason.to_owned())) {
-                tell(&bar, &format!("{case}: {profile}: {reason}"));
-            }
+        Event::Trouble { profile, reason }
+            if told.insert((profile.to_owned(), reason.to_owned())) =>
+        {
+            tell(&bar, &format!("{case}: {profile}: {reason}"));
         }
         Event::Done { .. } => bar.inc(1),
         _ => {}

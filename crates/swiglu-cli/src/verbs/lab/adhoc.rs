@@ -1,0 +1,115 @@
+//! A case without a definition: the lab's protocol and peers for a question asked at the prompt.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Map, json};
+use swiglu_lab::record::{Machine, Record, Store};
+use swiglu_lab::{
+    Against, Aggregate, Case, Claim, Event, Experiment, Laboratory, MetricGroup, ProfileDef, Role,
+    RunOptions, Source, Statistic,
+};
+
+use super::{PeerArgs, PlaceArgs};
+use crate::terminal::Terminal;
+
+/// Where peers are found.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AdHocArgs {
+    #[command(flatten)]
+    places: PlaceArgs,
+    #[command(flatten)]
+    pub(super) peers: PeerArgs,
+}
+
+/// A way of computing the case.
+pub(crate) fn way(id: &str, peer: &str, role: Role, options: serde_json::Value) -> ProfileDef {
+    let options = match options {
+        serde_json::Value::Object(options) => options,
+        _ => Map::new(),
+    };
+    ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None }
+}
+
+/// Options with a graph on a device, where calls are shorter than what starting them takes.
+pub(crate) fn options(case: &Case, mut options: serde_json::Value) -> serde_json::Value {
+    if case.device == swiglu_lab::DeviceKind::Cuda {
+        options["graph"] = json!(true);
+    }
+    options
+}
+
+/// What the lab would call this: an experiment of one case, which claims nothing.
+pub(crate) fn experiment(case: Case, profiles: Vec<ProfileDef>) -> Experiment {
+    let subject = profiles.first().map(|p| p.id.clone()).unwrap_or_default();
+    Experiment {
+        id: "ad-hoc".into(),
+        title: case.key(),
+        question: String::new(),
+        why: String::new(),
+        focus: Vec::new(),
+        device: case.device,
+        profiles,
+        cases: vec![case],
+        metrics: vec![MetricGroup::Latency, MetricGroup::Traffic, MetricGroup::Validation],
+        claim: Claim {
+            text: String::new(),
+            subject,
+            against: Against::Best(vec![Role::Baseline, Role::Peer]),
+            statistic: Statistic::Ratio,
+            aggregate: Aggregate::Min,
+            threshold: 1.0,
+            case_threshold: 1.0,
+            case_floor: None,
+        },
+        boundary: String::new(),
+        decisions: Vec::new(),
+        definition_hash: String::new(),
+        path: PathBuf::new(),
+    }
+}
+
+impl AdHocArgs {
+    /// Measures, and keeps no record.
+    pub(crate) fn measure(
+        &self,
+        experiment: &Experiment,
+        quick: bool,
+        terminal: &Terminal,
+    ) -> anyhow::Result<Record> {
+        let scratch = tempfile::tempdir().context("a directory for the measurements")?;
+        let store = Store::new(scratch.path());
+        let machine = Machine::detect(experiment.device, self.peers.machine.as_deref())?;
+        let lock = store.lock(&machine.name, &experiment.id)?;
+        // Without a lab in sight there is still this program to measure.
+        let lab = self.places.lab().unwrap_or_else(|_| scratch.path().to_owned());
+        let commands = self.peers.commands(&lab, &experiment.id)?;
+        let laboratory = Laboratory {
+            store: &store,
+            lock: &lock,
+            commands: &commands,
+            machine: &machine,
+            source: &Source::Unknown,
+        };
+        let bar = terminal.spinner();
+        let options = RunOptions::new("once", quick);
+        let finished = laboratory.run(experiment, &options, &mut |event| match event {
+            Event::Profile { id, what } => bar.set_message(format!("{what} {id}")),
+            Event::Trouble { profile, reason } => bar.suspend(|| {
+                // Without a standard error there is nobody to tell.
+                let _ = writeln!(std::io::stderr(), "{profile}: {reason}");
+            }),
+            _ => {}
+        });
+        bar.finish_and_clear();
+        Ok(finished?.record)
+    }
+
+    /// How this program is started as a peer.
+    pub(crate) fn own(&self) -> anyhow::Result<Vec<std::ffi::OsString>> {
+        let lab = self.places.lab().unwrap_or_default();
+        Ok(self.peers.commands(&lab, "ad-hoc")?.own)
+    }
+}

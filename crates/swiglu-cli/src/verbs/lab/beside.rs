@@ -1,0 +1,97 @@
+//! What is measured beside the cases of a run: the machine's ceilings, and hardware counters.
+
+use std::ffi::OsString;
+
+use anyhow::Context;
+use swiglu::{CpuOptions, Device};
+use swiglu_lab::profile::{Ceiling, Ceilings, Ncu, NcuError, count};
+use swiglu_lab::record::Store;
+use swiglu_lab::{CaseOp, DeviceKind, Experiment, Finished, Status};
+
+use crate::terminal::Terminal;
+
+/// The peer that this program is.
+const OWN: &str = "swiglu";
+
+/// The ceilings that bind the cases of an experiment on this machine.
+pub(crate) fn ceilings(experiment: &Experiment) -> anyhow::Result<Ceilings> {
+    let ceiling = |name: String, per_second| Ceiling { name, per_second };
+    let device = match experiment.device {
+        DeviceKind::Cpu => Device::cpu_with(CpuOptions::default())?,
+        DeviceKind::Cuda => Device::cuda(0)?,
+    };
+    if let Device::Cuda(cuda) = &device {
+        let measured = swiglu_cuda::ceilings::measure(cuda)?;
+        let gemm = |dtype| Some(ceiling(format!("{dtype} GEMM"), measured.gemm(dtype)?));
+        let compute = swiglu::DType::ALL.into_iter().filter_map(gemm).collect();
+        return Ok(Ceilings { memory: Some(ceiling("copy".into(), measured.copy)), compute });
+    }
+    let measured = crate::ceilings::measure(&device)?;
+    // Weights are read; an activation reads two matrices and writes a third.
+    let memory = match experiment.cases.iter().any(|c| c.op.has_weights()) {
+        true => ceiling("read".into(), measured.bandwidth.read),
+        false if experiment.cases.iter().any(|c| c.op == CaseOp::Copy) => {
+            ceiling("copy".into(), measured.bandwidth.copy_nt)
+        }
+        false => ceiling("two reads and a write".into(), measured.bandwidth.triad_nt),
+    };
+    // Multiply-adds in f32 serve every type that has no dot product of its own.
+    let mut compute = vec![ceiling("multiply-adds in f32".into(), measured.fma_f32)];
+    compute.extend(measured.dot_bf16.map(|rate| ceiling("bf16 dot products".into(), rate)));
+    Ok(Ceilings { memory: Some(memory), compute })
+}
+
+/// Adds what is missing in the record of a run that has ended, which still holds the machine.
+pub(super) fn complete(
+    experiment: &Experiment,
+    finished: &mut Finished,
+    store: &Store,
+    own: Option<&[OsString]>,
+    terminal: &Terminal,
+) -> anyhow::Result<()> {
+    let Finished { path, record } = finished;
+    let mut changed = false;
+    let measured = record.results.iter().any(|r| r.status == Status::Ok);
+    if record.ceilings.is_none() && measured {
+        // A device that peers can use and this program cannot has no ceilings; the run stands.
+        record.ceilings = ceilings(experiment).ok();
+        changed = record.ceilings.is_some();
+    }
+    if let Some(own) = own {
+        let known = |case: &str, id: &str| {
+            record.profiling.iter().any(|p| p.case_key == case && p.profile == id)
+        };
+        let pairs: Vec<_> = record
+            .results
+            .iter()
+            .filter(|r| r.status == Status::Ok && !known(&r.case_key, &r.profile))
+            .filter_map(|r| {
+                let profile = experiment.profile(&r.profile).filter(|p| p.peer == OWN)?;
+                Some((&r.case, profile))
+            })
+            .collect();
+        let ncu = counters_of(experiment.device);
+        let bar = terminal.bar(pairs.len() as u64);
+        let mut counted = Vec::new();
+        for (case, profile) in pairs {
+            bar.set_message(format!("counting {} of {}", profile.id, case.key()));
+            counted.push(count(&ncu, own, case, profile, record.protocol.seed));
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        changed |= !counted.is_empty();
+        record.profiling.extend(counted);
+    }
+    if changed {
+        store.write(record, path).context("adding ceilings and counters to the record")?;
+    }
+    Ok(())
+}
+
+/// The profiler, if the device has one.
+pub(crate) fn counters_of(device: DeviceKind) -> Result<Ncu, NcuError> {
+    match device {
+        DeviceKind::Cuda => Ncu::find(),
+        DeviceKind::Cpu => Err(NcuError::NoDevice),
+    }
+}

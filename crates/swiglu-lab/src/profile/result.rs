@@ -1,0 +1,121 @@
+//! Results of the lab as subjects of an analysis, and their kernels under the profiler.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path as File;
+
+use swiglu_core::{Op, Path};
+
+use super::bottleneck::{Analysis, Habit, Subject, analyse};
+use super::ceilings::Ceilings;
+use super::ncu::{Ncu, NcuError};
+use crate::case::{Case, DeviceKind};
+use crate::definition::{Experiment, ProfileDef, Role};
+use crate::peer::protocol::{PROTOCOL, ProfileRef, Request};
+use crate::record::{Profiled, ResultEntry, Status};
+
+/// The written analysis of a result; none where nothing was measured, or where it is not known how it
+/// was computed: that is known of our own ways, and of those that show what a habit costs.
+pub fn analyse_result(
+    experiment: &Experiment,
+    result: &ResultEntry,
+    ceilings: &Ceilings,
+) -> Option<Analysis> {
+    let profile = experiment.profile(&result.profile)?;
+    let us = result.summary.filter(|_| result.status == Status::Ok)?.median;
+    Some(analyse(&subject(profile, result)?, us, ceilings))
+}
+
+/// What a way does in each call and need not, by the name that peers have for it.
+fn habits(way: &str) -> Vec<Habit> {
+    match way {
+        "alloc_each_call" => vec![Habit::Allocates],
+        "pack_each_call" => vec![Habit::PacksWeights],
+        "alloc_and_pack_each_call" => vec![Habit::Allocates, Habit::PacksWeights],
+        _ => Vec::new(),
+    }
+}
+
+fn subject(profile: &ProfileDef, result: &ResultEntry) -> Option<Subject> {
+    let problem = result.case.problem()?;
+    let option = |name: &str| profile.options.get(name);
+    let habits = habits(option("way").and_then(|v| v.as_str()).unwrap_or_default());
+    if profile.role != Role::Ours && habits.is_empty() {
+        return None;
+    }
+    // Our peer notes the plan; the other ways with habits are products with an activation behind.
+    let noted = |word: &str| result.notes.iter().any(|n| n.split([' ', ',']).any(|w| w == word));
+    let asked = option("path").and_then(|v| v.as_str()) == Some("unfused");
+    let unfused = noted("unfused") || asked || !habits.is_empty();
+    let path = if unfused { Path::Unfused } else { Path::Fused };
+    let launches = match (problem.op, path) {
+        (Op::Activation, _) | (Op::GatedLinear, Path::Fused) => 1,
+        (Op::GatedLinear, Path::Unfused) | (Op::Mlp, Path::Fused) => 2,
+        (Op::Mlp, Path::Unfused) => 3,
+    };
+    let graph = option("graph").and_then(|v| v.as_bool()) == Some(true);
+    Some(Subject {
+        problem,
+        device: result.case.device,
+        path,
+        launches,
+        graph: graph && result.case.device == DeviceKind::Cuda,
+        heat: result.case.heat,
+        habits,
+    })
+}
+
+/// Runs a peer under the profiler for one call of a case, and says what was counted or why nothing.
+pub fn count(
+    ncu: &Result<Ncu, NcuError>,
+    peer: &[OsString],
+    case: &Case,
+    profile: &ProfileDef,
+    seed: u64,
+) -> Profiled {
+    let counted = match ncu {
+        Ok(ncu) => requests(case, profile, seed)
+            .map_err(|error| NcuError::Io { program: ncu.program().to_path_buf(), error })
+            .and_then(|requests| match peer.split_first() {
+                Some((program, arguments)) => {
+                    ncu.profile(File::new(program), arguments, Some(requests.path()))
+                }
+                None => Ok(Vec::new()),
+            })
+            .map_err(|e| e.to_string()),
+        Err(missing) => Err(missing.to_string()),
+    };
+    let (kernels, reason) = match counted {
+        Ok(kernels) => (kernels, None),
+        Err(reason) => (Vec::new(), Some(reason)),
+    };
+    Profiled { case_key: case.key(), profile: profile.id.clone(), kernels, reason }
+}
+
+/// What a peer is asked, as a file: to compute once. Verification is one call.
+fn requests(
+    case: &Case,
+    profile: &ProfileDef,
+    seed: u64,
+) -> std::io::Result<tempfile::NamedTempFile> {
+    let id = 1;
+    let asked = [
+        Request::Hello { protocol: PROTOCOL, device: case.device },
+        Request::Prepare {
+            id,
+            case: Box::new(case.clone()),
+            profile: ProfileRef { id: profile.id.clone(), options: profile.options.clone() },
+            seed,
+            rotations: "auto".into(),
+        },
+        Request::Verify { id, rows: vec![0] },
+        Request::Quit,
+    ];
+    let mut file = tempfile::NamedTempFile::new()?;
+    for request in &asked {
+        serde_json::to_writer(&mut file, request)?;
+        writeln!(file)?;
+    }
+    file.flush()?;
+    Ok(file)
+}
