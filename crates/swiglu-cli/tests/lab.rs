@@ -1,5 +1,8 @@
 //! `swiglu lab` as its users call it: lists, runs with this program as the peer, refusals.
 
+// A helper of a test ends by panicking.
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::fs;

@@ -1,6 +1,8 @@
 //! Runs that are killed at any moment, and two at once.
 
 #![cfg(unix)]
+// A helper of a test ends by panicking.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -19,6 +19,9 @@ use crate::verify::{self, Oracle};
 
 /// A turn is shortened to about this many calls: more add nothing to a median but size.
 const CALLS_PER_TURN: f64 = 32.0;
+/// Turns before those that count: under load an accelerator's clock falls to what its power allows,
+/// and a run that begins at another clock than it ends compares nothing.
+const LEAD_TURNS: usize = 2;
 /// No turn gives more samples than this.
 const MAX_SAMPLES: usize = 1 << 16;
 
@@ -88,17 +91,14 @@ impl CaseRun<'_> {
         watch: &mut Watch<'_>,
     ) -> Result<Option<[Clocks; 2]>, Broken> {
         let mut contenders = Vec::new();
-        for profile in 0..self.profiles.len() {
-            if done[profile].is_some() {
-                continue;
-            }
+        for (profile, slot) in done.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
             match self.prepare(peers, profile, oracle, watch)? {
                 Ok(contender) => contenders.push(contender),
                 Err(entry) => {
                     if let Some(reason) = &entry.reason {
                         watch(Event::Trouble { profile: &entry.profile, reason });
                     }
-                    done[profile] = Some(*entry);
+                    *slot = Some(*entry);
                 }
             }
         }
@@ -241,47 +241,62 @@ impl CaseRun<'_> {
         if contenders.is_empty() {
             return Ok(None);
         }
+        for turn in 0..LEAD_TURNS {
+            self.turn(peers, contenders, turn, watch)?;
+        }
+        for entry in contenders.iter_mut().map(|c| &mut c.entry) {
+            entry.samples_us.clear();
+            entry.turn_lengths.clear();
+        }
         let before = self.clocks(peers, contenders)?;
-        let count = contenders.len();
-        let mut last_peer = None;
         for turn in 0..self.options.protocol.turns {
-            for position in 0..count {
-                let at = (turn + position) % count;
-                let contender = &contenders[at];
-                if contender.entry.status == Status::Failed {
-                    continue;
-                }
-                let definition = self.profiles[contender.profile];
-                watch(Event::Profile { id: &definition.id, what: "measuring" });
-                if self.case.device == DeviceKind::Cpu
-                    && last_peer.replace(&definition.peer) != Some(&definition.peer)
-                {
-                    thread::sleep(self.options.settle);
-                }
-                let taken =
-                    self.sample(peers, contender.profile, contender.id, contender.budget_us)?;
-                let entry = &mut contenders[at].entry;
-                match taken {
-                    Ok(us) => {
-                        entry.turn_lengths.push(us.len());
-                        entry.samples_us.extend(us);
-                    }
-                    Err(reason) => {
-                        watch(Event::Trouble { profile: &definition.id, reason: &reason });
-                        *entry = self.failed(definition, reason);
-                    }
-                }
-            }
+            self.turn(peers, contenders, turn, watch)?;
         }
         let after = self.clocks(peers, contenders)?;
         Ok(Some([before, after]))
     }
 
+    fn turn(
+        &self,
+        peers: &mut Peers<'_>,
+        contenders: &mut [Contender],
+        turn: usize,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), Broken> {
+        let count = contenders.len();
+        let mut last_peer = None;
+        for position in 0..count {
+            let contender = &mut contenders[(turn + position) % count];
+            if contender.entry.status == Status::Failed {
+                continue;
+            }
+            let definition = self.profiles[contender.profile];
+            watch(Event::Profile { id: &definition.id, what: "measuring" });
+            if self.case.device == DeviceKind::Cpu
+                && last_peer.replace(&definition.peer) != Some(&definition.peer)
+            {
+                thread::sleep(self.options.settle);
+            }
+            match self.sample(peers, contender.profile, contender.id, contender.budget_us)? {
+                Ok(us) => {
+                    contender.entry.turn_lengths.push(us.len());
+                    contender.entry.samples_us.extend(us);
+                }
+                Err(reason) => {
+                    watch(Event::Trouble { profile: &definition.id, reason: &reason });
+                    contender.entry = self.failed(definition, reason);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// How fast the device runs right now: the accelerator is asked through the first contender
     /// that can tell.
     fn clocks(&self, peers: &mut Peers<'_>, contenders: &[Contender]) -> Result<Clocks, Broken> {
-        let mut clocks = Clocks { cpu_mhz: Some(cpu_mhz()), ..Clocks::default() };
+        let mut clocks = Clocks::default();
         if self.case.device == DeviceKind::Cuda {
+            // At once: an idle device changes its clock.
             for contender in contenders {
                 let reply = self.ask(peers, contender.profile, &Request::Clocks)?;
                 if let Reply::Clocks { sm_mhz: Some(mhz), power_w } = reply {
@@ -290,6 +305,7 @@ impl CaseRun<'_> {
                 }
             }
         }
+        clocks.cpu_mhz = Some(cpu_mhz());
         Ok(clocks)
     }
 

@@ -3,8 +3,8 @@
 //! The peer is the test program itself, started again by a script that keeps the test harness's
 //! own output out of the protocol: the peer writes to what was standard output before.
 
-// Each test program uses its own part of this.
-#![allow(dead_code)]
+// Each test program uses its own part of this; a helper of a test ends by panicking.
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
