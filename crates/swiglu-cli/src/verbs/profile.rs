@@ -7,10 +7,10 @@ use clap::{Args, ValueEnum};
 use comfy_table::Cell;
 use serde::Serialize;
 use serde_json::json;
-use swiglu::{Activation, Arrangement, DType, Device, Orientation};
+use swiglu::{Activation, Arrangement, DType, Device, Orientation, Rounding};
 use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
 use swiglu_lab::record::Summary;
-use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, Role, SEED};
+use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role, SEED};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs};
@@ -75,10 +75,21 @@ struct Document {
 
 pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let case = args.case()?;
-    let options = |path: &str| adhoc::options(&case, json!({ "path": path }));
-    let mut ways = vec![adhoc::way("planned", "swiglu", Role::Ours, options("planned"))];
+    let way = |path: &str| {
+        let options = adhoc::options(&case, json!({ "path": path }));
+        adhoc::way(path, "swiglu", Role::Ours, options)
+    };
+    let mut ways = vec![way("planned")];
     if case.op.has_weights() {
-        ways.push(adhoc::way("unfused", "swiglu", Role::Ours, options("unfused")));
+        // Gate and up lie in memory, rounded; on a device the plan may be that path too.
+        let mut stored = case.numerics;
+        if stored.rounding == Rounding::Fused {
+            stored.rounding = Rounding::PreRound;
+        }
+        if case.device == DeviceKind::Cuda {
+            ways[0].numerics = Some(stored);
+        }
+        ways.push(ProfileDef { numerics: Some(stored), ..way("unfused") });
     }
     let experiment = adhoc::experiment(case, ways);
     let ceilings = beside::ceilings(&experiment)?;

@@ -109,7 +109,7 @@ pub(super) fn compare(
     );
     let written = match chart(&title, &record.results, &experiment.profiles).svg(Width::Wide)? {
         Some(svg) => {
-            write(&plot, &standalone(&svg), args.force)?;
+            write(&plot, &standalone(&svg, &title), args.force)?;
             Some(plot)
         }
         None => None,

@@ -248,16 +248,24 @@ fn themed(svg: &str) -> String {
     out + rest
 }
 
-/// A plot as a file of its own: with the palette in it, on its own background.
-pub fn standalone(svg: &str) -> String {
-    let style = format!(
-        "<style>\n{PALETTE}svg {{ background: var(--surface); font-family: system-ui, sans-serif }}\n\
-         </style>\n"
-    );
-    match svg.split_once(">\n") {
-        Some((open, body)) => format!("{open}>\n{style}{body}"),
-        None => svg.to_owned(),
-    }
+/// A plot as a file of its own: under its title, with the palette in it, on its own background.
+pub fn standalone(svg: &str, title: &str) -> String {
+    const MARGIN: f64 = 16.0;
+    const HEADING: f64 = 44.0;
+    let sizes = svg.split_once("viewBox=\"").and_then(|(_, rest)| rest.split_once('"'));
+    let mut sizes = sizes.map_or("", |(sizes, _)| sizes).split(' ').skip(2);
+    let mut size = || sizes.next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
+    let (width, height) = (size() + 2.0 * MARGIN, size() + HEADING + MARGIN);
+    // The heading is the name of the plot inside already: it is not read out twice.
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\">\n<style>\n{PALETTE}svg {{ background: var(--surface) }}\n\
+         text {{ font-family: system-ui, sans-serif }}\n</style>\n\
+         <text x=\"{MARGIN}\" y=\"28\" font-size=\"15\" font-weight=\"bold\" aria-hidden=\"true\" \
+         style=\"fill:var(--ink)\">{}</text>\n\
+         <g transform=\"translate({MARGIN} {HEADING})\">\n{svg}</g>\n</svg>\n",
+        escape(title)
+    )
 }
 
 fn escape(text: &str) -> String {

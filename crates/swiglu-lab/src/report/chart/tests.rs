@@ -51,7 +51,7 @@ fn check(svg: &str, width: Width) {
     let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
     let root = document.root_element();
     assert_eq!((root.tag_name().name(), root.attribute("role")), ("svg", Some("img")));
-    let name = |n| root.children().find(|c| c.has_tag_name(("http://www.w3.org/2000/svg", n)));
+    let name = |n| root.children().find(|c| c.has_tag_name((NS, n)));
     assert!(name("title").and_then(|t| t.text()).is_some_and(|t| t.contains("a <b> & \"c\"")));
     assert!(name("desc").is_some());
     for word in ["NaN", "inf", "#FE"] {
@@ -79,6 +79,7 @@ fn check(svg: &str, width: Width) {
     assert!(drawn > 3, "nothing drawn: {svg}");
 }
 
+const NS: &str = "http://www.w3.org/2000/svg";
 const WIDTHS: [Width; 2] = [Width::Narrow, Width::Wide];
 
 #[test]
@@ -99,7 +100,10 @@ fn plots_are_well_formed_named_and_within_their_frame() {
         for svg in drawn {
             let svg = svg.unwrap().expect("something to draw");
             check(&svg, width);
-            check(&standalone(&svg), width);
+            let alone = standalone(&svg, HOSTILE);
+            let document = roxmltree::Document::parse(&alone).unwrap();
+            assert_eq!(document.descendants().filter(|n| n.has_tag_name((NS, "svg"))).count(), 2);
+            assert!(alone.contains(PALETTE) && alone.contains("viewBox=\"0 0 "));
         }
     }
 }

@@ -1,0 +1,159 @@
+//! `swiglu lab report`, `swiglu profile` and `swiglu bench --backend` as their users call them.
+
+// A helper of a test ends by panicking.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::{command, end, json_of, swiglu};
+
+const EXPERIMENT: &str = r#"
+schema = 1
+id = "tiny"
+title = "A tiny layer"
+question = "Is fused faster than unfused?"
+why = "It is a test."
+device = "cpu"
+[[profiles]]
+id = "ours"
+peer = "swiglu"
+options = { path = "fused" }
+role = "ours"
+[[profiles]]
+id = "unfused"
+peer = "swiglu"
+options = { path = "unfused" }
+role = "baseline"
+[[cases]]
+op = "gated-linear"
+m = [1, 4]
+shapes = [{ hidden = 64, intermediate = 96 }]
+dtype = "f32"
+heat = "hot"
+[metrics]
+groups = ["latency"]
+[claim]
+text = "It is."
+subject = "ours"
+against = ["unfused"]
+statistic = "ratio"
+aggregate = "min"
+threshold = 1.0
+[boundary]
+text = "Everything."
+"#;
+
+fn lab(dir: &Path) -> String {
+    fs::create_dir_all(dir.join("lab/experiments")).unwrap();
+    fs::write(dir.join("lab/experiments/tiny.toml"), EXPERIMENT).unwrap();
+    dir.join("lab").display().to_string()
+}
+
+#[test]
+fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = lab(dir.path());
+    let run = ["lab", "run", "tiny", "--lab", &lab, "--machine", "here", "--run-id", "r1"];
+    let record = json_of(&[&run[..], &["--quick", "--with-profiling"]].concat());
+    assert!(record["ceilings"]["memory"]["per_second"].as_f64() > Some(1e8), "{record}");
+    assert_eq!(record["ceilings"]["memory"]["name"], "read");
+    let profiling = record["profiling"].as_array().unwrap();
+    assert_eq!(profiling.len(), 4, "two ways of two cases: {record}");
+    let reason = profiling[0]["reason"].as_str().unwrap();
+    assert!(reason.contains("NVIDIA devices only"), "{reason}");
+    let out = dir.path().join("report");
+    let report = ["lab", "report", "--lab", &lab, "--out", out.to_str().unwrap()];
+    let document = json_of(&report);
+    assert_eq!(document["pages"], 3, "index, experiment, run: {document}");
+    assert!(document["plots"].as_u64() > Some(1), "{document}");
+    let index = fs::read_to_string(out.join("index.html")).unwrap();
+    assert!(index.contains("A tiny layer") && index.contains("1 run"), "{index}");
+    let page = fs::read_to_string(out.join("experiments/tiny.html")).unwrap();
+    assert!(page.contains("What binds ours") && page.contains("-bound"), "{page}");
+    // The same record again is the same report.
+    assert_eq!(json_of(&report), document);
+    // A broken definition is shown, and is an error.
+    fs::write(dir.path().join("lab/experiments/broken.toml"), "schema = 1\nid = 7\n").unwrap();
+    let ended = swiglu(&report);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("broken.toml:2:6"), "{ended:?}");
+    let index = fs::read_to_string(out.join("index.html")).unwrap();
+    assert!(index.contains("broken.toml:2:6") && index.contains("A tiny layer"), "{index}");
+}
+
+#[test]
+fn a_report_does_not_replace_what_is_not_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = lab(dir.path());
+    let out = dir.path().join("mine");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("thesis.tex"), "").unwrap();
+    let ended = swiglu(&["lab", "report", "--lab", &lab, "--out", out.to_str().unwrap()]);
+    ended.refused(&["mine", "not a report", "choose another directory"]);
+    swiglu(&["lab", "report", "--lab", "/nowhere", "--out", "x"]).refused(&["/nowhere"]);
+}
+
+#[test]
+fn a_profile_names_what_binds_each_way() {
+    let size = ["--m", "2", "--hidden", "64", "--intermediate", "96", "--device", "cpu"];
+    for (op, ways) in [("mlp", 2), ("gated-linear", 2), ("activation", 1)] {
+        let document = json_of(&[&["profile", op], &size[..]].concat());
+        let list = document["ways"].as_array().unwrap();
+        assert_eq!(list.len(), ways, "{document}");
+        for way in list {
+            let classified = &way["analysis"]["classified"];
+            let class = classified["class"].as_str().unwrap();
+            assert!(["memory", "compute", "latency"].contains(&class), "{way}");
+            assert!(way["time_us"]["median"].as_f64() > Some(0.0), "{way}");
+            let text = way["analysis"]["text"].as_str().unwrap();
+            assert!(text.contains("-bound") && !text.contains("NaN"), "{text}");
+        }
+        assert!(document["no_counters"].as_str().unwrap().contains("NVIDIA"), "{document}");
+    }
+    let text = swiglu(&[&["profile", "mlp", "--hot"], &size[..]].concat());
+    assert_eq!(text.code, Some(0), "{text:?}");
+    for part in ["planned", "unfused", "floor", "class", "in the caches", "no hardware counters"] {
+        assert!(text.stdout.contains(part), "{part}: {text:?}");
+    }
+}
+
+#[test]
+fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = |extra: &[&str]| {
+        let size = ["--rows", "8", "--cols", "72", "--dtype", "float32", "--device", "cpu"];
+        let mut command = command();
+        command.current_dir(dir.path()).arg("bench").args(size).args(extra);
+        end(&mut command)
+    };
+    // No Python here: what is not there is said, and the rest is measured.
+    let all = ["--backend", "all", "--python", "/nowhere/python3"];
+    let ended = bench(&all);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for part in ["8 × 72 f32", "swiglu", "torch-compile", "copy", "not available", "plot: "] {
+        assert!(ended.stdout.contains(part), "{part}: {ended:?}");
+    }
+    let plot = dir.path().join("swiglu-bench-8x72-f32-cpu.svg");
+    let first = fs::read_to_string(&plot).unwrap();
+    assert!(first.starts_with("<svg") && first.contains("prefers-color-scheme"), "{first}");
+    bench(&all).refused(&["swiglu-bench-8x72-f32-cpu.svg", "--force"]);
+    assert_eq!(fs::read_to_string(&plot).unwrap(), first);
+    let ended = bench(&["--backend", "swiglu", "--force", "--json"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let results = ended.json()["results"].as_array().unwrap().clone();
+    assert_eq!((results.len(), &results[0]["status"]), (1, &"ok".into()));
+    assert_ne!(fs::read_to_string(&plot).unwrap(), first);
+    bench(&["--backend", "numpy"]).refused_by_usage("numpy");
+    bench(&[]).refused_by_usage("--backend");
+}
+
+impl support::Ended {
+    /// What the parser of the command line refuses.
+    fn refused_by_usage(&self, part: &str) {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(2), ""), "{self:?}");
+        assert!(self.stderr.contains(part), "{self:?}");
+    }
+}
