@@ -55,6 +55,22 @@ impl RunOptions {
             settle: SETTLE,
         }
     }
+
+    /// Refuses a run id that cannot be part of a file name; for callers that make files of their
+    /// own for the run.
+    ///
+    /// # Errors
+    /// [`LabError::Name`].
+    pub fn expect_name(&self) -> Result<()> {
+        match is_name(&self.run_id) {
+            true => Ok(()),
+            false => Err(LabError::Name {
+                what: "run id",
+                given: self.run_id.clone(),
+                expected: "lowercase letters, digits and -",
+            }),
+        }
+    }
 }
 
 /// What happens during a run, for whoever watches.
@@ -134,13 +150,7 @@ impl Laboratory<'_> {
         options: &RunOptions,
         watch: &mut dyn FnMut(Event<'_>),
     ) -> Result<Finished> {
-        if !is_name(&options.run_id) {
-            return Err(LabError::Name {
-                what: "run id",
-                given: options.run_id.clone(),
-                expected: "lowercase letters, digits and -",
-            });
-        }
+        options.expect_name()?;
         let profiles = selected_profiles(experiment, options)?;
         let cases = selected_cases(experiment, options)?;
         let (mut record, path) = self.begin(experiment, options)?;

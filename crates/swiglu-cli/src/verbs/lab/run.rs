@@ -54,6 +54,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         cases: args.cases.clone(),
         ..RunOptions::new(&args.run_id, args.quick)
     };
+    options.expect_name()?;
     let run_name = format!("{}-{}", experiment.id, args.run_id);
     let commands = args.peers.commands(&lab, &run_name)?;
     let source = Source::detect(&lab, experiment.device);
