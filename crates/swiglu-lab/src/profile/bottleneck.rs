@@ -16,6 +16,8 @@ const GRAPH_NODE_US: f64 = 1.0;
 const ALLOCATION_US: f64 = 10.0;
 /// Less than this fraction of the time is not worth a sentence.
 const WORTH: f64 = 0.01;
+/// A time is not just noise below its floor if it is by more than this.
+const ABOVE: f64 = 1.05;
 
 /// Something that a call does each time and need not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -239,6 +241,10 @@ fn paragraph(
         ),
         _ => ". No ceiling of this machine is known, so nothing bounds it here.".into(),
     };
+    if at.floor_us().is_some_and(|floor| floor > ABOVE * us) {
+        out += " That is above the ceiling: a cache held part of the data, or the machine gave more \
+                 bandwidth then than when the ceiling was measured.";
+    }
     if subject.heat == Heat::Hot {
         out += " Its data was in the caches, so memory traffic is not counted.";
     }

@@ -114,6 +114,8 @@ fn what_is_cached_or_unknown_is_said() {
     let analysis = analyse(&hot, 30.0, &ceilings());
     assert_eq!(analysis.classified.class, Some(Class::Latency));
     assert!(analysis.text.contains("in the caches"), "{}", analysis.text);
+    let faster = analyse(&subject(Op::Mlp, 1, Path::Fused), 30.0, &ceilings());
+    assert!(faster.text.contains("above the ceiling"), "{}", faster.text);
     let unknown = analyse(&hot, 30.0, &Ceilings::default());
     assert!(unknown.text.contains("No ceiling"), "{}", unknown.text);
 }

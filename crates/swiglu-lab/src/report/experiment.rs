@@ -202,7 +202,7 @@ fn analyses(e: &Experiment, record: &Record) -> Markup {
 fn profiles(e: &Experiment) -> Markup {
     let table = html! {
         table {
-            caption { "Who competes, and how each is asked" }
+            caption { span { "Who competes, and how each is asked" } }
             thead {
                 tr {
                     th scope="col" { "profile" } th scope="col" { "peer" }

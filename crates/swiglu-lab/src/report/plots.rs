@@ -1,5 +1,7 @@
 //! The plots of a record.
 
+use std::collections::BTreeSet;
+
 use maud::{Markup, html};
 
 use super::chart::{
@@ -19,9 +21,9 @@ fn baseline(experiment: &Experiment) -> Option<&str> {
     first.map(|p| p.id.as_str())
 }
 
-/// Whether ratios of this case can be drawn over M.
-pub(super) fn sweeps(group: &Group<'_>) -> bool {
-    group.cases.iter().any(|c| c.m != group.cases[0].m)
+/// Whether ratios of these cases are worth a line over M: two sizes are better read as bars.
+fn sweeps(group: &Group<'_>) -> bool {
+    group.cases.iter().map(|c| c.m).collect::<BTreeSet<_>>().len() > 2
 }
 
 /// Ratio to the baseline over M, one line per profile; nothing for groups with one size.

@@ -159,7 +159,7 @@ fn versions(r: &Record) -> Markup {
 fn clocks(r: &Record) -> Markup {
     html! {
         table {
-            caption { "Clocks at the begin and end of each case" }
+            caption { span { "Clocks at the begin and end of each case" } }
             thead { tr { th scope="col" { "case" } th scope="col" { "begin" } th scope="col" { "end" } } }
             tbody {
                 @for (case, [before, after]) in &r.case_clocks {
@@ -174,7 +174,9 @@ fn counters(profiled: &[Profiled]) -> Markup {
     let or_dash = |x: Option<f64>| x.map_or(DASH.to_owned(), number);
     html! {
         table.dense {
-            caption { "Counted by Nsight Compute in the last launch of each kernel, clocks as they were" }
+            caption {
+                span { "Counted by Nsight Compute in the last launch of each kernel, clocks as they were" }
+            }
             thead {
                 tr {
                     th scope="col" { "case" } th scope="col" { "profile" } th scope="col" { "kernel" }

@@ -23,7 +23,9 @@ fn of_group(experiment: &Experiment, record: &Record, group: &Group<'_>) -> Mark
     let profiles: Vec<_> = experiment.profiles.iter().filter(|p| has(&p.id)).collect();
     html! {
         table {
-            caption { (group.label) ": median time per call, and speed relative to the baseline" }
+            caption {
+                span { (group.label) ": median time per call, and speed relative to the baseline" }
+            }
             thead {
                 tr {
                     th scope="col" { "M" }
@@ -75,8 +77,11 @@ pub(super) fn all_results(experiment: &Experiment, record: &Record) -> Markup {
     html! {
         table.dense {
             caption {
-                "Every result. Ratios are relative to the baseline with their 95 % confidence interval; \
-                 error is the relative Frobenius error against float64, as a part of its limit too."
+                span {
+                    "Every result. Ratios are relative to the baseline with their 95 % confidence \
+                     interval; error is the relative Frobenius error against float64, as a part of its \
+                     limit too."
+                }
             }
             thead {
                 tr {
@@ -97,7 +102,7 @@ pub(super) fn all_results(experiment: &Experiment, record: &Record) -> Markup {
                     tr.wrong[r.status == Status::FailedVerification] {
                         th.case scope="row" { (r.case_key) }
                         td { (key(series(experiment, &r.profile), &r.profile)) }
-                        td {
+                        td.status {
                             (r.status)
                             @if let Some(reason) = &r.reason { span.sub { (reason) } }
                             @for note in &r.notes { span.sub { (note) } }

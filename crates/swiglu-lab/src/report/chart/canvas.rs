@@ -260,7 +260,8 @@ pub fn standalone(svg: &str, title: &str) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          width=\"{width}\" height=\"{height}\">\n<style>\n{PALETTE}svg {{ background: var(--surface) }}\n\
-         text {{ font-family: system-ui, sans-serif }}\n</style>\n\
+         text {{ font-family: system-ui, sans-serif; paint-order: stroke; stroke: var(--surface); \
+         stroke-width: 3px; stroke-linejoin: round }}\n</style>\n\
          <text x=\"{MARGIN}\" y=\"28\" font-size=\"15\" font-weight=\"bold\" aria-hidden=\"true\" \
          style=\"fill:var(--ink)\">{}</text>\n\
          <g transform=\"translate({MARGIN} {HEADING})\">\n{svg}</g>\n</svg>\n",

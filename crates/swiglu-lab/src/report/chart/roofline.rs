@@ -74,6 +74,7 @@ impl Roofline {
         let right = xs().fold(ridge, f64::max) * 2.5;
         let top = ys().fold(if positive(level) { level } else { slope * right }, f64::max) * 1.9;
         let bottom = ys().fold(slope * left, f64::min) / 1.6;
+        let frame = Frame { left, right, bottom, top, slope, level };
         let size = (width.pixels(), if width == Width::Narrow { 280 } else { 380 });
         let meaning = Meaning { title: &self.title, description: &self.description };
         svg(&meaning, size, |area| {
@@ -100,49 +101,64 @@ impl Roofline {
                 text(Ink::Muted, SMALL, HPos::Center, VPos::Top),
             ))?;
             let limit = if width == Width::Narrow { 30 } else { 60 };
-            // The highest level is labelled above its line, the others below theirs: they are close.
-            let mut levels = 0;
+            let mut labels = Vec::new();
             for roof in &self.roofs {
-                let (from, to, at) = match roof {
-                    Roof::Memory { bytes, .. } if positive(*bytes) => {
-                        let end = if positive(level) { level / bytes } else { right };
-                        let end = end.min(right).min(top / bytes);
-                        let start = left.max(bottom / bytes);
-                        ((start, bytes * start), (end, bytes * end), None)
-                    }
-                    Roof::Compute { flops, .. } if positive(*flops) => {
-                        let start = (flops / slope).clamp(left, right);
-                        ((start, *flops), (right, *flops), Some(right))
-                    }
-                    _ => continue,
-                };
+                let Some([from, to]) = frame.line(roof) else { continue };
                 chart.draw_series(LineSeries::new([from, to], Ink::Text.line(2)))?;
-                let label = shortened(roof.label(), limit);
-                match at {
-                    Some(right) => {
-                        let (x, y) = chart.backend_coord(&(right, from.1));
-                        let (side, dy) = match roof.flops() {
-                            Some(flops) if flops < level || levels > 0 => (VPos::Top, 5),
-                            _ => (VPos::Bottom, -4),
-                        };
-                        levels += 1;
-                        let style = text(Ink::Text, SMALL, HPos::Right, side);
-                        area.draw(&Text::new(label, (x - 2, y + dy), style))?;
+                let (start, end) = (chart.backend_coord(&from), chart.backend_coord(&to));
+                // The highest level is labelled above its line, the others below: they are close.
+                let (at, h, v) = match roof {
+                    Roof::Memory { .. } => {
+                        ((start.0 + 22, start.1.min(size.1 - 44) - 2), HPos::Left, VPos::Bottom)
                     }
-                    None => {
-                        let (x, y) = chart.backend_coord(&from);
-                        let style = text(Ink::Text, SMALL, HPos::Left, VPos::Bottom);
-                        let y = y.min(size.1 - 44);
-                        area.draw(&Text::new(label, (x + 22, y - 2), style))?;
+                    Roof::Compute { flops, .. } if *flops < level => {
+                        ((end.0 - 2, end.1 + 5), HPos::Right, VPos::Top)
                     }
-                }
+                    Roof::Compute { .. } => ((end.0 - 2, end.1 - 4), HPos::Right, VPos::Bottom),
+                };
+                labels.push(Text::new(
+                    shortened(roof.label(), limit),
+                    at,
+                    text(Ink::Text, SMALL, h, v),
+                ));
             }
             points.iter().try_for_each(|p| -> Drawn {
                 let at = chart.backend_coord(&(p.intensity, p.flops));
                 marker(p.series).draw(area, at, Ink::Series(p.series))
-            })
+            })?;
+            // Over the points: their halo keeps labels readable, and a point shows around it.
+            labels.iter().try_for_each(|label| area.draw(label))
         })
         .map(Some)
+    }
+}
+
+/// What is in the picture, and the highest of either kind of roof.
+struct Frame {
+    left: f64,
+    right: f64,
+    bottom: f64,
+    top: f64,
+    slope: f64,
+    level: f64,
+}
+
+impl Frame {
+    /// The part of a roof that is in the picture and under the others.
+    fn line(&self, roof: &Roof) -> Option<[(f64, f64); 2]> {
+        match roof {
+            Roof::Memory { bytes, .. } if positive(*bytes) => {
+                let ridge = if positive(self.level) { self.level / bytes } else { self.right };
+                let end = ridge.min(self.right).min(self.top / bytes);
+                let start = self.left.max(self.bottom / bytes);
+                Some([(start, bytes * start), (end, bytes * end)])
+            }
+            Roof::Compute { flops, .. } if positive(*flops) => {
+                let start = (flops / self.slope).clamp(self.left, self.right);
+                Some([(start, *flops), (self.right, *flops)])
+            }
+            _ => None,
+        }
     }
 }
 
