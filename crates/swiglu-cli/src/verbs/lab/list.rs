@@ -27,6 +27,8 @@ struct Row {
     /// How many there are.
     records: usize,
     title: String,
+    /// Why it is not supported, or what to know about it, by machine.
+    reasons: Vec<String>,
     stale: Option<String>,
     record_files: Vec<std::path::PathBuf>,
 }
@@ -49,6 +51,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
         let verdict = LabVerdict::of(&experiment, &records, &source);
         rows.push(Row {
             id: experiment.id,
+            reasons: reasons(&verdict),
             verdict: verdict.state,
             headline: verdict.headline,
             records: records.len(),
@@ -82,11 +85,22 @@ fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
     }
     terminal.write_all(table::lines(&table).as_bytes())?;
     for row in rows {
+        for reason in &row.reasons {
+            writeln!(terminal, "{}: {reason}", row.id)?;
+        }
         if let Some(why) = &row.stale {
             writeln!(terminal, "{} is stale: {why}", row.id)?;
         }
     }
     Ok(())
+}
+
+fn reasons(verdict: &LabVerdict) -> Vec<String> {
+    let of_machine = verdict
+        .machines
+        .iter()
+        .flat_map(|m| m.reasons.iter().map(move |reason| format!("on {}, {reason}", m.machine)));
+    of_machine.collect()
 }
 
 fn verdict_cell(row: &Row) -> Cell {
