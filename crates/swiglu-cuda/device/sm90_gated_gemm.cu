@@ -21,11 +21,12 @@
 // CLUSTER = 2 each block loads one half of the weights for both: 32 B per cycle and SM from L2.
 //
 // Predicted, to be measured: cooperating 128 × 128 tiles lose the epilogue, about 2000 cycles per
-// tile: 3 % at K = 4096, 13 % at K = 896. Ping-pong (128 × 96, so that 192 sums fit a thread) hides
-// it but reads 53 B per cycle and SM, or 36 in a cluster; so it should win below K of about 2048, and
-// the cooperating cluster above. Tried and refuted: rows outermost in the epilogue (the compiler
-// keeps the biases of all columns: up to 900 bytes of spills), and 24 registers for the producer
-// (36 bytes of spills in its loop).
+// tile: 3 % at K = 4096, 13 % at K = 896. Ping-pong (128 × 64) hides it but reads 64 B per cycle and
+// SM, or 48 in a cluster; so it should win below K of about 1024, and the cooperating cluster above.
+// Tried and refuted: rows outermost in the epilogue (the compiler keeps the biases of all columns: up
+// to 900 bytes of spills); 24 registers for the producer (36 bytes of spills in its loop); ping-pong
+// tiles of 96 columns, which would read less: beside 192 sums most activations spill 4 to 12 bytes,
+// and both forms of GELU up to 100.
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = 128;
@@ -36,12 +37,8 @@ constexpr int kCluster = CLUSTER;
 static_assert(kCluster == 1 || kCluster == 2, "one block loads the gate's weights, one the up's");
 constexpr bool kPingPong = PING_PONG != 0;
 
-// A tile's columns lie in panels: the weights' as wide as a swizzled row, the output's narrower
-// where TILE_H is no multiple of that.
-constexpr int kWeightPanel = 64;
-constexpr int kOutPanel = kTileH % 64 == 0 ? 64 : 32;
-static_assert(kTileH % 32 == 0 && 2 * kTileH <= 256, "whole panels; one instruction has 256 columns");
-static_assert(!kInOut || kTileH % kWeightPanel == 0, "weights [in, out] come in whole panels");
+constexpr int kPanel = 64;  // columns of a tile that are a row of the swizzle
+static_assert(kTileH == 64 || kTileH == 128, "whole panels; one instruction has 256 columns");
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
@@ -71,16 +68,14 @@ INLINE int k_steps(const Extents& e) { return ceiling_divide(e.k, kTileK); }
 
 // Shared memory: the ring, the output tile, the barriers.
 struct Ring {
-  u32 base, out, full, empty;
-  INLINE explicit Ring(u32 start) {
-    base = (start + 1023) & ~1023u;
-    out = base + kStages * kStageBytes;
-    full = out + (kTensorStore ? kOutBytes : 0);
-    empty = full + 8 * kStages;
-  }
+  // One register: everything else is a constant distance away.
+  u32 base;
+  INLINE explicit Ring(u32 start) : base((start + 1023) & ~1023u) {}
+  INLINE u32 out() const { return base + kStages * kStageBytes; }
+  INLINE u32 full() const { return out() + (kTensorStore ? kOutBytes : 0); }
   INLINE u32 stage(u32 step) const { return base + step % kStages * kStageBytes; }
-  INLINE u32 full_barrier(u32 step) const { return full + 8 * (step % kStages); }
-  INLINE u32 empty_barrier(u32 step) const { return empty + 8 * (step % kStages); }
+  INLINE u32 full_barrier(u32 step) const { return full() + 8 * (step % kStages); }
+  INLINE u32 empty_barrier(u32 step) const { return full_barrier(step) + 8 * kStages; }
   // Parity of the ring's round that `step` belongs to.
   static INLINE u32 parity(u32 step) { return step / kStages & 1; }
 };
@@ -107,8 +102,8 @@ INLINE void load_box(const ptx::TensorMap& map, u32 to, u32 barrier, int column,
 INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int feature, int k) {
   if constexpr (kInOut) {
 #pragma unroll
-    for (int i = 0; i < kTileH / kWeightPanel; ++i) {
-      load_box(map, to + i * (kTileK * 128), barrier, feature + i * kWeightPanel, k);
+    for (int i = 0; i < kTileH / kPanel; ++i) {
+      load_box(map, to + i * (kTileK * 128), barrier, feature + i * kPanel, k);
     }
   } else {
     load_box(map, to, barrier, k, feature);
@@ -218,19 +213,13 @@ INLINE void consumer_barrier(int consumer) {
   }
 }
 
-// Where 16 bytes of a row of a panel lie: the copy engine's swizzle of as many bytes as a row has.
-INLINE u32 panel_offset(u32 row, u32 chunk) {
-  if constexpr (kOutPanel == 64) return row * 128 + (chunk ^ row % 8) * 16;
-  return row * 64 + (chunk ^ row / 2 % 4) * 16;
-}
-
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
 INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& ring, Tile tile,
                        int consumer) {
-  constexpr int kPanelBytes = kRowsPerConsumer * kOutPanel * 2, kPanelChunks = kOutPanel / 8;
+  constexpr int kPanelBytes = kRowsPerConsumer * kPanel * 2;
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
-  const u32 out = ring.out + consumer * kConsumerOutBytes;
+  const u32 out = ring.out() + consumer * kConsumerOutBytes;
   // The previous tile must have left the buffer.
   if (leader) ptx::bulk_wait_read<0>();
   consumer_barrier(consumer);
@@ -246,13 +235,11 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
         const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
         const OutputPair h = output_pair(d[b], i, p.epilogue, column);
         r[q] = pack_elements(h.value[0], h.value[1]);
-        // 192 sums leave few registers: one pair at a time. The other consumer multiplies meanwhile.
-        if constexpr (kPingPong) __syncwarp();
       }
       const u32 row = b * 64 + warp * 16 + lane % 16;  // matrices 0, 2: rows 0-7; 1, 3: rows 8-15
       const u32 chunk = j + lane / 16;                 // of 16 bytes in the row of TILE_H columns
-      const u32 panel = out + chunk / kPanelChunks * kPanelBytes;
-      ptx::store_matrix_x4(panel + panel_offset(row, chunk % kPanelChunks), r);
+      const u32 panel = out + chunk / 8 * kPanelBytes;
+      ptx::store_matrix_x4(panel + row * 128 + ((chunk % 8 ^ row % 8) * 16), r);
     }
   }
   ptx::fence_async_shared();
@@ -260,8 +247,8 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
   if (leader) {
     const int row = tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer);
 #pragma unroll
-    for (int i = 0; i < kTileH / kOutPanel; ++i) {
-      ptx::tensor_store(&p.out, out + i * kPanelBytes, tile.column + i * kOutPanel, row);
+    for (int i = 0; i < kTileH / kPanel; ++i) {
+      ptx::tensor_store(&p.out, out + i * kPanelBytes, tile.column + i * kPanel, row);
     }
     ptx::bulk_commit();
   }
@@ -283,19 +270,17 @@ INLINE void store_elements(const Sums& d, const Sm90GatedGemmParams& p, Tile til
 }
 
 INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer) {
-  u32 step = 0;
-  int turn = 0;
-  const int tiles = cluster_tiles(p.extents), steps = k_steps(p.extents);
-  const int stride = gridDim.x / kCluster;
+  const int steps = k_steps(p.extents), stride = gridDim.x / kCluster;
+  // In ping-pong every other tile of the block, and of its stages those of that tile.
+  const int first = kPingPong ? consumer : 0;
+  u32 step = first * steps;
   if (kPingPong && consumer == 1) give_turn(0);
-  for (int t = blockIdx.x / kCluster; t < tiles; t += stride, ++turn) {
-    if (kPingPong && turn % 2 != consumer) {
-      step += steps;  // the other's
-      continue;
-    }
-    const Tile tile = cluster_tile_at(t, p.extents);
+  for (int t = blockIdx.x / kCluster + first * stride; t < cluster_tiles(p.extents);
+       t += (kPingPong ? 2 : 1) * stride) {
     Sums d;
-    multiply(d, ring, step, steps, consumer, t + stride < tiles);
+    multiply(d, ring, step, steps, consumer, t + stride < cluster_tiles(p.extents));
+    if (kPingPong) step += steps;
+    const Tile tile = cluster_tile_at(t, p.extents);
     if constexpr (kTensorStore) {
       store_tile(d, p, ring, tile, consumer);
     } else {

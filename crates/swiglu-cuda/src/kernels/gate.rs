@@ -78,11 +78,6 @@ impl GateCode {
         Self { rounding: if code.rounding == 1 { 0 } else { code.rounding }, ..code }
     }
 
-    /// Whether the gate is a form of GELU.
-    pub(crate) fn is_gelu(self) -> bool {
-        matches!(self.gate, 4 | 5)
-    }
-
     /// The element type.
     pub(crate) fn dtype(self) -> DType {
         self.dtype

@@ -30,7 +30,7 @@ pub(crate) struct Weights {
 }
 
 /// Kernels read biases for whole tiles: a multiple of every tile's columns.
-pub(crate) const BIAS_PADDING: usize = 384;
+pub(crate) const BIAS_PADDING: usize = 128;
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
@@ -112,10 +112,6 @@ pub(crate) enum Obstacle {
     ElementType(DType),
     /// K is 0.
     NothingToMultiply,
-    /// The activation needs more registers than the tile's sums leave.
-    Registers,
-    /// The tile is no whole number of boxes of weights `[in, out]`.
-    Orientation,
     /// Tensor cores would round f32, which was not asked for.
     WouldRound,
     /// Rounding was asked for, and another kernel does it faster.
@@ -128,12 +124,6 @@ impl fmt::Display for Obstacle {
             Obstacle::NoWgmma(arch) => write!(f, "{arch} has no wgmma"),
             Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
             Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
-            Obstacle::Registers => {
-                f.write_str("the activation needs more registers than the tile's sums leave")
-            }
-            Obstacle::Orientation => {
-                f.write_str("the tile is no whole number of boxes of [in, out] weights")
-            }
             Obstacle::WouldRound => {
                 f.write_str("tensor cores would round f32 to tf32, which was not asked for")
             }
@@ -213,12 +203,6 @@ impl Kernel {
             Kernel::Sm90(_) if arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
             Kernel::Sm90(_) if dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Sm90(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
-            Kernel::Sm90(config) if !config.loads(problem.layout.orientation) => {
-                Err(Obstacle::Orientation)
-            }
-            Kernel::Sm90(config) if !config.activates(&problem.activation) => {
-                Err(Obstacle::Registers)
-            }
             Kernel::Mma(_) if dtype == DType::F32 && !tf32 => Err(Obstacle::WouldRound),
             Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),

@@ -1,6 +1,6 @@
 //! Launches `device/sm90_gated_gemm.cu`.
 
-use swiglu_core::{Activation, DType, GateFn, Orientation};
+use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::elementwise::Tensor;
@@ -18,8 +18,6 @@ static FILE: KernelFile =
 
 const TILE_M: usize = 128;
 const TILE_K: usize = 64;
-/// Columns of a box of x or weights: 128 bytes.
-const PANEL: usize = 64;
 const CONSUMERS: usize = 2;
 const THREADS: u32 = 384;
 /// What a block can have on sm_90.
@@ -42,23 +40,12 @@ impl Config {
     /// Twice as many tiles, for few rows.
     pub(crate) const NARROW: Config = Config { tile_h: 64, cluster: 1, ping_pong: false };
     /// The activation of one tile beside the products of the next: for small K.
-    pub(crate) const PING_PONG: Config = Config { tile_h: 96, cluster: 1, ping_pong: true };
+    pub(crate) const PING_PONG: Config = Config { tile_h: 64, cluster: 1, ping_pong: true };
     /// As [`Self::PING_PONG`], with shared weights.
-    pub(crate) const PING_PONG_PAIR: Config = Config { tile_h: 96, cluster: 2, ping_pong: true };
+    pub(crate) const PING_PONG_PAIR: Config = Config { tile_h: 64, cluster: 2, ping_pong: true };
     /// All of them.
     pub(crate) const ALL: [Config; 5] =
         [Self::WIDE, Self::PAIR, Self::NARROW, Self::PING_PONG, Self::PING_PONG_PAIR];
-
-    /// Whether weights of this orientation come in whole boxes.
-    pub(crate) fn loads(self, orientation: Orientation) -> bool {
-        orientation == Orientation::OutIn || self.tile_h.is_multiple_of(PANEL)
-    }
-
-    /// Whether the activation's registers fit beside the sums: with 192 of them the two forms of GELU
-    /// spill.
-    pub(crate) fn activates(self, act: &Activation) -> bool {
-        !self.ping_pong || !matches!(act.gate(), GateFn::GeluErf | GateFn::GeluTanh)
-    }
 
     /// Whether the consumers take tiles in turn.
     pub(crate) fn ping_pong(self) -> bool {
@@ -67,11 +54,6 @@ impl Config {
 
     fn rows_per_consumer(self) -> usize {
         if self.ping_pong { TILE_M } else { TILE_M / CONSUMERS }
-    }
-
-    /// Columns of a box of the output.
-    fn out_panel(self) -> usize {
-        if self.tile_h.is_multiple_of(PANEL) { PANEL } else { PANEL / 2 }
     }
 
     /// Rows and columns of h that a cluster computes together.
@@ -175,29 +157,25 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Res
     let tensor_store = addressable(call.out, call.m);
     let function =
         function(cuda, config, call.code, w.orientation, w.biases.is_some(), tensor_store)?;
-    let map = |matrix, [rows, cols]: [usize; 2], [box_rows, box_cols]: [usize; 2]| {
-        let (box_rows, box_cols) = (box_rows as u32, box_cols as u32);
-        let boxes = Boxes { dtype, matrix, rows, cols, box_rows, box_cols };
+    let map = |matrix, [rows, cols]: [usize; 2], box_rows: usize| {
+        let boxes = Boxes { dtype, matrix, rows, cols, box_rows: box_rows as u32 };
         TensorMap::encode(cuda.driver(), &boxes)
     };
     let weight = |data| {
         let matrix = Tensor::new(data, w.row_stride);
         match w.orientation {
-            Orientation::OutIn => map(matrix, [w.intermediate, w.hidden], [config.tile_h, TILE_K]),
-            Orientation::InOut => map(matrix, [w.hidden, w.intermediate], [TILE_K, PANEL]),
+            Orientation::OutIn => map(matrix, [w.intermediate, w.hidden], config.tile_h),
+            Orientation::InOut => map(matrix, [w.hidden, w.intermediate], TILE_K),
         }
     };
     // Persistent: a cluster per so many multiprocessors, or fewer.
     let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
     let params = Params {
-        x: map(call.x, [call.m, w.hidden], [TILE_M, TILE_K])?,
+        x: map(call.x, [call.m, w.hidden], TILE_M)?,
         gate: weight(w.gate)?,
         up: weight(w.up)?,
         out: match tensor_store {
-            true => {
-                let extent = [config.rows_per_consumer(), config.out_panel()];
-                map(call.out, [call.m, w.intermediate], extent)?
-            }
+            true => map(call.out, [call.m, w.intermediate], config.rows_per_consumer())?,
             false => TensorMap::UNUSED,
         },
         extents: call.extents(config.tile(), clusters as u32),
@@ -234,14 +212,10 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     };
     for code in GateCode::all(dtype) {
         push(Config::WIDE, code, Orientation::OutIn, true, true);
-        // The most sums, and so the fewest registers for the activation.
-        if !code.is_gelu() {
-            push(Config::PING_PONG, code, Orientation::OutIn, true, true);
-        }
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
-        for orientation in Orientation::ALL.into_iter().filter(|&o| config.loads(o)) {
+        for orientation in Orientation::ALL {
             for bias in [false, true] {
                 for store in [false, true] {
                     push(config, default, orientation, bias, store);
@@ -260,7 +234,7 @@ mod tests {
     fn the_ring_fills_the_shared_memory() {
         assert_eq!(Config::WIDE.stages(), 4);
         assert_eq!(Config::NARROW.stages(), 6);
-        assert_eq!(Config::PING_PONG.stages(), 4);
+        assert_eq!(Config::PING_PONG.stages(), 6);
         for config in Config::ALL {
             let (used, stage) = (config.shared_bytes(true), config.stage_bytes());
             assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT);

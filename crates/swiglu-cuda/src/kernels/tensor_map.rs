@@ -18,15 +18,14 @@ use crate::error::{CudaError, Result};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TensorMap([u64; 16]);
 
-/// A `[rows, cols]` matrix of 16-bit elements, copied in boxes of `box_rows` rows of 64 columns, which
-/// are one row of the 128-byte swizzle, or of 32 columns, one of the 64-byte swizzle.
+/// A `[rows, cols]` matrix of 16-bit elements, copied in boxes of `box_rows` rows of 64 columns:
+/// 128 bytes, one row of the 128-byte swizzle.
 pub(super) struct Boxes {
     pub(super) dtype: DType,
     pub(super) matrix: Tensor,
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) box_rows: u32,
-    pub(super) box_cols: u32,
 }
 
 /// Bytes that the copy engine's addresses and row strides are multiples of.
@@ -65,17 +64,7 @@ impl TensorMap {
         } else {
             (dims[0] * 2).next_multiple_of(ALIGNMENT)
         };
-        let (strides, extent, steps) = ([stride], [boxes.box_cols, boxes.box_rows], [1, 1]);
-        let swizzle = match boxes.box_cols {
-            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
-            other => {
-                return Err(CudaError::Unsupported {
-                    what: format!("a tensor map with boxes of {other} columns"),
-                    why: "a row of a box is a row of a swizzle: 64 or 32 columns".into(),
-                });
-            }
-        };
+        let (strides, extent, steps) = ([stride], [64, boxes.box_rows], [1, 1]);
         // SAFETY: 128 aligned bytes for the result; two dimensions and one stride, as rank 2 has.
         unsafe {
             cu!(
@@ -90,7 +79,7 @@ impl TensorMap {
                     extent.as_ptr(),
                     steps.as_ptr(),
                     Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    swizzle,
+                    Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
                     Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )
