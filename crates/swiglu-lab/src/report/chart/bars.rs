@@ -64,7 +64,7 @@ impl Bars {
             for (i, bar) in (0..).zip(&bars) {
                 let top = i * ROW + 2;
                 let (middle, ink) = (top + 22, Ink::Series(bar.series));
-                let limit = if width == Width::Narrow { 26 } else { 64 };
+                let limit = if width == Width::Narrow { 30 } else { 64 };
                 area.draw(&Text::new(
                     shortened(&bar.label, limit),
                     (1, top + 12),
