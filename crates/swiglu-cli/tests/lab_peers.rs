@@ -1,6 +1,9 @@
 //! The peers of the lab, started and judged as a run does it: our own on the CPU and on the simulated
 //! device, those in Python where there is a Python with numpy.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::path::{Path, PathBuf};
