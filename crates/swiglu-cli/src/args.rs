@@ -60,6 +60,27 @@ impl DeviceArgs {
         self.device == DeviceName::Best
     }
 
+    /// What a process is told that computes on this device in our place.
+    pub(crate) fn peer_options(&self) -> anyhow::Result<serde_json::Value> {
+        if let DeviceName::Cuda(device @ 1..) = self.device {
+            bail!(
+                "peers use the first CUDA device, given cuda:{device}: choose the device with \
+                 CUDA_VISIBLE_DEVICES={device} and --device cuda"
+            );
+        }
+        let mut options = serde_json::Map::new();
+        if let Some(isa) = self.isa {
+            options.insert("isa".into(), isa.to_string().into());
+        }
+        if let Some(threads) = self.threads {
+            options.insert("threads".into(), threads.into());
+        }
+        if self.tf32 {
+            options.insert("tf32".into(), true.into());
+        }
+        Ok(options.into())
+    }
+
     fn best(&self) -> anyhow::Result<Device> {
         Ok(match Device::best()? {
             Device::Cuda(cuda) if self.tf32 => {

@@ -113,6 +113,9 @@ fn a_profile_names_what_binds_each_way() {
         }
         assert!(document["no_counters"].as_str().unwrap().contains("NVIDIA"), "{document}");
     }
+    let one = [&["profile", "mlp", "--threads", "1", "--isa", "portable"], &size[..]].concat();
+    let plan = json_of(&one)["ways"][0]["plan"].to_string();
+    assert!(plan.contains("cpu/portable fused mlp, 1 thread,"), "{plan}");
     let text = swiglu(&[&["profile", "mlp", "--hot"], &size[..]].concat());
     assert_eq!(text.code, Some(0), "{text:?}");
     for part in ["planned", "unfused", "floor", "class", "in the caches", "no hardware counters"] {

@@ -74,9 +74,11 @@ struct Document {
 }
 
 pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let case = args.case()?;
+    let device = args.device.open()?;
+    let (case, of_device) = (args.case(&device), args.device.peer_options()?);
     let way = |path: &str| {
-        let options = adhoc::options(&case, json!({ "path": path }));
+        let options = adhoc::with(json!({ "path": path }), &of_device);
+        let options = adhoc::options(&case, options);
         adhoc::way(path, "swiglu", Role::Ours, options)
     };
     let mut ways = vec![way("planned")];
@@ -92,7 +94,7 @@ pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Re
         ways.push(ProfileDef { numerics: Some(stored), ..way("unfused") });
     }
     let experiment = adhoc::experiment(case, ways);
-    let ceilings = beside::ceilings(&experiment)?;
+    let ceilings = beside::ceilings(&experiment, &device)?;
     let record = args.lab.measure(&experiment, false, terminal)?;
     let (ncu, own) = (beside::counters_of(experiment.device), args.lab.own()?);
     let mut document = Document {
@@ -127,8 +129,8 @@ pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Re
 }
 
 impl ProfileArgs {
-    fn case(&self) -> anyhow::Result<Case> {
-        let device = match self.device.open()? {
+    fn case(&self, device: &Device) -> Case {
+        let device = match device {
             Device::Cuda(_) => DeviceKind::Cuda,
             _ => DeviceKind::Cpu,
         };
@@ -138,7 +140,7 @@ impl ProfileArgs {
             ProfiledOp::Mlp => CaseOp::Mlp,
         };
         let dtype = self.math.dtype.unwrap_or(DType::Bf16);
-        Ok(Case {
+        Case {
             device,
             op,
             m: self.m,
@@ -152,7 +154,7 @@ impl ProfileArgs {
             orientation: Orientation::OutIn,
             bias: false,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },
-        })
+        }
     }
 }
 

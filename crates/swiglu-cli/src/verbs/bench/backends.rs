@@ -69,9 +69,10 @@ struct Document {
 pub(super) fn compare(
     args: &BackendArgs,
     math: &MathArgs,
-    device: &Device,
+    device: (&Device, serde_json::Value),
     terminal: &mut Terminal,
 ) -> anyhow::Result<Verdict> {
+    let (device, own_options) = device;
     let device = match device {
         Device::Cuda(_) => DeviceKind::Cuda,
         _ => DeviceKind::Cpu,
@@ -99,7 +100,7 @@ pub(super) fn compare(
     if !args.force && plot.exists() {
         bail!("{}: exists already; remove it or give --force", plot.display());
     }
-    let experiment = adhoc::experiment(case.clone(), args.profiles(&case));
+    let experiment = adhoc::experiment(case.clone(), args.profiles(&case, &own_options));
     let record = args.lab.measure(&experiment, false, terminal)?;
     let title = format!(
         "{} × {} {dtype} on {}",
@@ -133,7 +134,7 @@ pub(super) fn compare(
 }
 
 impl BackendArgs {
-    fn profiles(&self, case: &Case) -> Vec<ProfileDef> {
+    fn profiles(&self, case: &Case, own_options: &serde_json::Value) -> Vec<ProfileDef> {
         let wanted = |b: Backend| self.backend.contains(&b) || self.backend.contains(&Backend::All);
         let way = |id, peer, role, way: Option<&str>| {
             let options = way.map_or(json!({}), |way| json!({ "way": way }));
@@ -161,7 +162,8 @@ impl BackendArgs {
             profiles.push(way("copy", "copy", Role::Ceiling, None));
         }
         // Ours comes first, and is always there to compare with.
-        profiles.insert(0, way("swiglu", "swiglu", Role::Ours, None));
+        let options = adhoc::options(case, own_options.clone());
+        profiles.insert(0, adhoc::way("swiglu", "swiglu", Role::Ours, options));
         profiles
     }
 }

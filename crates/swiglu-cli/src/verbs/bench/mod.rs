@@ -109,7 +109,8 @@ impl BenchArgs {
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
     if !args.backends.backend.is_empty() {
-        return backends::compare(&args.backends, &args.math, &device, terminal);
+        let device = (&device, args.device.peer_options()?);
+        return backends::compare(&args.backends, &args.math, device, terminal);
     }
     if args.op.is_none() && args.suite == Suite::Host {
         let Device::Cuda(cuda) = &device else {

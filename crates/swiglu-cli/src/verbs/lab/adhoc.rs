@@ -34,9 +34,17 @@ pub(crate) fn way(id: &str, peer: &str, role: Role, options: serde_json::Value) 
 }
 
 /// Options with a graph on a device, where calls are shorter than what starting them takes.
-pub(crate) fn options(case: &Case, mut options: serde_json::Value) -> serde_json::Value {
-    if case.device == swiglu_lab::DeviceKind::Cuda {
-        options["graph"] = json!(true);
+pub(crate) fn options(case: &Case, options: serde_json::Value) -> serde_json::Value {
+    match case.device {
+        swiglu_lab::DeviceKind::Cuda => with(options, &json!({ "graph": true })),
+        swiglu_lab::DeviceKind::Cpu => options,
+    }
+}
+
+/// Both together; what is in both is of the second.
+pub(crate) fn with(mut options: serde_json::Value, more: &serde_json::Value) -> serde_json::Value {
+    for (name, value) in more.as_object().into_iter().flatten() {
+        options[name] = value.clone();
     }
     options
 }

@@ -15,23 +15,27 @@ const OWN: &str = "swiglu";
 /// Measurements of bandwidth, of which the best counts; a tenth of a second each.
 const BANDWIDTHS: usize = 5;
 
-/// The ceilings that bind the cases of an experiment on this machine.
-pub(crate) fn ceilings(experiment: &Experiment) -> anyhow::Result<Ceilings> {
+/// The device that an experiment runs on.
+fn device_of(experiment: &Experiment) -> swiglu::Result<Device> {
+    match experiment.device {
+        DeviceKind::Cpu => Device::cpu_with(CpuOptions::default()),
+        DeviceKind::Cuda => Device::cuda(0),
+    }
+}
+
+/// The ceilings that bind the cases of an experiment on a device.
+pub(crate) fn ceilings(experiment: &Experiment, device: &Device) -> anyhow::Result<Ceilings> {
     let ceiling = |name: String, per_second| Ceiling { name, per_second };
-    let device = match experiment.device {
-        DeviceKind::Cpu => Device::cpu_with(CpuOptions::default())?,
-        DeviceKind::Cuda => Device::cuda(0)?,
-    };
-    if let Device::Cuda(cuda) = &device {
+    if let Device::Cuda(cuda) = device {
         let measured = swiglu_cuda::ceilings::measure(cuda)?;
         let gemm = |dtype| Some(ceiling(format!("{dtype} GEMM"), measured.gemm(dtype)?));
         let compute = swiglu::DType::ALL.into_iter().filter_map(gemm).collect();
         return Ok(Ceilings { memory: Some(ceiling("copy".into(), measured.copy)), compute });
     }
-    let mut measured = crate::ceilings::measure(&device)?;
+    let mut measured = crate::ceilings::measure(device)?;
     // A shared host gives now more, now less: the most that was seen is the limit.
     for _ in 1..BANDWIDTHS {
-        measured.bandwidth = measured.bandwidth.best(crate::ceilings::bandwidth(&device)?);
+        measured.bandwidth = measured.bandwidth.best(crate::ceilings::bandwidth(device)?);
     }
     // Weights are read; an activation reads two matrices and writes a third.
     let memory = match experiment.cases.iter().any(|c| c.op.has_weights()) {
@@ -60,7 +64,7 @@ pub(super) fn complete(
     let measured = record.results.iter().any(|r| r.status == Status::Ok);
     if record.ceilings.is_none() && measured {
         // A device that peers can use and this program cannot has no ceilings; the run stands.
-        record.ceilings = ceilings(experiment).ok();
+        record.ceilings = device_of(experiment).ok().and_then(|d| ceilings(experiment, &d).ok());
         changed = record.ceilings.is_some();
     }
     if let Some(own) = own {
