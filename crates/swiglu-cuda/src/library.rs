@@ -210,7 +210,7 @@ fn find(library: Library, places: &[Place]) -> Result<Loaded> {
             match open(&path) {
                 Ok(handle) => return Ok(Loaded { library, path, how, handle }),
                 Err(e) if *place == Place::Loader && is_absent(&e) => {}
-                Err(e) => looked_in.push(format!("{}: {e}", path.display())),
+                Err(e) => looked_in.push(format!("{}: {}", path.display(), words(&e))),
             }
         }
         looked_in.push(match place {
@@ -229,7 +229,15 @@ fn open(path: &Path) -> std::result::Result<libloading::Library, libloading::Err
 
 /// Whether the loader did not find the name, as opposed to finding something it cannot load.
 fn is_absent(error: &libloading::Error) -> bool {
-    error.to_string().contains("No such file")
+    words(error).contains("No such file")
+}
+
+/// What the loader said; the error itself says only that it failed.
+fn words(error: &libloading::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    }
 }
 
 /// A wheel's `libnvrtc` opens its builtins by bare name but has no RUNPATH to its own directory:

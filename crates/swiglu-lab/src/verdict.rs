@@ -112,7 +112,11 @@ impl Verdict {
     pub fn of(experiment: &Experiment, records: &[Opened], source: &Source) -> Self {
         let mut newest: BTreeMap<&str, &Record> = BTreeMap::new();
         for record in records.iter().map(|opened| &opened.record) {
-            let counts = record.complete && !record.protocol.quick;
+            // A machine that lacks what the claim is about says nothing about it.
+            let there = record.results.iter().any(|entry| {
+                entry.profile == experiment.claim.subject && entry.status != Status::NotAvailable
+            });
+            let counts = record.complete && !record.protocol.quick && there;
             let same = record.definition_hash == experiment.definition_hash;
             let machine = record.machine.name.as_str();
             let newer = newest.get(machine).is_none_or(|old| old.finished <= record.finished);

@@ -167,6 +167,9 @@ def guarded(server: Server, line: str) -> dict[str, Any] | None:
     except Exception as error:  # noqa: BLE001 - the run goes on without this profile
         traceback.print_exc(file=sys.stderr)
         reason = f"{type(error).__name__}: {error}".strip()
+        if isinstance(request, Mapping) and request.get("type") == "hello":
+            # A peer that cannot say what it is, for want of a package, is not there.
+            return {"type": "unavailable", "reason": reason[:2000]}
         at = request.get("id") if isinstance(request, Mapping) else None
         return {"type": "failed", "id": at, "reason": reason[:2000]}
 

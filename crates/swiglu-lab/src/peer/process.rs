@@ -127,6 +127,20 @@ pub enum PeerError {
     },
 }
 
+/// A peer ends with the thread that started it, which is that of the run, however that ends: nobody
+/// else would stop a peer that is busy and does not look at its input.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+fn end_with_parent(command: &mut Command) {
+    // SAFETY: between fork and exec this makes one system call and allocates nothing.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(command, || {
+            let kill = Some(rustix::process::Signal::KILL);
+            Ok(rustix::process::set_parent_process_death_signal(kill)?)
+        });
+    }
+}
+
 /// How peers are started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerCommands {
@@ -204,6 +218,8 @@ impl PeerProcess {
         // A group of its own: compilers and pools that it starts end with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command_line, 0);
+        #[cfg(target_os = "linux")]
+        end_with_parent(&mut command_line);
         let mut child = command_line.spawn().map_err(&failed)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed(std::io::ErrorKind::BrokenPipe.into()));

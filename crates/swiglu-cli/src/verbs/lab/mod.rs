@@ -113,8 +113,9 @@ impl PeerArgs {
     /// The commands, with logs in a directory of `run`'s own.
     pub(super) fn commands(&self, lab: &Path, run: &str) -> anyhow::Result<PeerCommands> {
         let program = std::env::current_exe().context("the path of this program")?;
-        let logs = std::env::temp_dir().join("swiglu-lab").join(run);
-        std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
+        // A directory of this run alone: a fixed name would belong to whoever made it first.
+        let logs = tempfile::Builder::new().prefix(&format!("swiglu-lab-{run}-")).tempdir();
+        let logs = logs.context("a directory for the peers' logs")?.keep();
         let own = [program.into_os_string(), OsString::from("lab"), OsString::from("peer")];
         Ok(PeerCommands {
             own: own.into(),
