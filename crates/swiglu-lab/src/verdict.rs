@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{Against, Aggregate, Claim, Experiment, ProfileDef};
-use crate::record::{Clocks, Interval, Opened, Record, ResultEntry, Status};
+use crate::record::{Clocks, Interval, Opened, QUICK, Record, ResultEntry, Status};
 use crate::source::Source;
 use crate::stats::{self, Turns};
 
@@ -139,9 +139,11 @@ impl Verdict {
 
     fn not_run(experiment: &Experiment, records: &[Opened]) -> Self {
         let of_old = records.iter().any(|r| r.record.definition_hash != experiment.definition_hash);
+        let all_quick = records.iter().all(|r| r.record.protocol.quick);
         let headline = match (records.is_empty(), of_old) {
             (true, _) => "no record",
             (false, true) => "no complete record of the present definition",
+            (false, false) if all_quick => QUICK,
             (false, false) => "no complete record: finish a run of every case and profile",
         };
         let stale = of_old.then(|| "the definition has changed since".to_owned());

@@ -138,7 +138,8 @@ fn only_complete_records_of_the_definition_count_and_the_newest_of_a_machine() {
     assert_eq!(of(vec![Record { complete: false, ..good() }]).state, VerdictState::NotRun);
     let mut quick = good();
     quick.protocol.quick = true;
-    assert_eq!(of(vec![quick]).state, VerdictState::NotRun);
+    let only_quick = of(vec![quick]);
+    assert_eq!((only_quick.state, only_quick.headline.as_str()), (VerdictState::NotRun, QUICK));
     let foreign = of(vec![Record { definition_hash: "x".into(), ..good() }]);
     assert_eq!(foreign.state, VerdictState::NotRun);
     assert!(foreign.stale.unwrap().contains("definition"));

@@ -7,7 +7,7 @@ mod store;
 pub(crate) use hash::hex;
 pub use hash::{canonical, content_hash};
 pub use schema::{
-    Clocks, ErrorMetrics, Interval, Machine, Profiled, ProtocolUsed, RECORD_SCHEMA, Record,
+    Clocks, ErrorMetrics, Interval, Machine, Profiled, ProtocolUsed, QUICK, RECORD_SCHEMA, Record,
     ResultEntry, Status, Summary,
 };
 pub use store::{Opened, Refused, RunLock, Store};

@@ -83,9 +83,12 @@ pub struct ProtocolUsed {
     pub budget_us: u64,
     /// Seed of all inputs.
     pub seed: u64,
-    /// A quick look: shown, but no evidence for a verdict.
+    /// A quick look: shown, but not evidence, see [`QUICK`].
     pub quick: bool,
 }
+
+/// What is said of a quick record wherever it is shown.
+pub const QUICK: &str = "quick: not evidence";
 
 /// Clocks and power at one moment; what the device does not tell is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use super::{Entry, ReportError, Site, decision, plots, run, tables};
 use crate::definition::{Against, Aggregate, Claim, Experiment};
 use crate::format::day;
 use crate::profile::analyse_result;
-use crate::record::{Opened, Record};
+use crate::record::{Opened, QUICK, Record};
 use crate::verdict::RecordVerdict;
 
 /// Its place in the site.
@@ -135,7 +135,7 @@ fn results(e: &Experiment, opened: &Opened) -> Result<Markup, ReportError> {
             p.meta {
                 "Of " a href={ "../" (run::path(opened)) } { "run " (record.run_id) } " on "
                 (record.machine.name) ", " (day(&record.finished))
-                @if record.protocol.quick { ", a quick look that is no evidence" }
+                @if record.protocol.quick { "; " (QUICK) }
                 @if !record.complete { ", not complete" }
                 "."
             }
@@ -260,7 +260,7 @@ fn runs(entry: &Entry) -> Markup {
                     a href={ "../" (run::path(opened)) } { (r.run_id) } ", " (r.machine.name) ", "
                     time datetime=(r.finished) { (day(&r.finished)) }
                     @if !r.complete { ", not complete" }
-                    @if r.protocol.quick { ", quick" }
+                    @if r.protocol.quick { "; " (QUICK) }
                 }
             }
         }

@@ -7,7 +7,7 @@ use super::page::{Depth, frame, scroll};
 use super::{Entry, ReportError, experiment, plots, tables};
 use crate::format::{DASH, number, si};
 use crate::profile::analyse_result;
-use crate::record::{Clocks, Opened, Profiled, Record};
+use crate::record::{Clocks, Opened, Profiled, QUICK, Record};
 
 /// The record's file without its folder and extension, after the machine's name.
 fn stem(opened: &Opened) -> String {
@@ -107,11 +107,11 @@ fn facts(r: &Record) -> Markup {
         (
             "Protocol",
             Some(format!(
-                "{} turns of at most {} µs per profile, interleaved; seed {:#x}{}",
+                "{}{} turns of at most {} µs per profile, interleaved; seed {:#x}",
+                if r.protocol.quick { format!("{QUICK}; ") } else { String::new() },
                 r.protocol.turns,
                 r.protocol.budget_us,
                 r.protocol.seed,
-                if r.protocol.quick { "; quick: no evidence" } else { "" }
             )),
         ),
         ("Clocks before", r.clocks_before.map(|c| clock(&c))),

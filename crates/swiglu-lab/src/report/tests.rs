@@ -240,6 +240,24 @@ fn pages_say_what_the_records_say() {
 }
 
 #[test]
+fn a_quick_record_is_called_no_evidence_wherever_it_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut site = site(dir.path());
+    for entry in &mut site.experiments {
+        entry.records.iter_mut().for_each(|opened| opened.record.protocol.quick = true);
+        entry.verdict = Verdict::of(&entry.experiment, &entry.records, &Source::Unknown);
+    }
+    let files = site.files().unwrap();
+    let said = |name: &str| {
+        std::str::from_utf8(&files[name]).unwrap().matches("quick: not evidence").count()
+    };
+    assert!(said("index.html") > 0);
+    // In the headline, of the results shown, and in the list of runs.
+    assert!(said("experiments/gated-linear-sweep.html") >= 4);
+    assert_eq!(said("runs/imaginary-gpu--2026-11-19-gated-linear-sweep-two.html"), 1);
+}
+
+#[test]
 fn the_same_evidence_gives_the_same_bytes_and_an_old_report_is_replaced() {
     let records = tempfile::tempdir().unwrap();
     let site = site(records.path());

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use indicatif::ProgressBar;
-use swiglu_lab::record::{Machine, Opened, Record};
+use swiglu_lab::record::{Machine, Opened, QUICK, Record};
 use swiglu_lab::{
     Event, Experiment, Finished, Laboratory, ResultEntry, Role, RunOptions, Source, Status,
     Verdict as LabVerdict,
@@ -170,7 +170,7 @@ fn show(
         writeln!(terminal, "{profile} ({first}{more}): {reason}")?;
     }
     if record.protocol.quick {
-        writeln!(terminal, "a quick look: no evidence for a verdict")?;
+        writeln!(terminal, "{QUICK}")?;
     } else if !record.complete {
         writeln!(terminal, "not every case of every profile: no evidence for a verdict yet")?;
     } else {
