@@ -77,6 +77,7 @@ fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
         ("dies", Status::Failed, "something broke inside"),
         ("babbles", Status::Failed, "Autotuning 3/7"),
         ("floods", Status::Failed, "what is no reply"),
+        ("chatters", Status::Failed, "expected one reply to each request"),
         ("confuses", Status::Failed, "with id Some(99999)"),
         ("mistakes", Status::Failed, "with `released`"),
         ("nan", Status::Failed, "what is no reply"),
@@ -134,6 +135,41 @@ fn profiles_that_share_a_broken_peer_are_still_measured_and_it_is_not_tried_fore
     assert!(reasons[0].contains("signal") && reasons[1].contains("signal"), "{reasons:?}");
     assert!(reasons[2].contains("not tried again after 2 crashes"), "{reasons:?}");
     assert!(record.results.iter().filter(|e| e.profile == "ours").all(|e| e.status == Status::Ok));
+}
+
+#[test]
+fn a_run_that_goes_on_tries_again_what_was_not_available() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    lab.peer("part", "picky");
+    let who = [("ours", "good", "ours"), ("late", "late", "peer"), ("part", "part", "peer")];
+    let experiment = lab.experiment(&[2, 3], &who);
+    let one = RunOptions { cases: Some("m=2".into()), ..options("r1") };
+    run(&lab, &experiment, &one).unwrap();
+    let without = run(&lab, &experiment, &options("r1")).unwrap();
+    assert!(without.complete);
+    assert_eq!(entry(&without, "late").status, Status::NotAvailable);
+    // Nothing has changed: everything is kept.
+    assert_eq!(run(&lab, &experiment, &options("r1")).unwrap(), without);
+
+    lab.peer("late", "slow");
+    // What a selection leaves out is kept as it was, whatever has been installed.
+    let others = RunOptions { profiles: Some(vec!["ours".into(), "part".into()]), ..options("r1") };
+    assert_eq!(run(&lab, &experiment, &others).unwrap(), without);
+    // Asked for alone, it is measured beside what the case had: only neighbours compare.
+    let late = RunOptions { profiles: Some(vec!["late".into()]), ..one };
+    let with = run(&lab, &experiment, &late).unwrap();
+    assert!(with.complete);
+    let kept = |r: &Record| r.results.iter().filter(|e| e.case.m == 3).cloned().collect::<Vec<_>>();
+    assert_eq!(kept(&with), kept(&without), "only the selected case was measured again");
+    let with = run(&lab, &experiment, &options("r1")).unwrap();
+    let late: Vec<Status> =
+        with.results.iter().filter(|e| e.profile == "late").map(|e| e.status).collect();
+    assert_eq!(late, [Status::Ok, Status::Ok]);
+    assert!(with.complete && with.results.len() == 6);
+    // It is there now, so a third time nothing is left to do.
+    assert_eq!(run(&lab, &experiment, &options("r1")).unwrap(), with);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,9 @@ use crate::place::is_name;
 
 /// A longer line is no reply: four times what the largest `verified` takes.
 const MAX_LINE: u64 = 2 << 20;
+/// Lines that wait to be read. There is one reply to a request, so a peer that says more has to wait
+/// in its own memory until the next request finds it out.
+const WAITING: usize = 1;
 /// How much of a peer's standard error a message quotes.
 const TAIL: u64 = 400;
 /// How long a peer may take to end after `quit`.
@@ -110,6 +113,19 @@ pub enum PeerError {
         request: &'static str,
         /// What the line lacks.
         why: String,
+        /// The beginning of the line.
+        line: String,
+    },
+    /// It said something before it was asked.
+    #[error(
+        "peer `{peer}` spoke before `{request}` was asked: `{line}`: expected one reply to each \
+         request; it was killed"
+    )]
+    Unasked {
+        /// The peer.
+        peer: String,
+        /// The request that was about to be sent.
+        request: &'static str,
         /// The beginning of the line.
         line: String,
     },
@@ -256,6 +272,9 @@ impl PeerProcess {
         let peer = || self.name.clone();
         let what = name_of(request);
         let limit = self.limits.of(request);
+        if let Ok(line) = self.lines.try_recv() {
+            return Err(PeerError::Unasked { peer: peer(), request: what, line: beginning(&line) });
+        }
         let sent = serde_json::to_string(request).map_err(std::io::Error::from).and_then(|line| {
             match &mut self.stdin {
                 Some(stdin) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()),
@@ -281,7 +300,7 @@ impl PeerProcess {
             peer: peer(),
             request: what,
             why: e.to_string(),
-            line: String::from_utf8_lossy(line.get(..200).unwrap_or(&line)).trim_end().to_owned(),
+            line: beginning(&line),
         })?;
         self.fits(request, &reply)?;
         Ok(reply)
@@ -396,10 +415,15 @@ impl Drop for PeerProcess {
     }
 }
 
+/// As much of a line as a message quotes.
+fn beginning(line: &[u8]) -> String {
+    String::from_utf8_lossy(line.get(..200).unwrap_or(line)).trim_end().to_owned()
+}
+
 /// Lines as they come; the channel closes with the stream, or with a line that is too long.
 fn read_lines(stdout: ChildStdout) -> Receiver<Vec<u8>> {
-    let (sender, receiver) = channel();
-    // Ends when the peer's output is closed, which its death does.
+    let (sender, receiver) = sync_channel(WAITING);
+    // Ends when the peer's output is closed, which its death does, or when nobody reads any more.
     thread::spawn(move || {
         let mut stdout = BufReader::new(stdout);
         loop {

@@ -138,7 +138,8 @@ pub struct Laboratory<'a> {
 
 impl Laboratory<'_> {
     /// Runs an experiment, or goes on with a run that was killed: finished cases are kept, the
-    /// record is written after every case.
+    /// record is written after every case. A case in which a peer was not available is measured anew
+    /// once that peer answers; until then its results are kept too.
     ///
     /// # Errors
     /// [`LabError::Record`] if the run has begun with another definition, code or protocol;
@@ -154,19 +155,26 @@ impl Laboratory<'_> {
         let profiles = selected_profiles(experiment, options)?;
         let cases = selected_cases(experiment, options)?;
         let (mut record, path) = self.begin(experiment, options)?;
+        let mut peers = Peers::new(self.commands, experiment.device, options.limits);
+        let done = |case: &&Case, peers: &mut Peers<'_>| is_done(&record, case, &profiles, peers);
         let missing: Vec<&Case> =
-            cases.iter().copied().filter(|case| !is_done(&record, case, &profiles)).collect();
+            cases.iter().copied().filter(|case| !done(case, &mut peers)).collect();
         watch(Event::Started {
             cases: missing.len(),
             kept: cases.len() - missing.len(),
             path: &path,
         });
-        let mut peers = Peers::new(self.commands, experiment.device, options.limits);
         for case in missing {
             watch(Event::Case { case });
-            let outcome = CaseRun { case, profiles: &profiles, options }.run(&mut peers, watch)?;
             let key = case.key();
-            // A case that was measured in part is measured anew: only neighbours in time compare.
+            // A case that was measured in part is measured anew, with what it had: only neighbours
+            // in time compare.
+            let had = |p: &&ProfileDef| {
+                profiles.iter().any(|wanted| wanted.id == p.id)
+                    || entry_of(&record, &key, p).is_some()
+            };
+            let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(had).collect();
+            let outcome = CaseRun { case, profiles: &profiles, options }.run(&mut peers, watch)?;
             record.results.retain(|entry| entry.case_key != key);
             let first = record.results.len();
             record.results.extend(outcome.results);
@@ -245,12 +253,18 @@ fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-fn is_done(record: &Record, case: &Case, profiles: &[&ProfileDef]) -> bool {
+fn entry_of<'a>(record: &'a Record, key: &str, profile: &ProfileDef) -> Option<&'a ResultEntry> {
+    record.results.iter().find(|entry| entry.case_key == key && entry.profile == profile.id)
+}
+
+/// Whether a case has a result of each profile, and none that lacked its peer could be had now.
+fn is_done(record: &Record, case: &Case, profiles: &[&ProfileDef], peers: &mut Peers<'_>) -> bool {
     let key = case.key();
-    let has = |p: &&ProfileDef| {
-        record.results.iter().any(|entry| entry.case_key == key && entry.profile == p.id)
-    };
-    profiles.iter().all(has)
+    profiles.iter().all(|p| match entry_of(record, &key, p) {
+        None => false,
+        Some(entry) if entry.status == Status::NotAvailable => peers.get(&p.peer).is_err(),
+        Some(_) => true,
+    })
 }
 
 fn is_complete(record: &Record, experiment: &Experiment) -> bool {

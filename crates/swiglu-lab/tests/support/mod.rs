@@ -147,6 +147,10 @@ fn fake_peer() {
                     }
                     ("babbles", 3..) => write("Autotuning 3/7 ...\n".into()),
                     ("floods", 3..) => write("x".repeat(5 << 20)),
+                    ("chatters", 3..) => {
+                        let reply = json!({"type": "samples", "id": id, "us": [1.0]});
+                        (0..100_000).all(|_| say(reply.clone()))
+                    }
                     ("confuses", 3..) => say(json!({"type": "samples", "id": 99_999, "us": [1.0]})),
                     ("mistakes", 3..) => say(json!({"type": "released", "id": id})),
                     ("nan", 3..) => say(json!({"type": "samples", "id": id, "us": [null]})),
