@@ -22,6 +22,7 @@ mod numerics;
 pub mod oracle;
 mod plan;
 mod problem;
+pub mod quant;
 pub mod random;
 
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
@@ -36,3 +37,6 @@ pub use matrix::{Matrix, MatrixMut, MatrixRef};
 pub use numerics::{ExpMode, Numerics, Rounding};
 pub use plan::{Path, Plan};
 pub use problem::{GatedLinearParams, MlpParams, Op, Problem};
+pub use quant::{
+    BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
+};

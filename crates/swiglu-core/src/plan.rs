@@ -76,6 +76,7 @@ mod tests {
             numerics: Numerics::default(),
             layout: WeightLayout::HF,
             bias: true,
+            quantized: None,
         };
         let plan = Plan {
             problem,

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::layout::{GateUpWeights, Orientation, WeightLayout};
 use crate::matrix::MatrixRef;
 use crate::numerics::Numerics;
+use crate::quant::{BlockType, QuantizedTypes};
 
 /// The three operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,7 +56,7 @@ pub struct GatedLinearParams<'a, T> {
     pub numerics: Numerics,
 }
 
-fn expect_len(what: &str, bias: Option<&[f32]>, expected: usize) -> Result<()> {
+pub(crate) fn expect_len(what: &str, bias: Option<&[f32]>, expected: usize) -> Result<()> {
     match bias {
         Some(b) if b.len() != expected => Err(Error::Shape {
             what: what.to_owned(),
@@ -94,6 +95,7 @@ impl<'a, T: Element> GatedLinearParams<'a, T> {
             numerics: self.numerics,
             layout: self.weights.layout(),
             bias: self.gate_bias.is_some() || self.up_bias.is_some(),
+            quantized: None,
         }
     }
 }
@@ -155,7 +157,7 @@ pub struct Problem {
     pub hidden: usize,
     /// H, intermediate features.
     pub intermediate: usize,
-    /// Element type of inputs, weights and output.
+    /// Element type of inputs and output, and of weights that are not quantised.
     pub dtype: DType,
     /// The activation.
     pub activation: Activation,
@@ -165,6 +167,9 @@ pub struct Problem {
     pub layout: WeightLayout,
     /// Whether any bias is added.
     pub bias: bool,
+    /// The types of the weights where they are quantised: inputs and output are still of `dtype`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantized: Option<QuantizedTypes>,
 }
 
 impl Problem {
@@ -181,11 +186,16 @@ impl Problem {
 
     /// Bytes of weights, each read at least once.
     pub fn weight_bytes(&self) -> f64 {
-        let kh = self.hidden as f64 * self.intermediate as f64 * self.dtype.size() as f64;
+        let kh = self.hidden as f64 * self.intermediate as f64;
+        let of = |block: Option<BlockType>| match block {
+            Some(b) => kh * b.bytes() as f64 / b.elements() as f64,
+            None => kh * self.dtype.size() as f64,
+        };
+        let gate_up = 2.0 * of(self.quantized.map(|q| q.gate_up));
         match self.op {
             Op::Activation => 0.0,
-            Op::GatedLinear => 2.0 * kh,
-            Op::Mlp => 3.0 * kh,
+            Op::GatedLinear => gate_up,
+            Op::Mlp => gate_up + of(self.quantized.and_then(|q| q.down)),
         }
     }
 
@@ -215,6 +225,9 @@ impl fmt::Display for Problem {
         }
         write!(f, " intermediate={} {}", self.intermediate, self.activation)?;
         write!(f, " {} [{}]", self.numerics, self.layout)?;
+        if let Some(types) = self.quantized {
+            write!(f, " {types}")?;
+        }
         if self.bias { f.write_str(" bias") } else { Ok(()) }
     }
 }

@@ -112,6 +112,7 @@ impl Cpu {
                 arrangement: inputs.arrangement(),
             },
             bias: false,
+            quantized: None,
         }
     }
 }

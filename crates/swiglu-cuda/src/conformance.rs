@@ -163,6 +163,7 @@ fn problem(case: &Case) -> Problem {
         numerics: case.numerics,
         layout: case.layout,
         bias: case.bias,
+        quantized: None,
     }
 }
 

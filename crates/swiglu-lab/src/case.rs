@@ -175,6 +175,7 @@ impl Case {
             numerics: self.numerics,
             layout: WeightLayout { orientation: self.orientation, arrangement: self.arrangement },
             bias: self.bias,
+            quantized: None,
         })
     }
 

@@ -99,6 +99,7 @@ impl GatedActivation {
             // There are no weights; only the arrangement is looked at.
             layout: WeightLayout { orientation: Orientation::OutIn, arrangement },
             bias: false,
+            quantized: None,
         }
     }
 

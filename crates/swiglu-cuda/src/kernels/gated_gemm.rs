@@ -301,6 +301,7 @@ mod tests {
                         numerics: Numerics::default_for(dtype),
                         layout: WeightLayout { orientation, ..WeightLayout::HF },
                         bias: false,
+                        quantized: None,
                     })
                 })
             })

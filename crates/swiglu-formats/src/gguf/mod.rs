@@ -2,7 +2,8 @@
 
 mod cursor;
 pub mod metadata;
-pub mod quant;
+/// Block-quantised types and their decoding.
+pub use swiglu_core::quant;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -13,6 +13,7 @@ fn subject(op: Op, m: usize, path: Path) -> Subject {
         numerics: Numerics::default(),
         layout: WeightLayout::HF,
         bias: false,
+        quantized: None,
     };
     Subject {
         problem,

@@ -4,10 +4,16 @@
 //! and a q of 8: the product is exact in `f32`, so the sum rounds once and the result does not
 //! depend on whether it is fused.
 
+use std::fmt;
+use std::str::FromStr;
+
 use half::f16;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
 
 /// A block-quantised GGUF type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(non_camel_case_types, reason = "the names of the format")]
 #[non_exhaustive]
 pub enum BlockType {
@@ -105,12 +111,59 @@ impl BlockType {
             BlockType::Q6_K => each(bytes, &mut emit, decode_q6_k),
         }
     }
+
+    /// Whether a value has a minimum beside `scale · q`.
+    pub const fn has_minimum(self) -> bool {
+        matches!(self, BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4_K | BlockType::Q5_K)
+    }
+
+    /// As [`Self::decode`], with each value as the two terms that are exact in `f32` and whose sum it
+    /// is: `scale · q` and the minimum, 0 for types without one.
+    pub fn terms(self, bytes: &[u8], mut emit: impl FnMut(f32, f32)) {
+        let pair = |(product, minimum): (f32, f32)| emit(product, minimum);
+        match self {
+            BlockType::Q4_1 => each(bytes, pair, |b| q4_1(b, both)),
+            BlockType::Q5_1 => each(bytes, pair, |b| q5_1(b, both)),
+            BlockType::Q4_K => each(bytes, pair, |b| q4_k(b, both)),
+            BlockType::Q5_K => each(bytes, pair, |b| q5_k(b, both)),
+            _ => self.decode(bytes, |product| emit(product, 0.0)),
+        }
+    }
 }
 
-fn each<const BYTES: usize, const N: usize>(
+impl fmt::Display for BlockType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for BlockType {
+    type Err = Error;
+
+    /// Accepts the names in either case.
+    fn from_str(s: &str) -> Result<Self> {
+        BlockType::ALL.into_iter().find(|b| b.name().eq_ignore_ascii_case(s)).ok_or_else(|| {
+            Error::UnknownName {
+                what: "type of quantised weights",
+                given: s.to_owned(),
+                choices: BlockType::ALL.map(BlockType::name).join(", "),
+            }
+        })
+    }
+}
+
+fn both(product: f32, minimum: f32) -> (f32, f32) {
+    (product, minimum)
+}
+
+fn sum(product: f32, minimum: f32) -> f32 {
+    product + minimum
+}
+
+fn each<const BYTES: usize, const N: usize, V>(
     bytes: &[u8],
-    mut emit: impl FnMut(f32),
-    block: fn(&[u8; BYTES]) -> [f32; N],
+    mut emit: impl FnMut(V),
+    block: fn(&[u8; BYTES]) -> [V; N],
 ) {
     for b in bytes.as_chunks::<BYTES>().0 {
         block(b).into_iter().for_each(&mut emit);
@@ -129,8 +182,13 @@ pub fn decode_q4_0(b: &[u8; 18]) -> [f32; 32] {
 
 /// Q4_1: f16 scale, f16 minimum; nibbles as in Q4_0, without bias.
 pub fn decode_q4_1(b: &[u8; 20]) -> [f32; 32] {
+    q4_1(b, sum)
+}
+
+#[inline]
+fn q4_1<V>(b: &[u8; 20], join: impl Fn(f32, f32) -> V) -> [V; 32] {
     let (d, m) = (half_at(b, 0), half_at(b, 2));
-    std::array::from_fn(|i| d * nibble(&b[4..], i) + m)
+    std::array::from_fn(|i| join(d * nibble(&b[4..], i), m))
 }
 
 /// Q5_0: f16 scale, 32 fifth bits (bit i of element i), nibbles as in Q4_0; biased by 16.
@@ -141,8 +199,13 @@ pub fn decode_q5_0(b: &[u8; 22]) -> [f32; 32] {
 
 /// Q5_1: f16 scale, f16 minimum, fifth bits, nibbles; without bias.
 pub fn decode_q5_1(b: &[u8; 24]) -> [f32; 32] {
+    q5_1(b, sum)
+}
+
+#[inline]
+fn q5_1<V>(b: &[u8; 24], join: impl Fn(f32, f32) -> V) -> [V; 32] {
     let (d, m) = (half_at(b, 0), half_at(b, 2));
-    std::array::from_fn(|i| d * (nibble(&b[8..], i) + fifth_bit(&b[4..], i)) + m)
+    std::array::from_fn(|i| join(d * (nibble(&b[8..], i) + fifth_bit(&b[4..], i)), m))
 }
 
 /// Q8_0: f16 scale, 32 signed bytes.
@@ -170,14 +233,20 @@ fn scale_and_minimum(s: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-/// Elements of the 256 in order, from `q(i, sub)` of each: shared by Q4_K and Q5_K.
-fn k_blocks(d: f32, dmin: f32, scales: &[u8], q: impl Fn(usize) -> u8) -> [f32; 256] {
-    let mut out = [0.0; 256];
+/// Elements of the 256 in order, from `q(i)` of each: shared by Q4_K and Q5_K.
+fn k_blocks<V: Copy + Default>(
+    d: f32,
+    dmin: f32,
+    scales: &[u8],
+    q: impl Fn(usize) -> u8,
+    join: impl Fn(f32, f32) -> V,
+) -> [V; 256] {
+    let mut out = [V::default(); 256];
     for (j, part) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (scale, minimum) = scale_and_minimum(scales, j);
         let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
         for (l, v) in part.iter_mut().enumerate() {
-            *v = scale * f32::from(q(32 * j + l)) - minimum;
+            *v = join(scale * f32::from(q(32 * j + l)), -minimum);
         }
     }
     out
@@ -191,15 +260,22 @@ fn k_nibble(q: &[u8], i: usize) -> u8 {
 
 /// Q4_K: f16 scale of scales, f16 scale of minima, 12 bytes of both, 128 bytes of nibbles.
 pub fn decode_q4_k(b: &[u8; 144]) -> [f32; 256] {
-    k_blocks(half_at(b, 0), half_at(b, 2), &b[4..16], |i| k_nibble(&b[16..], i))
+    q4_k(b, sum)
+}
+
+fn q4_k<V: Copy + Default>(b: &[u8; 144], join: impl Fn(f32, f32) -> V) -> [V; 256] {
+    k_blocks(half_at(b, 0), half_at(b, 2), &b[4..16], |i| k_nibble(&b[16..], i), join)
 }
 
 /// Q5_K: as Q4_K with 32 bytes of fifth bits before the nibbles: bit j of byte l is that of
 /// element l of sub-block j.
 pub fn decode_q5_k(b: &[u8; 176]) -> [f32; 256] {
-    k_blocks(half_at(b, 0), half_at(b, 2), &b[4..16], |i| {
-        k_nibble(&b[48..], i) | (b[16 + i % 32] >> (i / 32) & 1) << 4
-    })
+    q5_k(b, sum)
+}
+
+fn q5_k<V: Copy + Default>(b: &[u8; 176], join: impl Fn(f32, f32) -> V) -> [V; 256] {
+    let q = |i| k_nibble(&b[48..], i) | (b[16 + i % 32] >> (i / 32) & 1) << 4;
+    k_blocks(half_at(b, 0), half_at(b, 2), &b[4..16], q, join)
 }
 
 /// Q6_K: 128 bytes of low nibbles, 64 of upper bit pairs, 16 signed scales, f16 scale; biased by

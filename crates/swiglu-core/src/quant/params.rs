@@ -1,0 +1,180 @@
+//! Parameters of layers with quantised weights.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::activation::Activation;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::WeightLayout;
+use crate::numerics::Numerics;
+use crate::problem::{Op, Problem, expect_len};
+use crate::quant::{BlockType, QuantizedRef};
+
+/// The types of a layer's quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct QuantizedTypes {
+    /// Of gate and up.
+    pub gate_up: BlockType,
+    /// Of the down weight; none for a gated linear layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down: Option<BlockType>,
+}
+
+impl fmt::Display for QuantizedTypes {
+    /// `Q4_0`, or `Q4_K+Q6_K` where the down weight is of another type.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.down {
+            Some(down) if down != self.gate_up => write!(f, "{}+{down}", self.gate_up),
+            _ => self.gate_up.fmt(f),
+        }
+    }
+}
+
+/// Quantised weights, biases, activation and numerics of a gated linear layer, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedGatedLinearParams<'a> {
+    /// Wg, `[H, K]`.
+    pub gate: QuantizedRef<'a>,
+    /// Wu, `[H, K]`, of the same type.
+    pub up: QuantizedRef<'a>,
+    /// bg, H values.
+    pub gate_bias: Option<&'a [f32]>,
+    /// bu, H values.
+    pub up_bias: Option<&'a [f32]>,
+    /// The activation.
+    pub activation: Activation,
+    /// Where values are rounded.
+    pub numerics: Numerics,
+}
+
+impl<'a> QuantizedGatedLinearParams<'a> {
+    /// Parameters without biases and with the default numerics of inputs and outputs of `dtype`.
+    pub fn new(
+        gate: QuantizedRef<'a>,
+        up: QuantizedRef<'a>,
+        activation: Activation,
+        dtype: DType,
+    ) -> Self {
+        let numerics = Numerics::default_for(dtype);
+        Self { gate, up, gate_bias: None, up_bias: None, activation, numerics }
+    }
+
+    /// K, input features.
+    pub fn hidden(&self) -> usize {
+        self.gate.cols()
+    }
+
+    /// H, intermediate features.
+    pub fn intermediate(&self) -> usize {
+        self.gate.rows()
+    }
+
+    /// Checks weights and biases against each other.
+    ///
+    /// # Errors
+    /// [`Error::Shape`]; [`Error::Unsupported`] if gate and up are of different types.
+    pub fn validate(&self) -> Result<()> {
+        self.up.expect_shape("up weight", self.gate.shape())?;
+        if self.gate.block() != self.up.block() {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "gate weight as {}, up weight as {}",
+                    self.gate.block(),
+                    self.up.block()
+                ),
+                why: "quantised gate and up weights must be of one type; decode them".into(),
+            });
+        }
+        expect_len("gate bias", self.gate_bias, self.intermediate())?;
+        expect_len("up bias", self.up_bias, self.intermediate())
+    }
+
+    /// The problem of `m` tokens of `dtype`.
+    pub fn problem(&self, m: usize, dtype: DType) -> Problem {
+        Problem {
+            op: Op::GatedLinear,
+            m,
+            hidden: self.hidden(),
+            intermediate: self.intermediate(),
+            dtype,
+            activation: self.activation,
+            numerics: self.numerics,
+            layout: WeightLayout::HF,
+            bias: self.gate_bias.is_some() || self.up_bias.is_some(),
+            quantized: Some(QuantizedTypes { gate_up: self.gate.block(), down: None }),
+        }
+    }
+}
+
+/// A gated linear layer and the down projection behind it, both quantised, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedMlpParams<'a> {
+    /// The gated linear layer.
+    pub gated: QuantizedGatedLinearParams<'a>,
+    /// Wd, `[K, H]`; its type may be another one.
+    pub down: QuantizedRef<'a>,
+    /// bd, K values.
+    pub down_bias: Option<&'a [f32]>,
+}
+
+impl QuantizedMlpParams<'_> {
+    /// Checks all shapes against each other.
+    ///
+    /// # Errors
+    /// As [`QuantizedGatedLinearParams::validate`].
+    pub fn validate(&self) -> Result<()> {
+        self.gated.validate()?;
+        let expected = [self.gated.hidden(), self.gated.intermediate()];
+        self.down.expect_shape("down weight", expected)?;
+        expect_len("down bias", self.down_bias, self.gated.hidden())
+    }
+
+    /// The problem of `m` tokens of `dtype`.
+    pub fn problem(&self, m: usize, dtype: DType) -> Problem {
+        let gated = self.gated.problem(m, dtype);
+        let gate_up = self.gated.gate.block();
+        Problem {
+            op: Op::Mlp,
+            bias: gated.bias || self.down_bias.is_some(),
+            quantized: Some(QuantizedTypes { gate_up, down: Some(self.down.block()) }),
+            ..gated
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_gate_and_up_are_refused_and_bytes_are_those_of_the_blocks() {
+        let (q4, q6) = (vec![0u8; 3 * 144], vec![0u8; 3 * 210]);
+        let gate = QuantizedRef::new(BlockType::Q4_K, &q4, 3, 256).unwrap();
+        let up = QuantizedRef::new(BlockType::Q6_K, &q6, 3, 256).unwrap();
+        let mixed = QuantizedGatedLinearParams::new(gate, up, Activation::SWIGLU, DType::F32);
+        let e = mixed.validate().unwrap_err().to_string();
+        assert!(e.contains("Q4_K") && e.contains("Q6_K") && e.contains("decode"), "{e}");
+        let gated = QuantizedGatedLinearParams { up: gate, ..mixed };
+        gated.validate().unwrap();
+        let problem = gated.problem(2, DType::F32);
+        assert_eq!(problem.weight_bytes(), 2.0 * 3.0 * 144.0);
+        assert_eq!(problem.compulsory_bytes(), 2.0 * 3.0 * 144.0 + 2.0 * 4.0 * (256.0 + 3.0));
+
+        let (wide, tall) = (vec![0u8; 32 * 34], vec![0u8; 32 * 18]);
+        let gate = QuantizedRef::new(BlockType::Q8_0, &wide, 32, 32).unwrap();
+        let down = QuantizedRef::new(BlockType::Q4_0, &tall, 32, 32).unwrap();
+        let gated = QuantizedGatedLinearParams::new(gate, gate, Activation::SWIGLU, DType::F32);
+        let mlp = QuantizedMlpParams { gated, down, down_bias: Some(&[0.0; 31]) };
+        assert!(matches!(mlp.validate(), Err(Error::Shape { .. })));
+        let problem = mlp.problem(1, DType::Bf16);
+        assert_eq!(problem.weight_bytes(), 32.0 * (2.0 * 34.0 + 18.0));
+        assert!(problem.to_string().contains("Q8_0+Q4_0") && problem.bias, "{problem}");
+        let json = serde_json::to_string(&problem).unwrap();
+        assert!(json.contains(r#""quantized":{"gate_up":"Q8_0","down":"Q4_0"}"#), "{json}");
+        assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), problem);
+        let dense = Problem { quantized: None, ..problem };
+        assert!(!serde_json::to_string(&dense).unwrap().contains("quantized"));
+    }
+}
