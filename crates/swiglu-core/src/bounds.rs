@@ -19,6 +19,10 @@ use crate::numerics::{ExpMode, Numerics, Rounding};
 use crate::oracle;
 use crate::problem::{GatedLinearParams, MlpParams};
 
+mod quantized;
+
+pub use quantized::{quantized_gated_linear, quantized_mlp};
+
 const U32: f64 = DType::F32.unit_roundoff();
 
 fn gamma(n: usize) -> f64 {
@@ -228,10 +232,16 @@ fn backward_bound(
     )
 }
 
-/// `roundoff`: what each factor of a product may be rounded by, relative to it.
-fn linear_error(magnitude: f64, terms: usize, roundoff: f64, rounds_to: Option<DType>) -> f64 {
+/// The error of a sum of products in `f32`, relative to its magnitude. `roundoff`: what each factor
+/// of a product may be rounded by, relative to it.
+fn sum_error(terms: usize, roundoff: f64) -> f64 {
     // Two more terms for the bias and for joining partial sums.
-    let error = (gamma(terms + 2) + factors_error(roundoff)) * magnitude;
+    gamma(terms + 2) + factors_error(roundoff)
+}
+
+/// `relative`: as [`sum_error`] says.
+fn linear_error(magnitude: f64, relative: f64, rounds_to: Option<DType>) -> f64 {
+    let error = relative * magnitude;
     error + rounds_to.map_or(0.0, |t| rounding(t, magnitude + error))
 }
 
@@ -283,31 +293,63 @@ fn eager_gated_linear<T: Element>(
     let half =
         |half, bias| eager_linear(x, w.intermediate(), bias, roundoff, |o, k| w.at(half, o, k));
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
-    let numerics = Numerics::precise(Rounding::Eager);
-    let h = gate.as_slice().iter().zip(up.as_slice());
-    let h = h.map(|(g, u)| params.activation.apply::<T>(numerics, g.to_f32(), u.to_f32()));
-    Matrix::from_vec(h.collect(), x.rows(), w.intermediate())
+    eager_activation(&params.activation, &gate, &up)
 }
 
-fn gated_bound<T: Element>(
-    params: &GatedLinearParams<'_, T>,
+fn eager_activation<T: Element>(
+    act: &Activation,
+    gate: &Matrix<T>,
+    up: &Matrix<T>,
+) -> Result<Matrix<T>> {
+    let numerics = Numerics::precise(Rounding::Eager);
+    let h = gate.as_slice().iter().zip(up.as_slice());
+    let h = h.map(|(g, u)| act.apply::<T>(numerics, g.to_f32(), u.to_f32()));
+    Matrix::from_vec(h.collect(), gate.rows(), gate.cols())
+}
+
+/// Bounds of h; `relative`: as [`sum_error`] says.
+fn gated_bound(
+    act: &Activation,
+    numerics: Numerics,
+    dtype: DType,
     forward: &oracle::GatedLinear,
-    roundoff: f64,
+    relative: f64,
 ) -> Result<Matrix<f64>> {
-    let k = params.weights.hidden();
-    let rounds = (params.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
+    let rounds = (numerics.rounding != Rounding::Fused).then_some(dtype);
     let mut bound = Matrix::zeros(forward.h.rows(), forward.h.cols())?;
     for (i, b) in bound.as_mut_slice().iter_mut().enumerate() {
         let half = |l: &oracle::Linear| {
-            (l.value.as_slice()[i], linear_error(l.magnitude.as_slice()[i], k, roundoff, rounds))
+            (l.value.as_slice()[i], linear_error(l.magnitude.as_slice()[i], relative, rounds))
         };
-        *b = activation_bound(
-            &params.activation,
-            params.numerics,
-            T::DTYPE,
-            half(&forward.gate),
-            half(&forward.up),
-        );
+        *b = activation_bound(act, numerics, dtype, half(&forward.gate), half(&forward.up));
+    }
+    Ok(bound)
+}
+
+/// Bounds of y = h·Wd + bd, given those of h; `column(k)` fills in |Wd| of output feature k.
+fn down_bound(
+    dtype: DType,
+    y: &oracle::Linear,
+    h_bound: &Matrix<f64>,
+    relative: f64,
+    mut column: impl FnMut(usize, &mut [f64]),
+) -> Result<Matrix<f64>> {
+    let [m, k_len] = y.value.shape();
+    let mut bound = Matrix::zeros(m, k_len)?;
+    let mut weights = vec![0.0f64; h_bound.cols()];
+    for k in 0..k_len {
+        column(k, &mut weights);
+        for i in 0..m {
+            // An h that may overflow admits anything in y, also where its weight is 0.
+            let passed_on = h_bound.view().row(i).iter().zip(&weights);
+            let passed_on: f64 =
+                passed_on.map(|(&e, w)| if e == f64::INFINITY { e } else { e * w }).sum();
+            let at = i * k_len + k;
+            let magnitude = y.magnitude.as_slice()[at] + passed_on;
+            let error = passed_on + relative * magnitude;
+            let y = y.value.as_slice()[at].abs();
+            bound.as_mut_slice()[at] = error + rounding(dtype, y + error);
+        }
     }
     Ok(bound)
 }
@@ -335,7 +377,8 @@ pub fn gated_linear_with<T: Element>(
     roundoff: f64,
 ) -> Result<Reference> {
     let forward = oracle::gated_linear(x, params)?;
-    let bound = gated_bound(params, &forward, roundoff)?;
+    let relative = sum_error(params.weights.hidden(), roundoff);
+    let bound = gated_bound(&params.activation, params.numerics, T::DTYPE, &forward, relative)?;
     let eager = eager_gated_linear(x, params, roundoff)?;
     let baseline = relative_frobenius(eager.view(), forward.h.view());
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
@@ -361,27 +404,18 @@ pub fn mlp_with<T: Element>(
     roundoff: f64,
 ) -> Result<Reference> {
     let forward = oracle::mlp(x, params)?;
-    let h_bound = gated_bound(&params.gated, &forward.gated, roundoff)?;
-    let (m, k_len) = (x.rows(), params.gated.weights.hidden());
-    let h_len = params.gated.weights.intermediate();
-    let mut bound = Matrix::zeros(m, k_len)?;
-    let mut column = vec![0.0f64; h_len];
-    for k in 0..k_len {
+    let gated = &params.gated;
+    let [m, k_len] = forward.y.value.shape();
+    let h_len = gated.weights.intermediate();
+    let relative = sum_error(gated.weights.hidden(), roundoff);
+    let h_bound =
+        gated_bound(&gated.activation, gated.numerics, T::DTYPE, &forward.gated, relative)?;
+    let relative = sum_error(h_len, roundoff);
+    let bound = down_bound(T::DTYPE, &forward.y, &h_bound, relative, |k, column| {
         for (h, c) in column.iter_mut().enumerate() {
             *c = params.down_at(k, h).to_f64().abs();
         }
-        for i in 0..m {
-            // An h that may overflow admits anything in y, also where its weight is 0.
-            let passed_on = h_bound.view().row(i).iter().zip(&column);
-            let passed_on: f64 =
-                passed_on.map(|(&e, w)| if e == f64::INFINITY { e } else { e * w }).sum();
-            let at = i * k_len + k;
-            let magnitude = forward.y.magnitude.as_slice()[at] + passed_on;
-            let error = passed_on + (gamma(h_len + 2) + factors_error(roundoff)) * magnitude;
-            let y = forward.y.value.as_slice()[at].abs();
-            bound.as_mut_slice()[at] = error + rounding(T::DTYPE, y + error);
-        }
-    }
+    })?;
     let h = eager_gated_linear(x, &params.gated, roundoff)?;
     let down = |o, j| params.down_at(o, j);
     let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, down)?;

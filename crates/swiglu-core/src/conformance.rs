@@ -19,7 +19,12 @@ use crate::layout::{
 use crate::matrix::{Matrix, MatrixMut, MatrixRef};
 use crate::numerics::Numerics;
 use crate::problem::{GatedLinearParams, MlpParams, Op};
+use crate::quant::{BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedTypes};
 use crate::random;
+
+mod quantized;
+
+pub use quantized::{QuantizedParameters, quantized_suite};
 
 /// What a backend must compute to be judged.
 pub trait Backend {
@@ -61,6 +66,41 @@ pub trait Backend {
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()>;
+    /// The types of quantised weights that the backend computes with.
+    fn quantized_types(&self) -> &[BlockType] {
+        &[]
+    }
+    /// [`Self::gated_linear`] with quantised weights.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] unless overridden; whatever the backend reports.
+    fn quantized_gated_linear<T: Element>(
+        &self,
+        params: &QuantizedGatedLinearParams<'_>,
+        _x: MatrixRef<'_, T>,
+        _out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        Err(without_quantized(self.name(), params.gate.block()))
+    }
+    /// [`Self::mlp`] with quantised weights.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] unless overridden; whatever the backend reports.
+    fn quantized_mlp<T: Element>(
+        &self,
+        params: &QuantizedMlpParams<'_>,
+        _x: MatrixRef<'_, T>,
+        _out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        Err(without_quantized(self.name(), params.gated.gate.block()))
+    }
+}
+
+fn without_quantized(backend: String, block: BlockType) -> Error {
+    Error::Unsupported {
+        what: format!("{block} weights on {backend}"),
+        why: "it computes with decoded weights only".into(),
+    }
 }
 
 /// One case.
@@ -90,6 +130,9 @@ pub struct Case {
     pub scale: f32,
     /// Seed of the inputs.
     pub seed: u64,
+    /// The types of the weights, where they are quantised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantized: Option<QuantizedTypes>,
 }
 
 impl Case {
@@ -108,6 +151,7 @@ impl Case {
             padding: 0,
             scale: 1.0,
             seed: 0,
+            quantized: None,
         }
     }
 }
@@ -116,9 +160,10 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} {} {}x{}x{} {} {} [{}]{} pad={} scale={} seed={}",
+            "{} {}{} {}x{}x{} {} {} [{}]{} pad={} scale={} seed={}",
             self.op,
             self.dtype,
+            self.quantized.map_or(String::new(), |types| format!(" {types}")),
             self.m,
             self.hidden,
             self.intermediate,
@@ -194,6 +239,7 @@ pub fn suite(dtypes: &[DType]) -> Vec<Case> {
                         padding: [0, 3, 16][(s + turn) % 3],
                         scale: if turn == 5 { 6.0 } else { 1.0 },
                         seed: i as u64,
+                        quantized: None,
                     });
                 }
             }
@@ -219,6 +265,7 @@ fn cross_of_modes(op: Op, dtype: DType) -> impl Iterator<Item = Case> {
             padding: 0,
             scale: 3.0,
             seed: 1000 + (a * 6 + n) as u64,
+            quantized: None,
         })
     })
 }
@@ -316,12 +363,7 @@ impl<T: Element> Parameters<T> {
         let [rows, cols] = down_orientation.shape(k, h);
         let down_scale = 1.0 / (h.max(1) as f32).sqrt();
         let down = random::normal_matrix::<T>(case.seed ^ 0x64, rows, cols, down_scale)?;
-        let bias = |tag: u64, n: usize| {
-            // Biases are values of T, as a model of T stores them.
-            let b = |i| T::from_f32(random::normal(case.seed ^ tag, i as u64) * 0.5).to_f32();
-            (0..n).map(b).collect::<Vec<f32>>()
-        };
-        let biases = case.bias.then(|| [bias(0x1, h), bias(0x2, h), bias(0x3, k)]);
+        let biases = biases::<T>(case);
         let (activation, numerics) = (case.activation, case.numerics);
         Ok(Self { weights, down, down_orientation, biases, activation, numerics })
     }
@@ -348,6 +390,16 @@ impl<T: Element> Parameters<T> {
     }
 }
 
+/// bg, bu and bd of a case that has them: values of T, as a model of T stores them.
+fn biases<T: Element>(case: &Case) -> Option<[Vec<f32>; 3]> {
+    let bias = |tag: u64, n: usize| {
+        let b = |i| T::from_f32(random::normal(case.seed ^ tag, i as u64) * 0.5).to_f32();
+        (0..n).map(b).collect::<Vec<f32>>()
+    };
+    let (k, h) = (case.hidden, case.intermediate);
+    case.bias.then(|| [bias(0x1, h), bias(0x2, h), bias(0x3, k)])
+}
+
 fn judge<T: Element>(reference: &Reference, out: &Padded<T>) -> Result<Outcome> {
     Ok(Outcome { judgement: reference.judge(out.view()?)?, fault: out.gap_written() })
 }
@@ -368,6 +420,9 @@ fn run_as<T: Element, B: Backend>(backend: &B, case: &Case) -> Result<Outcome> {
         let mut out = Padded::<T>::poisoned(m, h, pad);
         backend.activation(&case.activation, case.numerics, inputs, out.view_mut()?)?;
         return judge(&bounds::activation(&case.activation, case.numerics, &inputs)?, &out);
+    }
+    if let Some(types) = case.quantized {
+        return quantized::run::<T, B>(backend, case, types);
     }
     let x = Padded::<T>::random(case.seed, m, case.hidden, pad, case.scale);
     let parameters = Parameters::<T>::new(case)?;

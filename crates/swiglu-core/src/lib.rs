@@ -38,5 +38,6 @@ pub use numerics::{ExpMode, Numerics, Rounding};
 pub use plan::{Path, Plan};
 pub use problem::{GatedLinearParams, MlpParams, Op, Problem};
 pub use quant::{
-    BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
+    BlockType, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
+    QuantizedTypes,
 };

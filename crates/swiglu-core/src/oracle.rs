@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::layout::{GateUpRef, Half};
 use crate::matrix::{Matrix, MatrixRef};
 use crate::problem::{GatedLinearParams, MlpParams};
+use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef};
 
 /// h[m, j] = act(gate[m, j], up[m, j]).
 ///
@@ -54,8 +55,14 @@ pub fn activation_backward<T: Element>(
 pub struct Linear {
     /// x·W + b, `[M, out]`.
     pub value: Matrix<f64>,
-    /// |x|·|W| + |b|, `[M, out]`.
+    /// |x|·|W| + |b|, `[M, out]`; where a weight is a sum of two terms, with the terms' absolute values.
     pub magnitude: Matrix<f64>,
+}
+
+/// Weights of one output feature, and their absolute values.
+struct Column {
+    value: Vec<f64>,
+    size: Vec<f64>,
 }
 
 /// x·W + b, with `weight(o)` the column of output feature `o`.
@@ -63,27 +70,47 @@ fn linear(
     x: &Matrix<f64>,
     out_features: usize,
     bias: Option<&[f32]>,
-    mut weight: impl FnMut(usize, &mut [f64]),
+    mut weight: impl FnMut(usize, &mut Column),
 ) -> Result<Linear> {
     let (m, k) = (x.rows(), x.cols());
     let (mut value, mut magnitude) =
         (Matrix::zeros(m, out_features)?, Matrix::zeros(m, out_features)?);
-    let mut column = vec![0.0; k];
+    let mut column = Column { value: vec![0.0; k], size: vec![0.0; k] };
     for o in 0..out_features {
         weight(o, &mut column);
         let b = bias.map_or(0.0, |b| f64::from(b[o]));
         for i in 0..m {
             // Eight partial sums let the compiler vectorise; the float64 error is immaterial.
             let (mut s, mut a) = ([0.0f64; 8], [0.0f64; 8]);
-            for (j, (&xv, &wv)) in x.view().row(i).iter().zip(&column).enumerate() {
+            let weights = column.value.iter().zip(&column.size);
+            for (j, (&xv, (&wv, &size))) in x.view().row(i).iter().zip(weights).enumerate() {
                 s[j % 8] += xv * wv;
-                a[j % 8] += (xv * wv).abs();
+                a[j % 8] += (xv * size).abs();
             }
             value.as_mut_slice()[i * out_features + o] = s.iter().sum::<f64>() + b;
             magnitude.as_mut_slice()[i * out_features + o] = a.iter().sum::<f64>() + b.abs();
         }
     }
     Ok(Linear { value, magnitude })
+}
+
+/// Fills a column with weights that are single values.
+fn fill(column: &mut Column, weight: impl Fn(usize) -> f64) {
+    for (i, (v, s)) in column.value.iter_mut().zip(&mut column.size).enumerate() {
+        *v = weight(i);
+        *s = v.abs();
+    }
+}
+
+/// Fills a column with a row of quantised weights, exactly.
+fn fill_quantized(column: &mut Column, weights: &QuantizedRef<'_>, row: usize) {
+    let mut places = column.value.iter_mut().zip(&mut column.size);
+    weights.block().terms(weights.row(row), |product, minimum| {
+        if let Some((v, s)) = places.next() {
+            let (product, minimum) = (f64::from(product), f64::from(minimum));
+            (*v, *s) = (product + minimum, product.abs() + minimum.abs());
+        }
+    });
 }
 
 fn to_f64<T: Element>(x: MatrixRef<'_, T>) -> Result<Matrix<f64>> {
@@ -116,16 +143,37 @@ pub fn gated_linear<T: Element>(
     let x = to_f64(x)?;
     let half = |half, bias| {
         linear(&x, w.intermediate(), bias, |o, column| {
-            for (k, c) in column.iter_mut().enumerate() {
-                *c = w.at(half, o, k).to_f64();
-            }
+            fill(column, |k| w.at(half, o, k).to_f64());
         })
     };
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
+    join(gate, up, &params.activation)
+}
+
+fn join(gate: Linear, up: Linear, act: &Activation) -> Result<GatedLinear> {
     let h = gate.value.as_slice().iter().zip(up.value.as_slice());
-    let h = h.map(|(&g, &u)| params.activation.forward(g, u)).collect();
-    let h = Matrix::from_vec(h, x.rows(), w.intermediate())?;
+    let h = h.map(|(&g, &u)| act.forward(g, u)).collect();
+    let h = Matrix::from_vec(h, gate.value.rows(), gate.value.cols())?;
     Ok(GatedLinear { gate, up, h })
+}
+
+/// As [`gated_linear`], with quantised weights: `scale · q + minimum` without any rounding.
+///
+/// # Errors
+/// [`crate::Error::Shape`] if any shape disagrees, [`crate::Error::Unsupported`] if gate and up are
+/// of different types.
+pub fn quantized_gated_linear<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &QuantizedGatedLinearParams<'_>,
+) -> Result<GatedLinear> {
+    params.validate()?;
+    x.expect_shape("x", [x.rows(), params.hidden()])?;
+    let x = to_f64(x)?;
+    let half = |weights: &QuantizedRef<'_>, bias| {
+        linear(&x, weights.rows(), bias, |o, column| fill_quantized(column, weights, o))
+    };
+    let (gate, up) = (half(&params.gate, params.gate_bias)?, half(&params.up, params.up_bias)?);
+    join(gate, up, &params.activation)
 }
 
 /// The feed-forward block with its intermediates.
@@ -145,9 +193,23 @@ pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result
     params.validate()?;
     let gated = gated_linear(x, &params.gated)?;
     let y = linear(&gated.h, params.gated.weights.hidden(), params.down_bias, |o, column| {
-        for (h, c) in column.iter_mut().enumerate() {
-            *c = params.down_at(o, h).to_f64();
-        }
+        fill(column, |h| params.down_at(o, h).to_f64());
+    })?;
+    Ok(Mlp { gated, y })
+}
+
+/// As [`mlp`], with quantised weights.
+///
+/// # Errors
+/// As [`quantized_gated_linear`].
+pub fn quantized_mlp<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &QuantizedMlpParams<'_>,
+) -> Result<Mlp> {
+    params.validate()?;
+    let gated = quantized_gated_linear(x, &params.gated)?;
+    let y = linear(&gated.h, params.down.rows(), params.down_bias, |o, column| {
+        fill_quantized(column, &params.down, o);
     })?;
     Ok(Mlp { gated, y })
 }

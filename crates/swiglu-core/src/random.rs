@@ -1,7 +1,10 @@
 //! Seeded random inputs that any language can derive: counter-based, integer arithmetic only.
 
+use half::f16;
+
 use crate::dtype::Element;
 use crate::matrix::Matrix;
+use crate::quant::{BlockType, QuantizedMatrix, QuantizedRef};
 
 /// SplitMix64's finaliser over `seed + (index + 1) · φ`: the `index`-th value of stream `seed`.
 #[inline]
@@ -40,6 +43,66 @@ pub fn normal_matrix<T: Element>(
     Ok(m)
 }
 
+/// What the stream of block scales is apart from that of the bytes.
+const SCALES: u64 = 0x73;
+
+/// A `[rows, cols]` matrix of quantised weights of mean about 0 and standard deviation about `deviation`,
+/// without values to quantise. Its bytes are the words of [`bits`] in order, little endian, the last
+/// one cut. Then block b gets its f16 scale d, 0.75 to 1.25 of what gives the deviation, and the f16
+/// minimum that centres its values, where the type has one.
+///
+/// # Errors
+/// As [`QuantizedRef::new`]: rows must be whole blocks.
+pub fn quantized_matrix(
+    seed: u64,
+    block: BlockType,
+    rows: usize,
+    cols: usize,
+    deviation: f32,
+) -> crate::Result<QuantizedMatrix> {
+    let row_bytes = cols / block.elements() * block.bytes();
+    let too_large = || crate::Error::TooLarge {
+        what: "quantised weights".into(),
+        rows,
+        cols,
+        row_stride: cols,
+    };
+    let len = rows.checked_mul(row_bytes).ok_or_else(too_large)?;
+    let mut data = Matrix::<u8>::zeros(1, len)?.into_vec();
+    QuantizedRef::new(block, &data, rows, cols)?;
+    for (i, word) in data.chunks_mut(8).enumerate() {
+        word.copy_from_slice(&bits(seed, i as u64).to_le_bytes()[..word.len()]);
+    }
+    let (unit, minimum) = unit_scale(block);
+    for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
+        let part = (bits(seed ^ SCALES, b as u64) & 0xFFFF) as f32 * (0.5 / 65536.0);
+        let d = deviation * unit * (0.75 + part);
+        let at = block.scale_at();
+        bytes[at..at + 2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
+        if block.has_minimum() {
+            bytes[at + 2..at + 4].copy_from_slice(&f16::from_f32(d * minimum).to_le_bytes());
+        }
+    }
+    QuantizedMatrix::from_vec(block, data, rows, cols)
+}
+
+/// The scale at which blocks of random bytes have values of standard deviation about 1, and the
+/// minimum, relative to the scale, at which their mean is 0. Of uniform integers of b bits the
+/// deviation is 2ᵇ/√12 and the mean (2ᵇ − 1)/2; scales of sub-blocks multiply them.
+fn unit_scale(block: BlockType) -> (f32, f32) {
+    match block {
+        BlockType::Q4_0 => (1.0 / 4.6, 0.0),
+        BlockType::Q4_1 => (1.0 / 4.6, -7.5),
+        BlockType::Q5_0 => (1.0 / 9.2, 0.0),
+        BlockType::Q5_1 => (1.0 / 9.2, -15.5),
+        BlockType::Q8_0 => (1.0 / 74.0, 0.0),
+        // Scales and minima of sub-blocks are uniform in 0..64, with a root mean square of 36.6.
+        BlockType::Q4_K => (1.0 / 256.0, 7.5),
+        BlockType::Q5_K => (1.0 / 512.0, 15.5),
+        BlockType::Q6_K => (1.0 / 1368.0, 0.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +121,22 @@ mod tests {
         mean /= n as f64;
         var = var / n as f64 - mean * mean;
         assert!(mean.abs() < 0.02 && (var - 1.0).abs() < 0.02, "{mean} {var}");
+    }
+
+    #[test]
+    fn random_blocks_have_the_deviation_asked_for() {
+        for block in BlockType::ALL {
+            let m = quantized_matrix(3, block, 5, 512 * 8, 0.25).unwrap();
+            m.view().expect_finite("w").unwrap();
+            let w = m.view().to_matrix::<f32>().unwrap();
+            let n = w.as_slice().len() as f64;
+            let mean = w.as_slice().iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+            let square = w.as_slice().iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n;
+            let deviation = (square - mean * mean).sqrt();
+            assert!((0.2..0.32).contains(&deviation), "{block}: {deviation}");
+            assert!(mean.abs() < 0.06, "{block}: {mean}");
+            assert_eq!(m, quantized_matrix(3, block, 5, 512 * 8, 0.25).unwrap());
+        }
+        assert!(quantized_matrix(3, BlockType::Q4_K, 1, 32, 1.0).is_err());
     }
 }

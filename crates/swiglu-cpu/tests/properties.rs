@@ -50,6 +50,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 padding,
                 scale: 1.0,
                 seed,
+                quantized: None,
             }
         },
     )

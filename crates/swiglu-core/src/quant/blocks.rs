@@ -5,6 +5,7 @@
 //! depend on whether it is fused.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use half::f16;
@@ -109,6 +110,20 @@ impl BlockType {
             BlockType::Q4_K => each(bytes, emit, decode_q4_k),
             BlockType::Q5_K => each(bytes, emit, decode_q5_k),
             BlockType::Q6_K => each(bytes, &mut emit, decode_q6_k),
+        }
+    }
+
+    /// Where a block's f16 scale begins; the f16 minimum, where there is one, is behind it.
+    pub(crate) const fn scale_at(self) -> usize {
+        if matches!(self, BlockType::Q6_K) { 208 } else { 0 }
+    }
+
+    /// Where a block's scales of sub-blocks lie; empty for types without.
+    pub(crate) const fn sub_scales(self) -> Range<usize> {
+        match self {
+            BlockType::Q4_K | BlockType::Q5_K => 4..16,
+            BlockType::Q6_K => 192..208,
+            _ => 0..0,
         }
     }
 

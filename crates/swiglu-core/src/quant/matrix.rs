@@ -132,6 +132,36 @@ impl<'a> QuantizedRef<'a> {
     }
 }
 
+/// An owned matrix of quantised weights: see [`QuantizedRef`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuantizedMatrix {
+    block: BlockType,
+    rows: usize,
+    cols: usize,
+    data: Vec<u8>,
+}
+
+impl QuantizedMatrix {
+    /// A `[rows, cols]` matrix over `data`.
+    ///
+    /// # Errors
+    /// As [`QuantizedRef::new`].
+    pub fn from_vec(block: BlockType, data: Vec<u8>, rows: usize, cols: usize) -> Result<Self> {
+        QuantizedRef::new(block, &data, rows, cols)?;
+        Ok(Self { block, rows, cols, data })
+    }
+
+    /// A borrowed view.
+    pub fn view(&self) -> QuantizedRef<'_> {
+        QuantizedRef { block: self.block, rows: self.rows, cols: self.cols, data: &self.data }
+    }
+
+    /// The blocks, row by row.
+    pub fn into_vec(self) -> Vec<u8> {
+        self.data
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

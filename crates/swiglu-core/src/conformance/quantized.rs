@@ -1,0 +1,173 @@
+//! Cases with quantised weights.
+
+use half::f16;
+
+use crate::activation::Activation;
+use crate::bounds;
+use crate::conformance::{Backend, Case, Outcome, Padded, biases, judge};
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::layout::WeightLayout;
+use crate::numerics::Numerics;
+use crate::problem::Op;
+use crate::quant::{
+    BlockType, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedTypes,
+};
+use crate::random;
+
+/// No row, one, some, odd counts, more than every tile has, more than one block of rows.
+const ROWS: [usize; 7] = [0, 1, 2, 3, 7, 16, 33];
+/// Output features below, at and above every vector width; odd, because only inputs come in blocks.
+const FEATURES: [usize; 6] = [1, 17, 32, 45, 64, 131];
+
+/// The cases of quantised weights for the given types: every type meets every number of rows, both
+/// operations, and every activation, numerics mode and stride, without the full product. The down
+/// weight is of the next type in the list in every other case.
+pub fn quantized_suite(types: &[BlockType], dtypes: &[DType]) -> Vec<Case> {
+    let family = Activation::family();
+    let numerics: Vec<Numerics> = Numerics::all().collect();
+    let mut cases = Vec::new();
+    for (t, &gate_up) in types.iter().enumerate() {
+        for (d, &dtype) in dtypes.iter().enumerate() {
+            for op in [Op::GatedLinear, Op::Mlp] {
+                for (r, &m) in ROWS.iter().enumerate() {
+                    let i = t * 11 + d * 5 + r * 7 + op as usize;
+                    let down = types[(t + i % 2) % types.len()];
+                    let blocks = [1, 3, 2, 5][(r + d) % 4];
+                    // Rows of the down weight are whole blocks of its own type, and its outputs are
+                    // the inputs of gate and up.
+                    let (down, intermediate) = match op {
+                        Op::Mlp => (Some(down), down.elements() * [1, 3, 2][(r + t) % 3]),
+                        _ => (None, FEATURES[(r + t + d) % FEATURES.len()]),
+                    };
+                    cases.push(Case {
+                        op,
+                        m,
+                        hidden: gate_up.elements() * blocks,
+                        intermediate,
+                        dtype,
+                        activation: family[i % family.len()],
+                        numerics: numerics[(i / 2) % numerics.len()],
+                        layout: WeightLayout::HF,
+                        bias: i.is_multiple_of(3),
+                        padding: [0, 3, 16][r % 3],
+                        scale: if i % 5 == 4 { 6.0 } else { 1.0 },
+                        seed: i as u64,
+                        quantized: Some(QuantizedTypes { gate_up, down }),
+                    });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Seeded quantised parameters of a case.
+pub struct QuantizedParameters {
+    gate: QuantizedMatrix,
+    up: QuantizedMatrix,
+    down: Option<QuantizedMatrix>,
+    biases: Option<[Vec<f32>; 3]>,
+    activation: Activation,
+    numerics: Numerics,
+}
+
+impl QuantizedParameters {
+    /// The parameters of `case`, with biases of T.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if inputs are not whole blocks.
+    pub fn new<T: Element>(case: &Case, types: QuantizedTypes) -> Result<Self> {
+        let (k, h) = (case.hidden, case.intermediate);
+        let weights = |tag, block, rows, cols| blocks(case.seed ^ tag, block, rows, cols);
+        Ok(Self {
+            gate: weights(0x67, types.gate_up, h, k)?,
+            up: weights(0x75, types.gate_up, h, k)?,
+            down: types.down.map(|block| weights(0x64, block, k, h)).transpose()?,
+            biases: biases::<T>(case),
+            activation: case.activation,
+            numerics: case.numerics,
+        })
+    }
+
+    /// As gated linear parameters.
+    pub fn gated(&self) -> QuantizedGatedLinearParams<'_> {
+        QuantizedGatedLinearParams {
+            gate: self.gate.view(),
+            up: self.up.view(),
+            gate_bias: self.biases.as_ref().map(|b| b[0].as_slice()),
+            up_bias: self.biases.as_ref().map(|b| b[1].as_slice()),
+            activation: self.activation,
+            numerics: self.numerics,
+        }
+    }
+
+    /// As feed-forward parameters, if there is a down weight.
+    pub fn mlp(&self) -> Option<QuantizedMlpParams<'_>> {
+        let down = self.down.as_ref()?.view();
+        let down_bias = self.biases.as_ref().map(|b| b[2].as_slice());
+        Some(QuantizedMlpParams { gated: self.gated(), down, down_bias })
+    }
+}
+
+/// Weights of variance about 1/columns in ordinary blocks, with others among them: scales that are
+/// zero, negative or subnormal in f16, and scales of sub-blocks at their extremes.
+fn blocks(seed: u64, block: BlockType, rows: usize, cols: usize) -> Result<QuantizedMatrix> {
+    let deviation = 1.0 / (cols.max(1) as f32).sqrt();
+    let mut data = random::quantized_matrix(seed, block, rows, cols, deviation)?.into_vec();
+    for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
+        let kind = random::bits(seed ^ 0x6B, b as u64);
+        let at = block.scale_at();
+        let d = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let d = match kind % 6 {
+            0 => f16::ZERO,
+            1 | 2 => -d,
+            3 => f16::from_bits(d.to_bits() & 0x83FF | 1),
+            _ => d,
+        };
+        bytes[at..at + 2].copy_from_slice(&d.to_le_bytes());
+        // All bits set is 63 of 6 bits and −1 of 8; the highest alone is −128 of 8.
+        let extreme = match kind >> 8 & 7 {
+            0 => 0,
+            1 => 0xFF,
+            2 => 0x80,
+            _ => continue,
+        };
+        bytes[block.sub_scales()].fill(extreme);
+    }
+    QuantizedMatrix::from_vec(block, data, rows, cols)
+}
+
+/// Computes and judges one case.
+pub(super) fn run<T: Element, B: Backend>(
+    backend: &B,
+    case: &Case,
+    types: QuantizedTypes,
+) -> Result<Outcome> {
+    let x = Padded::<T>::random(case.seed, case.m, case.hidden, case.padding, case.scale);
+    let parameters = QuantizedParameters::new::<T>(case, types)?;
+    let columns = if case.op == Op::Mlp { case.hidden } else { case.intermediate };
+    let mut out = Padded::<T>::poisoned(case.m, columns, case.padding);
+    let reference = match (case.op, parameters.mlp()) {
+        (Op::GatedLinear, _) => {
+            let params = parameters.gated();
+            backend.quantized_gated_linear(&params, x.view()?, out.view_mut()?)?;
+            bounds::quantized_gated_linear(x.view()?, &params)?
+        }
+        (Op::Mlp, Some(params)) => {
+            backend.quantized_mlp(&params, x.view()?, out.view_mut()?)?;
+            bounds::quantized_mlp(x.view()?, &params)?
+        }
+        _ => {
+            return Err(Error::Unsupported {
+                what: case.to_string(),
+                why: "it has no quantised weights for the operation".into(),
+            });
+        }
+    };
+    judge(&reference, &out)
+}
+
+#[cfg(test)]
+#[path = "quantized_tests.rs"]
+mod tests;

@@ -1,0 +1,241 @@
+use super::*;
+use crate::conformance::run as run_case;
+use crate::layout::GateUpRef;
+use crate::matrix::{MatrixMut, MatrixRef};
+use crate::problem::{GatedLinearParams, MlpParams};
+use crate::quant::QuantizedRef;
+use crate::{Matrix, Rounding};
+
+/// How a sum over a row of blocks is made.
+#[derive(Clone, Copy, PartialEq)]
+enum Sum {
+    /// Products with decoded weights.
+    Decoded,
+    /// Per block d·Σq·x and m·Σx, as kernels that keep the blocks do.
+    Apart,
+    /// As `Apart`, and wrong: without minima, or by magnitudes of scales.
+    WithoutMinima,
+    WithoutSigns,
+    /// As `Decoded`, and wrong: without the last block, or two neighbouring inputs exchanged.
+    WithoutLastBlock,
+    Exchanged,
+}
+
+/// Plain loops with `f32` accumulation and the mode's roundings.
+struct Naive(Sum);
+
+impl Naive {
+    fn dot<T: Element>(&self, x: &[T], weights: &QuantizedRef<'_>, row: usize) -> f32 {
+        let block = weights.block();
+        let mut terms = Vec::new();
+        block.terms(weights.row(row), |product, minimum| terms.push((product, minimum)));
+        if self.0 == Sum::WithoutLastBlock {
+            terms.truncate(terms.len() - block.elements());
+        }
+        let mut x: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
+        if self.0 == Sum::Exchanged {
+            x.as_chunks_mut::<2>().0.iter_mut().for_each(|pair| pair.swap(0, 1));
+        }
+        let mut sum = 0.0f32;
+        for (terms, x) in terms.chunks(32).zip(x.chunks(32)) {
+            let (mut products, mut minima) = (0.0f32, 0.0f32);
+            for (&(product, minimum), x) in terms.iter().zip(x) {
+                match self.0 {
+                    Sum::Apart | Sum::WithoutMinima => products += product * x,
+                    Sum::WithoutSigns => products += product.abs() * x,
+                    _ => sum += (product + minimum) * x,
+                }
+                minima += x;
+            }
+            if self.0 == Sum::Apart {
+                // A minimum is shared by the 32 features of a chunk in every type.
+                products += terms.first().map_or(0.0, |t| t.1) * minima;
+            }
+            sum += products;
+        }
+        sum
+    }
+
+    fn hidden_row<T: Element>(&self, p: &QuantizedGatedLinearParams<'_>, x: &[T]) -> Vec<T> {
+        let pre = |weights: &QuantizedRef<'_>, j, bias: Option<&[f32]>| {
+            let v = self.dot(x, weights, j) + bias.map_or(0.0, |b| b[j]);
+            if p.numerics.rounding == Rounding::Fused { v } else { T::from_f32(v).to_f32() }
+        };
+        let h = |j| {
+            let (g, u) = (pre(&p.gate, j, p.gate_bias), pre(&p.up, j, p.up_bias));
+            p.activation.apply::<T>(p.numerics, g, u)
+        };
+        (0..p.intermediate()).map(h).collect()
+    }
+}
+
+fn not_here() -> Result<()> {
+    Err(Error::Unsupported { what: "dense".into(), why: "a backend for blocks".into() })
+}
+
+impl Backend for Naive {
+    fn name(&self) -> String {
+        "naive".into()
+    }
+    fn activation<T: Element>(
+        &self,
+        _: &Activation,
+        _: Numerics,
+        _: GateUpRef<'_, T>,
+        _: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        not_here()
+    }
+    fn gated_linear<T: Element>(
+        &self,
+        _: &GatedLinearParams<'_, T>,
+        _: MatrixRef<'_, T>,
+        _: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        not_here()
+    }
+    fn mlp<T: Element>(
+        &self,
+        _: &MlpParams<'_, T>,
+        _: MatrixRef<'_, T>,
+        _: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        not_here()
+    }
+    fn quantized_types(&self) -> &[BlockType] {
+        &BlockType::ALL
+    }
+    fn quantized_gated_linear<T: Element>(
+        &self,
+        params: &QuantizedGatedLinearParams<'_>,
+        x: MatrixRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        for i in 0..out.rows() {
+            out.row_mut(i).copy_from_slice(&self.hidden_row(params, x.row(i)));
+        }
+        Ok(())
+    }
+    fn quantized_mlp<T: Element>(
+        &self,
+        params: &QuantizedMlpParams<'_>,
+        x: MatrixRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        for i in 0..out.rows() {
+            let h = self.hidden_row(&params.gated, x.row(i));
+            for (k, y) in out.row_mut(i).iter_mut().enumerate() {
+                let bias = params.down_bias.map_or(0.0, |b| b[k]);
+                *y = T::from_f32(self.dot(&h, &params.down, k) + bias);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Both orders of summation are within the bounds in every case …
+#[test]
+fn plain_implementations_pass_every_case() {
+    let cases = quantized_suite(&BlockType::ALL, &DType::ALL);
+    assert_eq!(cases.len(), 8 * 3 * 2 * ROWS.len());
+    for case in &cases {
+        for sum in [Sum::Decoded, Sum::Apart] {
+            let outcome = run_case(&Naive(sum), case).unwrap();
+            assert!(outcome.passed(), "{case}: {outcome:?}");
+        }
+    }
+}
+
+/// … and a sum that is wrong is found in nearly all of those in which it differs.
+#[test]
+fn faulty_implementations_fail() {
+    for (fault, name) in [
+        (Sum::WithoutMinima, "without minima"),
+        (Sum::WithoutSigns, "without signs of scales"),
+        (Sum::WithoutLastBlock, "without the last block"),
+        (Sum::Exchanged, "inputs exchanged"),
+    ] {
+        let (mut caught, mut total) = (0, 0);
+        for case in quantized_suite(&BlockType::ALL, &[DType::F32, DType::Bf16]) {
+            let types = case.quantized.unwrap();
+            let minima = types.gate_up.has_minimum() || types.down.is_some_and(|d| d.has_minimum());
+            if case.m == 0 || case.intermediate < 2 || fault == Sum::WithoutMinima && !minima {
+                continue;
+            }
+            total += 1;
+            caught += usize::from(!run_case(&Naive(fault), &case).unwrap().passed());
+        }
+        assert!(total > 60 && caught * 100 >= total * 97, "{name}: caught {caught} of {total}");
+    }
+}
+
+#[test]
+fn dense_backends_refuse_by_name() {
+    struct Dense;
+    impl Backend for Dense {
+        fn name(&self) -> String {
+            "dense".into()
+        }
+        fn activation<T: Element>(
+            &self,
+            _: &Activation,
+            _: Numerics,
+            _: GateUpRef<'_, T>,
+            _: MatrixMut<'_, T>,
+        ) -> Result<()> {
+            not_here()
+        }
+        fn gated_linear<T: Element>(
+            &self,
+            _: &GatedLinearParams<'_, T>,
+            _: MatrixRef<'_, T>,
+            _: MatrixMut<'_, T>,
+        ) -> Result<()> {
+            not_here()
+        }
+        fn mlp<T: Element>(
+            &self,
+            _: &MlpParams<'_, T>,
+            _: MatrixRef<'_, T>,
+            _: MatrixMut<'_, T>,
+        ) -> Result<()> {
+            not_here()
+        }
+    }
+    assert!(Dense.quantized_types().is_empty());
+    for case in &quantized_suite(&[BlockType::Q4_0], &[DType::F32])[..14] {
+        let e = run_case(&Dense, case).unwrap_err().to_string();
+        assert!(e.contains("Q4_0 weights on dense"), "{e}");
+    }
+}
+
+/// Dequantised weights as a dense layer: the two oracles agree where no weight has to be rounded.
+#[test]
+fn the_oracle_is_that_of_the_decoded_weights() {
+    let types = QuantizedTypes { gate_up: BlockType::Q4_0, down: Some(BlockType::Q8_0) };
+    let case =
+        Case { bias: true, quantized: Some(types), ..Case::new(Op::Mlp, [3, 64, 96], DType::F32) };
+    let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
+    let quantized = parameters.mlp().unwrap();
+    let dense = |w: QuantizedRef<'_>| -> Matrix<f32> { w.to_matrix().unwrap() };
+    let gated = &quantized.gated;
+    let (gate, up, down) = (dense(gated.gate), dense(gated.up), dense(quantized.down));
+    let weights = crate::GateUpWeights::separate(gate.view(), up.view(), crate::Orientation::OutIn);
+    let params = MlpParams {
+        gated: GatedLinearParams {
+            gate_bias: gated.gate_bias,
+            up_bias: gated.up_bias,
+            ..GatedLinearParams::new(weights.unwrap(), case.activation)
+        },
+        down: down.view(),
+        down_orientation: crate::Orientation::OutIn,
+        down_bias: quantized.down_bias,
+    };
+    let x = random::normal_matrix::<f32>(1, 3, 64, 1.0).unwrap();
+    let (a, b) = (
+        crate::oracle::quantized_mlp(x.view(), &quantized).unwrap(),
+        crate::oracle::mlp(x.view(), &params).unwrap(),
+    );
+    assert_eq!(a.y.value, b.y.value);
+    assert_eq!(a.y.magnitude, b.y.magnitude);
+}
