@@ -14,6 +14,7 @@ use crate::error::{CudaError, Result};
 use crate::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::jit::variant::Variant;
 use crate::launch::{Function, Functions};
+use crate::layers::Machine;
 use crate::lt::Lt;
 use crate::memory::Memory;
 use crate::stream::{Stream, StreamInner};
@@ -35,6 +36,10 @@ pub struct DeviceFacts {
     pub shared_bytes_optin: usize,
     /// Bytes of device memory.
     pub memory_bytes: usize,
+    /// The highest clock of the multiprocessors in kHz; 0 where the driver does not tell.
+    pub clock_khz: u32,
+    /// Bytes per second that the memory's clock and width allow; 0 where the driver does not tell.
+    pub memory_bandwidth: u64,
     /// The CUDA version of the driver: major and minor.
     pub driver_version: (u32, u32),
     /// The device's identity, as `nvidia-smi -L` shows it; empty where the driver does not tell.
@@ -62,6 +67,7 @@ pub struct Cuda(Arc<Inner>);
 struct Inner {
     facts: DeviceFacts,
     arch: Arch,
+    machine: Machine,
     tf32: bool,
     default_stream: Arc<StreamInner>,
     borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
@@ -102,6 +108,7 @@ impl Cuda {
         let memory = Arc::new(Memory::new(context)?);
         let cache = KernelCache::new(&options.cache);
         Ok(Self(Arc::new(Inner {
+            machine: Machine::new(&facts, arch),
             facts,
             arch,
             tf32: options.tf32,
@@ -140,6 +147,11 @@ impl Cuda {
     /// The architecture that kernels are compiled for.
     pub fn arch(&self) -> Arch {
         self.0.arch
+    }
+
+    /// What the cost model knows of the device.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.0.machine
     }
 
     /// Number of the device.
@@ -343,6 +355,13 @@ fn facts(driver: &Driver, ordinal: usize) -> Result<(CUdevice, DeviceFacts)> {
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )? as usize,
         memory_bytes,
+        clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+        memory_bandwidth: {
+            let khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+            let bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+            // Two transfers per cycle.
+            2 * u64::from(khz) * 1000 * u64::from(bits / 8)
+        },
         // 13020 is 13.2.
         driver_version: (version / 1000, version % 1000 / 10),
         uuid: uuid(driver, device),

@@ -11,6 +11,7 @@ mod conformance;
 mod context;
 mod driver;
 mod error;
+mod files;
 pub mod jit;
 pub mod kernels;
 mod launch;

@@ -9,12 +9,14 @@ use swiglu_cpu::{Cpu, Isa};
 use crate::device::Device;
 
 /// One way of computing a problem, and why it was or was not chosen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The kernel or path.
     pub name: String,
     /// Whether the plan uses it.
     pub chosen: bool,
+    /// Microseconds that a cost model expects, where there is one.
+    pub predicted_us: Option<f64>,
     /// Why, or why not.
     pub reason: String,
 }
@@ -71,8 +73,8 @@ impl Explanation {
 #[cfg(feature = "cuda")]
 impl From<swiglu_cuda::Candidate> for Candidate {
     fn from(candidate: swiglu_cuda::Candidate) -> Self {
-        let swiglu_cuda::Candidate { name, chosen, reason } = candidate;
-        Self { name, chosen, reason }
+        let swiglu_cuda::Candidate { name, chosen, predicted_us, reason } = candidate;
+        Self { name, chosen, predicted_us, reason }
     }
 }
 
@@ -96,6 +98,7 @@ fn facades(cpu: &Cpu, plan: &Plan) -> Vec<Candidate> {
         .map(|isa| Candidate {
             name: format!("{}/{isa}", plan.backend),
             chosen: isa == cpu.isa(),
+            predicted_us: None,
             reason: reason(isa),
         })
         .collect()
@@ -118,7 +121,12 @@ fn paths(plan: &Plan) -> Vec<Candidate> {
         (Path::Fused, why_fused),
         (Path::Unfused, format!("gate and up would pass through memory: {traffic} more")),
     ]
-    .map(|(path, reason)| Candidate { name: path.to_string(), chosen: plan.path == path, reason })
+    .map(|(path, reason)| Candidate {
+        name: path.to_string(),
+        chosen: plan.path == path,
+        predicted_us: None,
+        reason,
+    })
     .into()
 }
 

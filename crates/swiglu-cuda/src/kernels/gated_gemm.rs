@@ -116,6 +116,10 @@ pub(crate) enum Obstacle {
     WouldRound,
     /// Rounding was asked for, and another kernel does it faster.
     Tf32AskedFor,
+    /// Gate and up lie in memory as T between two steps, which was not asked for.
+    RoundsBetween(DType),
+    /// cuBLASLt adds biases as values of T.
+    RoundsBias(DType),
 }
 
 impl fmt::Display for Obstacle {
@@ -130,8 +134,39 @@ impl fmt::Display for Obstacle {
             Obstacle::Tf32AskedFor => {
                 f.write_str("tf32 was asked for, which tensor cores multiply")
             }
+            Obstacle::RoundsBetween(dtype) => {
+                write!(f, "gate and up would be rounded to {dtype}, which was not asked for")
+            }
+            Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
         }
     }
+}
+
+/// What multiplies in a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Multiplier {
+    /// wgmma with so many columns of B.
+    Wgmma { columns: usize },
+    /// mma.sync, with this share of its rate.
+    Mma { share: f64 },
+    /// Fused multiply-adds.
+    Fma,
+}
+
+/// What a kernel's cost follows from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Form {
+    /// Rows and columns of h that one block, or the blocks that split its k, compute at a time.
+    pub(crate) tile: [usize; 2],
+    /// Blocks of a cluster that share weights, each with a tile of its own.
+    pub(crate) share: usize,
+    /// Blocks of a cluster that each multiply a part of k of one tile.
+    pub(crate) split: usize,
+    /// Blocks that run on a multiprocessor at the same time.
+    pub(crate) blocks_per_sm: usize,
+    /// Whether a block multiplies a tile while it activates another.
+    pub(crate) hides_epilogue: bool,
+    pub(crate) multiplier: Multiplier,
 }
 
 /// A fused kernel with its tile: data, until it is launched.
@@ -176,6 +211,22 @@ impl Kernel {
         match self {
             Kernel::Sm90(config) => config.cluster(),
             Kernel::Mma(_) | Kernel::Simt => 1,
+        }
+    }
+
+    /// What its cost follows from.
+    pub(crate) fn form(self) -> Form {
+        match self {
+            Kernel::Sm90(config) => config.form(),
+            Kernel::Mma(config) => config.form(),
+            Kernel::Simt => Form {
+                tile: simt_gated_gemm::TILE,
+                share: 1,
+                split: 1,
+                blocks_per_sm: 1,
+                hides_epilogue: false,
+                multiplier: Multiplier::Fma,
+            },
         }
     }
 

@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::elementwise::signed;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Multiplier, layout_defines};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -39,6 +39,24 @@ impl Config {
 
     pub(crate) fn tile(self) -> [usize; 2] {
         self.tile
+    }
+
+    /// The shares of mma.sync's rate are to be measured: a warp reads both operands from shared
+    /// memory for few multiplications in the small tiles.
+    pub(crate) fn form(self) -> Form {
+        let share = match self.tile[0] * self.tile[1] {
+            8_192.. => 0.9,
+            2_048.. => 0.6,
+            _ => 0.4,
+        };
+        Form {
+            tile: self.tile,
+            share: 1,
+            split: 1,
+            blocks_per_sm: 2,
+            hides_epilogue: false,
+            multiplier: Multiplier::Mma { share },
+        }
     }
 
     fn threads(self) -> u32 {

@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::elementwise::Tensor;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Multiplier, layout_defines};
 use super::tensor_map::{Boxes, TensorMap, addressable};
 use crate::context::Cuda;
 use crate::error::Result;
@@ -59,6 +59,17 @@ impl Config {
     /// Rows and columns of h that a cluster computes together.
     pub(crate) fn tile(self) -> [usize; 2] {
         [self.cluster * TILE_M, self.tile_h]
+    }
+
+    pub(crate) fn form(self) -> Form {
+        Form {
+            tile: [TILE_M, self.tile_h],
+            share: self.cluster,
+            split: 1,
+            blocks_per_sm: 1,
+            hides_epilogue: self.ping_pong,
+            multiplier: Multiplier::Wgmma { columns: 2 * self.tile_h },
+        }
     }
 
     /// Blocks that compute a tile.

@@ -1,10 +1,12 @@
 //! Layers whose weights are packed for a device.
 
+mod cost;
 mod gated;
 mod mlp;
 mod plan;
 mod weights;
 
+pub(crate) use cost::Machine;
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
 pub use plan::Candidate;

@@ -14,11 +14,9 @@
 
 mod entry;
 mod identity;
-mod lock;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -29,6 +27,7 @@ use super::nvrtc::{self, Compiled, Report, Version};
 use super::variant::Variant;
 use crate::arch::Arch;
 use crate::error::Result;
+use crate::files;
 use identity::Identity;
 
 /// Where compiled kernels are kept.
@@ -221,7 +220,7 @@ impl KernelCache {
         origin: Origin,
     ) -> Option<Module> {
         let path = dir.join(identity.file_name(version));
-        let outcome = read_file(&path).and_then(|bytes| match bytes {
+        let outcome = files::read(&path, MAX_FILE_BYTES).and_then(|bytes| match bytes {
             Some(bytes) => entry::decode(&bytes, &identity.key(version)).map(Some),
             None => Ok(None),
         });
@@ -243,7 +242,7 @@ impl KernelCache {
         let path = dir.join(identity.file_name(version));
         let bytes = entry::encode(&identity.key(version), &compiled.report, &compiled.cubin);
         let outcome = match bytes {
-            Ok(bytes) => write_whole(dir, &path, &bytes).map_err(|e| e.to_string()),
+            Ok(bytes) => files::write_whole(dir, &path, &bytes).map_err(|e| e.to_string()),
             Err(why) => Err(why),
         };
         if let Err(why) = outcome {
@@ -255,10 +254,10 @@ impl KernelCache {
     /// costs time and nothing else.
     fn lock(&self, dir: &Path, name: &str) -> Option<File> {
         let path = dir.join(format!("{name}.lock"));
-        match lock::acquire(&path, self.patience) {
+        match files::lock(&path, self.patience) {
             Ok(lock) => Some(lock),
             Err(why) => {
-                self.warn(&path, &why);
+                self.warn(&path, &format!("{why}; compiling without the lock"));
                 None
             }
         }
@@ -275,41 +274,6 @@ impl KernelCache {
     fn lock_warnings(&self) -> MutexGuard<'_, Vec<CacheWarning>> {
         self.warnings.lock().unwrap_or_else(|e| e.into_inner())
     }
-}
-
-/// The file's bytes, or nothing if there is none.
-fn read_file(path: &Path) -> Result<Option<Vec<u8>>, String> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e.to_string()),
-    };
-    let mut bytes = Vec::new();
-    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
-    match read {
-        Ok(n) if n as u64 > MAX_FILE_BYTES => Err("too large".into()),
-        Ok(_) => Ok(Some(bytes)),
-        Err(e) => Err(e.to_string()),
-    }
-}
-
-/// Writes a file that appears whole or not at all.
-fn write_whole(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    fs::create_dir_all(dir)?;
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".new-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As any new file: an image's cache is made by one user and read by another.
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(dir)?;
-    file.write_all(bytes)?;
-    // The rename must not reach the disk before the contents.
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
 }
 
 #[cfg(test)]

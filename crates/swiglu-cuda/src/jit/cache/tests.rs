@@ -199,7 +199,7 @@ fn nobody_waits_for_the_dead_or_for_ever() {
     }
     let dir = tempfile::tempdir().unwrap();
     let name = format!("{}.lock", entry_in(dir.path()).file_name().unwrap().display());
-    let held = lock::acquire(&dir.path().join(&name), PATIENCE).unwrap();
+    let held = files::lock(&dir.path().join(&name), PATIENCE).unwrap();
     let impatient =
         KernelCache { patience: Duration::from_millis(20), ..KernelCache::at(dir.path()) };
     assert_eq!(origin(&impatient), Origin::Compiled);

@@ -1,0 +1,307 @@
+//! What a way of computing a layer is expected to cost, from the numbers alone.
+//!
+//! The model is a roofline per wave of tiles. The blocks that run together each multiply a tile: as
+//! long as the tensor cores need for it, or as its operands need from the second-level cache, and
+//! then, unless another tile is multiplied meanwhile, as long as the activation takes. No way is
+//! faster than memory gives the weights and the input. Every constant has a name and a source; those
+//! marked "to be measured" are derived or taken from other devices. Only the order of the results
+//! decides, and a tuning record goes before them.
+
+use swiglu_core::{DType, Op, Problem};
+
+use crate::arch::Arch;
+use crate::context::DeviceFacts;
+use crate::kernels::gated_gemm::{Form, Kernel, Multiplier};
+
+/// What the model needs to know of a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Machine {
+    pub(crate) multiprocessors: f64,
+    /// Cycles per second.
+    pub(crate) clock: f64,
+    /// Bytes per second of device memory.
+    pub(crate) memory: f64,
+    /// Operations per cycle and multiprocessor: 16-bit products on tensor cores.
+    pub(crate) tensor: f64,
+    /// What `mma.sync`, which any warp issues, reaches of that.
+    pub(crate) mma_share: f64,
+}
+
+/// f32 operations per cycle and multiprocessor without tensor cores: 128 fused multiply-adds.
+const FMA: f64 = 256.0;
+/// Of [`FMA`], our kernel and cuBLAS: to be measured.
+const SIMT_SHARE: f64 = 0.5;
+const CUBLAS_FMA_SHARE: f64 = 0.85;
+/// Bytes per cycle that the second-level cache gives all multiprocessors together: measured on the
+/// H800 (arXiv 2402.13499: 3.9 to 4.5 KB).
+const L2_BYTES: f64 = 4000.0;
+/// Share of the memory's nominal rate that a stream of reads reaches: to be measured.
+const MEMORY_SHARE: f64 = 0.88;
+/// Seconds from a launch behind another to the first instruction, and from the last one to the
+/// next launch: to be measured.
+const LAUNCH: f64 = 2.0e-6;
+/// Cycles until the first tile's operands have come: a load from memory and the ring's barriers.
+const FILL: f64 = 1500.0;
+/// Cycles per result of the activation: an exponential and a reciprocal at 16 per cycle.
+const ACTIVATION: f64 = 2.0 / 16.0;
+/// Cycles that a sum takes through the shared memory of a cluster, per value and block: 8 bytes
+/// written, 8 read, at half of 128 bytes per cycle. To be measured.
+const EXCHANGE: f64 = 0.25;
+/// Cycles that a barrier of a cluster takes: to be measured.
+const CLUSTER_BARRIER: f64 = 400.0;
+
+impl Machine {
+    pub(crate) fn new(facts: &DeviceFacts, arch: Arch) -> Self {
+        // Dense 16-bit products with f32 sums, from the vendor's data sheets: rate over multiprocessors
+        // and clock.
+        let (tensor, mma_share) = match arch {
+            Arch::Sm80 | Arch::Sm87 => (2048.0, 0.85),
+            Arch::Sm86 | Arch::Sm89 => (1024.0, 0.85),
+            // mma.sync reaches about 0.62 of wgmma's rate (arXiv 2402.13499).
+            Arch::Sm90a => (4096.0, 0.62),
+            Arch::Sm100a | Arch::Sm103a | Arch::Sm110a => (8192.0, 0.25),
+            Arch::Sm120a | Arch::Sm121a => (1024.0, 0.85),
+        };
+        // A driver that does not tell leaves values of the right size.
+        let known = |value: f64, else_: f64| if value > 0.0 { value } else { else_ };
+        Self {
+            multiprocessors: f64::from(facts.sm_count.max(1)),
+            clock: known(f64::from(facts.clock_khz) * 1e3, 1.7e9),
+            memory: known(facts.memory_bandwidth as f64, 1e12) * MEMORY_SHARE,
+            tensor,
+            mma_share,
+        }
+    }
+
+    /// Seconds for these bytes from memory.
+    fn stream(&self, bytes: f64) -> f64 {
+        bytes / self.memory
+    }
+}
+
+/// How near wgmma comes to its rate with so many columns: a row of A is read from shared memory for
+/// fewer results. Measured on the H800 (arXiv 2402.13499): 665, 660, 648, 477, 287, 158 TFLOP/s.
+fn wgmma_share(columns: usize) -> f64 {
+    match columns {
+        256.. => 1.0,
+        128.. => 0.99,
+        64.. => 0.97,
+        32.. => 0.72,
+        16.. => 0.43,
+        _ => 0.24,
+    }
+}
+
+/// The cycles of a tile on the multiplier, and the operations per cycle it was taken from.
+fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
+    let rate = match form.multiplier {
+        Multiplier::Wgmma { columns } => machine.tensor * wgmma_share(columns),
+        Multiplier::Mma { share } if problem.dtype == DType::F32 => {
+            machine.tensor / 2.0 * machine.mma_share * share
+        }
+        Multiplier::Mma { share } => machine.tensor * machine.mma_share * share,
+        Multiplier::Fma => FMA * SIMT_SHARE,
+    };
+    let [rows, columns] = form.tile;
+    let k = problem.hidden.div_ceil(64) * 64;
+    4.0 * (rows * columns) as f64 * k as f64 / form.split as f64 / rate
+}
+
+/// The time of work that has several limits at once. Where one is far above the others it is that
+/// one; limits close to each other get in each other's way. The exponent is to be measured.
+fn bound_by(limits: [f64; 2]) -> f64 {
+    limits.into_iter().map(|t| t.powi(4)).sum::<f64>().powf(0.25)
+}
+
+/// Seconds that a fused kernel takes for h.
+pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64 {
+    of_form(&kernel.form(), problem, machine)
+}
+
+fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
+    let size = problem.dtype.size() as f64;
+    let [rows, columns] = form.tile;
+    let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
+    // Blocks of a cluster either share weights, each with a tile, or share a tile's k.
+    let blocks = tiles * form.split as f64;
+    let per_cluster = (form.share * form.split) as f64;
+    let residents = form.blocks_per_sm as f64;
+    let slots = (machine.multiprocessors * residents / per_cluster).floor().max(1.0) * per_cluster;
+    let running = blocks.min(slots);
+    // Blocks on one multiprocessor take turns on its tensor cores.
+    let together = (running / machine.multiprocessors).max(1.0);
+    let multiply = multiply_cycles(form, problem, machine) * together;
+    // Rows that do not exist are not fetched.
+    let fetched = rows.min(problem.m) as f64 + 2.0 * columns as f64 / form.share as f64;
+    let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
+    let from_l2 = operands * running / L2_BYTES;
+    let results = (rows * columns) as f64;
+    let mut epilogue = results / form.split as f64 * ACTIVATION;
+    if form.split > 1 {
+        epilogue += 2.0 * results * EXCHANGE + 2.0 * CLUSTER_BARRIER;
+    }
+    let waves = (blocks / slots).ceil().max(1.0);
+    // The ring is filled during the epilogue, too.
+    let cycles = match form.hides_epilogue {
+        true => waves * bound_by([multiply.max(epilogue), from_l2]) + epilogue,
+        false => waves * bound_by([multiply + epilogue, from_l2]),
+    };
+    let once = Problem { op: Op::GatedLinear, ..*problem }.compulsory_bytes();
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(once)])
+}
+
+/// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits
+/// k where they are few.
+fn product([m, k, n]: [usize; 3], dtype: DType, machine: &Machine, tf32: bool) -> f64 {
+    let [m, k, n] = [m as f64, k as f64, n as f64];
+    let rate = match dtype {
+        DType::F32 if tf32 => machine.tensor / 2.0,
+        DType::F32 => FMA * CUBLAS_FMA_SHARE,
+        _ => machine.tensor,
+    };
+    let size = dtype.size() as f64;
+    let cycles = |[rows, columns]: [f64; 2]| {
+        let tiles = (m / rows).ceil() * (n / columns).ceil();
+        let waves = tiles / machine.multiprocessors;
+        // Few tiles are split along k, at some cost: half a wave is the least.
+        let waves = if waves > 1.0 { waves.ceil() } else { waves.max(0.5) };
+        // Two blocks share a column of weights.
+        let operands = (rows.min(m) + columns / 2.0) * k * size;
+        let from_l2 = operands * tiles.min(machine.multiprocessors) / L2_BYTES;
+        waves * bound_by([2.0 * rows * columns * k / rate, from_l2])
+    };
+    let shapes = [[128.0, 256.0], [128.0, 128.0], [64.0, 128.0], [16.0, 128.0]];
+    let cycles = shapes.into_iter().map(cycles).fold(f64::INFINITY, f64::min);
+    let bytes = (m * k + k * n + m * n) * size;
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(bytes)])
+}
+
+/// Seconds of the down projection.
+pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+    let shape = [problem.m, problem.intermediate, problem.hidden];
+    product(shape, problem.dtype, machine, tf32)
+}
+
+/// Seconds of the unfused path for h: one product with gate and up, then the activation, which reads
+/// both again and writes h.
+pub(crate) fn unfused(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+    let elements = problem.m as f64 * problem.intermediate as f64;
+    let activation = machine.stream(3.0 * elements * problem.dtype.size() as f64);
+    let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
+    product(shape, problem.dtype, machine, tf32) + LAUNCH + activation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swiglu_core::{Activation, Numerics, WeightLayout};
+
+    /// About an H200.
+    const HOPPER: Machine = Machine {
+        multiprocessors: 132.0,
+        clock: 1.7e9,
+        memory: 4.3e12,
+        tensor: 4096.0,
+        mma_share: 0.62,
+    };
+
+    fn problem(m: usize, hidden: usize, intermediate: usize, dtype: DType) -> Problem {
+        Problem {
+            op: Op::GatedLinear,
+            m,
+            hidden,
+            intermediate,
+            dtype,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default_for(dtype),
+            layout: WeightLayout::HF,
+            bias: false,
+            quantized: None,
+        }
+    }
+
+    fn hopper_kernels() -> impl Iterator<Item = Kernel> {
+        let computes = |k: &Kernel| {
+            k.check_problem(Arch::Sm90a, &problem(1, 64, 64, DType::Bf16), false).is_ok()
+        };
+        Kernel::all().filter(computes)
+    }
+
+    fn best(problem: &Problem) -> Kernel {
+        let time = |k: &Kernel| fused(*k, problem, &HOPPER);
+        hopper_kernels().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap()
+    }
+
+    #[test]
+    fn one_more_tile_than_a_wave_costs_a_wave() {
+        for kernel in hopper_kernels() {
+            let form = kernel.form();
+            let [rows, columns] = form.tile;
+            let clusters = 132 * form.blocks_per_sm / (form.share * form.split);
+            // As many rows as a wave of one column of tiles has, and one more. Much k, so that
+            // arithmetic counts and not the fixed parts.
+            let full = clusters * form.share * rows;
+            let [one, two] = [full, full + 1]
+                .map(|m| fused(kernel, &problem(m, 16384, columns, DType::Bf16), &HOPPER));
+            assert!(two > 1.3 * one, "{kernel}: {one} {two}");
+        }
+    }
+
+    #[test]
+    fn few_rows_prefer_small_tiles_and_many_large_ones() {
+        let area = |kernel: Kernel| kernel.form().tile.into_iter().product::<usize>();
+        let best = |m| area(best(&problem(m, 4096, 14336, DType::Bf16)));
+        assert!(best(16) < best(4096), "{} {}", best(16), best(4096));
+        assert_eq!(Some(best(8192)), hopper_kernels().map(area).max());
+    }
+
+    #[test]
+    fn hiding_the_epilogue_is_worth_more_where_k_is_small() {
+        let gain = |k| {
+            let form = Kernel::all().next().unwrap().form();
+            let time = |hides_epilogue| {
+                let form = Form { hides_epilogue, ..form };
+                of_form(&form, &problem(8192, k, 4096, DType::Bf16), &HOPPER)
+            };
+            time(false) / time(true)
+        };
+        assert!(gain(512) > gain(4096) && gain(4096) > 1.0, "{} {}", gain(512), gain(4096));
+    }
+
+    #[test]
+    fn sharing_weights_helps_where_the_cache_is_the_limit() {
+        let form = Kernel::all().next().unwrap().form();
+        let p = problem(8192, 4096, 4096, DType::Bf16);
+        let time = |share| of_form(&Form { share, ..form }, &p, &HOPPER);
+        assert!(time(2) < time(1));
+    }
+
+    #[test]
+    fn nothing_beats_memory_or_the_tensor_cores() {
+        for m in [1, 16, 100, 512, 4096] {
+            for [k, h] in [[896, 4864], [4096, 14336]] {
+                let p = problem(m, k, h, DType::Bf16);
+                let floor = (p.compulsory_bytes() / HOPPER.memory)
+                    .max(p.flops() / (HOPPER.multiprocessors * HOPPER.tensor * HOPPER.clock));
+                for kernel in hopper_kernels() {
+                    assert!(fused(kernel, &p, &HOPPER) > floor, "{kernel} {p}");
+                }
+                assert!(unfused(&p, &HOPPER, false) > floor, "{p}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_unfused_path_wins_where_arithmetic_is_without_tensor_cores() {
+        let p = problem(4096, 4096, 14336, DType::F32);
+        assert!(unfused(&p, &HOPPER, false) < fused(Kernel::Simt, &p, &HOPPER));
+    }
+
+    #[test]
+    fn with_tensor_cores_the_traffic_of_gate_and_up_decides() {
+        for m in [64, 1024, 8192] {
+            let p = problem(m, 1024, 4096, DType::Bf16);
+            assert!(fused(best(&p), &p, &HOPPER) < unfused(&p, &HOPPER, false), "{p}");
+        }
+    }
+}
