@@ -1,6 +1,6 @@
 //! What this machine can do at most, measured beside the work by the device that does it.
 
-use swiglu::{Device, Problem};
+use swiglu::{Activation, DType, Device, Numerics, Problem, with_dtype};
 pub(crate) use swiglu_cpu::ceilings::{Bandwidth, Ceilings};
 use swiglu_cpu::{Cpu, ceilings};
 
@@ -27,6 +27,38 @@ pub(crate) fn measure(device: &Device) -> swiglu_core::Result<Ceilings> {
 /// Its memory bandwidth, which a shared host changes from one second to the next.
 pub(crate) fn bandwidth(device: &Device) -> swiglu_core::Result<Bandwidth> {
     with_cpu(device, ceilings::bandwidth)
+}
+
+/// Bytes per second of the caches that `bytes` fit in, read, or read twice and written; none of a
+/// device whose caches are not measured.
+pub(crate) fn cached(
+    device: &Device,
+    bytes: usize,
+    writes: bool,
+) -> swiglu_core::Result<Option<f64>> {
+    of_cpu(device, |cpu| ceilings::cached(cpu, bytes, writes))
+}
+
+/// Results per second of an activation on data in a near cache; likewise.
+pub(crate) fn activation(
+    device: &Device,
+    act: &Activation,
+    numerics: Numerics,
+    dtype: DType,
+) -> swiglu::Result<Option<f64>> {
+    with_dtype!(dtype, T => {
+        Ok(of_cpu(device, |cpu| ceilings::activation::<T>(cpu, act, numerics))?)
+    })
+}
+
+fn of_cpu(
+    device: &Device,
+    measure: impl FnOnce(&Cpu) -> swiglu_core::Result<f64>,
+) -> swiglu_core::Result<Option<f64>> {
+    match device {
+        Device::Cpu(cpu) => measure(cpu).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// What bounds a problem on any device.

@@ -116,6 +116,15 @@ fn a_profile_names_what_binds_each_way() {
     let one = [&["profile", "mlp", "--threads", "1", "--isa", "portable"], &size[..]].concat();
     let plan = json_of(&one)["ways"][0]["plan"].to_string();
     assert!(plan.contains("cpu/portable fused mlp, 1 thread,"), "{plan}");
+    // Hot data are held against the caches, and an activation against its own arithmetic.
+    let hot = json_of(&[&["profile", "activation", "--hot"], &size[..]].concat());
+    for ceiling in ["cache", "activation"] {
+        assert!(hot["ceilings"][ceiling]["per_second"].as_f64() > Some(0.0), "{hot}");
+    }
+    let classified = &hot["ways"][0]["analysis"]["classified"];
+    for floor in ["memory_us", "compute_us"] {
+        assert!(classified[floor].as_f64() > Some(0.0), "{hot}");
+    }
     let text = swiglu(&[&["profile", "mlp", "--hot"], &size[..]].concat());
     assert_eq!(text.code, Some(0), "{text:?}");
     for part in ["planned", "unfused", "floor", "class", "in the caches", "no hardware counters"] {

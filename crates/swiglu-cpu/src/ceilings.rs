@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use serde::Serialize;
-use swiglu_core::{F32Lanes, Result};
+use swiglu_core::random::normal_matrix;
+use swiglu_core::{Activation, Element, F32Lanes, GateUpRef, Matrix, Numerics, Result};
 
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
@@ -21,6 +22,8 @@ use crate::team::Step;
 const ARRAY_BYTES: usize = 128 << 20;
 /// Bytes of a unit of work.
 const UNIT_BYTES: usize = 1 << 20;
+/// The same where the arrays may be small.
+const CACHED_UNIT_BYTES: usize = 16 << 10;
 /// How far ahead loads are prefetched.
 const AHEAD: usize = 4 << 10;
 
@@ -155,9 +158,11 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
     let measure = |inputs: usize, writes: bool| {
         let run = |range: Range<usize>, _: usize| {
             let [a, b, out] = pointers.map(SendPtr::get);
+            let stores = writes.then_some(Stores::Streamed);
+            let stream = Stream { a, b, out, range, unit: UNIT_BYTES, inputs, stores };
             // SAFETY: the instruction set was checked when the device was made; units are disjoint
             // parts of the arrays.
-            unsafe { simd::dispatch(cpu.isa(), Stream { a, b, out, range, inputs, writes }) }
+            unsafe { simd::dispatch(cpu.isa(), stream) }
         };
         let arrays = inputs + usize::from(writes);
         let step = Step { units: ARRAY_BYTES / UNIT_BYTES, run: &run };
@@ -168,24 +173,98 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
         let [a, b, out] = [pointers[(i + 1) % 3], pointers[(i + 2) % 3], pointers[i]];
         let touch = |range: Range<usize>, _: usize| {
             let (a, b, out) = (a.get(), b.get(), out.get());
+            let stores = Some(Stores::Streamed);
+            let stream = Stream { a, b, out, range, unit: UNIT_BYTES, inputs: 1, stores };
             // SAFETY: as above.
-            unsafe {
-                simd::dispatch(cpu.isa(), Stream { a, b, out, range, inputs: 1, writes: true });
-            }
+            unsafe { simd::dispatch(cpu.isa(), stream) }
         };
         cpu.run(cpu.threads(), &[Step { units: ARRAY_BYTES / UNIT_BYTES, run: &touch }]);
     }
     Ok(Bandwidth { read: measure(1, false), copy_nt: measure(1, true), triad_nt: measure(2, true) })
 }
 
-/// One pass over units of one or two arrays, summing or streaming to a third.
+/// Bytes per second that are read, or read twice and written once, where the arrays together have
+/// `bytes` and are used again and again: what the caches that they fit in deliver. As many threads
+/// take part as in a call that moves as much.
+///
+/// # Errors
+/// As [`measure`].
+pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
+    // A rate is of many passes: one may be shorter than waking a thread takes.
+    const PASSES_BYTES: usize = 64 << 20;
+    let inputs = if writes { 2 } else { 1 };
+    let arrays = inputs + usize::from(writes);
+    let units = (bytes / arrays).div_ceil(CACHED_UNIT_BYTES).max(1);
+    let mut memory = Buffer::zeroed(arrays * units * CACHED_UNIT_BYTES)?;
+    let first = SendPtr(memory.as_mut_ptr().cast::<f32>());
+    let passes = (PASSES_BYTES / (arrays * units * CACHED_UNIT_BYTES)).max(1);
+    let workers = cpu.workers(0.0, bytes as f64);
+    let run = |range: Range<usize>, _: usize| {
+        let array = units * CACHED_UNIT_BYTES / size_of::<f32>();
+        let first = first.get();
+        let (b, out) = (first.wrapping_add(array), first.wrapping_add((arrays - 1) * array));
+        let stores = writes.then_some(Stores::Kept);
+        let stream = Stream { a: first, b, out, range, unit: CACHED_UNIT_BYTES, inputs, stores };
+        // SAFETY: the instruction set was checked when the device was made; units are disjoint parts
+        // of the arrays, and where nothing is written no other array is touched.
+        unsafe { simd::dispatch(cpu.isa(), stream) }
+    };
+    let step = Step { units, run: &run };
+    let pass = || {
+        let start = Instant::now();
+        for _ in 0..passes {
+            cpu.run(workers, &[Step { units: step.units, run: step.run }]);
+        }
+        (passes * arrays * units * CACHED_UNIT_BYTES) as f64 / start.elapsed().as_secs_f64()
+    };
+    pass();
+    Ok(median((0..7).map(|_| pass()).collect()))
+}
+
+/// Results per second of an activation whose data are in a near cache of each thread: what its
+/// arithmetic allows.
+///
+/// # Errors
+/// As [`measure`].
+pub fn activation<T: Element>(cpu: &Cpu, act: &Activation, numerics: Numerics) -> Result<f64> {
+    // Together 96 KiB: small enough for a second-level cache, which is no limit, and large enough
+    // that what a call costs besides is none.
+    const CALLS: usize = 64;
+    let cols = (32 << 10) / size_of::<T>();
+    let [gate, up] = [1, 2].map(|stream| normal_matrix::<T>(stream, 1, cols, 2.0));
+    let (gate, up) = (gate?, up?);
+    let inputs = GateUpRef::separate(gate.view(), up.view())?;
+    let units = 16 * cpu.threads();
+    let run = |range: Range<usize>, _: usize| {
+        // So little work stays with its thread.
+        let Ok(mut out) = Matrix::<T>::zeros(1, cols) else { return };
+        for _ in 0..CALLS * range.len() {
+            let done = cpu.activation(act, numerics, inputs, out.view_mut());
+            std::hint::black_box((&done, out.view()));
+        }
+    };
+    Ok(rate(cpu, 15, (cols * CALLS * units) as f64, &Step { units, run: &run }))
+}
+
+/// How results of a pass are written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stores {
+    /// Past the caches.
+    Streamed,
+    /// Into them.
+    Kept,
+}
+
+/// One pass over units of one or two arrays, summing or writing to a third.
 struct Stream {
     a: *const f32,
     b: *const f32,
     out: *mut f32,
     range: Range<usize>,
+    /// Bytes of a unit.
+    unit: usize,
     inputs: usize,
-    writes: bool,
+    stores: Option<Stores>,
 }
 
 impl Kernel for Stream {
@@ -194,7 +273,7 @@ impl Kernel for Stream {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         const UNROLL: usize = 8;
-        let per_unit = UNIT_BYTES / size_of::<f32>();
+        let per_unit = self.unit / size_of::<f32>();
         let (start, end) = (self.range.start * per_unit, self.range.end * per_unit);
         let mut sums = [S::V::splat(0.0); UNROLL];
         // SAFETY: start and end are inside the arrays and multiples of every vector.
@@ -213,10 +292,10 @@ impl Kernel for Stream {
                     if self.inputs > 1 {
                         v = v.add(S::load_f32(self.b.add(at)));
                     }
-                    if self.writes {
-                        S::stream_f32(self.out.add(at), v);
-                    } else {
-                        *sum = sum.add(v);
+                    match self.stores {
+                        Some(Stores::Streamed) => S::stream_f32(self.out.add(at), v),
+                        Some(Stores::Kept) => S::store_f32(self.out.add(at), v),
+                        None => *sum = sum.add(v),
                     }
                 }
             }
@@ -226,7 +305,7 @@ impl Kernel for Stream {
                 std::hint::black_box(&kept);
             }
         }
-        if self.writes {
+        if self.stores == Some(Stores::Streamed) {
             S::fence();
         }
     }
@@ -236,6 +315,7 @@ impl Kernel for Stream {
 mod tests {
     use super::*;
     use crate::CpuOptions;
+    use swiglu_core::bf16;
 
     #[test]
     fn ceilings_are_finite_and_positive_on_every_facade() {
@@ -245,6 +325,24 @@ mod tests {
             let b = c.bandwidth;
             for rate in [c.fma_f32, c.dot_bf16.unwrap_or(1.0), b.read, b.copy_nt, b.triad_nt] {
                 assert!(rate.is_finite() && rate > 0.0, "{isa} {c:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn caches_and_activations_have_rates_whatever_the_size() {
+        for isa in Isa::available() {
+            let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+            for (bytes, writes) in [(0, true), (1, false), (100_000, true), (3 << 20, false)] {
+                let rate = cached(&cpu, bytes, writes).unwrap();
+                assert!(rate.is_finite() && rate > 0.0, "{isa} {bytes} {writes}: {rate}");
+            }
+            let numerics = Numerics::default();
+            for rate in [
+                activation::<f32>(&cpu, &Activation::SWIGLU, numerics).unwrap(),
+                activation::<bf16>(&cpu, &Activation::SWIGLU, numerics).unwrap(),
+            ] {
+                assert!(rate.is_finite() && rate > 0.0, "{isa}: {rate}");
             }
         }
     }

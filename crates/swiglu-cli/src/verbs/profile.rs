@@ -93,8 +93,8 @@ pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Re
         }
         ways.push(ProfileDef { numerics: Some(stored), ..way("unfused") });
     }
-    let experiment = adhoc::experiment(case, ways);
-    let ceilings = beside::ceilings(&experiment, &device)?;
+    let experiment = adhoc::experiment(case.clone(), ways);
+    let ceilings = beside::ceilings_of_case(&experiment, &case, &device)?;
     let record = args.lab.measure(&experiment, false, terminal)?;
     let (ncu, own) = (beside::counters_of(experiment.device), args.lab.own()?);
     let mut document = Document {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use swiglu_core::{Op, Path, Problem};
 
-use super::ceilings::Ceilings;
+use super::ceilings::{Ceiling, Ceilings};
 use super::class::{Class, Classified, Work, classify};
 use crate::case::{DeviceKind, Heat};
 use crate::format::{number, si, time};
@@ -74,16 +74,27 @@ pub struct Analysis {
 
 impl Subject {
     /// Bytes that have to move: those of the problem, those of pre-activations that are written and
-    /// read again, those that habits move. None while everything is in the caches.
+    /// read again, those that habits move. From and to memory, or the caches where data are hot.
     pub fn bytes(&self) -> f64 {
+        let packing = if self.has(Habit::PacksWeights) { 2.0 } else { 0.0 };
+        self.problem.compulsory_bytes()
+            + self.intermediate_bytes()
+            + packing * self.problem.weight_bytes()
+    }
+
+    /// What the bytes are held against.
+    fn traffic<'a>(&self, ceilings: &'a Ceilings) -> Option<&'a Ceiling> {
         match self.heat {
-            Heat::Hot => 0.0,
-            Heat::Cold => {
-                let packing = if self.has(Habit::PacksWeights) { 2.0 } else { 0.0 };
-                self.problem.compulsory_bytes()
-                    + self.intermediate_bytes()
-                    + packing * self.problem.weight_bytes()
-            }
+            Heat::Cold => ceilings.memory.as_ref(),
+            Heat::Hot => ceilings.cache.as_ref(),
+        }
+    }
+
+    /// What the operations are held against.
+    fn arithmetic<'a>(&self, ceilings: &'a Ceilings) -> Option<&'a Ceiling> {
+        match self.problem.op {
+            Op::Activation => ceilings.activation.as_ref(),
+            Op::GatedLinear | Op::Mlp => ceilings.compute_of(self.problem.dtype),
         }
     }
 
@@ -113,16 +124,16 @@ impl Subject {
 
 /// Analyses a median time.
 pub fn analyse(subject: &Subject, us: f64, ceilings: &Ceilings) -> Analysis {
-    let memory = ceilings.memory.as_ref().map(|c| c.per_second);
-    let compute = match subject.problem.op {
-        // One operation per element: no unit of arithmetic is ever the limit.
-        Op::Activation => None,
-        Op::GatedLinear | Op::Mlp => {
-            ceilings.compute_of(subject.problem.dtype).map(|c| c.per_second)
-        }
-    };
+    let memory = subject.traffic(ceilings).map(|c| c.per_second);
+    let compute = subject.arithmetic(ceilings).map(|c| c.per_second);
     let work = Work { us, bytes: subject.bytes(), flops: subject.problem.flops() };
-    let classified = classify(work, memory, compute);
+    let mut classified = classify(work, memory, compute);
+    classified.class = match classified.class {
+        Some(Class::Memory) if subject.heat == Heat::Hot => Some(Class::Cache),
+        // What is left may be traffic, if nobody knows how long that takes.
+        Some(Class::Latency) if memory.is_none() => None,
+        class => class,
+    };
     let mut steps = steps(subject, us, &classified, memory);
     steps.sort_by(|a, b| b.gain_us.total_cmp(&a.gain_us));
     // What remains after every named change is for the kernel itself to gain: least specific, so last.
@@ -140,7 +151,7 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
             steps.push(Step { action, because, gain_us: gain, predicted_us: us - gain });
         }
     };
-    let bandwidth = memory.filter(|b| subject.heat == Heat::Cold && *b > 0.0);
+    let bandwidth = memory.filter(|b| *b > 0.0);
     let moved = |bytes: f64| bandwidth.map(|b| bytes / b * 1e6);
     if let Some(gain) = moved(subject.intermediate_bytes()).filter(|g| *g > 0.0) {
         let bytes = subject.intermediate_bytes();
@@ -190,7 +201,7 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
 fn tuning(us: f64, at: &Classified) -> Option<Step> {
     let floor = at.floor_us()?;
     let (action, what) = match at.class? {
-        Class::Memory => (
+        Class::Memory | Class::Cache => (
             "close the gap to the measured bandwidth: more bytes in flight, wider and aligned accesses",
             "bytes",
         ),
@@ -220,33 +231,44 @@ fn paragraph(
     let mut out = format!("A call takes {}", time(us));
     let part = |floor: Option<f64>| floor.map(|f| 100.0 * f / us);
     let (memory, compute) = (part(at.memory_us), part(at.compute_us));
+    let (traffic, arithmetic) = (subject.traffic(ceilings), subject.arithmetic(ceilings));
+    let amount = |x: f64, per: &str| match subject.problem.op {
+        Op::Activation => format!("{} results{per}", si(x, "").trim_end()),
+        Op::GatedLinear | Op::Mlp => si(x, &format!("FLOP{per}")),
+    };
     out += &match (at.class, memory, compute) {
-        (Some(Class::Memory), Some(percent), _) => format!(
-            " and is memory-bound: {} move at {} GB/s, {percent:.0} % of the {}.",
+        (Some(class @ (Class::Memory | Class::Cache)), Some(percent), _) => format!(
+            " and is {class}: {} move at {} GB/s, {percent:.0} % of the {}.",
             si(subject.bytes(), "B"),
             number(at.gbps),
-            ceiling_of(ceilings.memory.as_ref()),
+            ceiling_of(traffic),
         ),
         (Some(Class::Compute), _, Some(percent)) => format!(
-            " and is compute-bound: {} run at {}, {percent:.0} % of the {}.",
-            si(subject.problem.flops(), "FLOP"),
-            si(at.gflops * 1e9, "FLOP/s"),
-            ceiling_of(ceilings.compute_of(subject.problem.dtype)),
+            " and is compute-bound: {} at {}, {percent:.0} % of the {}.",
+            amount(subject.problem.flops(), ""),
+            amount(at.gflops * 1e9, "/s"),
+            ceiling_of(arithmetic),
         ),
-        (Some(Class::Latency), m, c) => format!(
-            " and is latency-bound: the bytes explain {:.0} % and the arithmetic {:.0} % of it; the \
-             rest is starting, waiting, and units without work.",
-            m.unwrap_or(0.0),
-            c.unwrap_or(0.0)
+        (Some(Class::Latency), bytes, arithmetic) => format!(
+            " and is latency-bound: the bytes explain {:.0} %{} of it; the rest is starting, \
+             waiting, and units without work.",
+            bytes.unwrap_or(0.0),
+            arithmetic.map_or(String::new(), |c| format!(" and the arithmetic {c:.0} %")),
+        ),
+        (_, None, arithmetic) if subject.heat == Heat::Hot => format!(
+            ". What bounds it is not known: {}how fast the caches deliver was not measured.",
+            arithmetic.map_or(String::new(), |c| {
+                format!("the arithmetic explains {c:.0} % of it, and ")
+            }),
         ),
         _ => ". No ceiling of this machine is known, so nothing bounds it here.".into(),
     };
     if at.floor_us().is_some_and(|floor| floor > ABOVE * us) {
         out += " That is above the ceiling: a cache held part of the data, or the machine gave more \
-                 bandwidth then than when the ceiling was measured.";
+                 then than when the ceiling was measured.";
     }
     if subject.heat == Heat::Hot {
-        out += " Its data was in the caches, so memory traffic is not counted.";
+        out += " Its data was in the caches.";
     }
     out += &match steps.first() {
         Some(step) => format!(
@@ -262,13 +284,14 @@ fn paragraph(
                  single change is known whose gain can be stated."
                     .into()
             }
-            _ => " No change is known that would gain more than 1 %.".to_owned(),
+            Some(_) => " No change is known that would gain more than 1 %.".into(),
+            None => String::new(),
         },
     };
     out
 }
 
-fn ceiling_of(ceiling: Option<&super::Ceiling>) -> String {
+fn ceiling_of(ceiling: Option<&Ceiling>) -> String {
     match ceiling {
         Some(c) => format!("measured ceiling ({})", c.name),
         None => "ceiling".into(),

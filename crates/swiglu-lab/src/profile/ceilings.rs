@@ -18,6 +18,13 @@ pub struct Ceilings {
     pub memory: Option<Ceiling>,
     /// Operations per second, by element type (`f32`, `f16`, `bf16`) where the name begins so.
     pub compute: Vec<Ceiling>,
+    /// Bytes per second of the caches that the data of one case fit in; none where it was not
+    /// measured, or for several cases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Ceiling>,
+    /// Results per second of the activation of one case; likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Ceiling>,
 }
 
 impl Ceilings {

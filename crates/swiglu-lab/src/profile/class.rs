@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Class {
     /// Bytes on their way from and to memory.
     Memory,
+    /// Bytes on their way from and to the caches.
+    Cache,
     /// Arithmetic.
     Compute,
     /// Neither: starting, waiting, too few threads to keep either busy.
@@ -20,6 +22,7 @@ impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Class::Memory => "memory-bound",
+            Class::Cache => "cache-bound",
             Class::Compute => "compute-bound",
             Class::Latency => "latency-bound",
         })
@@ -31,9 +34,9 @@ impl fmt::Display for Class {
 pub struct Work {
     /// Microseconds.
     pub us: f64,
-    /// Bytes moved from and to memory; 0 if none has to.
+    /// Bytes moved from and to memory, or the caches where they are held there.
     pub bytes: f64,
-    /// Floating-point operations.
+    /// Floating-point operations; results of an activation.
     pub flops: f64,
 }
 
@@ -50,7 +53,7 @@ pub struct Classified {
     pub gbps: f64,
     /// Operations ÷ time, in 10⁹ per second.
     pub gflops: f64,
-    /// Bytes ÷ the memory ceiling, in microseconds.
+    /// Bytes ÷ the ceiling of memory, or of the caches, in microseconds.
     pub memory_us: Option<f64>,
     /// Operations ÷ the compute ceiling, in microseconds.
     pub compute_us: Option<f64>,

@@ -117,6 +117,7 @@ pub(super) fn ceilings(experiment: &Experiment, record: &Record) -> Ceilings {
     Ceilings {
         memory: memory.map(|(name, per_second)| Ceiling { name: name.into(), per_second }),
         compute: compute.collect(),
+        ..Ceilings::default()
     }
 }
 

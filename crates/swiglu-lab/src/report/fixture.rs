@@ -273,6 +273,7 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
         ceilings: cuda.then(|| Ceilings {
             memory: Some(ceiling("copy", 4.1e12)),
             compute: vec![ceiling("bf16 GEMM", 7.6e14), ceiling("f32 GEMM", 3.9e14)],
+            ..Ceilings::default()
         }),
         results: pairs.collect(),
         profiling: match cuda {

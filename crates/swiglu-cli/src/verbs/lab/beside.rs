@@ -6,8 +6,9 @@ use anyhow::Context;
 use swiglu::{CpuOptions, Device};
 use swiglu_lab::profile::{Ceiling, Ceilings, Ncu, NcuError, count};
 use swiglu_lab::record::Store;
-use swiglu_lab::{CaseOp, DeviceKind, Experiment, Finished, Status};
+use swiglu_lab::{Case, CaseOp, DeviceKind, Experiment, Finished, Heat, Status};
 
+use crate::table;
 use crate::terminal::Terminal;
 
 /// The peer that this program is.
@@ -30,7 +31,8 @@ pub(crate) fn ceilings(experiment: &Experiment, device: &Device) -> anyhow::Resu
         let measured = swiglu_cuda::ceilings::measure(cuda)?;
         let gemm = |dtype| Some(ceiling(format!("{dtype} GEMM"), measured.gemm(dtype)?));
         let compute = swiglu::DType::ALL.into_iter().filter_map(gemm).collect();
-        return Ok(Ceilings { memory: Some(ceiling("copy".into(), measured.copy)), compute });
+        let memory = Some(ceiling("copy".into(), measured.copy));
+        return Ok(Ceilings { memory, compute, ..Ceilings::default() });
     }
     let mut measured = crate::ceilings::measure(device)?;
     // A shared host gives now more, now less: the most that was seen is the limit.
@@ -48,7 +50,34 @@ pub(crate) fn ceilings(experiment: &Experiment, device: &Device) -> anyhow::Resu
     // Multiply-adds in f32 serve every type that has no dot product of its own.
     let mut compute = vec![ceiling("multiply-adds in f32".into(), measured.fma_f32)];
     compute.extend(measured.dot_bf16.map(|rate| ceiling("bf16 dot products".into(), rate)));
-    Ok(Ceilings { memory: Some(memory), compute })
+    Ok(Ceilings { memory: Some(memory), compute, ..Ceilings::default() })
+}
+
+/// The ceilings that bind one case, with those that depend on its size and its activation.
+pub(crate) fn ceilings_of_case(
+    experiment: &Experiment,
+    case: &Case,
+    device: &Device,
+) -> anyhow::Result<Ceilings> {
+    let mut ceilings = ceilings(experiment, device)?;
+    if case.heat == Heat::Hot {
+        let bytes = case.compulsory_bytes();
+        ceilings.cache = crate::ceilings::cached(device, bytes as usize, !case.op.has_weights())?
+            .map(|rate| {
+                let what = if case.op.has_weights() { "reads" } else { "two reads and a write" };
+                let name = format!("{what} of {} MB in the caches", table::number(bytes / 1e6));
+                Ceiling { name, per_second: rate }
+            });
+    }
+    if case.op == CaseOp::Activation {
+        let Case { activation, numerics, dtype, .. } = case;
+        ceilings.activation = crate::ceilings::activation(device, activation, *numerics, *dtype)?
+            .map(|rate| {
+                let name = format!("{activation} {numerics} in {dtype} on data in a near cache");
+                Ceiling { name, per_second: rate }
+            });
+    }
+    Ok(ceilings)
 }
 
 /// Adds what is missing in the record of a run that has ended, which still holds the machine.
