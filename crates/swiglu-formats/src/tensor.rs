@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use swiglu_core::{Element, Matrix, MatrixRef};
+use swiglu_core::{Element, Matrix, MatrixRef, QuantizedRef};
 
 use crate::bytes::{Bytes, as_elements};
 use crate::error::{FormatError, Result};
@@ -119,6 +119,17 @@ impl StoredMatrix {
             return None;
         }
         MatrixRef::new(as_elements(&self.data)?, self.rows, self.cols).ok()
+    }
+
+    /// The blocks without a copy, if the elements are quantised: rows along the inputs where the matrix
+    /// is `[out, in]`, as GGUF files have it.
+    pub fn quantized(&self) -> Option<QuantizedRef<'_>> {
+        match self.stored {
+            StoredType::Block(block) => {
+                QuantizedRef::new(block, &self.data, self.rows, self.cols).ok()
+            }
+            _ => None,
+        }
     }
 
     /// The elements as `T`; quantised values are `f32` first, so narrowing rounds their `f32`.

@@ -7,8 +7,9 @@ use half::f16;
 use std::path::Path;
 use support::reference::{self, TYPES};
 use support::*;
+use swiglu_core::{Arrangement, Orientation};
 use swiglu_formats::gguf::quant::*;
-use swiglu_formats::{Bytes, LoadOptions, gguf, load_layer_from_bytes};
+use swiglu_formats::{Bytes, LayerWeights, LoadOptions, TensorNames, gguf, load_layer_from_bytes};
 
 fn half(x: f32) -> [u8; 2] {
     f16::from_f32(x).to_le_bytes()
@@ -144,7 +145,82 @@ fn a_layer_of_every_type_loads_and_keeps_its_blocks() {
             reference::decode(kind, &tensors[1].bytes).into_iter().map(|v| v as f32).collect();
         assert_eq!(gate_up.tensors()[1].as_slice(), want);
         layer.expect_finite().unwrap();
+
+        let [gate, up] = layer.quantized_gate_up().unwrap();
+        let down = layer.quantized_down().unwrap().unwrap();
+        assert_eq!((gate.shape(), up.shape(), down.shape()), ([h, k], [h, k], [k, h]));
+        assert_eq!(gate.block().to_string(), kind);
+        for (ours, stored) in [gate, up, down].iter().zip(&tensors) {
+            assert_eq!(ours.bytes(), stored.bytes);
+        }
+        assert_eq!(up.to_matrix::<f32>().unwrap().as_slice(), want);
     }
+}
+
+#[test]
+fn blocks_are_given_as_they_are_or_refused_with_a_reason() {
+    let (k, h) = (32usize, 64usize);
+    let block = |name: &str, kind: &'static str, rows: usize, cols: usize, seed| {
+        let bytes = match kind {
+            "F32" => vec![0; rows * cols * 4],
+            _ => random_blocks(kind, rows * cols / 32, seed),
+        };
+        T { name: name.into(), dtype: kind, shape: vec![rows, cols], bytes }
+    };
+    let names = ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"];
+    let layer = |types: [&'static str; 3], options: &LoadOptions| {
+        let [gate, up, down] = [
+            block(names[0], types[0], h, k, 1),
+            block(names[1], types[1], h, k, 2),
+            block(names[2], types[2], k, h, 3),
+        ];
+        let architecture = text("general.architecture", "llama");
+        load_layer_from_bytes(gguf(&[gate, up, down], &[architecture]), options).unwrap()
+    };
+    let plain = LoadOptions::default();
+    let refused = |layer: LayerWeights, part: &str| {
+        let e = layer.quantized_gate_up().unwrap_err().to_string();
+        assert!(e.contains(part) && e.contains("decode"), "{e}");
+    };
+    refused(layer(["Q4_0", "Q8_0", "Q4_0"], &plain), "Q4_0 with");
+    refused(layer(["Q4_0", "F32", "Q4_0"], &plain), "ffn_up.weight as F32");
+    let mixed = layer(["Q4_0", "Q4_0", "F32"], &plain);
+    assert!(mixed.quantized_gate_up().is_ok());
+    assert!(mixed.quantized_down().unwrap_err().to_string().contains("ffn_down.weight as F32"));
+    let headless = load_layer_from_bytes(
+        gguf(&[block(names[0], "Q4_0", h, k, 1), block(names[1], "Q4_0", h, k, 2)], &[]),
+        &plain,
+    );
+    assert!(headless.unwrap().quantized_down().unwrap().is_none());
+
+    // One tensor of both: each half in one piece, or not.
+    let both = block("both", "Q4_0", 2 * h, k, 4);
+    let packed = |arrangement| {
+        let names = TensorNames { gate_up: Some("both".into()), ..TensorNames::default() };
+        let (arrangement, orientation) = (Some(arrangement), Some(Orientation::OutIn));
+        let options = LoadOptions { names, arrangement, orientation, ..Default::default() };
+        load_layer_from_bytes(gguf(std::slice::from_ref(&both), &[]), &options).unwrap()
+    };
+    for (arrangement, gate_at) in
+        [(Arrangement::PackedGateFirst, 0), (Arrangement::PackedUpFirst, h)]
+    {
+        let layer = packed(arrangement);
+        let [gate, up] = layer.quantized_gate_up().unwrap();
+        let row = |r: usize| &both.bytes[r * 18..][..18];
+        assert_eq!((gate.row(3), up.row(3)), (row(gate_at + 3), row(h - gate_at + 3)));
+    }
+    let interleaved = packed(Arrangement::Interleaved { group: 1 });
+    refused(interleaved, "interleaved");
+
+    // Blocks along the outputs: the other orientation of a square layer.
+    let square = |name: &str, seed| block(name, "Q4_0", 64, 64, seed);
+    let file = gguf(&[square("g", 1), square("u", 2)], &[]);
+    let names =
+        TensorNames { gate: Some("g".into()), up: Some("u".into()), ..TensorNames::default() };
+    let options =
+        LoadOptions { names, orientation: Some(Orientation::InOut), ..Default::default() };
+    let layer = load_layer_from_bytes(file, &options).unwrap();
+    refused(layer, "orientation in-out");
 }
 
 #[test]

@@ -83,6 +83,23 @@ impl<'a> QuantizedRef<'a> {
         &self.data[r * len..][..len]
     }
 
+    /// Rows `start..start + count`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn rows_range(&self, start: usize, count: usize) -> Result<Self> {
+        let end = start.checked_add(count).filter(|&end| end <= self.rows);
+        let Some(end) = end else {
+            return Err(Error::OutOfRange {
+                what: "row range",
+                given: format!("{start}..{start}+{count}"),
+                expected: format!("within 0..{}", self.rows),
+            });
+        };
+        let len = self.row_bytes();
+        Ok(Self { rows: count, data: &self.data[start * len..end * len], ..*self })
+    }
+
     /// The values, each exact in `f32` or rounded to it once, then rounded to T.
     ///
     /// # Errors
@@ -171,6 +188,9 @@ mod tests {
         let data = vec![0u8; 3 * 2 * 34];
         let m = QuantizedRef::new(BlockType::Q8_0, &data, 3, 64).unwrap();
         assert_eq!((m.shape(), m.row_bytes(), m.row(2).len()), ([3, 64], 68, 68));
+        assert_eq!(m.rows_range(1, 2).unwrap().bytes().as_ptr(), m.row(1).as_ptr());
+        assert_eq!(m.rows_range(3, 0).unwrap().shape(), [0, 64]);
+        assert!(m.rows_range(2, 2).is_err() && m.rows_range(usize::MAX, 2).is_err());
         assert!(matches!(
             QuantizedRef::new(BlockType::Q8_0, &data, 3, 65),
             Err(Error::OutOfRange { .. })

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use swiglu_core::{
-    Element, GateUpWeights, Matrix, MatrixRef, Orientation, OwnedGateUp, WeightLayout,
+    Arrangement, Element, Error as CoreError, GateUpWeights, Matrix, MatrixRef, Orientation,
+    OwnedGateUp, QuantizedRef, WeightLayout,
 };
 
 use crate::error::Result;
@@ -96,6 +97,70 @@ impl LayerWeights {
     /// The down weight without a copy, if it is stored as `T` and lies aligned.
     pub fn down_view<T: Element>(&self) -> Option<(MatrixRef<'_, T>, Orientation)> {
         Some((self.down.as_ref()?.view()?, self.layout.orientation))
+    }
+
+    /// Gate and up weights as the file's blocks, `[H, K]` each, without a copy; halves of a packed
+    /// tensor where each lies in one piece.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] with the reason why they have to be decoded: they are not quantised,
+    /// their types differ, blocks do not run along the inputs, or gate and up interleave.
+    pub fn quantized_gate_up(&self) -> Result<[QuantizedRef<'_>; 2], CoreError> {
+        let h = self.intermediate;
+        let [gate, up] = match self.gate_up.as_slice() {
+            [both] => {
+                let both = self.blocks(both)?;
+                match self.layout.arrangement {
+                    Arrangement::PackedGateFirst => {
+                        [both.rows_range(0, h)?, both.rows_range(h, h)?]
+                    }
+                    Arrangement::PackedUpFirst => [both.rows_range(h, h)?, both.rows_range(0, h)?],
+                    other => {
+                        let what = format!("quantised gate and up weights arranged as {other}");
+                        let why = "rows of gate and of up must each lie in one piece; decode them";
+                        return Err(CoreError::Unsupported { what, why: why.into() });
+                    }
+                }
+            }
+            [gate, up] => [self.blocks(gate)?, self.blocks(up)?],
+            // Loading puts one or two tensors here.
+            _ => return Err(CoreError::shape("gate and up weights", [h, self.hidden], [0, 0])),
+        };
+        if gate.block() != up.block() {
+            return Err(CoreError::Unsupported {
+                what: format!(
+                    "a gate weight as {} with an up weight as {}",
+                    gate.block(),
+                    up.block()
+                ),
+                why: "quantised gate and up weights must be of one type; decode them".into(),
+            });
+        }
+        Ok([gate, up])
+    }
+
+    /// The down weight as the file's blocks, `[K, H]`, without a copy; none if the layer has none.
+    ///
+    /// # Errors
+    /// As [`Self::quantized_gate_up`].
+    pub fn quantized_down(&self) -> Result<Option<QuantizedRef<'_>>, CoreError> {
+        self.down.as_ref().map(|down| self.blocks(down)).transpose()
+    }
+
+    fn blocks<'a>(&self, m: &'a StoredMatrix) -> Result<QuantizedRef<'a>, CoreError> {
+        let Some(blocks) = m.quantized() else {
+            return Err(CoreError::Unsupported {
+                what: format!("{} as {} among quantised weights", m.name, m.stored),
+                why: "all of them must be quantised; decode them".into(),
+            });
+        };
+        match self.layout.orientation {
+            Orientation::OutIn => Ok(blocks),
+            Orientation::InOut => Err(CoreError::Unsupported {
+                what: format!("quantised {} in orientation {}", m.name, Orientation::InOut),
+                why: "blocks must run along the inputs; decode it".into(),
+            }),
+        }
     }
 
     /// The stored gate and up tensors: one packed, or gate and up. Quantised ones keep their
