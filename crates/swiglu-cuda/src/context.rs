@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUuuid};
@@ -18,6 +19,7 @@ use crate::layers::Machine;
 use crate::lt::Lt;
 use crate::memory::Memory;
 use crate::stream::{Stream, StreamInner};
+use crate::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 
 /// What a device says about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +57,8 @@ pub struct CudaOptions {
     pub tf32: bool,
     /// Where compiled kernels are kept.
     pub cache: CacheOptions,
+    /// Where measurements are kept that plans are chosen by.
+    pub tuning: TuningOptions,
 }
 
 /// A CUDA device with its compiled kernels. Clones share everything.
@@ -68,6 +72,7 @@ struct Inner {
     facts: DeviceFacts,
     arch: Arch,
     machine: Machine,
+    tuning: Tuning,
     tf32: bool,
     default_stream: Arc<StreamInner>,
     borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
@@ -109,6 +114,7 @@ impl Cuda {
         let cache = KernelCache::new(&options.cache);
         Ok(Self(Arc::new(Inner {
             machine: Machine::new(&facts, arch),
+            tuning: Tuning::load(&options.tuning, &facts, arch),
             facts,
             arch,
             tf32: options.tf32,
@@ -152,6 +158,35 @@ impl Cuda {
     /// What the cost model knows of the device.
     pub(crate) fn machine(&self) -> &Machine {
         &self.0.machine
+    }
+
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.0.tuning
+    }
+
+    /// What was found of measurements that plans are chosen by, and why a record is not used. None
+    /// of it is an error: without a record a cost model chooses.
+    pub fn tuning_notes(&self) -> &[String] {
+        self.0.tuning.notes()
+    }
+
+    /// Keeps measurements of this device for the plans of processes to come: adds them to the record
+    /// of its kind in the directory of `options`. A record that is of anything else is replaced, and
+    /// the reason is returned beside the file's path.
+    ///
+    /// # Errors
+    /// [`NotKept`], and the record is as it was.
+    pub fn keep_tuning(
+        &self,
+        options: &TuningOptions,
+        entries: Vec<tuning::Entry>,
+    ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
+        let Some(dir) = options.directory() else {
+            let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
+            return Err(NotKept { path: "~".into(), why });
+        };
+        let subject = tuning::Subject::here(self.facts(), self.arch());
+        tuning::keep(&dir, subject, self.facts().driver_version, entries)
     }
 
     /// Number of the device.

@@ -20,6 +20,7 @@ pub mod library;
 mod lt;
 mod memory;
 mod stream;
+pub mod tuning;
 mod workspace;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
@@ -27,7 +28,7 @@ pub use arch::Arch;
 pub use conformance::CudaBackend;
 pub use context::{Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
-pub use layers::{Candidate, GatedLinear, Mlp};
+pub use layers::{Candidate, GatedLinear, Mlp, Way};
 pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 pub use stream::{Event, Graph, Stream};

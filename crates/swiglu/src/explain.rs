@@ -17,6 +17,8 @@ pub struct Candidate {
     pub chosen: bool,
     /// Microseconds that a cost model expects, where there is one.
     pub predicted_us: Option<f64>,
+    /// Microseconds that were measured on this kind of device, where there is a record.
+    pub measured_us: Option<f64>,
     /// Why, or why not.
     pub reason: String,
 }
@@ -30,6 +32,8 @@ pub struct Explanation {
     pub plan: Plan,
     /// Every kernel and path that was considered.
     pub candidates: Vec<Candidate>,
+    /// What was found of measurements, and why a record of them is not used.
+    pub notes: Vec<String>,
     /// Floating-point operations, a multiply-add counted as two.
     pub flops: f64,
     /// Bytes that must move: weights and inputs read once, the output written once.
@@ -48,6 +52,7 @@ impl Explanation {
             Device::Cpu(cpu) => {
                 let mut candidates = facades(cpu, &plan);
                 candidates.extend(paths(&plan));
+                candidates.extend(weights(&problem));
                 candidates
             }
             #[cfg(feature = "cuda")]
@@ -55,9 +60,15 @@ impl Explanation {
                 cuda.candidates(&problem, path).into_iter().map(Candidate::from).collect()
             }
         };
+        let notes = match device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.tuning_notes().to_vec(),
+            Device::Cpu(_) => Vec::new(),
+        };
         Self {
             problem,
             candidates,
+            notes,
             flops,
             compulsory_bytes,
             arithmetic_intensity: if compulsory_bytes > 0.0 {
@@ -70,11 +81,23 @@ impl Explanation {
     }
 }
 
+impl Explanation {
+    /// Adds that quantised weights were decoded, and why.
+    pub(crate) fn with_decoded_weights(mut self, why: &swiglu_core::Error) -> Self {
+        let decoded = format!("weights as {}", self.problem.dtype);
+        self.candidates.extend([
+            of_weights("weights quantised".into(), false, why.to_string()),
+            of_weights(decoded, true, "decoded once, when the layer was packed".into()),
+        ]);
+        self
+    }
+}
+
 #[cfg(feature = "cuda")]
 impl From<swiglu_cuda::Candidate> for Candidate {
     fn from(candidate: swiglu_cuda::Candidate) -> Self {
-        let swiglu_cuda::Candidate { name, chosen, predicted_us, reason } = candidate;
-        Self { name, chosen, predicted_us, reason }
+        let swiglu_cuda::Candidate { name, chosen, predicted_us, measured_us, reason } = candidate;
+        Self { name, chosen, predicted_us, measured_us, reason }
     }
 }
 
@@ -99,6 +122,7 @@ fn facades(cpu: &Cpu, plan: &Plan) -> Vec<Candidate> {
             name: format!("{}/{isa}", plan.backend),
             chosen: isa == cpu.isa(),
             predicted_us: None,
+            measured_us: None,
             reason: reason(isa),
         })
         .collect()
@@ -125,9 +149,48 @@ fn paths(plan: &Plan) -> Vec<Candidate> {
         name: path.to_string(),
         chosen: plan.path == path,
         predicted_us: None,
+        measured_us: None,
         reason,
     })
     .into()
+}
+
+/// A time that the cost model gave, as a column.
+struct Expected(Option<f64>);
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(us) => write!(f, "expected {us:>8.1} µs  "),
+            None => write!(f, "{:22}", ""),
+        }
+    }
+}
+
+/// A time of a record, where there is one.
+struct Measured(Option<f64>);
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |us| write!(f, "measured {us:>8.1} µs  "))
+    }
+}
+
+/// Quantised weights as they are or decoded: the difference is the bytes that a call reads.
+fn weights(problem: &Problem) -> Vec<Candidate> {
+    let Some(types) = problem.quantized else { return Vec::new() };
+    let bytes = problem.weight_bytes();
+    let decoded = Problem { quantized: None, ..*problem }.weight_bytes();
+    let stored = format!("read as they are stored: {}", Bytes(bytes));
+    let times = format!("decoded they would be {:.1} times the bytes", decoded / bytes);
+    vec![
+        of_weights(format!("weights as {types}"), true, stored),
+        of_weights(format!("weights as {}", problem.dtype), false, times),
+    ]
+}
+
+fn of_weights(name: String, chosen: bool, reason: String) -> Candidate {
+    Candidate { name, chosen, predicted_us: None, measured_us: None, reason }
 }
 
 /// A number of bytes with a unit that keeps it readable.
@@ -148,10 +211,18 @@ impl fmt::Display for Explanation {
         writeln!(f, "problem     {}", self.problem)?;
         writeln!(f, "plan        {}", self.plan)?;
         let width = self.candidates.iter().map(|c| c.name.len()).max().unwrap_or(0);
+        let timed = self.candidates.iter().any(|c| c.predicted_us.is_some());
         for (i, c) in self.candidates.iter().enumerate() {
             let head = if i == 0 { "candidates" } else { "" };
             let mark = if c.chosen { "✓" } else { "·" };
-            writeln!(f, "{head:<11} {mark} {:<width$}  {}", c.name, c.reason)?;
+            write!(f, "{head:<11} {mark} {:<width$}  ", c.name)?;
+            if timed {
+                write!(f, "{}{}", Expected(c.predicted_us), Measured(c.measured_us))?;
+            }
+            writeln!(f, "{}", c.reason)?;
+        }
+        for note in &self.notes {
+            writeln!(f, "tuning      {note}")?;
         }
         writeln!(f, "work        {:.3} MFLOP", self.flops / 1e6)?;
         writeln!(f, "traffic     {} at least", Bytes(self.compulsory_bytes))?;

@@ -8,4 +8,5 @@ pub mod variant;
 
 pub use log::{CompileLog, EntryLog};
 pub use nvrtc::{Compiled, Report, Version, compile, version};
+pub(crate) use source::headers_of;
 pub use variant::{Define, KernelFile, Value, Variant, define};

@@ -10,7 +10,7 @@ use super::{mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm};
 use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
-use crate::jit::{Define, define};
+use crate::jit::{Define, KernelFile, define};
 use crate::stream::Stream;
 
 /// Gate and up weights in device memory, of the same orientation and row stride.
@@ -89,6 +89,11 @@ impl Call {
     pub(super) fn tiles(&self, [rows, columns]: [usize; 2]) -> usize {
         self.m.div_ceil(rows).saturating_mul(self.weights.intermediate.div_ceil(columns))
     }
+}
+
+/// The device files of all kernels.
+pub(crate) fn files() -> [&'static KernelFile; 3] {
+    [&sm90_gated_gemm::FILE, &mma_gated_gemm::FILE, &simt_gated_gemm::FILE]
 }
 
 /// ORIENTATION and BIAS.

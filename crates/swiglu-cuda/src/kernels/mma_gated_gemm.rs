@@ -12,7 +12,7 @@ use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
 
-static FILE: KernelFile =
+pub(super) static FILE: KernelFile =
     KernelFile::new("mma_gated_gemm.cu", include_str!("../../device/mma_gated_gemm.cu"));
 
 /// Stages of the ring; with the largest tile 80 KiB, within the 99 KiB of the smallest device.

@@ -12,7 +12,7 @@ use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
 
-static FILE: KernelFile =
+pub(super) static FILE: KernelFile =
     KernelFile::new("simt_gated_gemm.cu", include_str!("../../device/simt_gated_gemm.cu"));
 
 /// Rows and columns of h per tile.

@@ -13,7 +13,7 @@ use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
 
-static FILE: KernelFile =
+pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_gated_gemm.cu", include_str!("../../device/sm90_gated_gemm.cu"));
 
 const TILE_M: usize = 128;

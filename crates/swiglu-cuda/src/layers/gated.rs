@@ -6,14 +6,14 @@ use swiglu_core::{
     Activation, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Path, Plan, Problem,
 };
 
-use super::plan::{Choice, choose, unfused_rounding};
+use super::plan::{Choice, Way, choose, unfused_rounding};
 use super::weights::{GateUpBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
 use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::{Call, Kernel};
+use crate::kernels::gated_gemm::{Call, Kernel, Obstacle};
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
@@ -180,11 +180,46 @@ impl<T: Element> GatedLinear<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
+        let choice = self.choose(x.rows());
+        self.forward_as(stream, choice, x, out)
+    }
+
+    /// As [`Self::forward`] by one way, whatever the plan is, and rounded as that way rounds
+    /// ([`Way::numerics`]): for tuners.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`CudaError::Unsupported`] where the way does not compute this problem.
+    pub fn forward_by(
+        &self,
+        stream: &Stream,
+        way: &Way,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        self.expect_way(way, x.rows())?;
+        self.forward_as(stream, way.choice, x, out)
+    }
+
+    pub(super) fn expect_way(&self, way: &Way, m: usize) -> Result<()> {
+        match way.choice.check(&self.cuda, &Problem { m, ..self.problem }) {
+            Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(()),
+            Err(why) => {
+                Err(CudaError::Unsupported { what: way.to_string(), why: why.to_string() })
+            }
+        }
+    }
+
+    fn forward_as(
+        &self,
+        stream: &Stream,
+        choice: Choice,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
         self.expect_call(stream, &x, &out, self.intermediate())?;
         if x.rows() == 0 || self.intermediate() == 0 {
             return Ok(());
         }
-        let choice = self.choose(x.rows());
         let bytes = self.workspace_bytes(x.rows(), choice);
         let out = tensor(&out.as_ref());
         self.cuda.with_workspace(stream, bytes, |workspace| {

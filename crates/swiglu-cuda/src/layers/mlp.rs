@@ -7,7 +7,7 @@ use swiglu_core::{
 };
 
 use super::gated::{GatedLinear, workspace_part};
-use super::plan::Choice;
+use super::plan::{Choice, Way};
 use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
@@ -112,6 +112,32 @@ impl<T: Element> Mlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
+        let choice = self.gated.choose(x.rows());
+        self.forward_as(stream, choice, x, out)
+    }
+
+    /// As [`Self::forward`], with the gated linear layer by one way: for tuners.
+    ///
+    /// # Errors
+    /// As [`GatedLinear::forward_by`].
+    pub fn forward_by(
+        &self,
+        stream: &Stream,
+        way: &Way,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        self.gated.expect_way(way, x.rows())?;
+        self.forward_as(stream, way.choice, x, out)
+    }
+
+    fn forward_as(
+        &self,
+        stream: &Stream,
+        choice: Choice,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
         let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
         self.gated.expect_call(stream, &x, &out, k)?;
         if m == 0 || k == 0 {
@@ -124,7 +150,6 @@ impl<T: Element> Mlp<T> {
             // long as `self`.
             return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], down.bias) };
         }
-        let choice = self.gated.choose(m);
         let bytes = self.workspace_bytes(m, choice);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;

@@ -9,4 +9,5 @@ mod weights;
 pub(crate) use cost::Machine;
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
-pub use plan::Candidate;
+pub(crate) use plan::Choice;
+pub use plan::{Candidate, Way};

@@ -1,10 +1,11 @@
 //! Which kernel computes a problem, from the numbers alone.
 
-use swiglu_core::{DType, Op, Path, Plan, Problem, Rounding};
+use swiglu_core::{DType, Numerics, Op, Path, Plan, Problem, Rounding};
 
 use super::cost;
 use crate::context::Cuda;
 use crate::kernels::gated_gemm::{Kernel, Obstacle};
+use crate::tuning::Origin;
 
 /// One way of computing a problem, and why it was or was not chosen.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,6 +16,8 @@ pub struct Candidate {
     pub chosen: bool,
     /// Microseconds that the cost model expects, where this way computes the problem.
     pub predicted_us: Option<f64>,
+    /// Microseconds that were measured for the number of tokens that stands for this one.
+    pub measured_us: Option<f64>,
     /// Why, or why not.
     pub reason: String,
 }
@@ -80,10 +83,31 @@ impl std::fmt::Display for Choice {
 
 pub(crate) const UNFUSED: &str = "cublaslt + elementwise";
 
+/// One way of computing a problem, to be tried: see [`Cuda::ways`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Way {
+    pub(super) choice: Choice,
+    /// Why it does not give what the problem asks for.
+    pub refusal: Option<String>,
+    /// The rounding that a layer computes the problem with by this way; [`None`] where it does not.
+    pub numerics: Option<Numerics>,
+    /// Microseconds that the cost model expects, where the way computes the problem.
+    pub predicted_us: Option<f64>,
+}
+
+impl std::fmt::Display for Way {
+    /// The name, for example `sm90_gated_gemm 128x64`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.choice.fmt(f)
+    }
+}
+
 /// Why a choice was made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Why {
     AskedFor,
+    /// It took the least time of the ways that were measured with so many tokens.
+    Fastest(Origin, usize),
     /// The cost model expects the least time, in seconds.
     LowestCost(f64),
     NoFusedKernel,
@@ -100,6 +124,12 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
         let asked = path.is_none() || choice.path() == Path::Fused;
         asked && choice.check(cuda, problem).is_ok()
     };
+    if let Some((origin, tuned)) = cuda.tuning().find(problem, cuda.tf32()) {
+        let fastest = tuned.ways.iter().find(|(choice, _)| admitted(choice));
+        if let Some(&(choice, _)) = fastest {
+            return (choice, Why::Fastest(origin, tuned.m));
+        }
+    }
     let costs = Choice::all().filter(admitted).map(|c| (c, c.seconds(cuda, problem)));
     match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
         Some((choice, seconds)) => (choice, Why::LowestCost(seconds)),
@@ -112,6 +142,13 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
 fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String {
     match (why, choice) {
         (Why::AskedFor, _) => "asked for: linear maps, then the activation".into(),
+        (Why::Fastest(origin, m), _) => {
+            let whose = match origin {
+                Origin::Measured => "measured",
+                Origin::Shipped => "measured and shipped",
+            };
+            format!("the fastest, {whose} with {m} tokens")
+        }
         (Why::LowestCost(_), Choice::Unfused) => {
             "the least time expected, with the same rounding".into()
         }
@@ -173,22 +210,61 @@ impl Cuda {
         }
     }
 
+    /// Every way of computing a problem that has weights, to be tried one after the other:
+    /// [`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`].
+    pub fn ways(&self, problem: &Problem) -> Vec<Way> {
+        let way = |choice: Choice| {
+            let check = choice.check(self, problem);
+            let numerics = match check {
+                Ok(()) => Some(problem.numerics),
+                Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
+                    Some(unfused_rounding(*problem).numerics)
+                }
+                Err(_) => None,
+            };
+            Way {
+                choice,
+                refusal: check.err().map(|obstacle| obstacle.to_string()),
+                numerics,
+                predicted_us: numerics.map(|_| choice.seconds(self, problem) * 1e6),
+            }
+        };
+        Choice::all().map(way).collect()
+    }
+
     /// Every way of computing a problem, with what speaks for or against it.
     pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
         if problem.op == Op::Activation {
             let plan = self.plan(*problem, path);
             let (name, reason) = (plan.kernel, plan.reason);
-            return vec![Candidate { name, chosen: true, predicted_us: None, reason }];
+            return vec![Candidate {
+                name,
+                chosen: true,
+                predicted_us: None,
+                measured_us: None,
+                reason,
+            }];
         }
         let (chosen, why) = choose(self, problem, path);
         let best = chosen.seconds(self, problem);
+        let tuned = self.tuning().find(problem, self.tf32()).map(|(_, tuned)| tuned);
+        let measured = |choice: Choice| {
+            let same = |(way, _): &&(Choice, f64)| *way == choice;
+            tuned?.ways.iter().find(same).map(|&(_, us)| us)
+        };
+        let fastest = measured(chosen);
         let all = Choice::all().map(|choice| {
             let check = choice.check(self, problem);
             let asked = choice == chosen && why == Why::AskedFor;
             let seconds = (check.is_ok() || asked).then(|| choice.seconds(self, problem));
+            let measured_us = measured(choice);
+            let ratio = measured_us.zip(fastest).map(|(us, fastest)| us / fastest);
             let reason = match (check, seconds) {
                 _ if choice == chosen => explain(choice, why, problem, self.facts().sm_count),
                 (Err(obstacle), _) => obstacle.to_string(),
+                (Ok(()), _) if ratio.is_some() => {
+                    format!("{:.2} times as long measured", ratio.unwrap_or(f64::NAN))
+                }
                 (Ok(()), Some(seconds)) => format!("{:.2} times as long expected", seconds / best),
                 (Ok(()), None) => String::new(),
             };
@@ -196,6 +272,7 @@ impl Cuda {
                 name: choice.to_string(),
                 chosen: choice == chosen,
                 predicted_us: seconds.map(|s| s * 1e6),
+                measured_us,
                 reason,
             }
         });

@@ -123,7 +123,7 @@ fn products_are_right_for_every_orientation_stride_and_alignment() {
 fn tf32_is_used_where_it_was_asked_for() {
     let Some(dir) = common::libraries() else { return };
     let cache = CacheOptions { dir: Some(dir.to_owned()), ..CacheOptions::default() };
-    let options = CudaOptions { device: 0, tf32: true, cache };
+    let options = CudaOptions { tf32: true, cache, ..CudaOptions::default() };
     let cuda = Cuda::with_options(&options).unwrap();
     let lt = Lt::new(&cuda).unwrap();
     let orientation = Orientation::OutIn;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use swiglu_cuda::jit::cache::CacheOptions;
+use swiglu_cuda::tuning::TuningOptions;
 use swiglu_cuda::{Cuda, CudaError, CudaOptions, library};
 
 /// The first device, or nothing after saying why. `SWIGLU_TEST_DEVICE=sim` takes the simulator also
@@ -21,10 +22,11 @@ pub fn open(device: usize) -> Option<Result<Cuda, CudaError>> {
     Some(Cuda::with_options(&CudaOptions { device, ..options()? }))
 }
 
-/// Options of a test device: kernels are kept where no user's are.
+/// Options of a test device: kernels are kept where no user's are, and no user's measurements are read.
 pub fn options() -> Option<CudaOptions> {
     let cache = CacheOptions { dir: Some(libraries()?.to_owned()), ..CacheOptions::default() };
-    Some(CudaOptions { cache, ..CudaOptions::default() })
+    let tuning = TuningOptions { disabled: true, ..TuningOptions::default() };
+    Some(CudaOptions { cache, tuning, ..CudaOptions::default() })
 }
 
 /// Makes a device's libraries known, which must happen before any is used, and returns a directory

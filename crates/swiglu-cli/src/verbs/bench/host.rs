@@ -84,7 +84,8 @@ fn block<'a, 'b>(params: &'b Params<'a, bf16>) -> anyhow::Result<&'b MlpParams<'
 fn first_call(cuda: &Cuda, layer: &SyntheticLayer<bf16>, cache: &Path) -> anyhow::Result<f64> {
     let cache = CacheOptions { dir: Some(cache.to_owned()), ..CacheOptions::default() };
     // Nothing is loaded in this one yet, whatever others have.
-    let fresh = CudaOptions { device: cuda.ordinal(), tf32: cuda.tf32(), cache };
+    let (device, tf32) = (cuda.ordinal(), cuda.tf32());
+    let fresh = CudaOptions { device, tf32, cache, ..CudaOptions::default() };
     let fresh = Cuda::with_options(&fresh)?;
     let params = layer.params(Activation::SWIGLU, Numerics::default())?;
     let mlp = Mlp::new(&fresh, block(&params)?)?;
