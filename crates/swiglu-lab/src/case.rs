@@ -9,6 +9,10 @@ use swiglu_core::{
 
 use crate::text;
 
+/// The most rows or columns that a case has: far more than any layer, and few enough that products
+/// of two of them are exact.
+pub const MAX_EXTENT: usize = 1 << 30;
+
 /// What is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

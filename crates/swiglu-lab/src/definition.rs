@@ -13,9 +13,10 @@ use crate::record::content_hash;
 use crate::text;
 
 mod read;
+mod values;
 
 /// The schema of definitions that this program reads.
-pub const DEFINITION_SCHEMA: u32 = 1;
+pub const DEFINITION_SCHEMA: usize = 1;
 
 /// An experiment, its cases expanded and everything checked.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -30,7 +30,7 @@ mod text;
 mod verdict;
 mod verify;
 
-pub use case::{Case, CaseOp, DeviceKind, Heat};
+pub use case::{Case, CaseOp, DeviceKind, Heat, MAX_EXTENT};
 pub use decision::{Decision, DecisionStatus};
 pub use definition::{
     Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, ProfileDef, Role,

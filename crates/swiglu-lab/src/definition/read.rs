@@ -1,21 +1,14 @@
 //! From TOML to an [`Experiment`], with the place of everything that is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::Path;
-use std::str::FromStr;
 
 use serde::Deserialize;
-use serde::de::value::{
-    BoolDeserializer, I64Deserializer, MapAccessDeserializer, SeqAccessDeserializer,
-    StrDeserializer,
-};
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use swiglu_core::{Activation, Arrangement, DType, Numerics, Orientation};
 use toml::Spanned;
 
+use super::values::{Extent, Many, Named, Real};
 use super::{
     Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, ProfileDef, Role,
     Statistic,
@@ -30,7 +23,7 @@ const MAX_CASES: usize = 10_000;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {
-    schema: Spanned<u32>,
+    schema: Spanned<Extent>,
     id: Spanned<String>,
     title: Spanned<String>,
     question: Spanned<String>,
@@ -52,7 +45,7 @@ struct Raw {
 #[serde(deny_unknown_fields)]
 struct RawCases {
     op: CaseOp,
-    m: Spanned<Many<usize>>,
+    m: Spanned<Many<Extent>>,
     shapes: Spanned<Vec<Spanned<Shape>>>,
     dtype: Many<Named<DType>>,
     #[serde(default)]
@@ -73,8 +66,8 @@ struct RawCases {
 #[serde(deny_unknown_fields)]
 struct Shape {
     model: Option<String>,
-    hidden: Option<usize>,
-    intermediate: usize,
+    hidden: Option<Extent>,
+    intermediate: Extent,
 }
 
 #[derive(Deserialize)]
@@ -91,9 +84,9 @@ struct RawClaim {
     against: Spanned<Many<String>>,
     statistic: Statistic,
     aggregate: Aggregate,
-    threshold: Spanned<f64>,
-    case_threshold: Option<Spanned<f64>>,
-    case_floor: Option<Spanned<f64>>,
+    threshold: Spanned<Real>,
+    case_threshold: Option<Spanned<Real>>,
+    case_floor: Option<Spanned<Real>>,
 }
 
 #[derive(Deserialize)]
@@ -102,63 +95,6 @@ struct RawBoundary {
     text: Spanned<String>,
     #[serde(default)]
     decisions: Vec<Spanned<String>>,
-}
-
-/// One value or an array of them.
-struct Many<T>(Vec<T>);
-
-impl<T> Default for Many<T> {
-    fn default() -> Self {
-        Many(Vec::new())
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(ManyVisitor(PhantomData)).map(Many)
-    }
-}
-
-struct ManyVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("one value or an array of them")
-    }
-    fn visit_bool<E: de::Error>(self, v: bool) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(BoolDeserializer::new(v))?])
-    }
-    fn visit_i64<E: de::Error>(self, v: i64) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(I64Deserializer::new(v))?])
-    }
-    fn visit_str<E: de::Error>(self, v: &str) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(StrDeserializer::new(v))?])
-    }
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        Ok(vec![T::deserialize(MapAccessDeserializer::new(map))?])
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-        Vec::deserialize(SeqAccessDeserializer::new(seq))
-    }
-}
-
-/// A value given by its name.
-#[derive(Clone, Copy)]
-struct Named<T>(T);
-
-impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Named<T> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        crate::text::deserialize(d).map(Named)
-    }
-}
-
-impl<T: Clone> Many<T> {
-    /// The values, or the one that stands where none was given.
-    fn or(&self, default: T) -> Vec<T> {
-        if self.0.is_empty() { vec![default] } else { self.0.clone() }
-    }
 }
 
 pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
@@ -194,7 +130,7 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
 }
 
 fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
-    let schema = *raw.schema.get_ref();
+    let Extent(schema) = *raw.schema.get_ref();
     if schema != DEFINITION_SCHEMA {
         let message = format!("schema {schema}: this program reads schema {DEFINITION_SCHEMA}");
         return Err(place.at(raw.schema.span(), message));
@@ -278,10 +214,7 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
     let mut out = Vec::new();
     for shape in sweep.shapes.get_ref() {
         let [hidden, intermediate] = extents(sweep.op, shape, place)?;
-        for &m in &sweep.m.get_ref().0 {
-            if m == 0 {
-                return Err(place.at(sweep.m.span(), "m = 0: expected at least one row"));
-            }
+        for &Extent(m) in &sweep.m.get_ref().0 {
             for Named(dtype) in sweep.dtype.0.iter().copied() {
                 let numerics = sweep.numerics.or(Named(Numerics::default_for(dtype)));
                 for activation in sweep.activation.or(Activation::SWIGLU) {
@@ -325,10 +258,9 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
 
 /// K and H of a shape, which an operation without weights has no K of.
 fn extents(op: CaseOp, shape: &Spanned<Shape>, place: &Place<'_>) -> Result<[usize; 2]> {
-    let Shape { hidden, intermediate, .. } = *shape.get_ref();
+    let Shape { hidden, intermediate: Extent(intermediate), .. } = *shape.get_ref();
+    let hidden = hidden.map(|Extent(hidden)| hidden);
     let message = match (op.has_weights(), hidden) {
-        (_, Some(0)) => "hidden = 0: expected at least 1".to_owned(),
-        _ if intermediate == 0 => "intermediate = 0: expected at least 1".to_owned(),
         (true, None) => format!("the shape has no `hidden`: {op} needs it"),
         (false, Some(h)) => format!("hidden = {h}: {op} has no weights and no hidden size"),
         (_, hidden) => return Ok([hidden.unwrap_or(0), intermediate]),
@@ -355,7 +287,7 @@ fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -> Result<Cl
             return Err(place.at(span, message));
         }
     }
-    let number = |what: &str, n: &Spanned<f64>, largest: f64| match *n.get_ref() {
+    let number = |what: &str, n: &Spanned<Real>, largest: f64| match n.get_ref().0 {
         x if x > 0.0 && x <= largest => Ok(x),
         x => {
             let limit = if largest == 1.0 { " and at most 1" } else { "" };
