@@ -10,6 +10,7 @@ use swiglu::{
     Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
     MlpWeights, Numerics, Orientation, Rounding, TensorNames,
 };
+use swiglu_lab::MAX_EXTENT;
 
 /// Which device, and how much of it.
 #[derive(Debug, Clone, Args)]
@@ -247,6 +248,18 @@ pub(crate) enum LayerOp {
     GatedLinear,
     /// x → y = h·Wd + bd
     Mlp,
+}
+
+/// A number of rows or columns of a problem that is made up.
+pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
+    match s.parse() {
+        Ok(extent @ 1..=MAX_EXTENT) => Ok(extent),
+        _ => Err(CoreError::OutOfRange {
+            what: "size",
+            given: s.to_owned(),
+            expected: format!("a whole number from 1 to {MAX_EXTENT}"),
+        }),
+    }
 }
 
 /// A time to measure for.

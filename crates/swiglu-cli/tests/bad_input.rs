@@ -194,8 +194,29 @@ fn numbers_out_of_range() {
 }
 
 #[test]
+fn sizes_that_no_layer_has() {
+    let limit = "a whole number from 1 to 1073741824";
+    for size in ["0", "1073741825", "1000000000000", "-3", "many"] {
+        for verb in [
+            &["explain", "--hidden", "8", "--intermediate", "8", "--m"][..],
+            &["explain", "--intermediate", "8", "--hidden"],
+            &["profile", "mlp", "--intermediate"],
+            &["bench", "mlp", "--hidden"],
+            &["bench", "--backend", "swiglu", "--rows"],
+            &["run", "--weights", STORIES, "--tokens"],
+        ] {
+            let (name, before) = verb.split_last().unwrap();
+            let value = format!("{name}={size}");
+            swiglu(&[before, &[&value]].concat()).refused(&[size, limit]);
+        }
+    }
+}
+
+#[test]
 fn options_that_need_others() {
     run(&["--layer", "1"]).refused(&["--weights"]);
+    run(&["--tokens", "2"]).refused(&["--tokens 2: random input", "--weights FILE"]);
+    run(&["--seed", "3"]).refused(&["--seed 3: random input", "--weights FILE"]);
     run(&["--reference", "y.npy"]).refused(&["--input"]);
     run(&["--force"]).refused(&["--output"]);
     run(&["--weights", STORIES, "--fixture", "smollm2"]).refused(&["--fixture"]);
@@ -250,9 +271,9 @@ fn a_configuration_that_cannot_be_understood() {
 
 #[test]
 fn more_than_the_machine_has() {
-    let huge = "100000000000000";
-    run(&["--tokens", huge, "--weights", STORIES]).refused(&["memory"]);
-    swiglu(&["bench", "mlp", "--m", huge, "--seconds", "0.01"]).refused(&["memory"]);
+    let most = "1073741824";
+    run(&["--tokens", most, "--weights", STORIES]).refused(&["memory"]);
+    swiglu(&["bench", "mlp", "--m", most, "--seconds", "0.01"]).refused(&["memory"]);
     // A plan needs numbers, not memory.
     let explained = swiglu(&["explain", "--hidden", "100000000", "--intermediate", "100000000"]);
     assert_eq!(explained.code, Some(0), "{explained:?}");

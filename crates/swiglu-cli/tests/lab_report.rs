@@ -158,6 +158,17 @@ fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
     let results = ended.json()["results"].as_array().unwrap().clone();
     assert_eq!((results.len(), &results[0]["status"]), (1, &"ok".into()));
     assert_ne!(fs::read_to_string(&plot).unwrap(), first);
+    // What was asked for has a row with its reason, and without it there is nothing to plot.
+    fs::remove_file(&plot).unwrap();
+    let peers = dir.path().join("peers");
+    fs::create_dir_all(&peers).unwrap();
+    let ended =
+        bench(&["--backend", "triton", "--peers", peers.to_str().unwrap(), "--python", "/nowhere"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let row = ended.stdout.lines().find(|line| line.starts_with("triton")).unwrap();
+    assert!(row.contains("not available: peer"), "{ended:?}");
+    assert!(ended.stdout.contains("no plot: nothing that was asked for was measured"), "{ended:?}");
+    assert!(!plot.exists());
     bench(&["--backend", "numpy"]).refused_by_usage("numpy");
     bench(&[]).refused_by_usage("--backend");
 }

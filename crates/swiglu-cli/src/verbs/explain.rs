@@ -20,13 +20,15 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "NAME", default_value = "mlp")]
     op: ExplainedOp,
     /// Tokens
-    #[arg(long, value_name = "M", default_value_t = 1)]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = crate::args::extent)]
     m: usize,
     /// K, input features
-    #[arg(long, value_name = "K", required_unless_present = "weights", conflicts_with = "weights")]
+    #[arg(long, value_name = "K", required_unless_present = "weights", conflicts_with = "weights",
+        value_parser = crate::args::extent)]
     hidden: Option<usize>,
     /// H, intermediate features
-    #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights")]
+    #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
+        value_parser = crate::args::extent)]
     intermediate: Option<usize>,
     #[command(flatten)]
     weights: WeightArgs,
@@ -108,6 +110,7 @@ fn of_shape(args: &ExplainArgs) -> Problem {
         numerics: args.math.numerics(dtype),
         layout: WeightLayout::HF,
         bias: false,
+        quantized: None,
     };
     match args.op {
         ExplainedOp::Activation => activation_of(layer(Op::Activation)),

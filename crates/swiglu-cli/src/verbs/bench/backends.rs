@@ -19,6 +19,8 @@ use crate::table::{self, Column::Number, Column::Text, number};
 use crate::terminal::Terminal;
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 
+/// The row of this program.
+const OURS: &str = "swiglu";
 /// Rows and columns where none are given: large enough for memory to be the limit.
 const SIDE: usize = 4096;
 
@@ -26,14 +28,15 @@ const SIDE: usize = 4096;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Other backends")]
 pub(super) struct BackendArgs {
-    /// Compare the activation with other libraries: all, or some of them, separated by commas
+    /// Compare the activation with other libraries: all, or some of them, separated by commas. If any
+    /// of them was measured, a plot is written here: swiglu-bench-ROWSxCOLS-TYPE-DEVICE.svg
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["op", "suite"])]
     pub(super) backend: Vec<Backend>,
     /// Rows of gate and up [default: 4096]
-    #[arg(long, value_name = "R", requires = "backend")]
+    #[arg(long, value_name = "R", requires = "backend", value_parser = crate::args::extent)]
     rows: Option<usize>,
     /// Columns of gate and up [default: 4096]
-    #[arg(long, value_name = "C", requires = "backend")]
+    #[arg(long, value_name = "C", requires = "backend", value_parser = crate::args::extent)]
     cols: Option<usize>,
     /// Replace a plot that exists
     #[arg(long, requires = "backend")]
@@ -45,7 +48,7 @@ pub(super) struct BackendArgs {
 /// A backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Backend {
-    /// Every one that is installed
+    /// Every one; those that are not installed say so
     All,
     /// This program
     Swiglu,
@@ -93,9 +96,6 @@ pub(super) fn compare(
         bias: false,
         heat: Heat::Cold,
     };
-    if case.m == 0 || case.intermediate == 0 {
-        bail!("{} × {} has no elements to compute", case.m, case.intermediate);
-    }
     let plot = PathBuf::from(file_name(&case));
     if !args.force && plot.exists() {
         bail!("{}: exists already; remove it or give --force", plot.display());
@@ -108,7 +108,11 @@ pub(super) fn compare(
         case.intermediate,
         record.machine.gpu.as_deref().unwrap_or(&record.machine.cpu)
     );
-    let written = match chart(&title, &record.results, &experiment.profiles).svg(Width::Wide)? {
+    // Ours is measured in any case; alone it is a comparison only if it was asked for.
+    let compared = args.wants(Backend::Swiglu) && record.results.iter().any(|r| r.summary.is_some())
+        || record.results.iter().any(|r| r.profile != OURS && r.summary.is_some());
+    let chart = chart(&title, &record.results, &experiment.profiles);
+    let written = match chart.svg(Width::Wide)?.filter(|_| compared) {
         Some(svg) => {
             write(&plot, &standalone(&svg, &title), args.force)?;
             Some(plot)
@@ -127,15 +131,19 @@ pub(super) fn compare(
         show(&record.results, terminal)?;
         match written {
             Some(plot) => writeln!(terminal, "\nplot: {}", plot.display())?,
-            None => writeln!(terminal, "\nno plot: nothing was measured")?,
+            None => writeln!(terminal, "\nno plot: nothing that was asked for was measured")?,
         }
     }
     Ok(Verdict::from_passed(!wrong))
 }
 
 impl BackendArgs {
+    fn wants(&self, backend: Backend) -> bool {
+        self.backend.contains(&backend) || self.backend.contains(&Backend::All)
+    }
+
     fn profiles(&self, case: &Case, own_options: &serde_json::Value) -> Vec<ProfileDef> {
-        let wanted = |b: Backend| self.backend.contains(&b) || self.backend.contains(&Backend::All);
+        let wanted = |b: Backend| self.wants(b);
         let way = |id, peer, role, way: Option<&str>| {
             let options = way.map_or(json!({}), |way| json!({ "way": way }));
             adhoc::way(id, peer, role, adhoc::options(case, options))
@@ -152,10 +160,11 @@ impl BackendArgs {
                 profiles.push(way("torch-compile-into", "torch", role, Some("compile_into")));
             }
         }
-        if wanted(Backend::Triton) && cuda {
+        // Those that never run on a CPU have a row there too, in which they say so.
+        if wanted(Backend::Triton) {
             profiles.push(way("triton", "triton", Role::Peer, None));
         }
-        if wanted(Backend::Liger) && cuda {
+        if wanted(Backend::Liger) {
             profiles.push(way("liger", "liger", Role::Peer, None));
         }
         if wanted(Backend::Copy) {
@@ -163,7 +172,7 @@ impl BackendArgs {
         }
         // Ours comes first, and is always there to compare with.
         let options = adhoc::options(case, own_options.clone());
-        profiles.insert(0, adhoc::way("swiglu", "swiglu", Role::Ours, options));
+        profiles.insert(0, adhoc::way(OURS, "swiglu", Role::Ours, options));
         profiles
     }
 }
@@ -247,9 +256,10 @@ fn show(results: &[ResultEntry], terminal: &mut Terminal) -> anyhow::Result<()> 
             or_dash(r.effective_gbps.map(number)),
             or_dash(r.ratio_to_baseline.map(|i| table::ratio(i.value))),
             or_dash(r.error.and_then(|e| e.relative_frobenius).map(table::error)),
-            match r.status {
-                Status::Ok => table::verdict(true),
-                other => Cell::new(other),
+            match (r.status, &r.reason) {
+                (Status::Ok, _) => table::verdict(true),
+                (status, Some(reason)) => Cell::new(format!("{status}: {reason}")),
+                (status, None) => Cell::new(status),
             },
         ]);
     }

@@ -29,13 +29,16 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
     /// Tokens
-    #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite")]
+    #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
+        value_parser = crate::args::extent)]
     m: Option<usize>,
     /// K, input features [default: 896]
-    #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite")]
+    #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
+        value_parser = crate::args::extent)]
     hidden: Option<usize>,
     /// H, intermediate features [default: 4864]
-    #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite")]
+    #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
+        value_parser = crate::args::extent)]
     intermediate: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]

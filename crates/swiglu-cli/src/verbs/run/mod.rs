@@ -29,11 +29,11 @@ pub(crate) struct RunArgs {
     /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE")]
     input: Option<String>,
-    /// Tokens of random input, where only weights are given [default: 16]
-    #[arg(long, value_name = "M", requires = "weights", conflicts_with = "input")]
+    /// Tokens of random input, where only --weights is given [default: 16]
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::extent)]
     tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", conflicts_with = "input")]
+    #[arg(long, value_name = "N", conflicts_with = "input")]
     seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
     #[arg(long, value_name = "FILE", requires = "input")]
@@ -73,6 +73,23 @@ impl RunArgs {
         }
     }
 
+    /// The layers of this program have activations of a real text as their input: nothing of it is
+    /// random.
+    fn expect_random_input(&self) -> anyhow::Result<()> {
+        let given = match (self.tokens, self.seed) {
+            (Some(tokens), _) => format!("--tokens {tokens}"),
+            (None, Some(seed)) => format!("--seed {seed}"),
+            (None, None) => return Ok(()),
+        };
+        match self.weights.weights {
+            Some(_) => Ok(()),
+            None => bail!(
+                "{given}: random input is for a layer of your own, and this program's layers come \
+                 with an input: give --weights FILE too, or leave it out"
+            ),
+        }
+    }
+
     /// The element types to run, the one that results are written in first: the one asked for;
     /// for an embedded layer all of them; for a file the one it stores.
     fn dtypes(&self, subject: &Subject) -> Vec<DType> {
@@ -90,6 +107,7 @@ impl RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    args.expect_random_input()?;
     args.expect_free_output()?;
     let device = args.device.open()?;
     let subject = Subject::open(args)?;
