@@ -7,6 +7,9 @@ use std::process::Command;
 
 use support::{Files, command};
 
+/// Variants that take little time to compile.
+const FEW: &str = "f32 silu fused+fast out-in bias";
+
 /// The command in an environment without CUDA, and with caches of its own.
 fn bare(cache: &Path) -> Command {
     let mut command = command();
@@ -26,7 +29,7 @@ fn text(bytes: &[u8]) -> String {
 fn a_cache_is_built_shown_and_enough_without_a_compiler() {
     let files = Files::new();
     let (out, unused) = (files.name("out"), files.path("unused"));
-    let args = ["--arch", "sm_80", "--only", "simt"];
+    let args = ["--arch", "sm_80,sm_90a", "--arch", "sm_89", "--only", FEW];
     let built = command().args(["kernels", "build", "--out", &out]).args(args).output().unwrap();
     if built.status.code() == Some(2) {
         let why = text(&built.stderr);
@@ -43,6 +46,9 @@ fn a_cache_is_built_shown_and_enough_without_a_compiler() {
     let document: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
     let kernels = document["kernels"].as_array().unwrap();
     assert!(!kernels.is_empty());
+    for arch in ["sm_80", "sm_89", "sm_90a"] {
+        assert!(kernels.iter().any(|kernel| kernel["arch"] == arch), "{arch}: {document}");
+    }
     for kernel in kernels {
         assert_eq!(kernel["origin"], "read_only", "{kernel}");
         assert!(kernel["entries"][0]["registers"].as_u64() > Some(0), "{kernel}");
@@ -65,6 +71,44 @@ fn without_a_compiler_every_place_is_named() {
     for part in ["libnvrtc", "the loader's path", "/usr/local/cuda/lib64", "pip install"] {
         assert!(why.contains(part), "{why}");
     }
+}
+
+#[test]
+fn where_kernels_cannot_be_kept_is_found_before_compiling() {
+    let files = Files::new();
+    let file = files.write("a-file", "");
+    // Without a compiler the next complaint would be about that.
+    let mut places = vec![file.clone(), format!("{file}/below")];
+    if Path::new("/proc").exists() {
+        places.push("/proc/nowhere".into());
+    }
+    for out in places {
+        let mut build = bare(&files.path("cache"));
+        let args = ["kernels", "build", "--arch", "sm_80", "--out", &out];
+        let ended = build.args(args).output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        let why = text(&ended.stderr);
+        for part in [out.as_str(), "cannot be kept here", "can be written"] {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+        assert_eq!(why.lines().count(), 1, "{why}");
+    }
+    assert_eq!(files.list(), ["a-file"]);
+}
+
+#[test]
+fn what_the_cache_cannot_keep_is_one_line() {
+    let files = Files::new();
+    let cache = files.write("a-file", "");
+    let list = ["kernels", "list", "--arch", "sm_80", "--only", FEW];
+    let ended = command().args(list).env("SWIGLU_CACHE_DIR", cache).output().unwrap();
+    if ended.status.code() == Some(2) {
+        println!("not run: {}", text(&ended.stderr));
+        return;
+    }
+    let lines = text(&ended.stdout);
+    let lines: Vec<&str> = lines.lines().filter(|line| line.starts_with("cache: ")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("warnings more"), "{ended:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -19,6 +19,9 @@ use swiglu_cuda::{Arch, Cuda, CudaError};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
+
+/// A file of this size must find room before anything is compiled for a directory.
+const PROBE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct KernelsArgs {
@@ -46,8 +49,8 @@ struct Selection {
 
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// Architectures; by default that of the first device, or sm_90a without one
-    #[arg(long, value_name = "NAME")]
+    /// Architectures, separated by commas; by default that of the first device, or sm_90a without one
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     arch: Vec<Arch>,
     #[command(flatten)]
     selection: Selection,
@@ -55,8 +58,8 @@ struct ListArgs {
 
 #[derive(Debug, Args)]
 struct BuildArgs {
-    /// Architectures, for example sm_90a
-    #[arg(long, value_name = "NAME", required = true)]
+    /// Architectures, separated by commas, for example sm_80,sm_90a
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', required = true)]
     arch: Vec<Arch>,
     /// The directory; made where it is missing. Set SWIGLU_CACHE_READ_ONLY_DIR to it to use it
     #[arg(long, value_name = "DIR")]
@@ -91,6 +94,18 @@ struct Report {
     cache_warnings: Vec<CacheWarning>,
 }
 
+impl Report {
+    /// What the cache could not do, in one line: where one file cannot be kept, most cannot.
+    fn cache_warnings(&self) -> Option<String> {
+        let (first, others) = self.cache_warnings.split_first()?;
+        let more = match others.len() {
+            0 => String::new(),
+            n => format!(" (and {n} warnings more, which --json lists)"),
+        };
+        Some(format!("{}: {}{more}", first.path.display(), first.what))
+    }
+}
+
 pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     match &args.action {
         Action::List(list) => {
@@ -99,16 +114,20 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
                 false => list.arch.clone(),
             };
             let cache = KernelCache::new(&CacheOptions::default());
-            let report = gather(&archs, &list.selection, &cache, terminal)?;
+            let report = gather(&jobs(&archs, &list.selection)?, &cache, terminal)?;
             show(&report, terminal)?;
+            if let (Some(warnings), false) = (report.cache_warnings(), terminal.json()) {
+                writeln!(terminal, "cache: {warnings}")?;
+            }
             Ok(verdict(&report, &list.selection))
         }
         Action::Build(build) => {
-            let cache = KernelCache::at(&build.out);
-            let report = gather(&build.arch, &build.selection, &cache, terminal)?;
+            let jobs = jobs(&build.arch, &build.selection)?;
+            expect_room(&build.out)?;
+            let report = gather(&jobs, &KernelCache::at(&build.out), terminal)?;
             show(&report, terminal)?;
-            if let Some(warning) = report.cache_warnings.first() {
-                bail!("{}: {}", warning.path.display(), warning.what);
+            if let Some(warnings) = report.cache_warnings() {
+                bail!("{warnings}");
             }
             if !terminal.json() {
                 let out = std::path::absolute(&build.out)
@@ -125,13 +144,20 @@ fn verdict(report: &Report, selection: &Selection) -> Verdict {
     Verdict::from_passed(report.failed == 0 && clean)
 }
 
-/// Every selected variant of every architecture, compiled on all processors.
-fn gather(
-    archs: &[Arch],
-    selection: &Selection,
-    cache: &KernelCache,
-    terminal: &Terminal,
-) -> anyhow::Result<Report> {
+/// Finds out before minutes of compiling whether what comes of it can be kept.
+fn expect_room(out: &Path) -> anyhow::Result<()> {
+    let advice = "expected a directory that can be written, with room for some tens of megabytes";
+    let failed = || format!("{}: kernels cannot be kept here: {advice}", out.display());
+    std::fs::create_dir_all(out).with_context(failed)?;
+    let mut probe = tempfile::NamedTempFile::new_in(out).with_context(failed)?;
+    probe
+        .write_all(&[0; PROBE_BYTES])
+        .and_then(|()| probe.as_file().sync_all())
+        .with_context(failed)
+}
+
+/// Every selected variant of every architecture.
+fn jobs(archs: &[Arch], selection: &Selection) -> anyhow::Result<Vec<(Arch, NamedVariant)>> {
     let archs: BTreeSet<Arch> = archs.iter().copied().collect();
     let wanted = |v: &NamedVariant| {
         let only = selection.only.as_deref().unwrap_or_default();
@@ -144,6 +170,15 @@ fn gather(
     if jobs.is_empty() {
         bail!("no variant has {:?} in its file or name", selection.only.as_deref().unwrap_or(""));
     }
+    Ok(jobs)
+}
+
+/// The variants, compiled on all processors.
+fn gather(
+    jobs: &[(Arch, NamedVariant)],
+    cache: &KernelCache,
+    terminal: &Terminal,
+) -> anyhow::Result<Report> {
     let bar = terminal.bar(jobs.len() as u64);
     let kernels: Vec<Row> = jobs
         .par_iter()
@@ -216,9 +251,6 @@ fn show(report: &Report, terminal: &mut Terminal) -> anyhow::Result<()> {
         for text in texts {
             writeln!(terminal, "{} ({}) {}: {text}", row.file, row.variant, row.arch)?;
         }
-    }
-    for warning in &report.cache_warnings {
-        writeln!(terminal, "cache: {}: {}", warning.path.display(), warning.what)?;
     }
     let Report { kernels, compiled, failed, with_complaints, .. } = report;
     writeln!(
