@@ -70,7 +70,7 @@ fn an_experiment_is_run_kept_and_listed() {
     assert!(first.stderr.contains("2 cases to measure"), "{first:?}");
     let again = run(&[]);
     assert!(again.stderr.contains("0 cases to measure, 2 cases kept"), "{again:?}");
-    assert!(again.stdout.contains("no evidence for a verdict"), "{again:?}");
+    assert!(again.stdout.contains("quick: not evidence"), "{again:?}");
     let list = swiglu(&[&["lab", "list", "--json"], &places[..]].concat());
     assert_eq!(list.code, Some(0), "{list:?}");
     let row = &list.json()[0];

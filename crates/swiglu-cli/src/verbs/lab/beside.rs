@@ -12,7 +12,7 @@ use crate::table;
 use crate::terminal::Terminal;
 
 /// The peer that this program is.
-const OWN: &str = "swiglu";
+pub(super) const OWN: &str = "swiglu";
 /// Measurements of bandwidth, of which the best counts; a tenth of a second each.
 const BANDWIDTHS: usize = 5;
 

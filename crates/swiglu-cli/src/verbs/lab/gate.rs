@@ -42,9 +42,9 @@ fn fraction(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    run::expect_optimised(false)?;
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
+    run::expect_optimised(&experiment, false)?;
     let machine = Machine::detect(experiment.device, args.peers.machine.as_deref())?;
     let store = args.places.store()?;
     let old = match &args.record {

@@ -1,0 +1,165 @@
+//! `swiglu lab gate` against records of peers whose times are made up.
+
+#![cfg(target_os = "linux")]
+// A helper of a test ends by panicking.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use support::{Ended, swiglu};
+use swiglu_lab::record::Store;
+
+const EXPERIMENT: &str = r#"
+schema = 1
+id = "pace"
+title = "Pace"
+question = "Is it as fast as it was?"
+why = "It is a test."
+device = "cpu"
+[[profiles]]
+id = "ours"
+peer = "paced"
+role = "ours"
+[[profiles]]
+id = "base"
+peer = "steady"
+role = "baseline"
+[[cases]]
+op = "activation"
+m = [2, 3]
+shapes = [{ intermediate = 48 }]
+dtype = "f32"
+[metrics]
+groups = ["latency"]
+[claim]
+text = "It is."
+subject = "ours"
+against = ["base"]
+statistic = "ratio"
+aggregate = "min"
+threshold = 1.0
+[boundary]
+text = "Everything."
+"#;
+
+struct Lab {
+    dir: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for part in ["experiments", "peers"] {
+            fs::create_dir(dir.path().join(part)).unwrap();
+        }
+        fs::write(dir.path().join("experiments/pace.toml"), EXPERIMENT).unwrap();
+        let lab = Self { dir };
+        lab.pace("steady", 20.0);
+        lab
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A peer that computes as this program does and says that each call takes about `us`.
+    fn pace(&self, peer: &str, us: f64) {
+        let path = self.path().join("peers").join(peer);
+        let times = [0.98, 1.0, 1.02].map(|x| (x * us).to_string()).join(",");
+        let own = env!("CARGO_BIN_EXE_swiglu");
+        let faked = format!(r#"s/"us":\[[^]]*\]/"us":[{times}]/"#);
+        fs::write(&path, format!("#!/bin/sh\n'{own}' lab peer | sed -u '{faked}'\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn lab(&self, args: &[&str]) -> Ended {
+        let places = ["--lab", self.path().to_str().unwrap(), "--machine", "here"];
+        swiglu(&[&["lab"], args, &places[..]].concat())
+    }
+
+    fn gate(&self, args: &[&str]) -> Ended {
+        self.lab(&[&["gate", "pace"], args].concat())
+    }
+
+    fn record(&self) -> PathBuf {
+        let files = fs::read_dir(self.path().join("records/here")).unwrap();
+        let paths = files.map(|entry| entry.unwrap().path());
+        paths.into_iter().find(|path| path.extension().is_some_and(|e| e == "json")).unwrap()
+    }
+}
+
+#[test]
+fn a_gate_ends_with_1_on_a_regression_beyond_noise_and_with_0_otherwise() {
+    let lab = Lab::new();
+    lab.pace("paced", 10.0);
+    lab.gate(&[]).refused(&["no complete record of pace on here", "run it first"]);
+    let run = lab.lab(&["run", "pace", "--run-id", "r1"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(run.stdout.contains("supported: ours is at least 2.00× as fast"), "{run:?}");
+    let record = fs::read(lab.record()).unwrap();
+
+    for (ours, base, code, outcome) in [
+        (10.0, 20.0, 0, "held"),
+        (10.3, 20.0, 0, "held"),
+        (15.0, 20.0, 1, "regressed"),
+        // The machine is slower, not the code.
+        (15.0, 30.0, 0, "held"),
+        (5.0, 20.0, 0, "improved"),
+    ] {
+        lab.pace("paced", ours);
+        lab.pace("steady", base);
+        let ended = lab.gate(&["--json"]);
+        assert_eq!(ended.code, Some(code), "{ours} {base}: {ended:?}");
+        let comparisons = ended.json()["comparisons"].as_array().unwrap().clone();
+        assert_eq!(comparisons.len(), 2, "{comparisons:?}");
+        for comparison in comparisons {
+            assert_eq!(comparison["outcome"], outcome, "{ours} {base}: {comparison}");
+            assert_eq!(comparison["measure"], "speed relative to base");
+        }
+    }
+    // What was measured for the gate is no evidence and is not kept; the record is as it was.
+    assert_eq!(fs::read(lab.record()).unwrap(), record);
+    assert_eq!(fs::read_dir(lab.path().join("records/here")).unwrap().count(), 2);
+
+    // The tolerance, the cases and the record are the caller's choice.
+    lab.pace("paced", 15.0);
+    lab.pace("steady", 20.0);
+    let record = lab.record().display().to_string();
+    let some = lab.gate(&["--cases", "m=3", "--record", &record]);
+    assert_eq!(some.code, Some(1), "{some:?}");
+    for part in ["regressed", "2.00 [", "1.33 [", "0 held, 0 improved, 1 regressed", &record] {
+        assert!(some.stdout.contains(part), "{part}: {some:?}");
+    }
+    assert_eq!(lab.gate(&["--tolerance", "0.4"]).code, Some(0));
+}
+
+#[test]
+fn a_gate_does_not_measure_beside_a_run_nor_against_what_cannot_be_compared() {
+    let lab = Lab::new();
+    lab.pace("paced", 10.0);
+    let run = lab.lab(&["run", "pace", "--run-id", "r1", "--quick"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    // A quick record is not evidence.
+    lab.gate(&[]).refused(&["no complete record"]);
+    let quick = lab.record().display().to_string();
+    lab.gate(&["--record", &quick]).refused(&["a quick run", "without --quick"]);
+    fs::remove_file(quick).unwrap();
+    assert_eq!(lab.lab(&["run", "pace", "--run-id", "r2"]).code, Some(0));
+
+    let store = Store::new(lab.path().join("records"));
+    let lock = store.lock("here", "another run").unwrap();
+    lab.gate(&[]).refused(&["another run"]);
+    drop(lock);
+    assert_eq!(lab.gate(&[]).code, Some(0));
+
+    // Ours no longer runs: that is a regression too.
+    fs::remove_file(lab.path().join("peers/steady")).unwrap();
+    fs::write(lab.path().join("peers/paced"), "#!/bin/sh\nexit 3\n").unwrap();
+    let ended = lab.gate(&[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("2 regressed") && ended.stdout.contains("hello"), "{ended:?}");
+}
