@@ -21,7 +21,10 @@ use crate::problem::{GatedLinearParams, MlpParams};
 
 mod quantized;
 
-pub use quantized::{quantized_gated_linear, quantized_mlp};
+pub use quantized::{
+    BlockInputs, quantized_gated_linear, quantized_gated_linear_with, quantized_mlp,
+    quantized_mlp_with,
+};
 
 const U32: f64 = DType::F32.unit_roundoff();
 
@@ -307,21 +310,25 @@ fn eager_activation<T: Element>(
     Matrix::from_vec(h.collect(), gate.rows(), gate.cols())
 }
 
-/// Bounds of h; `relative`: as [`sum_error`] says.
+/// Bounds of h; `relative`: as [`sum_error`] says. `before`: what gate and up may already be off by,
+/// element by element.
 fn gated_bound(
     act: &Activation,
     numerics: Numerics,
     dtype: DType,
     forward: &oracle::GatedLinear,
     relative: f64,
+    before: impl Fn(Half, usize) -> f64,
 ) -> Result<Matrix<f64>> {
     let rounds = (numerics.rounding != Rounding::Fused).then_some(dtype);
     let mut bound = Matrix::zeros(forward.h.rows(), forward.h.cols())?;
     for (i, b) in bound.as_mut_slice().iter_mut().enumerate() {
-        let half = |l: &oracle::Linear| {
-            (l.value.as_slice()[i], linear_error(l.magnitude.as_slice()[i], relative, rounds))
+        let half = |half, l: &oracle::Linear| {
+            let error = linear_error(l.magnitude.as_slice()[i], relative, rounds);
+            (l.value.as_slice()[i], error + before(half, i))
         };
-        *b = activation_bound(act, numerics, dtype, half(&forward.gate), half(&forward.up));
+        let (gate, up) = (half(Half::Gate, &forward.gate), half(Half::Up, &forward.up));
+        *b = activation_bound(act, numerics, dtype, gate, up);
     }
     Ok(bound)
 }
@@ -378,7 +385,8 @@ pub fn gated_linear_with<T: Element>(
 ) -> Result<Reference> {
     let forward = oracle::gated_linear(x, params)?;
     let relative = sum_error(params.weights.hidden(), roundoff);
-    let bound = gated_bound(&params.activation, params.numerics, T::DTYPE, &forward, relative)?;
+    let (act, numerics) = (&params.activation, params.numerics);
+    let bound = gated_bound(act, numerics, T::DTYPE, &forward, relative, |_, _| 0.0)?;
     let eager = eager_gated_linear(x, params, roundoff)?;
     let baseline = relative_frobenius(eager.view(), forward.h.view());
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
@@ -408,8 +416,8 @@ pub fn mlp_with<T: Element>(
     let [m, k_len] = forward.y.value.shape();
     let h_len = gated.weights.intermediate();
     let relative = sum_error(gated.weights.hidden(), roundoff);
-    let h_bound =
-        gated_bound(&gated.activation, gated.numerics, T::DTYPE, &forward.gated, relative)?;
+    let (act, numerics) = (&gated.activation, gated.numerics);
+    let h_bound = gated_bound(act, numerics, T::DTYPE, &forward.gated, relative, |_, _| 0.0)?;
     let relative = sum_error(h_len, roundoff);
     let bound = down_bound(T::DTYPE, &forward.y, &h_bound, relative, |k, column| {
         for (h, c) in column.iter_mut().enumerate() {

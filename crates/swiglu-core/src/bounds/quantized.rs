@@ -8,17 +8,32 @@
 //! is decoded first.
 
 use crate::bounds::{
-    Reference, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
+    Reference, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
     relative_frobenius,
 };
-use crate::dtype::Element;
+use half::f16;
+
+use crate::dtype::{DType, Element};
 use crate::error::Result;
+use crate::layout::Half;
 use crate::matrix::{Matrix, MatrixRef};
 use crate::oracle;
-use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef};
+use crate::quant::{BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef};
+
+/// How a kernel takes x and h, the inputs of products with quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockInputs {
+    /// As they are.
+    Exact,
+    /// Rounded to q·d in blocks as long as those of the weights, with q an integer of 8 bits and
+    /// d = max|x| / 127 in f16, and where weights have minima also the sum of a block in f16: what
+    /// programs do that multiply integers, ggml among them.
+    EightBits,
+}
 
 /// Features that share a minimum, in every type that has one.
 const MINIMUM: usize = 32;
+const U16: f64 = DType::F16.unit_roundoff();
 
 /// The error of a sum in `f32`, relative to its magnitude.
 fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
@@ -27,9 +42,62 @@ fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
     gamma(weights.cols() + minima + 5)
 }
 
+/// What inputs of at most these magnitudes may be off by once they are rounded to 8 bits: half a
+/// step d, d's own rounding and that of a sum to f16, and the arithmetic of q.
+fn input_errors(magnitudes: &[f64], block: BlockType) -> Vec<f64> {
+    let error = |part: &[f64]| {
+        let largest = part.iter().copied().fold(0.0, f64::max);
+        let step = largest * (0.5 / 127.0 + U16 + 4.0 * U32);
+        let least = 128.0 * DType::F16.underflow_unit();
+        part.iter().map(|v| step + v * U16 + least).collect::<Vec<f64>>()
+    };
+    magnitudes.chunks(block.elements()).flat_map(error).collect()
+}
+
+/// Σ e·(|d·q| + |m|) of each row of input errors and each output.
+fn passed_on(errors: &Matrix<f64>, weights: &QuantizedRef<'_>) -> Result<Matrix<f64>> {
+    let [m, out] = [errors.rows(), weights.rows()];
+    let mut passed = Matrix::zeros(m, out)?;
+    let mut sizes = Vec::with_capacity(weights.cols());
+    for o in 0..out {
+        sizes.clear();
+        weights.block().terms(weights.row(o), |product, minimum| {
+            sizes.push(f64::from(product).abs() + f64::from(minimum).abs());
+        });
+        for i in 0..m {
+            let terms = errors.view().row(i).iter().zip(&sizes);
+            passed.as_mut_slice()[i * out + o] = terms.map(|(e, s)| e * s).sum();
+        }
+    }
+    Ok(passed)
+}
+
+/// The inputs as a kernel multiplies them.
+fn taken<T: Element>(
+    x: MatrixRef<'_, T>,
+    block: BlockType,
+    inputs: BlockInputs,
+) -> Result<Matrix<f32>> {
+    let mut x = x.to_dtype::<f32>();
+    let cols = x.cols();
+    if inputs == BlockInputs::EightBits && cols > 0 {
+        for row in x.as_mut_slice().chunks_mut(cols) {
+            row.chunks_mut(block.elements()).for_each(round_to_eight_bits);
+        }
+    }
+    Ok(x)
+}
+
+fn round_to_eight_bits(values: &mut [f32]) {
+    let d = values.iter().fold(0.0f32, |max, v| max.max(v.abs())) / 127.0;
+    let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+    let d = f16::from_f32(d).to_f32();
+    values.iter_mut().for_each(|v| *v = (*v * inverse).round() * d);
+}
+
 /// The baseline: plain loops over products and minima apart, in `f32` and in order, rounded to T.
 fn eager_linear<T: Element>(
-    x: MatrixRef<'_, T>,
+    x: &Matrix<f32>,
     weights: &QuantizedRef<'_>,
     bias: Option<&[f32]>,
 ) -> Result<Matrix<T>> {
@@ -40,9 +108,9 @@ fn eager_linear<T: Element>(
         weights.block().terms(weights.row(o), |product, minimum| column.push((product, minimum)));
         for i in 0..x.rows() {
             let (mut products, mut minima) = (0.0f32, 0.0f32);
-            for (x, &(product, minimum)) in x.row(i).iter().zip(&column) {
-                products += x.to_f32() * product;
-                minima += x.to_f32() * minimum;
+            for (x, &(product, minimum)) in x.view().row(i).iter().zip(&column) {
+                products += x * product;
+                minima += x * minimum;
             }
             let dot = products + minima + bias.map_or(0.0, |b| b[o]);
             out.as_mut_slice()[i * weights.rows() + o] = T::from_f32(dot);
@@ -54,18 +122,38 @@ fn eager_linear<T: Element>(
 fn eager_gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &QuantizedGatedLinearParams<'_>,
+    inputs: BlockInputs,
 ) -> Result<Matrix<T>> {
-    let gate = eager_linear(x, &params.gate, params.gate_bias)?;
-    let up = eager_linear(x, &params.up, params.up_bias)?;
+    let x = taken(x, params.gate.block(), inputs)?;
+    let gate = eager_linear::<T>(&x, &params.gate, params.gate_bias)?;
+    let up = eager_linear::<T>(&x, &params.up, params.up_bias)?;
     eager_activation(&params.activation, &gate, &up)
 }
 
 fn h_bound<T: Element>(
+    x: MatrixRef<'_, T>,
     params: &QuantizedGatedLinearParams<'_>,
     forward: &oracle::GatedLinear,
+    inputs: BlockInputs,
 ) -> Result<Matrix<f64>> {
-    let relative = sum_error(&params.gate);
-    gated_bound(&params.activation, params.numerics, T::DTYPE, forward, relative)
+    let (act, numerics, relative) = (&params.activation, params.numerics, sum_error(&params.gate));
+    let bound = |before: &dyn Fn(Half, usize) -> f64| {
+        gated_bound(act, numerics, T::DTYPE, forward, relative, before)
+    };
+    if inputs == BlockInputs::Exact {
+        return bound(&|_, _| 0.0);
+    }
+    let mut errors = Vec::with_capacity(x.rows() * x.cols());
+    for i in 0..x.rows() {
+        let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
+        errors.extend(input_errors(&magnitudes, params.gate.block()));
+    }
+    let errors = Matrix::from_vec(errors, x.rows(), x.cols())?;
+    let (gate, up) = (passed_on(&errors, &params.gate)?, passed_on(&errors, &params.up)?);
+    bound(&|half, i| match half {
+        Half::Gate => gate.as_slice()[i],
+        Half::Up => up.as_slice()[i],
+    })
 }
 
 /// Reference of the gated linear layer with quantised weights, inputs and output of T.
@@ -76,12 +164,34 @@ pub fn quantized_gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &QuantizedGatedLinearParams<'_>,
 ) -> Result<Reference> {
+    quantized_gated_linear_with(x, params, BlockInputs::Exact)
+}
+
+/// As [`quantized_gated_linear`], where x may first be rounded as `inputs` says; the baseline then
+/// rounds it in the same way.
+///
+/// # Errors
+/// As [`oracle::quantized_gated_linear`].
+pub fn quantized_gated_linear_with<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &QuantizedGatedLinearParams<'_>,
+    inputs: BlockInputs,
+) -> Result<Reference> {
     let forward = oracle::quantized_gated_linear(x, params)?;
-    let bound = h_bound::<T>(params, &forward)?;
-    let baseline = relative_frobenius(eager_gated_linear(x, params)?.view(), forward.h.view());
-    let (unit, n) = (T::DTYPE.unit_roundoff(), bound.as_slice().len());
+    let bound = h_bound(x, params, &forward, inputs)?;
+    let eager = eager_gated_linear(x, params, inputs)?;
+    let baseline = relative_frobenius(eager.view(), forward.h.view());
+    let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
     let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, n);
     Ok(Reference { value: forward.h, bound, frobenius_limit })
+}
+
+/// The coarsest rounding that a result goes through.
+fn unit<T: Element>(inputs: BlockInputs) -> f64 {
+    match inputs {
+        BlockInputs::Exact => T::DTYPE.unit_roundoff(),
+        BlockInputs::EightBits => T::DTYPE.unit_roundoff().max(0.5 / 127.0),
+    }
 }
 
 /// Reference of the feed-forward block with quantised weights: inputs, output and h of T.
@@ -92,10 +202,31 @@ pub fn quantized_mlp<T: Element>(
     x: MatrixRef<'_, T>,
     params: &QuantizedMlpParams<'_>,
 ) -> Result<Reference> {
+    quantized_mlp_with(x, params, BlockInputs::Exact)
+}
+
+/// As [`quantized_mlp`], where x and h may be rounded as `inputs` says before they are multiplied.
+///
+/// # Errors
+/// As [`oracle::quantized_mlp`].
+pub fn quantized_mlp_with<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &QuantizedMlpParams<'_>,
+    inputs: BlockInputs,
+) -> Result<Reference> {
     let forward = oracle::quantized_mlp(x, params)?;
-    let h_bound = h_bound::<T>(&params.gated, &forward.gated)?;
+    let mut h_error = h_bound(x, &params.gated, &forward.gated, inputs)?;
+    if inputs == BlockInputs::EightBits {
+        let (h, cols) = (&forward.gated.h, h_error.cols().max(1));
+        let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
+        for (errors, h) in rows {
+            let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
+            let rounded = input_errors(&magnitudes, params.down.block());
+            errors.iter_mut().zip(rounded).for_each(|(e, r)| *e += r);
+        }
+    }
     let relative = sum_error(&params.down);
-    let bound = down_bound(T::DTYPE, &forward.y, &h_bound, relative, |k, column| {
+    let bound = down_bound(T::DTYPE, &forward.y, &h_error, relative, |k, column| {
         let mut places = column.iter_mut();
         params.down.block().terms(params.down.row(k), |product, minimum| {
             if let Some(place) = places.next() {
@@ -103,10 +234,56 @@ pub fn quantized_mlp<T: Element>(
             }
         });
     })?;
-    let h = eager_gated_linear(x, &params.gated)?;
-    let eager = eager_linear(h.view(), &params.down, params.down_bias)?;
+    let h = eager_gated_linear(x, &params.gated, inputs)?;
+    let h = taken(h.view(), params.down.block(), inputs)?;
+    let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;
     let baseline = relative_frobenius(eager.view(), forward.y.value.view());
-    let (unit, n) = (T::DTYPE.unit_roundoff(), bound.as_slice().len());
+    let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
     let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, n);
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, random};
+
+    /// Integers of 8 bits are admitted where they are promised, and nowhere else.
+    #[test]
+    fn eight_bits_are_told_from_exact_inputs() {
+        for block in BlockType::ALL {
+            let (k, h) = (512, 256);
+            let weights = |seed, rows, cols: usize| {
+                let deviation = 1.0 / (cols as f32).sqrt();
+                random::quantized_matrix(seed, block, rows, cols, deviation).unwrap()
+            };
+            let (gate, up, down) = (weights(1, h, k), weights(2, h, k), weights(3, k, h));
+            let (gate, up) = (gate.view(), up.view());
+            let gated = QuantizedGatedLinearParams::new(gate, up, Activation::SWIGLU, DType::F32);
+            let params = QuantizedMlpParams { gated, down: down.view(), down_bias: None };
+            let x = random::normal_matrix::<f32>(4, 3, k, 1.0).unwrap();
+            let y = |inputs| {
+                let h = eager_gated_linear(x.view(), &params.gated, inputs).unwrap();
+                let h = taken(h.view(), block, inputs).unwrap();
+                eager_linear::<f32>(&h, &params.down, None).unwrap()
+            };
+            let (exact, rounded) = (y(BlockInputs::Exact), y(BlockInputs::EightBits));
+            for inputs in [BlockInputs::Exact, BlockInputs::EightBits] {
+                let reference = quantized_mlp_with(x.view(), &params, inputs).unwrap();
+                let judge = |out: &Matrix<f32>| reference.judge(out.view()).unwrap();
+                assert!(judge(&exact).passed(), "{block} {inputs:?} {:?}", judge(&exact));
+                let admitted = inputs == BlockInputs::EightBits;
+                assert_eq!(judge(&rounded).passed(), admitted, "{block} {:?}", judge(&rounded));
+                // A tenth more is no rounding.
+                let mut wrong = rounded.clone();
+                wrong.as_mut_slice().iter_mut().for_each(|v| *v *= 1.1);
+                assert!(!judge(&wrong).passed(), "{block} {inputs:?}");
+            }
+            let h = eager_gated_linear(x.view(), &gated, BlockInputs::EightBits).unwrap();
+            for (inputs, passes) in [(BlockInputs::Exact, false), (BlockInputs::EightBits, true)] {
+                let reference = quantized_gated_linear_with(x.view(), &gated, inputs).unwrap();
+                assert_eq!(reference.judge(h.view()).unwrap().passed(), passes, "{block}");
+            }
+        }
+    }
 }
