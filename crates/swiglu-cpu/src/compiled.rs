@@ -10,6 +10,7 @@ use crate::elementwise::Segments;
 use crate::epilogue::{GatedPanel, PlainPanel};
 use crate::gemm::Sums;
 use crate::isa::Isa;
+use crate::quant::{DecodedSums, Dots, PackUnits};
 use crate::rows::PackBlocks;
 use crate::simd::{Kernel, dispatch};
 
@@ -69,6 +70,8 @@ compiled! {
     sums(Sums);
     /// Rows packed for the matrix kernel.
     pack_rows(PackBlocks<'_>);
+    /// Rows packed for quantised weights.
+    pack_digits(PackUnits<'_>);
     /// The activation operation.
     activation(Segments<'_>);
     /// The epilogue of a linear map.
@@ -106,4 +109,22 @@ pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<
             (t, o) => unreachable!("no kernel rounds to {t} and stores {o}"),
         }
     }
+}
+
+/// Sums of a panel of quantised weights over a few rows.
+///
+/// # Safety
+/// As [`dispatch`].
+pub(crate) unsafe fn dots(isa: Isa, kernel: Dots) {
+    // SAFETY: the caller's.
+    unsafe { run(isa, kernel) }
+}
+
+/// Sums of a panel of quantised weights over many rows.
+///
+/// # Safety
+/// As [`dispatch`].
+pub(crate) unsafe fn decoded_sums(isa: Isa, kernel: DecodedSums) {
+    // SAFETY: the caller's.
+    unsafe { run(isa, kernel) }
 }

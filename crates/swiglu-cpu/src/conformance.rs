@@ -2,11 +2,11 @@
 
 use swiglu_core::conformance::Backend;
 use swiglu_core::{
-    Activation, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Numerics,
-    Path, Result,
+    Activation, BlockType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams,
+    Numerics, Path, QuantizedGatedLinearParams, QuantizedMlpParams, Result,
 };
 
-use crate::{Cpu, GatedLinear, Mlp};
+use crate::{Cpu, GatedLinear, Mlp, quantized_types};
 
 /// A device on one path. Layers are packed for every case, as a user would.
 #[derive(Debug, Clone)]
@@ -50,5 +50,27 @@ impl Backend for CpuBackend {
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
         Mlp::with_path(&self.cpu, params, self.path)?.forward(x, out)
+    }
+
+    fn quantized_types(&self) -> &[BlockType] {
+        quantized_types()
+    }
+
+    fn quantized_gated_linear<T: Element>(
+        &self,
+        params: &QuantizedGatedLinearParams<'_>,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        GatedLinear::quantized(&self.cpu, params)?.forward(x, out)
+    }
+
+    fn quantized_mlp<T: Element>(
+        &self,
+        params: &QuantizedMlpParams<'_>,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        Mlp::quantized(&self.cpu, params)?.forward(x, out)
     }
 }

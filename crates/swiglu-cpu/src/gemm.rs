@@ -22,9 +22,6 @@ use std::ops::Range;
 
 use swiglu_core::{DType, Element, F32Lanes};
 
-use crate::compiled;
-use crate::epilogue::Epilogue;
-use crate::isa::Isa;
 use crate::panels::Panels;
 use crate::simd::{Fetch, Kernel, Simd};
 
@@ -32,7 +29,7 @@ use crate::simd::{Fetch, Kernel, Simd};
 /// fit the second-level cache beside the packed rows that pass through it.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 /// How far ahead of use streamed weights are asked for.
-const STREAM_AHEAD: usize = 8 << 10;
+pub(crate) const STREAM_AHEAD: usize = 8 << 10;
 /// Steps between two looks at the prefetch budget.
 const GROUP: usize = 16;
 
@@ -57,42 +54,14 @@ impl Blocks {
     }
 }
 
-/// A range of panels over all row blocks.
-pub(crate) struct PanelRange<'a, T> {
-    pub(crate) panels: &'a Panels<T>,
-    pub(crate) range: Range<usize>,
-    /// Packed rows: block after block, each `[step][row]`.
+/// Rows, packed.
+#[derive(Clone, Copy)]
+pub(crate) struct PackedRows {
+    /// Block after block, each `[step][row]`.
     pub(crate) x: *const u32,
     pub(crate) blocks: Blocks,
     /// Room for `m · 2 · LANES` sums.
     pub(crate) sums: *mut f32,
-}
-
-impl<T: Element> PanelRange<'_, T> {
-    /// Computes the panels one by one, each with its epilogue.
-    ///
-    /// # Safety
-    /// `isa` is available; the pointers are valid for the blocks; the epilogue's for its rows.
-    pub(crate) unsafe fn run(self, isa: Isa, epilogue: impl Epilogue) {
-        let panel_bytes = self.panels.panel_bytes();
-        for panel in self.range {
-            // SAFETY: the panel lies inside the weights; the rest is the caller's.
-            unsafe {
-                let sums = Sums {
-                    weights: self.panels.data().add(panel * panel_bytes),
-                    end: self.panels.data().add(self.panels.bytes()),
-                    steps: self.panels.steps(),
-                    step_bytes: self.panels.step_bytes(),
-                    x: self.x,
-                    blocks: self.blocks,
-                    sums: self.sums,
-                    element: PhantomData::<T>,
-                };
-                compiled::sums(isa, sums);
-                epilogue.finish(isa, panel, self.sums, self.blocks.m);
-            }
-        }
-    }
 }
 
 /// The sums of one panel over all row blocks.
@@ -102,10 +71,22 @@ pub(crate) struct Sums<T> {
     end: *const u8,
     steps: usize,
     step_bytes: usize,
-    x: *const u32,
-    blocks: Blocks,
-    sums: *mut f32,
+    rows: PackedRows,
     element: PhantomData<T>,
+}
+
+impl<T: Element> Sums<T> {
+    /// Panel `panel`, which is one of `panels`.
+    pub(crate) fn new(panels: &Panels<T>, panel: usize, rows: PackedRows) -> Self {
+        debug_assert!(panel < panels.panels(), "panel {panel} of {}", panels.panels());
+        // SAFETY: the panel lies inside the weights.
+        let (weights, end) = unsafe {
+            let data = panels.data();
+            (data.add(panel * panels.panel_bytes()), data.add(panels.bytes()))
+        };
+        let (steps, step_bytes) = (panels.steps(), panels.step_bytes());
+        Self { weights, end, steps, step_bytes, rows, element: PhantomData }
+    }
 }
 
 impl<T: Element> Kernel for Sums<T> {
@@ -113,32 +94,23 @@ impl<T: Element> Kernel for Sums<T> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let passes = self.blocks.count();
-        let chunk = match passes {
+        let blocks = self.rows.blocks;
+        let chunk = match blocks.count() {
             1 => self.steps.max(1),
             _ => (CHUNK_BYTES / self.step_bytes).max(GROUP),
         };
         let mut start = 0;
         loop {
-            let count = chunk.min(self.steps - start);
-            // SAFETY: chunk and block offsets stay inside the buffers.
+            let steps = chunk.min(self.steps - start);
+            // SAFETY: chunk offsets stay inside the buffers.
             unsafe {
                 let w = self.weights.add(start * self.step_bytes);
-                let mut ahead = Ahead::chunk_after(w, count * self.step_bytes, self.end);
-                for block in 0..passes {
-                    let rows = self.blocks.range(block);
-                    let pass = Pass {
-                        x: self.x.add(rows.start * self.steps + start * rows.len()),
-                        w,
-                        steps: count,
-                        sums: self.sums.add(rows.start * 2 * S::LANES),
-                        resume: start > 0,
-                        passes,
-                    };
-                    pass.run::<S, T>(rows.len(), &mut ahead);
-                }
+                let ahead = Ahead::chunk_after(w, steps * self.step_bytes, self.end);
+                let stream = blocks.count() == 1;
+                let chunk = Chunk { w, first: start, steps, of: self.steps, stream };
+                chunk.pass_over::<S, T>(self.rows, ahead);
             }
-            start += count;
+            start += steps;
             if start >= self.steps {
                 return;
             }
@@ -146,18 +118,71 @@ impl<T: Element> Kernel for Sums<T> {
     }
 }
 
+/// Some steps of a panel.
+pub(crate) struct Chunk {
+    pub(crate) w: *const u8,
+    /// The first step's place in the panel.
+    pub(crate) first: usize,
+    pub(crate) steps: usize,
+    /// Steps of the panel.
+    pub(crate) of: usize,
+    /// Whether the weights are used once, straight from memory.
+    pub(crate) stream: bool,
+}
+
+impl Chunk {
+    /// Adds the chunk's products to the sums of all blocks of rows.
+    ///
+    /// # Safety
+    /// Inside `dispatch`; the pointers are valid for the blocks.
+    #[inline(always)]
+    pub(crate) unsafe fn pass_over<S: Simd, T: Element>(
+        self,
+        PackedRows { x, blocks, sums }: PackedRows,
+        mut ahead: Ahead,
+    ) {
+        for block in 0..blocks.count() {
+            let rows = blocks.range(block);
+            // SAFETY: block offsets stay inside the buffers.
+            unsafe {
+                let pass = Pass {
+                    x: x.add(rows.start * self.of + self.first * rows.len()),
+                    w: self.w,
+                    steps: self.steps,
+                    sums: sums.add(rows.start * 2 * S::LANES),
+                    resume: self.first > 0,
+                    stream: self.stream,
+                    passes: blocks.count(),
+                };
+                pass.run::<S, T>(rows.len(), &mut ahead);
+            }
+        }
+    }
+}
+
 /// What is still to be prefetched of the chunk after the current one.
-struct Ahead {
+pub(crate) struct Ahead {
     next: *const u8,
     end: *const u8,
 }
 
 impl Ahead {
     #[inline(always)]
-    fn chunk_after(w: *const u8, bytes: usize, end: *const u8) -> Self {
+    pub(crate) fn chunk_after(w: *const u8, bytes: usize, end: *const u8) -> Self {
         let next = w.wrapping_add(bytes);
         let stop = next.wrapping_add(bytes);
         Self { next, end: if stop < end { stop } else { end } }
+    }
+
+    /// Asks for the next `lines` cache lines.
+    #[inline(always)]
+    pub(crate) fn fetch<S: Simd>(&mut self, lines: usize) {
+        for _ in 0..lines {
+            if self.next < self.end {
+                S::prefetch(self.next, Fetch::Second);
+                self.next = self.next.wrapping_add(64);
+            }
+        }
     }
 }
 
@@ -169,6 +194,8 @@ struct Pass {
     sums: *mut f32,
     /// Whether `sums` holds the accumulators of the chunks before.
     resume: bool,
+    /// Whether the weights are used once, straight from memory.
+    stream: bool,
     /// Blocks that pass over this chunk.
     passes: usize,
 }
@@ -210,7 +237,7 @@ impl Pass {
             }
             let (mut x, mut w) = (self.x, self.w);
             let step_bytes = 2 * step_vector_bytes::<S, T>();
-            if self.passes == 1 {
+            if self.stream {
                 let mut left = self.steps;
                 while left >= SETS {
                     for set in &mut acc {
@@ -231,12 +258,7 @@ impl Pass {
                 let lines = (GROUP * step_bytes / 64).div_ceil(self.passes);
                 let mut left = self.steps;
                 while left > 0 {
-                    for _ in 0..lines {
-                        if ahead.next < ahead.end {
-                            S::prefetch(ahead.next, Fetch::Second);
-                            ahead.next = ahead.next.wrapping_add(64);
-                        }
-                    }
+                    ahead.fetch::<S>(lines);
                     let group = left.min(GROUP);
                     for _ in 0..group {
                         step::<S, T, ROWS>(&mut acc[0], x, w);

@@ -17,7 +17,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL: 16 lanes, 32 registers.
     Avx512,
-    /// As `Avx512`, with AVX-512-BF16 dot products for `bf16`.
+    /// As `Avx512`, with the dot products of AVX-512-BF16 and, for quantised weights, AVX-512-VNNI,
+    /// which every processor with the former has.
     Avx512Bf16,
 }
 
@@ -54,7 +55,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 => {
+                Isa::Avx512.is_available()
+                    && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
         }

@@ -14,12 +14,15 @@ mod layers;
 pub mod naive;
 mod panels;
 mod placement;
+mod quant;
 mod rows;
 mod simd;
 mod team;
+mod weights;
 mod workspace;
 
 pub use conformance::CpuBackend;
 pub use cpu::{Cpu, CpuOptions};
 pub use isa::Isa;
 pub use layers::{GatedLinear, Mlp};
+pub use quant::quantized_types;

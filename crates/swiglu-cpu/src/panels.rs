@@ -103,17 +103,7 @@ impl<T: Element> Panels<T> {
             element: PhantomData,
         };
         this.data = Buffer::zeroed(panels * this.panel_bytes())?;
-        if let Some(bias) = bias {
-            let mut buffer = Buffer::zeroed(panels * 2 * lanes * size_of::<f32>())?;
-            for i in 0..panels * 2 * lanes {
-                // SAFETY: `i` is below the number of `f32` the buffer was made for.
-                unsafe {
-                    *buffer.as_mut_ptr().cast::<f32>().add(i) =
-                        bias(i / (2 * lanes), i % (2 * lanes));
-                }
-            }
-            this.bias = Some(buffer);
-        }
+        this.bias = bias.map(|bias| pack_bias(panels, 2 * lanes, bias)).transpose()?;
         let data = SendPtr(this.data.as_mut_ptr());
         let panel_bytes = this.panel_bytes();
         let pack = |range: std::ops::Range<usize>, _: usize| {
@@ -164,6 +154,20 @@ impl<T: Element> Panels<T> {
     pub(crate) fn bias(&self) -> Option<*const f32> {
         self.bias.as_ref().map(|b| b.as_ptr().cast())
     }
+}
+
+/// The biases of all panels; `bias` gives that of a panel's lane.
+pub(crate) fn pack_bias(
+    panels: usize,
+    width: usize,
+    bias: impl Fn(usize, usize) -> f32,
+) -> Result<Buffer> {
+    let mut buffer = Buffer::zeroed(panels * width * size_of::<f32>())?;
+    for i in 0..panels * width {
+        // SAFETY: `i` is below the number of `f32` the buffer was made for.
+        unsafe { *buffer.as_mut_ptr().cast::<f32>().add(i) = bias(i / width, i % width) };
+    }
+    Ok(buffer)
 }
 
 /// Writes `[step][lane][feature of step]`; lanes without a source and the missing half of a last

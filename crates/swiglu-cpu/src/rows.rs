@@ -1,5 +1,5 @@
 //! Input rows as the matrix kernel reads them: block after block, each `[step][row]`, every step a
-//! `f32` or a pair of bfloat16. Rows are packed once per call and used by every panel.
+//! `f32` or, for weights of that type, a pair of bfloat16. Rows are packed once per call and used by every panel.
 
 use std::ops::Range;
 
@@ -15,6 +15,8 @@ pub(crate) struct PackRows<'a, T> {
     pub(crate) x: MatrixRef<'a, T>,
     pub(crate) first: usize,
     pub(crate) blocks: Blocks,
+    /// Whether every step is one `f32`, also of bfloat16.
+    pub(crate) wide: bool,
     pub(crate) out: SendPtr<u32>,
 }
 
@@ -27,14 +29,15 @@ impl<T: Element> Kernel for PackBlocks<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let PackBlocks(task, range) = self;
-        let steps = task.x.cols().div_ceil(features_per_step(T::DTYPE));
+        let per_step = if task.wide { 1 } else { features_per_step(T::DTYPE) };
+        let steps = task.x.cols().div_ceil(per_step);
         for block in range {
             let rows = task.blocks.range(block);
             for (lane, r) in rows.clone().enumerate() {
                 // SAFETY: the buffer holds `m · steps` values; a block owns its part of it.
                 unsafe {
                     let out = task.out.get().add(rows.start * steps + lane);
-                    pack_row::<S, T>(task.x.row(task.first + r), out, rows.len());
+                    pack_row::<S, T>(task.x.row(task.first + r), task.wide, out, rows.len());
                 }
             }
         }
@@ -43,9 +46,9 @@ impl<T: Element> Kernel for PackBlocks<'_, T> {
 
 /// Writes the steps of `row` to `out`, `out + stride` and so on.
 #[inline(always)]
-unsafe fn pack_row<S: Simd, T: Element>(row: &[T], out: *mut u32, stride: usize) {
+unsafe fn pack_row<S: Simd, T: Element>(row: &[T], wide: bool, out: *mut u32, stride: usize) {
     match T::DTYPE {
-        DType::Bf16 => {
+        DType::Bf16 if !wide => {
             let bits = row.as_ptr().cast::<u16>();
             // SAFETY: `bits` holds the row, two elements a step; `out` one value per step.
             unsafe {

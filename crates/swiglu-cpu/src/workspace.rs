@@ -17,12 +17,14 @@ pub(crate) struct Workspace {
     pub(crate) packed_h: Buffer,
     /// Accumulators, a part for each worker.
     pub(crate) sums: Buffer,
+    /// Decoded weights, a part for each worker.
+    pub(crate) scratch: Buffer,
 }
 
 impl Workspace {
     fn new() -> Result<Self> {
         let none = || Buffer::zeroed(0);
-        Ok(Self { x: none()?, h: none()?, packed_h: none()?, sums: none()? })
+        Ok(Self { x: none()?, h: none()?, packed_h: none()?, sums: none()?, scratch: none()? })
     }
 }
 

@@ -3,7 +3,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use swiglu_core::conformance::{Backend, Case, run, suite};
+use swiglu_core::conformance::{Backend, Case, quantized_suite, run, suite};
 use swiglu_core::{DType, Path, Rounding};
 use swiglu_cpu::{Cpu, CpuBackend, CpuOptions, Isa};
 
@@ -14,8 +14,13 @@ fn conforms(isa: Isa, threads: usize, path: Path) {
     }
     let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();
     let backend = CpuBackend { cpu, path };
+    let quantized = match path {
+        Path::Fused => quantized_suite(backend.quantized_types(), &DType::ALL),
+        Path::Unfused => Vec::new(),
+    };
     let failed: Vec<String> = suite(&DType::ALL)
         .iter()
+        .chain(&quantized)
         // The unfused path has no `fused` rounding of the 16-bit types; it follows `pre_round`.
         .filter(|case| {
             path == Path::Fused

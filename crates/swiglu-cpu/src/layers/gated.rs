@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use swiglu_core::{
     Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics, Path,
-    Plan, Problem, Result, Rounding,
+    Plan, Problem, QuantizedGatedLinearParams, Result, Rounding,
 };
 
 use super::linear::Linear;
@@ -13,12 +13,14 @@ use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::epilogue::{Gated, Rows};
 use crate::panels::Panels;
+use crate::quant::QuantizedPanels;
+use crate::weights::Weights;
 use crate::workspace::Workspaces;
 
-/// The fused layer: one set of panels, or the three separate operations.
+/// The fused layer: gate and up in one set of panels, or the three separate operations.
 #[derive(Debug)]
 pub(super) enum GatedKernel<T> {
-    Fused(Panels<T>),
+    Fused(Weights<T>),
     Unfused(Box<Halves<T>>),
 }
 
@@ -65,7 +67,8 @@ impl<T: Element> GatedLinear<T> {
         };
         let kernel = match path {
             Path::Fused => {
-                GatedKernel::Fused(Panels::gated(cpu, w, [params.gate_bias, params.up_bias])?)
+                let panels = Panels::gated(cpu, w, [params.gate_bias, params.up_bias])?;
+                GatedKernel::Fused(Weights::Dense(panels))
             }
             Path::Unfused => GatedKernel::Unfused(Box::new(Halves {
                 gate: half(Half::Gate, params.gate_bias)?,
@@ -77,6 +80,23 @@ impl<T: Element> GatedLinear<T> {
             problem.numerics.rounding = Rounding::PreRound;
         }
         Ok(Self { cpu: cpu.clone(), problem, kernel, workspaces: Workspaces::default() })
+    }
+
+    /// Packs quantised weights as they are: their bits stay, in the order of the fused kernel. x and
+    /// h are of T, and products are summed with the accuracy of `f32`.
+    ///
+    /// # Errors
+    /// As [`QuantizedGatedLinearParams::validate`];
+    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    pub fn quantized(cpu: &Cpu, params: &QuantizedGatedLinearParams<'_>) -> Result<Self> {
+        params.validate()?;
+        let weights = Weights::Quantized(QuantizedPanels::gated(cpu, params)?);
+        Ok(Self {
+            cpu: cpu.clone(),
+            problem: params.problem(0, T::DTYPE),
+            kernel: GatedKernel::Fused(weights),
+            workspaces: Workspaces::default(),
+        })
     }
 
     /// K.
@@ -120,9 +140,9 @@ impl<T: Element> GatedLinear<T> {
     pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
         self.check(x, &out)?;
         match &self.kernel {
-            GatedKernel::Fused(panels) => {
-                linear_map(&self.cpu, panels, &self.workspaces, x, out, |out| {
-                    self.epilogue::<T>(panels, out)
+            GatedKernel::Fused(weights) => {
+                linear_map(&self.cpu, weights, &self.workspaces, x, out, |out| {
+                    self.epilogue::<T>(weights, out)
                 })
             }
             GatedKernel::Unfused(halves) => self.unfused(halves, x, out),
@@ -130,11 +150,11 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// What happens to the sums: h as values of T, stored as O.
-    pub(super) fn epilogue<O: Element>(&self, panels: &Panels<T>, out: Rows<O>) -> Gated<T, O> {
+    pub(super) fn epilogue<O: Element>(&self, weights: &Weights<T>, out: Rows<O>) -> Gated<T, O> {
         Gated {
             activation: self.problem.activation,
             numerics: self.problem.numerics,
-            bias: panels.bias(),
+            bias: weights.bias(),
             out,
             element: PhantomData,
         }

@@ -1,18 +1,20 @@
 //! A linear map: the down projection, and a half of the unfused layer.
 
-use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, Result};
+use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Result};
 
 use super::pass::linear_map;
 use crate::cpu::Cpu;
 use crate::epilogue::{Plain, Rows};
 use crate::panels::Panels;
+use crate::quant::QuantizedPanels;
+use crate::weights::Weights;
 use crate::workspace::Workspaces;
 
 /// A linear map with packed weights.
 #[derive(Debug)]
 pub(crate) struct Linear<T> {
     cpu: Cpu,
-    panels: Panels<T>,
+    weights: Weights<T>,
     workspaces: Workspaces,
 }
 
@@ -27,21 +29,30 @@ impl<T: Element> Linear<T> {
         locate: &(dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync),
     ) -> Result<Self> {
         let panels = Panels::linear(cpu, outputs, inputs, orientation, locate, bias)?;
-        Ok(Self { cpu: cpu.clone(), panels, workspaces: Workspaces::default() })
+        Ok(Self::with(cpu, Weights::Dense(panels)))
+    }
+
+    /// Packs quantised weights.
+    pub(crate) fn quantized(cpu: &Cpu, w: QuantizedRef<'_>, bias: Option<&[f32]>) -> Result<Self> {
+        Ok(Self::with(cpu, Weights::Quantized(QuantizedPanels::linear(cpu, w, bias)?)))
+    }
+
+    fn with(cpu: &Cpu, weights: Weights<T>) -> Self {
+        Self { cpu: cpu.clone(), weights, workspaces: Workspaces::default() }
     }
 
     /// The packed weights.
-    pub(crate) fn panels(&self) -> &Panels<T> {
-        &self.panels
+    pub(crate) fn weights(&self) -> &Weights<T> {
+        &self.weights
     }
 
     /// What happens to the sums.
     pub(crate) fn epilogue(&self, out: Rows<T>) -> Plain<T> {
-        Plain { bias: self.panels.bias(), out }
+        Plain { bias: self.weights.bias(), out }
     }
 
     /// out = x·W + b; the shapes are the caller's.
     pub(crate) fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
-        linear_map(&self.cpu, &self.panels, &self.workspaces, x, out, |out| self.epilogue(out))
+        linear_map(&self.cpu, &self.weights, &self.workspaces, x, out, |out| self.epilogue(out))
     }
 }

@@ -2,19 +2,20 @@
 
 use std::ops::Range;
 
-use swiglu_core::{DType, Element, MatrixMut, MatrixRef, MlpParams, Path, Plan, Problem, Result};
+use swiglu_core::{
+    DType, Element, MatrixMut, MatrixRef, MlpParams, Path, Plan, Problem, QuantizedMlpParams,
+    Result,
+};
 
 use super::gated::{GatedKernel, GatedLinear, buffer_matrix};
 use super::linear::Linear;
-use super::pass::{Call, Shared, out_rows, pack_rows, passes, rows_bytes, sums_bytes};
+use super::pass::{Call, Shared, out_rows, passes, sums_bytes};
 use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
-use crate::gemm::Blocks;
-use crate::panels::{Panels, SendPtr};
-use crate::rows::PackRows;
-use crate::simd;
+use crate::panels::SendPtr;
 use crate::team::Step;
+use crate::weights::{Packing, Weights};
 
 /// A feed-forward block whose weights are packed for one [`Cpu`].
 #[derive(Debug)]
@@ -54,6 +55,19 @@ impl<T: Element> Mlp<T> {
         Ok(Self { gated, down, problem })
     }
 
+    /// Packs quantised weights as they are, as [`GatedLinear::quantized`]; h is rounded to T between
+    /// the two projections.
+    ///
+    /// # Errors
+    /// As [`QuantizedMlpParams::validate`];
+    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    pub fn quantized(cpu: &Cpu, params: &QuantizedMlpParams<'_>) -> Result<Self> {
+        params.validate()?;
+        let gated = GatedLinear::quantized(cpu, &params.gated)?;
+        let down = Linear::quantized(cpu, params.down, params.down_bias)?;
+        Ok(Self { gated, down, problem: params.problem(0, T::DTYPE) })
+    }
+
     /// The gated linear layer.
     pub fn gated(&self) -> &GatedLinear<T> {
         &self.gated
@@ -78,14 +92,17 @@ impl<T: Element> Mlp<T> {
                 let hidden = buffer_matrix::<T>(&mut ws.h, m, h)?;
                 self.down.forward(hidden.as_ref(), out)
             }),
-            GatedKernel::Fused(panels) => {
+            GatedKernel::Fused(weights) => {
                 let problem = Problem { m: x.rows(), ..self.problem };
                 let rows = plan::rows(&self.gated.cpu, &problem, Path::Fused);
                 for pass in passes(x.rows(), rows) {
-                    // h is kept as the down projection reads it: values of T in f32, or bfloat16.
-                    match T::DTYPE {
-                        DType::Bf16 => self.pass::<T>(panels, x, pass, &mut out)?,
-                        _ => self.pass::<f32>(panels, x, pass, &mut out)?,
+                    // h is kept as the down projection packs it: values of T, for dense weights in
+                    // f32 or bfloat16.
+                    match (weights, T::DTYPE) {
+                        (Weights::Dense(_), DType::F16) => {
+                            self.pass::<f32>(weights, x, pass, &mut out)?;
+                        }
+                        _ => self.pass::<T>(weights, x, pass, &mut out)?,
                     }
                 }
                 Ok(())
@@ -94,63 +111,74 @@ impl<T: Element> Mlp<T> {
     }
 
     /// Gate, up, activation and down for some rows, in one go: threads move from step to step
-    /// without returning. With one row h already lies as the down projection reads it.
+    /// without returning. With one row h may already lie as the down projection reads it.
     fn pass<O: Element>(
         &self,
-        panels: &Panels<T>,
+        weights: &Weights<T>,
         x: MatrixRef<'_, T>,
         pass: Range<usize>,
         out: &mut MatrixMut<'_, T>,
     ) -> Result<()> {
         let cpu = &self.gated.cpu;
-        let (m, h_steps) = (pass.len(), self.down.panels().steps());
+        let (m, down_weights) = (pass.len(), self.down.weights());
+        let (packing, h_packing) = (weights.packing(cpu, m), down_weights.packing(cpu, m));
+        let h_len = h_row_len::<O>(h_packing, self.problem.intermediate);
+        let packs_h = h_packing.changes_rows();
+        let scratch_bytes = weights.scratch_bytes(cpu.threads(), m);
         self.gated.workspaces.with(|ws| {
-            ws.x.reserve(rows_bytes(panels, m))?;
-            ws.h.reserve(rows_bytes(self.down.panels(), m))?;
-            ws.packed_h.reserve(if m > 1 { rows_bytes(self.down.panels(), m) } else { 0 })?;
+            ws.x.reserve(packing.bytes())?;
+            ws.h.reserve(m * h_len * size_of::<O>())?;
+            ws.packed_h.reserve(if packs_h { h_packing.bytes() } else { 0 })?;
             ws.sums.reserve(sums_bytes(cpu, m))?;
-            let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
+            ws.scratch.reserve(scratch_bytes)?;
             let sums = SendPtr(ws.sums.as_mut_ptr().cast());
+            let scratch = SendPtr(ws.scratch.as_mut_ptr());
             let h = ws.h.as_mut_ptr();
-            let gated = Call { cpu, panels, blocks, x: SendPtr(ws.x.as_mut_ptr().cast()), sums };
-            let down_x = if m > 1 { ws.packed_h.as_mut_ptr() } else { h };
-            let down =
-                Call { cpu, panels: self.down.panels(), blocks, x: SendPtr(down_x.cast()), sums };
-            // Rows of h are whole steps long; the half of a last pair beyond H stays zero.
-            let per_step = size_of::<u32>() / size_of::<O>();
-            let h_rows = Rows {
-                first: h.cast::<O>(),
-                stride: h_steps * per_step,
-                cols: self.problem.intermediate,
+            let x_rows = SendPtr(ws.x.as_mut_ptr());
+            let gated = Call { cpu, weights, m, packing, x: x_rows, sums, scratch };
+            let down = Call {
+                weights: down_weights,
+                packing: h_packing,
+                x: SendPtr(if packs_h { ws.packed_h.as_mut_ptr() } else { h }),
+                ..gated
             };
-            // SAFETY: the buffer holds m rows of `h_steps` zeroed 32-bit values; it is written in
-            // step 2 and read in step 3, which begins when step 2 is done.
-            let h_steps_view = unsafe { std::slice::from_raw_parts(h.cast::<f32>(), m * h_steps) };
-            let h_steps_view = MatrixRef::new(h_steps_view, m, h_steps)?;
+            // The half of a last pair beyond H stays zero.
+            let h_rows =
+                Rows { first: h.cast::<O>(), stride: h_len, cols: self.problem.intermediate };
+            // SAFETY: the buffer holds m rows of `h_len` zeroed values of O; it is written in step 2
+            // and read in step 3, which begins when step 2 is done.
+            let h_view = unsafe { std::slice::from_raw_parts(h.cast::<O>(), m * h_len) };
+            let h_view = MatrixRef::new(h_view, m, h_len)?;
             let (h_rows, y_rows) = (Shared(h_rows), out_rows(out, pass.start));
 
-            let x_task = PackRows { x, first: pass.start, blocks, out: gated.x };
-            let h_task = PackRows { x: h_steps_view, first: 0, blocks, out: down.x };
-            let pack_x = |range: Range<usize>, _: usize| pack_rows(cpu, x_task, range);
+            let pack_x = |range: Range<usize>, _: usize| gated.pack(x, pass.start, range);
             let gate_up = |range: Range<usize>, worker: usize| {
-                gated.panels(range, worker, self.gated.epilogue::<O>(panels, h_rows.get()));
+                gated.panels(range, worker, self.gated.epilogue::<O>(weights, h_rows.get()));
             };
-            let pack_h = |range: Range<usize>, _: usize| pack_rows(cpu, h_task, range);
+            let pack_h = |range: Range<usize>, _: usize| down.pack(h_view, 0, range);
             let project = |range: Range<usize>, worker: usize| {
                 down.panels(range, worker, self.down.epilogue(y_rows.get()));
             };
             let work = Problem { m, ..self.problem };
-            let bytes = panels.bytes() + self.down.panels().bytes();
+            let bytes = weights.bytes() + down_weights.bytes();
             cpu.run(
                 cpu.workers(work.flops(), bytes as f64),
                 &[
-                    Step { units: blocks.count(), run: &pack_x },
-                    Step { units: panels.panels(), run: &gate_up },
-                    Step { units: if m > 1 { blocks.count() } else { 0 }, run: &pack_h },
-                    Step { units: self.down.panels().panels(), run: &project },
+                    Step { units: packing.units(), run: &pack_x },
+                    Step { units: weights.panels(), run: &gate_up },
+                    Step { units: if packs_h { h_packing.units() } else { 0 }, run: &pack_h },
+                    Step { units: down_weights.panels(), run: &project },
                 ],
             );
             Ok(())
         })
+    }
+}
+
+/// Values of a row of h: those of whole steps where it may be read as it is.
+fn h_row_len<O: Element>(packing: Packing, features: usize) -> usize {
+    match packing {
+        Packing::Steps { steps, wide: false, .. } => steps * size_of::<u32>() / size_of::<O>(),
+        _ => features,
     }
 }

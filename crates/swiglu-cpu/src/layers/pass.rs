@@ -2,66 +2,86 @@
 
 use std::ops::Range;
 
-use swiglu_core::{Element, MatrixMut, MatrixRef, Result};
+use swiglu_core::{DType, Element, MatrixMut, MatrixRef, Result};
 
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::epilogue::{Epilogue, Rows};
-use crate::gemm::{Blocks, PanelRange};
-use crate::panels::{Panels, SendPtr};
-use crate::rows::{PackBlocks, PackRows};
+use crate::gemm::{PackedRows, Sums};
+use crate::panels::{SendPtr, features_per_step};
+use crate::quant::{DecodedSums, Dots};
 use crate::simd;
 use crate::team::Step;
+use crate::weights::{Packing, Weights};
 use crate::workspace::Workspaces;
 
 /// Packed rows of one pass over the weights stay below this, to be found in the last-level cache.
 const ROWS_BYTES: usize = 4 << 20;
 
-/// Panels over the rows of a pass.
+/// Weights over the rows of a pass.
 pub(crate) struct Call<'a, T> {
     pub(crate) cpu: &'a Cpu,
-    pub(crate) panels: &'a Panels<T>,
-    pub(crate) blocks: Blocks,
+    pub(crate) weights: &'a Weights<T>,
+    pub(crate) m: usize,
+    pub(crate) packing: Packing,
     /// Packed rows.
-    pub(crate) x: SendPtr<u32>,
+    pub(crate) x: SendPtr<u8>,
     /// Accumulators, a part for each worker.
     pub(crate) sums: SendPtr<f32>,
+    /// Decoded weights, a part for each worker.
+    pub(crate) scratch: SendPtr<u8>,
 }
 
 impl<T: Element> Call<'_, T> {
+    /// Packs rows `first ..` of x, the units of `range`.
+    pub(crate) fn pack<X: Element>(&self, x: MatrixRef<'_, X>, first: usize, range: Range<usize>) {
+        // SAFETY: the instruction set was checked when the device was made; the buffer was sized for
+        // this packing, and units are disjoint.
+        unsafe { self.packing.pack(self.cpu.isa(), (x, first), self.x, range) }
+    }
+
     /// Computes a range of panels.
     pub(crate) fn panels(&self, range: Range<usize>, worker: usize, epilogue: impl Epilogue) {
-        let sums_per_worker = self.blocks.m * 2 * simd::lanes(self.cpu.isa());
+        let (isa, m) = (self.cpu.isa(), self.m);
+        let x = self.x.get();
         // SAFETY: the instruction set was checked when the device was made; the buffers were sized
-        // for these blocks, and each worker has its own part of `sums`.
+        // for these rows, and each worker has its own part of `sums` and `scratch`.
         unsafe {
-            let kernel = PanelRange {
-                panels: self.panels,
-                range,
-                x: self.x.get(),
-                blocks: self.blocks,
-                sums: self.sums.get().add(worker * sums_per_worker),
-            };
-            kernel.run(self.cpu.isa(), epilogue);
+            let sums = self.sums.get().add(worker * m * 2 * simd::lanes(isa));
+            for panel in range {
+                match (self.weights, self.packing) {
+                    (Weights::Dense(panels), Packing::Steps { blocks, .. }) => {
+                        let rows = PackedRows { x: x.cast(), blocks, sums };
+                        compiled::sums(isa, Sums::new(panels, panel, rows));
+                    }
+                    (Weights::Quantized(panels), Packing::Steps { blocks, .. }) => {
+                        let rows = PackedRows { x: x.cast(), blocks, sums };
+                        let scratch = (self.scratch.get(), worker);
+                        let kernel = DecodedSums::new(panels, panel, rows, scratch);
+                        compiled::decoded_sums(isa, kernel);
+                    }
+                    (Weights::Quantized(panels), Packing::Digits { .. }) => {
+                        compiled::dots(isa, Dots::new(panels, panel, x, m, sums));
+                    }
+                    (Weights::Dense(_), Packing::Digits { .. }) => {
+                        unreachable!("dense weights take steps, see Weights::packing")
+                    }
+                }
+                epilogue.finish(isa, panel, sums, m);
+            }
         }
     }
-}
-
-/// Packs a range of row blocks.
-pub(crate) fn pack_rows<T: Element>(cpu: &Cpu, task: PackRows<'_, T>, range: Range<usize>) {
-    // SAFETY: the instruction set was checked when the device was made; `out` was sized for the
-    // blocks, which are disjoint.
-    unsafe { compiled::pack_rows(cpu.isa(), PackBlocks(task, range)) }
-}
-
-/// Bytes of `m` packed rows.
-pub(crate) fn rows_bytes<T: Element>(panels: &Panels<T>, m: usize) -> usize {
-    m * panels.steps() * size_of::<u32>()
 }
 
 /// Bytes of the accumulators of all workers.
 pub(crate) fn sums_bytes(cpu: &Cpu, m: usize) -> usize {
     cpu.threads() * m * 2 * simd::lanes(cpu.isa()) * size_of::<f32>()
+}
+
+/// Bytes of a packed row of `n` inputs; `wide`: every input a `f32`, for quantised weights.
+pub(crate) fn packed_row_bytes(n: usize, dtype: DType, wide: bool) -> usize {
+    let per_step = if wide { 1 } else { features_per_step(dtype) };
+    n.div_ceil(per_step) * size_of::<u32>()
 }
 
 /// Rows of one pass over weights whose packed rows take `bytes_per_row`.
@@ -100,35 +120,40 @@ impl<O: Copy> Shared<O> {
 /// One linear map over all rows of x: pack the rows of a pass, run the panels over them, and so on.
 pub(crate) fn linear_map<T: Element, E: Epilogue>(
     cpu: &Cpu,
-    panels: &Panels<T>,
+    weights: &Weights<T>,
     workspaces: &Workspaces,
     x: MatrixRef<'_, T>,
     mut out: MatrixMut<'_, T>,
     epilogue: impl Fn(Rows<T>) -> E + Sync,
 ) -> Result<()> {
-    let rows = pass_rows(cpu, x.rows(), rows_bytes(panels, 1));
+    let wide = matches!(weights, Weights::Quantized(_));
+    let rows = pass_rows(cpu, x.rows(), packed_row_bytes(x.cols(), T::DTYPE, wide));
     workspaces.with(|ws| {
         for pass in passes(x.rows(), rows) {
-            ws.x.reserve(rows_bytes(panels, pass.len()))?;
-            ws.sums.reserve(sums_bytes(cpu, pass.len()))?;
+            let m = pass.len();
+            let packing = weights.packing(cpu, m);
+            ws.x.reserve(packing.bytes())?;
+            ws.sums.reserve(sums_bytes(cpu, m))?;
+            ws.scratch.reserve(weights.scratch_bytes(cpu.threads(), m))?;
             let call = Call {
                 cpu,
-                panels,
-                blocks: Blocks::new(pass.len(), simd::tile_rows(cpu.isa())),
-                x: SendPtr(ws.x.as_mut_ptr().cast()),
+                weights,
+                m,
+                packing,
+                x: SendPtr(ws.x.as_mut_ptr()),
                 sums: SendPtr(ws.sums.as_mut_ptr().cast()),
+                scratch: SendPtr(ws.scratch.as_mut_ptr()),
             };
             let out = out_rows(&mut out, pass.start);
-            let task = PackRows { x, first: pass.start, blocks: call.blocks, out: call.x };
-            let pack = |range: Range<usize>, _: usize| pack_rows(cpu, task, range);
+            let pack = |range: Range<usize>, _: usize| call.pack(x, pass.start, range);
             let run = |range: Range<usize>, worker: usize| {
                 call.panels(range, worker, epilogue(out.get()));
             };
             cpu.run(
-                cpu.workers(panels.flops(pass.len()), panels.bytes() as f64),
+                cpu.workers(weights.flops(m), weights.bytes() as f64),
                 &[
-                    Step { units: call.blocks.count(), run: &pack },
-                    Step { units: panels.panels(), run: &run },
+                    Step { units: packing.units(), run: &pack },
+                    Step { units: weights.panels(), run: &run },
                 ],
             );
         }

@@ -149,8 +149,10 @@ pub(crate) struct Avx2;
 
 impl Simd for Avx2 {
     type V = F32x8;
+    type I = __m256i;
     const LANES: usize = 8;
     const ROWS: usize = 6;
+    const DOT_ROWS: usize = 1;
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> F32x8 {
@@ -228,6 +230,80 @@ impl Simd for Avx2 {
         lanes!(match fetch {
             Fetch::Once => _mm_prefetch::<_MM_HINT_NTA>(p.cast()),
             Fetch::Second => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_words(p: *const u8) -> __m256i {
+        lanes!(_mm256_loadu_si256(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_words(p: *mut u8, v: __m256i) {
+        lanes!(_mm256_storeu_si256(p.cast(), v))
+    }
+    #[inline(always)]
+    unsafe fn splat_word(p: *const u32) -> __m256i {
+        lanes!(_mm256_set1_epi32(p.cast::<i32>().read_unaligned()))
+    }
+    #[inline(always)]
+    fn words(w: u32) -> __m256i {
+        lanes!(_mm256_set1_epi32(w.cast_signed()))
+    }
+    #[inline(always)]
+    fn and(a: __m256i, b: __m256i) -> __m256i {
+        lanes!(_mm256_and_si256(a, b))
+    }
+    #[inline(always)]
+    fn or(a: __m256i, b: __m256i) -> __m256i {
+        lanes!(_mm256_or_si256(a, b))
+    }
+    #[inline(always)]
+    fn xor(a: __m256i, b: __m256i) -> __m256i {
+        lanes!(_mm256_xor_si256(a, b))
+    }
+    #[inline(always)]
+    fn shl(a: __m256i, n: u32) -> __m256i {
+        lanes!(_mm256_sllv_epi32(a, Self::words(n)))
+    }
+    #[inline(always)]
+    fn shr(a: __m256i, n: u32) -> __m256i {
+        lanes!(_mm256_srlv_epi32(a, Self::words(n)))
+    }
+    #[inline(always)]
+    fn sar(a: __m256i, n: u32) -> __m256i {
+        lanes!(_mm256_srav_epi32(a, Self::words(n)))
+    }
+    #[inline(always)]
+    fn add_words(a: __m256i, b: __m256i) -> __m256i {
+        lanes!(_mm256_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn words_to_f32(a: __m256i) -> F32x8 {
+        lanes!(F32x8(_mm256_cvtepi32_ps(a)))
+    }
+    #[inline(always)]
+    fn f32_to_words(v: F32x8) -> __m256i {
+        lanes!(_mm256_cvtps_epi32(v.0))
+    }
+    #[inline(always)]
+    fn transpose_bytes(a: __m256i) -> __m256i {
+        lanes!({
+            let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(order))
+        })
+    }
+    #[inline(always)]
+    fn dot<const SMALL: bool>(acc: __m256i, u: __m256i, s: __m256i) -> __m256i {
+        lanes!(if SMALL {
+            // Sums of two products stay within 16 bits.
+            let pairs = _mm256_maddubs_epi16(u, s);
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        } else {
+            let even = _mm256_madd_epi16(
+                _mm256_and_si256(u, _mm256_set1_epi16(0xFF)),
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(s)),
+            );
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(u), _mm256_srai_epi16::<8>(s));
+            _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
         })
     }
 }

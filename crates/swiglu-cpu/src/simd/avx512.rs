@@ -1,4 +1,4 @@
-//! AVX-512 F, BW, DQ and VL, with and without the bfloat16 dot product.
+//! AVX-512 F, BW, DQ and VL, with and without the dot products of bfloat16 and of bytes.
 
 use std::arch::x86_64::*;
 
@@ -113,12 +113,14 @@ fn upper_halves(v: F32x16) -> __m256i {
     lanes!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits(v))))
 }
 
-/// Everything but the pair dot product.
+/// Everything but the dot products.
 macro_rules! common {
     () => {
         type V = F32x16;
+        type I = __m512i;
         const LANES: usize = 16;
         const ROWS: usize = 12;
+        const DOT_ROWS: usize = 3;
 
         #[inline(always)]
         unsafe fn load_f32(p: *const f32) -> F32x16 {
@@ -180,10 +182,69 @@ macro_rules! common {
                 Fetch::Second => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
             })
         }
+        #[inline(always)]
+        unsafe fn load_words(p: *const u8) -> __m512i {
+            lanes!(_mm512_loadu_si512(p.cast()))
+        }
+        #[inline(always)]
+        unsafe fn store_words(p: *mut u8, v: __m512i) {
+            lanes!(_mm512_storeu_si512(p.cast(), v))
+        }
+        #[inline(always)]
+        unsafe fn splat_word(p: *const u32) -> __m512i {
+            lanes!(_mm512_set1_epi32(p.cast::<i32>().read_unaligned()))
+        }
+        #[inline(always)]
+        fn words(w: u32) -> __m512i {
+            lanes!(_mm512_set1_epi32(w.cast_signed()))
+        }
+        #[inline(always)]
+        fn and(a: __m512i, b: __m512i) -> __m512i {
+            lanes!(_mm512_and_si512(a, b))
+        }
+        #[inline(always)]
+        fn or(a: __m512i, b: __m512i) -> __m512i {
+            lanes!(_mm512_or_si512(a, b))
+        }
+        #[inline(always)]
+        fn xor(a: __m512i, b: __m512i) -> __m512i {
+            lanes!(_mm512_xor_si512(a, b))
+        }
+        #[inline(always)]
+        fn shl(a: __m512i, n: u32) -> __m512i {
+            lanes!(_mm512_sllv_epi32(a, Self::words(n)))
+        }
+        #[inline(always)]
+        fn shr(a: __m512i, n: u32) -> __m512i {
+            lanes!(_mm512_srlv_epi32(a, Self::words(n)))
+        }
+        #[inline(always)]
+        fn sar(a: __m512i, n: u32) -> __m512i {
+            lanes!(_mm512_srav_epi32(a, Self::words(n)))
+        }
+        #[inline(always)]
+        fn add_words(a: __m512i, b: __m512i) -> __m512i {
+            lanes!(_mm512_add_epi32(a, b))
+        }
+        #[inline(always)]
+        fn words_to_f32(a: __m512i) -> F32x16 {
+            lanes!(F32x16(_mm512_cvtepi32_ps(a)))
+        }
+        #[inline(always)]
+        fn f32_to_words(v: F32x16) -> __m512i {
+            lanes!(_mm512_cvtps_epi32(v.0))
+        }
+        #[inline(always)]
+        fn transpose_bytes(a: __m512i) -> __m512i {
+            lanes!({
+                let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(order))
+            })
+        }
     };
 }
 
-/// Without the bfloat16 dot product.
+/// Without the dot products.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
@@ -204,6 +265,22 @@ impl Simd for Avx512 {
         let (a0, a1) = halves(a);
         let (b0, b1) = halves(b);
         a1.mul_add(b1, a0.mul_add(b0, acc))
+    }
+
+    #[inline(always)]
+    fn dot<const SMALL: bool>(acc: __m512i, u: __m512i, s: __m512i) -> __m512i {
+        lanes!(if SMALL {
+            // Sums of two products stay within 16 bits.
+            let pairs = _mm512_maddubs_epi16(u, s);
+            _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        } else {
+            let even = _mm512_madd_epi16(
+                _mm512_and_si512(u, _mm512_set1_epi16(0xFF)),
+                _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(s)),
+            );
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(u), _mm512_srai_epi16::<8>(s));
+            _mm512_add_epi32(acc, _mm512_add_epi32(even, odd))
+        })
     }
 }
 
@@ -249,7 +326,7 @@ fn halves(v: F32x16) -> (F32x16, F32x16) {
     })
 }
 
-/// With the bfloat16 dot product.
+/// With the dot products of bfloat16 pairs and of bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16;
 
@@ -271,6 +348,11 @@ impl Simd for Avx512Bf16 {
         let pairs = |v: F32x16| -> __m512bh { unsafe { std::mem::transmute(v.0) } };
         lanes!(F32x16(_mm512_dpbf16_ps(acc.0, pairs(a), pairs(b))))
     }
+
+    #[inline(always)]
+    fn dot<const SMALL: bool>(acc: __m512i, u: __m512i, s: __m512i) -> __m512i {
+        lanes!(_mm512_dpbusd_epi32(acc, u, s))
+    }
 }
 
 /// # Safety
@@ -283,7 +365,7 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 
 /// # Safety
 /// The named features are available; see [`Kernel::run`].
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller's.
     unsafe { kernel.run::<Avx512Bf16>() }

@@ -32,11 +32,15 @@ pub(crate) enum Fetch {
 pub(crate) trait Simd: Copy + 'static {
     /// The vector.
     type V: F32Lanes;
+    /// A vector of the same size as `LANES` words of 32 bits, each four bytes, the lowest first.
+    type I: Copy;
     /// Lanes of a vector.
     const LANES: usize;
     /// Rows of the largest register tile: `2 · ROWS` accumulators, two weights and one broadcast
     /// stay in registers.
     const ROWS: usize;
+    /// Rows that share one decoding of quantised weights: each takes eight accumulators.
+    const DOT_ROWS: usize;
 
     /// Loads `LANES` values.
     unsafe fn load_f32(p: *const f32) -> Self::V;
@@ -73,6 +77,38 @@ pub(crate) trait Simd: Copy + 'static {
     fn accumulate_pairs(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// Asks for the cache line at `p`, which may be any address.
     fn prefetch(p: *const u8, fetch: Fetch);
+
+    /// Loads `LANES` words.
+    unsafe fn load_words(p: *const u8) -> Self::I;
+    /// Stores `LANES` words.
+    unsafe fn store_words(p: *mut u8, v: Self::I);
+    /// The word at `p` in every lane.
+    unsafe fn splat_word(p: *const u32) -> Self::I;
+    /// Every word set to `w`.
+    fn words(w: u32) -> Self::I;
+    /// Bits set in both.
+    fn and(a: Self::I, b: Self::I) -> Self::I;
+    /// Bits set in either.
+    fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Bits set in one of the two.
+    fn xor(a: Self::I, b: Self::I) -> Self::I;
+    /// Words shifted left by `n` < 32.
+    fn shl(a: Self::I, n: u32) -> Self::I;
+    /// Words shifted right by `n` < 32, zeros from the left.
+    fn shr(a: Self::I, n: u32) -> Self::I;
+    /// Words shifted right by `n` < 32, copies of the sign from the left.
+    fn sar(a: Self::I, n: u32) -> Self::I;
+    /// Sums of words, wrapping.
+    fn add_words(a: Self::I, b: Self::I) -> Self::I;
+    /// Signed words as `f32`, rounded to nearest even.
+    fn words_to_f32(a: Self::I) -> Self::V;
+    /// The nearest signed words, ties to even; lanes are below 2³¹ in magnitude.
+    fn f32_to_words(v: Self::V) -> Self::I;
+    /// Bytes of groups of four words transposed: byte p of word f goes to byte f of word p.
+    fn transpose_bytes(a: Self::I) -> Self::I;
+    /// `acc + Σ u·s` of the four bytes of each word, those of `u` unsigned, those of `s` signed. With
+    /// SMALL the bytes of `u` are below 128.
+    fn dot<const SMALL: bool>(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
 
     /// Loads and widens `LANES` elements.
     ///
@@ -185,6 +221,11 @@ constant! {
 constant! {
     /// Rows of the largest register tile.
     tile_rows, ROWS
+}
+
+constant! {
+    /// Rows that share one decoding of quantised weights.
+    dot_rows, DOT_ROWS
 }
 
 /// Runs `kernel` with the instruction set `isa`.

@@ -9,6 +9,7 @@ use super::{Fetch, Simd};
 
 const LANES: usize = 8;
 type Array = [f32; LANES];
+type Words = [u32; LANES];
 
 /// Eight `f32` lanes.
 #[derive(Clone, Copy)]
@@ -135,8 +136,10 @@ macro_rules! lanes {
 
 impl Simd for Portable {
     type V = F32x8;
+    type I = Words;
     const LANES: usize = LANES;
     const ROWS: usize = 4;
+    const DOT_ROWS: usize = 1;
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> F32x8 {
@@ -199,4 +202,74 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn prefetch(_: *const u8, _: Fetch) {}
+    #[inline(always)]
+    unsafe fn load_words(p: *const u8) -> Words {
+        lanes!(p.cast::<Words>().read_unaligned()).map(u32::from_le)
+    }
+    #[inline(always)]
+    unsafe fn store_words(p: *mut u8, v: Words) {
+        lanes!(p.cast::<Words>().write_unaligned(v.map(u32::to_le)))
+    }
+    #[inline(always)]
+    unsafe fn splat_word(p: *const u32) -> Words {
+        [lanes!(u32::from_le(p.read_unaligned())); LANES]
+    }
+    #[inline(always)]
+    fn words(w: u32) -> Words {
+        [w; LANES]
+    }
+    #[inline(always)]
+    fn and(a: Words, b: Words) -> Words {
+        from_fn(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    fn or(a: Words, b: Words) -> Words {
+        from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn xor(a: Words, b: Words) -> Words {
+        from_fn(|i| a[i] ^ b[i])
+    }
+    #[inline(always)]
+    fn shl(a: Words, n: u32) -> Words {
+        a.map(|w| w << n)
+    }
+    #[inline(always)]
+    fn shr(a: Words, n: u32) -> Words {
+        a.map(|w| w >> n)
+    }
+    #[inline(always)]
+    fn sar(a: Words, n: u32) -> Words {
+        a.map(|w| (w.cast_signed() >> n).cast_unsigned())
+    }
+    #[inline(always)]
+    fn add_words(a: Words, b: Words) -> Words {
+        from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    fn words_to_f32(a: Words) -> F32x8 {
+        F32x8(a.map(|w| w.cast_signed() as f32))
+    }
+    #[inline(always)]
+    fn f32_to_words(v: F32x8) -> Words {
+        v.0.map(|x| (x.round_ties_even() as i32).cast_unsigned())
+    }
+    #[inline(always)]
+    fn transpose_bytes(a: Words) -> Words {
+        let byte = |w: u32, p: usize| w >> (8 * p) & 0xFF;
+        from_fn(|i| {
+            let group = &a[i / 4 * 4..][..4];
+            (0..4).fold(0, |word, f| word | byte(group[f], i % 4) << (8 * f))
+        })
+    }
+    #[inline(always)]
+    fn dot<const SMALL: bool>(acc: Words, u: Words, s: Words) -> Words {
+        let product = |u: u32, s: u32, n: u32| {
+            let signed = (s << (24 - n)).cast_signed() >> 24;
+            ((u >> n & 0xFF).cast_signed() * signed).cast_unsigned()
+        };
+        from_fn(|i| {
+            [0, 8, 16, 24].iter().fold(acc[i], |a, &n| a.wrapping_add(product(u[i], s[i], n)))
+        })
+    }
 }

@@ -232,3 +232,122 @@ fn activations_have_the_defined_bits_on_every_facade() {
         check::<bf16>(isa);
     }
 }
+
+/// A vector of words, by its lanes.
+struct Words;
+
+impl Words {
+    /// Compares `vector` with `scalar` on windows of random words; `scalar` sees whole vectors.
+    #[inline(always)]
+    unsafe fn check<S: Simd>(
+        name: &str,
+        vector: impl Fn(S::I, S::I, S::I) -> S::I,
+        scalar: impl Fn(&[u32], &[u32], &[u32], usize) -> u32,
+    ) {
+        const N: usize = 4096;
+        let special = [0, 1, u32::MAX, 0x8000_0000, 0x7FFF_FFFF, 0x8080_8080, 0x7F7F_7F7F, 0xFF];
+        let words: Vec<u32> = (0..N + 64)
+            .map(|i| special.get(i % 11).copied().unwrap_or(random::bits(5, i as u64) as u32))
+            .collect();
+        for i in 0..N {
+            let (j, k) = ((i * 7 + 3) % N, (i * 13 + 5) % N);
+            let mut out = [0u32; 64];
+            // SAFETY: every window is inside `words`.
+            unsafe {
+                let at = |i: usize| S::load_words(words.as_ptr().add(i).cast());
+                S::store_words(out.as_mut_ptr().cast(), vector(at(i), at(j), at(k)));
+            }
+            let (a, b, c) = (&words[i..], &words[j..], &words[k..]);
+            for (lane, got) in out[..S::LANES].iter().enumerate() {
+                let want = scalar(a, b, c, lane);
+                assert_eq!(*got, want, "{name}, lane {lane} of {i}, {j}, {k}");
+            }
+        }
+    }
+}
+
+fn dot_of_bytes(acc: u32, u: u32, s: u32) -> u32 {
+    let bytes = u.to_le_bytes().into_iter().zip(s.to_le_bytes());
+    bytes.fold(acc, |sum, (u, s)| {
+        sum.wrapping_add((i32::from(u) * i32::from(s.cast_signed())).cast_unsigned())
+    })
+}
+
+impl Kernel for Words {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: inside `dispatch`; pointers are to whole vectors.
+        unsafe {
+            Self::check::<S>("and", |a, b, _| S::and(a, b), |a, b, _, i| a[i] & b[i]);
+            Self::check::<S>("or", |a, b, _| S::or(a, b), |a, b, _, i| a[i] | b[i]);
+            Self::check::<S>("xor", |a, b, _| S::xor(a, b), |a, b, _, i| a[i] ^ b[i]);
+            Self::check::<S>(
+                "add_words",
+                |a, b, _| S::add_words(a, b),
+                |a, b, _, i| a[i].wrapping_add(b[i]),
+            );
+            for n in 0..32 {
+                Self::check::<S>("shl", |a, _, _| S::shl(a, n), |a, _, _, i| a[i] << n);
+                Self::check::<S>("shr", |a, _, _| S::shr(a, n), |a, _, _, i| a[i] >> n);
+                Self::check::<S>(
+                    "sar",
+                    |a, _, _| S::sar(a, n),
+                    |a, _, _, i| (a[i].cast_signed() >> n).cast_unsigned(),
+                );
+            }
+            Self::check::<S>(
+                "dot",
+                |a, b, c| S::dot::<false>(a, b, c),
+                |a, b, c, i| dot_of_bytes(a[i], b[i], c[i]),
+            );
+            let small = |w: u32| w & 0x7F7F_7F7F;
+            Self::check::<S>(
+                "dot of small bytes",
+                |a, b, c| S::dot::<true>(a, S::and(b, S::words(small(u32::MAX))), c),
+                |a, b, c, i| dot_of_bytes(a[i], small(b[i]), c[i]),
+            );
+            Self::check::<S>(
+                "transpose_bytes",
+                |a, _, _| S::transpose_bytes(a),
+                |a, _, _, i| {
+                    let group = &a[i / 4 * 4..][..4];
+                    u32::from_le_bytes([0, 1, 2, 3].map(|f: usize| group[f].to_le_bytes()[i % 4]))
+                },
+            );
+            // To f32, rounded, and the nearest word of what fits.
+            Self::check::<S>(
+                "words_to_f32",
+                |a, _, _| {
+                    let mut out = [0.0f32; 64];
+                    S::store_f32(out.as_mut_ptr(), S::words_to_f32(a));
+                    S::load_words(out.as_ptr().cast())
+                },
+                |a, _, _, i| (a[i].cast_signed() as f32).to_bits(),
+            );
+            Self::check::<S>(
+                "f32_to_words",
+                |a, _, _| {
+                    let v = S::words_to_f32(S::sar(a, 1)).mul(F32Lanes::splat(1.0 / 1024.0));
+                    S::f32_to_words(v)
+                },
+                |a, _, _, i| {
+                    let v = (a[i].cast_signed() >> 1) as f32 / 1024.0;
+                    (v.round_ties_even() as i32).cast_unsigned()
+                },
+            );
+            let word = 0x89AB_CDEFu32;
+            let splat = |_, _, _| S::splat_word(&word.to_le());
+            Self::check::<S>("splat_word", splat, |_, _, _, _| word);
+            Self::check::<S>("words", |_, _, _| S::words(word), |_, _, _, _| word);
+        }
+    }
+}
+
+#[test]
+fn operations_on_words_have_the_defined_bits() {
+    for isa in Isa::available() {
+        // SAFETY: the façade is available.
+        unsafe { dispatch(isa, Words) };
+    }
+}

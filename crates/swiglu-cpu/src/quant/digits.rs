@@ -1,0 +1,147 @@
+//! Input rows for quantised weights: fixed-point numbers of four 8-bit digits.
+//!
+//! Each run of 32 inputs has a common scale, a power of two chosen by the largest of them. An input is
+//! `scale · (p₃·2²⁴ + p₂·2¹⁶ + p₁·2⁸ + p₀)` with signed digits: 30 bits and a sign, where the
+//! significand of `f32` has 24, so that every input of at least a 64th of the run's largest is exact
+//! and the others are off by at most 2⁻³¹ of it. The digits of four inputs in one word are what the
+//! byte dot product takes, and sums over a run are exact. (This is not the quantisation of
+//! activations to 8 bits that kernels for such weights usually start with: nothing of x is lost
+//! that summation in `f32` would keep, except far below the run's largest.)
+
+use std::ops::Range;
+
+use swiglu_core::{Element, F32Lanes, MatrixRef};
+
+use super::RUN;
+use crate::panels::SendPtr;
+use crate::simd::{Kernel, Simd};
+
+/// Digits of a number.
+pub(super) const DIGITS: usize = 4;
+/// Bits of the largest number of a run.
+const BITS: i32 = 30;
+
+/// 32 inputs of one row.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Run {
+    /// Digit p of the four inputs of quad q.
+    pub(super) digits: [[u32; DIGITS]; 8],
+    /// What sums over the two halves of the run begin with: −offset · Σ digits. Where the run is one
+    /// span, that of both is in the first.
+    pub(super) start: [[u32; DIGITS]; 2],
+    /// The common scale; NaN where an input is infinite or NaN.
+    pub(super) scale: f32,
+    /// The sum of the inputs.
+    pub(super) sum: f32,
+}
+
+/// Rows to be packed for weights of one type.
+#[derive(Clone, Copy)]
+pub(crate) struct PackDigits<'a, T> {
+    pub(crate) x: MatrixRef<'a, T>,
+    pub(crate) first: usize,
+    /// What is subtracted from the unsigned weights.
+    pub(crate) offset: u32,
+    /// Whether the halves of a run have scales of their own.
+    pub(crate) halves: bool,
+    pub(crate) out: SendPtr<u8>,
+}
+
+/// Units of work in which rows are packed: parts of rows.
+pub(crate) struct PackUnits<'a, T>(pub(crate) PackDigits<'a, T>, pub(crate) Range<usize>);
+
+/// Runs of a unit.
+const UNIT_RUNS: usize = 32;
+
+/// Bytes of `m` packed rows.
+pub(crate) fn row_bytes(m: usize, inputs: usize) -> usize {
+    m * (inputs / RUN) * size_of::<Run>()
+}
+
+/// Units of `m` rows.
+pub(crate) fn units(m: usize, inputs: usize) -> usize {
+    m * (inputs / RUN).div_ceil(UNIT_RUNS)
+}
+
+impl<T: Element> Kernel for PackUnits<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let PackUnits(task, range) = self;
+        let runs = task.x.cols() / RUN;
+        let per_row = runs.div_ceil(UNIT_RUNS);
+        for unit in range {
+            let (row, first) = (unit / per_row, unit % per_row * UNIT_RUNS);
+            let x = task.x.row(task.first + row);
+            for run in first..(first + UNIT_RUNS).min(runs) {
+                // SAFETY: the run is inside the row, and its record is this unit's.
+                unsafe {
+                    let out = task.out.get().cast::<Run>().add(row * runs + run);
+                    let x = x.as_ptr().add(run * RUN);
+                    pack_run::<S, T>(x, task.offset, task.halves, &mut *out);
+                }
+            }
+        }
+    }
+}
+
+/// Fills `out` with the 32 inputs at `x`.
+#[inline(always)]
+unsafe fn pack_run<S: Simd, T: Element>(x: *const T, offset: u32, halves: bool, out: &mut Run) {
+    let mut values = [0.0f32; RUN];
+    // SAFETY: `x` and `values` hold 32 values, a multiple of every vector.
+    unsafe {
+        for i in (0..RUN).step_by(S::LANES) {
+            S::store_f32(values.as_mut_ptr().add(i), S::load::<T>(x.add(i)));
+        }
+    }
+    let largest = values.iter().fold(0, |max, v| (v.to_bits() & 0x7FFF_FFFF).max(max));
+    let finite = largest < f32::INFINITY.to_bits();
+    // largest < 2^exponent; the shift is limited to where every subnormal is a whole number.
+    let exponent = (largest >> 23).max(1).cast_signed() - 126;
+    let shift = if finite { (BITS - exponent).min(149) } else { 0 };
+    // 2^shift and 2^−shift may lie outside the exponents of f32; their halves do not.
+    let [a, b] = [shift / 2, shift - shift / 2];
+    let (up_a, up_b) = (S::V::splat(power(a)), S::V::splat(power(b)));
+    let mut sums = [[0u32; 32]; 2];
+    // SAFETY: vectors end inside the 32 values and words.
+    unsafe {
+        for (half, sums) in sums.iter_mut().enumerate() {
+            let mut total = S::words(0);
+            for i in (0..RUN / 2).step_by(S::LANES) {
+                let at = half * RUN / 2 + i;
+                let v = S::load_f32(values.as_ptr().add(at)).mul(up_a).mul(up_b);
+                let v = if finite { v } else { S::V::splat(0.0) };
+                // Adding half of each digit's range makes the lower three unsigned.
+                let half_ranges = S::words(0x0080_8080);
+                let digits = S::xor(S::add_words(S::f32_to_words(v), half_ranges), half_ranges);
+                let digits = S::transpose_bytes(digits);
+                S::store_words(out.digits.as_mut_ptr().cast::<u32>().add(at).cast(), digits);
+                total = S::dot::<true>(total, S::words(0x0101_0101), digits);
+            }
+            S::store_words(sums.as_mut_ptr().cast(), total);
+        }
+    }
+    let mut totals = [[0u32; DIGITS]; 2];
+    for (total, sums) in totals.iter_mut().zip(&sums) {
+        for (i, s) in sums[..S::LANES].iter().enumerate() {
+            total[i % DIGITS] = total[i % DIGITS].wrapping_add(u32::from_le(*s));
+        }
+    }
+    let both: [u32; DIGITS] = std::array::from_fn(|p| totals[0][p].wrapping_add(totals[1][p]));
+    let starts = if halves { totals } else { [both; 2] };
+    out.start = starts.map(|half| half.map(|s| s.wrapping_mul(offset).wrapping_neg()));
+    let number = both.iter().rfold(0i64, |sum, &p| (sum << 8) + i64::from(p.cast_signed()));
+    out.scale = if finite { power(-a) * power(-b) } else { f32::NAN };
+    out.sum = number as f32 * power(-a) * power(-b);
+    if !finite {
+        out.sum = f32::NAN;
+    }
+}
+
+/// 2ⁿ for n in [−126, 127].
+fn power(n: i32) -> f32 {
+    f32::from_bits((n + 127).cast_unsigned() << 23)
+}

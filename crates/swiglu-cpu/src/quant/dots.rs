@@ -1,0 +1,232 @@
+//! Few rows: sums over panels of small integers.
+//!
+//! For each run of 32 inputs the weights' integers (bytes, nibbles) are multiplied with the digits of
+//! the inputs by byte dot products, a sum for each digit. These sums are exact. They are joined to two
+//! `f32`, each rounded once, and scaled: about five roundings a run where a loop over products has 32.
+//!
+//! Floors (Zen 5, one core: 10.7 bytes of memory a cycle): Q4_0 has 0.5625 bytes a weight, so 19
+//! weights a cycle. Sixteen weights cost a byte dot product (four digits, 64 weights each), 0.4
+//! operations of decoding and 0.35 of joining and scaling: 1.75 vector operations, of which the two
+//! dot-product units take one; at 1.2 × 16 weights a cycle that is 2.1 of 4 operations, 1.2 of 2.
+//! Q8_0 1.35 operations at 0.63 × 16; Q4_K 1.95 at 1.2 × 16; Q6_K 2.6 at 0.8 × 16. So memory binds
+//! in every type. Refuted on paper before any was written: `f32` from a table (a shift, a permutation
+//! and a multiply-add for 16 weights; 3.6 operations a cycle, more than the three units that have
+//! them), and inputs as three bfloat16 with pair dot products (2.5 operations for 16 weights, and no
+//! use for 8-bit weights).
+
+use std::marker::PhantomData;
+
+use swiglu_core::F32Lanes;
+
+use super::blocks::{Blocks, WithBlocks, runs, with_blocks};
+use super::digits::{DIGITS, Run};
+use super::{QuantizedPanels, RUN, Weights};
+use crate::gemm::{Ahead, Blocks as RowBlocks, CHUNK_BYTES, STREAM_AHEAD};
+use crate::simd::{Fetch, Kernel, Simd};
+
+/// The sums of one panel over a few rows.
+pub(crate) struct Dots {
+    weights: Weights,
+    x: *const Run,
+    m: usize,
+    sums: *mut f32,
+}
+
+impl Dots {
+    /// Panel `panel` over `m` rows of digits; `sums` has room for `m · 2 · LANES` values.
+    pub(crate) fn new(
+        panels: &QuantizedPanels,
+        panel: usize,
+        x: *const u8,
+        m: usize,
+        sums: *mut f32,
+    ) -> Self {
+        Self { weights: panels.panel(panel), x: x.cast(), m, sums }
+    }
+}
+
+impl Kernel for Dots {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        with_blocks(self.weights.block, SumsOf::<S>(self, PhantomData));
+    }
+}
+
+struct SumsOf<S>(Dots, PhantomData<S>);
+
+impl<S: Simd> WithBlocks for SumsOf<S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<B: Blocks>(self) {
+        // SAFETY: `Kernel::run`'s caller vouches for the pointers.
+        unsafe { self.0.sums::<S, B>() }
+    }
+}
+
+impl Dots {
+    #[inline(always)]
+    unsafe fn sums<S: Simd, B: Blocks>(self) {
+        let Weights { start, end, groups, block } = self.weights;
+        let group_bytes = 2 * S::LANES * block.bytes();
+        let blocks = RowBlocks::new(self.m, S::DOT_ROWS);
+        let passes = blocks.count();
+        let chunk = if passes == 1 { groups.max(1) } else { (CHUNK_BYTES / group_bytes).max(1) };
+        let row_runs = groups * runs(block);
+        let mut first = 0;
+        loop {
+            let count = chunk.min(groups - first);
+            // SAFETY: chunk and block offsets stay inside the buffers.
+            unsafe {
+                let w = start.add(first * group_bytes);
+                let mut ahead = Ahead::chunk_after(w, count * group_bytes, end);
+                for rows in (0..passes).map(|i| blocks.range(i)) {
+                    let pass = Pass {
+                        x: self.x.add(rows.start * row_runs + first * runs(block)),
+                        row_runs,
+                        w,
+                        groups: count,
+                        sums: self.sums.add(rows.start * 2 * S::LANES),
+                        resume: first > 0,
+                        passes,
+                    };
+                    match rows.len() {
+                        1 => pass.tile::<S, B, 1>(&mut ahead),
+                        2 if S::DOT_ROWS >= 2 => pass.tile::<S, B, 2>(&mut ahead),
+                        3 if S::DOT_ROWS >= 3 => pass.tile::<S, B, 3>(&mut ahead),
+                        rows => unreachable!("a block has 1 to {} rows, not {rows}", S::DOT_ROWS),
+                    }
+                }
+            }
+            first += count;
+            if first >= groups {
+                return;
+            }
+        }
+    }
+}
+
+/// One block of rows over some groups of a panel.
+struct Pass {
+    x: *const Run,
+    /// Runs from one row to the next.
+    row_runs: usize,
+    w: *const u8,
+    groups: usize,
+    sums: *mut f32,
+    /// Whether `sums` holds the accumulators of the groups before.
+    resume: bool,
+    /// Blocks of rows that pass over these groups.
+    passes: usize,
+}
+
+impl Pass {
+    #[inline(always)]
+    unsafe fn tile<S: Simd, B: Blocks, const ROWS: usize>(&self, ahead: &mut Ahead) {
+        let runs = const { runs(B::TYPE) };
+        let group_bytes = 2 * S::LANES * B::TYPE.bytes();
+        // Every line of the part of a group that is read in one go is asked for once.
+        let part = group_bytes / (runs / B::UNROLL);
+        let lines = (part / 64 + 1).div_ceil(self.passes);
+        // SAFETY: `w` holds the groups, `x` their runs for ROWS rows, `sums` ROWS rows.
+        unsafe {
+            let mut acc = [[S::V::splat(0.0); 2]; ROWS];
+            if self.resume {
+                for (r, sums) in acc.iter_mut().enumerate() {
+                    let p = self.sums.add(2 * r * S::LANES);
+                    *sums = [S::load_f32(p), S::load_f32(p.add(S::LANES))];
+                }
+            }
+            let (mut x, mut w) = (self.x, self.w);
+            for _ in 0..self.groups {
+                let heads = [B::head::<S>(w, 0), B::head::<S>(w, 1)];
+                for outer in (0..runs).step_by(B::UNROLL) {
+                    if self.passes == 1 {
+                        let next = w.wrapping_add(STREAM_AHEAD + outer / B::UNROLL * part);
+                        for line in 0..part.div_ceil(64) {
+                            S::prefetch(next.wrapping_add(64 * line), Fetch::Once);
+                        }
+                    } else {
+                        ahead.fetch::<S>(lines);
+                    }
+                    for inner in 0..B::UNROLL {
+                        let x = (x.add(inner), self.row_runs);
+                        add_run::<S, B, ROWS>(&mut acc, x, w, &heads, outer + inner);
+                    }
+                    x = x.add(B::UNROLL);
+                }
+                w = w.add(group_bytes);
+            }
+            for (r, sums) in acc.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    S::store_f32(self.sums.add((2 * r + v) * S::LANES), *sum);
+                }
+            }
+        }
+    }
+}
+
+/// One run of a group; `x` has that of the first row, and how far it is to the next.
+#[inline(always)]
+unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
+    acc: &mut [[S::V; 2]; ROWS],
+    (x, row_runs): (*const Run, usize),
+    w: *const u8,
+    heads: &[B::Head<S>; 2],
+    run: usize,
+) {
+    let quads = RUN / 4 / B::SPANS;
+    // SAFETY: the caller's pointers hold the rows and the group.
+    unsafe {
+        for span in 0..B::SPANS {
+            let mut sums = [[[S::words(0); DIGITS]; 2]; ROWS];
+            for (r, row) in sums.iter_mut().enumerate() {
+                for (p, &start) in (*x.add(r * row_runs)).start[span].iter().enumerate() {
+                    (row[0][p], row[1][p]) = (S::words(start), S::words(start));
+                }
+            }
+            for q in span * quads..(span + 1) * quads {
+                let u = [B::quad::<S>(w, 0, run, q), B::quad::<S>(w, 1, run, q)];
+                for (r, row) in sums.iter_mut().enumerate() {
+                    let digits = &(*x.add(r * row_runs)).digits[q];
+                    for (p, digit) in digits.iter().enumerate() {
+                        let digit = S::splat_word(digit);
+                        for v in 0..2 {
+                            row[v][p] = if B::OFFSET < 128 {
+                                S::dot::<true>(row[v][p], u[v], digit)
+                            } else {
+                                S::dot::<false>(row[v][p], u[v], digit)
+                            };
+                        }
+                    }
+                }
+            }
+            for v in 0..2 {
+                let scale = B::scale::<S>(&heads[v], run, span);
+                for (r, row) in sums.iter().enumerate() {
+                    let x_scale = S::V::splat((*x.add(r * row_runs)).scale);
+                    acc[r][v] = S::accumulate(acc[r][v], joined::<S>(row[v]).mul(scale), x_scale);
+                }
+            }
+        }
+        if B::TYPE.has_minimum() {
+            for v in 0..2 {
+                let minimum = B::minimum::<S>(&heads[v], run);
+                for (r, sums) in acc.iter_mut().enumerate() {
+                    let x_sum = S::V::splat((*x.add(r * row_runs)).sum);
+                    sums[v] = S::accumulate(sums[v], minimum, x_sum);
+                }
+            }
+        }
+    }
+}
+
+/// Σ sum[p]·2⁸ᵖ. A sum has at most 20 bits, so that two of them joined fit a word.
+#[inline(always)]
+fn joined<S: Simd>(sums: [S::I; DIGITS]) -> S::V {
+    let low = S::words_to_f32(S::add_words(S::shl(sums[1], 8), sums[0]));
+    let high = S::words_to_f32(S::add_words(S::shl(sums[3], 8), sums[2]));
+    S::accumulate(low, high, S::V::splat(65536.0))
+}

@@ -1,0 +1,193 @@
+//! Quantised weights: panels that keep the bits of the blocks, and the kernels over them.
+//!
+//! With few rows ([`dots`]) weights are used as the small integers they are, by byte dot products with
+//! inputs as fixed-point numbers ([`digits`]). With many rows ([`decoded`]) parts of a panel are
+//! decoded to `f32` and go through the tiles of the dense kernel.
+
+mod blocks;
+mod decoded;
+mod digits;
+mod dots;
+
+use std::ops::Range;
+
+use swiglu_core::{BlockType, QuantizedGatedLinearParams, QuantizedRef, Result};
+
+use self::blocks::{Blocks, WithBlocks, file_halves, file_words, with_blocks};
+use crate::buffer::Buffer;
+use crate::cpu::Cpu;
+use crate::panels::{SendPtr, pack_bias};
+use crate::simd;
+use crate::team::Step;
+
+pub(crate) use decoded::{DecodedSums, scratch_bytes};
+pub(crate) use digits::{PackDigits, PackUnits, row_bytes, units};
+pub(crate) use dots::Dots;
+
+/// Inputs with a common fixed-point scale; every block is whole runs.
+const RUN: usize = 32;
+
+/// Up to this many rows weights are not decoded.
+pub(crate) const DOT_ROWS_MAX: usize = 12;
+
+/// Packed quantised weights and biases.
+#[derive(Debug)]
+pub(crate) struct QuantizedPanels {
+    block: BlockType,
+    data: Buffer,
+    bias: Option<Buffer>,
+    panels: usize,
+    inputs: usize,
+    lanes: usize,
+}
+
+impl QuantizedPanels {
+    /// Gate and up features side by side, as in [`crate::panels::Panels::gated`].
+    pub(crate) fn gated(cpu: &Cpu, params: &QuantizedGatedLinearParams<'_>) -> Result<Self> {
+        let lanes = simd::lanes(cpu.isa());
+        let features = params.intermediate();
+        let biases = [params.gate_bias, params.up_bias];
+        let row = |panel: usize, lane: usize| {
+            let h = panel * lanes + lane % lanes;
+            let half = if lane < lanes { params.gate } else { params.up };
+            (h < features).then(|| half.row(h))
+        };
+        let bias = biases.iter().any(Option::is_some).then_some(|panel: usize, lane: usize| {
+            let h = panel * lanes + lane % lanes;
+            biases[lane / lanes].and_then(|b| b.get(h)).copied().unwrap_or(0.0)
+        });
+        Self::pack(cpu, params.gate, features.div_ceil(lanes), &row, bias)
+    }
+
+    /// Panel p holds output features `2·p·LANES ..`.
+    pub(crate) fn linear(cpu: &Cpu, w: QuantizedRef<'_>, bias: Option<&[f32]>) -> Result<Self> {
+        let width = 2 * simd::lanes(cpu.isa());
+        let row = |panel: usize, lane: usize| {
+            let o = panel * width + lane;
+            (o < w.rows()).then(|| w.row(o))
+        };
+        let bias = bias.map(|b| {
+            move |panel: usize, lane: usize| b.get(panel * width + lane).copied().unwrap_or(0.0)
+        });
+        Self::pack(cpu, w, w.rows().div_ceil(width), &row, bias)
+    }
+
+    /// `row` gives the blocks of each output lane.
+    fn pack<'a>(
+        cpu: &Cpu,
+        like: QuantizedRef<'_>,
+        panels: usize,
+        row: &(dyn Fn(usize, usize) -> Option<&'a [u8]> + Sync),
+        bias: Option<impl Fn(usize, usize) -> f32>,
+    ) -> Result<Self> {
+        let (block, inputs) = (like.block(), like.cols());
+        let lanes = simd::lanes(cpu.isa());
+        let mut this = Self { block, data: Buffer::zeroed(0)?, bias: None, panels, inputs, lanes };
+        this.data = Buffer::zeroed(panels * this.panel_bytes())?;
+        this.bias = bias.map(|bias| pack_bias(panels, 2 * lanes, bias)).transpose()?;
+        let data = SendPtr(this.data.as_mut_ptr());
+        let panel_bytes = this.panel_bytes();
+        let pack = |range: Range<usize>, _: usize| {
+            for panel in range {
+                // SAFETY: panels are disjoint parts of `data`, each packed by one worker.
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(data.get().add(panel * panel_bytes), panel_bytes)
+                };
+                for lane in 0..2 * lanes {
+                    if let Some(row) = row(panel, lane) {
+                        pack_lane(out, block, 2 * lanes, lane, row);
+                    }
+                }
+            }
+        };
+        cpu.run(cpu.threads(), &[Step { units: panels, run: &pack }]);
+        Ok(this)
+    }
+
+    /// Panels.
+    pub(crate) fn panels(&self) -> usize {
+        self.panels
+    }
+    /// Input features.
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
+    /// Blocks of an output feature.
+    fn groups(&self) -> usize {
+        self.inputs / self.block.elements()
+    }
+    /// Bytes of one block of every lane.
+    fn group_bytes(&self) -> usize {
+        2 * self.lanes * self.block.bytes()
+    }
+    fn panel_bytes(&self) -> usize {
+        self.groups() * self.group_bytes()
+    }
+    /// Floating-point operations of `m` rows.
+    pub(crate) fn flops(&self, m: usize) -> f64 {
+        2.0 * m as f64 * (self.panels * 2 * self.lanes) as f64 * self.inputs as f64
+    }
+    /// All bytes of weights.
+    pub(crate) fn bytes(&self) -> usize {
+        self.data.bytes()
+    }
+    /// `2 · LANES` biases per panel.
+    pub(crate) fn bias(&self) -> Option<*const f32> {
+        self.bias.as_ref().map(|b| b.as_ptr().cast())
+    }
+    fn panel(&self, panel: usize) -> Weights {
+        // SAFETY: the caller's panel is one of these, so both ends are inside the buffer.
+        let (start, end) = unsafe {
+            (self.data.as_ptr().add(panel * self.panel_bytes()), {
+                self.data.as_ptr().add(self.data.bytes())
+            })
+        };
+        Weights { block: self.block, start, end, groups: self.groups() }
+    }
+
+    /// What digits of inputs must know of the weights: their offset, and whether the halves of a run
+    /// have scales of their own.
+    pub(crate) fn offset_and_halves(&self) -> (u32, bool) {
+        struct Of;
+        impl WithBlocks for Of {
+            type Output = (u32, bool);
+            fn run<B: Blocks>(self) -> (u32, bool) {
+                (B::OFFSET, B::SPANS == 2)
+            }
+        }
+        with_blocks(self.block, Of)
+    }
+}
+
+/// The blocks of one panel.
+#[derive(Clone, Copy)]
+struct Weights {
+    block: BlockType,
+    start: *const u8,
+    /// The end of all weights, where prefetching stops.
+    end: *const u8,
+    groups: usize,
+}
+
+/// Block types with kernels.
+pub fn quantized_types() -> &'static [BlockType] {
+    &BlockType::ALL
+}
+
+/// Copies the blocks of one output feature to its lane of every group.
+fn pack_lane(out: &mut [u8], block: BlockType, lanes: usize, lane: usize, row: &[u8]) {
+    let halves = file_halves(block);
+    let groups = out.chunks_exact_mut(lanes * block.bytes());
+    for (group, b) in groups.zip(row.chunks_exact(block.bytes())) {
+        let (head, words) = group.split_at_mut(2 * lanes * halves.len());
+        for (values, &at) in head.chunks_exact_mut(2 * lanes).zip(halves) {
+            values[2 * lane..][..2].copy_from_slice(&b[at..at + 2]);
+        }
+        let mut words = words.chunks_exact_mut(4 * lanes);
+        file_words(block, b, |w| {
+            if let Some(word) = words.next() {
+                word[4 * lane..][..4].copy_from_slice(&w.to_le_bytes());
+            }
+        });
+    }
+}

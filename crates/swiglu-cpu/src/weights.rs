@@ -1,0 +1,129 @@
+//! Packed weights of a linear map, dense or quantised, and how its kernels want their rows.
+
+use std::ops::Range;
+
+use swiglu_core::{Element, MatrixRef};
+
+use crate::compiled;
+use crate::cpu::Cpu;
+use crate::gemm::Blocks;
+use crate::isa::Isa;
+use crate::panels::{Panels, SendPtr};
+use crate::quant::{self, DOT_ROWS_MAX, PackDigits, PackUnits, QuantizedPanels};
+use crate::rows::{PackBlocks, PackRows};
+use crate::simd;
+
+/// Packed weights.
+#[derive(Debug)]
+pub(crate) enum Weights<T> {
+    Dense(Panels<T>),
+    Quantized(QuantizedPanels),
+}
+
+/// Calls the same method of either.
+macro_rules! of_either {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty)?) -> $out:ty;)*) => {
+        $($(#[$doc])*
+        pub(crate) fn $name(&self $(, $arg: $type)?) -> $out {
+            match self {
+                Weights::Dense(panels) => panels.$name($($arg)?),
+                Weights::Quantized(panels) => panels.$name($($arg)?),
+            }
+        })*
+    };
+}
+
+impl<T: Element> Weights<T> {
+    of_either! {
+        /// Panels.
+        panels() -> usize;
+        /// All bytes of weights.
+        bytes() -> usize;
+        /// Floating-point operations of `m` rows.
+        flops(m: usize) -> f64;
+        /// `2 · LANES` biases per panel.
+        bias() -> Option<*const f32>;
+    }
+
+    /// How `m` rows are packed.
+    pub(crate) fn packing(&self, cpu: &Cpu, m: usize) -> Packing {
+        let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
+        match self {
+            Weights::Dense(panels) => Packing::Steps { blocks, steps: panels.steps(), wide: false },
+            Weights::Quantized(panels) if m > DOT_ROWS_MAX => {
+                Packing::Steps { blocks, steps: panels.inputs(), wide: true }
+            }
+            Weights::Quantized(panels) => {
+                let (offset, halves) = panels.offset_and_halves();
+                Packing::Digits { m, inputs: panels.inputs(), offset, halves }
+            }
+        }
+    }
+
+    /// Bytes beside the sums that the kernels of `workers` threads need for `m` rows.
+    pub(crate) fn scratch_bytes(&self, workers: usize, m: usize) -> usize {
+        match self {
+            Weights::Quantized(_) if m > DOT_ROWS_MAX => quant::scratch_bytes(workers),
+            _ => 0,
+        }
+    }
+}
+
+/// How rows are packed.
+#[derive(Clone, Copy)]
+pub(crate) enum Packing {
+    /// Blocks of rows, step by step; `wide`: every step one `f32`.
+    Steps { blocks: Blocks, steps: usize, wide: bool },
+    /// Fixed-point digits.
+    Digits { m: usize, inputs: usize, offset: u32, halves: bool },
+}
+
+impl Packing {
+    /// Bytes of the packed rows.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Packing::Steps { blocks, steps, .. } => blocks.m * steps * size_of::<u32>(),
+            Packing::Digits { m, inputs, .. } => quant::row_bytes(m, inputs),
+        }
+    }
+
+    /// Whether rows must be packed even if they lie in memory as values of the steps' type.
+    pub(crate) fn changes_rows(self) -> bool {
+        !matches!(self, Packing::Steps { blocks: Blocks { m: 0 | 1, .. }, wide: false, .. })
+    }
+
+    /// Independent units of packing.
+    pub(crate) fn units(self) -> usize {
+        match self {
+            Packing::Steps { blocks, .. } => blocks.count(),
+            Packing::Digits { m, inputs, .. } => quant::units(m, inputs),
+        }
+    }
+
+    /// Packs the units of `range` from rows `first ..` of x.
+    ///
+    /// # Safety
+    /// `isa` is available; `out` has [`Self::bytes`]; each unit is packed by one worker.
+    pub(crate) unsafe fn pack<T: Element>(
+        self,
+        isa: Isa,
+        (x, first): (MatrixRef<'_, T>, usize),
+        out: SendPtr<u8>,
+        range: Range<usize>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            match self {
+                Packing::Steps { blocks, wide, .. } => {
+                    let out = SendPtr(out.get().cast());
+                    let rows = PackRows { x, first, blocks, wide, out };
+                    compiled::pack_rows(isa, PackBlocks(rows, range));
+                }
+                Packing::Digits { offset, halves, .. } => {
+                    let rows = PackDigits { x, first, offset, halves, out };
+                    compiled::pack_digits(isa, PackUnits(rows, range));
+                }
+            }
+        }
+    }
+}
