@@ -9,53 +9,22 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{end, swiglu};
+use support::{definition, end, lab, swiglu};
 
-const EXPERIMENT: &str = r#"
-schema = 1
-id = "tiny"
-title = "A tiny activation"
-question = "Is fused faster than unfused?"
-why = "It is a test."
-device = "cpu"
-[[profiles]]
-id = "ours"
-peer = "swiglu"
-options = { path = "fused" }
-role = "ours"
-[[profiles]]
-id = "nobody"
-peer = "nowhere"
-role = "baseline"
-[[cases]]
-op = "gated-linear"
-m = [1, 5]
-shapes = [{ hidden = 64, intermediate = 96 }]
-dtype = "f32"
-heat = "hot"
-[metrics]
-groups = ["latency"]
-[claim]
-text = "It is."
-subject = "ours"
-against = ["nobody"]
-statistic = "ratio"
-aggregate = "min"
-threshold = 1.0
-[boundary]
-text = "Everything."
-"#;
-
-fn lab(dir: &Path, definition: &str) -> String {
-    fs::create_dir_all(dir.join("lab/experiments")).unwrap();
-    fs::write(dir.join("lab/experiments/tiny.toml"), definition).unwrap();
-    dir.join("lab").display().to_string()
+fn tiny() -> String {
+    let profiles = [
+        ("ours", "swiglu", "ours", "options = { path = \"fused\" }"),
+        ("nobody", "nowhere", "baseline", ""),
+    ];
+    let cases = "[[cases]]\nop = \"gated-linear\"\nm = [1, 5]\n\
+                 shapes = [{ hidden = 64, intermediate = 96 }]\ndtype = \"f32\"\nheat = \"hot\"\n";
+    definition("tiny", "cpu", &profiles, cases)
 }
 
 #[test]
 fn an_experiment_is_run_kept_and_listed() {
     let dir = tempfile::tempdir().unwrap();
-    let lab = lab(dir.path(), EXPERIMENT);
+    let lab = lab(dir.path(), "tiny", &tiny());
     let places = ["--lab", &lab];
     let machine = ["--machine", "here", "--run-id", "r1", "--quick"];
     let run = |more: &[&str]| {
@@ -90,13 +59,13 @@ fn an_experiment_is_run_kept_and_listed() {
 #[test]
 fn broken_definitions_and_names_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let lab = lab(dir.path(), &EXPERIMENT.replacen("heat = \"hot\"", "heat = \"warm\"", 1));
+    let lab = lab(dir.path(), "tiny", &tiny().replacen("\"hot\"", "\"warm\"", 1));
     let run = |id: &str, run: &str| {
         swiglu(&["lab", "run", id, "--lab", &lab, "--run-id", run, "--quick"])
     };
     run("tiny", "r1").refused(&["tiny.toml:22:8", "`hot` or `cold`"]);
     run("other", "r1").refused(&["no experiment `other`", "tiny"]);
-    fs::write(Path::new(&lab).join("experiments/tiny.toml"), EXPERIMENT).unwrap();
+    fs::write(Path::new(&lab).join("experiments/tiny.toml"), tiny()).unwrap();
     run("tiny", "../r1").refused(&["run id `../r1`"]);
     swiglu(&["lab", "list", "--lab", "/nonexistent"]).refused(&["experiments"]);
     let tolerance = ["lab", "gate", "tiny", "--lab", &lab, "--tolerance", "2"];

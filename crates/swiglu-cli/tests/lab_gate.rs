@@ -8,67 +8,33 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use support::{Ended, swiglu};
+use support::{Ended, definition, lab, swiglu};
 use swiglu_lab::record::Store;
 
-const EXPERIMENT: &str = r#"
-schema = 1
-id = "pace"
-title = "Pace"
-question = "Is it as fast as it was?"
-why = "It is a test."
-device = "cpu"
-[[profiles]]
-id = "ours"
-peer = "paced"
-role = "ours"
-[[profiles]]
-id = "base"
-peer = "steady"
-role = "baseline"
-[[cases]]
-op = "activation"
-m = [2, 3]
-shapes = [{ intermediate = 48 }]
-dtype = "f32"
-[metrics]
-groups = ["latency"]
-[claim]
-text = "It is."
-subject = "ours"
-against = ["base"]
-statistic = "ratio"
-aggregate = "min"
-threshold = 1.0
-[boundary]
-text = "Everything."
-"#;
-
+/// A lab with one experiment, `pace`, of our profile and a baseline.
 struct Lab {
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
+    path: PathBuf,
 }
 
 impl Lab {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for part in ["experiments", "peers"] {
-            fs::create_dir(dir.path().join(part)).unwrap();
-        }
-        fs::write(dir.path().join("experiments/pace.toml"), EXPERIMENT).unwrap();
-        let lab = Self { dir };
+        let profiles = [("ours", "paced", "ours", ""), ("base", "steady", "baseline", "")];
+        let cases = "[[cases]]\nop = \"activation\"\nm = [2, 3]\n\
+                     shapes = [{ intermediate = 48 }]\ndtype = \"f32\"\n";
+        let definition = definition("pace", "cpu", &profiles, cases);
+        let path = PathBuf::from(lab(dir.path(), "pace", &definition));
+        let lab = Self { _dir: dir, path };
         lab.pace("steady", 20.0);
         lab
     }
 
-    fn path(&self) -> &Path {
-        self.dir.path()
-    }
-
     /// A peer that computes as this program does and says that each call takes about `us`.
     fn pace(&self, peer: &str, us: f64) {
-        let path = self.path().join("peers").join(peer);
+        let path = self.path.join("peers").join(peer);
         let times = [0.98, 1.0, 1.02].map(|x| (x * us).to_string()).join(",");
         let own = env!("CARGO_BIN_EXE_swiglu");
         let faked = format!(r#"s/"us":\[[^]]*\]/"us":[{times}]/"#);
@@ -77,7 +43,7 @@ impl Lab {
     }
 
     fn lab(&self, args: &[&str]) -> Ended {
-        let places = ["--lab", self.path().to_str().unwrap(), "--machine", "here"];
+        let places = ["--lab", self.path.to_str().unwrap(), "--machine", "here"];
         swiglu(&[&["lab"], args, &places[..]].concat())
     }
 
@@ -86,7 +52,7 @@ impl Lab {
     }
 
     fn record(&self) -> PathBuf {
-        let files = fs::read_dir(self.path().join("records/here")).unwrap();
+        let files = fs::read_dir(self.path.join("records/here")).unwrap();
         let paths = files.map(|entry| entry.unwrap().path());
         paths.into_iter().find(|path| path.extension().is_some_and(|e| e == "json")).unwrap()
     }
@@ -123,7 +89,7 @@ fn a_gate_ends_with_1_on_a_regression_beyond_noise_and_with_0_otherwise() {
     }
     // What was measured for the gate is no evidence and is not kept; the record is as it was.
     assert_eq!(fs::read(lab.record()).unwrap(), record);
-    assert_eq!(fs::read_dir(lab.path().join("records/here")).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(lab.path.join("records/here")).unwrap().count(), 2);
 
     // The tolerance, the cases and the record are the caller's choice.
     lab.pace("paced", 15.0);
@@ -150,15 +116,15 @@ fn a_gate_does_not_measure_beside_a_run_nor_against_what_cannot_be_compared() {
     fs::remove_file(quick).unwrap();
     assert_eq!(lab.lab(&["run", "pace", "--run-id", "r2"]).code, Some(0));
 
-    let store = Store::new(lab.path().join("records"));
+    let store = Store::new(lab.path.join("records"));
     let lock = store.lock("here", "another run").unwrap();
     lab.gate(&[]).refused(&["another run"]);
     drop(lock);
     assert_eq!(lab.gate(&[]).code, Some(0));
 
     // Ours no longer runs: that is a regression too.
-    fs::remove_file(lab.path().join("peers/steady")).unwrap();
-    fs::write(lab.path().join("peers/paced"), "#!/bin/sh\nexit 3\n").unwrap();
+    fs::remove_file(lab.path.join("peers/steady")).unwrap();
+    fs::write(lab.path.join("peers/paced"), "#!/bin/sh\nexit 3\n").unwrap();
     let ended = lab.gate(&[]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.contains("2 regressed") && ended.stdout.contains("hello"), "{ended:?}");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use support::{Files, command, end};
+use support::{Files, command, definition, end, lab};
 
 const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab");
 
@@ -44,25 +44,11 @@ activation = ["swiglu", "geglu-tanh"]
 heat = "hot"
 "#;
 
-/// A definition with these profiles.
-fn definition(id: &str, device: &str, profiles: &[&str], cases: &str) -> String {
-    let profiles: String =
-        profiles.iter().map(|profile| format!("[[profiles]]\n{profile}\n\n")).collect();
-    format!(
-        "schema = 1\nid = \"{id}\"\ntitle = \"t\"\nquestion = \"q?\"\nwhy = \"w\"\n\
-         device = \"{device}\"\n\n{profiles}{cases}\n[metrics]\ngroups = [\"latency\"]\n\n\
-         [claim]\ntext = \"t\"\nsubject = \"a\"\nagainst = [\"b\"]\nstatistic = \"ratio\"\n\
-         aggregate = \"geomean\"\nthreshold = 1.0\n\n[boundary]\ntext = \"b\"\n"
-    )
-}
-
 /// Runs an experiment in a lab of its own, with the real peers. The results.
 #[track_caller]
 fn results(id: &str, definition: &str, mut program: Command, python: &Path) -> Vec<Value> {
     let files = Files::new();
-    let lab = files.path("lab");
-    std::fs::create_dir_all(lab.join("experiments")).unwrap();
-    std::fs::write(lab.join("experiments").join(format!("{id}.toml")), definition).unwrap();
+    let lab = lab(&files.path(""), id, definition);
     program.args(["lab", "run", id, "--run-id", "test", "--quick", "--json", "--machine", "here"]);
     program.arg("--lab").arg(&lab).arg("--peers").arg(format!("{LAB}/peers"));
     program.arg("--python").arg(python);
@@ -96,9 +82,13 @@ fn expect_ok<'a>(results: impl IntoIterator<Item = &'a Value>) -> usize {
 #[test]
 fn our_own_peer_computes_what_every_case_says() {
     let profiles = [
-        "id = \"a\"\npeer = \"swiglu\"\nrole = \"ours\"\noptions = { path = \"fused\", threads = 2 }",
-        "id = \"b\"\npeer = \"swiglu\"\nrole = \"ours\"\noptions = { path = \"unfused\", isa = \"portable\" }\n\
-         numerics = \"pre_round+fast\"",
+        ("a", "swiglu", "ours", "options = { path = \"fused\", threads = 2 }"),
+        (
+            "b",
+            "swiglu",
+            "ours",
+            "options = { path = \"unfused\", isa = \"portable\" }\nnumerics = \"pre_round+fast\"",
+        ),
     ];
     let definition = definition("own", "cpu", &profiles, CASES);
     let results = results("own", &definition, command(), Path::new("no-python"));
@@ -119,11 +109,9 @@ fn our_own_peer_computes_on_the_device() {
     program.env("SWIGLU_CUDA_LIBRARY_PATH", directory);
     program.env("SWIGLU_CACHE_DIR", directory.join("kernels"));
     let profiles = [
-        "id = \"a\"\npeer = \"swiglu\"\nrole = \"ours\"\nnumerics = \"pre_round+fast\"\n\
-         options = { graph = true }",
-        "id = \"b\"\npeer = \"swiglu\"\nrole = \"ours\"\nnumerics = \"pre_round+fast\"\n\
-         options = { path = \"unfused\" }",
-        "id = \"c\"\npeer = \"copy\"\nrole = \"ceiling\"",
+        ("a", "swiglu", "ours", "options = { graph = true }\nnumerics = \"pre_round+fast\""),
+        ("b", "swiglu", "ours", "options = { path = \"unfused\" }\nnumerics = \"pre_round+fast\""),
+        ("c", "copy", "ceiling", ""),
     ];
     let cases = "[[cases]]\nop = \"activation\"\nm = 3\nshapes = [{ intermediate = 16 }]\n\
          dtype = [\"f32\", \"bf16\"]\narrangement = [\"separate\", \"gate-first\"]\nheat = \"hot\"\n\n\
@@ -143,8 +131,8 @@ fn our_own_peer_computes_on_the_device() {
 #[test]
 fn options_that_do_not_exist_or_do_not_fit_are_failures_with_a_reason() {
     let profiles = [
-        "id = \"a\"\npeer = \"swiglu\"\nrole = \"peer\"\noptions = { way = \"fast\" }",
-        "id = \"b\"\npeer = \"swiglu\"\nrole = \"peer\"\noptions = { graph = true }",
+        ("a", "swiglu", "peer", "options = { way = \"fast\" }"),
+        ("b", "swiglu", "peer", "options = { graph = true }"),
     ];
     let cases = "[[cases]]\nop = \"activation\"\nm = 3\nshapes = [{ intermediate = 16 }]\n\
          dtype = \"f32\"\nheat = \"hot\"\n\n\
@@ -186,12 +174,29 @@ fn peers_in_python_keep_to_the_protocol() {
 }
 
 #[test]
+fn tests_in_python_are_skipped_with_a_reason_where_numpy_is_missing() {
+    // Without the packages that were installed.
+    let bare = |args: &[&str]| {
+        let mut python = Command::new("python3");
+        let python = python.arg("-S").args(args).current_dir(format!("{LAB}/peers"));
+        python.output().ok().map(|o| (o.status, String::from_utf8_lossy(&o.stderr).into_owned()))
+    };
+    match bare(&["-c", "import numpy"]) {
+        Some((status, why)) if !status.success() && why.contains("numpy") => {}
+        other => return eprintln!("not run: no python3 without numpy: {other:?}"),
+    }
+    let (status, said) = bare(&["-m", "unittest", "-v"]).unwrap();
+    assert!(status.success(), "{said}");
+    assert!(said.contains("not run: numpy is not installed") && said.contains("OK"), "{said}");
+}
+
+#[test]
 fn pytorch_derives_the_same_inputs_and_is_verified_beside_us() {
     let Some(python) = python("numpy, torch") else { return };
     let profiles = [
-        "id = \"a\"\npeer = \"swiglu\"\nrole = \"ours\"",
-        "id = \"b\"\npeer = \"torch\"\nrole = \"baseline\"\noptions = { way = \"eager\" }",
-        "id = \"c\"\npeer = \"copy\"\nrole = \"ceiling\"",
+        ("a", "swiglu", "ours", ""),
+        ("b", "torch", "baseline", "options = { way = \"eager\" }"),
+        ("c", "copy", "ceiling", ""),
     ];
     let cases = r#"
 [[cases]]

@@ -8,54 +8,22 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use support::{command, end, json_of, swiglu};
+use support::{command, definition, end, json_of, lab, swiglu};
 
-const EXPERIMENT: &str = r#"
-schema = 1
-id = "tiny"
-title = "A tiny layer"
-question = "Is fused faster than unfused?"
-why = "It is a test."
-device = "cpu"
-[[profiles]]
-id = "ours"
-peer = "swiglu"
-options = { path = "fused" }
-role = "ours"
-[[profiles]]
-id = "unfused"
-peer = "swiglu"
-options = { path = "unfused" }
-role = "baseline"
-[[cases]]
-op = "gated-linear"
-m = [1, 4]
-shapes = [{ hidden = 64, intermediate = 96 }]
-dtype = "f32"
-heat = "hot"
-[metrics]
-groups = ["latency"]
-[claim]
-text = "It is."
-subject = "ours"
-against = ["unfused"]
-statistic = "ratio"
-aggregate = "min"
-threshold = 1.0
-[boundary]
-text = "Everything."
-"#;
-
-fn lab(dir: &Path) -> String {
-    fs::create_dir_all(dir.join("lab/experiments")).unwrap();
-    fs::write(dir.join("lab/experiments/tiny.toml"), EXPERIMENT).unwrap();
-    dir.join("lab").display().to_string()
+fn tiny_lab(dir: &Path) -> String {
+    let profiles = [
+        ("ours", "swiglu", "ours", "options = { path = \"fused\" }"),
+        ("unfused", "swiglu", "baseline", "options = { path = \"unfused\" }"),
+    ];
+    let cases = "[[cases]]\nop = \"gated-linear\"\nm = [1, 4]\n\
+                 shapes = [{ hidden = 64, intermediate = 96 }]\ndtype = \"f32\"\nheat = \"hot\"\n";
+    lab(dir, "tiny", &definition("tiny", "cpu", &profiles, cases))
 }
 
 #[test]
 fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     let dir = tempfile::tempdir().unwrap();
-    let lab = lab(dir.path());
+    let lab = tiny_lab(dir.path());
     let run = ["lab", "run", "tiny", "--lab", &lab, "--machine", "here", "--run-id", "r1"];
     let record = json_of(&[&run[..], &["--quick", "--with-profiling"]].concat());
     assert!(record["ceilings"]["memory"]["per_second"].as_f64() > Some(1e8), "{record}");
@@ -87,7 +55,7 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
 #[test]
 fn a_report_does_not_replace_what_is_not_its_own() {
     let dir = tempfile::tempdir().unwrap();
-    let lab = lab(dir.path());
+    let lab = tiny_lab(dir.path());
     let out = dir.path().join("mine");
     fs::create_dir(&out).unwrap();
     fs::write(out.join("thesis.tex"), "").unwrap();

@@ -128,6 +128,37 @@ pub fn npy_values(path: &Path) -> Vec<f32> {
     bytes[start..].chunks_exact(4).map(word).collect()
 }
 
+/// An experiment of these profiles and cases; the first profile is claimed to be as fast as the second
+/// in every case.
+pub fn definition(id: &str, device: &str, profiles: &[Profile<'_>], cases: &str) -> String {
+    let tables = profiles.iter().map(|(id, peer, role, more)| {
+        format!("[[profiles]]\nid = \"{id}\"\npeer = \"{peer}\"\nrole = \"{role}\"\n{more}\n")
+    });
+    format!(
+        "schema = 1\nid = \"{id}\"\ntitle = \"A test\"\nquestion = \"Is it so?\"\nwhy = \"To see.\"\n\
+         device = \"{device}\"\n{}{cases}\n[metrics]\ngroups = [\"latency\"]\n[claim]\n\
+         text = \"It is.\"\nsubject = \"{}\"\nagainst = [\"{}\"]\nstatistic = \"ratio\"\n\
+         aggregate = \"min\"\nthreshold = 1.0\n[boundary]\ntext = \"All else.\"\n",
+        tables.collect::<String>(),
+        profiles[0].0,
+        profiles[1].0,
+    )
+}
+
+/// Id, peer and role of a profile, and what else it says.
+pub type Profile<'a> = (&'a str, &'a str, &'a str, &'a str);
+
+/// A lab in `dir` with one experiment; its path.
+pub fn lab(dir: &Path, id: &str, definition: &str) -> String {
+    let lab = dir.join("lab");
+    for part in ["experiments", "peers"] {
+        std::fs::create_dir_all(lab.join(part)).expect("the directory is empty");
+    }
+    std::fs::write(lab.join(format!("experiments/{id}.toml")), definition)
+        .expect("the definition can be written");
+    lab.display().to_string()
+}
+
 /// A directory for a test's files.
 pub struct Files(tempfile::TempDir);
 
