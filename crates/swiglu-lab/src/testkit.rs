@@ -89,25 +89,22 @@ pub(crate) fn record(
                 Ok(us) => (samples(us, noise, (c * 16 + p) as u64), Status::Ok),
                 Err(status) => (Vec::new(), status),
             };
+            let entry = ResultEntry::without_samples(case, &profile.id, status, None);
             results.push(ResultEntry {
-                case: case.clone(),
-                case_key: case.key(),
-                profile: profile.id.clone(),
-                status,
-                reason: None,
-                notes: Vec::new(),
                 turn_lengths: vec![3; samples.len() / 3],
                 summary: Summary::of(&samples),
                 samples_us: samples,
-                error: None,
                 bytes: 1.0,
                 flops: 1.0,
-                effective_gbps: None,
-                effective_gflops: None,
-                ratio_to_baseline: None,
+                ..entry
             });
         }
     }
+    Record { results, ..empty_record(experiment) }
+}
+
+/// A complete record of a run that measured nothing.
+pub(crate) fn empty_record(experiment: &Experiment) -> Record {
     Record {
         schema: RECORD_SCHEMA,
         experiment: experiment.id.clone(),
@@ -133,7 +130,7 @@ pub(crate) fn record(
         clocks_after: None,
         case_clocks: BTreeMap::new(),
         ceilings: None,
-        results,
+        results: Vec::new(),
         profiling: Vec::new(),
         content_hash: String::new(),
     }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::{Lab, options};
-use swiglu_lab::{Experiment, LabError, Laboratory, Source};
+use swiglu_lab::{Experiment, LabError};
 
 /// Where the host of a run finds its lab.
 const HOST: &str = "SWIGLU_LAB_TEST_HOST";
@@ -27,15 +27,7 @@ fn experiment(lab: &Lab) -> Experiment {
 }
 
 fn run(lab: &Lab, experiment: &Experiment) -> Result<bool, LabError> {
-    let lock = lab.store.lock("here", "run r1")?;
-    let laboratory = Laboratory {
-        store: &lab.store,
-        lock: &lock,
-        commands: &lab.commands,
-        machine: &lab.machine,
-        source: &Source::Tree("1".into()),
-    };
-    laboratory.run(experiment, &options("r1"), &mut |_| {}).map(|f| f.record.complete)
+    support::run(lab, experiment, &options("r1")).map(|record| record.complete)
 }
 
 /// The program that is killed. As a test of its own it does nothing.

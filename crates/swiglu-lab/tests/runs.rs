@@ -8,24 +8,9 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{Lab, options};
+use support::{Lab, options, run};
 use swiglu_lab::record::Record;
-use swiglu_lab::{
-    Experiment, LabError, Laboratory, ResultEntry, RunOptions, Source, Status, Verdict,
-    VerdictState,
-};
-
-fn run(lab: &Lab, experiment: &Experiment, options: &RunOptions) -> Result<Record, LabError> {
-    let lock = lab.store.lock(&lab.machine.name, "a test")?;
-    let laboratory = Laboratory {
-        store: &lab.store,
-        lock: &lock,
-        commands: &lab.commands,
-        machine: &lab.machine,
-        source: &Source::Tree("1".into()),
-    };
-    laboratory.run(experiment, options, &mut |_| {}).map(|finished| finished.record)
-}
+use swiglu_lab::{ResultEntry, RunOptions, Source, Status, Verdict, VerdictState};
 
 fn entry<'a>(record: &'a Record, profile: &str) -> &'a ResultEntry {
     record.results.iter().find(|e| e.profile == profile).unwrap()

@@ -185,6 +185,34 @@ pub struct ResultEntry {
     pub ratio_to_baseline: Option<Interval>,
 }
 
+impl ResultEntry {
+    /// An entry without samples.
+    pub(crate) fn without_samples(
+        case: &Case,
+        profile: &str,
+        status: Status,
+        reason: Option<String>,
+    ) -> ResultEntry {
+        ResultEntry {
+            case: case.clone(),
+            case_key: case.key(),
+            profile: profile.to_owned(),
+            status,
+            reason,
+            notes: Vec::new(),
+            samples_us: Vec::new(),
+            turn_lengths: Vec::new(),
+            summary: None,
+            error: None,
+            bytes: case.compulsory_bytes(),
+            flops: case.flops(),
+            effective_gbps: None,
+            effective_gflops: None,
+            ratio_to_baseline: None,
+        }
+    }
+}
+
 /// A pair of case and profile under a profiler. Its times are not those of the results: a profiler
 /// slows what it watches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -10,10 +10,11 @@ use crate::decision::Decision;
 use crate::definition::{Experiment, Role};
 use crate::profile::{Ceiling, Ceilings, Counters, KernelCounters};
 use crate::record::{
-    Clocks, ErrorMetrics, Interval, Machine, Opened, Profiled, ProtocolUsed, RECORD_SCHEMA, Record,
-    ResultEntry, Status, Store, Summary,
+    Clocks, ErrorMetrics, Interval, Machine, Opened, Profiled, ProtocolUsed, Record, ResultEntry,
+    Status, Store, Summary,
 };
 use crate::source::Source;
+use crate::testkit::empty_record;
 use crate::verdict::Verdict;
 
 pub(super) const HOSTILE: &str = "</svg></title><script>alert(1)</script> & \"quotes\" 'too'";
@@ -157,23 +158,7 @@ const FACTORS: [f64; 9] = [1.0, 1.1, 1.07, 1.2, 1.13, 1.24, 1.02, 0.98, 40.0];
 
 fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
     let profile = &experiment.profiles[place];
-    let mut entry = ResultEntry {
-        case: case.clone(),
-        case_key: case.key(),
-        profile: profile.id.clone(),
-        status: Status::Ok,
-        reason: None,
-        notes: Vec::new(),
-        samples_us: Vec::new(),
-        turn_lengths: Vec::new(),
-        summary: None,
-        error: None,
-        bytes: case.compulsory_bytes(),
-        flops: case.flops(),
-        effective_gbps: None,
-        effective_gflops: None,
-        ratio_to_baseline: None,
-    };
+    let mut entry = ResultEntry::without_samples(case, &profile.id, Status::Ok, None);
     if profile.id == "quack" && case.hidden == 896 {
         entry.status = Status::NotAvailable;
         entry.reason = Some("no module named quack".into());
@@ -241,9 +226,6 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
         reason,
     };
     Record {
-        schema: RECORD_SCHEMA,
-        experiment: experiment.id.clone(),
-        definition_hash: experiment.definition_hash.clone(),
         source_hash: match source {
             Source::Tree(hash) => format!("tree:{hash}"),
             _ => "unknown".into(),
@@ -251,7 +233,6 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
         run_id: run_id.into(),
         started: "2026-11-19T23:10:00Z".into(),
         finished: "2026-11-20T01:02:03Z".into(),
-        complete: true,
         machine: Machine {
             name: if cuda { "imaginary-gpu" } else { "imaginary-cpu" }.into(),
             device: experiment.device,
@@ -280,7 +261,7 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
             true => vec![profiled(None, kernels), profiled(Some("no ncu".into()), Vec::new())],
             false => Vec::new(),
         },
-        content_hash: String::new(),
+        ..empty_record(experiment)
     }
 }
 

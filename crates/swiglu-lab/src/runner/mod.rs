@@ -318,31 +318,3 @@ fn selected_cases<'a>(experiment: &'a Experiment, options: &RunOptions) -> Resul
     }
     Ok(cases)
 }
-
-impl ResultEntry {
-    /// An entry without samples.
-    fn without_samples(
-        case: &Case,
-        profile: &str,
-        status: Status,
-        reason: Option<String>,
-    ) -> ResultEntry {
-        ResultEntry {
-            case: case.clone(),
-            case_key: case.key(),
-            profile: profile.to_owned(),
-            status,
-            reason,
-            notes: Vec::new(),
-            samples_us: Vec::new(),
-            turn_lengths: Vec::new(),
-            summary: None,
-            error: None,
-            bytes: case.compulsory_bytes(),
-            flops: case.flops(),
-            effective_gbps: None,
-            effective_gflops: None,
-            ratio_to_baseline: None,
-        }
-    }
-}

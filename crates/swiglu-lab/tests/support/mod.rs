@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use swiglu_core::{DType, Matrix, oracle, random};
 use swiglu_lab::peer::protocol::{ACTIVATION_SCALE, STREAM_GATE, STREAM_UP};
 use swiglu_lab::peer::{Limits, PeerCommands};
-use swiglu_lab::record::{Machine, Store};
-use swiglu_lab::{Case, DeviceKind, Experiment, RunOptions};
+use swiglu_lab::record::{Machine, Record, Store};
+use swiglu_lab::{Case, DeviceKind, Experiment, LabError, Laboratory, RunOptions, Source};
 
 /// What the peer is told to do, by its environment.
 const BEHAVIOUR: &str = "SWIGLU_LAB_FAKE_PEER";
@@ -85,6 +85,23 @@ impl Lab {
         fs::write(&path, text).unwrap();
         Experiment::read(&path).unwrap()
     }
+}
+
+/// Runs, or goes on with a run, as the code of tree 1.
+pub(crate) fn run(
+    lab: &Lab,
+    experiment: &Experiment,
+    options: &RunOptions,
+) -> Result<Record, LabError> {
+    let lock = lab.store.lock(&lab.machine.name, "a test")?;
+    let laboratory = Laboratory {
+        store: &lab.store,
+        lock: &lock,
+        commands: &lab.commands,
+        machine: &lab.machine,
+        source: &Source::Tree("1".into()),
+    };
+    laboratory.run(experiment, options, &mut |_| {}).map(|finished| finished.record)
 }
 
 /// Turns that take no time, and limits that a test can wait for.
