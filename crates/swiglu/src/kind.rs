@@ -1,12 +1,15 @@
 //! The two operations with weights, as types: what [`Layer`] and [`Weights`](crate::Weights) are
 //! made of.
 
-use swiglu_core::{Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan};
+use swiglu_core::{
+    Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan,
+    QuantizedGatedLinearParams, QuantizedMlpParams,
+};
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::layer::{Kernel, Layer};
-use crate::weights::HostWeights;
+use crate::weights::{HostWeights, QuantizedWeights};
 
 /// An operation with weights. Sealed: [`GatedLinearKind`] and [`MlpKind`].
 pub trait Kind: sealed::Sealed + Sized + 'static {
@@ -18,6 +21,15 @@ pub trait Kind: sealed::Sealed + Sized + 'static {
     /// # Errors
     /// If a part of the layer is missing or does not fit.
     fn pack<T: Element>(device: &Device, host: &HostWeights<'_, T>) -> Result<Layer<Self>>;
+
+    /// Packs quantised weights for a device, for inputs and outputs of T.
+    ///
+    /// # Errors
+    /// As [`Self::pack`], and if the device has no kernels for the type of the weights.
+    fn pack_quantized<T: Element>(
+        device: &Device,
+        weights: &QuantizedWeights<'_>,
+    ) -> Result<Layer<Self>>;
 }
 
 /// x → h = act(x·Wg + bg, x·Wu + bu).
@@ -40,6 +52,13 @@ impl Kind for GatedLinearKind {
     fn pack<T: Element>(device: &Device, host: &HostWeights<'_, T>) -> Result<Layer<Self>> {
         Layer::<Self>::from_params(device, &host.gated_linear())
     }
+
+    fn pack_quantized<T: Element>(
+        device: &Device,
+        weights: &QuantizedWeights<'_>,
+    ) -> Result<Layer<Self>> {
+        Layer::<Self>::from_quantized::<T>(device, &weights.gated_linear())
+    }
 }
 
 impl Kind for MlpKind {
@@ -47,6 +66,13 @@ impl Kind for MlpKind {
 
     fn pack<T: Element>(device: &Device, host: &HostWeights<'_, T>) -> Result<Layer<Self>> {
         Layer::<Self>::from_params(device, &host.mlp()?)
+    }
+
+    fn pack_quantized<T: Element>(
+        device: &Device,
+        weights: &QuantizedWeights<'_>,
+    ) -> Result<Layer<Self>> {
+        Layer::<Self>::from_quantized::<T>(device, &weights.mlp()?)
     }
 }
 
@@ -75,6 +101,26 @@ impl Layer<GatedLinearKind> {
         path: Path,
     ) -> Result<Self> {
         Self::pack_params(device, params, Some(path))
+    }
+
+    /// Packs quantised weights in memory for a device, which computes with them as they are, for inputs
+    /// and outputs of T.
+    ///
+    /// # Errors
+    /// As [`Self::from_params`]; [`swiglu_core::Error::Unsupported`] if the device has no kernels for
+    /// the type of the weights: then decode them ([`QuantizedRef::to_matrix`](crate::QuantizedRef)).
+    pub fn from_quantized<T: Element>(
+        device: &Device,
+        params: &QuantizedGatedLinearParams<'_>,
+    ) -> Result<Self> {
+        match device {
+            Device::Cpu(cpu) => {
+                let kernel = swiglu_cpu::GatedLinear::<T>::quantized(cpu, params)?;
+                Ok(Self::new(device, Some(Path::Fused), kernel))
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => Err(quantized_on_cuda().into()),
+        }
     }
 
     fn pack_params<T: Element>(
@@ -124,6 +170,26 @@ impl Layer<MlpKind> {
         Self::pack_params(device, params, Some(path))
     }
 
+    /// Packs quantised weights in memory for a device, which computes with them as they are, for inputs
+    /// and outputs of T.
+    ///
+    /// # Errors
+    /// As [`Self::from_params`]; [`swiglu_core::Error::Unsupported`] if the device has no kernels for
+    /// the type of the weights: then decode them ([`QuantizedRef::to_matrix`](crate::QuantizedRef)).
+    pub fn from_quantized<T: Element>(
+        device: &Device,
+        params: &QuantizedMlpParams<'_>,
+    ) -> Result<Self> {
+        match device {
+            Device::Cpu(cpu) => {
+                let kernel = swiglu_cpu::Mlp::<T>::quantized(cpu, params)?;
+                Ok(Self::new(device, Some(Path::Fused), kernel))
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => Err(quantized_on_cuda().into()),
+        }
+    }
+
     fn pack_params<T: Element>(
         device: &Device,
         params: &MlpParams<'_, T>,
@@ -144,6 +210,14 @@ impl Layer<MlpKind> {
                 Ok(Self::new(device, path, kernel))
             }
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) fn quantized_on_cuda() -> swiglu_core::Error {
+    swiglu_core::Error::Unsupported {
+        what: "quantised weights on a CUDA device".into(),
+        why: "its kernels compute with decoded ones; decode them".into(),
     }
 }
 

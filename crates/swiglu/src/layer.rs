@@ -71,6 +71,8 @@ pub struct Layer<K> {
     /// The path that was asked for.
     path: Option<Path>,
     kernel: Box<dyn Erased>,
+    /// Why quantised weights were decoded, where they were.
+    decoded: Option<CoreError>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -110,8 +112,14 @@ impl<K: Kind> Layer<K> {
             problem: kernel.plan(0).problem,
             path,
             kernel: Box::new(Typed::<T>(Box::new(kernel))),
+            decoded: None,
             kind: PhantomData,
         }
+    }
+
+    /// Notes why quantised weights were decoded.
+    pub(crate) fn because_decoded(self, why: CoreError) -> Self {
+        Self { decoded: Some(why), ..self }
     }
 
     /// The device the weights are packed for.
@@ -143,14 +151,24 @@ impl<K: Kind> Layer<K> {
         if K::OP == Op::Mlp { self.hidden() } else { self.intermediate() }
     }
 
-    /// How `m` tokens will be computed.
+    /// How `m` tokens will be computed. `problem.quantized` names the types of weights that are computed
+    /// with as they are; where quantised weights were decoded, the reason says why.
     pub fn plan(&self, m: usize) -> Plan {
-        self.kernel.plan(m)
+        let mut plan = self.kernel.plan(m);
+        if let Some(why) = &self.decoded {
+            let and = if plan.reason.is_empty() { "" } else { "; " };
+            plan.reason += &format!("{and}weights decoded to {}: {why}", self.dtype());
+        }
+        plan
     }
 
     /// The plan for `m` tokens, what it was chosen from, and what the problem costs at least.
     pub fn explain(&self, m: usize) -> Explanation {
-        Explanation::new(&self.device, self.plan(m), self.path)
+        let explanation = Explanation::new(&self.device, self.kernel.plan(m), self.path);
+        match &self.decoded {
+            Some(why) => explanation.with_decoded_weights(why),
+            None => explanation,
+        }
     }
 
     fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {

@@ -37,6 +37,29 @@
 //! # Ok::<(), swiglu::Error>(())
 //! ```
 //!
+//! # Quantised weights
+//!
+//! The blocks of a GGUF file are computed with as they are where the device has kernels for their type
+//! (every [`BlockType`] on the CPU), so that a call reads about as many bytes as the file has. Others are
+//! decoded when the layer is packed, as [`Weights::decoded`] asks for, and [`Layer::explain`] says which
+//! and why. Weights in memory are quantised by [`BlockType::quantize`]:
+//!
+//! ```
+//! use swiglu::{
+//!     Activation, BlockType, DType, Device, GatedLinear, Matrix, QuantizedGatedLinearParams,
+//! };
+//!
+//! let weights = Matrix::from_vec(vec![0.25f32; 8 * 64], 8, 64)?; // 64 features in, 8 out
+//! let q = BlockType::Q8_0.quantize(weights.view())?;
+//! let params =
+//!     QuantizedGatedLinearParams::new(q.view(), q.view(), Activation::BILINEAR, DType::F32);
+//! let layer = GatedLinear::from_quantized::<f32>(&Device::cpu()?, &params)?;
+//! let h = layer.forward(&Matrix::from_vec(vec![1.0f32; 64], 1, 64)?)?;
+//! assert!((h.as_slice()[0] - 256.0).abs() < 0.5);
+//! assert_eq!(layer.plan(1).problem.weight_bytes(), 2.0 * 8.0 * 2.0 * 34.0);
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
 //! # A layer from memory
 //!
 //! Inputs are borrowed views with a row stride; outputs and workspaces can be used again, so that
@@ -125,12 +148,14 @@ pub use dispatch::unsupported_dtype;
 pub use error::{Error, Result};
 pub use explain::{Candidate, Explanation};
 pub use layer::Layer;
-pub use weights::{HostWeights, Weights};
+pub use weights::{HostWeights, QuantizedWeights, Weights};
 
 pub use swiglu_core::{
-    ACTIVATION_NAMES, Activation, Arrangement, DType, Element, Error as CoreError, ExpMode, GateFn,
-    GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut, MatrixRef, MlpParams,
-    Numerics, Op, Orientation, OwnedGateUp, Path, Plan, Problem, Rounding, WeightLayout, bf16, f16,
+    ACTIVATION_NAMES, Activation, Arrangement, BlockType, DType, Element, Error as CoreError,
+    ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,
+    MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, Path, Plan, Problem,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
+    Rounding, WeightLayout, bf16, f16,
 };
 pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
 /// The CUDA backend: devices, streams, graphs, and matrices in device memory.

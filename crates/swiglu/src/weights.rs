@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use swiglu_core::{
-    Activation, DType, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
-    Numerics, Orientation, OwnedGateUp,
+    Activation, BlockType, DType, Element, Error as CoreError, GateUpWeights, GatedLinearParams,
+    Matrix, MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp,
+    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
 };
-use swiglu_formats::{FormatError, LayerWeights};
+use swiglu_formats::{FormatError, LayerWeights, StoredType};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -23,16 +24,19 @@ pub struct Weights<K> {
     dtype: Option<DType>,
     activation: Option<Activation>,
     numerics: Option<Numerics>,
+    decode: bool,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: Kind> Weights<K> {
     pub(crate) fn new(stored: LayerWeights) -> Self {
-        Self { stored, dtype: None, activation: None, numerics: None, kind: PhantomData }
+        let (dtype, activation, numerics) = (None, None, None);
+        Self { stored, dtype, activation, numerics, decode: false, kind: PhantomData }
     }
 
-    /// Computes in another element type than the stored one. Quantised and float64 weights are
-    /// `f32` where nothing else is asked for.
+    /// Takes inputs, gives outputs and, unless they are quantised, keeps weights in another element
+    /// type than the stored one. Where weights are quantised or float64 it is `f32` if nothing else is
+    /// asked for.
     #[must_use]
     pub fn dtype(self, dtype: DType) -> Self {
         Self { dtype: Some(dtype), ..self }
@@ -48,6 +52,13 @@ impl<K: Kind> Weights<K> {
     #[must_use]
     pub fn numerics(self, numerics: Numerics) -> Self {
         Self { numerics: Some(numerics), ..self }
+    }
+
+    /// Decodes quantised weights to the element type, also where the device could compute with them as
+    /// they are: a call then reads two to seven times the bytes.
+    #[must_use]
+    pub fn decoded(self) -> Self {
+        Self { decode: true, ..self }
     }
 
     /// What the file stores.
@@ -102,12 +113,116 @@ impl<K: Kind> Weights<K> {
         Ok(HostWeights { stored: &self.stored, gate_up, down, activation, numerics })
     }
 
-    /// Packs the weights for a device: once, when the layer is built.
+    /// The weights as the quantised blocks of the file, as a layer on `device` computes with them.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`], as [`crate::Error::Core`], with the reason why [`Self::to`] decodes
+    /// them: the file's types or layout, the device, or [`Self::decoded`]. Otherwise as [`Self::host`].
+    pub fn quantized_on(&self, device: &Device) -> Result<QuantizedWeights<'_>> {
+        let [gate, up] = self.stored.quantized_gate_up()?;
+        let down = match K::OP {
+            Op::Mlp => self.stored.quantized_down()?,
+            Op::GatedLinear | Op::Activation => None,
+        };
+        for block in [Some(gate.block()), down.map(|d| d.block())].into_iter().flatten() {
+            self.expect_kernel(device, block)?;
+        }
+        let (activation, numerics) = (self.resolved_activation()?, self.resolved_numerics());
+        Ok(QuantizedWeights { stored: &self.stored, gate, up, down, activation, numerics })
+    }
+
+    fn expect_kernel(&self, device: &Device, block: BlockType) -> Result<(), CoreError> {
+        let refused = |why: String| {
+            Err(CoreError::Unsupported { what: format!("computing with {block} weights"), why })
+        };
+        let known = match device {
+            Device::Cpu(_) => swiglu_cpu::quantized_types(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => return Err(crate::kind::quantized_on_cuda()),
+        };
+        if self.decode {
+            return refused("decoding was asked for".into());
+        }
+        match known.contains(&block) {
+            true => Ok(()),
+            false => {
+                let names: Vec<&str> = known.iter().map(|b| b.name()).collect();
+                refused(format!("the CPU has kernels for {}", names.join(", ")))
+            }
+        }
+    }
+
+    /// Packs the weights for a device: once, when the layer is built. Quantised ones stay as they are
+    /// where the device has kernels for them, else they are decoded, and [`Layer::explain`] says why.
     ///
     /// # Errors
     /// As [`Self::host`]; for an MLP, [`FormatError::IncompleteLayer`] without a down weight.
     pub fn to(&self, device: &Device) -> Result<Layer<K>> {
-        with_dtype!(self.resolved_dtype(), T => K::pack::<T>(device, &self.host()?))
+        let stored = self.stored.stored_gate_up().iter().chain(self.stored.stored_down());
+        let is_quantized = |s: &StoredType| matches!(s, StoredType::Block(_));
+        let any_quantized = stored.into_iter().any(|m| is_quantized(&m.stored));
+        let dtype = self.resolved_dtype();
+        if !any_quantized {
+            return with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?));
+        }
+        match self.quantized_on(device) {
+            Ok(weights) => with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)),
+            Err(crate::Error::Core(why @ CoreError::Unsupported { .. })) => {
+                let layer = with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?))?;
+                Ok(layer.because_decoded(why))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn no_down(stored: &LayerWeights) -> crate::Error {
+    FormatError::IncompleteLayer {
+        path: stored.path().to_owned(),
+        layer: stored.layer(),
+        missing: "an MLP needs the down weight; name it, or load a gated linear layer".into(),
+        found: "gate and up".into(),
+    }
+    .into()
+}
+
+/// The weights of a layer as the quantised blocks of its file.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedWeights<'a> {
+    stored: &'a LayerWeights,
+    gate: QuantizedRef<'a>,
+    up: QuantizedRef<'a>,
+    down: Option<QuantizedRef<'a>>,
+    activation: Activation,
+    numerics: Numerics,
+}
+
+impl<'a> QuantizedWeights<'a> {
+    /// The types of the weights.
+    pub fn types(&self) -> QuantizedTypes {
+        QuantizedTypes { gate_up: self.gate.block(), down: self.down.map(|d| d.block()) }
+    }
+
+    /// As parameters of a gated linear layer.
+    pub fn gated_linear(&self) -> QuantizedGatedLinearParams<'a> {
+        QuantizedGatedLinearParams {
+            gate: self.gate,
+            up: self.up,
+            gate_bias: self.stored.gate_bias(),
+            up_bias: self.stored.up_bias(),
+            activation: self.activation,
+            numerics: self.numerics,
+        }
+    }
+
+    /// As parameters of a feed-forward block.
+    ///
+    /// # Errors
+    /// [`FormatError::IncompleteLayer`] without a down weight.
+    pub fn mlp(&self) -> Result<QuantizedMlpParams<'a>> {
+        let down = self.down.ok_or_else(|| no_down(self.stored))?;
+        let down_bias = self.stored.down_bias();
+        Ok(QuantizedMlpParams { gated: self.gated_linear(), down, down_bias })
     }
 }
 
@@ -154,14 +269,7 @@ impl<T: Element> HostWeights<'_, T> {
     /// [`FormatError::IncompleteLayer`] without a down weight.
     pub fn mlp(&self) -> Result<MlpParams<'_, T>> {
         let Some((down, down_orientation)) = &self.down else {
-            return Err(FormatError::IncompleteLayer {
-                path: self.stored.path().to_owned(),
-                layer: self.stored.layer(),
-                missing: "an MLP needs the down weight; name it, or load a gated linear layer"
-                    .into(),
-                found: "gate and up".into(),
-            }
-            .into());
+            return Err(no_down(self.stored));
         };
         Ok(MlpParams {
             gated: self.gated_linear(),

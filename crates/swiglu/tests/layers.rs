@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 use swiglu::{
-    Activation, Arrangement, CoreError, DType, Device, Error, Explanation, FormatError,
+    Activation, Arrangement, BlockType, CoreError, DType, Device, Error, Explanation, FormatError,
     GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights, Layer,
     LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path,
-    Rounding, TensorNames, bf16, f16,
+    QuantizedTypes, Rounding, TensorNames, bf16, f16,
 };
 use swiglu_core::bounds;
 
@@ -33,13 +33,109 @@ fn layers_can_be_shared_between_threads() {
 }
 
 fn runs_within_bounds<T: swiglu::Element>(weights: &MlpWeights) {
-    let mlp = weights.clone().dtype(T::DTYPE).to(&Device::cpu().unwrap()).unwrap();
+    let mlp = weights.clone().dtype(T::DTYPE).decoded().to(&Device::cpu().unwrap()).unwrap();
     assert_eq!((mlp.dtype(), mlp.out_features()), (T::DTYPE, mlp.hidden()));
     let x = input::<T>(3, mlp.hidden());
     let y = mlp.forward(&x).unwrap();
     let host = weights.host::<T>().unwrap();
     let judgement = bounds::mlp(x.view(), &host.mlp().unwrap()).unwrap().judge(y.view()).unwrap();
     assert!(judgement.passed(), "{}: {judgement:?}", T::DTYPE);
+}
+
+fn quantized_runs_within_bounds<T: swiglu::Element>() {
+    let device = Device::cpu().unwrap();
+    let weights = Mlp::load(SMOLLM2, 28).unwrap().dtype(T::DTYPE);
+    let mlp = weights.to(&device).unwrap();
+    let q4_1 = QuantizedTypes { gate_up: BlockType::Q4_1, down: Some(BlockType::Q4_1) };
+    assert_eq!((mlp.plan(1).problem.quantized, mlp.dtype()), (Some(q4_1), T::DTYPE));
+    let x = input::<T>(3, mlp.hidden());
+    let y = mlp.forward(&x).unwrap();
+    let blocks = weights.quantized_on(&device).unwrap();
+    assert_eq!(blocks.types(), q4_1);
+    let reference = bounds::quantized_mlp(x.view(), &blocks.mlp().unwrap()).unwrap();
+    let judgement = reference.judge(y.view()).unwrap();
+    assert!(judgement.passed(), "{}: {judgement:?}", T::DTYPE);
+}
+
+#[test]
+fn quantised_files_stay_quantised_in_every_dtype() {
+    quantized_runs_within_bounds::<f32>();
+    quantized_runs_within_bounds::<f16>();
+    quantized_runs_within_bounds::<bf16>();
+    let device = Device::cpu().unwrap();
+    let weights = Mlp::load(SMOLLM2, 28).unwrap();
+    let explanation = weights.to(&device).unwrap().explain(1);
+    assert_eq!(explanation.problem.weight_bytes(), 3.0 * 576.0 * 1536.0 * 20.0 / 32.0);
+    let text = explanation.to_string();
+    assert!(text.contains("weights as Q4_1") && text.contains("6.4 times the bytes"), "{text}");
+
+    let decoded = weights.clone().decoded().to(&device).unwrap();
+    assert_eq!(decoded.plan(1).problem.quantized, None);
+    assert!(decoded.plan(1).reason.contains("decoded to f32"), "{}", decoded.plan(1).reason);
+    let text = decoded.explain(1).to_string();
+    assert!(text.contains("decoding was asked for"), "{text}");
+    assert!(weights.decoded().quantized_on(&device).is_err());
+}
+
+#[test]
+fn what_no_kernel_computes_with_is_decoded_and_says_why() {
+    let device = Device::cpu().unwrap();
+    let q =
+        |block, seed| swiglu_core::random::quantized_matrix(seed, block, 256, 256, 0.06).unwrap();
+    let file = |types: [BlockType; 3]| {
+        let tensors: Vec<_> = ["gate", "up", "down"]
+            .into_iter()
+            .zip(types)
+            .zip(1..)
+            .map(|((name, block), seed)| {
+                (format!("blk.0.ffn_{name}.weight"), block, q(block, seed).into_vec())
+            })
+            .collect();
+        Mlp::load_from_bytes(gguf(&tensors), &LoadOptions::default()).unwrap()
+    };
+    let (q4_0, q8_0) = (BlockType::Q4_0, BlockType::Q8_0);
+    let weights = file([q4_0, q8_0, q4_0]);
+    let mlp = weights.to(&device).unwrap();
+    assert_eq!(mlp.plan(1).problem.quantized, None);
+    let text = mlp.explain(1).to_string();
+    assert!(text.contains("Q4_0") && text.contains("must be of one type"), "{text}");
+    let x = input::<f32>(2, 256);
+    let host = weights.host::<f32>().unwrap();
+    let reference = bounds::mlp(x.view(), &host.mlp().unwrap()).unwrap();
+    assert!(reference.judge(mlp.forward(&x).unwrap().view()).unwrap().passed());
+
+    // The down weight may be of another type, and a gated linear layer does not need it.
+    let weights = file([BlockType::Q4_K, BlockType::Q4_K, BlockType::Q6_K]);
+    let mlp = weights.to(&device).unwrap();
+    assert_eq!(mlp.plan(1).problem.quantized.unwrap().to_string(), "Q4_K+Q6_K");
+    let blocks = weights.quantized_on(&device).unwrap();
+    let reference = bounds::quantized_mlp(x.view(), &blocks.mlp().unwrap()).unwrap();
+    assert!(reference.judge(mlp.forward(&x).unwrap().view()).unwrap().passed());
+    let gated = GatedLinear::from_quantized::<f32>(&device, &blocks.gated_linear()).unwrap();
+    assert_eq!(gated.plan(1).problem.quantized.unwrap().to_string(), "Q4_K");
+}
+
+/// A GGUF file of `[256, 256]` tensors.
+fn gguf(tensors: &[(String, BlockType, Vec<u8>)]) -> Vec<u8> {
+    let string = |s: &str| [&(s.len() as u64).to_le_bytes(), s.as_bytes()].concat();
+    let mut file = [b"GGUF".as_slice(), &3u32.to_le_bytes()].concat();
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend(1u64.to_le_bytes());
+    file.extend(string("general.architecture"));
+    file.extend(8u32.to_le_bytes());
+    file.extend(string("llama"));
+    let mut data = Vec::new();
+    for (name, block, bytes) in tensors {
+        file.extend(string(name));
+        file.extend(2u32.to_le_bytes());
+        file.extend([256u64, 256].map(u64::to_le_bytes).concat());
+        file.extend(block.id().to_le_bytes());
+        file.extend((data.len() as u64).to_le_bytes());
+        data.extend_from_slice(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    [file, data].concat()
 }
 
 #[test]
