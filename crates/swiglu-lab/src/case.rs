@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use swiglu_core::{
-    Activation, Arrangement, DType, Numerics, Op, Orientation, Problem, WeightLayout,
+    Activation, Arrangement, BlockType, DType, Numerics, Op, Orientation, Problem, QuantizedTypes,
+    WeightLayout,
 };
 
 use crate::text;
@@ -112,8 +113,11 @@ pub struct Case {
     /// A model that has this shape, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Element type of inputs, weights and output.
+    /// Element type of inputs and output, and of weights that are not quantised.
     pub dtype: DType,
+    /// The type of the weights, of all matrices alike, where they are quantised; `Q4_0` in JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<BlockType>,
     /// The activation.
     pub activation: Activation,
     /// Where values are rounded; `fused+fast` in JSON.
@@ -141,6 +145,9 @@ impl Case {
             key += &format!(" hidden={}", self.hidden);
         }
         key += &format!(" intermediate={} {}", self.intermediate, self.dtype);
+        if let Some(block) = self.weights {
+            key += &format!(" weights={block}");
+        }
         if self.op != CaseOp::Copy {
             key += &format!(" {} {} {}", self.activation, self.numerics, self.arrangement);
         }
@@ -179,7 +186,10 @@ impl Case {
             numerics: self.numerics,
             layout: WeightLayout { orientation: self.orientation, arrangement: self.arrangement },
             bias: self.bias,
-            quantized: None,
+            quantized: self.weights.map(|block| QuantizedTypes {
+                gate_up: block,
+                down: (op == Op::Mlp).then_some(block),
+            }),
         })
     }
 
@@ -216,6 +226,7 @@ pub(crate) mod tests {
             intermediate: 16,
             model: None,
             dtype: DType::F32,
+            weights: None,
             activation: Activation::SWIGLU,
             numerics: Numerics::default(),
             arrangement: Arrangement::Separate,
@@ -233,7 +244,12 @@ pub(crate) mod tests {
         assert_eq!(json["arrangement"], "separate");
         assert_eq!(json["orientation"], "out-in");
         assert_eq!(json["device"], "cpu");
+        assert!(json.get("weights").is_none());
         assert_eq!(serde_json::from_value::<Case>(json).unwrap(), case);
+        let quantized = Case { weights: Some(BlockType::Q6_K), ..case };
+        let json = serde_json::to_value(&quantized).unwrap();
+        assert_eq!(json["weights"], "Q6_K");
+        assert_eq!(serde_json::from_value::<Case>(json).unwrap(), quantized);
     }
 
     #[test]
@@ -245,5 +261,7 @@ pub(crate) mod tests {
         assert_eq!(small(CaseOp::Copy).key(), "copy m=5 intermediate=16 f32 hot");
         let biased = Case { bias: true, ..small(CaseOp::Mlp) };
         assert_ne!(biased.key(), small(CaseOp::Mlp).key());
+        let quantized = Case { weights: Some(BlockType::Q4_0), ..small(CaseOp::Mlp) };
+        assert!(quantized.key().contains(" f32 weights=Q4_0 "), "{quantized}");
     }
 }

@@ -4,11 +4,11 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rayon::prelude::*;
-use swiglu_core::bounds::{self, Judgement, Reference};
-use swiglu_core::random::{bits, normal};
+use swiglu_core::bounds::{self, BlockInputs, Judgement, Reference};
+use swiglu_core::random::{bits, normal, quantized_matrix};
 use swiglu_core::{
-    DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams, Numerics,
-    Orientation, bf16, f16,
+    BlockType, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams,
+    Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMlpParams, bf16, f16,
 };
 
 use crate::case::{Case, CaseOp};
@@ -72,7 +72,17 @@ pub(crate) struct Oracle {
     case: Case,
     seed: u64,
     rows: Vec<usize>,
-    known: Vec<((Numerics, bool), Reference)>,
+    known: Vec<(Promise, Reference)>,
+}
+
+/// What a profile is judged by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Promise {
+    numerics: Numerics,
+    /// Whether factors of products may be rounded to TF32.
+    tf32: bool,
+    /// How inputs of products with quantised weights are taken.
+    inputs: BlockInputs,
 }
 
 impl Oracle {
@@ -123,10 +133,14 @@ impl Oracle {
         let at = match self.known.iter().position(|(k, _)| *k == key) {
             Some(at) => at,
             None => {
-                let case = Case { numerics: key.0, ..self.case.clone() };
-                let roundoff = if key.1 { TF32_ROUNDOFF } else { 0.0 };
-                let reference = of_dtype!(case.dtype, T => {
-                    reference::<T>(&case, self.seed, &self.rows, roundoff)
+                let case = Case { numerics: key.numerics, ..self.case.clone() };
+                let (seed, rows) = (self.seed, self.rows.as_slice());
+                let reference = of_dtype!(case.dtype, T => match case.weights {
+                    Some(block) => quantized::<T>(&case, block, seed, rows, key.inputs),
+                    None => {
+                        let roundoff = if key.tf32 { TF32_ROUNDOFF } else { 0.0 };
+                        reference::<T>(&case, seed, rows, roundoff)
+                    }
                 })?;
                 self.known.push((key, reference));
                 self.known.len() - 1
@@ -136,14 +150,19 @@ impl Oracle {
     }
 }
 
-/// The roundings a profile is judged by, and whether its factors may be rounded to TF32.
-fn promise(profile: &ProfileDef, case: &Case) -> (Numerics, bool) {
+/// The roundings a profile is judged by. Its options say where it rounds factors of products: `tf32`,
+/// and `activations = "q8"` for 8 bits in blocks beside quantised weights.
+fn promise(profile: &ProfileDef, case: &Case) -> Promise {
     let weakest =
         Numerics { rounding: swiglu_core::Rounding::Eager, exp: swiglu_core::ExpMode::Fast };
     let default = if profile.role == Role::Ours { case.numerics } else { weakest };
     let tf32 = case.dtype == DType::F32
         && profile.options.get("tf32").and_then(serde_json::Value::as_bool) == Some(true);
-    (profile.numerics.unwrap_or(default), tf32)
+    let inputs = match profile.options.get("activations").and_then(serde_json::Value::as_str) {
+        Some("q8") => BlockInputs::EightBits,
+        _ => BlockInputs::Exact,
+    };
+    Promise { numerics: profile.numerics.unwrap_or(default), tf32, inputs }
 }
 
 /// The first row, the last and some between: as many as the oracle and one reply can take.
@@ -218,10 +237,7 @@ fn reference<T: Element>(
             let x = inputs::<T>(seed ^ STREAM_X, rows, k, 1.0)?;
             let gate = weight::<T>(seed ^ STREAM_GATE, h, k)?;
             let up = weight::<T>(seed ^ STREAM_UP, h, k)?;
-            let [gate_bias, up_bias, down_bias] = [(0, h), (1, h), (2, k)].map(|(which, n)| {
-                let stream = seed ^ STREAM_BIAS[which];
-                case.bias.then(|| (0..n).map(|i| normal(stream, i as u64)).collect::<Vec<f32>>())
-            });
+            let [gate_bias, up_bias, down_bias] = biases(case, seed);
             // How the weights lie does not change the result.
             let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?;
             let gated = GatedLinearParams {
@@ -244,6 +260,45 @@ fn reference<T: Element>(
             Ok(bounds::mlp_with(x.view(), &mlp, roundoff)?)
         }
     }
+}
+
+/// The reference of a layer with quantised weights.
+fn quantized<T: Element>(
+    case: &Case,
+    block: BlockType,
+    seed: u64,
+    rows: &[usize],
+    taken: BlockInputs,
+) -> Result<Reference> {
+    let (k, h) = (case.hidden, case.intermediate);
+    let weight = |stream, rows, cols: usize| {
+        quantized_matrix(seed ^ stream, block, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
+    };
+    let x = inputs::<T>(seed ^ STREAM_X, rows, k, 1.0)?;
+    let (gate, up) = (weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?);
+    let [gate_bias, up_bias, down_bias] = biases(case, seed);
+    let gated = QuantizedGatedLinearParams {
+        gate: gate.view(),
+        up: up.view(),
+        gate_bias: gate_bias.as_deref(),
+        up_bias: up_bias.as_deref(),
+        activation: case.activation,
+        numerics: case.numerics,
+    };
+    if case.op == CaseOp::GatedLinear {
+        return Ok(bounds::quantized_gated_linear_with(x.view(), &gated, taken)?);
+    }
+    let down = weight(STREAM_DOWN, k, h)?;
+    let params = QuantizedMlpParams { gated, down: down.view(), down_bias: down_bias.as_deref() };
+    Ok(bounds::quantized_mlp_with(x.view(), &params, taken)?)
+}
+
+/// bg, bu and bd of a case that has them.
+fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
+    [(0, case.intermediate), (1, case.intermediate), (2, case.hidden)].map(|(which, n)| {
+        let stream = seed ^ STREAM_BIAS[which];
+        case.bias.then(|| (0..n).map(|i| normal(stream, i as u64)).collect())
+    })
 }
 
 /// As a record has it.
@@ -318,6 +373,52 @@ mod tests {
         }
     }
 
+    /// The weights are those of the case's blocks, not of its element type.
+    #[test]
+    fn quantised_cases_have_the_reference_of_their_blocks() {
+        let (k, h, block) = (64, 96, BlockType::Q4_1);
+        let case = Case {
+            hidden: k,
+            intermediate: h,
+            weights: Some(block),
+            bias: true,
+            ..small(CaseOp::Mlp)
+        };
+        let matrix = |stream, rows, cols: usize| {
+            quantized_matrix(7 ^ stream, block, rows, cols, 1.0 / (cols as f32).sqrt())
+                .and_then(|q| q.view().to_matrix::<f32>())
+                .unwrap()
+        };
+        let (gate, up) = (matrix(STREAM_GATE, h, k), matrix(STREAM_UP, h, k));
+        let down = matrix(STREAM_DOWN, k, h);
+        let [gate_bias, up_bias, down_bias] = biases(&case, 7);
+        let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn);
+        let dense = MlpParams {
+            gated: GatedLinearParams {
+                gate_bias: gate_bias.as_deref(),
+                up_bias: up_bias.as_deref(),
+                ..GatedLinearParams::new(weights.unwrap(), case.activation)
+            },
+            down: down.view(),
+            down_orientation: Orientation::OutIn,
+            down_bias: down_bias.as_deref(),
+        };
+        let mut oracle = Oracle::new(&case, 7);
+        let rows = oracle.rows().to_vec();
+        let x = inputs::<f32>(7 ^ STREAM_X, &rows, k, 1.0).unwrap();
+        let y = swiglu_core::oracle::mlp(x.view(), &dense).unwrap().y.value;
+        let y: Vec<f32> = y.as_slice().iter().map(|v| *v as f32).collect();
+        let told = (case.output_shape(), DType::F32, rows.as_slice());
+        let judged = oracle.judge(&profile(Role::Ours), told, &encoded(&y)).unwrap();
+        assert!(judged.passed(), "{judged:?}");
+        // Off by a thousandth: wrong for exact inputs, admitted for those of 8 bits.
+        let off: Vec<f32> = y.iter().map(|v| v * 1.001).collect();
+        assert!(!oracle.judge(&profile(Role::Ours), told, &encoded(&off)).unwrap().passed());
+        let mut q8 = profile(Role::Peer);
+        q8.options.insert("activations".into(), "q8".into());
+        assert!(oracle.judge(&q8, told, &encoded(&off)).unwrap().passed());
+    }
+
     #[test]
     fn other_shapes_lengths_and_codes_are_refused() {
         let case = small(CaseOp::Copy);
@@ -349,11 +450,16 @@ mod tests {
     #[test]
     fn others_are_judged_by_the_weakest_promise() {
         let case = small(CaseOp::Activation);
-        assert_eq!(promise(&profile(Role::Ours), &case), (case.numerics, false));
-        assert_eq!(promise(&profile(Role::Peer), &case).0.to_string(), "eager+fast");
+        let ours = promise(&profile(Role::Ours), &case);
+        let exact = BlockInputs::Exact;
+        assert_eq!(ours, Promise { numerics: case.numerics, tf32: false, inputs: exact });
+        assert_eq!(promise(&profile(Role::Peer), &case).numerics.to_string(), "eager+fast");
         let mut tf32 = profile(Role::Peer);
         tf32.options.insert("tf32".into(), true.into());
-        assert!(promise(&tf32, &case).1);
-        assert!(!promise(&tf32, &Case { dtype: DType::Bf16, ..case }).1);
+        assert!(promise(&tf32, &case).tf32);
+        assert!(!promise(&tf32, &Case { dtype: DType::Bf16, ..case.clone() }).tf32);
+        let mut q8 = profile(Role::Peer);
+        q8.options.insert("activations".into(), "q8".into());
+        assert_eq!(promise(&q8, &case).inputs, BlockInputs::EightBits);
     }
 }

@@ -151,6 +151,7 @@ impl ProfileArgs {
             activation: self.math.activation.unwrap_or(Activation::SWIGLU),
             numerics: self.math.numerics(dtype),
             arrangement: Arrangement::Separate,
+            weights: None,
             orientation: Orientation::OutIn,
             bias: false,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
-use swiglu_core::{Activation, Arrangement, DType, Numerics, Orientation};
+use swiglu_core::{Activation, Arrangement, BlockType, DType, Numerics, Orientation};
 use toml::Spanned;
 
 use super::values::{Extent, Many, Named, Real};
@@ -48,6 +48,8 @@ struct RawCases {
     m: Spanned<Many<Extent>>,
     shapes: Spanned<Vec<Spanned<Shape>>>,
     dtype: Many<Named<DType>>,
+    /// Types of quantised weights; without them weights are of `dtype`.
+    weights: Option<Spanned<Many<Named<BlockType>>>>,
     #[serde(default)]
     activation: Many<Activation>,
     #[serde(default)]
@@ -215,7 +217,7 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
     for shape in sweep.shapes.get_ref() {
         let [hidden, intermediate] = extents(sweep.op, shape, place)?;
         for &Extent(m) in &sweep.m.get_ref().0 {
-            for Named(dtype) in sweep.dtype.0.iter().copied() {
+            for (dtype, weights) in element_types(sweep, [hidden, intermediate], place)? {
                 let numerics = sweep.numerics.or(Named(Numerics::default_for(dtype)));
                 for activation in sweep.activation.or(Activation::SWIGLU) {
                     for Named(numerics) in numerics.iter().copied() {
@@ -237,6 +239,7 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
                                             intermediate,
                                             model: shape.get_ref().model.clone(),
                                             dtype,
+                                            weights,
                                             activation,
                                             numerics,
                                             arrangement,
@@ -254,6 +257,33 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
         }
     }
     Ok(out)
+}
+
+/// The products of element types and types of quantised weights: of `[out, in]` matrices whose rows
+/// are whole blocks.
+fn element_types(
+    sweep: &RawCases,
+    extents: [usize; 2],
+    place: &Place<'_>,
+) -> Result<Vec<(DType, Option<BlockType>)>> {
+    let dtypes = sweep.dtype.0.iter().map(|&Named(dtype)| dtype);
+    let Some(given) = &sweep.weights else { return Ok(dtypes.map(|d| (d, None)).collect()) };
+    let blocks: Vec<BlockType> = given.get_ref().0.iter().map(|&Named(block)| block).collect();
+    for block in &blocks {
+        let refused =
+            |why: String| Err(place.at(given.span(), format!("weights = {block}: {why}")));
+        if !sweep.op.has_weights() {
+            return refused(format!("{} has no weights", sweep.op));
+        }
+        if !sweep.arrangement.0.is_empty() || !sweep.orientation.0.is_empty() {
+            return refused("quantised weights are separate and out-in; expected no others".into());
+        }
+        let inputs = if sweep.op == CaseOp::Mlp { &extents[..] } else { &extents[..1] };
+        if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
+            return refused(format!("{n} inputs are not whole blocks of {}", block.elements()));
+        }
+    }
+    Ok(dtypes.flat_map(|d| blocks.iter().map(move |&block| (d, Some(block)))).collect())
 }
 
 /// K and H of a shape, which an operation without weights has no K of.

@@ -32,6 +32,32 @@ fn arrays_multiply_and_single_values_are_arrays_of_one() {
 }
 
 #[test]
+fn quantised_weights_multiply_with_element_types() {
+    let quantised = |weights: &str, shape: &str| {
+        let text = with("m = [8, 16]", &format!("m = 8\nweights = {weights}"))
+            .replacen("dtype = \"f32\"", "dtype = [\"f32\", \"bf16\"]", 1)
+            .replacen("op = \"activation\"", "op = \"mlp\"", 1)
+            .replacen("{ intermediate = 32 }", shape, 1);
+        parse(&text)
+    };
+    let shape = "{ hidden = 256, intermediate = 512 }";
+    let e = quantised("[\"q4_0\", \"Q6_K\"]", shape).unwrap();
+    let keys: Vec<String> = e.cases.iter().map(|c| c.key()).collect();
+    assert_eq!(keys.len(), 4);
+    assert!(keys[0].contains("f32 weights=Q4_0") && keys[3].contains("bf16 weights=Q6_K"));
+    assert_eq!(e.cases[0].problem().unwrap().weight_bytes(), 3.0 * 256.0 * 512.0 * 18.0 / 32.0);
+    let refused = |weights: &str, shape: &str, part: &str| {
+        let message = quantised(weights, shape).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    };
+    refused("\"Q4_K\"", "{ hidden = 256, intermediate = 320 }", "320 inputs are not whole blocks");
+    refused("\"Q3_K\"", shape, "unknown type of quantised weights `Q3_K`");
+    refused("\"Q4_0\"\norientation = \"in-out\"", shape, "expected no others");
+    let e = parse(&with("m = [8, 16]", "m = 8\nweights = \"Q4_0\"")).unwrap_err().to_string();
+    assert!(e.contains("activation has no weights"), "{e}");
+}
+
+#[test]
 fn prose_does_not_make_records_old_but_cases_and_options_do() {
     let hash = |text: &str| parse(text).unwrap().definition_hash;
     let same = hash(DEFINITION);

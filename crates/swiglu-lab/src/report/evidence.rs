@@ -36,6 +36,9 @@ fn label(case: &Case) -> String {
         out += &format!(" ({model})");
     }
     out += &format!(", {}", case.dtype);
+    if let Some(block) = case.weights {
+        out += &format!(" with {block} weights");
+    }
     if case.op != CaseOp::Copy {
         out += &format!(", {} {}", case.activation, case.numerics);
     }

@@ -92,6 +92,7 @@ pub(super) fn compare(
         activation: math.activation.unwrap_or(Activation::SWIGLU),
         numerics: math.numerics(dtype),
         arrangement: Arrangement::Separate,
+        weights: None,
         orientation: Orientation::OutIn,
         bias: false,
         heat: Heat::Cold,
