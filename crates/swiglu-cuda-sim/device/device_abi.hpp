@@ -61,7 +61,12 @@ void sim_syncwarp(unsigned mask);
 unsigned sim_shuffle(sim::Shuffle kind, unsigned mask, unsigned value, int argument, int width);
 unsigned sim_vote(sim::Vote kind, unsigned mask, bool predicate);
 
+void sim_store_for_grid(void* to, const void* from, unsigned bytes);
+unsigned sim_atomic_add_release(unsigned* p, unsigned value);
+void sim_wait_for_turnover(const unsigned* p, unsigned before);
+
 unsigned sim_load_shared(unsigned address);
+void sim_load_shared_wide(unsigned address, unsigned* words);
 void sim_store_shared(unsigned address, unsigned value, unsigned bytes);
 void sim_copy_async(unsigned to, const void* from, unsigned bytes, unsigned read);
 void sim_copy_async_commit();

@@ -93,17 +93,32 @@ INLINE Raw<BYTES> load_streaming(const Raw<BYTES>* p) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   return *p;
 }
+INLINE Raw<16> load_global(const Raw<16>* p) { return load_streaming(p); }
 template <int BYTES>
 INLINE void store_streaming(Raw<BYTES>* p, Raw<BYTES> r) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   *p = r;
 }
 
+// --- Between blocks of a grid ------------------------------------------------------------------
+
+template <class T>
+INLINE void store_for_grid(T* p, T value) {
+  sim_store_for_grid(p, &value, sizeof value);
+}
+INLINE u32 atomic_add_release(u32* p, u32 value) { return sim_atomic_add_release(p, value); }
+INLINE void wait_for_turnover(const u32* p, u32 before) { sim_wait_for_turnover(p, before); }
+
 // --- Shared memory -----------------------------------------------------------------------------
 
 INLINE u8* dynamic_shared() { return sim_thread->dynamic_shared; }
 INLINE u32 shared_address(const void* p) { return sim_shared_address(p); }
 INLINE u32 load_shared(u32 address) { return sim_load_shared(address); }
+INLINE Raw<16> load_shared_wide(u32 address) {
+  Raw<16> r;
+  sim_load_shared_wide(address, r.word);
+  return r;
+}
 INLINE void store_shared(u32 address, u16 x) { sim_store_shared(address, x, 2); }
 
 template <int BYTES>

@@ -96,9 +96,10 @@ void thread_main() {
   const Launch& launch = gang().launch;
   launch.kernel->entry(launch.params.data());
   finish_thread_transfers(thread);
+  land_stores(thread.unreleased);
   thread.state = State::Exited;
   Gang& g = *thread.block->gang;
-  --thread.block->live;
+  if (--thread.block->live == 0) land_stores(thread.block->unreleased);
   --g.live;
   release_barriers(*thread.block);
   release_cluster_barrier(g);

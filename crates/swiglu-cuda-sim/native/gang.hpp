@@ -63,6 +63,13 @@ struct AsyncCopy {
   bool done;
 };
 
+// A store that other blocks read once it is released.
+struct GridStore {
+  std::byte* to;
+  uint32_t bytes;
+  std::byte value[16];
+};
+
 // A tensor store: reads shared memory, then writes the tensor, each at a time of its own.
 struct BulkStore {
   Block* block;
@@ -98,6 +105,7 @@ struct Thread : ThreadView {
   std::vector<std::vector<AsyncCopy>> copy_groups;
   std::vector<std::shared_ptr<BulkStore>> stores;  // uncommitted
   std::vector<std::vector<std::shared_ptr<BulkStore>>> store_groups;
+  std::vector<GridStore> unreleased;
   std::vector<uint32_t> unfenced;  // 16-byte granules of shared memory written since the last fence
 };
 
@@ -138,6 +146,7 @@ struct Block {
   std::vector<uint16_t> unfenced_by;  // per granule: 1 + the thread that wrote it unfenced
   std::deque<Thread> threads;
   std::deque<Warp> warps;
+  std::vector<GridStore> unreleased;  // of threads that have since been at a barrier of the block
   NamedBarrier barriers[16];
   unsigned live = 0;
   unsigned free_registers = 0;  // per lane of a warp, given back by setmaxnreg
@@ -152,6 +161,7 @@ struct Gang {
   std::vector<Thread*> runnable;
   std::vector<Thread*> barrier_waiters;
   std::vector<Thread*> cluster_waiters;
+  std::vector<Thread*> word_waiters;
   std::vector<BulkLoad> loads;
   std::vector<std::shared_ptr<BulkStore>> stores;
   void* scheduler = nullptr;
@@ -186,6 +196,11 @@ std::byte* shared_at(Block& block, uint32_t address, uint32_t bytes, uint32_t al
 // fence.proxy.async (PTX ISA 8.9, proxies), and checks that none such is left.
 void mark_unfenced(Thread& thread, uint32_t address, uint32_t bytes);
 void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const char* reader);
+
+// Stores for the grid: at a barrier of the block a thread hands its own to the block, where the next
+// release finds them; at its end they land.
+void hand_stores_to_block(Thread& thread);
+void land_stores(std::vector<GridStore>& stores);
 
 // Carries out `perform` once all lanes of `mask` came with the same operation and signature.
 void meet(const char* operation, uint64_t signature, uint32_t mask, void* arguments,

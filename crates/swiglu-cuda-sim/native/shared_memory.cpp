@@ -87,6 +87,10 @@ unsigned sim_load_shared(unsigned address) {
   return value;
 }
 
+void sim_load_shared_wide(unsigned address, unsigned* words) {
+  std::memcpy(words, shared_at(*self().block, address, 16, 16, "ld.shared.v4"), 16);
+}
+
 void sim_store_shared(unsigned address, unsigned value, unsigned bytes) {
   // Little-endian hosts: the low bytes come first.
   std::memcpy(shared_at(*self().block, address, bytes, bytes, "st.shared"), &value, bytes);

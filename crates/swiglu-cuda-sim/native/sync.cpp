@@ -126,7 +126,10 @@ using namespace sim;
 
 extern "C" {
 
-void sim_syncthreads() { arrive_at(0, 0, "__syncthreads", true); }
+void sim_syncthreads() {
+  hand_stores_to_block(self());
+  arrive_at(0, 0, "__syncthreads", true);
+}
 
 // PTX ISA 9.7.13.1 (bar.sync): the number of threads is a multiple of the warp size.
 void sim_named_barrier(unsigned id, unsigned threads) {

@@ -107,6 +107,16 @@ INLINE Raw<2> load_streaming(const Raw<2>* p) {
   asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
   return r;
 }
+// A load that may stay in the first-level cache: others of the block read the same bytes soon. Never
+// the read-only path: what is read may have been written by this grid.
+INLINE Raw<16> load_global(const Raw<16>* p) {
+  Raw<16> r;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.word[0]), "=r"(r.word[1]), "=r"(r.word[2]), "=r"(r.word[3])
+               : "l"(p)
+               : "memory");
+  return r;
+}
 INLINE void store_streaming(Raw<16>* p, Raw<16> r) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]),
                "r"(r.word[1]), "r"(r.word[2]), "r"(r.word[3])
@@ -124,6 +134,34 @@ INLINE void store_streaming(Raw<2>* p, Raw<2> r) {
   asm volatile("st.global.L1::no_allocate.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
 }
 
+// --- Between blocks of a grid ------------------------------------------------------------------
+
+// An ordinary store of what other blocks read once this one has released it, below.
+template <class T>
+INLINE void store_for_grid(T* p, T value) {
+  *(volatile T*)p = value;
+}
+// Adds to a word after everything that this thread, and those it has met at a barrier of the block,
+// stored before is visible to the device; returns what was there (9.7.13.5, atom; 8.10).
+INLINE u32 atomic_add_release(u32* p, u32 value) {
+  u32 before;
+  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(p), "r"(value)
+               : "memory");
+  return before;
+}
+// Waits until the highest bit of a word is another than in `before`. Then this thread, and those it
+// meets at a barrier of the block, see what was released by the threads that changed the word.
+INLINE void wait_for_turnover(const u32* p, u32 before) {
+  asm volatile(
+      "{\n .reg .pred same;\n .reg .u32 now;\n"
+      "again_%=:\n ld.acquire.gpu.global.u32 now, [%0];\n xor.b32 now, now, %1;\n"
+      " setp.ge.s32 same, now, 0;\n @same bra again_%=;\n}\n" ::"l"(p),
+      "r"(before)
+      : "memory");
+}
+
 // --- Shared memory -----------------------------------------------------------------------------
 
 // The block's dynamic shared memory; kernels align what they need themselves.
@@ -138,6 +176,14 @@ INLINE u32 load_shared(u32 address) {
   u32 x;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
+}
+INLINE Raw<16> load_shared_wide(u32 address) {
+  Raw<16> r;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.word[0]), "=r"(r.word[1]), "=r"(r.word[2]), "=r"(r.word[3])
+               : "r"(address)
+               : "memory");
+  return r;
 }
 INLINE void store_shared(u32 address, u16 x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");

@@ -9,6 +9,7 @@ use swiglu_core::{
 use crate::activation::DeviceGateUp;
 use crate::context::Cuda;
 use crate::error::Result as CudaResult;
+use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gated_gemm::Kernel;
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
@@ -20,6 +21,7 @@ enum Way {
     Planned,
     Unfused,
     Kernel(Kernel),
+    Decode(Design),
 }
 
 /// A device on one way: as planned, unfused, or always with the same kernel. Layers are packed for
@@ -47,6 +49,7 @@ impl CudaBackend {
         [Way::Planned, Way::Unfused]
             .into_iter()
             .chain(kernels.map(Way::Kernel))
+            .chain(Design::ALL.map(Way::Decode))
             .map(|way| Self { cuda: cuda.clone(), way })
             .collect()
     }
@@ -60,6 +63,10 @@ impl CudaBackend {
             (Way::Unfused, _) => {
                 let rounds = case.dtype == DType::F32 || case.numerics.rounding != Rounding::Fused;
                 rounds && case.hidden > 0
+            }
+            (Way::Decode(design), _) => {
+                let limits = self.cuda.decode_limits();
+                Decode::check_problem(design, &problem(case), limits).is_ok()
             }
             (Way::Kernel(kernel), op) => {
                 let stride = (case.hidden + case.padding) * case.dtype.size();
@@ -87,6 +94,7 @@ impl Backend for CudaBackend {
             Way::Planned => "planned".to_owned(),
             Way::Unfused => Path::Unfused.to_string(),
             Way::Kernel(kernel) => kernel.to_string(),
+            Way::Decode(design) => design.to_string(),
         };
         let tf32 = if self.cuda.tf32() { " tf32" } else { "" };
         format!("cuda:{} {way}{tf32}", self.cuda.ordinal())
@@ -123,7 +131,7 @@ impl Backend for CudaBackend {
         mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
         let layer = match self.way {
-            Way::Planned => GatedLinear::new(&self.cuda, params),
+            Way::Planned | Way::Decode(_) => GatedLinear::new(&self.cuda, params),
             Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
             Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
         }?;
@@ -142,7 +150,8 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
-            _ => Mlp::new(&self.cuda, params),
+            Way::Decode(design) => Mlp::with_design(&self.cuda, params, Some(design)),
+            Way::Planned | Way::Kernel(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.cuda.stream();
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);

@@ -14,6 +14,7 @@ use crate::driver::{Driver, cu, driver};
 use crate::error::{CudaError, Result};
 use crate::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::jit::variant::Variant;
+use crate::kernels::decode_mlp::Limits;
 use crate::launch::{Function, Functions};
 use crate::layers::Machine;
 use crate::lt::Lt;
@@ -72,6 +73,7 @@ struct Inner {
     facts: DeviceFacts,
     arch: Arch,
     machine: Machine,
+    decode_limits: Limits,
     tuning: Tuning,
     tf32: bool,
     default_stream: Arc<StreamInner>,
@@ -110,10 +112,12 @@ impl Cuda {
         let (major, minor) = facts.compute_capability;
         let arch = Arch::from_capability(major, minor)?;
         let context = Arc::new(Context::retain(driver, device, options.device)?);
+        let limits = Limits::new(&context, &facts, arch);
         let memory = Arc::new(Memory::new(context)?);
         let cache = KernelCache::new(&options.cache);
         Ok(Self(Arc::new(Inner {
             machine: Machine::new(&facts, arch),
+            decode_limits: limits,
             tuning: Tuning::load(&options.tuning, &facts, arch),
             facts,
             arch,
@@ -153,6 +157,11 @@ impl Cuda {
     /// The architecture that kernels are compiled for.
     pub fn arch(&self) -> Arch {
         self.0.arch
+    }
+
+    /// What the decode kernel needs to know of the device.
+    pub(crate) fn decode_limits(&self) -> &Limits {
+        &self.0.decode_limits
     }
 
     /// What the cost model knows of the device.

@@ -87,6 +87,9 @@ functions! {
             "cuFuncGetAttribute"(*mut c_int, CUfunction_attribute, CUfunction) -> c_int;
         fn cuFuncSetAttribute =
             "cuFuncSetAttribute"(CUfunction, CUfunction_attribute, c_int) -> c_int;
+        fn cuOccupancyMaxActiveBlocksPerMultiprocessor =
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor"(*mut c_int, CUfunction, c_int, usize)
+            -> c_int;
         fn cuLaunchKernelEx = "cuLaunchKernelEx"(
             *const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void
         ) -> c_int;

@@ -34,6 +34,8 @@ struct Loaded {
     params: Option<usize>,
     /// The most dynamic shared memory that was asked for so far.
     shared: AtomicU32,
+    /// The last answer to how many blocks of a shape a multiprocessor holds.
+    resident: Mutex<Option<(Shape, u32)>>,
     module: Arc<Module>,
 }
 
@@ -41,6 +43,9 @@ struct Loaded {
 unsafe impl Send for Loaded {}
 // SAFETY: as above; the only field that changes is atomic.
 unsafe impl Sync for Loaded {}
+
+/// Threads of a block and bytes of its dynamic shared memory.
+type Shape = (u32, u32);
 
 /// Dynamic shared memory that a kernel may use without asking for more.
 const SHARED_WITHOUT_OPT_IN: u32 = 48 * 1024;
@@ -75,6 +80,7 @@ impl Function {
             max_threads: attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             params,
             shared: AtomicU32::new(SHARED_WITHOUT_OPT_IN),
+            resident: Mutex::default(),
             module: module.clone(),
         })))
     }
@@ -349,6 +355,30 @@ pub(crate) unsafe fn launch<P>(
 }
 
 impl Loaded {
+    /// Blocks of a shape that a multiprocessor holds at the same time.
+    fn resident_blocks(&self, shape: Shape) -> Result<u32> {
+        let mut known = self.resident.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some((last, blocks)) = *known
+            && last == shape
+        {
+            return Ok(blocks);
+        }
+        let context = &self.module.context;
+        context.bind()?;
+        let mut blocks: c_int = 0;
+        let (threads, shared) = (c_int::try_from(shape.0).unwrap_or(c_int::MAX), shape.1 as usize);
+        // SAFETY: a valid place for the result, a valid function.
+        unsafe {
+            cu!(
+                context.driver,
+                cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.raw, threads, shared)
+            )
+        }?;
+        let blocks = u32::try_from(blocks).unwrap_or(0);
+        *known = Some((shape, blocks));
+        Ok(blocks)
+    }
+
     /// Refuses a launch that the driver would refuse without saying why, or would not notice.
     fn expect(&self, config: &LaunchConfig, params: usize, stream: &Stream) -> Result<()> {
         let kernel = self.entry;
@@ -372,6 +402,16 @@ impl Loaded {
         if config.cluster.is_some_and(|blocks| !config.grid[0].is_multiple_of(blocks.max(1))) {
             let expected = format!("a multiple of the cluster, {:?}", config.cluster);
             return refuse("blocks in x", expected, config.grid[0].to_string());
+        }
+        if config.cooperative {
+            // Blocks that wait for others which cannot start would wait for ever.
+            let per_multiprocessor = self.resident_blocks((config.block, config.dynamic_shared))?;
+            let most = u64::from(per_multiprocessor) * u64::from(stream.cuda().facts().sm_count);
+            let blocks = config.grid.into_iter().map(u64::from).product::<u64>();
+            if blocks > most {
+                let expected = format!("at most the {most} that run at the same time");
+                return refuse("blocks of a cooperative launch", expected, blocks.to_string());
+            }
         }
         let (own, given) = (self.module.context.ordinal, stream.cuda().ordinal());
         if own != given {

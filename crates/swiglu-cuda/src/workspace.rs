@@ -3,6 +3,7 @@
 use cudarc::driver::sys::CUstream;
 
 use crate::context::Cuda;
+use crate::driver::cu;
 use crate::error::{CudaError, Result};
 use crate::memory::Memory;
 use crate::stream::Stream;
@@ -16,7 +17,22 @@ pub(crate) struct Scratch {
     captured: bool,
 }
 
+/// Bytes before the scratch memory that calls do not get: words that are 0 when the memory is new,
+/// where the blocks of a grid wait for each other. They leave them so that the next launch can.
+const BARRIERS: usize = 256;
+
+/// The address of the stream's barrier word, from that of its scratch memory. Kernels of one stream
+/// run one after the other, and a captured graph keeps the memory it was captured with.
+pub(crate) fn barrier_of(workspace: u64) -> u64 {
+    workspace - BARRIERS as u64
+}
+
 impl Scratch {
+    /// The address that calls get; 0 if there is no memory yet.
+    fn usable(&self) -> u64 {
+        if self.ptr == 0 { 0 } else { self.ptr + BARRIERS as u64 }
+    }
+
     /// Frees the memory: in the order of a stream of ours, or at the end of the device.
     pub(crate) fn release(self, memory: &Memory, stream: Option<CUstream>) {
         match stream {
@@ -43,7 +59,7 @@ impl Cuda {
         if bytes > 0 {
             self.prepare(stream, &mut scratch, bytes)?;
         }
-        enqueue(scratch.ptr)
+        enqueue(scratch.usable())
     }
 
     /// Makes sure that calls which need up to `bytes` bytes of scratch memory on `stream` allocate
@@ -66,7 +82,14 @@ impl Cuda {
             }
             let memory = self.memory();
             let rounded = bytes.checked_next_multiple_of(1 << 16).unwrap_or(bytes);
-            let ptr = memory.alloc(rounded, stream.handle())?;
+            let ptr = memory.alloc(rounded.saturating_add(BARRIERS), stream.handle())?;
+            let driver = stream.cuda().driver();
+            // SAFETY: memory that was just allocated, of at least so many bytes.
+            let zeroed = unsafe { cu!(driver, cuMemsetD8Async(ptr, 0, BARRIERS, stream.handle())) };
+            if let Err(e) = zeroed {
+                memory.free(ptr, stream.handle());
+                return Err(e);
+            }
             // The old memory goes after the new is there, so that a failure changes nothing.
             let old = std::mem::replace(scratch, Scratch { ptr, bytes: rounded, captured: false });
             old.release(memory, Some(stream.handle()));
@@ -84,7 +107,7 @@ mod tests {
     /// The workspace's address and size.
     fn now(stream: &Stream) -> (u64, usize) {
         let scratch = stream.inner().scratch.lock().unwrap();
-        (scratch.ptr, scratch.bytes)
+        (scratch.usable(), scratch.bytes)
     }
 
     #[test]

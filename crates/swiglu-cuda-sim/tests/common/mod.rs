@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-type Handle = *mut c_void;
+pub(crate) type Handle = *mut c_void;
 
 macro_rules! call {
     ($library:expr, $name:literal ( $($value:expr => $type:ty),* $(,)? )) => {{

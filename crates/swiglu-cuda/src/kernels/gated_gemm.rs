@@ -6,7 +6,7 @@ use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
-use super::{mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm};
+use super::{decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm};
 use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -64,7 +64,7 @@ pub(super) struct Epilogue {
 }
 
 /// What kernels count with. [`Kernel::check_call`] has seen that it fits.
-fn counted(n: usize) -> i32 {
+pub(super) fn counted(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
@@ -92,8 +92,9 @@ impl Call {
 }
 
 /// The device files of all kernels.
-pub(crate) fn files() -> [&'static KernelFile; 3] {
-    [&sm90_gated_gemm::FILE, &mma_gated_gemm::FILE, &simt_gated_gemm::FILE]
+pub(crate) fn files() -> [&'static KernelFile; 4] {
+    let gated = [&sm90_gated_gemm::FILE, &mma_gated_gemm::FILE, &simt_gated_gemm::FILE];
+    [gated[0], gated[1], gated[2], &decode_mlp::FILE]
 }
 
 /// ORIENTATION and BIAS.
@@ -125,6 +126,8 @@ pub(crate) enum Obstacle {
     RoundsBetween(DType),
     /// cuBLASLt adds biases as values of T.
     RoundsBias(DType),
+    /// Of the kernel for whole feed-forward blocks.
+    Decode(decode_mlp::Obstacle),
 }
 
 impl fmt::Display for Obstacle {
@@ -143,6 +146,7 @@ impl fmt::Display for Obstacle {
                 write!(f, "gate and up would be rounded to {dtype}, which was not asked for")
             }
             Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
+            Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The kernels: one launcher per device file, and the list of all variants.
 
+pub(crate) mod decode_mlp;
 pub(crate) mod elementwise;
 pub(crate) mod fill_rows;
 pub(crate) mod gate;
@@ -40,6 +41,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
     }
     all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));
     all.extend(simt_gated_gemm::variants());
+    all.extend(DType::ALL.into_iter().flat_map(decode_mlp::variants));
     all.extend(DType::ALL.into_iter().flat_map(fill_rows::variants));
     all
 }

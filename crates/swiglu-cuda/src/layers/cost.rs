@@ -11,6 +11,7 @@ use swiglu_core::{DType, Op, Problem};
 
 use crate::arch::Arch;
 use crate::context::DeviceFacts;
+use crate::kernels::decode_mlp::{Decode, Design, Limits};
 use crate::kernels::gated_gemm::{Form, Kernel, Multiplier};
 
 /// What the model needs to know of a device.
@@ -189,6 +190,29 @@ pub(crate) fn unfused(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
     let activation = machine.stream(3.0 * elements * problem.dtype.size() as f64);
     let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
     product(shape, problem.dtype, machine, tf32) + LAUNCH + activation
+}
+
+/// Seconds of a barrier of the grid: to be measured; 0.8 to 1.5 µs are expected.
+const GRID_BARRIER: f64 = 1.2e-6;
+/// Seconds from the end of a grid to what its programmatic dependent, whose blocks run already, does
+/// behind its wait: to be measured.
+const DEPENDENT: f64 = 0.8e-6;
+
+/// Seconds of a feed-forward block by the decode kernel: every weight once from memory, and what the
+/// rings cannot hide of the gap between its two halves.
+pub(crate) fn decode(
+    decode: &Decode,
+    problem: &Problem,
+    machine: &Machine,
+    limits: &Limits,
+) -> f64 {
+    let hidden = machine.stream(decode.ring_bytes(limits) as f64);
+    let gap = match decode.design() {
+        Design::OneLaunch => (GRID_BARRIER - hidden).max(0.0),
+        Design::TwoLaunches if limits.programmatic => DEPENDENT,
+        Design::TwoLaunches => LAUNCH,
+    };
+    LAUNCH + FILL / machine.clock + gap + machine.stream(problem.compulsory_bytes())
 }
 
 #[cfg(test)]

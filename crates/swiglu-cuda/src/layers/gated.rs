@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use swiglu_core::{
-    Activation, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Path, Plan, Problem,
+    Activation, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Orientation, Path,
+    Plan, Problem,
 };
 
-use super::plan::{Choice, Way, choose, unfused_rounding};
+use super::plan::{Choice, Way, choose, expect_way, unfused_rounding};
 use super::weights::{GateUpBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
+use crate::kernels::decode_mlp::{self, Design};
 use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::{Call, Kernel, Obstacle};
+use crate::kernels::gated_gemm::{Call, Kernel, Weights};
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
@@ -43,7 +45,7 @@ impl<T: Element> GatedLinear<T> {
     /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
     /// [`CudaError::OutOfMemory`].
     pub fn new(cuda: &Cuda, params: &GatedLinearParams<'_, T>) -> Result<Self> {
-        Self::build(cuda, params, None, None)
+        Self::build(cuda, params, params.weights.layout().orientation, None, None)
     }
 
     /// As [`Self::new`], always on one path. The unfused one runs cuBLASLt and the element-wise
@@ -54,7 +56,7 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// As [`Self::new`]; [`CudaError::LibraryMissing`] for the unfused path without cuBLASLt.
     pub fn with_path(cuda: &Cuda, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
-        Self::build(cuda, params, Some(path), None)
+        Self::build(cuda, params, params.weights.layout().orientation, Some(path), None)
     }
 
     /// As [`Self::new`], always with one kernel: for tests and tuners.
@@ -68,12 +70,24 @@ impl<T: Element> GatedLinear<T> {
             what: kernel.to_string(),
             why: why.to_string(),
         })?;
-        Self::build(cuda, params, Some(Path::Fused), Some(kernel))
+        let orientation = params.weights.layout().orientation;
+        Self::build(cuda, params, orientation, Some(Path::Fused), Some(kernel))
+    }
+
+    /// The first half of a feed-forward block: weights are packed `[out, in]`, as decoding needs
+    /// them, whichever way they were given.
+    pub(super) fn of_block(
+        cuda: &Cuda,
+        params: &GatedLinearParams<'_, T>,
+        path: Option<Path>,
+    ) -> Result<Self> {
+        Self::build(cuda, params, Orientation::OutIn, path, None)
     }
 
     fn build(
         cuda: &Cuda,
         params: &GatedLinearParams<'_, T>,
+        orientation: Orientation,
         path: Option<Path>,
         forced: Option<Kernel>,
     ) -> Result<Self> {
@@ -89,7 +103,7 @@ impl<T: Element> GatedLinear<T> {
             None => cuda.lt().ok(),
         };
         let path = if lt.is_none() { Some(Path::Fused) } else { path };
-        let weights = GateUpBuffer::new(&cuda.stream(), params)?;
+        let weights = GateUpBuffer::new(&cuda.stream(), params, orientation)?;
         Ok(Self { cuda: cuda.clone(), problem, path, forced, weights, lt })
     }
 
@@ -133,7 +147,7 @@ impl<T: Element> GatedLinear<T> {
     /// Bytes of workspace that a call with `m` tokens uses.
     pub(super) fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
         match choice {
-            Choice::Fused(_) => 0,
+            Choice::Fused(_) | Choice::Decode(_) => 0,
             Choice::Unfused => {
                 workspace_part(m * 2 * padded::<T>(self.intermediate()) * size_of::<T>())
                     + Lt::scratch_bytes(self.cuda.arch())
@@ -164,6 +178,7 @@ impl<T: Element> GatedLinear<T> {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);
                 elementwise::prepare_forward(&self.cuda, code, 0)
             }
+            Choice::Decode(design) => Err(self.not_a_block(design)),
         }
     }
 
@@ -196,17 +211,8 @@ impl<T: Element> GatedLinear<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        self.expect_way(way, x.rows())?;
+        expect_way(&self.cuda, way, &Problem { m: x.rows(), ..self.problem })?;
         self.forward_as(stream, way.choice, x, out)
-    }
-
-    pub(super) fn expect_way(&self, way: &Way, m: usize) -> Result<()> {
-        match way.choice.check(&self.cuda, &Problem { m, ..self.problem }) {
-            Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(()),
-            Err(why) => {
-                Err(CudaError::Unsupported { what: way.to_string(), why: why.to_string() })
-            }
-        }
     }
 
     fn forward_as(
@@ -289,7 +295,18 @@ impl<T: Element> GatedLinear<T> {
                     elementwise::forward(stream, extent, inputs, out)
                 }
             }
+            Choice::Decode(design) => Err(self.not_a_block(design)),
         }
+    }
+
+    fn not_a_block(&self, design: Design) -> CudaError {
+        let why = decode_mlp::Obstacle::NotABlock(self.problem.op).to_string();
+        CudaError::Unsupported { what: design.to_string(), why }
+    }
+
+    /// The weights as kernels take them.
+    pub(super) fn weights(&self) -> Weights {
+        self.weights.fused()
     }
 
     /// The kernel that was planned, or the next that takes these addresses: plans know no strides.

@@ -1,22 +1,24 @@
-//! The feed-forward block: the gated linear layer, then the down projection by cuBLASLt.
+//! The feed-forward block: for a few tokens the decode kernel, else the gated linear layer, then the
+//! down projection by cuBLASLt.
 
 use std::sync::Arc;
 
-use swiglu_core::{
-    Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Numerics, Path, Plan, Problem,
-};
+use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Path, Plan, Problem};
 
 use super::gated::{GatedLinear, workspace_part};
-use super::plan::{Choice, Way};
+use super::plan::{Choice, Way, choose, expect_way};
 use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
-use crate::error::Result;
+use crate::error::{CudaError, Result};
+use crate::kernels::decode_mlp::{BlockWeights, Call as DecodeCall, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
+use crate::kernels::gate::{Formula, GateCode};
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
+use crate::workspace::barrier_of;
 
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub struct Mlp<T> {
     down: DownBuffer<T>,
     lt: Arc<Lt>,
     problem: Problem,
+    /// What runs for one, two, … tokens: where a call takes microseconds, choosing should not.
+    few: [Choice; MOST_TOKENS],
 }
 
 impl<T: Element> Mlp<T> {
@@ -34,29 +38,55 @@ impl<T: Element> Mlp<T> {
     /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`crate::CudaError::OutOfMemory`];
     /// [`crate::CudaError::LibraryMissing`] without cuBLASLt, which computes the down projection.
     pub fn new(cuda: &Cuda, params: &MlpParams<'_, T>) -> Result<Self> {
-        Self::build(cuda, params, |gated| GatedLinear::new(cuda, gated))
+        Self::build(cuda, params, None)
     }
 
-    /// As [`Self::new`], with the gated linear layer always on one path.
+    /// As [`Self::new`], with the gated linear layer always on one path. The decode kernel is fused.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub fn with_path(cuda: &Cuda, params: &MlpParams<'_, T>, path: Path) -> Result<Self> {
-        Self::build(cuda, params, |gated| GatedLinear::with_path(cuda, gated, path))
+        Self::build(cuda, params, Some(path))
     }
 
-    fn build(
+    /// As [`Self::new`], with few tokens always by one design of the decode kernel, where it computes
+    /// them, or, with none, always step by step: for tests and measurements.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`CudaError::Unsupported`] where the design computes the block for no number
+    /// of tokens.
+    pub fn with_design(
         cuda: &Cuda,
         params: &MlpParams<'_, T>,
-        gated: impl FnOnce(&GatedLinearParams<'_, T>) -> Result<GatedLinear<T>>,
+        design: Option<Design>,
     ) -> Result<Self> {
+        let mut mlp = Self::build(cuda, params, None)?;
+        let mut computes = design.is_none();
+        for m in 1..=MOST_TOKENS {
+            let problem = Problem { m, ..mlp.problem };
+            let check = |d| Decode::check_problem(d, &problem, cuda.decode_limits());
+            mlp.few[m - 1] = match design.map(|d| (d, check(d))) {
+                Some((d, Ok(_))) => Choice::Decode(d),
+                Some((d, Err(why))) if m == MOST_TOKENS && !computes => {
+                    let (what, why) = (d.to_string(), why.to_string());
+                    return Err(CudaError::Unsupported { what, why });
+                }
+                _ => mlp.gated.choose(m),
+            };
+            computes |= matches!(mlp.few[m - 1], Choice::Decode(_));
+        }
+        Ok(mlp)
+    }
+
+    fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
         let lt = cuda.lt()?;
-        let gated = gated(&params.gated)?;
+        let gated = GatedLinear::of_block(cuda, &params.gated, path)?;
         let (weight, bias) = (params.down, params.down_bias);
         let down = DownBuffer::new(&cuda.stream(), weight, params.down_orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
-        Ok(Self { gated, down, lt, problem })
+        let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
+        Ok(Self { gated, down, lt, problem, few })
     }
 
     /// The gated linear layer.
@@ -92,12 +122,37 @@ impl<T: Element> Mlp<T> {
         self.h_bytes(m) + self.gated.workspace_bytes(m, choice).max(scratch)
     }
 
+    fn choose(&self, m: usize) -> Choice {
+        let few = m.checked_sub(1).and_then(|i| self.few.get(i));
+        let planned = || {
+            let problem = Problem { m, ..self.problem };
+            choose(self.cuda(), &problem, self.gated.path()).0
+        };
+        few.copied().unwrap_or_else(planned)
+    }
+
+    fn code(&self) -> GateCode {
+        GateCode::new(&self.gated.activation(), self.numerics(), T::DTYPE)
+    }
+
     /// As [`GatedLinear::reserve`].
     ///
     /// # Errors
     /// As [`Self::forward`].
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
-        let choice = self.gated.choose(m);
+        for (i, choice) in self.few.iter().enumerate().take(m) {
+            let problem = Problem { m: i + 1, ..self.problem };
+            let Choice::Decode(design) = *choice else { continue };
+            let limits = self.cuda().decode_limits();
+            if let Ok(decode) = Decode::check_problem(design, &problem, limits) {
+                decode.prepare(self.cuda(), self.code())?;
+            }
+        }
+        // Also where few tokens are decoded: an x that the kernel does not take goes step by step.
+        let choice = match self.choose(m) {
+            Choice::Decode(_) => self.gated.choose(m),
+            steps => steps,
+        };
         self.gated.prepare(choice)?;
         self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
@@ -112,7 +167,7 @@ impl<T: Element> Mlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        let choice = self.gated.choose(x.rows());
+        let choice = self.choose(x.rows());
         self.forward_as(stream, choice, x, out)
     }
 
@@ -127,7 +182,8 @@ impl<T: Element> Mlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        self.gated.expect_way(way, x.rows())?;
+        let problem = Problem { m: x.rows(), ..self.problem };
+        expect_way(self.cuda(), way, &problem)?;
         self.forward_as(stream, way.choice, x, out)
     }
 
@@ -150,6 +206,18 @@ impl<T: Element> Mlp<T> {
             // long as `self`.
             return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], down.bias) };
         }
+        let problem = Problem { m, ..self.problem };
+        let choice = match choice {
+            Choice::Decode(design) => {
+                let decode = Decode::check_problem(design, &problem, self.cuda().decode_limits());
+                let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();
+                match decode.ok().filter(takes) {
+                    Some(decode) => return self.decode(stream, decode, x, out),
+                    None => self.gated.choose(m),
+                }
+            }
+            steps => steps,
+        };
         let bytes = self.workspace_bytes(m, choice);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
@@ -162,6 +230,43 @@ impl<T: Element> Mlp<T> {
                 let h = rows.as_ref().cols_range(0..h)?;
                 self.lt.launch(stream, h, &down, out, scratch)
             }
+        })
+    }
+
+    /// Enqueues the decode kernel, which takes this x; shapes have been checked.
+    fn decode(
+        &self,
+        stream: &Stream,
+        decode: Decode,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        let (m, w, down) = (x.rows(), self.gated.weights(), self.down.linear());
+        let weights = BlockWeights {
+            gate: w.gate,
+            up: w.up,
+            down: down.ptr,
+            gate_stride: w.row_stride,
+            down_stride: down.row_stride,
+            hidden: w.hidden,
+            intermediate: w.intermediate,
+            biases: w.biases,
+            down_bias: down.bias,
+        };
+        self.cuda().with_workspace(stream, self.h_bytes(m), |workspace| {
+            let call = DecodeCall {
+                code: self.code(),
+                formula: Formula::new(&self.gated.activation()),
+                m,
+                x: tensor(&x),
+                h: Tensor::new(workspace, self.h_stride()),
+                y: tensor(&out.as_ref()),
+                weights,
+                barrier: barrier_of(workspace),
+            };
+            // SAFETY: the views span memory of this device, `out` is borrowed mutably, the weights
+            // live as long as `self`, and the workspace has room for h behind the stream's own word.
+            unsafe { decode.launch(stream, &call) }
         })
     }
 

@@ -4,6 +4,8 @@ use swiglu_core::{DType, Numerics, Op, Path, Plan, Problem, Rounding};
 
 use super::cost;
 use crate::context::Cuda;
+use crate::error::CudaError;
+use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gated_gemm::{Kernel, Obstacle};
 use crate::tuning::Origin;
 
@@ -29,17 +31,20 @@ pub(crate) enum Choice {
     Fused(Kernel),
     /// cuBLASLt, then the element-wise kernel.
     Unfused,
+    /// The whole feed-forward block for a few tokens.
+    Decode(Design),
 }
 
 impl Choice {
     /// Every way there is, also those that compute only other problems.
     pub(crate) fn all() -> impl Iterator<Item = Choice> {
-        Kernel::all().map(Choice::Fused).chain([Choice::Unfused])
+        let steps = Kernel::all().map(Choice::Fused).chain([Choice::Unfused]);
+        Design::ALL.into_iter().map(Choice::Decode).chain(steps)
     }
 
     pub(crate) fn path(self) -> Path {
         match self {
-            Choice::Fused(_) => Path::Fused,
+            Choice::Fused(_) | Choice::Decode(_) => Path::Fused,
             Choice::Unfused => Path::Unfused,
         }
     }
@@ -55,6 +60,10 @@ impl Choice {
             }
             Choice::Unfused if stored && problem.bias => Err(Obstacle::RoundsBias(problem.dtype)),
             Choice::Unfused => Ok(()),
+            Choice::Decode(design) => {
+                let decode = Decode::check_problem(design, problem, cuda.decode_limits());
+                decode.map(drop).map_err(Obstacle::Decode)
+            }
         }
     }
 
@@ -64,6 +73,12 @@ impl Choice {
         let h = match self {
             Choice::Fused(kernel) => cost::fused(kernel, problem, machine),
             Choice::Unfused => cost::unfused(problem, machine, tf32),
+            Choice::Decode(design) => {
+                let limits = cuda.decode_limits();
+                let decode = Decode::check_problem(design, problem, limits);
+                return decode
+                    .map_or(f64::INFINITY, |d| cost::decode(&d, problem, machine, limits));
+            }
         };
         match problem.op {
             Op::Mlp => h + cost::down(problem, machine, tf32),
@@ -77,6 +92,7 @@ impl std::fmt::Display for Choice {
         match self {
             Choice::Fused(kernel) => kernel.fmt(f),
             Choice::Unfused => f.pad(UNFUSED),
+            Choice::Decode(design) => design.fmt(f),
         }
     }
 }
@@ -138,6 +154,14 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
     }
 }
 
+/// Refuses a way that does not compute a problem; one that rounds otherwise does.
+pub(super) fn expect_way(cuda: &Cuda, way: &Way, problem: &Problem) -> crate::error::Result<()> {
+    match way.choice.check(cuda, problem) {
+        Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(()),
+        Err(why) => Err(CudaError::Unsupported { what: way.to_string(), why: why.to_string() }),
+    }
+}
+
 /// The reason for people.
 fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String {
     match (why, choice) {
@@ -148,6 +172,9 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
                 Origin::Shipped => "measured and shipped",
             };
             format!("the fastest, {whose} with {m} tokens")
+        }
+        (Why::LowestCost(_), Choice::Decode(_)) => {
+            "the least time expected: each weight once, the next ones under way at any time".into()
         }
         (Why::LowestCost(_), Choice::Unfused) => {
             "the least time expected, with the same rounding".into()
@@ -194,10 +221,15 @@ impl Cuda {
         let (kernel, parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name(), kernel.parameters().to_vec()),
             Choice::Unfused => (UNFUSED, Vec::new()),
+            Choice::Decode(design) => {
+                let decode = Decode::check_problem(design, &problem, self.decode_limits());
+                let parameters = decode.map(|decode| decode.parameters().to_vec());
+                ("decode_mlp", parameters.unwrap_or_default())
+            }
         };
         let problem = match choice {
             Choice::Unfused => unfused_rounding(problem),
-            Choice::Fused(_) => problem,
+            Choice::Fused(_) | Choice::Decode(_) => problem,
         };
         Plan {
             problem,

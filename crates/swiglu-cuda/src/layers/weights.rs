@@ -1,5 +1,7 @@
 //! Gate and up weights in device memory, packed once for the fused and the unfused path alike.
 
+use std::ops::Range;
+
 use swiglu_core::{Element, GatedLinearParams, Half, MatrixRef, Orientation};
 
 use crate::error::Result;
@@ -15,6 +17,12 @@ const ALIGNMENT: usize = 16;
 /// `n` rounded up so that so many elements are a multiple of [`ALIGNMENT`] bytes.
 pub(super) fn padded<T>(n: usize) -> usize {
     n.next_multiple_of(ALIGNMENT / size_of::<T>())
+}
+
+/// Features that are transposed together, so that what is read and what is written stays in cache.
+fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
+    const BLOCK: usize = 64;
+    (0..n).step_by(BLOCK).map(move |first| first..n.min(first + BLOCK))
 }
 
 /// One tensor: `[out, in]` as rows of the gate's features, then the up's; `[in, out]` as rows of
@@ -39,27 +47,35 @@ struct Biases<T> {
 }
 
 impl<T: Element> GateUpBuffer<T> {
-    pub(super) fn new(stream: &Stream, params: &GatedLinearParams<'_, T>) -> Result<Self> {
+    /// In `orientation`, whichever way the given weights lie.
+    pub(super) fn new(
+        stream: &Stream,
+        params: &GatedLinearParams<'_, T>,
+        orientation: Orientation,
+    ) -> Result<Self> {
         let w = &params.weights;
         let (hidden, intermediate) = (w.hidden(), w.intermediate());
-        let orientation = w.layout().orientation;
+        let given = w.layout().orientation;
         let half = padded::<T>(intermediate);
         let [rows, cols] = orientation.shape(2 * half, hidden);
         let row_stride = padded::<T>(cols);
         let mut packed = vec![T::from_f32(0.0); rows * row_stride];
         for (which, first) in [(Half::Gate, 0), (Half::Up, half)] {
-            for h in 0..intermediate {
-                let (tensor, feature) = w.locate(which, h);
-                let to = first + h;
-                match orientation {
-                    Orientation::OutIn => {
-                        let at = to * row_stride;
-                        packed[at..at + hidden].copy_from_slice(tensor.row(feature));
-                    }
-                    Orientation::InOut => {
-                        for k in 0..hidden {
-                            packed[k * row_stride + to] = tensor.row(k)[feature];
-                        }
+            if (given, orientation) == (Orientation::OutIn, Orientation::OutIn) {
+                for h in 0..intermediate {
+                    let (tensor, feature) = w.locate(which, h);
+                    let at = (first + h) * row_stride;
+                    packed[at..at + hidden].copy_from_slice(tensor.row(feature));
+                }
+                continue;
+            }
+            for ks in blocks(hidden) {
+                for h in 0..intermediate {
+                    let (tensor, feature) = w.locate(which, h);
+                    for k in ks.clone() {
+                        let [from_row, from_col] = given.shape(feature, k);
+                        let [row, col] = orientation.shape(first + h, k);
+                        packed[row * row_stride + col] = tensor.row(from_row)[from_col];
                     }
                 }
             }
@@ -135,12 +151,12 @@ impl<T: Element> Biases<T> {
     }
 }
 
-/// The down projection.
+/// The down projection, always `[out, in]`: what the decode kernel streams serves cuBLASLt as well,
+/// and so one copy is enough.
 #[derive(Debug)]
 pub(super) struct DownBuffer<T> {
     values: DeviceBuffer<T>,
     bias: Option<DeviceBuffer<T>>,
-    orientation: Orientation,
     in_features: usize,
     out_features: usize,
     row_stride: usize,
@@ -153,17 +169,30 @@ impl<T: Element> DownBuffer<T> {
         orientation: Orientation,
         bias: Option<&[f32]>,
     ) -> Result<Self> {
-        let row_stride = padded::<T>(weight.cols());
-        let mut packed = vec![T::from_f32(0.0); weight.rows() * row_stride];
-        for (i, row) in packed.chunks_exact_mut(row_stride.max(1)).enumerate() {
-            row[..weight.cols()].copy_from_slice(weight.row(i));
-        }
+        // The same exchange of rows and columns, or none, leads back.
         let [out_features, in_features] = orientation.shape(weight.rows(), weight.cols());
+        let row_stride = padded::<T>(in_features);
+        let mut packed = vec![T::from_f32(0.0); out_features * row_stride];
+        match orientation {
+            Orientation::OutIn => {
+                for (i, row) in packed.chunks_exact_mut(row_stride.max(1)).enumerate() {
+                    row[..in_features].copy_from_slice(weight.row(i));
+                }
+            }
+            Orientation::InOut => {
+                for inputs in blocks(in_features) {
+                    for out in 0..out_features {
+                        for i in inputs.clone() {
+                            packed[out * row_stride + i] = weight.row(i)[out];
+                        }
+                    }
+                }
+            }
+        }
         let rounded = |b: &[f32]| b.iter().map(|&b| T::from_f32(b)).collect::<Vec<T>>();
         Ok(Self {
             values: DeviceBuffer::from_host(stream, &packed)?,
             bias: bias.map(|b| DeviceBuffer::from_host(stream, &rounded(b))).transpose()?,
-            orientation,
             in_features,
             out_features,
             row_stride,
@@ -173,7 +202,7 @@ impl<T: Element> DownBuffer<T> {
     pub(super) fn linear(&self) -> LinearWeights {
         LinearWeights {
             ptr: self.values.device_ptr(),
-            orientation: self.orientation,
+            orientation: Orientation::OutIn,
             in_features: self.in_features,
             out_features: self.out_features,
             row_stride: self.row_stride,

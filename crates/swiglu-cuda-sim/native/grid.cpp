@@ -1,0 +1,71 @@
+// Between the blocks of a cooperative launch: stores, releases, waiting for a word (PTX ISA 8, the
+// memory consistency model). A store lands at once, by the toss of a coin, or when it is released: by
+// its thread, or by another of the block after a barrier of the block. So a release that is missing,
+// or a barrier before it, shows other blocks what was there before.
+#include <cstring>
+
+#include "gang.hpp"
+
+namespace sim {
+
+void land_stores(std::vector<GridStore>& stores) {
+  for (const GridStore& store : stores) std::memcpy(store.to, store.value, store.bytes);
+  stores.clear();
+}
+
+void hand_stores_to_block(Thread& thread) {
+  std::vector<GridStore>& to = thread.block->unreleased;
+  to.insert(to.end(), thread.unreleased.begin(), thread.unreleased.end());
+  thread.unreleased.clear();
+}
+
+namespace {
+
+bool turned(const unsigned* p, unsigned before) { return ((*p ^ before) >> 31) != 0; }
+
+}  // namespace
+}  // namespace sim
+
+using namespace sim;
+
+extern "C" {
+
+void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes != 0) sim_misaligned(to, bytes);
+  Thread& me = self();
+  // A wild address faults here, where it is known whose it is.
+  auto* p = static_cast<volatile std::byte*>(to);
+  *p = *p;
+  if (gang().random.one_in(2)) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  GridStore& store = me.unreleased.emplace_back();
+  store.to = static_cast<std::byte*>(to);
+  store.bytes = bytes;
+  std::memcpy(store.value, from, bytes);
+}
+
+unsigned sim_atomic_add_release(unsigned* p, unsigned value) {
+  if (reinterpret_cast<uintptr_t>(p) % 4 != 0) sim_misaligned(p, 4);
+  Thread& me = self();
+  land_stores(me.unreleased);
+  land_stores(me.block->unreleased);
+  const unsigned before = *p;
+  *p = before + value;
+  std::vector<Thread*> waiting;
+  waiting.swap(gang().word_waiters);
+  for (Thread* t : waiting) wake(*t);
+  maybe_yield();
+  return before;
+}
+
+void sim_wait_for_turnover(const unsigned* p, unsigned before) {
+  maybe_yield();
+  while (!turned(p, before)) {
+    gang().word_waiters.push_back(&self());
+    wait_until_woken("a word of the grid", static_cast<uint32_t>(*p), before);
+  }
+}
+
+}  // extern "C"

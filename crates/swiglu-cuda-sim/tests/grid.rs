@@ -1,0 +1,89 @@
+//! Blocks of a cooperative launch that exchange values: what a correct barrier of the grid gives, and
+//! what each of its parts is there for.
+// A test may panic.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use common::{Handle, Sim, call, download, kernel, sim, upload};
+
+/// Every thread stores a value, all blocks meet, every thread reads that of a thread of the next
+/// block. FAULT: 0 none; 1 no barrier of the block before the release; 2 the release comes before
+/// the stores; 3 nobody waits.
+const EXCHANGE: &str = r#"
+struct Exchange { u32* values; u32* word; u32* out; u32 round; };
+KERNEL(64, 1, exchange)(KERNEL_PARAMS(Exchange) p) {
+  const u32 i = blockIdx.x * 64 + threadIdx.x, count = gridDim.x * 64;
+  const u32 add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+  u32 before = 0;
+  if (FAULT == 2 && threadIdx.x == 0) before = ptx::atomic_add_release(p.word, add);
+  ptx::store_for_grid(p.values + i, p.round * 1000 + i);
+  if (FAULT != 1) __syncthreads();
+  if (threadIdx.x == 0) {
+    if (FAULT != 2) before = ptx::atomic_add_release(p.word, add);
+    if (FAULT != 3) ptx::wait_for_turnover(p.word, before);
+  }
+  __syncthreads();
+  p.out[i] = p.values[(i + 64) % count];
+}
+"#;
+
+#[repr(C)]
+struct Exchange {
+    values: u64,
+    word: u64,
+    out: u64,
+    round: u32,
+}
+
+const BLOCKS: u32 = 4;
+const THREADS: usize = 64 * BLOCKS as usize;
+
+fn cooperative(sim: &Sim, function: Handle, params: &Exchange, blocks: u32) -> c_int {
+    let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+    call!(sim.cuda, b"cuLaunchCooperativeKernel"(
+        function => Handle, blocks => u32, 1 => u32, 1 => u32, 64 => u32, 1 => u32, 1 => u32,
+        0 => u32, null_mut() => Handle, pointers.as_mut_ptr() => *mut *mut c_void))
+}
+
+/// How many of 50 launches, over the same word and memory, gave every value of their round.
+fn right_launches(sim: &Sim, fault: u32) -> usize {
+    let function = kernel(sim, EXCHANGE, &[&format!("FAULT={fault}")], "exchange", 0);
+    let (values, out) = (upload(sim, &[0u32; THREADS]), upload(sim, &[0u32; THREADS]));
+    let word = upload(sim, &[0u32]);
+    let right = |round: u32| {
+        let params = Exchange { values, word, out, round };
+        assert_eq!(cooperative(sim, function, &params, BLOCKS), 0);
+        let expected = (0..THREADS).map(|i| round * 1000 + ((i + 64) % THREADS) as u32);
+        download::<u32>(sim, out, THREADS).into_iter().eq(expected)
+    };
+    (1..=50).filter(|&round| right(round)).count()
+}
+
+#[test]
+fn a_barrier_of_the_grid_is_reusable() {
+    let Some(sim) = sim() else { return };
+    assert_eq!(right_launches(sim, 0), 50);
+}
+
+#[test]
+fn each_part_of_the_barrier_is_missed() {
+    let Some(sim) = sim() else { return };
+    for fault in 1..=3 {
+        let right = right_launches(sim, fault);
+        // Some schedules happen to run the threads in an order that needs no barrier.
+        assert!(right < 40, "fault {fault}: {right} of 50 launches were right by chance");
+    }
+}
+
+#[test]
+fn more_blocks_than_run_at_once_are_refused() {
+    let Some(sim) = sim() else { return };
+    let function = kernel(sim, EXCHANGE, &["FAULT=0"], "exchange", 0);
+    let params = Exchange { values: 0, word: 0, out: 0, round: 0 };
+    const TOO_LARGE: c_int = 720;
+    assert_eq!(cooperative(sim, function, &params, 1 << 20), TOO_LARGE);
+}

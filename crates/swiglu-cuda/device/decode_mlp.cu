@@ -1,0 +1,472 @@
+// y = act(x·Wg + bg, x·Wu + bu)·Wd + bd for up to 16 tokens: every weight is read once, so the time
+// is that of reading them.
+//
+// PART 0: one persistent launch of at most as many blocks as the device holds at once. A block owns
+// contiguous, equal shares of the features of h and of the columns of y. It streams its gate and up
+// rows, writes its part of h to the workspace, waits for the others at a barrier of the grid, and
+// streams its down rows. PART 1 and 2: the same halves as two launches, the second a programmatic
+// dependent of the first.
+//
+// Weights lie [out, in], k adjacent. A warp works on *units*, 16 rows of 64 bytes: 8 gate rows over
+// the matching 8 up rows, so that the two pre-activations of an output meet in one thread, or 16
+// down rows. Of a unit a lane holds 16 bytes of two rows, and only that lane reads them: so the ring
+// in shared memory that cp.async fills belongs to the lane, and needs no barrier of the block. Tensor
+// cores take the 16 bytes as they are: a product is a sum over k in any order, and the x fragment is
+// read in the same order. The units of a block are one list, cut into one contiguous range per warp.
+// Where a range cuts a tile of rows, its sums are partial; slots in shared memory hold them, and they
+// are added in the order of the warps: the same bits on every run.
+//
+// Why a ring: by Little's law 4.3 TB/s at 650 to 800 ns take 2.8 to 3.4 MB in flight, 21 to 26 KB on
+// each of 132 multiprocessors; WARPS · DEPTH KiB are 64 to 128. And the ring runs ahead: while a
+// block adds up, activates and waits at the barrier, its first down rows arrive. 64 KiB on each of
+// 132 multiprocessors are 2 µs of memory; a barrier is expected to take 0.8 to 1.5 µs. A prefetch to
+// L2 beyond the ring would have nothing left to hide, so there is none.
+//
+// Predicted, to be measured (H200, 4.3 TB/s, one launch, M = 1): 896/4864 7.5 µs over a floor of 6.1;
+// 4096/14336 86 µs over 81.9. FMA or tensor cores: a multiprocessor takes in 9.3 16-bit weights per
+// cycle; the FMA pipes spend one lane-cycle per weight and token and two to unpack it, 22 % of 128
+// lanes at one token, 44 % at four, all of them from 12 on. Tensor cores spend 1/256 of an
+// instruction per weight at any M. So FMA for one or two tokens, in exact f32, tensor cores above.
+// Every block reads all of h: at M = 16, H = 14336 that is 60 MB from L2 beside 117 MB of weights
+// through it, and L2 may become the limit there.
+//
+// Compile-time: ELEMENT; TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2,
+// 4 or 8; STAGE_X 1 = x is copied to shared memory, where it fits, 0 = it is read through the cache,
+// which takes rows of whole 16 bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
+#include "gate.cuh"
+
+constexpr bool kTensor = TENSOR != 0;
+constexpr int kTokens = TOKENS;
+constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
+constexpr u32 kDepth = DEPTH;
+constexpr bool kStageX = STAGE_X != 0;
+constexpr bool kGateUp = PART != 2, kDown = PART != 1;
+static_assert(!kTensor || (!kIsF32 && kTokens % 8 == 0), "fragments are 16-bit, of 8 tokens");
+static_assert((kDepth & (kDepth - 1)) == 0, "a power of two");
+
+constexpr int kUnitBytes = 64;  // of a row
+constexpr int kUnitRows = 16, kUnitPairs = 8;
+constexpr u32 kLaneBytes = 16;
+constexpr u32 kHalfUnit = 32 * kLaneBytes;
+constexpr u32 kRingBytes = kWarps * kDepth * 2 * kHalfUnit;
+static_assert(kRingBytes == RING_BYTES, "the host and the kernel disagree about shared memory");
+
+// A slot: sums of 16 rows for every token. 20 floats between tokens spread a fragment over all banks.
+constexpr int kTokenPitch = 20;
+constexpr int kSlotFloats = kTokens * kTokenPitch;
+
+struct DecodeMlpParams {
+  u64 x, gate, up, down, h, y;
+  i64 x_stride, gate_stride, down_stride, h_stride, y_stride;  // elements from row to row
+  u64 gate_bias, up_bias;  // floats; 0: none
+  u64 down_bias;           // elements; 0: none
+  u64 barrier;             // a word that is 0 before its first use
+  int m, k, features;
+  // Shared memory behind the ring: partial sums, then x with x_pitch bytes from token to token.
+  u32 x_at, x_pitch;
+  u32 x_wide;  // whether x can be read 16 bytes at a time
+  Formula formula;
+};
+
+constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+
+struct Range {
+  int first, last;
+  INLINE int count() const { return last - first; }
+};
+
+// This block's share of n rows; shares differ by at most one.
+INLINE Range share_of(int n) {
+  return {(int)((i64)n * blockIdx.x / gridDim.x), (int)((i64)n * (blockIdx.x + 1) / gridDim.x)};
+}
+
+// The units of one of the two matrices: tile by tile of rows, each in pieces along k.
+struct Phase {
+  int tiles, pieces, per_warp;
+  INLINE Phase(int rows, int tile_rows, int k)
+      : tiles(ceiling_divide(rows, tile_rows)),
+        pieces(ceiling_divide(k * kElementBytes, kUnitBytes)),
+        per_warp(ceiling_divide(tiles * pieces, kWarps)) {}
+  INLINE Range of_warp(int warp) const {
+    const int units = tiles * pieces;
+    return {smaller(warp * per_warp, units), smaller((warp + 1) * per_warp, units)};
+  }
+};
+
+// Where a lane stands in the fragments: its row, its 16 bytes of the 64, and its warp.
+struct Place {
+  int warp, row, offset;
+  INLINE Place()
+      : warp(threadIdx.x / 32), row(threadIdx.x % 32 / 4), offset(threadIdx.x % 4 * kLaneBytes) {}
+};
+
+// The copies of a lane: first its part of the gate and up units, then that of the down units.
+struct Stream {
+  const DecodeMlpParams& p;
+  const Place place;
+  const Range features, columns;  // of h and of y, this block's
+  const Phase gate_up, down;
+  u32 ring;  // this lane's 16 bytes of the first unit in the ring
+  u32 issued = 0;
+  bool in_down = false;
+  int left = 0, tile = 0, piece = 0;  // units of this phase to copy, and where the next one lies
+  u64 low = 0, high = 0;              // this lane's bytes of piece 0 of its two rows; 0: no such row
+
+  INLINE explicit Stream(const DecodeMlpParams& params)
+      : p(params),
+        features(share_of(params.features)),
+        columns(share_of(params.k)),
+        gate_up(features.count(), kUnitPairs, params.k),
+        down(columns.count(), kUnitRows, params.features),
+        ring(ptx::shared_address(ptx::dynamic_shared()) + place.warp * (kDepth * 2 * kHalfUnit) +
+             threadIdx.x % 32 * kLaneBytes) {
+    if (kGateUp) {
+      enter(gate_up);
+    } else {
+      in_down = true;
+      enter(down);
+    }
+    if (kGateUp && kDown && left == 0) {
+      in_down = true;
+      enter(down);
+    }
+  }
+
+  INLINE void enter(const Phase& phase) {
+    const Range units = phase.of_warp(place.warp);
+    left = units.count();
+    tile = units.first / (phase.pieces > 0 ? phase.pieces : 1);
+    piece = units.first - tile * phase.pieces;
+    point();
+  }
+
+  // To the rows of this lane in the tile.
+  INLINE void point() {
+    if (!in_down) {
+      const int feature = features.first + tile * kUnitPairs + place.row;
+      const u64 at = feature * p.gate_stride * kElementBytes + place.offset;
+      low = feature < features.last ? p.gate + at : 0;
+      high = feature < features.last ? p.up + at : 0;
+    } else {
+      const int column = columns.first + tile * kUnitRows + place.row;
+      const u64 at = p.down + column * p.down_stride * kElementBytes + place.offset;
+      low = column < columns.last ? at : 0;
+      high = column + 8 < columns.last ? at + 8 * p.down_stride * kElementBytes : 0;
+    }
+  }
+
+  // Rows are padded with zeros to whole copies; what lies beyond is filled with zeros.
+  INLINE void copy_row(u32 to, u64 row) {
+    const int k = in_down ? p.features : p.k;
+    const bool inside = row != 0 && piece * kUnitBytes + place.offset < k * kElementBytes;
+    const u64 from = inside ? row + (i64)piece * kUnitBytes : p.gate;
+    ptx::copy_async<16>(to, (const void*)from, inside ? 16 : 0);
+  }
+
+  INLINE u32 unit_at(u32 unit) const { return ring + unit % kDepth * (2 * kHalfUnit); }
+
+  // The next unit, if there is one, to the place of the oldest. One group for each call: the count
+  // of groups is the clock.
+  INLINE void copy_next() {
+    if (left > 0) {
+      const u32 to = unit_at(issued);
+      copy_row(to, low);
+      copy_row(to + kHalfUnit, high);
+      const int pieces = in_down ? down.pieces : gate_up.pieces;
+      if (++piece == pieces) {
+        piece = 0;
+        ++tile;
+        point();
+      }
+      if (--left == 0 && kDown && !in_down) {
+        in_down = true;
+        enter(down);
+      }
+    }
+    ptx::copy_async_commit();
+    ++issued;
+  }
+};
+
+// x or h, [tokens, k], of which a lane reads 16 bytes of some tokens: of token `row` of each eight
+// for tensor cores, of every token for FMA.
+constexpr int kVectors = kTensor ? kTokens / 8 : kTokens;
+typedef ptx::Raw<16> Vectors[kVectors];
+
+struct Tokens {
+  u64 data;
+  i64 stride;  // bytes
+  int m, bytes;
+
+  INLINE void load(Vectors& v, const Place& place, int piece) const {
+    const int at = piece * kUnitBytes + place.offset;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int token = kTensor ? 8 * i + place.row : i;
+      v[i] = {};
+      if (token < m && at < bytes) {
+        v[i] = ptx::load_global((const ptx::Raw<16>*)(data + token * stride + at));
+      }
+    }
+  }
+};
+
+struct StagedTokens {
+  const u8* data;
+  u32 pitch;
+  int m;
+
+  INLINE void load(Vectors& v, const Place& place, int piece) const {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int token = kTensor ? 8 * i + place.row : i;
+      v[i] = {};
+      if (token < m) {
+        v[i] = *(const ptx::Raw<16>*)(data + token * pitch + piece * kUnitBytes + place.offset);
+      }
+    }
+  }
+};
+
+// Sums of a lane. Tensor cores: the fragments of eight tokens each; FMA: rows `row` and `row + 8`
+// over this lane's part of k.
+constexpr int kSums = kTensor ? kTokens / 8 * 4 : 2 * kTokens;
+typedef float Sums[kSums];
+
+INLINE void multiply(Sums& sums, const ptx::Raw<16>& low, const ptx::Raw<16>& high,
+                     const Vectors& v) {
+  if constexpr (kTensor) {
+    // k-slots 2t, 2t + 1 of a fragment are this lane's first word, 2t + 8, 2t + 9 its second; then
+    // the same with the third and the fourth.
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      float(&d)[4] = *(float(*)[4]) & sums[4 * i];
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        const u32 a[4] = {low.word[j], high.word[j], low.word[j + 1], high.word[j + 1]};
+        if constexpr (kIsF16) {
+          ptx::mma_f16(d, a, v[i].word[j], v[i].word[j + 1]);
+        } else {
+          ptx::mma_bf16(d, a, v[i].word[j], v[i].word[j + 1]);
+        }
+      }
+    }
+  } else {
+    const Values<16> a = unpack(low), b = unpack(high);
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      const Values<16> x = unpack(v[i]);
+#pragma unroll
+      for (int j = 0; j < x.kCount; ++j) {
+        sums[i] = __fmaf_rn(a.value[j], x.value[j], sums[i]);
+        sums[kTokens + i] = __fmaf_rn(b.value[j], x.value[j], sums[kTokens + i]);
+      }
+    }
+  }
+}
+
+// Stores the sums of a tile, [token][row].
+INLINE void store_sums(float* slot, Sums& sums, const Place& place) {
+  if constexpr (kTensor) {
+    const int token = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      slot[(i / 4 * 8 + token + i % 2) * kTokenPitch + place.row + i / 2 % 2 * 8] = sums[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      float sum = sums[i];
+      sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
+      sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
+      if (place.offset == 0) slot[i % kTokens * kTokenPitch + place.row + i / kTokens * 8] = sum;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+}
+
+// Units of vectors that are loaded ahead where they come from global memory.
+constexpr int kAhead = kVectors >= 8 ? 1 : kVectors >= 4 ? 2 : 4;
+
+// Multiplies this warp's units of a phase. Ranges and tiles both only go forward from warp to warp,
+// so `warp + tile` names one slot for each pair that meets.
+template <bool AHEAD, class Source>
+INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const Source& source,
+                           float* slots) {
+  const Place& place = stream.place;
+  const Range units = phase.of_warp(place.warp);
+  if (units.count() <= 0) return;
+  int tile = units.first / phase.pieces, piece = units.first - tile * phase.pieces;
+  int next = piece;  // of the vectors
+  Vectors ahead[kAhead];
+  if constexpr (AHEAD) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      source.load(ahead[i], place, next);
+      next = next + 1 == phase.pieces ? 0 : next + 1;
+    }
+  }
+  Sums sums = {};
+  for (int u = units.first; u < units.last; u += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (u + i >= units.last) break;
+      ptx::copy_async_wait<kDepth - 1>();
+      const u32 at = stream.unit_at(unit++);
+      const ptx::Raw<16> low = ptx::load_shared_wide(at);
+      const ptx::Raw<16> high = ptx::load_shared_wide(at + kHalfUnit);
+      if constexpr (AHEAD) {
+        multiply(sums, low, high, ahead[i]);
+        if (u + i + kAhead < units.last) source.load(ahead[i], place, next);
+        next = next + 1 == phase.pieces ? 0 : next + 1;
+      } else {
+        Vectors v;
+        source.load(v, place, piece);
+        multiply(sums, low, high, v);
+      }
+      // The products above have used what this copy overwrites.
+      stream.copy_next();
+      if (++piece == phase.pieces) {
+        store_sums(slots + (place.warp + tile) * kSlotFloats, sums, place);
+        piece = 0;
+        ++tile;
+      }
+    }
+  }
+  if (piece != 0) store_sums(slots + (place.warp + tile) * kSlotFloats, sums, place);
+}
+
+// The sum of what the warps that share a tile have left in their slots, in their order.
+INLINE float total(const float* slots, const Phase& phase, int tile, int token, int row) {
+  const float* from = slots + tile * kSlotFloats + token * kTokenPitch + row;
+  const int first = tile * phase.pieces / phase.per_warp;
+  const int last = ((tile + 1) * phase.pieces - 1) / phase.per_warp;
+  float sum = from[first * kSlotFloats];
+  for (int warp = first + 1; warp <= last; ++warp) sum = __fadd_rn(sum, from[warp * kSlotFloats]);
+  return sum;
+}
+
+// A linear map's result as the activation sees it.
+INLINE float pre_activation(float sum, u64 bias, int feature) {
+  if (bias != 0) sum = __fadd_rn(sum, ((const float*)bias)[feature]);
+  return kPreRound ? round_to_element(sum) : sum;
+}
+
+INLINE void activate(const Stream& s, const float* slots) {
+  const DecodeMlpParams& p = s.p;
+  const int count = s.features.count();
+  for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
+    const int token = i / count, pair = i % count, feature = s.features.first + pair;
+    const int tile = pair / kUnitPairs, row = pair % kUnitPairs;
+    const float gate = total(slots, s.gate_up, tile, token, row);
+    const float up = total(slots, s.gate_up, tile, token, row + kUnitPairs);
+    const float h = gated(pre_activation(gate, p.gate_bias, feature),
+                          pre_activation(up, p.up_bias, feature), p.formula);
+    ptx::store_for_grid((Element*)p.h + token * p.h_stride + feature, float_to_element(h));
+  }
+  // Rows of h are read in whole copies, and what lies behind them meets weights that are zero.
+  const int padding = (int)p.h_stride - p.features;
+  if (blockIdx.x + 1 == gridDim.x) {
+    for (int i = threadIdx.x; i < padding * p.m; i += kThreads) {
+      const i64 at = i / padding * p.h_stride + p.features + i % padding;
+      ptx::store_for_grid((Element*)p.h + at, (Element)0);
+    }
+  }
+}
+
+INLINE void finish(const Stream& s, const float* slots) {
+  const DecodeMlpParams& p = s.p;
+  const int count = s.columns.count();
+  for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
+    const int token = i / count, row = i % count, column = s.columns.first + row;
+    float sum = total(slots, s.down, row / kUnitRows, token, row % kUnitRows);
+    if (p.down_bias != 0) {
+      sum = __fadd_rn(sum, element_to_float(((const Element*)p.down_bias)[column]));
+    }
+    ((Element*)p.y)[token * p.y_stride + column] = float_to_element(sum);
+  }
+}
+
+// Copies x to shared memory, with zeros up to whole units. Several loads of a thread are under way
+// together; the weights behind them are, too.
+INLINE void stage_x(const DecodeMlpParams& p, u8* to) {
+  const int bytes = p.k * kElementBytes;
+  const int chunks = ceiling_divide(bytes, kUnitBytes) * (kUnitBytes / 16);
+  constexpr int kBatch = 4;
+  for (int first = threadIdx.x; first < chunks * p.m; first += kBatch * kThreads) {
+    ptx::Raw<16> raw[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int c = first + i * kThreads, token = c / chunks, at = c % chunks * 16;
+      raw[i] = {};
+      if (token >= p.m || at >= bytes) continue;
+      const u64 from = p.x + token * p.x_stride * kElementBytes + at;
+      if (p.x_wide && at + 16 <= bytes) {
+        raw[i] = ptx::load_global((const ptx::Raw<16>*)from);
+      } else {
+        constexpr int kCount = 16 / kElementBytes;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          if (at + j * kElementBytes >= bytes) break;
+          const u32 element = ((const Element*)from)[j];
+          raw[i].word[j * kElementBytes / 4] |= element << (j * kElementBytes % 4 * 8);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int c = first + i * kThreads, token = c / chunks, at = c % chunks * 16;
+      if (token < p.m) *(ptx::Raw<16>*)(to + token * p.x_pitch + at) = raw[i];
+    }
+  }
+}
+
+// Waits for every block of the grid. Blocks count at one word, the first of them so that all
+// together turn its highest bit over and leave the rest as it was: it needs no reset, and the next
+// launch may have another grid.
+INLINE void grid_barrier(u64 word) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const u32 count = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+    const u32 before = ptx::atomic_add_release((u32*)word, count);
+    ptx::wait_for_turnover((const u32*)word, before);
+  }
+  __syncthreads();
+}
+
+KERNEL(kThreads, PART == 0 ? 1 : 2, decode_mlp)(KERNEL_PARAMS(DecodeMlpParams) p) {
+  u8* shared = ptx::dynamic_shared();
+  float* slots = (float*)(shared + kRingBytes);
+  Stream stream(p);
+  for (u32 i = 0; i < kDepth; ++i) stream.copy_next();
+  u32 unit = 0;
+#if __CUDA_ARCH__ >= 900
+  // Weights are nobody's result: they may be read before the grid that this one depends on ends.
+  ptx::grid_dependency_wait();
+  if (PART == 1) ptx::grid_dependency_launch();
+#endif
+  if constexpr (kGateUp) {
+    if constexpr (kStageX) {
+      stage_x(p, shared + p.x_at);
+      __syncthreads();
+      const StagedTokens x = {shared + p.x_at, p.x_pitch, p.m};
+      multiply_phase<false>(stream, unit, stream.gate_up, x, slots);
+    } else {
+      const Tokens x = {p.x, p.x_stride * kElementBytes, p.m, p.k * kElementBytes};
+      multiply_phase<true>(stream, unit, stream.gate_up, x, slots);
+    }
+    __syncthreads();
+    activate(stream, slots);
+  }
+  if constexpr (kGateUp && kDown) grid_barrier(p.barrier);
+  if constexpr (kDown) {
+    const Tokens h = {p.h, p.h_stride * kElementBytes, p.m, p.features * kElementBytes};
+    multiply_phase<true>(stream, unit, stream.down, h, slots);
+    __syncthreads();
+    finish(stream, slots);
+  }
+  // No copy may still be under way when the block's shared memory is given back.
+  ptx::copy_async_wait<0>();
+}

@@ -1,0 +1,219 @@
+//! The feed-forward block for a few tokens: both designs of the decode kernel.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use swiglu_core::conformance::{Backend, Case, Parameters, run};
+use swiglu_core::{
+    Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
+    WeightLayout, bf16, bounds, f16, random,
+};
+use swiglu_cuda::{Cuda, CudaBackend, DeviceMatrix, Mlp, Stream};
+
+fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
+    let all = CudaBackend::all(cuda).into_iter();
+    let designs: Vec<_> = all.filter(|b| b.name().contains("decode_mlp")).collect();
+    assert_eq!(designs.len(), 2);
+    designs
+}
+
+/// Every M that the kernel has a class for, over extents around the edges of units, tiles, warps and
+/// grids: with fewer features than blocks, with rows that end inside a copy.
+fn cases(dtype: DType) -> Vec<Case> {
+    let shapes = [
+        [64, 64],
+        [1, 1],
+        [5, 3],
+        [32, 200],
+        [33, 31],
+        [136, 130],
+        [257, 65],
+        [72, 520],
+        [600, 40],
+    ];
+    let family = Activation::family();
+    let numerics: Vec<Numerics> = Numerics::all().collect();
+    let mut cases = Vec::new();
+    for m in 1..=16 {
+        for (i, [k, h]) in shapes.into_iter().enumerate() {
+            let turn = m * 5 + i * 3;
+            let orientation = Orientation::ALL[turn / 3 % 2];
+            let arrangement = match turn % 3 {
+                0 => Arrangement::Separate,
+                1 => Arrangement::PackedUpFirst,
+                _ => Arrangement::Interleaved { group: 1 },
+            };
+            cases.push(Case {
+                activation: family[(m + i) % family.len()],
+                numerics: numerics[(m * 3 + i * 5) % numerics.len()],
+                layout: WeightLayout { orientation, arrangement },
+                bias: turn % 2 == 0,
+                padding: [0, 8, 5][(m + i / 2) % 3],
+                seed: turn as u64,
+                ..Case::new(Op::Mlp, [m, k, h], dtype)
+            });
+        }
+    }
+    cases
+}
+
+fn judge(backend: &CudaBackend, cases: &[Case]) {
+    let mut failed = Vec::new();
+    let computed: Vec<_> = cases.iter().filter(|case| backend.computes(case)).collect();
+    for case in &computed {
+        match run(backend, case) {
+            Ok(outcome) if outcome.passed() => {}
+            Ok(outcome) => failed.push(format!("{case}: {outcome:?}")),
+            Err(error) => failed.push(format!("{case}: {error}")),
+        }
+    }
+    println!("{}: {} cases", backend.name(), computed.len());
+    let first = &failed[..failed.len().min(12)];
+    assert!(failed.is_empty(), "{}: {} failed\n{}", backend.name(), failed.len(), first.join("\n"));
+    assert!(!computed.is_empty());
+}
+
+#[test]
+fn one_to_sixteen_tokens() {
+    let Some(cuda) = common::device() else { return };
+    let every = if common::has_gpu() { 1 } else { 3 };
+    for (i, backend) in designs(&cuda).iter().enumerate() {
+        for (j, dtype) in DType::ALL.into_iter().enumerate() {
+            let part: Vec<_> =
+                cases(dtype).into_iter().skip((i + j) % every).step_by(every).collect();
+            judge(backend, &part);
+        }
+    }
+}
+
+/// Rings that go round many times, warps whose ranges cross tiles, a share of more than one tile of
+/// down rows for each block.
+#[test]
+fn long_rings() {
+    let Some(cuda) = common::device() else { return };
+    for backend in designs(&cuda) {
+        for (m, dtype) in [(1, DType::Bf16), (7, DType::Bf16), (16, DType::F16), (3, DType::F32)] {
+            let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 520, 1042], dtype) };
+            judge(&backend, &[case]);
+        }
+    }
+}
+
+/// The bits of y for `x` of `layer`, computed on `stream` over memory that held NaNs.
+fn forward<T: Element>(layer: &Mlp<T>, stream: &Stream, x: &DeviceMatrix<T>) -> Matrix<T> {
+    let mut y = DeviceMatrix::<T>::new(stream, x.rows(), layer.gated().hidden()).unwrap();
+    y.buffer_mut().poison(0xFF).unwrap();
+    layer.forward(stream, x.view(), y.view_mut()).unwrap();
+    y.to_host().unwrap()
+}
+
+/// The same bits on every launch, whichever order the simulator runs the threads in: each launch has
+/// a schedule of its own, and inputs change in between, so that what an earlier launch left in the
+/// workspace is wrong.
+#[test]
+fn repeated_launches_are_bitwise_equal() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    for (m, launches) in [(1, 1000), (5, 200), (16, 100)] {
+        let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 40, 88], DType::Bf16) };
+        let parameters = Parameters::<bf16>::new(&case).unwrap();
+        let layer = Mlp::new(&cuda, &parameters.mlp()).unwrap();
+        assert_eq!(layer.plan(m).kernel, "decode_mlp");
+        let inputs = [1, 2].map(|seed| {
+            let x = random::normal_matrix::<bf16>(seed, m, 40, 1.0).unwrap();
+            DeviceMatrix::from_host(&stream, x.view()).unwrap()
+        });
+        let first = inputs.each_ref().map(|x| forward(&layer, &stream, x));
+        assert_ne!(first[0], first[1]);
+        for i in 2..launches {
+            let y = forward(&layer, &stream, &inputs[i % 2]);
+            assert!(y == first[i % 2], "m = {m}: launch {i} differs");
+        }
+    }
+}
+
+/// Two streams have a workspace and a barrier each.
+#[test]
+fn two_streams_at_once() {
+    let Some(cuda) = common::device() else { return };
+    let case = Case::new(Op::Mlp, [4, 72, 96], DType::F16);
+    let parameters = Parameters::<f16>::new(&case).unwrap();
+    let layer = Mlp::new(&cuda, &parameters.mlp()).unwrap();
+    let work = |seed: u64| {
+        let stream = cuda.new_stream().unwrap();
+        let values = random::normal_matrix::<f16>(seed, 4, 72, 1.0).unwrap();
+        let x = DeviceMatrix::from_host(&stream, values.view()).unwrap();
+        let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
+        for _ in 0..if common::has_gpu() { 1000 } else { 40 } {
+            let y = forward(&layer, &stream, &x);
+            let judgement = reference.judge(MatrixRef::from(&y)).unwrap();
+            assert!(judgement.passed(), "{judgement:?}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for seed in [3, 4] {
+            scope.spawn(move || work(seed));
+        }
+    });
+}
+
+/// A captured call computes what a plain one does, also after the workspace has grown, also between
+/// plain calls on the same stream; and `reserve` alone is enough to capture.
+#[test]
+fn graphs_replay() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [2, 72, 80], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let layer = Mlp::new(&cuda, &parameters.mlp()).unwrap();
+    let mut x = DeviceMatrix::<bf16>::zeros(&stream, 2, 72).unwrap();
+    let mut y = DeviceMatrix::<bf16>::zeros(&stream, 2, 72).unwrap();
+    layer.reserve(&stream, 2).unwrap();
+    let graph = stream.capture(|| layer.forward(&stream, x.view(), y.view_mut())).unwrap();
+    layer.reserve(&stream, 300).unwrap();
+    for seed in 0..5 {
+        let values = random::normal_matrix::<bf16>(seed, 2, 72, 1.0).unwrap();
+        x.view_mut().upload(&stream, values.view()).unwrap();
+        y.buffer_mut().poison(0xFF).unwrap();
+        stream.synchronize().unwrap();
+        // SAFETY: x, y and the layer live on, and nothing else runs on the stream.
+        unsafe { graph.launch(&stream) }.unwrap();
+        let replayed = y.to_host().unwrap();
+        assert_eq!(replayed, forward(&layer, &stream, &x));
+        let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
+        assert!(reference.judge(MatrixRef::from(&replayed)).unwrap().passed());
+    }
+}
+
+/// What cannot be decoded goes step by step, and `explain` says why.
+#[test]
+fn plans_name_the_obstacles() {
+    let Some(cuda) = common::device() else { return };
+    let problem = |m, dtype| {
+        let case = Case::new(Op::Mlp, [m, 896, 4864], dtype);
+        let parameters = Case { hidden: 8, intermediate: 8, ..case };
+        let small = Parameters::<f32>::new(&Case { dtype: DType::F32, ..parameters }).unwrap();
+        Problem {
+            hidden: 896,
+            intermediate: 4864,
+            dtype,
+            numerics: Numerics::default_for(dtype),
+            ..small.mlp().problem(m)
+        }
+    };
+    let reasons = |m, dtype| {
+        let candidates = cuda.candidates(&problem(m, dtype), None);
+        assert_eq!(candidates.iter().filter(|c| c.chosen).count(), 1);
+        let of_decode = candidates.into_iter().filter(|c| c.name.starts_with("decode_mlp"));
+        of_decode.map(|c| c.reason).collect::<Vec<_>>().join("; ")
+    };
+    assert_eq!(cuda.plan(problem(1, DType::Bf16), None).kernel, "decode_mlp");
+    assert!(reasons(1, DType::Bf16).contains("each weight once"), "{}", reasons(1, DType::Bf16));
+    assert!(reasons(17, DType::Bf16).contains("17 tokens; expected at most 16"));
+    assert!(reasons(9, DType::F32).contains("9 tokens; expected at most 8"));
+    assert_ne!(cuda.plan(problem(17, DType::Bf16), None).kernel, "decode_mlp");
+    let unfused = cuda.plan(problem(1, DType::Bf16), Some(swiglu_core::Path::Unfused));
+    assert_ne!(unfused.kernel, "decode_mlp");
+}
