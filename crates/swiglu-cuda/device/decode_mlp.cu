@@ -33,7 +33,7 @@
 // Compile-time: ELEMENT; TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2,
 // 4 or 8; STAGE_X 1 = x is copied to shared memory, where it fits, 0 = it is read through the cache,
 // which takes rows of whole 16 bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
-#include "gate.cuh"
+#include "decode_mlp.cuh"
 
 constexpr bool kTensor = TENSOR != 0;
 constexpr int kTokens = TOKENS;
@@ -54,19 +54,6 @@ static_assert(kRingBytes == RING_BYTES, "the host and the kernel disagree about 
 // A slot: sums of 16 rows for every token. 20 floats between tokens spread a fragment over all banks.
 constexpr int kTokenPitch = 20;
 constexpr int kSlotFloats = kTokens * kTokenPitch;
-
-struct DecodeMlpParams {
-  u64 x, gate, up, down, h, y;
-  i64 x_stride, gate_stride, down_stride, h_stride, y_stride;  // elements from row to row
-  u64 gate_bias, up_bias;  // floats; 0: none
-  u64 down_bias;           // elements; 0: none
-  u64 barrier;             // a word that is 0 before its first use
-  int m, k, features;
-  // Shared memory behind the ring: partial sums, then x with x_pitch bytes from token to token.
-  u32 x_at, x_pitch;
-  u32 x_wide;  // whether x can be read 16 bytes at a time
-  Formula formula;
-};
 
 constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -348,12 +335,6 @@ INLINE float total(const float* slots, const Phase& phase, int tile, int token, 
   return sum;
 }
 
-// A linear map's result as the activation sees it.
-INLINE float pre_activation(float sum, u64 bias, int feature) {
-  if (bias != 0) sum = __fadd_rn(sum, ((const float*)bias)[feature]);
-  return kPreRound ? round_to_element(sum) : sum;
-}
-
 INLINE void activate(const Stream& s, const float* slots) {
   const DecodeMlpParams& p = s.p;
   const int count = s.features.count();
@@ -362,9 +343,8 @@ INLINE void activate(const Stream& s, const float* slots) {
     const int tile = pair / kUnitPairs, row = pair % kUnitPairs;
     const float gate = total(slots, s.gate_up, tile, token, row);
     const float up = total(slots, s.gate_up, tile, token, row + kUnitPairs);
-    const float h = gated(pre_activation(gate, p.gate_bias, feature),
-                          pre_activation(up, p.up_bias, feature), p.formula);
-    ptx::store_for_grid((Element*)p.h + token * p.h_stride + feature, float_to_element(h));
+    ptx::store_for_grid((Element*)p.h + token * p.h_stride + feature,
+                        activated(p, feature, gate, up));
   }
   // Rows of h are read in whole copies, and what lies behind them meets weights that are zero.
   const int padding = (int)p.h_stride - p.features;
@@ -381,11 +361,8 @@ INLINE void finish(const Stream& s, const float* slots) {
   const int count = s.columns.count();
   for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
     const int token = i / count, row = i % count, column = s.columns.first + row;
-    float sum = total(slots, s.down, row / kUnitRows, token, row % kUnitRows);
-    if (p.down_bias != 0) {
-      sum = __fadd_rn(sum, element_to_float(((const Element*)p.down_bias)[column]));
-    }
-    ((Element*)p.y)[token * p.y_stride + column] = float_to_element(sum);
+    const float sum = total(slots, s.down, row / kUnitRows, token, row % kUnitRows);
+    store_output(p, token, column, sum);
   }
 }
 

@@ -106,7 +106,8 @@ fn edges_of_tiles() {
     for (i, backend) in CudaBackend::all(&cuda).iter().enumerate() {
         let mut cases = DType::ALL.into_iter().flat_map(large_cases).collect::<Vec<_>>();
         cases.retain(|case| backend.computes(case));
-        judge(backend, some(cases.split_off(i), 7));
+        // Another part of them for each; none where a way computes only whole blocks.
+        judge(backend, some(cases.into_iter().skip(i).collect(), 7));
     }
 }
 

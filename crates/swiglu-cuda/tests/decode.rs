@@ -10,7 +10,7 @@ use swiglu_core::{
     Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
     WeightLayout, bf16, bounds, f16, random,
 };
-use swiglu_cuda::{Cuda, CudaBackend, DeviceMatrix, Mlp, Stream};
+use swiglu_cuda::{Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, Stream};
 
 fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
     let all = CudaBackend::all(cuda).into_iter();
@@ -216,4 +216,22 @@ fn plans_name_the_obstacles() {
     assert_ne!(cuda.plan(problem(17, DType::Bf16), None).kernel, "decode_mlp");
     let unfused = cuda.plan(problem(1, DType::Bf16), Some(swiglu_core::Path::Unfused));
     assert_ne!(unfused.kernel, "decode_mlp");
+}
+
+/// The warning computes the same.
+#[test]
+fn the_sequential_kernel() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.stream();
+    for (m, seed) in [(1, 1), (3, 2), (16, 3)] {
+        let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 72, 100], DType::Bf16) };
+        let parameters = Parameters::<bf16>::new(&case).unwrap();
+        let design = Some(DecodeDesign::Sequential);
+        let layer = Mlp::with_design(&cuda, &parameters.mlp(), design).unwrap();
+        let values = random::normal_matrix::<bf16>(seed, m, 72, 1.0).unwrap();
+        let x = DeviceMatrix::from_host(&stream, values.view()).unwrap();
+        let y = forward(&layer, &stream, &x);
+        let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
+        assert!(reference.judge(MatrixRef::from(&y)).unwrap().passed());
+    }
 }

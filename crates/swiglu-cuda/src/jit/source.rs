@@ -13,6 +13,7 @@ macro_rules! header {
 
 /// Every header of `device/`.
 static HEADERS: &[Header] = &[
+    header!("decode_mlp.cuh"),
     header!("element.cuh"),
     header!("elementwise.cuh"),
     header!("gate.cuh"),

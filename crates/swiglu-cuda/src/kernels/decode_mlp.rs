@@ -18,7 +18,8 @@ use crate::stream::Stream;
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("decode_mlp.cu", include_str!("../../device/decode_mlp.cu"));
-const ENTRY: &str = "decode_mlp";
+static SEQUENTIAL: KernelFile =
+    KernelFile::new("sequential_mlp.cu", include_str!("../../device/sequential_mlp.cu"));
 
 /// How the decode kernel computes a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,9 +29,13 @@ pub enum Design {
     OneLaunch,
     /// Two, the second of which starts while the first ends, where the device can do that.
     TwoLaunches,
+    /// One launch of one thread block, as a warning: fused, and on one multiprocessor. Only
+    /// measurements ask for it.
+    Sequential,
 }
 
 impl Design {
+    /// What plans choose from.
     pub(crate) const ALL: [Design; 2] = [Design::OneLaunch, Design::TwoLaunches];
 }
 
@@ -39,6 +44,7 @@ impl fmt::Display for Design {
         f.pad(match self {
             Design::OneLaunch => "decode_mlp one launch",
             Design::TwoLaunches => "decode_mlp two launches",
+            Design::Sequential => "sequential_mlp",
         })
     }
 }
@@ -147,6 +153,7 @@ enum Part {
     Both = 0,
     GateUp = 1,
     Down = 2,
+    Sequential = 3,
 }
 
 /// What a launch is compiled and shaped for.
@@ -188,6 +195,8 @@ impl Config {
             Part::Both => pairs.div_ceil(UNIT_PAIRS).max(rows.div_ceil(UNIT_ROWS)),
             Part::GateUp => pairs.div_ceil(UNIT_PAIRS),
             Part::Down => rows.div_ceil(UNIT_ROWS),
+            // It keeps its sums in registers.
+            Part::Sequential => 0,
         };
         let slots = (warps + tiles) * math.tokens() * TOKEN_PITCH * 4;
         let x_at = (Self::ring_bytes(warps, depth) + slots).next_multiple_of(16);
@@ -196,6 +205,24 @@ impl Config {
         let x_pitch = if row.is_multiple_of(128) { row + 64 } else { row };
         let x = if stage_x { problem.m * x_pitch } else { 0 };
         Self { part, math, stage_x, warps, depth, grid, x_at, x_pitch, shared: x_at + x }
+    }
+
+    /// One block of 16 warps, without shared memory.
+    fn sequential(m: usize) -> Result<Self, Obstacle> {
+        let tokens = [1, 4, MOST_TOKENS].into_iter().find(|&n| m <= n);
+        let refused = Obstacle::Tokens { given: m, most: MOST_TOKENS };
+        let math = Math::Fma(tokens.ok_or(refused)?);
+        Ok(Self {
+            part: Part::Sequential,
+            math,
+            stage_x: false,
+            warps: 16,
+            depth: 0,
+            grid: 1,
+            x_at: 0,
+            x_pitch: 0,
+            shared: 0,
+        })
     }
 
     /// The deepest ring that fits, x in shared memory if possible.
@@ -236,6 +263,10 @@ impl Config {
             _ => code,
         };
         let [a, b, c, d, e] = code.defines();
+        if self.part == Part::Sequential {
+            let rest = [define("TOKENS", self.math.tokens()), define("WARPS", self.warps)];
+            return Variant::new(&SEQUENTIAL, [a, b, c, d, e, rest[0], rest[1]]);
+        }
         let rest = [
             ("TENSOR", usize::from(matches!(self.math, Math::Tensor(_)))),
             ("TOKENS", self.math.tokens()),
@@ -250,7 +281,8 @@ impl Config {
     }
 
     fn function(self, cuda: &Cuda, code: GateCode) -> Result<Function> {
-        cuda.function(&self.variant(code), ENTRY, self.shared as u32)
+        let entry = if self.part == Part::Sequential { "sequential_mlp" } else { "decode_mlp" };
+        cuda.function(&self.variant(code), entry, self.shared as u32)
     }
 }
 
@@ -295,6 +327,10 @@ impl Decode {
                 let first = Config::fit(Part::GateUp, problem, limits)?;
                 let second = Some(Config::fit(Part::Down, problem, limits)?);
                 Ok(Self { design, first, second, programmatic })
+            }
+            Design::Sequential => {
+                let first = Config::sequential(problem.m)?;
+                Ok(Self { design, first, second: None, programmatic })
             }
         }
     }
@@ -491,6 +527,13 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         push(default, Part::GateUp, m, (true, 8, 8));
         push(default, Part::GateUp, m, (false, 8, 8));
         push(default, Part::Down, m, (false, 8, 8));
+    }
+    for tokens in [1, 4, MOST_TOKENS] {
+        let Ok(config) = Config::sequential(tokens) else { continue };
+        all.push(NamedVariant {
+            name: format!("{} {tokens} tokens sequential", default.name()),
+            variant: config.variant(default),
+        });
     }
     // In f32 eight tokens are the most; 4 and 8 of 16-bit types share tensor cores.
     let mut seen: Vec<Variant> = Vec::new();

@@ -207,12 +207,17 @@ pub(crate) fn decode(
     limits: &Limits,
 ) -> f64 {
     let hidden = machine.stream(decode.ring_bytes(limits) as f64);
+    let weights = machine.stream(problem.compulsory_bytes());
     let gap = match decode.design() {
+        // One multiprocessor, 64 bytes per cycle.
+        Design::Sequential => {
+            return LAUNCH + problem.compulsory_bytes() / (64.0 * machine.clock);
+        }
         Design::OneLaunch => (GRID_BARRIER - hidden).max(0.0),
         Design::TwoLaunches if limits.programmatic => DEPENDENT,
         Design::TwoLaunches => LAUNCH,
     };
-    LAUNCH + FILL / machine.clock + gap + machine.stream(problem.compulsory_bytes())
+    LAUNCH + FILL / machine.clock + gap + weights
 }
 
 #[cfg(test)]

@@ -110,7 +110,8 @@ pub(super) fn compare(
         record.machine.gpu.as_deref().unwrap_or(&record.machine.cpu)
     );
     // Ours is measured in any case; alone it is a comparison only if it was asked for.
-    let compared = args.wants(Backend::Swiglu) && record.results.iter().any(|r| r.summary.is_some())
+    let compared = args.wants(Backend::Swiglu)
+        && record.results.iter().any(|r| r.summary.is_some())
         || record.results.iter().any(|r| r.profile != OURS && r.summary.is_some());
     let chart = chart(&title, &record.results, &experiment.profiles);
     let written = match chart.svg(Width::Wide)?.filter(|_| compared) {

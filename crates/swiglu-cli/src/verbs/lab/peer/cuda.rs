@@ -1,15 +1,16 @@
 //! Cases on a CUDA device: resident data, passes over all copies between events, call by call or as
 //! a captured graph.
 
-use anyhow::Context;
-use swiglu::cuda::{Cuda, CudaError, DeviceGateUp, DeviceMatrix, Graph, Stream};
-use swiglu::{Activation, Arrangement, Device, Element, Numerics};
+use anyhow::{Context, bail};
+use swiglu::cuda::{Cuda, CudaError, DeviceGateUp, DeviceMatrix, Graph, Mlp, Stream};
+use swiglu::{Activation, Arrangement, CoreError, Device, Element, Numerics};
 use swiglu_lab::{CaseOp, Heat};
 
 use super::inputs::{self, ActivationInputs, LayerInputs};
+use super::options::DesignChoice;
 use super::{Job, MAX_PER_TURN, Order, notes, push_row};
 use crate::gpu;
-use crate::layer::Packed;
+use crate::layer::{Packed, Params};
 
 /// A timed batch is long compared with the resolution of events and the start of a turn.
 const BATCH_US: f64 = 2_000.0;
@@ -37,6 +38,7 @@ struct Calls<T> {
 /// What a call does with copy i.
 enum Work<T> {
     Layer { layers: Vec<Packed>, inputs: Vec<DeviceMatrix<T>> },
+    Block { layers: Vec<Mlp<T>>, inputs: Vec<DeviceMatrix<T>> },
     Activation(Box<ActivationWork<T>>),
 }
 
@@ -58,7 +60,10 @@ impl<T: Element> CudaJob<T> {
         });
         let (work, notes) = match case.op {
             CaseOp::Activation | CaseOp::Copy => activation(cuda, &stream, order, count)?,
-            CaseOp::GatedLinear | CaseOp::Mlp => layer(device, &stream, order, count)?,
+            CaseOp::GatedLinear | CaseOp::Mlp => match order.options.design {
+                Some(choice) => block(cuda, &stream, order, choice, count)?,
+                None => layer(device, &stream, order, count)?,
+            },
         };
         let [rows, cols] = case.output_shape();
         let out = |_| DeviceMatrix::new(&stream, rows, cols);
@@ -128,6 +133,9 @@ impl<T: Element> Calls<T> {
                 Work::Layer { layers, inputs } => {
                     layers[at].forward_on(stream, inputs[at].view(), out)?;
                 }
+                Work::Block { layers, inputs } => {
+                    layers[at].forward(stream, inputs[at].view(), out)?;
+                }
                 Work::Activation(work) => {
                     let inputs = match work.inputs[at].as_slice() {
                         [gate, up] => DeviceGateUp::separate(gate.view(), up.view())?,
@@ -158,6 +166,41 @@ fn layer<T: Element>(
     let upload = |_| DeviceMatrix::from_host(stream, x.view());
     let inputs = (0..count).map(upload).collect::<Result<_, CudaError>>()?;
     Ok((Work::Layer { layers, inputs }, notes(plan.as_ref(), numerics, count)))
+}
+
+/// A feed-forward block by a design that was asked for.
+fn block<T: Element>(
+    cuda: &Cuda,
+    stream: &Stream,
+    order: &Order<'_>,
+    choice: DesignChoice,
+    count: usize,
+) -> anyhow::Result<(Work<T>, Vec<String>)> {
+    let case = order.case;
+    let weights = LayerInputs::<T>::derive(case, order.seed)?;
+    let Params::Mlp(params) = weights.params() else {
+        bail!("option design: it is one of feed-forward blocks, and the case is {}", case.op);
+    };
+    if order.options.path.path().is_some() {
+        bail!("options design and path: each says how a block is computed; give one");
+    }
+    let (problem, design) = (params.problem(case.m), choice.design());
+    let ways = cuda.ways(&problem);
+    let name = design.map_or("step by step".into(), |design| design.to_string());
+    // A layer would take another way for tokens that the design does not compute.
+    if let Some(refusal) =
+        ways.iter().find(|way| way.to_string() == name).and_then(|w| w.refusal.as_ref())
+    {
+        return Err(CoreError::Unsupported { what: name, why: refusal.clone() }.into());
+    }
+    let pack = |_| Mlp::with_design(cuda, &params, design);
+    let layers = (0..count).map(pack).collect::<Result<Vec<_>, CudaError>>()?;
+    let x = inputs::x(case, order.seed)?;
+    let upload = |_| DeviceMatrix::from_host(stream, x.view());
+    let inputs = (0..count).map(upload).collect::<Result<_, CudaError>>()?;
+    let mut said = notes(None, case.numerics, count);
+    said.push(name);
+    Ok((Work::Block { layers, inputs }, said))
 }
 
 fn activation<T: Element>(

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::Value;
-use swiglu::cuda::CudaOptions;
+use swiglu::cuda::{CudaOptions, DecodeDesign};
 use swiglu::{CpuOptions, Device, Isa, Path};
 use swiglu_lab::DeviceKind;
 use swiglu_lab::peer::protocol::ProfileRef;
@@ -17,6 +17,9 @@ use swiglu_lab::peer::protocol::ProfileRef;
 pub(super) struct Options {
     /// Which path; by default the one that is planned.
     pub(super) path: PathChoice,
+    /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
+    /// is planned.
+    pub(super) design: Option<DesignChoice>,
     /// CUDA: replay a captured graph.
     pub(super) graph: bool,
     /// CUDA: round the factors of f32 products to TF32.
@@ -47,6 +50,29 @@ impl PathChoice {
     }
 }
 
+/// How few tokens go through a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum DesignChoice {
+    OneLaunch,
+    TwoLaunches,
+    /// The gated linear layer, then cuBLASLt.
+    Steps,
+    /// One thread block: the warning.
+    Sequential,
+}
+
+impl DesignChoice {
+    pub(super) fn design(self) -> Option<DecodeDesign> {
+        match self {
+            DesignChoice::OneLaunch => Some(DecodeDesign::OneLaunch),
+            DesignChoice::TwoLaunches => Some(DecodeDesign::TwoLaunches),
+            DesignChoice::Steps => None,
+            DesignChoice::Sequential => Some(DecodeDesign::Sequential),
+        }
+    }
+}
+
 /// An instruction set by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
@@ -68,10 +94,12 @@ impl Options {
     }
 
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
-        let (of_cuda, of_cpu) =
-            (self.graph || self.tf32, self.threads.is_some() || self.isa.is_some());
+        let of_cuda = self.graph || self.tf32 || self.design.is_some();
+        let of_cpu = self.threads.is_some() || self.isa.is_some();
         match device {
-            DeviceKind::Cpu if of_cuda => bail!("graph and tf32 are options of CUDA devices"),
+            DeviceKind::Cpu if of_cuda => {
+                bail!("graph, tf32 and design are options of CUDA devices")
+            }
             DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
             _ => Ok(()),
         }
