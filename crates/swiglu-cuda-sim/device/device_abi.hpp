@@ -82,6 +82,7 @@ void sim_barrier_wait(unsigned barrier, unsigned parity);
 
 unsigned sim_cluster_rank();
 unsigned sim_cluster_address(unsigned address, unsigned rank);
+unsigned sim_load_shared_cluster(unsigned address);
 void sim_cluster_barrier();
 void sim_barrier_arrive_cluster(unsigned barrier);
 

@@ -114,12 +114,16 @@ INLINE void wait_for_turnover(const u32* p, u32 before) { sim_wait_for_turnover(
 INLINE u8* dynamic_shared() { return sim_thread->dynamic_shared; }
 INLINE u32 shared_address(const void* p) { return sim_shared_address(p); }
 INLINE u32 load_shared(u32 address) { return sim_load_shared(address); }
+INLINE Raw<8> load_shared_pair(u32 address) {
+  return {{sim_load_shared(address), sim_load_shared(address + 4)}};
+}
 INLINE Raw<16> load_shared_wide(u32 address) {
   Raw<16> r;
   sim_load_shared_wide(address, r.word);
   return r;
 }
 INLINE void store_shared(u32 address, u16 x) { sim_store_shared(address, x, 2); }
+INLINE void store_shared(u32 address, u32 x) { sim_store_shared(address, x, 4); }
 
 template <int BYTES>
 INLINE void copy_async(u32 to, const void* from, u32 read) {
@@ -183,6 +187,10 @@ INLINE void barrier_wait(u32 barrier, u32 parity) { sim_barrier_wait(barrier, pa
 
 INLINE u32 cluster_rank() { return sim_cluster_rank(); }
 INLINE u32 cluster_address(u32 address, u32 rank) { return sim_cluster_address(address, rank); }
+INLINE Raw<8> load_shared_cluster(u32 address) {
+  if (address % 8 != 0) sim_misaligned((const void*)(u64)address, 8);
+  return {{sim_load_shared_cluster(address), sim_load_shared_cluster(address + 4)}};
+}
 INLINE void cluster_barrier() { sim_cluster_barrier(); }
 INLINE void barrier_arrive_cluster(u32 barrier) { sim_barrier_arrive_cluster(barrier); }
 
@@ -244,11 +252,11 @@ template <int PENDING>
 INLINE void wgmma_wait() {
   sim_wgmma_wait(PENDING);
 }
-template <int N, bool BF16, bool TRANSPOSE_B>
+template <int N, bool BF16, bool TRANSPOSE_B, bool TRANSPOSE_A = false>
 INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
   static_assert(N >= 8 && N <= 256 && N % 8 == 0, "wgmma takes N of 8 to 256 in steps of 8");
   const sim::Element element = BF16 ? sim::Element::BF16 : sim::Element::F16;
-  const sim::WgmmaArgs args = {a, b, d, N, element, false, TRANSPOSE_B, accumulate};
+  const sim::WgmmaArgs args = {a, b, d, N, element, TRANSPOSE_A, TRANSPOSE_B, accumulate};
   sim_wgmma(&args);
 }
 

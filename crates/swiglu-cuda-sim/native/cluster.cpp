@@ -1,4 +1,6 @@
 // Clusters (PTX ISA 9.7.13.4, barrier.cluster; 9.7.9.24, mapa): the blocks of a gang.
+#include <cstring>
+
 #include "gang.hpp"
 
 namespace sim {
@@ -45,6 +47,17 @@ unsigned sim_cluster_rank() {
 unsigned sim_cluster_address(unsigned address, unsigned rank) {
   cluster_block(rank, "mapa");
   return (rank + 1) << RANK_SHIFT | address;
+}
+
+// PTX ISA 9.7.9.8 (ld.shared::cluster).
+unsigned sim_load_shared_cluster(unsigned address) {
+  const unsigned rank = address >> RANK_SHIFT;
+  if (rank == 0) fault("ld.shared::cluster at %u, an address of the block", address);
+  Block& block = cluster_block(rank - 1, "ld.shared::cluster");
+  const uint32_t within = address & ((1u << RANK_SHIFT) - 1);
+  unsigned value;
+  std::memcpy(&value, shared_at(block, within, 4, 4, "ld.shared::cluster"), 4);
+  return value;
 }
 
 void sim_cluster_barrier() {

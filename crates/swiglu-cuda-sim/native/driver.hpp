@@ -107,7 +107,7 @@ bool check_guards(const char* after);
 
 int arch_shared_optin(int arch);
 int sm_count();
-constexpr int L2_BYTES = 8 << 20;
+int l2_bytes();
 
 }  // namespace sim
 

@@ -39,13 +39,20 @@ int arch_shared_optin(int arch) {
   }
 }
 
+static int positive_from(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  const int n = text != nullptr ? std::atoi(text) : otherwise;
+  return n > 0 ? n : otherwise;
+}
+
 int sm_count() {
-  static const int count = [] {
-    const char* text = std::getenv("SWIGLU_SIM_SMS");
-    const int n = text != nullptr ? std::atoi(text) : 4;
-    return n > 0 ? n : 4;
-  }();
+  static const int count = positive_from("SWIGLU_SIM_SMS", 4);
   return count;
+}
+
+int l2_bytes() {
+  static const int bytes = positive_from("SWIGLU_SIM_L2", 8 << 20);
+  return bytes;
 }
 
 namespace {
@@ -145,7 +152,7 @@ int attribute_value(int attribute) {
     case 37:
       return 512;  // bus width
     case 38:
-      return L2_BYTES;
+      return l2_bytes();
     case 39:
       return arch == 86 || arch == 89 || arch == 120 ? 1536 : 2048;
     case 40:
@@ -163,7 +170,7 @@ int attribute_value(int attribute) {
     case 106:
       return 32;  // blocks per multiprocessor
     case 108:
-      return L2_BYTES / 4 * 3;  // persisting L2
+      return l2_bytes() / 4 * 3;  // persisting L2
     case 111:
       return 1024;  // shared memory reserved per block
     case 120:

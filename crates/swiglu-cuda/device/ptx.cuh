@@ -177,6 +177,14 @@ INLINE u32 load_shared(u32 address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
+INLINE Raw<8> load_shared_pair(u32 address) {
+  Raw<8> r;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(r.word[0]), "=r"(r.word[1])
+               : "r"(address)
+               : "memory");
+  return r;
+}
 INLINE Raw<16> load_shared_wide(u32 address) {
   Raw<16> r;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -187,6 +195,9 @@ INLINE Raw<16> load_shared_wide(u32 address) {
 }
 INLINE void store_shared(u32 address, u16 x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+}
+INLINE void store_shared(u32 address, u32 x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
 // Asynchronous copy of BYTES (4, 8 or 16) from global to shared memory: the first `read` bytes, and
@@ -316,6 +327,15 @@ INLINE u32 cluster_address(u32 address, u32 rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
+// Reads the shared memory of any block of the cluster.
+INLINE Raw<8> load_shared_cluster(u32 address) {
+  Raw<8> r;
+  asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];"
+               : "=r"(r.word[0]), "=r"(r.word[1])
+               : "r"(address)
+               : "memory");
+  return r;
+}
 // Waits for every thread of the cluster that has not ended.
 INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
@@ -416,10 +436,12 @@ INLINE void wgmma_wait() {
 }
 
 #define SWIGLU_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SWIGLU_F16(d, i) \
-  SWIGLU_F4(d, i), SWIGLU_F4(d, i + 4), SWIGLU_F4(d, i + 8), SWIGLU_F4(d, i + 12)
+#define SWIGLU_F8(d, i) SWIGLU_F4(d, i), SWIGLU_F4(d, i + 4)
+#define SWIGLU_F16(d, i) SWIGLU_F8(d, i), SWIGLU_F8(d, i + 8)
 #define SWIGLU_F32(d, i) SWIGLU_F16(d, i), SWIGLU_F16(d, i + 16)
 #define SWIGLU_F64(d, i) SWIGLU_F32(d, i), SWIGLU_F32(d, i + 32)
+#define SWIGLU_Q8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define SWIGLU_Q16 SWIGLU_Q8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define SWIGLU_R0                                                                                  \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
   "%26,%27,%28,%29,%30,%31"
@@ -434,38 +456,51 @@ INLINE void wgmma_wait() {
   "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // d = a·b (+ d if `accumulate`), m64 × N × k16, both operands described in shared memory.
-#define SWIGLU_WGMMA(N, TYPE, REGISTERS, A, B, ACCUMULATE, TRANSPOSE, ...)                  \
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ACCUMULATE                             \
-               ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE     \
-               " {" REGISTERS "}, " A ", " B ", p, 1, 1, 0, " TRANSPOSE ";\n}\n"            \
-               : __VA_ARGS__                                                                \
-               : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(TRANSPOSE_B ? 1 : 0))
+#define SWIGLU_WGMMA(N, TYPE, REGISTERS, A, B, ACCUMULATE, TA, TB, ...)                            \
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ACCUMULATE                                    \
+               ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE            \
+               " {" REGISTERS "}, " A ", " B ", p, 1, 1, " TA ", " TB ";\n}\n"                     \
+               : __VA_ARGS__                                                                       \
+               : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(TRANSPOSE_A ? 1 : 0),                \
+                 "n"(TRANSPOSE_B ? 1 : 0))
 
 // The accumulators a thread holds of an m64 × N tile: element d[4j + 2i + c] is row
-// 16·warp + lane/4 + 8i, column 8j + 2(lane % 4) + c (9.7.15.5.2, figure of fragment D).
-template <int N, bool BF16, bool TRANSPOSE_B>
+// 16·warp + lane/4 + 8i, column 8j + 2(lane % 4) + c (9.7.15.5.2, figure of fragment D). A
+// transposed operand is MN-major.
+template <int N, bool BF16, bool TRANSPOSE_B, bool TRANSPOSE_A = false>
 INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
-  static_assert(N == 64 || N == 128 || N == 192 || N == 256, "add the instruction");
-  if constexpr (N == 64 && BF16) {
-    SWIGLU_WGMMA(64, bf16, SWIGLU_R0, "%32", "%33", "%34", "%35", SWIGLU_F32(d, 0));
+  static_assert(N == 16 || N == 32 || N == 64 || N == 128 || N == 192 || N == 256,
+                "add the instruction");
+  if constexpr (N == 16 && BF16) {
+    SWIGLU_WGMMA(16, bf16, SWIGLU_Q8, "%8", "%9", "%10", "%11", "%12", SWIGLU_F8(d, 0));
+  } else if constexpr (N == 16) {
+    SWIGLU_WGMMA(16, f16, SWIGLU_Q8, "%8", "%9", "%10", "%11", "%12", SWIGLU_F8(d, 0));
+  } else if constexpr (N == 32 && BF16) {
+    SWIGLU_WGMMA(32, bf16, SWIGLU_Q16, "%16", "%17", "%18", "%19", "%20", SWIGLU_F16(d, 0));
+  } else if constexpr (N == 32) {
+    SWIGLU_WGMMA(32, f16, SWIGLU_Q16, "%16", "%17", "%18", "%19", "%20", SWIGLU_F16(d, 0));
+  } else if constexpr (N == 64 && BF16) {
+    SWIGLU_WGMMA(64, bf16, SWIGLU_R0, "%32", "%33", "%34", "%35", "%36", SWIGLU_F32(d, 0));
   } else if constexpr (N == 64) {
-    SWIGLU_WGMMA(64, f16, SWIGLU_R0, "%32", "%33", "%34", "%35", SWIGLU_F32(d, 0));
+    SWIGLU_WGMMA(64, f16, SWIGLU_R0, "%32", "%33", "%34", "%35", "%36", SWIGLU_F32(d, 0));
   } else if constexpr (N == 128 && BF16) {
-    SWIGLU_WGMMA(128, bf16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", SWIGLU_F64(d, 0));
+    SWIGLU_WGMMA(128, bf16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", "%68",
+                 SWIGLU_F64(d, 0));
   } else if constexpr (N == 128) {
-    SWIGLU_WGMMA(128, f16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", SWIGLU_F64(d, 0));
+    SWIGLU_WGMMA(128, f16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", "%68",
+                 SWIGLU_F64(d, 0));
   } else if constexpr (N == 192 && BF16) {
-    SWIGLU_WGMMA(192, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99",
+    SWIGLU_WGMMA(192, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99", "%100",
                  SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
   } else if constexpr (N == 192) {
-    SWIGLU_WGMMA(192, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99",
+    SWIGLU_WGMMA(192, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99", "%100",
                  SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
   } else if constexpr (BF16) {
-    SWIGLU_WGMMA(256, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130",
-                 "%131", SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
+    SWIGLU_WGMMA(256, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130", "%131", "%132",
+                 SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
   } else {
-    SWIGLU_WGMMA(256, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130",
-                 "%131", SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
+    SWIGLU_WGMMA(256, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130", "%131", "%132",
+                 SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
   }
 }
 

@@ -83,7 +83,7 @@ impl CudaBackend {
 impl CudaBackend {
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
     fn aligned_x(&self) -> bool {
-        matches!(self.way, Way::Kernel(Kernel::Sm90(_)))
+        matches!(self.way, Way::Kernel(kernel) if kernel.needs_copy_engine())
     }
 }
 

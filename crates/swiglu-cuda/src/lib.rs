@@ -19,6 +19,7 @@ mod layers;
 pub mod library;
 mod lt;
 mod memory;
+mod remembered;
 mod stream;
 pub mod tuning;
 mod workspace;

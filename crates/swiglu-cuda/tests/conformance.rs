@@ -111,6 +111,39 @@ fn edges_of_tiles() {
     }
 }
 
+/// Every number of rows around the tiles for few rows, with K that leaves the blocks of a cluster
+/// unequal parts and ends within a step, and H that ends within a tile.
+fn few_rows(dtype: DType) -> Vec<Case> {
+    let rows = (1..=17).chain([33, 64, 65, 100, 128, 129, 512]);
+    let sizes: [[usize; 2]; 5] = [[257, 65], [200, 129], [513, 64], [321, 201], [256, 8]];
+    let case = |(i, m): (usize, usize)| {
+        let [hidden, intermediate] = sizes[i % sizes.len()];
+        let orientation = Orientation::ALL[i / 2 % 2];
+        Case {
+            bias: i % 3 == 0,
+            layout: WeightLayout { orientation, arrangement: Arrangement::PackedUpFirst },
+            // Rows of x that the copy engine can address.
+            padding: hidden.next_multiple_of(8) - hidden,
+            seed: i as u64,
+            ..Case::new(Op::GatedLinear, [m, hidden, intermediate], dtype)
+        }
+    };
+    rows.enumerate().map(case).collect()
+}
+
+#[test]
+fn few_rows_in_every_split() {
+    let Some(cuda) = common::device() else { return };
+    let backends = CudaBackend::all(&cuda);
+    let skinny = backends.iter().filter(|backend| backend.name().contains("skinny"));
+    for (i, backend) in skinny.enumerate() {
+        let dtype = [DType::Bf16, DType::F16][i % 2];
+        let mut cases = few_rows(dtype);
+        cases.retain(|case| backend.computes(case));
+        judge(backend, some(cases.split_off(i % 3), 3));
+    }
+}
+
 #[test]
 fn tf32_on_request() {
     let Some(cuda) = common::device() else { return };

@@ -6,7 +6,10 @@ use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
-use super::{decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm};
+use super::tensor_map::{Boxes, LayerMaps, TensorMap, addressable};
+use super::{
+    decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
+};
 use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -34,7 +37,7 @@ pub(crate) const BIAS_PADDING: usize = 128;
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct Call<'a> {
     pub(crate) code: GateCode,
     pub(crate) formula: Formula,
     /// M.
@@ -42,6 +45,8 @@ pub(crate) struct Call {
     pub(crate) x: Tensor,
     pub(crate) out: Tensor,
     pub(crate) weights: Weights,
+    /// Those of the layer.
+    pub(crate) maps: &'a LayerMaps,
 }
 
 #[repr(C)]
@@ -68,7 +73,7 @@ pub(super) fn counted(n: usize) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
-impl Call {
+impl Call<'_> {
     /// The extents for tiles of this size.
     pub(super) fn extents(&self, tile: [usize; 2], sm_count: u32) -> Extents {
         let rows = self.m.div_ceil(tile[0]);
@@ -86,15 +91,63 @@ impl Call {
         Epilogue { h, h_stride, gate_bias, up_bias, formula: self.formula }
     }
 
+    /// x in boxes of `box_rows` rows.
+    pub(super) fn x_map(&self, cuda: &Cuda, box_rows: usize) -> Result<TensorMap> {
+        self.operand_map(cuda, self.x, self.weights.hidden, box_rows)
+    }
+
+    /// The output in boxes of `box_rows` rows.
+    pub(super) fn out_map(&self, cuda: &Cuda, box_rows: usize) -> Result<TensorMap> {
+        self.operand_map(cuda, self.out, self.weights.intermediate, box_rows)
+    }
+
+    fn operand_map(
+        &self,
+        cuda: &Cuda,
+        matrix: Tensor,
+        cols: usize,
+        box_rows: usize,
+    ) -> Result<TensorMap> {
+        let dtype = self.code.dtype();
+        let boxes = Boxes { dtype, matrix, rows: self.m, cols, box_rows: box_rows as u32 };
+        self.maps.operands.get(boxes, || TensorMap::encode(cuda.driver(), &boxes))
+    }
+
+    /// Gate and up, in boxes of `tile_h` features or, `[in, out]`, of `tile_k` input features.
+    pub(super) fn weight_maps(
+        &self,
+        cuda: &Cuda,
+        tile_h: usize,
+        tile_k: usize,
+    ) -> Result<[TensorMap; 2]> {
+        let (w, dtype) = (&self.weights, self.code.dtype());
+        let [rows, cols] = w.orientation.shape(w.intermediate, w.hidden);
+        let box_rows = match w.orientation {
+            Orientation::OutIn => tile_h as u32,
+            Orientation::InOut => tile_k as u32,
+        };
+        let map = |data| {
+            let matrix = Tensor::new(data, w.row_stride);
+            let boxes = Boxes { dtype, matrix, rows, cols, box_rows };
+            self.maps.weights.get(boxes, || TensorMap::encode(cuda.driver(), &boxes))
+        };
+        Ok([map(w.gate)?, map(w.up)?])
+    }
+
     pub(super) fn tiles(&self, [rows, columns]: [usize; 2]) -> usize {
         self.m.div_ceil(rows).saturating_mul(self.weights.intermediate.div_ceil(columns))
     }
 }
 
 /// The device files of all kernels.
-pub(crate) fn files() -> [&'static KernelFile; 4] {
-    let gated = [&sm90_gated_gemm::FILE, &mma_gated_gemm::FILE, &simt_gated_gemm::FILE];
-    [gated[0], gated[1], gated[2], &decode_mlp::FILE]
+pub(crate) fn files() -> [&'static KernelFile; 5] {
+    [
+        &sm90_gated_gemm::FILE,
+        &sm90_skinny_gated_gemm::FILE,
+        &mma_gated_gemm::FILE,
+        &simt_gated_gemm::FILE,
+        &decode_mlp::FILE,
+    ]
 }
 
 /// ORIENTATION and BIAS.
@@ -107,6 +160,27 @@ pub(super) fn layout_defines(orientation: Orientation, bias: bool) -> [Define; 2
 fn raster_rows([tile_m, tile_h]: [usize; 2], rows: usize, sm_count: usize) -> usize {
     let read = |group: usize| group * tile_m + sm_count.div_ceil(group) * 2 * tile_h;
     (1..=rows.clamp(1, 32)).min_by_key(|&group| read(group)).unwrap_or(1)
+}
+
+/// Whether the copy engine can address x and the weights; the output may be anything.
+fn check_copy_engine(call: &Call<'_>) -> Result<(), String> {
+    let w = &call.weights;
+    let weights = |data| Tensor::new(data, w.row_stride);
+    for (what, tensor, rows) in [
+        ("x", call.x, call.m),
+        ("the gate weight", weights(w.gate), 2),
+        ("the up weight", weights(w.up), 2),
+    ] {
+        if !addressable(tensor, rows) {
+            return Err(format!(
+                "the copy engine needs {what} at a multiple of 16 bytes with rows a multiple of 16 \
+                 bytes apart, given address {:#x} and rows {} bytes apart",
+                tensor.data,
+                tensor.stride * 2
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Why a kernel does not compute a problem: a value, so that looking for a kernel costs no memory.
@@ -126,6 +200,8 @@ pub(crate) enum Obstacle {
     RoundsBetween(DType),
     /// cuBLASLt adds biases as values of T.
     RoundsBias(DType),
+    /// K has fewer steps than blocks that split it.
+    TooFewToSplit(usize),
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -144,6 +220,9 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::RoundsBetween(dtype) => {
                 write!(f, "gate and up would be rounded to {dtype}, which was not asked for")
+            }
+            Obstacle::TooFewToSplit(blocks) => {
+                write!(f, "K is too short to be split between {blocks} blocks")
             }
             Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
@@ -183,6 +262,8 @@ pub(crate) struct Form {
 pub(crate) enum Kernel {
     /// Hopper's wgmma and copy engine.
     Sm90(sm90_gated_gemm::Config),
+    /// The same for few rows: features are the instruction's rows, and k is split.
+    Sm90Skinny(sm90_skinny_gated_gemm::Config),
     /// Tensor cores of a warp, from sm_80.
     Mma(mma_gated_gemm::Config),
     /// f32 without tensor cores.
@@ -193,14 +274,16 @@ impl Kernel {
     /// Every kernel in every tile.
     pub(crate) fn all() -> impl Iterator<Item = Kernel> {
         let sm90 = sm90_gated_gemm::Config::ALL.into_iter().map(Kernel::Sm90);
+        let skinny = sm90_skinny_gated_gemm::Config::ALL.into_iter().map(Kernel::Sm90Skinny);
         let mma = mma_gated_gemm::Config::ALL.into_iter().map(Kernel::Mma);
-        sm90.chain(mma).chain([Kernel::Simt])
+        sm90.chain(skinny).chain(mma).chain([Kernel::Simt])
     }
 
     /// The name of the kernel, without its tile.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kernel::Sm90(_) => "sm90_gated_gemm",
+            Kernel::Sm90Skinny(_) => "sm90_skinny_gated_gemm",
             Kernel::Mma(_) => "mma_gated_gemm",
             Kernel::Simt => "simt_gated_gemm",
         }
@@ -210,6 +293,7 @@ impl Kernel {
     pub(crate) fn tile(self) -> [usize; 2] {
         match self {
             Kernel::Sm90(config) => config.tile(),
+            Kernel::Sm90Skinny(config) => config.tile(),
             Kernel::Mma(config) => config.tile(),
             Kernel::Simt => simt_gated_gemm::TILE,
         }
@@ -219,6 +303,7 @@ impl Kernel {
     pub(crate) fn cluster(self) -> usize {
         match self {
             Kernel::Sm90(config) => config.cluster(),
+            Kernel::Sm90Skinny(config) => config.cluster(),
             Kernel::Mma(_) | Kernel::Simt => 1,
         }
     }
@@ -227,6 +312,7 @@ impl Kernel {
     pub(crate) fn form(self) -> Form {
         match self {
             Kernel::Sm90(config) => config.form(),
+            Kernel::Sm90Skinny(config) => config.form(),
             Kernel::Mma(config) => config.form(),
             Kernel::Simt => Form {
                 tile: simt_gated_gemm::TILE,
@@ -244,10 +330,16 @@ impl Kernel {
         let [tile_m, tile_h] = self.tile();
         let stages = match self {
             Kernel::Sm90(config) => config.stages(),
+            Kernel::Sm90Skinny(config) => config.stages(),
             Kernel::Mma(_) => mma_gated_gemm::STAGES,
             Kernel::Simt => simt_gated_gemm::STAGES,
         };
         [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("cluster", self.cluster())]
+    }
+
+    /// Whether addresses and row strides must be those that the copy engine takes.
+    pub(crate) fn needs_copy_engine(self) -> bool {
+        matches!(self, Kernel::Sm90(_) | Kernel::Sm90Skinny(_))
     }
 
     /// Whether the kernel computes a problem on an architecture, or why not: what can be said before
@@ -259,10 +351,14 @@ impl Kernel {
         tf32: bool,
     ) -> Result<(), Obstacle> {
         let dtype = problem.dtype;
+        let wgmma = self.needs_copy_engine();
         match self {
-            Kernel::Sm90(_) if arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
-            Kernel::Sm90(_) if dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
-            Kernel::Sm90(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
+            _ if wgmma && arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
+            _ if wgmma && dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
+            _ if wgmma && problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
+            Kernel::Sm90Skinny(config) if !config.can_split(problem.hidden) => {
+                Err(Obstacle::TooFewToSplit(config.cluster()))
+            }
             Kernel::Mma(_) if dtype == DType::F32 && !tf32 => Err(Obstacle::WouldRound),
             Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),
@@ -271,14 +367,14 @@ impl Kernel {
     }
 
     /// Whether these addresses, strides and extents can be launched, or why not.
-    pub(crate) fn check_call(self, call: &Call) -> Result<(), String> {
+    pub(crate) fn check_call(self, call: &Call<'_>) -> Result<(), String> {
         let w = &call.weights;
         let largest = call.m.max(w.intermediate).max(w.hidden).max(call.tiles(self.tile()));
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
         }
         match self {
-            Kernel::Sm90(_) => sm90_gated_gemm::check_call(call),
+            Kernel::Sm90(_) | Kernel::Sm90Skinny(_) => check_copy_engine(call),
             Kernel::Mma(_) | Kernel::Simt => Ok(()),
         }
     }
@@ -288,7 +384,7 @@ impl Kernel {
     /// # Safety
     /// The call's addresses are memory of the stream's device that stays valid until the kernel has
     /// run; out overlaps nothing else, and its rows do not overlap. Both checks have passed.
-    pub(crate) unsafe fn launch(self, stream: &Stream, call: &Call) -> Result<()> {
+    pub(crate) unsafe fn launch(self, stream: &Stream, call: &Call<'_>) -> Result<()> {
         if call.m == 0 || call.weights.intermediate == 0 {
             return Ok(());
         }
@@ -296,6 +392,7 @@ impl Kernel {
         unsafe {
             match self {
                 Kernel::Sm90(config) => sm90_gated_gemm::launch(stream, config, call),
+                Kernel::Sm90Skinny(config) => sm90_skinny_gated_gemm::launch(stream, config, call),
                 Kernel::Mma(config) => mma_gated_gemm::launch(stream, config, call),
                 Kernel::Simt => simt_gated_gemm::launch(stream, call),
             }
@@ -314,6 +411,9 @@ impl Kernel {
             Kernel::Sm90(config) => {
                 sm90_gated_gemm::function(cuda, config, code, orientation, bias, true).map(drop)
             }
+            Kernel::Sm90Skinny(config) => {
+                sm90_skinny_gated_gemm::function(cuda, config, code, orientation, bias).map(drop)
+            }
             Kernel::Mma(config) => {
                 mma_gated_gemm::function(cuda, config, code, orientation, bias, 16).map(drop)
             }
@@ -326,11 +426,12 @@ impl fmt::Display for Kernel {
     /// `sm90_gated_gemm 128x64`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rows, columns] = self.tile();
-        let turns = match self {
-            Kernel::Sm90(config) if config.ping_pong() => " ping-pong",
-            _ => "",
+        let form = match self {
+            Kernel::Sm90(config) if config.ping_pong() => " ping-pong".to_owned(),
+            Kernel::Sm90Skinny(config) => format!(" split {}", config.cluster()),
+            _ => String::new(),
         };
-        f.pad(&format!("{} {rows}x{columns}{turns}", self.name()))
+        f.pad(&format!("{} {rows}x{columns}{form}", self.name()))
     }
 }
 

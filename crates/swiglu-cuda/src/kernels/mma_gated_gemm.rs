@@ -124,7 +124,7 @@ pub(super) fn function(
 }
 
 /// The widest copy that every address and row stride is a multiple of.
-fn copy_bytes(call: &Call) -> usize {
+fn copy_bytes(call: &Call<'_>) -> usize {
     let (w, size) = (&call.weights, call.code.dtype().size() as u64);
     let mut bits = 16 | w.gate | w.up | call.x.data | (w.row_stride as u64 * size);
     if call.m > 1 {
@@ -135,7 +135,7 @@ fn copy_bytes(call: &Call) -> usize {
 
 /// # Safety
 /// As [`super::gated_gemm::Kernel::launch`].
-pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Result<()> {
+pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
     let (bias, copy) = (w.biases.is_some(), copy_bytes(call));
     let function = function(cuda, config, call.code, w.orientation, bias, copy)?;

@@ -8,7 +8,8 @@ pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
 mod simt_gated_gemm;
 mod sm90_gated_gemm;
-mod tensor_map;
+mod sm90_skinny_gated_gemm;
+pub(crate) mod tensor_map;
 
 use swiglu_core::{Activation, DType, Numerics};
 
@@ -37,7 +38,9 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
     let mut all: Vec<NamedVariant> =
         DType::ALL.into_iter().flat_map(elementwise::variants).collect();
     if arch == Arch::Sm90a {
-        all.extend([DType::F16, DType::Bf16].into_iter().flat_map(sm90_gated_gemm::variants));
+        let halves = [DType::F16, DType::Bf16].into_iter();
+        all.extend(halves.clone().flat_map(sm90_gated_gemm::variants));
+        all.extend(halves.flat_map(sm90_skinny_gated_gemm::variants));
     }
     all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));
     all.extend(simt_gated_gemm::variants());

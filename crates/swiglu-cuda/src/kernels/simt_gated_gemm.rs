@@ -54,7 +54,7 @@ pub(super) fn function(
 
 /// # Safety
 /// As [`super::gated_gemm::Kernel::launch`].
-pub(super) unsafe fn launch(stream: &Stream, call: &Call) -> Result<()> {
+pub(super) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
     let function = function(cuda, call.code, w.orientation, w.biases.is_some())?;
     let params = Params {

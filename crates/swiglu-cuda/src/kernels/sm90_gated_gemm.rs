@@ -3,10 +3,9 @@
 use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
-use super::elementwise::Tensor;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Form, Multiplier, layout_defines};
-use super::tensor_map::{Boxes, TensorMap, addressable};
+use super::tensor_map::{TensorMap, addressable};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -106,27 +105,6 @@ struct Params {
     epilogue: Epilogue,
 }
 
-/// Whether the copy engine can address x and the weights; the output may be anything.
-pub(super) fn check_call(call: &Call) -> Result<(), String> {
-    let w = &call.weights;
-    let weights = |data| Tensor::new(data, w.row_stride);
-    for (what, tensor, rows) in [
-        ("x", call.x, call.m),
-        ("the gate weight", weights(w.gate), 2),
-        ("the up weight", weights(w.up), 2),
-    ] {
-        if !addressable(tensor, rows) {
-            return Err(format!(
-                "the copy engine needs {what} at a multiple of 16 bytes with rows a multiple of 16 \
-                 bytes apart, given address {:#x} and rows {} bytes apart",
-                tensor.data,
-                tensor.stride * 2
-            ));
-        }
-    }
-    Ok(())
-}
-
 fn variant(
     config: Config,
     code: GateCode,
@@ -162,31 +140,21 @@ pub(super) fn function(
 
 /// # Safety
 /// As [`super::gated_gemm::Kernel::launch`].
-pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call) -> Result<()> {
+pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
-    let (w, dtype) = (&call.weights, call.code.dtype());
+    let w = &call.weights;
     let tensor_store = addressable(call.out, call.m);
     let function =
         function(cuda, config, call.code, w.orientation, w.biases.is_some(), tensor_store)?;
-    let map = |matrix, [rows, cols]: [usize; 2], box_rows: usize| {
-        let boxes = Boxes { dtype, matrix, rows, cols, box_rows: box_rows as u32 };
-        TensorMap::encode(cuda.driver(), &boxes)
-    };
-    let weight = |data| {
-        let matrix = Tensor::new(data, w.row_stride);
-        match w.orientation {
-            Orientation::OutIn => map(matrix, [w.intermediate, w.hidden], config.tile_h),
-            Orientation::InOut => map(matrix, [w.hidden, w.intermediate], TILE_K),
-        }
-    };
+    let [gate, up] = call.weight_maps(cuda, config.tile_h, TILE_K)?;
     // Persistent: a cluster per so many multiprocessors, or fewer.
     let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
     let params = Params {
-        x: map(call.x, [call.m, w.hidden], TILE_M)?,
-        gate: weight(w.gate)?,
-        up: weight(w.up)?,
+        x: call.x_map(cuda, TILE_M)?,
+        gate,
+        up,
         out: match tensor_store {
-            true => map(call.out, [call.m, w.intermediate], config.rows_per_consumer())?,
+            true => call.out_map(cuda, config.rows_per_consumer())?,
             false => TensorMap::UNUSED,
         },
         extents: call.extents(config.tile(), clusters as u32),

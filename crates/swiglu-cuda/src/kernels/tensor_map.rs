@@ -12,14 +12,32 @@ use swiglu_core::DType;
 use super::elementwise::Tensor;
 use crate::driver::{Driver, cu};
 use crate::error::{CudaError, Result};
+use crate::remembered::Remembered;
 
 /// As `ptx::TensorMap`: 128 bytes, aligned to 64.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TensorMap([u64; 16]);
 
+/// Maps that were encoded before: encoding takes the driver longer than a launch can spare. A map
+/// follows from its boxes alone, so that one of memory that was given back is not wrong, only unused.
+#[derive(Debug)]
+pub(crate) struct LayerMaps {
+    /// Gate and up, in the few heights of boxes that kernels have: they are never forgotten.
+    pub(super) weights: Remembered<Boxes, TensorMap, 8>,
+    /// Inputs and outputs of recent calls.
+    pub(super) operands: Remembered<Boxes, TensorMap, 8>,
+}
+
+impl LayerMaps {
+    pub(crate) fn new() -> Self {
+        Self { weights: Remembered::new(), operands: Remembered::new() }
+    }
+}
+
 /// A `[rows, cols]` matrix of 16-bit elements, copied in boxes of `box_rows` rows of 64 columns:
 /// 128 bytes, one row of the 128-byte swizzle.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Boxes {
     pub(super) dtype: DType,
     pub(super) matrix: Tensor,

@@ -1,5 +1,6 @@
 //! The gated linear layer.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use swiglu_core::{
@@ -16,8 +17,10 @@ use crate::kernels::decode_mlp::{self, Design};
 use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel, Weights};
+use crate::kernels::tensor_map::LayerMaps;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::remembered::Remembered;
 use crate::stream::Stream;
 
 /// A gated linear layer, x `[M, K]` → h `[M, H]`, whose weights are packed for one [`Cuda`] device.
@@ -29,6 +32,9 @@ pub struct GatedLinear<T> {
     /// A kernel that tests and tuners insist on.
     forced: Option<Kernel>,
     weights: GateUpBuffer<T>,
+    maps: LayerMaps,
+    /// What was chosen for recent numbers of tokens.
+    choices: Remembered<usize, Choice, 16>,
     lt: Option<Arc<Lt>>,
 }
 
@@ -104,7 +110,8 @@ impl<T: Element> GatedLinear<T> {
         };
         let path = if lt.is_none() { Some(Path::Fused) } else { path };
         let weights = GateUpBuffer::new(&cuda.stream(), params, orientation)?;
-        Ok(Self { cuda: cuda.clone(), problem, path, forced, weights, lt })
+        let (maps, choices) = (LayerMaps::new(), Remembered::new());
+        Ok(Self { cuda: cuda.clone(), problem, path, forced, weights, maps, choices, lt })
     }
 
     /// The device.
@@ -138,10 +145,12 @@ impl<T: Element> GatedLinear<T> {
     }
 
     pub(super) fn choose(&self, m: usize) -> Choice {
-        match self.forced {
-            Some(kernel) => Choice::Fused(kernel),
-            None => choose(&self.cuda, &Problem { m, ..self.problem }, self.path).0,
+        if let Some(kernel) = self.forced {
+            return Choice::Fused(kernel);
         }
+        let make = || Ok(choose(&self.cuda, &Problem { m, ..self.problem }, self.path).0);
+        let Ok(choice) = self.choices.get::<Infallible>(m, make);
+        choice
     }
 
     /// Bytes of workspace that a call with `m` tokens uses.
@@ -267,7 +276,8 @@ impl<T: Element> GatedLinear<T> {
             Choice::Fused(kernel) => {
                 let code = GateCode::new(&act, self.numerics(), T::DTYPE);
                 let weights = self.weights.fused();
-                let call = Call { code, formula, m, x: tensor(&x), out, weights };
+                let maps = &self.maps;
+                let call = Call { code, formula, m, x: tensor(&x), out, weights, maps };
                 let kernel = self.launchable(kernel, &call)?;
                 // SAFETY: as the caller says; the weights live as long as `self`.
                 unsafe { kernel.launch(stream, &call) }
@@ -309,14 +319,20 @@ impl<T: Element> GatedLinear<T> {
         self.weights.fused()
     }
 
-    /// The kernel that was planned, or the next that takes these addresses: plans know no strides.
-    fn launchable(&self, planned: Kernel, call: &Call) -> Result<Kernel> {
+    /// The kernel that was planned, or the best that takes these addresses: plans know no strides.
+    fn launchable(&self, planned: Kernel, call: &Call<'_>) -> Result<Kernel> {
         let Err(why) = planned.check_call(call) else { return Ok(planned) };
+        let problem = Problem { m: call.m, ..self.problem };
         let takes = |kernel: &Kernel| {
-            kernel.check_problem(self.cuda.arch(), &self.problem, self.cuda.tf32()).is_ok()
+            Choice::Fused(*kernel).check(&self.cuda, &problem).is_ok()
                 && kernel.check_call(call).is_ok()
         };
-        let other = if self.forced.is_some() { None } else { Kernel::all().find(takes) };
+        let seconds = |kernel: &Kernel| Choice::Fused(*kernel).seconds(&self.cuda, &problem);
+        let by_time = |a: &Kernel, b: &Kernel| seconds(a).total_cmp(&seconds(b));
+        let other = match self.forced {
+            Some(_) => None,
+            None => Kernel::all().filter(takes).min_by(by_time),
+        };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
     }
 

@@ -68,7 +68,7 @@ impl Choice {
     }
 
     /// Seconds that the cost model expects.
-    fn seconds(self, cuda: &Cuda, problem: &Problem) -> f64 {
+    pub(super) fn seconds(self, cuda: &Cuda, problem: &Problem) -> f64 {
         let (machine, tf32) = (cuda.machine(), cuda.tf32());
         let h = match self {
             Choice::Fused(kernel) => cost::fused(kernel, problem, machine),

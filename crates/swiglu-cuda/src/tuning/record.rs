@@ -214,10 +214,7 @@ impl Record {
     }
 
     /// Adds an entry, in the place of one of the same problem.
-    pub fn insert(&mut self, mut entry: Entry) {
-        for trial in &mut entry.trials {
-            trial.round();
-        }
+    pub fn insert(&mut self, entry: Entry) {
         let same = |e: &&mut Entry| e.problem == entry.problem && e.tf32 == entry.tf32;
         match self.entries.iter_mut().find(same) {
             Some(known) => *known = entry,
@@ -261,6 +258,14 @@ impl Record {
             return Err(Refusal::Space);
         }
         Ok(record)
+    }
+}
+
+impl Entry {
+    /// What came of every way. Times are rounded to nanoseconds.
+    pub fn new(problem: Problem, tf32: bool, mut trials: Vec<Trial>) -> Self {
+        trials.iter_mut().for_each(Trial::round);
+        Self { problem, tf32, trials }
     }
 }
 

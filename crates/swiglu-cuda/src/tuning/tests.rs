@@ -50,7 +50,7 @@ fn entry(m: usize, times: &[(&str, f64)]) -> Entry {
     let reason = "it has no wgmma".to_owned();
     let outcome = Outcome::Refused { reason };
     trials.push(Trial { way: "another".into(), predicted_us: None, outcome });
-    Entry { problem: problem(m), tf32: false, trials }
+    Entry::new(problem(m), false, trials)
 }
 
 fn record(entries: Vec<Entry>) -> Record {
