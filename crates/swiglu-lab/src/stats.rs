@@ -6,6 +6,14 @@
 //! and takes the ratio of their medians (a paired block bootstrap; samples of one turn are not
 //! independent of each other, turns nearly are). The interval is from the 2.5th to the 97.5th
 //! percentile of [`REPLICATES`] draws.
+//!
+//! Where a profile was prepared several times, turns of one preparation have in common what was
+//! decided then: where the data lie, which pages they got. Then whole preparations are drawn, again
+//! the same ones for both sides, so that the interval has the spread between preparations in it. So
+//! few of them understate it: the draws are spread by the factor by which the quantile of Student's t
+//! exceeds the normal one, and by √(n/(n − 1)) for what a bootstrap of n lacks.
+
+use std::ops::Range;
 
 use swiglu_core::random::bits;
 
@@ -55,17 +63,38 @@ impl Summary {
     }
 }
 
-/// Samples grouped by turn.
+/// Samples grouped by turn, turns by preparation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Turns<'a>(Vec<&'a [f64]>);
+pub struct Turns<'a> {
+    turns: Vec<&'a [f64]>,
+    /// Turns of each preparation.
+    preparations: Vec<Range<usize>>,
+}
 
 impl<'a> Turns<'a> {
     /// The turns of a result; none if its lengths do not fit its samples.
     pub fn of(entry: &'a ResultEntry) -> Option<Self> {
-        Self::new(&entry.samples_us, &entry.turn_lengths)
+        let turns = Self::new(&entry.samples_us, &entry.turn_lengths)?;
+        match entry.preparation_turns.is_empty() {
+            true => Some(turns),
+            false => turns.prepared(&entry.preparation_turns),
+        }
     }
 
-    /// `samples` cut into `lengths`.
+    /// The same turns, so many of each preparation; none if these are not all turns.
+    pub fn prepared(self, lengths: &[usize]) -> Option<Self> {
+        let mut preparations = Vec::with_capacity(lengths.len());
+        let mut first = 0usize;
+        for &length in lengths {
+            let end = first.checked_add(length)?;
+            preparations.push(first..end);
+            first = end;
+        }
+        let whole = first == self.turns.len() && preparations.iter().all(|p| !p.is_empty());
+        whole.then_some(Self { preparations, ..self })
+    }
+
+    /// `samples` cut into `lengths`, all of one preparation.
     pub fn new(samples: &'a [f64], lengths: &[usize]) -> Option<Self> {
         let mut rest = samples;
         let mut turns = Vec::with_capacity(lengths.len());
@@ -74,12 +103,14 @@ impl<'a> Turns<'a> {
             turns.push(turn);
             rest = after;
         }
-        (rest.is_empty() && turns.iter().all(|t| !t.is_empty())).then_some(Self(turns))
+        let whole = rest.is_empty() && turns.iter().all(|t| !t.is_empty());
+        let preparations = std::iter::once(0..turns.len()).collect();
+        whole.then_some(Self { turns, preparations })
     }
 
     fn pooled_median(&self, drawn: impl Iterator<Item = usize>, pool: &mut Vec<f64>) -> f64 {
         pool.clear();
-        drawn.for_each(|t| pool.extend_from_slice(self.0[t]));
+        drawn.for_each(|t| pool.extend_from_slice(self.turns[t]));
         median(pool).unwrap_or(f64::NAN)
     }
 }
@@ -95,7 +126,7 @@ pub struct Ratio {
 
 /// median(`numerator`) ÷ median(`denominator`); none with fewer than [`MIN_TURNS`] common turns.
 pub fn ratio(numerator: &Turns<'_>, denominator: &Turns<'_>, seed: u64) -> Option<Ratio> {
-    let n = numerator.0.len().min(denominator.0.len());
+    let n = numerator.turns.len().min(denominator.turns.len());
     if n < MIN_TURNS {
         return None;
     }
@@ -106,16 +137,53 @@ pub fn ratio(numerator: &Turns<'_>, denominator: &Turns<'_>, seed: u64) -> Optio
     };
     let all: Vec<usize> = (0..n).collect();
     let value = of(&all);
-    let draw = |r: usize| (0..n).map(move |i| (bits(seed, (r * n + i) as u64) % n as u64) as usize);
-    let replicates: Vec<f64> =
-        (0..REPLICATES).map(|r| of(&draw(r).collect::<Vec<usize>>())).collect();
+    // Pairs exist only between sides that were prepared alike.
+    let alike = numerator.preparations == denominator.preparations;
+    let preparations = if alike { numerator.preparations.clone() } else { vec![0..n] };
+    let stretch = stretch(preparations.len());
+    let replicates = draws(seed, &preparations)
+        .map(|drawn| value * (of(&drawn) / value).powf(stretch))
+        .collect::<Vec<f64>>();
     Some(Ratio { interval: interval(value, &replicates), replicates })
+}
+
+/// How much wider than the draws of `n` preparations their spread is; draws of turns are as they are.
+fn stretch(n: usize) -> f64 {
+    /// 97.5th percentiles of Student's t, from one degree of freedom on, and the normal one.
+    const T: [f64; 14] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145,
+    ];
+    const NORMAL: f64 = 1.960;
+    match n {
+        0 | 1 => 1.0,
+        n => {
+            let t = T.get(n - 2).copied().unwrap_or(NORMAL);
+            t / NORMAL * (n as f64 / (n - 1) as f64).sqrt()
+        }
+    }
+}
+
+/// Which turns are drawn, [`REPLICATES`] times: whole preparations, or turns where there is one.
+fn draws(seed: u64, preparations: &[Range<usize>]) -> impl Iterator<Item = Vec<usize>> {
+    let draw =
+        move |r: usize, i: usize, n: usize| (bits(seed, (r * n + i) as u64) % n as u64) as usize;
+    (0..REPLICATES).map(move |r| match preparations {
+        [turns] => {
+            turns.clone().map(|i| turns.start + draw(r, i - turns.start, turns.len())).collect()
+        }
+        _ => {
+            let n = preparations.len();
+            (0..n).flat_map(|i| preparations[draw(r, i, n)].clone()).collect()
+        }
+    })
 }
 
 /// A median with its interval, of one result alone.
 pub fn median_interval(turns: &Turns<'_>, seed: u64) -> Option<Interval> {
     const ONE: [f64; 1] = [1.0];
-    let ones = Turns(vec![&ONE; turns.0.len()]);
+    let preparations = turns.preparations.clone();
+    let ones = Turns { turns: vec![&ONE; turns.turns.len()], preparations };
     ratio(turns, &ones, seed).map(|r| r.interval)
 }
 
@@ -178,6 +246,49 @@ mod tests {
             })
             .count();
         assert!((176..=200).contains(&covered), "{covered} of 200");
+    }
+
+    /// Two equal profiles, 5 preparations of 3 turns of 8 samples: 2 % of noise in each sample, and 1 %
+    /// that a preparation decides.
+    fn equal(trial: u64) -> [Vec<f64>; 2] {
+        [0, 1].map(|side| {
+            let noise = |stream: u64, i| {
+                f64::from(swiglu_core::random::normal(trial * 4 + side * 2 + stream, i))
+            };
+            (0..120).map(|i| 1.0 + 0.02 * noise(0, i) + 0.01 * noise(1, i / 24)).collect()
+        })
+    }
+
+    #[test]
+    fn the_interval_has_the_spread_between_preparations_in_it() {
+        let trials = 200u64;
+        let covered = |preparations: &[usize]| {
+            let covers = |trial: &u64| {
+                let [a, b] = equal(*trial);
+                let [a, b] = [&a, &b].map(|v| {
+                    Turns::new(v, &[8; 15]).and_then(|t| t.prepared(preparations)).unwrap()
+                });
+                let [low, high] = ratio(&a, &b, *trial).unwrap().interval.ci95;
+                (low..=high).contains(&1.0)
+            };
+            (0..trials).filter(covers).count()
+        };
+        // Taken for one preparation, the same turns say nothing of that spread.
+        let (several, one) = (covered(&[3; 5]), covered(&[15]));
+        assert!((180..=200).contains(&several), "{several} of {trials}");
+        assert!(one < 170, "{one} of {trials}");
+    }
+
+    #[test]
+    fn preparations_of_other_numbers_of_turns_are_not_paired() {
+        let v = [1.0, 2.0, 3.0, 4.0];
+        let turns = || Turns::new(&v, &[1; 4]).unwrap();
+        let halves = turns().prepared(&[2, 2]).unwrap();
+        assert_eq!(ratio(&halves, &turns(), 1), ratio(&turns(), &turns(), 1));
+        assert_ne!(ratio(&halves, &halves, 1), None);
+        for broken in [&[2, 1][..], &[4, 0], &[3, 2], &[usize::MAX, 5]] {
+            assert_eq!(turns().prepared(broken), None, "{broken:?}");
+        }
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
             driver: None,
         },
         versions: BTreeMap::new(),
-        protocol: ProtocolUsed { turns: 10, budget_us: 1, seed: 1, quick: false },
+        protocol: ProtocolUsed { turns: 10, budget_us: 1, seed: 1, preparations: 1, quick: false },
         clocks_before: None,
         clocks_after: None,
         case_clocks: BTreeMap::new(),

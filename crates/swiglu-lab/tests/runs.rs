@@ -32,7 +32,7 @@ fn a_run_measures_verifies_and_compares() {
     assert!(record.clocks_before.unwrap().cpu_mhz.unwrap() > 0.0);
     for e in &record.results {
         assert_eq!(e.status, Status::Ok, "{:?}", e.reason);
-        assert_eq!(e.turn_lengths.len(), 6);
+        assert_eq!((e.turn_lengths.len(), e.preparation_turns.as_slice()), (6, &[3, 3][..]));
         assert_eq!(e.turn_lengths.iter().sum::<usize>(), e.samples_us.len());
         assert_eq!(e.notes, ["plain"]);
         let error = e.error.unwrap();
@@ -71,6 +71,8 @@ fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
         ("wrong", Status::FailedVerification, "the result is wrong: element [0, 1]"),
         ("nan-rows", Status::FailedVerification, "element [0, 1]"),
         ("short", Status::FailedVerification, "expected 192"),
+        ("fickle", Status::Failed, "out of memory by now"),
+        ("unsteady", Status::FailedVerification, "element [0, 1]"),
     ];
     for (behaviour, status, reason) in cases {
         let dir = tempfile::tempdir().unwrap();
@@ -100,6 +102,23 @@ fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
         let ranked = verdict.machines[0].cases.iter().any(|c| c.against == "bad");
         assert!(!ranked, "{behaviour}");
     }
+}
+
+#[test]
+fn what_a_preparation_decides_is_in_the_interval() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    lab.peer("misplaced", "misplaced");
+    let who = [("ours", "good", "ours"), ("base", "misplaced", "baseline")];
+    let experiment = lab.experiment(&[2], &who);
+    let record = run(&lab, &experiment, &options("r1")).unwrap();
+    assert_eq!(record.protocol.preparations, 2);
+    // 10 µs in one preparation and 20 in the other, never anything else: turns alone know no spread.
+    let base = entry(&record, "base");
+    assert_eq!(base.samples_us, [[10.0; 6], [20.0; 6]].concat());
+    let [low, high] = entry(&record, "ours").ratio_to_baseline.unwrap().ci95;
+    assert!(low < 10.01 / 10.5 && high > 19.99 / 10.5, "{low} {high}");
 }
 
 #[test]
@@ -204,7 +223,7 @@ fn selections_leave_a_record_incomplete_and_wrong_ones_are_refused() {
     assert!(refused(options("../r2")).contains("run id"));
     let mut other = options("r1");
     other.protocol.turns = 7;
-    assert!(refused(other).contains("number or length of turns"));
+    assert!(refused(other).contains("other turns or preparations"));
     let changed = lab.experiment(&[1, 17], &who);
     let message = run(&lab, &changed, &options("r1")).unwrap_err().to_string();
     assert!(message.contains("another definition") && message.contains("--run-id"), "{message}");

@@ -83,8 +83,20 @@ pub struct ProtocolUsed {
     pub budget_us: u64,
     /// Seed of all inputs.
     pub seed: u64,
+    /// How often each profile was prepared in a case: its turns are spread over so many preparations.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub preparations: usize,
     /// A quick look: shown, but not evidence, see [`QUICK`].
     pub quick: bool,
+}
+
+/// How often profiles were prepared before records said so.
+const fn once() -> usize {
+    1
+}
+
+fn is_once(preparations: &usize) -> bool {
+    *preparations == once()
 }
 
 /// What is said of a quick record wherever it is shown.
@@ -164,6 +176,9 @@ pub struct ResultEntry {
     /// time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub turn_lengths: Vec<usize>,
+    /// How many of the turns each preparation took; empty where there was one preparation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preparation_turns: Vec<usize>,
     /// Of the samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<Summary>,
@@ -202,6 +217,7 @@ impl ResultEntry {
             notes: Vec::new(),
             samples_us: Vec::new(),
             turn_lengths: Vec::new(),
+            preparation_turns: Vec::new(),
             summary: None,
             error: None,
             bytes: case.compulsory_bytes(),

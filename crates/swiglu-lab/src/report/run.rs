@@ -107,10 +107,14 @@ fn facts(r: &Record) -> Markup {
         (
             "Protocol",
             Some(format!(
-                "{}{} turns of at most {} µs per profile, interleaved; seed {:#x}",
+                "{}{} turns of at most {} µs per profile, interleaved, over {}; seed {:#x}",
                 if r.protocol.quick { format!("{QUICK}; ") } else { String::new() },
                 r.protocol.turns,
                 r.protocol.budget_us,
+                match r.protocol.preparations {
+                    1 => "one preparation".to_owned(),
+                    n => format!("{n} preparations"),
+                },
                 r.protocol.seed,
             )),
         ),

@@ -1,8 +1,10 @@
-//! One case: every profile is prepared and verified, then they take turns.
+//! One case: every profile is prepared and verified, then they take turns; several times over,
+//! because a preparation decides something too, as where data lie.
 //!
 //! A peer that breaks loses what its other profiles had prepared. So the profile at fault is marked
 //! and the case begins again without it: the others are still measured as neighbours in time.
 
+use std::ops::Range;
 use std::thread;
 
 use super::peers::{Absent, Peers};
@@ -19,7 +21,7 @@ use crate::verify::{self, Oracle};
 
 /// A turn is shortened to about this many calls: more add nothing to a median but size.
 const CALLS_PER_TURN: f64 = 32.0;
-/// Turns before those that count: under load an accelerator's clock falls to what its power allows,
+/// Turns of each preparation before those that count: under load an accelerator's clock falls to what its power allows,
 /// and a run that begins at another clock than it ends compares nothing.
 const LEAD_TURNS: usize = 2;
 /// No turn gives more samples than this.
@@ -82,7 +84,7 @@ impl CaseRun<'_> {
         ResultEntry::without_samples(self.case, &profile.id, Status::Failed, Some(reason))
     }
 
-    /// Measures all profiles that have no result yet.
+    /// Measures all profiles that have no result yet, over all preparations.
     fn attempt(
         &self,
         peers: &mut Peers<'_>,
@@ -90,25 +92,57 @@ impl CaseRun<'_> {
         done: &mut [Option<ResultEntry>],
         watch: &mut Watch<'_>,
     ) -> Result<Option<[Clocks; 2]>, Broken> {
-        let mut contenders = Vec::new();
-        for (profile, slot) in done.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
-            match self.prepare(peers, profile, oracle, watch)? {
-                Ok(contender) => contenders.push(contender),
-                Err(entry) => {
-                    if let Some(reason) = &entry.reason {
-                        watch(Event::Trouble { profile: &entry.profile, reason });
+        let mut measured: Vec<Option<ResultEntry>> = vec![None; done.len()];
+        let mut clocks: Option<[Clocks; 2]> = None;
+        for (preparation, turns) in self.preparations().enumerate() {
+            let mut contenders = Vec::new();
+            for profile in self.order(preparation) {
+                if done[profile].is_some() {
+                    continue;
+                }
+                match self.prepare(peers, profile, oracle, watch)? {
+                    Ok(contender) => contenders.push(contender),
+                    Err(entry) => {
+                        if let Some(reason) = &entry.reason {
+                            watch(Event::Trouble { profile: &entry.profile, reason });
+                        }
+                        done[profile] = Some(*entry);
                     }
-                    *slot = Some(*entry);
+                }
+            }
+            let now = self.take_turns(peers, &mut contenders, turns.clone(), watch)?;
+            clocks =
+                clocks.zip(now).map(|([before, _], [_, after])| [before, after]).or(clocks).or(now);
+            for contender in contenders {
+                let release = Request::Release { id: contender.id };
+                self.ask(peers, contender.profile, &release)?;
+                let profile = contender.profile;
+                match joined(measured[profile].take(), contender.entry, turns.len()) {
+                    entry if entry.status == Status::Failed => done[profile] = Some(entry),
+                    entry => measured[profile] = Some(entry),
                 }
             }
         }
-        let clocks = self.take_turns(peers, &mut contenders, watch)?;
-        for contender in contenders {
-            let release = Request::Release { id: contender.id };
-            self.ask(peers, contender.profile, &release)?;
-            done[contender.profile] = Some(contender.entry);
+        for (slot, entry) in done.iter_mut().zip(measured) {
+            if slot.is_none() {
+                *slot = entry;
+            }
         }
         Ok(clocks)
+    }
+
+    /// The turns of each preparation: about as many of each.
+    fn preparations(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let turns = self.options.protocol.turns;
+        let count = self.options.protocol.preparations.clamp(1, turns.max(1));
+        (0..count).map(move |i| i * turns / count..(i + 1) * turns / count)
+    }
+
+    /// All profiles; which comes first moves on, so that it is not always the same one that finds
+    /// memory as the last case left it.
+    fn order(&self, preparation: usize) -> impl Iterator<Item = usize> + use<> {
+        let count = self.profiles.len();
+        (0..count).map(move |i| (preparation + i) % count)
     }
 
     /// Asks the peer of a profile. The inner error is of a peer that is not there.
@@ -236,6 +270,7 @@ impl CaseRun<'_> {
         &self,
         peers: &mut Peers<'_>,
         contenders: &mut [Contender],
+        turns: Range<usize>,
         watch: &mut Watch<'_>,
     ) -> Result<Option<[Clocks; 2]>, Broken> {
         if contenders.is_empty() {
@@ -249,7 +284,7 @@ impl CaseRun<'_> {
             entry.turn_lengths.clear();
         }
         let before = self.clocks(peers, contenders)?;
-        for turn in 0..self.options.protocol.turns {
+        for turn in turns {
             self.turn(peers, contenders, turn, watch)?;
         }
         let after = self.clocks(peers, contenders)?;
@@ -331,6 +366,25 @@ impl CaseRun<'_> {
             entry.ratio_to_baseline = ratio.map(|r| r.interval);
         }
     }
+}
+
+/// What is known of a profile with one preparation more, of so many turns.
+fn joined(before: Option<ResultEntry>, now: ResultEntry, turns: usize) -> ResultEntry {
+    let Some(mut all) = before else {
+        return ResultEntry { preparation_turns: vec![turns], ..now };
+    };
+    if now.status == Status::Failed {
+        return now;
+    }
+    if all.status == Status::Ok {
+        // A result that is wrong once is wrong.
+        (all.status, all.reason) = (now.status, now.reason);
+        all.error = if all.status == Status::Ok { all.error } else { now.error };
+    }
+    all.samples_us.extend(now.samples_us);
+    all.turn_lengths.extend(now.turn_lengths);
+    all.preparation_turns.push(turns);
+    all
 }
 
 /// What the peer says went wrong; any other reply was refused before.

@@ -21,6 +21,9 @@ use peers::Peers;
 
 /// Seed of every experiment's inputs.
 pub const SEED: u64 = 0x5eed;
+/// What is decided when a profile is prepared, as where its data lie, changes its times by about a
+/// percent; so many preparations show by how much.
+const PREPARATIONS: usize = 5;
 /// Between turns of different processes on one CPU: idle threads of the last one may still spin,
 /// waiting for work, and would take the next one's processors.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -45,12 +48,13 @@ pub struct RunOptions {
 impl RunOptions {
     /// A run of the full protocol, or a quick look.
     pub fn new(run_id: impl Into<String>, quick: bool) -> Self {
-        let (turns, budget_us) = if quick { (5, 5_000) } else { (15, 20_000) };
+        let (turns, budget_us, preparations) =
+            if quick { (5, 5_000, 1) } else { (15, 20_000, PREPARATIONS) };
         Self {
             run_id: run_id.into(),
             profiles: None,
             cases: None,
-            protocol: ProtocolUsed { turns, budget_us, seed: SEED, quick },
+            protocol: ProtocolUsed { turns, budget_us, seed: SEED, preparations, quick },
             limits: Limits::default(),
             settle: SETTLE,
         }
@@ -209,7 +213,7 @@ impl Laboratory<'_> {
             } else if r.source_hash != source_hash {
                 Some(format!("the run began with other code ({})", r.source_hash))
             } else if r.protocol != options.protocol {
-                Some("the run began with another number or length of turns".to_owned())
+                Some("the run began with other turns or preparations".to_owned())
             } else {
                 None
             };

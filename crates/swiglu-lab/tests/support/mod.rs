@@ -108,6 +108,7 @@ pub(crate) fn run(
 pub(crate) fn options(run_id: &str) -> RunOptions {
     let mut options = RunOptions::new(run_id, false);
     options.protocol.turns = 6;
+    options.protocol.preparations = 2;
     options.protocol.budget_us = 100;
     options.settle = Duration::ZERO;
     let short = Duration::from_millis(700);
@@ -129,7 +130,7 @@ fn fake_peer() {
     let write = |text: String| (&out).write_all(text.as_bytes()).is_ok();
     let say = |reply: Value| write(format!("{reply}\n"));
     let mut case: Option<Case> = None;
-    let mut samples = 0;
+    let (mut samples, mut prepared) = (0, 0);
     for line in std::io::stdin().lock().lines() {
         let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
         let id = &request["id"];
@@ -148,10 +149,17 @@ fn fake_peer() {
             ("prepare", "clumsy") => {
                 say(json!({"type": "failed", "id": id, "reason": "out of memory"}))
             }
+            ("prepare", "fickle") if prepared == 1 => {
+                say(json!({"type": "failed", "id": id, "reason": "out of memory by now"}))
+            }
             ("prepare", _) => {
+                prepared += 1;
                 case = serde_json::from_value(request["case"].clone()).ok();
                 samples = 0;
                 say(json!({"type": "prepared", "id": id, "bytes": 6144.0, "notes": ["plain"]}))
+            }
+            ("verify", "unsteady") if prepared == 2 => {
+                say(verified(&request, case.as_ref().unwrap(), "wrong"))
             }
             ("verify", _) => say(verified(&request, case.as_ref().unwrap(), &behaviour)),
             ("sample", _) => {
@@ -173,6 +181,11 @@ fn fake_peer() {
                     ("nan", 3..) => say(json!({"type": "samples", "id": id, "us": [null]})),
                     ("negative", 3..) => say(json!({"type": "samples", "id": id, "us": [-1.0]})),
                     ("empty", 3..) => say(json!({"type": "samples", "id": id, "us": []})),
+                    // Each preparation finds another place for its data.
+                    ("misplaced", _) => {
+                        let us = 10.0 * f64::from(prepared);
+                        say(json!({"type": "samples", "id": id, "us": [us, us]}))
+                    }
                     ("slow", _) => {
                         std::thread::sleep(Duration::from_millis(5));
                         say(json!({"type": "samples", "id": id, "us": [20.0, 21.0]}))

@@ -102,7 +102,9 @@ impl AdHocArgs {
             source: &Source::Unknown,
         };
         let bar = terminal.spinner();
-        let options = RunOptions::new("once", quick);
+        // Nothing is claimed of this, so it is prepared once.
+        let mut options = RunOptions::new("once", quick);
+        options.protocol.preparations = 1;
         let finished = laboratory.run(experiment, &options, &mut |event| match event {
             Event::Profile { id, what } => bar.set_message(format!("{what} {id}")),
             Event::Trouble { profile, reason } => bar.suspend(|| {
