@@ -41,6 +41,26 @@ bench *ARGS:
 explain *ARGS:
     cargo run --release -- explain "$@"
 
+# Show the lab's experiments with the verdicts of their records
+lab-list:
+    cargo run --release -- lab list
+
+# Run an experiment: just lab-run cpu-elementwise --run-id mine --python lab-venv/bin/python
+lab-run *ARGS:
+    cargo run --release -- lab run "$@"
+
+# Measure an experiment again: exit code 1 where it is slower than its record, beyond noise
+lab-gate *ARGS:
+    cargo run --release -- lab gate "$@"
+
+# Write the lab's report
+lab-report OUT="target/lab-report":
+    cargo run --release -- lab report --out "{{ OUT }}"
+
+# Show where the time of a call goes, and what would make it shorter
+profile *ARGS:
+    cargo run --release -- profile "$@"
+
 # Gather what a GPU machine without Rust needs to test and measure this: target/gpu-bundle
 gpu-bundle:
     scripts/gpu-bundle

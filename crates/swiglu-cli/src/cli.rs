@@ -6,12 +6,23 @@ use crate::Verdict;
 use crate::terminal::Terminal;
 use crate::verbs;
 
+/// What the environment says, beside CUDA_VISIBLE_DEVICES and NO_COLOR.
+const ENVIRONMENT: &str = "\
+Environment:
+  SWIGLU_CUDA_LIBRARY_PATH    Directories where CUDA's libraries are looked for first
+  SWIGLU_CACHE_DIR            Where compiled kernels are kept [default: swiglu in the user's cache]
+  SWIGLU_CACHE_READ_ONLY_DIR  Where kernels are looked for first: what `kernels build` made
+  SWIGLU_TUNING_DIR           Where measurements of plans are kept [default: in the user's data]
+
+Exit codes: 0 done, 1 a check failed or a result is wrong, 2 bad input or usage";
+
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///
 /// `swiglu run` without arguments computes a real layer that is part of the program, proves the
 /// result and compares its time with that of the unfused way.
 #[derive(Debug, Parser)]
 #[command(name = "swiglu", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = ENVIRONMENT)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -76,5 +87,34 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Names of environment variables in the sources, but for those of tests.
+    fn variables(dir: &std::path::Path, found: &mut std::collections::BTreeSet<String>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                variables(&path, found);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let quoted = text.split('"').filter(|s| s.starts_with("SWIGLU_"));
+                let names = quoted.filter(|s| s.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
+                found.extend(names.filter(|s| !s.contains("TEST")).map(str::to_owned));
+            }
+        }
+    }
+
+    #[test]
+    fn the_help_names_every_variable_that_is_read() {
+        let help = Cli::command().render_help().to_string();
+        let mut found = std::collections::BTreeSet::new();
+        for name in ["swiglu", "swiglu-cpu", "swiglu-cuda", "swiglu-lab"] {
+            let sources = format!("{}/../{name}/src", env!("CARGO_MANIFEST_DIR"));
+            variables(std::path::Path::new(&sources), &mut found);
+        }
+        assert!(found.contains("SWIGLU_CACHE_DIR"), "{found:?}");
+        for name in found {
+            assert!(help.contains(&name), "{name}: {help}");
+        }
     }
 }
