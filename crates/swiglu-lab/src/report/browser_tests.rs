@@ -50,20 +50,21 @@ fn run(browser: &Path, page: &Path, width: u32, dark: bool, extra: &[String]) ->
     std::fs::read_to_string(log.path()).unwrap()
 }
 
-/// Frames a page and writes what it measured into the document. Pages themselves have no scripts.
-const PROBE: &str = r#"<!doctype html><meta charset="utf-8"><body style="margin:0">
-<iframe id="f" src="PAGE" style="border:0;width:WIDTHpx;height:900px"></iframe>
-<pre id="out">nothing</pre><script>
-f.onload = () => {
-  const d = f.contentDocument, root = d.documentElement;
-  const shown = [...d.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 0);
-  const small = shown.filter(s => s.getBoundingClientRect().width < 240).length;
-  const sizes = shown.flatMap(s => {
-    const scale = s.getBoundingClientRect().width / s.viewBox.baseVal.width;
-    return [...s.querySelectorAll("text")].map(t => parseFloat(t.getAttribute("font-size")) * scale);
-  });
-  out.textContent = [root.scrollWidth, root.clientWidth, shown.length, small,
-    Math.min(99, ...sizes).toFixed(1), f.contentWindow.getComputedStyle(d.body).backgroundColor].join(";");
+/// Measures every frame and writes a line about each into the document. Pages themselves have no
+/// scripts.
+const PROBE: &str = r#"<pre id="out">nothing</pre><script>
+onload = () => {
+  out.textContent = [...document.querySelectorAll("iframe")].map(f => {
+    const d = f.contentDocument, root = d.documentElement;
+    const shown = [...d.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 0);
+    const small = shown.filter(s => s.getBoundingClientRect().width < 240).length;
+    const sizes = shown.flatMap(s => {
+      const scale = s.getBoundingClientRect().width / s.viewBox.baseVal.width;
+      return [...s.querySelectorAll("text")].map(t => parseFloat(t.getAttribute("font-size")) * scale);
+    });
+    return [root.scrollWidth, root.clientWidth, shown.length, small,
+      Math.min(99, ...sizes).toFixed(1), f.contentWindow.getComputedStyle(d.body).backgroundColor].join(";");
+  }).join("\n");
 };
 </script>"#;
 
@@ -86,18 +87,26 @@ fn pages_fit_phones_and_desks_in_light_and_dark() {
     ];
     let files = ["--allow-file-access-from-files".into(), "--dump-dom".to_owned()];
     let mut backgrounds = std::collections::BTreeSet::new();
-    for page in pages {
-        for (width, dark) in [(360, false), (360, true), (1200, false), (1200, true)] {
-            let probe = report.join("probe.html");
-            let html = PROBE.replace("PAGE", page).replace("WIDTH", &width.to_string());
-            std::fs::write(&probe, html).unwrap();
-            let dom = run(&browser, &probe, 1400, dark, &files);
-            let answer = dom.split("id=\"out\">").nth(1).and_then(|d| d.split('<').next());
-            let answer = answer.unwrap_or_else(|| panic!("{page}: {dom}"));
+    let framed: Vec<(&str, u32)> =
+        pages.into_iter().flat_map(|page| [360, 1200].map(|width| (page, width))).collect();
+    let frame = |(page, width): &(&str, u32)| {
+        format!("<iframe src=\"{page}\" style=\"border:0;width:{width}px;height:900px\"></iframe>")
+    };
+    let frames: String = framed.iter().map(frame).collect();
+    let probe = report.join("probe.html");
+    std::fs::write(&probe, format!("<!doctype html><meta charset=\"utf-8\">{frames}{PROBE}"))
+        .unwrap();
+    for dark in [false, true] {
+        let dom = run(&browser, &probe, 1400, dark, &files);
+        let answer = dom.split("id=\"out\">").nth(1).and_then(|d| d.split('<').next());
+        let answers: Vec<&str> = answer.unwrap_or_else(|| panic!("{dom}")).lines().collect();
+        assert_eq!(answers.len(), framed.len(), "{answers:?}");
+        for ((page, width), answer) in framed.iter().zip(answers) {
             let parts: Vec<&str> = answer.split(';').collect();
             let number = |i: usize| parts[i].parse::<f64>().unwrap_or_else(|_| panic!("{answer}"));
             let at = format!("{page} at {width}, dark {dark}: {answer}");
             assert!(number(0) <= number(1), "wider than the screen: {at}");
+            assert_eq!(number(1), f64::from(*width), "{at}");
             assert!(number(3) == 0.0, "plots that are too small to read: {at}");
             assert!(number(4) >= 9.0, "text in a plot that is too small to read: {at}");
             assert_eq!(number(2) > 0.0, page.contains("gated") || page.contains("decode"), "{at}");
