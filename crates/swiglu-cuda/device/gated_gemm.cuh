@@ -3,7 +3,9 @@
 #include "gate.cuh"
 
 // BIAS: whether the linear maps have biases. ORIENTATION: 0 = weights [out, in], 1 = [in, out].
+// SAVE: whether the pre-activations are stored too, as values of T, for a backward pass.
 constexpr bool kBias = BIAS != 0;
+constexpr bool kSave = SAVE != 0;
 constexpr bool kInOut = ORIENTATION == 1;
 
 struct Extents {
@@ -15,6 +17,8 @@ struct Epilogue {
   u64 h;  // [m, features]
   i64 h_stride;
   u64 gate_bias, up_bias;  // floats, zero-padded to whole tiles
+  u64 gate, up;            // [m, features], with SAVE
+  i64 gate_stride, up_stride;
   Formula formula;
 };
 
@@ -57,34 +61,45 @@ INLINE BiasPair load_biases(u64 biases, int column) {
   return {ptx::as_float(raw.word[0]), ptx::as_float(raw.word[1])};
 }
 
-// h of an even column and the next, before its rounding to T.
+// Two values of a row that are next to each other, before their rounding to T.
 struct OutputPair {
   float value[2];
 };
-INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
-                                int column) {
-  const BiasPair gate = load_biases(e.gate_bias, column), up = load_biases(e.up_bias, column);
-  return {gated(pre_activation(gate0, gate.value[0]), pre_activation(up0, up.value[0]), e.formula),
-          gated(pre_activation(gate1, gate.value[1]), pre_activation(up1, up.value[1]), e.formula)};
-}
 
 // Stores what exists of a pair: in one access where the row allows it.
-INLINE void store_pair(const OutputPair& h, const Epilogue& e, const Extents& extents, int row,
-                       int column) {
+INLINE void store_pair(const OutputPair& pair, u64 matrix, i64 stride, const Extents& extents,
+                       int row, int column) {
   if (row >= extents.m || column >= extents.features) return;
-  u8* to = (u8*)e.h + (row * e.h_stride + column) * kElementBytes;
+  u8* to = (u8*)matrix + (row * stride + column) * kElementBytes;
   constexpr int kPairBytes = 2 * kElementBytes;
   if (column + 1 < extents.features && (u64)to % kPairBytes == 0) {
     ptx::Raw<kPairBytes> raw;
     if constexpr (kIsF32) {
-      raw.word[0] = ptx::as_bits(h.value[0]);
-      raw.word[1] = ptx::as_bits(h.value[1]);
+      raw.word[0] = ptx::as_bits(pair.value[0]);
+      raw.word[1] = ptx::as_bits(pair.value[1]);
     } else {
-      raw.word[0] = pack_elements(h.value[0], h.value[1]);
+      raw.word[0] = pack_elements(pair.value[0], pair.value[1]);
     }
     *(ptx::Raw<kPairBytes>*)to = raw;
   } else {
-    ((Element*)to)[0] = float_to_element(h.value[0]);
-    if (column + 1 < extents.features) ((Element*)to)[1] = float_to_element(h.value[1]);
+    ((Element*)to)[0] = float_to_element(pair.value[0]);
+    if (column + 1 < extents.features) ((Element*)to)[1] = float_to_element(pair.value[1]);
   }
+}
+INLINE void store_pair(const OutputPair& h, const Epilogue& e, const Extents& extents, int row,
+                       int column) {
+  store_pair(h, e.h, e.h_stride, extents, row, column);
+}
+
+// h of a row, at an even column and the next, from the sums of the linear maps.
+INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
+                                const Extents& extents, int row, int column) {
+  const BiasPair gate = load_biases(e.gate_bias, column), up = load_biases(e.up_bias, column);
+  const OutputPair g = {pre_activation(gate0, gate.value[0]), pre_activation(gate1, gate.value[1])};
+  const OutputPair u = {pre_activation(up0, up.value[0]), pre_activation(up1, up.value[1])};
+  if constexpr (kSave) {
+    store_pair(g, e.gate, e.gate_stride, extents, row, column);
+    store_pair(u, e.up, e.up_stride, extents, row, column);
+  }
+  return {gated(g.value[0], u.value[0], e.formula), gated(g.value[1], u.value[1], e.formula)};
 }

@@ -182,7 +182,7 @@ KERNEL(kThreads, 1, mma_gated_gemm)(KERNEL_PARAMS(MmaGatedGemmParams) p) {
         const int column = tile.column + warp_column + j * 8 + lane % 4 * 2;
         const int c = 2 * half;
         store_pair(activate_pair(gate[i][j][c], gate[i][j][c + 1], up[i][j][c], up[i][j][c + 1],
-                                 p.epilogue, column),
+                                 p.epilogue, p.extents, row, column),
                    p.epilogue, p.extents, row, column);
       }
     }

@@ -111,9 +111,10 @@ KERNEL(kThreads, 1, simt_gated_gemm)(KERNEL_PARAMS(SimtGatedGemmParams) p) {
   for (int i = 0; i < kThreadRows; ++i) {
 #pragma unroll
     for (int j = 0; j < kThreadColumns; j += 2) {
-      const int at = tile.column + column + j;
-      store_pair(activate_pair(gate[i][j], gate[i][j + 1], up[i][j], up[i][j + 1], p.epilogue, at),
-                 p.epilogue, p.extents, tile.row + row + i, at);
+      const int to = tile.row + row + i, at = tile.column + column + j;
+      store_pair(activate_pair(gate[i][j], gate[i][j + 1], up[i][j], up[i][j + 1], p.epilogue,
+                               p.extents, to, at),
+                 p.epilogue, p.extents, to, at);
     }
   }
 }

@@ -198,10 +198,17 @@ INLINE void multiply(Sums& d, const Ring& ring, u32& step, int steps, int consum
   release_stage(ring, step - 1);
 }
 
+// First row of a tile that is the consumer's.
+INLINE int consumer_row(Tile tile, int consumer) {
+  return tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer);
+}
+
 // h of the two adjacent columns at accumulator i, 8·(i/4) + 2·(lane % 4) and the next.
-INLINE OutputPair output_pair(const float (&d)[kTileH], int i, const Epilogue& e, int column) {
+INLINE OutputPair output_pair(const float (&d)[kTileH], int i, const Sm90GatedGemmParams& p,
+                              int row, int column) {
   constexpr int kUp = kTileH / 2;
-  return activate_pair(d[i], d[i + 1], d[i + kUp], d[i + 1 + kUp], e, column);
+  return activate_pair(d[i], d[i + 1], d[i + kUp], d[i + 1 + kUp], p.epilogue, p.extents, row,
+                       column);
 }
 
 // The consumer's own barrier, with an immediate id.
@@ -220,6 +227,8 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
   const u32 out = ring.out() + consumer * kConsumerOutBytes;
+  // Of this thread; only read where the pre-activations are saved.
+  const int first = consumer_row(tile, consumer) + warp * 16 + lane / 4;
   // The previous tile must have left the buffer.
   if (leader) ptx::bulk_wait_read<0>();
   consumer_barrier(consumer);
@@ -233,7 +242,8 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
       for (int q = 0; q < 4; ++q) {
         const int i = 4 * (j + q / 2) + 2 * (q % 2);
         const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
-        const OutputPair h = output_pair(d[b], i, p.epilogue, column);
+        const int row = first + b * 64 + q % 2 * 8;
+        const OutputPair h = output_pair(d[b], i, p, row, column);
         r[q] = pack_elements(h.value[0], h.value[1]);
       }
       const u32 row = b * 64 + warp * 16 + lane % 16;  // matrices 0, 2: rows 0-7; 1, 3: rows 8-15
@@ -245,7 +255,7 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
   ptx::fence_async_shared();
   consumer_barrier(consumer);
   if (leader) {
-    const int row = tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer);
+    const int row = consumer_row(tile, consumer);
 #pragma unroll
     for (int i = 0; i < kTileH / kPanel; ++i) {
       ptx::tensor_store(&p.out, out + i * kPanelBytes, tile.column + i * kPanel, row);
@@ -257,14 +267,14 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
 // Straight from registers.
 INLINE void store_elements(const Sums& d, const Sm90GatedGemmParams& p, Tile tile, int consumer) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int first = tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer) + warp * 16 + lane / 4;
+  const int first = consumer_row(tile, consumer) + warp * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < kTileH / 2; i += 2) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const int row = first + b * 64 + i / 2 % 2 * 8;
       const int column = tile.column + i / 4 * 8 + lane % 4 * 2;
-      store_pair(output_pair(d[b], i, p.epilogue, column), p.epilogue, p.extents, row, column);
+      store_pair(output_pair(d[b], i, p, row, column), p.epilogue, p.extents, row, column);
     }
   }
 }

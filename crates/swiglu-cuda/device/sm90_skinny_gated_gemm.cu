@@ -176,13 +176,14 @@ INLINE void finish(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Tile ti
   const u32 lane = threadIdx.x % 32;
   const int first = threadIdx.x / 32 * kSplit + split_rank();
   for (int token = first; token < kTileM; token += kWarps * kSplit) {
-    if (tile.row + token >= p.extents.m) break;
+    const int row = tile.row + token;
+    if (row >= p.extents.m) break;
     const u32 at = ring.base + token * kSumsPitch + lane * 8;
     const int column = tile.column + 2 * lane;
     const SumPair gate = add_up(at), up = add_up(at + kSumsBytes);
     store_pair(activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1], p.epilogue,
-                             column),
-               p.epilogue, p.extents, tile.row + token, column);
+                             p.extents, row, column),
+               p.epilogue, p.extents, row, column);
   }
 }
 

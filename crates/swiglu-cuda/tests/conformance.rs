@@ -8,31 +8,48 @@ mod common;
 
 use swiglu_core::conformance::{Backend, Case, Parameters, run, suite};
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixRef, Numerics, Op,
-    Orientation, WeightLayout, bf16, bounds, f16, random,
+    Activation, Arrangement, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix,
+    MatrixRef, Numerics, Op, Orientation, Rounding, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
     GatedLinear,
 };
 
-/// Of many cases, all on a GPU and every n-th on the simulator; all of them there, too, where
-/// SWIGLU_TEST_ALL is set: minutes.
+/// Of many cases every n-th on the simulator, four times as many on a GPU, and all of them where
+/// SWIGLU_TEST_ALL is set: minutes, since thousands of kernels are compiled.
 fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
-    let all = common::has_gpu() || std::env::var_os("SWIGLU_TEST_ALL").is_some();
-    let n = if all { 1 } else { n };
+    let n = match (std::env::var_os("SWIGLU_TEST_ALL"), common::has_gpu()) {
+        (Some(_), _) => 1,
+        (None, true) => n.div_ceil(4),
+        (None, false) => n,
+    };
     cases.into_iter().step_by(n)
 }
 
+/// Compiling kernels takes longest, so a GPU's cases are run by as many threads as there are. The
+/// simulator has its own.
+fn outcomes(backend: &CudaBackend, cases: &[Case]) -> Vec<Option<String>> {
+    let threads = match common::has_gpu() {
+        true => std::thread::available_parallelism().map_or(1, usize::from),
+        false => 1,
+    };
+    let judged = |case: &Case| match run(backend, case) {
+        Ok(outcome) if outcome.passed() => None,
+        Ok(outcome) => Some(format!("{case}: {outcome:?}")),
+        Err(error) => Some(format!("{case}: {error}")),
+    };
+    std::thread::scope(|scope| {
+        let part = |i: usize| cases.iter().skip(i).step_by(threads).map(judged).collect::<Vec<_>>();
+        let workers: Vec<_> = (0..threads).map(|i| scope.spawn(move || part(i))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    })
+}
+
 fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) {
-    let (mut passed, mut failed) = (0, Vec::new());
-    for case in cases.filter(|case| backend.computes(case)) {
-        match run(backend, &case) {
-            Ok(outcome) if outcome.passed() => passed += 1,
-            Ok(outcome) => failed.push(format!("{case}: {outcome:?}")),
-            Err(error) => failed.push(format!("{case}: {error}")),
-        }
-    }
+    let cases: Vec<Case> = cases.filter(|case| backend.computes(case)).collect();
+    let failed: Vec<String> = outcomes(backend, &cases).into_iter().flatten().collect();
+    let passed = cases.len() - failed.len();
     println!("{}: {passed} cases", backend.name());
     assert!(
         failed.is_empty(),
@@ -279,6 +296,80 @@ fn graphs_replay_layers() {
             let judgement = reference.judge(MatrixRef::from(&replayed)).unwrap();
             assert!(judgement.passed() || path.is_some(), "{judgement:?}");
         }
+    }
+}
+
+/// The pre-activations that a forward pass saves, and h, which is the same as without saving. The
+/// gate's pre-activation is what the bilinear activation of a layer without rounding would give with
+/// an up of ones; it is judged as h of that layer.
+fn saved<T: Element>(cuda: &Cuda, layer: &GatedLinear<T>, case: &Case) {
+    let parameters = Parameters::<T>::new(case).unwrap();
+    let stream = cuda.stream();
+    let [m, k, h] = [case.m, case.hidden, case.intermediate];
+    let x = random::normal_matrix::<T>(5, m, k, 1.0).unwrap();
+    let on_device = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let poisoned = || {
+        let mut matrix = DeviceMatrix::<T>::new(&stream, m, h).unwrap();
+        matrix.buffer_mut().poison(0xFF).unwrap();
+        matrix
+    };
+    let (mut out, mut plain, mut gate, mut up) = (poisoned(), poisoned(), poisoned(), poisoned());
+    let views = (out.view_mut(), gate.view_mut(), up.view_mut());
+    layer.forward_saving(&stream, on_device.view(), views.0, views.1, views.2).unwrap();
+    layer.forward(&stream, on_device.view(), plain.view_mut()).unwrap();
+    let (out, plain) = (out.to_host().unwrap(), plain.to_host().unwrap());
+    assert_eq!(out.as_slice(), plain.as_slice(), "{case}");
+    let params = parameters.gated();
+    for (half, saved) in [(swiglu_core::Half::Gate, gate), (swiglu_core::Half::Up, up)] {
+        let weights = &params.weights;
+        let values = (0..h).flat_map(|f| (0..k).map(move |i| weights.at(half, f, i))).collect();
+        let own = Matrix::<T>::from_vec(values, h, k).unwrap();
+        let zeros = Matrix::<T>::zeros(h, k).unwrap();
+        let weights =
+            GateUpWeights::separate(own.view(), zeros.view(), Orientation::OutIn).unwrap();
+        let ones = vec![1.0; h];
+        let one = GatedLinearParams {
+            weights,
+            gate_bias: if half == swiglu_core::Half::Gate {
+                params.gate_bias
+            } else {
+                params.up_bias
+            },
+            up_bias: Some(&ones),
+            activation: Activation::BILINEAR,
+            numerics: Numerics { rounding: Rounding::PreRound, ..Numerics::default() },
+        };
+        let reference = bounds::gated_linear(x.view(), &one).unwrap();
+        let judgement = reference.judge(saved.to_host().unwrap().view()).unwrap();
+        assert!(judgement.passed(), "{half:?} of {case}: {judgement:?}");
+    }
+}
+
+#[test]
+fn pre_activations_are_saved() {
+    let Some(cuda) = common::device() else { return };
+    let shapes = [[5, 72, 40], [130, 200, 129], [40, 64, 71]];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        let orientation = Orientation::ALL[i % 2];
+        let layout = WeightLayout { orientation, arrangement: Arrangement::Separate };
+        let case = |dtype| Case { bias: true, layout, ..Case::new(Op::GatedLinear, shape, dtype) };
+        let (half, single) = (case(DType::Bf16), case(DType::F32));
+        let parameters = Parameters::<bf16>::new(&half).unwrap();
+        let planned = GatedLinear::new(&cuda, &parameters.gated()).unwrap();
+        saved(&cuda, &planned, &half);
+        for way in cuda.ways(&parameters.gated().problem(shape[0])) {
+            if way.numerics.is_some() && way.refusal.is_none() {
+                let layer = GatedLinear::with_way(&cuda, &parameters.gated(), &way).unwrap();
+                saved(&cuda, &layer, &half);
+            }
+        }
+        let parameters = Parameters::<f32>::new(&single).unwrap();
+        let path = swiglu_core::Path::Unfused;
+        let unfused = GatedLinear::with_path(&cuda, &parameters.gated(), path).unwrap();
+        saved(&cuda, &unfused, &single);
+        let path = swiglu_core::Path::Fused;
+        let fused = GatedLinear::with_path(&cuda, &parameters.gated(), path).unwrap();
+        saved(&cuda, &fused, &single);
     }
 }
 

@@ -16,10 +16,15 @@ use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
 
-pub(super) static FILE: KernelFile =
+static FILE: KernelFile =
     KernelFile::new("decode_mlp.cu", include_str!("../../device/decode_mlp.cu"));
 static SEQUENTIAL: KernelFile =
     KernelFile::new("sequential_mlp.cu", include_str!("../../device/sequential_mlp.cu"));
+
+/// The device files of all designs.
+pub(super) fn files() -> [&'static KernelFile; 2] {
+    [&FILE, &SEQUENTIAL]
+}
 
 /// How the decode kernel computes a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -7,9 +7,7 @@ use swiglu_core::{DType, Orientation, Problem};
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
 use super::tensor_map::{Boxes, LayerMaps, TensorMap, addressable};
-use super::{
-    decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
-};
+use super::{decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm};
 use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -45,6 +43,8 @@ pub(crate) struct Call<'a> {
     pub(crate) x: Tensor,
     pub(crate) out: Tensor,
     pub(crate) weights: Weights,
+    /// Where the pre-activations of gate and up go, if they are to be stored.
+    pub(crate) saved: Option<[Tensor; 2]>,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
 }
@@ -65,6 +65,10 @@ pub(super) struct Epilogue {
     h_stride: i64,
     gate_bias: u64,
     up_bias: u64,
+    gate: u64,
+    up: u64,
+    gate_stride: i64,
+    up_stride: i64,
     formula: Formula,
 }
 
@@ -87,8 +91,19 @@ impl Call<'_> {
 
     pub(super) fn epilogue(&self) -> Epilogue {
         let [gate_bias, up_bias] = self.weights.biases.unwrap_or_default();
-        let (h, h_stride) = (self.out.data, self.out.stride);
-        Epilogue { h, h_stride, gate_bias, up_bias, formula: self.formula }
+        let (h, h_stride, formula) = (self.out.data, self.out.stride, self.formula);
+        let [gate, up] = self.saved.unwrap_or([Tensor::new(0, 0); 2]);
+        let (gate_stride, up_stride) = (gate.stride, up.stride);
+        let (gate, up) = (gate.data, up.data);
+        Epilogue { h, h_stride, gate_bias, up_bias, gate, up, gate_stride, up_stride, formula }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        Layout {
+            orientation: self.weights.orientation,
+            bias: self.weights.biases.is_some(),
+            saves: self.saved.is_some(),
+        }
     }
 
     /// x in boxes of `box_rows` rows.
@@ -139,20 +154,47 @@ impl Call<'_> {
     }
 }
 
-/// The device files of all kernels.
-pub(crate) fn files() -> [&'static KernelFile; 5] {
+/// The device files of all ways of computing a layer.
+pub(crate) fn files() -> [&'static KernelFile; 6] {
+    let [decode, sequential] = decode_mlp::files();
     [
+        decode,
+        sequential,
         &sm90_gated_gemm::FILE,
         &sm90_skinny_gated_gemm::FILE,
         &mma_gated_gemm::FILE,
         &simt_gated_gemm::FILE,
-        &decode_mlp::FILE,
     ]
 }
 
-/// ORIENTATION and BIAS.
-pub(super) fn layout_defines(orientation: Orientation, bias: bool) -> [Define; 2] {
-    [define("ORIENTATION", orientation == Orientation::InOut), define("BIAS", bias)]
+/// How the operands of a launch lie, as far as it is compiled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) orientation: Orientation,
+    /// Whether there are biases.
+    pub(crate) bias: bool,
+    /// Whether the pre-activations are stored too.
+    pub(crate) saves: bool,
+}
+
+impl Layout {
+    /// ORIENTATION, BIAS and SAVE.
+    pub(super) fn defines(self) -> [Define; 3] {
+        [
+            define("ORIENTATION", self.orientation == Orientation::InOut),
+            define("BIAS", self.bias),
+            define("SAVE", self.saves),
+        ]
+    }
+}
+
+impl fmt::Display for Layout {
+    /// `out-in bias save`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.orientation.fmt(f)?;
+        f.write_str(if self.bias { " bias" } else { "" })?;
+        f.write_str(if self.saves { " save" } else { "" })
+    }
 }
 
 /// Row tiles per group of the raster: the blocks that run together then read the fewest rows of x
@@ -400,25 +442,16 @@ impl Kernel {
     }
 
     /// Compiles what launches with aligned operands need.
-    pub(crate) fn prepare(
-        self,
-        cuda: &Cuda,
-        code: GateCode,
-        orientation: Orientation,
-        bias: bool,
-    ) -> Result<()> {
-        match self {
-            Kernel::Sm90(config) => {
-                sm90_gated_gemm::function(cuda, config, code, orientation, bias, true).map(drop)
-            }
+    pub(crate) fn prepare(self, cuda: &Cuda, code: GateCode, layout: Layout) -> Result<()> {
+        let function = match self {
+            Kernel::Sm90(config) => sm90_gated_gemm::function(cuda, config, code, layout, true),
             Kernel::Sm90Skinny(config) => {
-                sm90_skinny_gated_gemm::function(cuda, config, code, orientation, bias).map(drop)
+                sm90_skinny_gated_gemm::function(cuda, config, code, layout)
             }
-            Kernel::Mma(config) => {
-                mma_gated_gemm::function(cuda, config, code, orientation, bias, 16).map(drop)
-            }
-            Kernel::Simt => simt_gated_gemm::function(cuda, code, orientation, bias).map(drop),
-        }
+            Kernel::Mma(config) => mma_gated_gemm::function(cuda, config, code, layout, 16),
+            Kernel::Simt => simt_gated_gemm::function(cuda, code, layout),
+        };
+        function.map(drop)
     }
 }
 

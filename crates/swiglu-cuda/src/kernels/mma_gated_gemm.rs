@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::elementwise::signed;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Multiplier, layout_defines};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -87,16 +87,10 @@ struct Params {
     epilogue: Epilogue,
 }
 
-fn variant(
-    config: Config,
-    code: GateCode,
-    orientation: Orientation,
-    bias: bool,
-    copy_bytes: usize,
-) -> Variant {
+fn variant(config: Config, code: GateCode, layout: Layout, copy_bytes: usize) -> Variant {
     let [a, b, c, d, e] = code.defines();
-    let [f, g] = layout_defines(orientation, bias);
-    let shared = config.shared_bytes(code.dtype(), orientation);
+    let [f, g, h] = layout.defines();
+    let shared = config.shared_bytes(code.dtype(), layout.orientation);
     let rest = [
         ("TILE_M", config.tile[0]),
         ("TILE_H", config.tile[1]),
@@ -106,20 +100,19 @@ fn variant(
         ("COPY_BYTES", copy_bytes),
         ("SHARED_BYTES", shared),
     ];
-    let [h, i, j, k, l, m, n] = rest.map(|(name, value)| define(name, value));
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
+    let [i, j, k, l, m, n, o] = rest.map(|(name, value)| define(name, value));
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o])
 }
 
 pub(super) fn function(
     cuda: &Cuda,
     config: Config,
     code: GateCode,
-    orientation: Orientation,
-    bias: bool,
+    layout: Layout,
     copy_bytes: usize,
 ) -> Result<Function> {
-    let shared = config.shared_bytes(code.dtype(), orientation);
-    let variant = variant(config, code, orientation, bias, copy_bytes);
+    let shared = config.shared_bytes(code.dtype(), layout.orientation);
+    let variant = variant(config, code, layout, copy_bytes);
     cuda.function(&variant, "mma_gated_gemm", shared as u32)
 }
 
@@ -137,8 +130,7 @@ fn copy_bytes(call: &Call<'_>) -> usize {
 /// As [`super::gated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
-    let (bias, copy) = (w.biases.is_some(), copy_bytes(call));
-    let function = function(cuda, config, call.code, w.orientation, bias, copy)?;
+    let function = function(cuda, config, call.code, call.layout(), copy_bytes(call))?;
     let params = Params {
         x: call.x.data,
         gate: w.gate,
@@ -161,24 +153,23 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 /// Every activation and mode in the large tile, every layout, tile and copy with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |config: Config, code: GateCode, orientation, bias, copy| {
+    let mut push = |config: Config, code: GateCode, layout: Layout, copy| {
         let [m, h] = config.tile;
-        let bias_label = if bias { " bias" } else { "" };
-        all.push(NamedVariant {
-            name: format!("{} {orientation} {m}x{h}{bias_label} copy{copy}", code.name()),
-            variant: variant(config, code, orientation, bias, copy),
-        });
+        let name = format!("{} {layout} {m}x{h} copy{copy}", code.name());
+        all.push(NamedVariant { name, variant: variant(config, code, layout, copy) });
     };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
     for code in GateCode::all(dtype) {
-        push(Config::LARGE, code, Orientation::OutIn, true, 16);
+        push(Config::LARGE, code, out_in, 16);
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             for copy in [16, 8, 4, 2].into_iter().filter(|&c| c >= dtype.size()) {
-                push(config, default, orientation, copy == 16, copy);
+                push(config, default, Layout { orientation, bias: copy == 16, ..out_in }, copy);
             }
         }
+        push(config, default, Layout { saves: true, ..out_in }, 16);
     }
     all
 }

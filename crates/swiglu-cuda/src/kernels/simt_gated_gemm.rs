@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::elementwise::signed;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, layout_defines};
+use super::gated_gemm::{Call, Epilogue, Extents, Layout};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -34,21 +34,16 @@ struct Params {
     epilogue: Epilogue,
 }
 
-fn variant(code: GateCode, orientation: Orientation, bias: bool) -> Variant {
+fn variant(code: GateCode, layout: Layout) -> Variant {
     let [a, b, c, d, e] = code.defines();
-    let [f, g] = layout_defines(orientation, bias);
+    let [f, g, h] = layout.defines();
     let rest = [define("STAGES", STAGES), define("SHARED_BYTES", SHARED_BYTES)];
-    let [h, i] = rest;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i])
+    let [i, j] = rest;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j])
 }
 
-pub(super) fn function(
-    cuda: &Cuda,
-    code: GateCode,
-    orientation: Orientation,
-    bias: bool,
-) -> Result<Function> {
-    let variant = variant(code, orientation, bias);
+pub(super) fn function(cuda: &Cuda, code: GateCode, layout: Layout) -> Result<Function> {
+    let variant = variant(code, layout);
     cuda.function(&variant, "simt_gated_gemm", SHARED_BYTES as u32)
 }
 
@@ -56,7 +51,7 @@ pub(super) fn function(
 /// As [`super::gated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
-    let function = function(cuda, call.code, w.orientation, w.biases.is_some())?;
+    let function = function(cuda, call.code, call.layout())?;
     let params = Params {
         x: call.x.data,
         gate: w.gate,
@@ -79,20 +74,20 @@ pub(super) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
 /// Every activation and mode, and every layout with the default ones.
 pub(super) fn variants() -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |code: GateCode, orientation, bias| {
-        let bias_label = if bias { " bias" } else { "" };
-        all.push(NamedVariant {
-            name: format!("{} {orientation}{bias_label}", code.name()),
-            variant: variant(code, orientation, bias),
-        });
+    let mut push = |code: GateCode, layout: Layout| {
+        let name = format!("{} {layout}", code.name());
+        all.push(NamedVariant { name, variant: variant(code, layout) });
     };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
+    let in_out = Layout { orientation: Orientation::InOut, ..out_in };
     for code in GateCode::all(DType::F32) {
-        push(code, Orientation::OutIn, true);
+        push(code, out_in);
     }
     let default = super::default_code(DType::F32);
     for bias in [false, true] {
-        push(default, Orientation::InOut, bias);
+        push(default, Layout { bias, ..in_out });
     }
-    push(default, Orientation::OutIn, false);
+    push(default, Layout { bias: false, ..out_in });
+    push(default, Layout { saves: true, ..out_in });
     all
 }

@@ -4,8 +4,8 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Multiplier, layout_defines};
-use super::tensor_map::{TensorMap, addressable};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
+use super::tensor_map::{TensorMap, writable};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -105,15 +105,9 @@ struct Params {
     epilogue: Epilogue,
 }
 
-fn variant(
-    config: Config,
-    code: GateCode,
-    orientation: Orientation,
-    bias: bool,
-    tensor_store: bool,
-) -> Variant {
+fn variant(config: Config, code: GateCode, layout: Layout, tensor_store: bool) -> Variant {
     let [a, b, c, d, e] = code.defines();
-    let [f, g] = layout_defines(orientation, bias);
+    let [f, g, h] = layout.defines();
     let tile = [
         define("TILE_H", config.tile_h),
         define("CLUSTER", config.cluster),
@@ -122,19 +116,18 @@ fn variant(
         define("TENSOR_STORE", tensor_store),
         define("SHARED_BYTES", config.shared_bytes(tensor_store)),
     ];
-    let [h, i, j, k, l, m] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m])
+    let [i, j, k, l, m, n] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
 }
 
 pub(super) fn function(
     cuda: &Cuda,
     config: Config,
     code: GateCode,
-    orientation: Orientation,
-    bias: bool,
+    layout: Layout,
     tensor_store: bool,
 ) -> Result<Function> {
-    let variant = variant(config, code, orientation, bias, tensor_store);
+    let variant = variant(config, code, layout, tensor_store);
     cuda.function(&variant, "sm90_gated_gemm", config.shared_bytes(tensor_store) as u32)
 }
 
@@ -142,10 +135,8 @@ pub(super) fn function(
 /// As [`super::gated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
-    let w = &call.weights;
-    let tensor_store = addressable(call.out, call.m);
-    let function =
-        function(cuda, config, call.code, w.orientation, w.biases.is_some(), tensor_store)?;
+    let tensor_store = writable(call.out, [call.m, call.weights.intermediate]);
+    let function = function(cuda, config, call.code, call.layout(), tensor_store)?;
     let [gate, up] = call.weight_maps(cuda, config.tile_h, TILE_K)?;
     // Persistent: a cluster per so many multiprocessors, or fewer.
     let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
@@ -175,32 +166,29 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 /// Every activation and mode in the wide tile, every layout and tile with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |config: Config, code: GateCode, orientation, bias, tensor_store: bool| {
+    let mut push = |config: Config, code: GateCode, layout: Layout, tensor_store: bool| {
         let store = if tensor_store { "" } else { " element store" };
-        let bias_label = if bias { " bias" } else { "" };
+        let turns = if config.ping_pong { " ping-pong" } else { "" };
+        let [rows, columns] = config.tile();
         all.push(NamedVariant {
-            name: format!(
-                "{} {orientation} {}x{}{}{bias_label}{store}",
-                code.name(),
-                config.tile()[0],
-                config.tile_h,
-                if config.ping_pong { " ping-pong" } else { "" }
-            ),
-            variant: variant(config, code, orientation, bias, tensor_store),
+            name: format!("{} {layout} {rows}x{columns}{turns}{store}", code.name()),
+            variant: variant(config, code, layout, tensor_store),
         });
     };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
     for code in GateCode::all(dtype) {
-        push(Config::WIDE, code, Orientation::OutIn, true, true);
+        push(Config::WIDE, code, out_in, true);
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             for bias in [false, true] {
                 for store in [false, true] {
-                    push(config, default, orientation, bias, store);
+                    push(config, default, Layout { orientation, bias, ..out_in }, store);
                 }
             }
         }
+        push(config, default, Layout { saves: true, ..out_in }, true);
     }
     all
 }
@@ -218,6 +206,6 @@ mod tests {
             let (used, stage) = (config.shared_bytes(true), config.stage_bytes());
             assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT);
         }
-        assert_eq!(size_of::<Params>(), 576);
+        assert_eq!(size_of::<Params>(), 640);
     }
 }

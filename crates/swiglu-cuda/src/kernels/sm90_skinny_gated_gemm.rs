@@ -4,7 +4,7 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Multiplier, layout_defines};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
 use super::tensor_map::TensorMap;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -93,35 +93,34 @@ struct Params {
     epilogue: Epilogue,
 }
 
-fn variant(config: Config, code: GateCode, orientation: Orientation, bias: bool) -> Variant {
+fn variant(config: Config, code: GateCode, layout: Layout) -> Variant {
     let [a, b, c, d, e] = code.defines();
-    let [f, g] = layout_defines(orientation, bias);
+    let [f, g, h] = layout.defines();
     let tile = [
         define("TILE_M", config.tile_m),
         define("SPLIT", config.split),
         define("STAGES", config.stages()),
         define("SHARED_BYTES", config.shared_bytes()),
     ];
-    let [h, i, j, k] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k])
+    let [i, j, k, l] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l])
 }
 
 pub(super) fn function(
     cuda: &Cuda,
     config: Config,
     code: GateCode,
-    orientation: Orientation,
-    bias: bool,
+    layout: Layout,
 ) -> Result<Function> {
-    let variant = variant(config, code, orientation, bias);
+    let variant = variant(config, code, layout);
     cuda.function(&variant, "sm90_skinny_gated_gemm", config.shared_bytes() as u32)
 }
 
 /// # Safety
 /// As [`super::gated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
-    let (cuda, w) = (stream.cuda(), &call.weights);
-    let function = function(cuda, config, call.code, w.orientation, w.biases.is_some())?;
+    let cuda = stream.cuda();
+    let function = function(cuda, config, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, TILE_H, TILE_K)?;
     let tiles = call.tiles(config.tile());
     let params = Params {
@@ -145,26 +144,22 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 /// Every activation and mode in the largest tile, every layout and form with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |config: Config, code: GateCode, orientation, bias| {
-        let bias_label = if bias { " bias" } else { "" };
+    let mut push = |config: Config, code: GateCode, layout: Layout| {
         let Config { tile_m, split } = config;
-        all.push(NamedVariant {
-            name: format!(
-                "{} {orientation} {tile_m}x{TILE_H} split{split}{bias_label}",
-                code.name()
-            ),
-            variant: variant(config, code, orientation, bias),
-        });
+        let name = format!("{} {layout} {tile_m}x{TILE_H} split{split}", code.name());
+        all.push(NamedVariant { name, variant: variant(config, code, layout) });
     };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
+    let largest = Config { tile_m: 128, split: 2 };
     for code in GateCode::all(dtype) {
-        push(Config { tile_m: 128, split: 2 }, code, Orientation::OutIn, true);
+        push(largest, code, out_in);
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
-        for orientation in Orientation::ALL {
-            push(config, default, orientation, orientation == Orientation::InOut);
-        }
+        push(config, default, Layout { bias: false, ..out_in });
+        push(config, default, Layout { orientation: Orientation::InOut, ..out_in });
     }
+    push(largest, default, Layout { saves: true, ..out_in });
     all
 }
 
@@ -178,7 +173,7 @@ mod tests {
             assert!(config.shared_bytes() <= SHARED_LIMIT && config.stages() >= 3, "{config:?}");
         }
         assert_eq!(Config::ALL[11], Config { tile_m: 128, split: 4 });
-        assert_eq!(size_of::<Params>(), 448);
+        assert_eq!(size_of::<Params>(), 512);
     }
 
     #[test]

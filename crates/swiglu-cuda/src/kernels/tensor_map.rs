@@ -56,6 +56,13 @@ pub(super) fn addressable(matrix: Tensor, rows: usize) -> bool {
         && (rows <= 1 || stride.is_multiple_of(ALIGNMENT) && stride < 1 << 40)
 }
 
+/// Whether the copy engine can write a matrix of so many rows and columns of 16-bit elements. Loads
+/// end with the last element, but stores write whole units of 16 bytes: where a row ends within one,
+/// they would overwrite what lies behind it (seen on an H200).
+pub(super) fn writable(matrix: Tensor, [rows, cols]: [usize; 2]) -> bool {
+    addressable(matrix, rows) && (cols as u64 * 2).is_multiple_of(ALIGNMENT)
+}
+
 impl TensorMap {
     /// For a launch that does not read it.
     pub(super) const UNUSED: TensorMap = TensorMap([0; 16]);

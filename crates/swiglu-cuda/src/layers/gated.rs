@@ -16,7 +16,7 @@ use crate::error::{CudaError, Result};
 use crate::kernels::decode_mlp::{self, Design};
 use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::{Call, Kernel, Weights};
+use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
@@ -31,11 +31,11 @@ pub struct GatedLinear<T> {
     path: Option<Path>,
     /// A kernel that tests and tuners insist on.
     forced: Option<Kernel>,
-    weights: GateUpBuffer<T>,
+    pub(super) weights: GateUpBuffer<T>,
     maps: LayerMaps,
     /// What was chosen for recent numbers of tokens.
     choices: Remembered<usize, Choice, 16>,
-    lt: Option<Arc<Lt>>,
+    pub(super) lt: Option<Arc<Lt>>,
 }
 
 /// Rounds up to the alignment of a part of a workspace.
@@ -78,6 +78,21 @@ impl<T: Element> GatedLinear<T> {
         })?;
         let orientation = params.weights.layout().orientation;
         Self::build(cuda, params, orientation, Some(Path::Fused), Some(kernel))
+    }
+
+    /// As [`Self::new`], always by one way: for tests and tuners.
+    ///
+    /// # Errors
+    /// As [`Self::with_path`]; [`CudaError::Unsupported`] where the way computes no such layer.
+    pub fn with_way(cuda: &Cuda, params: &GatedLinearParams<'_, T>, way: &Way) -> Result<Self> {
+        match way.choice {
+            Choice::Fused(kernel) => Self::with_kernel(cuda, params, kernel),
+            Choice::Unfused => Self::with_path(cuda, params, Path::Unfused),
+            Choice::Decode(_) => Err(CudaError::Unsupported {
+                what: way.to_string(),
+                why: decode_mlp::Obstacle::NotABlock(params.problem(0).op).to_string(),
+            }),
+        }
     }
 
     /// The first half of a feed-forward block: weights are packed `[out, in]`, as decoding needs
@@ -181,7 +196,8 @@ impl<T: Element> GatedLinear<T> {
             Choice::Fused(kernel) => {
                 let weights = self.weights.fused();
                 let code = GateCode::new(&act, numerics, T::DTYPE);
-                kernel.prepare(&self.cuda, code, weights.orientation, weights.biases.is_some())
+                let (orientation, bias) = (weights.orientation, weights.biases.is_some());
+                kernel.prepare(&self.cuda, code, Layout { orientation, bias, saves: false })
             }
             Choice::Unfused => {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);
@@ -240,7 +256,7 @@ impl<T: Element> GatedLinear<T> {
         self.cuda.with_workspace(stream, bytes, |workspace| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, and the
             // workspace has the bytes this call uses.
-            unsafe { self.enqueue(stream, choice, x, out, workspace) }
+            unsafe { self.enqueue(stream, choice, x, out, None, workspace) }
         })
     }
 
@@ -261,13 +277,15 @@ impl<T: Element> GatedLinear<T> {
 
     /// # Safety
     /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::workspace_bytes`] of the
-    /// choice; both overlap nothing else that is used before this work is done.
+    /// choice, and so are the `saved` matrices, which a fused kernel writes the pre-activations to;
+    /// they overlap nothing else that is used before this work is done.
     pub(super) unsafe fn enqueue(
         &self,
         stream: &Stream,
         choice: Choice,
         x: DeviceMatrixRef<'_, T>,
         out: Tensor,
+        saved: Option<[Tensor; 2]>,
         workspace: u64,
     ) -> Result<()> {
         let (m, act) = (x.rows(), self.activation());
@@ -277,7 +295,7 @@ impl<T: Element> GatedLinear<T> {
                 let code = GateCode::new(&act, self.numerics(), T::DTYPE);
                 let weights = self.weights.fused();
                 let maps = &self.maps;
-                let call = Call { code, formula, m, x: tensor(&x), out, weights, maps };
+                let call = Call { code, formula, m, x: tensor(&x), out, weights, saved, maps };
                 let kernel = self.launchable(kernel, &call)?;
                 // SAFETY: as the caller says; the weights live as long as `self`.
                 unsafe { kernel.launch(stream, &call) }

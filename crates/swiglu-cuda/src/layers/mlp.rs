@@ -1,6 +1,7 @@
 //! The feed-forward block: for a few tokens the decode kernel, else the gated linear layer, then the
 //! down projection by cuBLASLt.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Path, Plan, Problem};
@@ -17,6 +18,7 @@ use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::remembered::Remembered;
 use crate::stream::Stream;
 use crate::workspace::barrier_of;
 
@@ -29,6 +31,8 @@ pub struct Mlp<T> {
     problem: Problem,
     /// What runs for one, two, … tokens: where a call takes microseconds, choosing should not.
     few: [Choice; MOST_TOKENS],
+    /// What was chosen for other recent numbers of tokens.
+    choices: Remembered<usize, Choice, 16>,
 }
 
 impl<T: Element> Mlp<T> {
@@ -86,7 +90,7 @@ impl<T: Element> Mlp<T> {
         let down = DownBuffer::new(&cuda.stream(), weight, params.down_orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
         let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
-        Ok(Self { gated, down, lt, problem, few })
+        Ok(Self { gated, down, lt, problem, few, choices: Remembered::new() })
     }
 
     /// The gated linear layer.
@@ -126,9 +130,12 @@ impl<T: Element> Mlp<T> {
         let few = m.checked_sub(1).and_then(|i| self.few.get(i));
         let planned = || {
             let problem = Problem { m, ..self.problem };
-            choose(self.cuda(), &problem, self.gated.path()).0
+            Ok(choose(self.cuda(), &problem, self.gated.path()).0)
         };
-        few.copied().unwrap_or_else(planned)
+        few.copied().unwrap_or_else(|| {
+            let Ok(choice) = self.choices.get::<Infallible>(m, planned);
+            choice
+        })
     }
 
     fn code(&self) -> GateCode {
@@ -225,7 +232,7 @@ impl<T: Element> Mlp<T> {
             // SAFETY: the workspace has room for h and for what the steps use behind it; the
             // stream orders them.
             unsafe {
-                self.gated.enqueue(stream, choice, x, hidden, scratch)?;
+                self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
                 let rows = DeviceMatrixMut::trusted(self.cuda(), workspace, m, self.h_stride());
                 let h = rows.as_ref().cols_range(0..h)?;
                 self.lt.launch(stream, h, &down, out, scratch)

@@ -4,6 +4,7 @@ mod cost;
 mod gated;
 mod mlp;
 mod plan;
+mod saving;
 mod weights;
 
 pub(crate) use cost::Machine;

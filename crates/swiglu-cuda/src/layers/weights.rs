@@ -125,6 +125,14 @@ impl<T: Element> GateUpBuffer<T> {
             bias: self.biases.as_ref().map(|b| b.rounded.device_ptr()),
         }
     }
+
+    /// As two linear maps, to the gate's and to the up's features.
+    pub(super) fn halves(&self) -> [LinearWeights; 2] {
+        let (both, fused) = (self.linear(), self.fused());
+        let up_bias = |bias: u64| bias + (self.half() * size_of::<T>()) as u64;
+        let gate = LinearWeights { out_features: self.intermediate, ..both };
+        [gate, LinearWeights { ptr: fused.up, bias: both.bias.map(up_bias), ..gate }]
+    }
 }
 
 impl<T: Element> Biases<T> {

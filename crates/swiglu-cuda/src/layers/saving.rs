@@ -1,0 +1,63 @@
+//! A forward pass that keeps what a backward pass needs.
+
+use swiglu_core::Element;
+
+use super::gated::GatedLinear;
+use super::plan::Choice;
+use crate::activation::tensor;
+use crate::error::Result;
+use crate::kernels::elementwise::{self, Extent, GateUp};
+use crate::kernels::gate::{Formula, GateCode};
+use crate::lt::Lt;
+use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
+use crate::stream::Stream;
+
+impl<T: Element> GatedLinear<T> {
+    /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
+    /// as values of T: what [`crate::Cuda::activation_backward`] takes. h is the same as without;
+    /// with [`swiglu_core::Rounding::Fused`] it follows from the pre-activations before their
+    /// rounding. Before a capture into a graph, make the same call once.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_saving(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+        gate: DeviceMatrixMut<'_, T>,
+        up: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        let shape = [x.rows(), self.intermediate()];
+        self.expect_call(stream, &x, &out, self.intermediate())?;
+        for (what, saved) in [("gate", &gate), ("up", &up)] {
+            saved.expect_shape(what, shape)?;
+            saved.expect_device(what, self.cuda())?;
+        }
+        if shape.contains(&0) {
+            return Ok(());
+        }
+        let choice = self.choose(x.rows());
+        let (out, saved) = (tensor(&out.as_ref()), [&gate, &up].map(|m| tensor(&m.as_ref())));
+        let (Choice::Unfused, Some(lt)) = (choice, &self.lt) else {
+            // SAFETY: the views span memory of this device; all but x are borrowed mutably. A fused
+            // kernel uses no workspace.
+            return unsafe { self.enqueue(stream, choice, x, out, Some(saved), 0) };
+        };
+        let code = GateCode::elementwise(&self.activation(), self.numerics(), T::DTYPE);
+        let formula = Formula::new(&self.activation());
+        let extent = Extent { rows: shape[0], cols: shape[1], code, formula };
+        let [gate_weights, up_weights] = self.weights.halves();
+        let bytes = Lt::scratch_bytes(self.cuda().arch());
+        self.cuda().with_workspace(stream, bytes, |scratch| {
+            // SAFETY: as above; the weights live as long as `self`, the workspace has what cuBLASLt
+            // uses, and the stream orders the three steps.
+            unsafe {
+                lt.launch(stream, x, &gate_weights, gate, scratch)?;
+                lt.launch(stream, x, &up_weights, up, scratch)?;
+                let [gate, up] = saved;
+                elementwise::forward(stream, extent, GateUp { gate, up, group: 0 }, out)
+            }
+        })
+    }
+}
