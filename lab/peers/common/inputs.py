@@ -7,6 +7,7 @@ float32, so every language has the same values.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Iterator
 
 import numpy as np
@@ -63,6 +64,53 @@ def normal_matrix(seed: int, rows: int, cols: int, scale: np.float32) -> np.ndar
     for first, count in chunks(out.size, CHUNK):
         np.multiply(normal(seed, first, count), scale, out=out[first:first + count])
     return out.reshape(rows, cols)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A type of quantised weights: elements and bytes of a block, where its f16 scale lies, and the
+    scale and the minimum (relative to it) at which blocks of random bytes have deviation 1 and mean 0."""
+
+    elements: int
+    size: int
+    scale_at: int
+    unit: float
+    minimum: float | None = None
+
+
+#: By name; the numbers are those of `swiglu_core::random::quantized_matrix`.
+BLOCKS = {
+    "Q4_0": Block(32, 18, 0, 4.6),
+    "Q4_1": Block(32, 20, 0, 4.6, -7.5),
+    "Q5_0": Block(32, 22, 0, 9.2),
+    "Q5_1": Block(32, 24, 0, 9.2, -15.5),
+    "Q8_0": Block(32, 34, 0, 74.0),
+    "Q4_K": Block(256, 144, 0, 256.0, 7.5),
+    "Q5_K": Block(256, 176, 0, 512.0, 15.5),
+    "Q6_K": Block(256, 210, 208, 1368.0),
+}
+#: What the stream of scales differs in from that of the bytes.
+SCALES = 0x73
+
+
+def quantized_matrix(seed: int, block: str, rows: int, cols: int, deviation: np.float32) -> np.ndarray:
+    """The bytes of a [rows, cols] matrix of random blocks, one row of the result per block."""
+    b = BLOCKS[block]
+    count = rows * (cols // b.elements)
+    words = -(-count * b.size // 8)
+    data = np.empty(words, dtype="<u8")
+    for first, number in chunks(words, CHUNK):
+        data[first:first + number] = bits(seed, first, number)
+    out = data.view(np.uint8)[:count * b.size].reshape(count, b.size)
+    for first, number in chunks(count, CHUNK):
+        low = (bits(seed ^ SCALES, first, number) & np.uint64(0xFFFF)).astype(np.float32)
+        unit = np.float32(1.0) / np.float32(b.unit)
+        d = deviation * unit * (np.float32(0.75) + low * np.float32(0.5 / 65536.0))
+        fields = [d] if b.minimum is None else [d, d * np.float32(b.minimum)]
+        for at, values in enumerate(fields, start=b.scale_at // 2):
+            halves = values.astype("<f2").view(np.uint8).reshape(number, 2)
+            out[first:first + number, 2 * at:2 * at + 2] = halves
+    return out
 
 
 def round_bf16(values: np.ndarray) -> np.ndarray:

@@ -13,6 +13,9 @@ MAX_COPIES_CPU = 1000
 MAX_COPIES_CUDA = 512
 
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
+#: Elements and bytes of a block of quantised weights.
+BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+          "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
 
 
 class Unsupported(Exception):
@@ -35,11 +38,14 @@ class Case:
     orientation: str = "out-in"
     heat: str = "cold"
     device: str = "cpu"
+    #: The type of all weights where they are quantised; else they are of `dtype`.
+    weights: str | None = None
 
     @classmethod
-    def parse(cls, message: Mapping[str, Any], device: str) -> Case:
+    def parse(cls, message: Mapping[str, Any], device: str, quantized: bool = False) -> Case:
         """Reads the host's case. A field that this peer does not know must not be ignored silently
-        where it changes the result, so biases are refused by name."""
+        where it changes the result, so biases are refused by name, and quantised weights by all
+        peers but those that say they know them."""
         op = str(message["op"])
         if op not in ("activation", "gated-linear", "mlp", "copy"):
             raise Unsupported(f"operation {op}; known are activation, gated-linear, mlp, copy")
@@ -59,13 +65,26 @@ class Case:
             orientation=str(message.get("orientation", "out-in")),
             heat=str(message.get("heat", "cold")),
             device=str(message.get("device") or device),
+            weights=None if message.get("weights") is None else str(message["weights"]),
         )
         if case.dtype not in SIZES:
             raise Unsupported(f"dtype {case.dtype}; known are {', '.join(SIZES)}")
+        if case.weights is not None:
+            case._expect_blocks(quantized)
         if case.m < 1 or case.intermediate < 1 or (case.has_weights and case.hidden < 1):
             raise Unsupported(f"an empty case: m={case.m} hidden={case.hidden} "
                               f"intermediate={case.intermediate}")
         return case
+
+    def _expect_blocks(self, quantized: bool) -> None:
+        if not quantized:
+            raise Unsupported(f"{self.weights} weights: this peer computes with weights of the dtype")
+        if self.weights not in BLOCKS or not self.has_weights:
+            raise Unsupported(f"{self.op} with {self.weights} weights; known are {', '.join(BLOCKS)}")
+        elements = BLOCKS[self.weights][0]
+        inputs = (self.hidden, self.intermediate) if self.op == "mlp" else (self.hidden,)
+        if any(n % elements for n in inputs):
+            raise Unsupported(f"{inputs} inputs: {self.weights} has blocks of {elements}")
 
     @property
     def has_weights(self) -> bool:
@@ -89,7 +108,8 @@ class Case:
 
     def weight_bytes(self) -> float:
         matrices = {"gated-linear": 2, "mlp": 3}.get(self.op, 0)
-        return float(matrices) * self.hidden * self.intermediate * SIZES[self.dtype]
+        elements, size = BLOCKS[self.weights] if self.weights else (1, SIZES[self.dtype])
+        return float(matrices) * self.hidden * self.intermediate * size / elements
 
     def bytes(self) -> float:
         """What must move at least: inputs and weights read once, the output written once."""

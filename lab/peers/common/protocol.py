@@ -54,6 +54,7 @@ class Peer(Protocol):
     name: str
     #: Options that the peer reads: another one in a profile is an error there, not a default here.
     options: frozenset[str]
+    #: A peer that computes with quantised weights says so: `quantized = True`.
 
     def versions(self) -> dict[str, str]: ...
 
@@ -109,7 +110,7 @@ class Server:
             raise ValueError(f"option {', '.join(unknown)} of profile {profile.id}; "
                              f"{self._peer.name} knows {known}")
         device = str(profile.option("device", self._default_device))
-        case = Case.parse(request["case"], device)
+        case = Case.parse(request["case"], device, getattr(self._peer, "quantized", False))
         job = self._peer.prepare(case, profile, int(request["seed"]), request.get("rotations", "auto"))
         self._jobs[int(request["id"])] = (case, job)
         return {"type": "prepared", "id": request["id"], "bytes": case.bytes(), "flops": case.flops(),

@@ -16,6 +16,7 @@ PEERS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PEERS))
 
 from common import inputs  # noqa: E402
+from tests import quantized  # noqa: E402
 
 SEED = 7
 
@@ -27,6 +28,8 @@ CASE: dict[str, Any] = {
 
 #: A bound on |error| / max|result| that no way of computing exceeds and a wrong result does.
 ROUNDOFF = {"f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
+#: Where inputs of products with quantised weights are rounded to 8 bits.
+ROUNDOFF_Q8 = 3e-2
 
 
 class Peer:
@@ -97,13 +100,16 @@ def expected(case: dict[str, Any]) -> np.ndarray:
     if case["op"] == "activation":
         gate = matrix(inputs.GATE, m, h, inputs.ACTIVATION_SCALE)
         return silu(gate) * matrix(inputs.UP, m, h, inputs.ACTIVATION_SCALE)
-    x, scale = matrix(inputs.X, m, k, 1.0), inputs.weight_scale(k)
-    gate, up = matrix(inputs.GATE, h, k, scale), matrix(inputs.UP, h, k, scale)
-    hidden = silu(x @ gate.T) * (x @ up.T)
-    if case["op"] == "gated-linear":
-        return hidden
-    down = matrix(inputs.DOWN, k, h, inputs.weight_scale(h))
-    return hidden @ down.T
+    def weight(tag: int, rows: int, cols: int) -> np.ndarray:
+        scale, block = inputs.weight_scale(cols), case.get("weights")
+        if block is None:
+            return matrix(tag, rows, cols, scale)
+        made = inputs.quantized_matrix(SEED ^ tag, block, rows, cols, scale)
+        return quantized.decode(block, made, rows, cols)
+
+    x = matrix(inputs.X, m, k, 1.0)
+    hidden = silu(x @ weight(inputs.GATE, h, k).T) * (x @ weight(inputs.UP, h, k).T)
+    return hidden if case["op"] == "gated-linear" else hidden @ weight(inputs.DOWN, k, h).T
 
 
 def result(reply: dict[str, Any]) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests import client  # noqa: F401 - sets the path
+from tests import quantized
 from common import inputs
 
 VECTORS = json.loads((Path(__file__).with_name("vectors.json")).read_text(encoding="utf-8"))
@@ -29,6 +30,20 @@ class Inputs(unittest.TestCase):
             words = inputs.as_dtype(made, vector["dtype"])
             words = words.view({4: np.uint32, 2: np.uint16}[words.itemsize]).ravel()
             self.assertEqual([int(w) for w in words], vector["words"], vector["dtype"])
+
+    def test_quantised_blocks_that_the_rust_tests_hold_too(self) -> None:
+        for vector in VECTORS["quantized"]:
+            deviation = inputs.weight_scale(vector["inputs"])
+            made = inputs.quantized_matrix(vector["seed"], vector["type"], vector["rows"], vector["cols"],
+                                           deviation)
+            self.assertEqual(made.tobytes().hex(), vector["bytes"], vector["type"])
+
+    def test_random_blocks_have_the_deviation_asked_for(self) -> None:
+        for block in quantized.DECODERS:
+            made = inputs.quantized_matrix(3, block, 5, 512 * 8, np.float32(0.25))
+            values = quantized.decode(block, made, 5, 512 * 8)
+            self.assertAlmostEqual(values.std(), 0.25, delta=0.06, msg=block)
+            self.assertAlmostEqual(values.mean(), 0.0, delta=0.06, msg=block)
 
     def test_chunks_make_no_difference(self) -> None:
         whole = inputs.normal_matrix(3, 2, inputs.CHUNK, np.float32(0.5)).ravel()

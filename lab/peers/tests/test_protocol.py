@@ -9,10 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from tests.client import CASE, ROUNDOFF, Peer, expected, result
+from tests import quantized
+from tests.client import CASE, ROUNDOFF, ROUNDOFF_Q8, Peer, expected, result
 
 ACTIVATION = {"op": "activation", "hidden": 0}
 MLP = {"op": "mlp"}
+
+
+def lacks_ggml() -> str | None:
+    """Why ggml's tests are not run, if they are not."""
+    from common.ggml import Library
+    from common.protocol import Unavailable
+
+    try:
+        Library()
+    except Unavailable as why:
+        return f"not run: {why}"
+    return None
+
+
+NO_GGML = lacks_ggml()
 
 
 def has(*modules: str) -> bool:
@@ -47,6 +63,7 @@ class Conversation(unittest.TestCase):
                 self.assertEqual(peer.line(garbage)["type"], "failed", garbage)
             for bad, kind in (({"dtype": "int8"}, "unsupported"), ({"m": 0}, "unsupported"),
                               ({"bias": True}, "unsupported"), ({"op": "attention"}, "unsupported"),
+                              ({"weights": "Q4_0"}, "unsupported"),
                               ({"m": "many"}, "failed")):
                 self.assertEqual(peer.prepare(bad)["type"], kind, bad)
             unknown = peer.prepare(ACTIVATION, {"turbo": True})
@@ -69,7 +86,7 @@ class Conversation(unittest.TestCase):
             peer.process.stdin = None
 
     def test_a_peer_without_its_library_or_device_says_so(self) -> None:
-        for name in ("torch", "triton", "liger", "quack"):
+        for name in ("torch", "triton", "liger", "quack", "ggml"):
             with self.subTest(name), Peer(name, PYTHONNOUSERSITE="1") as peer:
                 reply = peer.hello("cuda")
                 self.assertIn(reply["type"], ("hello", "unavailable"))
@@ -93,7 +110,8 @@ class Results(unittest.TestCase):
         reference = expected(case)
         self.assertEqual(tuple(reply["shape"]), reference.shape)
         worst = np.abs(result(reply) - reference[rows]).max() / np.abs(reference).max()
-        self.assertLess(worst, ROUNDOFF[whole["dtype"]], label)
+        limit = ROUNDOFF_Q8 if whole.get("weights") else ROUNDOFF[whole["dtype"]]
+        self.assertLess(worst, limit, label)
         samples = peer.ask("sample", id=1, turns=1, budget_us=200)
         self.assertEqual(samples["type"], "samples", f"{label}: {samples}")
         self.assertTrue(samples["us"] and all(us > 0 for us in samples["us"]))
@@ -160,6 +178,36 @@ class Results(unittest.TestCase):
             self.check(peer, {**MLP, "m": 3}, {"way": "dual"})
             self.check(peer, {**MLP, "m": 18, "intermediate": 130, "hidden": 70, "dtype": "f16"},
                        {"way": "sequential"})
+
+    @unittest.skipIf(NO_GGML, NO_GGML)
+    def test_ggml(self) -> None:
+        shape = {"m": 5, "hidden": 256, "intermediate": 512}
+        with Peer("ggml") as peer:
+            peer.hello()
+            for case in ({}, MLP):
+                for way in ("separate", "packed"):
+                    self.check(peer, {**case, **shape}, {"way": way, "threads": 1})
+                    for block in quantized.DECODERS:
+                        quantised = {**case, **shape, "weights": block}
+                        self.check(peer, quantised, {"way": way, "threads": 2, "activations": "q8"})
+                        options = {"way": way, "repack": True, "threads": 1}
+                        if peer.prepare(quantised, options)["type"] == "prepared":
+                            self.check(peer, quantised, options)
+            for bad in ({"weights": "Q3_K"}, {"weights": "Q4_K"}, {"dtype": "bf16"},
+                        {"activation": "glu"}, ACTIVATION, {**ACTIVATION, "weights": "Q4_0"},
+                        {"weights": "Q4_0", **MLP, "hidden": 64, "intermediate": 40}):
+                self.assertEqual(peer.prepare(bad)["type"], "unsupported", bad)
+            self.assertEqual(peer.prepare({}, {"way": "magic"})["type"], "unsupported")
+            self.assertEqual(peer.prepare({**shape}, {}, rotations=3)["type"], "prepared")
+            first = peer.ask("verify", id=1, rows=[1])["data"]
+            peer.ask("sample", id=1, turns=1, budget_us=50)
+            self.assertEqual(peer.ask("verify", id=1, rows=[1])["data"], first)
+
+    def test_a_library_that_is_not_there_is_named(self) -> None:
+        with Peer("ggml", SWIGLU_GGML_LIBRARY="/nowhere") as peer:
+            reply = peer.hello()
+            self.assertEqual(reply["type"], "unavailable")
+            self.assertIn("/nowhere", reply["reason"])
 
     @unittest.skipUnless(has("torch"), "not run: torch is not installed")
     def test_a_copy_copies(self) -> None:

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""ggml's CPU backend: three matrix products and its swiglu, as one graph that is planned once.
+
+Weights are f32 or quantised, inputs f32. Inputs of quantised products are rounded to 8 bits in blocks
+by ggml itself, which a definition says by `activations = "q8"`: results are judged accordingly.
+
+Options: `way` (`separate`, or `packed`: gate and up in one tensor and one product), `repack` (weights in
+the buffer that rearranges them for the processor), `threads`, `activations` (`q8`, read by the host).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from common import inputs, protocol
+from common.ggml import TYPES, Library
+from common.problem import Case, Unsupported
+from common.protocol import Job, Profile
+from common.timing import sample_wall
+
+#: Calls before the first that is timed: page faults and threads.
+WARM_UP = 8
+
+
+@dataclass
+class Weights:
+    """The matrices of a case as bytes, [outputs, inputs]: made once and copied into ggml's memory."""
+
+    type: int
+    tensors: list[tuple[int, int, bytes]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, case: Case, seed: int, way: str) -> Weights:
+        def matrix(stream: int, rows: int, cols: int) -> bytes:
+            scale = inputs.weight_scale(cols)
+            if case.weights is None:
+                return inputs.normal_matrix(seed ^ stream, rows, cols, scale).tobytes()
+            return inputs.quantized_matrix(seed ^ stream, case.weights, rows, cols, scale).tobytes()
+
+        k, h = case.hidden, case.intermediate
+        made = cls(TYPES[case.weights or "f32"])
+        gate, up = matrix(inputs.GATE, h, k), matrix(inputs.UP, h, k)
+        made.tensors = [(2 * h, k, gate + up)] if way == "packed" else [(h, k, gate), (h, k, up)]
+        if case.op == "mlp":
+            made.tensors.append((k, h, matrix(inputs.DOWN, k, h)))
+        return made
+
+
+class Copy:
+    """One copy of the data with its graph and plan."""
+
+    def __init__(self, ggml: Library, backend: int, case: Case, weights: Weights, x: bytes,
+                 memory: int) -> None:
+        self._ggml, self._backend = ggml, backend
+        held, work = ggml.context(), ggml.context()
+        tensors = [ggml.new_tensor_2d(held, weights.type, cols, rows)
+                   for rows, cols, _ in weights.tensors]
+        self._x = ggml.new_tensor_2d(work, TYPES["f32"], case.hidden, case.m)
+        *gate_up, down = tensors if case.op == "mlp" else [*tensors, None]
+        self._products: list[int] = []
+        product = lambda weight, of: self._product(work, weight, of)
+        if len(gate_up) == 1:
+            h = ggml.swiglu(work, product(gate_up[0], self._x))
+        else:
+            gate, up = (product(weight, self._x) for weight in gate_up)
+            h = ggml.swiglu_split(work, gate, up)
+        self._out = h if down is None else product(down, h)
+        graph = ggml.new_graph(work)
+        ggml.build_forward_expand(graph, self._out)
+        self._buffers = [ggml.backend_alloc_ctx_tensors_from_buft(held, memory),
+                         ggml.backend_alloc_ctx_tensors_from_buft(work, ggml.plain())]
+        self._contexts = [held, work]
+        self._plan = None
+        if not all(self._buffers):
+            raise MemoryError("ggml found no memory for a copy of the data")
+        if not all(ggml.backend_dev_supports_op(ggml.device, node) for node in self._products):
+            raise Unsupported("ggml does not repack weights of this type or shape on this processor")
+        for tensor, (_, _, data) in zip(tensors, weights.tensors, strict=True):
+            ggml.backend_tensor_set(tensor, data, 0, len(data))
+        ggml.backend_tensor_set(self._x, x, 0, len(x))
+        self._plan = ggml.backend_graph_plan_create(backend, graph)
+
+    def _product(self, context: int, weight: int, of: int) -> int:
+        self._products.append(self._ggml.mul_mat(context, weight, of))
+        return self._products[-1]
+
+    def compute(self) -> None:
+        status = self._ggml.backend_graph_plan_compute(self._backend, self._plan)
+        if status != 0:
+            raise RuntimeError(f"ggml ended with status {status}")
+
+    def poison(self) -> None:
+        size = self._ggml.nbytes(self._out)
+        self._ggml.backend_tensor_set(self._out, np.full(size // 4, np.nan, "<f4").tobytes(), 0, size)
+
+    def result(self) -> bytes:
+        out = ctypes.create_string_buffer(self._ggml.nbytes(self._out))
+        self._ggml.backend_tensor_get(self._out, out, 0, len(out))
+        return out.raw
+
+    def free(self) -> None:
+        if self._plan:
+            self._ggml.backend_graph_plan_free(self._backend, self._plan)
+        for buffer in filter(None, self._buffers):
+            self._ggml.backend_buffer_free(buffer)
+        for context in self._contexts:
+            self._ggml.free(context)
+        self._plan, self._buffers, self._contexts = None, [], []
+
+
+class GgmlJob:
+    """Copies in rotation."""
+
+    def __init__(self, copies: list[Copy], columns: int, notes: list[str]) -> None:
+        self._copies, self._columns, self.notes, self._next = copies, columns, notes, 0
+        for _ in range(max(len(copies), WARM_UP)):
+            self._step()
+
+    def _step(self) -> None:
+        at = self._next
+        self._next = (at + 1) % len(self._copies)
+        self._copies[at].compute()
+
+    def verify(self, rows: list[int]) -> bytes:
+        self._copies[0].poison()
+        self._next = 0
+        self._step()
+        out = np.frombuffer(self._copies[0].result(), "<f4").reshape(-1, self._columns)
+        return out[rows].tobytes()
+
+    def sample(self, turns: int, budget_us: float) -> list[float]:
+        return sample_wall(self._step, turns, budget_us)
+
+    def __del__(self) -> None:
+        for copy in self._copies:
+            copy.free()
+
+
+class GgmlPeer:
+    """ggml on the CPU."""
+
+    name = "ggml"
+    options = frozenset({"way", "repack", "threads", "activations"})
+    quantized = True
+
+    def __init__(self) -> None:
+        self._ggml = Library()
+        self._backends: dict[int, int] = {}
+        self._made: tuple[tuple[Case, int, str], Weights] | None = None
+
+    def versions(self) -> dict[str, str]:
+        return {"ggml": self._ggml.versions(), "numpy": np.__version__}
+
+    def device(self, wanted: str) -> str:
+        if wanted != "cpu":
+            raise protocol.Unavailable(f"this peer is ggml's CPU backend, not on {wanted}")
+        return "CPU"
+
+    def prepare(self, case: Case, profile: Profile, seed: int, rotations: int | str) -> Job:
+        self.device(case.device)
+        if not case.has_weights or case.activation != "swiglu":
+            raise Unsupported(f"{case.op} with {case.activation}: gated-linear and mlp with swiglu")
+        if case.dtype != "f32" or case.orientation != "out-in":
+            raise Unsupported(f"{case.dtype} {case.orientation}: inputs are f32, weights out-in")
+        way, repack = str(profile.option("way", "separate")), bool(profile.option("repack", False))
+        if way not in ("separate", "packed"):
+            raise Unsupported(f"way {way}; ggml has separate, packed")
+        memory = self._ggml.repacking() if repack else self._ggml.plain()
+        if memory is None:
+            raise Unsupported("this ggml has no memory that repacks")
+        threads = int(profile.option("threads", os.cpu_count() or 1))
+        backend = self._backends.setdefault(threads, 0) or self._ggml.backend(threads)
+        self._backends[threads] = backend
+        weights = self._weights(case, seed, way)
+        x = inputs.normal_matrix(seed ^ inputs.X, case.m, case.hidden, np.float32(1.0)).tobytes()
+        count = case.copies(None, rotations)
+        copies: list[Copy] = []
+        try:
+            for _ in range(count):
+                copies.append(Copy(self._ggml, backend, case, weights, x, memory))
+        except Exception:
+            for copy in copies:
+                copy.free()
+            raise
+        kind = ["inputs in blocks of 8 bits"] if case.weights else []
+        memory_name = self._ggml.backend_buft_name(memory).decode()
+        notes = ["rounds as fused+fast", *kind, f"{way}, {memory_name}, {threads} threads",
+                 f"{count} copies in rotation"]
+        return GgmlJob(copies, case.out_shape[1], notes)
+
+    def _weights(self, case: Case, seed: int, way: str) -> Weights:
+        """The next profile of a case has the same."""
+        key = (case, seed, way)
+        if self._made is None or self._made[0] != key:
+            self._made = None
+            self._made = (key, Weights.of(case, seed, way))
+        return self._made[1]
+
+
+def make() -> tuple[protocol.Peer, str]:
+    return GgmlPeer(), "cpu"
+
+
+if __name__ == "__main__":
+    sys.exit(protocol.main("ggml", make))
