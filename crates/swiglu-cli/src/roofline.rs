@@ -102,6 +102,7 @@ mod tests {
             numerics: Numerics::default(),
             layout: WeightLayout::HF,
             bias: false,
+            quantized: None,
         };
         Floor::of(&problem, heat, Rates::of_cpu(&problem, &CEILINGS, CEILINGS.bandwidth))
     }
