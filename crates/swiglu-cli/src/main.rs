@@ -8,6 +8,7 @@ mod ceilings;
 mod cli;
 mod gpu;
 mod layer;
+mod quantized;
 mod random;
 mod roofline;
 mod stats;

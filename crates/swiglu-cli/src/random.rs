@@ -65,6 +65,11 @@ impl<T: Element> SyntheticLayer<T> {
         Self::from_fn(op, hidden, intermediate, weight)
     }
 
+    /// A layer of given weights.
+    pub(crate) fn of(gate: Matrix<T>, up: Matrix<T>, down: Option<Matrix<T>>) -> Self {
+        Self { gate, up, down }
+    }
+
     /// `weight(tag, rows, cols)` makes one `[out, in]` weight.
     fn from_fn(
         op: LayerOp,

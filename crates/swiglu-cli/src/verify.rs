@@ -9,6 +9,7 @@ use swiglu_core::conformance::Backend;
 use swiglu_cuda::CudaBackend;
 
 use crate::layer::Params;
+use crate::quantized::Blocks;
 use crate::random;
 
 /// Multiply-adds the oracle may take: about a second.
@@ -54,6 +55,19 @@ impl Check {
                 Ok(Self { rows, columns: None, shape, reference })
             }
         }
+    }
+
+    /// As [`Self::of_layer`], of quantised weights: some rows, and every column.
+    pub(crate) fn of_blocks<T: Element>(
+        blocks: &Blocks<'_>,
+        x: MatrixRef<'_, T>,
+    ) -> swiglu_core::Result<Self> {
+        let shape = [x.rows(), blocks.out_features()];
+        let macs_per_row = blocks.problem::<T>(1).flops() / 2.0;
+        let count = (BUDGET / macs_per_row.max(1.0)).max(1.0) as usize;
+        let rows = random::sample(SEED, shape[0], count);
+        let reference = blocks.reference(gather_rows(x, &rows)?.view())?;
+        Ok(Self { rows, columns: None, shape, reference })
     }
 
     /// The check of an activation's result.

@@ -243,6 +243,15 @@ fn the_values_that_python_tests_are_those_of_rust() {
         let expected: Vec<u64> = list(&v["words"]).iter().map(|w| w.as_u64().unwrap()).collect();
         assert_eq!(words, expected, "{v}");
     }
+    for v in list(&vectors["quantized"]) {
+        let scale = 1.0 / (number(&v, "inputs") as f32).sqrt();
+        let [seed, rows, cols] = ["seed", "rows", "cols"].map(|key| number(&v, key));
+        let block = v["type"].as_str().unwrap().parse().unwrap();
+        let (rows, cols) = (rows as usize, cols as usize);
+        let made = swiglu_core::random::quantized_matrix(seed, block, rows, cols, scale).unwrap();
+        let hex: String = made.view().bytes().iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, v["bytes"].as_str().unwrap(), "{v}");
+    }
 }
 
 #[test]
@@ -258,6 +267,8 @@ fn every_definition_of_the_lab_is_read() {
         "mlp-decode",
         "cpu-gated-linear",
         "cpu-mlp-decode",
+        "cpu-quantized-mlp",
+        "cpu-quantized-mlp-one-thread",
         "allocation-and-packing",
     ];
     for id in required {

@@ -17,13 +17,15 @@ fn number(v: &Value) -> f64 {
 
 /// Every field that scripts may rely on.
 fn check_schema(report: &Value) {
-    for name in ["device", "plan", "dtype", "numerics", "activation"] {
+    for name in ["device", "plan", "dtype", "weights", "numerics", "activation"] {
         assert!(report[name].is_string(), "{name} of {report}");
     }
     for name in ["m", "hidden", "intermediate"] {
         assert!(report["shape"][name].is_u64(), "shape.{name} of {report}");
     }
-    for times in ["time_us", "unfused_time_us"] {
+    let quantized = report["weights"] != report["dtype"];
+    let other = if quantized { "decoded_time_us" } else { "unfused_time_us" };
+    for times in ["time_us", other] {
         let [p10, median, p90] = ["p10", "median", "p90"].map(|n| number(&report[times][n]));
         assert!(0.0 < p10 && p10 <= median && median <= p90, "{times} of {report}");
         assert!(report[times]["samples"].as_u64() > Some(0), "{times} of {report}");
@@ -47,12 +49,26 @@ fn without_arguments_the_embedded_layer_runs_in_every_dtype() {
     assert_eq!(document["error"]["reference"], "file");
     let all = document["all"].as_array().expect("all dtypes");
     let dtypes: Vec<&Value> = all.iter().map(|r| &r["dtype"]).collect();
+    assert!(all.iter().all(|r| r["weights"] == "Q4_1"), "{document}");
     assert_eq!(dtypes, ["f32", "bf16", "f16"]);
     for report in all {
         check_schema(report);
         assert_eq!(report["passed"], true, "{report}");
     }
     assert!(number(&all[0]["error"]["relative_frobenius"]) < 2e-6);
+}
+
+#[test]
+fn quantised_weights_are_decoded_where_that_is_asked_for() {
+    let report = run(&["--decode-weights", "--dtype", "f32"]);
+    check_schema(&report);
+    assert_eq!((&report["weights"], &report["passed"]), (&"f32".into(), &true.into()));
+    let why = report["decoded_because"].as_str().expect("a reason");
+    assert!(why.contains("Q4_1") && why.contains("asked for"), "{why}");
+    let text = swiglu(&[&QUICK[..], &["--decode-weights", "--dtype", "f32"]].concat()).stdout;
+    assert!(text.contains("unfused") && text.contains("weights decoded:"), "{text}");
+    let text = swiglu(&[&QUICK[..], &["--dtype", "f32", "--op", "gated-linear"]].concat()).stdout;
+    assert!(text.contains("decoded") && !text.contains("unfused"), "{text}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 use std::io::Read;
 use std::process::Stdio;
 
-use support::{STORIES, command, json_of, swiglu};
+use support::{SMOLLM2, STORIES, command, json_of, swiglu};
 
 #[test]
 fn check_passes_and_counts() {
@@ -13,7 +13,14 @@ fn check_passes_and_counts() {
     let count = |name: &str| document[name].as_u64().expect("a number");
     assert_eq!((count("passed"), count("failed")), (count("cases"), 0), "{document}");
     let rows = document["rows"].as_array().expect("rows");
-    for op in ["activation", "activation bits", "gated-linear", "mlp"] {
+    for op in [
+        "activation",
+        "activation bits",
+        "gated-linear",
+        "gated-linear quantised",
+        "mlp",
+        "mlp quantised",
+    ] {
         assert!(rows.iter().any(|r| r["op"] == op && r["kernel"] == "portable"), "{op}");
     }
 }
@@ -23,7 +30,7 @@ fn check_prints_a_table_of_the_forced_kernel() {
     let ended =
         swiglu(&["check", "--quick", "--isa", "portable", "--threads", "1", "--dtype", "bf16"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(ended.stdout.lines().filter(|l| l.starts_with("portable")).count(), 4, "{ended:?}");
+    assert_eq!(ended.stdout.lines().filter(|l| l.starts_with("portable")).count(), 6, "{ended:?}");
     assert!(ended.stdout.contains("cases passed, threads 1;"), "{ended:?}");
 }
 
@@ -54,6 +61,26 @@ fn bench_of_one_operation_has_every_profile_and_field() {
 }
 
 #[test]
+fn bench_of_quantised_weights_compares_them_with_decoded_ones() {
+    let size = ["--m", "2", "--hidden", "64", "--intermediate", "96", "--hot"];
+    for op in ["gated-linear", "mlp"] {
+        let args = [&["bench", op, "--seconds", "0.01", "--weights-type", "q4_0"], &size[..]];
+        let document = json_of(&args.concat());
+        let results = document["results"].as_array().expect("results");
+        let profiles: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
+        assert_eq!(profiles, ["quantized", "decoded"]);
+        for r in results {
+            assert_eq!((&r["weights"], &r["dtype"]), (&"Q4_0".into(), &"f32".into()), "{r}");
+            assert!(r["passed"] == true && r["case"].as_str().is_some_and(|c| c.contains("Q4_0")));
+        }
+        assert!(results[0]["speedup"].is_f64(), "{document}");
+    }
+    swiglu(&["bench", "activation", "--weights-type", "q4_0"]).refused(&["no weights"]);
+    swiglu(&["bench", "mlp", "--weights-type", "q3_k"]).refused(&["q3_k", "Q4_0"]);
+    swiglu(&["bench", "mlp", "--weights-type", "q4_k"]).refused(&["896", "Q4_K blocks of 256"]);
+}
+
+#[test]
 fn explain_names_the_plan_its_rivals_and_the_floor() {
     let size = ["--hidden", "64", "--intermediate", "96", "--m", "2", "--dtype", "f16"];
     for op in ["activation", "gated-linear", "mlp"] {
@@ -65,6 +92,20 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
         assert!(document["candidates"].as_array().is_some_and(|c| c.len() >= 4), "{document}");
         assert!(document["floor"]["us"].as_f64() > Some(0.0), "{document}");
     }
+    let quantised = [&["explain", "--weights-type", "q8_0"], &size[..]].concat();
+    let document = json_of(&quantised);
+    assert_eq!(document["problem"]["quantized"]["down"], "Q8_0", "{document}");
+    // Three matrices of 34 bytes per 32 weights; x and y of two tokens in f16.
+    let bytes = 3.0 * 64.0 * 96.0 * 34.0 / 32.0 + 2.0 * 2.0 * 64.0 * 2.0;
+    assert_eq!(document["compulsory_bytes"].as_f64(), Some(bytes));
+    swiglu(&[&quantised[..], &["--op", "activation"]].concat()).refused(&["no weights"]);
+    swiglu(&["explain", "--hidden", "896", "--intermediate", "4864", "--weights-type", "q4_k"])
+        .refused(&["896 inputs", "blocks of 256"]);
+    let file = ["explain", "--weights", SMOLLM2, "--layer", "28"];
+    assert!(swiglu(&file).stdout.contains("weights as Q4_1"));
+    let decoded = swiglu(&[&file[..], &["--decode-weights"]].concat()).stdout;
+    assert!(!decoded.contains("Q4_1"), "{decoded}");
+
     let ended = swiglu(&["explain", "--weights", STORIES, "--m", "5"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for part in ["mlp f32 m=5 hidden=288", "plan", "candidates", "floor"] {

@@ -2,9 +2,13 @@
 
 use std::io::Write;
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use swiglu::{Activation, DType, Element, Explanation, Op, Problem, WeightLayout, with_dtype};
+use swiglu::{
+    Activation, BlockType, CoreError, DType, Device, Element, Explanation, Op, Problem,
+    QuantizedTypes, WeightLayout, with_dtype,
+};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs, WeightArgs};
@@ -30,6 +34,12 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
         value_parser = crate::args::extent)]
     intermediate: Option<usize>,
+    /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    #[arg(long, value_name = "TYPE", conflicts_with = "weights")]
+    weights_type: Option<BlockType>,
+    /// Decode quantised weights of the file instead of computing with them as they are
+    #[arg(long, requires = "weights")]
+    decode_weights: bool,
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
@@ -66,9 +76,16 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
                 Some(activation) => weights.activation(activation),
                 None => weights,
             };
-            with_dtype!(dtype, T => of_file::<T>(args, &weights))?
+            let weights = match args.decode_weights {
+                true => weights.decoded(),
+                false => weights,
+            };
+            match quantized(args, &device, &weights.clone().dtype(dtype))? {
+                Some(problem) => problem,
+                None => with_dtype!(dtype, T => of_file::<T>(args, &weights))?,
+            }
         }
-        None => of_shape(args),
+        None => of_shape(args, &device)?,
     };
     let explanation = device.explain(problem, None);
     let rates = ceilings::rates(&device, &explanation.problem)?;
@@ -86,6 +103,25 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
     Ok(Verdict::Passed)
 }
 
+/// The problem with the file's blocks, where they are computed with as they are.
+fn quantized(
+    args: &ExplainArgs,
+    device: &Device,
+    weights: &swiglu::MlpWeights,
+) -> anyhow::Result<Option<Problem>> {
+    let blocks = match weights.quantized_on(device) {
+        Ok(blocks) => blocks,
+        Err(swiglu::Error::Core(CoreError::Unsupported { .. })) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let dtype = weights.resolved_dtype();
+    Ok(match args.op {
+        ExplainedOp::Activation => None,
+        ExplainedOp::GatedLinear => Some(blocks.gated_linear().problem(args.m, dtype)),
+        ExplainedOp::Mlp => Some(blocks.mlp()?.problem(args.m, dtype)),
+    })
+}
+
 fn of_file<T: Element>(
     args: &ExplainArgs,
     weights: &swiglu::MlpWeights,
@@ -98,7 +134,7 @@ fn of_file<T: Element>(
     })
 }
 
-fn of_shape(args: &ExplainArgs) -> Problem {
+fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
     let dtype = args.math.dtype.unwrap_or(DType::F32);
     let layer = |op| Problem {
         op,
@@ -112,11 +148,25 @@ fn of_shape(args: &ExplainArgs) -> Problem {
         bias: false,
         quantized: None,
     };
-    match args.op {
+    let problem = match args.op {
         ExplainedOp::Activation => activation_of(layer(Op::Activation)),
         ExplainedOp::GatedLinear => layer(Op::GatedLinear),
         ExplainedOp::Mlp => layer(Op::Mlp),
+    };
+    let Some(block) = args.weights_type else { return Ok(problem) };
+    let inputs = match problem.op {
+        Op::Activation => bail!("--weights-type {block}: the activation has no weights"),
+        Op::GatedLinear => vec![problem.hidden],
+        Op::Mlp => vec![problem.hidden, problem.intermediate],
+    };
+    if !matches!(device, Device::Cpu(_)) {
+        bail!("--weights-type {block}: {device} computes with decoded weights; give --device cpu");
     }
+    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
+        bail!("--weights-type {block}: {n} inputs are not whole blocks of {}", block.elements());
+    }
+    let down = (problem.op == Op::Mlp).then_some(block);
+    Ok(Problem { quantized: Some(QuantizedTypes { gate_up: block, down }), ..problem })
 }
 
 /// The activation of a layer by itself, over separate gate and up.

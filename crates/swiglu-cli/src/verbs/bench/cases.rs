@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use swiglu::{DType, Op};
+use swiglu::{BlockType, DType, Op};
 
 use crate::timing::Heat;
 
@@ -16,6 +16,8 @@ pub(super) struct Case {
     pub(super) hidden: usize,
     pub(super) intermediate: usize,
     pub(super) dtype: DType,
+    /// The type of the weights, where they are quantised.
+    pub(super) weights: Option<BlockType>,
     pub(super) heat: Heat,
     /// Whether the activation's gate and up share a tensor.
     pub(super) packed: bool,
@@ -24,17 +26,17 @@ pub(super) struct Case {
 impl Case {
     pub(super) fn activation(m: usize, intermediate: usize, dtype: DType) -> Self {
         let heat = Heat::Cold;
-        Self { op: Op::Activation, m, hidden: 0, intermediate, dtype, heat, packed: false }
+        Self::layer(Op::Activation, [m, 0, intermediate], dtype, heat)
     }
 
     pub(super) fn layer(op: Op, shape: [usize; 3], dtype: DType, heat: Heat) -> Self {
         let [m, hidden, intermediate] = shape;
-        Self { op, m, hidden, intermediate, dtype, heat, packed: false }
+        Self { op, m, hidden, intermediate, dtype, weights: None, heat, packed: false }
     }
 }
 
 impl fmt::Display for Case {
-    /// `mlp 1x896x4864 cold`: the case's name, without its element type.
+    /// `mlp 1x896x4864 Q4_0 cold`: the case's name, without its element type.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}x", self.op, self.m)?;
         if self.op != Op::Activation {
@@ -43,6 +45,9 @@ impl fmt::Display for Case {
         write!(f, "{}", self.intermediate)?;
         if self.packed {
             f.write_str(" packed")?;
+        }
+        if let Some(block) = self.weights {
+            write!(f, " {block}")?;
         }
         f.write_str(if self.heat == Heat::Hot { " hot" } else { " cold" })
     }
@@ -70,6 +75,18 @@ fn layers(
     dtypes: &[DType],
 ) -> impl Iterator<Item = Case> {
     dtypes.iter().map(move |&dtype| Case::layer(op, [m, hidden, intermediate], dtype, heat))
+}
+
+/// Decoding with quantised weights, which are the bytes that a call reads. Those in blocks of 256 need
+/// a hidden size that is whole blocks.
+fn quantized_decode() -> impl Iterator<Item = Case> {
+    use BlockType::{Q4_0, Q4_K, Q6_K, Q8_0};
+    let case = |shape: [usize; 2], block| Case {
+        weights: Some(block),
+        ..Case::layer(Op::Mlp, [1, shape[0], shape[1]], DType::F32, Heat::Cold)
+    };
+    let small = [Q8_0, Q4_0].map(|block| case(SMALL, block));
+    small.into_iter().chain([Q8_0, Q4_0, Q4_K, Q6_K].map(|block| case(LARGE, block)))
 }
 
 impl Suite {
@@ -135,6 +152,7 @@ fn goals() -> Vec<Case> {
         .chain(gated(2048, [2048, 4096], Heat::Hot, &DType::ALL))
         .chain(layers(Op::Mlp, 1, SMALL, Heat::Cold, TWO))
         .chain(layers(Op::Mlp, 1, LARGE, Heat::Cold, TWO))
+        .chain(quantized_decode())
         .collect()
 }
 
@@ -146,6 +164,8 @@ mod tests {
     fn names_say_what_is_measured() {
         let case = Case::layer(Op::Mlp, [1, 896, 4864], DType::F32, Heat::Cold);
         assert_eq!(case.to_string(), "mlp 1x896x4864 cold");
+        let case = Case { weights: Some(BlockType::Q4_0), ..case };
+        assert_eq!(case.to_string(), "mlp 1x896x4864 Q4_0 cold");
         let case = Case { packed: true, ..Case::activation(4096, 4096, DType::F16) };
         assert_eq!(case.to_string(), "activation 4096x4096 packed cold");
     }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use swiglu::{
-    Activation, Arrangement, Device, Element, GateUpRef, GatedActivation, Matrix, MatrixRef,
-    Numerics, Op, Path, Problem, with_dtype,
+    Activation, Arrangement, BlockType, Device, Element, GateUpRef, GatedActivation, Matrix,
+    MatrixRef, Numerics, Op, Path, Problem, with_dtype,
 };
+use swiglu_core::bounds::Judgement;
 
 use super::cases::Case;
 use super::report::{CpuLimits, Limits, Row, Speed};
@@ -13,6 +14,7 @@ use super::way::{Call, Way};
 use crate::args::{LayerOp, MathArgs};
 use crate::ceilings::{self, Bandwidth, Ceilings};
 use crate::layer::Packed;
+use crate::quantized::SyntheticBlocks;
 use crate::random::{self, SyntheticLayer};
 use crate::roofline::{Floor, Rates};
 use crate::stats::Summary;
@@ -62,9 +64,54 @@ impl<'a> Bench<'a> {
     pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
         with_dtype!(case.dtype, T => match case.op {
             Op::Activation => self.activations::<T>(case),
-            Op::GatedLinear => self.layers::<T>(case, LayerOp::GatedLinear),
-            Op::Mlp => self.layers::<T>(case, LayerOp::Mlp),
+            Op::GatedLinear => self.of_weights::<T>(case, LayerOp::GatedLinear),
+            Op::Mlp => self.of_weights::<T>(case, LayerOp::Mlp),
         })
+    }
+
+    fn of_weights<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
+        match case.weights {
+            Some(block) => self.blocks::<T>(case, op, block),
+            None => self.layers::<T>(case, op),
+        }
+    }
+
+    /// Quantised weights as they are, and decoded to T.
+    fn blocks<T: Element>(
+        &self,
+        case: &Case,
+        op: LayerOp,
+        block: BlockType,
+    ) -> anyhow::Result<Vec<Row>> {
+        let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
+        let blocks = SyntheticBlocks::random(seeds, op, block, [case.hidden, case.intermediate])?;
+        let numerics = self.math.numerics(T::DTYPE);
+        let decoded = blocks.decode::<T>()?;
+        let quantized = blocks.params(self.activation, numerics, None);
+        let params = decoded.params(self.activation, numerics)?;
+        let x: Matrix<T> = random::normal(SEED ^ 0x78, case.m, case.hidden, 1.0)?;
+        let shape = [case.m, params.out_features()];
+        let problems = [quantized.problem::<T>(case.m), params.problem(case.m)];
+        let mut checks = [
+            Checks::new(|n| Check::of_blocks(&quantized.with_numerics(n), x.view())),
+            Checks::new(|n| Check::of_layer(self.devices[0].0, &params.with_numerics(n), x.view())),
+        ];
+        let [few, many] = problems.map(|problem| copies(case.heat, problem.weight_bytes()));
+        let mut rows = Vec::new();
+        for (device, limits) in &self.devices {
+            let as_blocks = (0..few).map(|_| quantized.pack::<T>(device)).collect();
+            let as_values = (0..many).map(|_| params.pack(device, Some(Path::Fused))).collect();
+            let way =
+                |profile, packed: swiglu::Result<Vec<Packed>>| -> anyhow::Result<Way<'_, T>> {
+                    let calls = packed?.into_iter().map(|layer| forward(layer, x.view())).collect();
+                    Ok(Way::new(profile, numerics, shape, calls)?)
+                };
+            let mut ways = [way("quantized", as_blocks)?, way("decoded", as_values)?];
+            let judgements =
+                [judged(&mut checks[0], &mut ways[0])?, judged(&mut checks[1], &mut ways[1])?];
+            rows.extend(self.measure(case, problems, (device, limits), judgements, ways)?);
+        }
+        Ok(rows)
     }
 
     fn layers<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
@@ -86,8 +133,10 @@ impl<'a> Bench<'a> {
                 let calls = packed.into_iter().map(|layer| forward(layer, x.view())).collect();
                 Ok(Way::new(profile, numerics, shape, calls)?)
             };
-            let ways = [way("fused", Path::Fused)?, way("unfused", Path::Unfused)?];
-            rows.extend(self.measure(case, problem, (device, limits), &mut checks, ways)?);
+            let mut ways = [way("fused", Path::Fused)?, way("unfused", Path::Unfused)?];
+            let judgements =
+                [judged(&mut checks, &mut ways[0])?, judged(&mut checks, &mut ways[1])?];
+            rows.extend(self.measure(case, [problem; 2], (device, limits), judgements, ways)?);
         }
         if problem.flops() / 2.0 <= NAIVE_WORK {
             let call: Call<'_, T> = Box::new(|out| Ok(params.naive(x.view(), out)?));
@@ -120,8 +169,9 @@ impl<'a> Bench<'a> {
             let calls = data.iter().map(|data| -> Call<'_, T> {
                 Box::new(move |out| Ok(act.forward_into(data.inputs()?, out)?))
             });
-            let ways = [Way::new("fused", numerics, shape, calls.collect())?];
-            rows.extend(self.measure(case, plan.problem, (device, limits), &mut checks, ways)?);
+            let mut ways = [Way::new("fused", numerics, shape, calls.collect())?];
+            let judgements = [judged(&mut checks, &mut ways[0])?];
+            rows.extend(self.measure(case, [plan.problem], (device, limits), judgements, ways)?);
             problem = Some(plan.problem);
         }
         if let Some(problem) = problem
@@ -135,36 +185,31 @@ impl<'a> Bench<'a> {
         Ok(rows)
     }
 
-    /// Verifies and times the ways on one device, the first of them against the others.
+    /// Times the ways on one device, the first of them against the others, each with its problem.
     fn measure<'w, T: Element, const N: usize>(
         &self,
         case: &Case,
-        problem: Problem,
+        problems: [Problem; N],
         (device, limits): (&Device, &Ceilings),
-        checks: &mut Checks<'_>,
+        judgements: [Judgement; N],
         mut ways: [Way<'w, T>; N],
     ) -> anyhow::Result<Vec<Row>> {
-        let mut judgements = Vec::with_capacity(N);
-        for way in &mut ways {
-            judgements.push(checks.of(way.numerics)?.judge(way.result()?)?);
-        }
         let (times, state) = match case.heat {
             Heat::Hot => (self.time(Heat::Hot, &mut ways)?, State::steady(limits.bandwidth)),
             Heat::Cold => self.time_in_one_state(device, &mut ways)?,
         };
-        let floor =
-            Floor::of(&problem, case.heat, Rates::of_cpu(&problem, limits, state.bandwidth));
-        let unfused = times.get(1).map(|t| t.median);
-        let rows =
-            ways.iter().zip(times).zip(judgements).enumerate().map(|(i, ((way, time), j))| {
-                let speed = Speed {
-                    time,
-                    floor: Some(floor),
-                    steady: state.steady,
-                    speedup: unfused.filter(|_| i == 0).map(|u| u / time.median),
-                };
-                Row::new(case, &problem, way.profile, device.threads(), speed, &j)
-            });
+        let other = times.get(1).map(|t| t.median);
+        let ways = ways.iter().zip(&problems).zip(times).zip(judgements).enumerate();
+        let rows = ways.map(|(i, (((way, problem), time), j))| {
+            let rates = Rates::of_cpu(problem, limits, state.bandwidth);
+            let speed = Speed {
+                time,
+                floor: Some(Floor::of(problem, case.heat, rates)),
+                steady: state.steady,
+                speedup: other.filter(|_| i == 0).map(|other| other / time.median),
+            };
+            Row::new(case, problem, way.profile, device.threads(), speed, &j)
+        });
         Ok(rows.collect())
     }
 
@@ -239,6 +284,11 @@ impl State {
         let steady = same(before.read, after.read) && same(before.triad_nt, after.triad_nt);
         Self { bandwidth: before.best(after), steady }
     }
+}
+
+/// Whether a way computes what it should.
+fn judged<T: Element>(checks: &mut Checks<'_>, way: &mut Way<'_, T>) -> anyhow::Result<Judgement> {
+    Ok(checks.of(way.numerics)?.judge(way.result()?)?)
 }
 
 fn copies(heat: Heat, bytes: f64) -> usize {

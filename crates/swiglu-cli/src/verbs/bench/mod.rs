@@ -8,8 +8,9 @@ mod measure;
 mod report;
 mod way;
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
-use swiglu::{Activation, DType, Device, Op};
+use swiglu::{Activation, BlockType, DType, Device, Op};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs};
@@ -46,6 +47,9 @@ pub(crate) struct BenchArgs {
     /// Weights come from memory: so many in rotation that they exceed the caches [default]
     #[arg(long, requires = "op", conflicts_with = "suite")]
     cold: bool,
+    /// Weights quantised in random blocks of this type: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
+    weights_type: Option<BlockType>,
     /// Time to measure for, per case
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds)]
     seconds: f64,
@@ -72,6 +76,9 @@ impl BenchArgs {
         let mut cases = match (self.op, device) {
             (None, Device::Cuda(_)) => self.suite.cuda_cases(),
             (None, _) => self.suite.cases(),
+            (Some(op), _) if self.weights_type.is_some() => {
+                vec![self.case(op, self.math.dtype.unwrap_or(DType::F32))]
+            }
             (Some(op), _) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
         };
         if let Some(dtype) = self.math.dtype {
@@ -85,13 +92,34 @@ impl BenchArgs {
         let (hidden, intermediate) =
             (self.hidden.unwrap_or(896), self.intermediate.unwrap_or(4864));
         let m = self.m.unwrap_or(1);
+        let layer = |op| Case {
+            weights: self.weights_type,
+            ..Case::layer(op, [m, hidden, intermediate], dtype, heat)
+        };
         match op {
             BenchOp::Activation => Case { heat, ..Case::activation(m, intermediate, dtype) },
-            BenchOp::GatedLinear => {
-                Case::layer(Op::GatedLinear, [m, hidden, intermediate], dtype, heat)
-            }
-            BenchOp::Mlp => Case::layer(Op::Mlp, [m, hidden, intermediate], dtype, heat),
+            BenchOp::GatedLinear => layer(Op::GatedLinear),
+            BenchOp::Mlp => layer(Op::Mlp),
         }
+    }
+
+    /// Refuses quantised weights where nothing computes with them.
+    fn expect_weights(&self, device: &Device) -> anyhow::Result<()> {
+        let Some(block) = self.weights_type else { return Ok(()) };
+        if self.op == Some(BenchOp::Activation) {
+            bail!(
+                "--weights-type {block}: the activation has no weights; choose gated-linear or mlp"
+            );
+        }
+        if !matches!(device, Device::Cpu(_)) {
+            bail!(
+                "--weights-type {block}: {device} computes with decoded weights; give --device cpu"
+            );
+        }
+        if !self.backends.backend.is_empty() {
+            bail!("--weights-type {block}: peers are compared with it by `swiglu lab run`");
+        }
+        Ok(())
     }
 
     /// The number of threads that was asked for; for the goals also one alone.
@@ -111,6 +139,7 @@ impl BenchArgs {
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
+    args.expect_weights(&device)?;
     if !args.backends.backend.is_empty() {
         let device = (&device, args.device.peer_options()?);
         return backends::compare(&args.backends, &args.math, device, terminal);

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use comfy_table::Cell;
 use serde::Serialize;
-use swiglu::{DType, Problem};
+use swiglu::{BlockType, DType, Problem};
 use swiglu_core::bounds::Judgement;
 
 use super::cases::Case;
@@ -21,7 +21,7 @@ pub(super) struct Speed {
     pub(super) floor: Option<Floor>,
     /// Whether the machine's bandwidth stayed what it was.
     pub(super) steady: bool,
-    /// Over the unfused way.
+    /// Over the unfused way, of quantised weights over decoded ones.
     pub(super) speedup: Option<f64>,
 }
 
@@ -30,6 +30,9 @@ pub(super) struct Row {
     case: String,
     profile: &'static str,
     dtype: DType,
+    /// The type of the weights, where they are quantised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weights: Option<BlockType>,
     threads: usize,
     median_us: f64,
     p10_us: f64,
@@ -62,6 +65,7 @@ impl Row {
             case: case.to_string(),
             profile,
             dtype: case.dtype,
+            weights: case.weights,
             threads,
             median_us: time.median,
             p10_us: time.p10,
@@ -179,7 +183,8 @@ fn legend(ceilings: &[Limits]) -> String {
         false => {
             "Bandwidth is measured again right before and after each cold case, and ~ says that it\n\
              changed; hot cases are measured against arithmetic alone. Speed-up is over the\n\
-             unfused way, errors are relative (Frobenius) against float64.\n"
+             unfused way, of quantised weights over decoded ones; errors are relative (Frobenius)\n\
+             against float64.\n"
         }
     };
     out

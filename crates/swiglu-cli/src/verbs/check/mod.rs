@@ -5,7 +5,7 @@ mod report;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use swiglu::{CpuOptions, DType, Device, Isa, Path};
+use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
 use swiglu_core::conformance::{self, Backend, Case};
 use swiglu_cpu::{Cpu, CpuBackend};
 use swiglu_cuda::{Cuda, CudaBackend};
@@ -20,7 +20,7 @@ pub(crate) struct CheckArgs {
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// One case in seven
+    /// One case in seven, of those with quantised weights one in five
     #[arg(long)]
     quick: bool,
     /// Only this element type: f32, f16 or bf16
@@ -36,10 +36,23 @@ impl CheckArgs {
     }
 
     fn cases(&self) -> Vec<Case> {
-        // The suite repeats itself with period six, so that a step of seven meets every kind.
-        let step = if self.quick { 7 } else { 1 };
-        let mut cases: Vec<Case> =
-            conformance::suite(&self.dtypes()).into_iter().step_by(step).collect();
+        self.some_of(conformance::suite(&self.dtypes()))
+    }
+
+    /// The cases of the types of quantised weights that a backend computes with.
+    fn quantized_cases(&self, backend: &impl Backend) -> Vec<Case> {
+        self.some_of(conformance::quantized_suite(backend.quantized_types(), &self.dtypes()))
+    }
+
+    fn some_of(&self, cases: Vec<Case>) -> Vec<Case> {
+        // The suite repeats itself with period six, so that a step of seven meets every kind. That of
+        // quantised weights repeats with seven; there the steps drift through it.
+        let step = match (self.quick, cases.first().is_some_and(|c| c.quantized.is_some())) {
+            (false, _) => 1,
+            (true, false) => 7,
+            (true, true) => 5,
+        };
+        let mut cases: Vec<Case> = cases.into_iter().step_by(step).collect();
         for case in &mut cases {
             case.seed = case.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         }
@@ -90,7 +103,9 @@ fn check_cpu(
     terminal: &Terminal,
     report: &mut Report,
 ) -> anyhow::Result<String> {
-    let (backends, cases, dtypes) = (args.cpu_backends(threads)?, args.cases(), args.dtypes());
+    let (backends, mut cases, dtypes) = (args.cpu_backends(threads)?, args.cases(), args.dtypes());
+    // Every instruction set has the same types.
+    cases.extend(backends.first().map_or(Vec::new(), |backend| args.quantized_cases(backend)));
     let per_backend = cases.len() + dtypes.len() * bits::CASES;
     let bar = terminal.bar((backends.len() * per_backend) as u64);
     for backend in &backends {
@@ -143,7 +158,16 @@ fn check_backend(
             Ok(outcome) => Finding::of(&outcome),
             Err(error) => Finding::fault(error.to_string()),
         };
-        report.add(subject, case.op.name(), case.dtype, || case.to_string(), finding);
+        report.add(subject, name_of(case), case.dtype, || case.to_string(), finding);
         bar.inc(1);
+    }
+}
+
+/// What a case is counted under.
+fn name_of(case: &Case) -> &'static str {
+    match (case.op, case.quantized) {
+        (Op::GatedLinear, Some(_)) => "gated-linear quantised",
+        (Op::Mlp, Some(_)) => "mlp quantised",
+        (op, _) => op.name(),
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use swiglu::cuda::Cuda;
-use swiglu::{Device, Element, Matrix, MatrixRef, Path};
+use swiglu::{CoreError, Device, Element, Matrix, MatrixRef, MlpWeights, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 
 use super::RunArgs;
@@ -13,9 +13,18 @@ use super::subject::Subject;
 use crate::args::LayerOp;
 use crate::gpu::{self, Rotation, Step};
 use crate::layer::{Packed, Params};
+use crate::quantized::Blocks;
 use crate::stats::Summary;
 use crate::timing::{Heat, Protocol, Variant, interleave};
 use crate::verify::{Check, gather_rows};
+
+/// How a layer holds its weights.
+struct Storage<'w> {
+    /// The quantised blocks, where they are computed with.
+    blocks: Option<Blocks<'w>>,
+    /// Why quantised weights are decoded, where they are.
+    decoded_because: Option<String>,
+}
 
 pub(super) struct Measurement<'a> {
     args: &'a RunArgs,
@@ -39,6 +48,10 @@ impl<'a> Measurement<'a> {
         if let Some(activation) = self.args.math.activation {
             weights = weights.activation(activation);
         }
+        if self.args.decode_weights {
+            weights = weights.decoded();
+        }
+        let weights = weights.dtype(T::DTYPE);
         let host = weights.host::<T>()?;
         let params = self.params(&host)?;
         let x = self.subject.input.matrix.to::<T>();
@@ -46,21 +59,34 @@ impl<'a> Measurement<'a> {
             params.expect_finite()?;
             x.view().expect_finite("input")?;
         }
-        let fused = params.pack(self.device, None)?;
-        let unfused = params.pack(self.device, Some(Path::Unfused))?;
+        let Storage { blocks, decoded_because } = self.storage(&weights)?;
+        // Quantised weights are compared with decoded ones, these with the unfused path.
+        let (layer, other, other_name) = match &blocks {
+            Some(blocks) => {
+                (blocks.pack::<T>(self.device)?, params.pack(self.device, None)?, "decoded")
+            }
+            None => {
+                let unfused = params.pack(self.device, Some(Path::Unfused))?;
+                (params.pack(self.device, None)?, unfused, "unfused")
+            }
+        };
         let mut y = Matrix::zeros(x.rows(), params.out_features())?;
-        fused.forward_into(x.view(), y.view_mut())?;
+        layer.forward_into(x.view(), y.view_mut())?;
         // A path that passes gate and up through memory rounds them, and is judged as such.
-        let plan = fused.plan(x.rows());
+        let plan = layer.plan(x.rows());
         let params = params.with_numerics(plan.problem.numerics);
-        let check = Check::of_layer(self.device, &params, x.view())?;
+        let check = match &blocks {
+            Some(blocks) => Check::of_blocks(blocks, x.view())?,
+            None => Check::of_layer(self.device, &params, x.view())?,
+        };
         let mut error = self.judge(&check, &y)?;
-        error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
+        error.passed &= verify_other(self.device, &params, &other, x.view())?;
         if let Some(path) = output {
             swiglu_formats::npy::write(path, y.view(), self.args.force)?;
         }
-        let [time, unfused_time] = self.time(&fused, &unfused, &x, &mut y)?;
-        let problem = params.problem(x.rows());
+        let [time, other_time] = self.time(&layer, &other, &x, &mut y)?;
+        let problem = plan.problem;
+        let named = |name| (name == other_name).then_some(other_time);
         Ok(Report {
             device: self.device.name(),
             plan: plan.to_string(),
@@ -72,15 +98,39 @@ impl<'a> Measurement<'a> {
             shape: Shape::of(&problem),
             layer: self.subject.title.clone(),
             input: self.subject.input.source.clone(),
+            weights: problem.quantized.map_or(T::DTYPE.to_string(), |types| types.to_string()),
+            decoded_because,
             time_us: time,
-            unfused_time_us: unfused_time,
-            speedup: unfused_time.median / time.median,
+            unfused_time_us: named("unfused"),
+            decoded_time_us: named("decoded"),
+            speedup: other_time.median / time.median,
             gflops: time.giga_per_second(problem.flops()),
             gbytes_per_s: time.giga_per_second(problem.compulsory_bytes()),
             passed: error.passed,
             error,
             extent: check.extent(),
         })
+    }
+
+    /// Whether the weights are computed with as they are stored.
+    fn storage<'w>(&self, weights: &'w MlpWeights) -> anyhow::Result<Storage<'w>> {
+        let stored = weights.stored();
+        let any = stored.stored_gate_up().iter().chain(stored.stored_down());
+        let any_quantized = any.into_iter().any(|m| m.quantized().is_some());
+        match weights.quantized_on(self.device) {
+            Ok(blocks) => {
+                let blocks = match self.args.op {
+                    LayerOp::GatedLinear => Blocks::GatedLinear(blocks.gated_linear()),
+                    LayerOp::Mlp => Blocks::Mlp(blocks.mlp()?),
+                };
+                Ok(Storage { blocks: Some(blocks), decoded_because: None })
+            }
+            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => Ok(Storage {
+                blocks: None,
+                decoded_because: any_quantized.then(|| why.to_string()),
+            }),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn params<'h, T: Element>(
@@ -146,18 +196,18 @@ impl<'a> Measurement<'a> {
 
     fn time<T: Element>(
         &self,
-        fused: &Packed,
-        unfused: &Packed,
+        layer: &Packed,
+        other: &Packed,
         x: &Matrix<T>,
         y: &mut Matrix<T>,
     ) -> anyhow::Result<[Summary; 2]> {
         if let Device::Cuda(cuda) = self.device {
-            return self.time_on(cuda, [fused, unfused], x, y.cols());
+            return self.time_on(cuda, [layer, other], x, y.cols());
         }
-        let mut other = y.clone();
+        let mut other_y = y.clone();
         let mut variants: Vec<Box<Variant<'_>>> = vec![
-            Box::new(|| Ok(fused.forward_into(x.view(), y.view_mut())?)),
-            Box::new(|| Ok(unfused.forward_into(x.view(), other.view_mut())?)),
+            Box::new(|| Ok(layer.forward_into(x.view(), y.view_mut())?)),
+            Box::new(|| Ok(other.forward_into(x.view(), other_y.view_mut())?)),
         ];
         let protocol = Protocol {
             heat: Heat::Hot,
@@ -196,15 +246,15 @@ impl<'a> Measurement<'a> {
 
 /// Whether the way that speed is compared with computes the same: a fast wrong result would make a
 /// meaningless ratio. It is judged in its own numerics.
-fn verify_unfused<T: Element>(
+fn verify_other<T: Element>(
     device: &Device,
     params: &Params<'_, T>,
-    unfused: &Packed,
+    other: &Packed,
     x: MatrixRef<'_, T>,
 ) -> anyhow::Result<bool> {
     let mut y = Matrix::zeros(x.rows(), params.out_features())?;
-    unfused.forward_into(x, y.view_mut())?;
-    let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
+    other.forward_into(x, y.view_mut())?;
+    let own = params.with_numerics(other.plan(x.rows()).problem.numerics);
     Ok(Check::of_layer(device, &own, x)?.judge(y.view())?.passed())
 }
 

@@ -51,8 +51,18 @@ pub(super) struct Report {
     pub(super) shape: Shape,
     pub(super) layer: String,
     pub(super) input: String,
+    /// The type of the weights as they are computed with: `Q4_0`, or the element type.
+    pub(super) weights: String,
+    /// Why quantised weights were decoded, where they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) decoded_because: Option<String>,
     pub(super) time_us: Summary,
-    pub(super) unfused_time_us: Summary,
+    /// What the time is compared with: the unfused path …
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unfused_time_us: Option<Summary>,
+    /// … or, with quantised weights, the same layer with decoded ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) decoded_time_us: Option<Summary>,
     pub(super) speedup: f64,
     pub(super) gflops: f64,
     pub(super) gbytes_per_s: f64,
@@ -61,6 +71,13 @@ pub(super) struct Report {
     /// How much was verified, where it was not everything.
     #[serde(skip)]
     pub(super) extent: Option<String>,
+}
+
+impl Report {
+    /// The time that the layer's is compared with.
+    fn other_time(&self) -> Option<Summary> {
+        self.decoded_time_us.or(self.unfused_time_us)
+    }
 }
 
 /// One object: the first report, with all of them beside it where there are several.
@@ -114,10 +131,15 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
 fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
     let columns = [
         Text("dtype"),
+        Text("weights"),
         Text("numerics"),
         // A GPU may plan the unfused path itself.
         Number(if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" }),
-        Number("unfused"),
+        Number(if reports.iter().any(|r| r.decoded_time_us.is_some()) {
+            "decoded"
+        } else {
+            "unfused"
+        }),
         Number("speed-up"),
         Number("GFLOP/s"),
         Number("GB/s"),
@@ -129,9 +151,10 @@ fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
     for r in reports {
         table.add_row(vec![
             Cell::new(r.dtype),
+            Cell::new(&r.weights),
             Cell::new(&r.numerics),
             Cell::new(table::time(r.time_us.median)),
-            Cell::new(table::time(r.unfused_time_us.median)),
+            Cell::new(r.other_time().map_or("–".into(), |t| table::time(t.median))),
             Cell::new(table::ratio(r.speedup)),
             Cell::new(number(r.gflops)),
             Cell::new(number(r.gbytes_per_s)),
@@ -153,6 +176,9 @@ fn foot(device: &Device, reports: &[Report]) -> String {
         );
         if let Some(extent) = &r.extent {
             out += &format!("; verified {extent}");
+        }
+        if let Some(why) = &r.decoded_because {
+            out += &format!("; weights decoded: {why}");
         }
         out.push('\n');
     }

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use swiglu::{Device, Element, GatedActivation, Matrix};
+use anyhow::bail;
+use swiglu::{Device, Element, GatedActivation, Matrix, Problem};
 use swiglu_lab::{CaseOp, Heat};
 
 use super::inputs::{self, ActivationInputs, LayerInputs};
@@ -30,12 +31,45 @@ enum Work<T> {
 
 fn copies(order: &Order<'_>) -> usize {
     let case = order.case;
-    let weights = case.problem().map_or(0.0, |problem| problem.weight_bytes());
+    let held = |problem: Problem| match order.options.decode {
+        true => Problem { quantized: None, ..problem }.weight_bytes(),
+        false => problem.weight_bytes(),
+    };
+    let weights = case.problem().map_or(0.0, held);
     let bytes = if weights > 0.0 { weights } else { case.compulsory_bytes() };
     order.copies.unwrap_or(match case.heat {
         Heat::Hot => 1,
         Heat::Cold => (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, MAX_COPIES) as usize,
     })
+}
+
+/// Copies of the case's layer.
+fn layers<T: Element>(
+    device: &Device,
+    order: &Order<'_>,
+    count: usize,
+) -> anyhow::Result<Vec<Packed>> {
+    let (case, options) = (order.case, &order.options);
+    let Some(block) = case.weights else {
+        let weights = LayerInputs::<T>::derive(case, order.seed)?;
+        let params = weights.params();
+        let pack = |_| params.pack(device, options.path.path());
+        return Ok((0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?);
+    };
+    let blocks = inputs::blocks(case, block, order.seed)?;
+    let biases = inputs::biases(case, order.seed);
+    let quantized = blocks.params(case.activation, case.numerics, biases.as_ref());
+    if !options.decode {
+        let pack = |_| quantized.pack::<T>(device);
+        return Ok((0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?);
+    }
+    if case.bias {
+        bail!("decoded weights are compared without biases");
+    }
+    let decoded = blocks.decode::<T>()?;
+    let params = decoded.params(case.activation, case.numerics)?;
+    let pack = |_| params.pack(device, options.path.path());
+    Ok((0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?)
 }
 
 impl<T: Element> CpuJob<T> {
@@ -54,10 +88,7 @@ impl<T: Element> CpuJob<T> {
                 (Work::Activation { activation, inputs }, notes)
             }
             CaseOp::GatedLinear | CaseOp::Mlp => {
-                let weights = LayerInputs::<T>::derive(case, seed)?;
-                let params = weights.params();
-                let pack = |_| params.pack(device, order.options.path.path());
-                let layers = (0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?;
+                let layers = layers::<T>(device, order, count)?;
                 let plan = layers.first().map(|layer| layer.plan(case.m));
                 let numerics = plan.as_ref().map_or(case.numerics, |p| p.problem.numerics);
                 let inputs = vec![inputs::x(case, seed)?; count];

@@ -1,8 +1,8 @@
 //! The inputs of a case, derived from its seed as every peer derives them.
 
 use swiglu::{
-    Activation, Arrangement, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix,
-    MlpParams, Numerics, Orientation, WeightLayout,
+    Activation, Arrangement, BlockType, Element, GateUpRef, GateUpWeights, GatedLinearParams,
+    Matrix, MlpParams, Numerics, Orientation, WeightLayout,
 };
 use swiglu_core::{OwnedGateUp, Result};
 use swiglu_lab::peer::protocol::{
@@ -10,7 +10,9 @@ use swiglu_lab::peer::protocol::{
 };
 use swiglu_lab::{Case, CaseOp};
 
+use crate::args::LayerOp;
 use crate::layer::Params;
+use crate::quantized::SyntheticBlocks;
 use crate::random;
 
 /// x `[M, K]`.
@@ -49,11 +51,7 @@ impl<T: Element> LayerInputs<T> {
             (Some(down), Orientation::InOut) => Some(transposed(&down)?),
             (down, _) => down,
         };
-        let bias = |stream: u64, n: usize| -> Vec<f32> {
-            (0..n as u64).map(|i| swiglu_core::random::normal(seed ^ stream, i)).collect()
-        };
-        let [gate, up, last] = STREAM_BIAS;
-        let biases = case.bias.then(|| [bias(gate, h), bias(up, h), bias(last, k)]);
+        let biases = biases(case, seed);
         Ok(Self {
             gate_up,
             down,
@@ -80,6 +78,25 @@ impl<T: Element> LayerInputs<T> {
             }),
         }
     }
+}
+
+/// The weights of a layer of quantised blocks.
+pub(super) fn blocks(case: &Case, block: BlockType, seed: u64) -> Result<SyntheticBlocks> {
+    let op = match case.op {
+        CaseOp::Mlp => LayerOp::Mlp,
+        CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => LayerOp::GatedLinear,
+    };
+    let seeds = [STREAM_GATE, STREAM_UP, STREAM_DOWN].map(|stream| seed ^ stream);
+    SyntheticBlocks::random(seeds, op, block, [case.hidden, case.intermediate])
+}
+
+/// bg, bu and bd of a case that has them.
+pub(super) fn biases(case: &Case, seed: u64) -> Option<[Vec<f32>; 3]> {
+    let bias = |stream: u64, n: usize| -> Vec<f32> {
+        (0..n as u64).map(|i| swiglu_core::random::normal(seed ^ stream, i)).collect()
+    };
+    let ([gate, up, down], h) = (STREAM_BIAS, case.intermediate);
+    case.bias.then(|| [bias(gate, h), bias(up, h), bias(down, case.hidden)])
 }
 
 fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {

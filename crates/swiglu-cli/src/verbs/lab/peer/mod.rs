@@ -132,6 +132,10 @@ impl Peer {
                 reason: "a copy is not an operation of it".into(),
             });
         }
+        if case.weights.is_some() && case.device == DeviceKind::Cuda {
+            let reason = "quantised weights on CUDA devices: its kernels compute with decoded ones";
+            return Ok(Reply::Unsupported { id, reason: reason.into() });
+        }
         let device = self.devices.open(case.device, &options)?;
         let order = Order { case, options, seed, copies };
         let job: Box<dyn Job> = with_dtype!(case.dtype, T => match &device {

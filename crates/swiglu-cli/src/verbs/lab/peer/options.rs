@@ -20,6 +20,8 @@ pub(super) struct Options {
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
     pub(super) design: Option<DesignChoice>,
+    /// Decode quantised weights to the element type.
+    pub(super) decode: bool,
     /// CUDA: replay a captured graph.
     pub(super) graph: bool,
     /// CUDA: round the factors of f32 products to TF32.
