@@ -53,6 +53,8 @@ pub(crate) enum Verb {
     Profile(Box<verbs::profile::ProfileArgs>),
     /// Show how a problem would be computed, and what it costs at least
     Explain(Box<verbs::explain::ExplainArgs>),
+    /// Measure every way of computing a layer on a CUDA device, for plans to follow
+    Tune(Box<verbs::tune::TuneArgs>),
     /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
     Kernels(verbs::kernels::KernelsArgs),
     /// Experiments against other libraries: run them, list what their records say
@@ -71,6 +73,7 @@ impl Verb {
             Verb::Bench(args) => verbs::bench::bench(args, terminal),
             Verb::Profile(args) => verbs::profile::profile(args, terminal),
             Verb::Explain(args) => verbs::explain::explain(args, terminal),
+            Verb::Tune(args) => verbs::tune::tune(args, terminal),
             Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
             Verb::Lab(args) => verbs::lab::lab(args, terminal),
             Verb::Info => verbs::info::info(terminal),

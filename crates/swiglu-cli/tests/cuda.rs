@@ -30,6 +30,8 @@ fn on_device() -> Option<Command> {
     command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("SWIGLU_CACHE_READ_ONLY_DIR");
     command.env("SWIGLU_CUDA_LIBRARY_PATH", &directory);
     command.env("SWIGLU_CACHE_DIR", directory.join("kernels"));
+    // No user's measurements.
+    command.env("SWIGLU_TUNING_DIR", directory.join("no-tuning"));
     Some(command)
 }
 
@@ -137,4 +139,66 @@ fn info_names_the_device_its_libraries_and_the_cache() {
 fn a_device_number_that_is_too_large_is_refused_with_the_count() {
     let Some(ended) = swiglu(&["run", "--device", "cuda:9"]) else { return };
     ended.refused(&["CUDA device 9 does not exist", "counted from 0"]);
+}
+
+/// What was measured decides the plan of a later process, and is refused when it is damaged.
+#[test]
+fn tuning_is_kept_and_followed() {
+    let Some(mut command) = on_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    let tune = ["tune", "--device", "cuda", "--shape", "5,72,40", "--seconds", "0", "--json"];
+    // A small cache, so that few copies of the weights exceed it.
+    command.env("SWIGLU_SIM_L2", "8000");
+    let ended = end(command.args(tune).args(["--out", out]));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let report = ended.json();
+    let trials = report["entries"][0]["trials"].as_array().unwrap();
+    let outcome = |name: &str| {
+        let of = trials.iter().find(|t| t["way"] == name).unwrap();
+        of["outcome"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(outcome("sm90_gated_gemm 128x64"), "measured");
+    assert_eq!(outcome("mma_gated_gemm 16x64"), "measured");
+    assert_eq!(outcome("simt_gated_gemm 128x64"), "refused");
+    assert_eq!(outcome("cublaslt + elementwise"), "compared");
+    let fastest = trials
+        .iter()
+        .filter(|t| t["outcome"] == "measured")
+        .min_by(|a, b| {
+            a["median_us"].as_f64().unwrap().total_cmp(&b["median_us"].as_f64().unwrap())
+        })
+        .unwrap();
+    let explain = |device: &str| {
+        let shape = ["explain", "--op", "gated-linear", "--m", "3", "--hidden", "72"];
+        let mut command = on_device().unwrap();
+        command.args(shape).args(["--intermediate", "40", "--dtype", "bf16", "--json"]);
+        end(command.args(["--device", device]).env("SWIGLU_TUNING_DIR", out)).json()
+    };
+    let explained = explain("cuda");
+    let reason = explained["plan"]["reason"].as_str().unwrap();
+    assert_eq!(reason, "the fastest, measured with 5 tokens");
+    let candidates = explained["candidates"].as_array().unwrap();
+    let chosen = candidates.iter().find(|c| c["chosen"] == true).unwrap();
+    assert_eq!((&chosen["name"], &chosen["measured_us"]), (&fastest["way"], &fastest["median_us"]));
+    let record = report["record"].as_str().unwrap();
+    let text = std::fs::read_to_string(record).unwrap();
+    std::fs::write(record, &text[..text.len() / 2]).unwrap();
+    let explained = explain("cuda");
+    assert!(explained["notes"][0].as_str().unwrap().contains("damaged"), "{explained}");
+    assert!(explained["plan"]["reason"].as_str().unwrap().contains("expected"), "{explained}");
+}
+
+#[test]
+fn tuning_refuses_what_it_cannot_do() {
+    let Some(ended) = swiglu(&["tune", "--device", "cuda"]) else { return };
+    ended.refused(&["--shape", "--models"]);
+    let ended = swiglu(&["tune", "--device", "cuda", "--shape", "5,72"]).unwrap();
+    ended.refused(&["5,72", "three numbers"]);
+    let ended = swiglu(&["tune", "--device", "cpu", "--shape", "5,72,40"]).unwrap();
+    ended.refused(&["nothing to tune on cpu"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let out = file.path().to_str().unwrap();
+    let shape = ["tune", "--device", "cuda", "--shape", "1,8,8", "--seconds", "0", "--out", out];
+    swiglu(&shape).unwrap().refused(&[out, "not kept"]);
 }

@@ -9,3 +9,4 @@ pub(crate) mod kernels;
 pub(crate) mod lab;
 pub(crate) mod profile;
 pub(crate) mod run;
+pub(crate) mod tune;
