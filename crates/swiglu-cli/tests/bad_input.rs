@@ -203,7 +203,6 @@ fn sizes_that_no_layer_has() {
             &["profile", "mlp", "--intermediate"],
             &["bench", "mlp", "--hidden"],
             &["bench", "--backend", "swiglu", "--rows"],
-            &["run", "--weights", STORIES, "--tokens"],
         ] {
             let (name, before) = verb.split_last().unwrap();
             let value = format!("{name}={size}");
@@ -282,6 +281,11 @@ fn more_than_the_machine_has() {
 
 #[test]
 fn options_that_would_not_be_heeded() {
+    // Nothing is recorded of these.
+    for option in ["--records", "--machine"] {
+        swiglu(&["profile", option, "x"]).refused(&[option]);
+        swiglu(&["bench", "--backend", "swiglu", option, "x"]).refused(&[option]);
+    }
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
     swiglu(&["bench", "--suite", "goals", "--hot"]).refused(&["--suite"]);
     for option in [["--layer", "9"], ["--expert", "1"], ["--gate-name", "g"]] {

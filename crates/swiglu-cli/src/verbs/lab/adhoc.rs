@@ -12,14 +12,14 @@ use swiglu_lab::{
     RunOptions, Source, Statistic,
 };
 
-use super::{PeerArgs, PlaceArgs};
+use super::{LabDirArgs, PeerArgs};
 use crate::terminal::Terminal;
 
 /// Where peers are found.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AdHocArgs {
     #[command(flatten)]
-    places: PlaceArgs,
+    dir: LabDirArgs,
     #[command(flatten)]
     pub(super) peers: PeerArgs,
 }
@@ -89,10 +89,10 @@ impl AdHocArgs {
     ) -> anyhow::Result<Record> {
         let scratch = tempfile::tempdir().context("a directory for the measurements")?;
         let store = Store::new(scratch.path());
-        let machine = Machine::detect(experiment.device, self.peers.machine.as_deref())?;
+        let machine = Machine::detect(experiment.device, None)?;
         let lock = store.lock(&machine.name, &experiment.id)?;
         // Without a lab in sight there is still this program to measure.
-        let lab = self.places.lab().unwrap_or_else(|_| scratch.path().to_owned());
+        let lab = self.dir.lab().unwrap_or_else(|_| scratch.path().to_owned());
         let commands = self.peers.commands(&lab, &experiment.id)?;
         let laboratory = Laboratory {
             store: &store,
@@ -119,7 +119,7 @@ impl AdHocArgs {
 
     /// How this program is started as a peer.
     pub(crate) fn own(&self) -> anyhow::Result<Vec<std::ffi::OsString>> {
-        let lab = self.places.lab().unwrap_or_default();
+        let lab = self.dir.lab().unwrap_or_default();
         Ok(self.peers.commands(&lab, "ad-hoc")?.own)
     }
 }

@@ -10,7 +10,7 @@ use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Machine, Opened, Store};
 use swiglu_lab::{Experiment, Laboratory, RunOptions, Source};
 
-use super::{PeerArgs, PlaceArgs, run};
+use super::{MachineArgs, PeerArgs, PlaceArgs, run};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
@@ -31,6 +31,8 @@ pub(super) struct GateArgs {
     #[command(flatten)]
     places: PlaceArgs,
     #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
     peers: PeerArgs,
 }
 
@@ -45,7 +47,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     run::expect_optimised(&experiment, false)?;
-    let machine = Machine::detect(experiment.device, args.peers.machine.as_deref())?;
+    let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.store()?;
     let old = match &args.record {
         Some(path) => Opened::read(path)?,

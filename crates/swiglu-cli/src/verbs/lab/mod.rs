@@ -50,19 +50,27 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     }
 }
 
+/// Where experiments and peers are.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Places")]
+pub(super) struct LabDirArgs {
+    /// The lab: a directory with `experiments` in it [default: `lab`, here or above]
+    #[arg(long, value_name = "DIR")]
+    lab: Option<PathBuf>,
+}
+
 /// Where experiments, records and decisions are.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Places")]
 pub(super) struct PlaceArgs {
-    /// The lab: a directory with `experiments` in it [default: `lab`, here or above]
-    #[arg(long, value_name = "DIR")]
-    lab: Option<PathBuf>,
+    #[command(flatten)]
+    dir: LabDirArgs,
     /// Where records are [default: `records` in the lab]
     #[arg(long, value_name = "DIR")]
     records: Option<PathBuf>,
 }
 
-impl PlaceArgs {
+impl LabDirArgs {
     /// The lab's directory.
     pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
         if let Some(lab) = &self.lab {
@@ -80,6 +88,13 @@ impl PlaceArgs {
                 here.display()
             ),
         }
+    }
+}
+
+impl PlaceArgs {
+    /// The lab's directory.
+    pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
+        self.dir.lab()
     }
 
     pub(super) fn experiments(&self) -> anyhow::Result<PathBuf> {
@@ -104,6 +119,12 @@ pub(super) struct PeerArgs {
     /// What runs peers written in Python
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
+}
+
+/// What records say of where they were taken.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Places")]
+pub(super) struct MachineArgs {
     /// Name of this machine: the directory of its records [default: made of its facts]
     #[arg(long, value_name = "NAME")]
     pub(super) machine: Option<String>,

@@ -13,7 +13,7 @@ use swiglu_lab::{
     Verdict as LabVerdict,
 };
 
-use super::{PeerArgs, PlaceArgs, beside};
+use super::{MachineArgs, PeerArgs, PlaceArgs, beside};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
@@ -40,6 +40,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     places: PlaceArgs,
     #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
     peers: PeerArgs,
 }
 
@@ -47,7 +49,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     expect_optimised(&experiment, args.quick)?;
-    let machine = Machine::detect(experiment.device, args.peers.machine.as_deref())?;
+    let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.store()?;
     let options = RunOptions {
         profiles: args.profiles.clone(),

@@ -30,7 +30,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     input: Option<String>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::extent)]
+    #[arg(long, value_name = "M", conflicts_with = "input")]
     tokens: Option<usize>,
     /// Seed of that input [default: 0]
     #[arg(long, value_name = "N", conflicts_with = "input")]
