@@ -62,6 +62,8 @@ unsigned sim_shuffle(sim::Shuffle kind, unsigned mask, unsigned value, int argum
 unsigned sim_vote(sim::Vote kind, unsigned mask, bool predicate);
 
 void sim_store_for_grid(void* to, const void* from, unsigned bytes);
+void sim_reads_grid(const void* from, unsigned bytes);
+void sim_grid_dependency_wait();
 unsigned sim_atomic_add_release(unsigned* p, unsigned value);
 void sim_wait_for_turnover(const unsigned* p, unsigned before);
 

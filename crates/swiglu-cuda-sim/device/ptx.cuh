@@ -71,6 +71,14 @@ INLINE float float_from_f16(u32 x) {
   return as_float(sign | as_bits(as_float(magnitude) * 0x1p112f));
 }
 INLINE float float_from_bf16(u32 x) { return as_float(x << 16); }
+INLINE u32 add_bf16x2(u32 a, u32 b) {
+  return pack_bf16(float_from_bf16(a) + float_from_bf16(b),
+                   float_from_bf16(a >> 16) + float_from_bf16(b >> 16));
+}
+INLINE u32 add_f16x2(u32 a, u32 b) {
+  return pack_f16(float_from_f16(a & 0xffffu) + float_from_f16(b & 0xffffu),
+                  float_from_f16(a >> 16) + float_from_f16(b >> 16));
+}
 INLINE u32 tf32_bits(float x) {
   if (!isfinite(x)) return isnan(x) ? 0x7fffffffu : as_bits(x);
   return (as_bits(x) + 0x1000u) & 0xffffe000u;
@@ -93,7 +101,10 @@ INLINE Raw<BYTES> load_streaming(const Raw<BYTES>* p) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   return *p;
 }
-INLINE Raw<16> load_global(const Raw<16>* p) { return load_streaming(p); }
+INLINE Raw<16> load_global(const Raw<16>* p) {
+  sim_reads_grid(p, 16);
+  return load_streaming(p);
+}
 template <int BYTES>
 INLINE void store_streaming(Raw<BYTES>* p, Raw<BYTES> r) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
@@ -220,8 +231,8 @@ INLINE void fence_async_shared() { sim_fence_async_shared(); }
 
 // --- Launch order (sm_90) ----------------------------------------------------------------------
 
-// Grids run one after the other, so there is nothing to wait for.
-INLINE void grid_dependency_wait() {}
+INLINE void grid_dependency_wait() { sim_grid_dependency_wait(); }
+// Grids run one after the other: nothing starts early.
 INLINE void grid_dependency_launch() {}
 
 #endif  // sm_90

@@ -290,6 +290,7 @@ SIM_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void
         break;
       case LAUNCH_PROGRAMMATIC_SERIALIZATION:
         if (driver().arch < 90) return CUDA_ERROR_NOT_SUPPORTED;
+        l.programmatic = a.flag != 0;
         break;
       case LAUNCH_COOPERATIVE:
         l.cooperative = a.flag != 0;

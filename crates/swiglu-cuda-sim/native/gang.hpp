@@ -32,6 +32,7 @@ struct Launch {
   unsigned shared_bytes = 0;
   unsigned cluster = 1;
   bool cooperative = false;
+  bool programmatic = false;  // may start before the grid before it has ended
   std::vector<std::byte> params;
 
   unsigned threads() const { return block.x * block.y * block.z; }
@@ -106,6 +107,7 @@ struct Thread : ThreadView {
   std::vector<std::shared_ptr<BulkStore>> stores;  // uncommitted
   std::vector<std::vector<std::shared_ptr<BulkStore>>> store_groups;
   std::vector<GridStore> unreleased;
+  bool waited_for_grid = false;
   std::vector<uint32_t> unfenced;  // 16-byte granules of shared memory written since the last fence
 };
 
@@ -200,6 +202,9 @@ void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const 
 // Stores for the grid: at a barrier of the block a thread hands its own to the block, where the next
 // release finds them; at its end they land.
 void hand_stores_to_block(Thread& thread);
+// Called between two launches of an operating-system thread: what the last one stored for other grids
+// is what the next may have to wait for.
+void begin_grid();
 void land_stores(std::vector<GridStore>& stores);
 
 // Carries out `perform` once all lanes of `mask` came with the same operation and signature.

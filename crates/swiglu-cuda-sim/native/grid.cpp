@@ -1,7 +1,10 @@
 // Between the blocks of a cooperative launch: stores, releases, waiting for a word (PTX ISA 8, the
 // memory consistency model). A store lands at once, by the toss of a coin, or when it is released: by
 // its thread, or by another of the block after a barrier of the block. So a release that is missing,
-// or a barrier before it, shows other blocks what was there before.
+// or a barrier before it, shows other blocks what was there before. And what a grid has stored so, the
+// grid behind it may not read before griddepcontrol.wait, if it was launched to start early.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "gang.hpp"
@@ -21,9 +24,21 @@ void hand_stores_to_block(Thread& thread) {
 
 namespace {
 
+// Addresses from the first to the last store.
+struct Span {
+  uintptr_t first = UINTPTR_MAX, last = 0;
+};
+thread_local Span stored, stored_before;
+
 bool turned(const unsigned* p, unsigned before) { return ((*p ^ before) >> 31) != 0; }
 
 }  // namespace
+
+void begin_grid() {
+  stored_before = stored;
+  stored = {};
+}
+
 }  // namespace sim
 
 using namespace sim;
@@ -36,6 +51,9 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
   // A wild address faults here, where it is known whose it is.
   auto* p = static_cast<volatile std::byte*>(to);
   *p = *p;
+  const auto address = reinterpret_cast<uintptr_t>(to);
+  stored.first = std::min(stored.first, address);
+  stored.last = std::max(stored.last, address + bytes - 1);
   if (gang().random.one_in(2)) {
     std::memcpy(to, from, bytes);
     return;
@@ -45,6 +63,17 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
   store.bytes = bytes;
   std::memcpy(store.value, from, bytes);
 }
+
+// PTX ISA 9.7.13.13 (griddepcontrol): until it waits, a grid that started early sees nothing for sure of
+// the one before it.
+void sim_reads_grid(const void* from, unsigned bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  if (!gang().launch.programmatic || self().waited_for_grid) return;
+  if (address <= stored_before.last && address + bytes > stored_before.first) {
+    fault("reads what the grid before it stored, at %p, without griddepcontrol.wait", from);
+  }
+}
+void sim_grid_dependency_wait() { self().waited_for_grid = true; }
 
 unsigned sim_atomic_add_release(unsigned* p, unsigned value) {
   if (reinterpret_cast<uintptr_t>(p) % 4 != 0) sim_misaligned(p, 4);

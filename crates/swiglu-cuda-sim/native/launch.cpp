@@ -126,6 +126,7 @@ void add_block(Gang& gang, uint64_t linear) {
 
 LaunchResult run_launch(const Launch& launch) {
   catch_faults();
+  begin_grid();
   const uint64_t schedule = next_schedule();
   const uint64_t blocks = launch.blocks();
   const uint64_t together = launch.cooperative ? blocks : launch.cluster;

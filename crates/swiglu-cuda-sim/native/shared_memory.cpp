@@ -109,6 +109,7 @@ void sim_copy_async(unsigned to, const void* from, unsigned bytes, unsigned read
   shared_at(*me.block, to, bytes, bytes, "cp.async");
   if (read > bytes) fault("cp.async of %u bytes that reads %u", bytes, read);
   if (read > 0 && reinterpret_cast<uintptr_t>(from) % bytes != 0) sim_misaligned(from, bytes);
+  if (read > 0) sim_reads_grid(from, read);
   me.copies.push_back({to, from, bytes, read, false});
   if (gang().random.one_in(2)) perform(me, me.copies.back());
 }

@@ -87,3 +87,63 @@ fn more_blocks_than_run_at_once_are_refused() {
     const TOO_LARGE: c_int = 720;
     assert_eq!(cooperative(sim, function, &params, 1 << 20), TOO_LARGE);
 }
+
+/// A grid that may start early reads what the one before stored. WAITS: whether it waits for it.
+const DEPENDENT: &str = r#"
+struct Pass { Raw* values; Raw* out; };
+KERNEL(32, 1, store)(KERNEL_PARAMS(Pass) p) {
+  ptx::store_for_grid((u32*)p.values + threadIdx.x, threadIdx.x);
+}
+KERNEL(32, 1, load)(KERNEL_PARAMS(Pass) p) {
+  if (WAITS) ptx::grid_dependency_wait();
+  if (threadIdx.x < 8) p.out[threadIdx.x] = ptx::load_global(p.values + threadIdx.x);
+}
+"#;
+
+/// CUlaunchAttribute and CUlaunchConfig of cuda.h.
+#[repr(C)]
+struct Attribute {
+    id: u32,
+    padding: u32,
+    flag: c_int,
+    rest: [u32; 15],
+}
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Handle,
+    attributes: *const Attribute,
+    count: u32,
+}
+
+#[test]
+fn a_dependent_grid_waits_before_it_reads() {
+    let Some(sim) = sim() else { return };
+    const LAUNCH_FAILED: c_int = 719;
+    const PROGRAMMATIC: u32 = 6;
+    let source = DEPENDENT.replace("Raw*", "ptx::Raw<16>*");
+    for (waits, early, expected) in [(1, 1, 0), (0, 0, 0), (0, 1, LAUNCH_FAILED)] {
+        let define = format!("WAITS={waits}");
+        let [store, load] = ["store", "load"].map(|name| kernel(sim, &source, &[&define], name, 0));
+        let params = [upload(sim, &[0u32; 32]), upload(sim, &[0u32; 32])];
+        assert_eq!(common::launch(sim, store, 1, 32, 0, &params), 0);
+        let attribute = Attribute { id: PROGRAMMATIC, padding: 0, flag: early, rest: [0; 15] };
+        let config = Config {
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared: 0,
+            stream: null_mut(),
+            attributes: &raw const attribute,
+            count: 1,
+        };
+        let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
+        let code = call!(sim.cuda, b"cuLaunchKernelEx"(
+            &raw const config => *const Config, load => Handle,
+            pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void));
+        assert_eq!(code, expected, "waits {waits}, may start early {early}");
+        let copied = download::<u32>(sim, params[1], 32).into_iter().eq(0..32);
+        assert_eq!(copied, expected == 0);
+    }
+}
