@@ -30,7 +30,13 @@
 // Every block reads all of h: at M = 16, H = 14336 that is 60 MB from L2 beside 117 MB of weights
 // through it, and L2 may become the limit there.
 //
-// Compile-time: ELEMENT; TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2,
+// Quantised weights: a unit is 16 rows of 64 bytes as well, of 64 signed bytes or 128 nibbles of a row,
+// with an f16 scale for each 32 of k beside it in the ring. They are laid out when a layer is built, so
+// that a lane's 16 bytes are its factors of two or four pairs of mma, in order. Both types are exact as
+// f16 and bf16; the sums of 32 products are scaled, in f32. Unpacking costs 2.5 operations for a byte
+// and 1.5 for a nibble: 36 and 44 % of the lanes at the rate of memory.
+//
+// Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN 0 = elements, 1 = bytes, 2 = nibbles; TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2,
 // 4 or 8; STAGE_X 1 = x is copied to shared memory, where it fits, 0 = it is read through the cache,
 // which takes rows of whole 16 bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
 #include "decode_mlp.cuh"
@@ -48,12 +54,27 @@ constexpr int kUnitBytes = 64;  // of a row
 constexpr int kUnitRows = 16, kUnitPairs = 8;
 constexpr u32 kLaneBytes = 16;
 constexpr u32 kHalfUnit = 32 * kLaneBytes;
-constexpr u32 kRingBytes = kWarps * kDepth * 2 * kHalfUnit;
+
+// What a unit of 64 bytes of a row holds: BLOCKS times BLOCK_K of k, and SCALE_BYTES beside it.
+template <int FORMAT>
+struct Format {
+  static constexpr int kBlocks = FORMAT == 0 ? 1 : 2 * FORMAT;
+  static constexpr int kBlockK = FORMAT == 0 ? kUnitBytes / kElementBytes : 32;
+  static constexpr int kUnitK = kBlocks * kBlockK;
+  static constexpr int kScaleBytes = FORMAT == 0 ? 0 : 2 * kBlocks;
+  static_assert(FORMAT == 0 || kTensor, "quantised weights are multiplied on tensor cores");
+  static_assert(kBlockK * kElementBytes == kUnitBytes, "a block of x is 64 bytes");
+};
+constexpr int kGateUpFormat = FORMAT_GATE_UP, kDownFormat = FORMAT_DOWN;
+constexpr int kMostScaleBytes =
+    kGateUpFormat > kDownFormat ? Format<kGateUpFormat>::kScaleBytes : Format<kDownFormat>::kScaleBytes;
+constexpr u32 kUnitStride = 2 * kHalfUnit + 64 * kMostScaleBytes;
+constexpr u32 kRingBytes = kWarps * kDepth * kUnitStride;
 static_assert(kRingBytes == RING_BYTES, "the host and the kernel disagree about shared memory");
 
-// A slot: sums of 16 rows for every token. 20 floats between tokens spread a fragment over all banks.
-constexpr int kTokenPitch = 20;
-constexpr int kSlotFloats = kTokens * kTokenPitch;
+// A slot: sums of 16 rows for every token. Without padding four lanes meet in a bank when a fragment is
+// stored, once for a tile; with it x would leave room for half of the ring only, at M = 16, K = 4096.
+constexpr int kSlotFloats = kTokens * kUnitRows;
 
 constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -71,9 +92,9 @@ INLINE Range share_of(int n) {
 // The units of one of the two matrices: tile by tile of rows, each in pieces along k.
 struct Phase {
   int tiles, pieces, per_warp;
-  INLINE Phase(int rows, int tile_rows, int k)
+  INLINE Phase(int rows, int tile_rows, int k, int unit_k)
       : tiles(ceiling_divide(rows, tile_rows)),
-        pieces(ceiling_divide(k * kElementBytes, kUnitBytes)),
+        pieces(ceiling_divide(k, unit_k)),
         per_warp(ceiling_divide(tiles * pieces, kWarps)) {}
   INLINE Range of_warp(int warp) const {
     const int units = tiles * pieces;
@@ -94,20 +115,20 @@ struct Stream {
   const Place place;
   const Range features, columns;  // of h and of y, this block's
   const Phase gate_up, down;
-  u32 ring;  // this lane's 16 bytes of the first unit in the ring
+  u32 ring;  // this warp's first unit in the ring
   u32 issued = 0;
   bool in_down = false;
   int left = 0, tile = 0, piece = 0;  // units of this phase to copy, and where the next one lies
   u64 low = 0, high = 0;              // this lane's bytes of piece 0 of its two rows; 0: no such row
+  u64 low_scales = 0, high_scales = 0;
 
   INLINE explicit Stream(const DecodeMlpParams& params)
       : p(params),
         features(share_of(params.features)),
         columns(share_of(params.k)),
-        gate_up(features.count(), kUnitPairs, params.k),
-        down(columns.count(), kUnitRows, params.features),
-        ring(ptx::shared_address(ptx::dynamic_shared()) + place.warp * (kDepth * 2 * kHalfUnit) +
-             threadIdx.x % 32 * kLaneBytes) {
+        gate_up(features.count(), kUnitPairs, params.k, Format<kGateUpFormat>::kUnitK),
+        down(columns.count(), kUnitRows, params.features, Format<kDownFormat>::kUnitK),
+        ring(ptx::shared_address(ptx::dynamic_shared()) + place.warp * (kDepth * kUnitStride)) {
     if (kGateUp) {
       enter(gate_up);
     } else {
@@ -132,34 +153,68 @@ struct Stream {
   INLINE void point() {
     if (!in_down) {
       const int feature = features.first + tile * kUnitPairs + place.row;
-      const u64 at = feature * p.gate_stride * kElementBytes + place.offset;
-      low = feature < features.last ? p.gate + at : 0;
-      high = feature < features.last ? p.up + at : 0;
+      const u64 at = feature * p.gate_stride + place.offset;
+      const bool exists = feature < features.last;
+      low = exists ? p.gate + at : 0;
+      high = exists ? p.up + at : 0;
+      if (kGateUpFormat != 0) {
+        const u64 scales = feature * p.gate_scale_stride;
+        low_scales = exists ? p.gate_scales + scales : 0;
+        high_scales = exists ? p.up_scales + scales : 0;
+      }
     } else {
       const int column = columns.first + tile * kUnitRows + place.row;
-      const u64 at = p.down + column * p.down_stride * kElementBytes + place.offset;
+      const u64 at = p.down + column * p.down_stride + place.offset;
       low = column < columns.last ? at : 0;
-      high = column + 8 < columns.last ? at + 8 * p.down_stride * kElementBytes : 0;
+      high = column + 8 < columns.last ? at + 8 * p.down_stride : 0;
+      if (kDownFormat != 0) {
+        const u64 scales = p.down_scales + column * p.down_scale_stride;
+        low_scales = column < columns.last ? scales : 0;
+        high_scales = column + 8 < columns.last ? scales + 8 * p.down_scale_stride : 0;
+      }
     }
   }
 
-  // Rows are padded with zeros to whole copies; what lies beyond is filled with zeros.
+  // Rows of elements are padded with zeros to whole copies, quantised ones to whole units; what lies
+  // beyond is filled with zeros.
+  template <int FORMAT>
   INLINE void copy_row(u32 to, u64 row) {
     const int k = in_down ? p.features : p.k;
-    const bool inside = row != 0 && piece * kUnitBytes + place.offset < k * kElementBytes;
-    const u64 from = inside ? row + (i64)piece * kUnitBytes : p.gate;
-    ptx::copy_async<16>(to, (const void*)from, inside ? 16 : 0);
+    const bool exists =
+        row != 0 && (FORMAT != 0 || piece * kUnitBytes + place.offset < k * kElementBytes);
+    const u64 from = exists ? row + (i64)piece * kUnitBytes : p.gate;
+    ptx::copy_async<16>(to, (const void*)from, exists ? 16 : 0);
+  }
+  template <int FORMAT>
+  INLINE void copy_scales(u32 to, u64 row) {
+    constexpr int kBytes = Format<FORMAT>::kScaleBytes;
+    const u64 from = row != 0 ? row + (i64)piece * kBytes : p.gate;
+    ptx::copy_async<kBytes>(to, (const void*)from, row != 0 ? kBytes : 0);
+  }
+  template <int FORMAT>
+  INLINE void copy_unit(u32 to) {
+    const u32 lane = threadIdx.x % 32;
+    copy_row<FORMAT>(to + lane * kLaneBytes, low);
+    copy_row<FORMAT>(to + kHalfUnit + lane * kLaneBytes, high);
+    if constexpr (FORMAT != 0) {
+      const u32 at = to + 2 * kHalfUnit + lane * (2 * Format<FORMAT>::kScaleBytes);
+      copy_scales<FORMAT>(at, low_scales);
+      copy_scales<FORMAT>(at + Format<FORMAT>::kScaleBytes, high_scales);
+    }
   }
 
-  INLINE u32 unit_at(u32 unit) const { return ring + unit % kDepth * (2 * kHalfUnit); }
+  INLINE u32 unit_at(u32 unit) const { return ring + unit % kDepth * kUnitStride; }
 
   // The next unit, if there is one, to the place of the oldest. One group for each call: the count
   // of groups is the clock.
   INLINE void copy_next() {
     if (left > 0) {
       const u32 to = unit_at(issued);
-      copy_row(to, low);
-      copy_row(to + kHalfUnit, high);
+      if (in_down) {
+        copy_unit<kDownFormat>(to);
+      } else {
+        copy_unit<kGateUpFormat>(to);
+      }
       const int pieces = in_down ? down.pieces : gate_up.pieces;
       if (++piece == pieces) {
         piece = 0;
@@ -176,7 +231,7 @@ struct Stream {
   }
 };
 
-// x or h, [tokens, k], of which a lane reads 16 bytes of some tokens: of token `row` of each eight
+// x or h, [tokens, k], of which a lane reads 16 bytes of a block of some tokens: of token `row` of each eight
 // for tensor cores, of every token for FMA.
 constexpr int kVectors = kTensor ? kTokens / 8 : kTokens;
 typedef ptx::Raw<16> Vectors[kVectors];
@@ -186,8 +241,8 @@ struct Tokens {
   i64 stride;  // bytes
   int m, bytes;
 
-  INLINE void load(Vectors& v, const Place& place, int piece) const {
-    const int at = piece * kUnitBytes + place.offset;
+  INLINE void load(Vectors& v, const Place& place, int block) const {
+    const int at = block * kUnitBytes + place.offset;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int token = kTensor ? 8 * i + place.row : i;
@@ -204,13 +259,13 @@ struct StagedTokens {
   u32 pitch;
   int m;
 
-  INLINE void load(Vectors& v, const Place& place, int piece) const {
+  INLINE void load(Vectors& v, const Place& place, int block) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int token = kTensor ? 8 * i + place.row : i;
       v[i] = {};
       if (token < m) {
-        v[i] = *(const ptx::Raw<16>*)(data + token * pitch + piece * kUnitBytes + place.offset);
+        v[i] = *(const ptx::Raw<16>*)(data + token * pitch + block * kUnitBytes + place.offset);
       }
     }
   }
@@ -221,29 +276,95 @@ struct StagedTokens {
 constexpr int kSums = kTensor ? kTokens / 8 * 4 : 2 * kTokens;
 typedef float Sums[kSums];
 
-INLINE void multiply(Sums& sums, const ptx::Raw<16>& low, const ptx::Raw<16>& high,
-                     const Vectors& v) {
+// A lane's part of a unit: its bytes of two rows, and their scales.
+template <int FORMAT>
+struct UnitPart {
+  ptx::Raw<16> row[2];
+  u32 scales[2][FORMAT == 0 ? 1 : FORMAT];
+
+  INLINE explicit UnitPart(u32 unit) {
+    const u32 lane = threadIdx.x % 32;
+    row[0] = ptx::load_shared_wide(unit + lane * kLaneBytes);
+    row[1] = ptx::load_shared_wide(unit + kHalfUnit + lane * kLaneBytes);
+    if constexpr (FORMAT != 0) {
+      const u32 at = unit + 2 * kHalfUnit + lane * (2 * Format<FORMAT>::kScaleBytes);
+#pragma unroll
+      for (int i = 0; i < 2 * FORMAT; ++i) {
+        scales[i / FORMAT][i % FORMAT] = ptx::load_shared(at + 4 * i);
+      }
+    }
+  }
+
+  // The four words of 16-bit factors of a block.
+  INLINE void factors(u32 (&w)[4], int half, int block) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (FORMAT == 0) w[i] = row[half].word[i];
+      // A byte behind the bits of 2^23 is the float 2^23 + byte; bytes are biased by 128.
+      if constexpr (FORMAT == 1) {
+        const u32 pair = row[half].word[2 * block + i / 2] >> (16 * (i % 2));
+        const float low = __fsub_rn(ptx::as_float(0x4B000000u | (pair & 0xFF)), 8388736.0f);
+        const float high = __fsub_rn(ptx::as_float(0x4B000000u | (pair >> 8 & 0xFF)), 8388736.0f);
+        w[i] = pack_elements(low, high);
+      }
+      // The same with two nibbles behind the bits of 128 as bf16, of 1024 as f16; biased by 8.
+      if constexpr (FORMAT == 2) {
+        const u32 pair = row[half].word[block] >> (4 * i) & 0x000F000Fu;
+        w[i] = kIsF16 ? ptx::add_f16x2(pair | 0x64006400u, 0xE408E408u)
+                      : ptx::add_bf16x2(pair | 0x43004300u, 0xC308C308u);
+      }
+    }
+  }
+
+  INLINE float scale(int half, int block) const {
+    return ptx::float_from_f16(scales[half][block / 2] >> (16 * (block % 2)));
+  }
+};
+
+INLINE void multiply_fragments(float (&d)[4], const u32 (&low)[4], const u32 (&high)[4],
+                               const ptx::Raw<16>& v) {
+  // k-slots 2t, 2t + 1 of a fragment are this lane's first word, 2t + 8, 2t + 9 its second; then the
+  // same with the third and the fourth.
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const u32 a[4] = {low[j], high[j], low[j + 1], high[j + 1]};
+    if constexpr (kIsF16) {
+      ptx::mma_f16(d, a, v.word[j], v.word[j + 1]);
+    } else {
+      ptx::mma_bf16(d, a, v.word[j], v.word[j + 1]);
+    }
+  }
+}
+
+template <int FORMAT>
+INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part,
+                     const Vectors (&v)[Format<FORMAT>::kBlocks]) {
   if constexpr (kTensor) {
-    // k-slots 2t, 2t + 1 of a fragment are this lane's first word, 2t + 8, 2t + 9 its second; then
-    // the same with the third and the fourth.
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      float(&d)[4] = *(float(*)[4]) & sums[4 * i];
+    for (int block = 0; block < Format<FORMAT>::kBlocks; ++block) {
+      u32 low[4], high[4];
+      part.factors(low, 0, block);
+      part.factors(high, 1, block);
 #pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const u32 a[4] = {low.word[j], high.word[j], low.word[j + 1], high.word[j + 1]};
-        if constexpr (kIsF16) {
-          ptx::mma_f16(d, a, v[i].word[j], v[i].word[j + 1]);
+      for (int i = 0; i < kVectors; ++i) {
+        if constexpr (FORMAT == 0) {
+          float(&d)[4] = *(float(*)[4]) & sums[4 * i];
+          multiply_fragments(d, low, high, v[block][i]);
         } else {
-          ptx::mma_bf16(d, a, v[i].word[j], v[i].word[j + 1]);
+          float d[4] = {};
+          multiply_fragments(d, low, high, v[block][i]);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            sums[4 * i + j] = __fmaf_rn(part.scale(j / 2, block), d[j], sums[4 * i + j]);
+          }
         }
       }
     }
   } else {
-    const Values<16> a = unpack(low), b = unpack(high);
+    const Values<16> a = unpack(part.row[0]), b = unpack(part.row[1]);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      const Values<16> x = unpack(v[i]);
+      const Values<16> x = unpack(v[0][i]);
 #pragma unroll
       for (int j = 0; j < x.kCount; ++j) {
         sums[i] = __fmaf_rn(a.value[j], x.value[j], sums[i]);
@@ -259,7 +380,7 @@ INLINE void store_sums(float* slot, Sums& sums, const Place& place) {
     const int token = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      slot[(i / 4 * 8 + token + i % 2) * kTokenPitch + place.row + i / 2 % 2 * 8] = sums[i];
+      slot[(i / 4 * 8 + token + i % 2) * kUnitRows + place.row + i / 2 % 2 * 8] = sums[i];
     }
   } else {
 #pragma unroll
@@ -267,31 +388,36 @@ INLINE void store_sums(float* slot, Sums& sums, const Place& place) {
       float sum = sums[i];
       sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
       sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
-      if (place.offset == 0) slot[i % kTokens * kTokenPitch + place.row + i / kTokens * 8] = sum;
+      if (place.offset == 0) slot[i % kTokens * kUnitRows + place.row + i / kTokens * 8] = sum;
     }
   }
 #pragma unroll
   for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
 }
 
-// Units of vectors that are loaded ahead where they come from global memory.
-constexpr int kAhead = kVectors >= 8 ? 1 : kVectors >= 4 ? 2 : 4;
-
 // Multiplies this warp's units of a phase. Ranges and tiles both only go forward from warp to warp,
-// so `warp + tile` names one slot for each pair that meets.
-template <bool AHEAD, class Source>
+// so `warp + tile` names one slot for each pair that meets. AHEAD: vectors come from global memory and
+// are loaded for some units in advance.
+template <int FORMAT, bool AHEAD, class Source>
 INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const Source& source,
                            float* slots) {
+  constexpr int kBlocks = Format<FORMAT>::kBlocks;
+  constexpr int kLoads = kBlocks * kVectors;  // of 16 bytes for a unit
+  constexpr int kAhead = kLoads >= 8 ? 1 : kLoads >= 4 ? 2 : 4;
   const Place& place = stream.place;
   const Range units = phase.of_warp(place.warp);
   if (units.count() <= 0) return;
   int tile = units.first / phase.pieces, piece = units.first - tile * phase.pieces;
   int next = piece;  // of the vectors
-  Vectors ahead[kAhead];
+  Vectors ahead[kAhead][kBlocks];
+  const auto load = [&](Vectors(&v)[kBlocks], int at) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) source.load(v[block], place, at * kBlocks + block);
+  };
   if constexpr (AHEAD) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      source.load(ahead[i], place, next);
+      load(ahead[i], next);
       next = next + 1 == phase.pieces ? 0 : next + 1;
     }
   }
@@ -301,17 +427,15 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
     for (int i = 0; i < kAhead; ++i) {
       if (u + i >= units.last) break;
       ptx::copy_async_wait<kDepth - 1>();
-      const u32 at = stream.unit_at(unit++);
-      const ptx::Raw<16> low = ptx::load_shared_wide(at);
-      const ptx::Raw<16> high = ptx::load_shared_wide(at + kHalfUnit);
+      const UnitPart<FORMAT> part(stream.unit_at(unit++));
       if constexpr (AHEAD) {
-        multiply(sums, low, high, ahead[i]);
-        if (u + i + kAhead < units.last) source.load(ahead[i], place, next);
+        multiply<FORMAT>(sums, part, ahead[i]);
+        if (u + i + kAhead < units.last) load(ahead[i], next);
         next = next + 1 == phase.pieces ? 0 : next + 1;
       } else {
-        Vectors v;
-        source.load(v, place, piece);
-        multiply(sums, low, high, v);
+        Vectors v[kBlocks];
+        load(v, piece);
+        multiply<FORMAT>(sums, part, v);
       }
       // The products above have used what this copy overwrites.
       stream.copy_next();
@@ -327,7 +451,7 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
 
 // The sum of what the warps that share a tile have left in their slots, in their order.
 INLINE float total(const float* slots, const Phase& phase, int tile, int token, int row) {
-  const float* from = slots + tile * kSlotFloats + token * kTokenPitch + row;
+  const float* from = slots + tile * kSlotFloats + token * kUnitRows + row;
   const int first = tile * phase.pieces / phase.per_warp;
   const int last = ((tile + 1) * phase.pieces - 1) / phase.per_warp;
   float sum = from[first * kSlotFloats];
@@ -369,8 +493,9 @@ INLINE void finish(const Stream& s, const float* slots) {
 // Copies x to shared memory, with zeros up to whole units. Several loads of a thread are under way
 // together; the weights behind them are, too.
 INLINE void stage_x(const DecodeMlpParams& p, u8* to) {
+  constexpr int kWhole = Format<kGateUpFormat>::kBlocks * kUnitBytes;
   const int bytes = p.k * kElementBytes;
-  const int chunks = ceiling_divide(bytes, kUnitBytes) * (kUnitBytes / 16);
+  const int chunks = ceiling_divide(bytes, kWhole) * (kWhole / 16);
   constexpr int kBatch = 4;
   for (int first = threadIdx.x; first < chunks * p.m; first += kBatch * kThreads) {
     ptx::Raw<16> raw[kBatch];
@@ -429,10 +554,10 @@ KERNEL(kThreads, PART == 0 ? 1 : 2, decode_mlp)(KERNEL_PARAMS(DecodeMlpParams) p
       stage_x(p, shared + p.x_at);
       __syncthreads();
       const StagedTokens x = {shared + p.x_at, p.x_pitch, p.m};
-      multiply_phase<false>(stream, unit, stream.gate_up, x, slots);
+      multiply_phase<kGateUpFormat, false>(stream, unit, stream.gate_up, x, slots);
     } else {
       const Tokens x = {p.x, p.x_stride * kElementBytes, p.m, p.k * kElementBytes};
-      multiply_phase<true>(stream, unit, stream.gate_up, x, slots);
+      multiply_phase<kGateUpFormat, true>(stream, unit, stream.gate_up, x, slots);
     }
     __syncthreads();
     activate(stream, slots);
@@ -440,7 +565,7 @@ KERNEL(kThreads, PART == 0 ? 1 : 2, decode_mlp)(KERNEL_PARAMS(DecodeMlpParams) p
   if constexpr (kGateUp && kDown) grid_barrier(p.barrier);
   if constexpr (kDown) {
     const Tokens h = {p.h, p.h_stride * kElementBytes, p.m, p.features * kElementBytes};
-    multiply_phase<true>(stream, unit, stream.down, h, slots);
+    multiply_phase<kDownFormat, true>(stream, unit, stream.down, h, slots);
     __syncthreads();
     finish(stream, slots);
   }

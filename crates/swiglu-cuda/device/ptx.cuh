@@ -53,6 +53,18 @@ INLINE u32 pack_f16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
+// Sums of two pairs of 16-bit values, rounded to nearest even.
+INLINE u32 add_bf16x2(u32 a, u32 b) {
+  u32 y;
+  // sm_80 has no addition of bf16; a product with 1 is exact.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3F803F80u), "r"(b));
+  return y;
+}
+INLINE u32 add_f16x2(u32 a, u32 b) {
+  u32 y;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
 // The binary16 in the low half of `x`.
 INLINE float float_from_f16(u32 x) {
   float y;

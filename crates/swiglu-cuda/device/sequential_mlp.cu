@@ -43,8 +43,8 @@ KERNEL(kThreads, 1, sequential_mlp)(KERNEL_PARAMS(DecodeMlpParams) p) {
     // What lies behind a row of h meets weights that are zero.
     Sums gate = {}, up = {};
     if (i < p.features) {
-      multiply_row(gate, p.gate + i * p.gate_stride * kElementBytes, p.x, p.x_stride, p.m, p.k);
-      multiply_row(up, p.up + i * p.gate_stride * kElementBytes, p.x, p.x_stride, p.m, p.k);
+      multiply_row(gate, p.gate + i * p.gate_stride, p.x, p.x_stride, p.m, p.k);
+      multiply_row(up, p.up + i * p.gate_stride, p.x, p.x_stride, p.m, p.k);
     }
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
@@ -55,7 +55,7 @@ KERNEL(kThreads, 1, sequential_mlp)(KERNEL_PARAMS(DecodeMlpParams) p) {
   __syncthreads();
   for (int i = warp; i < p.k; i += kWarps) {
     Sums sums;
-    multiply_row(sums, p.down + i * p.down_stride * kElementBytes, p.h, p.h_stride, p.m, p.features);
+    multiply_row(sums, p.down + i * p.down_stride, p.h, p.h_stride, p.m, p.features);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t < p.m && lane == t) store_output(p, t, i, sums[t]);

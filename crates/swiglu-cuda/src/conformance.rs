@@ -1,6 +1,7 @@
 //! The CUDA backend as the conformance suite sees it.
 
 use swiglu_core::conformance::{Backend, Case};
+use swiglu_core::quant::{BlockType, QuantizedMlpParams};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
     MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
@@ -13,7 +14,7 @@ use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gated_gemm::Kernel;
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
-use crate::{GatedLinear, Mlp};
+use crate::{GatedLinear, Mlp, QuantizedMlp};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,10 @@ impl CudaBackend {
     /// Whether this way computes the case: a kernel has its element types, the unfused path has no
     /// [`Rounding::Fused`] of 16-bit types, and the activation operation has one way.
     pub fn computes(&self, case: &Case) -> bool {
+        if case.quantized.is_some() {
+            let unpacks = matches!(self.way, Way::Planned | Way::Decode(_));
+            return unpacks && case.op == Op::Mlp && case.dtype != DType::F32;
+        }
         match (self.way, case.op) {
             (Way::Planned, _) => true,
             (_, Op::Activation) => false,
@@ -142,6 +147,29 @@ impl Backend for CudaBackend {
         Ok(h.copy_to(&mut out)?)
     }
 
+    fn quantized_types(&self) -> &[BlockType] {
+        match self.way {
+            Way::Planned | Way::Decode(_) => &[BlockType::Q8_0, BlockType::Q4_0],
+            Way::Unfused | Way::Kernel(_) => &[],
+        }
+    }
+
+    fn quantized_mlp<T: Element>(
+        &self,
+        params: &QuantizedMlpParams<'_>,
+        x: MatrixRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        let layer = match self.way {
+            Way::Decode(design) => QuantizedMlp::<T>::with_design(&self.cuda, params, design),
+            Way::Planned | Way::Unfused | Way::Kernel(_) => QuantizedMlp::new(&self.cuda, params),
+        }?;
+        let stream = self.cuda.stream();
+        let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
+        layer.forward(&stream, x.view()?, y.view_mut()?)?;
+        Ok(y.copy_to(&mut out)?)
+    }
+
     fn mlp<T: Element>(
         &self,
         params: &MlpParams<'_, T>,
@@ -172,7 +200,7 @@ fn problem(case: &Case) -> Problem {
         numerics: case.numerics,
         layout: case.layout,
         bias: case.bias,
-        quantized: None,
+        quantized: case.quantized,
     }
 }
 

@@ -30,7 +30,7 @@ pub use conformance::CudaBackend;
 pub use context::{Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
 pub use kernels::decode_mlp::Design as DecodeDesign;
-pub use layers::{Candidate, GatedLinear, Mlp, Way};
+pub use layers::{Candidate, GatedLinear, Mlp, QuantizedMlp, Way};
 pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 pub use stream::{Event, Graph, Stream};

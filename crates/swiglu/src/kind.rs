@@ -171,7 +171,8 @@ impl Layer<MlpKind> {
     }
 
     /// Packs quantised weights in memory for a device, which computes with them as they are, for inputs
-    /// and outputs of T.
+    /// and outputs of T. On a CUDA device, Q8_0 and Q4_0 with f16 or bf16, for decoding: more than 16
+    /// tokens are computed 16 at a time, each time from all weights.
     ///
     /// # Errors
     /// As [`Self::from_params`]; [`swiglu_core::Error::Unsupported`] if the device has no kernels for
@@ -186,7 +187,17 @@ impl Layer<MlpKind> {
                 Ok(Self::new(device, Some(Path::Fused), kernel))
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => Err(quantized_on_cuda().into()),
+            Device::Cuda(cuda) => {
+                use swiglu_cuda::{CudaError, QuantizedMlp};
+                match QuantizedMlp::<T>::new(cuda, params) {
+                    Ok(kernel) => Ok(Self::new(device, Some(Path::Fused), kernel)),
+                    // As every backend says it.
+                    Err(CudaError::Unsupported { what, why }) => {
+                        Err(swiglu_core::Error::Unsupported { what, why }.into())
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
         }
     }
 
@@ -217,7 +228,8 @@ impl Layer<MlpKind> {
 pub(crate) fn quantized_on_cuda() -> swiglu_core::Error {
     swiglu_core::Error::Unsupported {
         what: "quantised weights on a CUDA device".into(),
-        why: "its kernels compute with decoded ones; decode them".into(),
+        why: "its kernels for them are for blocks of few tokens, Mlp::from_quantized; others are decoded"
+            .into(),
     }
 }
 
@@ -260,4 +272,4 @@ macro_rules! cuda_kernel {
     };
 }
 #[cfg(feature = "cuda")]
-cuda_kernel!(GatedLinear, Mlp);
+cuda_kernel!(GatedLinear, Mlp, QuantizedMlp);

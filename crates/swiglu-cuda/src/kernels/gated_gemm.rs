@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use swiglu_core::quant::BlockType;
 use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
@@ -244,6 +245,8 @@ pub(crate) enum Obstacle {
     RoundsBias(DType),
     /// K has fewer steps than blocks that split it.
     TooFewToSplit(usize),
+    /// Quantised weights, which the kernel does not unpack.
+    Quantized(BlockType),
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -267,6 +270,9 @@ impl fmt::Display for Obstacle {
                 write!(f, "K is too short to be split between {blocks} blocks")
             }
             Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
+            Obstacle::Quantized(block) => {
+                write!(f, "weights are {block}, which it does not unpack")
+            }
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }
     }

@@ -12,7 +12,9 @@ use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
-use crate::kernels::decode_mlp::{BlockWeights, Call as DecodeCall, Decode, Design, MOST_TOKENS};
+use crate::kernels::decode_mlp::{
+    BlockWeights, Call as DecodeCall, Decode, Design, MOST_TOKENS, Scales,
+};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
@@ -253,8 +255,9 @@ impl<T: Element> Mlp<T> {
             gate: w.gate,
             up: w.up,
             down: down.ptr,
-            gate_stride: w.row_stride,
-            down_stride: down.row_stride,
+            gate_stride: w.row_stride * size_of::<T>(),
+            down_stride: down.row_stride * size_of::<T>(),
+            scales: Scales::default(),
             hidden: w.hidden,
             intermediate: w.intermediate,
             biases: w.biases,

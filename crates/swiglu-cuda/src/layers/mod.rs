@@ -4,6 +4,7 @@ mod cost;
 mod gated;
 mod mlp;
 mod plan;
+mod quantized;
 mod saving;
 mod weights;
 
@@ -12,3 +13,4 @@ pub use gated::GatedLinear;
 pub use mlp::Mlp;
 pub(crate) use plan::Choice;
 pub use plan::{Candidate, Way};
+pub use quantized::QuantizedMlp;

@@ -52,6 +52,9 @@ impl Choice {
     /// Whether this way gives what the problem asks for, or why not.
     pub(crate) fn check(self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
         let stored = problem.dtype != DType::F32;
+        if let (Some(types), Choice::Fused(_) | Choice::Unfused) = (problem.quantized, self) {
+            return Err(Obstacle::Quantized(types.gate_up));
+        }
         match self {
             Choice::Fused(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
             Choice::Unfused if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),

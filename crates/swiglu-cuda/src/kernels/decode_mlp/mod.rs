@@ -1,30 +1,26 @@
 //! Launches `device/decode_mlp.cu`: the feed-forward block for a few tokens.
 
+mod config;
+mod variants;
+
 use std::fmt;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use swiglu_core::{Activation, DType, Numerics, Op, Problem};
+use swiglu_core::quant::BlockType;
+use swiglu_core::{DType, Op, Problem};
 
-use super::NamedVariant;
 use super::elementwise::{Tensor, signed};
 use super::gate::{Formula, GateCode};
 use super::gated_gemm::counted;
 use crate::arch::Arch;
 use crate::context::{Context, Cuda, DeviceFacts};
 use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::launch::{LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
-
-static FILE: KernelFile =
-    KernelFile::new("decode_mlp.cu", include_str!("../../device/decode_mlp.cu"));
-static SEQUENTIAL: KernelFile =
-    KernelFile::new("sequential_mlp.cu", include_str!("../../device/sequential_mlp.cu"));
-
-/// The device files of all designs.
-pub(super) fn files() -> [&'static KernelFile; 2] {
-    [&FILE, &SEQUENTIAL]
-}
+pub(super) use config::files;
+use config::{Config, Part};
+pub(crate) use config::{Format, MOST_TOKENS};
+pub(super) use variants::variants;
 
 /// How the decode kernel computes a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,6 +87,10 @@ pub(crate) enum Obstacle {
     NotCooperative,
     /// The ring, the partial sums and x do not fit into a block's shared memory.
     SharedMemory { needed: usize, given: usize },
+    /// Weights in blocks that the kernel does not unpack.
+    Blocks(BlockType),
+    /// Quantised weights with activations of f32.
+    QuantizedF32,
     /// An extent is more than the kernel counts to.
     Extent(usize),
     /// Rows of x are not whole 16 bytes, and x does not fit into shared memory.
@@ -111,6 +111,10 @@ impl fmt::Display for Obstacle {
             Obstacle::SharedMemory { needed, given } => {
                 write!(f, "needs {needed} bytes of shared memory, a block has {given}")
             }
+            Obstacle::Blocks(block) => write!(f, "unpacks Q8_0 and Q4_0, not {block}"),
+            Obstacle::QuantizedF32 => {
+                f.write_str("quantised weights are multiplied with f16 or bf16, not with f32")
+            }
             Obstacle::Extent(n) => write!(f, "{n} is more than the kernel counts to"),
             Obstacle::Unaligned => {
                 f.write_str("rows of x are not whole 16 bytes, and x does not fit shared memory")
@@ -118,181 +122,6 @@ impl fmt::Display for Obstacle {
         }
     }
 }
-
-/// The most tokens of any type.
-pub(crate) const MOST_TOKENS: usize = 16;
-
-/// How products are computed, and the most tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Math {
-    Fma(usize),
-    Tensor(usize),
-}
-
-impl Math {
-    /// For so many tokens: tensor cores above two, see the head of the device file.
-    fn of(dtype: DType, m: usize) -> Result<Self, Obstacle> {
-        const F32: [usize; 4] = [1, 2, 4, 8];
-        let most = if dtype == DType::F32 { 8 } else { MOST_TOKENS };
-        let refused = Obstacle::Tokens { given: m, most };
-        match (dtype, m) {
-            (_, 0) => Err(Obstacle::Empty),
-            (DType::F32, _) => F32.into_iter().find(|&n| m <= n).map(Math::Fma).ok_or(refused),
-            (_, 1..=2) => Ok(Math::Fma(m)),
-            (_, 3..=8) => Ok(Math::Tensor(8)),
-            (_, 9..=16) => Ok(Math::Tensor(16)),
-            _ => Err(refused),
-        }
-    }
-
-    fn tokens(self) -> usize {
-        match self {
-            Math::Fma(tokens) | Math::Tensor(tokens) => tokens,
-        }
-    }
-}
-
-/// Which of the two halves a launch computes: PART.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Part {
-    Both = 0,
-    GateUp = 1,
-    Down = 2,
-    Sequential = 3,
-}
-
-/// What a launch is compiled and shaped for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Config {
-    part: Part,
-    math: Math,
-    stage_x: bool,
-    warps: usize,
-    depth: usize,
-    grid: usize,
-    /// Bytes of shared memory before x.
-    x_at: usize,
-    /// Bytes from token to token of x in shared memory.
-    x_pitch: usize,
-    shared: usize,
-}
-
-/// Rows that partial sums of a tile are for, and floats between tokens: as in the device file.
-const UNIT_PAIRS: usize = 8;
-const UNIT_ROWS: usize = 16;
-const TOKEN_PITCH: usize = 20;
-
-impl Config {
-    fn ring_bytes(warps: usize, depth: usize) -> usize {
-        warps * depth * 1024
-    }
-
-    fn new(
-        part: Part,
-        math: Math,
-        problem: &Problem,
-        (stage_x, warps, depth): (bool, usize, usize),
-        grid: usize,
-    ) -> Self {
-        let pairs = problem.intermediate.div_ceil(grid);
-        let rows = problem.hidden.div_ceil(grid);
-        let tiles = match part {
-            Part::Both => pairs.div_ceil(UNIT_PAIRS).max(rows.div_ceil(UNIT_ROWS)),
-            Part::GateUp => pairs.div_ceil(UNIT_PAIRS),
-            Part::Down => rows.div_ceil(UNIT_ROWS),
-            // It keeps its sums in registers.
-            Part::Sequential => 0,
-        };
-        let slots = (warps + tiles) * math.tokens() * TOKEN_PITCH * 4;
-        let x_at = (Self::ring_bytes(warps, depth) + slots).next_multiple_of(16);
-        // An odd multiple of 64 bytes: eight rows of a fragment then lie in different banks.
-        let row = (problem.hidden * problem.dtype.size()).next_multiple_of(64);
-        let x_pitch = if row.is_multiple_of(128) { row + 64 } else { row };
-        let x = if stage_x { problem.m * x_pitch } else { 0 };
-        Self { part, math, stage_x, warps, depth, grid, x_at, x_pitch, shared: x_at + x }
-    }
-
-    /// One block of 16 warps, without shared memory.
-    fn sequential(m: usize) -> Result<Self, Obstacle> {
-        let tokens = [1, 4, MOST_TOKENS].into_iter().find(|&n| m <= n);
-        let refused = Obstacle::Tokens { given: m, most: MOST_TOKENS };
-        let math = Math::Fma(tokens.ok_or(refused)?);
-        Ok(Self {
-            part: Part::Sequential,
-            math,
-            stage_x: false,
-            warps: 16,
-            depth: 0,
-            grid: 1,
-            x_at: 0,
-            x_pitch: 0,
-            shared: 0,
-        })
-    }
-
-    /// The deepest ring that fits, x in shared memory if possible.
-    fn fit(part: Part, problem: &Problem, limits: &Limits) -> Result<Self, Obstacle> {
-        let math = Math::of(problem.dtype, problem.m)?;
-        const ONE: [(usize, usize); 3] = [(16, 8), (16, 4), (8, 4)];
-        // Two blocks of the two launches can be on a multiprocessor together.
-        const TWO: [(usize, usize); 2] = [(8, 8), (8, 4)];
-        let rings = if part == Part::Both { &ONE[..] } else { &TWO[..] };
-        // One launch must run at once; of two each may be longer than a wave.
-        let waves = if part == Part::Both { 1..=1 } else { 1..=MOST_WAVES };
-        let mut least = usize::MAX;
-        for wave in waves {
-            for stage_x in [true, false] {
-                if part == Part::Down && stage_x {
-                    continue;
-                }
-                for &(warps, depth) in rings {
-                    let grid = limits.multiprocessors.max(1) * wave;
-                    let config = Self::new(part, math, problem, (stage_x, warps, depth), grid);
-                    if config.shared <= limits.shared {
-                        return Ok(config);
-                    }
-                    least = least.min(config.shared);
-                }
-            }
-        }
-        Err(Obstacle::SharedMemory { needed: least, given: limits.shared })
-    }
-
-    fn variant(self, code: GateCode) -> Variant {
-        // The down projection has no activation: one module for all of them.
-        let code = match self.part {
-            Part::Down => {
-                let numerics = Numerics::default_for(code.dtype());
-                GateCode::new(&Activation::SWIGLU, numerics, code.dtype())
-            }
-            _ => code,
-        };
-        let [a, b, c, d, e] = code.defines();
-        if self.part == Part::Sequential {
-            let rest = [define("TOKENS", self.math.tokens()), define("WARPS", self.warps)];
-            return Variant::new(&SEQUENTIAL, [a, b, c, d, e, rest[0], rest[1]]);
-        }
-        let rest = [
-            ("TENSOR", usize::from(matches!(self.math, Math::Tensor(_)))),
-            ("TOKENS", self.math.tokens()),
-            ("STAGE_X", usize::from(self.stage_x)),
-            ("WARPS", self.warps),
-            ("DEPTH", self.depth),
-            ("PART", self.part as usize),
-            ("RING_BYTES", Self::ring_bytes(self.warps, self.depth)),
-        ];
-        let [f, g, h, i, j, k, l] = rest.map(|(name, value)| define(name, value));
-        Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l])
-    }
-
-    fn function(self, cuda: &Cuda, code: GateCode) -> Result<Function> {
-        let entry = if self.part == Part::Sequential { "sequential_mlp" } else { "decode_mlp" };
-        cuda.function(&self.variant(code), entry, self.shared as u32)
-    }
-}
-
-/// More waves of blocks than this would be a device of very little shared memory.
-const MOST_WAVES: usize = 64;
 
 /// The launches of a call: data, until they are enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -334,6 +163,9 @@ impl Decode {
                 Ok(Self { design, first, second, programmatic })
             }
             Design::Sequential => {
+                if let Some(types) = problem.quantized {
+                    return Err(Obstacle::Blocks(types.gate_up));
+                }
                 let first = Config::sequential(problem.m)?;
                 Ok(Self { design, first, second: None, programmatic })
             }
@@ -346,7 +178,7 @@ impl Decode {
 
     /// Bytes that the rings of the whole device hold: what is under way at any time.
     pub(crate) fn ring_bytes(&self, limits: &Limits) -> usize {
-        Config::ring_bytes(self.first.warps, self.first.depth) * limits.multiprocessors
+        self.first.ring() * limits.multiprocessors
     }
 
     /// By name, for people.
@@ -356,7 +188,7 @@ impl Decode {
             ("launches", 1 + usize::from(self.second.is_some())),
             ("blocks", first.grid),
             ("warps", first.warps),
-            ("ring_kib", Config::ring_bytes(first.warps, first.depth) / 1024),
+            ("ring_kib", first.ring() / 1024),
         ]
     }
 
@@ -405,10 +237,11 @@ impl Decode {
             h: call.h.data,
             y: call.y.data,
             x_stride: call.x.stride,
-            gate_stride: signed(w.gate_stride),
-            down_stride: signed(w.down_stride),
             h_stride: call.h.stride,
             y_stride: call.y.stride,
+            gate_stride: signed(w.gate_stride),
+            down_stride: signed(w.down_stride),
+            scales: w.scales,
             gate_bias,
             up_bias,
             down_bias: w.down_bias.unwrap_or(0),
@@ -434,15 +267,31 @@ impl Decode {
     }
 }
 
-/// Weights in device memory, all `[out, in]`, rows padded with zeros to whole 16 bytes.
+/// Scales of quantised weights in device memory, f16, one for each 32 of k, rows padded with zeros
+/// to as many as 64 bytes of weights have.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Scales {
+    pub(crate) gate: u64,
+    pub(crate) up: u64,
+    pub(crate) down: u64,
+    /// Bytes from row to row.
+    pub(crate) gate_stride: i64,
+    pub(crate) down_stride: i64,
+}
+
+/// Weights in device memory, all `[out, in]`, rows padded with zeros to whole 16 bytes; quantised
+/// ones as [`crate::layers`] lays them out, to whole 64 bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BlockWeights {
     pub(crate) gate: u64,
     pub(crate) up: u64,
     pub(crate) down: u64,
-    /// Elements from row to row.
+    /// Bytes from row to row; gate and up lie alike.
     pub(crate) gate_stride: usize,
     pub(crate) down_stride: usize,
+    /// Of quantised weights, else zeros.
+    pub(crate) scales: Scales,
     /// K.
     pub(crate) hidden: usize,
     /// H.
@@ -484,10 +333,11 @@ struct Params {
     h: u64,
     y: u64,
     x_stride: i64,
-    gate_stride: i64,
-    down_stride: i64,
     h_stride: i64,
     y_stride: i64,
+    gate_stride: i64,
+    down_stride: i64,
+    scales: Scales,
     gate_bias: u64,
     up_bias: u64,
     down_bias: u64,
@@ -501,51 +351,5 @@ struct Params {
     formula: Formula,
 }
 
-/// Every activation and mode with tensor cores or, in f32, without; every class of tokens, ring and
-/// place of x with the default one.
-pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
-    let mut all: Vec<NamedVariant> = Vec::new();
-    let mut push = |code: GateCode, part, m, ring: (bool, usize, usize)| {
-        let Ok(math) = Math::of(dtype, m) else { return };
-        let (stage_x, warps, depth) = ring;
-        let (grid, x_at, x_pitch, shared) = (1, 0, 0, 0);
-        let config = Config { part, math, stage_x, warps, depth, grid, x_at, x_pitch, shared };
-        let (part, tokens) = (["both", "gate-up", "down"][part as usize], math.tokens());
-        let x = if stage_x { "" } else { " cached-x" };
-        let code_name = code.name();
-        all.push(NamedVariant {
-            name: format!("{code_name} {part} {tokens} tokens {warps}x{depth}{x}"),
-            variant: config.variant(code),
-        });
-    };
-    let most = if dtype == DType::F32 { 4 } else { 8 };
-    for code in GateCode::all(dtype) {
-        push(code, Part::Both, most, (true, 16, 8));
-    }
-    let default = super::default_code(dtype);
-    for m in [1, 2, 4, 8, 16] {
-        for ring in [(true, 16, 8), (true, 16, 4), (true, 8, 4), (false, 16, 8), (false, 8, 4)] {
-            if m != most || ring != (true, 16, 8) {
-                push(default, Part::Both, m, ring);
-            }
-        }
-        push(default, Part::GateUp, m, (true, 8, 8));
-        push(default, Part::GateUp, m, (false, 8, 8));
-        push(default, Part::Down, m, (false, 8, 8));
-    }
-    for tokens in [1, 4, MOST_TOKENS] {
-        let Ok(config) = Config::sequential(tokens) else { continue };
-        all.push(NamedVariant {
-            name: format!("{} {tokens} tokens sequential", default.name()),
-            variant: config.variant(default),
-        });
-    }
-    // In f32 eight tokens are the most; 4 and 8 of 16-bit types share tensor cores.
-    let mut seen: Vec<Variant> = Vec::new();
-    all.retain(|v| {
-        let new = !seen.contains(&v.variant);
-        seen.push(v.variant);
-        new
-    });
-    all
-}
+#[cfg(test)]
+mod tests;

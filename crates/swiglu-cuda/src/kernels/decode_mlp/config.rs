@@ -1,0 +1,265 @@
+//! What a launch of the decode kernel is compiled and shaped for.
+
+use swiglu_core::quant::BlockType;
+use swiglu_core::{Activation, DType, Numerics, Problem};
+
+use super::super::gate::GateCode;
+use super::{Limits, Obstacle};
+use crate::context::Cuda;
+use crate::error::Result;
+use crate::jit::{KernelFile, Variant, define};
+use crate::launch::Function;
+
+static FILE: KernelFile =
+    KernelFile::new("decode_mlp.cu", include_str!("../../../device/decode_mlp.cu"));
+static SEQUENTIAL: KernelFile =
+    KernelFile::new("sequential_mlp.cu", include_str!("../../../device/sequential_mlp.cu"));
+
+/// The device files of all designs.
+pub(in crate::kernels) fn files() -> [&'static KernelFile; 2] {
+    [&FILE, &SEQUENTIAL]
+}
+
+/// The most tokens of any type.
+pub(crate) const MOST_TOKENS: usize = 16;
+
+/// How products are computed, and the most tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Math {
+    Fma(usize),
+    Tensor(usize),
+}
+
+impl Math {
+    /// For so many tokens: tensor cores above two, see the head of the device file.
+    pub(super) fn of(dtype: DType, m: usize) -> Result<Self, Obstacle> {
+        const F32: [usize; 4] = [1, 2, 4, 8];
+        let most = if dtype == DType::F32 { 8 } else { MOST_TOKENS };
+        let refused = Obstacle::Tokens { given: m, most };
+        match (dtype, m) {
+            (_, 0) => Err(Obstacle::Empty),
+            (DType::F32, _) => F32.into_iter().find(|&n| m <= n).map(Math::Fma).ok_or(refused),
+            (_, 1..=2) => Ok(Math::Fma(m)),
+            (_, 3..=8) => Ok(Math::Tensor(8)),
+            (_, 9..=16) => Ok(Math::Tensor(16)),
+            _ => Err(refused),
+        }
+    }
+
+    /// Quantised weights are multiplied on tensor cores, as values of 16 bits.
+    pub(super) fn of_quantized(dtype: DType, m: usize) -> Result<Self, Obstacle> {
+        match (dtype, m) {
+            (DType::F32, _) => Err(Obstacle::QuantizedF32),
+            (_, 0) => Err(Obstacle::Empty),
+            (_, 1..=8) => Ok(Math::Tensor(8)),
+            (_, 9..=MOST_TOKENS) => Ok(Math::Tensor(MOST_TOKENS)),
+            _ => Err(Obstacle::Tokens { given: m, most: MOST_TOKENS }),
+        }
+    }
+
+    pub(super) fn tokens(self) -> usize {
+        match self {
+            Math::Fma(tokens) | Math::Tensor(tokens) => tokens,
+        }
+    }
+}
+
+/// What the bytes of a row of weights are, as the device file counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Format {
+    /// Values of T.
+    Elements = 0,
+    /// Signed bytes with a scale per 32: Q8_0.
+    Bytes = 1,
+    /// Nibbles with a scale per 32: Q4_0.
+    Nibbles = 2,
+}
+
+impl Format {
+    fn of(block: BlockType) -> Result<Self, Obstacle> {
+        match block {
+            BlockType::Q8_0 => Ok(Format::Bytes),
+            BlockType::Q4_0 => Ok(Format::Nibbles),
+            other => Err(Obstacle::Blocks(other)),
+        }
+    }
+
+    /// Of gate and up, and of the down weight.
+    pub(crate) fn of_problem(problem: &Problem) -> Result<[Self; 2], Obstacle> {
+        let Some(types) = problem.quantized else { return Ok([Format::Elements; 2]) };
+        let down = types.down.unwrap_or(types.gate_up);
+        Ok([Self::of(types.gate_up)?, Self::of(down)?])
+    }
+
+    /// Blocks of k, each 64 bytes of x, that 64 bytes of a row hold.
+    pub(crate) fn blocks(self) -> usize {
+        match self {
+            Format::Elements => 1,
+            Format::Bytes => 2,
+            Format::Nibbles => 4,
+        }
+    }
+
+    /// Bytes of the scales of 64 bytes of a row.
+    pub(crate) fn scale_bytes(self) -> usize {
+        if self == Format::Elements { 0 } else { 2 * self.blocks() }
+    }
+}
+
+/// Which of the two halves a launch computes: PART.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Part {
+    Both = 0,
+    GateUp = 1,
+    Down = 2,
+    Sequential = 3,
+}
+
+/// What a launch is compiled and shaped for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Config {
+    pub(super) part: Part,
+    pub(super) math: Math,
+    pub(super) formats: [Format; 2],
+    pub(super) stage_x: bool,
+    pub(super) warps: usize,
+    pub(super) depth: usize,
+    pub(super) grid: usize,
+    /// Bytes of shared memory before x.
+    pub(super) x_at: usize,
+    /// Bytes from token to token of x in shared memory.
+    pub(super) x_pitch: usize,
+    pub(super) shared: usize,
+}
+
+/// Features and columns of a tile, as in the device file.
+const UNIT_PAIRS: usize = 8;
+const UNIT_ROWS: usize = 16;
+
+impl Config {
+    /// 16 rows of 64 bytes for each unit, and scales for each lane's two rows.
+    fn ring_bytes(warps: usize, depth: usize, formats: [Format; 2]) -> usize {
+        let scales = formats.into_iter().map(Format::scale_bytes).max().unwrap_or(0);
+        warps * depth * (1024 + 64 * scales)
+    }
+
+    pub(super) fn ring(&self) -> usize {
+        Self::ring_bytes(self.warps, self.depth, self.formats)
+    }
+
+    fn new(
+        part: Part,
+        (math, formats): (Math, [Format; 2]),
+        problem: &Problem,
+        (stage_x, warps, depth): (bool, usize, usize),
+        grid: usize,
+    ) -> Self {
+        let pairs = problem.intermediate.div_ceil(grid);
+        let rows = problem.hidden.div_ceil(grid);
+        let tiles = match part {
+            Part::Both => pairs.div_ceil(UNIT_PAIRS).max(rows.div_ceil(UNIT_ROWS)),
+            Part::GateUp => pairs.div_ceil(UNIT_PAIRS),
+            Part::Down => rows.div_ceil(UNIT_ROWS),
+            // It keeps its sums in registers.
+            Part::Sequential => 0,
+        };
+        let slots = (warps + tiles) * math.tokens() * UNIT_ROWS * size_of::<f32>();
+        let x_at = (Self::ring_bytes(warps, depth, formats) + slots).next_multiple_of(16);
+        // An odd multiple of 64 bytes: eight rows of a fragment then lie in different banks.
+        let whole = 64 * formats[0].blocks();
+        let row = (problem.hidden * problem.dtype.size()).next_multiple_of(whole);
+        let x_pitch = if row.is_multiple_of(128) { row + 64 } else { row };
+        let x = if stage_x { problem.m * x_pitch } else { 0 };
+        let shared = x_at + x;
+        Self { part, math, formats, stage_x, warps, depth, grid, x_at, x_pitch, shared }
+    }
+
+    /// One block of 16 warps, without shared memory.
+    pub(super) fn sequential(m: usize) -> Result<Self, Obstacle> {
+        let tokens = [1, 4, MOST_TOKENS].into_iter().find(|&n| m <= n);
+        let refused = Obstacle::Tokens { given: m, most: MOST_TOKENS };
+        let math = Math::Fma(tokens.ok_or(refused)?);
+        Ok(Self {
+            part: Part::Sequential,
+            math,
+            formats: [Format::Elements; 2],
+            stage_x: false,
+            warps: 16,
+            depth: 0,
+            grid: 1,
+            x_at: 0,
+            x_pitch: 0,
+            shared: 0,
+        })
+    }
+
+    /// The deepest ring that fits, x in shared memory if possible.
+    pub(super) fn fit(part: Part, problem: &Problem, limits: &Limits) -> Result<Self, Obstacle> {
+        let formats = Format::of_problem(problem)?;
+        let math = match problem.quantized {
+            None => Math::of(problem.dtype, problem.m)?,
+            Some(_) => Math::of_quantized(problem.dtype, problem.m)?,
+        };
+        const ONE: [(usize, usize); 3] = [(16, 8), (16, 4), (8, 4)];
+        // Two blocks of the two launches can be on a multiprocessor together.
+        const TWO: [(usize, usize); 2] = [(8, 8), (8, 4)];
+        let rings = if part == Part::Both { &ONE[..] } else { &TWO[..] };
+        // One launch must run at once; of two each may be longer than a wave.
+        let waves = if part == Part::Both { 1..=1 } else { 1..=MOST_WAVES };
+        let mut least = usize::MAX;
+        for wave in waves {
+            for stage_x in [true, false] {
+                if part == Part::Down && stage_x {
+                    continue;
+                }
+                for &(warps, depth) in rings {
+                    let grid = limits.multiprocessors.max(1) * wave;
+                    let config =
+                        Self::new(part, (math, formats), problem, (stage_x, warps, depth), grid);
+                    if config.shared <= limits.shared {
+                        return Ok(config);
+                    }
+                    least = least.min(config.shared);
+                }
+            }
+        }
+        Err(Obstacle::SharedMemory { needed: least, given: limits.shared })
+    }
+
+    pub(super) fn variant(self, code: GateCode) -> Variant {
+        // The down projection has no activation: one module for all of them.
+        let code = match self.part {
+            Part::Down => {
+                let numerics = Numerics::default_for(code.dtype());
+                GateCode::new(&Activation::SWIGLU, numerics, code.dtype())
+            }
+            _ => code,
+        };
+        let [a, b, c, d, e] = code.defines();
+        if self.part == Part::Sequential {
+            let rest = [define("TOKENS", self.math.tokens()), define("WARPS", self.warps)];
+            return Variant::new(&SEQUENTIAL, [a, b, c, d, e, rest[0], rest[1]]);
+        }
+        let rest = [
+            ("TENSOR", usize::from(matches!(self.math, Math::Tensor(_)))),
+            ("TOKENS", self.math.tokens()),
+            ("STAGE_X", usize::from(self.stage_x)),
+            ("WARPS", self.warps),
+            ("DEPTH", self.depth),
+            ("PART", self.part as usize),
+            ("FORMAT_GATE_UP", self.formats[0] as usize),
+            ("FORMAT_DOWN", self.formats[1] as usize),
+            ("RING_BYTES", Self::ring_bytes(self.warps, self.depth, self.formats)),
+        ];
+        let [f, g, h, i, j, k, l, m, n] = rest.map(|(name, value)| define(name, value));
+        Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
+    }
+
+    pub(super) fn function(self, cuda: &Cuda, code: GateCode) -> Result<Function> {
+        let entry = if self.part == Part::Sequential { "sequential_mlp" } else { "decode_mlp" };
+        cuda.function(&self.variant(code), entry, self.shared as u32)
+    }
+}
+
+/// More waves of blocks than this would be a device of very little shared memory.
+const MOST_WAVES: usize = 64;

@@ -1,0 +1,107 @@
+use swiglu_core::quant::QuantizedTypes;
+use swiglu_core::{Activation, Numerics, WeightLayout};
+
+use super::*;
+
+const H200: Limits =
+    Limits { multiprocessors: 132, shared: 232_448, cooperative: true, programmatic: true };
+/// An RTX 4090.
+const ADA: Limits =
+    Limits { multiprocessors: 128, shared: 101_376, cooperative: true, programmatic: false };
+
+const SHAPES: [[usize; 2]; 4] = [[896, 4864], [2048, 8192], [4096, 14336], [8192, 28672]];
+
+fn problem(m: usize, [hidden, intermediate]: [usize; 2], dtype: DType) -> Problem {
+    Problem {
+        op: Op::Mlp,
+        m,
+        hidden,
+        intermediate,
+        dtype,
+        activation: Activation::SWIGLU,
+        numerics: Numerics::default_for(dtype),
+        layout: WeightLayout::HF,
+        bias: false,
+        quantized: None,
+    }
+}
+
+fn decode(design: Design, problem: &Problem, limits: &Limits) -> Result<Decode, Obstacle> {
+    Decode::check_problem(design, problem, limits)
+}
+
+#[test]
+fn what_models_have_fits_and_all_blocks_run_at_once() {
+    for limits in [H200, ADA] {
+        for shape in SHAPES {
+            for m in 1..=16 {
+                let problem = problem(m, shape, DType::Bf16);
+                for design in Design::ALL {
+                    let made = decode(design, &problem, &limits).unwrap();
+                    for config in [Some(made.first), made.second].into_iter().flatten() {
+                        assert!(config.shared <= limits.shared, "{problem}: {config:?}");
+                    }
+                    let at_once = made.first.grid == limits.multiprocessors;
+                    assert!(design == Design::TwoLaunches || at_once, "{problem}: {made:?}");
+                }
+            }
+        }
+    }
+}
+
+/// 4.3 TB/s at 650 to 800 ns: see the head of the device file.
+#[test]
+fn enough_is_under_way_on_a_hopper() {
+    for shape in &SHAPES[..3] {
+        for m in 1..=16 {
+            let problem = problem(m, *shape, DType::Bf16);
+            let made = decode(Design::OneLaunch, &problem, &H200).unwrap();
+            assert!(made.ring_bytes(&H200) >= 132 * 64 * 1024, "{problem}: {made:?}");
+            assert!(made.first.stage_x, "{problem}: x would pass through L2 for every tile");
+        }
+    }
+}
+
+#[test]
+fn obstacles_name_what_is_in_the_way() {
+    let of = |problem: &Problem, limits: &Limits, design| {
+        decode(design, problem, limits).unwrap_err().to_string()
+    };
+    let one = problem(1, [896, 4864], DType::Bf16);
+    let alone = Limits { cooperative: false, ..H200 };
+    assert!(of(&one, &alone, Design::OneLaunch).contains("no cooperative launch"));
+    assert!(decode(Design::TwoLaunches, &one, &alone).is_ok());
+    let gated = Problem { op: Op::GatedLinear, ..one };
+    assert!(of(&gated, &H200, Design::TwoLaunches).contains("not gated-linear"));
+    // A device of one small multiprocessor has no room for all partial sums at once; the blocks
+    // of two launches may be more.
+    let small = Limits { multiprocessors: 1, shared: 48 * 1024, ..ADA };
+    assert!(of(&one, &small, Design::OneLaunch).contains("a block has 49152"));
+    assert!(decode(Design::TwoLaunches, &one, &small).is_ok());
+    let types = QuantizedTypes { gate_up: BlockType::Q8_0, down: Some(BlockType::Q5_0) };
+    let mixed = Problem { quantized: Some(types), ..one };
+    assert!(of(&mixed, &H200, Design::OneLaunch).contains("not Q5_0"));
+}
+
+#[test]
+fn x_is_read_in_place_only_in_whole_copies() {
+    let wide = problem(16, [30_000, 64], DType::Bf16);
+    let made = decode(Design::OneLaunch, &wide, &H200).unwrap();
+    assert!(!made.first.stage_x);
+    let takes = |data, stride| made.check_x(Tensor::new(data, stride), &wide);
+    assert_eq!(takes(256, 30_000), Ok(()));
+    assert_eq!(takes(258, 30_000), Err(Obstacle::Unaligned));
+    assert_eq!(takes(256, 30_004), Err(Obstacle::Unaligned));
+    let odd = Problem { hidden: 30_001, ..wide };
+    assert_eq!(made.check_x(Tensor::new(256, 30_008), &odd), Err(Obstacle::Unaligned));
+}
+
+#[test]
+fn variants_differ() {
+    for dtype in DType::ALL {
+        let all = variants(dtype);
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|b| b.variant != a.variant), "{}", a.name);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The variants of the decode kernel that devices launch.
+
+use swiglu_core::DType;
+
+use super::super::gate::GateCode;
+use super::super::{NamedVariant, default_code};
+use super::config::{Config, Format, MOST_TOKENS, Math, Part};
+use crate::jit::Variant;
+
+/// Every activation and mode with tensor cores or, in f32, without; every class of tokens, ring and
+/// place of x with the default one.
+pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
+    let mut all: Vec<NamedVariant> = Vec::new();
+    let mut push = |code: GateCode, part, math: Math, formats, ring: (bool, usize, usize)| {
+        let (stage_x, warps, depth) = ring;
+        let (grid, x_at, x_pitch, shared) = (1, 0, 0, 0);
+        let config =
+            Config { part, math, formats, stage_x, warps, depth, grid, x_at, x_pitch, shared };
+        let (part, tokens) = (["both", "gate-up", "down"][part as usize], math.tokens());
+        let x = if stage_x { "" } else { " cached-x" };
+        let weights = match formats {
+            [Format::Elements, _] => String::new(),
+            [gate_up, down] => format!(" {gate_up:?}+{down:?}"),
+        };
+        let code_name = code.name();
+        all.push(NamedVariant {
+            name: format!("{code_name} {part} {tokens} tokens {warps}x{depth}{x}{weights}"),
+            variant: config.variant(code),
+        });
+    };
+    let (elements, deep) = ([Format::Elements; 2], (true, 16, 8));
+    let most = if dtype == DType::F32 { Math::Fma(4) } else { Math::Tensor(8) };
+    for code in GateCode::all(dtype) {
+        push(code, Part::Both, most, elements, deep);
+    }
+    let default = default_code(dtype);
+    for math in [1, 2, 4, 8, 16].into_iter().filter_map(|m| Math::of(dtype, m).ok()) {
+        for ring in [deep, (true, 16, 4), (true, 8, 4), (false, 16, 8), (false, 8, 4)] {
+            push(default, Part::Both, math, elements, ring);
+        }
+        push(default, Part::GateUp, math, elements, (true, 8, 8));
+        push(default, Part::GateUp, math, elements, (false, 8, 8));
+        push(default, Part::Down, math, elements, (false, 8, 8));
+    }
+    for math in [8, 16].into_iter().filter_map(|m| Math::of_quantized(dtype, m).ok()) {
+        let (bytes, nibbles) = (Format::Bytes, Format::Nibbles);
+        for formats in [[bytes; 2], [nibbles; 2], [nibbles, bytes], [bytes, nibbles]] {
+            push(default, Part::Both, math, formats, deep);
+        }
+        for formats in [[bytes; 2], [nibbles; 2]] {
+            push(default, Part::Both, math, formats, (false, 16, 4));
+            push(default, Part::GateUp, math, formats, (true, 8, 8));
+            push(default, Part::Down, math, formats, (false, 8, 8));
+        }
+    }
+    for tokens in [1, 4, MOST_TOKENS] {
+        let Ok(config) = Config::sequential(tokens) else { continue };
+        all.push(NamedVariant {
+            name: format!("{} {tokens} tokens sequential", default.name()),
+            variant: config.variant(default),
+        });
+    }
+    // 4 and 8 of 16-bit types share their code, and the default one is among all.
+    let mut seen: Vec<Variant> = Vec::new();
+    all.retain(|v| {
+        let new = !seen.contains(&v.variant);
+        seen.push(v.variant);
+        new
+    });
+    all
+}
