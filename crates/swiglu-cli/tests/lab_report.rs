@@ -52,7 +52,7 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("broken.toml:2:6"), "{ended:?}");
     let index = fs::read_to_string(out.join("index.html")).unwrap();
-    assert!(index.contains("broken.toml:2:6") && index.contains("A tiny layer"), "{index}");
+    assert!(index.contains("broken.toml:2:6") && index.contains("A test"), "{index}");
 }
 
 #[test]

@@ -139,7 +139,8 @@ pub fn ratio(numerator: &Turns<'_>, denominator: &Turns<'_>, seed: u64) -> Optio
     let value = of(&all);
     // Pairs exist only between sides that were prepared alike.
     let alike = numerator.preparations == denominator.preparations;
-    let preparations = if alike { numerator.preparations.clone() } else { vec![0..n] };
+    let whole = || std::iter::once(0..n).collect();
+    let preparations = if alike { numerator.preparations.clone() } else { whole() };
     let stretch = stretch(preparations.len());
     let replicates = draws(seed, &preparations)
         .map(|drawn| value * (of(&drawn) / value).powf(stretch))
