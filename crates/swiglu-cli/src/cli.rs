@@ -101,7 +101,8 @@ mod tests {
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let quoted = text.split('"').filter(|s| s.starts_with("SWIGLU_"));
-                let names = quoted.filter(|s| s.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
+                let names =
+                    quoted.filter(|s| s.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
                 found.extend(names.filter(|s| !s.contains("TEST")).map(str::to_owned));
             }
         }
