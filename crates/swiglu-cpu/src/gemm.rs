@@ -105,7 +105,12 @@ impl<T: Element> Kernel for Sums<T> {
             // SAFETY: chunk offsets stay inside the buffers.
             unsafe {
                 let w = self.weights.add(start * self.step_bytes);
-                let ahead = Ahead::chunk_after(w, steps * self.step_bytes, self.end);
+                let ahead = Ahead::chunk_after(
+                    w,
+                    steps * self.step_bytes,
+                    self.end,
+                    fetches(steps, blocks),
+                );
                 let stream = blocks.count() == 1;
                 let chunk = Chunk { w, first: start, steps, of: self.steps, stream };
                 chunk.pass_over::<S, T>(self.rows, ahead);
@@ -116,6 +121,12 @@ impl<T: Element> Kernel for Sums<T> {
             }
         }
     }
+}
+
+/// How often the blocks that pass over a chunk of `steps` look at the prefetch budget.
+#[inline(always)]
+pub(crate) fn fetches(steps: usize, blocks: Blocks) -> usize {
+    steps.div_ceil(GROUP) * blocks.count()
 }
 
 /// Some steps of a panel.
@@ -152,7 +163,6 @@ impl Chunk {
                     sums: sums.add(rows.start * 2 * S::LANES),
                     resume: self.first > 0,
                     stream: self.stream,
-                    passes: blocks.count(),
                 };
                 pass.run::<S, T>(rows.len(), &mut ahead);
             }
@@ -164,20 +174,24 @@ impl Chunk {
 pub(crate) struct Ahead {
     next: *const u8,
     end: *const u8,
+    /// Lines to ask for at a time.
+    lines: usize,
 }
 
 impl Ahead {
+    /// The `bytes` behind those at `w`, asked for in `times` times.
     #[inline(always)]
-    pub(crate) fn chunk_after(w: *const u8, bytes: usize, end: *const u8) -> Self {
+    pub(crate) fn chunk_after(w: *const u8, bytes: usize, end: *const u8, times: usize) -> Self {
         let next = w.wrapping_add(bytes);
         let stop = next.wrapping_add(bytes);
-        Self { next, end: if stop < end { stop } else { end } }
+        let end = if stop < end { stop } else { end };
+        Self { next, end, lines: (bytes / 64 + 1).div_ceil(times.max(1)) }
     }
 
-    /// Asks for the next `lines` cache lines.
+    /// Asks for the next lines.
     #[inline(always)]
-    pub(crate) fn fetch<S: Simd>(&mut self, lines: usize) {
-        for _ in 0..lines {
+    pub(crate) fn fetch<S: Simd>(&mut self) {
+        for _ in 0..self.lines {
             if self.next < self.end {
                 S::prefetch(self.next, Fetch::Second);
                 self.next = self.next.wrapping_add(64);
@@ -196,8 +210,6 @@ struct Pass {
     resume: bool,
     /// Whether the weights are used once, straight from memory.
     stream: bool,
-    /// Blocks that pass over this chunk.
-    passes: usize,
 }
 
 impl Pass {
@@ -254,11 +266,9 @@ impl Pass {
                     (x, w) = (x.add(ROWS), w.add(step_bytes));
                 }
             } else {
-                // This pass's share of the next chunk, spread over its groups.
-                let lines = (GROUP * step_bytes / 64).div_ceil(self.passes);
                 let mut left = self.steps;
                 while left > 0 {
-                    ahead.fetch::<S>(lines);
+                    ahead.fetch::<S>();
                     let group = left.min(GROUP);
                     for _ in 0..group {
                         step::<S, T, ROWS>(&mut acc[0], x, w);

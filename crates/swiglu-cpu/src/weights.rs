@@ -9,7 +9,7 @@ use crate::cpu::Cpu;
 use crate::gemm::Blocks;
 use crate::isa::Isa;
 use crate::panels::{Panels, SendPtr};
-use crate::quant::{self, DOT_ROWS_MAX, PackDigits, PackUnits, QuantizedPanels};
+use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, dot_rows_max};
 use crate::rows::{PackBlocks, PackRows};
 use crate::simd;
 
@@ -50,7 +50,7 @@ impl<T: Element> Weights<T> {
         let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
         match self {
             Weights::Dense(panels) => Packing::Steps { blocks, steps: panels.steps(), wide: false },
-            Weights::Quantized(panels) if m > DOT_ROWS_MAX => {
+            Weights::Quantized(panels) if m > dot_rows_max(cpu.isa()) => {
                 Packing::Steps { blocks, steps: panels.inputs(), wide: true }
             }
             Weights::Quantized(panels) => {
@@ -60,10 +60,12 @@ impl<T: Element> Weights<T> {
         }
     }
 
-    /// Bytes beside the sums that the kernels of `workers` threads need for `m` rows.
-    pub(crate) fn scratch_bytes(&self, workers: usize, m: usize) -> usize {
+    /// Bytes beside the sums that the kernels of all threads need for `m` rows.
+    pub(crate) fn scratch_bytes(&self, cpu: &Cpu, m: usize) -> usize {
         match self {
-            Weights::Quantized(_) if m > DOT_ROWS_MAX => quant::scratch_bytes(workers),
+            Weights::Quantized(_) if m > dot_rows_max(cpu.isa()) => {
+                quant::scratch_bytes(cpu.threads())
+            }
             _ => 0,
         }
     }

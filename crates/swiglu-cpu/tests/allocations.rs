@@ -6,8 +6,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use swiglu_core::conformance::{Case, Parameters};
-use swiglu_core::{Activation, DType, GateUpRef, Matrix, Numerics, Op, Path, random};
+use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
+use swiglu_core::{
+    Activation, BlockType, DType, GateUpRef, Matrix, Numerics, Op, Path, QuantizedTypes, random,
+};
 use swiglu_cpu::{Cpu, CpuOptions, Mlp};
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -57,6 +59,18 @@ fn calls_do_not_allocate() {
             // operation; nothing grows with the problem.
             let operations = if path == Path::Fused { 1 } else { 4 };
             let allowed = (threads - 1) * operations * CALLS;
+            assert!(count <= allowed + allowed / 16, "{threads} threads, m = {m}: {count}");
+            assert!(bytes <= 256 * allowed, "{threads} threads, m = {m}: {bytes} bytes");
+        }
+        for m in [1, 20] {
+            let types = QuantizedTypes { gate_up: BlockType::Q4_K, down: Some(BlockType::Q8_0) };
+            let case = Case { quantized: Some(types), intermediate: 704, ..case(m) };
+            let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
+            let mlp = Mlp::<f32>::quantized(&cpu, &parameters.mlp().unwrap()).unwrap();
+            let x = random::normal_matrix::<f32>(1, m, 256, 1.0).unwrap();
+            let mut y = Matrix::zeros(m, 256).unwrap();
+            let (count, bytes) = count(CALLS, || mlp.forward(x.view(), y.view_mut()).unwrap());
+            let allowed = (threads - 1) * CALLS;
             assert!(count <= allowed + allowed / 16, "{threads} threads, m = {m}: {count}");
             assert!(bytes <= 256 * allowed, "{threads} threads, m = {m}: {bytes} bytes");
         }

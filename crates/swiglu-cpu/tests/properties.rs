@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use swiglu_core::conformance::{Case, Parameters};
+use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Orientation, Path, WeightLayout, bf16, bounds, f16, random,
+    Activation, Arrangement, BlockType, DType, Element, Matrix, MatrixMut, MatrixRef, Numerics, Op,
+    Orientation, Path, QuantizedTypes, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
 
@@ -218,4 +218,43 @@ fn bad_arguments_are_refused_before_anything_is_written() {
     assert!(Cpu::new(&none).unwrap_err().to_string().contains("threads = 0"));
     let unfused = Mlp::with_path(&device, &parameters.mlp(), Path::Unfused).unwrap();
     assert_eq!(unfused.plan(3).path, Path::Unfused);
+}
+
+/// Quantised weights: a plan that needs no weights, the bits of one thread on three, of a row alone
+/// among the few that are not worth decoding for, and a row that is not finite spoils itself alone.
+#[test]
+fn quantised_layers_keep_rows_apart() {
+    let types = QuantizedTypes { gate_up: BlockType::Q6_K, down: Some(BlockType::Q4_1) };
+    let case = Case { quantized: Some(types), ..case(3, 512, 96) };
+    let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
+    let params = parameters.mlp().unwrap();
+    for isa in Isa::available() {
+        let mlp = |threads| Mlp::<f32>::quantized(&cpu(isa, threads), &params).unwrap();
+        let (one, three) = (mlp(1), mlp(3));
+        for m in [0, 1, 9, 40, 3000] {
+            let made = cpu(isa, 1).plan(params.problem(m, DType::F32), Path::Fused);
+            assert_eq!(made, one.plan(m), "{isa}");
+        }
+        let run = |mlp: &Mlp<f32>, x: MatrixRef<'_, f32>| {
+            let mut y = Matrix::<f32>::zeros(x.rows(), case.hidden).unwrap();
+            mlp.forward(x, y.view_mut()).unwrap();
+            y
+        };
+        let mut x = input::<f32>(&case);
+        let clean = run(&one, x.view());
+        assert_eq!(bits(&clean), bits(&run(&three, x.view())), "{isa}");
+        for row in 0..case.m {
+            let alone = run(&one, x.view().rows_range(row, 1).unwrap());
+            assert_eq!(alone.as_slice(), clean.view().row(row), "{isa} row {row}");
+        }
+        x.as_mut_slice()[case.hidden + 7] = f32::INFINITY;
+        let spoilt = run(&three, x.view());
+        for row in 0..case.m {
+            let (s, c) = (spoilt.view().row(row), clean.view().row(row));
+            match row {
+                1 => assert!(s.iter().all(|v| !v.is_finite()), "{isa}"),
+                _ => assert_eq!(s, c, "{isa} row {row}"),
+            }
+        }
+    }
 }

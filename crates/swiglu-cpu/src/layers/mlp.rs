@@ -124,7 +124,7 @@ impl<T: Element> Mlp<T> {
         let (packing, h_packing) = (weights.packing(cpu, m), down_weights.packing(cpu, m));
         let h_len = h_row_len::<O>(h_packing, self.problem.intermediate);
         let packs_h = h_packing.changes_rows();
-        let scratch_bytes = weights.scratch_bytes(cpu.threads(), m);
+        let scratch_bytes = weights.scratch_bytes(cpu, m);
         self.gated.workspaces.with(|ws| {
             ws.x.reserve(packing.bytes())?;
             ws.h.reserve(m * h_len * size_of::<O>())?;

@@ -134,7 +134,7 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
             let packing = weights.packing(cpu, m);
             ws.x.reserve(packing.bytes())?;
             ws.sums.reserve(sums_bytes(cpu, m))?;
-            ws.scratch.reserve(weights.scratch_bytes(cpu.threads(), m))?;
+            ws.scratch.reserve(weights.scratch_bytes(cpu, m))?;
             let call = Call {
                 cpu,
                 weights,

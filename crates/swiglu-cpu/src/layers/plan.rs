@@ -5,7 +5,7 @@ use swiglu_core::{Op, Path, Plan, Problem};
 use super::pass::{packed_row_bytes, pass_rows};
 use crate::cpu::Cpu;
 use crate::gemm::Blocks;
-use crate::quant::DOT_ROWS_MAX;
+use crate::quant::dot_rows_max;
 use crate::simd;
 
 /// Rows of one pass over the weights.
@@ -23,7 +23,7 @@ pub(super) fn rows(cpu: &Cpu, problem: &Problem, path: Path) -> usize {
 pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
     let pass_rows = rows(cpu, &problem, path);
     let pass = problem.m.min(pass_rows);
-    let digits = problem.quantized.is_some() && pass <= DOT_ROWS_MAX;
+    let digits = problem.quantized.is_some() && pass <= dot_rows_max(cpu.isa());
     let tile_rows = if digits { simd::dot_rows(cpu.isa()) } else { simd::tile_rows(cpu.isa()) };
     let blocks = Blocks::new(pass, tile_rows);
     let parameters = [

@@ -18,7 +18,7 @@ pub(super) trait Blocks {
     const TYPE: BlockType;
     /// Binary16 values of a block.
     const HALVES: usize;
-    /// Runs that are written out: their shifts are then constants.
+    /// Runs that are written out, 1 or 2: their shifts are then constants.
     const UNROLL: usize = 1;
     /// Spans of a run.
     const SPANS: usize = 1;
@@ -66,7 +66,7 @@ pub(super) fn with_blocks<F: WithBlocks>(block: BlockType, f: F) -> F::Output {
         BlockType::Q4_K => f.run::<Q4_K>(),
         BlockType::Q5_K => f.run::<Q5_K>(),
         BlockType::Q6_K => f.run::<Q6_K>(),
-        other => unreachable!("{other} is not one of the types with kernels"),
+        other => unreachable!("{other} is not one of `quantized_types`"),
     }
 }
 
@@ -79,14 +79,14 @@ pub(super) const fn runs(block: BlockType) -> usize {
 #[inline(always)]
 unsafe fn half<S: Simd>(group: *const u8, i: usize, v: usize) -> S::V {
     // SAFETY: the caller's group begins with these values.
-    unsafe { S::load_f16(group.cast::<u16>().add((2 * i + v) * S::LANES)) }
+    unsafe { S::load_f16(group.cast::<u16>().wrapping_add((2 * i + v) * S::LANES)) }
 }
 
 /// Word `i` of vector `v`.
 #[inline(always)]
 unsafe fn word<S: Simd, B: Blocks>(group: *const u8, i: usize, v: usize) -> S::I {
     // SAFETY: the caller's group has these words behind its binary16 values.
-    unsafe { S::load_words(group.add((B::HALVES + 2 * i + v) * 4 * S::LANES)) }
+    unsafe { S::load_words(group.wrapping_add((B::HALVES + 2 * i + v) * 4 * S::LANES)) }
 }
 
 const fn bytes(b: u8) -> u32 {
@@ -228,12 +228,12 @@ impl<S: Simd> KHead<S> {
 
 /// 256 values: nibbles, for Q5_K with fifth bits, six-bit scales and minima of the runs.
 macro_rules! k_blocks {
-    ($type:ident, unroll $unroll:literal, |$group:ident, $v:ident, $run:ident, $q:ident| $quad:expr) => {
+    ($type:ident, |$group:ident, $v:ident, $run:ident, $q:ident| $quad:expr) => {
         pub(super) struct $type;
         impl Blocks for $type {
             const TYPE: BlockType = BlockType::$type;
             const HALVES: usize = 2;
-            const UNROLL: usize = $unroll;
+            const UNROLL: usize = 2;
             type Head<S: Simd> = KHead<S>;
 
             #[inline(always)]
@@ -260,29 +260,30 @@ macro_rules! k_blocks {
     };
 }
 
-/// Runs 2i and 2i + 1 are the lower and upper nibbles of eight words.
-macro_rules! k_nibbles {
-    ($group:ident, $v:ident, $run:ident, $q:ident, from $first:literal) => {
-        nibbles::<S>(word::<S, Self>($group, $first + $run / 2 * 8 + $q, $v), $run % 2)
+/// Runs 2i and 2i + 1 are the lower and upper nibbles of eight words; pairs of runs are `$words`
+/// words apart.
+macro_rules! pair_nibbles {
+    ($group:ident, $v:ident, $run:ident, $q:ident, from $first:literal by $words:literal) => {
+        nibbles::<S>(word::<S, Self>($group, $first + $run / 2 * $words + $q, $v), $run % 2)
     };
 }
 
-k_blocks!(Q4_K, unroll 2, |group, v, run, q| k_nibbles!(group, v, run, q, from 3));
-// Bit r of a byte of words 3 to 10 completes run r.
-k_blocks!(Q5_K, unroll 8, |group, v, run, q| S::or(
-    k_nibbles!(group, v, run, q, from 11),
-    fifth_bits::<S>(word::<S, Self>(group, 3 + q, v), run)
+k_blocks!(Q4_K, |group, v, run, q| pair_nibbles!(group, v, run, q, from 3 by 8));
+// A word for each run of a pair follows the nibbles: bit q of byte b completes feature b of quad q.
+k_blocks!(Q5_K, |group, v, run, q| S::or(
+    pair_nibbles!(group, v, run, q, from 3 by 10),
+    fifth_bits::<S>(word::<S, Self>(group, 11 + run / 2 * 10 + run % 2, v), q)
 ));
 
-/// 256 values of 6 bits, a signed scale for each 16. Words 0 to 3 are the scales, 4 to 35 the lower
-/// nibbles, 36 to 51 the upper bit pairs; four runs share sixteen words of the former and eight of
-/// the latter.
+/// 256 values of 6 bits, a signed scale for each 16. Words 0 to 3 are the scales; twelve for each
+/// pair of runs follow: eight of nibbles, then two for each run, with bit pair t of byte b of word j
+/// completing feature b of quad 4j + t.
 pub(super) struct Q6_K;
 
 impl Blocks for Q6_K {
     const TYPE: BlockType = BlockType::Q6_K;
     const HALVES: usize = 1;
-    const UNROLL: usize = 4;
+    const UNROLL: usize = 2;
     const SPANS: usize = 2;
     const OFFSET: u32 = 32;
     type Head<S: Simd> = (S::V, [S::I; 4]);
@@ -300,18 +301,17 @@ impl Blocks for Q6_K {
     }
     #[inline(always)]
     unsafe fn quad<S: Simd>(group: *const u8, v: usize, run: usize, q: usize) -> S::I {
-        let (half, r) = (run / 4, run % 4);
         // SAFETY: the caller's.
         unsafe {
-            let low = word::<S, Self>(group, 4 + half * 16 + r % 2 * 8 + q, v);
-            let high = word::<S, Self>(group, 36 + half * 8 + q, v);
-            let high = match r {
+            let low = pair_nibbles!(group, v, run, q, from 4 by 12);
+            let high = word::<S, Self>(group, 12 + run / 2 * 12 + run % 2 * 2 + q / 4, v);
+            let high = match q % 4 {
                 0 => S::shl(high, 4),
                 1 => S::shl(high, 2),
                 2 => high,
                 _ => S::shr(high, 2),
             };
-            S::or(nibbles::<S>(low, r / 2), S::and(high, S::words(bytes(0x30))))
+            S::or(low, S::and(high, S::words(bytes(0x30))))
         }
     }
     #[inline(always)]
@@ -331,30 +331,64 @@ pub(super) fn file_halves(block: BlockType) -> &'static [usize] {
     }
 }
 
-/// The words of a block, from its bytes in a file.
-pub(super) fn file_words(block: BlockType, b: &[u8], mut emit: impl FnMut(u32)) {
-    let mut words = |bytes: &[u8], change: fn(u32) -> u32| {
-        for w in bytes.as_chunks::<4>().0 {
-            emit(change(u32::from_le_bytes(*w)));
-        }
-    };
-    let same = |w| w;
+/// The words of a block as kernels read them, from its bytes in a file.
+pub(super) fn file_words(block: BlockType, b: &[u8], emit: &mut impl FnMut(u32)) {
     match block {
-        BlockType::Q8_0 => words(&b[2..], |w| w ^ bytes(0x80)),
+        BlockType::Q8_0 => words(&b[2..]).for_each(|w| emit(w ^ bytes(0x80))),
         BlockType::Q5_0 | BlockType::Q5_1 => {
             let bits = 2 * file_halves(block).len();
-            words(&b[bits..bits + 4], spread_bits);
-            words(&b[bits + 4..], same);
+            words(&b[bits..bits + 4]).for_each(|w| emit(spread_bits(w)));
+            words(&b[bits + 4..]).for_each(emit);
         }
-        BlockType::Q6_K => {
-            words(&b[192..208], same);
-            words(&b[..192], same);
-        }
-        _ => words(&b[2 * file_halves(block).len()..], same),
+        BlockType::Q5_K => b.as_chunks().0.iter().for_each(|b| q5_k_words(b, emit)),
+        BlockType::Q6_K => b.as_chunks().0.iter().for_each(|b| q6_k_words(b, emit)),
+        _ => words(&b[2 * file_halves(block).len()..]).for_each(emit),
     }
+}
+
+fn words(b: &[u8]) -> impl Iterator<Item = u32> {
+    b.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w))
+}
+
+fn word_array<const N: usize>(b: &[u8]) -> [u32; N] {
+    let mut all = words(b);
+    std::array::from_fn(|_| all.next().unwrap_or(0))
 }
 
 /// Bit 4q + b moved to bit q of byte b.
 fn spread_bits(w: u32) -> u32 {
     (0..32).fold(0, |spread, i| spread | (w >> i & 1) << (i / 4 + i % 4 * 8))
+}
+
+/// In the file bit r of byte l belongs to element l of run r.
+fn q5_k_words(b: &[u8; 176], emit: &mut impl FnMut(u32)) {
+    words(&b[4..16]).for_each(&mut *emit);
+    let (bits, nibbles) = (word_array::<8>(&b[16..48]), word_array::<32>(&b[48..]));
+    for pair in 0..4 {
+        nibbles[8 * pair..][..8].iter().for_each(|&w| emit(w));
+        for run in [2 * pair, 2 * pair + 1] {
+            let quad = |(q, w): (usize, &u32)| (w >> run & bytes(1)) << q;
+            emit(bits.iter().enumerate().map(quad).fold(0, |a, w| a | w));
+        }
+    }
+}
+
+/// In the file each half of 128 elements is four runs: run r takes the low (r < 2) or high nibbles of
+/// words 8·(r mod 2).., and bit pair r of eight words.
+fn q6_k_words(b: &[u8; 210], emit: &mut impl FnMut(u32)) {
+    words(&b[192..208]).for_each(&mut *emit);
+    let (low, high) = (word_array::<32>(&b[..128]), word_array::<16>(&b[128..192]));
+    let nibble = |run: usize, q: usize| {
+        let (half, r) = (run / 4, run % 4);
+        low[half * 16 + r % 2 * 8 + q] >> (4 * (r / 2)) & bytes(15)
+    };
+    for pair in 0..4 {
+        (0..8).for_each(|q| emit(nibble(2 * pair, q) | nibble(2 * pair + 1, q) << 4));
+        for run in [2 * pair, 2 * pair + 1] {
+            for j in 0..2 {
+                let bits = |t: usize| high[run / 4 * 8 + 4 * j + t] >> (2 * (run % 4)) & bytes(3);
+                emit((0..4).fold(0, |word, t| word | bits(t) << (2 * t)));
+            }
+        }
+    }
 }

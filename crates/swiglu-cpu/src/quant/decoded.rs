@@ -10,7 +10,7 @@ use swiglu_core::F32Lanes;
 
 use super::blocks::{Blocks, WithBlocks, byte, runs, with_blocks};
 use super::{QuantizedPanels, RUN, Weights};
-use crate::gemm::{Ahead, CHUNK_BYTES, Chunk, PackedRows};
+use crate::gemm::{Ahead, CHUNK_BYTES, Chunk, PackedRows, fetches};
 use crate::simd::{Kernel, Simd};
 
 /// The sums of one panel over many rows.
@@ -60,7 +60,8 @@ impl Kernel for DecodedSums {
                 let w = start.add(first * group_bytes);
                 let decode = Decode(w, count, self.scratch.cast(), PhantomData::<S>);
                 with_blocks(block, decode);
-                let ahead = Ahead::chunk_after(w, count * group_bytes, end);
+                let times = fetches(count * block.elements(), self.rows.blocks);
+                let ahead = Ahead::chunk_after(w, count * group_bytes, end, times);
                 let chunk = Chunk {
                     w: self.scratch,
                     first: first * block.elements(),
@@ -100,11 +101,12 @@ unsafe fn decode<S: Simd, B: Blocks>(mut w: *const u8, groups: usize, mut out: *
         unsafe {
             for v in 0..2 {
                 let head = B::head::<S>(w, v);
-                for outer in (0..runs(B::TYPE)).step_by(B::UNROLL) {
-                    for inner in 0..B::UNROLL {
-                        let run = outer + inner;
-                        let out = out.add(run * RUN * step + v * S::LANES);
-                        decode_run::<S, B>(w, v, &head, run, out);
+                for i in 0..runs(B::TYPE) / B::UNROLL {
+                    let run = i * B::UNROLL;
+                    let out = out.add(run * RUN * step + v * S::LANES);
+                    decode_run::<S, B>(w, v, &head, run, out);
+                    if B::UNROLL == 2 {
+                        decode_run::<S, B>(w, v, &head, run + 1, out.add(RUN * step));
                     }
                 }
             }
@@ -124,24 +126,51 @@ unsafe fn decode_run<S: Simd, B: Blocks>(
     run: usize,
     out: *mut f32,
 ) {
-    let quads = RUN / 4 / B::SPANS;
-    for span in 0..B::SPANS {
-        let scale = B::scale::<S>(head, run, span);
-        let term = if B::TYPE.has_minimum() {
-            B::minimum::<S>(head, run)
-        } else {
-            scale.mul(S::V::splat(-(B::OFFSET as f32)))
-        };
-        for q in span * quads..(span + 1) * quads {
-            // SAFETY: the caller's.
-            unsafe {
-                let u = B::quad::<S>(w, v, run, q);
-                for i in 0..4 {
-                    let value = S::words_to_f32(byte::<S>(u, i));
-                    let at = out.add((4 * q + i) * 2 * S::LANES);
-                    S::store_f32(at, S::accumulate(term, scale, value));
+    // Written out, because shifts and words of a quad depend on its number.
+    macro_rules! span {
+        ($span:literal: $($q:literal)*) => {{
+            let scale = B::scale::<S>(head, run, $span);
+            let term = if B::TYPE.has_minimum() {
+                B::minimum::<S>(head, run)
+            } else {
+                scale.mul(S::V::splat(-(B::OFFSET as f32)))
+            };
+            if S::WRITTEN_OUT {
+                // SAFETY: the caller's.
+                $(unsafe { decode_quad::<S, B>(w, v, run, $q, scale, term, out) };)*
+            } else {
+                for q in [$($q),*] {
+                    // SAFETY: the caller's.
+                    unsafe { decode_quad::<S, B>(w, v, run, q, scale, term, out) };
                 }
             }
+        }};
+    }
+    if B::SPANS == 1 {
+        span!(0: 0 1 2 3 4 5 6 7);
+    } else {
+        span!(0: 0 1 2 3);
+        span!(1: 4 5 6 7);
+    }
+}
+
+/// Four inputs of a run.
+#[inline(always)]
+unsafe fn decode_quad<S: Simd, B: Blocks>(
+    w: *const u8,
+    v: usize,
+    run: usize,
+    q: usize,
+    scale: S::V,
+    term: S::V,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let u = B::quad::<S>(w, v, run, q);
+        for i in 0..4 {
+            let value = S::words_to_f32(byte::<S>(u, i));
+            S::store_f32(out.add((4 * q + i) * 2 * S::LANES), S::accumulate(term, scale, value));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Each run of 32 inputs has a common scale, a power of two chosen by the largest of them. An input is
 //! `scale · (p₃·2²⁴ + p₂·2¹⁶ + p₁·2⁸ + p₀)` with signed digits: 30 bits and a sign, where the
 //! significand of `f32` has 24, so that every input of at least a 64th of the run's largest is exact
-//! and the others are off by at most 2⁻³¹ of it. The digits of four inputs in one word are what the
+//! and the others are off by at most 2⁻³⁰ of it. The digits of four inputs in one word are what the
 //! byte dot product takes, and sums over a run are exact. (This is not the quantisation of
 //! activations to 8 bits that kernels for such weights usually start with: nothing of x is lost
 //! that summation in `f32` would keep, except far below the run's largest.)

@@ -8,11 +8,21 @@
 //! weights a cycle. Sixteen weights cost a byte dot product (four digits, 64 weights each), 0.4
 //! operations of decoding and 0.35 of joining and scaling: 1.75 vector operations, of which the two
 //! dot-product units take one; at 1.2 × 16 weights a cycle that is 2.1 of 4 operations, 1.2 of 2.
-//! Q8_0 1.35 operations at 0.63 × 16; Q4_K 1.95 at 1.2 × 16; Q6_K 2.6 at 0.8 × 16. So memory binds
-//! in every type. Refuted on paper before any was written: `f32` from a table (a shift, a permutation
-//! and a multiply-add for 16 weights; 3.6 operations a cycle, more than the three units that have
-//! them), and inputs as three bfloat16 with pair dot products (2.5 operations for 16 weights, and no
-//! use for 8-bit weights).
+//! Q8_0 1.35 operations at 0.63 × 16; Q4_K 1.95 at 1.2 × 16; Q6_K 2.6 at 0.8 × 16. So memory should
+//! bind in every type. Measured at 4096 × 14336, one thread, fraction of the bandwidth of reading in
+//! that run: Q8_0 0.95, Q4_0 1.01, Q4_K 1.00, Q5_K 1.02, Q6_K 1.03.
+//!
+//! - Refuted on paper before any was written: `f32` from a table (a shift, a permutation and a
+//!   multiply-add for 16 weights; 3.6 operations a cycle, more than the three units that have them),
+//!   and inputs as three bfloat16 with pair dot products (2.5 operations for 16 weights, and no use
+//!   for 8-bit weights).
+//! - Words in the order of the file for Q5_K and Q6_K, whose upper bits then serve four or eight
+//!   runs: 0.36 and 0.34. Lines fetched past the second-level cache were gone when they were needed
+//!   again. Now a word is used up at once, or within a pair of runs.
+//! - Quads in a loop that the compiler may leave rolled: Q6_K 0.60. They are written out.
+//! - Prefetch 4, 8, 12, 16 KiB ahead: Q4_0 0.75, 0.96, 1.01, 1.01; Q8_0 0.84, 0.97, 0.95, 0.90. A
+//!   line at a time or those of a run at once, to the first-level cache with or without the second:
+//!   within 3 %.
 
 use std::marker::PhantomData;
 
@@ -20,9 +30,12 @@ use swiglu_core::F32Lanes;
 
 use super::blocks::{Blocks, WithBlocks, runs, with_blocks};
 use super::digits::{DIGITS, Run};
-use super::{QuantizedPanels, RUN, Weights};
-use crate::gemm::{Ahead, Blocks as RowBlocks, CHUNK_BYTES, STREAM_AHEAD};
+use super::{QuantizedPanels, Weights};
+use crate::gemm::{Ahead, Blocks as RowBlocks, CHUNK_BYTES};
 use crate::simd::{Fetch, Kernel, Simd};
+
+/// How far ahead of use streamed weights are asked for.
+const STREAM_AHEAD: usize = 12 << 10;
 
 /// The sums of one panel over a few rows.
 pub(crate) struct Dots {
@@ -81,7 +94,8 @@ impl Dots {
             // SAFETY: chunk and block offsets stay inside the buffers.
             unsafe {
                 let w = start.add(first * group_bytes);
-                let mut ahead = Ahead::chunk_after(w, count * group_bytes, end);
+                let times = passes * count * runs(block) / B::UNROLL;
+                let mut ahead = Ahead::chunk_after(w, count * group_bytes, end, times);
                 for rows in (0..passes).map(|i| blocks.range(i)) {
                     let pass = Pass {
                         x: self.x.add(rows.start * row_runs + first * runs(block)),
@@ -90,7 +104,7 @@ impl Dots {
                         groups: count,
                         sums: self.sums.add(rows.start * 2 * S::LANES),
                         resume: first > 0,
-                        passes,
+                        stream: passes == 1,
                     };
                     match rows.len() {
                         1 => pass.tile::<S, B, 1>(&mut ahead),
@@ -118,18 +132,27 @@ struct Pass {
     sums: *mut f32,
     /// Whether `sums` holds the accumulators of the groups before.
     resume: bool,
-    /// Blocks of rows that pass over these groups.
-    passes: usize,
+    /// Whether the weights are used once, straight from memory.
+    stream: bool,
 }
 
 impl Pass {
+    /// A run of every row, from that of the first.
+    #[inline(always)]
+    unsafe fn rows<const ROWS: usize>(&self, x: *const Run) -> [&Run; ROWS] {
+        // SAFETY: the caller's run is one of the first row.
+        let mut rows = [unsafe { &*x }; ROWS];
+        for (r, row) in rows.iter_mut().enumerate() {
+            // SAFETY: the other rows follow at this distance.
+            *row = unsafe { &*x.add(r * self.row_runs) };
+        }
+        rows
+    }
+
     #[inline(always)]
     unsafe fn tile<S: Simd, B: Blocks, const ROWS: usize>(&self, ahead: &mut Ahead) {
         let runs = const { runs(B::TYPE) };
         let group_bytes = 2 * S::LANES * B::TYPE.bytes();
-        // Every line of the part of a group that is read in one go is asked for once.
-        let part = group_bytes / (runs / B::UNROLL);
-        let lines = (part / 64 + 1).div_ceil(self.passes);
         // SAFETY: `w` holds the groups, `x` their runs for ROWS rows, `sums` ROWS rows.
         unsafe {
             let mut acc = [[S::V::splat(0.0); 2]; ROWS];
@@ -142,18 +165,16 @@ impl Pass {
             let (mut x, mut w) = (self.x, self.w);
             for _ in 0..self.groups {
                 let heads = [B::head::<S>(w, 0), B::head::<S>(w, 1)];
-                for outer in (0..runs).step_by(B::UNROLL) {
-                    if self.passes == 1 {
-                        let next = w.wrapping_add(STREAM_AHEAD + outer / B::UNROLL * part);
-                        for line in 0..part.div_ceil(64) {
-                            S::prefetch(next.wrapping_add(64 * line), Fetch::Once);
-                        }
-                    } else {
-                        ahead.fetch::<S>(lines);
+                for i in 0..runs / B::UNROLL {
+                    if !self.stream {
+                        ahead.fetch::<S>();
                     }
-                    for inner in 0..B::UNROLL {
-                        let x = (x.add(inner), self.row_runs);
-                        add_run::<S, B, ROWS>(&mut acc, x, w, &heads, outer + inner);
+                    let run = i * B::UNROLL;
+                    let rows = self.rows::<ROWS>(x);
+                    add_run::<S, B, ROWS>(&mut acc, rows, w, &heads, run, self.stream);
+                    if B::UNROLL == 2 {
+                        let rows = self.rows::<ROWS>(x.add(1));
+                        add_run::<S, B, ROWS>(&mut acc, rows, w, &heads, run + 1, self.stream);
                     }
                     x = x.add(B::UNROLL);
                 }
@@ -168,56 +189,104 @@ impl Pass {
     }
 }
 
-/// One run of a group; `x` has that of the first row, and how far it is to the next.
+/// Sums of the digits' products: for each row and each of the two vectors.
+type Sums<I, const ROWS: usize> = [[[I; DIGITS]; 2]; ROWS];
+
+/// One run of a group. With `stream` the weights that follow some way behind are asked for, a few
+/// lines at a time.
 #[inline(always)]
 unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
     acc: &mut [[S::V; 2]; ROWS],
-    (x, row_runs): (*const Run, usize),
+    x: [&Run; ROWS],
     w: *const u8,
     heads: &[B::Head<S>; 2],
     run: usize,
+    stream: bool,
 ) {
-    let quads = RUN / 4 / B::SPANS;
+    const { assert!(B::SPANS == 1 || B::SPANS == 2) };
+    let run_bytes = 2 * S::LANES * B::TYPE.bytes() / runs(B::TYPE);
+    let lines = run_bytes.div_ceil(64);
+    let ahead = w.wrapping_add(run * run_bytes + STREAM_AHEAD);
     // SAFETY: the caller's pointers hold the rows and the group.
     unsafe {
-        for span in 0..B::SPANS {
-            let mut sums = [[[S::words(0); DIGITS]; 2]; ROWS];
-            for (r, row) in sums.iter_mut().enumerate() {
-                for (p, &start) in (*x.add(r * row_runs)).start[span].iter().enumerate() {
-                    (row[0][p], row[1][p]) = (S::words(start), S::words(start));
-                }
-            }
-            for q in span * quads..(span + 1) * quads {
-                let u = [B::quad::<S>(w, 0, run, q), B::quad::<S>(w, 1, run, q)];
-                for (r, row) in sums.iter_mut().enumerate() {
-                    let digits = &(*x.add(r * row_runs)).digits[q];
-                    for (p, digit) in digits.iter().enumerate() {
-                        let digit = S::splat_word(digit);
-                        for v in 0..2 {
-                            row[v][p] = if B::OFFSET < 128 {
-                                S::dot::<true>(row[v][p], u[v], digit)
-                            } else {
-                                S::dot::<false>(row[v][p], u[v], digit)
-                            };
+        // Written out, because shifts and words of a quad depend on its number.
+        macro_rules! span {
+            ($span:literal: $($q:literal)*) => {{
+                let mut sums = start::<S, ROWS>(&x, $span);
+                if S::WRITTEN_OUT {
+                    $(
+                        if stream {
+                            for line in $q * lines / 8..($q + 1) * lines / 8 {
+                                S::prefetch(ahead.wrapping_add(64 * line), Fetch::Once);
+                            }
                         }
+                        add_quad::<S, B, ROWS>(&mut sums, &x, w, run, $q);
+                    )*
+                } else {
+                    for q in [$($q),*] {
+                        add_quad::<S, B, ROWS>(&mut sums, &x, w, run, q);
                     }
                 }
-            }
-            for v in 0..2 {
-                let scale = B::scale::<S>(&heads[v], run, span);
-                for (r, row) in sums.iter().enumerate() {
-                    let x_scale = S::V::splat((*x.add(r * row_runs)).scale);
-                    acc[r][v] = S::accumulate(acc[r][v], joined::<S>(row[v]).mul(scale), x_scale);
+                for v in 0..2 {
+                    let scale = B::scale::<S>(&heads[v], run, $span);
+                    for (r, row) in sums.iter().enumerate() {
+                        let x_scale = S::V::splat(x[r].scale);
+                        acc[r][v] = S::accumulate(acc[r][v], joined::<S>(row[v]).mul(scale), x_scale);
+                    }
                 }
-            }
+            }};
+        }
+        if B::SPANS == 1 {
+            span!(0: 0 1 2 3 4 5 6 7);
+        } else {
+            span!(0: 0 1 2 3);
+            span!(1: 4 5 6 7);
         }
         if B::TYPE.has_minimum() {
             for v in 0..2 {
                 let minimum = B::minimum::<S>(&heads[v], run);
                 for (r, sums) in acc.iter_mut().enumerate() {
-                    let x_sum = S::V::splat((*x.add(r * row_runs)).sum);
+                    let x_sum = S::V::splat(x[r].sum);
                     sums[v] = S::accumulate(sums[v], minimum, x_sum);
                 }
+            }
+        }
+    }
+}
+
+/// What the sums of a span begin with.
+#[inline(always)]
+fn start<S: Simd, const ROWS: usize>(x: &[&Run; ROWS], span: usize) -> Sums<S::I, ROWS> {
+    let mut sums = [[[S::words(0); DIGITS]; 2]; ROWS];
+    for (row, x) in sums.iter_mut().zip(x) {
+        for (p, &start) in x.start[span].iter().enumerate() {
+            (row[0][p], row[1][p]) = (S::words(start), S::words(start));
+        }
+    }
+    sums
+}
+
+/// Four inputs of all rows.
+#[inline(always)]
+unsafe fn add_quad<S: Simd, B: Blocks, const ROWS: usize>(
+    sums: &mut Sums<S::I, ROWS>,
+    x: &[&Run; ROWS],
+    w: *const u8,
+    run: usize,
+    q: usize,
+) {
+    // SAFETY: the caller's group.
+    let u = unsafe { [B::quad::<S>(w, 0, run, q), B::quad::<S>(w, 1, run, q)] };
+    for (row, x) in sums.iter_mut().zip(x) {
+        for (p, digit) in x.digits[q].iter().enumerate() {
+            // SAFETY: the reference is to a word.
+            let digit = unsafe { S::splat_word(digit) };
+            for v in 0..2 {
+                row[v][p] = if B::OFFSET < 128 {
+                    S::dot::<true>(row[v][p], u[v], digit)
+                } else {
+                    S::dot::<false>(row[v][p], u[v], digit)
+                };
             }
         }
     }

@@ -120,7 +120,6 @@ macro_rules! common {
         type I = __m512i;
         const LANES: usize = 16;
         const ROWS: usize = 12;
-        const DOT_ROWS: usize = 3;
 
         #[inline(always)]
         unsafe fn load_f32(p: *const f32) -> F32x16 {
@@ -250,6 +249,7 @@ pub(crate) struct Avx512;
 
 impl Simd for Avx512 {
     common!();
+    const DOT_ROWS: usize = 1;
 
     #[inline(always)]
     unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, v: [F32x16; 2]) {
@@ -332,6 +332,7 @@ pub(crate) struct Avx512Bf16;
 
 impl Simd for Avx512Bf16 {
     common!();
+    const DOT_ROWS: usize = 3;
 
     #[inline(always)]
     unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, v: [F32x16; 2]) {

@@ -41,6 +41,9 @@ pub(crate) trait Simd: Copy + 'static {
     const ROWS: usize;
     /// Rows that share one decoding of quantised weights: each takes eight accumulators.
     const DOT_ROWS: usize;
+    /// Whether loops over quantised weights are written out; where the compiler makes vectors of
+    /// lanes itself that takes it minutes.
+    const WRITTEN_OUT: bool = true;
 
     /// Loads `LANES` values.
     unsafe fn load_f32(p: *const f32) -> Self::V;

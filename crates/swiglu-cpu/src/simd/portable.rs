@@ -140,6 +140,7 @@ impl Simd for Portable {
     const LANES: usize = LANES;
     const ROWS: usize = 4;
     const DOT_ROWS: usize = 1;
+    const WRITTEN_OUT: bool = false;
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> F32x8 {
