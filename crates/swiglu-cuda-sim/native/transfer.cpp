@@ -77,6 +77,10 @@ void write_tensor(BulkStore& store) {
   for_each_chunk(store.map, store.from, store.column, store.row,
                  [&](uint32_t from, uint32_t skipped, std::byte* to, uint32_t inside) {
                    const std::byte* p = store.box.data() + (from - store.from);
+                   if (inside > 0 && skipped + inside < 16) {
+                     fault("a tensor store to rows that end within 16 bytes: the copy engine would "
+                           "write all of them, past the end");
+                   }
                    if (inside > 0) std::memcpy(to, p + skipped, inside);
                  });
   store.stage = BulkStore::Stage::Written;

@@ -25,11 +25,11 @@ INLINE void forward(const ForwardParams& p) {
   for_each_vector<BYTES>(
       p.tiling,
       [&](i64 row, i64 first, i64 step) {
-        Pair<BYTES> in[kUnroll];
+        Pair<BYTES> in[kUnroll<BYTES>];
 #pragma unroll
-        for (int i = 0; i < kUnroll; ++i) in[i] = load_inputs<BYTES>(p, row, first + i * step);
+        for (int i = 0; i < kUnroll<BYTES>; ++i) in[i] = load_inputs<BYTES>(p, row, first + i * step);
 #pragma unroll
-        for (int i = 0; i < kUnroll; ++i) store_gated<BYTES>(p, row, first + i * step, in[i]);
+        for (int i = 0; i < kUnroll<BYTES>; ++i) store_gated<BYTES>(p, row, first + i * step, in[i]);
       },
       [&](i64 row, i64 column) {
         store_gated<kElementBytes>(p, row, column, load_inputs<kElementBytes>(p, row, column));

@@ -92,10 +92,11 @@ struct alignas(2) Raw<2> {
   u16 half;
 };
 
-// Loads that pass through the first-level cache without staying: each byte is used once.
+// Loads of bytes that are used once: first to be replaced in the caches. Stores pass the first-level
+// cache, but may stay in the second for the kernel that reads them.
 INLINE Raw<16> load_streaming(const Raw<16>* p) {
   Raw<16> r;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(r.word[0]), "=r"(r.word[1]), "=r"(r.word[2]), "=r"(r.word[3])
                : "l"(p)
                : "memory");
@@ -103,7 +104,7 @@ INLINE Raw<16> load_streaming(const Raw<16>* p) {
 }
 INLINE Raw<8> load_streaming(const Raw<8>* p) {
   Raw<8> r;
-  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+  asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];"
                : "=r"(r.word[0]), "=r"(r.word[1])
                : "l"(p)
                : "memory");
@@ -111,12 +112,12 @@ INLINE Raw<8> load_streaming(const Raw<8>* p) {
 }
 INLINE Raw<4> load_streaming(const Raw<4>* p) {
   Raw<4> r;
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
+  asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
   return r;
 }
 INLINE Raw<2> load_streaming(const Raw<2>* p) {
   Raw<2> r;
-  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
+  asm volatile("ld.global.cs.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
   return r;
 }
 // A load that may stay in the first-level cache: others of the block read the same bytes soon. Never
@@ -217,7 +218,9 @@ INLINE void store_shared(u32 address, u32 x) {
 template <int BYTES>
 INLINE void copy_async(u32 to, const void* from, u32 read) {
   if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read)
+    // Rows are read front to back: what follows in the same 256 bytes is asked for soon.
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(read)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
@@ -352,10 +355,11 @@ INLINE Raw<8> load_shared_cluster(u32 address) {
 INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
 }
-// Arrives at a barrier of any block of the cluster.
+// Arrives at a barrier of any block of the cluster, to say that this thread has read: it publishes no
+// writes to other blocks. With `.release.cluster`, which would, each arrival waits for a fence of the
+// memory system, about 1 µs.
 INLINE void barrier_arrive_cluster(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // --- The bulk copy engine (sm_90) --------------------------------------------------------------

@@ -19,7 +19,8 @@ static BACKWARD: KernelFile = KernelFile::new(
 
 /// As in `device/elementwise.cuh`.
 const THREADS: u32 = 256;
-const UNROLL: u64 = 2;
+/// Bytes of an operand that a thread has under way, in vectors of one access each.
+const BYTES_IN_FLIGHT: u64 = 16;
 
 /// An extent or stride as kernels take it. None reaches the sign bit: allocations do not.
 pub(crate) fn signed(n: usize) -> i64 {
@@ -246,13 +247,14 @@ impl Cut {
         }
         let bytes = 1 << bits.trailing_zeros();
         let vectors = cols.div_ceil(bytes / size);
-        let lanes = vectors.div_ceil(UNROLL).next_power_of_two().min(u64::from(THREADS));
+        let unroll = BYTES_IN_FLIGHT / bytes;
+        let lanes = vectors.div_ceil(unroll).next_power_of_two().min(u64::from(THREADS));
         let group = pairs.first().map_or(0, |p| p.group);
         let tiling = Tiling {
             rows: rows.cast_signed(),
             cols: cols.cast_signed(),
             tile_rows: rows.div_ceil(u64::from(THREADS) / lanes).cast_signed(),
-            tile_cols: vectors.div_ceil(UNROLL * lanes).cast_signed(),
+            tile_cols: vectors.div_ceil(unroll * lanes).cast_signed(),
             lane_bits: lanes.trailing_zeros(),
             group: group as u32,
         };
@@ -310,9 +312,9 @@ mod tests {
                 let c = cut(&extent(rows, cols, DType::Bf16), cols.next_multiple_of(8), 0);
                 let t = c.tiling;
                 let lanes = 1i64 << t.lane_bits;
-                assert!(t.tile_cols * 2 * lanes * 8 >= t.cols, "{cols}");
+                assert!(t.tile_cols * lanes * 8 >= t.cols, "{cols}");
                 assert!(t.tile_rows * (256 / lanes) >= t.rows, "{rows}");
-                assert!((t.tile_cols - 1) * 2 * lanes * 8 < t.cols, "a tile without work");
+                assert!((t.tile_cols - 1) * lanes * 8 < t.cols, "a tile without work");
             }
         }
     }

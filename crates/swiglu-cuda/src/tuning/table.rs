@@ -24,7 +24,8 @@ impl Key {
     fn of(problem: &Problem, tf32: bool) -> Self {
         Self {
             op: problem.op,
-            dtype: problem.dtype,
+            // The same kernels at the same rates: what was measured for one stands for the other.
+            dtype: if problem.dtype == DType::F16 { DType::Bf16 } else { problem.dtype },
             // Only f32 products are touched by it.
             tf32: tf32 && problem.dtype == DType::F32,
             orientation: problem.layout.orientation,
