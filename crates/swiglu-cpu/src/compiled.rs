@@ -117,7 +117,7 @@ pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<
 /// As [`dispatch`].
 pub(crate) unsafe fn dots(isa: Isa, kernel: Dots) {
     // SAFETY: the caller's.
-    unsafe { run(isa, kernel) }
+    unsafe { kernel.run(isa) }
 }
 
 /// Sums of a panel of quantised weights over many rows.
