@@ -336,27 +336,24 @@ INLINE void multiply_fragments(float (&d)[4], const u32 (&low)[4], const u32 (&h
   }
 }
 
+// Multiplies a block of a unit.
 template <int FORMAT>
-INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part,
-                     const Vectors (&v)[Format<FORMAT>::kBlocks]) {
+INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, int block, const Vectors& v) {
   if constexpr (kTensor) {
+    u32 low[4], high[4];
+    part.factors(low, 0, block);
+    part.factors(high, 1, block);
 #pragma unroll
-    for (int block = 0; block < Format<FORMAT>::kBlocks; ++block) {
-      u32 low[4], high[4];
-      part.factors(low, 0, block);
-      part.factors(high, 1, block);
+    for (int i = 0; i < kVectors; ++i) {
+      if constexpr (FORMAT == 0) {
+        float(&d)[4] = *(float(*)[4]) & sums[4 * i];
+        multiply_fragments(d, low, high, v[i]);
+      } else {
+        float d[4] = {};
+        multiply_fragments(d, low, high, v[i]);
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        if constexpr (FORMAT == 0) {
-          float(&d)[4] = *(float(*)[4]) & sums[4 * i];
-          multiply_fragments(d, low, high, v[block][i]);
-        } else {
-          float d[4] = {};
-          multiply_fragments(d, low, high, v[block][i]);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            sums[4 * i + j] = __fmaf_rn(part.scale(j / 2, block), d[j], sums[4 * i + j]);
-          }
+        for (int j = 0; j < 4; ++j) {
+          sums[4 * i + j] = __fmaf_rn(part.scale(j / 2, block), d[j], sums[4 * i + j]);
         }
       }
     }
@@ -364,7 +361,7 @@ INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part,
     const Values<16> a = unpack(part.row[0]), b = unpack(part.row[1]);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
-      const Values<16> x = unpack(v[0][i]);
+      const Values<16> x = unpack(v[i]);
 #pragma unroll
       for (int j = 0; j < x.kCount; ++j) {
         sums[i] = __fmaf_rn(a.value[j], x.value[j], sums[i]);
@@ -404,6 +401,9 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
   constexpr int kBlocks = Format<FORMAT>::kBlocks;
   constexpr int kLoads = kBlocks * kVectors;  // of 16 bytes for a unit
   constexpr int kAhead = kLoads >= 8 ? 1 : kLoads >= 4 ? 2 : 4;
+  // Nibbles for 16 tokens: eight loads for a unit do not fit beside what unpacks it, so each block has
+  // its own when it is multiplied; the other warps hide them.
+  constexpr bool kEarly = AHEAD && (FORMAT == 0 || kLoads < 8);
   const Place& place = stream.place;
   const Range units = phase.of_warp(place.warp);
   if (units.count() <= 0) return;
@@ -414,7 +414,7 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) source.load(v[block], place, at * kBlocks + block);
   };
-  if constexpr (AHEAD) {
+  if constexpr (kEarly) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       load(ahead[i], next);
@@ -428,14 +428,18 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
       if (u + i >= units.last) break;
       ptx::copy_async_wait<kDepth - 1>();
       const UnitPart<FORMAT> part(stream.unit_at(unit++));
-      if constexpr (AHEAD) {
-        multiply<FORMAT>(sums, part, ahead[i]);
+      if constexpr (kEarly) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) multiply<FORMAT>(sums, part, b, ahead[i][b]);
         if (u + i + kAhead < units.last) load(ahead[i], next);
         next = next + 1 == phase.pieces ? 0 : next + 1;
       } else {
-        Vectors v[kBlocks];
-        load(v, piece);
-        multiply<FORMAT>(sums, part, v);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          Vectors v;
+          source.load(v, place, piece * kBlocks + b);
+          multiply<FORMAT>(sums, part, b, v);
+        }
       }
       // The products above have used what this copy overwrites.
       stream.copy_next();
