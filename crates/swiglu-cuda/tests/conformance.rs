@@ -16,12 +16,12 @@ use swiglu_cuda::{
     GatedLinear,
 };
 
-/// Of many cases every n-th on the simulator, four times as many on a GPU, and all of them where
+/// Of many cases every n-th on the simulator, twice as many on a GPU, and all of them where
 /// SWIGLU_TEST_ALL is set: minutes, since thousands of kernels are compiled.
 fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
     let n = match (std::env::var_os("SWIGLU_TEST_ALL"), common::has_gpu()) {
         (Some(_), _) => 1,
-        (None, true) => n.div_ceil(4),
+        (None, true) => n.div_ceil(2),
         (None, false) => n,
     };
     cases.into_iter().step_by(n)
