@@ -5,7 +5,9 @@
 //! Σ(|d·q| + |m|)·|x|, which is Σ|w||x| for types without a minimum. A term then passes the roundings
 //! of its product, of at most one addition per other term, of one more per block whose minimum is
 //! joined, and of its scalings: by a sub-block's scale, by the block's, and the weight's own where it
-//! is decoded first.
+//! is decoded first. Inputs may be integers of 30 bits and a sign with a common power of two for the
+//! 32 of a run, so that products with integer weights are exact: as the largest has at least 29 bits,
+//! each is then off by up to 2⁻³⁰ of it.
 
 use crate::bounds::{
     Reference, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
@@ -23,7 +25,7 @@ use crate::quant::{BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, Qu
 /// How a kernel takes x and h, the inputs of products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockInputs {
-    /// As they are.
+    /// As they are, or in runs of 32 as fixed-point numbers of 30 bits and a sign.
     Exact,
     /// Rounded to q·d in blocks as long as those of the weights, with q an integer of 8 bits and
     /// d = max|x| / 127 in f16, and where weights have minima also the sum of a block in f16: what
@@ -31,8 +33,11 @@ pub enum BlockInputs {
     EightBits,
 }
 
-/// Features that share a minimum, in every type that has one.
+/// Features that share a minimum, in every type that has one; every block is whole runs of them.
 const MINIMUM: usize = 32;
+/// Half a unit of a fixed-point number of 30 bits and a sign, relative to the largest, which may be as
+/// little as half of what the 30 bits hold.
+const FIXED_POINT: f64 = 1.0 / (1u64 << 30) as f64;
 const U16: f64 = DType::F16.unit_roundoff();
 
 /// The error of a sum in `f32`, relative to its magnitude.
@@ -42,12 +47,21 @@ fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
     gamma(weights.cols() + minima + 5)
 }
 
-/// What inputs of at most these magnitudes may be off by once they are rounded to 8 bits: half a
-/// step d, d's own rounding and that of a sum to f16, and the arithmetic of q.
-fn input_errors(magnitudes: &[f64], block: BlockType) -> Vec<f64> {
+/// What inputs of at most these magnitudes may be off by once they are taken as `inputs` says, which
+/// `None` says is not at all. With 8
+/// bits: half a step d, d's own rounding and that of a sum to f16, and the arithmetic of q.
+fn input_errors(magnitudes: &[f64], block: BlockType, inputs: Option<BlockInputs>) -> Vec<f64> {
+    let largest = |part: &[f64]| part.iter().copied().fold(0.0, f64::max);
+    match inputs {
+        None => return vec![0.0; magnitudes.len()],
+        Some(BlockInputs::Exact) => {
+            let error = |part: &[f64]| vec![largest(part) * FIXED_POINT; part.len()];
+            return magnitudes.chunks(MINIMUM).flat_map(error).collect();
+        }
+        Some(BlockInputs::EightBits) => {}
+    }
     let error = |part: &[f64]| {
-        let largest = part.iter().copied().fold(0.0, f64::max);
-        let step = largest * (0.5 / 127.0 + U16 + 4.0 * U32);
+        let step = largest(part) * (0.5 / 127.0 + U16 + 4.0 * U32);
         let least = 128.0 * DType::F16.underflow_unit();
         part.iter().map(|v| step + v * U16 + least).collect::<Vec<f64>>()
     };
@@ -134,23 +148,17 @@ fn h_bound<T: Element>(
     x: MatrixRef<'_, T>,
     params: &QuantizedGatedLinearParams<'_>,
     forward: &oracle::GatedLinear,
-    inputs: BlockInputs,
+    inputs: Option<BlockInputs>,
 ) -> Result<Matrix<f64>> {
     let (act, numerics, relative) = (&params.activation, params.numerics, sum_error(&params.gate));
-    let bound = |before: &dyn Fn(Half, usize) -> f64| {
-        gated_bound(act, numerics, T::DTYPE, forward, relative, before)
-    };
-    if inputs == BlockInputs::Exact {
-        return bound(&|_, _| 0.0);
-    }
     let mut errors = Vec::with_capacity(x.rows() * x.cols());
     for i in 0..x.rows() {
         let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
-        errors.extend(input_errors(&magnitudes, params.gate.block()));
+        errors.extend(input_errors(&magnitudes, params.gate.block(), inputs));
     }
     let errors = Matrix::from_vec(errors, x.rows(), x.cols())?;
     let (gate, up) = (passed_on(&errors, &params.gate)?, passed_on(&errors, &params.up)?);
-    bound(&|half, i| match half {
+    gated_bound(act, numerics, T::DTYPE, forward, relative, |half, i| match half {
         Half::Gate => gate.as_slice()[i],
         Half::Up => up.as_slice()[i],
     })
@@ -178,12 +186,36 @@ pub fn quantized_gated_linear_with<T: Element>(
     inputs: BlockInputs,
 ) -> Result<Reference> {
     let forward = oracle::quantized_gated_linear(x, params)?;
-    let bound = h_bound(x, params, &forward, inputs)?;
+    let bound = h_bound(x, params, &forward, Some(inputs))?;
+    let beside = h_bound(x, params, &forward, None)?;
     let eager = eager_gated_linear(x, params, inputs)?;
     let baseline = relative_frobenius(eager.view(), forward.h.view());
     let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
-    let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, n);
+    let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, n)
+        + of_inputs(&bound, &beside, &forward.h, inputs);
     Ok(Reference { value: forward.h, bound, frobenius_limit })
+}
+
+/// What the inputs' own errors may add to the relative Frobenius error: the baseline has those of 8
+/// bits, but multiplies exact ones as they are. Next to nothing, unless one input of a run is far above
+/// the others and its weight is 0.
+fn of_inputs(
+    bound: &Matrix<f64>,
+    beside: &Matrix<f64>,
+    value: &Matrix<f64>,
+    inputs: BlockInputs,
+) -> f64 {
+    if inputs == BlockInputs::EightBits {
+        return 0.0;
+    }
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let added =
+        bound.as_slice().iter().zip(beside.as_slice()).map(|(with, without)| with - without);
+    // Where a result may overflow both are infinite: its elements decide.
+    match norm(&mut added.filter(|v| v.is_finite())) {
+        0.0 => 0.0,
+        added => added / norm(&mut value.as_slice().iter().copied()),
+    }
 }
 
 /// The coarsest rounding that a result goes through.
@@ -192,6 +224,31 @@ fn unit<T: Element>(inputs: BlockInputs) -> f64 {
         BlockInputs::Exact => T::DTYPE.unit_roundoff(),
         BlockInputs::EightBits => T::DTYPE.unit_roundoff().max(0.5 / 127.0),
     }
+}
+
+fn y_bound<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &QuantizedMlpParams<'_>,
+    forward: &oracle::Mlp,
+    inputs: Option<BlockInputs>,
+) -> Result<Matrix<f64>> {
+    let mut h_error = h_bound(x, &params.gated, &forward.gated, inputs)?;
+    let (h, cols) = (&forward.gated.h, h_error.cols().max(1));
+    let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
+    for (errors, h) in rows {
+        let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
+        let taken = input_errors(&magnitudes, params.down.block(), inputs);
+        errors.iter_mut().zip(taken).for_each(|(e, t)| *e += t);
+    }
+    let relative = sum_error(&params.down);
+    down_bound(T::DTYPE, &forward.y, &h_error, relative, |k, column| {
+        let mut places = column.iter_mut();
+        params.down.block().terms(params.down.row(k), |product, minimum| {
+            if let Some(place) = places.next() {
+                *place = f64::from(product).abs() + f64::from(minimum).abs();
+            }
+        });
+    })
 }
 
 /// Reference of the feed-forward block with quantised weights: inputs, output and h of T.
@@ -215,31 +272,15 @@ pub fn quantized_mlp_with<T: Element>(
     inputs: BlockInputs,
 ) -> Result<Reference> {
     let forward = oracle::quantized_mlp(x, params)?;
-    let mut h_error = h_bound(x, &params.gated, &forward.gated, inputs)?;
-    if inputs == BlockInputs::EightBits {
-        let (h, cols) = (&forward.gated.h, h_error.cols().max(1));
-        let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
-        for (errors, h) in rows {
-            let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
-            let rounded = input_errors(&magnitudes, params.down.block());
-            errors.iter_mut().zip(rounded).for_each(|(e, r)| *e += r);
-        }
-    }
-    let relative = sum_error(&params.down);
-    let bound = down_bound(T::DTYPE, &forward.y, &h_error, relative, |k, column| {
-        let mut places = column.iter_mut();
-        params.down.block().terms(params.down.row(k), |product, minimum| {
-            if let Some(place) = places.next() {
-                *place = f64::from(product).abs() + f64::from(minimum).abs();
-            }
-        });
-    })?;
+    let bound = y_bound(x, params, &forward, Some(inputs))?;
+    let beside = y_bound(x, params, &forward, None)?;
     let h = eager_gated_linear(x, &params.gated, inputs)?;
     let h = taken(h.view(), params.down.block(), inputs)?;
     let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;
     let baseline = relative_frobenius(eager.view(), forward.y.value.view());
     let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
-    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, n);
+    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, n)
+        + of_inputs(&bound, &beside, &forward.y.value, inputs);
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
 }
 

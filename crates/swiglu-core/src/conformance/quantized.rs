@@ -138,13 +138,27 @@ fn blocks(seed: u64, block: BlockType, rows: usize, cols: usize) -> Result<Quant
     QuantizedMatrix::from_vec(block, data, rows, cols)
 }
 
+/// One input of each row far above the others, as activations of models have them: it must not cost the
+/// others their low bits where its own weight is 0.
+fn add_outliers<T: Element>(x: &mut Padded<T>) {
+    let factor = if T::DTYPE == DType::F16 { 1024.0 } else { 65536.0 };
+    for (i, row) in x.data.chunks_mut(x.stride.max(1)).enumerate() {
+        if let Some(v) = row.get_mut(i * 7 % x.cols.max(1)) {
+            *v = T::from_f32(v.to_f32() * factor);
+        }
+    }
+}
+
 /// Computes and judges one case.
 pub(super) fn run<T: Element, B: Backend>(
     backend: &B,
     case: &Case,
     types: QuantizedTypes,
 ) -> Result<Outcome> {
-    let x = Padded::<T>::random(case.seed, case.m, case.hidden, case.padding, case.scale);
+    let mut x = Padded::<T>::random(case.seed, case.m, case.hidden, case.padding, case.scale);
+    if case.seed % 4 == 1 {
+        add_outliers(&mut x);
+    }
     let parameters = QuantizedParameters::new::<T>(case, types)?;
     let columns = if case.op == Op::Mlp { case.hidden } else { case.intermediate };
     let mut out = Padded::<T>::poisoned(case.m, columns, case.padding);
