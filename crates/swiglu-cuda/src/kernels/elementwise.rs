@@ -129,6 +129,7 @@ pub(crate) unsafe fn forward(
         formula: extent.formula,
     };
     let entry = match cut.bytes {
+        16 if cut.is_dense() => "elementwise_forward_dense",
         16 => "elementwise_forward_16",
         8 => "elementwise_forward_8",
         4 => "elementwise_forward_4",
@@ -163,6 +164,7 @@ pub(crate) unsafe fn backward(
         formula: extent.formula,
     };
     let entry = match cut.bytes {
+        16 if cut.is_dense() => "elementwise_backward_dense",
         16 => "elementwise_backward_16",
         8 => "elementwise_backward_8",
         4 => "elementwise_backward_4",
@@ -261,6 +263,12 @@ impl Cut {
         Some(Self { bytes, tiling })
     }
 
+    /// Whether it is one long row with a block for each tile.
+    fn is_dense(&self) -> bool {
+        let t = &self.tiling;
+        t.rows == 1 && 1 << t.lane_bits == THREADS && t.tile_cols <= i64::from(i32::MAX)
+    }
+
     fn launch(&self) -> LaunchConfig {
         // One block a tile, up to what a grid can have; blocks then walk on.
         let x = self.tiling.tile_cols.min(i64::from(i32::MAX)) as u32;
@@ -301,8 +309,11 @@ mod tests {
     fn dense_rows_are_one_row() {
         let c = cut(&extent(3, 101, DType::F16), 101, 0);
         assert_eq!((c.bytes, c.tiling.rows, c.tiling.cols), (16, 1, 303));
+        assert!(!c.is_dense(), "too little for a tile");
+        assert!(cut(&extent(3, 1001, DType::F16), 1001, 0).is_dense());
         let c = cut(&extent(3, 101, DType::F16), 104, 0);
         assert_eq!((c.bytes, c.tiling.rows, c.tiling.cols), (16, 3, 101));
+        assert!(!cut(&extent(3, 1001, DType::F16), 1008, 0).is_dense());
     }
 
     #[test]
