@@ -58,8 +58,8 @@ KERNEL(kThreads, 1, elementwise_backward_4)(KERNEL_PARAMS(BackwardParams) p) { b
 KERNEL(kThreads, 1, elementwise_backward_2)(KERNEL_PARAMS(BackwardParams) p) { backward<2>(p); }
 #endif
 
-// Five blocks of a multiprocessor at once: 51 registers for each thread.
-KERNEL(kThreads, 5, elementwise_backward_dense)(KERNEL_PARAMS(BackwardParams) p) {
+// Four blocks of a multiprocessor at once: 64 registers for each thread.
+KERNEL(kThreads, 4, elementwise_backward_dense)(KERNEL_PARAMS(BackwardParams) p) {
   for_each_vector_dense(
       p.tiling,
       [&](i64 column) { store_gradients<16>(p, 0, column, load_inputs<16>(p, 0, column)); },

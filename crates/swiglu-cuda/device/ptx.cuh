@@ -92,11 +92,13 @@ struct alignas(2) Raw<2> {
   u16 half;
 };
 
-// Loads of bytes that are used once: first to be replaced in the caches. Stores pass the first-level
-// cache, but may stay in the second for the kernel that reads them.
+// Loads of bytes that are used once, through the path for read-only data and past the first-level cache.
+// A kernel may overwrite what it reads with them if each place is read by one thread, which writes there
+// only what it computed from it. Stores pass the first-level cache, but may stay in the second for the
+// kernel that reads them.
 INLINE Raw<16> load_streaming(const Raw<16>* p) {
   Raw<16> r;
-  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(r.word[0]), "=r"(r.word[1]), "=r"(r.word[2]), "=r"(r.word[3])
                : "l"(p)
                : "memory");
@@ -104,7 +106,7 @@ INLINE Raw<16> load_streaming(const Raw<16>* p) {
 }
 INLINE Raw<8> load_streaming(const Raw<8>* p) {
   Raw<8> r;
-  asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];"
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
                : "=r"(r.word[0]), "=r"(r.word[1])
                : "l"(p)
                : "memory");
@@ -112,12 +114,12 @@ INLINE Raw<8> load_streaming(const Raw<8>* p) {
 }
 INLINE Raw<4> load_streaming(const Raw<4>* p) {
   Raw<4> r;
-  asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
   return r;
 }
 INLINE Raw<2> load_streaming(const Raw<2>* p) {
   Raw<2> r;
-  asm volatile("ld.global.cs.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
+  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
   return r;
 }
 // A load that may stay in the first-level cache: others of the block read the same bytes soon. Never
