@@ -42,15 +42,17 @@ pub(super) fn is_sound(entry: &Entry) -> bool {
 
 /// A layer of either operation.
 enum Layer<T> {
-    GatedLinear(GatedLinear<T>),
-    Mlp(Mlp<T>),
+    GatedLinear(Box<GatedLinear<T>>),
+    Mlp(Box<Mlp<T>>),
 }
 
 impl<T: Element> Layer<T> {
     fn new(cuda: &Cuda, params: &Params<'_, T>) -> Result<Self, CudaError> {
         Ok(match params {
-            Params::GatedLinear(params) => Layer::GatedLinear(GatedLinear::new(cuda, params)?),
-            Params::Mlp(params) => Layer::Mlp(Mlp::new(cuda, params)?),
+            Params::GatedLinear(params) => {
+                Layer::GatedLinear(Box::new(GatedLinear::new(cuda, params)?))
+            }
+            Params::Mlp(params) => Layer::Mlp(Box::new(Mlp::new(cuda, params)?)),
         })
     }
 
