@@ -43,11 +43,16 @@ KERNEL(kThreads, 1, elementwise_forward_4)(KERNEL_PARAMS(ForwardParams) p) { for
 KERNEL(kThreads, 1, elementwise_forward_2)(KERNEL_PARAMS(ForwardParams) p) { forward<2>(p); }
 #endif
 
-// Blocks that a multiprocessor holds at once: all of its 2048 threads with 32 registers each, where that
-// is enough without spills, so that as many bytes as possible are in flight.
+// Threads that a multiprocessor holds: 1536 in the desktop members of a generation, 2048 in the others.
+constexpr int kMaxThreads =
+    __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200 ? 1536 : 2048;
+
+// Blocks that a multiprocessor holds at once: as many as its threads allow (32 registers each where there
+// are 2048) if the code is short enough for that without spills, so that as many bytes as possible are in
+// flight.
 constexpr bool kShortCode = (kFast || kIsF32) && CLAMP == 0 && kGate != kGeluErf &&
                             (!kEager || (kGate != kSiluBeta && kGate != kGeluTanh));
-constexpr int kResidents = kShortCode ? 8 : 5;
+constexpr int kResidents = kShortCode ? kMaxThreads / kThreads : 5;
 
 KERNEL(kThreads, kResidents, elementwise_forward_dense)(KERNEL_PARAMS(ForwardParams) p) {
   for_each_vector_dense(
