@@ -5,6 +5,7 @@
 //! [`bandwidth`] is cheap and meant to be called right before and after each memory-bound item.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -65,12 +66,20 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// Runs `step` `repetitions` times and returns the median of `amount` per second.
-fn rate(cpu: &Cpu, repetitions: usize, amount: f64, step: &Step<'_>) -> f64 {
+/// The median over `repetitions` of `amount` per second, each of `passes` over `step`.
+fn rate(
+    cpu: &Cpu,
+    workers: usize,
+    [repetitions, passes]: [usize; 2],
+    amount: f64,
+    step: &Step<'_>,
+) -> f64 {
     let once = || {
         let start = Instant::now();
-        cpu.run(cpu.threads(), &[Step { units: step.units, run: step.run }]);
-        amount / start.elapsed().as_secs_f64()
+        for _ in 0..passes {
+            cpu.run(workers, &[Step { units: step.units, run: step.run }]);
+        }
+        (passes as f64 * amount) / start.elapsed().as_secs_f64()
     };
     once();
     median((0..repetitions).map(|_| once()).collect())
@@ -98,7 +107,7 @@ fn compute(cpu: &Cpu, pairs: bool) -> f64 {
     let per_lane = if pairs { 4.0 } else { 2.0 };
     let accumulators = 2 * simd::tile_rows(cpu.isa());
     let flops = per_lane * (simd::lanes(cpu.isa()) * accumulators * ITERATIONS * units) as f64;
-    rate(cpu, 15, flops, &Step { units, run: &run })
+    rate(cpu, cpu.threads(), [15, 1], flops, &Step { units, run: &run })
 }
 
 /// As many independent accumulators as the matrix kernel's largest tile.
@@ -166,7 +175,7 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
         };
         let arrays = inputs + usize::from(writes);
         let step = Step { units: ARRAY_BYTES / UNIT_BYTES, run: &run };
-        rate(cpu, 5, (arrays * ARRAY_BYTES) as f64, &step)
+        rate(cpu, cpu.threads(), [5, 1], (arrays * ARRAY_BYTES) as f64, &step)
     };
     // Written first: pages that were never written all map to one zero page.
     for i in 0..3 {
@@ -195,9 +204,13 @@ pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
     let inputs = if writes { 2 } else { 1 };
     let arrays = inputs + usize::from(writes);
     let units = (bytes / arrays).div_ceil(CACHED_UNIT_BYTES).max(1);
-    let mut memory = Buffer::zeroed(arrays * units * CACHED_UNIT_BYTES)?;
+    let total = arrays * units * CACHED_UNIT_BYTES;
+    let mut memory = Buffer::zeroed(total)?;
+    // Pages that were never written all map to one zero page. Every value becomes a tiny normal one.
+    // SAFETY: the buffer has `total` bytes.
+    unsafe { std::ptr::write_bytes(memory.as_mut_ptr(), 1, total) };
     let first = SendPtr(memory.as_mut_ptr().cast::<f32>());
-    let passes = (PASSES_BYTES / (arrays * units * CACHED_UNIT_BYTES)).max(1);
+    let passes = (PASSES_BYTES / total).max(1);
     let workers = cpu.workers(0.0, bytes as f64);
     let run = |range: Range<usize>, _: usize| {
         let array = units * CACHED_UNIT_BYTES / size_of::<f32>();
@@ -209,16 +222,7 @@ pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
         // of the arrays, and where nothing is written no other array is touched.
         unsafe { simd::dispatch(cpu.isa(), stream) }
     };
-    let step = Step { units, run: &run };
-    let pass = || {
-        let start = Instant::now();
-        for _ in 0..passes {
-            cpu.run(workers, &[Step { units: step.units, run: step.run }]);
-        }
-        (passes * arrays * units * CACHED_UNIT_BYTES) as f64 / start.elapsed().as_secs_f64()
-    };
-    pass();
-    Ok(median((0..7).map(|_| pass()).collect()))
+    Ok(rate(cpu, workers, [7, passes], total as f64, &Step { units, run: &run }))
 }
 
 /// Results per second of an activation whose data are in a near cache of each thread: what its
@@ -234,16 +238,25 @@ pub fn activation<T: Element>(cpu: &Cpu, act: &Activation, numerics: Numerics) -
     let [gate, up] = [1, 2].map(|stream| normal_matrix::<T>(stream, 1, cols, 2.0));
     let (gate, up) = (gate?, up?);
     let inputs = GateUpRef::separate(gate.view(), up.view())?;
+    let mut outputs = (0..cpu.threads())
+        .map(|_| Ok(Mutex::new(Matrix::<T>::zeros(1, cols)?)))
+        .collect::<Result<Vec<_>>>()?;
+    // What would fail in the calls that are timed fails here.
+    for out in &mut outputs {
+        let out = out.get_mut().unwrap_or_else(PoisonError::into_inner);
+        cpu.activation(act, numerics, inputs, out.view_mut())?;
+    }
     let units = 16 * cpu.threads();
-    let run = |range: Range<usize>, _: usize| {
-        // So little work stays with its thread.
-        let Ok(mut out) = Matrix::<T>::zeros(1, cols) else { return };
+    let run = |range: Range<usize>, worker: usize| {
+        // So little work stays with its thread, and no lock is waited for: each worker has its own.
+        let mut out = outputs[worker].lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..CALLS * range.len() {
             let done = cpu.activation(act, numerics, inputs, out.view_mut());
             std::hint::black_box((&done, out.view()));
         }
     };
-    Ok(rate(cpu, 15, (cols * CALLS * units) as f64, &Step { units, run: &run }))
+    let amount = (cols * CALLS * units) as f64;
+    Ok(rate(cpu, cpu.threads(), [15, 1], amount, &Step { units, run: &run }))
 }
 
 /// How results of a pass are written.

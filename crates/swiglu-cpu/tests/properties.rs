@@ -220,12 +220,13 @@ fn bad_arguments_are_refused_before_anything_is_written() {
     assert_eq!(unfused.plan(3).path, Path::Unfused);
 }
 
-/// Quantised weights: a plan that needs no weights, the bits of one thread on three, of a row alone
-/// among the few that are not worth decoding for, and a row that is not finite spoils itself alone.
+/// Quantised weights: a plan that needs no weights, the bits of one thread on three (the case is large
+/// enough that they take part), of a row alone among the few that are not worth decoding for, and a
+/// row that is not finite spoils itself alone.
 #[test]
 fn quantised_layers_keep_rows_apart() {
     let types = QuantizedTypes { gate_up: BlockType::Q6_K, down: Some(BlockType::Q4_1) };
-    let case = Case { quantized: Some(types), ..case(3, 512, 96) };
+    let case = Case { quantized: Some(types), ..case(3, 512, 512) };
     let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
     let params = parameters.mlp().unwrap();
     for isa in Isa::available() {
@@ -235,6 +236,8 @@ fn quantised_layers_keep_rows_apart() {
             let made = cpu(isa, 1).plan(params.problem(m, DType::F32), Path::Fused);
             assert_eq!(made, one.plan(m), "{isa}");
         }
+        assert!(one.plan(3).reason.contains("fixed-point"), "{isa}");
+        assert!(three.plan(3).threads > 1, "{isa}");
         let run = |mlp: &Mlp<f32>, x: MatrixRef<'_, f32>| {
             let mut y = Matrix::<f32>::zeros(x.rows(), case.hidden).unwrap();
             mlp.forward(x, y.view_mut()).unwrap();

@@ -145,17 +145,22 @@ impl<T: Element> Mlp<T> {
             // The half of a last pair beyond H stays zero.
             let h_rows =
                 Rows { first: h.cast::<O>(), stride: h_len, cols: self.problem.intermediate };
-            // SAFETY: the buffer holds m rows of `h_len` zeroed values of O; it is written in step 2
-            // and read in step 3, which begins when step 2 is done.
-            let h_view = unsafe { std::slice::from_raw_parts(h.cast::<O>(), m * h_len) };
-            let h_view = MatrixRef::new(h_view, m, h_len)?;
+            let h_values = SendPtr(h.cast::<O>());
             let (h_rows, y_rows) = (Shared(h_rows), out_rows(out, pass.start));
 
             let pack_x = |range: Range<usize>, _: usize| gated.pack(x, pass.start, range);
             let gate_up = |range: Range<usize>, worker: usize| {
                 gated.panels(range, worker, self.gated.epilogue::<O>(weights, h_rows.get()));
             };
-            let pack_h = |range: Range<usize>, _: usize| down.pack(h_view, 0, range);
+            let pack_h = |range: Range<usize>, _: usize| {
+                // SAFETY: the buffer holds m rows of `h_len` zeroed values of O, which step 2 has written;
+                // until the pass ends they are only read.
+                let h = unsafe { std::slice::from_raw_parts(h_values.get(), m * h_len) };
+                match MatrixRef::new(h, m, h_len) {
+                    Ok(h) => down.pack(h, 0, range),
+                    Err(error) => unreachable!("m rows of h are a matrix: {error}"),
+                }
+            };
             let project = |range: Range<usize>, worker: usize| {
                 down.panels(range, worker, self.down.epilogue(y_rows.get()));
             };
