@@ -85,6 +85,12 @@ impl Cpu {
         self.threads
     }
 
+    /// Up to this many rows a layer of quantised blocks is the fast one: their integers are multiplied as
+    /// they are. With more rows a layer of decoded weights is at least as fast.
+    pub fn quantized_rows(&self) -> usize {
+        crate::quant::dot_rows_max(self.isa)
+    }
+
     /// Runs steps on up to `workers` threads.
     pub(crate) fn run(&self, workers: usize, steps: &[Step<'_>]) {
         team::run(self.pool.as_deref(), workers.min(self.threads), steps);

@@ -20,8 +20,8 @@ use std::ops::Range;
 
 use swiglu_core::gate::{GatedMath, WithGatedMath};
 use swiglu_core::{
-    Activation, Arrangement, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path, Plan,
-    Problem, Result, WeightLayout,
+    Activation, Arrangement, DType, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path,
+    Plan, Problem, Result, WeightLayout,
 };
 
 use crate::compiled;
@@ -143,6 +143,7 @@ pub(crate) struct Segments<'a, T> {
 
 impl<T: Element> Kernel for Segments<'_, T> {
     type Output = ();
+    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
@@ -319,7 +320,7 @@ unsafe fn pairs<S: Simd, T: Element, M: GatedMath, const STREAM: bool>(
         unsafe {
             let g = S::load_pair::<T>(operands.gate.add(i));
             let u = S::load_pair::<T>(operands.up.add(i));
-            let h = [math.apply(g[0], u[0]), math.apply(g[1], u[1])];
+            let h = [S::gated(math, g[0], u[0]), S::gated(math, g[1], u[1])];
             S::store_pair::<T, STREAM>(out.add(i), h);
         }
     }
@@ -361,7 +362,7 @@ unsafe fn partial<S: Simd, T: Element, M: GatedMath>(
     unsafe {
         std::ptr::copy_nonoverlapping(gate, g.as_mut_ptr(), count);
         std::ptr::copy_nonoverlapping(up, u.as_mut_ptr(), count);
-        let h = math.apply(S::load::<T>(g.as_ptr()), S::load::<T>(u.as_ptr()));
+        let h = S::gated(math, S::load::<T>(g.as_ptr()), S::load::<T>(u.as_ptr()));
         S::store::<T>(g.as_mut_ptr(), h);
         std::ptr::copy_nonoverlapping(g.as_ptr(), out, count);
     }

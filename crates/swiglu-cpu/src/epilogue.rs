@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use swiglu_core::gate::{GatedMath, WithGatedMath};
-use swiglu_core::{Activation, Element, F32Lanes, Numerics, Rounding};
+use swiglu_core::{Activation, DType, Element, F32Lanes, Numerics, Rounding};
 
 use crate::compiled;
 use crate::isa::Isa;
@@ -83,6 +83,7 @@ pub(crate) struct GatedPanel<T, O> {
 
 impl<T: Element, O: Element> Kernel for GatedPanel<T, O> {
     type Output = ();
+    const USES_DOTS: bool = matches!((T::DTYPE, O::DTYPE), (DType::Bf16, _) | (_, DType::Bf16));
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
@@ -110,7 +111,7 @@ impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedRows<S, T, O> {
                 if rounds {
                     (gate, up) = (T::round_lanes(gate), T::round_lanes(up));
                 }
-                let h = math.apply(gate, up);
+                let h = S::gated(math, gate, up);
                 // Rounded by the store, unless that is wider.
                 let h = if O::DTYPE == T::DTYPE { h } else { T::round_lanes(h) };
                 e.out.write::<S>(r, panel * S::LANES, h);
@@ -150,6 +151,7 @@ pub(crate) struct PlainPanel<T> {
 
 impl<T: Element> Kernel for PlainPanel<T> {
     type Output = ();
+    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

@@ -91,6 +91,7 @@ impl<T: Element> Sums<T> {
 
 impl<T: Element> Kernel for Sums<T> {
     type Output = ();
+    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

@@ -25,6 +25,7 @@ pub(crate) struct PackBlocks<'a, T>(pub(crate) PackRows<'a, T>, pub(crate) Range
 
 impl<T: Element> Kernel for PackBlocks<'_, T> {
     type Output = ();
+    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

@@ -10,6 +10,7 @@ mod avx2;
 mod avx512;
 mod portable;
 
+use swiglu_core::gate::GatedMath;
 use swiglu_core::{DType, Element, F32Lanes};
 
 use crate::isa::Isa;
@@ -44,6 +45,12 @@ pub(crate) trait Simd: Copy + 'static {
     /// Whether loops over quantised weights are written out; where the compiler makes vectors of
     /// lanes itself that takes it minutes.
     const WRITTEN_OUT: bool = true;
+
+    /// h of a vector of gates and one of ups, before its rounding to the element type.
+    #[inline(always)]
+    fn gated<M: GatedMath>(math: M, gate: Self::V, up: Self::V) -> Self::V {
+        math.apply(gate, up)
+    }
 
     /// Loads `LANES` values.
     unsafe fn load_f32(p: *const f32) -> Self::V;
@@ -193,6 +200,9 @@ pub(crate) trait Simd: Copy + 'static {
 pub(crate) trait Kernel {
     /// What it returns.
     type Output;
+    /// Whether it has use for bfloat16 conversions or dot products of pairs and bytes; without, one
+    /// compilation serves the façades with and without them.
+    const USES_DOTS: bool = true;
     /// Runs. Implementations are `#[inline(always)]`.
     ///
     /// # Safety
@@ -242,9 +252,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512::run(kernel),
+            Isa::Avx512Bf16 if K::USES_DOTS => avx512::run_bf16(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => avx512::run_bf16(kernel),
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512::run(kernel),
             _ => kernel.run::<portable::Portable>(),
         }
     }

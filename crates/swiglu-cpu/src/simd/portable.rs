@@ -4,6 +4,7 @@ use std::array::from_fn;
 
 use half::{bf16, f16};
 use swiglu_core::F32Lanes;
+use swiglu_core::gate::GatedMath;
 
 use super::{Fetch, Simd};
 
@@ -26,21 +27,22 @@ const HAS_FMA: bool = cfg!(any(
 /// a·b + c with one rounding, from float64 operations alone, so that it vectorises: the product is
 /// exact, the sum is rounded to odd (its last bit keeps whether anything was lost), and 53 bits are
 /// enough for the final rounding to be the only one (Boldo and Melquiond, 2008).
-#[inline(always)]
-fn fused(a: f32, b: f32, c: f32) -> f32 {
-    if HAS_FMA {
-        return a.mul_add(b, c);
-    }
-    let p = f64::from(a) * f64::from(b);
-    let c = f64::from(c);
-    let s = p + c;
-    let back = s - p;
-    let lost = (p - (s - back)) + (c - back);
-    let toward = if lost > 0.0 { 1i64 } else { 0 } - if lost < 0.0 { 1i64 } else { 0 };
-    let step = if s < 0.0 { -toward } else { toward };
-    let even = s.to_bits() & 1 == 0;
-    let adjusted = s.to_bits().wrapping_add_signed(if even { step } else { 0 });
-    f64::from_bits(adjusted) as f32
+///
+/// A function of its own, as it is long.
+#[inline(never)]
+fn fused(a: &Array, b: &Array, c: &Array) -> Array {
+    from_fn(|i| {
+        let p = f64::from(a[i]) * f64::from(b[i]);
+        let c = f64::from(c[i]);
+        let s = p + c;
+        let back = s - p;
+        let lost = (p - (s - back)) + (c - back);
+        let toward = if lost > 0.0 { 1i64 } else { 0 } - if lost < 0.0 { 1i64 } else { 0 };
+        let step = if s < 0.0 { -toward } else { toward };
+        let even = s.to_bits() & 1 == 0;
+        let adjusted = s.to_bits().wrapping_add_signed(if even { step } else { 0 });
+        f64::from_bits(adjusted) as f32
+    })
 }
 
 #[inline(always)]
@@ -71,7 +73,11 @@ impl F32Lanes for F32x8 {
     }
     #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
-        Self(from_fn(|i| fused(self.0[i], b.0[i], c.0[i])))
+        if HAS_FMA {
+            Self(from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+        } else {
+            Self(fused(&self.0, &b.0, &c.0))
+        }
     }
     #[inline(always)]
     fn neg_mul_add(self, b: Self, c: Self) -> Self {
@@ -141,6 +147,12 @@ impl Simd for Portable {
     const ROWS: usize = 4;
     const DOT_ROWS: usize = 1;
     const WRITTEN_OUT: bool = false;
+
+    // A function of its own: written out at every use it would be half of this crate's code.
+    #[inline(never)]
+    fn gated<M: GatedMath>(math: M, gate: F32x8, up: F32x8) -> F32x8 {
+        math.apply(gate, up)
+    }
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> F32x8 {

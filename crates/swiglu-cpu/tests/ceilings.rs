@@ -1,0 +1,35 @@
+//! Ceilings are measured, so only their being there can be tested.
+
+use swiglu_core::{Activation, Numerics, bf16};
+use swiglu_cpu::ceilings::{activation, cached, measure};
+use swiglu_cpu::{Cpu, CpuOptions, Isa};
+
+#[test]
+fn ceilings_are_finite_and_positive_on_every_facade() {
+    for isa in Isa::available() {
+        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        let c = measure(&cpu).unwrap();
+        let b = c.bandwidth;
+        for rate in [c.fma_f32, c.dot_bf16.unwrap_or(1.0), b.read, b.copy_nt, b.triad_nt] {
+            assert!(rate.is_finite() && rate > 0.0, "{isa} {c:?}");
+        }
+    }
+}
+
+#[test]
+fn caches_and_activations_have_rates_whatever_the_size() {
+    for isa in Isa::available() {
+        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        for (bytes, writes) in [(0, true), (1, false), (100_000, true), (3 << 20, false)] {
+            let rate = cached(&cpu, bytes, writes).unwrap();
+            assert!(rate.is_finite() && rate > 0.0, "{isa} {bytes} {writes}: {rate}");
+        }
+        let numerics = Numerics::default();
+        for rate in [
+            activation::<f32>(&cpu, &Activation::SWIGLU, numerics).unwrap(),
+            activation::<bf16>(&cpu, &Activation::SWIGLU, numerics).unwrap(),
+        ] {
+            assert!(rate.is_finite() && rate > 0.0, "{isa}: {rate}");
+        }
+    }
+}
