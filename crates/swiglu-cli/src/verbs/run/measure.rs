@@ -19,11 +19,11 @@ use crate::timing::{Heat, Protocol, Variant, interleave};
 use crate::verify::{Check, gather_rows};
 
 /// How a layer holds its weights.
-struct Storage<'w> {
-    /// The quantised blocks, where they are computed with.
-    blocks: Option<Blocks<'w>>,
-    /// Why quantised weights are decoded, where they are.
-    decoded_because: Option<String>,
+enum Storage<'w> {
+    /// As the quantised blocks of the file.
+    Blocks(Blocks<'w>),
+    /// As elements; quantised ones were decoded for this reason.
+    Elements { decoded_because: Option<String> },
 }
 
 pub(super) struct Measurement<'a> {
@@ -59,34 +59,32 @@ impl<'a> Measurement<'a> {
             params.expect_finite()?;
             x.view().expect_finite("input")?;
         }
-        let Storage { blocks, decoded_because } = self.storage(&weights)?;
-        // Quantised weights are compared with decoded ones, these with the unfused path.
-        let (layer, other, other_name) = match &blocks {
-            Some(blocks) => {
-                (blocks.pack::<T>(self.device)?, params.pack(self.device, None)?, "decoded")
-            }
-            None => {
-                let unfused = params.pack(self.device, Some(Path::Unfused))?;
-                (params.pack(self.device, None)?, unfused, "unfused")
-            }
+        let storage = self.storage(&weights, x.rows())?;
+        let layer = match &storage {
+            Storage::Blocks(blocks) => blocks.pack::<T>(self.device)?,
+            Storage::Elements { .. } => params.pack(self.device, None)?,
         };
+        let unfused = params.pack(self.device, Some(Path::Unfused))?;
         let mut y = Matrix::zeros(x.rows(), params.out_features())?;
         layer.forward_into(x.view(), y.view_mut())?;
         // A path that passes gate and up through memory rounds them, and is judged as such.
         let plan = layer.plan(x.rows());
         let params = params.with_numerics(plan.problem.numerics);
-        let check = match &blocks {
-            Some(blocks) => Check::of_blocks(blocks, x.view())?,
-            None => Check::of_layer(self.device, &params, x.view())?,
+        let check = match &storage {
+            Storage::Blocks(blocks) => Check::of_blocks(blocks, x.view())?,
+            Storage::Elements { .. } => Check::of_layer(self.device, &params, x.view())?,
         };
         let mut error = self.judge(&check, &y)?;
-        error.passed &= verify_other(self.device, &params, &other, x.view())?;
+        error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
         if let Some(path) = output {
             swiglu_formats::npy::write(path, y.view(), self.args.force)?;
         }
-        let [time, other_time] = self.time(&layer, &other, &x, &mut y)?;
+        let [time, unfused_time] = self.time(&layer, &unfused, &x, &mut y)?;
         let problem = plan.problem;
-        let named = |name| (name == other_name).then_some(other_time);
+        let decoded_because = match storage {
+            Storage::Blocks(_) => None,
+            Storage::Elements { decoded_because } => decoded_because,
+        };
         Ok(Report {
             device: self.device.name(),
             plan: plan.to_string(),
@@ -101,9 +99,8 @@ impl<'a> Measurement<'a> {
             weights: problem.quantized.map_or(T::DTYPE.to_string(), |types| types.to_string()),
             decoded_because,
             time_us: time,
-            unfused_time_us: named("unfused"),
-            decoded_time_us: named("decoded"),
-            speedup: other_time.median / time.median,
+            unfused_time_us: unfused_time,
+            speedup: unfused_time.median / time.median,
             gflops: time.giga_per_second(problem.flops()),
             gbytes_per_s: time.giga_per_second(problem.compulsory_bytes()),
             passed: error.passed,
@@ -112,23 +109,28 @@ impl<'a> Measurement<'a> {
         })
     }
 
-    /// Whether the weights are computed with as they are stored.
-    fn storage<'w>(&self, weights: &'w MlpWeights) -> anyhow::Result<Storage<'w>> {
+    /// How a layer for this many tokens holds the weights.
+    fn storage<'w>(&self, weights: &'w MlpWeights, tokens: usize) -> anyhow::Result<Storage<'w>> {
         let stored = weights.stored();
         let any = stored.stored_gate_up().iter().chain(stored.stored_down());
         let any_quantized = any.into_iter().any(|m| m.quantized().is_some());
+        let most = match self.device {
+            Device::Cpu(cpu) if !self.args.keep_blocks => cpu.quantized_rows(),
+            _ => usize::MAX,
+        };
         match weights.quantized_on(self.device) {
-            Ok(blocks) => {
-                let blocks = match self.args.op {
-                    LayerOp::GatedLinear => Blocks::GatedLinear(blocks.gated_linear()),
-                    LayerOp::Mlp => Blocks::Mlp(blocks.mlp()?),
-                };
-                Ok(Storage { blocks: Some(blocks), decoded_because: None })
-            }
-            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => Ok(Storage {
-                blocks: None,
-                decoded_because: any_quantized.then(|| why.to_string()),
+            Ok(_) if tokens > most => Ok(Storage::Elements {
+                decoded_because: Some(format!(
+                    "{tokens} tokens; blocks are the faster for up to {most} (--keep-blocks keeps them)"
+                )),
             }),
+            Ok(blocks) => Ok(Storage::Blocks(match self.args.op {
+                LayerOp::GatedLinear => Blocks::GatedLinear(blocks.gated_linear()),
+                LayerOp::Mlp => Blocks::Mlp(blocks.mlp()?),
+            })),
+            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => {
+                Ok(Storage::Elements { decoded_because: any_quantized.then(|| why.to_string()) })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -197,17 +199,17 @@ impl<'a> Measurement<'a> {
     fn time<T: Element>(
         &self,
         layer: &Packed,
-        other: &Packed,
+        unfused: &Packed,
         x: &Matrix<T>,
         y: &mut Matrix<T>,
     ) -> anyhow::Result<[Summary; 2]> {
         if let Device::Cuda(cuda) = self.device {
-            return self.time_on(cuda, [layer, other], x, y.cols());
+            return self.time_on(cuda, [layer, unfused], x, y.cols());
         }
-        let mut other_y = y.clone();
+        let mut unfused_y = y.clone();
         let mut variants: Vec<Box<Variant<'_>>> = vec![
             Box::new(|| Ok(layer.forward_into(x.view(), y.view_mut())?)),
-            Box::new(|| Ok(other.forward_into(x.view(), other_y.view_mut())?)),
+            Box::new(|| Ok(unfused.forward_into(x.view(), unfused_y.view_mut())?)),
         ];
         let protocol = Protocol {
             heat: Heat::Hot,
@@ -244,17 +246,17 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// Whether the way that speed is compared with computes the same: a fast wrong result would make a
-/// meaningless ratio. It is judged in its own numerics.
-fn verify_other<T: Element>(
+/// Whether the way that speed is compared with, on elements, computes the same: a fast wrong result
+/// would make a meaningless ratio. It is judged in its own numerics.
+fn verify_unfused<T: Element>(
     device: &Device,
     params: &Params<'_, T>,
-    other: &Packed,
+    unfused: &Packed,
     x: MatrixRef<'_, T>,
 ) -> anyhow::Result<bool> {
     let mut y = Matrix::zeros(x.rows(), params.out_features())?;
-    other.forward_into(x, y.view_mut())?;
-    let own = params.with_numerics(other.plan(x.rows()).problem.numerics);
+    unfused.forward_into(x, y.view_mut())?;
+    let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
     Ok(Check::of_layer(device, &own, x)?.judge(y.view())?.passed())
 }
 

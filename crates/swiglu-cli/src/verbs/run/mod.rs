@@ -50,8 +50,11 @@ pub(crate) struct RunArgs {
     /// Time to measure for, per element type
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds)]
     seconds: f64,
-    /// Decode quantised weights to the element type instead of computing with them as they are
+    /// Compute with quantised weights as they are [default: where the input has few tokens]
     #[arg(long)]
+    keep_blocks: bool,
+    /// Decode quantised weights to the element type
+    #[arg(long, conflicts_with = "keep_blocks")]
     decode_weights: bool,
     /// Compute with NaN and infinities in input or weights instead of refusing them
     #[arg(long)]

@@ -57,12 +57,8 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) decoded_because: Option<String>,
     pub(super) time_us: Summary,
-    /// What the time is compared with: the unfused path …
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) unfused_time_us: Option<Summary>,
-    /// … or, with quantised weights, the same layer with decoded ones.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) decoded_time_us: Option<Summary>,
+    /// What the time is compared with: the unfused path, which computes with elements.
+    pub(super) unfused_time_us: Summary,
     pub(super) speedup: f64,
     pub(super) gflops: f64,
     pub(super) gbytes_per_s: f64,
@@ -71,13 +67,6 @@ pub(super) struct Report {
     /// How much was verified, where it was not everything.
     #[serde(skip)]
     pub(super) extent: Option<String>,
-}
-
-impl Report {
-    /// The time that the layer's is compared with.
-    fn other_time(&self) -> Option<Summary> {
-        self.decoded_time_us.or(self.unfused_time_us)
-    }
 }
 
 /// One object: the first report, with all of them beside it where there are several.
@@ -135,11 +124,7 @@ fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
         Text("numerics"),
         // A GPU may plan the unfused path itself.
         Number(if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" }),
-        Number(if reports.iter().any(|r| r.decoded_time_us.is_some()) {
-            "decoded"
-        } else {
-            "unfused"
-        }),
+        Number("unfused"),
         Number("speed-up"),
         Number("GFLOP/s"),
         Number("GB/s"),
@@ -154,7 +139,7 @@ fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
             Cell::new(&r.weights),
             Cell::new(&r.numerics),
             Cell::new(table::time(r.time_us.median)),
-            Cell::new(r.other_time().map_or("–".into(), |t| table::time(t.median))),
+            Cell::new(table::time(r.unfused_time_us.median)),
             Cell::new(table::ratio(r.speedup)),
             Cell::new(number(r.gflops)),
             Cell::new(number(r.gbytes_per_s)),
