@@ -126,6 +126,7 @@ INLINE u8* dynamic_shared() { return sim_thread->dynamic_shared; }
 INLINE u32 shared_address(const void* p) { return sim_shared_address(p); }
 INLINE u32 load_shared(u32 address) { return sim_load_shared(address); }
 INLINE Raw<8> load_shared_pair(u32 address) {
+  if (address % 8 != 0) sim_misaligned((const void*)(u64)address, 8);
   return {{sim_load_shared(address), sim_load_shared(address + 4)}};
 }
 INLINE Raw<16> load_shared_wide(u32 address) {

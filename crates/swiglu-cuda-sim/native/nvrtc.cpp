@@ -113,7 +113,7 @@ std::vector<std::string> compiler_command(const Request& r) {
                                       "-x",
                                       "c++",
                                       "-std=" + r.standard,
-                                      "-O2",
+                                      "-O1",
                                       "-w",
                                       "-shared",
                                       "-fPIC",
