@@ -56,6 +56,9 @@ pub struct CudaOptions {
     pub device: usize,
     /// Whether f32 matrix products may round their inputs to TF32 (11 significant bits).
     pub tf32: bool,
+    /// Whether memory comes from plain allocations, which wait for the device, and not from its
+    /// stream-ordered pool: to measure what the pool changes.
+    pub plain_allocations: bool,
     /// Where compiled kernels are kept.
     pub cache: CacheOptions,
     /// Where measurements are kept that plans are chosen by.
@@ -113,7 +116,7 @@ impl Cuda {
         let arch = Arch::from_capability(major, minor)?;
         let context = Arc::new(Context::retain(driver, device, options.device)?);
         let limits = Limits::new(&context, &facts, arch);
-        let memory = Arc::new(Memory::new(context)?);
+        let memory = Arc::new(Memory::new(context, options.plain_allocations)?);
         let cache = KernelCache::new(&options.cache);
         Ok(Self(Arc::new(Inner {
             machine: Machine::new(&facts, arch),
@@ -399,10 +402,11 @@ fn facts(driver: &Driver, ordinal: usize) -> Result<(CUdevice, DeviceFacts)> {
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )? as usize,
         memory_bytes,
-        clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+        clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
         memory_bandwidth: {
-            let khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
-            let bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+            let khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
+            let bits =
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
             // Two transfers per cycle.
             2 * u64::from(khz) * 1000 * u64::from(bits / 8)
         },

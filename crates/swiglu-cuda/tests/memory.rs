@@ -8,14 +8,15 @@ mod common;
 use common::device;
 use half::{bf16, f16};
 use swiglu_core::{Element, Error, Matrix, MatrixMut, MatrixRef};
-use swiglu_cuda::{CudaError, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use swiglu_cuda::{
+    Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
+};
 
 fn values<T: Element>(n: usize) -> Vec<T> {
     (0..n).map(|i| T::from_f32(i as f32)).collect()
 }
 
-fn round_trip<T: Element>() {
-    let Some(cuda) = device() else { return };
+fn round_trip<T: Element>(cuda: &Cuda) {
     let stream = cuda.stream();
     for len in [0, 1, 7, 1000] {
         let data = values::<T>(len);
@@ -31,9 +32,12 @@ fn round_trip<T: Element>() {
 
 #[test]
 fn buffers_keep_what_was_written() {
-    round_trip::<f32>();
-    round_trip::<f16>();
-    round_trip::<bf16>();
+    let Some(cuda) = device() else { return };
+    round_trip::<f32>(&cuda);
+    round_trip::<f16>(&cuda);
+    round_trip::<bf16>(&cuda);
+    let options = CudaOptions { plain_allocations: true, ..common::options().unwrap() };
+    round_trip::<f32>(&Cuda::with_options(&options).unwrap());
 }
 
 #[test]

@@ -20,15 +20,16 @@ pub use matrix::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 /// Allocates and frees a device's memory.
 pub(crate) struct Memory {
     context: Arc<Context>,
-    /// Whether memory can be allocated and freed in stream order.
+    /// Whether memory is allocated and freed in stream order.
     pools: bool,
     /// Memory that a captured graph may use: freed with the device.
     retired: Mutex<Vec<CUdeviceptr>>,
 }
 
 impl Memory {
-    pub(crate) fn new(context: Arc<Context>) -> Result<Self> {
-        let pools = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+    pub(crate) fn new(context: Arc<Context>, plain: bool) -> Result<Self> {
+        let pools = !plain
+            && context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
         Ok(Self { context, pools, retired: Mutex::default() })
     }
 

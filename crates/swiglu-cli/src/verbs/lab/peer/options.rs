@@ -26,6 +26,8 @@ pub(super) struct Options {
     pub(super) graph: bool,
     /// CUDA: round the factors of f32 products to TF32.
     tf32: bool,
+    /// CUDA: memory from plain allocations instead of the stream-ordered pool.
+    plain_allocations: bool,
     /// CPU: threads of one call [default: all].
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
@@ -96,11 +98,11 @@ impl Options {
     }
 
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
-        let of_cuda = self.graph || self.tf32 || self.design.is_some();
+        let of_cuda = self.graph || self.tf32 || self.plain_allocations || self.design.is_some();
         let of_cpu = self.threads.is_some() || self.isa.is_some();
         match device {
             DeviceKind::Cpu if of_cuda => {
-                bail!("graph, tf32 and design are options of CUDA devices")
+                bail!("graph, tf32, plain_allocations and design are options of CUDA devices")
             }
             DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
             _ => Ok(()),
@@ -116,6 +118,7 @@ pub(super) struct Devices(Vec<(Key, Device)>);
 struct Key {
     kind: DeviceKind,
     tf32: bool,
+    plain_allocations: bool,
     threads: Option<usize>,
     isa: Option<IsaName>,
 }
@@ -123,14 +126,17 @@ struct Key {
 impl Devices {
     pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> anyhow::Result<Device> {
         options.expect_device(kind)?;
-        let Options { tf32, threads, isa, .. } = *options;
-        let key = Key { kind, tf32, threads, isa };
+        let Options { tf32, plain_allocations, threads, isa, .. } = *options;
+        let key = Key { kind, tf32, plain_allocations, threads, isa };
         if let Some((_, device)) = self.0.iter().find(|(k, _)| *k == key) {
             return Ok(device.clone());
         }
         let device = match kind {
             DeviceKind::Cpu => Device::cpu_with(CpuOptions { isa: isa.map(|i| i.0), threads })?,
-            DeviceKind::Cuda => Device::cuda_with(&CudaOptions { tf32, ..CudaOptions::default() })?,
+            DeviceKind::Cuda => {
+                let options = CudaOptions { tf32, plain_allocations, ..CudaOptions::default() };
+                Device::cuda_with(&options)?
+            }
         };
         self.0.push((key, device.clone()));
         Ok(device)
