@@ -43,9 +43,10 @@ KERNEL(kThreads, 1, elementwise_forward_4)(KERNEL_PARAMS(ForwardParams) p) { for
 KERNEL(kThreads, 1, elementwise_forward_2)(KERNEL_PARAMS(ForwardParams) p) { forward<2>(p); }
 #endif
 
-// Threads that a multiprocessor holds: 1536 in the desktop members of a generation, 2048 in the others.
-constexpr int kMaxThreads =
-    __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200 ? 1536 : 2048;
+// Threads that a multiprocessor holds: fewer in the desktop and embedded members of a generation.
+constexpr bool kSmaller = __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 ||
+                          __CUDA_ARCH__ == 1100 || __CUDA_ARCH__ >= 1200;
+constexpr int kMaxThreads = kSmaller ? 1536 : 2048;
 
 // Blocks that a multiprocessor holds at once: as many as its threads allow (32 registers each where there
 // are 2048) if the code is short enough for that without spills, so that as many bytes as possible are in

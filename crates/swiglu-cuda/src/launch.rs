@@ -19,6 +19,7 @@ use crate::driver::{INVALID_VALUE, cu};
 use crate::error::{CudaError, Result};
 use crate::jit::Variant;
 use crate::jit::cache::{KernelCache, Origin};
+use crate::remembered::Remembered;
 use crate::stream::Stream;
 
 /// A kernel of a loaded module. Clones are the same kernel.
@@ -34,14 +35,14 @@ struct Loaded {
     params: Option<usize>,
     /// The most dynamic shared memory that was asked for so far.
     shared: AtomicU32,
-    /// The last answer to how many blocks of a shape a multiprocessor holds.
-    resident: Mutex<Option<(Shape, u32)>>,
+    /// How many blocks of a shape a multiprocessor holds: layers of some sizes may take turns.
+    resident: Remembered<Shape, u32, 4>,
     module: Arc<Module>,
 }
 
 // SAFETY: a function handle may be used from any thread; the driver synchronises.
 unsafe impl Send for Loaded {}
-// SAFETY: as above; the only field that changes is atomic.
+// SAFETY: as above; the fields that change are atomic or behind a lock.
 unsafe impl Sync for Loaded {}
 
 /// Threads of a block and bytes of its dynamic shared memory.
@@ -80,7 +81,7 @@ impl Function {
             max_threads: attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             params,
             shared: AtomicU32::new(SHARED_WITHOUT_OPT_IN),
-            resident: Mutex::default(),
+            resident: Remembered::new(),
             module: module.clone(),
         })))
     }
@@ -357,26 +358,26 @@ pub(crate) unsafe fn launch<P>(
 impl Loaded {
     /// Blocks of a shape that a multiprocessor holds at the same time.
     fn resident_blocks(&self, shape: Shape) -> Result<u32> {
-        let mut known = self.resident.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some((last, blocks)) = *known
-            && last == shape
-        {
-            return Ok(blocks);
-        }
-        let context = &self.module.context;
-        context.bind()?;
-        let mut blocks: c_int = 0;
-        let (threads, shared) = (c_int::try_from(shape.0).unwrap_or(c_int::MAX), shape.1 as usize);
-        // SAFETY: a valid place for the result, a valid function.
-        unsafe {
-            cu!(
-                context.driver,
-                cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.raw, threads, shared)
-            )
-        }?;
-        let blocks = u32::try_from(blocks).unwrap_or(0);
-        *known = Some((shape, blocks));
-        Ok(blocks)
+        self.resident.get(shape, || {
+            let context = &self.module.context;
+            context.bind()?;
+            let mut blocks: c_int = 0;
+            let threads = c_int::try_from(shape.0).unwrap_or(c_int::MAX);
+            let shared = shape.1 as usize;
+            // SAFETY: a valid place for the result, a valid function.
+            unsafe {
+                cu!(
+                    context.driver,
+                    cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                        &mut blocks,
+                        self.raw,
+                        threads,
+                        shared
+                    )
+                )
+            }?;
+            Ok(u32::try_from(blocks).unwrap_or(0))
+        })
     }
 
     /// Refuses a launch that the driver would refuse without saying why, or would not notice.

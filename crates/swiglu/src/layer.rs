@@ -227,7 +227,7 @@ impl<K: Kind> Layer<K> {
         self.typed::<T>()?.forward_on(stream, x, out)
     }
 
-    /// Compiles what calls with up to `m` tokens need and gives the stream's workspace the size for
+    /// Compiles what calls with `m` tokens need and gives the stream's workspace the size for
     /// them: after it, [`Self::forward_on`] can be captured into a graph.
     ///
     /// # Errors

@@ -208,7 +208,11 @@ pub(crate) fn prepare_forward(cuda: &Cuda, code: GateCode, group: usize) -> Resu
     let none = Tensor { data: 0, stride: 0 };
     let arrangement = GateUp { gate: none, up: none, group }.arrangement();
     let variant = variant(&FORWARD, code, arrangement);
-    cuda.function(&variant, "elementwise_forward_16", 0).map(drop)
+    // The two that a call on matrices of this library takes: rows with strides, and dense ones.
+    for entry in ["elementwise_forward_16", "elementwise_forward_dense"] {
+        cuda.function(&variant, entry, 0)?;
+    }
+    Ok(())
 }
 
 /// A problem cut into accesses, tiles and blocks.

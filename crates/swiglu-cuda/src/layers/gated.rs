@@ -179,8 +179,9 @@ impl<T: Element> GatedLinear<T> {
         }
     }
 
-    /// Makes the first call with up to `m` tokens as cheap as every other: compiles or loads its
-    /// kernels and reserves its workspace on `stream`. Needed before a capture into a graph.
+    /// Makes the first call with `m` tokens as cheap as every other: compiles or loads its kernels and
+    /// reserves its workspace on `stream`. Needed before a capture into a graph, for each number of
+    /// tokens that is captured: another number may go another way.
     ///
     /// # Errors
     /// As [`Self::forward`].

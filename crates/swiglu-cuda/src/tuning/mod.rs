@@ -155,7 +155,7 @@ fn read_record(path: &Path, here: &Subject) -> Result<Option<Record>, Refusal> {
 }
 
 /// Adds entries to the record of this kind of device in `dir`. What the file has of the same problems
-/// is replaced, and so is a file that is refused: its reason is returned beside the path.
+/// is replaced, and so is a file that was read and is refused: its reason is returned beside the path.
 ///
 /// # Errors
 /// [`NotKept`]. The file is then as it was.
@@ -172,6 +172,8 @@ pub(crate) fn keep(
     let _lock = files::lock(&lock, PATIENCE).map_err(not_kept)?;
     let (known, refusal) = match read_record(&path, &subject) {
         Ok(known) => (known, None),
+        // Nobody knows what is in it.
+        Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),
         Err(refusal) => (None, Some(refusal)),
     };
     let mut record = known.unwrap_or_else(|| Record::new(subject, driver));

@@ -52,8 +52,9 @@ pub(crate) struct Table(HashMap<Key, Vec<Tuned>>);
 impl Table {
     pub(crate) fn new(record: &Record) -> Self {
         let mut table: HashMap<Key, Vec<Tuned>> = HashMap::new();
+        let names: HashMap<String, Choice> = Choice::all().map(|w| (w.to_string(), w)).collect();
         for entry in &record.entries {
-            let way = |name: &str| Choice::all().find(|way| way.to_string() == name);
+            let way = |name: &str| names.get(name).copied();
             let timed =
                 entry.trials.iter().filter_map(|t| Some((way(&t.way)?, t.outcome.median_us()?)));
             let mut ways: Vec<(Choice, f64)> = timed.filter(|(_, us)| us.is_finite()).collect();

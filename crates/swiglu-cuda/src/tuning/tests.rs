@@ -1,5 +1,6 @@
 //! Records under everything that happens to files, and the choices that follow from them.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use swiglu_core::{Activation, DType, Numerics, Op, Orientation, Rounding, WeightLayout};
@@ -224,10 +225,11 @@ fn the_directory_is_the_given_the_environments_or_the_users() {
 #[test]
 fn the_list_has_every_shipped_record() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/tuning");
-    let files = std::fs::read_dir(dir).map_or(Vec::new(), |dir| {
-        dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    });
-    assert_eq!(files, SHIPPED.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
+    let files: BTreeSet<String> = std::fs::read_dir(dir).map_or_else(
+        |_| BTreeSet::new(),
+        |dir| dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect(),
+    );
+    assert_eq!(files, SHIPPED.iter().map(|(name, _)| (*name).to_owned()).collect());
 }
 
 /// A device whose plans follow the records of a directory.
