@@ -39,9 +39,9 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct Selection {
-    /// Only variants whose file or name contains this
+    /// Only variants whose file or name contains this, or one of several
     #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    only: Vec<String>,
     /// Exit code 1 if a kernel spills, has a stack frame, a warning or an advisory
     #[arg(long)]
     strict: bool,
@@ -159,16 +159,18 @@ fn expect_room(out: &Path) -> anyhow::Result<()> {
 /// Every selected variant of every architecture.
 fn jobs(archs: &[Arch], selection: &Selection) -> anyhow::Result<Vec<(Arch, NamedVariant)>> {
     let archs: BTreeSet<Arch> = archs.iter().copied().collect();
+    let only = &selection.only;
     let wanted = |v: &NamedVariant| {
-        let only = selection.only.as_deref().unwrap_or_default();
-        v.variant.file().name().contains(only) || v.name.contains(only)
+        let named = |text: &String| v.variant.file().name().contains(text) || v.name.contains(text);
+        only.is_empty() || only.iter().any(named)
     };
     let jobs: Vec<(Arch, NamedVariant)> = archs
         .into_iter()
         .flat_map(|arch| registry(arch).into_iter().filter(wanted).map(move |v| (arch, v)))
         .collect();
     if jobs.is_empty() {
-        bail!("no variant has {:?} in its file or name", selection.only.as_deref().unwrap_or(""));
+        let only: Vec<String> = only.iter().map(|text| format!("{text:?}")).collect();
+        bail!("no variant has {} in its file or name", only.join(" or "));
     }
     Ok(jobs)
 }
