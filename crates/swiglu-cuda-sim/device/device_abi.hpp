@@ -42,6 +42,8 @@ struct WgmmaArgs {
 }  // namespace sim
 
 #define SIM_KERNEL_MARK "\1simulated kernel:"
+// What createpolicy gives here: opaque, and no other value is one.
+#define SIM_CACHE_POLICY 0x12f0000000000000ull
 
 // Exported from libcuda.so.1, whose other symbols are hidden.
 #pragma GCC visibility push(default)
@@ -92,6 +94,8 @@ void sim_prefetch_tensor_map(const void* map);
 void sim_tensor_load(unsigned to, const void* map, unsigned barrier, int column, int row);
 void sim_tensor_load_multicast(unsigned to, const void* map, unsigned barrier, int column, int row,
                                unsigned blocks);
+void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier,
+                   unsigned long long policy);
 void sim_tensor_store(const void* map, unsigned from, int column, int row);
 void sim_bulk_commit();
 void sim_bulk_wait(unsigned pending, bool only_read);

@@ -219,6 +219,10 @@ INLINE void tensor_load_multicast(u32 to, const TensorMap* map, u32 barrier, int
 INLINE void tensor_store(const TensorMap* map, u32 from, int column, int row) {
   sim_tensor_store(map, from, column, row);
 }
+INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+  sim_bulk_load(to, from, bytes, barrier, policy);
+}
+INLINE u64 policy_evict_first() { return SIM_CACHE_POLICY; }
 INLINE void bulk_commit() { sim_bulk_commit(); }
 template <int PENDING>
 INLINE void bulk_wait_read() {

@@ -99,7 +99,10 @@ void thread_main() {
   land_stores(thread.unreleased);
   thread.state = State::Exited;
   Gang& g = *thread.block->gang;
-  if (--thread.block->live == 0) land_stores(thread.block->unreleased);
+  if (--thread.block->live == 0) {
+    expect_no_loads(*thread.block);
+    land_stores(thread.block->unreleased);
+  }
   --g.live;
   release_barriers(*thread.block);
   release_cluster_barrier(g);

@@ -81,12 +81,14 @@ struct BulkStore {
   enum class Stage { Issued, Read, Written } stage = Stage::Issued;
 };
 
-// A tensor load that has not landed.
+// A load that has not landed: a box of a tensor, or a number of bytes.
 struct BulkLoad {
   Block* block;
   TensorMap map;
   uint32_t to, barrier;
   int column, row;
+  const void* from = nullptr;  // of bytes
+  uint32_t bytes = 0;
 };
 
 enum class State : uint8_t { Runnable, Waiting, Exited };
@@ -219,6 +221,8 @@ void arrive(Block& block, uint32_t barrier, uint32_t expect_bytes);
 // Lets one transfer of the copy engine make progress; false if none is under way.
 bool progress_transfer(Gang& gang);
 void finish_thread_transfers(Thread& thread);
+// A block whose last thread ends gives its shared memory back.
+void expect_no_loads(const Block& block);
 void complete_bytes(Block& block, uint32_t barrier, uint32_t bytes);
 bool barrier_passed(Block& block, uint32_t barrier, uint32_t parity);
 void finish_warpgroups(Block& block);

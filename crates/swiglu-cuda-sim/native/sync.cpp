@@ -137,6 +137,7 @@ void sim_named_barrier(unsigned id, unsigned threads) {
     fault("named barrier %u for %u threads: expected a multiple of 32 up to the block's %zu", id,
           threads, self().block->threads.size());
   }
+  hand_stores_to_block(self());
   arrive_at(id, threads, "named barrier", true);
 }
 
@@ -145,6 +146,7 @@ void sim_named_barrier_arrive(unsigned id, unsigned threads) {
     fault("named barrier %u for %u threads: expected a multiple of 32 up to the block's %zu", id,
           threads, self().block->threads.size());
   }
+  hand_stores_to_block(self());
   arrive_at(id, threads, "named barrier", false);
 }
 

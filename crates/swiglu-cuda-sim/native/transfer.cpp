@@ -1,5 +1,5 @@
-// The bulk copy engine: tensor loads and stores (PTX ISA 9.7.9.27, cp.async.bulk.tensor). Transfers
-// make progress at times that the schedule's generator picks, in any order.
+// The bulk copy engine: loads of bytes (PTX ISA 9.7.9.25.5.2, cp.async.bulk), tensor loads and stores
+// (9.7.9.27, cp.async.bulk.tensor). Transfers make progress at times that the schedule's generator picks, in any order.
 #include <cstring>
 
 #include "gang.hpp"
@@ -50,7 +50,16 @@ void for_each_chunk(const TensorMap& map, uint32_t shared, int column, int row, 
   }
 }
 
+void land_bytes(const BulkLoad& load) {
+  Block& block = *load.block;
+  const uint32_t at = load.to - SHARED_BASE;
+  std::memcpy(block.shared + at, load.from, load.bytes);
+  for (uint32_t byte = 0; byte < load.bytes; byte += 16) block.unfenced_by[(at + byte) / 16] = 0;
+  complete_bytes(block, load.barrier, load.bytes);
+}
+
 void land(const BulkLoad& load) {
+  if (load.from != nullptr) return land_bytes(load);
   Block& block = *load.block;
   for_each_chunk(load.map, load.to, load.column, load.row,
                  [&](uint32_t to, uint32_t skipped, std::byte* from, uint32_t inside) {
@@ -111,6 +120,12 @@ bool progress_transfer(Gang& g) {
   return true;
 }
 
+void expect_no_loads(const Block& block) {
+  for (const BulkLoad& load : block.gang->loads) {
+    if (load.block == &block) fault("exits, the last of its block, while a load is under way");
+  }
+}
+
 void finish_thread_transfers(Thread& thread) {
   finish_copies(thread);
   for (auto& group : thread.store_groups) {
@@ -128,6 +143,8 @@ void finish_thread_transfers(Thread& thread) {
 using namespace sim;
 
 extern "C" {
+
+bool sim_is_device_range(const void* p, size_t bytes);
 
 void sim_prefetch_tensor_map(const void* map) {
   if (reinterpret_cast<uintptr_t>(map) % 64 != 0) {
@@ -156,6 +173,25 @@ void sim_tensor_load_multicast(unsigned to, const void* pointer, unsigned barrie
     require_fenced(block, barrier, 8, "the copy engine");
     gang().loads.push_back({&block, map, to, barrier, column, row});
   }
+  maybe_yield();
+}
+
+void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier,
+                   unsigned long long policy) {
+  Block& block = *self().block;
+  if (bytes == 0 || bytes % 16 != 0) {
+    fault("cp.async.bulk of %u bytes: expected a multiple of 16", bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) sim_misaligned(from, 16);
+  if (!sim_is_device_range(from, bytes)) {
+    fault("cp.async.bulk of %u bytes from %p: they are in no allocation", bytes, from);
+  }
+  if (policy != SIM_CACHE_POLICY) fault("cp.async.bulk with %#llx, which is no cache policy", policy);
+  shared_at(block, to, bytes, 16, "cp.async.bulk");
+  require_barrier(block, barrier, "cp.async.bulk");
+  require_fenced(block, barrier, 8, "the copy engine");
+  sim_reads_grid(from, bytes);
+  gang().loads.push_back({&block, {}, to, barrier, 0, 0, from, bytes});
   maybe_yield();
 }
 

@@ -39,20 +39,14 @@
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN 0 = elements, 1 = bytes, 2 = nibbles; TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2,
 // 4 or 8; STAGE_X 1 = x is copied to shared memory, where it fits, 0 = it is read through the cache,
 // which takes rows of whole 16 bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
-#include "decode_mlp.cuh"
+#include "decode_tiles.cuh"
 
-constexpr bool kTensor = TENSOR != 0;
-constexpr int kTokens = TOKENS;
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
 constexpr u32 kDepth = DEPTH;
 constexpr bool kStageX = STAGE_X != 0;
 constexpr bool kGateUp = PART != 2, kDown = PART != 1;
-static_assert(!kTensor || (!kIsF32 && kTokens % 8 == 0), "fragments are 16-bit, of 8 tokens");
 static_assert((kDepth & (kDepth - 1)) == 0, "a power of two");
 
-constexpr int kUnitBytes = 64;  // of a row
-constexpr int kUnitRows = 16, kUnitPairs = 8;
-constexpr u32 kLaneBytes = 16;
 constexpr u32 kHalfUnit = 32 * kLaneBytes;
 
 // What a unit of 64 bytes of a row holds: BLOCKS times BLOCK_K of k, and SCALE_BYTES beside it.
@@ -72,18 +66,6 @@ constexpr u32 kUnitStride = 2 * kHalfUnit + 64 * kMostScaleBytes;
 constexpr u32 kRingBytes = kWarps * kDepth * kUnitStride;
 static_assert(kRingBytes == RING_BYTES, "the host and the kernel disagree about shared memory");
 
-// A slot: sums of 16 rows for every token. Without padding four lanes meet in a bank when a fragment is
-// stored, once for a tile; with it x would leave room for half of the ring only, at M = 16, K = 4096.
-constexpr int kSlotFloats = kTokens * kUnitRows;
-
-constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
-INLINE int smaller(int a, int b) { return a < b ? a : b; }
-
-struct Range {
-  int first, last;
-  INLINE int count() const { return last - first; }
-};
-
 // This block's share of n rows; shares differ by at most one.
 INLINE Range share_of(int n) {
   return {(int)((i64)n * blockIdx.x / gridDim.x), (int)((i64)n * (blockIdx.x + 1) / gridDim.x)};
@@ -100,13 +82,6 @@ struct Phase {
     const int units = tiles * pieces;
     return {smaller(warp * per_warp, units), smaller((warp + 1) * per_warp, units)};
   }
-};
-
-// Where a lane stands in the fragments: its row, its 16 bytes of the 64, and its warp.
-struct Place {
-  int warp, row, offset;
-  INLINE Place()
-      : warp(threadIdx.x / 32), row(threadIdx.x % 32 / 4), offset(threadIdx.x % 4 * kLaneBytes) {}
 };
 
 // The copies of a lane: first its part of the gate and up units, then that of the down units.
@@ -231,51 +206,6 @@ struct Stream {
   }
 };
 
-// x or h, [tokens, k], of which a lane reads 16 bytes of a block of some tokens: of token `row` of each eight
-// for tensor cores, of every token for FMA.
-constexpr int kVectors = kTensor ? kTokens / 8 : kTokens;
-typedef ptx::Raw<16> Vectors[kVectors];
-
-struct Tokens {
-  u64 data;
-  i64 stride;  // bytes
-  int m, bytes;
-
-  INLINE void load(Vectors& v, const Place& place, int block) const {
-    const int at = block * kUnitBytes + place.offset;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int token = kTensor ? 8 * i + place.row : i;
-      v[i] = {};
-      if (token < m && at < bytes) {
-        v[i] = ptx::load_global((const ptx::Raw<16>*)(data + token * stride + at));
-      }
-    }
-  }
-};
-
-struct StagedTokens {
-  const u8* data;
-  u32 pitch;
-  int m;
-
-  INLINE void load(Vectors& v, const Place& place, int block) const {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int token = kTensor ? 8 * i + place.row : i;
-      v[i] = {};
-      if (token < m) {
-        v[i] = *(const ptx::Raw<16>*)(data + token * pitch + block * kUnitBytes + place.offset);
-      }
-    }
-  }
-};
-
-// Sums of a lane. Tensor cores: the fragments of eight tokens each; FMA: rows `row` and `row + 8`
-// over this lane's part of k.
-constexpr int kSums = kTensor ? kTokens / 8 * 4 : 2 * kTokens;
-typedef float Sums[kSums];
-
 // A lane's part of a unit: its bytes of two rows, and their scales.
 template <int FORMAT>
 struct UnitPart {
@@ -321,21 +251,6 @@ struct UnitPart {
   }
 };
 
-INLINE void multiply_fragments(float (&d)[4], const u32 (&low)[4], const u32 (&high)[4],
-                               const ptx::Raw<16>& v) {
-  // k-slots 2t, 2t + 1 of a fragment are this lane's first word, 2t + 8, 2t + 9 its second; then the
-  // same with the third and the fourth.
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const u32 a[4] = {low[j], high[j], low[j + 1], high[j + 1]};
-    if constexpr (kIsF16) {
-      ptx::mma_f16(d, a, v.word[j], v.word[j + 1]);
-    } else {
-      ptx::mma_bf16(d, a, v.word[j], v.word[j + 1]);
-    }
-  }
-}
-
 // Multiplies a block of a unit.
 template <int FORMAT>
 INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, int block, const Vectors& v) {
@@ -369,27 +284,6 @@ INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, int block, const 
       }
     }
   }
-}
-
-// Stores the sums of a tile, [token][row].
-INLINE void store_sums(float* slot, Sums& sums, const Place& place) {
-  if constexpr (kTensor) {
-    const int token = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      slot[(i / 4 * 8 + token + i % 2) * kUnitRows + place.row + i / 2 % 2 * 8] = sums[i];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      float sum = sums[i];
-      sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
-      sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, 2));
-      if (place.offset == 0) slot[i % kTokens * kUnitRows + place.row + i / kTokens * 8] = sum;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
 }
 
 // Multiplies this warp's units of a phase. Ranges and tiles both only go forward from warp to warp,
@@ -494,51 +388,9 @@ INLINE void finish(const Stream& s, const float* slots) {
   }
 }
 
-// Copies x to shared memory, with zeros up to whole units. Several loads of a thread are under way
-// together; the weights behind them are, too.
-INLINE void stage_x(const DecodeMlpParams& p, u8* to) {
-  constexpr int kWhole = Format<kGateUpFormat>::kBlocks * kUnitBytes;
-  const int bytes = p.k * kElementBytes;
-  const int chunks = ceiling_divide(bytes, kWhole) * (kWhole / 16);
-  constexpr int kBatch = 4;
-  for (int first = threadIdx.x; first < chunks * p.m; first += kBatch * kThreads) {
-    ptx::Raw<16> raw[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int c = first + i * kThreads, token = c / chunks, at = c % chunks * 16;
-      raw[i] = {};
-      if (token >= p.m || at >= bytes) continue;
-      const u64 from = p.x + token * p.x_stride * kElementBytes + at;
-      if (p.x_wide && at + 16 <= bytes) {
-        raw[i] = ptx::load_global((const ptx::Raw<16>*)from);
-      } else {
-        constexpr int kCount = 16 / kElementBytes;
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          if (at + j * kElementBytes >= bytes) break;
-          const u32 element = ((const Element*)from)[j];
-          raw[i].word[j * kElementBytes / 4] |= element << (j * kElementBytes % 4 * 8);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int c = first + i * kThreads, token = c / chunks, at = c % chunks * 16;
-      if (token < p.m) *(ptx::Raw<16>*)(to + token * p.x_pitch + at) = raw[i];
-    }
-  }
-}
-
-// Waits for every block of the grid. Blocks count at one word, the first of them so that all
-// together turn its highest bit over and leave the rest as it was: it needs no reset, and the next
-// launch may have another grid.
 INLINE void grid_barrier(u64 word) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const u32 count = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
-    const u32 before = ptx::atomic_add_release((u32*)word, count);
-    ptx::wait_for_turnover((const u32*)word, before);
-  }
+  if (threadIdx.x == 0) meet_grid(word);
   __syncthreads();
 }
 
@@ -555,7 +407,8 @@ KERNEL(kThreads, PART == 0 ? 1 : 2, decode_mlp)(KERNEL_PARAMS(DecodeMlpParams) p
 #endif
   if constexpr (kGateUp) {
     if constexpr (kStageX) {
-      stage_x(p, shared + p.x_at);
+      constexpr int kWhole = Format<kGateUpFormat>::kBlocks * kUnitBytes;
+      stage_rows<kWhole, kThreads>(p.x, p.x_stride, p.m, p.k, p.x_wide, shared + p.x_at, p.x_pitch);
       __syncthreads();
       const StagedTokens x = {shared + p.x_at, p.x_pitch, p.m};
       multiply_phase<kGateUpFormat, false>(stream, unit, stream.gate_up, x, slots);

@@ -395,6 +395,21 @@ INLINE void tensor_store(const TensorMap* map, u32 from, int column, int row) {
       "r"(from), "r"(column), "r"(row)
       : "memory");
 }
+// Copies `bytes` to shared memory and completes them on `barrier`. Both addresses and the number of bytes
+// are multiples of 16 (9.7.9.25.5.2, cp.async.bulk). `policy`: of the second-level cache, below.
+INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// What is read with it is the first to leave the second-level cache (9.7.9.18, createpolicy).
+INLINE u64 policy_evict_first() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 INLINE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most `PENDING` of this thread's bulk groups still read shared memory.
 template <int PENDING>

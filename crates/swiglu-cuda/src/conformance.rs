@@ -50,7 +50,7 @@ impl CudaBackend {
         [Way::Planned, Way::Unfused]
             .into_iter()
             .chain(kernels.map(Way::Kernel))
-            .chain(Design::ALL.map(Way::Decode))
+            .chain(Design::every().map(Way::Decode))
             .map(|way| Self { cuda: cuda.clone(), way })
             .collect()
     }
@@ -59,7 +59,11 @@ impl CudaBackend {
     /// [`Rounding::Fused`] of 16-bit types, and the activation operation has one way.
     pub fn computes(&self, case: &Case) -> bool {
         if case.quantized.is_some() {
-            let unpacks = matches!(self.way, Way::Planned | Way::Decode(_));
+            let unpacks = match self.way {
+                Way::Planned => true,
+                Way::Decode(design) => design.unpacks(),
+                Way::Unfused | Way::Kernel(_) => false,
+            };
             return unpacks && case.op == Op::Mlp && case.dtype != DType::F32;
         }
         match (self.way, case.op) {

@@ -1,4 +1,4 @@
-//! The feed-forward block for a few tokens: both designs of the decode kernel.
+//! The feed-forward block for a few tokens: all designs of the decode kernels.
 
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -13,13 +13,33 @@ use swiglu_core::{
     Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
     WeightLayout, bf16, bounds, f16, random,
 };
-use swiglu_cuda::{Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream};
+use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
+use swiglu_cuda::{
+    Cuda, CudaBackend, CudaOptions, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream,
+};
 
 fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
     let all = CudaBackend::all(cuda).into_iter();
-    let designs: Vec<_> = all.filter(|b| b.name().contains("decode_mlp")).collect();
-    assert_eq!(designs.len(), 2);
+    let mut designs: Vec<_> = all.filter(|b| b.name().contains("decode_mlp")).collect();
+    assert_eq!(designs.len(), 4);
+    designs.retain(|b| b.computes(&Case::new(Op::Mlp, [1, 64, 64], DType::F32)));
+    assert_eq!(designs.len(), if has_copy_engine(cuda) { 4 } else { 2 });
     designs
+}
+
+/// Of sm_90a, the kind that `sm90_decode_mlp.cu` is for.
+fn has_copy_engine(cuda: &Cuda) -> bool {
+    cuda.facts().compute_capability == (9, 0)
+}
+
+/// What layers are made with: as planned, and by the copy engine.
+fn layers<T: Element>(cuda: &Cuda, parameters: &Parameters<T>) -> Vec<Mlp<T>> {
+    let by_design = |design| Mlp::with_design(cuda, &parameters.mlp(), Some(design)).unwrap();
+    let mut layers = vec![Mlp::new(cuda, &parameters.mlp()).unwrap()];
+    if has_copy_engine(cuda) {
+        layers.extend([DecodeDesign::BulkOneLaunch, DecodeDesign::BulkTwoLaunches].map(by_design));
+    }
+    layers
 }
 
 /// Every M that the kernel has a class for, over extents around the edges of units, tiles, warps and
@@ -82,7 +102,7 @@ fn judge(backend: &CudaBackend, cases: &[Case]) {
 #[test]
 fn one_to_sixteen_tokens() {
     let Some(cuda) = common::device() else { return };
-    let every = if common::has_gpu() { 1 } else { 3 };
+    let every = if common::has_gpu() { 1 } else { 4 };
     for (i, backend) in designs(&cuda).iter().enumerate() {
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let part: Vec<_> =
@@ -110,7 +130,11 @@ fn quantised_weights() {
         });
     }
     for backend in std::iter::once(CudaBackend::planned(&cuda)).chain(designs(&cuda)) {
-        judge(&backend, &cases);
+        if cases.iter().any(|case| backend.computes(case)) {
+            judge(&backend, &cases);
+        } else {
+            assert!(backend.name().contains("sm90_decode_mlp"));
+        }
     }
 }
 
@@ -148,6 +172,46 @@ fn long_rings() {
     }
 }
 
+/// Rows of several pieces, the last of them short and no multiple of 64 bytes; fewer rows than a tile has.
+#[test]
+fn pieces_of_rows() {
+    let Some(cuda) = common::device() else { return };
+    for (i, backend) in designs(&cuda).iter().enumerate() {
+        for (m, k, h, dtype) in [
+            (1, 1100, 330, DType::Bf16),
+            (2, 1305, 1401, DType::F16),
+            (6, 2056, 12, DType::Bf16),
+            (13, 1100, 330, DType::F16),
+            (8, 1030, 41, DType::F32),
+        ] {
+            let bias = i % 2 == 0;
+            judge(backend, &[Case { bias, ..Case::new(Op::Mlp, [m, k, h], dtype) }]);
+        }
+    }
+}
+
+/// Tokens that are read through the cache, since x or h has no room in shared memory.
+#[test]
+fn tokens_that_do_not_fit_in_shared_memory() {
+    let Some(cuda) = common::device() else { return };
+    for backend in designs(&cuda) {
+        for (m, k, h, dtype) in [
+            (16, 72, 4100, DType::Bf16),
+            (16, 6504, 40, DType::F16),
+            (2, 40_960, 8, DType::Bf16),
+            (1, 8, 110_001, DType::F16),
+            (8, 16, 6002, DType::F32),
+            (4, 20_000, 6, DType::F32),
+        ] {
+            let case = Case::new(Op::Mlp, [m, k, h], dtype);
+            // On a device of few multiprocessors decode_mlp.cu has no room for its partial sums of most.
+            if backend.computes(&case) || backend.name().contains("sm90") {
+                judge(&backend, &[case]);
+            }
+        }
+    }
+}
+
 /// The bits of y for `x` of `layer`, computed on `stream` over memory that held NaNs.
 fn forward<T: Element>(layer: &Mlp<T>, stream: &Stream, x: &DeviceMatrix<T>) -> Matrix<T> {
     let mut y = DeviceMatrix::<T>::new(stream, x.rows(), layer.gated().hidden()).unwrap();
@@ -166,17 +230,19 @@ fn repeated_launches_are_bitwise_equal() {
     for (m, launches) in [(1, 1000), (5, 200), (16, 100)] {
         let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 40, 88], DType::Bf16) };
         let parameters = Parameters::<bf16>::new(&case).unwrap();
-        let layer = Mlp::new(&cuda, &parameters.mlp()).unwrap();
-        assert_eq!(layer.plan(m).kernel, "decode_mlp");
         let inputs = [1, 2].map(|seed| {
             let x = random::normal_matrix::<bf16>(seed, m, 40, 1.0).unwrap();
             DeviceMatrix::from_host(&stream, x.view()).unwrap()
         });
-        let first = inputs.each_ref().map(|x| forward(&layer, &stream, x));
-        assert_ne!(first[0], first[1]);
-        for i in 2..launches {
-            let y = forward(&layer, &stream, &inputs[i % 2]);
-            assert!(y == first[i % 2], "m = {m}: launch {i} differs");
+        for layer in layers(&cuda, &parameters) {
+            // What is planned, whichever way this layer goes.
+            assert_eq!(layer.plan(m).kernel, "decode_mlp");
+            let first = inputs.each_ref().map(|x| forward(&layer, &stream, x));
+            assert_ne!(first[0], first[1]);
+            for i in 2..launches {
+                let y = forward(&layer, &stream, &inputs[i % 2]);
+                assert!(y == first[i % 2], "m = {m}: launch {i} differs");
+            }
         }
     }
 }
@@ -187,20 +253,21 @@ fn two_streams_at_once() {
     let Some(cuda) = common::device() else { return };
     let case = Case::new(Op::Mlp, [4, 72, 96], DType::F16);
     let parameters = Parameters::<f16>::new(&case).unwrap();
-    let layer = Mlp::new(&cuda, &parameters.mlp()).unwrap();
+    let layers = layers(&cuda, &parameters);
     let work = |seed: u64| {
         let stream = cuda.new_stream().unwrap();
         let values = random::normal_matrix::<f16>(seed, 4, 72, 1.0).unwrap();
         let x = DeviceMatrix::from_host(&stream, values.view()).unwrap();
         let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
-        for _ in 0..if common::has_gpu() { 1000 } else { 40 } {
-            let y = forward(&layer, &stream, &x);
+        for layer in layers.iter().cycle().take(if common::has_gpu() { 1000 } else { 60 }) {
+            let y = forward(layer, &stream, &x);
             let judgement = reference.judge(MatrixRef::from(&y)).unwrap();
             assert!(judgement.passed(), "{judgement:?}");
         }
     };
     std::thread::scope(|scope| {
         for seed in [3, 4] {
+            let work = &work;
             scope.spawn(move || work(seed));
         }
     });
@@ -211,24 +278,28 @@ fn two_streams_at_once() {
 #[test]
 fn graphs_replay() {
     let Some(cuda) = common::device() else { return };
-    let stream = cuda.new_stream().unwrap();
     let case = Case { bias: true, ..Case::new(Op::Mlp, [2, 72, 80], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
-    let layer = Mlp::new(&cuda, &parameters.mlp()).unwrap();
-    let mut x = DeviceMatrix::<bf16>::zeros(&stream, 2, 72).unwrap();
-    let mut y = DeviceMatrix::<bf16>::zeros(&stream, 2, 72).unwrap();
-    layer.reserve(&stream, 2).unwrap();
-    let graph = stream.capture(|| layer.forward(&stream, x.view(), y.view_mut())).unwrap();
-    layer.reserve(&stream, 300).unwrap();
+    for layer in layers(&cuda, &parameters) {
+        replay(&cuda.new_stream().unwrap(), &layer, &parameters);
+    }
+}
+
+fn replay(stream: &Stream, layer: &Mlp<bf16>, parameters: &Parameters<bf16>) {
+    let mut x = DeviceMatrix::<bf16>::zeros(stream, 2, 72).unwrap();
+    let mut y = DeviceMatrix::<bf16>::zeros(stream, 2, 72).unwrap();
+    layer.reserve(stream, 2).unwrap();
+    let graph = stream.capture(|| layer.forward(stream, x.view(), y.view_mut())).unwrap();
+    layer.reserve(stream, 300).unwrap();
     for seed in 0..5 {
         let values = random::normal_matrix::<bf16>(seed, 2, 72, 1.0).unwrap();
-        x.view_mut().upload(&stream, values.view()).unwrap();
+        x.view_mut().upload(stream, values.view()).unwrap();
         y.buffer_mut().poison(0xFF).unwrap();
         stream.synchronize().unwrap();
         // SAFETY: x, y and the layer live on, and nothing else runs on the stream.
-        unsafe { graph.launch(&stream) }.unwrap();
+        unsafe { graph.launch(stream) }.unwrap();
         let replayed = y.to_host().unwrap();
-        assert_eq!(replayed, forward(&layer, &stream, &x));
+        assert_eq!(replayed, forward(layer, stream, &x));
         let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
         assert!(reference.judge(MatrixRef::from(&replayed)).unwrap().passed());
     }
@@ -263,6 +334,47 @@ fn plans_name_the_obstacles() {
     assert_ne!(cuda.plan(problem(17, DType::Bf16), None).kernel, "decode_mlp");
     let unfused = cuda.plan(problem(1, DType::Bf16), Some(swiglu_core::Path::Unfused));
     assert_ne!(unfused.kernel, "decode_mlp");
+}
+
+/// What the copy engine feeds is offered, and not taken before a record says that it was the fastest.
+#[test]
+fn the_copy_engine_waits_for_a_measurement() {
+    let Some(cuda) = common::device() else { return };
+    if !has_copy_engine(&cuda) {
+        return;
+    }
+    let parameters =
+        Parameters::<bf16>::new(&Case::new(Op::Mlp, [2, 72, 96], DType::Bf16)).unwrap();
+    let problem = parameters.mlp().problem(2);
+    let fastest = "sm90_decode_mlp two launches";
+    let offered = |cuda: &Cuda| {
+        let candidates = cuda.candidates(&problem, None);
+        candidates.into_iter().find(|c| c.name == fastest).unwrap()
+    };
+    let before = offered(&cuda);
+    assert!(!before.chosen && before.predicted_us.is_some(), "{before:?}");
+    assert!(before.reason.contains("once `swiglu tune` has measured it"), "{before:?}");
+    assert_eq!(cuda.plan(problem, None).kernel, "decode_mlp");
+
+    let trial = |way: String| {
+        let us = if way == fastest { 1.0 } else { 2.0 };
+        let outcome = Outcome::Measured { median_us: us, p10_us: us, p90_us: us, samples: 1 };
+        Trial { way, predicted_us: None, outcome }
+    };
+    let trials = cuda.ways(&problem).iter().map(|way| trial(way.to_string())).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let tuning = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
+    cuda.keep_tuning(&tuning, vec![Entry { problem, tf32: false, trials }]).unwrap();
+    let options = CudaOptions { tuning, ..common::options().unwrap() };
+    let tuned = Cuda::with_options(&options).unwrap();
+    assert!(offered(&tuned).chosen, "{:?} {:?}", offered(&tuned), tuned.tuning_notes());
+    assert_eq!(tuned.plan(problem, None).kernel, "sm90_decode_mlp");
+    let layer = Mlp::new(&tuned, &parameters.mlp()).unwrap();
+    let values = random::normal_matrix::<bf16>(7, 2, 72, 1.0).unwrap();
+    let x = DeviceMatrix::from_host(&tuned.stream(), values.view()).unwrap();
+    let y = forward(&layer, &tuned.stream(), &x);
+    let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
+    assert!(reference.judge(MatrixRef::from(&y)).unwrap().passed());
 }
 
 /// The warning computes the same.

@@ -14,6 +14,7 @@ macro_rules! header {
 /// Every header of `device/`.
 static HEADERS: &[Header] = &[
     header!("decode_mlp.cuh"),
+    header!("decode_tiles.cuh"),
     header!("element.cuh"),
     header!("elementwise.cuh"),
     header!("gate.cuh"),

@@ -156,10 +156,11 @@ impl Call<'_> {
 }
 
 /// The device files of all ways of computing a layer.
-pub(crate) fn files() -> [&'static KernelFile; 6] {
-    let [decode, sequential] = decode_mlp::files();
+pub(crate) fn files() -> [&'static KernelFile; 7] {
+    let [decode, sm90_decode, sequential] = decode_mlp::files();
     [
         decode,
+        sm90_decode,
         sequential,
         &sm90_gated_gemm::FILE,
         &sm90_skinny_gated_gemm::FILE,

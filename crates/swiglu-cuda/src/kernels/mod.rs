@@ -41,6 +41,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
         let halves = [DType::F16, DType::Bf16].into_iter();
         all.extend(halves.clone().flat_map(sm90_gated_gemm::variants));
         all.extend(halves.flat_map(sm90_skinny_gated_gemm::variants));
+        all.extend(DType::ALL.into_iter().flat_map(decode_mlp::sm90_variants));
     }
     all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));
     all.extend(simt_gated_gemm::variants());

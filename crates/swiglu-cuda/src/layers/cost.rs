@@ -205,6 +205,10 @@ const GRID_BARRIER: f64 = 1.2e-6;
 /// behind its wait: to be measured.
 const DEPENDENT: f64 = 0.8e-6;
 
+/// Seconds of a block whose weights come through the copy engine in which they do not stream: until the
+/// first stage has come, and behind the last one. A prediction.
+const BULK_ENDS: f64 = 1.0e-6;
+
 /// Seconds of a feed-forward block by the decode kernel: every weight once from memory, and what the
 /// rings cannot hide of the gap between its two halves.
 pub(crate) fn decode(
@@ -223,6 +227,8 @@ pub(crate) fn decode(
         Design::OneLaunch => (GRID_BARRIER - hidden).max(0.0),
         Design::TwoLaunches if limits.programmatic => DEPENDENT,
         Design::TwoLaunches => LAUNCH,
+        Design::BulkOneLaunch => BULK_ENDS + (GRID_BARRIER - hidden).max(0.0),
+        Design::BulkTwoLaunches => BULK_ENDS + DEPENDENT,
     };
     LAUNCH + FILL / machine.clock + gap + weights
 }

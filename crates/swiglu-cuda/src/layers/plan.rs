@@ -39,7 +39,7 @@ impl Choice {
     /// Every way there is, also those that compute only other problems.
     pub(crate) fn all() -> impl Iterator<Item = Choice> {
         let steps = Kernel::all().map(Choice::Fused).chain([Choice::Unfused]);
-        Design::ALL.into_iter().map(Choice::Decode).chain(steps)
+        Design::every().map(Choice::Decode).chain(steps)
     }
 
     pub(crate) fn path(self) -> Path {
@@ -68,6 +68,11 @@ impl Choice {
                 decode.map(drop).map_err(Obstacle::Decode)
             }
         }
+    }
+
+    /// Whether it is taken only where a tuning record says so.
+    fn waits_for_tuning(self) -> bool {
+        matches!(self, Choice::Decode(design) if Design::TUNED.contains(&design))
     }
 
     /// Seconds that the cost model expects.
@@ -149,7 +154,8 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
             return (choice, Why::Fastest(origin, tuned.m));
         }
     }
-    let costs = Choice::all().filter(admitted).map(|c| (c, c.seconds(cuda, problem)));
+    let known = |choice: &Choice| !choice.waits_for_tuning() && admitted(choice);
+    let costs = Choice::all().filter(known).map(|c| (c, c.seconds(cuda, problem)));
     match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
         Some((choice, seconds)) => (choice, Why::LowestCost(seconds)),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
@@ -227,7 +233,7 @@ impl Cuda {
             Choice::Decode(design) => {
                 let decode = Decode::check_problem(design, &problem, self.decode_limits());
                 let parameters = decode.map(|decode| decode.parameters().to_vec());
-                ("decode_mlp", parameters.unwrap_or_default())
+                (design.kernel(), parameters.unwrap_or_default())
             }
         };
         let problem = match choice {
@@ -300,7 +306,15 @@ impl Cuda {
                 (Ok(()), _) if ratio.is_some() => {
                     format!("{:.2} times as long measured", ratio.unwrap_or(f64::NAN))
                 }
-                (Ok(()), Some(seconds)) => format!("{:.2} times as long expected", seconds / best),
+                (Ok(()), Some(seconds)) => {
+                    let expected = format!("{:.2} times as long expected", seconds / best);
+                    match choice.waits_for_tuning() {
+                        true => {
+                            format!("{expected}; taken only once `swiglu tune` has measured it")
+                        }
+                        false => expected,
+                    }
+                }
                 (Ok(()), None) => String::new(),
             };
             Candidate {

@@ -4,6 +4,7 @@ use swiglu_core::quant::BlockType;
 use swiglu_core::{Activation, DType, Numerics, Problem};
 
 use super::super::gate::GateCode;
+use super::sm90_decode_mlp::{self, Ring};
 use super::{Limits, Obstacle};
 use crate::context::Cuda;
 use crate::error::Result;
@@ -16,8 +17,8 @@ static SEQUENTIAL: KernelFile =
     KernelFile::new("sequential_mlp.cu", include_str!("../../../device/sequential_mlp.cu"));
 
 /// The device files of all designs.
-pub(in crate::kernels) fn files() -> [&'static KernelFile; 2] {
-    [&FILE, &SEQUENTIAL]
+pub(in crate::kernels) fn files() -> [&'static KernelFile; 3] {
+    [&FILE, &sm90_decode_mlp::FILE, &SEQUENTIAL]
 }
 
 /// The most tokens of any type.
@@ -115,13 +116,24 @@ pub(super) enum Part {
     Sequential = 3,
 }
 
+/// How weights come to shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Feed {
+    /// Each lane copies what it multiplies: `decode_mlp.cu`.
+    Lanes,
+    /// By the copy engine, and whether h is copied there, too: `sm90_decode_mlp.cu`.
+    CopyEngine { ring: Ring, stage_h: bool },
+}
+
 /// What a launch is compiled and shaped for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Config {
     pub(super) part: Part,
     pub(super) math: Math,
     pub(super) formats: [Format; 2],
+    pub(super) feed: Feed,
     pub(super) stage_x: bool,
+    /// That multiply.
     pub(super) warps: usize,
     pub(super) depth: usize,
     pub(super) grid: usize,
@@ -130,6 +142,12 @@ pub(super) struct Config {
     /// Bytes from token to token of x in shared memory.
     pub(super) x_pitch: usize,
     pub(super) shared: usize,
+}
+
+/// Bytes from row to row of `bytes`, whole 64, in shared memory: an odd multiple of 64, so that eight rows
+/// of a fragment lie in different banks.
+pub(super) fn pitch(bytes: usize) -> usize {
+    if bytes.is_multiple_of(128) { bytes + 64 } else { bytes }
 }
 
 /// Features and columns of a tile, as in the device file.
@@ -144,8 +162,35 @@ impl Config {
     }
 
     pub(super) fn ring(&self) -> usize {
-        Self::ring_bytes(self.warps, self.depth, self.formats)
+        match self.feed {
+            Feed::Lanes => Self::ring_bytes(self.warps, self.depth, self.formats),
+            Feed::CopyEngine { ring, .. } => ring.bytes(),
+        }
     }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> usize {
+        let copying = match self.feed {
+            Feed::Lanes => 0,
+            Feed::CopyEngine { .. } => sm90_decode_mlp::producers(self.part),
+        };
+        (self.warps + copying) * 32
+    }
+
+    /// A launch of nothing, for the fields that a kernel has no use for.
+    pub(super) const NOTHING: Self = Self {
+        part: Part::Both,
+        math: Math::Fma(1),
+        formats: [Format::Elements; 2],
+        feed: Feed::Lanes,
+        stage_x: false,
+        warps: 0,
+        depth: 0,
+        grid: 1,
+        x_at: 0,
+        x_pitch: 0,
+        shared: 0,
+    };
 
     fn new(
         part: Part,
@@ -165,13 +210,12 @@ impl Config {
         };
         let slots = (warps + tiles) * math.tokens() * UNIT_ROWS * size_of::<f32>();
         let x_at = (Self::ring_bytes(warps, depth, formats) + slots).next_multiple_of(16);
-        // An odd multiple of 64 bytes: eight rows of a fragment then lie in different banks.
         let whole = 64 * formats[0].blocks();
-        let row = (problem.hidden * problem.dtype.size()).next_multiple_of(whole);
-        let x_pitch = if row.is_multiple_of(128) { row + 64 } else { row };
+        let x_pitch = pitch((problem.hidden * problem.dtype.size()).next_multiple_of(whole));
         let x = if stage_x { problem.m * x_pitch } else { 0 };
         let shared = x_at + x;
-        Self { part, math, formats, stage_x, warps, depth, grid, x_at, x_pitch, shared }
+        let feed = Feed::Lanes;
+        Self { part, math, formats, feed, stage_x, warps, depth, grid, x_at, x_pitch, shared }
     }
 
     /// One block of 16 warps, without shared memory.
@@ -179,18 +223,7 @@ impl Config {
         let tokens = [1, 4, MOST_TOKENS].into_iter().find(|&n| m <= n);
         let refused = Obstacle::Tokens { given: m, most: MOST_TOKENS };
         let math = Math::Fma(tokens.ok_or(refused)?);
-        Ok(Self {
-            part: Part::Sequential,
-            math,
-            formats: [Format::Elements; 2],
-            stage_x: false,
-            warps: 16,
-            depth: 0,
-            grid: 1,
-            x_at: 0,
-            x_pitch: 0,
-            shared: 0,
-        })
+        Ok(Self { part: Part::Sequential, math, warps: 16, ..Self::NOTHING })
     }
 
     /// The deepest ring that fits, x in shared memory if possible.
@@ -240,23 +273,35 @@ impl Config {
             let rest = [define("TOKENS", self.math.tokens()), define("WARPS", self.warps)];
             return Variant::new(&SEQUENTIAL, [a, b, c, d, e, rest[0], rest[1]]);
         }
-        let rest = [
+        let shared = [
             ("TENSOR", usize::from(matches!(self.math, Math::Tensor(_)))),
             ("TOKENS", self.math.tokens()),
             ("STAGE_X", usize::from(self.stage_x)),
             ("WARPS", self.warps),
-            ("DEPTH", self.depth),
             ("PART", self.part as usize),
+        ];
+        let [f, g, h, i, j] = shared.map(|(name, value)| define(name, value));
+        if let Feed::CopyEngine { stage_h, .. } = self.feed {
+            let [k, l, m, n] = sm90_decode_mlp::defines(self.part, stage_h);
+            let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n];
+            return Variant::new(&sm90_decode_mlp::FILE, all);
+        }
+        let rest = [
+            ("DEPTH", self.depth),
             ("FORMAT_GATE_UP", self.formats[0] as usize),
             ("FORMAT_DOWN", self.formats[1] as usize),
             ("RING_BYTES", Self::ring_bytes(self.warps, self.depth, self.formats)),
         ];
-        let [f, g, h, i, j, k, l, m, n] = rest.map(|(name, value)| define(name, value));
+        let [k, l, m, n] = rest.map(|(name, value)| define(name, value));
         Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
     }
 
     pub(super) fn function(self, cuda: &Cuda, code: GateCode) -> Result<Function> {
-        let entry = if self.part == Part::Sequential { "sequential_mlp" } else { "decode_mlp" };
+        let entry = match (self.part, self.feed) {
+            (Part::Sequential, _) => "sequential_mlp",
+            (_, Feed::Lanes) => "decode_mlp",
+            (_, Feed::CopyEngine { .. }) => "sm90_decode_mlp",
+        };
         cuda.function(&self.variant(code), entry, self.shared as u32)
     }
 }

@@ -1,6 +1,7 @@
-//! Launches `device/decode_mlp.cu`: the feed-forward block for a few tokens.
+//! Launches `device/decode_mlp.cu` and `device/sm90_decode_mlp.cu`: the feed-forward block for a few tokens.
 
 mod config;
+mod sm90_decode_mlp;
 mod variants;
 
 use std::fmt;
@@ -18,9 +19,9 @@ use crate::error::Result;
 use crate::launch::{LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
 pub(super) use config::files;
-use config::{Config, Part};
+use config::{Config, Feed, Part};
 pub(crate) use config::{Format, MOST_TOKENS};
-pub(super) use variants::variants;
+pub(super) use variants::{sm90_variants, variants};
 
 /// How the decode kernel computes a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,6 +31,10 @@ pub enum Design {
     OneLaunch,
     /// Two, the second of which starts while the first ends, where the device can do that.
     TwoLaunches,
+    /// As [`Design::OneLaunch`], with weights that come through the copy engine of sm_90.
+    BulkOneLaunch,
+    /// As [`Design::TwoLaunches`], with weights that come through the copy engine of sm_90.
+    BulkTwoLaunches,
     /// One launch of one thread block, as a warning: fused, and on one multiprocessor. Only
     /// measurements ask for it.
     Sequential,
@@ -38,6 +43,28 @@ pub enum Design {
 impl Design {
     /// What plans choose from.
     pub(crate) const ALL: [Design; 2] = [Design::OneLaunch, Design::TwoLaunches];
+    /// What plans take only where a tuning record says so: nothing the cost model expects of them was ever
+    /// held against a measurement.
+    pub(crate) const TUNED: [Design; 2] = [Design::BulkOneLaunch, Design::BulkTwoLaunches];
+
+    /// Both.
+    pub(crate) fn every() -> impl Iterator<Item = Design> {
+        Self::ALL.into_iter().chain(Self::TUNED)
+    }
+
+    /// The kernel's name.
+    pub(crate) fn kernel(self) -> &'static str {
+        match self {
+            Design::OneLaunch | Design::TwoLaunches => "decode_mlp",
+            Design::BulkOneLaunch | Design::BulkTwoLaunches => "sm90_decode_mlp",
+            Design::Sequential => "sequential_mlp",
+        }
+    }
+
+    /// Whether it takes weights in blocks.
+    pub(crate) fn unpacks(self) -> bool {
+        Self::ALL.contains(&self)
+    }
 }
 
 impl fmt::Display for Design {
@@ -45,6 +72,8 @@ impl fmt::Display for Design {
         f.pad(match self {
             Design::OneLaunch => "decode_mlp one launch",
             Design::TwoLaunches => "decode_mlp two launches",
+            Design::BulkOneLaunch => "sm90_decode_mlp one launch",
+            Design::BulkTwoLaunches => "sm90_decode_mlp two launches",
             Design::Sequential => "sequential_mlp",
         })
     }
@@ -60,6 +89,8 @@ pub(crate) struct Limits {
     pub(crate) cooperative: bool,
     /// Whether a launch may start before the one before it has ended.
     pub(crate) programmatic: bool,
+    /// Whether it has the copy engine that `sm90_decode_mlp.cu` is written for.
+    pub(crate) copy_engine: bool,
 }
 
 impl Limits {
@@ -70,6 +101,7 @@ impl Limits {
             shared: facts.shared_bytes_optin,
             cooperative: context.attribute(cooperative).is_ok_and(|value| value != 0),
             programmatic: arch >= Arch::Sm90a,
+            copy_engine: arch == Arch::Sm90a,
         }
     }
 }
@@ -89,6 +121,10 @@ pub(crate) enum Obstacle {
     SharedMemory { needed: usize, given: usize },
     /// Weights in blocks that the kernel does not unpack.
     Blocks(BlockType),
+    /// The copy engine brings what tensor cores take as it is.
+    OnlyElements(BlockType),
+    /// Another architecture than sm_90a.
+    NoCopyEngine,
     /// Quantised weights with activations of f32.
     QuantizedF32,
     /// An extent is more than the kernel counts to.
@@ -112,6 +148,10 @@ impl fmt::Display for Obstacle {
                 write!(f, "needs {needed} bytes of shared memory, a block has {given}")
             }
             Obstacle::Blocks(block) => write!(f, "unpacks Q8_0 and Q4_0, not {block}"),
+            Obstacle::OnlyElements(block) => {
+                write!(f, "multiplies f32, f16 and bf16 through the copy engine, not {block}")
+            }
+            Obstacle::NoCopyEngine => f.write_str("is written for the copy engine of sm_90a"),
             Obstacle::QuantizedF32 => {
                 f.write_str("quantised weights are multiplied with f16 or bf16, not with f32")
             }
@@ -122,6 +162,9 @@ impl fmt::Display for Obstacle {
         }
     }
 }
+
+/// How a part of a problem is launched on a device.
+type Fit = fn(Part, &Problem, &Limits) -> Result<Config, Obstacle>;
 
 /// The launches of a call: data, until they are enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,17 +194,23 @@ impl Decode {
             return Err(Obstacle::Extent(largest / 16));
         }
         let programmatic = limits.programmatic;
+        let one = |fit: Fit| {
+            if !limits.cooperative {
+                return Err(Obstacle::NotCooperative);
+            }
+            let first = fit(Part::Both, problem, limits)?;
+            Ok(Self { design, first, second: None, programmatic })
+        };
+        let two = |fit: Fit| {
+            let first = fit(Part::GateUp, problem, limits)?;
+            let second = Some(fit(Part::Down, problem, limits)?);
+            Ok(Self { design, first, second, programmatic })
+        };
         match design {
-            Design::OneLaunch if !limits.cooperative => Err(Obstacle::NotCooperative),
-            Design::OneLaunch => {
-                let first = Config::fit(Part::Both, problem, limits)?;
-                Ok(Self { design, first, second: None, programmatic })
-            }
-            Design::TwoLaunches => {
-                let first = Config::fit(Part::GateUp, problem, limits)?;
-                let second = Some(Config::fit(Part::Down, problem, limits)?);
-                Ok(Self { design, first, second, programmatic })
-            }
+            Design::OneLaunch => one(Config::fit),
+            Design::TwoLaunches => two(Config::fit),
+            Design::BulkOneLaunch => one(Config::fit_sm90),
+            Design::BulkTwoLaunches => two(Config::fit_sm90),
             Design::Sequential => {
                 if let Some(types) = problem.quantized {
                     return Err(Obstacle::Blocks(types.gate_up));
@@ -256,14 +305,21 @@ impl Decode {
         };
         let launch = LaunchConfig {
             grid: [config.grid as u32, 1, 1],
-            block: (config.warps * 32) as u32,
+            block: config.threads() as u32,
             dynamic_shared: config.shared as u32,
             cluster: None,
             programmatic: config.part == Part::Down && self.programmatic,
             cooperative: config.part == Part::Both,
         };
         // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-        unsafe { enqueue(stream, &function, &launch, &params) }
+        unsafe {
+            match config.feed {
+                Feed::Lanes => enqueue(stream, &function, &launch, &params),
+                Feed::CopyEngine { ring, .. } => {
+                    enqueue(stream, &function, &launch, &Sm90Params { block: params, ring })
+                }
+            }
+        }
     }
 }
 
@@ -349,6 +405,13 @@ struct Params {
     x_pitch: u32,
     x_wide: u32,
     formula: Formula,
+}
+
+/// Of `sm90_decode_mlp.cu`.
+#[repr(C)]
+struct Sm90Params {
+    block: Params,
+    ring: sm90_decode_mlp::Ring,
 }
 
 #[cfg(test)]

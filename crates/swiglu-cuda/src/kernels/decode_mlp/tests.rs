@@ -3,11 +3,21 @@ use swiglu_core::{Activation, Numerics, WeightLayout};
 
 use super::*;
 
-const H200: Limits =
-    Limits { multiprocessors: 132, shared: 232_448, cooperative: true, programmatic: true };
+const H200: Limits = Limits {
+    multiprocessors: 132,
+    shared: 232_448,
+    cooperative: true,
+    programmatic: true,
+    copy_engine: true,
+};
 /// An RTX 4090.
-const ADA: Limits =
-    Limits { multiprocessors: 128, shared: 101_376, cooperative: true, programmatic: false };
+const ADA: Limits = Limits {
+    multiprocessors: 128,
+    shared: 101_376,
+    cooperative: true,
+    programmatic: false,
+    copy_engine: false,
+};
 
 const SHAPES: [[usize; 2]; 4] = [[896, 4864], [2048, 8192], [4096, 14336], [8192, 28672]];
 
@@ -36,8 +46,11 @@ fn what_models_have_fits_and_all_blocks_run_at_once() {
         for shape in SHAPES {
             for m in 1..=16 {
                 let problem = problem(m, shape, DType::Bf16);
-                for design in Design::ALL {
-                    let made = decode(design, &problem, &limits).unwrap();
+                for design in Design::every() {
+                    let made = match decode(design, &problem, &limits) {
+                        Err(Obstacle::NoCopyEngine) if !limits.copy_engine => continue,
+                        made => made.unwrap(),
+                    };
                     for config in [Some(made.first), made.second].into_iter().flatten() {
                         assert!(config.shared <= limits.shared, "{problem}: {config:?}");
                     }
@@ -62,6 +75,29 @@ fn enough_is_under_way_on_a_hopper() {
     }
 }
 
+/// The ring holds what arrives in 2 µs and more, also of two launches that are on a multiprocessor
+/// together; h of one or two tokens is copied once.
+#[test]
+fn rings_of_the_copy_engine() {
+    for shape in &SHAPES[..3] {
+        for m in 1..=16 {
+            let problem = problem(m, *shape, DType::Bf16);
+            let one = decode(Design::BulkOneLaunch, &problem, &H200).unwrap();
+            assert!(one.first.ring() >= 60 * 1024, "{problem}: {one:?}");
+            assert!(one.first.stage_x, "{problem}: {one:?}");
+            let h_staged = |c: &Config| matches!(c.feed, Feed::CopyEngine { stage_h: true, .. });
+            assert!(m > 2 || h_staged(&one.first), "{problem}: {one:?}");
+            let two = decode(Design::BulkTwoLaunches, &problem, &H200).unwrap();
+            let configs = [Some(two.first), two.second].into_iter().flatten();
+            let together: usize = configs.map(|c| c.shared + 1024).sum();
+            assert!(m > 2 || together <= 228 * 1024, "{problem}: {two:?}");
+        }
+    }
+    // Pieces of 896 waste nothing, and the whole of a block's weights is asked for at once.
+    let small = decode(Design::BulkOneLaunch, &problem(1, SHAPES[0], DType::Bf16), &H200).unwrap();
+    assert!(small.first.ring() >= 195 * 1024, "{small:?}");
+}
+
 #[test]
 fn obstacles_name_what_is_in_the_way() {
     let of = |problem: &Problem, limits: &Limits, design| {
@@ -80,6 +116,8 @@ fn obstacles_name_what_is_in_the_way() {
     assert!(decode(Design::TwoLaunches, &one, &small).is_ok());
     let types = QuantizedTypes { gate_up: BlockType::Q8_0, down: Some(BlockType::Q5_0) };
     let mixed = Problem { quantized: Some(types), ..one };
+    assert!(of(&mixed, &H200, Design::BulkOneLaunch).contains("not Q8_0"));
+    assert!(of(&one, &ADA, Design::BulkTwoLaunches).contains("sm_90a"));
     assert!(of(&mixed, &H200, Design::OneLaunch).contains("not Q5_0"));
 }
 
@@ -99,7 +137,7 @@ fn x_is_read_in_place_only_in_whole_copies() {
 #[test]
 fn variants_differ() {
     for dtype in DType::ALL {
-        let all = variants(dtype);
+        let all: Vec<_> = variants(dtype).into_iter().chain(sm90_variants(dtype)).collect();
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| b.variant != a.variant), "{}", a.name);
         }

@@ -4,8 +4,54 @@ use swiglu_core::DType;
 
 use super::super::gate::GateCode;
 use super::super::{NamedVariant, default_code};
-use super::config::{Config, Format, MOST_TOKENS, Math, Part};
+use super::config::{Config, Feed, Format, MOST_TOKENS, Math, Part};
+use super::sm90_decode_mlp::{Ring, WARPS};
 use crate::jit::Variant;
+
+/// Of `sm90_decode_mlp.cu`: every activation and mode; every class of tokens and place of x and h with the
+/// default one.
+pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
+    let named = |code: GateCode, part, math: Math, stage_x, stage_h| {
+        let feed = Feed::CopyEngine { ring: Ring::default(), stage_h };
+        let config = Config { part, math, feed, stage_x, warps: WARPS, ..Config::NOTHING };
+        let x = if stage_x || part == Part::Down { "" } else { " cached-x" };
+        let h = if stage_h || part == Part::GateUp { "" } else { " cached-h" };
+        let (code_name, part, tokens) = (code.name(), part_name(part), math.tokens());
+        NamedVariant {
+            name: format!("{code_name} {part} {tokens} tokens{x}{h} copy engine"),
+            variant: config.variant(code),
+        }
+    };
+    let most = if dtype == DType::F32 { Math::Fma(4) } else { Math::Tensor(8) };
+    let codes = GateCode::all(dtype).into_iter();
+    let mut all: Vec<_> = codes.map(|code| named(code, Part::Both, most, true, false)).collect();
+    let default = default_code(dtype);
+    for math in [1, 2, 4, 8, 16].into_iter().filter_map(|m| Math::of(dtype, m).ok()) {
+        for (x, h) in [(true, true), (true, false), (false, false)] {
+            all.push(named(default, Part::Both, math, x, h));
+        }
+        for staged in [true, false] {
+            all.push(named(default, Part::GateUp, math, staged, false));
+            all.push(named(default, Part::Down, math, false, staged));
+        }
+    }
+    without_doubles(all)
+}
+
+fn part_name(part: Part) -> &'static str {
+    ["both", "gate-up", "down"][part as usize]
+}
+
+/// 4 and 8 of 16-bit types share their code, and the default one is among all.
+fn without_doubles(mut all: Vec<NamedVariant>) -> Vec<NamedVariant> {
+    let mut seen: Vec<Variant> = Vec::new();
+    all.retain(|v| {
+        let new = !seen.contains(&v.variant);
+        seen.push(v.variant);
+        new
+    });
+    all
+}
 
 /// Every activation and mode with tensor cores or, in f32, without; every class of tokens, ring and
 /// place of x with the default one.
@@ -13,10 +59,8 @@ pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all: Vec<NamedVariant> = Vec::new();
     let mut push = |code: GateCode, part, math: Math, formats, ring: (bool, usize, usize)| {
         let (stage_x, warps, depth) = ring;
-        let (grid, x_at, x_pitch, shared) = (1, 0, 0, 0);
-        let config =
-            Config { part, math, formats, stage_x, warps, depth, grid, x_at, x_pitch, shared };
-        let (part, tokens) = (["both", "gate-up", "down"][part as usize], math.tokens());
+        let config = Config { part, math, formats, stage_x, warps, depth, ..Config::NOTHING };
+        let (part, tokens) = (part_name(part), math.tokens());
         let x = if stage_x { "" } else { " cached-x" };
         let weights = match formats {
             [Format::Elements, _] => String::new(),
@@ -60,12 +104,5 @@ pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
             variant: config.variant(default),
         });
     }
-    // 4 and 8 of 16-bit types share their code, and the default one is among all.
-    let mut seen: Vec<Variant> = Vec::new();
-    all.retain(|v| {
-        let new = !seen.contains(&v.variant);
-        seen.push(v.variant);
-        new
-    });
-    all
+    without_doubles(all)
 }

@@ -60,6 +60,9 @@ impl PathChoice {
 pub(super) enum DesignChoice {
     OneLaunch,
     TwoLaunches,
+    /// The same by the copy engine of sm_90.
+    BulkOneLaunch,
+    BulkTwoLaunches,
     /// The gated linear layer, then cuBLASLt.
     Steps,
     /// One thread block: the warning.
@@ -71,6 +74,8 @@ impl DesignChoice {
         match self {
             DesignChoice::OneLaunch => Some(DecodeDesign::OneLaunch),
             DesignChoice::TwoLaunches => Some(DecodeDesign::TwoLaunches),
+            DesignChoice::BulkOneLaunch => Some(DecodeDesign::BulkOneLaunch),
+            DesignChoice::BulkTwoLaunches => Some(DecodeDesign::BulkTwoLaunches),
             DesignChoice::Steps => None,
             DesignChoice::Sequential => Some(DecodeDesign::Sequential),
         }
