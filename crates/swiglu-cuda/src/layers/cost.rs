@@ -5,9 +5,10 @@
 //! then, unless another tile is multiplied meanwhile, as long as the activation takes. No way is
 //! faster than memory gives the weights and the input. Every constant has a name and a source. Those
 //! fitted on an H200 come from `swiglu tune` over 33 shapes of bf16 (M = 1 to 8192; K, H = 896, 4864;
-//! 2048, 8192; 4096, 14336): the model is then within 12 % (root mean square) of the fused kernels'
-//! times, and its choice costs 1.7 % more than the fastest on average, 20 % at worst. Only the order of
-//! the results decides, and a tuning record goes before them.
+//! 2048, 8192; 4096, 14336): the model is then within 12 % (root mean square) of the times of the Hopper
+//! kernels without clusters, and its choice costs 1.7 % more than the fastest on average, 20 % at worst.
+//! Forms with clusters are not well described, and none was the fastest by more than 0.1 %: they wait for a
+//! tuning record, which goes before the model anyway. Only the order of the results decides.
 
 use swiglu_core::{DType, Op, Problem};
 
@@ -99,7 +100,7 @@ fn wgmma_share(columns: usize) -> f64 {
     }
 }
 
-/// The cycles of a tile on the multiplier, and the operations per cycle it was taken from.
+/// The cycles of a tile on the multiplier.
 fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let rate = match form.multiplier {
         Multiplier::Wgmma { columns } => machine.tensor * wgmma_share(columns),
@@ -199,38 +200,31 @@ pub(crate) fn unfused(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
     product(shape, problem.dtype, machine, tf32) + LAUNCH + activation
 }
 
-/// Seconds of a barrier of the grid: to be measured; 0.8 to 1.5 µs are expected.
-const GRID_BARRIER: f64 = 1.2e-6;
-/// Seconds from the end of a grid to what its programmatic dependent, whose blocks run already, does
-/// behind its wait: to be measured.
-const DEPENDENT: f64 = 0.8e-6;
+/// Seconds that the decode kernel takes beyond a launch and the stream of its weights, in one launch or
+/// two: fitted on an H200 with one token. 1 to 2 µs were expected.
+const DECODE_GAP: f64 = 6.5e-6;
+/// The same where the weights come through the copy engine: until the first stage has come, and behind
+/// the last one. A prediction.
+const BULK_DECODE_GAP: f64 = 1.0e-6;
 
-/// Seconds of a block whose weights come through the copy engine in which they do not stream: until the
-/// first stage has come, and behind the last one. A prediction.
-const BULK_ENDS: f64 = 1.0e-6;
-
-/// Seconds of a feed-forward block by the decode kernel: every weight once from memory, and what the
-/// rings cannot hide of the gap between its two halves.
+/// Seconds of a feed-forward block by the decode kernel: every weight once from memory, and what it does
+/// not hide of the gaps before, between and behind its two halves.
 pub(crate) fn decode(
     decode: &Decode,
     problem: &Problem,
     machine: &Machine,
     limits: &Limits,
 ) -> f64 {
-    let hidden = machine.stream(decode.ring_bytes(limits) as f64);
-    let weights = machine.stream(problem.compulsory_bytes());
     let gap = match decode.design() {
         // One multiprocessor, 64 bytes per cycle.
         Design::Sequential => {
             return LAUNCH + problem.compulsory_bytes() / (64.0 * machine.clock);
         }
-        Design::OneLaunch => (GRID_BARRIER - hidden).max(0.0),
-        Design::TwoLaunches if limits.programmatic => DEPENDENT,
-        Design::TwoLaunches => LAUNCH,
-        Design::BulkOneLaunch => BULK_ENDS + (GRID_BARRIER - hidden).max(0.0),
-        Design::BulkTwoLaunches => BULK_ENDS + DEPENDENT,
+        Design::TwoLaunches if !limits.programmatic => DECODE_GAP + LAUNCH,
+        Design::OneLaunch | Design::TwoLaunches => DECODE_GAP,
+        Design::BulkOneLaunch | Design::BulkTwoLaunches => BULK_DECODE_GAP,
     };
-    LAUNCH + FILL / machine.clock + gap + weights
+    LAUNCH + FILL / machine.clock + gap + machine.stream(problem.compulsory_bytes())
 }
 
 #[cfg(test)]

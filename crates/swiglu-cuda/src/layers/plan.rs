@@ -72,7 +72,14 @@ impl Choice {
 
     /// Whether it is taken only where a tuning record says so.
     fn waits_for_tuning(self) -> bool {
-        matches!(self, Choice::Decode(design) if Design::TUNED.contains(&design))
+        match self {
+            Choice::Decode(design) => Design::TUNED.contains(&design),
+            Choice::Fused(kernel) => {
+                let form = kernel.form();
+                form.share * form.split > 1
+            }
+            Choice::Unfused => false,
+        }
     }
 
     /// Seconds that the cost model expects.
