@@ -5,7 +5,8 @@ Weights are f32 or quantised, inputs f32. Inputs of quantised products are round
 by ggml itself, which a definition says by `activations = "q8"`: results are judged accordingly.
 
 Options: `way` (`separate`, or `packed`: gate and up in one tensor and one product), `repack` (weights in
-the buffer that rearranges them for the processor), `threads`, `activations` (`q8`, read by the host).
+the buffer that rearranges them for the processor), `threads`, `activations` (`q8`, which is what ggml does; the
+host judges by it).
 """
 
 from __future__ import annotations
@@ -57,12 +58,26 @@ class Copy:
     def __init__(self, ggml: Library, backend: int, case: Case, weights: Weights, x: bytes,
                  memory: int) -> None:
         self._ggml, self._backend = ggml, backend
-        held, work = ggml.context(), ggml.context()
+        self._contexts: list[int] = []
+        self._buffers: list[int] = []
+        self._products: list[int] = []
+        self._plan: int | None = None
+        try:
+            self._make(case, weights, x, memory)
+        except BaseException:
+            # What a copy holds is ggml's: nobody else gives it back.
+            self.free()
+            raise
+
+    def _make(self, case: Case, weights: Weights, x: bytes, memory: int) -> None:
+        ggml = self._ggml
+        for _ in range(2):
+            self._contexts.append(ggml.context())
+        held, work = self._contexts
         tensors = [ggml.new_tensor_2d(held, weights.type, cols, rows)
                    for rows, cols, _ in weights.tensors]
         self._x = ggml.new_tensor_2d(work, TYPES["f32"], case.hidden, case.m)
         *gate_up, down = tensors if case.op == "mlp" else [*tensors, None]
-        self._products: list[int] = []
         product = lambda weight, of: self._product(work, weight, of)
         if len(gate_up) == 1:
             h = ggml.swiglu(work, product(gate_up[0], self._x))
@@ -72,18 +87,17 @@ class Copy:
         self._out = h if down is None else product(down, h)
         graph = ggml.new_graph(work)
         ggml.build_forward_expand(graph, self._out)
-        self._buffers = [ggml.backend_alloc_ctx_tensors_from_buft(held, memory),
-                         ggml.backend_alloc_ctx_tensors_from_buft(work, ggml.plain())]
-        self._contexts = [held, work]
-        self._plan = None
-        if not all(self._buffers):
-            raise MemoryError("ggml found no memory for a copy of the data")
+        for context, kind in ((held, memory), (work, ggml.plain())):
+            buffer = ggml.backend_alloc_ctx_tensors_from_buft(context, kind)
+            if not buffer:
+                raise MemoryError("ggml found no memory for a copy of the data")
+            self._buffers.append(buffer)
         if not all(ggml.backend_dev_supports_op(ggml.device, node) for node in self._products):
             raise Unsupported("ggml does not repack weights of this type or shape on this processor")
         for tensor, (_, _, data) in zip(tensors, weights.tensors, strict=True):
             ggml.backend_tensor_set(tensor, data, 0, len(data))
         ggml.backend_tensor_set(self._x, x, 0, len(x))
-        self._plan = ggml.backend_graph_plan_create(backend, graph)
+        self._plan = ggml.backend_graph_plan_create(self._backend, graph)
 
     def _product(self, context: int, weight: int, of: int) -> int:
         self._products.append(self._ggml.mul_mat(context, weight, of))
@@ -106,7 +120,7 @@ class Copy:
     def free(self) -> None:
         if self._plan:
             self._ggml.backend_graph_plan_free(self._backend, self._plan)
-        for buffer in filter(None, self._buffers):
+        for buffer in self._buffers:
             self._ggml.backend_buffer_free(buffer)
         for context in self._contexts:
             self._ggml.free(context)
@@ -170,6 +184,9 @@ class GgmlPeer:
         way, repack = str(profile.option("way", "separate")), bool(profile.option("repack", False))
         if way not in ("separate", "packed"):
             raise Unsupported(f"way {way}; ggml has separate, packed")
+        activations = str(profile.option("activations", "q8"))
+        if activations != "q8":
+            raise Unsupported(f"activations {activations}; ggml has q8")
         memory = self._ggml.repacking() if repack else self._ggml.plain()
         if memory is None:
             raise Unsupported("this ggml has no memory that repacks")

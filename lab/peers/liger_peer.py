@@ -32,8 +32,15 @@ def make() -> tuple[protocol.Peer, str]:
             copies = [(p[:, :half], p[:, half:]) for (p, ) in request.rotate(request.data.packed)]
         else:
             copies = request.rotate(request.data.gate, request.data.up)
-        notes = ["copies both halves first"] if request.case.packed_inputs else []
-        return Way(len(copies), lambda i: silu_mul(*copies[i]), EAGER, notes)
+        if not request.case.packed_inputs:
+            return Way(len(copies), lambda i: silu_mul(*copies[i]), EAGER)
+
+        # Its kernel takes one stride for the inputs and the result, so halves of rows are copied first.
+        def call(i: int) -> torch.Tensor:
+            gate, up = (half.contiguous() for half in copies[i])
+            return silu_mul(gate, up)
+
+        return Way(len(copies), call, EAGER, ["copies both halves first"])
 
     def gated_linear(request: Request) -> Way:
         swiglu_only(request.case)

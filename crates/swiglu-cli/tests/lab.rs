@@ -57,6 +57,57 @@ fn an_experiment_is_run_kept_and_listed() {
 }
 
 #[test]
+fn logs_are_kept_only_where_something_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let temporary = dir.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let broken = tiny().replacen("path = \"fused\"", "way = \"none\"", 1);
+    for (id, definition, code) in [("tiny", tiny(), 0), ("broken", broken, 1)] {
+        let lab = lab(dir.path(), id, &definition.replacen("\"tiny\"", &format!("{id:?}"), 1));
+        let mut run = support::command();
+        run.env("TMPDIR", &temporary).args(["lab", "run", id, "--lab", &lab, "--run-id", "r1"]);
+        let ended = end(run.args(["--quick", "--machine", "here"]));
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        let left: Vec<_> =
+            fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left.len(), usize::from(code == 1), "{left:?}");
+        for logs in &left {
+            assert!(ended.stderr.contains(logs.to_str().unwrap()), "{ended:?}");
+            assert!(logs.join("swiglu.log").exists(), "{ended:?}");
+        }
+    }
+    // A measurement without a record leaves nothing at all.
+    fs::remove_dir_all(&temporary).unwrap();
+    fs::create_dir(&temporary).unwrap();
+    let mut profile = support::command();
+    let size = ["--m", "2", "--hidden", "16", "--intermediate", "16", "--hot"];
+    profile.env("TMPDIR", &temporary).args(["profile", "mlp"]).args(size);
+    let ended = end(&mut profile);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+/// Times of a program that is not optimised are refused where they would be taken, and only there.
+#[test]
+fn a_program_that_is_not_optimised_measures_others_alone() {
+    if !cfg!(debug_assertions) {
+        return eprintln!("not run: this program is optimised");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let lab = lab(dir.path(), "tiny", &tiny());
+    let run = |run: &str, more: &[&str]| {
+        let places = ["--lab", &lab, "--machine", "here", "--run-id", run];
+        swiglu(&[&["lab", "run", "tiny"], &places[..], more].concat())
+    };
+    run("r1", &[]).refused(&["not optimised", "--release", "--quick"]);
+    run("r1", &["--profiles", "ours"]).refused(&["not optimised"]);
+    // Nobody is there to be measured, which is another matter.
+    let others = run("r1", &["--profiles", "nobody"]);
+    assert_eq!(others.code, Some(1), "{others:?}");
+    assert!(others.stdout.contains("not available"), "{others:?}");
+}
+
+#[test]
 fn broken_definitions_and_names_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let lab = lab(dir.path(), "tiny", &tiny().replacen("\"hot\"", "\"warm\"", 1));

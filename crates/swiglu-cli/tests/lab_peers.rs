@@ -97,17 +97,53 @@ fn our_own_peer_computes_what_every_case_says() {
     assert!(notes.contains("rounds as") && notes.contains("cpu/"), "{notes}");
 }
 
-#[test]
-fn our_own_peer_computes_on_the_device() {
+/// The program on a machine with the simulated device.
+fn on_device() -> Option<Command> {
     let simulator = match swiglu_cuda_sim::build() {
         Ok(simulator) => simulator,
-        Err(reason) => return eprintln!("not run: {reason}"),
+        Err(reason) => {
+            eprintln!("not run: {reason}");
+            return None;
+        }
     };
     let directory = simulator.directory();
     let mut program = command();
     program.env_remove("CUDA_VISIBLE_DEVICES").env_remove("SWIGLU_CACHE_READ_ONLY_DIR");
     program.env("SWIGLU_CUDA_LIBRARY_PATH", directory);
     program.env("SWIGLU_CACHE_DIR", directory.join("kernels"));
+    Some(program)
+}
+
+/// A design is measured, or the case refused: never another way under its name.
+#[test]
+fn a_design_is_refused_where_a_layer_takes_another_way() {
+    let Some(program) = on_device() else { return };
+    let designs = ["one-launch", "two-launches", "sequential", "steps"];
+    let options = designs.map(|design| {
+        format!("options = {{ design = \"{design}\" }}\nnumerics = \"pre_round+fast\"")
+    });
+    let profiles: Vec<_> =
+        designs.iter().zip(&options).map(|(id, o)| (*id, "swiglu", "ours", o.as_str())).collect();
+    let cases = "[[cases]]\nop = \"mlp\"\nm = [2, 17]\n\
+         shapes = [{ hidden = 16, intermediate = 16 }]\ndtype = \"bf16\"\nheat = \"hot\"\n";
+    let definition = definition("designs", "cuda", &profiles, cases);
+    let results = results("designs", &definition, program, Path::new("no-python"));
+    let (few, many): (Vec<_>, Vec<_>) = results.iter().partition(|r| r["case"]["m"] == 2);
+    assert_eq!(expect_ok(few), 4);
+    let (steps, others): (Vec<_>, Vec<_>) =
+        many.into_iter().partition(|r| text(r, "profile") == "steps");
+    assert_eq!(expect_ok(steps), 1);
+    assert_eq!(others.len(), 3);
+    for result in others {
+        let (status, reason) = (text(result, "status"), text(result, "reason"));
+        assert_eq!(status, "unsupported", "{}: {reason}", text(result, "profile"));
+        assert!(reason.contains("17 such tokens in another way"), "{reason}");
+    }
+}
+
+#[test]
+fn our_own_peer_computes_on_the_device() {
+    let Some(program) = on_device() else { return };
     let profiles = [
         ("a", "swiglu", "ours", "options = { graph = true }\nnumerics = \"pre_round+fast\""),
         ("b", "swiglu", "ours", "options = { path = \"unfused\" }\nnumerics = \"pre_round+fast\""),
@@ -166,7 +202,7 @@ fn python(modules: &str) -> Option<PathBuf> {
 fn peers_in_python_keep_to_the_protocol() {
     let Some(python) = python("numpy") else { return };
     // Results of torch and Triton take a minute; `python3 -m unittest` runs them all.
-    let tests = ["tests.test_inputs", "tests.test_protocol.Conversation"];
+    let tests = ["tests.test_inputs", "tests.test_ggml", "tests.test_protocol.Conversation"];
     let mut unittest = Command::new(python);
     unittest.args(["-m", "unittest"]).args(tests).current_dir(format!("{LAB}/peers"));
     let ended = end(&mut unittest);

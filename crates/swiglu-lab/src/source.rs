@@ -24,11 +24,15 @@ pub enum Source {
 }
 
 /// What any result depends on.
-const COMMON: [&str; 6] = [
+const COMMON: [&str; 9] = [
     "crates/swiglu-core/src",
     "crates/swiglu/src",
-    ":(glob)crates/swiglu-cli/src/verbs/lab/peer*",
-    ":(glob)crates/swiglu-cli/src/verbs/lab/peer*/**",
+    "crates/swiglu-cli/src/verbs/lab/peer",
+    // What our own peer is made of besides: inputs, packing, copies in rotation.
+    "crates/swiglu-cli/src/gpu.rs",
+    "crates/swiglu-cli/src/layer.rs",
+    "crates/swiglu-cli/src/quantized.rs",
+    "crates/swiglu-cli/src/random.rs",
     ":(glob)lab/peers/**/*.py",
     ":(exclude)lab/peers/tests",
 ];
@@ -127,7 +131,47 @@ fn short(parts: &[&[u8]]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+
+    /// The root of this repository, where git is and the tests run in one.
+    fn root() -> Option<PathBuf> {
+        let root = git(Path::new(env!("CARGO_MANIFEST_DIR")), &["rev-parse", "--show-toplevel"])?;
+        Some(String::from_utf8(root).unwrap().trim_end().into())
+    }
+
+    #[test]
+    fn every_path_names_something() {
+        let Some(root) = root() else { return eprintln!("not run: no git, or no repository") };
+        for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
+            for path in paths(device).iter().map(|path| path.trim_start_matches(":(exclude)")) {
+                let listed = git(&root, &["ls-files", "--", path]);
+                assert!(listed.is_some_and(|files| !files.is_empty()), "{path}");
+            }
+        }
+    }
+
+    /// A module that our own peer uses is part of what is measured.
+    #[test]
+    fn what_our_own_peer_is_made_of_is_among_the_paths() {
+        let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../swiglu-cli/src/verbs/lab/peer");
+        let mut found = 0;
+        for file in std::fs::read_dir(peer).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            for used in text.lines().filter_map(|line| line.strip_prefix("use crate::")) {
+                let module = used.split([':', ';']).next().unwrap();
+                // Of `args` only the names of operations, and no item of the crate's root, is used.
+                if module == "args" || module.starts_with(char::is_uppercase) {
+                    continue;
+                }
+                let path = format!("crates/swiglu-cli/src/{module}.rs");
+                assert!(COMMON.contains(&path.as_str()), "{path}");
+                found += 1;
+            }
+        }
+        assert!(found > 0);
+    }
 
     #[test]
     fn code_is_committed_dirty_or_unknown() {

@@ -1,6 +1,6 @@
 //! Verdicts: worked out from records and the claim, never typed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub enum VerdictState {
     /// There are records, but they do not decide.
     #[serde(rename = "inconclusive")]
     Inconclusive,
-    /// There is no complete record.
+    /// There is no complete record of a machine that has the subject.
     #[serde(rename = "not run")]
     NotRun,
 }
@@ -113,14 +113,10 @@ impl Verdict {
         let mut newest: BTreeMap<&str, &Record> = BTreeMap::new();
         for record in records.iter().map(|opened| &opened.record) {
             // A machine that lacks what the claim is about says nothing about it.
-            let there = record.results.iter().any(|entry| {
-                entry.profile == experiment.claim.subject && entry.status != Status::NotAvailable
-            });
-            let counts = record.complete && !record.protocol.quick && there;
-            let same = record.definition_hash == experiment.definition_hash;
+            let counts = is_evidence(experiment, record) && has_subject(experiment, record);
             let machine = record.machine.name.as_str();
             let newer = newest.get(machine).is_none_or(|old| old.finished <= record.finished);
-            if counts && same && newer {
+            if counts && newer {
                 newest.insert(machine, record);
             }
         }
@@ -138,6 +134,19 @@ impl Verdict {
     }
 
     fn not_run(experiment: &Experiment, records: &[Opened]) -> Self {
+        let state = VerdictState::NotRun;
+        let without: BTreeSet<&str> = records
+            .iter()
+            .filter(|r| is_evidence(experiment, &r.record))
+            .map(|r| r.record.machine.name.as_str())
+            .collect();
+        if !without.is_empty() {
+            let machines = without.into_iter().collect::<Vec<_>>().join(", ");
+            let subject = &experiment.claim.subject;
+            let headline =
+                format!("{subject}, which the claim is about, was not available on {machines}");
+            return Self { state, headline, stale: None, machines: Vec::new() };
+        }
         let of_old = records.iter().any(|r| r.record.definition_hash != experiment.definition_hash);
         let all_quick = records.iter().all(|r| r.record.protocol.quick);
         let headline = match (records.is_empty(), of_old) {
@@ -147,9 +156,21 @@ impl Verdict {
             (false, false) => "no complete record: finish a run of every case and profile",
         };
         let stale = of_old.then(|| "the definition has changed since".to_owned());
-        let state = VerdictState::NotRun;
         Self { state, headline: headline.into(), stale, machines: Vec::new() }
     }
+}
+
+/// Whether a record can answer the present claim.
+fn is_evidence(experiment: &Experiment, record: &Record) -> bool {
+    let same = record.definition_hash == experiment.definition_hash;
+    record.complete && !record.protocol.quick && same
+}
+
+/// Whether the claim's subject was there.
+fn has_subject(experiment: &Experiment, record: &Record) -> bool {
+    let subject = experiment.claim.subject.as_str();
+    let mut results = record.results.iter().filter(|entry| entry.profile == subject);
+    results.any(|entry| entry.status != Status::NotAvailable)
 }
 
 impl RecordVerdict {

@@ -156,6 +156,33 @@ fn only_complete_records_of_the_definition_count_and_the_newest_of_a_machine() {
 }
 
 #[test]
+fn a_record_without_the_subject_says_so() {
+    let e = experiment();
+    let absent = |_: usize, profile: &str| match profile {
+        "ours" => Err(Status::NotAvailable),
+        _ => Ok(1.0),
+    };
+    let (state, verdict) = state_of(&e, record(&e, 0.01, absent));
+    assert_eq!(state, VerdictState::NotRun);
+    let told = "ours, which the claim is about, was not available on here";
+    assert_eq!((verdict.headline.as_str(), verdict.machines.len()), (told, 0));
+    // One that was not finished, or is of another definition, is no news beside it.
+    let incomplete = Record { complete: false, ..record(&e, 0.01, absent) };
+    let old = Record { definition_hash: "x".into(), ..record(&e, 0.01, absent) };
+    let of = |records: [&Record; 2]| {
+        Verdict::of(&e, &records.map(|r| opened(r.clone())), &source()).headline
+    };
+    assert_eq!(of([&record(&e, 0.01, absent), &old]), told);
+    assert!(of([&incomplete, &old]).contains("present definition"));
+    assert!(of([&incomplete, &incomplete]).contains("finish a run"));
+    // Where it is there, that machine decides.
+    let there = record(&e, 0.01, times(2.0, 2.0));
+    let mut elsewhere = record(&e, 0.01, absent);
+    elsewhere.machine.name = "elsewhere".into();
+    assert!(of([&there, &elsewhere]).contains("on here"));
+}
+
+#[test]
 fn records_of_other_code_are_stale() {
     let e = experiment();
     let stale = |hash: &str, source: Source| {

@@ -2,13 +2,14 @@
 
 #![cfg(unix)]
 // A helper of a test ends by panicking.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use support::{Lab, options, run};
+use support::{Lab, REQUEST, options, run};
 use swiglu_lab::record::Record;
 use swiglu_lab::{ResultEntry, RunOptions, Source, Status, Verdict, VerdictState};
 
@@ -89,6 +90,8 @@ fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
         let told = bad.reason.as_deref().unwrap_or_default();
         assert!(told.contains(reason), "{behaviour}: {told}");
         assert_eq!(bad.ratio_to_baseline, None, "{behaviour}");
+        // No turns without samples.
+        assert_eq!(bad.preparation_turns.is_empty(), bad.samples_us.is_empty(), "{behaviour}");
         for good in ["ours", "other"] {
             let entry = entry(&record, good);
             assert_eq!(entry.status, Status::Ok, "{behaviour}: {:?}", entry.reason);
@@ -101,6 +104,67 @@ fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
         let verdict = Verdict::of(&experiment, &records, &Source::Unknown);
         let ranked = verdict.machines[0].cases.iter().any(|c| c.against == "bad");
         assert!(!ranked, "{behaviour}");
+    }
+}
+
+/// Whom the host asked to prepare, and then to sample, in each preparation of a case.
+fn asked(lab: &Lab, peer: &str) -> Vec<(Vec<String>, Vec<String>)> {
+    let log = std::fs::read_to_string(lab.commands.logs.join(format!("{peer}.log"))).unwrap();
+    let mut names = BTreeMap::new();
+    let mut preparations: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+    let mut preparing = false;
+    for line in log.lines().filter_map(|line| line.strip_prefix(REQUEST)) {
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["prepare", id, profile] => {
+                names.insert(id.to_owned(), profile.to_owned());
+                // The first sample of each profile warms it up, before the next is prepared.
+                if !preparing {
+                    preparations.push(Default::default());
+                }
+                preparing = true;
+                preparations.last_mut().unwrap().0.push(profile.to_owned());
+            }
+            ["sample", id] => {
+                let (prepared, sampled) = preparations.last_mut().unwrap();
+                sampled.push(names[id].clone());
+                preparing = sampled.len() <= prepared.len();
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    preparations
+}
+
+#[test]
+fn every_profile_is_the_first_to_be_prepared_and_the_first_of_a_turn_as_often_as_any() {
+    let ids = ["a", "b", "c", "d"];
+    for count in [2, 4] {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = Lab::new(dir.path());
+        lab.peer("one", "logs");
+        let who: Vec<_> = ids[..count].iter().map(|id| (*id, "one", "ours")).collect();
+        let experiment = lab.experiment(&[2], &who);
+        let mut options = options("r1");
+        // As a run has them that is evidence.
+        options.protocol.turns = 15;
+        options.protocol.preparations = 5;
+        let record = run(&lab, &experiment, &options).unwrap();
+        assert!(record.results.iter().all(|e| e.turn_lengths.len() == 15), "{record:?}");
+        let preparations = asked(&lab, "one");
+        assert_eq!(preparations.len(), 5);
+        let mut begun: BTreeMap<&str, usize> = ids[..count].iter().map(|id| (*id, 0)).collect();
+        for (i, (prepared, sampled)) in preparations.iter().enumerate() {
+            assert_eq!(prepared[0], ids[i % count], "{preparations:?}");
+            assert_eq!(prepared.len(), count);
+            // One to warm up, then two turns that do not count and three that do.
+            let turns: Vec<_> = sampled.chunks_exact(count).collect();
+            assert_eq!((turns.len(), sampled.len()), (1 + 2 + 3, 6 * count));
+            for turn in &turns[3..] {
+                *begun.get_mut(turn[0].as_str()).unwrap() += 1;
+            }
+        }
+        let (most, least) = (begun.values().max().unwrap(), begun.values().min().unwrap());
+        assert!(most - least <= 1, "{begun:?}");
     }
 }
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
+
+if TYPE_CHECKING:
+    from .inputs import Block
 
 # Data in rotation exceed the caches by far: on the CPU this many bytes of weights (of everything
 # where there are no weights), on a GPU this many times its second-level cache.
@@ -13,9 +16,14 @@ MAX_COPIES_CPU = 1000
 MAX_COPIES_CUDA = 512
 
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
-#: Elements and bytes of a block of quantised weights.
-BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-          "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
+
+
+def _blocks() -> Mapping[str, Block]:
+    """The types of quantised weights. Inputs need numpy, so they are imported late: a peer without it
+    must still answer."""
+    from .inputs import BLOCKS
+
+    return BLOCKS
 
 
 class Unsupported(Exception):
@@ -79,9 +87,10 @@ class Case:
     def _expect_blocks(self, quantized: bool) -> None:
         if not quantized:
             raise Unsupported(f"{self.weights} weights: this peer computes with weights of the dtype")
-        if self.weights not in BLOCKS or not self.has_weights:
-            raise Unsupported(f"{self.op} with {self.weights} weights; known are {', '.join(BLOCKS)}")
-        elements = BLOCKS[self.weights][0]
+        blocks = _blocks()
+        if self.weights not in blocks or not self.has_weights:
+            raise Unsupported(f"{self.op} with {self.weights} weights; known are {', '.join(blocks)}")
+        elements = blocks[self.weights].elements
         inputs = (self.hidden, self.intermediate) if self.op == "mlp" else (self.hidden,)
         if any(n % elements for n in inputs):
             raise Unsupported(f"{inputs} inputs: {self.weights} has blocks of {elements}")
@@ -108,7 +117,8 @@ class Case:
 
     def weight_bytes(self) -> float:
         matrices = {"gated-linear": 2, "mlp": 3}.get(self.op, 0)
-        elements, size = BLOCKS[self.weights] if self.weights else (1, SIZES[self.dtype])
+        block = _blocks()[self.weights] if self.weights else None
+        elements, size = (block.elements, block.size) if block else (1, SIZES[self.dtype])
         return float(matrices) * self.hidden * self.intermediate * size / elements
 
     def bytes(self) -> float:

@@ -54,7 +54,8 @@ class Peer(Protocol):
     name: str
     #: Options that the peer reads: another one in a profile is an error there, not a default here.
     options: frozenset[str]
-    #: A peer that computes with quantised weights says so: `quantized = True`.
+    #: A peer that computes with quantised weights says so: `quantized = True`. One whose library holds
+    #: memory for later has `released()`, which is called after a job is gone.
 
     def versions(self) -> dict[str, str]: ...
 
@@ -85,6 +86,7 @@ class Server:
                 return self._sample(request)
             case "release":
                 self._jobs.pop(int(request["id"]), None)
+                getattr(self._peer, "released", lambda: None)()
                 return {"type": "released", "id": request["id"]}
             case "clocks":
                 return {"type": "clocks", **clocks(self._default_device)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Mapping
 
-from torch_ways.base import Request
+from torch_ways.base import Compiled, Request
 
 from . import torch_support
 from .problem import Case, Unsupported
@@ -20,7 +20,7 @@ class TorchPeer:
                  versions: Mapping[str, str] | None = None, cpu: bool = True) -> None:
         self.name, self.options = name, options | {"way", "graph", "threads"}
         self._ways, self._versions, self._cpu = dict(ways), dict(versions or {}), cpu
-        self._source = torch_support.Source()
+        self._source, self._compiled = torch_support.Source(), Compiled()
 
     def versions(self) -> dict[str, str]:
         return {**torch_support.versions(), **self._versions}
@@ -34,8 +34,13 @@ class TorchPeer:
         self.device(case.device)
         build = self._build(case, profile)
         copies = case.copies(torch_support.l2_bytes(case.device), rotations)
-        request = Request(case, profile, self._source.of(case, seed), copies)
+        data = self._source.of(case, seed)
+        request = Request(case, profile, data, copies, self._compiled.of(case))
         return torch_support.job(case, profile, build(request))
+
+    def released(self) -> None:
+        """Memory goes back to the driver: other processes need it, and the next preparation takes its own."""
+        torch_support.give_back()
 
     def _build(self, case: Case, profile: Profile) -> Build:
         known = [k.partition(":")[2] for k in self._ways if k.startswith(f"{case.op}:")]

@@ -23,6 +23,9 @@ BATCH_US = 2_000.0
 #: A graph has at least this many calls, so that starting it is a small part of each.
 GRAPH_CALLS = 8
 
+#: Threads of a call on the CPU whose profile does not say how many.
+THREADS = torch.get_num_threads()
+
 #: Elements derived at a time: temporaries are eight bytes each.
 CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 24}
 
@@ -117,14 +120,15 @@ class Source:
     def of(self, case: Case, seed: int) -> Tensors:
         if self._key != (case, seed):
             self._tensors, self._key = Tensors(), None
-            release_memory(case.device)
+            gc.collect()
+            give_back()
             self._tensors, self._key = Tensors.derive(case, seed), (case, seed)
         return self._tensors
 
 
-def release_memory(device: str) -> None:
-    gc.collect()
-    if device.startswith("cuda"):
+def give_back() -> None:
+    """What torch's allocator holds and nobody uses."""
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
@@ -223,7 +227,7 @@ class TorchJob:
         self._way, self._next = way, 0
         #: Results stay alive until their copy's next turn, so that a result is as cold as its inputs.
         self._outs: list[torch.Tensor | None] = [None] * way.copies
-        self._threads = int(profile.option("threads", 0)) if case.device == "cpu" else 0
+        self._threads = int(profile.option("threads", THREADS)) if case.device == "cpu" else THREADS
 
     def _step(self) -> None:
         at = self._next
@@ -231,7 +235,7 @@ class TorchJob:
         self._outs[at] = self._way.call(at)
 
     def _use_threads(self) -> None:
-        if self._threads and torch.get_num_threads() != self._threads:
+        if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
     @torch.inference_mode()

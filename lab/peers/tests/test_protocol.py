@@ -198,6 +198,7 @@ class Results(unittest.TestCase):
                         {"weights": "Q4_0", **MLP, "hidden": 64, "intermediate": 40}):
                 self.assertEqual(peer.prepare(bad)["type"], "unsupported", bad)
             self.assertEqual(peer.prepare({}, {"way": "magic"})["type"], "unsupported")
+            self.assertEqual(peer.prepare({}, {"activations": "f16"})["type"], "unsupported")
             self.assertEqual(peer.prepare({**shape}, {}, rotations=3)["type"], "prepared")
             first = peer.ask("verify", id=1, rows=[1])["data"]
             peer.ask("sample", id=1, turns=1, budget_us=50)

@@ -16,14 +16,50 @@ EAGER = "eager+precise"
 PRE_ROUND = "pre_round+precise"
 
 
+#: Modes in which the compiler captures graphs itself. They keep memory of the calls they have seen, which
+#: would outlive a preparation; and a graph is what the option `graph` is for.
+OWN_GRAPHS = ("reduce-overhead", "max-autotune")
+
+Function = Callable[..., torch.Tensor]
+
+
+class Compiled:
+    """What was compiled for the case prepared last. A case is prepared several times, because where data
+    lie decides something; code is the same each time, and compiling and tuning it takes longer than all
+    that is timed. So compiled code stays from one preparation of a case to the next. Data, results and
+    captured graphs do not: compiled functions take all tensors as arguments, which is checked."""
+
+    def __init__(self) -> None:
+        self._case: Case | None = None
+        self._kept: dict[tuple[object, ...], Function] = {}
+
+    def of(self, case: Case) -> Compiled:
+        if self._case != case:
+            self._case, self._kept = case, {}
+        return self
+
+    def function(self, function: Function, mode: str | None, threads: int | None) -> Function:
+        """torch.compile for exactly the shapes of its calls. `threads` are those that it is called with:
+        code for a CPU depends on their number."""
+        values = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        if not all(value is None or callable(value) or isinstance(value, (int, str)) for value in values):
+            raise TypeError(f"{function.__qualname__} closes over {values}: data must be arguments")
+        key = (function.__module__, function.__qualname__, function.__code__, values, mode, threads)
+        if key not in self._kept:
+            self._kept[key] = torch.compile(_own_code(function), fullgraph=True, dynamic=False, mode=mode)
+        return self._kept[key]
+
+
 @dataclass(frozen=True)
 class Request:
-    """A case, the profile's options, one copy of the data, and how many of it to rotate."""
+    """A case, the profile's options, the data, how many copies of it to rotate, and what earlier
+    preparations of the case have compiled."""
 
     case: Case
     profile: Profile
     data: Tensors
     copies: int
+    kept: Compiled
 
     @property
     def on_cuda(self) -> bool:
@@ -33,12 +69,12 @@ class Request:
         return gate_function(self.case.activation)
 
     def rotate(self, *tensors: torch.Tensor | None) -> list[tuple[torch.Tensor, ...]]:
-        """Copies of those tensors; the first is the tensors themselves."""
+        """Copies of those tensors, in memory of this preparation."""
         for tensor in tensors:
             if tensor is None:
                 raise Unsupported(f"operation {self.case.op} lacks a tensor that this way needs")
         present = tuple(t for t in tensors if t is not None)
-        return [present] + [tuple(t.clone() for t in present) for _ in range(self.copies - 1)]
+        return [tuple(t.clone() for t in present) for _ in range(self.copies)]
 
     def outputs(self, cols: int | None = None) -> list[torch.Tensor]:
         """One result [m, cols] per copy, whose pages exist."""
@@ -50,13 +86,16 @@ class Request:
         return [torch.zeros(m, cols or n, dtype=like.dtype, device=like.device)
                 for _ in range(self.copies)]
 
-    def compiled(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """torch.compile for exactly these shapes."""
+    def compiled(self, function: Function) -> Function:
+        """torch.compile for exactly these shapes, or what an earlier preparation has of it."""
         mode = self.profile.option("mode", None)
-        return torch.compile(_own_code(function), fullgraph=True, dynamic=False, mode=mode)
+        if self.on_cuda and mode in OWN_GRAPHS:
+            raise Unsupported(f"mode {mode} captures graphs of its own; give max-autotune-no-cudagraphs "
+                              "and graph = true")
+        return self.kept.function(function, mode, self.profile.option("threads", None))
 
 
-def _own_code(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _own_code(function: Function) -> Function:
     """The function with a code object of its own. The compiler keeps what it compiled by code object:
     ways of one case, and cases of one way, would share a list that is searched in every call and has a
     limit; emptying it would have prepared ways compile again while they are timed."""

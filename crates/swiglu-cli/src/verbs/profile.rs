@@ -17,7 +17,7 @@ use crate::args::{DeviceArgs, MathArgs};
 use crate::table::{self, Column::Number, Column::Text, number};
 use crate::terminal::Terminal;
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use crate::verbs::lab::beside;
+use crate::verbs::lab::{beside, own_peer};
 
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
@@ -96,7 +96,7 @@ pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Re
     let experiment = adhoc::experiment(case.clone(), ways);
     let ceilings = beside::ceilings_of_case(&experiment, &case, &device)?;
     let record = args.lab.measure(&experiment, false, terminal)?;
-    let (ncu, own) = (beside::counters_of(experiment.device), args.lab.own()?);
+    let (ncu, own) = (beside::counters_of(experiment.device), own_peer()?);
     let mut document = Document {
         case: experiment.title.clone(),
         ceilings,

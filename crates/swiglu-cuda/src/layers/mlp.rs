@@ -108,6 +108,14 @@ impl<T: Element> Mlp<T> {
         self.problem.numerics
     }
 
+    /// The design of the decode kernel that `m` tokens go through; none where they go step by step.
+    pub fn design(&self, m: usize) -> Option<Design> {
+        match self.choose(m) {
+            Choice::Decode(design) => Some(design),
+            Choice::Fused(_) | Choice::Unfused => None,
+        }
+    }
+
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
         self.cuda().plan(Problem { m, ..self.problem }, self.gated.path())

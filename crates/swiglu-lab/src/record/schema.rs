@@ -176,7 +176,8 @@ pub struct ResultEntry {
     /// time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub turn_lengths: Vec<usize>,
-    /// How many of the turns each preparation took; empty where there was one preparation.
+    /// How many of the turns each preparation took; empty in records from before
+    /// there were several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preparation_turns: Vec<usize>,
     /// Of the samples.

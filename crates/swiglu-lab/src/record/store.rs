@@ -42,7 +42,15 @@ pub struct Refused {
 /// Held while a run measures; given back when dropped, also by a kill.
 #[derive(Debug)]
 pub struct RunLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        // Closing alone does not do it at once: a process that another thread starts right now has a
+        // copy of the descriptor until it becomes its program. If unlocking fails, closing remains.
+        let _ = self.file.unlock();
+    }
 }
 
 impl Opened {
@@ -143,7 +151,7 @@ impl Store {
                 fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;
             }
         }
-        Ok(RunLock { _file: file })
+        Ok(RunLock { file })
     }
 
     /// Writes a record: the old file or the new one is there at any moment, never half of one.

@@ -100,3 +100,16 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
     let names: Vec<_> = entries(&dir.path().join("here")).unwrap();
     assert!(!names.iter().any(|n| file_name(n).starts_with(TEMPORARY)), "{names:?}");
 }
+
+/// As a process that is being started holds one for a moment.
+#[test]
+fn a_lock_is_given_back_though_its_descriptor_has_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let lock = store.lock("here", "a run").unwrap();
+    let copy = lock.file.try_clone().unwrap();
+    assert!(matches!(store.lock("here", "another"), Err(LabError::Busy { .. })));
+    drop(lock);
+    store.lock("here", "another").unwrap();
+    drop(copy);
+}

@@ -21,8 +21,8 @@ use crate::verify::{self, Oracle};
 
 /// A turn is shortened to about this many calls: more add nothing to a median but size.
 const CALLS_PER_TURN: f64 = 32.0;
-/// Turns of each preparation before those that count: under load an accelerator's clock falls to what its power allows,
-/// and a run that begins at another clock than it ends compares nothing.
+/// Turns of each preparation before those that count: under load an accelerator's clock falls to
+/// what its power allows, and a run that begins at another clock than it ends compares nothing.
 const LEAD_TURNS: usize = 2;
 /// No turn gives more samples than this.
 const MAX_SAMPLES: usize = 1 << 16;
@@ -110,6 +110,9 @@ impl CaseRun<'_> {
                     }
                 }
             }
+            // Turns count on through the preparations, so who begins a turn moves on by itself;
+            // another order here would shift that, and some profile would never begin.
+            contenders.sort_by_key(|contender| contender.profile);
             let now = self.take_turns(peers, &mut contenders, turns.clone(), watch)?;
             clocks =
                 clocks.zip(now).map(|([before, _], [_, after])| [before, after]).or(clocks).or(now);
@@ -138,8 +141,8 @@ impl CaseRun<'_> {
         (0..count).map(move |i| i * turns / count..(i + 1) * turns / count)
     }
 
-    /// All profiles; which comes first moves on, so that it is not always the same one that finds
-    /// memory as the last case left it.
+    /// All profiles, as they are prepared; which comes first moves on, so that it is not always the
+    /// same one that finds memory as the last case left it.
     fn order(&self, preparation: usize) -> impl Iterator<Item = usize> + use<> {
         let count = self.profiles.len();
         (0..count).map(move |i| (preparation + i) % count)
@@ -370,12 +373,12 @@ impl CaseRun<'_> {
 
 /// What is known of a profile with one preparation more, of so many turns.
 fn joined(before: Option<ResultEntry>, now: ResultEntry, turns: usize) -> ResultEntry {
-    let Some(mut all) = before else {
-        return ResultEntry { preparation_turns: vec![turns], ..now };
-    };
     if now.status == Status::Failed {
         return now;
     }
+    let Some(mut all) = before else {
+        return ResultEntry { preparation_turns: vec![turns], ..now };
+    };
     if all.status == Status::Ok {
         // A result that is wrong once is wrong.
         (all.status, all.reason) = (now.status, now.reason);

@@ -23,6 +23,9 @@ use swiglu_lab::{Case, DeviceKind, Experiment, LabError, Laboratory, RunOptions,
 /// What the peer is told to do, by its environment.
 const BEHAVIOUR: &str = "SWIGLU_LAB_FAKE_PEER";
 
+/// How the lines begin in which the peer `logs` says what it was asked.
+pub(crate) const REQUEST: &str = "request:";
+
 /// A directory with experiments, peers and records.
 pub(crate) struct Lab {
     pub(crate) dir: PathBuf,
@@ -129,6 +132,12 @@ fn fake_peer() {
     let out = File::options().write(true).open("/dev/fd/3").unwrap();
     let write = |text: String| (&out).write_all(text.as_bytes()).is_ok();
     let say = |reply: Value| write(format!("{reply}\n"));
+    // The host keeps what goes to standard error.
+    let log = |words: &[&str]| {
+        if behaviour == "logs" {
+            eprintln!("{REQUEST} {}", words.join(" "));
+        }
+    };
     let mut case: Option<Case> = None;
     let (mut samples, mut prepared) = (0, 0);
     for line in std::io::stdin().lock().lines() {
@@ -154,6 +163,7 @@ fn fake_peer() {
             }
             ("prepare", _) => {
                 prepared += 1;
+                log(&["prepare", &id.to_string(), request["profile"]["id"].as_str().unwrap()]);
                 case = serde_json::from_value(request["case"].clone()).ok();
                 samples = 0;
                 say(json!({"type": "prepared", "id": id, "bytes": 6144.0, "notes": ["plain"]}))
@@ -164,6 +174,7 @@ fn fake_peer() {
             ("verify", _) => say(verified(&request, case.as_ref().unwrap(), &behaviour)),
             ("sample", _) => {
                 samples += 1;
+                log(&["sample", &id.to_string()]);
                 match (behaviour.as_str(), samples) {
                     ("hangs", 3..) => hang(),
                     ("dies", 3..) => {

@@ -88,12 +88,14 @@ impl AdHocArgs {
         terminal: &Terminal,
     ) -> anyhow::Result<Record> {
         let scratch = tempfile::tempdir().context("a directory for the measurements")?;
-        let store = Store::new(scratch.path());
+        let (records, logs) = (scratch.path().join("records"), scratch.path().join("logs"));
+        std::fs::create_dir(&logs).context("a directory for the peers' logs")?;
+        let store = Store::new(records);
         let machine = Machine::detect(experiment.device, None)?;
         let lock = store.lock(&machine.name, &experiment.id)?;
         // Without a lab in sight there is still this program to measure.
         let lab = self.dir.lab().unwrap_or_else(|_| scratch.path().to_owned());
-        let commands = self.peers.commands(&lab, &experiment.id)?;
+        let commands = self.peers.commands(&lab, &logs)?;
         let laboratory = Laboratory {
             store: &store,
             lock: &lock,
@@ -115,11 +117,5 @@ impl AdHocArgs {
         });
         bar.finish_and_clear();
         Ok(finished?.record)
-    }
-
-    /// How this program is started as a peer.
-    pub(crate) fn own(&self) -> anyhow::Result<Vec<std::ffi::OsString>> {
-        let lab = self.dir.lab().unwrap_or_default();
-        Ok(self.peers.commands(&lab, "ad-hoc")?.own)
     }
 }

@@ -10,7 +10,7 @@ use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Machine, Opened, Store};
 use swiglu_lab::{Experiment, Laboratory, RunOptions, Source};
 
-use super::{MachineArgs, PeerArgs, PlaceArgs, run};
+use super::{Logs, MachineArgs, PeerArgs, PlaceArgs, run};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
@@ -46,7 +46,6 @@ fn fraction(text: &str) -> Result<f64, String> {
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    run::expect_optimised(&experiment, false)?;
     let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.store()?;
     let old = match &args.record {
@@ -59,10 +58,13 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let name = format!("gate of {}", experiment.id);
     let lock = store.lock(&machine.name, &name)?;
     let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
-    let commands = args.peers.commands(&lab, &format!("{}-gate", experiment.id))?;
+    let logs = Logs::of(&format!("{}-gate", experiment.id))?;
+    let commands = args.peers.commands(&lab, logs.dir())?;
     let source = Source::detect(&lab, experiment.device);
+    let needed = swiglu_lab::gate::needed_profiles(&experiment, &old.record);
+    run::expect_optimised(experiment.profiles.iter().filter(|p| needed.contains(&p.id)))?;
     let options = RunOptions {
-        profiles: Some(swiglu_lab::gate::needed_profiles(&experiment, &old.record)),
+        profiles: Some(needed),
         cases: args.cases.clone(),
         ..RunOptions::new("gate", false)
     };
@@ -74,8 +76,9 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
         machine: &machine,
         source: &source,
     };
-    let new = run::watched(&laboratory, &experiment, &options, terminal)?;
-    let report = GateReport::of(&experiment, &old.record, &new.record, args.tolerance);
+    let new = run::watched(&laboratory, &experiment, &options, terminal);
+    logs.close(&new);
+    let report = GateReport::of(&experiment, &old.record, &new?.record, args.tolerance);
     show(&report, &old, terminal)?;
     Ok(Verdict::from_passed(report.passed()))
 }

@@ -9,12 +9,15 @@ mod report;
 mod run;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use swiglu_lab::peer::PeerCommands;
 use swiglu_lab::record::Store;
+use swiglu_lab::{Finished, ResultEntry, Status};
+use tempfile::TempDir;
 
 use crate::Verdict;
 use crate::terminal::Terminal;
@@ -131,18 +134,48 @@ pub(super) struct MachineArgs {
 }
 
 impl PeerArgs {
-    /// The commands, with logs in a directory of `run`'s own.
-    pub(super) fn commands(&self, lab: &Path, run: &str) -> anyhow::Result<PeerCommands> {
-        let program = std::env::current_exe().context("the path of this program")?;
-        // A directory of this run alone: a fixed name would belong to whoever made it first.
-        let logs = tempfile::Builder::new().prefix(&format!("swiglu-lab-{run}-")).tempdir();
-        let logs = logs.context("a directory for the peers' logs")?.keep();
-        let own = [program.into_os_string(), OsString::from("lab"), OsString::from("peer")];
+    /// The commands, with logs in a directory that exists.
+    pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
         Ok(PeerCommands {
-            own: own.into(),
+            own: own_peer()?,
             python: self.python.clone(),
             dir: self.peers.clone().unwrap_or_else(|| lab.join("peers")),
-            logs,
+            logs: logs.to_owned(),
         })
+    }
+}
+
+/// How this program is started as a peer.
+pub(crate) fn own_peer() -> anyhow::Result<Vec<OsString>> {
+    let program = std::env::current_exe().context("the path of this program")?;
+    Ok(vec![program.into_os_string(), "lab".into(), "peer".into()])
+}
+
+/// What the peers of a run write to standard error: removed with this, or kept where it may tell why
+/// something failed.
+pub(super) struct Logs(TempDir);
+
+impl Logs {
+    /// A directory of this run alone: a fixed name would belong to whoever made it first.
+    pub(super) fn of(run: &str) -> anyhow::Result<Self> {
+        let made = tempfile::Builder::new().prefix(&format!("swiglu-lab-{run}-")).tempdir();
+        Ok(Self(made.context("a directory for the peers' logs")?))
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Keeps them, and says where, if the run or a profile in it failed.
+    pub(super) fn close(self, run: &anyhow::Result<Finished>) {
+        let failed = |r: &ResultEntry| r.status == Status::Failed;
+        let passed = run.as_ref().is_ok_and(|f| !f.record.results.iter().any(failed));
+        let empty = || self.dir().read_dir().is_ok_and(|mut files| files.next().is_none());
+        if passed || empty() {
+            return;
+        }
+        let kept = self.0.keep();
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "logs of the peers: {}", kept.display());
     }
 }

@@ -9,11 +9,11 @@ use comfy_table::{Attribute, Cell, Color};
 use indicatif::ProgressBar;
 use swiglu_lab::record::{Machine, Opened, QUICK, Record};
 use swiglu_lab::{
-    Event, Experiment, Finished, Laboratory, ResultEntry, Role, RunOptions, Source, Status,
-    Verdict as LabVerdict,
+    Event, Experiment, Finished, Laboratory, ProfileDef, ResultEntry, Role, RunOptions, Source,
+    Status, Verdict as LabVerdict,
 };
 
-use super::{MachineArgs, PeerArgs, PlaceArgs, beside};
+use super::{Logs, MachineArgs, PeerArgs, PlaceArgs, beside};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
@@ -48,7 +48,6 @@ pub(super) struct RunArgs {
 pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    expect_optimised(&experiment, args.quick)?;
     let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.store()?;
     let options = RunOptions {
@@ -58,9 +57,21 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     };
     options.expect_name()?;
     let run_name = format!("{}-{}", experiment.id, args.run_id);
-    let commands = args.peers.commands(&lab, &run_name)?;
     let source = Source::detect(&lab, experiment.device);
+    if !args.quick {
+        let begun = store.find(&machine.name, &experiment.id, &args.run_id)?;
+        let begun = begun.iter().flat_map(|opened| &opened.record.results);
+        // What a case had is measured again beside what is missing.
+        let had: BTreeSet<&str> = begun.map(|entry| entry.profile.as_str()).collect();
+        let measured = |p: &&ProfileDef| {
+            let asked = args.profiles.as_ref().is_none_or(|ids| ids.contains(&p.id));
+            asked || had.contains(p.id.as_str())
+        };
+        expect_optimised(experiment.profiles.iter().filter(measured))?;
+    }
     let lock = store.lock(&machine.name, &run_name)?;
+    let logs = Logs::of(&run_name)?;
+    let commands = args.peers.commands(&lab, logs.dir())?;
     let laboratory = Laboratory {
         store: &store,
         lock: &lock,
@@ -68,7 +79,9 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         machine: &machine,
         source: &source,
     };
-    let mut finished = watched(&laboratory, &experiment, &options, terminal)?;
+    let finished = watched(&laboratory, &experiment, &options, terminal);
+    logs.close(&finished);
+    let mut finished = finished?;
     let own = args.with_profiling.then_some(commands.own.as_slice());
     beside::complete(&experiment, &mut finished, &store, own, terminal)?;
     show(&experiment, &finished, terminal)?;
@@ -86,9 +99,10 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
 }
 
 /// A program that is not optimised measures its compiler's settings, where it measures itself.
-pub(super) fn expect_optimised(experiment: &Experiment, quick: bool) -> anyhow::Result<()> {
-    let measures_itself = experiment.profiles.iter().any(|p| p.peer == beside::OWN);
-    if cfg!(debug_assertions) && measures_itself && !quick {
+pub(super) fn expect_optimised<'a>(
+    mut measured: impl Iterator<Item = &'a ProfileDef>,
+) -> anyhow::Result<()> {
+    if cfg!(debug_assertions) && measured.any(|p| p.peer == beside::OWN) {
         bail!(
             "this program is not optimised, so its times are no evidence: build it with --release, \
              or take a quick look with --quick"

@@ -184,17 +184,17 @@ fn block<T: Element>(
     if order.options.path.path().is_some() {
         bail!("options design and path: each says how a block is computed; give one");
     }
-    let (problem, design) = (params.problem(case.m), choice.design());
-    let ways = cuda.ways(&problem);
+    let design = choice.design();
     let name = design.map_or("step by step".into(), |design| design.to_string());
-    // A layer would take another way for tokens that the design does not compute.
-    if let Some(refusal) =
-        ways.iter().find(|way| way.to_string() == name).and_then(|w| w.refusal.as_ref())
-    {
-        return Err(CoreError::Unsupported { what: name, why: refusal.clone() }.into());
+    let mut layers = Vec::new();
+    for _ in 0..count {
+        let layer = Mlp::with_design(cuda, &params, design)?;
+        if layer.design(case.m) != design {
+            let why = format!("a layer computes {} such tokens in another way", case.m);
+            return Err(CoreError::Unsupported { what: name, why }.into());
+        }
+        layers.push(layer);
     }
-    let pack = |_| Mlp::with_design(cuda, &params, design);
-    let layers = (0..count).map(pack).collect::<Result<Vec<_>, CudaError>>()?;
     let x = inputs::x(case, order.seed)?;
     let upload = |_| DeviceMatrix::from_host(stream, x.view());
     let inputs = (0..count).map(upload).collect::<Result<_, CudaError>>()?;
