@@ -225,11 +225,6 @@ impl Decode {
         self.design
     }
 
-    /// Bytes that the rings of the whole device hold: what is under way at any time.
-    pub(crate) fn ring_bytes(&self, limits: &Limits) -> usize {
-        self.first.ring() * limits.multiprocessors
-    }
-
     /// By name, for people.
     pub(crate) fn parameters(&self) -> [(&'static str, usize); 4] {
         let first = &self.first;
