@@ -14,7 +14,7 @@ use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gated_gemm::Kernel;
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
-use crate::{GatedLinear, Mlp, QuantizedMlp};
+use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_types};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl Backend for CudaBackend {
 
     fn quantized_types(&self) -> &[BlockType] {
         match self.way {
-            Way::Planned | Way::Decode(_) => &[BlockType::Q8_0, BlockType::Q4_0],
+            Way::Planned | Way::Decode(_) => quantized_types(),
             Way::Unfused | Way::Kernel(_) => &[],
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swiglu_core::{Error as CoreError, Path, Plan, Problem};
+use swiglu_core::{BlockType, DType, Error as CoreError, Op, Path, Plan, Problem};
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
@@ -91,6 +91,32 @@ impl Device {
     pub fn explain(&self, problem: Problem, path: impl Into<Option<Path>>) -> Explanation {
         let path = path.into();
         Explanation::new(self, self.plan(problem, path), path)
+    }
+
+    /// Refuses quantised weights that the device has no kernels for in this operation and with inputs
+    /// and outputs of `dtype`: they are decoded.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`], which says what there are kernels for.
+    pub fn expect_quantized(
+        &self,
+        op: Op,
+        dtype: DType,
+        block: BlockType,
+    ) -> std::result::Result<(), CoreError> {
+        match self {
+            Device::Cpu(_) if swiglu_cpu::quantized_types().contains(&block) => Ok(()),
+            Device::Cpu(_) => {
+                let names: Vec<&str> =
+                    swiglu_cpu::quantized_types().iter().map(|b| b.name()).collect();
+                Err(CoreError::Unsupported {
+                    what: format!("computing {op} of {dtype} with {block} weights"),
+                    why: format!("the CPU has kernels for {}", names.join(", ")),
+                })
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, block),
+        }
     }
 
     /// The kind of device: `cpu` or `cuda`.

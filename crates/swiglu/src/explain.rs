@@ -57,7 +57,8 @@ impl Explanation {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
-                cuda.candidates(&problem, path).into_iter().map(Candidate::from).collect()
+                let ways = cuda.candidates(&problem, path).into_iter().map(Candidate::from);
+                ways.chain(weights(&problem)).collect()
             }
         };
         let notes = match device {

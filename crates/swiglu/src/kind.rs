@@ -119,7 +119,11 @@ impl Layer<GatedLinearKind> {
                 Ok(Self::new(device, Some(Path::Fused), kernel))
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => Err(quantized_on_cuda().into()),
+            Device::Cuda(_) => {
+                let what = format!("{} with {} weights", Op::GatedLinear, params.gate.block());
+                let why = "a CUDA device has kernels for them in whole feed-forward blocks";
+                Err(swiglu_core::Error::Unsupported { what, why: why.into() }.into())
+            }
         }
     }
 
@@ -221,15 +225,6 @@ impl Layer<MlpKind> {
                 Ok(Self::new(device, path, kernel))
             }
         }
-    }
-}
-
-#[cfg(feature = "cuda")]
-pub(crate) fn quantized_on_cuda() -> swiglu_core::Error {
-    swiglu_core::Error::Unsupported {
-        what: "quantised weights on a CUDA device".into(),
-        why: "its kernels for them are for blocks of few tokens, Mlp::from_quantized; others are decoded"
-            .into(),
     }
 }
 

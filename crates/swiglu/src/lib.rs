@@ -40,7 +40,8 @@
 //! # Quantised weights
 //!
 //! The blocks of a GGUF file are computed with as they are where the device has kernels for their type
-//! (every [`BlockType`] on the CPU), so that a call reads about as many bytes as the file has. Others are
+//! (every [`BlockType`] on the CPU; on a CUDA device Q8_0 and Q4_0 in an [`Mlp`] of f16 or bf16, for a few
+//! tokens at a time: [`Device::expect_quantized`]), so that a call reads about as many bytes as the file has. Others are
 //! decoded when the layer is packed, as [`Weights::decoded`] asks for, and [`Layer::explain`] says which
 //! and why. Weights in memory are quantised by [`BlockType::quantize`]:
 //!

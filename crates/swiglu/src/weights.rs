@@ -3,9 +3,9 @@
 use std::marker::PhantomData;
 
 use swiglu_core::{
-    Activation, BlockType, DType, Element, Error as CoreError, GateUpWeights, GatedLinearParams,
-    Matrix, MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp,
-    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
+    Activation, DType, Element, Error as CoreError, GateUpWeights, GatedLinearParams, Matrix,
+    MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, QuantizedGatedLinearParams,
+    QuantizedMlpParams, QuantizedRef, QuantizedTypes,
 };
 use swiglu_formats::{FormatError, LayerWeights, StoredType};
 
@@ -125,31 +125,15 @@ impl<K: Kind> Weights<K> {
             Op::GatedLinear | Op::Activation => None,
         };
         for block in [Some(gate.block()), down.map(|d| d.block())].into_iter().flatten() {
-            self.expect_kernel(device, block)?;
+            if self.decode {
+                let what = format!("computing with {block} weights");
+                let why = "decoding was asked for".into();
+                return Err(CoreError::Unsupported { what, why }.into());
+            }
+            device.expect_quantized(K::OP, self.resolved_dtype(), block)?;
         }
         let (activation, numerics) = (self.resolved_activation()?, self.resolved_numerics());
         Ok(QuantizedWeights { stored: &self.stored, gate, up, down, activation, numerics })
-    }
-
-    fn expect_kernel(&self, device: &Device, block: BlockType) -> Result<(), CoreError> {
-        let refused = |why: String| {
-            Err(CoreError::Unsupported { what: format!("computing with {block} weights"), why })
-        };
-        let known = match device {
-            Device::Cpu(_) => swiglu_cpu::quantized_types(),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(_) => return Err(crate::kind::quantized_on_cuda()),
-        };
-        if self.decode {
-            return refused("decoding was asked for".into());
-        }
-        match known.contains(&block) {
-            true => Ok(()),
-            false => {
-                let names: Vec<&str> = known.iter().map(|b| b.name()).collect();
-                refused(format!("the CPU has kernels for {}", names.join(", ")))
-            }
-        }
     }
 
     /// Packs the weights for a device: once, when the layer is built. Quantised ones stay as they are
@@ -165,13 +149,15 @@ impl<K: Kind> Weights<K> {
         if !any_quantized {
             return with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?));
         }
-        match self.quantized_on(device) {
-            Ok(weights) => with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)),
+        let packed = self
+            .quantized_on(device)
+            .and_then(|weights| with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)));
+        match packed {
             Err(crate::Error::Core(why @ CoreError::Unsupported { .. })) => {
                 let layer = with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?))?;
                 Ok(layer.because_decoded(why))
             }
-            Err(error) => Err(error),
+            packed => packed,
         }
     }
 }

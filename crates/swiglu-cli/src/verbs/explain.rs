@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use swiglu::{
@@ -115,6 +115,14 @@ fn quantized(
         Err(error) => return Err(error.into()),
     };
     let dtype = weights.resolved_dtype();
+    let op = match args.op {
+        ExplainedOp::GatedLinear => Op::GatedLinear,
+        ExplainedOp::Mlp => Op::Mlp,
+        ExplainedOp::Activation => return Ok(None),
+    };
+    if device.expect_quantized(op, dtype, blocks.types().gate_up).is_err() {
+        return Ok(None);
+    }
     Ok(match args.op {
         ExplainedOp::Activation => None,
         ExplainedOp::GatedLinear => Some(blocks.gated_linear().problem(args.m, dtype)),
@@ -159,14 +167,16 @@ fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
         Op::GatedLinear => vec![problem.hidden],
         Op::Mlp => vec![problem.hidden, problem.intermediate],
     };
-    if !matches!(device, Device::Cpu(_)) {
-        bail!("--weights-type {block}: {device} computes with decoded weights; give --device cpu");
-    }
+    device.expect_quantized(problem.op, dtype, block).with_context(|| given(block))?;
     if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
         bail!("--weights-type {block}: {n} inputs are not whole blocks of {}", block.elements());
     }
     let down = (problem.op == Op::Mlp).then_some(block);
     Ok(Problem { quantized: Some(QuantizedTypes { gate_up: block, down }), ..problem })
+}
+
+fn given(block: BlockType) -> String {
+    format!("--weights-type {block}")
 }
 
 /// The activation of a layer by itself, over separate gate and up.

@@ -3,8 +3,10 @@
 
 use std::marker::PhantomData;
 
-use swiglu_core::quant::{QuantizedMlpParams, QuantizedRef};
-use swiglu_core::{Element, MatrixMut, MatrixRef, Path, Plan, Problem, f16};
+use swiglu_core::quant::{BlockType, QuantizedMlpParams, QuantizedRef};
+use swiglu_core::{
+    DType, Element, Error as CoreError, MatrixMut, MatrixRef, Op, Path, Plan, Problem, f16,
+};
 
 use super::gated::workspace_part;
 use super::plan::{Choice, choose};
@@ -19,6 +21,34 @@ use crate::kernels::gate::{Formula, GateCode};
 use crate::memory::{DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
 use crate::workspace::barrier_of;
+
+/// The types of quantised weights that there are kernels for.
+pub fn quantized_types() -> &'static [BlockType] {
+    &[BlockType::Q8_0, BlockType::Q4_0]
+}
+
+/// Refuses what no kernel computes with quantised weights, saying what would be computed: as
+/// [`QuantizedMlp::new`], which knows the device's memory too.
+///
+/// # Errors
+/// [`CoreError::Unsupported`].
+pub fn expect_quantized(op: Op, dtype: DType, block: BlockType) -> swiglu_core::Result<()> {
+    let why = match (op, dtype) {
+        (Op::GatedLinear | Op::Activation, _) => {
+            "a CUDA device has kernels for them in whole feed-forward blocks (mlp)".to_owned()
+        }
+        (Op::Mlp, DType::F32) => {
+            "a CUDA device multiplies them with f16 or bf16; choose one of these".to_owned()
+        }
+        (Op::Mlp, _) if quantized_types().contains(&block) => return Ok(()),
+        (Op::Mlp, _) => {
+            let names: Vec<&str> = quantized_types().iter().map(|b| b.name()).collect();
+            format!("a CUDA device has kernels for {}", names.join(", "))
+        }
+    };
+    let what = format!("computing {op} of {dtype} with {block} weights");
+    Err(CoreError::Unsupported { what, why })
+}
 
 /// A feed-forward block with weights of Q8_0 or Q4_0, x `[M, K]` → y `[M, K]` of T, f16 or bf16, packed
 /// for one [`Cuda`] device. Products are in T with sums in f32; the weights are exact.
@@ -169,13 +199,9 @@ impl<T: Element> QuantizedMlp<T> {
         &self.cuda
     }
 
-    /// How `m` tokens will be computed: of more than 16, each pass.
+    /// How `m` tokens will be computed, more than 16 in passes.
     pub fn plan(&self, m: usize) -> Plan {
-        let pass = Problem { m: m.min(MOST_TOKENS), ..self.problem };
-        let mut plan = self.cuda.plan(pass, Some(Path::Fused));
-        plan.problem.m = m;
-        plan.parameters.insert("passes".into(), m.div_ceil(MOST_TOKENS));
-        plan
+        self.cuda.plan(Problem { m, ..self.problem }, Some(Path::Fused))
     }
 
     /// The launches for up to 16 tokens.

@@ -112,12 +112,20 @@ impl Suite {
         let mut cases: Vec<Case> = activations.into_iter().chain([packed]).collect();
         cases.extend(gated(1, ONE).chain(gated(128, ONE)).chain(gated(4096, HALVES)));
         cases.extend(mlp(1, SMALL, ONE).chain(mlp(4096, LARGE, ONE)));
+        let quantized = |m, shape, block| {
+            mlp(m, shape, ONE).map(move |case| Case { weights: Some(block), ..case })
+        };
+        cases.extend(quantized(1, LARGE, BlockType::Q8_0));
         if self == Suite::Goals {
             cases.extend(gated(16, HALVES).chain(gated(64, HALVES)).chain(gated(512, HALVES)));
             cases.extend(gated(1024, HALVES).chain(gated(8192, HALVES)));
             cases.extend(gated(1, &[DType::F32]).chain(gated(512, &[DType::F32])));
             cases.extend(mlp(1, LARGE, ONE).chain(mlp(16, LARGE, ONE)).chain(mlp(128, LARGE, ONE)));
             cases.extend(mlp(1, SMALL, &[DType::F32]));
+            cases.extend(quantized(1, SMALL, BlockType::Q8_0));
+            cases.extend(quantized(1, SMALL, BlockType::Q4_0));
+            cases.extend(quantized(1, LARGE, BlockType::Q4_0));
+            cases.extend(quantized(16, LARGE, BlockType::Q8_0));
         }
         cases
     }

@@ -8,7 +8,7 @@ mod measure;
 mod report;
 mod way;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use swiglu::{Activation, BlockType, DType, Device, Op};
 
@@ -76,8 +76,8 @@ impl BenchArgs {
         let mut cases = match (self.op, device) {
             (None, Device::Cuda(_)) => self.suite.cuda_cases(),
             (None, _) => self.suite.cases(),
-            (Some(op), _) if self.weights_type.is_some() => {
-                vec![self.case(op, self.math.dtype.unwrap_or(DType::F32))]
+            (Some(op), device) if self.weights_type.is_some() => {
+                vec![self.case(op, self.quantized_dtype(device))]
             }
             (Some(op), _) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
         };
@@ -85,6 +85,12 @@ impl BenchArgs {
             cases.retain(|c| c.dtype == dtype);
         }
         cases
+    }
+
+    /// The element type beside quantised weights, where none is given.
+    fn quantized_dtype(&self, device: &Device) -> DType {
+        let usual = if matches!(device, Device::Cuda(_)) { DType::Bf16 } else { DType::F32 };
+        self.math.dtype.unwrap_or(usual)
     }
 
     fn case(&self, op: BenchOp, dtype: DType) -> Case {
@@ -106,16 +112,16 @@ impl BenchArgs {
     /// Refuses quantised weights where nothing computes with them.
     fn expect_weights(&self, device: &Device) -> anyhow::Result<()> {
         let Some(block) = self.weights_type else { return Ok(()) };
-        if self.op == Some(BenchOp::Activation) {
-            bail!(
+        let op = match self.op {
+            Some(BenchOp::Activation) => bail!(
                 "--weights-type {block}: the activation has no weights; choose gated-linear or mlp"
-            );
-        }
-        if !matches!(device, Device::Cpu(_)) {
-            bail!(
-                "--weights-type {block}: {device} computes with decoded weights; give --device cpu"
-            );
-        }
+            ),
+            Some(BenchOp::GatedLinear) => Op::GatedLinear,
+            Some(BenchOp::Mlp) | None => Op::Mlp,
+        };
+        device
+            .expect_quantized(op, self.quantized_dtype(device), block)
+            .with_context(|| format!("--weights-type {block}"))?;
         if !self.backends.backend.is_empty() {
             bail!("--weights-type {block}: peers are compared with it by `swiglu lab run`");
         }

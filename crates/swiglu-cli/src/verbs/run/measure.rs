@@ -117,18 +117,23 @@ impl<'a> Measurement<'a> {
         let stored = weights.stored();
         let any = stored.stored_gate_up().iter().chain(stored.stored_down());
         let any_quantized = any.into_iter().any(|m| m.quantized().is_some());
+        let decoded = |why: CoreError| Storage {
+            blocks: None,
+            decoded_because: any_quantized.then(|| why.to_string()),
+        };
         match weights.quantized_on(self.device) {
             Ok(blocks) => {
+                let (op, dtype) = (self.args.op.into(), weights.resolved_dtype());
+                if let Err(why) = self.device.expect_quantized(op, dtype, blocks.types().gate_up) {
+                    return Ok(decoded(why));
+                }
                 let blocks = match self.args.op {
                     LayerOp::GatedLinear => Blocks::GatedLinear(blocks.gated_linear()),
                     LayerOp::Mlp => Blocks::Mlp(blocks.mlp()?),
                 };
                 Ok(Storage { blocks: Some(blocks), decoded_because: None })
             }
-            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => Ok(Storage {
-                blocks: None,
-                decoded_because: any_quantized.then(|| why.to_string()),
-            }),
+            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => Ok(decoded(why)),
             Err(error) => Err(error.into()),
         }
     }
