@@ -1,8 +1,8 @@
 //! Either operation with quantised weights: as [`crate::layer::Params`], for blocks.
 
 use swiglu::{
-    Activation, BlockType, Device, Element, GatedLinear, MatrixRef, Mlp, Numerics, Problem,
-    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
+    Activation, Device, Element, GatedLinear, MatrixRef, Mlp, Numerics, Problem,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType,
 };
 use swiglu_core::bounds;
 use swiglu_core::random::quantized_matrix;
@@ -70,7 +70,7 @@ impl Blocks<'_> {
     }
 }
 
-/// A layer of random blocks in memory.
+/// A layer of random quantised weights in memory.
 pub(crate) struct SyntheticBlocks {
     gate: QuantizedMatrix,
     up: QuantizedMatrix,
@@ -78,15 +78,15 @@ pub(crate) struct SyntheticBlocks {
 }
 
 impl SyntheticBlocks {
-    /// Random blocks whose values have a variance of about 1 / inputs.
+    /// Random weights whose values have a variance of about 1 / inputs.
     pub(crate) fn random(
         seeds: [u64; 3],
         op: LayerOp,
-        block: BlockType,
+        kind: QuantizedType,
         [hidden, intermediate]: [usize; 2],
     ) -> swiglu_core::Result<Self> {
         let weight = |seed, rows, cols: usize| {
-            quantized_matrix(seed, block, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
+            quantized_matrix(seed, kind, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
         };
         let [gate, up, down] = seeds;
         Ok(Self {

@@ -1,7 +1,7 @@
 //! The CUDA backend as the conformance suite sees it.
 
 use swiglu_core::conformance::{Backend, Case};
-use swiglu_core::quant::{BlockType, QuantizedMlpParams};
+use swiglu_core::quant::{QuantizedMlpParams, QuantizedType};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
     MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
@@ -147,7 +147,7 @@ impl Backend for CudaBackend {
         Ok(h.copy_to(&mut out)?)
     }
 
-    fn quantized_types(&self) -> &[BlockType] {
+    fn quantized_types(&self) -> &[QuantizedType] {
         match self.way {
             Way::Planned | Way::Decode(_) => quantized_types(),
             Way::Unfused | Way::Kernel(_) => &[],

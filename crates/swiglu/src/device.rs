@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swiglu_core::{BlockType, DType, Error as CoreError, Op, Path, Plan, Problem};
+use swiglu_core::{DType, Error as CoreError, Op, Path, Plan, Problem, QuantizedType};
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
@@ -102,20 +102,20 @@ impl Device {
         &self,
         op: Op,
         dtype: DType,
-        block: BlockType,
+        kind: QuantizedType,
     ) -> std::result::Result<(), CoreError> {
         match self {
-            Device::Cpu(_) if swiglu_cpu::quantized_types().contains(&block) => Ok(()),
+            Device::Cpu(_) if swiglu_cpu::quantized_types().contains(&kind) => Ok(()),
             Device::Cpu(_) => {
                 let names: Vec<&str> =
-                    swiglu_cpu::quantized_types().iter().map(|b| b.name()).collect();
+                    swiglu_cpu::quantized_types().iter().map(|t| t.name()).collect();
                 Err(CoreError::Unsupported {
-                    what: format!("computing {op} of {dtype} with {block} weights"),
+                    what: format!("computing {op} of {dtype} with {kind} weights"),
                     why: format!("the CPU has kernels for {}", names.join(", ")),
                 })
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, block),
+            Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, kind),
         }
     }
 

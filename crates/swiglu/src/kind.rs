@@ -120,7 +120,7 @@ impl Layer<GatedLinearKind> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => {
-                let what = format!("{} with {} weights", Op::GatedLinear, params.gate.block());
+                let what = format!("{} with {} weights", Op::GatedLinear, params.gate.kind());
                 let why = "a CUDA device has kernels for them in whole feed-forward blocks";
                 Err(swiglu_core::Error::Unsupported { what, why: why.into() }.into())
             }
@@ -175,8 +175,8 @@ impl Layer<MlpKind> {
     }
 
     /// Packs quantised weights in memory for a device, which computes with them as they are, for inputs
-    /// and outputs of T. On a CUDA device, Q8_0 and Q4_0 with f16 or bf16, for decoding: more than 16
-    /// tokens are computed 16 at a time, each time from all weights.
+    /// and outputs of T. On a CUDA device, the types of [`Device::expect_quantized`] with f16 or bf16, for
+    /// decoding: more than 16 tokens are computed 16 at a time, each time from all weights.
     ///
     /// # Errors
     /// As [`Self::from_params`]; [`swiglu_core::Error::Unsupported`] if the device has no kernels for

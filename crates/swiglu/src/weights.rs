@@ -124,13 +124,13 @@ impl<K: Kind> Weights<K> {
             Op::Mlp => self.stored.quantized_down()?,
             Op::GatedLinear | Op::Activation => None,
         };
-        for block in [Some(gate.block()), down.map(|d| d.block())].into_iter().flatten() {
+        for kind in [Some(gate.kind()), down.map(|d| d.kind())].into_iter().flatten() {
             if self.decode {
-                let what = format!("computing with {block} weights");
+                let what = format!("computing with {kind} weights");
                 let why = "decoding was asked for".into();
                 return Err(CoreError::Unsupported { what, why }.into());
             }
-            device.expect_quantized(K::OP, self.resolved_dtype(), block)?;
+            device.expect_quantized(K::OP, self.resolved_dtype(), kind)?;
         }
         let (activation, numerics) = (self.resolved_activation()?, self.resolved_numerics());
         Ok(QuantizedWeights { stored: &self.stored, gate, up, down, activation, numerics })
@@ -186,7 +186,7 @@ pub struct QuantizedWeights<'a> {
 impl<'a> QuantizedWeights<'a> {
     /// The types of the weights.
     pub fn types(&self) -> QuantizedTypes {
-        QuantizedTypes { gate_up: self.gate.block(), down: self.down.map(|d| d.block()) }
+        QuantizedTypes { gate_up: self.gate.kind(), down: self.down.map(|d| d.kind()) }
     }
 
     /// As parameters of a gated linear layer.

@@ -200,7 +200,7 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
         };
         assert!(matches!(refused, CoreError::Unsupported { .. }), "{refused}");
     };
-    decoded(load(BlockType::Q6_K).dtype(DType::Bf16), "kernels for Q8_0, Q4_0");
+    decoded(load(BlockType::Q6_K).dtype(DType::Bf16), "kernels for Q8_0, Q4_0, I8");
     decoded(load(BlockType::Q8_0), "choose one of these");
     decoded(load(BlockType::Q8_0).dtype(DType::Bf16).decoded(), "decoding was asked for");
 

@@ -49,7 +49,7 @@ fn quantized_runs_within_bounds<T: swiglu::Element>() {
     let device = Device::cpu().unwrap();
     let weights = Mlp::load(SMOLLM2, 28).unwrap().dtype(T::DTYPE);
     let mlp = weights.to(&device).unwrap();
-    let q4_1 = QuantizedTypes { gate_up: BlockType::Q4_1, down: Some(BlockType::Q4_1) };
+    let q4_1 = QuantizedTypes::of(Op::Mlp, BlockType::Q4_1);
     assert_eq!((mlp.plan(1).problem.quantized, mlp.dtype()), (Some(q4_1), T::DTYPE));
     let x = input::<T>(3, mlp.hidden());
     let y = mlp.forward(&x).unwrap();

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use swiglu::{
-    Activation, BlockType, CoreError, DType, Device, Element, Explanation, Op, Problem,
+    Activation, CoreError, DType, Device, Element, Explanation, Op, Problem, QuantizedType,
     QuantizedTypes, WeightLayout, with_dtype,
 };
 
@@ -34,9 +34,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
         value_parser = crate::args::extent)]
     intermediate: Option<usize>,
-    /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
+    /// CUDA i8, f8_e4m3, f8_e4m3_128x128
     #[arg(long, value_name = "TYPE", conflicts_with = "weights")]
-    weights_type: Option<BlockType>,
+    weights_type: Option<QuantizedType>,
     /// Decode quantised weights of the file instead of computing with them as they are
     #[arg(long, requires = "weights")]
     decode_weights: bool,
@@ -161,22 +162,21 @@ fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
         ExplainedOp::GatedLinear => layer(Op::GatedLinear),
         ExplainedOp::Mlp => layer(Op::Mlp),
     };
-    let Some(block) = args.weights_type else { return Ok(problem) };
+    let Some(kind) = args.weights_type else { return Ok(problem) };
     let inputs = match problem.op {
-        Op::Activation => bail!("--weights-type {block}: the activation has no weights"),
+        Op::Activation => bail!("--weights-type {kind}: the activation has no weights"),
         Op::GatedLinear => vec![problem.hidden],
         Op::Mlp => vec![problem.hidden, problem.intermediate],
     };
-    device.expect_quantized(problem.op, dtype, block).with_context(|| given(block))?;
-    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
-        bail!("--weights-type {block}: {n} inputs are not whole blocks of {}", block.elements());
+    device.expect_quantized(problem.op, dtype, kind).with_context(|| given(kind))?;
+    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(kind.elements())) {
+        bail!("--weights-type {kind}: {n} inputs are not whole blocks of {}", kind.elements());
     }
-    let down = (problem.op == Op::Mlp).then_some(block);
-    Ok(Problem { quantized: Some(QuantizedTypes { gate_up: block, down }), ..problem })
+    Ok(Problem { quantized: Some(QuantizedTypes::of(problem.op, kind)), ..problem })
 }
 
-fn given(block: BlockType) -> String {
-    format!("--weights-type {block}")
+fn given(kind: QuantizedType) -> String {
+    format!("--weights-type {kind}")
 }
 
 /// The activation of a layer by itself, over separate gate and up.

@@ -10,7 +10,7 @@ mod way;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use swiglu::{Activation, BlockType, DType, Device, Op};
+use swiglu::{Activation, DType, Device, Op, QuantizedType};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs};
@@ -47,9 +47,10 @@ pub(crate) struct BenchArgs {
     /// Weights come from memory: so many in rotation that they exceed the caches [default]
     #[arg(long, requires = "op", conflicts_with = "suite")]
     cold: bool,
-    /// Weights quantised in random blocks of this type: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    /// Random quantised weights of this type: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on CUDA
+    /// i8, f8_e4m3, f8_e4m3_128x128
     #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
-    weights_type: Option<BlockType>,
+    weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds)]
     seconds: f64,
@@ -111,19 +112,19 @@ impl BenchArgs {
 
     /// Refuses quantised weights where nothing computes with them.
     fn expect_weights(&self, device: &Device) -> anyhow::Result<()> {
-        let Some(block) = self.weights_type else { return Ok(()) };
+        let Some(kind) = self.weights_type else { return Ok(()) };
         let op = match self.op {
             Some(BenchOp::Activation) => bail!(
-                "--weights-type {block}: the activation has no weights; choose gated-linear or mlp"
+                "--weights-type {kind}: the activation has no weights; choose gated-linear or mlp"
             ),
             Some(BenchOp::GatedLinear) => Op::GatedLinear,
             Some(BenchOp::Mlp) | None => Op::Mlp,
         };
         device
-            .expect_quantized(op, self.quantized_dtype(device), block)
-            .with_context(|| format!("--weights-type {block}"))?;
+            .expect_quantized(op, self.quantized_dtype(device), kind)
+            .with_context(|| format!("--weights-type {kind}"))?;
         if !self.backends.backend.is_empty() {
-            bail!("--weights-type {block}: peers are compared with it by `swiglu lab run`");
+            bail!("--weights-type {kind}: peers are compared with it by `swiglu lab run`");
         }
         Ok(())
     }

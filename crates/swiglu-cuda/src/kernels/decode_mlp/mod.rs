@@ -6,7 +6,7 @@ mod variants;
 use std::fmt;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use swiglu_core::quant::BlockType;
+use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Op, Problem};
 
 use super::elementwise::{Tensor, signed};
@@ -87,8 +87,8 @@ pub(crate) enum Obstacle {
     NotCooperative,
     /// The ring, the partial sums and x do not fit into a block's shared memory.
     SharedMemory { needed: usize, given: usize },
-    /// Weights in blocks that the kernel does not unpack.
-    Blocks(BlockType),
+    /// Quantised weights that the kernel does not unpack.
+    Blocks(QuantizedType),
     /// Quantised weights with activations of f32.
     QuantizedF32,
     /// An extent is more than the kernel counts to.
@@ -111,7 +111,9 @@ impl fmt::Display for Obstacle {
             Obstacle::SharedMemory { needed, given } => {
                 write!(f, "needs {needed} bytes of shared memory, a block has {given}")
             }
-            Obstacle::Blocks(block) => write!(f, "unpacks Q8_0 and Q4_0, not {block}"),
+            Obstacle::Blocks(given) => {
+                write!(f, "unpacks Q8_0, Q4_0, I8, F8_E4M3 and F8_E4M3_128x128, not {given}")
+            }
             Obstacle::QuantizedF32 => {
                 f.write_str("quantised weights are multiplied with f16 or bf16, not with f32")
             }
@@ -267,8 +269,7 @@ impl Decode {
     }
 }
 
-/// Scales of quantised weights in device memory, f16, one for each 32 of k, rows padded with zeros
-/// to as many as 64 bytes of weights have.
+/// Scales of quantised weights in device memory, as [`crate::layers`] lays them out for each format.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Scales {
