@@ -143,7 +143,8 @@ impl<K: Kind> Weights<K> {
     /// As [`Self::host`]; for an MLP, [`FormatError::IncompleteLayer`] without a down weight.
     pub fn to(&self, device: &Device) -> Result<Layer<K>> {
         let stored = self.stored.stored_gate_up().iter().chain(self.stored.stored_down());
-        let is_quantized = |s: &StoredType| matches!(s, StoredType::Block(_));
+        let is_quantized =
+            |s: &StoredType| matches!(s, StoredType::Block(_) | StoredType::Scaled(_));
         let any_quantized = stored.into_iter().any(|m| is_quantized(&m.stored));
         let dtype = self.resolved_dtype();
         if !any_quantized {

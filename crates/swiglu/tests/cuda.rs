@@ -183,6 +183,31 @@ fn quantised_files_stay_quantised_where_there_is_a_kernel() {
     }
 }
 
+/// Weights of 8 bits of a safetensors file, whose scales are of rows or of blocks.
+#[test]
+fn codes_with_scales_beside_them_stay_as_they_are() {
+    let Some(device) = device() else { return };
+    for (dtype, scales, name) in [
+        ("I8", [256, 1], "I8"),
+        ("I8", [1, 1], "I8"),
+        ("F8_E4M3", [256, 1], "F8_E4M3"),
+        ("F8_E4M3", [2, 2], "F8_E4M3_128x128"),
+    ] {
+        let file = common::scaled(dtype, 256, scales);
+        let weights = Mlp::load_from_bytes(file, &LoadOptions::default()).unwrap();
+        for m in [1, 20] {
+            computes_with_blocks::<bf16>(&weights, &device, m);
+            computes_with_blocks::<f16>(&weights, &device, m);
+        }
+        let mlp = weights.dtype(DType::F16).to(&device).unwrap();
+        let text = mlp.explain(1).to_string();
+        assert!(
+            text.contains(&format!("weights as {name}")) && text.contains("2.0 times"),
+            "{text}"
+        );
+    }
+}
+
 /// Everything else is decoded, with the reason; in memory it is refused.
 #[test]
 fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::gguf;
+use common::{gguf, scaled};
 use swiglu::{
     Activation, Arrangement, BlockType, CoreError, DType, Device, Error, Explanation, FormatError,
     GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights, Layer,
@@ -116,6 +116,28 @@ fn what_no_kernel_computes_with_is_decoded_and_says_why() {
     assert!(reference.judge(mlp.forward(&x).unwrap().view()).unwrap().passed());
     let gated = GatedLinear::from_quantized::<f32>(&device, &blocks.gated_linear()).unwrap();
     assert_eq!(gated.plan(1).problem.quantized.unwrap().to_string(), "Q4_K");
+}
+
+/// Weights of 8 bits of a safetensors file: the CPU decodes them, says so, and computes with their values.
+#[test]
+fn codes_with_scales_beside_them_are_decoded_on_the_cpu() {
+    let device = Device::cpu().unwrap();
+    for (dtype, scales) in [("I8", [200, 1]), ("F8_E4M3", [200, 1]), ("F8_E4M3", [2, 2])] {
+        let weights =
+            Mlp::load_from_bytes(scaled(dtype, 200, scales), &LoadOptions::default()).unwrap();
+        runs_within_bounds::<f32>(&weights);
+        runs_within_bounds::<bf16>(&weights);
+        let mlp = weights.clone().dtype(DType::Bf16).to(&device).unwrap();
+        let plan = mlp.plan(1);
+        assert_eq!(plan.problem.quantized, None);
+        let why = format!("with {dtype}");
+        assert!(
+            plan.reason.contains(&why) && plan.reason.contains("the CPU has kernels"),
+            "{plan}"
+        );
+        let refused = weights.quantized_on(&device).unwrap_err();
+        assert!(matches!(refused, Error::Core(CoreError::Unsupported { .. })), "{refused}");
+    }
 }
 
 #[test]
