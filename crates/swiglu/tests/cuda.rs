@@ -176,6 +176,7 @@ fn quantised_files_stay_quantised_where_there_is_a_kernel() {
         assert_eq!(explanation.plan, device.plan(explanation.problem, Path::Fused));
         assert_eq!(explanation.plan.kernel, "decode_mlp");
         assert_eq!(explanation.plan.parameters["passes"], passes);
+        assert_eq!(explanation.plan.reason.contains("3 times all weights"), passes == 3);
         let text = explanation.to_string();
         assert!(text.contains("weights as Q8_0") && text.contains("1.9 times"), "{text}");
         let chosen = explanation.candidates.iter().filter(|c| c.chosen);

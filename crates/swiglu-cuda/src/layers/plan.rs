@@ -247,7 +247,7 @@ impl Cuda {
         }
         let pass = of_pass(&problem);
         let (choice, why) = choose(self, &pass, path);
-        let reason = explain(choice, why, &pass, self.facts().sm_count);
+        let mut reason = explain(choice, why, &pass, self.facts().sm_count);
         let (kernel, mut parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name(), kernel.parameters().to_vec()),
             Choice::Unfused => (UNFUSED, Vec::new()),
@@ -258,7 +258,14 @@ impl Cuda {
             }
         };
         if problem.quantized.is_some() {
-            parameters.push(("passes", problem.m.div_ceil(MOST_TOKENS)));
+            let passes = problem.m.div_ceil(MOST_TOKENS);
+            parameters.push(("passes", passes));
+            if passes > 1 {
+                reason += &format!(
+                    "; {MOST_TOKENS} tokens at a time, {passes} times all weights: for many tokens decode \
+                     them"
+                );
+            }
         }
         let problem = match choice {
             Choice::Unfused => unfused_rounding(problem),
