@@ -132,6 +132,12 @@ fn quantised_weights_are_measured_beside_decoded_ones() {
     let document = json_of(&[&explain[..], &size, &device].concat()).expect("as before");
     assert_eq!(document["plan"]["kernel"], "decode_mlp", "{document}");
     assert_eq!(document["problem"]["quantized"]["gate_up"], "Q4_0", "{document}");
+    let explain = ["explain", "--weights-type", "f8_e4m3_128x128", "--dtype", "bf16"];
+    let document = json_of(&[&explain[..], &size, &device].concat()).expect("as before");
+    assert_eq!(document["plan"]["kernel"], "decode_mlp", "{document}");
+    assert_eq!(document["problem"]["quantized"]["down"], "F8_E4M3_128x128", "{document}");
+    let on_cpu = [&["explain", "--weights-type", "i8", "--device", "cpu"][..], &size].concat();
+    swiglu(&on_cpu).expect("as before").refused(&["--weights-type I8", "the CPU has kernels for"]);
     for (more, why) in [
         (&["--op", "gated-linear", "--dtype", "f16"][..], "whole feed-forward blocks"),
         (&["--dtype", "f32"], "f16 or bf16"),

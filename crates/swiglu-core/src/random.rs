@@ -48,11 +48,12 @@ const SCALES: u64 = 0x73;
 
 /// A `[rows, cols]` matrix of quantised weights of mean about 0 and standard deviation about `deviation`,
 /// without values to quantise. Its bytes are the words of [`bits`] in order, little endian, the last
-/// one cut. Then block b, or what shares scale b beside the weights, gets its scale d (in blocks an f16), 0.75 to 1.25 of what gives the deviation, and the f16
-/// minimum that centres its values, where the type has one.
+/// one cut. Then block b, or what shares scale b beside the weights, gets its scale d (in blocks an f16),
+/// 0.75 to 1.25 of what gives the deviation, and the f16 minimum that centres its values, where the type
+/// has one. e4m3 has 448 where the bytes are NaN.
 ///
 /// # Errors
-/// As [`QuantizedRef::new`]: rows must be whole blocks.
+/// As [`QuantizedMatrix::scaled`]: rows of blocks must be whole ones.
 pub fn quantized_matrix(
     seed: u64,
     kind: impl Into<QuantizedType>,
