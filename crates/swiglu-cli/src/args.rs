@@ -250,6 +250,15 @@ pub(crate) enum LayerOp {
     Mlp,
 }
 
+impl From<LayerOp> for swiglu::Op {
+    fn from(op: LayerOp) -> Self {
+        match op {
+            LayerOp::GatedLinear => swiglu::Op::GatedLinear,
+            LayerOp::Mlp => swiglu::Op::Mlp,
+        }
+    }
+}
+
 /// A number of rows or columns of a problem that is made up.
 pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
     match s.parse() {

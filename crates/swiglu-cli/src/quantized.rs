@@ -1,8 +1,8 @@
 //! Either operation with quantised weights: as [`crate::layer::Params`], for blocks.
 
 use swiglu::{
-    Activation, BlockType, Device, Element, GatedLinear, MatrixRef, Mlp, Numerics, Problem,
-    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
+    Activation, CoreError, Device, Element, GatedLinear, MatrixRef, Mlp, MlpWeights, Numerics,
+    Problem, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType,
 };
 use swiglu_core::bounds;
 use swiglu_core::random::quantized_matrix;
@@ -16,6 +16,34 @@ use crate::random::SyntheticLayer;
 pub(crate) enum Blocks<'a> {
     GatedLinear(QuantizedGatedLinearParams<'a>),
     Mlp(QuantizedMlpParams<'a>),
+}
+
+impl<'a> Blocks<'a> {
+    /// Those of a file, where `device` computes with them; else why not, if there are any.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn of_file(
+        weights: &'a MlpWeights,
+        op: LayerOp,
+        device: &Device,
+    ) -> swiglu::Result<Result<Self, Option<CoreError>>> {
+        let blocks = match op {
+            LayerOp::GatedLinear => weights
+                .quantized_gated_linear_on(device)
+                .map(|blocks| Blocks::GatedLinear(blocks.gated_linear())),
+            LayerOp::Mlp => {
+                weights.quantized_on(device).and_then(|blocks| Ok(Blocks::Mlp(blocks.mlp()?)))
+            }
+        };
+        match blocks {
+            Ok(blocks) => Ok(Ok(blocks)),
+            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => {
+                Ok(Err(weights.is_quantized(op.into()).then_some(why)))
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Blocks<'_> {
@@ -70,7 +98,7 @@ impl Blocks<'_> {
     }
 }
 
-/// A layer of random blocks in memory.
+/// A layer of random quantised weights in memory.
 pub(crate) struct SyntheticBlocks {
     gate: QuantizedMatrix,
     up: QuantizedMatrix,
@@ -78,15 +106,15 @@ pub(crate) struct SyntheticBlocks {
 }
 
 impl SyntheticBlocks {
-    /// Random blocks whose values have a variance of about 1 / inputs.
+    /// Random weights whose values have a variance of about 1 / inputs.
     pub(crate) fn random(
         seeds: [u64; 3],
         op: LayerOp,
-        block: BlockType,
+        kind: QuantizedType,
         [hidden, intermediate]: [usize; 2],
     ) -> swiglu_core::Result<Self> {
         let weight = |seed, rows, cols: usize| {
-            quantized_matrix(seed, block, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
+            quantized_matrix(seed, kind, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
         };
         let [gate, up, down] = seeds;
         Ok(Self {

@@ -91,6 +91,10 @@ fn check_passes_on_every_way_of_the_device() {
     for kernel in ["planned", "unfused", "sm90_gated_gemm 128x64", "mma_gated_gemm 16x64"] {
         assert!(rows.iter().any(|r| r["kernel"] == kernel), "{kernel}: {document}");
     }
+    for kernel in ["planned", "decode_mlp one launch", "decode_mlp two launches"] {
+        let quantised = |r: &Value| r["kernel"] == kernel && r["op"] == "mlp quantised";
+        assert!(rows.iter().any(quantised), "{kernel}: {document}");
+    }
 }
 
 #[test]
@@ -108,6 +112,38 @@ fn bench_has_calls_and_graphs_and_floors() {
         assert!(results.iter().all(|r| r["passed"] == true), "{document}");
         assert!(document["ceilings"][0]["copy"].as_f64() > Some(0.0), "{document}");
         assert!(document["ceilings"][0]["gemm_bf16"].as_f64() > Some(0.0), "{document}");
+    }
+}
+
+#[test]
+fn quantised_weights_are_measured_beside_decoded_ones() {
+    let size = ["--m", "3", "--hidden", "64", "--intermediate", "96"];
+    let device = ["--device", "cuda"];
+    let bench = ["--seconds", "0.01", "--weights-type", "q8_0", "--hot"];
+    let Some(document) = json_of(&[&["bench", "mlp"][..], &bench, &size, &device].concat()) else {
+        return;
+    };
+    let results = document["results"].as_array().expect("results");
+    let profiles: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
+    assert_eq!(profiles, ["quantized", "quantized, graph", "decoded", "decoded, graph"]);
+    assert!(results.iter().all(|r| r["passed"] == true && r["dtype"] == "bf16"), "{document}");
+
+    let explain = ["explain", "--weights-type", "q4_0", "--dtype", "f16"];
+    let document = json_of(&[&explain[..], &size, &device].concat()).expect("as before");
+    assert_eq!(document["plan"]["kernel"], "decode_mlp", "{document}");
+    assert_eq!(document["problem"]["quantized"]["gate_up"], "Q4_0", "{document}");
+    let explain = ["explain", "--weights-type", "f8_e4m3_128x128", "--dtype", "bf16"];
+    let document = json_of(&[&explain[..], &size, &device].concat()).expect("as before");
+    assert_eq!(document["plan"]["kernel"], "decode_mlp", "{document}");
+    assert_eq!(document["problem"]["quantized"]["down"], "F8_E4M3_128x128", "{document}");
+    let on_cpu = [&["explain", "--weights-type", "i8", "--device", "cpu"][..], &size].concat();
+    swiglu(&on_cpu).expect("as before").refused(&["--weights-type I8", "the CPU has kernels for"]);
+    for (more, why) in [
+        (&["--op", "gated-linear", "--dtype", "f16"][..], "whole feed-forward blocks"),
+        (&["--dtype", "f32"], "f16 or bf16"),
+    ] {
+        let explain = [&["explain", "--weights-type", "q4_0"], more, &size, &device].concat();
+        swiglu(&explain).expect("as before").refused(&["--weights-type Q4_0", why]);
     }
 }
 

@@ -282,7 +282,7 @@ fn the_values_that_python_tests_are_those_of_rust() {
     for v in list(&vectors["quantized"]) {
         let scale = 1.0 / (number(&v, "inputs") as f32).sqrt();
         let [seed, rows, cols] = ["seed", "rows", "cols"].map(|key| number(&v, key));
-        let block = v["type"].as_str().unwrap().parse().unwrap();
+        let block: swiglu::BlockType = v["type"].as_str().unwrap().parse().unwrap();
         let (rows, cols) = (rows as usize, cols as usize);
         let made = swiglu_core::random::quantized_matrix(seed, block, rows, cols, scale).unwrap();
         let hex: String = made.view().bytes().iter().map(|b| format!("{b:02x}")).collect();

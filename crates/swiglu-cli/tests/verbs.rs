@@ -104,7 +104,8 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
     let file = ["explain", "--weights", SMOLLM2, "--layer", "28"];
     assert!(swiglu(&file).stdout.contains("weights as Q4_1"));
     let decoded = swiglu(&[&file[..], &["--decode-weights"]].concat()).stdout;
-    assert!(!decoded.contains("Q4_1"), "{decoded}");
+    assert!(!decoded.contains("weights as Q4_1"), "{decoded}");
+    assert!(decoded.contains("decoding was asked for"), "{decoded}");
 
     let ended = swiglu(&["explain", "--weights", STORIES, "--m", "5"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");

@@ -19,7 +19,7 @@ use crate::layout::{
 use crate::matrix::{Matrix, MatrixMut, MatrixRef};
 use crate::numerics::Numerics;
 use crate::problem::{GatedLinearParams, MlpParams, Op};
-use crate::quant::{BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedTypes};
+use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, QuantizedTypes};
 use crate::random;
 
 mod quantized;
@@ -67,7 +67,7 @@ pub trait Backend {
         out: MatrixMut<'_, T>,
     ) -> Result<()>;
     /// The types of quantised weights that the backend computes with.
-    fn quantized_types(&self) -> &[BlockType] {
+    fn quantized_types(&self) -> &[QuantizedType] {
         &[]
     }
     /// [`Self::gated_linear`] with quantised weights.
@@ -80,7 +80,7 @@ pub trait Backend {
         _x: MatrixRef<'_, T>,
         _out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        Err(without_quantized(self.name(), params.gate.block()))
+        Err(without_quantized(self.name(), params.gate.kind()))
     }
     /// [`Self::mlp`] with quantised weights.
     ///
@@ -92,11 +92,11 @@ pub trait Backend {
         _x: MatrixRef<'_, T>,
         _out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        Err(without_quantized(self.name(), params.gated.gate.block()))
+        Err(without_quantized(self.name(), params.gated.gate.kind()))
     }
 }
 
-fn without_quantized(backend: String, block: BlockType) -> Error {
+fn without_quantized(backend: String, block: QuantizedType) -> Error {
     Error::Unsupported {
         what: format!("{block} weights on {backend}"),
         why: "it computes with decoded weights only".into(),

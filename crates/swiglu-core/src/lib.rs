@@ -39,5 +39,5 @@ pub use plan::{Path, Plan};
 pub use problem::{GatedLinearParams, MlpParams, Op, Problem};
 pub use quant::{
     BlockType, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
-    QuantizedTypes,
+    QuantizedType, QuantizedTypes,
 };

@@ -105,9 +105,8 @@ fn fill(column: &mut Column, weight: impl Fn(usize) -> f64) {
 /// Fills a column with a row of quantised weights, exactly.
 fn fill_quantized(column: &mut Column, weights: &QuantizedRef<'_>, row: usize) {
     let mut places = column.value.iter_mut().zip(&mut column.size);
-    weights.block().terms(weights.row(row), |product, minimum| {
+    weights.terms(row, |product, minimum| {
         if let Some((v, s)) = places.next() {
-            let (product, minimum) = (f64::from(product), f64::from(minimum));
             (*v, *s) = (product + minimum, product.abs() + minimum.abs());
         }
     });

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::layout::{GateUpWeights, Orientation, WeightLayout};
 use crate::matrix::MatrixRef;
 use crate::numerics::Numerics;
-use crate::quant::{BlockType, QuantizedTypes};
+use crate::quant::{QuantizedType, QuantizedTypes};
 
 /// The three operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -186,16 +186,16 @@ impl Problem {
 
     /// Bytes of weights, each read at least once.
     pub fn weight_bytes(&self) -> f64 {
-        let kh = self.hidden as f64 * self.intermediate as f64;
-        let of = |block: Option<BlockType>| match block {
-            Some(b) => kh * b.bytes() as f64 / b.elements() as f64,
-            None => kh * self.dtype.size() as f64,
+        let (k, h) = (self.hidden, self.intermediate);
+        let of = |kind: Option<QuantizedType>, rows, cols| match kind {
+            Some(kind) => kind.bytes(rows, cols),
+            None => k as f64 * h as f64 * self.dtype.size() as f64,
         };
-        let gate_up = 2.0 * of(self.quantized.map(|q| q.gate_up));
+        let gate_up = 2.0 * of(self.quantized.map(|q| q.gate_up), h, k);
         match self.op {
             Op::Activation => 0.0,
             Op::GatedLinear => gate_up,
-            Op::Mlp => gate_up + of(self.quantized.and_then(|q| q.down)),
+            Op::Mlp => gate_up + of(self.quantized.and_then(|q| q.down), k, h),
         }
     }
 

@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::dtype::Element;
 use crate::matrix::Matrix;
-use crate::quant::{BlockType, QuantizedMatrix, QuantizedRef};
+use crate::quant::{BlockType, QuantizedMatrix, QuantizedType};
 
 /// SplitMix64's finaliser over `seed + (index + 1) · φ`: the `index`-th value of stream `seed`.
 #[inline]
@@ -48,36 +48,52 @@ const SCALES: u64 = 0x73;
 
 /// A `[rows, cols]` matrix of quantised weights of mean about 0 and standard deviation about `deviation`,
 /// without values to quantise. Its bytes are the words of [`bits`] in order, little endian, the last
-/// one cut. Then block b gets its f16 scale d, 0.75 to 1.25 of what gives the deviation, and the f16
-/// minimum that centres its values, where the type has one.
+/// one cut. Then block b, or what shares scale b beside the weights, gets its scale d (in blocks an f16),
+/// 0.75 to 1.25 of what gives the deviation, and the f16 minimum that centres its values, where the type
+/// has one. e4m3 has 448 where the bytes are NaN.
 ///
 /// # Errors
-/// As [`QuantizedRef::new`]: rows must be whole blocks.
+/// As [`QuantizedMatrix::scaled`]: rows of blocks must be whole ones.
 pub fn quantized_matrix(
     seed: u64,
-    block: BlockType,
+    kind: impl Into<QuantizedType>,
     rows: usize,
     cols: usize,
     deviation: f32,
 ) -> crate::Result<QuantizedMatrix> {
-    let row_bytes = cols / block.elements() * block.bytes();
+    let kind = kind.into();
     let too_large = || crate::Error::TooLarge {
         what: "quantised weights".into(),
         rows,
         cols,
         row_stride: cols,
     };
-    let len = rows.checked_mul(row_bytes).ok_or_else(too_large)?;
+    let len = kind.data_bytes(rows, cols).ok_or_else(too_large)?;
     let mut data = Matrix::<u8>::zeros(1, len)?.into_vec();
-    QuantizedRef::new(block, &data, rows, cols)?;
     for (i, word) in data.chunks_mut(8).enumerate() {
         word.copy_from_slice(&bits(seed, i as u64).to_le_bytes()[..word.len()]);
     }
-    let (unit, minimum) = unit_scale(block);
-    for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
+    let (unit, minimum) = unit_scale(kind);
+    let scale = |b: usize| {
         let part = (bits(seed ^ SCALES, b as u64) & 0xFFFF) as f32 * (0.5 / 65536.0);
-        let d = deviation * unit * (0.75 + part);
-        let at = block.scale_at();
+        deviation * unit * (0.75 + part)
+    };
+    let QuantizedType::Block(block) = kind else {
+        if kind != QuantizedType::I8 {
+            // 448 instead of NaN.
+            data.iter_mut().filter(|code| **code & 0x7F == 0x7F).for_each(|code| *code -= 1);
+        }
+        let [down, across] = kind.scales(rows, cols);
+        return QuantizedMatrix::scaled(
+            kind,
+            data,
+            (0..down * across).map(scale).collect(),
+            rows,
+            cols,
+        );
+    };
+    for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
+        let (d, at) = (scale(b), block.scale_at());
         bytes[at..at + 2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
         if block.has_minimum() {
             bytes[at + 2..at + 4].copy_from_slice(&f16::from_f32(d * minimum).to_le_bytes());
@@ -86,10 +102,16 @@ pub fn quantized_matrix(
     QuantizedMatrix::from_vec(block, data, rows, cols)
 }
 
-/// The scale at which blocks of random bytes have values of standard deviation about 1, and the
-/// minimum, relative to the scale, at which their mean is 0. Of uniform integers of b bits the
-/// deviation is 2ᵇ/√12 and the mean (2ᵇ − 1)/2; scales of sub-blocks multiply them.
-fn unit_scale(block: BlockType) -> (f32, f32) {
+/// The scale at which random bytes have values of standard deviation about 1, and the minimum, relative
+/// to the scale, at which their mean is 0. Of uniform integers of b bits the deviation is 2ᵇ/√12 and
+/// the mean (2ᵇ − 1)/2; scales of sub-blocks multiply them.
+fn unit_scale(kind: QuantizedType) -> (f32, f32) {
+    let block = match kind {
+        QuantizedType::I8 => return (1.0 / 74.0, 0.0),
+        // The root mean square of all codes.
+        QuantizedType::F8E4m3 | QuantizedType::F8E4m3Blocks => return (1.0 / 106.0, 0.0),
+        QuantizedType::Block(block) => block,
+    };
     match block {
         BlockType::Q4_0 => (1.0 / 4.6, 0.0),
         BlockType::Q4_1 => (1.0 / 4.6, -7.5),
@@ -125,7 +147,7 @@ mod tests {
 
     #[test]
     fn random_blocks_have_the_deviation_asked_for() {
-        for block in BlockType::ALL {
+        for block in QuantizedType::all() {
             let m = quantized_matrix(3, block, 5, 512 * 8, 0.25).unwrap();
             m.view().expect_finite("w").unwrap();
             let w = m.view().to_matrix::<f32>().unwrap();

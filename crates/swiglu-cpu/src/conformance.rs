@@ -2,8 +2,8 @@
 
 use swiglu_core::conformance::Backend;
 use swiglu_core::{
-    Activation, BlockType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams,
-    Numerics, Path, QuantizedGatedLinearParams, QuantizedMlpParams, Result,
+    Activation, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Numerics,
+    Path, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, Result,
 };
 
 use crate::{Cpu, GatedLinear, Mlp, quantized_types};
@@ -52,7 +52,7 @@ impl Backend for CpuBackend {
         Mlp::with_path(&self.cpu, params, self.path)?.forward(x, out)
     }
 
-    fn quantized_types(&self) -> &[BlockType] {
+    fn quantized_types(&self) -> &[QuantizedType] {
         quantized_types()
     }
 

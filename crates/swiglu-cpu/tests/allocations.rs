@@ -63,7 +63,7 @@ fn calls_do_not_allocate() {
             assert!(bytes <= 256 * allowed, "{threads} threads, m = {m}: {bytes} bytes");
         }
         for m in [1, 3, 20] {
-            let types = QuantizedTypes { gate_up: BlockType::Q4_K, down: Some(BlockType::Q8_0) };
+            let types = QuantizedTypes::new(BlockType::Q4_K, Some(BlockType::Q8_0));
             let case = Case { quantized: Some(types), intermediate: 704, ..case(m) };
             let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
             let mlp = Mlp::<f32>::quantized(&cpu, &parameters.mlp().unwrap()).unwrap();

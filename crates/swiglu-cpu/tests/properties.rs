@@ -225,7 +225,7 @@ fn bad_arguments_are_refused_before_anything_is_written() {
 /// row that is not finite spoils itself alone.
 #[test]
 fn quantised_layers_keep_rows_apart() {
-    let types = QuantizedTypes { gate_up: BlockType::Q6_K, down: Some(BlockType::Q4_1) };
+    let types = QuantizedTypes::new(BlockType::Q6_K, Some(BlockType::Q4_1));
     let case = Case { quantized: Some(types), ..case(3, 512, 512) };
     let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
     let params = parameters.mlp().unwrap();

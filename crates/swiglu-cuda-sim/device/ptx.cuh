@@ -79,6 +79,14 @@ INLINE u32 add_f16x2(u32 a, u32 b) {
   return pack_f16(float_from_f16(a & 0xffffu) + float_from_f16(b & 0xffffu),
                   float_from_f16(a >> 16) + float_from_f16(b >> 16));
 }
+INLINE u32 mul_bf16x2(u32 a, u32 b) {
+  return pack_bf16(float_from_bf16(a) * float_from_bf16(b),
+                   float_from_bf16(a >> 16) * float_from_bf16(b >> 16));
+}
+INLINE u32 mul_f16x2(u32 a, u32 b) {
+  return pack_f16(float_from_f16(a & 0xffffu) * float_from_f16(b & 0xffffu),
+                  float_from_f16(a >> 16) * float_from_f16(b >> 16));
+}
 INLINE u32 tf32_bits(float x) {
   if (!isfinite(x)) return isnan(x) ? 0x7fffffffu : as_bits(x);
   return (as_bits(x) + 0x1000u) & 0xffffe000u;
@@ -101,6 +109,8 @@ INLINE Raw<BYTES> load_streaming(const Raw<BYTES>* p) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   return *p;
 }
+// Reads a byte, so that a wrong address is found.
+INLINE void prefetch_l2(const void* p) { (void)*(const volatile u8*)p; }
 INLINE Raw<16> load_global(const Raw<16>* p) {
   sim_reads_grid(p, 16);
   return load_streaming(p);

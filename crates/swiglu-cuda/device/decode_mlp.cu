@@ -36,9 +36,16 @@
 // f16 and bf16; the sums of 32 products are scaled, in f32. Unpacking costs 2.5 operations for a byte
 // and 1.5 for a nibble: 36 and 44 % of the lanes at the rate of memory.
 //
-// Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN 0 = elements, 1 = bytes, 2 = nibbles; TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2,
-// 4 or 8; STAGE_X 1 = x is copied to shared memory, where it fits, 0 = it is read through the cache,
-// which takes rows of whole 16 bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
+// Weights of 8 bits with f32 scales beside them are units of 64 bytes too. A scale of a whole row
+// multiplies its sum, once; those of 128 of k lie in the ring, one for each unit. e4m3 becomes f16 or
+// bf16 by moving its bits and one product with a power of two, which is exact, subnormals too, and the
+// same on every architecture; its NaNs are in the scales. About 2 operations for each weight.
+//
+// Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN 0 = elements, with f16 scales of 32 of k 1 =
+// bytes, 2 = nibbles, with f32 scales of rows 3 = bytes, 4 = e4m3, with f32 scales of 128 of k 5 = e4m3;
+// TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2, 4 or 8; STAGE_X 1 = x is
+// copied to shared memory, where it fits, 0 = it is read through the cache, which takes rows of whole 16
+// bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
 #include "decode_tiles.cuh"
 
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
@@ -52,16 +59,22 @@ constexpr u32 kHalfUnit = 32 * kLaneBytes;
 // What a unit of 64 bytes of a row holds: BLOCKS times BLOCK_K of k, and SCALE_BYTES beside it.
 template <int FORMAT>
 struct Format {
-  static constexpr int kBlocks = FORMAT == 0 ? 1 : 2 * FORMAT;
+  static constexpr bool kNibbles = FORMAT == 2, kE4m3 = FORMAT == 4 || FORMAT == 5;
+  static constexpr bool kScaledRows = FORMAT == 3 || FORMAT == 4;
+  static constexpr bool kScaledBlocks = FORMAT != 0 && !kScaledRows;
+  static constexpr int kBlocks = FORMAT == 0 ? 1 : kNibbles ? 4 : 2;
   static constexpr int kBlockK = FORMAT == 0 ? kUnitBytes / kElementBytes : 32;
   static constexpr int kUnitK = kBlocks * kBlockK;
-  static constexpr int kScaleBytes = FORMAT == 0 ? 0 : 2 * kBlocks;
+  static constexpr int kScaleBytes = FORMAT == 5 ? 4 : kScaledBlocks ? 2 * kBlocks : 0;
+  // Units that share what kScaleBytes hold.
+  static constexpr int kScaleUnits = FORMAT == 5 ? 2 : 1;
   static_assert(FORMAT == 0 || kTensor, "quantised weights are multiplied on tensor cores");
   static_assert(kBlockK * kElementBytes == kUnitBytes, "a block of x is 64 bytes");
 };
 constexpr int kGateUpFormat = FORMAT_GATE_UP, kDownFormat = FORMAT_DOWN;
-constexpr int kMostScaleBytes =
-    kGateUpFormat > kDownFormat ? Format<kGateUpFormat>::kScaleBytes : Format<kDownFormat>::kScaleBytes;
+constexpr int kGateUpScales = Format<kGateUpFormat>::kScaleBytes;
+constexpr int kDownScales = Format<kDownFormat>::kScaleBytes;
+constexpr int kMostScaleBytes = kGateUpScales > kDownScales ? kGateUpScales : kDownScales;
 constexpr u32 kUnitStride = 2 * kHalfUnit + 64 * kMostScaleBytes;
 constexpr u32 kRingBytes = kWarps * kDepth * kUnitStride;
 static_assert(kRingBytes == RING_BYTES, "the host and the kernel disagree about shared memory");
@@ -132,7 +145,7 @@ struct Stream {
       const bool exists = feature < features.last;
       low = exists ? p.gate + at : 0;
       high = exists ? p.up + at : 0;
-      if (kGateUpFormat != 0) {
+      if (Format<kGateUpFormat>::kScaledBlocks) {
         const u64 scales = feature * p.gate_scale_stride;
         low_scales = exists ? p.gate_scales + scales : 0;
         high_scales = exists ? p.up_scales + scales : 0;
@@ -142,7 +155,7 @@ struct Stream {
       const u64 at = p.down + column * p.down_stride + place.offset;
       low = column < columns.last ? at : 0;
       high = column + 8 < columns.last ? at + 8 * p.down_stride : 0;
-      if (kDownFormat != 0) {
+      if (Format<kDownFormat>::kScaledBlocks) {
         const u64 scales = p.down_scales + column * p.down_scale_stride;
         low_scales = column < columns.last ? scales : 0;
         high_scales = column + 8 < columns.last ? scales + 8 * p.down_scale_stride : 0;
@@ -163,7 +176,7 @@ struct Stream {
   template <int FORMAT>
   INLINE void copy_scales(u32 to, u64 row) {
     constexpr int kBytes = Format<FORMAT>::kScaleBytes;
-    const u64 from = row != 0 ? row + (i64)piece * kBytes : p.gate;
+    const u64 from = row != 0 ? row + (i64)(piece / Format<FORMAT>::kScaleUnits) * kBytes : p.gate;
     ptx::copy_async<kBytes>(to, (const void*)from, row != 0 ? kBytes : 0);
   }
   template <int FORMAT>
@@ -171,7 +184,7 @@ struct Stream {
     const u32 lane = threadIdx.x % 32;
     copy_row<FORMAT>(to + lane * kLaneBytes, low);
     copy_row<FORMAT>(to + kHalfUnit + lane * kLaneBytes, high);
-    if constexpr (FORMAT != 0) {
+    if constexpr (Format<FORMAT>::kScaledBlocks) {
       const u32 at = to + 2 * kHalfUnit + lane * (2 * Format<FORMAT>::kScaleBytes);
       copy_scales<FORMAT>(at, low_scales);
       copy_scales<FORMAT>(at + Format<FORMAT>::kScaleBytes, high_scales);
@@ -206,21 +219,31 @@ struct Stream {
   }
 };
 
+// Two e4m3 in the upper bytes of the halves of `word`, as 16-bit elements: behind the sign the exponent
+// and significand move to their place, and what is then off by the difference of the exponents' biases,
+// 2^8 or 2^120, is multiplied by it. NaN would become 480.
+INLINE u32 elements_from_e4m3(u32 word) {
+  const u32 sign = word & 0x80008000u;
+  if (kIsF16) return ptx::mul_f16x2(sign | (word >> 1 & 0x3F803F80u), 0x5C005C00u);
+  return ptx::mul_bf16x2(sign | (word >> 4 & 0x07F007F0u), 0x7B807B80u);
+}
+
 // A lane's part of a unit: its bytes of two rows, and their scales.
 template <int FORMAT>
 struct UnitPart {
+  static constexpr int kScaleWords = Format<FORMAT>::kScaleBytes / 4;
   ptx::Raw<16> row[2];
-  u32 scales[2][FORMAT == 0 ? 1 : FORMAT];
+  u32 scales[2][kScaleWords > 0 ? kScaleWords : 1];
 
   INLINE explicit UnitPart(u32 unit) {
     const u32 lane = threadIdx.x % 32;
     row[0] = ptx::load_shared_wide(unit + lane * kLaneBytes);
     row[1] = ptx::load_shared_wide(unit + kHalfUnit + lane * kLaneBytes);
-    if constexpr (FORMAT != 0) {
+    if constexpr (kScaleWords > 0) {
       const u32 at = unit + 2 * kHalfUnit + lane * (2 * Format<FORMAT>::kScaleBytes);
 #pragma unroll
-      for (int i = 0; i < 2 * FORMAT; ++i) {
-        scales[i / FORMAT][i % FORMAT] = ptx::load_shared(at + 4 * i);
+      for (int i = 0; i < 2 * kScaleWords; ++i) {
+        scales[i / kScaleWords][i % kScaleWords] = ptx::load_shared(at + 4 * i);
       }
     }
   }
@@ -231,7 +254,7 @@ struct UnitPart {
     for (int i = 0; i < 4; ++i) {
       if constexpr (FORMAT == 0) w[i] = row[half].word[i];
       // A byte behind the bits of 2^23 is the float 2^23 + byte; bytes are biased by 128.
-      if constexpr (FORMAT == 1) {
+      if constexpr (FORMAT == 1 || FORMAT == 3) {
         const u32 pair = row[half].word[2 * block + i / 2] >> (16 * (i % 2));
         const float low = __fsub_rn(ptx::as_float(0x4B000000u | (pair & 0xFF)), 8388736.0f);
         const float high = __fsub_rn(ptx::as_float(0x4B000000u | (pair >> 8 & 0xFF)), 8388736.0f);
@@ -243,10 +266,15 @@ struct UnitPart {
         w[i] = kIsF16 ? ptx::add_f16x2(pair | 0x64006400u, 0xE408E408u)
                       : ptx::add_bf16x2(pair | 0x43004300u, 0xC308C308u);
       }
+      // Of each four bytes the first two are elements 2 and 0, the others 3 and 1.
+      if constexpr (Format<FORMAT>::kE4m3) {
+        w[i] = elements_from_e4m3(row[half].word[2 * block + i / 2] << (8 * (i % 2)));
+      }
     }
   }
 
   INLINE float scale(int half, int block) const {
+    if constexpr (FORMAT == 5) return ptx::as_float(scales[half][0]);
     return ptx::float_from_f16(scales[half][block / 2] >> (16 * (block % 2)));
   }
 };
@@ -260,7 +288,7 @@ INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, int block, const 
     part.factors(high, 1, block);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if constexpr (FORMAT == 0) {
+      if constexpr (!Format<FORMAT>::kScaledBlocks) {
         float(&d)[4] = *(float(*)[4]) & sums[4 * i];
         multiply_fragments(d, low, high, v[i]);
       } else {
@@ -357,14 +385,34 @@ INLINE float total(const float* slots, const Phase& phase, int tile, int token, 
   return sum;
 }
 
+// The sum of a row with its scale, where rows have one.
+template <int FORMAT>
+INLINE float scaled(float sum, u64 scales, int row) {
+  if constexpr (Format<FORMAT>::kScaledRows) sum = __fmul_rn(sum, ((const float*)scales)[row]);
+  return sum;
+}
+
+// Asks for the scales of rows, each thread for those around four: they are needed when all else is
+// there, and would then be waited for.
+template <int FORMAT>
+INLINE void prefetch_scales(u64 scales, Range rows) {
+  if constexpr (Format<FORMAT>::kScaledRows) {
+    for (int row = rows.first + threadIdx.x * 4; row < rows.last; row += kThreads * 4) {
+      ptx::prefetch_l2((const float*)scales + row);
+    }
+  }
+}
+
 INLINE void activate(const Stream& s, const float* slots) {
   const DecodeMlpParams& p = s.p;
   const int count = s.features.count();
   for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
     const int token = i / count, pair = i % count, feature = s.features.first + pair;
     const int tile = pair / kUnitPairs, row = pair % kUnitPairs;
-    const float gate = total(slots, s.gate_up, tile, token, row);
-    const float up = total(slots, s.gate_up, tile, token, row + kUnitPairs);
+    const float gate =
+        scaled<kGateUpFormat>(total(slots, s.gate_up, tile, token, row), p.gate_scales, feature);
+    const float up = scaled<kGateUpFormat>(
+        total(slots, s.gate_up, tile, token, row + kUnitPairs), p.up_scales, feature);
     ptx::store_for_grid((Element*)p.h + token * p.h_stride + feature,
                         activated(p, feature, gate, up));
   }
@@ -384,7 +432,7 @@ INLINE void finish(const Stream& s, const float* slots) {
   for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
     const int token = i / count, row = i % count, column = s.columns.first + row;
     const float sum = total(slots, s.down, row / kUnitRows, token, row % kUnitRows);
-    store_output(p, token, column, sum);
+    store_output(p, token, column, scaled<kDownFormat>(sum, p.down_scales, column));
   }
 }
 
@@ -399,6 +447,11 @@ KERNEL(kThreads, PART == 0 ? 1 : 2, decode_mlp)(KERNEL_PARAMS(DecodeMlpParams) p
   float* slots = (float*)(shared + kRingBytes);
   Stream stream(p);
   for (u32 i = 0; i < kDepth; ++i) stream.copy_next();
+  if (kGateUp) {
+    prefetch_scales<kGateUpFormat>(p.gate_scales, stream.features);
+    prefetch_scales<kGateUpFormat>(p.up_scales, stream.features);
+  }
+  if (kDown) prefetch_scales<kDownFormat>(p.down_scales, stream.columns);
   u32 unit = 0;
 #if __CUDA_ARCH__ >= 900
   // Weights are nobody's result: they may be read before the grid that this one depends on ends.

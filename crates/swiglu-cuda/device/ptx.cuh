@@ -65,6 +65,18 @@ INLINE u32 add_f16x2(u32 a, u32 b) {
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
+// Products of two pairs of 16-bit values, rounded to nearest even; subnormals are kept.
+INLINE u32 mul_bf16x2(u32 a, u32 b) {
+  u32 y;
+  // sm_80 has no product of bf16 alone; adding -0 changes nothing.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+  return y;
+}
+INLINE u32 mul_f16x2(u32 a, u32 b) {
+  u32 y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
 // The binary16 in the low half of `x`.
 INLINE float float_from_f16(u32 x) {
   float y;
@@ -122,6 +134,8 @@ INLINE Raw<2> load_streaming(const Raw<2>* p) {
   asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
   return r;
 }
+// Asks for 32 bytes to be in the second-level cache.
+INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // A load that may stay in the first-level cache: others of the block read the same bytes soon. Never
 // the read-only path: what is read may have been written by this grid.
 INLINE Raw<16> load_global(const Raw<16>* p) {

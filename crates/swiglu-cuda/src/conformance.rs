@@ -1,7 +1,7 @@
 //! The CUDA backend as the conformance suite sees it.
 
 use swiglu_core::conformance::{Backend, Case};
-use swiglu_core::quant::{BlockType, QuantizedMlpParams};
+use swiglu_core::quant::{QuantizedMlpParams, QuantizedType};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
     MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
@@ -14,7 +14,7 @@ use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gated_gemm::Kernel;
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
-use crate::{GatedLinear, Mlp, QuantizedMlp};
+use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_types};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,9 +151,9 @@ impl Backend for CudaBackend {
         Ok(h.copy_to(&mut out)?)
     }
 
-    fn quantized_types(&self) -> &[BlockType] {
+    fn quantized_types(&self) -> &[QuantizedType] {
         match self.way {
-            Way::Planned | Way::Decode(_) => &[BlockType::Q8_0, BlockType::Q4_0],
+            Way::Planned | Way::Decode(_) => quantized_types(),
             Way::Unfused | Way::Kernel(_) => &[],
         }
     }

@@ -30,7 +30,10 @@ pub use conformance::CudaBackend;
 pub use context::{Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
 pub use kernels::decode_mlp::Design as DecodeDesign;
-pub use layers::{Candidate, GatedLinear, Mlp, QuantizedMlp, Way};
+pub use layers::{
+    Candidate, GatedLinear, Mlp, QuantizedMlp, Way, expect_quantized, quantized_tokens,
+    quantized_types,
+};
 pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 pub use stream::{Event, Graph, Stream};

@@ -8,14 +8,17 @@ mod common;
 use swiglu_core::conformance::{
     Backend, Case, Parameters, QuantizedParameters, quantized_suite, run,
 };
-use swiglu_core::quant::{BlockType, QuantizedTypes};
+use swiglu_core::quant::{
+    BlockType, QuantizedMatrix, QuantizedMlpParams, QuantizedType, QuantizedTypes, e4m3_to_f32,
+};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
-    WeightLayout, bf16, bounds, f16, random,
+    QuantizedGatedLinearParams, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaOptions, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream,
+    quantized_types,
 };
 
 fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
@@ -32,14 +35,18 @@ fn has_copy_engine(cuda: &Cuda) -> bool {
     cuda.facts().compute_capability == (9, 0)
 }
 
-/// What layers are made with: as planned, and by the copy engine.
+/// A layer that goes each way the device has.
 fn layers<T: Element>(cuda: &Cuda, parameters: &Parameters<T>) -> Vec<Mlp<T>> {
-    let by_design = |design| Mlp::with_design(cuda, &parameters.mlp(), Some(design)).unwrap();
-    let mut layers = vec![Mlp::new(cuda, &parameters.mlp()).unwrap()];
+    let mut designs = vec![DecodeDesign::OneLaunch, DecodeDesign::TwoLaunches];
     if has_copy_engine(cuda) {
-        layers.extend([DecodeDesign::BulkOneLaunch, DecodeDesign::BulkTwoLaunches].map(by_design));
+        designs.extend([DecodeDesign::BulkOneLaunch, DecodeDesign::BulkTwoLaunches]);
     }
-    layers
+    let by_design = |design| {
+        let layer = Mlp::with_design(cuda, &parameters.mlp(), Some(design)).unwrap();
+        assert_eq!(layer.design(1), Some(design));
+        layer
+    };
+    designs.into_iter().map(by_design).collect()
 }
 
 /// Every M that the kernel has a class for, over extents around the edges of units, tiles, warps and
@@ -112,28 +119,172 @@ fn one_to_sixteen_tokens() {
     }
 }
 
-/// Weights of Q8_0 and Q4_0, also mixed, for every class of tokens and in passes of 16.
+/// Quantised weights, also mixed, for every class of tokens and in passes of 16.
 #[test]
 fn quantised_weights() {
     let Some(cuda) = common::device() else { return };
-    let types = [BlockType::Q8_0, BlockType::Q4_0];
+    let types = quantized_types();
     let dtypes = [DType::F16, DType::Bf16];
-    let mut cases = quantized_suite(&types, &dtypes);
+    let mut cases = quantized_suite(types, &dtypes);
+    let backends: Vec<_> =
+        std::iter::once(CudaBackend::planned(&cuda)).chain(designs(&cuda)).collect();
     // Several units along both reductions, several tiles of rows.
     for (i, m) in [1, 4, 8, 9, 16, 20].into_iter().enumerate() {
-        let (gate_up, down) = (types[i % 2], types[i / 2 % 2]);
-        cases.push(Case {
-            bias: i % 2 == 0,
-            padding: [0, 8, 5][i % 3],
-            quantized: Some(QuantizedTypes { gate_up, down: Some(down) }),
-            ..Case::new(Op::Mlp, [m, 480, 672], dtypes[i / 2 % 2])
-        });
+        for (t, &gate_up) in types.iter().enumerate() {
+            let down = types[(t + i) % types.len()];
+            cases.push(Case {
+                bias: i % 2 == 0,
+                padding: [0, 8, 5][(i + t) % 3],
+                quantized: Some(QuantizedTypes::new(gate_up, Some(down))),
+                ..Case::new(Op::Mlp, [m, 480, 672], dtypes[(i / 2 + t) % 2])
+            });
+        }
     }
-    for backend in std::iter::once(CudaBackend::planned(&cuda)).chain(designs(&cuda)) {
-        if cases.iter().any(|case| backend.computes(case)) {
-            judge(&backend, &cases);
-        } else {
-            assert!(backend.name().contains("sm90_decode_mlp"));
+    // Every design has every case on a GPU, a part of them on the simulator.
+    let every = if common::has_gpu() { 1 } else { backends.len() };
+    for (b, backend) in backends.iter().enumerate() {
+        if !cases.iter().any(|case| backend.computes(case)) {
+            assert!(backend.name().contains("sm90_decode_mlp"), "{}", backend.name());
+            continue;
+        }
+        let part: Vec<_> = cases.iter().copied().skip(b % every).step_by(every).collect();
+        judge(backend, &part);
+    }
+}
+
+/// Weights of 8 bits with scales beside them: every M, extents around the edges of units, lanes and
+/// scales, that are no multiples of anything.
+#[test]
+fn codes_with_scales_of_every_size() {
+    let Some(cuda) = common::device() else { return };
+    let shapes =
+        [[1, 1], [7, 9], [64, 128], [65, 127], [129, 64], [200, 130], [31, 300], [258, 129]];
+    let (family, numerics) = (Activation::family(), Numerics::all().collect::<Vec<_>>());
+    let mut cases = Vec::new();
+    for m in 1..=17 {
+        for (t, kind) in QuantizedType::SCALED.into_iter().enumerate() {
+            let i = 3 * m + t;
+            let [k, h] = shapes[(m + 2 * t) % shapes.len()];
+            cases.push(Case {
+                // The suite has the others; each is a kernel of its own.
+                activation: family[t * 4],
+                numerics: numerics[t * 2],
+                bias: i % 2 == 0,
+                padding: [0, 8, 5][m % 3],
+                seed: i as u64,
+                quantized: Some(QuantizedTypes::of(Op::Mlp, kind)),
+                ..Case::new(Op::Mlp, [m, k, h], [DType::Bf16, DType::F16][(m + t) % 2])
+            });
+        }
+    }
+    judge(&CudaBackend::planned(&cuda), &cases);
+}
+
+/// Rows that are not whole 16 bytes, too long for 16 of them to fit into shared memory.
+#[test]
+fn rows_that_cannot_be_read_in_place() {
+    let Some(cuda) = common::device() else { return };
+    let case = Case {
+        quantized: Some(QuantizedTypes::of(Op::Mlp, QuantizedType::I8)),
+        ..Case::new(Op::Mlp, [17, 9001, 24], DType::Bf16)
+    };
+    judge(&CudaBackend::planned(&cuda), &[case]);
+}
+
+/// A block whose gate is 1 and whose up and down weights are `codes` on the diagonal: y of a token is
+/// made of the products of codes, scales and x alone.
+fn diagonal(kind: QuantizedType, codes: &[u8], scale: f32, one: u8) -> [QuantizedMatrix; 3] {
+    let n = codes.len();
+    let matrix = |value: &dyn Fn(usize) -> u8, scale: f32| {
+        let mut data = vec![0u8; n * n];
+        (0..n).for_each(|i| data[i * n + i] = value(i));
+        let [down, across] = kind.scales(n, n);
+        QuantizedMatrix::scaled(kind, data, vec![scale; down * across], n, n).unwrap()
+    };
+    [matrix(&|_| one, 1.0), matrix(&|i| codes[i], scale), matrix(&|_| one, 1.0)]
+}
+
+/// What a layer of such a block makes of x = 1.
+fn of_ones<T: Element>(cuda: &Cuda, weights: &[QuantizedMatrix; 3], m: usize) -> Matrix<T> {
+    let [gate, up, down] = weights.each_ref().map(QuantizedMatrix::view);
+    let gated = QuantizedGatedLinearParams::new(gate, up, Activation::BILINEAR, T::DTYPE);
+    let params = QuantizedMlpParams { gated, down, down_bias: None };
+    let layer = QuantizedMlp::<T>::new(cuda, &params).unwrap();
+    let ones = Matrix::from_vec(vec![T::from_f32(1.0); m * gate.cols()], m, gate.cols()).unwrap();
+    let mut y = Matrix::zeros(m, gate.cols()).unwrap();
+    layer.forward_host(ones.view(), y.view_mut()).unwrap();
+    y
+}
+
+/// Every code there is, alone in its row and its column, as up weight and as down weight: exact, as all
+/// others are 0 and each code has at most 8 bits. NaN is seen by the rows that it is in.
+#[test]
+fn every_code_is_unpacked_exactly() {
+    fn check<T: Element>(cuda: &Cuda) {
+        let codes: Vec<u8> = (0..=255).collect();
+        for kind in QuantizedType::SCALED {
+            let value = |code: u8| match kind {
+                QuantizedType::I8 => f32::from(code.cast_signed()),
+                _ => e4m3_to_f32(code),
+            };
+            let one = if kind == QuantizedType::I8 { 1 } else { 0x38 };
+            // NaN must not be hidden by what shares its scale: first without, then alone.
+            let finite: Vec<u8> =
+                codes.iter().map(|&c| if value(c).is_nan() { 0 } else { c }).collect();
+            let [gate, up, down] = diagonal(kind, &finite, 0.5, one);
+            for (weights, m) in
+                [([gate.clone(), up.clone(), down.clone()], 3), ([gate, down, up], 9)]
+            {
+                let y = of_ones::<T>(cuda, &weights, m);
+                for (i, y) in y.as_slice().iter().enumerate() {
+                    let expected = 0.5 * value(finite[i % 256]);
+                    assert_eq!(y.to_f32(), expected, "{kind} {:#04x}", finite[i % 256]);
+                }
+            }
+        }
+    }
+    let Some(cuda) = common::device() else { return };
+    check::<bf16>(&cuda);
+    check::<f16>(&cuda);
+}
+
+#[test]
+fn a_code_that_is_no_number_makes_none_of_its_row_alone() {
+    let Some(cuda) = common::device() else { return };
+    for kind in [QuantizedType::F8E4m3, QuantizedType::F8E4m3Blocks] {
+        for nan in [0x7F, 0xFF] {
+            let mut codes = vec![0x40; 200];
+            codes[130] = nan;
+            let [gate, up, down] = diagonal(kind, &codes, 1.0, 0x38);
+            // Of the down weight: one output.
+            let y = of_ones::<bf16>(&cuda, &[gate.clone(), down.clone(), up.clone()], 4);
+            for (i, y) in y.as_slice().iter().enumerate() {
+                assert_eq!(y.is_nan(), i % 200 == 130, "{kind} {i}: {y}");
+            }
+            // Of the up weight: one feature, which every output has a product with.
+            let y = of_ones::<bf16>(&cuda, &[gate, up, down], 4);
+            assert!(y.as_slice().iter().all(|y| y.is_nan()), "{kind}");
+        }
+    }
+}
+
+/// Scales far apart, up to what leaves the range of the element type, and scales that are no numbers.
+#[test]
+fn extreme_scales() {
+    let Some(cuda) = common::device() else { return };
+    for kind in QuantizedType::SCALED {
+        let one = if kind == QuantizedType::I8 { 1 } else { 0x38 };
+        let codes = vec![if kind == QuantizedType::I8 { 64 } else { 0x68 }; 130];
+        for scale in [1e-30f32, 1e30, -1e-38, 3e38, f32::INFINITY, f32::NAN, 0.0, f32::MIN_POSITIVE]
+        {
+            let [gate, up, down] = diagonal(kind, &codes, scale, one);
+            let y = of_ones::<bf16>(&cuda, &[gate, down, up], 2);
+            let expected = bf16::from_f32(64.0 * scale);
+            for (i, y) in y.as_slice().iter().enumerate() {
+                // A scale that is no number makes none of the zeros of its block either.
+                let same = y.to_bits() == expected.to_bits() || y.is_nan() && !scale.is_finite();
+                assert!(same, "{kind} {scale} {i}: {y}, expected {expected}");
+            }
         }
     }
 }
@@ -143,7 +294,7 @@ fn quantised_weights() {
 fn other_quantised_weights_are_refused() {
     let Some(cuda) = common::device() else { return };
     let refusal = |block: BlockType, dtype: DType| {
-        let types = QuantizedTypes { gate_up: block, down: Some(block) };
+        let types = QuantizedTypes::of(Op::Mlp, block);
         let size = block.elements();
         let case = Case { quantized: Some(types), ..Case::new(Op::Mlp, [1, size, size], dtype) };
         let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
@@ -154,7 +305,7 @@ fn other_quantised_weights_are_refused() {
         }
     };
     let q6 = refusal(BlockType::Q6_K, DType::Bf16);
-    assert!(q6.contains("unpacks Q8_0 and Q4_0, not Q6_K"), "{q6}");
+    assert!(q6.contains("unpacks Q8_0, Q4_0, I8") && q6.contains("not Q6_K"), "{q6}");
     let f32 = refusal(BlockType::Q8_0, DType::F32);
     assert!(f32.contains("f16 or bf16, not with f32"), "{f32}");
 }
@@ -235,8 +386,7 @@ fn repeated_launches_are_bitwise_equal() {
             DeviceMatrix::from_host(&stream, x.view()).unwrap()
         });
         for layer in layers(&cuda, &parameters) {
-            // What is planned, whichever way this layer goes.
-            assert_eq!(layer.plan(m).kernel, "decode_mlp");
+            assert!(layer.design(m).is_some());
             let first = inputs.each_ref().map(|x| forward(&layer, &stream, x));
             assert_ne!(first[0], first[1]);
             for i in 2..launches {
@@ -327,8 +477,9 @@ fn plans_name_the_obstacles() {
         let of_decode = candidates.into_iter().filter(|c| c.name.starts_with("decode_mlp"));
         of_decode.map(|c| c.reason).collect::<Vec<_>>().join("; ")
     };
-    assert_eq!(cuda.plan(problem(1, DType::Bf16), None).kernel, "decode_mlp");
-    assert!(reasons(1, DType::Bf16).contains("each weight once"), "{}", reasons(1, DType::Bf16));
+    // The steps were measured to be faster at such sizes.
+    assert_ne!(cuda.plan(problem(1, DType::Bf16), None).kernel, "decode_mlp");
+    assert!(reasons(1, DType::Bf16).contains("expected"), "{}", reasons(1, DType::Bf16));
     assert!(reasons(17, DType::Bf16).contains("17 tokens; expected at most 16"));
     assert!(reasons(9, DType::F32).contains("9 tokens; expected at most 8"));
     assert_ne!(cuda.plan(problem(17, DType::Bf16), None).kernel, "decode_mlp");
@@ -354,7 +505,7 @@ fn the_copy_engine_waits_for_a_measurement() {
     let before = offered(&cuda);
     assert!(!before.chosen && before.predicted_us.is_some(), "{before:?}");
     assert!(before.reason.contains("once `swiglu tune` has measured it"), "{before:?}");
-    assert_eq!(cuda.plan(problem, None).kernel, "decode_mlp");
+    assert_ne!(cuda.plan(problem, None).kernel, "sm90_decode_mlp");
 
     let trial = |way: String| {
         let us = if way == fastest { 1.0 } else { 2.0 };

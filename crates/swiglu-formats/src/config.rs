@@ -23,6 +23,8 @@ pub(crate) struct Facts {
     pub(crate) swiglu_limit: Option<f32>,
     /// K.
     pub(crate) hidden: Option<usize>,
+    /// Rows and columns of weights with one scale: `quantization_config.weight_block_size`.
+    pub(crate) scale_block: Option<Vec<u64>>,
 }
 
 impl Facts {
@@ -33,6 +35,7 @@ impl Facts {
             hidden_act: self.hidden_act.or(other.hidden_act),
             swiglu_limit: self.swiglu_limit.or(other.swiglu_limit),
             hidden: self.hidden.or(other.hidden),
+            scale_block: self.scale_block.or(other.scale_block),
         }
     }
 }
@@ -43,6 +46,7 @@ pub(crate) fn from_gguf(file: &Gguf) -> Facts {
         hidden_act: None,
         swiglu_limit: None,
         hidden: file.architecture_value("embedding_length").and_then(|v| v.try_into().ok()),
+        scale_block: None,
     }
 }
 
@@ -52,6 +56,7 @@ pub(crate) fn from_metadata(metadata: &BTreeMap<String, String>) -> Facts {
         hidden_act: metadata.get("hidden_act").cloned(),
         swiglu_limit: None,
         hidden: None,
+        scale_block: None,
     }
 }
 
@@ -103,11 +108,17 @@ fn read(config: &Value, path: &Path) -> Result<Facts> {
         let limit = v.as_f64().filter(|l| *l > 0.0 && l.is_finite());
         limit.map(|l| l as f32).ok_or_else(|| wrong("swiglu_limit", "a positive number", v))
     });
+    let quantization = stated("quantization_config").and_then(|q| q.get("weight_block_size"));
+    let block = quantization.filter(|v| !v.is_null()).map(|v| {
+        let sizes = v.as_array().map(|sizes| sizes.iter().map(Value::as_u64).collect());
+        sizes.flatten().ok_or_else(|| wrong("weight_block_size", "a list of sizes", v))
+    });
     Ok(Facts {
         architecture: text("model_type")?,
         hidden_act: text("hidden_activation")?.or(text("hidden_act")?),
         swiglu_limit: limit.transpose()?,
         hidden: hidden.transpose()?,
+        scale_block: block.transpose()?,
     })
 }
 

@@ -92,6 +92,18 @@ pub enum FormatError {
         /// What would have been readable, and what to do.
         supported: &'static str,
     },
+    /// Quantised weights that need more than their codes and the scales that are read here.
+    #[error("{}: {tensor} as {dtype}: {why}", path.display())]
+    Quantization {
+        /// The file.
+        path: PathBuf,
+        /// The weight.
+        tensor: String,
+        /// Its type, as the file names it.
+        dtype: String,
+        /// What is missing or not read, and what would have been.
+        why: String,
+    },
     /// A tensor that is not in the file.
     #[error("{}: no tensor `{name}`; {near}", path.display())]
     TensorNotFound {

@@ -133,7 +133,7 @@ fn check_shape(
         return Err(("fewer than 2^64 elements".into(), given()));
     };
     // An unknown type's size is unknown; such a tensor is never read.
-    let Some((_, size)) = stored.block() else { return Ok(shape) };
+    let Some((_, size)) = stored.size() else { return Ok(shape) };
     match count.checked_mul(size as u64) {
         Some(n) if n == len => Ok(shape),
         Some(n) => Err((format!("{n} bytes"), given())),
@@ -147,6 +147,8 @@ fn type_of(name: &str) -> StoredType {
         "F32" => StoredType::F32,
         "F16" => StoredType::F16,
         "BF16" => StoredType::Bf16,
+        "I8" => StoredType::I8,
+        "F8_E4M3" => StoredType::F8E4m3,
         other => StoredType::Other(clip(other, 40)),
     }
 }

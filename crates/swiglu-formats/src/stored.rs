@@ -3,7 +3,7 @@
 use std::fmt;
 
 use half::{bf16, f16};
-use swiglu_core::{DType, Element};
+use swiglu_core::{DType, Element, QuantizedType};
 
 use crate::bytes::as_elements;
 use crate::gguf::quant::BlockType;
@@ -22,18 +22,34 @@ pub enum StoredType {
     Bf16,
     /// A block-quantised GGUF type.
     Block(BlockType),
+    /// Signed bytes: codes, which mean nothing without their scales.
+    I8,
+    /// e4m3, the variant without infinities: codes, as [`StoredType::I8`].
+    F8E4m3,
+    /// Codes together with the scales that the file has beside them.
+    Scaled(QuantizedType),
     /// A type that is known to exist and cannot be read here, as the file names it.
     Other(String),
 }
 
 /// What can be read, for errors.
-pub(crate) const READABLE: &str =
-    "F64, F32, F16, BF16 and, in GGUF, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
+pub(crate) const READABLE: &str = "F64, F32, F16, BF16, in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, \
+     Q5_K, Q6_K, and in safetensors, as weights of a layer with their scales, I8 and F8_E4M3";
 
 impl StoredType {
-    /// Elements of one block (1 unless quantised) and its bytes; `None` for unreadable types.
+    /// Elements of one block (1 unless quantised) and its bytes; `None` for types that cannot be read by
+    /// themselves.
     pub fn block(&self) -> Option<(usize, usize)> {
         match self {
+            StoredType::I8 | StoredType::F8E4m3 => None,
+            _ => self.size(),
+        }
+    }
+
+    /// As [`Self::block`], also of codes whose scales are elsewhere.
+    pub(crate) fn size(&self) -> Option<(usize, usize)> {
+        match self {
+            StoredType::I8 | StoredType::F8E4m3 | StoredType::Scaled(_) => Some((1, 1)),
             StoredType::F64 => Some((1, 8)),
             StoredType::F32 => Some((1, 4)),
             StoredType::F16 | StoredType::Bf16 => Some((1, 2)),
@@ -71,6 +87,8 @@ impl StoredType {
                 out.extend(words(bytes).map(|b| T::from_f32(bf16::from_le_bytes(b).to_f32())));
             }
             StoredType::Block(b) => b.decode(bytes, |v| out.push(T::from_f32(v))),
+            // These are decoded by the matrix that has their scales.
+            StoredType::I8 | StoredType::F8E4m3 | StoredType::Scaled(_) => {}
             StoredType::Other(_) => {}
         }
     }
@@ -117,6 +135,9 @@ impl fmt::Display for StoredType {
             StoredType::F16 => "F16",
             StoredType::Bf16 => "BF16",
             StoredType::Block(b) => b.name(),
+            StoredType::I8 => "I8",
+            StoredType::F8E4m3 => "F8_E4M3",
+            StoredType::Scaled(kind) => kind.name(),
             StoredType::Other(name) => name,
         })
     }

@@ -1,6 +1,7 @@
 //! One tensor of a file.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use swiglu_core::{Element, Matrix, MatrixRef, QuantizedRef};
 
@@ -36,7 +37,10 @@ impl Tensor {
 
     /// Entry `index` of the first dimension: one expert of a stack.
     pub(crate) fn entry(&self, index: usize, path: &Path) -> Result<Tensor> {
-        let (elements, bytes) = self.expect_readable(path)?;
+        let (elements, bytes) = match self.stored.size() {
+            Some(size) => size,
+            None => self.expect_readable(path)?,
+        };
         let one = || FormatError::shape(path, &self.name, "a stack of whole blocks", &self.shape);
         let (&count, inner) = self.shape.split_first().ok_or_else(one)?;
         if index >= count {
@@ -80,7 +84,8 @@ impl Tensor {
             let expected = "extents below 2^31 where there are no elements";
             return Err(FormatError::shape(path, &self.name, expected, &self.shape));
         }
-        Ok(StoredMatrix { name: self.name, stored: self.stored, rows, cols, data: self.data })
+        let Tensor { name, stored, data, .. } = self;
+        Ok(StoredMatrix { name, stored, rows, cols, data, scales: Arc::new([]) })
     }
 
     /// All elements in order, as `f32`.
@@ -110,6 +115,8 @@ pub struct StoredMatrix {
     pub cols: usize,
     /// The bytes, row by row.
     pub data: Bytes,
+    /// The scales of [`StoredType::Scaled`], as many as [`swiglu_core::QuantizedType::scales`] says; else none.
+    pub(crate) scales: Arc<[f32]>,
 }
 
 impl StoredMatrix {
@@ -121,15 +128,28 @@ impl StoredMatrix {
         MatrixRef::new(as_elements(&self.data)?, self.rows, self.cols).ok()
     }
 
-    /// The blocks without a copy, if the elements are quantised: rows along the inputs where the matrix
-    /// is `[out, in]`, as GGUF files have it.
+    /// The blocks or codes without a copy, if the elements are quantised: rows along the inputs where the
+    /// matrix is `[out, in]`, as GGUF files have it.
     pub fn quantized(&self) -> Option<QuantizedRef<'_>> {
         match self.stored {
             StoredType::Block(block) => {
                 QuantizedRef::new(block, &self.data, self.rows, self.cols).ok()
             }
+            StoredType::Scaled(_) => self.codes().ok(),
             _ => None,
         }
+    }
+
+    /// Codes with their scales.
+    fn codes(&self) -> Result<QuantizedRef<'_>> {
+        let StoredType::Scaled(kind) = self.stored else {
+            return Err(swiglu_core::Error::Unsupported {
+                what: format!("{} as {}", self.name, self.stored),
+                why: "it has no scales beside it".into(),
+            }
+            .into());
+        };
+        Ok(QuantizedRef::scaled(kind, &self.data, &self.scales, self.rows, self.cols)?)
     }
 
     /// The elements as `T`; quantised values are `f32` first, so narrowing rounds their `f32`.
@@ -137,16 +157,24 @@ impl StoredMatrix {
     /// # Errors
     /// [`FormatError::Core`] if the extents do not fit the data, which a parsed file excludes.
     pub fn to_matrix<T: Element>(&self) -> Result<Matrix<T>> {
+        if matches!(self.stored, StoredType::Scaled(_)) {
+            return Ok(self.codes()?.to_matrix()?);
+        }
         let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
         self.stored.decode(&self.data, &mut out);
         Ok(Matrix::from_vec(out, self.rows, self.cols)?)
     }
 
-    /// The elements as float64, exactly as stored (quantised ones as their `f32`).
+    /// The elements as float64, exactly as stored (quantised ones in blocks as their `f32`).
     ///
     /// # Errors
     /// As [`Self::to_matrix`].
     pub fn to_matrix_f64(&self) -> Result<Matrix<f64>> {
+        if matches!(self.stored, StoredType::Scaled(_)) {
+            let (codes, mut values) = (self.codes()?, Vec::with_capacity(self.data.len()));
+            (0..self.rows).for_each(|r| codes.terms(r, |value, _| values.push(value)));
+            return Ok(Matrix::from_vec(values, self.rows, self.cols)?);
+        }
         let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
         self.stored.decode_f64(&self.data, &mut out);
         Ok(Matrix::from_vec(out, self.rows, self.cols)?)
@@ -157,6 +185,9 @@ impl StoredMatrix {
     /// # Errors
     /// [`swiglu_core::Error::NonFinite`], as [`FormatError::Core`].
     pub fn expect_finite(&self) -> Result<()> {
+        if matches!(self.stored, StoredType::Scaled(_)) {
+            return Ok(self.codes()?.expect_finite(&self.name)?);
+        }
         let (elements, bytes) = self.stored.block().unwrap_or((1, 1));
         // Row by row, so that checking a large layer does not need a decoded copy of it.
         let row_bytes = self.cols / elements * bytes;

@@ -149,7 +149,7 @@ fn a_layer_of_every_type_loads_and_keeps_its_blocks() {
         let [gate, up] = layer.quantized_gate_up().unwrap();
         let down = layer.quantized_down().unwrap().unwrap();
         assert_eq!((gate.shape(), up.shape(), down.shape()), ([h, k], [h, k], [k, h]));
-        assert_eq!(gate.block().to_string(), kind);
+        assert_eq!(gate.kind().to_string(), kind);
         for (ours, stored) in [gate, up, down].iter().zip(&tensors) {
             assert_eq!(ours.bytes(), stored.bytes);
         }

@@ -186,10 +186,7 @@ impl Case {
             numerics: self.numerics,
             layout: WeightLayout { orientation: self.orientation, arrangement: self.arrangement },
             bias: self.bias,
-            quantized: self.weights.map(|block| QuantizedTypes {
-                gate_up: block,
-                down: (op == Op::Mlp).then_some(block),
-            }),
+            quantized: self.weights.map(|block| QuantizedTypes::of(op, block)),
         })
     }
 

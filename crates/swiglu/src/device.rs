@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swiglu_core::{Error as CoreError, Path, Plan, Problem};
+use swiglu_core::{DType, Error as CoreError, Op, Path, Plan, Problem, QuantizedType};
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
@@ -91,6 +91,43 @@ impl Device {
     pub fn explain(&self, problem: Problem, path: impl Into<Option<Path>>) -> Explanation {
         let path = path.into();
         Explanation::new(self, self.plan(problem, path), path)
+    }
+
+    /// Refuses quantised weights that the device has no kernels for in this operation and with inputs
+    /// and outputs of `dtype`: they are decoded.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`], which says what there are kernels for.
+    pub fn expect_quantized(
+        &self,
+        op: Op,
+        dtype: DType,
+        kind: QuantizedType,
+    ) -> std::result::Result<(), CoreError> {
+        match self {
+            Device::Cpu(_) if swiglu_cpu::quantized_types().contains(&kind) => Ok(()),
+            Device::Cpu(_) => {
+                let names: Vec<&str> =
+                    swiglu_cpu::quantized_types().iter().map(|t| t.name()).collect();
+                Err(CoreError::Unsupported {
+                    what: format!("computing {op} of {dtype} with {kind} weights"),
+                    why: format!("the CPU has kernels for {}", names.join(", ")),
+                })
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, kind),
+        }
+    }
+
+    /// Up to this many tokens a call with quantised weights as they are is the fast one. More tokens make
+    /// it decode them again or, on a CUDA device, read them several times: decoded weights
+    /// ([`crate::Weights::decoded`]) are then at least as fast.
+    pub fn quantized_tokens(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.quantized_rows(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => swiglu_cuda::quantized_tokens(),
+        }
     }
 
     /// The kind of device: `cpu` or `cuda`.

@@ -57,7 +57,8 @@ impl Explanation {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
-                cuda.candidates(&problem, path).into_iter().map(Candidate::from).collect()
+                let ways = cuda.candidates(&problem, path).into_iter().map(Candidate::from);
+                ways.chain(weights(&problem)).collect()
             }
         };
         let notes = match device {
@@ -83,7 +84,8 @@ impl Explanation {
 
 impl Explanation {
     /// Adds that quantised weights were decoded, and why.
-    pub(crate) fn with_decoded_weights(mut self, why: &swiglu_core::Error) -> Self {
+    #[must_use]
+    pub fn with_decoded_weights(mut self, why: &swiglu_core::Error) -> Self {
         let decoded = format!("weights as {}", self.problem.dtype);
         self.candidates.extend([
             of_weights("weights quantised".into(), false, why.to_string()),
@@ -155,24 +157,15 @@ fn paths(plan: &Plan) -> Vec<Candidate> {
     .into()
 }
 
-/// A time that the cost model gave, as a column.
-struct Expected(Option<f64>);
+/// A column of times: what kind of time, and it where there is one.
+struct Time(&'static str, Option<f64>);
 
-impl fmt::Display for Expected {
+impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(us) => write!(f, "expected {us:>8.1} µs  "),
-            None => write!(f, "{:22}", ""),
+        match *self {
+            Time(kind, Some(us)) => write!(f, "{kind:<8} {us:>8.1} µs  "),
+            Time(..) => write!(f, "{:22}", ""),
         }
-    }
-}
-
-/// A time of a record, where there is one.
-struct Measured(Option<f64>);
-
-impl fmt::Display for Measured {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |us| write!(f, "measured {us:>8.1} µs  "))
     }
 }
 
@@ -211,13 +204,17 @@ impl fmt::Display for Explanation {
         writeln!(f, "problem     {}", self.problem)?;
         writeln!(f, "plan        {}", self.plan)?;
         let width = self.candidates.iter().map(|c| c.name.len()).max().unwrap_or(0);
-        let timed = self.candidates.iter().any(|c| c.predicted_us.is_some());
+        let predicted = self.candidates.iter().any(|c| c.predicted_us.is_some());
+        let measured = self.candidates.iter().any(|c| c.measured_us.is_some());
         for (i, c) in self.candidates.iter().enumerate() {
             let head = if i == 0 { "candidates" } else { "" };
             let mark = if c.chosen { "✓" } else { "·" };
             write!(f, "{head:<11} {mark} {:<width$}  ", c.name)?;
-            if timed {
-                write!(f, "{}{}", Expected(c.predicted_us), Measured(c.measured_us))?;
+            if predicted {
+                write!(f, "{}", Time("expected", c.predicted_us))?;
+            }
+            if measured {
+                write!(f, "{}", Time("measured", c.measured_us))?;
             }
             writeln!(f, "{}", c.reason)?;
         }

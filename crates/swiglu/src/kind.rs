@@ -119,7 +119,11 @@ impl Layer<GatedLinearKind> {
                 Ok(Self::new(device, Some(Path::Fused), kernel))
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => Err(quantized_on_cuda().into()),
+            Device::Cuda(_) => {
+                let what = format!("{} with {} weights", Op::GatedLinear, params.gate.kind());
+                let why = "a CUDA device has kernels for them in whole feed-forward blocks";
+                Err(swiglu_core::Error::Unsupported { what, why: why.into() }.into())
+            }
         }
     }
 
@@ -171,8 +175,8 @@ impl Layer<MlpKind> {
     }
 
     /// Packs quantised weights in memory for a device, which computes with them as they are, for inputs
-    /// and outputs of T. On a CUDA device, Q8_0 and Q4_0 with f16 or bf16, for decoding: more than 16
-    /// tokens are computed 16 at a time, each time from all weights.
+    /// and outputs of T. On a CUDA device, the types of [`Device::expect_quantized`] with f16 or bf16, for
+    /// decoding: more than 16 tokens are computed 16 at a time, each time from all weights.
     ///
     /// # Errors
     /// As [`Self::from_params`]; [`swiglu_core::Error::Unsupported`] if the device has no kernels for
@@ -221,15 +225,6 @@ impl Layer<MlpKind> {
                 Ok(Self::new(device, path, kernel))
             }
         }
-    }
-}
-
-#[cfg(feature = "cuda")]
-pub(crate) fn quantized_on_cuda() -> swiglu_core::Error {
-    swiglu_core::Error::Unsupported {
-        what: "quantised weights on a CUDA device".into(),
-        why: "its kernels for them are for blocks of few tokens, Mlp::from_quantized; others are decoded"
-            .into(),
     }
 }
 

@@ -39,8 +39,10 @@
 //!
 //! # Quantised weights
 //!
-//! The blocks of a GGUF file are computed with as they are where the device has kernels for their type
-//! (every [`BlockType`] on the CPU), so that a call reads about as many bytes as the file has. Others are
+//! The blocks of a GGUF file, and weights of 8 bits with scales beside them of a safetensors file, are
+//! computed with as they are where the device has kernels for their type (every [`BlockType`] on the CPU;
+//! on a CUDA device Q8_0, Q4_0, I8 and F8_E4M3 in an [`Mlp`] of f16 or bf16, for a few tokens at a time:
+//! [`Device::expect_quantized`]), so that a call reads about as many bytes as the file has. Others are
 //! decoded when the layer is packed, as [`Weights::decoded`] asks for, and [`Layer::explain`] says which
 //! and why. Weights in memory are quantised by [`BlockType::quantize`]:
 //!
@@ -154,8 +156,8 @@ pub use swiglu_core::{
     ACTIVATION_NAMES, Activation, Arrangement, BlockType, DType, Element, Error as CoreError,
     ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,
     MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, Path, Plan, Problem,
-    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
-    Rounding, WeightLayout, bf16, f16,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedType,
+    QuantizedTypes, Rounding, WeightLayout, bf16, f16,
 };
 pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
 /// The CUDA backend: devices, streams, graphs, and matrices in device memory.

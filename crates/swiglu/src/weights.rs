@@ -3,15 +3,15 @@
 use std::marker::PhantomData;
 
 use swiglu_core::{
-    Activation, BlockType, DType, Element, Error as CoreError, GateUpWeights, GatedLinearParams,
-    Matrix, MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp,
-    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedTypes,
+    Activation, DType, Element, Error as CoreError, GateUpWeights, GatedLinearParams, Matrix,
+    MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, QuantizedGatedLinearParams,
+    QuantizedMlpParams, QuantizedRef, QuantizedTypes,
 };
 use swiglu_formats::{FormatError, LayerWeights, StoredType};
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::kind::Kind;
+use crate::kind::{Kind, MlpKind};
 use crate::layer::Layer;
 use crate::model_activation::{Stated, model_activation};
 use crate::with_dtype;
@@ -119,37 +119,33 @@ impl<K: Kind> Weights<K> {
     /// [`CoreError::Unsupported`], as [`crate::Error::Core`], with the reason why [`Self::to`] decodes
     /// them: the file's types or layout, the device, or [`Self::decoded`]. Otherwise as [`Self::host`].
     pub fn quantized_on(&self, device: &Device) -> Result<QuantizedWeights<'_>> {
+        self.quantized_as(K::OP, device)
+    }
+
+    fn quantized_as(&self, op: Op, device: &Device) -> Result<QuantizedWeights<'_>> {
         let [gate, up] = self.stored.quantized_gate_up()?;
-        let down = match K::OP {
+        let down = match op {
             Op::Mlp => self.stored.quantized_down()?,
             Op::GatedLinear | Op::Activation => None,
         };
-        for block in [Some(gate.block()), down.map(|d| d.block())].into_iter().flatten() {
-            self.expect_kernel(device, block)?;
+        for kind in [Some(gate.kind()), down.map(|d| d.kind())].into_iter().flatten() {
+            if self.decode {
+                let what = format!("computing with {kind} weights");
+                let why = "decoding was asked for".into();
+                return Err(CoreError::Unsupported { what, why }.into());
+            }
+            device.expect_quantized(op, self.resolved_dtype(), kind)?;
         }
         let (activation, numerics) = (self.resolved_activation()?, self.resolved_numerics());
         Ok(QuantizedWeights { stored: &self.stored, gate, up, down, activation, numerics })
     }
 
-    fn expect_kernel(&self, device: &Device, block: BlockType) -> Result<(), CoreError> {
-        let refused = |why: String| {
-            Err(CoreError::Unsupported { what: format!("computing with {block} weights"), why })
-        };
-        let known = match device {
-            Device::Cpu(_) => swiglu_cpu::quantized_types(),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(_) => return Err(crate::kind::quantized_on_cuda()),
-        };
-        if self.decode {
-            return refused("decoding was asked for".into());
-        }
-        match known.contains(&block) {
-            true => Ok(()),
-            false => {
-                let names: Vec<&str> = known.iter().map(|b| b.name()).collect();
-                refused(format!("the CPU has kernels for {}", names.join(", ")))
-            }
-        }
+    /// Whether the file has quantised weights among those that `op` takes.
+    pub fn is_quantized(&self, op: Op) -> bool {
+        let down = self.stored.stored_down().filter(|_| op == Op::Mlp);
+        let is_quantized =
+            |s: &StoredType| matches!(s, StoredType::Block(_) | StoredType::Scaled(_));
+        self.stored.stored_gate_up().iter().chain(down).any(|m| is_quantized(&m.stored))
     }
 
     /// Packs the weights for a device: once, when the layer is built. Quantised ones stay as they are
@@ -158,21 +154,30 @@ impl<K: Kind> Weights<K> {
     /// # Errors
     /// As [`Self::host`]; for an MLP, [`FormatError::IncompleteLayer`] without a down weight.
     pub fn to(&self, device: &Device) -> Result<Layer<K>> {
-        let stored = self.stored.stored_gate_up().iter().chain(self.stored.stored_down());
-        let is_quantized = |s: &StoredType| matches!(s, StoredType::Block(_));
-        let any_quantized = stored.into_iter().any(|m| is_quantized(&m.stored));
         let dtype = self.resolved_dtype();
-        if !any_quantized {
+        if !self.is_quantized(K::OP) {
             return with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?));
         }
-        match self.quantized_on(device) {
-            Ok(weights) => with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)),
+        let packed = self
+            .quantized_on(device)
+            .and_then(|weights| with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)));
+        match packed {
             Err(crate::Error::Core(why @ CoreError::Unsupported { .. })) => {
                 let layer = with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?))?;
                 Ok(layer.because_decoded(why))
             }
-            Err(error) => Err(error),
+            packed => packed,
         }
+    }
+}
+
+impl Weights<MlpKind> {
+    /// As [`Self::quantized_on`] for the gated linear layer of the block alone, whatever its down weight is.
+    ///
+    /// # Errors
+    /// As [`Self::quantized_on`].
+    pub fn quantized_gated_linear_on(&self, device: &Device) -> Result<QuantizedWeights<'_>> {
+        self.quantized_as(Op::GatedLinear, device)
     }
 }
 
@@ -200,7 +205,7 @@ pub struct QuantizedWeights<'a> {
 impl<'a> QuantizedWeights<'a> {
     /// The types of the weights.
     pub fn types(&self) -> QuantizedTypes {
-        QuantizedTypes { gate_up: self.gate.block(), down: self.down.map(|d| d.block()) }
+        QuantizedTypes { gate_up: self.gate.kind(), down: self.down.map(|d| d.kind()) }
     }
 
     /// As parameters of a gated linear layer.

@@ -3,12 +3,14 @@
 // A helper of a test is a test: it ends by panicking, and says what was not run.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod common;
+
 use std::path::{Path as FilePath, PathBuf};
 
 use swiglu::cuda::{CudaError, DeviceMatrix, library};
 use swiglu::{
-    Activation, CoreError, DType, Device, Error, GateUpRef, GatedActivation, GatedLinear, Matrix,
-    MatrixRef, Mlp, Path, bf16,
+    Activation, BlockType, CoreError, DType, Device, Element, Error, GateUpRef, GatedActivation,
+    GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, bf16, f16,
 };
 use swiglu_core::{bounds, random};
 
@@ -127,4 +129,119 @@ fn activations_and_explanations_are_of_the_device() {
     assert_eq!(explanation.candidates.iter().filter(|c| c.chosen).count(), 1);
     let unfused = device.plan(explanation.problem, Path::Unfused);
     assert_eq!((unfused.path, unfused.backend.as_str()), (Path::Unfused, "cuda"));
+}
+
+/// A layer of `[256, 256]` weights of gate, up and down.
+fn of_blocks(types: [BlockType; 3]) -> Vec<u8> {
+    let tensor = |((name, block), seed): ((&str, BlockType), u64)| {
+        let q = random::quantized_matrix(seed, block, 256, 256, 0.06).unwrap();
+        (format!("blk.0.ffn_{name}.weight"), block, q.into_vec())
+    };
+    let tensors: Vec<_> =
+        ["gate", "up", "down"].into_iter().zip(types).zip(1..).map(tensor).collect();
+    common::gguf(&tensors)
+}
+
+fn computes_with_blocks<T: Element>(weights: &MlpWeights, device: &Device, m: usize) {
+    let weights = weights.clone().dtype(T::DTYPE);
+    let mlp = weights.to(device).unwrap();
+    let blocks = weights.quantized_on(device).unwrap();
+    assert_eq!(mlp.plan(m).problem.quantized, Some(blocks.types()));
+    let x = input::<T>(m, 256);
+    let reference = bounds::quantized_mlp(x.view(), &blocks.mlp().unwrap()).unwrap();
+    let judgement = reference.judge(mlp.forward(&x).unwrap().view()).unwrap();
+    assert!(judgement.passed(), "{} m = {m}: {judgement:?}", T::DTYPE);
+}
+
+/// A GGUF file's blocks are computed with as they are, with any number of tokens, and that is what plan
+/// and explanation say.
+#[test]
+fn quantised_files_stay_quantised_where_there_is_a_kernel() {
+    let Some(device) = device() else { return };
+    let (q8, q4) = (BlockType::Q8_0, BlockType::Q4_0);
+    for types in [[q8; 3], [q4; 3], [q4, q4, q8]] {
+        let file = of_blocks(types);
+        let weights = Mlp::load_from_bytes(file, &LoadOptions::default()).unwrap();
+        for m in [1, 16, 37] {
+            computes_with_blocks::<bf16>(&weights, &device, m);
+        }
+        computes_with_blocks::<f16>(&weights, &device, 2);
+    }
+    let weights = Mlp::load_from_bytes(of_blocks([q8; 3]), &LoadOptions::default()).unwrap();
+    let weights = weights.dtype(DType::Bf16);
+    let mlp = weights.to(&device).unwrap();
+    for (m, passes) in [(1, 1), (16, 1), (37, 3)] {
+        let explanation = mlp.explain(m);
+        assert_eq!(explanation.plan, mlp.plan(m));
+        assert_eq!(explanation.plan, device.plan(explanation.problem, Path::Fused));
+        assert_eq!(explanation.plan.kernel, "decode_mlp");
+        assert_eq!(explanation.plan.parameters["passes"], passes);
+        assert_eq!(explanation.plan.reason.contains("3 times all weights"), passes == 3);
+        let text = explanation.to_string();
+        assert!(text.contains("weights as Q8_0") && text.contains("1.9 times"), "{text}");
+        let chosen = explanation.candidates.iter().filter(|c| c.chosen);
+        assert!(chosen.map(|c| c.name.as_str()).any(|name| name.starts_with("decode_mlp")));
+    }
+}
+
+/// Weights of 8 bits of a safetensors file, whose scales are of rows or of blocks.
+#[test]
+fn codes_with_scales_beside_them_stay_as_they_are() {
+    let Some(device) = device() else { return };
+    for (dtype, scales, name) in [
+        ("I8", [256, 1], "I8"),
+        ("I8", [1, 1], "I8"),
+        ("F8_E4M3", [256, 1], "F8_E4M3"),
+        ("F8_E4M3", [2, 2], "F8_E4M3_128x128"),
+    ] {
+        let file = common::scaled(dtype, 256, scales);
+        let weights = Mlp::load_from_bytes(file, &LoadOptions::default()).unwrap();
+        for m in [1, 20] {
+            computes_with_blocks::<bf16>(&weights, &device, m);
+            computes_with_blocks::<f16>(&weights, &device, m);
+        }
+        let mlp = weights.dtype(DType::F16).to(&device).unwrap();
+        let text = mlp.explain(1).to_string();
+        assert!(
+            text.contains(&format!("weights as {name}")) && text.contains("2.0 times"),
+            "{text}"
+        );
+    }
+}
+
+/// Everything else is decoded, with the reason; in memory it is refused.
+#[test]
+fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
+    let Some(device) = device() else { return };
+    let load =
+        |block| Mlp::load_from_bytes(of_blocks([block; 3]), &LoadOptions::default()).unwrap();
+    let decoded = |weights: MlpWeights, why: &str| {
+        let mlp = weights.to(&device).unwrap();
+        let plan = mlp.plan(2);
+        assert_eq!(plan.problem.quantized, None);
+        assert!(plan.reason.contains(why), "{plan}");
+        assert!(mlp.explain(2).to_string().contains(why));
+        let Err(Error::Core(refused)) = weights.quantized_on(&device) else {
+            panic!("{why}: not refused")
+        };
+        assert!(matches!(refused, CoreError::Unsupported { .. }), "{refused}");
+    };
+    decoded(load(BlockType::Q6_K).dtype(DType::Bf16), "kernels for Q8_0, Q4_0, I8");
+    decoded(load(BlockType::Q8_0), "choose one of these");
+    decoded(load(BlockType::Q8_0).dtype(DType::Bf16).decoded(), "decoding was asked for");
+
+    let file = of_blocks([BlockType::Q8_0; 3]);
+    let weights = GatedLinear::load_from_bytes(file, &LoadOptions::default()).unwrap();
+    let layer = weights.dtype(DType::Bf16).to(&device).unwrap();
+    let plan = layer.plan(2);
+    assert!(
+        plan.problem.quantized.is_none() && plan.reason.contains("whole feed-forward"),
+        "{plan}"
+    );
+
+    // A problem with weights that would be decoded is planned so.
+    let quantised = Mlp::load_from_bytes(of_blocks([BlockType::Q6_K; 3]), &LoadOptions::default());
+    let cpu = quantised.unwrap().dtype(DType::Bf16).to(&Device::cpu().unwrap()).unwrap();
+    let plan = device.plan(cpu.plan(3).problem, None);
+    assert!(plan.problem.quantized.is_none() && plan.reason.contains("decoded to bf16"), "{plan}");
 }

@@ -3,6 +3,9 @@
 // A helper of a test is a test: it ends by panicking.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
+use common::{gguf, scaled};
 use swiglu::{
     Activation, Arrangement, BlockType, CoreError, DType, Device, Error, Explanation, FormatError,
     GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights, Layer,
@@ -46,7 +49,7 @@ fn quantized_runs_within_bounds<T: swiglu::Element>() {
     let device = Device::cpu().unwrap();
     let weights = Mlp::load(SMOLLM2, 28).unwrap().dtype(T::DTYPE);
     let mlp = weights.to(&device).unwrap();
-    let q4_1 = QuantizedTypes { gate_up: BlockType::Q4_1, down: Some(BlockType::Q4_1) };
+    let q4_1 = QuantizedTypes::of(Op::Mlp, BlockType::Q4_1);
     assert_eq!((mlp.plan(1).problem.quantized, mlp.dtype()), (Some(q4_1), T::DTYPE));
     let x = input::<T>(3, mlp.hidden());
     let y = mlp.forward(&x).unwrap();
@@ -115,27 +118,26 @@ fn what_no_kernel_computes_with_is_decoded_and_says_why() {
     assert_eq!(gated.plan(1).problem.quantized.unwrap().to_string(), "Q4_K");
 }
 
-/// A GGUF file of `[256, 256]` tensors.
-fn gguf(tensors: &[(String, BlockType, Vec<u8>)]) -> Vec<u8> {
-    let string = |s: &str| [&(s.len() as u64).to_le_bytes(), s.as_bytes()].concat();
-    let mut file = [b"GGUF".as_slice(), &3u32.to_le_bytes()].concat();
-    file.extend((tensors.len() as u64).to_le_bytes());
-    file.extend(1u64.to_le_bytes());
-    file.extend(string("general.architecture"));
-    file.extend(8u32.to_le_bytes());
-    file.extend(string("llama"));
-    let mut data = Vec::new();
-    for (name, block, bytes) in tensors {
-        file.extend(string(name));
-        file.extend(2u32.to_le_bytes());
-        file.extend([256u64, 256].map(u64::to_le_bytes).concat());
-        file.extend(block.id().to_le_bytes());
-        file.extend((data.len() as u64).to_le_bytes());
-        data.extend_from_slice(bytes);
-        data.resize(data.len().next_multiple_of(32), 0);
+/// Weights of 8 bits of a safetensors file: the CPU decodes them, says so, and computes with their values.
+#[test]
+fn codes_with_scales_beside_them_are_decoded_on_the_cpu() {
+    let device = Device::cpu().unwrap();
+    for (dtype, scales) in [("I8", [200, 1]), ("F8_E4M3", [200, 1]), ("F8_E4M3", [2, 2])] {
+        let weights =
+            Mlp::load_from_bytes(scaled(dtype, 200, scales), &LoadOptions::default()).unwrap();
+        runs_within_bounds::<f32>(&weights);
+        runs_within_bounds::<bf16>(&weights);
+        let mlp = weights.clone().dtype(DType::Bf16).to(&device).unwrap();
+        let plan = mlp.plan(1);
+        assert_eq!(plan.problem.quantized, None);
+        let why = format!("with {dtype}");
+        assert!(
+            plan.reason.contains(&why) && plan.reason.contains("the CPU has kernels"),
+            "{plan}"
+        );
+        let refused = weights.quantized_on(&device).unwrap_err();
+        assert!(matches!(refused, Error::Core(CoreError::Unsupported { .. })), "{refused}");
     }
-    file.resize(file.len().next_multiple_of(32), 0);
-    [file, data].concat()
 }
 
 #[test]

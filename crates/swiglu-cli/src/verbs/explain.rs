@@ -2,17 +2,18 @@
 
 use std::io::Write;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use swiglu::{
-    Activation, BlockType, CoreError, DType, Device, Element, Explanation, Op, Problem,
-    QuantizedTypes, WeightLayout, with_dtype,
+    Activation, DType, Device, Element, Explanation, Op, Problem, QuantizedType, QuantizedTypes,
+    WeightLayout, with_dtype,
 };
 
 use crate::Verdict;
-use crate::args::{DeviceArgs, MathArgs, WeightArgs};
+use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
 use crate::ceilings;
+use crate::quantized::Blocks;
 use crate::roofline::Floor;
 use crate::table;
 use crate::terminal::Terminal;
@@ -34,9 +35,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
         value_parser = crate::args::extent)]
     intermediate: Option<usize>,
-    /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
+    /// CUDA i8, f8_e4m3, f8_e4m3_128x128
     #[arg(long, value_name = "TYPE", conflicts_with = "weights")]
-    weights_type: Option<BlockType>,
+    weights_type: Option<QuantizedType>,
     /// Decode quantised weights of the file instead of computing with them as they are
     #[arg(long, requires = "weights")]
     decode_weights: bool,
@@ -58,6 +60,17 @@ enum ExplainedOp {
     Mlp,
 }
 
+impl ExplainedOp {
+    /// The same of what has weights.
+    fn of_layer(self) -> Option<LayerOp> {
+        match self {
+            ExplainedOp::Activation => None,
+            ExplainedOp::GatedLinear => Some(LayerOp::GatedLinear),
+            ExplainedOp::Mlp => Some(LayerOp::Mlp),
+        }
+    }
+}
+
 /// An explanation, and the floor under its time by what this machine can do now.
 #[derive(Serialize)]
 struct Document {
@@ -68,6 +81,7 @@ struct Document {
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
+    let mut decoded_because = None;
     let problem = match args.weights.load()? {
         Some(weights) => {
             let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
@@ -80,14 +94,26 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
                 true => weights.decoded(),
                 false => weights,
             };
-            match quantized(args, &device, &weights.clone().dtype(dtype))? {
-                Some(problem) => problem,
-                None => with_dtype!(dtype, T => of_file::<T>(args, &weights))?,
+            let weights = weights.dtype(dtype);
+            let blocks = match args.op.of_layer() {
+                Some(op) => Blocks::of_file(&weights, op, &device)?,
+                None => Err(None),
+            };
+            match blocks {
+                Ok(blocks) => with_dtype!(dtype, T => anyhow::Ok(blocks.problem::<T>(args.m)))?,
+                Err(why) => {
+                    decoded_because = why;
+                    with_dtype!(dtype, T => of_file::<T>(args, &weights))?
+                }
             }
         }
         None => of_shape(args, &device)?,
     };
     let explanation = device.explain(problem, None);
+    let explanation = match decoded_because {
+        Some(why) => explanation.with_decoded_weights(&why),
+        None => explanation,
+    };
     let rates = ceilings::rates(&device, &explanation.problem)?;
     let floor = Floor::of(&explanation.problem, Heat::Cold, rates);
     if terminal.json() {
@@ -101,25 +127,6 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         )?;
     }
     Ok(Verdict::Passed)
-}
-
-/// The problem with the file's blocks, where they are computed with as they are.
-fn quantized(
-    args: &ExplainArgs,
-    device: &Device,
-    weights: &swiglu::MlpWeights,
-) -> anyhow::Result<Option<Problem>> {
-    let blocks = match weights.quantized_on(device) {
-        Ok(blocks) => blocks,
-        Err(swiglu::Error::Core(CoreError::Unsupported { .. })) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let dtype = weights.resolved_dtype();
-    Ok(match args.op {
-        ExplainedOp::Activation => None,
-        ExplainedOp::GatedLinear => Some(blocks.gated_linear().problem(args.m, dtype)),
-        ExplainedOp::Mlp => Some(blocks.mlp()?.problem(args.m, dtype)),
-    })
 }
 
 fn of_file<T: Element>(
@@ -153,20 +160,21 @@ fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
         ExplainedOp::GatedLinear => layer(Op::GatedLinear),
         ExplainedOp::Mlp => layer(Op::Mlp),
     };
-    let Some(block) = args.weights_type else { return Ok(problem) };
+    let Some(kind) = args.weights_type else { return Ok(problem) };
     let inputs = match problem.op {
-        Op::Activation => bail!("--weights-type {block}: the activation has no weights"),
+        Op::Activation => bail!("--weights-type {kind}: the activation has no weights"),
         Op::GatedLinear => vec![problem.hidden],
         Op::Mlp => vec![problem.hidden, problem.intermediate],
     };
-    if !matches!(device, Device::Cpu(_)) {
-        bail!("--weights-type {block}: {device} computes with decoded weights; give --device cpu");
+    device.expect_quantized(problem.op, dtype, kind).with_context(|| given(kind))?;
+    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(kind.elements())) {
+        bail!("--weights-type {kind}: {n} inputs are not whole blocks of {}", kind.elements());
     }
-    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
-        bail!("--weights-type {block}: {n} inputs are not whole blocks of {}", block.elements());
-    }
-    let down = (problem.op == Op::Mlp).then_some(block);
-    Ok(Problem { quantized: Some(QuantizedTypes { gate_up: block, down }), ..problem })
+    Ok(Problem { quantized: Some(QuantizedTypes::of(problem.op, kind)), ..problem })
+}
+
+fn given(kind: QuantizedType) -> String {
+    format!("--weights-type {kind}")
 }
 
 /// The activation of a layer by itself, over separate gate and up.

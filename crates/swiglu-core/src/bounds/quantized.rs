@@ -1,6 +1,7 @@
 //! Bounds of layers with quantised weights.
 //!
-//! A weight is d·q + m with d·q and m exact in `f32`, and a kernel may multiply them out or sum
+//! A weight is d·q + m with d·q and m exact in `f32`, or s·q with an `f32` scale s beside the weights,
+//! and a kernel may multiply them out or sum
 //! products and minima apart, block by block: d·Σq·x + m·Σx. So the magnitude of a sum is
 //! Σ(|d·q| + |m|)·|x|, which is Σ|w||x| for types without a minimum. A term then passes the roundings
 //! of its product, of at most one addition per other term, of one more per block whose minimum is
@@ -20,7 +21,7 @@ use crate::error::Result;
 use crate::layout::Half;
 use crate::matrix::{Matrix, MatrixRef};
 use crate::oracle;
-use crate::quant::{BlockType, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef};
+use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedType};
 
 /// How a kernel takes x and h, the inputs of products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +43,7 @@ const U16: f64 = DType::F16.unit_roundoff();
 
 /// The error of a sum in `f32`, relative to its magnitude.
 fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
-    let minima = if weights.block().has_minimum() { weights.cols().div_ceil(MINIMUM) } else { 0 };
+    let minima = if weights.kind().has_minimum() { weights.cols().div_ceil(MINIMUM) } else { 0 };
     // Three scalings, the bias, and joining partial sums.
     gamma(weights.cols() + minima + 5)
 }
@@ -50,7 +51,7 @@ fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
 /// What inputs of at most these magnitudes may be off by once they are taken as `inputs` says, which
 /// `None` says is not at all. With 8
 /// bits: half a step d, d's own rounding and that of a sum to f16, and the arithmetic of q.
-fn input_errors(magnitudes: &[f64], block: BlockType, inputs: Option<BlockInputs>) -> Vec<f64> {
+fn input_errors(magnitudes: &[f64], kind: QuantizedType, inputs: Option<BlockInputs>) -> Vec<f64> {
     let largest = |part: &[f64]| part.iter().copied().fold(0.0, f64::max);
     match inputs {
         None => return vec![0.0; magnitudes.len()],
@@ -65,7 +66,7 @@ fn input_errors(magnitudes: &[f64], block: BlockType, inputs: Option<BlockInputs
         let least = 128.0 * DType::F16.underflow_unit();
         part.iter().map(|v| step + v * U16 + least).collect::<Vec<f64>>()
     };
-    magnitudes.chunks(block.elements()).flat_map(error).collect()
+    magnitudes.chunks(kind.elements()).flat_map(error).collect()
 }
 
 /// Σ e·(|d·q| + |m|) of each row of input errors and each output.
@@ -75,9 +76,7 @@ fn passed_on(errors: &Matrix<f64>, weights: &QuantizedRef<'_>) -> Result<Matrix<
     let mut sizes = Vec::with_capacity(weights.cols());
     for o in 0..out {
         sizes.clear();
-        weights.block().terms(weights.row(o), |product, minimum| {
-            sizes.push(f64::from(product).abs() + f64::from(minimum).abs());
-        });
+        weights.terms(o, |product, minimum| sizes.push(product.abs() + minimum.abs()));
         for i in 0..m {
             let terms = errors.view().row(i).iter().zip(&sizes);
             passed.as_mut_slice()[i * out + o] = terms.map(|(e, s)| e * s).sum();
@@ -89,14 +88,14 @@ fn passed_on(errors: &Matrix<f64>, weights: &QuantizedRef<'_>) -> Result<Matrix<
 /// The inputs as a kernel multiplies them.
 fn taken<T: Element>(
     x: MatrixRef<'_, T>,
-    block: BlockType,
+    kind: QuantizedType,
     inputs: BlockInputs,
 ) -> Result<Matrix<f32>> {
     let mut x = x.to_dtype::<f32>();
     let cols = x.cols();
     if inputs == BlockInputs::EightBits && cols > 0 {
         for row in x.as_mut_slice().chunks_mut(cols) {
-            row.chunks_mut(block.elements()).for_each(round_to_eight_bits);
+            row.chunks_mut(kind.elements()).for_each(round_to_eight_bits);
         }
     }
     Ok(x)
@@ -119,7 +118,7 @@ fn eager_linear<T: Element>(
     let mut column = Vec::with_capacity(weights.cols());
     for o in 0..weights.rows() {
         column.clear();
-        weights.block().terms(weights.row(o), |product, minimum| column.push((product, minimum)));
+        weights.terms(o, |product, minimum| column.push((product as f32, minimum as f32)));
         for i in 0..x.rows() {
             let (mut products, mut minima) = (0.0f32, 0.0f32);
             for (x, &(product, minimum)) in x.view().row(i).iter().zip(&column) {
@@ -138,7 +137,7 @@ fn eager_gated_linear<T: Element>(
     params: &QuantizedGatedLinearParams<'_>,
     inputs: BlockInputs,
 ) -> Result<Matrix<T>> {
-    let x = taken(x, params.gate.block(), inputs)?;
+    let x = taken(x, params.gate.kind(), inputs)?;
     let gate = eager_linear::<T>(&x, &params.gate, params.gate_bias)?;
     let up = eager_linear::<T>(&x, &params.up, params.up_bias)?;
     eager_activation(&params.activation, &gate, &up)
@@ -154,7 +153,7 @@ fn h_bound<T: Element>(
     let mut errors = Vec::with_capacity(x.rows() * x.cols());
     for i in 0..x.rows() {
         let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
-        errors.extend(input_errors(&magnitudes, params.gate.block(), inputs));
+        errors.extend(input_errors(&magnitudes, params.gate.kind(), inputs));
     }
     let errors = Matrix::from_vec(errors, x.rows(), x.cols())?;
     let (gate, up) = (passed_on(&errors, &params.gate)?, passed_on(&errors, &params.up)?);
@@ -237,15 +236,15 @@ fn y_bound<T: Element>(
     let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
     for (errors, h) in rows {
         let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
-        let taken = input_errors(&magnitudes, params.down.block(), inputs);
+        let taken = input_errors(&magnitudes, params.down.kind(), inputs);
         errors.iter_mut().zip(taken).for_each(|(e, t)| *e += t);
     }
     let relative = sum_error(&params.down);
     down_bound(T::DTYPE, &forward.y, &h_error, relative, |k, column| {
         let mut places = column.iter_mut();
-        params.down.block().terms(params.down.row(k), |product, minimum| {
+        params.down.terms(k, |product, minimum| {
             if let Some(place) = places.next() {
-                *place = f64::from(product).abs() + f64::from(minimum).abs();
+                *place = product.abs() + minimum.abs();
             }
         });
     })
@@ -275,7 +274,7 @@ pub fn quantized_mlp_with<T: Element>(
     let bound = y_bound(x, params, &forward, Some(inputs))?;
     let beside = y_bound(x, params, &forward, None)?;
     let h = eager_gated_linear(x, &params.gated, inputs)?;
-    let h = taken(h.view(), params.down.block(), inputs)?;
+    let h = taken(h.view(), params.down.kind(), inputs)?;
     let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;
     let baseline = relative_frobenius(eager.view(), forward.y.value.view());
     let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
@@ -287,6 +286,7 @@ pub fn quantized_mlp_with<T: Element>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant::BlockType;
     use crate::{Activation, random};
 
     /// Integers of 8 bits are admitted where they are promised, and nowhere else.
@@ -305,7 +305,7 @@ mod tests {
             let x = random::normal_matrix::<f32>(4, 3, k, 1.0).unwrap();
             let y = |inputs| {
                 let h = eager_gated_linear(x.view(), &params.gated, inputs).unwrap();
-                let h = taken(h.view(), block, inputs).unwrap();
+                let h = taken(h.view(), block.into(), inputs).unwrap();
                 eager_linear::<f32>(&h, &params.down, None).unwrap()
             };
             let (exact, rounded) = (y(BlockInputs::Exact), y(BlockInputs::EightBits));

@@ -11,7 +11,7 @@ use crate::layout::WeightLayout;
 use crate::numerics::Numerics;
 use crate::problem::Op;
 use crate::quant::{
-    BlockType, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedTypes,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType, QuantizedTypes,
 };
 use crate::random;
 
@@ -23,7 +23,7 @@ const FEATURES: [usize; 6] = [1, 17, 32, 45, 64, 131];
 /// The cases of quantised weights for the given types: every type meets every number of rows, both
 /// operations, and every activation, numerics mode and stride, without the full product. The down
 /// weight is of the next type in the list in every other case.
-pub fn quantized_suite(types: &[BlockType], dtypes: &[DType]) -> Vec<Case> {
+pub fn quantized_suite(types: &[QuantizedType], dtypes: &[DType]) -> Vec<Case> {
     let family = Activation::family();
     let numerics: Vec<Numerics> = Numerics::all().collect();
     let mut cases = Vec::new();
@@ -37,13 +37,13 @@ pub fn quantized_suite(types: &[BlockType], dtypes: &[DType]) -> Vec<Case> {
                     // Rows of the down weight are whole blocks of its own type, and its outputs are
                     // the inputs of gate and up.
                     let (down, intermediate) = match op {
-                        Op::Mlp => (Some(down), down.elements() * [1, 3, 2][(r + t) % 3]),
+                        Op::Mlp => (Some(down), inputs(down, [1, 3, 2][(r + t) % 3])),
                         _ => (None, FEATURES[(r + t + d) % FEATURES.len()]),
                     };
                     cases.push(Case {
                         op,
                         m,
-                        hidden: gate_up.elements() * blocks,
+                        hidden: inputs(gate_up, blocks),
                         intermediate,
                         dtype,
                         activation: family[i % family.len()],
@@ -110,11 +110,33 @@ impl QuantizedParameters {
     }
 }
 
+/// Inputs that are so many blocks of a type; of types without, around the edges of what kernels take at
+/// a time and of what shares a scale.
+fn inputs(kind: QuantizedType, blocks: usize) -> usize {
+    match kind {
+        QuantizedType::Block(block) => block.elements() * blocks,
+        _ => [1, 33, 130, 64, 131, 257][blocks],
+    }
+}
+
 /// Weights of variance about 1/columns in ordinary blocks, with others among them: scales that are
-/// zero, negative or subnormal in f16, and scales of sub-blocks at their extremes.
-fn blocks(seed: u64, block: BlockType, rows: usize, cols: usize) -> Result<QuantizedMatrix> {
+/// zero, negative or subnormal (in f16, where blocks have them; next to nothing in f32), and scales of
+/// sub-blocks at their extremes.
+fn blocks(seed: u64, kind: QuantizedType, rows: usize, cols: usize) -> Result<QuantizedMatrix> {
     let deviation = 1.0 / (cols.max(1) as f32).sqrt();
-    let mut data = random::quantized_matrix(seed, block, rows, cols, deviation)?.into_vec();
+    let (mut data, mut scales) =
+        random::quantized_matrix(seed, kind, rows, cols, deviation)?.into_parts();
+    for (b, scale) in scales.iter_mut().enumerate() {
+        *scale *= match random::bits(seed ^ 0x6B, b as u64) % 6 {
+            0 => 0.0,
+            1 | 2 => -1.0,
+            3 => 1e-38,
+            _ => 1.0,
+        };
+    }
+    let QuantizedType::Block(block) = kind else {
+        return QuantizedMatrix::scaled(kind, data, scales, rows, cols);
+    };
     for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
         let kind = random::bits(seed ^ 0x6B, b as u64);
         let at = block.scale_at();

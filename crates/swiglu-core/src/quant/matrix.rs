@@ -3,54 +3,81 @@
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::matrix::Matrix;
-use crate::quant::BlockType;
+use crate::quant::{BlockType, QuantizedType, SCALE_BLOCK};
 
-/// A matrix of quantised weights as GGUF lays them: a row is one output feature, whole blocks along
-/// the inputs (`[out, in]`), rows one behind the other.
+/// A matrix of quantised weights, `[out, in]`: a row is one output feature, rows lie one behind the
+/// other. Blocks, as GGUF has them, are whole along the inputs and hold their scales; weights of 8 bits
+/// have theirs beside them.
 #[derive(Debug, Clone, Copy)]
 pub struct QuantizedRef<'a> {
-    block: BlockType,
+    kind: QuantizedType,
     rows: usize,
     cols: usize,
     data: &'a [u8],
+    /// As many as [`QuantizedType::scales`] says, row by row.
+    scales: &'a [f32],
 }
 
 impl<'a> QuantizedRef<'a> {
-    /// A `[rows, cols]` matrix over `data`.
+    /// A `[rows, cols]` matrix of blocks over `data`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if rows are not whole blocks, [`Error::TooLarge`] if the extents do not
     /// fit the address space, [`Error::Shape`] if `data` has another length than they need.
     pub fn new(block: BlockType, data: &'a [u8], rows: usize, cols: usize) -> Result<Self> {
-        if !cols.is_multiple_of(block.elements()) {
+        Self::scaled(block.into(), data, &[], rows, cols)
+    }
+
+    /// A `[rows, cols]` matrix over `data`, with the scales beside it that its type has
+    /// ([`QuantizedType::scales`]; none for blocks).
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Shape`] for another number of scales.
+    pub fn scaled(
+        kind: QuantizedType,
+        data: &'a [u8],
+        scales: &'a [f32],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        if !cols.is_multiple_of(kind.elements()) {
             return Err(Error::OutOfRange {
                 what: "columns of quantised weights",
                 given: cols.to_string(),
-                expected: format!("whole {block} blocks of {}", block.elements()),
+                expected: format!("whole {kind} blocks of {}", kind.elements()),
             });
         }
-        let bytes = rows
-            .checked_mul(cols / block.elements())
-            .and_then(|blocks| blocks.checked_mul(block.bytes()))
-            .ok_or_else(|| Error::TooLarge {
-                what: "quantised weights".into(),
-                rows,
-                cols,
-                row_stride: cols,
-            })?;
+        let bytes = kind.data_bytes(rows, cols).ok_or_else(|| Error::TooLarge {
+            what: "quantised weights".into(),
+            rows,
+            cols,
+            row_stride: cols,
+        })?;
         if bytes != data.len() {
             return Err(Error::Shape {
                 what: "quantised weights".into(),
-                expected: format!("{rows}×{cols} as {block}, {bytes} bytes"),
+                expected: format!("{rows}×{cols} as {kind}, {bytes} bytes"),
                 given: format!("{} bytes", data.len()),
             });
         }
-        Ok(Self { block, rows, cols, data })
+        let [down, across] = kind.scales(rows, cols);
+        if down * across != scales.len() {
+            return Err(Error::Shape {
+                what: format!("scales of {rows}×{cols} weights as {kind}"),
+                expected: format!("[{down}, {across}]"),
+                given: format!("{} scales", scales.len()),
+            });
+        }
+        Ok(Self { kind, rows, cols, data, scales })
     }
 
-    /// The type of the blocks.
-    pub fn block(&self) -> BlockType {
-        self.block
+    /// How the weights are stored.
+    pub fn kind(&self) -> QuantizedType {
+        self.kind
+    }
+    /// The scales beside the weights, row by row.
+    pub fn scales(&self) -> &'a [f32] {
+        self.scales
     }
     /// Output features.
     pub fn rows(&self) -> usize {
@@ -64,16 +91,19 @@ impl<'a> QuantizedRef<'a> {
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.cols]
     }
-    /// The blocks, row by row.
+    /// Blocks or codes, row by row.
     pub fn bytes(&self) -> &'a [u8] {
         self.data
     }
     /// Bytes of one row.
     pub fn row_bytes(&self) -> usize {
-        self.cols / self.block.elements() * self.block.bytes()
+        match self.kind {
+            QuantizedType::Block(block) => self.cols / block.elements() * block.bytes(),
+            _ => self.cols,
+        }
     }
 
-    /// The blocks of row `r`.
+    /// The blocks or codes of row `r`.
     ///
     /// # Panics
     /// If `r` is not below [`Self::rows`].
@@ -83,10 +113,22 @@ impl<'a> QuantizedRef<'a> {
         &self.data[r * len..][..len]
     }
 
+    /// The scales of row `r`, each of as many columns as the second value says; none for blocks.
+    pub fn row_scales(&self, r: usize) -> (&'a [f32], usize) {
+        let [_, across] = self.kind.scales(self.rows, self.cols);
+        match self.kind {
+            QuantizedType::Block(_) => (&[], 0),
+            QuantizedType::F8E4m3Blocks => {
+                (&self.scales[r / SCALE_BLOCK * across..][..across], SCALE_BLOCK)
+            }
+            _ => (&self.scales[r..][..1], self.cols),
+        }
+    }
+
     /// Rows `start..start + count`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    /// [`Error::OutOfRange`] if the range leaves the matrix, or begins within rows that share scales.
     pub fn rows_range(&self, start: usize, count: usize) -> Result<Self> {
         let end = start.checked_add(count).filter(|&end| end <= self.rows);
         let Some(end) = end else {
@@ -96,8 +138,52 @@ impl<'a> QuantizedRef<'a> {
                 expected: format!("within 0..{}", self.rows),
             });
         };
+        let shared = if self.kind == QuantizedType::F8E4m3Blocks { SCALE_BLOCK } else { 1 };
+        if !start.is_multiple_of(shared) {
+            return Err(Error::OutOfRange {
+                what: "first row of a range",
+                given: start.to_string(),
+                expected: format!("a multiple of {shared}, the rows that share scales"),
+            });
+        }
         let len = self.row_bytes();
-        Ok(Self { rows: count, data: &self.data[start * len..end * len], ..*self })
+        let [_, across] = self.kind.scales(self.rows, self.cols);
+        let [down, _] = self.kind.scales(count, self.cols);
+        let scales = match self.scales.get(start / shared * across..) {
+            Some(rest) => &rest[..down * across],
+            None => &[],
+        };
+        Ok(Self { rows: count, data: &self.data[start * len..end * len], scales, ..*self })
+    }
+
+    /// The values of row `r` as the two terms whose sum each is, without any rounding: `scale · q` and
+    /// the minimum, 0 for types without one.
+    ///
+    /// # Panics
+    /// If `r` is not below [`Self::rows`].
+    pub fn terms(&self, r: usize, mut emit: impl FnMut(f64, f64)) {
+        let row = self.row(r);
+        match self.kind {
+            QuantizedType::Block(block) => {
+                block.terms(row, |product, minimum| emit(product.into(), minimum.into()));
+            }
+            kind => {
+                let (scales, columns) = self.row_scales(r);
+                for (codes, &scale) in row.chunks(columns.max(1)).zip(scales) {
+                    // 24 bits by 8: exact in float64.
+                    let value = |&code: &u8| f64::from(scale) * f64::from(kind.code(code));
+                    codes.iter().map(value).for_each(|v| emit(v, 0.0));
+                }
+            }
+        }
+    }
+
+    /// The values of row `r`, each exact in `f32` or rounded to it once.
+    fn decode_row(&self, r: usize, mut emit: impl FnMut(f32)) {
+        match self.kind {
+            QuantizedType::Block(block) => block.decode(self.row(r), emit),
+            _ => self.terms(r, |value, _| emit(value as f32)),
+        }
     }
 
     /// The values, each exact in `f32` or rounded to it once, then rounded to T.
@@ -107,23 +193,24 @@ impl<'a> QuantizedRef<'a> {
     pub fn to_matrix<T: Element>(&self) -> Result<Matrix<T>> {
         let mut out = Matrix::zeros(self.rows, self.cols)?;
         let mut values = out.as_mut_slice().iter_mut();
-        self.block.decode(self.data, |v| {
-            if let Some(place) = values.next() {
-                *place = T::from_f32(v);
-            }
-        });
+        for r in 0..self.rows {
+            self.decode_row(r, |v| {
+                if let Some(place) = values.next() {
+                    *place = T::from_f32(v);
+                }
+            });
+        }
         Ok(out)
     }
 
-    /// Refuses NaN and infinities, which only scales and minima can hold, naming the first value that
-    /// is one.
+    /// Refuses NaN and infinities, naming the first value that is one.
     ///
     /// # Errors
     /// [`Error::NonFinite`].
     pub fn expect_finite(&self, what: &str) -> Result<()> {
         for row in 0..self.rows {
             let (mut col, mut first) = (0, None);
-            self.block.decode(self.row(row), |v| {
+            self.decode_row(row, |v| {
                 if !v.is_finite() && first.is_none() {
                     first = Some((col, f64::from(v)));
                 }
@@ -150,32 +237,53 @@ impl<'a> QuantizedRef<'a> {
 }
 
 /// An owned matrix of quantised weights: see [`QuantizedRef`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QuantizedMatrix {
-    block: BlockType,
+    kind: QuantizedType,
     rows: usize,
     cols: usize,
     data: Vec<u8>,
+    scales: Vec<f32>,
 }
 
 impl QuantizedMatrix {
-    /// A `[rows, cols]` matrix over `data`.
+    /// A `[rows, cols]` matrix of blocks over `data`.
     ///
     /// # Errors
     /// As [`QuantizedRef::new`].
     pub fn from_vec(block: BlockType, data: Vec<u8>, rows: usize, cols: usize) -> Result<Self> {
-        QuantizedRef::new(block, &data, rows, cols)?;
-        Ok(Self { block, rows, cols, data })
+        Self::scaled(block.into(), data, Vec::new(), rows, cols)
+    }
+
+    /// A `[rows, cols]` matrix over `data` and the scales beside it.
+    ///
+    /// # Errors
+    /// As [`QuantizedRef::scaled`].
+    pub fn scaled(
+        kind: QuantizedType,
+        data: Vec<u8>,
+        scales: Vec<f32>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        QuantizedRef::scaled(kind, &data, &scales, rows, cols)?;
+        Ok(Self { kind, rows, cols, data, scales })
     }
 
     /// A borrowed view.
     pub fn view(&self) -> QuantizedRef<'_> {
-        QuantizedRef { block: self.block, rows: self.rows, cols: self.cols, data: &self.data }
+        let Self { kind, rows, cols, ref data, ref scales } = *self;
+        QuantizedRef { kind, rows, cols, data, scales }
     }
 
-    /// The blocks, row by row.
+    /// Blocks or codes, row by row.
     pub fn into_vec(self) -> Vec<u8> {
         self.data
+    }
+
+    /// Blocks or codes, and the scales beside them.
+    pub fn into_parts(self) -> (Vec<u8>, Vec<f32>) {
+        (self.data, self.scales)
     }
 }
 
@@ -220,5 +328,64 @@ mod tests {
                 .expect_finite("w")
                 .is_ok()
         );
+    }
+
+    #[test]
+    fn scales_beside_the_weights_are_counted_and_exact() {
+        let codes: Vec<u8> = (0..130 * 200).map(|i| (i % 251) as u8).collect();
+        let of = |kind, scales: &[f32]| {
+            let m = QuantizedRef::scaled(kind, &codes, scales, 130, 200)?;
+            let mut values = Vec::new();
+            m.terms(129, |value, minimum| values.push(value + minimum));
+            Ok::<_, Error>(values)
+        };
+        let scales: Vec<f32> = (0..130).map(|r| 0.1 + r as f32).collect();
+        let row = &codes[129 * 200..];
+        let expected: Vec<f64> =
+            row.iter().map(|&c| f64::from(scales[129]) * f64::from(c.cast_signed())).collect();
+        assert_eq!(of(QuantizedType::I8, &scales).unwrap(), expected);
+        // Two by two blocks; row 129 is in the lower ones.
+        let blocks = [1.0, 2.0, 0.3, -7.0f32];
+        let value = |(col, &c): (usize, &u8)| {
+            let scale = if col < 128 { blocks[2] } else { blocks[3] };
+            f64::from(scale) * f64::from(crate::quant::e4m3_to_f32(c))
+        };
+        let expected: Vec<f64> = row.iter().enumerate().map(value).collect();
+        let given = of(QuantizedType::F8E4m3Blocks, &blocks).unwrap();
+        let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+        assert_eq!(given.len(), 200);
+        assert!(given.iter().zip(&expected).all(same));
+
+        for (kind, expected) in [
+            (QuantizedType::I8, "[130, 1]"),
+            (QuantizedType::F8E4m3, "[130, 1]"),
+            (QuantizedType::F8E4m3Blocks, "[2, 2]"),
+        ] {
+            let e = of(kind, &[1.0; 3]).unwrap_err().to_string();
+            assert!(e.contains(expected) && e.contains("3 scales"), "{e}");
+        }
+        let block = QuantizedType::Block(BlockType::Q8_0);
+        assert!(QuantizedRef::scaled(block, &[0; 34], &[1.0], 1, 32).is_err());
+        assert_eq!(QuantizedType::F8E4m3Blocks.bytes(130, 200), 130.0 * 200.0 + 16.0);
+    }
+
+    #[test]
+    fn ranges_of_rows_take_their_scales() {
+        let (codes, scales) = (vec![0x38; 300], [1.0, 2.0, 3.0f32]);
+        let m = QuantizedRef::scaled(QuantizedType::F8E4m3Blocks, &codes, &scales, 300, 1).unwrap();
+        let first = |m: QuantizedRef<'_>, row| {
+            let mut value = f64::NAN;
+            m.terms(row, |v, _| value = v);
+            value
+        };
+        let part = m.rows_range(128, 172).unwrap();
+        assert_eq!((first(part, 0), first(part, 127), first(part, 128)), (2.0, 2.0, 3.0));
+        assert_eq!(m.rows_range(256, 44).unwrap().scales(), [3.0]);
+        let e = m.rows_range(150, 150).unwrap_err().to_string();
+        assert!(e.contains("150") && e.contains("multiple of 128"), "{e}");
+        let scales: Vec<f32> = (0..300).map(|r| r as f32).collect();
+        let m = QuantizedRef::scaled(QuantizedType::F8E4m3, &codes, &scales, 300, 1).unwrap();
+        assert_eq!(first(m.rows_range(150, 150).unwrap(), 3), 153.0);
+        assert!(m.rows_range(300, 0).unwrap().scales().is_empty());
     }
 }

@@ -1,11 +1,14 @@
-//! Weights quantised in blocks, as GGUF files hold them: the block types and their decoding,
-//! matrices of them, and the parameters of layers that compute with them as they are.
+//! Quantised weights: in blocks, as GGUF files hold them, and as 8 bits with scales beside them, as
+//! safetensors files do; their decoding, matrices of them, and the parameters of layers that compute
+//! with them as they are.
 
 mod blocks;
 mod encode;
 mod matrix;
 mod params;
+mod scaled;
 
 pub use blocks::*;
 pub use matrix::{QuantizedMatrix, QuantizedRef};
 pub use params::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedTypes};
+pub use scaled::{QuantizedType, SCALE_BLOCK, e4m3_from_f32, e4m3_to_f32};

@@ -10,16 +10,29 @@ use crate::error::{Error, Result};
 use crate::layout::WeightLayout;
 use crate::numerics::Numerics;
 use crate::problem::{Op, Problem, expect_len};
-use crate::quant::{BlockType, QuantizedRef};
+use crate::quant::{QuantizedRef, QuantizedType};
 
 /// The types of a layer's quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuantizedTypes {
     /// Of gate and up.
-    pub gate_up: BlockType,
+    pub gate_up: QuantizedType,
     /// Of the down weight; none for a gated linear layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub down: Option<BlockType>,
+    pub down: Option<QuantizedType>,
+}
+
+impl QuantizedTypes {
+    /// Types of gate and up, and of the down weight.
+    pub fn new(gate_up: impl Into<QuantizedType>, down: Option<impl Into<QuantizedType>>) -> Self {
+        Self { gate_up: gate_up.into(), down: down.map(Into::into) }
+    }
+
+    /// All weights of one type, those of a whole block or of a gated linear layer.
+    pub fn of(op: Op, kind: impl Into<QuantizedType>) -> Self {
+        let kind = kind.into();
+        Self { gate_up: kind, down: (op == Op::Mlp).then_some(kind) }
+    }
 }
 
 impl fmt::Display for QuantizedTypes {
@@ -77,12 +90,12 @@ impl<'a> QuantizedGatedLinearParams<'a> {
     /// [`Error::Shape`]; [`Error::Unsupported`] if gate and up are of different types.
     pub fn validate(&self) -> Result<()> {
         self.up.expect_shape("up weight", self.gate.shape())?;
-        if self.gate.block() != self.up.block() {
+        if self.gate.kind() != self.up.kind() {
             return Err(Error::Unsupported {
                 what: format!(
                     "gate weight as {}, up weight as {}",
-                    self.gate.block(),
-                    self.up.block()
+                    self.gate.kind(),
+                    self.up.kind()
                 ),
                 why: "quantised gate and up weights must be of one type; decode them".into(),
             });
@@ -103,7 +116,7 @@ impl<'a> QuantizedGatedLinearParams<'a> {
             numerics: self.numerics,
             layout: WeightLayout::HF,
             bias: self.gate_bias.is_some() || self.up_bias.is_some(),
-            quantized: Some(QuantizedTypes { gate_up: self.gate.block(), down: None }),
+            quantized: Some(QuantizedTypes { gate_up: self.gate.kind(), down: None }),
         }
     }
 }
@@ -134,11 +147,11 @@ impl QuantizedMlpParams<'_> {
     /// The problem of `m` tokens of `dtype`.
     pub fn problem(&self, m: usize, dtype: DType) -> Problem {
         let gated = self.gated.problem(m, dtype);
-        let gate_up = self.gated.gate.block();
+        let gate_up = self.gated.gate.kind();
         Problem {
             op: Op::Mlp,
             bias: gated.bias || self.down_bias.is_some(),
-            quantized: Some(QuantizedTypes { gate_up, down: Some(self.down.block()) }),
+            quantized: Some(QuantizedTypes { gate_up, down: Some(self.down.kind()) }),
             ..gated
         }
     }
@@ -147,6 +160,7 @@ impl QuantizedMlpParams<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant::BlockType;
 
     #[test]
     fn mixed_gate_and_up_are_refused_and_bytes_are_those_of_the_blocks() {

@@ -11,7 +11,9 @@ mod dots;
 
 use std::ops::Range;
 
-use swiglu_core::{BlockType, QuantizedGatedLinearParams, QuantizedRef, Result};
+use swiglu_core::{
+    BlockType, Error, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
+};
 
 use self::blocks::{Blocks, WithBlocks, file_halves, file_words, with_blocks};
 use crate::buffer::Buffer;
@@ -85,7 +87,13 @@ impl QuantizedPanels {
         row: &(dyn Fn(usize, usize) -> Option<&'a [u8]> + Sync),
         bias: Option<impl Fn(usize, usize) -> f32>,
     ) -> Result<Self> {
-        let (block, inputs) = (like.block(), like.cols());
+        let inputs = like.cols();
+        let Some(block) = like.kind().block() else {
+            return Err(Error::Unsupported {
+                what: format!("computing with {} weights", like.kind()),
+                why: "the CPU has kernels for blocks; decode them".into(),
+            });
+        };
         let lanes = simd::lanes(cpu.isa());
         let mut this = Self { block, data: Buffer::zeroed(0)?, bias: None, panels, inputs, lanes };
         this.data = Buffer::zeroed(panels * this.panel_bytes())?;
@@ -174,10 +182,20 @@ struct Weights {
     groups: usize,
 }
 
-/// Block types with kernels: those of `with_blocks`.
-pub fn quantized_types() -> &'static [BlockType] {
+/// Types with kernels: those of `with_blocks`.
+pub fn quantized_types() -> &'static [QuantizedType] {
     use BlockType::{Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
-    &[Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K]
+    use QuantizedType::Block;
+    &[
+        Block(Q4_0),
+        Block(Q4_1),
+        Block(Q5_0),
+        Block(Q5_1),
+        Block(Q8_0),
+        Block(Q4_K),
+        Block(Q5_K),
+        Block(Q6_K),
+    ]
 }
 
 /// Copies the blocks of one output feature to its lane of every group.

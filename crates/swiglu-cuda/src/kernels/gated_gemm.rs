@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use swiglu_core::quant::BlockType;
+use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
@@ -247,7 +247,7 @@ pub(crate) enum Obstacle {
     /// K has fewer steps than blocks that split it.
     TooFewToSplit(usize),
     /// Quantised weights, which the kernel does not unpack.
-    Quantized(BlockType),
+    Quantized(QuantizedType),
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }

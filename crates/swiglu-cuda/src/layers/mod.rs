@@ -13,4 +13,4 @@ pub use gated::GatedLinear;
 pub use mlp::Mlp;
 pub(crate) use plan::Choice;
 pub use plan::{Candidate, Way};
-pub use quantized::QuantizedMlp;
+pub use quantized::{QuantizedMlp, expect_quantized, quantized_tokens, quantized_types};

@@ -5,7 +5,7 @@ use swiglu_core::{DType, Numerics, Op, Path, Plan, Problem, Rounding};
 use super::cost;
 use crate::context::Cuda;
 use crate::error::CudaError;
-use crate::kernels::decode_mlp::{Decode, Design};
+use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::gated_gemm::{Kernel, Obstacle};
 use crate::tuning::Origin;
 
@@ -207,6 +207,27 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
     }
 }
 
+/// Quantised weights are computed with at most [`MOST_TOKENS`] tokens at a time: what one of these
+/// passes is.
+fn of_pass(problem: &Problem) -> Problem {
+    match problem.quantized {
+        Some(_) => Problem { m: problem.m.clamp(1, MOST_TOKENS), ..*problem },
+        None => *problem,
+    }
+}
+
+/// Why quantised weights of this problem are decoded, where no kernel computes with them.
+fn decoded_because(cuda: &Cuda, problem: &Problem) -> Option<decode_mlp::Obstacle> {
+    problem.quantized?;
+    let check =
+        |design| Decode::check_problem(design, &of_pass(problem), cuda.decode_limits()).map(drop);
+    match Design::ALL.map(check) {
+        // Without features nothing is multiplied, however weights are stored.
+        [Err(why), Err(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
+        _ => None,
+    }
+}
+
 /// What the unfused path can round: gate and up lie in memory as T between its two steps.
 pub(crate) fn unfused_rounding(problem: Problem) -> Problem {
     let mut problem = problem;
@@ -232,17 +253,33 @@ impl Cuda {
                 reason: "one pass: each value is read once and written once".into(),
             };
         }
-        let (choice, why) = choose(self, &problem, path);
-        let reason = explain(choice, why, &problem, self.facts().sm_count);
-        let (kernel, parameters) = match choice {
+        if let Some(why) = decoded_because(self, &problem) {
+            let mut plan = self.plan(Problem { quantized: None, ..problem }, path);
+            plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
+            return plan;
+        }
+        let pass = of_pass(&problem);
+        let (choice, why) = choose(self, &pass, path);
+        let mut reason = explain(choice, why, &pass, self.facts().sm_count);
+        let (kernel, mut parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name(), kernel.parameters().to_vec()),
             Choice::Unfused => (UNFUSED, Vec::new()),
             Choice::Decode(design) => {
-                let decode = Decode::check_problem(design, &problem, self.decode_limits());
+                let decode = Decode::check_problem(design, &pass, self.decode_limits());
                 let parameters = decode.map(|decode| decode.parameters().to_vec());
                 (design.kernel(), parameters.unwrap_or_default())
             }
         };
+        if problem.quantized.is_some() {
+            let passes = problem.m.div_ceil(MOST_TOKENS);
+            parameters.push(("passes", passes));
+            if passes > 1 {
+                reason += &format!(
+                    "; {MOST_TOKENS} tokens at a time, {passes} times all weights: for many tokens decode \
+                     them"
+                );
+            }
+        }
         let problem = match choice {
             Choice::Unfused => unfused_rounding(problem),
             Choice::Fused(_) | Choice::Decode(_) => problem,
@@ -293,6 +330,11 @@ impl Cuda {
                 reason,
             }];
         }
+        if decoded_because(self, problem).is_some() {
+            return self.candidates(&Problem { quantized: None, ..*problem }, path);
+        }
+        let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
+        let problem = &of_pass(problem);
         let (chosen, why) = choose(self, problem, path);
         let best = chosen.seconds(self, problem);
         let tuned = self.tuning().find(problem, self.tf32()).map(|(_, tuned)| tuned);
@@ -327,7 +369,7 @@ impl Cuda {
             Candidate {
                 name: choice.to_string(),
                 chosen: choice == chosen,
-                predicted_us: seconds.map(|s| s * 1e6),
+                predicted_us: seconds.map(|s| s * 1e6 * passes as f64),
                 measured_us,
                 reason,
             }

@@ -3,8 +3,12 @@
 
 use std::marker::PhantomData;
 
-use swiglu_core::quant::{QuantizedMlpParams, QuantizedRef};
-use swiglu_core::{Element, MatrixMut, MatrixRef, Path, Plan, Problem, f16};
+use swiglu_core::quant::{
+    BlockType, QuantizedMlpParams, QuantizedRef, QuantizedType, SCALE_BLOCK, e4m3_to_f32,
+};
+use swiglu_core::{
+    DType, Element, Error as CoreError, MatrixMut, MatrixRef, Op, Path, Plan, Problem, f16,
+};
 
 use super::gated::workspace_part;
 use super::plan::{Choice, choose};
@@ -20,10 +24,52 @@ use crate::memory::{DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef
 use crate::stream::Stream;
 use crate::workspace::barrier_of;
 
-/// A feed-forward block with weights of Q8_0 or Q4_0, x `[M, K]` → y `[M, K]` of T, f16 or bf16, packed
-/// for one [`Cuda`] device. Products are in T with sums in f32; the weights are exact.
+/// The types of quantised weights that there are kernels for.
+pub fn quantized_types() -> &'static [QuantizedType] {
+    &[
+        QuantizedType::Block(BlockType::Q8_0),
+        QuantizedType::Block(BlockType::Q4_0),
+        QuantizedType::I8,
+        QuantizedType::F8E4m3,
+        QuantizedType::F8E4m3Blocks,
+    ]
+}
+
+/// Tokens that are computed together with quantised weights.
+pub const fn quantized_tokens() -> usize {
+    MOST_TOKENS
+}
+
+/// Refuses what no kernel computes with quantised weights, saying what would be computed: as
+/// [`QuantizedMlp::new`], which knows the device's memory too.
 ///
-/// It is made for few tokens: more than 16 are computed 16 at a time, each time from all weights.
+/// # Errors
+/// [`CoreError::Unsupported`].
+pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> swiglu_core::Result<()> {
+    let why = match (op, dtype) {
+        (Op::GatedLinear | Op::Activation, _) => {
+            "a CUDA device has kernels for them in whole feed-forward blocks (mlp)".to_owned()
+        }
+        (Op::Mlp, DType::F32) => {
+            "a CUDA device multiplies them with f16 or bf16; choose one of these".to_owned()
+        }
+        (Op::Mlp, _) if quantized_types().contains(&kind) => return Ok(()),
+        (Op::Mlp, _) => {
+            let names: Vec<&str> = quantized_types().iter().map(|t| t.name()).collect();
+            format!("a CUDA device has kernels for {}", names.join(", "))
+        }
+    };
+    let what = format!("computing {op} of {dtype} with {kind} weights");
+    Err(CoreError::Unsupported { what, why })
+}
+
+/// A feed-forward block with weights of a type in [`quantized_types`], x `[M, K]` → y `[M, K]` of T, f16
+/// or bf16, packed for one [`Cuda`] device. Products are in T with sums in f32; the weights are exact,
+/// and so are codes of 8 bits before their scales, which multiply sums in f32.
+///
+/// It is made for few tokens: more than 16 are computed 16 at a time, each time from all weights. So it
+/// needs no memory beside the weights, whatever M is, and many tokens take long: decode the weights for
+/// these.
 #[derive(Debug)]
 pub struct QuantizedMlp<T> {
     cuda: Cuda,
@@ -39,11 +85,10 @@ pub struct QuantizedMlp<T> {
 }
 
 /// Rows of quantised weights on the device. A row is whole units of 64 bytes; lane t of the four that
-/// share a row of a unit has its 16 bytes at 16·t. A row's scales are f16, as many as its units have
-/// blocks. Both are padded with zeros: where a scale is 0, a value is.
+/// share a row of a unit has its 16 bytes at 16·t. Rows and scales are padded with zeros.
 #[derive(Debug)]
 struct Rows {
-    /// Bytes, two in the bits of each value.
+    /// Bytes, two in the bits of each value, as those of the scales.
     values: DeviceBuffer<f16>,
     scales: DeviceBuffer<f16>,
     /// Bytes from row to row.
@@ -58,36 +103,44 @@ const UNIT_BYTES: usize = 64;
 
 impl Rows {
     fn new(stream: &Stream, matrices: &[QuantizedRef<'_>], format: Format) -> Result<Self> {
-        let blocks = matrices[0].cols() / BLOCK;
-        let units = blocks.div_ceil(format.blocks());
-        let (stride, scales) = (units * UNIT_BYTES, units * format.blocks());
+        let units = matrices[0].cols().div_ceil(format.blocks() * BLOCK);
+        let stride = units * UNIT_BYTES;
+        let scale_stride = match format {
+            Format::Elements => 0,
+            Format::Bytes | Format::Nibbles => units * format.scale_bytes(),
+            Format::RowBytes | Format::RowE4m3 => size_of::<f32>(),
+            Format::BlockE4m3 => stride.div_ceil(SCALE_BLOCK) * size_of::<f32>(),
+        };
         let rows: usize = matrices.iter().map(QuantizedRef::rows).sum();
-        let mut values = vec![0u8; rows * stride];
-        let mut factors = vec![f16::from_bits(0); rows * scales];
-        let all = matrices.iter().flat_map(|m| (0..m.rows()).map(move |r| m.row(r)));
-        let to =
-            values.chunks_exact_mut(stride.max(1)).zip(factors.chunks_exact_mut(scales.max(1)));
-        for (row, (values, factors)) in all.zip(to) {
-            lay_out_row(row, format, values, factors);
+        let (mut values, mut scales) = (vec![0u8; rows * stride], vec![0u8; rows * scale_stride]);
+        let all = matrices.iter().flat_map(|m| (0..m.rows()).map(move |r| (m, r)));
+        let to = values
+            .chunks_exact_mut(stride.max(1))
+            .zip(scales.chunks_exact_mut(scale_stride.max(1)));
+        for ((matrix, row), (values, scales)) in all.zip(to) {
+            match format {
+                Format::Elements | Format::Bytes | Format::Nibbles => {
+                    lay_out_blocks(matrix.row(row), format, values, scales);
+                }
+                _ => lay_out_codes(matrix, row, format, values, scales),
+            }
         }
-        let halves = values.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b));
-        Ok(Self {
-            values: DeviceBuffer::from_host(stream, &halves.collect::<Vec<_>>())?,
-            scales: DeviceBuffer::from_host(stream, &factors)?,
-            stride,
-            scale_stride: 2 * scales,
-        })
+        let upload = |bytes: &[u8]| {
+            let halves = bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b));
+            DeviceBuffer::from_host(stream, &halves.collect::<Vec<_>>())
+        };
+        Ok(Self { values: upload(&values)?, scales: upload(&scales)?, stride, scale_stride })
     }
 }
 
 /// Lays out a row of Q8_0 or Q4_0 blocks: see [`Rows`]. Of a lane's 16 bytes block b of a unit has
 /// bytes 8b to 8b + 7, biased by 128; or word b, nibble i / 2 + 4·(i % 2) for element i of the lane's
-/// eight, biased by 8 as in the file.
-fn lay_out_row(row: &[u8], format: Format, values: &mut [u8], scales: &mut [f16]) {
+/// eight, biased by 8 as in the file. Scales are f16; where a padded value is not 0, its scale is.
+fn lay_out_blocks(row: &[u8], format: Format, values: &mut [u8], scales: &mut [u8]) {
     // An f16 scale, then the values.
     let bytes = 2 + UNIT_BYTES / format.blocks();
     for (block, from) in row.chunks_exact(bytes).enumerate() {
-        scales[block] = f16::from_le_bytes([from[0], from[1]]);
+        scales[2 * block..][..2].copy_from_slice(&from[..2]);
         let (unit, within) = (block / format.blocks(), block % format.blocks());
         for i in 0..BLOCK {
             let (lane, element) = (i / LANE, i % LANE);
@@ -100,6 +153,39 @@ fn lay_out_row(row: &[u8], format: Format, values: &mut [u8], scales: &mut [f16]
                     values[at + within * 4 + place / 2] |= nibble << (4 * (place % 2));
                 }
                 _ => values[at + within * LANE + element] = from[2 + i] ^ 0x80,
+            }
+        }
+    }
+}
+
+/// Lays out a row of codes with scales beside them: blocks as those of Q8_0, integers biased as they
+/// are. Of each four e4m3, elements 2, 0, 3 and 1 are the bytes in order: see the device file, which
+/// knows no NaN. What it would make one of is one with a scale that is NaN, since any factor of it is.
+fn lay_out_codes(
+    matrix: &QuantizedRef<'_>,
+    row: usize,
+    format: Format,
+    values: &mut [u8],
+    scales: &mut [u8],
+) {
+    let (factors, columns) = matrix.row_scales(row);
+    let integers = format == Format::RowBytes;
+    if integers {
+        values.fill(0x80);
+    }
+    let codes = matrix.row(row).chunks(columns.max(1));
+    let scales = scales.as_chunks_mut::<4>().0;
+    for (part, ((codes, &factor), scale)) in codes.zip(factors).zip(scales).enumerate() {
+        let any_nan = !integers && codes.iter().any(|&code| e4m3_to_f32(code).is_nan());
+        *scale = if any_nan { f32::NAN } else { factor }.to_le_bytes();
+        for (i, &code) in (part * columns..).zip(codes) {
+            let (block, within) = (i / BLOCK, i % BLOCK);
+            let (lane, element) = (within / LANE, within % LANE);
+            let at = block / 2 * UNIT_BYTES + lane * 16 + block % 2 * LANE;
+            match integers {
+                true => values[at + element] = code ^ 0x80,
+                false if any_nan => {}
+                false => values[at + element / 4 * 4 + [1, 3, 0, 2][element % 4]] = code,
             }
         }
     }
@@ -169,13 +255,9 @@ impl<T: Element> QuantizedMlp<T> {
         &self.cuda
     }
 
-    /// How `m` tokens will be computed: of more than 16, each pass.
+    /// How `m` tokens will be computed, more than 16 in passes.
     pub fn plan(&self, m: usize) -> Plan {
-        let pass = Problem { m: m.min(MOST_TOKENS), ..self.problem };
-        let mut plan = self.cuda.plan(pass, Some(Path::Fused));
-        plan.problem.m = m;
-        plan.parameters.insert("passes".into(), m.div_ceil(MOST_TOKENS));
-        plan
+        self.cuda.plan(Problem { m, ..self.problem }, Some(Path::Fused))
     }
 
     /// The launches for up to 16 tokens.
@@ -192,6 +274,19 @@ impl<T: Element> QuantizedMlp<T> {
             what: problem.to_string(),
             why: why.to_string(),
         })
+    }
+
+    /// How many of the next `rows` tokens are computed together, and how. Rows that cannot be read in
+    /// place must fit into shared memory, and fewer do.
+    fn pass(&self, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
+        let (decode, problem) = (self.decode(rows)?, Problem { m: rows, ..self.problem });
+        match decode.check_x(x, &problem) {
+            Ok(()) => Ok((rows, decode)),
+            Err(_) if rows > 1 => self.pass(rows.div_ceil(2), x),
+            Err(why) => {
+                Err(CudaError::Unsupported { what: problem.to_string(), why: why.to_string() })
+            }
+        }
     }
 
     fn code(&self) -> GateCode {
@@ -226,7 +321,7 @@ impl<T: Element> QuantizedMlp<T> {
     ///
     /// # Errors
     /// As [`crate::Mlp::forward`]; [`CudaError::Unsupported`] for an x whose rows are not whole 16
-    /// bytes and that does not fit into shared memory.
+    /// bytes, one of which does not fit into shared memory.
     pub fn forward(
         &self,
         stream: &Stream,
@@ -250,27 +345,20 @@ impl<T: Element> QuantizedMlp<T> {
             return unsafe { fill_rows(stream, T::DTYPE, y, [m, k], bias) };
         }
         self.cuda.with_workspace(stream, self.h_bytes(m), |workspace| {
-            for first in (0..m).step_by(MOST_TOKENS) {
-                let rows = MOST_TOKENS.min(m - first);
+            let mut first = 0;
+            while first < m {
                 let from = |t: Tensor, stride: usize| Tensor {
                     data: t.data + (first * stride * size_of::<T>()) as u64,
                     ..t
                 };
-                let call = Call {
-                    m: rows,
-                    x: from(tensor(&x), x.row_stride()),
-                    y: from(y, out.row_stride()),
-                    ..self.call(workspace)
-                };
-                let (decode, problem) = (self.decode(rows)?, Problem { m: rows, ..self.problem });
-                decode.check_x(call.x, &problem).map_err(|why| CudaError::Unsupported {
-                    what: problem.to_string(),
-                    why: why.to_string(),
-                })?;
+                let (x, y) = (from(tensor(&x), x.row_stride()), from(y, out.row_stride()));
+                let (rows, decode) = self.pass(MOST_TOKENS.min(m - first), x)?;
+                let call = Call { m: rows, x, y, ..self.call(workspace) };
                 // SAFETY: the views span memory of this device, `out` is borrowed mutably, the
                 // weights live as long as `self`, and the workspace has room for h behind the
                 // stream's own word.
                 unsafe { decode.launch(stream, &call) }?;
+                first += rows;
             }
             Ok(())
         })

@@ -3,6 +3,7 @@
 mod discover;
 mod layout;
 mod names;
+mod scales;
 mod weights;
 
 use std::path::Path;
@@ -12,6 +13,7 @@ use swiglu_core::{Arrangement, Half, Orientation, WeightLayout};
 use crate::bytes::Bytes;
 use crate::error::{FormatError, Result};
 use crate::model::Model;
+use crate::stored::StoredType;
 use crate::tensor::{StoredMatrix, Tensor};
 use layout::{BiasOf, Shapes};
 use names::Convention;
@@ -233,7 +235,11 @@ fn select(model: &Model, tensor: Tensor, rank: usize, expert: Option<usize>) -> 
 }
 
 fn weight(model: &Model, name: &str, expert: Option<usize>) -> Result<StoredMatrix> {
-    select(model, model.tensor(name)?, 2, expert)?.into_matrix(model.path(), false)
+    let tensor = model.tensor(name)?;
+    match tensor.stored {
+        StoredType::I8 | StoredType::F8E4m3 => scales::with_scales(model, tensor, expert),
+        _ => select(model, tensor, 2, expert)?.into_matrix(model.path(), false),
+    }
 }
 
 #[derive(Clone, Copy)]

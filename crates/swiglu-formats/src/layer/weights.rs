@@ -110,11 +110,15 @@ impl LayerWeights {
         let [gate, up] = match self.gate_up.as_slice() {
             [both] => {
                 let both = self.blocks(both)?;
+                // Where a block of scales is of both halves.
+                let shared = |why: CoreError| CoreError::Unsupported {
+                    what: format!("packed gate and up weights as {} of {h} rows each", both.kind()),
+                    why: format!("{why}; decode them"),
+                };
+                let half = |start| both.rows_range(start, h).map_err(shared);
                 match self.layout.arrangement {
-                    Arrangement::PackedGateFirst => {
-                        [both.rows_range(0, h)?, both.rows_range(h, h)?]
-                    }
-                    Arrangement::PackedUpFirst => [both.rows_range(h, h)?, both.rows_range(0, h)?],
+                    Arrangement::PackedGateFirst => [half(0)?, half(h)?],
+                    Arrangement::PackedUpFirst => [half(h)?, half(0)?],
                     other => {
                         let what = format!("quantised gate and up weights arranged as {other}");
                         let why = "rows of gate and of up must each lie in one piece; decode them";
@@ -126,12 +130,12 @@ impl LayerWeights {
             // Loading puts one or two tensors here.
             _ => return Err(CoreError::shape("gate and up weights", [h, self.hidden], [0, 0])),
         };
-        if gate.block() != up.block() {
+        if gate.kind() != up.kind() {
             return Err(CoreError::Unsupported {
                 what: format!(
                     "a gate weight as {} with an up weight as {}",
-                    gate.block(),
-                    up.block()
+                    gate.kind(),
+                    up.kind()
                 ),
                 why: "quantised gate and up weights must be of one type; decode them".into(),
             });

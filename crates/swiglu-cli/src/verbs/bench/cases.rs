@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use swiglu::{BlockType, DType, Op};
+use swiglu::{BlockType, DType, Op, QuantizedType};
 
 use crate::timing::Heat;
 
@@ -17,7 +17,7 @@ pub(super) struct Case {
     pub(super) intermediate: usize,
     pub(super) dtype: DType,
     /// The type of the weights, where they are quantised.
-    pub(super) weights: Option<BlockType>,
+    pub(super) weights: Option<QuantizedType>,
     pub(super) heat: Heat,
     /// Whether the activation's gate and up share a tensor.
     pub(super) packed: bool,
@@ -81,8 +81,8 @@ fn layers(
 /// a hidden size that is whole blocks.
 fn quantized_decode() -> impl Iterator<Item = Case> {
     use BlockType::{Q4_0, Q4_K, Q6_K, Q8_0};
-    let case = |shape: [usize; 2], block| Case {
-        weights: Some(block),
+    let case = |shape: [usize; 2], block: BlockType| Case {
+        weights: Some(block.into()),
         ..Case::layer(Op::Mlp, [1, shape[0], shape[1]], DType::F32, Heat::Cold)
     };
     let small = [Q8_0, Q4_0].map(|block| case(SMALL, block));
@@ -112,12 +112,24 @@ impl Suite {
         let mut cases: Vec<Case> = activations.into_iter().chain([packed]).collect();
         cases.extend(gated(1, ONE).chain(gated(128, ONE)).chain(gated(4096, HALVES)));
         cases.extend(mlp(1, SMALL, ONE).chain(mlp(4096, LARGE, ONE)));
+        let quantized = |m, shape, kind| {
+            mlp(m, shape, ONE).map(move |case| Case { weights: Some(kind), ..case })
+        };
+        let [q8, q4] = [BlockType::Q8_0, BlockType::Q4_0].map(QuantizedType::Block);
+        cases.extend(quantized(1, LARGE, q8).chain(quantized(1, LARGE, QuantizedType::F8E4m3)));
         if self == Suite::Goals {
             cases.extend(gated(16, HALVES).chain(gated(64, HALVES)).chain(gated(512, HALVES)));
             cases.extend(gated(1024, HALVES).chain(gated(8192, HALVES)));
             cases.extend(gated(1, &[DType::F32]).chain(gated(512, &[DType::F32])));
             cases.extend(mlp(1, LARGE, ONE).chain(mlp(16, LARGE, ONE)).chain(mlp(128, LARGE, ONE)));
             cases.extend(mlp(1, SMALL, &[DType::F32]));
+            let [i8, blocks] = [QuantizedType::I8, QuantizedType::F8E4m3Blocks];
+            for kind in [q8, q4, i8, QuantizedType::F8E4m3, blocks] {
+                cases.extend(quantized(1, SMALL, kind).chain(quantized(16, LARGE, kind)));
+            }
+            for kind in [q4, i8, blocks] {
+                cases.extend(quantized(1, LARGE, kind));
+            }
         }
         cases
     }
@@ -164,7 +176,7 @@ mod tests {
     fn names_say_what_is_measured() {
         let case = Case::layer(Op::Mlp, [1, 896, 4864], DType::F32, Heat::Cold);
         assert_eq!(case.to_string(), "mlp 1x896x4864 cold");
-        let case = Case { weights: Some(BlockType::Q4_0), ..case };
+        let case = Case { weights: Some(BlockType::Q4_0.into()), ..case };
         assert_eq!(case.to_string(), "mlp 1x896x4864 Q4_0 cold");
         let case = Case { packed: true, ..Case::activation(4096, 4096, DType::F16) };
         assert_eq!(case.to_string(), "activation 4096x4096 packed cold");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use swiglu::{
     Activation, Arrangement, Device, Element, GatedActivation, Matrix, MatrixRef, Numerics, Op,
-    Path, Problem, with_dtype,
+    Path, Problem, QuantizedType, with_dtype,
 };
 use swiglu_cuda::ceilings::{self, Ceilings};
 use swiglu_cuda::{Cuda, DeviceGateUp, DeviceMatrix, Stream};
@@ -16,6 +16,7 @@ use super::report::{CudaLimits, Limits, Row, Speed};
 use crate::args::{LayerOp, MathArgs};
 use crate::gpu::{self, Rotation, Step};
 use crate::layer::Packed;
+use crate::quantized::SyntheticBlocks;
 use crate::random::{self, SyntheticLayer};
 use crate::roofline::{Floor, Rates};
 use crate::stats::Summary;
@@ -63,9 +64,68 @@ impl<'a> CudaBench<'a> {
     pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
         with_dtype!(case.dtype, T => match case.op {
             Op::Activation => self.activations::<T>(case),
-            Op::GatedLinear => self.layers::<T>(case, LayerOp::GatedLinear),
-            Op::Mlp => self.layers::<T>(case, LayerOp::Mlp),
+            Op::GatedLinear => self.of_weights::<T>(case, LayerOp::GatedLinear),
+            Op::Mlp => self.of_weights::<T>(case, LayerOp::Mlp),
         })
+    }
+
+    fn of_weights<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
+        match case.weights {
+            Some(kind) => self.blocks::<T>(case, op, kind),
+            None => self.layers::<T>(case, op),
+        }
+    }
+
+    /// Quantised weights as they are, and decoded to T.
+    fn blocks<T: Element>(
+        &self,
+        case: &Case,
+        op: LayerOp,
+        kind: QuantizedType,
+    ) -> anyhow::Result<Vec<Row>> {
+        let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
+        let blocks = SyntheticBlocks::random(seeds, op, kind, [case.hidden, case.intermediate])?;
+        let numerics = self.math.numerics(T::DTYPE);
+        let decoded = blocks.decode::<T>()?;
+        let quantized = blocks.params(self.activation, numerics, None);
+        let params = decoded.params(self.activation, numerics)?;
+        let x: Matrix<T> = random::normal(SEED ^ 0x78, case.m, case.hidden, 1.0)?;
+        let problems = [quantized.problem::<T>(case.m), params.problem(case.m)];
+        let [few, many] = problems.map(|p| self.copies(case.heat, p.compulsory_bytes()));
+        let way = |profiles, layers: Vec<Packed>| -> anyhow::Result<Way<T>> {
+            let copies = layers.len();
+            let numerics = layers[0].plan(case.m).problem.numerics;
+            let rotation = || Rotation::new(&self.stream, copies, x.view(), params.out_features());
+            Ok(Way { profiles, numerics, layers, data: [rotation()?, rotation()?] })
+        };
+        let as_blocks = (0..few).map(|_| quantized.pack::<T>(self.device));
+        let as_values = (0..many).map(|_| params.pack(self.device, None));
+        let mut ways = [
+            way(["quantized", "quantized, graph"], as_blocks.collect::<swiglu::Result<_>>()?)?,
+            way(["decoded", "decoded, graph"], as_values.collect::<swiglu::Result<_>>()?)?,
+        ];
+        let times = self.time_ways(&mut ways)?;
+        let mut checks = [
+            Checks::new(|n| Check::of_blocks(&quantized.with_numerics(n), x.view())),
+            Checks::new(|n| Check::of_layer(self.device, &params.with_numerics(n), x.view())),
+        ];
+        let [blocks, values] = &mut checks;
+        let mut rows = self.rows(case, problems[0], blocks, &ways[..1], &times)?;
+        rows.extend(self.rows(case, problems[1], values, &ways[1..], &times[2..])?);
+        Ok(rows)
+    }
+
+    /// Call by call and as a graph, in turns.
+    fn time_ways<T: Element>(&self, ways: &mut [Way<T>]) -> anyhow::Result<Vec<Summary>> {
+        let mut steps = Vec::new();
+        for way in ways {
+            let [single, graph] = &mut way.data;
+            let copies = way.layers.len();
+            steps.push(gpu::layer_calls(&self.stream, &way.layers, single));
+            let calls = gpu::layer_calls(&self.stream, &way.layers, graph);
+            steps.push(gpu::captured(&self.stream, copies, calls)?);
+        }
+        self.time(steps)
     }
 
     fn copies(&self, heat: Heat, bytes: f64) -> usize {
@@ -94,14 +154,7 @@ impl<'a> CudaBench<'a> {
             way(["planned", "planned, graph"], None)?,
             way(["unfused", "unfused, graph"], Some(Path::Unfused))?,
         ];
-        let mut steps = Vec::new();
-        for way in &mut ways {
-            let [single, graph] = &mut way.data;
-            steps.push(gpu::layer_calls(&self.stream, &way.layers, single));
-            let calls = gpu::layer_calls(&self.stream, &way.layers, graph);
-            steps.push(gpu::captured(&self.stream, copies, calls)?);
-        }
-        let times = self.time(steps)?;
+        let times = self.time_ways(&mut ways)?;
         self.rows(case, problem, &mut checks, &ways, &times)
     }
 

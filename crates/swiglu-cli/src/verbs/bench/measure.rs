@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use swiglu::{
-    Activation, Arrangement, BlockType, Device, Element, GateUpRef, GatedActivation, Matrix,
-    MatrixRef, Numerics, Op, Path, Problem, with_dtype,
+    Activation, Arrangement, Device, Element, GateUpRef, GatedActivation, Matrix, MatrixRef,
+    Numerics, Op, Path, Problem, QuantizedType, with_dtype,
 };
 use swiglu_core::bounds::Judgement;
 
@@ -71,7 +71,7 @@ impl<'a> Bench<'a> {
 
     fn of_weights<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
         match case.weights {
-            Some(block) => self.blocks::<T>(case, op, block),
+            Some(kind) => self.blocks::<T>(case, op, kind),
             None => self.layers::<T>(case, op),
         }
     }
@@ -81,10 +81,10 @@ impl<'a> Bench<'a> {
         &self,
         case: &Case,
         op: LayerOp,
-        block: BlockType,
+        kind: QuantizedType,
     ) -> anyhow::Result<Vec<Row>> {
         let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
-        let blocks = SyntheticBlocks::random(seeds, op, block, [case.hidden, case.intermediate])?;
+        let blocks = SyntheticBlocks::random(seeds, op, kind, [case.hidden, case.intermediate])?;
         let numerics = self.math.numerics(T::DTYPE);
         let decoded = blocks.decode::<T>()?;
         let quantized = blocks.params(self.activation, numerics, None);

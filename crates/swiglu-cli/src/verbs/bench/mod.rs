@@ -8,9 +8,9 @@ mod measure;
 mod report;
 mod way;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use swiglu::{Activation, BlockType, DType, Device, Op};
+use swiglu::{Activation, DType, Device, Op, QuantizedType};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, MathArgs};
@@ -47,9 +47,10 @@ pub(crate) struct BenchArgs {
     /// Weights come from memory: so many in rotation that they exceed the caches [default]
     #[arg(long, requires = "op", conflicts_with = "suite")]
     cold: bool,
-    /// Weights quantised in random blocks of this type: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    /// Random quantised weights of this type: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on CUDA
+    /// i8, f8_e4m3, f8_e4m3_128x128
     #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
-    weights_type: Option<BlockType>,
+    weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds)]
     seconds: f64,
@@ -76,8 +77,8 @@ impl BenchArgs {
         let mut cases = match (self.op, device) {
             (None, Device::Cuda(_)) => self.suite.cuda_cases(),
             (None, _) => self.suite.cases(),
-            (Some(op), _) if self.weights_type.is_some() => {
-                vec![self.case(op, self.math.dtype.unwrap_or(DType::F32))]
+            (Some(op), device) if self.weights_type.is_some() => {
+                vec![self.case(op, self.quantized_dtype(device))]
             }
             (Some(op), _) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
         };
@@ -85,6 +86,12 @@ impl BenchArgs {
             cases.retain(|c| c.dtype == dtype);
         }
         cases
+    }
+
+    /// The element type beside quantised weights, where none is given.
+    fn quantized_dtype(&self, device: &Device) -> DType {
+        let usual = if matches!(device, Device::Cuda(_)) { DType::Bf16 } else { DType::F32 };
+        self.math.dtype.unwrap_or(usual)
     }
 
     fn case(&self, op: BenchOp, dtype: DType) -> Case {
@@ -105,19 +112,19 @@ impl BenchArgs {
 
     /// Refuses quantised weights where nothing computes with them.
     fn expect_weights(&self, device: &Device) -> anyhow::Result<()> {
-        let Some(block) = self.weights_type else { return Ok(()) };
-        if self.op == Some(BenchOp::Activation) {
-            bail!(
-                "--weights-type {block}: the activation has no weights; choose gated-linear or mlp"
-            );
-        }
-        if !matches!(device, Device::Cpu(_)) {
-            bail!(
-                "--weights-type {block}: {device} computes with decoded weights; give --device cpu"
-            );
-        }
+        let Some(kind) = self.weights_type else { return Ok(()) };
+        let op = match self.op {
+            Some(BenchOp::Activation) => bail!(
+                "--weights-type {kind}: the activation has no weights; choose gated-linear or mlp"
+            ),
+            Some(BenchOp::GatedLinear) => Op::GatedLinear,
+            Some(BenchOp::Mlp) | None => Op::Mlp,
+        };
+        device
+            .expect_quantized(op, self.quantized_dtype(device), kind)
+            .with_context(|| format!("--weights-type {kind}"))?;
         if !self.backends.backend.is_empty() {
-            bail!("--weights-type {block}: peers are compared with it by `swiglu lab run`");
+            bail!("--weights-type {kind}: peers are compared with it by `swiglu lab run`");
         }
         Ok(())
     }

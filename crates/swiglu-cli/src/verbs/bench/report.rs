@@ -4,7 +4,7 @@ use std::io::Write;
 
 use comfy_table::Cell;
 use serde::Serialize;
-use swiglu::{BlockType, DType, Problem};
+use swiglu::{DType, Problem, QuantizedType};
 use swiglu_core::bounds::Judgement;
 
 use super::cases::Case;
@@ -32,7 +32,7 @@ pub(super) struct Row {
     dtype: DType,
     /// The type of the weights, where they are quantised.
     #[serde(skip_serializing_if = "Option::is_none")]
-    weights: Option<BlockType>,
+    weights: Option<QuantizedType>,
     threads: usize,
     median_us: f64,
     p10_us: f64,

@@ -127,7 +127,8 @@ fn check_cpu(
 
 /// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself.
 fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) -> String {
-    let cases = args.cases();
+    let mut cases = args.cases();
+    cases.extend(args.quantized_cases(&CudaBackend::planned(cuda)));
     let work: Vec<(CudaBackend, Vec<Case>)> = CudaBackend::all(cuda)
         .into_iter()
         .map(|backend| {

@@ -4,7 +4,7 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use swiglu::cuda::Cuda;
-use swiglu::{CoreError, Device, Element, Matrix, MatrixRef, MlpWeights, Path};
+use swiglu::{Device, Element, Matrix, MatrixRef, MlpWeights, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 
 use super::RunArgs;
@@ -18,13 +18,8 @@ use crate::stats::Summary;
 use crate::timing::{Heat, Protocol, Variant, interleave};
 use crate::verify::{Check, gather_rows};
 
-/// How a layer holds its weights.
-enum Storage<'w> {
-    /// As the quantised blocks of the file.
-    Blocks(Blocks<'w>),
-    /// As elements; quantised ones were decoded for this reason.
-    Elements { decoded_because: Option<String> },
-}
+/// The quantised blocks of the file where the layer holds these; where it holds decoded ones, why.
+type Storage<'w> = Result<Blocks<'w>, Option<String>>;
 
 pub(super) struct Measurement<'a> {
     args: &'a RunArgs,
@@ -61,8 +56,8 @@ impl<'a> Measurement<'a> {
         }
         let storage = self.storage(&weights, x.rows())?;
         let layer = match &storage {
-            Storage::Blocks(blocks) => blocks.pack::<T>(self.device)?,
-            Storage::Elements { .. } => params.pack(self.device, None)?,
+            Ok(blocks) => blocks.pack::<T>(self.device)?,
+            Err(_) => params.pack(self.device, None)?,
         };
         let unfused = params.pack(self.device, Some(Path::Unfused))?;
         let mut y = Matrix::zeros(x.rows(), params.out_features())?;
@@ -71,8 +66,8 @@ impl<'a> Measurement<'a> {
         let plan = layer.plan(x.rows());
         let params = params.with_numerics(plan.problem.numerics);
         let check = match &storage {
-            Storage::Blocks(blocks) => Check::of_blocks(blocks, x.view())?,
-            Storage::Elements { .. } => Check::of_layer(self.device, &params, x.view())?,
+            Ok(blocks) => Check::of_blocks(blocks, x.view())?,
+            Err(_) => Check::of_layer(self.device, &params, x.view())?,
         };
         let mut error = self.judge(&check, &y)?;
         error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
@@ -81,10 +76,7 @@ impl<'a> Measurement<'a> {
         }
         let [time, unfused_time] = self.time(&layer, &unfused, &x, &mut y)?;
         let problem = plan.problem;
-        let decoded_because = match storage {
-            Storage::Blocks(_) => None,
-            Storage::Elements { decoded_because } => decoded_because,
-        };
+        let decoded_because = storage.err().flatten();
         Ok(Report {
             device: self.device.name(),
             plan: plan.to_string(),
@@ -111,28 +103,18 @@ impl<'a> Measurement<'a> {
 
     /// How a layer for this many tokens holds the weights.
     fn storage<'w>(&self, weights: &'w MlpWeights, tokens: usize) -> anyhow::Result<Storage<'w>> {
-        let stored = weights.stored();
-        let any = stored.stored_gate_up().iter().chain(stored.stored_down());
-        let any_quantized = any.into_iter().any(|m| m.quantized().is_some());
-        let most = match self.device {
-            Device::Cpu(cpu) if !self.args.keep_blocks => cpu.quantized_rows(),
-            _ => usize::MAX,
+        let most = match self.args.keep_blocks {
+            true => usize::MAX,
+            false => self.device.quantized_tokens(),
         };
-        match weights.quantized_on(self.device) {
-            Ok(_) if tokens > most => Ok(Storage::Elements {
-                decoded_because: Some(format!(
-                    "{tokens} tokens; blocks are the faster for up to {most} (--keep-blocks keeps them)"
-                )),
-            }),
-            Ok(blocks) => Ok(Storage::Blocks(match self.args.op {
-                LayerOp::GatedLinear => Blocks::GatedLinear(blocks.gated_linear()),
-                LayerOp::Mlp => Blocks::Mlp(blocks.mlp()?),
-            })),
-            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => {
-                Ok(Storage::Elements { decoded_because: any_quantized.then(|| why.to_string()) })
+        Ok(match Blocks::of_file(weights, self.args.op, self.device)? {
+            Ok(_) if tokens > most => {
+                let why = format!("{tokens} tokens; blocks are the faster for up to {most}");
+                Err(Some(why + " (--keep-blocks keeps them)"))
             }
-            Err(error) => Err(error.into()),
-        }
+            Ok(blocks) => Ok(blocks),
+            Err(why) => Err(why.map(|why| why.to_string())),
+        })
     }
 
     fn params<'h, T: Element>(

@@ -1,6 +1,6 @@
 //! What a launch of the decode kernel is compiled and shaped for.
 
-use swiglu_core::quant::BlockType;
+use swiglu_core::quant::{BlockType, QuantizedType};
 use swiglu_core::{Activation, DType, Numerics, Problem};
 
 use super::super::gate::GateCode;
@@ -74,13 +74,26 @@ pub(crate) enum Format {
     Bytes = 1,
     /// Nibbles with a scale per 32: Q4_0.
     Nibbles = 2,
+    /// Signed bytes with a scale per row.
+    RowBytes = 3,
+    /// e4m3 with a scale per row.
+    RowE4m3 = 4,
+    /// e4m3 with a scale per 128 of a row.
+    BlockE4m3 = 5,
 }
 
 impl Format {
-    fn of(block: BlockType) -> Result<Self, Obstacle> {
-        match block {
-            BlockType::Q8_0 => Ok(Format::Bytes),
-            BlockType::Q4_0 => Ok(Format::Nibbles),
+    /// Those of quantised weights.
+    pub(crate) const QUANTIZED: [Format; 5] =
+        [Format::Bytes, Format::Nibbles, Format::RowBytes, Format::RowE4m3, Format::BlockE4m3];
+
+    fn of(kind: QuantizedType) -> Result<Self, Obstacle> {
+        match kind {
+            QuantizedType::Block(BlockType::Q8_0) => Ok(Format::Bytes),
+            QuantizedType::Block(BlockType::Q4_0) => Ok(Format::Nibbles),
+            QuantizedType::I8 => Ok(Format::RowBytes),
+            QuantizedType::F8E4m3 => Ok(Format::RowE4m3),
+            QuantizedType::F8E4m3Blocks => Ok(Format::BlockE4m3),
             other => Err(Obstacle::Blocks(other)),
         }
     }
@@ -96,14 +109,18 @@ impl Format {
     pub(crate) fn blocks(self) -> usize {
         match self {
             Format::Elements => 1,
-            Format::Bytes => 2,
             Format::Nibbles => 4,
+            Format::Bytes | Format::RowBytes | Format::RowE4m3 | Format::BlockE4m3 => 2,
         }
     }
 
-    /// Bytes of the scales of 64 bytes of a row.
+    /// Bytes of the scales that lie in the ring beside 64 bytes of a row.
     pub(crate) fn scale_bytes(self) -> usize {
-        if self == Format::Elements { 0 } else { 2 * self.blocks() }
+        match self {
+            Format::Elements | Format::RowBytes | Format::RowE4m3 => 0,
+            Format::Bytes | Format::Nibbles => 2 * self.blocks(),
+            Format::BlockE4m3 => 4,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ mod variants;
 use std::fmt;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use swiglu_core::quant::BlockType;
+use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Op, Problem};
 
 use super::elementwise::{Tensor, signed};
@@ -119,10 +119,10 @@ pub(crate) enum Obstacle {
     NotCooperative,
     /// The ring, the partial sums and x do not fit into a block's shared memory.
     SharedMemory { needed: usize, given: usize },
-    /// Weights in blocks that the kernel does not unpack.
-    Blocks(BlockType),
+    /// Quantised weights that the kernel does not unpack.
+    Blocks(QuantizedType),
     /// The copy engine brings what tensor cores take as it is.
-    OnlyElements(BlockType),
+    OnlyElements(QuantizedType),
     /// Another architecture than sm_90a.
     NoCopyEngine,
     /// Quantised weights with activations of f32.
@@ -147,9 +147,11 @@ impl fmt::Display for Obstacle {
             Obstacle::SharedMemory { needed, given } => {
                 write!(f, "needs {needed} bytes of shared memory, a block has {given}")
             }
-            Obstacle::Blocks(block) => write!(f, "unpacks Q8_0 and Q4_0, not {block}"),
-            Obstacle::OnlyElements(block) => {
-                write!(f, "multiplies f32, f16 and bf16 through the copy engine, not {block}")
+            Obstacle::Blocks(given) => {
+                write!(f, "unpacks Q8_0, Q4_0, I8, F8_E4M3 and F8_E4M3_128x128, not {given}")
+            }
+            Obstacle::OnlyElements(given) => {
+                write!(f, "multiplies f32, f16 and bf16 through the copy engine, not {given}")
             }
             Obstacle::NoCopyEngine => f.write_str("is written for the copy engine of sm_90a"),
             Obstacle::QuantizedF32 => {
@@ -318,8 +320,7 @@ impl Decode {
     }
 }
 
-/// Scales of quantised weights in device memory, f16, one for each 32 of k, rows padded with zeros
-/// to as many as 64 bytes of weights have.
+/// Scales of quantised weights in device memory, as [`crate::layers`] lays them out for each format.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Scales {

@@ -1,4 +1,4 @@
-use swiglu_core::quant::QuantizedTypes;
+use swiglu_core::quant::{BlockType, QuantizedTypes};
 use swiglu_core::{Activation, Numerics, WeightLayout};
 
 use super::*;
@@ -114,7 +114,7 @@ fn obstacles_name_what_is_in_the_way() {
     let small = Limits { multiprocessors: 1, shared: 48 * 1024, ..ADA };
     assert!(of(&one, &small, Design::OneLaunch).contains("a block has 49152"));
     assert!(decode(Design::TwoLaunches, &one, &small).is_ok());
-    let types = QuantizedTypes { gate_up: BlockType::Q8_0, down: Some(BlockType::Q5_0) };
+    let types = QuantizedTypes::new(BlockType::Q8_0, Some(BlockType::Q5_0));
     let mixed = Problem { quantized: Some(types), ..one };
     assert!(of(&mixed, &H200, Design::BulkOneLaunch).contains("not Q8_0"));
     assert!(of(&one, &ADA, Design::BulkTwoLaunches).contains("sm_90a"));

@@ -86,16 +86,21 @@ pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
         push(default, Part::GateUp, math, elements, (false, 8, 8));
         push(default, Part::Down, math, elements, (false, 8, 8));
     }
+    // A model mostly has one type of quantised weights. Its two halves are apart in the two launches, so
+    // one of the others is enough of these, and of mixtures.
     for math in [8, 16].into_iter().filter_map(|m| Math::of_quantized(dtype, m).ok()) {
-        let (bytes, nibbles) = (Format::Bytes, Format::Nibbles);
-        for formats in [[bytes; 2], [nibbles; 2], [nibbles, bytes], [bytes, nibbles]] {
-            push(default, Part::Both, math, formats, deep);
+        for format in Format::QUANTIZED {
+            push(default, Part::Both, math, [format; 2], deep);
         }
-        for formats in [[bytes; 2], [nibbles; 2]] {
+    }
+    if let Ok(math) = Math::of_quantized(dtype, MOST_TOKENS) {
+        for format in Format::QUANTIZED {
+            let formats = [format; 2];
             push(default, Part::Both, math, formats, (false, 16, 4));
             push(default, Part::GateUp, math, formats, (true, 8, 8));
             push(default, Part::Down, math, formats, (false, 8, 8));
         }
+        push(default, Part::Both, math, [Format::Nibbles, Format::Bytes], deep);
     }
     for tokens in [1, 4, MOST_TOKENS] {
         let Ok(config) = Config::sequential(tokens) else { continue };

@@ -87,7 +87,7 @@ pub(super) fn blocks(case: &Case, block: BlockType, seed: u64) -> Result<Synthet
         CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => LayerOp::GatedLinear,
     };
     let seeds = [STREAM_GATE, STREAM_UP, STREAM_DOWN].map(|stream| seed ^ stream);
-    SyntheticBlocks::random(seeds, op, block, [case.hidden, case.intermediate])
+    SyntheticBlocks::random(seeds, op, block.into(), [case.hidden, case.intermediate])
 }
 
 /// bg, bu and bd of a case that has them.
