@@ -68,6 +68,14 @@ impl Blocks<'_> {
         }
     }
 
+    /// The type of gate and up.
+    pub(crate) fn gate_up(&self) -> QuantizedType {
+        match self {
+            Blocks::GatedLinear(p) => p.gate.kind(),
+            Blocks::Mlp(p) => p.gated.gate.kind(),
+        }
+    }
+
     /// Columns of the output.
     pub(crate) fn out_features(&self) -> usize {
         match self {

@@ -10,7 +10,7 @@ use crate::elementwise::Segments;
 use crate::epilogue::{GatedPanel, PlainPanel};
 use crate::gemm::Sums;
 use crate::isa::Isa;
-use crate::quant::{DecodedSums, Dots, PackUnits};
+use crate::quant::{DecodedSums, Dots, PackUnits, PairSums};
 use crate::rows::PackBlocks;
 use crate::simd::{Kernel, dispatch};
 
@@ -116,6 +116,15 @@ pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<
 /// # Safety
 /// As [`dispatch`].
 pub(crate) unsafe fn dots(isa: Isa, kernel: Dots) {
+    // SAFETY: the caller's.
+    unsafe { kernel.run(isa) }
+}
+
+/// Sums of a panel of quantised weights over many rows of bfloat16.
+///
+/// # Safety
+/// As [`dispatch`].
+pub(crate) unsafe fn pair_sums(isa: Isa, kernel: PairSums) {
     // SAFETY: the caller's.
     unsafe { kernel.run(isa) }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use swiglu_core::{Error, Op, Path, Plan, Problem, Result};
+use swiglu_core::{BlockType, DType, Error, Op, Path, Plan, Problem, Result};
 
 use crate::isa::Isa;
 use crate::team::{self, Step};
@@ -85,10 +85,10 @@ impl Cpu {
         self.threads
     }
 
-    /// Up to this many rows a layer of quantised blocks is the fast one: their integers are multiplied as
-    /// they are. With more rows a layer of decoded weights is at least as fast.
-    pub fn quantized_rows(&self) -> usize {
-        crate::quant::dot_rows_max(self.isa)
+    /// Up to this many rows of `dtype` a layer of these blocks is the fast one: their integers are multiplied
+    /// as they are. With more rows a layer of decoded weights is at least as fast.
+    pub fn quantized_rows(&self, dtype: DType, block: BlockType) -> usize {
+        crate::quant::digit_rows_max(self.isa, dtype, block)
     }
 
     /// Runs steps on up to `workers` threads.

@@ -302,7 +302,7 @@ const fn step_vector_bytes<S: Simd, T: Element>() -> usize {
 
 /// One step: two vectors of weights against ROWS broadcasts.
 #[inline(always)]
-unsafe fn step<S: Simd, T: Element, const ROWS: usize>(
+pub(crate) unsafe fn step<S: Simd, T: Element, const ROWS: usize>(
     acc: &mut [[S::V; 2]; ROWS],
     x: *const u32,
     w: *const u8,

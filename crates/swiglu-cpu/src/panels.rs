@@ -126,6 +126,10 @@ impl<T: Element> Panels<T> {
     pub(crate) fn panels(&self) -> usize {
         self.panels
     }
+    /// Input features.
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
     /// Steps of a panel.
     pub(crate) fn steps(&self) -> usize {
         self.inputs.div_ceil(features_per_step(T::DTYPE))

@@ -1,13 +1,38 @@
-//! Input rows as the matrix kernel reads them: block after block, each `[step][row]`, every step a
-//! `f32` or, for weights of that type, a pair of bfloat16. Rows are packed once per call and used by every panel.
+//! Input rows as the matrix kernels read them: block after block, each `[step][row]`, every step a `f32`
+//! or a pair of bfloat16. Rows are packed once per call and used by every panel.
 
 use std::ops::Range;
 
-use swiglu_core::{DType, Element, MatrixRef};
+use swiglu_core::{DType, Element, F32Lanes, MatrixRef};
 
 use crate::gemm::Blocks;
 use crate::panels::{SendPtr, features_per_step};
-use crate::simd::{Kernel, Simd};
+use crate::quant::{PAIRS, RUN};
+use crate::simd::{INTEGER_UNIT, Kernel, Simd};
+
+/// What the steps of a row are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Steps {
+    /// As in dense weights of the type: a `f32`, or a pair of neighbouring bfloat16.
+    Dense,
+    /// Each a `f32`, also of bfloat16.
+    Wide,
+    /// Of bfloat16 in whole runs: inputs 4i and 4i + 2, then 4i + 1 and 4i + 3, as
+    /// [`Simd::bytes_to_bf16`] pairs weights; with `sums` every run ends with the sum of its inputs as
+    /// a `f32`, times [`INTEGER_UNIT`].
+    Runs { sums: bool },
+}
+
+impl Steps {
+    /// Steps of a row of `inputs`.
+    pub(crate) fn count(self, dtype: DType, inputs: usize) -> usize {
+        match self {
+            Steps::Dense => inputs.div_ceil(features_per_step(dtype)),
+            Steps::Wide => inputs,
+            Steps::Runs { sums } => inputs / RUN * (PAIRS + usize::from(sums)),
+        }
+    }
+}
 
 /// Rows `first ..` of a matrix, with the packed buffer they go to.
 #[derive(Clone, Copy)]
@@ -15,8 +40,7 @@ pub(crate) struct PackRows<'a, T> {
     pub(crate) x: MatrixRef<'a, T>,
     pub(crate) first: usize,
     pub(crate) blocks: Blocks,
-    /// Whether every step is one `f32`, also of bfloat16.
-    pub(crate) wide: bool,
+    pub(crate) steps: Steps,
     pub(crate) out: SendPtr<u32>,
 }
 
@@ -30,15 +54,14 @@ impl<T: Element> Kernel for PackBlocks<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let PackBlocks(task, range) = self;
-        let per_step = if task.wide { 1 } else { features_per_step(T::DTYPE) };
-        let steps = task.x.cols().div_ceil(per_step);
+        let steps = task.steps.count(T::DTYPE, task.x.cols());
         for block in range {
             let rows = task.blocks.range(block);
             for (lane, r) in rows.clone().enumerate() {
                 // SAFETY: the buffer holds `m · steps` values; a block owns its part of it.
                 unsafe {
                     let out = task.out.get().add(rows.start * steps + lane);
-                    pack_row::<S, T>(task.x.row(task.first + r), task.wide, out, rows.len());
+                    pack_row::<S, T>(task.x.row(task.first + r), task.steps, out, rows.len());
                 }
             }
         }
@@ -47,9 +70,16 @@ impl<T: Element> Kernel for PackBlocks<'_, T> {
 
 /// Writes the steps of `row` to `out`, `out + stride` and so on.
 #[inline(always)]
-unsafe fn pack_row<S: Simd, T: Element>(row: &[T], wide: bool, out: *mut u32, stride: usize) {
-    match T::DTYPE {
-        DType::Bf16 if !wide => {
+unsafe fn pack_row<S: Simd, T: Element>(row: &[T], steps: Steps, out: *mut u32, stride: usize) {
+    match (T::DTYPE, steps) {
+        (DType::Bf16, Steps::Runs { sums }) => {
+            let run_out = (PAIRS + usize::from(sums)) * stride;
+            for (i, run) in row.as_chunks::<RUN>().0.iter().enumerate() {
+                // SAFETY: the caller's, for every run.
+                unsafe { pack_run::<S>(run.as_ptr().cast(), sums, out.add(i * run_out), stride) };
+            }
+        }
+        (DType::Bf16, Steps::Dense) => {
             let bits = row.as_ptr().cast::<u16>();
             // SAFETY: `bits` holds the row, two elements a step; `out` one value per step.
             unsafe {
@@ -76,6 +106,36 @@ unsafe fn pack_row<S: Simd, T: Element>(row: &[T], wide: bool, out: *mut u32, st
                     *out.add(k * stride) = v.to_f32().to_bits();
                 }
             }
+        }
+    }
+}
+
+/// Writes a run of bfloat16 as [`Steps::Runs`].
+#[inline(always)]
+unsafe fn pack_run<S: Simd>(bits: *const u16, sums: bool, out: *mut u32, stride: usize) {
+    // SAFETY: `bits` holds a run, four elements a quad; `out` its steps.
+    unsafe {
+        for q in 0..RUN / 4 {
+            let quad = bits.add(4 * q).cast::<[u16; 4]>().read_unaligned().map(u32::from);
+            *out.add(2 * q * stride) = quad[0] | quad[2] << 16;
+            *out.add((2 * q + 1) * stride) = quad[1] | quad[3] << 16;
+        }
+        if sums {
+            let mut sum = S::V::splat(0.0);
+            for k in (0..RUN).step_by(S::LANES) {
+                // No sum of a run overflows.
+                sum = sum.add(S::load_bf16(bits.add(k)).mul(S::V::splat(INTEGER_UNIT)));
+            }
+            let mut lanes = [0.0f32; 64];
+            S::store_f32(lanes.as_mut_ptr(), sum);
+            let mut n = S::LANES;
+            while n > 1 {
+                n /= 2;
+                for i in 0..n {
+                    lanes[i] += lanes[i + n];
+                }
+            }
+            *out.add(PAIRS * stride) = lanes[0].to_bits();
         }
     }
 }

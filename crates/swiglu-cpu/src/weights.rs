@@ -9,8 +9,8 @@ use crate::cpu::Cpu;
 use crate::gemm::Blocks;
 use crate::isa::Isa;
 use crate::panels::{Panels, SendPtr};
-use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, dot_rows_max};
-use crate::rows::{PackBlocks, PackRows};
+use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, Way};
+use crate::rows::{PackBlocks, PackRows, Steps};
 use crate::simd;
 
 /// Packed weights.
@@ -47,25 +47,29 @@ impl<T: Element> Weights<T> {
 
     /// How `m` rows are packed.
     pub(crate) fn packing(&self, cpu: &Cpu, m: usize) -> Packing {
-        let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
-        match self {
-            Weights::Dense(panels) => Packing::Steps { blocks, steps: panels.steps(), wide: false },
-            Weights::Quantized(panels) if m > dot_rows_max(cpu.isa()) => {
-                Packing::Steps { blocks, steps: panels.inputs(), wide: true }
+        let panels = match self {
+            Weights::Dense(panels) => {
+                return Packing::steps::<T>(cpu, m, Steps::Dense, panels.inputs());
             }
-            Weights::Quantized(panels) => {
+            Weights::Quantized(panels) => panels,
+        };
+        let (block, inputs) = (panels.block(), panels.inputs());
+        match Way::of(cpu.isa(), T::DTYPE, block, m) {
+            Way::Digits => {
                 let (offset, halves) = panels.offset_and_halves();
-                Packing::Digits { m, inputs: panels.inputs(), offset, halves }
+                Packing::Digits { m, inputs, offset, halves }
             }
+            Way::Pairs => {
+                Packing::steps::<T>(cpu, m, Steps::Runs { sums: block.has_minimum() }, inputs)
+            }
+            Way::Decoded => Packing::steps::<T>(cpu, m, Steps::Wide, inputs),
         }
     }
 
-    /// Bytes beside the sums that the kernels of all threads need for `m` rows.
-    pub(crate) fn scratch_bytes(&self, cpu: &Cpu, m: usize) -> usize {
-        match self {
-            Weights::Quantized(_) if m > dot_rows_max(cpu.isa()) => {
-                quant::scratch_bytes(cpu.threads())
-            }
+    /// Bytes beside the sums that the kernels of all threads need for rows packed so.
+    pub(crate) fn scratch_bytes(&self, cpu: &Cpu, packing: Packing) -> usize {
+        match (self, packing) {
+            (Weights::Quantized(_), Packing::Steps { .. }) => quant::scratch_bytes(cpu.threads()),
             _ => 0,
         }
     }
@@ -74,24 +78,29 @@ impl<T: Element> Weights<T> {
 /// How rows are packed.
 #[derive(Clone, Copy)]
 pub(crate) enum Packing {
-    /// Blocks of rows, step by step; `wide`: every step one `f32`.
-    Steps { blocks: Blocks, steps: usize, wide: bool },
+    /// Blocks of rows, each of `count` steps.
+    Steps { blocks: Blocks, steps: Steps, count: usize },
     /// Fixed-point digits.
     Digits { m: usize, inputs: usize, offset: u32, halves: bool },
 }
 
 impl Packing {
+    fn steps<T: Element>(cpu: &Cpu, m: usize, steps: Steps, inputs: usize) -> Self {
+        let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
+        Packing::Steps { blocks, steps, count: steps.count(T::DTYPE, inputs) }
+    }
+
     /// Bytes of the packed rows.
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Packing::Steps { blocks, steps, .. } => blocks.m * steps * size_of::<u32>(),
+            Packing::Steps { blocks, count, .. } => blocks.m * count * size_of::<u32>(),
             Packing::Digits { m, inputs, .. } => quant::row_bytes(m, inputs),
         }
     }
 
     /// Whether rows must be packed even if they lie in memory as values of the steps' type.
     pub(crate) fn changes_rows(self) -> bool {
-        !matches!(self, Packing::Steps { blocks: Blocks { m: 0 | 1, .. }, wide: false, .. })
+        !matches!(self, Packing::Steps { blocks: Blocks { m: 0 | 1, .. }, steps: Steps::Dense, .. })
     }
 
     /// Independent units of packing.
@@ -116,9 +125,9 @@ impl Packing {
         // SAFETY: the caller's.
         unsafe {
             match self {
-                Packing::Steps { blocks, wide, .. } => {
+                Packing::Steps { blocks, steps, .. } => {
                     let out = SendPtr(out.get().cast());
-                    let rows = PackRows { x, first, blocks, wide, out };
+                    let rows = PackRows { x, first, blocks, steps, out };
                     compiled::pack_rows(isa, PackBlocks(rows, range));
                 }
                 Packing::Digits { offset, halves, .. } => {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
 use swiglu_core::{
     Activation, Arrangement, BlockType, DType, Element, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Orientation, Path, QuantizedTypes, WeightLayout, bf16, bounds, f16, random,
+    Orientation, Path, Plan, QuantizedTypes, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
 
@@ -232,12 +232,20 @@ fn quantised_layers_keep_rows_apart() {
     for isa in Isa::available() {
         let mlp = |threads| Mlp::<f32>::quantized(&cpu(isa, threads), &params).unwrap();
         let (one, three) = (mlp(1), mlp(3));
+        let of_bf16 = Mlp::<bf16>::quantized(&cpu(isa, 1), &params).unwrap();
         for m in [0, 1, 9, 40, 3000] {
-            let made = cpu(isa, 1).plan(params.problem(m, DType::F32), Path::Fused);
-            assert_eq!(made, one.plan(m), "{isa}");
+            let made = |dtype| cpu(isa, 1).plan(params.problem(m, dtype), Path::Fused);
+            assert_eq!(made(DType::F32), one.plan(m), "{isa}");
+            assert_eq!(made(DType::Bf16), of_bf16.plan(m), "{isa}");
         }
         assert!(one.plan(3).reason.contains("fixed-point"), "{isa}");
         assert!(three.plan(3).threads > 1, "{isa}");
+        let says = |plan: Plan, what: &str| plan.reason.contains(what);
+        let pairs = isa == Isa::Avx512Bf16;
+        assert_eq!(says(of_bf16.plan(40), "as bfloat16 integers"), pairs, "{isa}");
+        // Gate and up in Q6_K are decoded for fewer rows than a down projection in Q4_1.
+        assert!(says(one.plan(9), "decoded"), "{isa}");
+        assert_eq!(says(one.plan(9), "; down: quantised weights as integers"), pairs, "{isa}");
         let run = |mlp: &Mlp<f32>, x: MatrixRef<'_, f32>| {
             let mut y = Matrix::<f32>::zeros(x.rows(), case.hidden).unwrap();
             mlp.forward(x, y.view_mut()).unwrap();

@@ -122,11 +122,12 @@ impl Device {
     /// Up to this many tokens a call with quantised weights as they are is the fast one. More tokens make
     /// it decode them again or, on a CUDA device, read them several times: decoded weights
     /// ([`crate::Weights::decoded`]) are then at least as fast.
-    pub fn quantized_tokens(&self) -> usize {
-        match self {
-            Device::Cpu(cpu) => cpu.quantized_rows(),
+    pub fn quantized_tokens(&self, dtype: DType, kind: QuantizedType) -> usize {
+        match (self, kind.block()) {
+            (Device::Cpu(cpu), Some(block)) => cpu.quantized_rows(dtype, block),
+            (Device::Cpu(_), None) => 0,
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => swiglu_cuda::quantized_tokens(),
+            (Device::Cuda(_), _) => swiglu_cuda::quantized_tokens(),
         }
     }
 

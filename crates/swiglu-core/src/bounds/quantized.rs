@@ -8,7 +8,10 @@
 //! joined, and of its scalings: by a sub-block's scale, by the block's, and the weight's own where it
 //! is decoded first. Inputs may be integers of 30 bits and a sign with a common power of two for the
 //! 32 of a run, so that products with integer weights are exact: as the largest has at least 29 bits,
-//! each is then off by up to 2⁻³⁰ of it.
+//! each is then off by up to 2⁻³⁰ of it. Integer weights may also be multiplied as bfloat16 by dot
+//! products of pairs, with one scaling per scale of a block, which rounds no more often: products are
+//! exact, and a term passes the additions of its run and one for each run. Those instructions flush
+//! subnormals of inputs and sums to zero, see [`FLUSHED`].
 
 use crate::bounds::{
     Reference, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
@@ -26,7 +29,8 @@ use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef,
 /// How a kernel takes x and h, the inputs of products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockInputs {
-    /// As they are, or in runs of 32 as fixed-point numbers of 30 bits and a sign.
+    /// As they are, or in runs of 32 as fixed-point numbers of 30 bits and a sign; bfloat16 also with
+    /// subnormals flushed, of sums too.
     Exact,
     /// Rounded to q·d in blocks as long as those of the weights, with q an integer of 8 bits and
     /// d = max|x| / 127 in f16, and where weights have minima also the sum of a block in f16: what
@@ -39,6 +43,11 @@ const MINIMUM: usize = 32;
 /// Half a unit of a fixed-point number of 30 bits and a sign, relative to the largest, which may be as
 /// little as half of what the 30 bits hold.
 const FIXED_POINT: f64 = 1.0 / (1u64 << 30) as f64;
+/// What flushing subnormals costs an input of bfloat16. Where integers q are multiplied as q·2⁻¹³, so
+/// that the products of a run cannot overflow before the result does, a sum that is flushed is below
+/// 2⁻¹²⁶·2¹³ in units of q. An addition of a term with q = 0 changes nothing, so each flushed one has
+/// |d| ≤ |d·q| and counts as an error of 2⁻¹¹³ of its input; that of the input itself is below 2⁻¹²⁶.
+const FLUSHED: f64 = 2.0 * 8192.0 * f32::MIN_POSITIVE as f64;
 const U16: f64 = DType::F16.unit_roundoff();
 
 /// The error of a sum in `f32`, relative to its magnitude.
@@ -48,15 +57,21 @@ fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
     gamma(weights.cols() + minima + 5)
 }
 
-/// What inputs of at most these magnitudes may be off by once they are taken as `inputs` says, which
-/// `None` says is not at all. With 8
+/// What inputs of `dtype` and at most these magnitudes may be off by once they are taken as `inputs`
+/// says, which `None` says is not at all. With 8
 /// bits: half a step d, d's own rounding and that of a sum to f16, and the arithmetic of q.
-fn input_errors(magnitudes: &[f64], kind: QuantizedType, inputs: Option<BlockInputs>) -> Vec<f64> {
+fn input_errors(
+    magnitudes: &[f64],
+    dtype: DType,
+    kind: QuantizedType,
+    inputs: Option<BlockInputs>,
+) -> Vec<f64> {
     let largest = |part: &[f64]| part.iter().copied().fold(0.0, f64::max);
     match inputs {
         None => return vec![0.0; magnitudes.len()],
         Some(BlockInputs::Exact) => {
-            let error = |part: &[f64]| vec![largest(part) * FIXED_POINT; part.len()];
+            let flushed = if dtype == DType::Bf16 { FLUSHED } else { 0.0 };
+            let error = |part: &[f64]| vec![largest(part) * FIXED_POINT + flushed; part.len()];
             return magnitudes.chunks(MINIMUM).flat_map(error).collect();
         }
         Some(BlockInputs::EightBits) => {}
@@ -153,7 +168,7 @@ fn h_bound<T: Element>(
     let mut errors = Vec::with_capacity(x.rows() * x.cols());
     for i in 0..x.rows() {
         let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
-        errors.extend(input_errors(&magnitudes, params.gate.kind(), inputs));
+        errors.extend(input_errors(&magnitudes, T::DTYPE, params.gate.kind(), inputs));
     }
     let errors = Matrix::from_vec(errors, x.rows(), x.cols())?;
     let (gate, up) = (passed_on(&errors, &params.gate)?, passed_on(&errors, &params.up)?);
@@ -236,7 +251,7 @@ fn y_bound<T: Element>(
     let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
     for (errors, h) in rows {
         let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
-        let taken = input_errors(&magnitudes, params.down.kind(), inputs);
+        let taken = input_errors(&magnitudes, T::DTYPE, params.down.kind(), inputs);
         errors.iter_mut().zip(taken).for_each(|(e, t)| *e += t);
     }
     let relative = sum_error(&params.down);
@@ -285,9 +300,44 @@ pub fn quantized_mlp_with<T: Element>(
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
     use crate::quant::BlockType;
     use crate::{Activation, random};
+
+    /// Inputs of bfloat16 that are flushed where pair dot products may do so are admitted, larger ones
+    /// that are lost are not.
+    #[test]
+    fn flushed_inputs_are_told_from_lost_ones() {
+        for block in BlockType::ALL {
+            let (k, h, m) = (2 * block.elements(), 48, 5);
+            let weights = |seed| random::quantized_matrix(seed, block, h, k, 0.5).unwrap();
+            let (gate, up) = (weights(1), weights(2));
+            let (gate, up) = (gate.view(), up.view());
+            let mut params =
+                QuantizedGatedLinearParams::new(gate, up, Activation::BILINEAR, DType::Bf16);
+            // h is nearly the gate.
+            let ones = vec![1.0; h];
+            params.up_bias = Some(&ones);
+            let x = random::normal_matrix::<f32>(3, m, k, 2f32.powi(-105)).unwrap();
+            let x = x.view().to_dtype::<bf16>();
+            let reference = quantized_gated_linear(x.view(), &params).unwrap();
+            let passes = |below: f64| {
+                let mut flushed = x.view().to_dtype::<f32>();
+                for v in flushed.as_mut_slice() {
+                    if f64::from(v.abs()) < below {
+                        *v = 0.0;
+                    }
+                }
+                let gate = eager_linear::<f32>(&flushed, &params.gate, None).unwrap();
+                let h = gate.view().to_dtype::<bf16>();
+                reference.judge(h.view()).unwrap().passed()
+            };
+            assert!(passes(0.0) && passes(2f64.powi(-113)), "{block}");
+            assert!(!passes(2f64.powi(-105)), "{block}");
+        }
+    }
 
     /// Integers of 8 bits are admitted where they are promised, and nowhere else.
     #[test]

@@ -15,8 +15,8 @@ use crate::quant::{
 };
 use crate::random;
 
-/// No row, one, some, odd counts, more than every tile has, more than one block of rows.
-const ROWS: [usize; 7] = [0, 1, 2, 3, 7, 16, 33];
+/// No row, one, some, odd counts, a block of more than few, more than every tile has, more than one block.
+const ROWS: [usize; 8] = [0, 1, 2, 3, 7, 11, 16, 33];
 /// Output features below, at and above every vector width; odd, because only inputs come in blocks.
 const FEATURES: [usize; 6] = [1, 17, 32, 45, 64, 131];
 

@@ -14,6 +14,7 @@ use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
 use crate::panels::SendPtr;
+use crate::rows::Steps;
 use crate::team::Step;
 use crate::weights::{Packing, Weights};
 
@@ -124,7 +125,8 @@ impl<T: Element> Mlp<T> {
         let (packing, h_packing) = (weights.packing(cpu, m), down_weights.packing(cpu, m));
         let h_len = h_row_len::<O>(h_packing, self.problem.intermediate);
         let packs_h = h_packing.changes_rows();
-        let scratch_bytes = weights.scratch_bytes(cpu, m);
+        let scratch_bytes =
+            weights.scratch_bytes(cpu, packing).max(down_weights.scratch_bytes(cpu, h_packing));
         self.gated.workspaces.with(|ws| {
             ws.x.reserve(packing.bytes())?;
             ws.h.reserve(m * h_len * size_of::<O>())?;
@@ -183,7 +185,9 @@ impl<T: Element> Mlp<T> {
 /// Values of a row of h: those of whole steps where it may be read as it is.
 fn h_row_len<O: Element>(packing: Packing, features: usize) -> usize {
     match packing {
-        Packing::Steps { steps, wide: false, .. } => steps * size_of::<u32>() / size_of::<O>(),
+        Packing::Steps { steps: Steps::Dense, count, .. } => {
+            count * size_of::<u32>() / size_of::<O>()
+        }
         _ => features,
     }
 }

@@ -8,8 +8,9 @@ use crate::compiled;
 use crate::cpu::Cpu;
 use crate::epilogue::{Epilogue, Rows};
 use crate::gemm::{PackedRows, Sums};
-use crate::panels::{SendPtr, features_per_step};
-use crate::quant::{DecodedSums, Dots};
+use crate::panels::SendPtr;
+use crate::quant::{DecodedSums, Dots, PairSums, takes_pairs};
+use crate::rows::Steps;
 use crate::simd;
 use crate::team::Step;
 use crate::weights::{Packing, Weights};
@@ -54,11 +55,16 @@ impl<T: Element> Call<'_, T> {
                         let rows = PackedRows { x: x.cast(), blocks, sums };
                         compiled::sums(isa, Sums::new(panels, panel, rows));
                     }
-                    (Weights::Quantized(panels), Packing::Steps { blocks, .. }) => {
+                    (Weights::Quantized(panels), Packing::Steps { blocks, steps, .. }) => {
                         let rows = PackedRows { x: x.cast(), blocks, sums };
                         let scratch = (self.scratch.get(), worker);
-                        let kernel = DecodedSums::new(panels, panel, rows, scratch);
-                        compiled::decoded_sums(isa, kernel);
+                        if let Steps::Runs { .. } = steps {
+                            let kernel = PairSums::new(panels, panel, rows, scratch);
+                            compiled::pair_sums(isa, kernel);
+                        } else {
+                            let kernel = DecodedSums::new(panels, panel, rows, scratch);
+                            compiled::decoded_sums(isa, kernel);
+                        }
                     }
                     (Weights::Quantized(panels), Packing::Digits { .. }) => {
                         compiled::dots(isa, Dots::new(panels, panel, x, m, sums));
@@ -78,10 +84,14 @@ pub(crate) fn sums_bytes(cpu: &Cpu, m: usize) -> usize {
     cpu.threads() * m * 2 * simd::lanes(cpu.isa()) * size_of::<f32>()
 }
 
-/// Bytes of a packed row of `n` inputs; `wide`: every input a `f32`, for quantised weights.
-pub(crate) fn packed_row_bytes(n: usize, dtype: DType, wide: bool) -> usize {
-    let per_step = if wide { 1 } else { features_per_step(dtype) };
-    n.div_ceil(per_step) * size_of::<u32>()
+/// The most bytes that one of many packed rows of `n` inputs has.
+pub(crate) fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize {
+    let steps = match quantized {
+        false => Steps::Dense,
+        true if takes_pairs(cpu.isa(), dtype) => Steps::Runs { sums: true },
+        true => Steps::Wide,
+    };
+    steps.count(dtype, n) * size_of::<u32>()
 }
 
 /// Rows of one pass over weights whose packed rows take `bytes_per_row`.
@@ -126,15 +136,15 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
     mut out: MatrixMut<'_, T>,
     epilogue: impl Fn(Rows<T>) -> E + Sync,
 ) -> Result<()> {
-    let wide = matches!(weights, Weights::Quantized(_));
-    let rows = pass_rows(cpu, x.rows(), packed_row_bytes(x.cols(), T::DTYPE, wide));
+    let quantized = matches!(weights, Weights::Quantized(_));
+    let rows = pass_rows(cpu, x.rows(), packed_row_bytes(cpu, x.cols(), T::DTYPE, quantized));
     workspaces.with(|ws| {
         for pass in passes(x.rows(), rows) {
             let m = pass.len();
             let packing = weights.packing(cpu, m);
             ws.x.reserve(packing.bytes())?;
             ws.sums.reserve(sums_bytes(cpu, m))?;
-            ws.scratch.reserve(weights.scratch_bytes(cpu, m))?;
+            ws.scratch.reserve(weights.scratch_bytes(cpu, packing))?;
             let call = Call {
                 cpu,
                 weights,

@@ -8,9 +8,11 @@
 
 #![expect(non_camel_case_types, reason = "the names of the format")]
 
+use std::marker::PhantomData;
+
 use swiglu_core::{BlockType, F32Lanes};
 
-use crate::simd::Simd;
+use crate::simd::{Bytes, Simd};
 
 /// A block type, as vectors.
 pub(super) trait Blocks {
@@ -44,6 +46,19 @@ pub(super) trait Blocks {
     fn minimum<S: Simd>(_: &Self::Head<S>, _: usize) -> S::V {
         S::V::splat(0.0)
     }
+}
+
+/// The integers of [`Blocks::quad`].
+pub(super) struct Unsigned<B>(PhantomData<B>);
+
+impl<B: Blocks> Bytes for Unsigned<B> {
+    const BITS: u32 = match B::TYPE {
+        BlockType::Q4_0 | BlockType::Q4_1 | BlockType::Q4_K => 4,
+        BlockType::Q5_0 | BlockType::Q5_1 | BlockType::Q5_K => 5,
+        BlockType::Q6_K => 6,
+        _ => 8,
+    };
+    const OFFSET: u32 = B::OFFSET;
 }
 
 /// Code written over [`Blocks`].

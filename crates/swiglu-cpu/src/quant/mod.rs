@@ -1,18 +1,21 @@
 //! Quantised weights: panels that keep the bits of the blocks, and the kernels over them.
 //!
 //! With few rows ([`dots`]) weights are used as the small integers they are, by byte dot products with
-//! inputs as fixed-point numbers ([`digits`]). With many rows ([`decoded`]) parts of a panel are
-//! decoded to `f32` and go through the tiles of the dense kernel.
+//! inputs as fixed-point numbers ([`digits`]). With many rows of bfloat16, where there are dot products
+//! of such pairs ([`pairs`]), the integers become bfloat16, chunk by chunk, and are summed apart for each
+//! scale. With many rows otherwise ([`decoded`]) chunks are decoded to `f32` and go through the tiles of
+//! the dense kernel. [`Way::of`] chooses.
 
 mod blocks;
 mod decoded;
 mod digits;
 mod dots;
+mod pairs;
 
 use std::ops::Range;
 
 use swiglu_core::{
-    BlockType, Error, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
+    BlockType, DType, Error, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
 };
 
 use self::blocks::{Blocks, WithBlocks, file_halves, file_words, with_blocks};
@@ -26,15 +29,64 @@ use crate::team::Step;
 pub(crate) use decoded::{DecodedSums, scratch_bytes};
 pub(crate) use digits::{PackDigits, PackUnits, row_bytes, units};
 pub(crate) use dots::Dots;
+pub(crate) use pairs::{PAIRS, PairSums};
 
 /// Inputs with a common fixed-point scale; every block is whole runs.
-const RUN: usize = 32;
+pub(crate) const RUN: usize = 32;
 
-/// Up to this many rows weights are not decoded: three blocks of rows that share the preparation of
-/// a word. Measured with AVX-512, one thread, 4096 × 14336, ms with 8, 12 and (decoded) 13 rows: Q4_0
-/// 13, 20, 24, Q6_K 19, 27, 24; dense f32 18, 18, 23.
-pub(crate) fn dot_rows_max(isa: Isa) -> usize {
-    3 * simd::dot_rows(isa)
+/// How quantised weights are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As integers, with inputs as fixed-point numbers.
+    Digits,
+    /// As bfloat16 integers, summed apart for each scale.
+    Pairs,
+    /// Decoded to `f32`.
+    Decoded,
+}
+
+impl Way {
+    /// Of `m` rows of `dtype`.
+    pub(crate) fn of(isa: Isa, dtype: DType, block: BlockType, m: usize) -> Self {
+        if m <= digit_rows_max(isa, dtype, block) {
+            Way::Digits
+        } else if takes_pairs(isa, dtype) {
+            Way::Pairs
+        } else {
+            Way::Decoded
+        }
+    }
+
+    /// For people.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Way::Digits => "quantised weights as integers times fixed-point inputs",
+            Way::Pairs => "quantised weights as bfloat16 integers, summed apart for each scale",
+            Way::Decoded => "quantised weights decoded chunk by chunk into the second-level cache",
+        }
+    }
+}
+
+/// Whether many rows of `dtype` are multiplied as pairs.
+pub(crate) fn takes_pairs(isa: Isa, dtype: DType) -> bool {
+    dtype == DType::Bf16 && simd::pair_dots(isa)
+}
+
+/// Up to this many rows weights are multiplied as integers.
+///
+/// Measured with AVX-512-BF16 and one thread, 768 × 2048, μs of a block with weights in cache. f32, digits
+/// against decoded with 7, 9 and 12 rows: Q4_0 299/404, 383/477, 520/599; Q5_K 367/422, 448/487, 593/599;
+/// Q6_K 416/422, 518/491, 686/602. bf16, digits against pairs with 3 and 4 rows: Q4_K 144/130, 194/153;
+/// Q6_K 183/153, 241/166; Q8_0 (576 × 1536) 77/84, 94/95. From memory, where each group of rows takes the
+/// weights once more, digits win up to 3: 2048 × 5632 with 3 and 4 rows Q8_0 1035/1440, 1627/1468.
+pub(crate) fn digit_rows_max(isa: Isa, dtype: DType, block: BlockType) -> usize {
+    match simd::dot_rows(isa) {
+        rows if takes_pairs(isa, dtype) => rows,
+        // Without dot products of bytes.
+        1 => 3,
+        rows if block == BlockType::Q6_K => 2 * rows + 1,
+        rows => 4 * rows,
+    }
 }
 
 /// Packed quantised weights and biases.
@@ -156,6 +208,11 @@ impl QuantizedPanels {
             })
         };
         Weights { block: self.block, start, end, groups: self.groups() }
+    }
+
+    /// The type of the blocks.
+    pub(crate) fn block(&self) -> BlockType {
+        self.block
     }
 
     /// What digits of inputs must know of the weights: their offset, and whether the halves of a run

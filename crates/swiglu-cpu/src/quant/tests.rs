@@ -1,13 +1,11 @@
-//! Fixed-point inputs, and weights read back through both kernels.
+//! Fixed-point inputs.
 
-use swiglu_core::{BlockType, Element, Matrix, QuantizedRef, bf16, f16, random};
+use swiglu_core::{Element, Matrix, bf16, f16, random};
 
+use super::RUN;
 use super::digits::{PackDigits, PackUnits, Run, row_bytes, units};
-use super::{RUN, dot_rows_max, quantized_types};
-use crate::compiled;
-use crate::layers::Linear;
 use crate::panels::SendPtr;
-use crate::{Cpu, CpuOptions, Isa};
+use crate::{Isa, compiled};
 
 fn packed<T: Element>(isa: Isa, x: &Matrix<T>, offset: u32, halves: bool) -> Vec<Run> {
     let none = Run { digits: [[0; 4]; 8], start: [[7; 4]; 2], scale: 7.0, sum: 7.0 };
@@ -91,51 +89,6 @@ fn what_is_not_finite_spoils_its_run() {
             x.as_mut_slice()[RUN + 5] = bad;
             for (i, run) in packed(isa, &x, 8, false).iter().enumerate() {
                 assert_eq!((run.scale.is_nan(), run.sum.is_nan()), (i == 1, i == 1), "{isa} {i}");
-            }
-        }
-    }
-}
-
-/// Blocks of random bits; scales and minima are finite.
-fn blocks(block: BlockType, rows: usize, cols: usize) -> Vec<u8> {
-    let bytes = rows * cols / block.elements() * block.bytes();
-    let mut data: Vec<u8> =
-        (0..bytes).map(|i| random::bits(block.id().into(), i as u64) as u8).collect();
-    for b in data.chunks_exact_mut(block.bytes()) {
-        for &at in super::blocks::file_halves(block) {
-            b[at + 1] &= 0xBF;
-        }
-    }
-    data
-}
-
-/// A row of x that is 1 at one input reads the weights of that input, to the bit: through the digits
-/// with few rows, through decoded panels with many.
-#[test]
-fn one_hot_rows_read_the_weights_to_the_bit() {
-    for isa in Isa::available() {
-        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
-        for block in quantized_types().iter().filter_map(|kind| kind.block()) {
-            let (outputs, inputs) = (37, 2 * block.elements());
-            let data = blocks(block, outputs, inputs);
-            let weights = QuantizedRef::new(block, &data, outputs, inputs).unwrap();
-            let expected = weights.to_matrix::<f32>().unwrap();
-            let layer = Linear::<f32>::quantized(&cpu, weights, None).unwrap();
-            for m in [1, 2, dot_rows_max(isa), inputs] {
-                for first in (0..inputs).step_by(m) {
-                    let mut x = Matrix::<f32>::zeros(m, inputs).unwrap();
-                    for i in 0..m {
-                        x.as_mut_slice()[i * inputs + (first + i) % inputs] = 1.0;
-                    }
-                    let mut y = Matrix::<f32>::zeros(m, outputs).unwrap();
-                    layer.forward(x.view(), y.view_mut()).unwrap();
-                    for (i, got) in y.as_slice().iter().enumerate() {
-                        let (k, o) = ((first + i / outputs) % inputs, i % outputs);
-                        let want = expected.as_slice()[o * inputs + k];
-                        // A sum of zeros has either sign.
-                        assert_eq!(*got, want, "{isa} {block} m = {m}: output {o}, input {k}");
-                    }
-                }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use swiglu_core::F32Lanes;
 
-use super::{Fetch, Kernel, Simd};
+use super::{Bytes, Fetch, INTEGER_UNIT, Kernel, Simd};
 
 /// Sixteen `f32` lanes.
 #[derive(Clone, Copy)]
@@ -326,6 +326,51 @@ fn halves(v: F32x16) -> (F32x16, F32x16) {
     })
 }
 
+/// The bfloat16 of integers from −`offset` on, in units of [`INTEGER_UNIT`].
+const fn bf16_integers(offset: u32) -> [u16; 64] {
+    let mut table = [0; 64];
+    let mut i = 0;
+    while i < table.len() {
+        table[i] = (((i as f32 - offset as f32) * INTEGER_UNIT).to_bits() >> 16) as u16;
+        i += 1;
+    }
+    table
+}
+
+/// [`Simd::bytes_to_bf16`] of integers too many for a table: as the low byte of a number whose last
+/// bit is the unit they are that many units above it.
+#[inline(always)]
+fn large_bytes_to_bf16<U: Bytes>(u: __m512i) -> [__m512i; 2] {
+    /// Byte 0 of every word, bytes 0 and 1 of every word.
+    const LOWEST: __mmask64 = 0x1111_1111_1111_1111;
+    const LOWER: __mmask64 = 0x3333_3333_3333_3333;
+    const BASE: f32 = INTEGER_UNIT * (1u32 << 23) as f32;
+    // Macros, because a closure of a closure is not inlined.
+    macro_rules! value {
+        ($i:literal) => {{
+            let base = _mm512_castps_si512(_mm512_set1_ps(BASE));
+            let above = _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(base, LOWEST, u, at($i)));
+            let zero = _mm512_set1_ps(BASE + U::OFFSET as f32 * INTEGER_UNIT);
+            _mm512_castps_si512(_mm512_sub_ps(above, zero))
+        }};
+    }
+    macro_rules! pair {
+        ($lower:literal, $upper:literal) => {
+            _mm512_mask_shuffle_epi8(value!($upper), LOWER, value!($lower), at(0x0302))
+        };
+    }
+    lanes!([pair!(0, 2), pair!(1, 3)])
+}
+
+/// In the lower two bytes of each word the number of its first in a group of four words, plus those of `i`.
+#[inline(always)]
+fn at(i: i32) -> __m512i {
+    lanes!({
+        let first = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404, 0x0808, 0x0C0C));
+        _mm512_add_epi32(first, _mm512_set1_epi32(i))
+    })
+}
+
 /// With the dot products of bfloat16 pairs and of bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16;
@@ -333,6 +378,7 @@ pub(crate) struct Avx512Bf16;
 impl Simd for Avx512Bf16 {
     common!();
     const DOT_ROWS: usize = 3;
+    const PAIR_DOTS: bool = true;
 
     #[inline(always)]
     unsafe fn store_pair_bf16<const STREAM: bool>(p: *mut u16, v: [F32x16; 2]) {
@@ -353,6 +399,28 @@ impl Simd for Avx512Bf16 {
     #[inline(always)]
     fn dot<const SMALL: bool>(acc: __m512i, u: __m512i, s: __m512i) -> __m512i {
         lanes!(_mm512_dpbusd_epi32(acc, u, s))
+    }
+
+    #[inline(always)]
+    fn bytes_to_bf16<U: Bytes>(u: __m512i) -> [__m512i; 2] {
+        if U::BITS > 6 {
+            return large_bytes_to_bf16::<U>(u);
+        }
+        // Indices are the lowest bits of 16: bytes 0 and 2, and after the shift 1 and 3.
+        lanes!({
+            let table = &const { bf16_integers(U::OFFSET) };
+            let first = _mm512_loadu_si512(table.as_ptr().cast());
+            let odd = _mm512_srli_epi32::<8>(u);
+            if U::BITS == 6 {
+                let second = _mm512_loadu_si512(table.as_ptr().add(32).cast());
+                [
+                    _mm512_permutex2var_epi16(first, u, second),
+                    _mm512_permutex2var_epi16(first, odd, second),
+                ]
+            } else {
+                [_mm512_permutexvar_epi16(u, first), _mm512_permutexvar_epi16(odd, first)]
+            }
+        })
     }
 }
 

@@ -24,6 +24,17 @@ pub(crate) enum Fetch {
     Second,
 }
 
+/// Unsigned integers in bytes that stand for signed ones.
+pub(crate) trait Bytes {
+    /// Bits of the largest.
+    const BITS: u32;
+    /// What is subtracted.
+    const OFFSET: u32;
+}
+
+/// What an integer counts as in [`Simd::bytes_to_bf16`].
+pub(crate) const INTEGER_UNIT: f32 = 1.0 / 8192.0;
+
 /// An instruction set: a vector of `f32` and the memory operations around it.
 ///
 /// # Safety
@@ -45,6 +56,8 @@ pub(crate) trait Simd: Copy + 'static {
     /// Whether loops over quantised weights are written out; where the compiler makes vectors of
     /// lanes itself that takes it minutes.
     const WRITTEN_OUT: bool = true;
+    /// Whether [`Simd::accumulate_pairs`] is one instruction.
+    const PAIR_DOTS: bool = false;
 
     /// h of a vector of gates and one of ups, before its rounding to the element type.
     #[inline(always)]
@@ -119,6 +132,23 @@ pub(crate) trait Simd: Copy + 'static {
     /// `acc + Σ u·s` of the four bytes of each word, those of `u` unsigned, those of `s` signed. With
     /// SMALL the bytes of `u` are below 128.
     fn dot<const SMALL: bool>(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// Bytes 0 and 2 of every word, then bytes 1 and 3, as pairs of bfloat16: (byte − OFFSET) times
+    /// [`INTEGER_UNIT`], which is exact.
+    #[inline(always)]
+    fn bytes_to_bf16<U: Bytes>(u: Self::I) -> [Self::I; 2] {
+        let byte = |i: u32| {
+            let integer = Self::words_to_f32(Self::and(Self::shr(u, 8 * i), Self::words(0xFF)));
+            let value = integer.sub(F32Lanes::splat(U::OFFSET as f32));
+            let mut bits = [0.0f32; 64];
+            // SAFETY: there is room for a vector.
+            unsafe {
+                Self::store_f32(bits.as_mut_ptr(), value.mul(F32Lanes::splat(INTEGER_UNIT)));
+                Self::load_words(bits.as_ptr().cast())
+            }
+        };
+        let pair = |i| Self::or(Self::shr(byte(i), 16), byte(i + 2));
+        [pair(0), pair(1)]
+    }
 
     /// Loads and widens `LANES` elements.
     ///
@@ -212,9 +242,9 @@ pub(crate) trait Kernel {
 
 /// A property of the chosen instruction set.
 macro_rules! constant {
-    ($(#[$doc:meta])* $name:ident, $constant:ident) => {
+    ($(#[$doc:meta])* $name:ident, $constant:ident: $type:ty) => {
         $(#[$doc])*
-        pub(crate) fn $name(isa: Isa) -> usize {
+        pub(crate) fn $name(isa: Isa) -> $type {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => avx2::Avx2::$constant,
@@ -229,16 +259,20 @@ macro_rules! constant {
 }
 constant! {
     /// Lanes of a vector.
-    lanes, LANES
+    lanes, LANES: usize
 }
 constant! {
     /// Rows of the largest register tile.
-    tile_rows, ROWS
+    tile_rows, ROWS: usize
 }
 
 constant! {
     /// Rows that share one decoding of quantised weights.
-    dot_rows, DOT_ROWS
+    dot_rows, DOT_ROWS: usize
+}
+constant! {
+    /// Whether dot products of bfloat16 pairs are one instruction.
+    pair_dots, PAIR_DOTS: bool
 }
 
 /// Runs `kernel` with the instruction set `isa`.

@@ -266,6 +266,42 @@ impl Words {
     }
 }
 
+struct Integer<const BITS: u32, const OFFSET: u32>;
+
+impl<const BITS: u32, const OFFSET: u32> Bytes for Integer<BITS, OFFSET> {
+    const BITS: u32 = BITS;
+    const OFFSET: u32 = OFFSET;
+}
+
+impl Words {
+    /// All bytes of so many bits, in every place.
+    #[inline(always)]
+    unsafe fn bytes_as_bf16<S: Simd, U: Bytes>() {
+        let bytes = 0xFF >> (8 - U::BITS);
+        for odd in [false, true] {
+            // SAFETY: the caller's.
+            unsafe {
+                Self::check::<S>(
+                    "bytes_to_bf16",
+                    |a, _, _| {
+                        let words = S::and(a, S::words(u32::from_ne_bytes([bytes; 4])));
+                        let [first, second] = S::bytes_to_bf16::<U>(words);
+                        if odd { second } else { first }
+                    },
+                    |a, _, _, i| {
+                        let integers = a[i].to_le_bytes().map(|b| {
+                            let integer = f32::from(b & bytes) - U::OFFSET as f32;
+                            u32::from(bf16::from_f32(integer * INTEGER_UNIT).to_bits())
+                        });
+                        let at = usize::from(odd);
+                        integers[at] | integers[at + 2] << 16
+                    },
+                );
+            }
+        }
+    }
+}
+
 fn dot_of_bytes(acc: u32, u: u32, s: u32) -> u32 {
     let bytes = u.to_le_bytes().into_iter().zip(s.to_le_bytes());
     bytes.fold(acc, |sum, (u, s)| {
@@ -315,6 +351,10 @@ impl Kernel for Words {
                     u32::from_le_bytes([0, 1, 2, 3].map(|f: usize| group[f].to_le_bytes()[i % 4]))
                 },
             );
+            Self::bytes_as_bf16::<S, Integer<4, 8>>();
+            Self::bytes_as_bf16::<S, Integer<5, 16>>();
+            Self::bytes_as_bf16::<S, Integer<6, 32>>();
+            Self::bytes_as_bf16::<S, Integer<8, 128>>();
             // To f32, rounded, and the nearest word of what fits.
             Self::check::<S>(
                 "words_to_f32",

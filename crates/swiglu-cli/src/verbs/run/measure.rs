@@ -103,18 +103,17 @@ impl<'a> Measurement<'a> {
 
     /// How a layer for this many tokens holds the weights.
     fn storage<'w>(&self, weights: &'w MlpWeights, tokens: usize) -> anyhow::Result<Storage<'w>> {
-        let most = match self.args.keep_blocks {
-            true => usize::MAX,
-            false => self.device.quantized_tokens(),
+        let blocks = match Blocks::of_file(weights, self.args.op, self.device)? {
+            Ok(blocks) => blocks,
+            Err(why) => return Ok(Err(why.map(|why| why.to_string()))),
         };
-        Ok(match Blocks::of_file(weights, self.args.op, self.device)? {
-            Ok(_) if tokens > most => {
-                let why = format!("{tokens} tokens; blocks are the faster for up to {most}");
-                Err(Some(why + " (--keep-blocks keeps them)"))
-            }
-            Ok(blocks) => Ok(blocks),
-            Err(why) => Err(why.map(|why| why.to_string())),
-        })
+        let (dtype, kind) = (weights.resolved_dtype(), blocks.gate_up());
+        let most = self.device.quantized_tokens(dtype, kind);
+        if tokens > most && !self.args.keep_blocks {
+            let why = format!("{tokens} tokens of {dtype}; {kind} as it is pays for up to {most}");
+            return Ok(Err(Some(why + " (--keep-blocks keeps it)")));
+        }
+        Ok(Ok(blocks))
     }
 
     fn params<'h, T: Element>(

@@ -1,0 +1,157 @@
+//! Quantised weights read back through all kernels, which are compiled once for this program.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
+use swiglu_core::{
+    Activation, BlockType, Element, Matrix, MatrixRef, QuantizedGatedLinearParams, QuantizedMatrix,
+    QuantizedRef, bf16, random,
+};
+use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, quantized_types};
+
+/// x·W as the gate of a layer whose up features are 1: their weights are 0.
+fn linear<T: Element>(cpu: &Cpu, gate: QuantizedRef<'_>) -> GatedLinear<T> {
+    let block = gate.kind().block().unwrap();
+    let zeros = vec![0; gate.bytes().len()];
+    let up = QuantizedMatrix::from_vec(block, zeros, gate.rows(), gate.cols()).unwrap();
+    let ones = vec![1.0; gate.rows()];
+    let mut params =
+        QuantizedGatedLinearParams::new(gate, up.view(), Activation::BILINEAR, T::DTYPE);
+    params.up_bias = Some(&ones);
+    GatedLinear::quantized(cpu, &params).unwrap()
+}
+
+/// Blocks of random bits; scales and minima are finite.
+fn blocks(block: BlockType, rows: usize, cols: usize) -> Vec<u8> {
+    let bytes = rows * cols / block.elements() * block.bytes();
+    let mut data: Vec<u8> =
+        (0..bytes).map(|i| random::bits(block.id().into(), i as u64) as u8).collect();
+    for b in data.chunks_exact_mut(block.bytes()) {
+        let minimum = block.has_minimum().then_some(2);
+        let first = if block == BlockType::Q6_K { 208 } else { 0 };
+        for at in [Some(first), minimum].into_iter().flatten() {
+            b[at + 1] &= 0xBF;
+        }
+    }
+    data
+}
+
+/// A row of x that is 1 at one input reads the weights of that input, to the bit: through the digits
+/// with few rows, through decoded panels or, in bfloat16, integers with many.
+#[test]
+fn one_hot_rows_read_the_weights_to_the_bit() {
+    weights_are_read_back::<f32>();
+    weights_are_read_back::<bf16>();
+}
+
+fn weights_are_read_back<T: Element>() {
+    for isa in Isa::available() {
+        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        for block in quantized_types().iter().filter_map(|kind| kind.block()) {
+            let (outputs, inputs) = (37, 2 * block.elements());
+            let data = blocks(block, outputs, inputs);
+            let weights = QuantizedRef::new(block, &data, outputs, inputs).unwrap();
+            let expected = weights.to_matrix::<f32>().unwrap();
+            let layer = linear::<T>(&cpu, weights);
+            let few = cpu.quantized_rows(T::DTYPE, block);
+            for m in [1, 2, few, few + 1, inputs] {
+                for first in (0..inputs).step_by(m) {
+                    let mut x = Matrix::<T>::zeros(m, inputs).unwrap();
+                    for i in 0..m {
+                        x.as_mut_slice()[i * inputs + (first + i) % inputs] = T::from_f32(1.0);
+                    }
+                    let mut y = Matrix::<T>::zeros(m, outputs).unwrap();
+                    layer.forward(x.view(), y.view_mut()).unwrap();
+                    for (i, got) in y.as_slice().iter().enumerate() {
+                        let (k, o) = ((first + i / outputs) % inputs, i % outputs);
+                        let want = T::from_f32(expected.as_slice()[o * inputs + k]);
+                        // A sum of zeros has either sign.
+                        let at = format!("{isa} {block} m = {m}: output {o}, input {k}");
+                        assert_eq!(got.to_f32(), want.to_f32(), "{at}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Layers of every type where rows of bfloat16 are multiplied as pairs.
+fn with_pairs(blocks: usize, test: impl Fn(&GatedLinear<bf16>, BlockType, QuantizedRef<'_>)) {
+    for isa in Isa::available().filter(|&isa| isa == Isa::Avx512Bf16) {
+        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        for block in quantized_types().iter().filter_map(|kind| kind.block()) {
+            let inputs = blocks * block.elements();
+            let weights =
+                random::quantized_matrix(7, block, 45, inputs, 1.0 / inputs as f32).unwrap();
+            let layer = linear::<bf16>(&cpu, weights.view());
+            assert!(layer.plan(PAIR_ROWS).reason.contains("as bfloat16 integers"), "{block}");
+            test(&layer, block, weights.view());
+        }
+    }
+}
+
+/// Rows of one block that are multiplied as pairs.
+const PAIR_ROWS: usize = 12;
+
+fn forward(layer: &GatedLinear<bf16>, x: MatrixRef<'_, bf16>) -> Matrix<bf16> {
+    let mut y = Matrix::zeros(x.rows(), 45).unwrap();
+    layer.forward(x, y.view_mut()).unwrap();
+    y
+}
+
+/// Over many chunks a row has the same bits in one block of rows as in one of several, and one that is
+/// not finite spoils itself alone.
+#[test]
+fn rows_of_pairs_have_the_same_bits_in_every_block() {
+    with_pairs(70, |layer, block, weights| {
+        let x = random::normal_matrix::<bf16>(1, 3 * PAIR_ROWS, weights.cols(), 1.0).unwrap();
+        let clean = forward(layer, x.view());
+        let mut spoilt = x.clone();
+        spoilt.as_mut_slice()[17 * weights.cols() + 40] = bf16::INFINITY;
+        let spoilt = forward(layer, spoilt.view());
+        for first in (0..x.rows()).step_by(PAIR_ROWS) {
+            let some = forward(layer, x.view().rows_range(first, PAIR_ROWS).unwrap());
+            for r in 0..PAIR_ROWS {
+                let row = first + r;
+                assert_eq!(some.view().row(r), clean.view().row(row), "{block} row {row}");
+                match row {
+                    17 => assert!(spoilt.view().row(row).iter().all(|v| !v.is_finite()), "{block}"),
+                    _ => assert_eq!(spoilt.view().row(row), clean.view().row(row), "{block}"),
+                }
+            }
+        }
+    });
+}
+
+/// Inputs as large as there are do not overflow before the result does, and small ones, down to where
+/// pair dot products flush, keep their accuracy.
+#[test]
+fn pairs_keep_to_their_bound_at_every_magnitude() {
+    with_pairs(2, |layer, block, weights| {
+        let cols = weights.cols();
+        let largest = bf16::MAX.to_f32() / 8.0;
+        for scale in [largest, 2f32.powi(100), 1.0, 2f32.powi(-90), 2f32.powi(-110)] {
+            let mut x = random::normal_matrix::<bf16>(1, PAIR_ROWS + 1, cols, 1.0).unwrap();
+            for v in x.as_mut_slice() {
+                *v = bf16::from_f32(v.to_f32().clamp(-8.0, 8.0) * scale);
+            }
+            let y = forward(layer, x.view());
+            for (i, y) in y.as_slice().iter().enumerate() {
+                let (r, o) = (i / 45, i % 45);
+                let (mut value, mut bound, mut x) = (0.0, 0.0, x.view().row(r).iter());
+                block.terms(weights.row(o), |product, minimum| {
+                    let x = x.next().unwrap().to_f64();
+                    let (product, minimum) = (f64::from(product), f64::from(minimum));
+                    value += x * (product + minimum);
+                    // As `swiglu_core::bounds` derives it.
+                    let rounded = 1.2 * cols as f64 * f64::from(f32::EPSILON) / 2.0;
+                    let error = rounded * x.abs() + 2f64.powi(-112);
+                    bound += error * (product.abs() + minimum.abs());
+                });
+                let bound = bound + (value.abs() + bound) / 256.0 + 2f64.powi(-134);
+                let error = (y.to_f64() - value).abs();
+                assert!(error <= bound, "{block} {scale:e}: {y} is off by {error:e} of {value:e}");
+            }
+        }
+    });
+}
