@@ -477,8 +477,6 @@ fn plans_name_the_obstacles() {
         let of_decode = candidates.into_iter().filter(|c| c.name.starts_with("decode_mlp"));
         of_decode.map(|c| c.reason).collect::<Vec<_>>().join("; ")
     };
-    // The steps were measured to be faster at such sizes.
-    assert_ne!(cuda.plan(problem(1, DType::Bf16), None).kernel, "decode_mlp");
     assert!(reasons(1, DType::Bf16).contains("expected"), "{}", reasons(1, DType::Bf16));
     assert!(reasons(17, DType::Bf16).contains("17 tokens; expected at most 16"));
     assert!(reasons(9, DType::F32).contains("9 tokens; expected at most 8"));
