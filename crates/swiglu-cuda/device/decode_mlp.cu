@@ -22,11 +22,16 @@
 // 132 multiprocessors are 2 µs of memory; a barrier is expected to take 0.8 to 1.5 µs. A prefetch to
 // L2 beyond the ring would have nothing left to hide, so there is none.
 //
-// Predicted, to be measured (H200, 4.3 TB/s, one launch, M = 1): 896/4864 7.5 µs over a floor of 6.1;
-// 4096/14336 86 µs over 81.9. FMA or tensor cores: a multiprocessor takes in 9.3 16-bit weights per
-// cycle; the FMA pipes spend one lane-cycle per weight and token and two to unpack it, 22 % of 128
-// lanes at one token, 44 % at four, all of them from 12 on. Tensor cores spend 1/256 of an
-// instruction per weight at any M. So FMA for one or two tokens, in exact f32, tensor cores above.
+// Measured on an H200, bf16, M = 1, in one launch and in two: 896/4864 14.7 and 14.3 µs, 2048/8192 33.3 and
+// 32.8, 4096/14336 95.5 and 94.7. Predicted 7.5 and 86 in one launch, over floors of 6.1 and 81.9 at 4.3 TB/s:
+// refuted, 6 to 9 µs are not the stream of weights, and they hardly depend on their size. Not shown yet:
+// that these are the instructions, 75 KB in an image with two copies of the loop, which every launch behind
+// a stream of weights reads from memory again, the second half of them behind the barrier.
+//
+// FMA or tensor cores: a multiprocessor takes in 9.3 16-bit weights per cycle; the FMA pipes spend one
+// lane-cycle per weight and token and two to unpack it, 22 % of 128 lanes at one token, 44 % at four, all
+// of them from 12 on. Tensor cores spend 1/256 of an instruction per weight at any M. So FMA for one or
+// two tokens, in exact f32, tensor cores above.
 // Every block reads all of h: at M = 16, H = 14336 that is 60 MB from L2 beside 117 MB of weights
 // through it, and L2 may become the limit there.
 //
