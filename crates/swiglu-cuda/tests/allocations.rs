@@ -8,9 +8,10 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use swiglu_core::conformance::{Case, Parameters};
+use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
+use swiglu_core::quant::{BlockType, QuantizedTypes};
 use swiglu_core::{Activation, DType, Numerics, Op, Path, bf16};
-use swiglu_cuda::{DeviceGateUp, DeviceMatrix, Mlp};
+use swiglu_cuda::{DecodeDesign, DeviceGateUp, DeviceMatrix, Mlp, QuantizedMlp};
 
 thread_local! {
     /// Of this thread: the test harness has threads of its own.
@@ -64,6 +65,23 @@ fn calls_do_not_allocate() {
         let counted = count(|| mlp.forward(&stream, x.view(), y.view_mut()).unwrap());
         assert_eq!(counted, 0, "m = {m}, {path:?}");
         assert_eq!(cuda.memory_info().unwrap().0, free, "m = {m}, {path:?}");
+    }
+    // The decode kernel, and quantised weights in one pass and in two of different sizes.
+    let parameters = Parameters::<bf16>::new(&case(3)).unwrap();
+    let design = Some(DecodeDesign::OneLaunch);
+    let mlp = Mlp::with_design(&cuda, &parameters.mlp(), design).unwrap();
+    let x = DeviceMatrix::<bf16>::zeros(&stream, 3, 72).unwrap();
+    let mut y = DeviceMatrix::<bf16>::zeros(&stream, 3, 72).unwrap();
+    assert_eq!(count(|| mlp.forward(&stream, x.view(), y.view_mut()).unwrap()), 0, "decode");
+    for m in [3, 20] {
+        let types = QuantizedTypes::of(Op::Mlp, BlockType::Q8_0);
+        let case = Case { quantized: Some(types), ..Case::new(Op::Mlp, [m, 64, 96], DType::Bf16) };
+        let parameters = QuantizedParameters::new::<bf16>(&case, types).unwrap();
+        let mlp = QuantizedMlp::<bf16>::new(&cuda, &parameters.mlp().unwrap()).unwrap();
+        let x = DeviceMatrix::<bf16>::zeros(&stream, m, 64).unwrap();
+        let mut y = DeviceMatrix::<bf16>::zeros(&stream, m, 64).unwrap();
+        let counted = count(|| mlp.forward(&stream, x.view(), y.view_mut()).unwrap());
+        assert_eq!(counted, 0, "quantised, m = {m}");
     }
     let x = DeviceMatrix::<bf16>::zeros(&stream, 5, 40).unwrap();
     let mut h = DeviceMatrix::<bf16>::zeros(&stream, 5, 40).unwrap();

@@ -110,14 +110,15 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
     let mut entries = Vec::new();
-    for [m, k, h] in shapes {
-        bar.set_message(format!("{m}x{k}x{h} {dtype}"));
-        let entry = with_dtype!(dtype, T => subject.measure::<T>([m, k, h]))?;
+    let before = |[m, k, h]: [usize; 3]| bar.set_message(format!("{m}x{k}x{h} {dtype}"));
+    let after = |entry: Entry| {
         // After each problem: a run that is ended has kept what it measured.
         cuda.keep_tuning(&options, vec![entry.clone()])?;
         entries.push(entry);
         bar.inc(1);
-    }
+        Ok(())
+    };
+    with_dtype!(dtype, T => subject.measure_all::<T>(&shapes, before, after))?;
     bar.finish_and_clear();
     let replaced = refusal.map(|refusal| refusal.to_string());
     let document = Document { device: device.to_string(), record, replaced, entries };

@@ -35,6 +35,8 @@ pub struct Mlp<T> {
     few: [Choice; MOST_TOKENS],
     /// What was chosen for other recent numbers of tokens.
     choices: Remembered<usize, Choice, 16>,
+    /// How recent numbers of tokens are launched by a design, where it computes them.
+    decodes: Remembered<(usize, Design), Option<Decode>, MOST_TOKENS>,
 }
 
 impl<T: Element> Mlp<T> {
@@ -92,7 +94,8 @@ impl<T: Element> Mlp<T> {
         let down = DownBuffer::new(&cuda.stream(), weight, params.down_orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
         let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
-        Ok(Self { gated, down, lt, problem, few, choices: Remembered::new() })
+        let (choices, decodes) = (Remembered::new(), Remembered::new());
+        Ok(Self { gated, down, lt, problem, few, choices, decodes })
     }
 
     /// The gated linear layer.
@@ -148,6 +151,16 @@ impl<T: Element> Mlp<T> {
         })
     }
 
+    /// How a design launches `m` tokens, where it computes them.
+    fn decode_by(&self, design: Design, m: usize) -> Option<Decode> {
+        let fitted = || {
+            let problem = Problem { m, ..self.problem };
+            Ok(Decode::check_problem(design, &problem, self.cuda().decode_limits()).ok())
+        };
+        let Ok(decode) = self.decodes.get::<Infallible>((m, design), fitted);
+        decode
+    }
+
     fn code(&self) -> GateCode {
         GateCode::new(&self.gated.activation(), self.numerics(), T::DTYPE)
     }
@@ -158,10 +171,8 @@ impl<T: Element> Mlp<T> {
     /// As [`Self::forward`].
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
         for (i, choice) in self.few.iter().enumerate().take(m) {
-            let problem = Problem { m: i + 1, ..self.problem };
             let Choice::Decode(design) = *choice else { continue };
-            let limits = self.cuda().decode_limits();
-            if let Ok(decode) = Decode::check_problem(design, &problem, limits) {
+            if let Some(decode) = self.decode_by(design, i + 1) {
                 decode.prepare(self.cuda(), self.code())?;
             }
         }
@@ -226,9 +237,8 @@ impl<T: Element> Mlp<T> {
         let problem = Problem { m, ..self.problem };
         let choice = match choice {
             Choice::Decode(design) => {
-                let decode = Decode::check_problem(design, &problem, self.cuda().decode_limits());
                 let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();
-                match decode.ok().filter(takes) {
+                match self.decode_by(design, m).filter(takes) {
                     Some(decode) => return self.decode(stream, decode, x, out),
                     None => self.gated.choose(m),
                 }

@@ -21,6 +21,7 @@ use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::memory::{DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::remembered::Remembered;
 use crate::stream::Stream;
 use crate::workspace::barrier_of;
 
@@ -81,6 +82,8 @@ pub struct QuantizedMlp<T> {
     /// bg, then bu.
     biases: Option<DeviceBuffer<f32>>,
     down_bias: Option<DeviceBuffer<T>>,
+    /// How one, two, … tokens are launched: choosing takes longer than launching.
+    decodes: Remembered<usize, Decode, MOST_TOKENS>,
     values: PhantomData<T>,
 }
 
@@ -241,6 +244,7 @@ impl<T: Element> QuantizedMlp<T> {
             down: Rows::new(&stream, &[params.down], down)?,
             biases,
             down_bias: down_bias.transpose()?,
+            decodes: Remembered::new(),
             values: PhantomData,
         };
         if layer.problem.hidden > 0 && layer.problem.intermediate > 0 {
@@ -262,6 +266,10 @@ impl<T: Element> QuantizedMlp<T> {
 
     /// The launches for up to 16 tokens.
     fn decode(&self, m: usize) -> Result<Decode> {
+        self.decodes.get(m, || self.fit(m))
+    }
+
+    fn fit(&self, m: usize) -> Result<Decode> {
         let problem = Problem { m, ..self.problem };
         let planned = || choose(&self.cuda, &problem, Some(Path::Fused)).0;
         let design = match self.forced.map_or_else(planned, Choice::Decode) {

@@ -28,7 +28,11 @@ impl Key {
             dtype: if problem.dtype == DType::F16 { DType::Bf16 } else { problem.dtype },
             // Only f32 products are touched by it.
             tf32: tf32 && problem.dtype == DType::F32,
-            orientation: problem.layout.orientation,
+            // A block packs its weights one way, whichever way they were given.
+            orientation: match problem.op {
+                Op::Mlp => Orientation::OutIn,
+                _ => problem.layout.orientation,
+            },
             hidden: problem.hidden,
             intermediate: problem.intermediate,
             quantized: problem.quantized.is_some(),

@@ -81,8 +81,32 @@ struct OnDevice<'a, T> {
 }
 
 impl Subject<'_> {
-    pub(super) fn measure<T: Element>(&self, [m, k, h]: [usize; 3]) -> anyhow::Result<Entry> {
-        let layer = SyntheticLayer::<T>::normal(SEED, self.op, k, h)?;
+    /// Measures one shape after the other and passes on what came of each.
+    pub(super) fn measure_all<T: Element>(
+        &self,
+        shapes: &[[usize; 3]],
+        mut before: impl FnMut([usize; 3]),
+        mut after: impl FnMut(Entry) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        // Large weights take longer to make than to multiply.
+        let mut made: Option<([usize; 2], SyntheticLayer<T>)> = None;
+        for &[m, k, h] in shapes {
+            before([m, k, h]);
+            let layer = match made.take() {
+                Some((extents, layer)) if extents == [k, h] => layer,
+                _ => SyntheticLayer::normal(SEED, self.op, k, h)?,
+            };
+            after(self.measure(&layer, [m, k])?)?;
+            made = Some(([k, h], layer));
+        }
+        Ok(())
+    }
+
+    fn measure<T: Element>(
+        &self,
+        layer: &SyntheticLayer<T>,
+        [m, k]: [usize; 2],
+    ) -> anyhow::Result<Entry> {
         let params = layer.params(self.activation, self.numerics)?;
         let problem = params.problem(m);
         let x: Matrix<T> = random::normal(SEED ^ 0x78, m, k, 1.0)?;
@@ -101,11 +125,7 @@ impl Subject<'_> {
         for way in &ways {
             outcomes.push(self.verify(way, &data, &mut checks)?);
         }
-        let sound: Vec<usize> = (0..ways.len()).filter(|&i| outcomes[i].is_none()).collect();
-        let times = self.time(&sound, &ways, &data)?;
-        for (&i, time) in sound.iter().zip(times) {
-            outcomes[i] = Some(outcome(&ways[i], time));
-        }
+        self.time(&ways, &data, &mut outcomes)?;
         let trial = |(way, outcome): (Way, Option<Outcome>)| {
             let (predicted_us, way) = (way.predicted_us, way.to_string());
             // Every way was refused, was wrong, failed, or was timed.
@@ -151,14 +171,17 @@ impl Subject<'_> {
         Ok((!judgement.passed()).then(|| Outcome::Wrong { reason: reason() }))
     }
 
-    /// In a first round all, then those that may be the fastest, in turns.
+    /// Times the ways of which nothing is to be said yet: in a first round all, then those that may be the
+    /// fastest, in turns.
     fn time<T: Element>(
         &self,
-        sound: &[usize],
         ways: &[Way],
         data: &OnDevice<'_, T>,
-    ) -> anyhow::Result<Vec<Summary>> {
-        let step = |&i: &usize| {
+        outcomes: &mut [Option<Outcome>],
+    ) -> anyhow::Result<()> {
+        let mut timed = Vec::new();
+        let mut steps = Vec::new();
+        for (i, way) in ways.iter().enumerate().filter(|(i, _)| outcomes[*i].is_none()) {
             let mut turn = 0;
             let call = Step::call(move || {
                 let at = turn % data.layers.len();
@@ -166,12 +189,20 @@ impl Subject<'_> {
                 let mut rotation = data.data.borrow_mut();
                 let Rotation { inputs, outs } = &mut *rotation;
                 let (x, out) = (inputs[at].view(), outs[at].view_mut());
-                Ok(data.layers[at].forward(&data.stream, &ways[i], x, out)?)
+                Ok(data.layers[at].forward(&data.stream, way, x, out)?)
             });
             // A graph: what the host spends on a call is the same for all, and not what is asked.
-            gpu::captured(&data.stream, data.layers.len(), call)
-        };
-        let mut steps = sound.iter().map(step).collect::<anyhow::Result<Vec<_>>>()?;
+            match gpu::captured(&data.stream, data.layers.len(), call) {
+                Ok(step) => {
+                    timed.push(i);
+                    steps.push(step);
+                }
+                Err(error) => {
+                    let reason = format!("{error:#}");
+                    outcomes[i] = Some(Outcome::Failed { reason });
+                }
+            }
+        }
         let mut times = gpu::interleave(&data.stream, &mut steps, Duration::ZERO, 1)?;
         let best = times.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
         let hopeful: Vec<bool> = times.iter().map(|t| t.median <= HOPELESS * best).collect();
@@ -184,7 +215,10 @@ impl Subject<'_> {
         let last = gpu::interleave(&data.stream, &mut finalists, self.budget, MIN_TURNS)?;
         let places = times.iter_mut().zip(&hopeful).filter(|(_, hopeful)| **hopeful);
         places.zip(last).for_each(|((time, _), last)| *time = last);
-        Ok(times)
+        for (i, time) in timed.into_iter().zip(times) {
+            outcomes[i] = Some(outcome(&ways[i], time));
+        }
+        Ok(())
     }
 }
 
