@@ -58,8 +58,8 @@ fn tensors_that_overlap() {
         .refused(&["layer.safetensors"]);
 }
 
-#[test]
-fn element_types_that_are_not_read() {
+/// A layer of one-byte elements without anything beside them.
+fn of_one_byte(dtype: &str) -> Vec<u8> {
     let header = layer_tensors()
         .iter()
         .enumerate()
@@ -67,14 +67,29 @@ fn element_types_that_are_not_read() {
             let (start, shape) = (i * 60, &t.shape);
             let end = start + 60;
             format!(
-                r#""{}":{{"dtype":"I8","shape":{shape:?},"data_offsets":[{start},{end}]}}"#,
+                r#""{}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#,
                 t.name
             )
         })
         .collect::<Vec<_>>()
         .join(",");
-    run_file("layer.safetensors", &raw_safetensors(&format!("{{{header}}}"), &[0; 180]))
-        .refused(&["I8", "F32"]);
+    raw_safetensors(&format!("{{{header}}}"), &[0; 180])
+}
+
+#[test]
+fn element_types_that_are_not_read() {
+    run_file("layer.safetensors", &of_one_byte("F8_E5M2")).refused(&["F8_E5M2", "F32"]);
+}
+
+#[test]
+fn codes_without_scales() {
+    for dtype in ["I8", "F8_E4M3"] {
+        run_file("layer.safetensors", &of_one_byte(dtype)).refused(&[
+            dtype,
+            "no scales",
+            "gate_proj.weight_scale",
+        ]);
+    }
 }
 
 #[test]
