@@ -181,7 +181,10 @@ impl Subject<'_> {
     ) -> anyhow::Result<()> {
         let mut timed = Vec::new();
         let mut steps = Vec::new();
-        for (i, way) in ways.iter().enumerate().filter(|(i, _)| outcomes[*i].is_none()) {
+        for (i, way) in ways.iter().enumerate() {
+            if outcomes[i].is_some() {
+                continue;
+            }
             let mut turn = 0;
             let call = Step::call(move || {
                 let at = turn % data.layers.len();
