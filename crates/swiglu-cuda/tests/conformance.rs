@@ -6,7 +6,8 @@
 
 mod common;
 
-use swiglu_core::conformance::{Backend, Case, Parameters, run, suite};
+use common::judge;
+use swiglu_core::conformance::{Backend, Case, Parameters, suite};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix,
     MatrixRef, Numerics, Op, Orientation, Rounding, WeightLayout, bf16, bounds, f16, random,
@@ -25,41 +26,6 @@ fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
         (None, false) => n,
     };
     cases.into_iter().step_by(n)
-}
-
-/// Compiling kernels takes longest, so a GPU's cases are run by as many threads as there are. The
-/// simulator has its own.
-fn outcomes(backend: &CudaBackend, cases: &[Case]) -> Vec<Option<String>> {
-    let threads = match common::has_gpu() {
-        true => std::thread::available_parallelism().map_or(1, usize::from),
-        false => 1,
-    };
-    let judged = |case: &Case| match run(backend, case) {
-        Ok(outcome) if outcome.passed() => None,
-        Ok(outcome) => Some(format!("{case}: {outcome:?}")),
-        Err(error) => Some(format!("{case}: {error}")),
-    };
-    std::thread::scope(|scope| {
-        let part = |i: usize| cases.iter().skip(i).step_by(threads).map(judged).collect::<Vec<_>>();
-        let workers: Vec<_> = (0..threads).map(|i| scope.spawn(move || part(i))).collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
-    })
-}
-
-/// Judges what the backend computes, and says how many cases that were.
-fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) -> usize {
-    let cases: Vec<Case> = cases.filter(|case| backend.computes(case)).collect();
-    let failed: Vec<String> = outcomes(backend, &cases).into_iter().flatten().collect();
-    let passed = cases.len() - failed.len();
-    println!("{}: {passed} cases", backend.name());
-    assert!(
-        failed.is_empty(),
-        "{}: {} failed, {passed} passed\n{}",
-        backend.name(),
-        failed.len(),
-        failed[..failed.len().min(20)].join("\n")
-    );
-    passed
 }
 
 #[test]

@@ -6,9 +6,10 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use swiglu_core::conformance::{Backend, Case, run};
 use swiglu_cuda::jit::cache::CacheOptions;
 use swiglu_cuda::tuning::TuningOptions;
-use swiglu_cuda::{Cuda, CudaError, CudaOptions, library};
+use swiglu_cuda::{Cuda, CudaBackend, CudaError, CudaOptions, library};
 
 /// The first device, or nothing after saying why. `SWIGLU_TEST_DEVICE=sim` takes the simulator also
 /// where there is a GPU.
@@ -57,4 +58,36 @@ pub fn libraries() -> Option<&'static Path> {
 pub fn has_gpu() -> bool {
     let simulated = std::env::var("SWIGLU_TEST_DEVICE").is_ok_and(|name| name == "sim");
     !simulated && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+}
+
+/// Compiling kernels takes longest, on a GPU and in the simulator, so cases are run by as many threads as
+/// there are processors.
+fn outcomes(backend: &CudaBackend, cases: &[Case]) -> Vec<Option<String>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let judged = |case: &Case| match run(backend, case) {
+        Ok(outcome) if outcome.passed() => None,
+        Ok(outcome) => Some(format!("{case}: {outcome:?}")),
+        Err(error) => Some(format!("{case}: {error}")),
+    };
+    std::thread::scope(|scope| {
+        let part = |i: usize| cases.iter().skip(i).step_by(threads).map(judged).collect::<Vec<_>>();
+        let workers: Vec<_> = (0..threads).map(|i| scope.spawn(move || part(i))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("no case panics")).collect()
+    })
+}
+
+/// Judges what the backend computes, and says how many cases that were.
+pub fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) -> usize {
+    let cases: Vec<Case> = cases.filter(|case| backend.computes(case)).collect();
+    let failed: Vec<String> = outcomes(backend, &cases).into_iter().flatten().collect();
+    let passed = cases.len() - failed.len();
+    println!("{}: {passed} cases", backend.name());
+    assert!(
+        failed.is_empty(),
+        "{}: {} failed, {passed} passed\n{}",
+        backend.name(),
+        failed.len(),
+        failed[..failed.len().min(20)].join("\n")
+    );
+    passed
 }
