@@ -242,11 +242,31 @@ fn outputs_that_cannot_be_written_leave_nothing() {
     let files = Files::new();
     let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
     let output = files.name("missing/y.npy");
-    run(&["--weights", &layer, "--output", &output]).refused(&["y.npy"]);
+    run(&["--weights", &layer, "--output", &output]).refused(&["y.npy", "no such directory"]);
     let output = files.name("layer.safetensors/y.npy");
     run(&["--weights", &layer, "--output", &output]).refused(&["y.npy"]);
     run(&["--weights", &layer, "--output", &files.name("")]).refused(&["directory"]);
+    run(&["--weights", &layer, "--output", &files.name("y.safetensors")]).refused(&[".npy"]);
     assert_eq!(files.list(), ["layer.safetensors"]);
+}
+
+#[test]
+fn what_is_read_is_not_written_over() {
+    let files = Files::new();
+    let layer = files.write("layer.npy", safetensors(&layer_tensors()));
+    let input = files.write("x.npy", npy(2, 4, &[0.5; 8]));
+    for (option, read) in [("--weights", &layer), ("--input", &input)] {
+        let before = std::fs::read(read).unwrap();
+        run(&[option, read, "--output", read, "--force"]).refused(&["reads that file"]);
+        assert_eq!(std::fs::read(read).unwrap(), before);
+    }
+}
+
+#[test]
+fn blocks_are_kept_only_where_there_are_any() {
+    run(&["--keep-blocks", "--fixture", "stories15m"]).refused(&["--keep-blocks", "not quantised"]);
+    run(&["--tokens", "-3", "--weights", STORIES]).refused(&["-3"]);
+    run(&["--seconds", "-1"]).refused(&["-1", "from 0 to 3600"]);
 }
 
 #[test]

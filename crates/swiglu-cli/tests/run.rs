@@ -52,7 +52,7 @@ fn without_arguments_the_embedded_layer_runs_in_every_dtype() {
     for report in all {
         assert_eq!(report["weights"], report["dtype"], "{document}");
         let why = report["decoded_because"].as_str().expect("a reason");
-        assert!(why.contains("Q4_1 as it is pays for up to "), "{why}");
+        assert!(why.contains("as Q4_1 they are meant for up to "), "{why}");
     }
     assert_eq!(dtypes, ["f32", "bf16", "f16"]);
     for report in all {

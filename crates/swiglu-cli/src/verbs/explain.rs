@@ -25,15 +25,15 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "NAME", default_value = "mlp")]
     op: ExplainedOp,
     /// Tokens
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = crate::args::extent)]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = crate::args::extent, allow_negative_numbers = true)]
     m: usize,
     /// K, input features
     #[arg(long, value_name = "K", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = crate::args::extent)]
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     hidden: Option<usize>,
     /// H, intermediate features
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = crate::args::extent)]
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     intermediate: Option<usize>,
     /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
     /// CUDA i8, f8_e4m3, f8_e4m3_128x128

@@ -25,13 +25,13 @@ pub(crate) struct ProfileArgs {
     #[arg(default_value = "mlp")]
     op: ProfiledOp,
     /// Tokens
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = crate::args::extent)]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = crate::args::extent, allow_negative_numbers = true)]
     m: usize,
     /// K, input features
-    #[arg(long, value_name = "K", default_value_t = 896, value_parser = crate::args::extent)]
+    #[arg(long, value_name = "K", default_value_t = 896, value_parser = crate::args::extent, allow_negative_numbers = true)]
     hidden: usize,
     /// H, intermediate features
-    #[arg(long, value_name = "H", default_value_t = 4864, value_parser = crate::args::extent)]
+    #[arg(long, value_name = "H", default_value_t = 4864, value_parser = crate::args::extent, allow_negative_numbers = true)]
     intermediate: usize,
     /// Data stays in the caches, if it fits
     #[arg(long)]

@@ -34,7 +34,7 @@ impl<'a> Cursor<'a> {
             Some(needed) if needed <= available => Ok(()),
             needed => Err(FormatError::Truncated {
                 path: self.path.to_owned(),
-                what: format!("{count} {what}"),
+                what: if count == 1 { what.to_owned() } else { format!("{count} {what}") },
                 offset: self.offset(),
                 needed: needed.unwrap_or(u64::MAX),
                 available,

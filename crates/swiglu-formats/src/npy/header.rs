@@ -185,6 +185,6 @@ impl Literal<'_> {
         }
         // Python 2 wrote long integers with a suffix.
         self.eat(b'L');
-        value.ok_or("a non-negative extent")
+        value.ok_or("an extent, a whole number from 0 on,")
     }
 }

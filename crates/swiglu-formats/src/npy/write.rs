@@ -83,7 +83,11 @@ fn write_rows(
     // Dropping it removes it, so that every early return leaves nothing behind.
     let temp = builder.tempfile_in(dir).map_err(|e| {
         // The system's own words would name the temporary file.
-        let why = format!("no file can be made in {}: {}", dir.display(), e.kind());
+        let why = match e.kind() {
+            io::ErrorKind::NotFound if !dir.is_dir() => "there is no such directory".to_owned(),
+            kind => kind.to_string(),
+        };
+        let why = format!("no file can be made in {}: {why}", dir.display());
         FormatError::io(path, "create")(io::Error::new(e.kind(), why))
     })?;
     let mut fill = |file: &File| -> io::Result<()> {

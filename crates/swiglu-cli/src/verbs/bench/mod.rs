@@ -31,15 +31,15 @@ pub(crate) struct BenchArgs {
     suite: Suite,
     /// Tokens
     #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
-        value_parser = crate::args::extent)]
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     m: Option<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
-        value_parser = crate::args::extent)]
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     hidden: Option<usize>,
     /// H, intermediate features [default: 4864]
     #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
-        value_parser = crate::args::extent)]
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     intermediate: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]

@@ -3,6 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Duration;
 
+use anyhow::bail;
 use swiglu::cuda::Cuda;
 use swiglu::{Device, Element, Matrix, MatrixRef, MlpWeights, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
@@ -105,13 +106,18 @@ impl<'a> Measurement<'a> {
     fn storage<'w>(&self, weights: &'w MlpWeights, tokens: usize) -> anyhow::Result<Storage<'w>> {
         let blocks = match Blocks::of_file(weights, self.args.op, self.device)? {
             Ok(blocks) => blocks,
+            Err(why) if self.args.keep_blocks => match why {
+                Some(why) => return Err(anyhow::Error::new(why).context("--keep-blocks")),
+                None => bail!("--keep-blocks: the weights are not quantised; leave it out"),
+            },
             Err(why) => return Ok(Err(why.map(|why| why.to_string()))),
         };
         let (dtype, kind) = (weights.resolved_dtype(), blocks.gate_up());
         let most = self.device.quantized_tokens(dtype, kind);
         if tokens > most && !self.args.keep_blocks {
-            let why = format!("{tokens} tokens of {dtype}; {kind} as it is pays for up to {most}");
-            return Ok(Err(Some(why + " (--keep-blocks keeps it)")));
+            let why =
+                format!("{tokens} tokens of {dtype}; as {kind} they are meant for up to {most}");
+            return Ok(Err(Some(why + " (--keep-blocks keeps them)")));
         }
         Ok(Ok(blocks))
     }

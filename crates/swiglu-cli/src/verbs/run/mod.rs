@@ -4,7 +4,7 @@ mod measure;
 mod report;
 mod subject;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
@@ -30,7 +30,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     input: Option<String>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input")]
+    #[arg(long, value_name = "M", conflicts_with = "input", allow_negative_numbers = true)]
     tokens: Option<usize>,
     /// Seed of that input [default: 0]
     #[arg(long, value_name = "N", conflicts_with = "input")]
@@ -48,7 +48,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", default_value = "mlp")]
     op: LayerOp,
     /// Time to measure for, per element type
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds,
+        allow_negative_numbers = true)]
     seconds: f64,
     /// Compute with quantised weights as they are [default: where the input has few tokens]
     #[arg(long)]
@@ -71,11 +72,27 @@ impl RunArgs {
     /// Refuses an output that exists before any work is done for it; writing refuses one that
     /// appears meanwhile.
     fn expect_free_output(&self) -> anyhow::Result<()> {
-        match &self.output {
-            Some(path) if !self.force && path.is_file() => {
-                bail!("{}: exists already; remove it or give --force", path.display())
-            }
-            _ => Ok(()),
+        let Some(path) = &self.output else { return Ok(()) };
+        let shown = path.display();
+        if path.is_dir() {
+            bail!("--output {shown}: it is a directory; give a name in it that ends in .npy");
+        }
+        if path.extension().is_none_or(|suffix| suffix != "npy") {
+            bail!("--output {shown}: results are written as npy; give a name that ends in .npy");
+        }
+        if !path.is_file() {
+            return Ok(());
+        }
+        if !self.force {
+            bail!("{shown}: exists already; remove it or give --force");
+        }
+        let here = path.canonicalize()?;
+        let parts = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
+        let read = parts.map(|part| Path::new(part.split('#').next().unwrap_or(part)));
+        let mut read = read.chain(self.weights.weights.as_deref());
+        match read.find(|file| file.canonicalize().is_ok_and(|file| file == here)) {
+            Some(_) => bail!("--output {shown}: this run reads that file; give another name"),
+            None => Ok(()),
         }
     }
 

@@ -140,7 +140,7 @@ fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
             Cell::new(&r.numerics),
             Cell::new(table::time(r.time_us.median)),
             Cell::new(table::time(r.unfused_time_us.median)),
-            Cell::new(table::ratio(r.speedup)),
+            Cell::new(if r.shape.m == 0 { "–".into() } else { table::ratio(r.speedup) }),
             Cell::new(number(r.gflops)),
             Cell::new(number(r.gbytes_per_s)),
             Cell::new(table::error(r.error.relative_frobenius)),
