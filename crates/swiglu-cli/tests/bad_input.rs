@@ -266,7 +266,7 @@ fn what_is_read_is_not_written_over() {
 fn blocks_are_kept_only_where_there_are_any() {
     run(&["--keep-blocks", "--fixture", "stories15m"]).refused(&["--keep-blocks", "not quantised"]);
     run(&["--tokens", "-3", "--weights", STORIES]).refused(&["-3"]);
-    run(&["--seconds", "-1"]).refused(&["-1", "from 0 to 3600"]);
+    swiglu(&["run", "--seconds", "-1"]).refused(&["-1", "from 0 to 3600"]);
 }
 
 #[test]
