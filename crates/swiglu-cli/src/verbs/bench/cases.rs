@@ -5,7 +5,12 @@ use std::fmt;
 use clap::ValueEnum;
 use swiglu::{BlockType, DType, Op, QuantizedType};
 
+use crate::args::LayerOp;
+use crate::quantized::SyntheticBlocks;
 use crate::timing::Heat;
+
+/// Of the weights and inputs that are made up.
+pub(super) const SEED: u64 = 1;
 
 /// One problem to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,6 +37,28 @@ impl Case {
     pub(super) fn layer(op: Op, shape: [usize; 3], dtype: DType, heat: Heat) -> Self {
         let [m, hidden, intermediate] = shape;
         Self { op, m, hidden, intermediate, dtype, weights: None, heat, packed: false }
+    }
+}
+
+/// What of a case is measured.
+pub(super) enum Subject {
+    Activation,
+    Layer(LayerOp),
+    Blocks(Box<SyntheticBlocks>),
+}
+
+impl Case {
+    pub(super) fn subject(&self) -> swiglu_core::Result<Subject> {
+        let op = match self.op {
+            Op::Activation => return Ok(Subject::Activation),
+            Op::GatedLinear => LayerOp::GatedLinear,
+            Op::Mlp => LayerOp::Mlp,
+        };
+        let Some(kind) = self.weights else { return Ok(Subject::Layer(op)) };
+        let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
+        let extents = [self.hidden, self.intermediate];
+        let blocks = SyntheticBlocks::random(seeds, op, kind, extents)?;
+        Ok(Subject::Blocks(Box::new(blocks)))
     }
 }
 

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use swiglu::{
-    Activation, Arrangement, Device, Element, GatedActivation, Matrix, MatrixRef, Numerics, Op,
-    Path, Problem, QuantizedType, with_dtype,
+    Activation, Arrangement, Device, Element, GatedActivation, Matrix, MatrixRef, Numerics, Path,
+    Problem, with_dtype,
 };
 use swiglu_cuda::ceilings::{self, Ceilings};
 use swiglu_cuda::{Cuda, DeviceGateUp, DeviceMatrix, Stream};
 
-use super::cases::Case;
-use super::measure::{Activations, Checks, SEED};
+use super::cases::{Case, SEED, Subject};
+use super::measure::{Activations, Checks};
 use super::report::{CudaLimits, Limits, Row, Speed};
 use crate::args::{LayerOp, MathArgs};
 use crate::gpu::{self, Rotation, Step};
@@ -62,29 +62,20 @@ impl<'a> CudaBench<'a> {
     }
 
     pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
-        with_dtype!(case.dtype, T => match case.op {
-            Op::Activation => self.activations::<T>(case),
-            Op::GatedLinear => self.of_weights::<T>(case, LayerOp::GatedLinear),
-            Op::Mlp => self.of_weights::<T>(case, LayerOp::Mlp),
+        let subject = case.subject()?;
+        with_dtype!(case.dtype, T => match &subject {
+            Subject::Activation => self.activations::<T>(case),
+            Subject::Layer(op) => self.layers::<T>(case, *op),
+            Subject::Blocks(blocks) => self.blocks::<T>(case, blocks),
         })
-    }
-
-    fn of_weights<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
-        match case.weights {
-            Some(kind) => self.blocks::<T>(case, op, kind),
-            None => self.layers::<T>(case, op),
-        }
     }
 
     /// Quantised weights as they are, and decoded to T.
     fn blocks<T: Element>(
         &self,
         case: &Case,
-        op: LayerOp,
-        kind: QuantizedType,
+        blocks: &SyntheticBlocks,
     ) -> anyhow::Result<Vec<Row>> {
-        let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
-        let blocks = SyntheticBlocks::random(seeds, op, kind, [case.hidden, case.intermediate])?;
         let numerics = self.math.numerics(T::DTYPE);
         let decoded = blocks.decode::<T>()?;
         let quantized = blocks.params(self.activation, numerics, None);

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use swiglu::{
     Activation, Arrangement, Device, Element, GateUpRef, GatedActivation, Matrix, MatrixRef,
-    Numerics, Op, Path, Problem, QuantizedType, with_dtype,
+    Numerics, Path, Problem, with_dtype,
 };
 use swiglu_core::bounds::Judgement;
 
-use super::cases::Case;
+use super::cases::{Case, SEED, Subject};
 use super::report::{CpuLimits, Limits, Row, Speed};
 use super::way::{Call, Way};
 use crate::args::{LayerOp, MathArgs};
@@ -29,7 +29,6 @@ const NAIVE_WORK: f64 = 2e8;
 const ACTIVATION_WORK: f64 = 10.0;
 /// How often a measurement is taken whose bandwidth changed under it.
 const ATTEMPTS: usize = 3;
-pub(super) const SEED: u64 = 1;
 
 /// A device with its limits as they were at the start.
 pub(super) struct Bench<'a> {
@@ -62,29 +61,20 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) fn case(&self, case: &Case) -> anyhow::Result<Vec<Row>> {
-        with_dtype!(case.dtype, T => match case.op {
-            Op::Activation => self.activations::<T>(case),
-            Op::GatedLinear => self.of_weights::<T>(case, LayerOp::GatedLinear),
-            Op::Mlp => self.of_weights::<T>(case, LayerOp::Mlp),
+        let subject = case.subject()?;
+        with_dtype!(case.dtype, T => match &subject {
+            Subject::Activation => self.activations::<T>(case),
+            Subject::Layer(op) => self.layers::<T>(case, *op),
+            Subject::Blocks(blocks) => self.blocks::<T>(case, blocks),
         })
-    }
-
-    fn of_weights<T: Element>(&self, case: &Case, op: LayerOp) -> anyhow::Result<Vec<Row>> {
-        match case.weights {
-            Some(kind) => self.blocks::<T>(case, op, kind),
-            None => self.layers::<T>(case, op),
-        }
     }
 
     /// Quantised weights as they are, and decoded to T.
     fn blocks<T: Element>(
         &self,
         case: &Case,
-        op: LayerOp,
-        kind: QuantizedType,
+        blocks: &SyntheticBlocks,
     ) -> anyhow::Result<Vec<Row>> {
-        let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
-        let blocks = SyntheticBlocks::random(seeds, op, kind, [case.hidden, case.intermediate])?;
         let numerics = self.math.numerics(T::DTYPE);
         let decoded = blocks.decode::<T>()?;
         let quantized = blocks.params(self.activation, numerics, None);
