@@ -9,9 +9,20 @@
 // A thread has 16 bytes of each operand under way, in one vector or, where addresses allow only
 // narrower ones, in several; more threads do better than more vectors in each.
 //
-// Measured on an H200, 4096 × 4096, forward, graph replay, as a fraction of a copy of the same bytes:
-// 0.97 in f32 and 0.96 in bf16, one vector a thread, read-only loads past the first-level cache.
-// Predicted and refuted: that registers, a loop over the grid or the kind of load explain the rest.
+// Blocks have 512 threads. Measured on an H200, forward, graph replay, times of a copy of the same bytes over
+// ours, for 4096 × 4096 bf16, the same in f32, and 16384 × 4096 f16 out of packed rows:
+//   512 threads, this load and store          1.044  1.028  1.030
+//   1024, where rows are long enough          1.049  1.031
+//   128, this load and store                  1.038  1.024  1.029
+//   256 with evict-first loads and stores     1.027  1.025  1.029
+//   256, loads and stores without hints       1.019  1.020  1.027
+//   256, this load and store                  0.983  0.980  0.975
+//   256, any hint on one of the two alone     0.973  0.972  0.961
+//   torch.compile                             1.021  1.016  1.028
+// Two and four vectors a thread, and a grid of the multiprocessors that loops, were slower than one vector with
+// the same block. Predicted and refuted: that memory of the stream-ordered pool is slower than other memory
+// (0.982 and 0.983), that registers or the number of resident blocks explain what 256 threads lacked. Why these
+// do is not known: 128, 512 and 1024 of the same code do not.
 #pragma once
 #include "gate.cuh"
 
@@ -21,7 +32,7 @@
 enum Arrangement { kApart, kGrouped, kAlternating };
 constexpr Arrangement kArrangement = (Arrangement)ARRANGEMENT;
 
-constexpr int kThreads = 256;
+constexpr int kMostThreads = 512;
 // Vectors of BYTES that a thread has under way.
 template <int BYTES>
 constexpr int kUnroll = 16 / BYTES;
@@ -32,25 +43,27 @@ struct Tensor {
   i64 stride;
 };
 
-// How the [rows, cols] result is cut into tiles: 256 threads are 2^lane_bits lanes along a row by
-// 256/lanes rows; a lane handles kUnroll<BYTES> vectors that are `lanes` apart, so that every access of a
-// warp is contiguous. Blocks walk over tiles in both directions: no division finds a tile.
+// How the [rows, cols] result is cut: into vectors, counted from the first row to the last, of which a block
+// has kUnroll<BYTES> times as many as threads; those of a thread lie a block's threads apart, so that every
+// access of a warp is contiguous. The host sees to it that columns and vectors are fewer than 2^31.
 struct Tiling {
-  i64 rows, cols;
-  i64 tile_rows, tile_cols;
-  u32 lane_bits;
-  u32 group;  // features per interleaving group
+  u32 cols;
+  u32 vectors;  // of a row; the last may be partial
+  u32 total;    // of all rows
+  u32 group;    // features per interleaving group
+  // vector / vectors = (vector * multiplier) >> shift
+  u32 multiplier, shift;
 };
 
 // Address of element (row, column) of a tensor.
-INLINE u8* element_address(const Tensor& t, i64 row, i64 column) {
+INLINE u8* element_address(const Tensor& t, u32 row, u64 column) {
   return (u8*)t.data + (row * t.stride + column) * kElementBytes;
 }
 
 // Column of feature h of the gate in an interleaved tensor; up is `group` further.
-INLINE i64 interleaved_column(i64 h, u32 group) {
-  const u32 within = (u32)(h % group);
-  return 2 * (h - within) + within;
+INLINE u64 interleaved_column(u32 h, u32 group) {
+  const u32 within = h % group;
+  return 2 * (u64)(h - within) + within;
 }
 
 template <int BYTES>
@@ -70,8 +83,8 @@ struct Pair {
 
 // Reads the features at `column`; where they are interleaved, `up` is not looked at.
 template <int BYTES>
-INLINE Pair<BYTES> load_pair(const Tensor& gate, const Tensor& up, const Tiling& tiling, i64 row,
-                             i64 column) {
+INLINE Pair<BYTES> load_pair(const Tensor& gate, const Tensor& up, const Tiling& tiling, u32 row,
+                             u32 column) {
   if constexpr (kArrangement == kApart) {
     return {load<BYTES>(element_address(gate, row, column)),
             load<BYTES>(element_address(up, row, column))};
@@ -79,7 +92,7 @@ INLINE Pair<BYTES> load_pair(const Tensor& gate, const Tensor& up, const Tiling&
     const u8* first = element_address(gate, row, interleaved_column(column, tiling.group));
     return {load<BYTES>(first), load<BYTES>(first + (u64)tiling.group * kElementBytes)};
   } else {
-    const u8* first = element_address(gate, row, 2 * column);
+    const u8* first = element_address(gate, row, 2 * (u64)column);
     const Values<BYTES> half[2] = {load<BYTES>(first), load<BYTES>(first + BYTES)};
     Pair<BYTES> pair;
     constexpr int kCount = Values<BYTES>::kCount;
@@ -94,8 +107,8 @@ INLINE Pair<BYTES> load_pair(const Tensor& gate, const Tensor& up, const Tiling&
 
 // The inverse of `load_pair`.
 template <int BYTES>
-INLINE void store_pair(const Tensor& gate, const Tensor& up, const Tiling& tiling, i64 row,
-                       i64 column, const Pair<BYTES>& pair) {
+INLINE void store_pair(const Tensor& gate, const Tensor& up, const Tiling& tiling, u32 row,
+                       u32 column, const Pair<BYTES>& pair) {
   if constexpr (kArrangement == kApart) {
     store<BYTES>(element_address(gate, row, column), pair.gate);
     store<BYTES>(element_address(up, row, column), pair.up);
@@ -104,7 +117,7 @@ INLINE void store_pair(const Tensor& gate, const Tensor& up, const Tiling& tilin
     store<BYTES>(first, pair.gate);
     store<BYTES>(first + (u64)tiling.group * kElementBytes, pair.up);
   } else {
-    u8* first = element_address(gate, row, 2 * column);
+    u8* first = element_address(gate, row, 2 * (u64)column);
     Values<BYTES> half[2];
     constexpr int kCount = Values<BYTES>::kCount;
 #pragma unroll
@@ -117,43 +130,37 @@ INLINE void store_pair(const Tensor& gate, const Tensor& up, const Tiling& tilin
   }
 }
 
-// Calls `whole(row, column, step)` where this thread's vectors, `step` elements apart, are
-// complete, else `single(row, column)` for each of their elements that exists.
-template <int BYTES, class Whole, class Single>
-INLINE void for_each_vector(const Tiling& tiling, Whole whole, Single single) {
+// For each of this thread's vectors: `load(row, column)` and, when all are under way, `store(row, column, what
+// was loaded)`; where a row ends within a vector, `single(row, column)` for each of its elements that exists.
+template <int BYTES, class Load, class Store, class Single>
+INLINE void for_each_vector(const Tiling& tiling, Load load, Store store, Single single) {
   constexpr int kCount = BYTES / kElementBytes;
-  const u32 lanes = 1u << tiling.lane_bits;
-  const u32 lane = threadIdx.x & (lanes - 1), row_in_tile = threadIdx.x >> tiling.lane_bits;
-  const u32 rows_per_tile = kThreads >> tiling.lane_bits;
-  const i64 step = (i64)lanes * kCount;
-  for (i64 tile_row = blockIdx.y; tile_row < tiling.tile_rows; tile_row += gridDim.y) {
-    const i64 row = tile_row * rows_per_tile + row_in_tile;
-    if (row >= tiling.rows) break;
-    for (i64 tile_col = blockIdx.x; tile_col < tiling.tile_cols; tile_col += gridDim.x) {
-      const i64 first = tile_col * (kUnroll<BYTES> * step) + lane * kCount;
-      if (first + (kUnroll<BYTES> - 1) * step + kCount <= tiling.cols) {
-        whole(row, first, step);
-        continue;
-      }
-      for (int i = 0; i < kUnroll<BYTES>; ++i) {
-        const i64 begin = first + i * step;
-        const i64 end = begin + kCount < tiling.cols ? begin + kCount : tiling.cols;
-        for (i64 column = begin; column < end; ++column) single(row, column);
-      }
+  const u32 first = blockIdx.x * (blockDim.x * kUnroll<BYTES>) + threadIdx.x;
+  const auto place = [&](int i, u32& row, u32& column) {
+    const u32 vector = first + i * blockDim.x;
+    row = (u32)(((u64)vector * tiling.multiplier) >> tiling.shift);
+    column = (vector - row * tiling.vectors) * kCount;
+    return vector < tiling.total;
+  };
+  decltype(load(0u, 0u)) loaded[kUnroll<BYTES>];
+#pragma unroll
+  for (int i = 0; i < kUnroll<BYTES>; ++i) {
+    u32 row, column;
+    if (place(i, row, column) && column + kCount <= tiling.cols) loaded[i] = load(row, column);
+  }
+#pragma unroll
+  for (int i = 0; i < kUnroll<BYTES>; ++i) {
+    u32 row, column;
+    if (!place(i, row, column)) return;
+    if (column + kCount <= tiling.cols) {
+      store(row, column, loaded[i]);
+    } else {
+      for (; column < tiling.cols; ++column) single(row, column);
     }
   }
 }
 
-// The same for one long row that has a block for each tile of 256 whole 16-byte vectors, as dense tensors
-// do: nothing to loop over and no row to find, so that 32 registers are enough and all threads that a
-// multiprocessor can have are there at once.
-template <class Whole, class Single>
-INLINE void for_each_vector_dense(const Tiling& tiling, Whole whole, Single single) {
-  constexpr int kCount = 16 / kElementBytes;
-  const i64 first = (i64)blockIdx.x * (kThreads * kCount) + threadIdx.x * kCount;
-  if (first + kCount <= tiling.cols) {
-    whole(first);
-  } else {
-    for (i64 column = first; column < tiling.cols; ++column) single(column);
-  }
-}
+// Threads that a multiprocessor holds: fewer in the desktop and embedded members of a generation.
+constexpr bool kSmaller = __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 ||
+                          __CUDA_ARCH__ == 1100 || __CUDA_ARCH__ >= 1200;
+constexpr int kResidentThreads = kSmaller ? 1536 : 2048;

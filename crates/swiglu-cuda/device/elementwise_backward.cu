@@ -17,13 +17,13 @@ struct Inputs {
 };
 
 template <int BYTES>
-INLINE Inputs<BYTES> load_inputs(const BackwardParams& p, i64 row, i64 column) {
+INLINE Inputs<BYTES> load_inputs(const BackwardParams& p, u32 row, u32 column) {
   return {load<BYTES>(element_address(p.out_grad, row, column)),
           load_pair<BYTES>(p.gate, p.up, p.tiling, row, column)};
 }
 
 template <int BYTES>
-INLINE void store_gradients(const BackwardParams& p, i64 row, i64 column, const Inputs<BYTES>& in) {
+INLINE void store_gradients(const BackwardParams& p, u32 row, u32 column, const Inputs<BYTES>& in) {
   Pair<BYTES> grad;
 #pragma unroll
   for (int i = 0; i < in.dh.kCount; ++i) {
@@ -38,32 +38,17 @@ INLINE void store_gradients(const BackwardParams& p, i64 row, i64 column, const 
 template <int BYTES>
 INLINE void backward(const BackwardParams& p) {
   for_each_vector<BYTES>(
-      p.tiling,
-      [&](i64 row, i64 first, i64 step) {
-        Inputs<BYTES> in[kUnroll<BYTES>];
-#pragma unroll
-        for (int i = 0; i < kUnroll<BYTES>; ++i) in[i] = load_inputs<BYTES>(p, row, first + i * step);
-#pragma unroll
-        for (int i = 0; i < kUnroll<BYTES>; ++i) store_gradients<BYTES>(p, row, first + i * step, in[i]);
-      },
-      [&](i64 row, i64 column) {
+      p.tiling, [&](u32 row, u32 column) { return load_inputs<BYTES>(p, row, column); },
+      [&](u32 row, u32 column, const Inputs<BYTES>& in) { store_gradients<BYTES>(p, row, column, in); },
+      [&](u32 row, u32 column) {
         store_gradients<kElementBytes>(p, row, column, load_inputs<kElementBytes>(p, row, column));
       });
 }
 
-KERNEL(kThreads, 1, elementwise_backward_16)(KERNEL_PARAMS(BackwardParams) p) { backward<16>(p); }
-KERNEL(kThreads, 1, elementwise_backward_8)(KERNEL_PARAMS(BackwardParams) p) { backward<8>(p); }
-KERNEL(kThreads, 1, elementwise_backward_4)(KERNEL_PARAMS(BackwardParams) p) { backward<4>(p); }
+// Two blocks of a multiprocessor at once: 64 registers for each thread.
+KERNEL(kMostThreads, 2, elementwise_backward_16)(KERNEL_PARAMS(BackwardParams) p) { backward<16>(p); }
+KERNEL(kMostThreads, 1, elementwise_backward_8)(KERNEL_PARAMS(BackwardParams) p) { backward<8>(p); }
+KERNEL(kMostThreads, 1, elementwise_backward_4)(KERNEL_PARAMS(BackwardParams) p) { backward<4>(p); }
 #if ELEMENT != 0
-KERNEL(kThreads, 1, elementwise_backward_2)(KERNEL_PARAMS(BackwardParams) p) { backward<2>(p); }
+KERNEL(kMostThreads, 1, elementwise_backward_2)(KERNEL_PARAMS(BackwardParams) p) { backward<2>(p); }
 #endif
-
-// Four blocks of a multiprocessor at once: 64 registers for each thread.
-KERNEL(kThreads, 4, elementwise_backward_dense)(KERNEL_PARAMS(BackwardParams) p) {
-  for_each_vector_dense(
-      p.tiling,
-      [&](i64 column) { store_gradients<16>(p, 0, column, load_inputs<16>(p, 0, column)); },
-      [&](i64 column) {
-        store_gradients<kElementBytes>(p, 0, column, load_inputs<kElementBytes>(p, 0, column));
-      });
-}

@@ -5,7 +5,7 @@ use swiglu_core::DType;
 use super::NamedVariant;
 use super::gate::{Formula, GateCode};
 use crate::context::Cuda;
-use crate::error::Result;
+use crate::error::{CudaError, Result};
 use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{LaunchConfig, launch};
 use crate::stream::Stream;
@@ -17,10 +17,17 @@ static BACKWARD: KernelFile = KernelFile::new(
     include_str!("../../device/elementwise_backward.cu"),
 );
 
-/// As in `device/elementwise.cuh`.
-const THREADS: u32 = 256;
+/// Threads of a block, see `device/elementwise.cuh`, and of one where whole blocks would leave
+/// multiprocessors without work.
+const THREADS: u32 = 512;
+const FEW_THREADS: u32 = 128;
+/// From so many vectors on blocks are whole.
+const MANY_VECTORS: u32 = 1 << 16;
 /// Bytes of an operand that a thread has under way, in vectors of one access each.
 const BYTES_IN_FLIGHT: u64 = 16;
+/// The most columns, and the most vectors, of a launch: kernels count them in 32 bits and divide
+/// numbers below 2³¹.
+const MOST: u64 = 1 << 30;
 
 /// An extent or stride as kernels take it. None reaches the sign bit: allocations do not.
 pub(crate) fn signed(n: usize) -> i64 {
@@ -40,6 +47,12 @@ pub(crate) struct Tensor {
 impl Tensor {
     pub(crate) fn new(data: u64, stride: usize) -> Self {
         Self { data, stride: signed(stride) }
+    }
+
+    /// From an element on. Extents of memory stay below 2⁶³.
+    fn from(self, row: u64, column: u64, size: u64) -> Self {
+        let elements = row * self.stride.cast_unsigned() + column;
+        Self { data: self.data + elements * size, ..self }
     }
 }
 
@@ -68,15 +81,16 @@ impl GateUp {
     }
 }
 
+/// As in `device/elementwise.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Tiling {
-    rows: i64,
-    cols: i64,
-    tile_rows: i64,
-    tile_cols: i64,
-    lane_bits: u32,
+    cols: u32,
+    vectors: u32,
+    total: u32,
     group: u32,
+    multiplier: u32,
+    shift: u32,
 }
 
 #[repr(C)]
@@ -119,26 +133,28 @@ pub(crate) unsafe fn forward(
     inputs: GateUp,
     out: Tensor,
 ) -> Result<()> {
-    let cut = Cut::new(&extent, &[inputs], &[out]);
-    let Some(cut) = cut else { return Ok(()) };
-    let params = ForwardParams {
-        gate: inputs.gate,
-        up: inputs.up,
-        out,
-        tiling: cut.tiling,
-        formula: extent.formula,
-    };
+    let cut = Cut::new(&extent, &[inputs], &[out])?;
     let entry = match cut.bytes {
-        16 if cut.is_dense() => "elementwise_forward_dense",
         16 => "elementwise_forward_16",
         8 => "elementwise_forward_8",
         4 => "elementwise_forward_4",
         _ => "elementwise_forward_2",
     };
     let variant = variant(&FORWARD, extent.code, inputs.arrangement());
-    let function = stream.cuda().function(&variant, entry, 0)?;
-    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-    unsafe { launch(stream, &function, &cut.launch(), &params) }
+    for part in cut.parts(MOST) {
+        let function = stream.cuda().function(&variant, entry, 0)?;
+        let inputs = cut.within(inputs, &part);
+        let params = ForwardParams {
+            gate: inputs.gate,
+            up: inputs.up,
+            out: out.from(part.row, part.column, cut.size),
+            tiling: part.tiling,
+            formula: extent.formula,
+        };
+        // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+        unsafe { launch(stream, &function, &cut.launch(&part.tiling), &params) }?;
+    }
+    Ok(())
 }
 
 /// (∂L/∂gate, ∂L/∂up) from ∂L/∂h; `grads` lie as `inputs` do and may be the same memory.
@@ -152,28 +168,30 @@ pub(crate) unsafe fn backward(
     inputs: GateUp,
     grads: GateUp,
 ) -> Result<()> {
-    let cut = Cut::new(&extent, &[inputs, grads], &[out_grad]);
-    let Some(cut) = cut else { return Ok(()) };
-    let params = BackwardParams {
-        out_grad,
-        gate: inputs.gate,
-        up: inputs.up,
-        gate_grad: grads.gate,
-        up_grad: grads.up,
-        tiling: cut.tiling,
-        formula: extent.formula,
-    };
+    let cut = Cut::new(&extent, &[inputs, grads], &[out_grad])?;
     let entry = match cut.bytes {
-        16 if cut.is_dense() => "elementwise_backward_dense",
         16 => "elementwise_backward_16",
         8 => "elementwise_backward_8",
         4 => "elementwise_backward_4",
         _ => "elementwise_backward_2",
     };
     let variant = variant(&BACKWARD, extent.code, inputs.arrangement());
-    let function = stream.cuda().function(&variant, entry, 0)?;
-    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-    unsafe { launch(stream, &function, &cut.launch(), &params) }
+    for part in cut.parts(MOST) {
+        let function = stream.cuda().function(&variant, entry, 0)?;
+        let [inputs, grads] = [inputs, grads].map(|pair| cut.within(pair, &part));
+        let params = BackwardParams {
+            out_grad: out_grad.from(part.row, part.column, cut.size),
+            gate: inputs.gate,
+            up: inputs.up,
+            gate_grad: grads.gate,
+            up_grad: grads.up,
+            tiling: part.tiling,
+            formula: extent.formula,
+        };
+        // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+        unsafe { launch(stream, &function, &cut.launch(&part.tiling), &params) }?;
+    }
+    Ok(())
 }
 
 fn variant(file: &'static KernelFile, code: GateCode, arrangement: u8) -> Variant {
@@ -208,34 +226,47 @@ pub(crate) fn prepare_forward(cuda: &Cuda, code: GateCode, group: usize) -> Resu
     let none = Tensor { data: 0, stride: 0 };
     let arrangement = GateUp { gate: none, up: none, group }.arrangement();
     let variant = variant(&FORWARD, code, arrangement);
-    // The two that a call on matrices of this library takes: rows with strides, and dense ones.
-    for entry in ["elementwise_forward_16", "elementwise_forward_dense"] {
-        cuda.function(&variant, entry, 0)?;
-    }
-    Ok(())
+    // The one that a call on matrices of this library takes.
+    cuda.function(&variant, "elementwise_forward_16", 0).map(drop)
 }
 
-/// A problem cut into accesses, tiles and blocks.
+/// A problem cut into accesses.
 #[derive(Debug, PartialEq)]
 struct Cut {
     /// Bytes per access.
     bytes: u64,
+    /// Bytes per element.
+    size: u64,
+    /// Where rows follow each other without a gap they are one long row, which has one tail, not many.
+    rows: u64,
+    cols: u64,
+    /// Features per interleaving group, or 0.
+    group: u64,
+}
+
+/// What one launch computes of a [`Cut`]: most have one part.
+#[derive(Debug, PartialEq)]
+struct Part {
+    row: u64,
+    column: u64,
     tiling: Tiling,
 }
 
 impl Cut {
-    /// `None` if there is nothing to compute.
-    fn new(extent: &Extent, pairs: &[GateUp], single: &[Tensor]) -> Option<Self> {
+    fn new(extent: &Extent, pairs: &[GateUp], single: &[Tensor]) -> Result<Self> {
         let (rows, cols) = (extent.rows as u64, extent.cols as u64);
-        if rows == 0 || cols == 0 {
-            return None;
-        }
         let size = extent.code.dtype().size() as u64;
+        let group = pairs.first().map_or(0, |p| p.group) as u64;
+        if group > MOST {
+            return Err(CudaError::Unsupported {
+                what: format!("gate and up interleaved in groups of {group} features"),
+                why: format!("kernels count to {MOST}; expected smaller groups, or packed halves"),
+            });
+        }
         let packed = |pair: &GateUp| cols * if pair.group > 0 { 2 } else { 1 };
-        // Rows that follow each other without a gap are one long row, which has one tail, not many.
         let dense = rows == 1
-            || single.iter().all(|t| t.stride as u64 == cols)
-                && pairs.iter().all(|p| p.tensors().all(|t| t.stride as u64 == packed(p)));
+            || single.iter().all(|t| t.stride.cast_unsigned() == cols)
+                && pairs.iter().all(|p| p.tensors().all(|t| t.stride.cast_unsigned() == packed(p)));
         let (rows, cols) = if dense { (1, rows * cols) } else { (rows, cols) };
         let addresses = pairs.iter().flat_map(GateUp::tensors).chain(single.iter().copied());
         // Bits that are set in none are what everything is a multiple of.
@@ -243,42 +274,60 @@ impl Cut {
         for tensor in addresses {
             bits |= tensor.data;
             if rows > 1 {
-                bits |= tensor.stride as u64 * size;
+                bits |= tensor.stride.cast_unsigned() * size;
             }
         }
-        for pair in pairs {
-            if pair.group > 1 {
-                bits |= pair.group as u64 * size;
-            }
+        if group > 1 {
+            bits |= group * size;
         }
-        let bytes = 1 << bits.trailing_zeros();
-        let vectors = cols.div_ceil(bytes / size);
-        let unroll = BYTES_IN_FLIGHT / bytes;
-        let lanes = vectors.div_ceil(unroll).next_power_of_two().min(u64::from(THREADS));
-        let group = pairs.first().map_or(0, |p| p.group);
-        let tiling = Tiling {
-            rows: rows.cast_signed(),
-            cols: cols.cast_signed(),
-            tile_rows: rows.div_ceil(u64::from(THREADS) / lanes).cast_signed(),
-            tile_cols: vectors.div_ceil(unroll * lanes).cast_signed(),
-            lane_bits: lanes.trailing_zeros(),
-            group: group as u32,
-        };
-        Some(Self { bytes, tiling })
+        Ok(Self { bytes: 1 << bits.trailing_zeros(), size, rows, cols, group })
     }
 
-    /// Whether it is one long row with a block for each tile.
-    fn is_dense(&self) -> bool {
-        let t = &self.tiling;
-        t.rows == 1 && 1 << t.lane_bits == THREADS && t.tile_cols <= i64::from(i32::MAX)
+    /// Parts of at most `most` columns and vectors, but whole vectors and interleaving groups.
+    fn parts(&self, most: u64) -> impl Iterator<Item = Part> {
+        let count = self.bytes / self.size;
+        // Groups of more than one feature are whole vectors.
+        let whole = count.max(self.group);
+        let columns = (most / whole * whole).max(whole);
+        let rows = (most / self.cols.min(columns).div_ceil(count).max(1)).max(1);
+        let starts = move |end: u64, step: u64| (0..end.div_ceil(step)).map(move |i| i * step);
+        starts(self.rows, rows).flat_map(move |row| {
+            starts(self.cols, columns).map(move |column| {
+                let rows = (self.rows - row).min(rows);
+                let cols = (self.cols - column).min(columns);
+                let vectors = cols.div_ceil(count);
+                let [multiplier, shift] = reciprocal(vectors as u32);
+                let [cols, vectors, total, group] =
+                    [cols, vectors, rows * vectors, self.group].map(|n| n as u32);
+                let tiling = Tiling { cols, vectors, total, group, multiplier, shift };
+                Part { row, column, tiling }
+            })
+        })
     }
 
-    fn launch(&self) -> LaunchConfig {
-        // One block a tile, up to what a grid can have; blocks then walk on.
-        let x = self.tiling.tile_cols.min(i64::from(i32::MAX)) as u32;
-        let y = self.tiling.tile_rows.min(65535) as u32;
-        LaunchConfig { grid: [x, y, 1], block: THREADS, ..LaunchConfig::default() }
+    /// Gate and up from where a part begins.
+    fn within(&self, pair: GateUp, part: &Part) -> GateUp {
+        // Parts begin with a group, whose gate is twice as far in the packed row.
+        let column = part.column * if pair.group > 0 { 2 } else { 1 };
+        let [gate, up] = [pair.gate, pair.up].map(|t| t.from(part.row, column, self.size));
+        GateUp { gate, up, ..pair }
     }
+
+    fn launch(&self, tiling: &Tiling) -> LaunchConfig {
+        let block = if tiling.total < MANY_VECTORS { FEW_THREADS } else { THREADS };
+        let vectors = block * (BYTES_IN_FLIGHT / self.bytes) as u32;
+        let grid = [tiling.total.div_ceil(vectors), 1, 1];
+        LaunchConfig { grid, block, ..LaunchConfig::default() }
+    }
+}
+
+/// `[multiplier, shift]`, so that `n / divisor` is `(n * multiplier) >> shift` for every n below 2³¹:
+/// with 2^(l-1) < divisor <= 2^l the multiplier exceeds 2^(31+l) / divisor by at most 1, which adds less than
+/// n / 2^(31+l) < 1 / divisor to the quotient.
+fn reciprocal(divisor: u32) -> [u32; 2] {
+    let bits = divisor.next_power_of_two().trailing_zeros();
+    let shift = 31 + bits;
+    [((1u64 << shift) / u64::from(divisor) + 1) as u32, shift]
 }
 
 #[cfg(test)]
@@ -312,33 +361,86 @@ mod tests {
     #[test]
     fn dense_rows_are_one_row() {
         let c = cut(&extent(3, 101, DType::F16), 101, 0);
-        assert_eq!((c.bytes, c.tiling.rows, c.tiling.cols), (16, 1, 303));
-        assert!(!c.is_dense(), "too little for a tile");
-        assert!(cut(&extent(3, 1001, DType::F16), 1001, 0).is_dense());
+        assert_eq!((c.bytes, c.rows, c.cols), (16, 1, 303));
         let c = cut(&extent(3, 101, DType::F16), 104, 0);
-        assert_eq!((c.bytes, c.tiling.rows, c.tiling.cols), (16, 3, 101));
-        assert!(!cut(&extent(3, 1001, DType::F16), 1008, 0).is_dense());
+        assert_eq!((c.bytes, c.rows, c.cols), (16, 3, 101));
     }
 
     #[test]
-    fn every_vector_has_a_lane() {
-        for cols in [1, 7, 8, 9, 63, 64, 65, 511, 4096, 4097, 100_003] {
-            for rows in [1, 2, 300, 70_000] {
-                let c = cut(&extent(rows, cols, DType::Bf16), cols.next_multiple_of(8), 0);
-                let t = c.tiling;
-                let lanes = 1i64 << t.lane_bits;
-                assert!(t.tile_cols * lanes * 8 >= t.cols, "{cols}");
-                assert!(t.tile_rows * (256 / lanes) >= t.rows, "{rows}");
-                assert!((t.tile_cols - 1) * lanes * 8 < t.cols, "a tile without work");
+    fn quotients_are_exact() {
+        let divisors = (1..70).chain([255, 256, 257, 4097, 65_537, MOST as u32 - 1, MOST as u32]);
+        for d in divisors.chain((0..31).map(|i| 1 << i)) {
+            let [multiplier, shift] = reciprocal(d);
+            let near = (0..40).flat_map(|i| {
+                let k = (1u64 << 31) / u64::from(d) * i / 39;
+                let at = k * u64::from(d);
+                [at.saturating_sub(1), at, at + 1]
+            });
+            for n in near.chain([(1 << 31) - 1]).filter(|&n| n < 1 << 31) {
+                let quotient = (n * u64::from(multiplier)) >> shift;
+                assert_eq!(quotient, n / u64::from(d), "{n} / {d}");
             }
         }
+    }
+
+    /// Every element is in one part, and threads are there for every vector.
+    #[test]
+    fn parts_are_the_whole() {
+        for (rows, cols, group) in
+            [(1, 1, 0), (1, 4099, 0), (7, 40, 0), (70, 3, 0), (5, 48, 8), (1, 480, 16), (3, 6, 1)]
+        {
+            for (bytes, most) in [(16, 1 << 30), (16, 64), (16, 8), (2, 64), (4, 100)] {
+                if group > 1 && group * 2 % bytes != 0 {
+                    continue;
+                }
+                let cut = Cut { bytes, size: 2, rows, cols, group };
+                let mut seen = vec![0u8; (rows * cols) as usize];
+                for Part { row, column, tiling: t } in cut.parts(most) {
+                    let most = most.max(group).max(bytes / 2);
+                    assert!(u64::from(t.cols.max(t.total)) <= most, "{cut:?}, {most}: {t:?}");
+                    let launch = cut.launch(&t);
+                    let threads = u64::from(launch.grid[0] * launch.block);
+                    assert!(threads * BYTES_IN_FLIGHT / bytes >= u64::from(t.total));
+                    assert_eq!(t.total % t.vectors, 0);
+                    assert_eq!(column % group.max(bytes / 2), 0, "a vector or group is cut");
+                    for r in 0..u64::from(t.total / t.vectors) {
+                        for c in 0..u64::from(t.cols) {
+                            seen[((row + r) * cols + column + c) as usize] += 1;
+                        }
+                    }
+                }
+                assert!(seen.iter().all(|&n| n == 1), "{cut:?}, {most}: {seen:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_begins_where_its_rows_and_groups_do() {
+        let t = |data, stride| Tensor::new(data, stride);
+        let pair = GateUp { gate: t(1000, 70), up: t(1016, 70), group: 8 };
+        let cut = Cut { bytes: 16, size: 2, rows: 5, cols: 32, group: 8 };
+        let last = cut.parts(2).last().unwrap();
+        assert_eq!((last.row, last.column), (4, 24));
+        let within = cut.within(pair, &last);
+        assert_eq!(within.gate.data, 1000 + (4 * 70 + 48) * 2);
+        assert_eq!(within.up.data, within.gate.data + 16);
     }
 
     #[test]
     fn nothing_to_compute_is_no_launch() {
         let none = Tensor { data: 0, stride: 0 };
         let inputs = GateUp { gate: none, up: none, group: 0 };
-        assert_eq!(Cut::new(&extent(0, 5, DType::F32), &[inputs], &[none]), None);
-        assert_eq!(Cut::new(&extent(5, 0, DType::F32), &[inputs], &[none]), None);
+        for [rows, cols] in [[0, 5], [5, 0]] {
+            let cut = Cut::new(&extent(rows, cols, DType::F32), &[inputs], &[none]).unwrap();
+            assert_eq!(cut.parts(MOST).count(), 0);
+        }
+    }
+
+    #[test]
+    fn groups_that_are_too_large_are_refused() {
+        let t = Tensor::new(0, 1 << 33);
+        let inputs = GateUp { gate: t, up: t, group: 1 << 31 };
+        let error = Cut::new(&extent(1, 1 << 32, DType::F32), &[inputs], &[t]).unwrap_err();
+        assert!(error.to_string().contains("2147483648"), "{error}");
     }
 }
