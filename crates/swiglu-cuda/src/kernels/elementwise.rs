@@ -194,6 +194,11 @@ pub(crate) unsafe fn backward(
     Ok(())
 }
 
+/// The device file of [`forward`].
+pub(crate) fn forward_file() -> &'static KernelFile {
+    &FORWARD
+}
+
 fn variant(file: &'static KernelFile, code: GateCode, arrangement: u8) -> Variant {
     let [a, b, c, d, e] = code.defines();
     Variant::new(file, [a, b, c, d, e, define("ARRANGEMENT", arrangement)])

@@ -3,7 +3,8 @@
 //!
 //! A record says what it was measured on and of: device, architecture, the device code, the ways
 //! there were to choose from. It is verified when it is read, and one that is of anything else is
-//! refused with its reason and not used: then the cost model chooses, as without a record. Nothing
+//! refused with its reason and not used: then the cost model chooses, as without a record. A shipped one of
+//! earlier device code still tells more than the model, as long as the ways are the same. Nothing
 //! about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;
@@ -106,8 +107,15 @@ impl Tuning {
             tuning.add(Origin::Measured, &path.display().to_string(), record, facts);
         }
         for (_, text) in shipped.iter().filter(|(shipped, _)| *shipped == name) {
-            let record = Record::from_text(text, &here).map(Some);
-            tuning.add(Origin::Shipped, &format!("shipped {name}"), record, facts);
+            let mut what = format!("shipped {name}");
+            let record = Record::parse(text).and_then(|record| match record.check(&here) {
+                Err(Refusal::Source) => {
+                    what += ", of earlier kernels";
+                    Ok(Some(record))
+                }
+                checked => checked.map(|()| Some(record)),
+            });
+            tuning.add(Origin::Shipped, &what, record, facts);
         }
         tuning
     }

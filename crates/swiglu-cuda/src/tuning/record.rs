@@ -7,7 +7,7 @@ use swiglu_core::Problem;
 use crate::arch::Arch;
 use crate::context::DeviceFacts;
 use crate::jit::headers_of;
-use crate::kernels::gated_gemm;
+use crate::kernels::{elementwise, gated_gemm};
 use crate::layers::Choice;
 
 /// The version of the format. Records of another are refused.
@@ -164,22 +164,28 @@ impl Subject {
     }
 }
 
-/// The device files of the ways, with every header that they include.
+/// The device files of the ways, with every header that they include: their code, as comments take no time.
 fn source_hash() -> String {
     let mut hash = Sha256::new();
-    let mut text = |text: &str| {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text.as_bytes());
-    };
-    for file in gated_gemm::files() {
-        text(file.name());
-        text(file.text());
-        for (name, contents) in headers_of(file) {
-            text(name);
-            text(contents);
+    let mut text = |name: &str, contents: &str| {
+        for text in [name, &code_of(contents)] {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
         }
+    };
+    for file in gated_gemm::files().into_iter().chain([elementwise::forward_file()]) {
+        text(file.name(), file.text());
+        headers_of(file).into_iter().for_each(|(name, contents)| text(name, contents));
     }
     hex(hash)
+}
+
+/// A device file without its comments, which all begin with two slashes, and without what indents and
+/// ends its lines. None has slashes in a string.
+fn code_of(text: &str) -> String {
+    let lines =
+        text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code).trim());
+    lines.filter(|line| !line.is_empty()).flat_map(|line| [line, "\n"]).collect()
 }
 
 fn space_hash() -> String {
@@ -230,6 +236,13 @@ impl Record {
 
     /// A record that is whole, and that `here` says the same about.
     pub(super) fn from_text(text: &str, here: &Subject) -> Result<Self, Refusal> {
+        let record = Self::parse(text)?;
+        record.check(here)?;
+        Ok(record)
+    }
+
+    /// A record that is whole.
+    pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
         let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
         let parts = parts.and_then(|(digest, rest)| Some((digest, rest.strip_suffix(TAIL)?)));
         let Some((expected, body)) = parts else {
@@ -244,20 +257,24 @@ impl Record {
         if schema != SCHEMA {
             return Err(Refusal::Schema { given: schema });
         }
-        let record: Record = serde_json::from_str(body).map_err(damaged)?;
-        let subject = &record.subject;
+        serde_json::from_str(body).map_err(damaged)
+    }
+
+    /// Whether it is about what `here` says; the device code last.
+    pub(super) fn check(&self, here: &Subject) -> Result<(), Refusal> {
+        let subject = &self.subject;
         let of = |s: &Subject| (s.device.clone(), s.arch, s.sm_count);
         if of(subject) != of(here) {
             let (recorded, here) = (subject.device(), here.device());
             return Err(Refusal::Device { recorded, here });
         }
-        if subject.source != here.source {
-            return Err(Refusal::Source);
-        }
         if subject.space != here.space {
             return Err(Refusal::Space);
         }
-        Ok(record)
+        if subject.source != here.source {
+            return Err(Refusal::Source);
+        }
+        Ok(())
     }
 }
 
@@ -280,6 +297,26 @@ impl Trial {
             }
             Outcome::Compared { median_us, .. } => round(median_us),
             Outcome::Refused { .. } | Outcome::Wrong { .. } | Outcome::Failed { .. } => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_indentation_are_no_code() {
+        let text = "// head\n#pragma once\n\n  int a;  // why\n\tint b;\n";
+        assert_eq!(code_of(text), "#pragma once\nint a;\nint b;\n");
+        let files = gated_gemm::files().into_iter().chain([elementwise::forward_file()]);
+        for text in
+            files.flat_map(|f| headers_of(f).into_iter().map(|(_, text)| text).chain([f.text()]))
+        {
+            assert!(!text.contains("/*"), "a comment of another form");
+            assert!(
+                !text.lines().any(|l| l.split('"').skip(1).step_by(2).any(|s| s.contains("//")))
+            );
         }
     }
 }

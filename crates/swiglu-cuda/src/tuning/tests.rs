@@ -99,6 +99,33 @@ fn a_record_of_anything_else_is_refused_with_its_reason() {
 }
 
 #[test]
+fn a_shipped_record_of_earlier_kernels_is_used_and_said() {
+    let Some(cuda) = common::device() else { return };
+    let (facts, arch) = (cuda.facts(), cuda.arch());
+    let here = Subject::here(facts, arch);
+    let way = Choice::all().next().unwrap().to_string();
+    let of = |subject| {
+        let mut record = Record::new(subject, (13, 0));
+        record.insert(entry(16, &[(&way, 1.0)]));
+        let (name, text) = (file_name(&here), record.to_text().unwrap());
+        Tuning::read(None, &[(&name, &text)], facts, arch)
+    };
+    let current = of(here.clone());
+    assert!(current.find(&problem(16), false).is_some());
+    assert!(!current.notes()[0].contains("earlier"), "{:?}", current.notes());
+    let earlier = of(Subject { source: "x".into(), ..here.clone() });
+    assert!(earlier.find(&problem(16), false).is_some());
+    assert!(
+        earlier.notes()[0].contains(", of earlier kernels: 1 problems"),
+        "{:?}",
+        earlier.notes()
+    );
+    let other = of(Subject { space: "x".into(), source: "x".into(), ..here.clone() });
+    assert!(other.find(&problem(16), false).is_none());
+    assert!(other.notes()[0].contains("not used: there are other ways"), "{:?}", other.notes());
+}
+
+#[test]
 fn a_measurement_stands_for_the_tokens_down_to_half_of_its_own() {
     let way = Choice::all().next().unwrap().to_string();
     let table = Table::new(&record([64, 1, 16, 24].map(|m| entry(m, &[(&way, 1.0)])).into()));
