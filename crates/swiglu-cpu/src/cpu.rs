@@ -85,8 +85,9 @@ impl Cpu {
         self.threads
     }
 
-    /// Up to this many rows of `dtype` a layer of these blocks is the fast one: their integers are multiplied
-    /// as they are. With more rows a layer of decoded weights is at least as fast.
+    /// Up to this many rows of `dtype` a layer of these blocks multiplies their integers as they are: the fast
+    /// one where weights come from memory. Decoded weights that stay in the cache can be faster before (by 15 %
+    /// for 8 rows of a small layer), and with more rows decoded ones are at least as fast.
     pub fn quantized_rows(&self, dtype: DType, block: BlockType) -> usize {
         crate::quant::digit_rows_max(self.isa, dtype, block)
     }
