@@ -9,20 +9,20 @@
 // A thread has 16 bytes of each operand under way, in one vector or, where addresses allow only
 // narrower ones, in several; more threads do better than more vectors in each.
 //
-// Blocks have 512 threads. Measured on an H200, forward, graph replay, times of a copy of the same bytes over
-// ours, for 4096 × 4096 bf16, the same in f32, and 16384 × 4096 f16 out of packed rows:
-//   512 threads, this load and store          1.044  1.028  1.030
-//   1024, where rows are long enough          1.049  1.031
-//   128, this load and store                  1.038  1.024  1.029
-//   256 with evict-first loads and stores     1.027  1.025  1.029
-//   256, loads and stores without hints       1.019  1.020  1.027
-//   256, this load and store                  0.983  0.980  0.975
-//   256, any hint on one of the two alone     0.973  0.972  0.961
-//   torch.compile                             1.021  1.016  1.028
-// Two and four vectors a thread, and a grid of the multiprocessors that loops, were slower than one vector with
-// the same block. Predicted and refuted: that memory of the stream-ordered pool is slower than other memory
-// (0.982 and 0.983), that registers or the number of resident blocks explain what 256 threads lacked. Why these
-// do is not known: 128, 512 and 1024 of the same code do not.
+// Measured on an H200, graph replay, interleaved: times of a copy of the same bytes over ours, for 4096 × 4096
+// in bf16 and f32 and 16384 × 4096 f16 out of packed rows, forward; the same backward, which copies 3 and 2:
+//                                                     forward                backward
+//   loads no_allocate, stores streaming, 512 threads  1.037   1.031   1.038  1.014   1.001   1.024
+//   the same, 256 threads                             1.033   1.029   1.037  1.016   1.010   1.019
+//   loads and stores without hints, 512               1.028   1.027   1.037  1.011   0.998   1.023
+//   loads no_allocate, stores no_allocate, 512        0.958   0.952   0.965  0.948   0.932   0.955
+//   torch.compile                                     1.031   1.023   1.037  1.006   1.016   1.011
+// The fourth line has two states: whole runs of a launch are as fast as the first line or take 5 to 9 % longer,
+// whatever the number of threads; read-only loads past the first-level cache together with stores past it are
+// the only such pair. Why is not known. 1024 threads are as fast forward and slower backward; two and four
+// vectors a thread, and a grid of the multiprocessors that loops, are slower than one vector.
+// Predicted and refuted: that memory of the stream-ordered pool is slower than other memory (0.982 and 0.983),
+// that registers, resident blocks or where tensors lie explain the slow state.
 #pragma once
 #include "gate.cuh"
 

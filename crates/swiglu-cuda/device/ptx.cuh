@@ -146,21 +146,22 @@ INLINE Raw<16> load_global(const Raw<16>* p) {
                : "memory");
   return r;
 }
+// Never st.global.L1::no_allocate beside read-only loads that do not allocate either: see elementwise.cuh.
 INLINE void store_streaming(Raw<16>* p, Raw<16> r) {
-  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]),
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]),
                "r"(r.word[1]), "r"(r.word[2]), "r"(r.word[3])
                : "memory");
 }
 INLINE void store_streaming(Raw<8>* p, Raw<8> r) {
-  asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.word[0]),
+  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.word[0]),
                "r"(r.word[1])
                : "memory");
 }
 INLINE void store_streaming(Raw<4>* p, Raw<4> r) {
-  asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(r.word[0]) : "memory");
+  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(r.word[0]) : "memory");
 }
 INLINE void store_streaming(Raw<2>* p, Raw<2> r) {
-  asm volatile("st.global.L1::no_allocate.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
+  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
 }
 
 // --- Between blocks of a grid ------------------------------------------------------------------

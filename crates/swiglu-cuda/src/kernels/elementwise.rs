@@ -21,6 +21,8 @@ static BACKWARD: KernelFile = KernelFile::new(
 /// multiprocessors without work.
 const THREADS: u32 = 512;
 const FEW_THREADS: u32 = 128;
+/// Backward in f32, where fewer at a time are faster.
+const F32_BACKWARD_THREADS: u32 = 256;
 /// From so many vectors on blocks are whole.
 const MANY_VECTORS: u32 = 1 << 16;
 /// Bytes of an operand that a thread has under way, in vectors of one access each.
@@ -152,7 +154,7 @@ pub(crate) unsafe fn forward(
             formula: extent.formula,
         };
         // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-        unsafe { launch(stream, &function, &cut.launch(&part.tiling), &params) }?;
+        unsafe { launch(stream, &function, &cut.launch(&part.tiling, THREADS), &params) }?;
     }
     Ok(())
 }
@@ -176,6 +178,7 @@ pub(crate) unsafe fn backward(
         _ => "elementwise_backward_2",
     };
     let variant = variant(&BACKWARD, extent.code, inputs.arrangement());
+    let threads = if extent.code.dtype() == DType::F32 { F32_BACKWARD_THREADS } else { THREADS };
     for part in cut.parts(MOST) {
         let function = stream.cuda().function(&variant, entry, 0)?;
         let [inputs, grads] = [inputs, grads].map(|pair| cut.within(pair, &part));
@@ -189,7 +192,7 @@ pub(crate) unsafe fn backward(
             formula: extent.formula,
         };
         // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-        unsafe { launch(stream, &function, &cut.launch(&part.tiling), &params) }?;
+        unsafe { launch(stream, &function, &cut.launch(&part.tiling, threads), &params) }?;
     }
     Ok(())
 }
@@ -318,8 +321,8 @@ impl Cut {
         GateUp { gate, up, ..pair }
     }
 
-    fn launch(&self, tiling: &Tiling) -> LaunchConfig {
-        let block = if tiling.total < MANY_VECTORS { FEW_THREADS } else { THREADS };
+    fn launch(&self, tiling: &Tiling, threads: u32) -> LaunchConfig {
+        let block = if tiling.total < MANY_VECTORS { FEW_THREADS } else { threads };
         let vectors = block * (BYTES_IN_FLIGHT / self.bytes) as u32;
         let grid = [tiling.total.div_ceil(vectors), 1, 1];
         LaunchConfig { grid, block, ..LaunchConfig::default() }
@@ -403,7 +406,7 @@ mod tests {
                 for Part { row, column, tiling: t } in cut.parts(most) {
                     let most = most.max(group).max(bytes / 2);
                     assert!(u64::from(t.cols.max(t.total)) <= most, "{cut:?}, {most}: {t:?}");
-                    let launch = cut.launch(&t);
+                    let launch = cut.launch(&t, THREADS);
                     let threads = u64::from(launch.grid[0] * launch.block);
                     assert!(threads * BYTES_IN_FLIGHT / bytes >= u64::from(t.total));
                     assert_eq!(t.total % t.vectors, 0);
