@@ -329,6 +329,7 @@ fn every_definition_of_the_lab_is_read() {
     let ids: Vec<&str> = listed.as_array().unwrap().iter().map(|e| text(e, "id")).collect();
     let required = [
         "swiglu-elementwise",
+        "swiglu-elementwise-backward",
         "swiglu-packed-16384",
         "gated-linear-sweep",
         "mlp-decode",
