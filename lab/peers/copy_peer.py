@@ -8,7 +8,7 @@ Options: `threads` (CPU, torch), `graph` (CUDA).
 import sys
 
 from common import protocol
-from common.problem import Case, Unsupported
+from common.problem import OPS, Case, Unsupported
 from common.protocol import Job, Profile
 from common.timing import sample_wall
 
@@ -27,13 +27,14 @@ def make_torch() -> tuple[protocol.Peer, str]:
             pairs = list(zip(request.rotate(request.data.x), request.outputs(), strict=True))
             return Way(len(pairs), lambda i: pairs[i][1].copy_(pairs[i][0][0]), "fused+precise")
         dtype = DTYPES[case.dtype]
-        # Half of the bytes are read and half are written.
+        # One to one, whatever the operation reads for what it writes.
         count = max(1, int(case.bytes()) // 2 // dtype.itemsize)
         sources = [torch.ones(count, dtype=dtype, device=case.device) for _ in range(request.copies)]
         targets = [torch.zeros_like(source) for source in sources]
-        return Way(len(sources), lambda i: targets[i].copy_(sources[i]), None)
+        return Way(len(sources), lambda i: targets[i].copy_(sources[i]), None,
+                   ["half of the bytes are read, half are written"])
 
-    ways = {f"{op}:copy": copy for op in ("activation", "copy", "gated-linear", "mlp")}
+    ways = {f"{op}:copy": copy for op in OPS}
     return torch_server.TorchPeer("copy", ways, frozenset()), torch_support.default_device()
 
 

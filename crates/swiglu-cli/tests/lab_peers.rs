@@ -151,6 +151,10 @@ fn our_own_peer_computes_on_the_device() {
     ];
     let cases = "[[cases]]\nop = \"activation\"\nm = 3\nshapes = [{ intermediate = 16 }]\n\
          dtype = [\"f32\", \"bf16\"]\narrangement = [\"separate\", \"gate-first\"]\nheat = \"hot\"\n\n\
+         [[cases]]\nop = \"activation-backward\"\nm = 5\nshapes = [{ intermediate = 24 }]\n\
+         dtype = [\"f32\", \"f16\", \"bf16\"]\n\
+         arrangement = [\"separate\", \"gate-first\", \"up-first\", \"interleaved-8\"]\n\
+         heat = \"hot\"\n\n\
          [[cases]]\nop = \"gated-linear\"\nm = 3\nshapes = [{ hidden = 16, intermediate = 16 }]\n\
          dtype = [\"f32\", \"bf16\"]\nheat = \"hot\"\n\n\
          [[cases]]\nop = \"mlp\"\nm = 2\nshapes = [{ hidden = 16, intermediate = 16 }]\n\
@@ -159,7 +163,7 @@ fn our_own_peer_computes_on_the_device() {
     let results = results("device", &definition, program, Path::new("no-python"));
     let (ours, others): (Vec<_>, Vec<_>) =
         results.iter().partition(|result| text(result, "profile") != "c");
-    assert_eq!(expect_ok(ours), 2 * 7);
+    assert_eq!(expect_ok(ours), 2 * (4 + 12 + 2 + 1));
     // There is no Python by that name.
     assert!(others.iter().all(|result| text(result, "status") != "ok"), "{others:?}");
 }
@@ -257,6 +261,33 @@ heat = "hot"
     assert_eq!(results.iter().filter(ratio).count(), 3 * 12);
 }
 
+/// The CPU has no gradients of ours; PyTorch's there are judged as ours are on a device.
+#[test]
+fn gradients_on_the_cpu_are_refused_by_us_and_verified_of_pytorch() {
+    let python = python("numpy, torch");
+    let profiles = [
+        ("a", "swiglu", "ours", ""),
+        ("b", "torch", "baseline", "options = { way = \"eager_into\" }"),
+        ("c", "copy", "ceiling", ""),
+    ];
+    let cases = "[[cases]]\nop = \"activation-backward\"\nm = 5\nshapes = [{ intermediate = 48 }]\n\
+         dtype = [\"f32\", \"f16\", \"bf16\"]\narrangement = [\"separate\", \"gate-first\"]\n";
+    let definition = definition("gradients", "cpu", &profiles, cases);
+    let used = python.as_deref().unwrap_or(Path::new("no-python"));
+    let results = results("gradients", &definition, command(), used);
+    let (ours, others): (Vec<_>, Vec<_>) =
+        results.iter().partition(|result| text(result, "profile") == "a");
+    assert_eq!(ours.len(), 6);
+    for result in ours {
+        let (status, reason) = (text(result, "status"), text(result, "reason"));
+        assert_eq!(status, "unsupported", "{reason}");
+        assert!(reason.contains("not available") && reason.contains("CUDA"), "{reason}");
+    }
+    if python.is_some() {
+        assert_eq!(expect_ok(others), 2 * 6);
+    }
+}
+
 #[test]
 fn the_values_that_python_tests_are_those_of_rust() {
     use swiglu_core::random::normal;
@@ -298,6 +329,7 @@ fn every_definition_of_the_lab_is_read() {
     let ids: Vec<&str> = listed.as_array().unwrap().iter().map(|e| text(e, "id")).collect();
     let required = [
         "swiglu-elementwise",
+        "swiglu-elementwise-backward",
         "swiglu-packed-16384",
         "gated-linear-sweep",
         "mlp-decode",

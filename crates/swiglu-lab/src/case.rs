@@ -20,6 +20,8 @@ pub const MAX_EXTENT: usize = 1 << 30;
 pub enum CaseOp {
     /// gate, up `[M, H]` → h = act(gate, up).
     Activation,
+    /// ∂L/∂h, gate, up `[M, H]` → ∂L/∂gate, ∂L/∂up, arranged as gate and up are.
+    ActivationBackward,
     /// x `[M, K]` → h = act(x·Wg + bg, x·Wu + bu), `[M, H]`.
     GatedLinear,
     /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
@@ -33,6 +35,7 @@ impl CaseOp {
     pub const fn name(self) -> &'static str {
         match self {
             CaseOp::Activation => "activation",
+            CaseOp::ActivationBackward => "activation-backward",
             CaseOp::GatedLinear => "gated-linear",
             CaseOp::Mlp => "mlp",
             CaseOp::Copy => "copy",
@@ -160,21 +163,22 @@ impl Case {
         format!("{key} {}", self.heat)
     }
 
-    /// `[rows, columns]` of the output.
+    /// `[rows, columns]` of the output; of gradients, that of gate and that of up beside each other.
     pub fn output_shape(&self) -> [usize; 2] {
         match self.op {
             CaseOp::Mlp => [self.m, self.hidden],
+            CaseOp::ActivationBackward => [self.m, 2 * self.intermediate],
             CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => [self.m, self.intermediate],
         }
     }
 
-    /// The problem as a plan sees it; none for a copy.
+    /// The problem as a plan sees it; none for a copy and for gradients, which are not planned.
     pub fn problem(&self) -> Option<Problem> {
         let op = match self.op {
             CaseOp::Activation => Op::Activation,
             CaseOp::GatedLinear => Op::GatedLinear,
             CaseOp::Mlp => Op::Mlp,
-            CaseOp::Copy => return None,
+            CaseOp::ActivationBackward | CaseOp::Copy => return None,
         };
         Some(Problem {
             op,
@@ -192,15 +196,22 @@ impl Case {
 
     /// Bytes that must move at least.
     pub fn compulsory_bytes(&self) -> f64 {
+        let tensor = (self.m * self.intermediate * self.dtype.size()) as f64;
         match self.problem() {
             Some(problem) => problem.compulsory_bytes(),
-            None => 2.0 * (self.m * self.intermediate * self.dtype.size()) as f64,
+            // Three are read and two are written.
+            None if self.op == CaseOp::ActivationBackward => 5.0 * tensor,
+            None => 2.0 * tensor,
         }
     }
 
-    /// Floating-point operations of the linear maps; for an activation one per element.
+    /// Floating-point operations of the linear maps; for an activation one per element, for its
+    /// gradients one per element of each.
     pub fn flops(&self) -> f64 {
-        self.problem().map_or(0.0, |problem| problem.flops())
+        match self.op {
+            CaseOp::ActivationBackward => 2.0 * (self.m * self.intermediate) as f64,
+            _ => self.problem().map_or(0.0, |problem| problem.flops()),
+        }
     }
 }
 
@@ -256,9 +267,25 @@ pub(crate) mod tests {
             "mlp m=5 hidden=24 intermediate=16 f32 swiglu fused+precise separate out-in hot"
         );
         assert_eq!(small(CaseOp::Copy).key(), "copy m=5 intermediate=16 f32 hot");
+        assert_eq!(
+            small(CaseOp::ActivationBackward).key(),
+            "activation-backward m=5 intermediate=16 f32 swiglu fused+precise separate hot"
+        );
         let biased = Case { bias: true, ..small(CaseOp::Mlp) };
         assert_ne!(biased.key(), small(CaseOp::Mlp).key());
         let quantized = Case { weights: Some(BlockType::Q4_0), ..small(CaseOp::Mlp) };
         assert!(quantized.key().contains(" f32 weights=Q4_0 "), "{quantized}");
+    }
+
+    #[test]
+    fn gradients_read_three_tensors_and_write_two() {
+        let case = Case { dtype: DType::Bf16, ..small(CaseOp::ActivationBackward) };
+        assert_eq!(serde_json::to_value(&case).unwrap()["op"], "activation-backward");
+        assert_eq!(case.output_shape(), [5, 32]);
+        assert_eq!(case.compulsory_bytes(), 5.0 * (5 * 16 * 2) as f64);
+        assert_eq!(case.flops(), 2.0 * (5 * 16) as f64);
+        assert!(case.problem().is_none());
+        let forward = small(CaseOp::Activation);
+        assert_eq!(forward.compulsory_bytes(), 3.0 * (5 * 16 * 4) as f64);
     }
 }

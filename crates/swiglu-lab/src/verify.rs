@@ -15,7 +15,8 @@ use crate::case::{Case, CaseOp};
 use crate::definition::{ProfileDef, Role};
 use crate::error::Result;
 use crate::peer::protocol::{
-    ACTIVATION_SCALE, MAX_VERIFIED, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_UP, STREAM_X,
+    ACTIVATION_SCALE, MAX_VERIFIED, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD,
+    STREAM_UP, STREAM_X,
 };
 use crate::record::ErrorMetrics;
 
@@ -169,7 +170,7 @@ fn promise(profile: &ProfileDef, case: &Case) -> Promise {
 fn rows_of(case: &Case, seed: u64) -> Vec<usize> {
     let [m, columns] = case.output_shape();
     let macs = match case.op {
-        CaseOp::Activation | CaseOp::Copy => 1.0,
+        CaseOp::Activation | CaseOp::ActivationBackward | CaseOp::Copy => 1.0,
         CaseOp::GatedLinear | CaseOp::Mlp => case.flops() / 2.0 / m.max(1) as f64,
     };
     let affordable = (BUDGET / macs.max(1.0)) as usize;
@@ -227,11 +228,15 @@ fn reference<T: Element>(
             let value = Matrix::from_vec(value, rows.len(), h)?;
             Ok(Reference { bound: Matrix::zeros(rows.len(), h)?, value, frobenius_limit: 0.0 })
         }
-        CaseOp::Activation => {
+        CaseOp::Activation | CaseOp::ActivationBackward => {
             let gate = inputs::<T>(seed ^ STREAM_GATE, rows, h, ACTIVATION_SCALE)?;
             let up = inputs::<T>(seed ^ STREAM_UP, rows, h, ACTIVATION_SCALE)?;
             let both = GateUpRef::separate(gate.view(), up.view())?;
-            Ok(bounds::activation(&case.activation, numerics, &both)?)
+            if case.op == CaseOp::Activation {
+                return Ok(bounds::activation(&case.activation, numerics, &both)?);
+            }
+            let dh = inputs::<T>(seed ^ STREAM_OUT_GRAD, rows, h, 1.0)?;
+            beside(&bounds::activation_backward(&case.activation, numerics, &both, dh.view())?)
         }
         CaseOp::GatedLinear | CaseOp::Mlp => {
             let x = inputs::<T>(seed ^ STREAM_X, rows, k, 1.0)?;
@@ -260,6 +265,21 @@ fn reference<T: Element>(
             Ok(bounds::mlp_with(x.view(), &mlp, roundoff)?)
         }
     }
+}
+
+/// The references of two gradients as that of one result, the columns of the first before those of the
+/// second. Where each is within its own limit, both together are within the larger.
+fn beside([gate, up]: &[Reference; 2]) -> Result<Reference> {
+    let [rows, cols] = gate.value.shape();
+    let joined = |a: &Matrix<f64>, b: &Matrix<f64>| {
+        let data = (0..rows).flat_map(|r| [a.view().row(r), b.view().row(r)].concat()).collect();
+        Matrix::from_vec(data, rows, 2 * cols)
+    };
+    Ok(Reference {
+        value: joined(&gate.value, &up.value)?,
+        bound: joined(&gate.bound, &up.bound)?,
+        frobenius_limit: gate.frobenius_limit.max(up.frobenius_limit),
+    })
 }
 
 /// The reference of a layer with quantised weights.
@@ -354,7 +374,14 @@ mod tests {
 
     #[test]
     fn honest_rows_pass_and_wrong_ones_do_not() {
-        for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp, CaseOp::Copy] {
+        let ops = [
+            CaseOp::Activation,
+            CaseOp::ActivationBackward,
+            CaseOp::GatedLinear,
+            CaseOp::Mlp,
+            CaseOp::Copy,
+        ];
+        for op in ops {
             let case = Case { bias: op.has_weights(), ..small(op) };
             let mut oracle = Oracle::new(&case, 7);
             let rows = oracle.rows().to_vec();
@@ -371,6 +398,43 @@ mod tests {
             assert!(!nan.passed(), "{op}");
             assert_eq!(metrics(&nan).worst_ratio, None);
         }
+    }
+
+    #[test]
+    fn both_gradients_are_judged() {
+        let case = small(CaseOp::ActivationBackward);
+        let (m, h) = (case.m, case.intermediate);
+        let mut oracle = Oracle::new(&case, 7);
+        let rows = oracle.rows().to_vec();
+        let mut judge = |values: &[f32]| {
+            let told = (case.output_shape(), DType::F32, rows.as_slice());
+            oracle.judge(&profile(Role::Ours), told, &encoded(values)).unwrap()
+        };
+        // From the inputs as a peer derives them, by the formulas that frameworks use.
+        let tensor = |stream, scale| inputs::<f32>(7 ^ stream, &rows, h, scale).unwrap();
+        let gate = tensor(STREAM_GATE, ACTIVATION_SCALE);
+        let up = tensor(STREAM_UP, ACTIVATION_SCALE);
+        let dh = tensor(STREAM_OUT_GRAD, 1.0);
+        let (mut d_gate, mut d_up) = (Vec::new(), Vec::new());
+        for ((g, u), d) in gate.as_slice().iter().zip(up.as_slice()).zip(dh.as_slice()) {
+            let sigmoid = 1.0 / (1.0 + (-g).exp());
+            d_gate.push(d * u * sigmoid * (1.0 + g * (1.0 - sigmoid)));
+            d_up.push(d * g * sigmoid);
+        }
+        let beside = |a: &[f32], b: &[f32]| -> Vec<f32> {
+            (0..m).flat_map(|r| [&a[r * h..][..h], &b[r * h..][..h]].concat()).collect()
+        };
+        let honest = beside(&d_gate, &d_up);
+        let judged = judge(&honest);
+        assert!(judged.passed(), "{judged:?}");
+        let mut wrong = honest.clone();
+        wrong[h + 3] *= 1.001;
+        let judged = judge(&wrong);
+        assert!(!judged.passed() && judged.worst_at == (0, h + 3), "{judged:?}");
+        assert!(!judge(&beside(&d_up, &d_gate)).passed(), "exchanged");
+        assert!(!judge(&beside(&d_gate, &d_gate)).passed(), "one of them twice");
+        let lacking: Vec<f32> = d_gate.iter().zip(dh.as_slice()).map(|(v, d)| v / d).collect();
+        assert!(!judge(&beside(&lacking, &d_up)).passed(), "without the gradient of h");
     }
 
     /// The weights are those of the case's blocks, not of its element type.

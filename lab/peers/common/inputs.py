@@ -18,7 +18,7 @@ MIX_2 = 0x94D0_49BB_1331_11EB
 MASK = (1 << 64) - 1
 
 # What the streams of a case's tensors differ in from the case's seed.
-X, GATE, UP, DOWN = 0x78, 0x67, 0x75, 0x64
+X, GATE, UP, DOWN, OUT_GRAD = 0x78, 0x67, 0x75, 0x64, 0x6F
 ACTIVATION_SCALE = np.float32(2.0)
 
 #: 1 / sqrt of the variance of the sum of four quarters, as the f32 constant of the definition.

@@ -15,6 +15,8 @@ COLD_L2_MULTIPLE = 4
 MAX_COPIES_CPU = 1000
 MAX_COPIES_CUDA = 512
 
+OPS = ("activation", "activation-backward", "gated-linear", "mlp", "copy")
+
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
@@ -33,7 +35,8 @@ class Unsupported(Exception):
 @dataclass(frozen=True)
 class Case:
     """x [m, hidden] -> h [m, intermediate] (gated-linear) -> y [m, hidden] (mlp); the activation and
-    the copy have two inputs [m, intermediate] and one output of that shape."""
+    the copy have two inputs [m, intermediate] and one output of that shape; activation-backward has the
+    gradient of that output besides, and the gradients of both inputs as its result."""
 
     op: str
     m: int
@@ -55,8 +58,8 @@ class Case:
         where it changes the result, so biases are refused by name, and quantised weights by all
         peers but those that say they know them."""
         op = str(message["op"])
-        if op not in ("activation", "gated-linear", "mlp", "copy"):
-            raise Unsupported(f"operation {op}; known are activation, gated-linear, mlp, copy")
+        if op not in OPS:
+            raise Unsupported(f"operation {op}; known are {', '.join(OPS)}")
         if message.get("bias"):
             raise Unsupported("biases are not part of this peer's protocol")
         shape = message.get("shape") or {}
@@ -101,7 +104,9 @@ class Case:
 
     @property
     def out_shape(self) -> tuple[int, int]:
-        return (self.m, self.hidden if self.op == "mlp" else self.intermediate)
+        """Of gradients: that of gate and that of up beside each other."""
+        columns = {"mlp": self.hidden, "activation-backward": 2 * self.intermediate}
+        return (self.m, columns.get(self.op, self.intermediate))
 
     @property
     def packed_inputs(self) -> bool:
@@ -111,8 +116,10 @@ class Case:
         return self.arrangement == "gate-first"
 
     def flops(self) -> float:
-        """Of the linear maps, a multiply-add counted as two; for the activation one per element."""
-        per_token = {"gated-linear": 4 * self.hidden, "mlp": 6 * self.hidden, "activation": 1}
+        """Of the linear maps, a multiply-add counted as two; for the activation one per element, for
+        its gradients one per element of each."""
+        per_token = {"gated-linear": 4 * self.hidden, "mlp": 6 * self.hidden, "activation": 1,
+                     "activation-backward": 2}
         return float(self.m) * self.intermediate * per_token.get(self.op, 0)
 
     def weight_bytes(self) -> float:
@@ -122,10 +129,10 @@ class Case:
         return float(matrices) * self.hidden * self.intermediate * size / elements
 
     def bytes(self) -> float:
-        """What must move at least: inputs and weights read once, the output written once."""
+        """What must move at least: inputs and weights read once, outputs written once."""
         h = self.intermediate
         per_token = {"gated-linear": self.hidden + h, "mlp": 2 * self.hidden, "activation": 3 * h,
-                     "copy": 2 * h}
+                     "activation-backward": 5 * h, "copy": 2 * h}
         elements = per_token[self.op]
         return self.weight_bytes() + float(self.m) * elements * SIZES[self.dtype]
 

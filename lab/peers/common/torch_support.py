@@ -67,13 +67,15 @@ def normal_matrix(seed: int, rows: int, cols: int, scale: float, dtype: str, dev
 @dataclass(frozen=True)
 class Tensors:
     """One copy of a case's data. Weights are [out, in], as torch.nn.Linear has them; the activation
-    has gate and up [m, intermediate], or `packed` [m, 2 * intermediate]."""
+    has gate and up [m, intermediate], or `packed` [m, 2 * intermediate]; its backward pass has the gradient
+    of the result besides."""
 
     x: torch.Tensor | None = None
     gate: torch.Tensor | None = None
     up: torch.Tensor | None = None
     down: torch.Tensor | None = None
     packed: torch.Tensor | None = None
+    out_grad: torch.Tensor | None = None
 
     @classmethod
     def derive(cls, case: Case, seed: int) -> Tensors:
@@ -86,9 +88,10 @@ class Tensors:
                 return cls(x=make(inputs.X, m, h, 1.0))
             scale = float(inputs.ACTIVATION_SCALE)
             gate, up = make(inputs.GATE, m, h, scale), make(inputs.UP, m, h, scale)
+            out_grad = make(inputs.OUT_GRAD, m, h, 1.0) if case.op == "activation-backward" else None
             if case.packed_inputs:
-                return cls(packed=torch.cat([gate, up], 1))
-            return cls(gate=gate, up=up)
+                return cls(packed=torch.cat([gate, up], 1), out_grad=out_grad)
+            return cls(gate=gate, up=up, out_grad=out_grad)
         weight = float(inputs.weight_scale(k))
         down = float(inputs.weight_scale(h))
         return cls(
@@ -202,7 +205,9 @@ def swiglu_only(case: Case) -> None:
 
 # --- jobs ---------------------------------------------------------------------------------------
 
-Call = Callable[[int], torch.Tensor]
+#: Two tensors are gradients: of gate and of up, whose columns are shown beside each other.
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Call = Callable[[int], Result]
 
 
 @dataclass
@@ -226,7 +231,7 @@ class TorchJob:
         self.notes = way.all_notes()
         self._way, self._next = way, 0
         #: Results stay alive until their copy's next turn, so that a result is as cold as its inputs.
-        self._outs: list[torch.Tensor | None] = [None] * way.copies
+        self._outs: list[Result | None] = [None] * way.copies
         self._threads = int(profile.option("threads", THREADS)) if case.device == "cpu" else THREADS
 
     def _step(self) -> None:
@@ -256,8 +261,8 @@ class TorchJob:
     def _poison(self) -> None:
         """A result that is not written shows as NaN."""
         for out in self._outs:
-            if out is not None:
-                out.fill_(float("nan"))
+            for tensor in _tensors(out):
+                tensor.fill_(float("nan"))
 
     @torch.inference_mode()
     def sample(self, turns: int, budget_us: float) -> list[float]:
@@ -334,8 +339,16 @@ class CudaJob(TorchJob):
         return _rows(self._outs[-1], rows)
 
 
-def _rows(out: torch.Tensor | None, rows: Sequence[int]) -> bytes:
-    chosen = _there(out)[torch.tensor(list(rows), dtype=torch.long, device=_there(out).device)]
+def _tensors(out: Result | None) -> tuple[torch.Tensor, ...]:
+    if out is None:
+        return ()
+    return (out, ) if isinstance(out, torch.Tensor) else out
+
+
+def _rows(out: Result | None, rows: Sequence[int]) -> bytes:
+    tensors = _tensors(out)
+    at = torch.tensor(list(rows), dtype=torch.long, device=tensors[0].device)
+    chosen = torch.cat([tensor[at] for tensor in tensors], 1)
     words = {4: torch.int32, 2: torch.int16}[chosen.element_size()]
     return chosen.contiguous().view(words).cpu().numpy().tobytes()
 

@@ -97,9 +97,15 @@ def expected(case: dict[str, Any]) -> np.ndarray:
     silu = lambda z: z / (1.0 + np.exp(-z))
     if case["op"] == "copy":
         return matrix(inputs.X, m, h, 1.0)
-    if case["op"] == "activation":
+    if case["op"].startswith("activation"):
         gate = matrix(inputs.GATE, m, h, inputs.ACTIVATION_SCALE)
-        return silu(gate) * matrix(inputs.UP, m, h, inputs.ACTIVATION_SCALE)
+        up = matrix(inputs.UP, m, h, inputs.ACTIVATION_SCALE)
+        if case["op"] == "activation":
+            return silu(gate) * up
+        out_grad = matrix(inputs.OUT_GRAD, m, h, 1.0)
+        sigmoid = 1.0 / (1.0 + np.exp(-gate))
+        slope = sigmoid + silu(gate) * (1.0 - sigmoid)
+        return np.concatenate([out_grad * up * slope, out_grad * silu(gate)], 1)
     def weight(tag: int, rows: int, cols: int) -> np.ndarray:
         scale, block = inputs.weight_scale(cols), case.get("weights")
         if block is None:

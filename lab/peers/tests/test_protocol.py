@@ -13,6 +13,7 @@ from tests import quantized
 from tests.client import CASE, ROUNDOFF, ROUNDOFF_Q8, Peer, expected, result
 
 ACTIVATION = {"op": "activation", "hidden": 0}
+BACKWARD = {"op": "activation-backward", "hidden": 0}
 MLP = {"op": "mlp"}
 
 
@@ -45,7 +46,9 @@ class Conversation(unittest.TestCase):
             self.assertIn("python", hello["versions"])
             prepared = peer.prepare(ACTIVATION, id=9)
             self.assertEqual((prepared["type"], prepared["id"]), ("prepared", 9))
-            self.assertEqual(prepared["bytes"], 5 * 40 * 3 * 4)
+            self.assertEqual((prepared["bytes"], prepared["flops"]), (5 * 40 * 3 * 4, 5 * 40))
+            gradients = peer.prepare({**BACKWARD, "dtype": "f16"}, id=8)
+            self.assertEqual((gradients["bytes"], gradients["flops"]), (5 * 40 * 5 * 2, 2 * 5 * 40))
             samples = peer.ask("sample", id=9, turns=2, budget_us=100)
             self.assertEqual(samples["type"], "samples")
             self.assertGreaterEqual(len(samples["us"]), 2)
@@ -130,11 +133,16 @@ class Results(unittest.TestCase):
                     self.check(peer, {**MLP, "dtype": dtype}, {"way": way, "act": "eager"})
                 for way in ("eager", "eager_composed", "eager_into"):
                     self.check(peer, {**ACTIVATION, "dtype": dtype}, {"way": way})
+                for arrangement in ("separate", "gate-first"):
+                    case = {**BACKWARD, "dtype": dtype, "arrangement": arrangement}
+                    self.check(peer, case, {"way": "eager_into"})
             self.check(peer, {"orientation": "in-out"}, {"way": "eager"})
             self.check(peer, {**ACTIVATION, "arrangement": "gate-first"}, {"way": "eager"})
             self.check(peer, {**ACTIVATION, "heat": "cold", "m": 64}, {"way": "eager"})
             self.assertEqual(peer.prepare({}, {"way": "magic"})["type"], "unsupported")
             self.assertEqual(peer.prepare({"activation": "clamped-swiglu"})["type"], "unsupported")
+            for bad in ({"activation": "geglu"}, {"arrangement": "up-first"}):
+                self.assertEqual(peer.prepare({**BACKWARD, **bad})["type"], "unsupported", bad)
             self.assertEqual(peer.prepare({"device": "cuda"}, {})["type"],
                              "prepared" if _cuda() else "unsupported")
 
@@ -143,7 +151,9 @@ class Results(unittest.TestCase):
         with Peer("torch") as peer:
             peer.hello()
             for case, way in (({}, "compile"), (MLP, "compile"), (ACTIVATION, "compile"),
-                              (ACTIVATION, "compile_into"), ({}, "cublas_packed_act")):
+                              (ACTIVATION, "compile_into"), ({}, "cublas_packed_act"),
+                              (BACKWARD, "compile_into"),
+                              ({**BACKWARD, "arrangement": "gate-first"}, "compile_into")):
                 self.check(peer, {**case, "dtype": "bf16"}, {"way": way})
 
     @unittest.skipUnless(has("torch"), "not run: torch is not installed")
@@ -175,6 +185,10 @@ class Results(unittest.TestCase):
             self.check(peer, {"orientation": "in-out"}, {"way": "dual"})
             self.check(peer, {**ACTIVATION, "intermediate": 70}, {})
             self.check(peer, {**ACTIVATION, "arrangement": "gate-first", "dtype": "bf16"}, {})
+            for dtype in ("f32", "f16", "bf16"):
+                for arrangement in ("separate", "gate-first"):
+                    case = {**BACKWARD, "dtype": dtype, "arrangement": arrangement}
+                    self.check(peer, {**case, "intermediate": 70}, {})
             self.check(peer, {**MLP, "m": 3}, {"way": "dual"})
             self.check(peer, {**MLP, "m": 18, "intermediate": 130, "hidden": 70, "dtype": "f16"},
                        {"way": "sequential"})
@@ -194,7 +208,7 @@ class Results(unittest.TestCase):
                         if peer.prepare(quantised, options)["type"] == "prepared":
                             self.check(peer, quantised, options)
             for bad in ({"weights": "Q3_K"}, {"weights": "Q4_K"}, {"dtype": "bf16"},
-                        {"activation": "glu"}, ACTIVATION, {**ACTIVATION, "weights": "Q4_0"},
+                        {"activation": "glu"}, ACTIVATION, BACKWARD, {**ACTIVATION, "weights": "Q4_0"},
                         {"weights": "Q4_0", **MLP, "hidden": 64, "intermediate": 40}):
                 self.assertEqual(peer.prepare(bad)["type"], "unsupported", bad)
             self.assertEqual(peer.prepare({}, {"way": "magic"})["type"], "unsupported")
@@ -219,7 +233,7 @@ class Results(unittest.TestCase):
     def test_a_ceiling_is_timed(self) -> None:
         with Peer("copy") as peer:
             peer.hello()
-            for case in (ACTIVATION, {}, MLP):
+            for case in (ACTIVATION, BACKWARD, {}, MLP):
                 self.assertEqual(peer.prepare(case)["type"], "prepared")
                 self.assertTrue(peer.ask("sample", id=1, turns=1, budget_us=10)["us"])
 

@@ -20,7 +20,9 @@ WAYS = (({"op": "gated-linear"}, {"way": "compile"}),
         ({"op": "gated-linear"}, {"way": "cublas_packed_act", "act": "compile"}),
         ({"op": "mlp"}, {"way": "compile"}),
         ({"op": "activation", "hidden": 0}, {"way": "compile"}),
-        ({"op": "activation", "hidden": 0, "arrangement": "gate-first"}, {"way": "compile_into"}))
+        ({"op": "activation", "hidden": 0, "arrangement": "gate-first"}, {"way": "compile_into"}),
+        ({"op": "activation-backward", "hidden": 0}, {"way": "compile_into"}),
+        ({"op": "activation-backward", "hidden": 0, "arrangement": "gate-first"}, {"way": "compile_into"}))
 
 
 @unittest.skipUnless(importlib.util.find_spec("torch"), "not run: torch is not installed")
@@ -88,7 +90,9 @@ class Preparations(unittest.TestCase):
             tensors = (t for t in gc.get_objects() if type(t) is torch.Tensor)
             return {t.data_ptr() for t in tensors if t.numel() >= LARGE and t.data_ptr()}
 
-        for case, options in (*WAYS, ({"op": "mlp"}, {"way": "eager"})):
+        eager = (({"op": "mlp"}, {"way": "eager"}),
+                 ({"op": "activation-backward", "hidden": 0}, {"way": "eager_into"}))
+        for case, options in (*WAYS, *eager):
             self.prepare(case, options, rotations=1)
             # Without weights, x or the inputs, the case's own data have no tensor so large.
             source = {t.data_ptr() for t in vars(self.source(case)).values() if t is not None}
@@ -137,6 +141,15 @@ def installed(*modules: str) -> bool:
 @unittest.skipUnless(installed("torch", "triton", "liger_kernel"), "not run: liger-kernel is not installed")
 class Liger(unittest.TestCase):
     """Its kernel needs a GPU; what it is given does not."""
+
+    def test_it_says_that_it_has_no_gradients(self) -> None:
+        import liger_peer
+        from common.problem import Case
+        from common.protocol import Profile
+
+        case = Case.parse({**CASE, "op": "activation-backward"}, "cuda")
+        with self.assertRaisesRegex(Unsupported, "liger does not compute activation-backward"):
+            liger_peer.make()[0]._build(case, Profile("p"))
 
     def test_its_kernel_is_given_whole_tensors(self) -> None:
         import torch

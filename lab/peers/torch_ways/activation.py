@@ -14,11 +14,16 @@ from .base import EAGER, PRE_ROUND, Request
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+def halves(packed: torch.Tensor) -> Pair:
+    """Gate and up as views of [m, 2 * intermediate]."""
+    half = packed.shape[1] // 2
+    return packed[:, :half], packed[:, half:]
+
+
 def _pairs(request: Request) -> list[Pair]:
     """Gate and up per copy: two tensors, or two views of one."""
     if request.case.packed_inputs:
-        half = request.case.intermediate
-        return [(p[:, :half], p[:, half:]) for (p,) in request.rotate(request.data.packed)]
+        return [halves(packed) for (packed,) in request.rotate(request.data.packed)]
     return [(g, u) for g, u in request.rotate(request.data.gate, request.data.up)]
 
 

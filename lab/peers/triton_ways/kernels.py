@@ -48,6 +48,41 @@ def _packed_swiglu(packed, out, half, BLOCK: tl.constexpr):
     tl.store(out + row * half + at, h, mask=inside)
 
 
+@triton.jit
+def _gradients(d, g, u):
+    """Of gate and up, in float32."""
+    sigmoid = tl.sigmoid(g)
+    return d * u * sigmoid * (1.0 + g * (1.0 - sigmoid)), d * g * sigmoid
+
+
+@tuned(_ELEMENTWISE, key=["count"])
+@triton.jit
+def _swiglu_backward(d_out, gate, up, d_gate, d_up, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    d = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    of_gate, of_up = _gradients(d, g, u)
+    tl.store(d_gate + at, of_gate.to(d_gate.dtype.element_ty), mask=inside)
+    tl.store(d_up + at, of_up.to(d_up.dtype.element_ty), mask=inside)
+
+
+@tuned(_ELEMENTWISE, key=["half"])
+@triton.jit
+def _packed_swiglu_backward(d_out, packed, grads, half, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < half
+    first = row * 2 * half + at
+    d = tl.load(d_out + row * half + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(packed + first, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(packed + first + half, mask=inside, other=0.0).to(tl.float32)
+    of_gate, of_up = _gradients(d, g, u)
+    tl.store(grads + first, of_gate.to(grads.dtype.element_ty), mask=inside)
+    tl.store(grads + first + half, of_up.to(grads.dtype.element_ty), mask=inside)
+
+
 def swiglu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """out = silu(gate) * up of contiguous tensors of one shape."""
     count = out.numel()
@@ -60,6 +95,21 @@ def packed_swiglu(packed: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     m, half = out.shape
     _packed_swiglu[lambda meta: (m, triton.cdiv(half, meta["BLOCK"]))](packed, out, half)
     return out
+
+
+def swiglu_backward(d_out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, d_gate: torch.Tensor,
+                    d_up: torch.Tensor) -> None:
+    """The gradients of gate and up from that of the result, of contiguous tensors of one shape."""
+    count = d_out.numel()
+    grid = lambda meta: (triton.cdiv(count, meta["BLOCK"]), )
+    _swiglu_backward[grid](d_out, gate, up, d_gate, d_up, count)
+
+
+def packed_swiglu_backward(d_out: torch.Tensor, packed: torch.Tensor, grads: torch.Tensor) -> None:
+    """As `swiglu_backward`, of [m, 2 * half] with the gate first, into gradients that lie alike."""
+    m, half = d_out.shape
+    grid = lambda meta: (m, triton.cdiv(half, meta["BLOCK"]))
+    _packed_swiglu_backward[grid](d_out, packed, grads, half)
 
 
 def _dual(bm: int, bn: int, bk: int, warps: int, stages: int) -> triton.Config:

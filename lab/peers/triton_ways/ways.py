@@ -7,12 +7,11 @@ from typing import Callable
 import torch
 
 from common.problem import Unsupported
-from common.torch_support import Way, swiglu_only
+from common.torch_support import Result, Way, swiglu_only
+from torch_ways.activation_backward import FUSED, gradients, inputs
 from torch_ways.base import PRE_ROUND, Request, with_orientation
 
 from . import kernels
-
-FUSED = "fused+precise"
 
 
 def activation(request: Request) -> Way:
@@ -24,6 +23,24 @@ def activation(request: Request) -> Way:
         return Way(len(packed), lambda i: kernels.packed_swiglu(*packed[i], outs[i]), PRE_ROUND)
     pairs = request.rotate(request.data.gate, request.data.up)
     return Way(len(pairs), lambda i: kernels.swiglu(*pairs[i], outs[i]), PRE_ROUND)
+
+
+def activation_backward(request: Request) -> Way:
+    """One pass over the gradient of the result, gate and up, separate or packed."""
+    swiglu_only(request.case)
+    grads, results = gradients(request)
+    if request.case.packed_inputs:
+        packed = request.rotate(request.data.out_grad, request.data.packed)
+        run = lambda i: kernels.packed_swiglu_backward(*packed[i], results[i])
+    else:
+        copies = inputs(request)
+        run = lambda i: kernels.swiglu_backward(*copies[i], *grads[i])
+
+    def call(i: int) -> Result:
+        run(i)
+        return results[i]
+
+    return Way(request.copies, call, FUSED)
 
 
 def _refuse_tensor_cores_of_f32(request: Request) -> None:
@@ -71,6 +88,7 @@ def sequential(request: Request) -> Way:
 
 WAYS: dict[str, Callable[[Request], Way]] = {
     "activation:fused": activation,
+    "activation-backward:fused": activation_backward,
     "gated-linear:dual": dual,
     "mlp:dual": dual_then_down,
     "mlp:sequential": sequential,

@@ -32,6 +32,20 @@ fn arrays_multiply_and_single_values_are_arrays_of_one() {
 }
 
 #[test]
+fn gradients_are_an_operation_of_the_activation() {
+    let gradients = |more: &str| {
+        let text = with("m = [8, 16]", &format!("m = [8, 16]{more}"));
+        parse(&text.replacen("op = \"activation\"", "op = \"activation-backward\"", 1))
+    };
+    let e = gradients("\narrangement = [\"separate\", \"gate-first\"]").unwrap();
+    assert_eq!(e.cases.len(), 4);
+    assert!(e.cases.iter().all(|c| c.op == CaseOp::ActivationBackward));
+    assert!(e.cases[1].key().contains("activation-backward m=8 intermediate=32 f32"));
+    let refused = gradients("\nweights = \"Q4_0\"").unwrap_err().to_string();
+    assert!(refused.contains("activation-backward has no weights"), "{refused}");
+}
+
+#[test]
 fn quantised_weights_multiply_with_element_types() {
     let quantised = |weights: &str, shape: &str| {
         let text = with("m = [8, 16]", &format!("m = 8\nweights = {weights}"))

@@ -24,6 +24,8 @@ pub const STREAM_X: u64 = 0x78;
 pub const STREAM_GATE: u64 = 0x67;
 /// Stream of the up weight, of scale 1/√K; of an activation's up, of scale 2.
 pub const STREAM_UP: u64 = 0x75;
+/// Stream of ∂L/∂h, of scale 1.
+pub const STREAM_OUT_GRAD: u64 = 0x6f;
 /// Stream of the down weight, of scale 1/√H.
 pub const STREAM_DOWN: u64 = 0x64;
 /// Streams of the biases of gate, up and down, of scale 1, in f32.
@@ -143,7 +145,7 @@ pub enum Reply {
     Verified {
         /// Of which pair.
         id: u64,
-        /// Of the whole output.
+        /// Of the whole output, as [`Case::output_shape`] says.
         shape: [usize; 2],
         /// Of the data.
         dtype: DType,

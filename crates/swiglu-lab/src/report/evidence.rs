@@ -30,7 +30,9 @@ fn label(case: &Case) -> String {
         CaseOp::GatedLinear | CaseOp::Mlp => {
             format!("{} {} → {}", case.op, case.hidden, case.intermediate)
         }
-        CaseOp::Activation | CaseOp::Copy => format!("{} × {}", case.op, case.intermediate),
+        CaseOp::Activation | CaseOp::ActivationBackward | CaseOp::Copy => {
+            format!("{} × {}", case.op, case.intermediate)
+        }
     };
     if let Some(model) = &case.model {
         out += &format!(" ({model})");

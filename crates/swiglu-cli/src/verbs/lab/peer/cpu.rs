@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::bail;
-use swiglu::{Device, Element, GatedActivation, Matrix, Problem};
+use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, Problem};
 use swiglu_lab::{CaseOp, Heat};
 
 use super::inputs::{self, ActivationInputs, LayerInputs};
@@ -86,6 +86,11 @@ impl<T: Element> CpuJob<T> {
                 inputs.push(first);
                 let notes = notes(Some(&plan), plan.problem.numerics, count);
                 (Work::Activation { activation, inputs }, notes)
+            }
+            CaseOp::ActivationBackward => {
+                let what = "the backward pass of the activation on the CPU".into();
+                let why = "it is not available there; expected a CUDA device".into();
+                return Err(CoreError::Unsupported { what, why }.into());
             }
             CaseOp::GatedLinear | CaseOp::Mlp => {
                 let layers = layers::<T>(device, order, count)?;

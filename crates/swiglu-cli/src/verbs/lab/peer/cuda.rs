@@ -2,8 +2,10 @@
 //! a captured graph.
 
 use anyhow::{Context, bail};
-use swiglu::cuda::{Cuda, CudaError, DeviceGateUp, DeviceMatrix, Graph, Mlp, Stream};
-use swiglu::{Activation, Arrangement, CoreError, Device, Element, Numerics};
+use swiglu::cuda::{
+    Cuda, CudaError, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, Graph, Mlp, Stream,
+};
+use swiglu::{Activation, Arrangement, CoreError, Device, Element, Half, Numerics};
 use swiglu_lab::{CaseOp, Heat};
 
 use super::inputs::{self, ActivationInputs, LayerInputs};
@@ -31,7 +33,8 @@ pub(super) struct CudaJob<T> {
 /// The work of one pass: every copy, several times over where there are few.
 struct Calls<T> {
     work: Work<T>,
-    outs: Vec<DeviceMatrix<T>>,
+    /// The result of each copy: one tensor, or one per gradient.
+    outs: Vec<Vec<DeviceMatrix<T>>>,
     per_pass: usize,
 }
 
@@ -49,6 +52,8 @@ struct ActivationWork<T> {
     arrangement: Arrangement,
     /// One tensor per copy where gate and up share it, else two.
     inputs: Vec<Vec<DeviceMatrix<T>>>,
+    /// What the gradients of gate and up are computed from, one per copy; empty in a forward pass.
+    out_grads: Vec<DeviceMatrix<T>>,
 }
 
 impl<T: Element> CudaJob<T> {
@@ -59,14 +64,21 @@ impl<T: Element> CudaJob<T> {
             Heat::Cold => gpu::copies(cuda, case.compulsory_bytes() as usize),
         });
         let (work, notes) = match case.op {
-            CaseOp::Activation | CaseOp::Copy => activation(cuda, &stream, order, count)?,
+            CaseOp::Activation | CaseOp::ActivationBackward | CaseOp::Copy => {
+                activation(cuda, &stream, order, count)?
+            }
             CaseOp::GatedLinear | CaseOp::Mlp => match order.options.design {
                 Some(choice) => block(cuda, &stream, order, choice, count)?,
                 None => layer(device, &stream, order, count)?,
             },
         };
         let [rows, cols] = case.output_shape();
-        let out = |_| DeviceMatrix::new(&stream, rows, cols);
+        // Gradients are arranged as gate and up are.
+        let apart = case.op == CaseOp::ActivationBackward && !case.arrangement.is_packed();
+        let tensors = if apart { 2 } else { 1 };
+        let out = |_| -> Result<Vec<_>, CudaError> {
+            (0..tensors).map(|_| DeviceMatrix::new(&stream, rows, cols / tensors)).collect()
+        };
         let outs = (0..count).map(out).collect::<Result<Vec<_>, CudaError>>()?;
         let calls = Calls { work, outs, per_pass: MIN_CALLS.div_ceil(count) * count };
         let mut job = Self { graph: None, calls, stream, pass_us: 0.0, notes };
@@ -128,24 +140,43 @@ impl<T: Element> Calls<T> {
     fn enqueue(&mut self, stream: &Stream) -> anyhow::Result<()> {
         let count = self.outs.len();
         for call in 0..self.per_pass {
-            let (at, out) = (call % count, self.outs[call % count].view_mut());
+            let (at, outs) = (call % count, self.outs[call % count].as_mut_slice());
             match &self.work {
                 Work::Layer { layers, inputs } => {
-                    layers[at].forward_on(stream, inputs[at].view(), out)?;
+                    layers[at].forward_on(stream, inputs[at].view(), outs[0].view_mut())?;
                 }
                 Work::Block { layers, inputs } => {
-                    layers[at].forward(stream, inputs[at].view(), out)?;
+                    layers[at].forward(stream, inputs[at].view(), outs[0].view_mut())?;
                 }
-                Work::Activation(work) => {
-                    let inputs = match work.inputs[at].as_slice() {
-                        [gate, up] => DeviceGateUp::separate(gate.view(), up.view())?,
-                        tensors => DeviceGateUp::packed(tensors[0].view(), work.arrangement)?,
-                    };
-                    work.cuda.activation(stream, &work.activation, work.numerics, inputs, out)?;
-                }
+                Work::Activation(work) => work.enqueue(stream, at, outs)?,
             }
         }
         Ok(())
+    }
+}
+
+impl<T: Element> ActivationWork<T> {
+    fn enqueue(
+        &self,
+        stream: &Stream,
+        at: usize,
+        outs: &mut [DeviceMatrix<T>],
+    ) -> Result<(), CudaError> {
+        let (activation, numerics, arrangement) =
+            (&self.activation, self.numerics, self.arrangement);
+        let inputs = match self.inputs[at].as_slice() {
+            [gate, up] => DeviceGateUp::separate(gate.view(), up.view())?,
+            tensors => DeviceGateUp::packed(tensors[0].view(), arrangement)?,
+        };
+        let Some(out_grad) = self.out_grads.get(at) else {
+            return self.cuda.activation(stream, activation, numerics, inputs, outs[0].view_mut());
+        };
+        let grads = match outs {
+            [gate, up] => DeviceGateUpMut::separate(gate.view_mut(), up.view_mut())?,
+            tensors => DeviceGateUpMut::packed(tensors[0].view_mut(), arrangement)?,
+        };
+        let out_grad = out_grad.view();
+        self.cuda.activation_backward(stream, activation, numerics, out_grad, inputs, grads)
     }
 }
 
@@ -214,12 +245,21 @@ fn activation<T: Element>(
     let upload = |_| -> Result<Vec<_>, CudaError> {
         host.tensors().iter().map(|t| DeviceMatrix::from_host(stream, t.view())).collect()
     };
+    let out_grads = match case.op {
+        CaseOp::ActivationBackward => {
+            let host = inputs::out_grad::<T>(case, order.seed)?;
+            let upload = |_| DeviceMatrix::from_host(stream, host.view());
+            (0..count).map(upload).collect::<Result<_, CudaError>>()?
+        }
+        _ => Vec::new(),
+    };
     let work = ActivationWork {
         cuda: cuda.clone(),
         activation: case.activation,
         numerics: case.numerics,
         arrangement: case.arrangement,
         inputs: (0..count).map(upload).collect::<Result<_, CudaError>>()?,
+        out_grads,
     };
     Ok((Work::Activation(Box::new(work)), notes(None, case.numerics, count)))
 }
@@ -230,16 +270,29 @@ impl<T: Element> Job for CudaJob<T> {
     }
 
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        for out in &mut self.calls.outs {
+        for out in self.calls.outs.iter_mut().flatten() {
             out.buffer_mut().poison(0xFF)?;
         }
         self.stream.synchronize()?;
         self.pass()?;
-        let out = self.calls.outs.last().context("a job has at least one copy")?;
+        let outs = self.calls.outs.last().context("a job has at least one copy")?;
         let mut bytes = Vec::new();
         for &r in rows {
-            let row = out.view().rows_range(r..r + 1)?.to_host(&self.stream)?;
-            push_row(&mut bytes, row.as_slice());
+            let row =
+                |out: &DeviceMatrix<T>| out.view().rows_range(r..r + 1)?.to_host(&self.stream);
+            let tensors = outs.iter().map(row).collect::<Result<Vec<_>, CudaError>>()?;
+            match &self.calls.work {
+                // Gradients are shown beside each other, however they are arranged.
+                Work::Activation(work) if !work.out_grads.is_empty() => {
+                    let grads = inputs::gate_up(&tensors, work.arrangement)?;
+                    for half in [Half::Gate, Half::Up] {
+                        let of = |i| grads.at(half, 0, i);
+                        let row: Vec<T> = (0..grads.intermediate()).map(of).collect();
+                        push_row(&mut bytes, &row);
+                    }
+                }
+                _ => tensors.iter().for_each(|row| push_row(&mut bytes, row.as_slice())),
+            }
         }
         Ok(bytes)
     }

@@ -6,7 +6,7 @@ use swiglu::{
 };
 use swiglu_core::{OwnedGateUp, Result};
 use swiglu_lab::peer::protocol::{
-    ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_UP, STREAM_X,
+    ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
 };
 use swiglu_lab::{Case, CaseOp};
 
@@ -18,6 +18,11 @@ use crate::random;
 /// x `[M, K]`.
 pub(super) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
     random::normal(seed ^ STREAM_X, case.m, case.hidden, 1.0)
+}
+
+/// ∂L/∂h `[M, H]`.
+pub(super) fn out_grad<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
+    random::normal(seed ^ STREAM_OUT_GRAD, case.m, case.intermediate, 1.0)
 }
 
 /// The weights of a layer, in the layout of the case.
@@ -45,7 +50,10 @@ impl<T: Element> LayerInputs<T> {
         }
         let down = match case.op {
             CaseOp::Mlp => Some(weight(STREAM_DOWN, k, h)?),
-            CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => None,
+            CaseOp::Activation
+            | CaseOp::ActivationBackward
+            | CaseOp::GatedLinear
+            | CaseOp::Copy => None,
         };
         let down = match (down, case.orientation) {
             (Some(down), Orientation::InOut) => Some(transposed(&down)?),
@@ -84,7 +92,9 @@ impl<T: Element> LayerInputs<T> {
 pub(super) fn blocks(case: &Case, block: BlockType, seed: u64) -> Result<SyntheticBlocks> {
     let op = match case.op {
         CaseOp::Mlp => LayerOp::Mlp,
-        CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => LayerOp::GatedLinear,
+        CaseOp::Activation | CaseOp::ActivationBackward | CaseOp::GatedLinear | CaseOp::Copy => {
+            LayerOp::GatedLinear
+        }
     };
     let seeds = [STREAM_GATE, STREAM_UP, STREAM_DOWN].map(|stream| seed ^ stream);
     SyntheticBlocks::random(seeds, op, block.into(), [case.hidden, case.intermediate])
@@ -104,6 +114,17 @@ fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
     let from = m.as_slice();
     let data = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c])).collect();
     Matrix::from_vec(data, cols, rows)
+}
+
+/// Gate and up, or their gradients, of the tensors that hold them.
+pub(super) fn gate_up<T: Element>(
+    tensors: &[Matrix<T>],
+    arrangement: Arrangement,
+) -> Result<GateUpRef<'_, T>> {
+    match tensors {
+        [gate, up] => GateUpRef::separate(gate.view(), up.view()),
+        tensors => GateUpRef::packed(tensors[0].view(), arrangement),
+    }
 }
 
 /// Gate and up of the activation, in the arrangement of the case.
@@ -137,10 +158,7 @@ impl<T: Element> ActivationInputs<T> {
     }
 
     pub(super) fn view(&self) -> Result<GateUpRef<'_, T>> {
-        match self.tensors.as_slice() {
-            [gate, up] => GateUpRef::separate(gate.view(), up.view()),
-            tensors => GateUpRef::packed(tensors[0].view(), self.arrangement),
-        }
+        gate_up(&self.tensors, self.arrangement)
     }
 
     pub(super) fn copy(&self) -> Self {
