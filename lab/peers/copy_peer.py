@@ -29,7 +29,8 @@ def make_torch() -> tuple[protocol.Peer, str]:
         dtype = DTYPES[case.dtype]
         # One to one, whatever the operation reads for what it writes.
         count = max(1, int(case.bytes()) // 2 // dtype.itemsize)
-        sources = [torch.ones(count, dtype=dtype, device=case.device) for _ in range(request.copies)]
+        # Random, as everybody's: constant bits take less power to move.
+        sources = [torch.randn(count, dtype=dtype, device=case.device) for _ in range(request.copies)]
         targets = [torch.zeros_like(source) for source in sources]
         return Way(len(sources), lambda i: targets[i].copy_(sources[i]), None,
                    ["half of the bytes are read, half are written"])
@@ -46,7 +47,8 @@ class NumpyCopy:
 
         self.notes = ["one thread"]
         words = max(1, int(case.bytes()) // 8)
-        self._sources = [np.ones(words, dtype=np.uint32) for _ in range(copies)]
+        random = np.random.default_rng(1)
+        self._sources = [random.integers(1 << 32, size=words, dtype=np.uint32) for _ in range(copies)]
         self._targets = [np.zeros_like(source) for source in self._sources]
         self._next = 0
 
