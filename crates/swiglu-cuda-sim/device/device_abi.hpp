@@ -65,6 +65,7 @@ unsigned sim_vote(sim::Vote kind, unsigned mask, bool predicate);
 
 void sim_store_for_grid(void* to, const void* from, unsigned bytes);
 void sim_reads_grid(const void* from, unsigned bytes);
+void sim_copy_engine_reads_grid(const void* from, unsigned bytes);
 void sim_grid_dependency_wait();
 unsigned sim_atomic_add_release(unsigned* p, unsigned value);
 void sim_wait_for_turnover(const unsigned* p, unsigned before);
@@ -100,6 +101,7 @@ void sim_tensor_store(const void* map, unsigned from, int column, int row);
 void sim_bulk_commit();
 void sim_bulk_wait(unsigned pending, bool only_read);
 void sim_fence_async_shared();
+void sim_fence_async_global();
 
 void sim_registers(unsigned count, bool request);
 void sim_wgmma_fence();

@@ -232,6 +232,9 @@ INLINE void tensor_store(const TensorMap* map, u32 from, int column, int row) {
 INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
   sim_bulk_load(to, from, bytes, barrier, policy);
 }
+INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+  sim_bulk_load(to, from, bytes, barrier, SIM_CACHE_POLICY);
+}
 INLINE u64 policy_evict_first() { return SIM_CACHE_POLICY; }
 INLINE void bulk_commit() { sim_bulk_commit(); }
 template <int PENDING>
@@ -243,6 +246,7 @@ INLINE void bulk_wait() {
   sim_bulk_wait(PENDING, false);
 }
 INLINE void fence_async_shared() { sim_fence_async_shared(); }
+INLINE void fence_async_global() { sim_fence_async_global(); }
 
 // --- Launch order (sm_90) ----------------------------------------------------------------------
 

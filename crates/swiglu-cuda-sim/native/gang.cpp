@@ -97,6 +97,7 @@ void thread_main() {
   launch.kernel->entry(launch.params.data());
   finish_thread_transfers(thread);
   land_stores(thread.unreleased);
+  land_stores(thread.warp->unreleased);
   thread.state = State::Exited;
   Gang& g = *thread.block->gang;
   if (--thread.block->live == 0) {

@@ -110,6 +110,7 @@ struct Thread : ThreadView {
   std::vector<std::vector<std::shared_ptr<BulkStore>>> store_groups;
   std::vector<GridStore> unreleased;
   bool waited_for_grid = false;
+  bool fenced_global = false;  // since it last waited for a word of the grid
   std::vector<uint32_t> unfenced;  // 16-byte granules of shared memory written since the last fence
 };
 
@@ -133,6 +134,7 @@ struct Warp {
   unsigned registers = 0;
   std::vector<uint64_t> warpgroup_log;  // setmaxnreg and wgmma, to be the same in all four warps
   std::unique_ptr<WgmmaState> wgmma;
+  std::vector<GridStore> unreleased;  // of lanes that have since met
   Warp();
   ~Warp();
 };
@@ -203,6 +205,7 @@ void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const 
 
 // Stores for the grid: at a barrier of the block a thread hands its own to the block, where the next
 // release finds them; at its end they land.
+void hand_stores_to_warp(Thread& thread);
 void hand_stores_to_block(Thread& thread);
 // Called between two launches of an operating-system thread: what the last one stored for other grids
 // is what the next may have to wait for.

@@ -1,8 +1,10 @@
 // Between the blocks of a cooperative launch: stores, releases, waiting for a word (PTX ISA 8, the
 // memory consistency model). A store lands at once, by the toss of a coin, or when it is released: by
-// its thread, or by another of the block after a barrier of the block. So a release that is missing,
-// or a barrier before it, shows other blocks what was there before. And what a grid has stored so, the
-// grid behind it may not read before griddepcontrol.wait, if it was launched to start early.
+// its thread, by a lane that it has met at __syncwarp, or by another thread of the block after a barrier
+// of the block or an arrival at an mbarrier. So a release that is missing, or a barrier before it, shows
+// other blocks what was there before. The copy engine reads what the own grid stored only for threads
+// that fenced it. And what a grid has stored so, the grid behind it may not read before
+// griddepcontrol.wait, if it was launched to start early.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -16,10 +18,20 @@ void land_stores(std::vector<GridStore>& stores) {
   stores.clear();
 }
 
+namespace {
+
+void hand_on(std::vector<GridStore>& from, std::vector<GridStore>& to) {
+  to.insert(to.end(), from.begin(), from.end());
+  from.clear();
+}
+
+}  // namespace
+
+void hand_stores_to_warp(Thread& thread) { hand_on(thread.unreleased, thread.warp->unreleased); }
+
 void hand_stores_to_block(Thread& thread) {
-  std::vector<GridStore>& to = thread.block->unreleased;
-  to.insert(to.end(), thread.unreleased.begin(), thread.unreleased.end());
-  thread.unreleased.clear();
+  hand_on(thread.warp->unreleased, thread.block->unreleased);
+  hand_on(thread.unreleased, thread.block->unreleased);
 }
 
 namespace {
@@ -27,6 +39,9 @@ namespace {
 // Addresses from the first to the last store.
 struct Span {
   uintptr_t first = UINTPTR_MAX, last = 0;
+  bool meets(uintptr_t address, size_t bytes) const {
+    return address <= last && address + bytes > first;
+  }
 };
 thread_local Span stored, stored_before;
 
@@ -69,8 +84,14 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
 void sim_reads_grid(const void* from, unsigned bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (!gang().launch.programmatic || self().waited_for_grid) return;
-  if (address <= stored_before.last && address + bytes > stored_before.first) {
+  if (stored_before.meets(address, bytes)) {
     fault("reads what the grid before it stored, at %p, without griddepcontrol.wait", from);
+  }
+}
+void sim_copy_engine_reads_grid(const void* from, unsigned bytes) {
+  sim_reads_grid(from, bytes);
+  if (!self().fenced_global && stored.meets(reinterpret_cast<uintptr_t>(from), bytes)) {
+    fault("copies what its grid stored, at %p, without fence.proxy.async.global", from);
   }
 }
 void sim_grid_dependency_wait() { self().waited_for_grid = true; }
@@ -79,6 +100,7 @@ unsigned sim_atomic_add_release(unsigned* p, unsigned value) {
   if (reinterpret_cast<uintptr_t>(p) % 4 != 0) sim_misaligned(p, 4);
   Thread& me = self();
   land_stores(me.unreleased);
+  land_stores(me.warp->unreleased);
   land_stores(me.block->unreleased);
   const unsigned before = *p;
   *p = before + value;
@@ -95,6 +117,7 @@ void sim_wait_for_turnover(const unsigned* p, unsigned before) {
     gang().word_waiters.push_back(&self());
     wait_until_woken("a word of the grid", static_cast<uint32_t>(*p), before);
   }
+  self().fenced_global = false;
 }
 
 }  // extern "C"

@@ -108,6 +108,7 @@ void sim_barrier_init(unsigned barrier, unsigned arrivals) {
 void sim_barrier_init_fence() { sim_fence_async_shared(); }
 
 void sim_barrier_arrive(unsigned barrier, unsigned expect_bytes) {
+  hand_stores_to_block(self());
   arrive(*self().block, barrier, expect_bytes);
   maybe_yield();
 }

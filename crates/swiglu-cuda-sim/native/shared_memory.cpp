@@ -136,4 +136,9 @@ void sim_fence_async_shared() {
   maybe_yield();
 }
 
+void sim_fence_async_global() {
+  self().fenced_global = true;
+  maybe_yield();
+}
+
 }  // extern "C"

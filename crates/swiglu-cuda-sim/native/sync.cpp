@@ -151,7 +151,11 @@ void sim_named_barrier_arrive(unsigned id, unsigned threads) {
 }
 
 void sim_syncwarp(unsigned mask) {
-  meet("__syncwarp", 0, mask, nullptr, [](Warp&, Meeting&) {});
+  meet("__syncwarp", 0, mask, nullptr, [](Warp& warp, Meeting& m) {
+    for (unsigned lane = 0; lane < WARP; ++lane) {
+      if ((m.mask >> lane & 1) != 0) hand_stores_to_warp(*warp.lanes[lane]);
+    }
+  });
   maybe_yield();
 }
 

@@ -190,7 +190,7 @@ void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barri
   shared_at(block, to, bytes, 16, "cp.async.bulk");
   require_barrier(block, barrier, "cp.async.bulk");
   require_fenced(block, barrier, 8, "the copy engine");
-  sim_reads_grid(from, bytes);
+  sim_copy_engine_reads_grid(from, bytes);
   gang().loads.push_back({&block, {}, to, barrier, 0, 0, from, bytes});
   maybe_yield();
 }

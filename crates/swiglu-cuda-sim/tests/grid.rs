@@ -43,10 +43,20 @@ const BLOCKS: u32 = 4;
 const THREADS: usize = 64 * BLOCKS as usize;
 
 fn cooperative(sim: &Sim, function: Handle, params: &Exchange, blocks: u32) -> c_int {
+    cooperative_with(sim, function, params, blocks, 0)
+}
+
+fn cooperative_with(
+    sim: &Sim,
+    function: Handle,
+    params: &Exchange,
+    blocks: u32,
+    shared: u32,
+) -> c_int {
     let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
     call!(sim.cuda, b"cuLaunchCooperativeKernel"(
         function => Handle, blocks => u32, 1 => u32, 1 => u32, 64 => u32, 1 => u32, 1 => u32,
-        0 => u32, null_mut() => Handle, pointers.as_mut_ptr() => *mut *mut c_void))
+        shared => u32, null_mut() => Handle, pointers.as_mut_ptr() => *mut *mut c_void))
 }
 
 /// How many of 50 launches, over the same word and memory, gave every value of their round.
@@ -76,6 +86,62 @@ fn each_part_of_the_barrier_is_missed() {
         let right = right_launches(sim, fault);
         // Some schedules happen to run the threads in an order that needs no barrier.
         assert!(right < 40, "fault {fault}: {right} of 50 launches were right by chance");
+    }
+}
+
+/// A warp stores values and tells another, which meets the other blocks and has the next block's copied.
+/// FAULT: 0 none; 1 lanes do not meet before one of them tells; 2 no fence between stores and copies.
+const COPY: &str = r#"
+struct Exchange { u32* values; u32* word; u32* out; u32 round; };
+KERNEL(64, 1, exchange)(KERNEL_PARAMS(Exchange) p) {
+  const u32 shared = ptx::shared_address(ptx::dynamic_shared()), lane = threadIdx.x % 32;
+  const u32 add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+  if (threadIdx.x == 0) {
+    ptx::barrier_init(shared, 1);
+    ptx::barrier_init(shared + 8, 1);
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const u32 i = blockIdx.x * 32 + lane;
+    ptx::store_for_grid(p.values + i, p.round * 1000 + i);
+    if (FAULT != 1) __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(shared);
+    ptx::barrier_wait(shared + 8, 0);
+    p.out[i] = ptx::load_shared(shared + 16 + 4 * lane);
+  } else if (lane == 0) {
+    ptx::barrier_wait(shared, 0);
+    const u32 before = ptx::atomic_add_release(p.word, add);
+    ptx::wait_for_turnover(p.word, before);
+    if (FAULT != 2) ptx::fence_async_global();
+    ptx::barrier_arrive_expect(shared + 8, 128);
+    const u32* from = p.values + (blockIdx.x + 1) % gridDim.x * 32;
+    ptx::bulk_load(shared + 16, from, 128, shared + 8);
+  }
+}
+"#;
+
+#[test]
+fn stores_reach_the_copy_engine_of_other_blocks() {
+    let Some(sim) = sim() else { return };
+    const LAUNCH_FAILED: c_int = 719;
+    const COPIED: usize = 32 * BLOCKS as usize;
+    for fault in 0..=2 {
+        let function = kernel(sim, COPY, &[&format!("FAULT={fault}")], "exchange", 144);
+        let (values, out) = (upload(sim, &[0u32; COPIED]), upload(sim, &[0u32; COPIED]));
+        let word = upload(sim, &[0u32]);
+        let mut right = 0;
+        for round in 1..=50 {
+            let params = Exchange { values, word, out, round };
+            let code = cooperative_with(sim, function, &params, BLOCKS, 144);
+            assert_eq!(code, if fault == 2 { LAUNCH_FAILED } else { 0 }, "fault {fault}");
+            if fault == 2 {
+                break;
+            }
+            let expected = (0..COPIED).map(|i| round * 1000 + ((i + 32) % COPIED) as u32);
+            right += usize::from(download::<u32>(sim, out, COPIED).into_iter().eq(expected));
+        }
+        assert!([right == 50, right < 40, right == 0][fault], "fault {fault}: {right} of 50");
     }
 }
 

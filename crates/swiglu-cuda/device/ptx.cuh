@@ -419,6 +419,14 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 poli
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+// The same without a policy.
+INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // What is read with it is the first to leave the second-level cache (9.7.9.18, createpolicy).
 INLINE u64 policy_evict_first() {
   u64 policy;
@@ -439,6 +447,9 @@ INLINE void bulk_wait() {
 // Orders this thread's ordinary writes to shared memory before later reads of it by the copy engine
 // or the tensor cores; every writing thread needs it, before the barrier that hands the data over.
 INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders ordinary writes of global memory that this thread has seen before its later copies of it by the
+// copy engine (8.6, proxies).
+INLINE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // --- Launch order (sm_90) ----------------------------------------------------------------------
 
