@@ -116,8 +116,8 @@ INLINE void store_sums(float* slot, Sums& sums, const Place& place) {
 
 // Copies `m` rows of `elements` to shared memory, with zeros up to a multiple of WHOLE. Several loads of a
 // thread are under way together; the weights behind them are, too. References: values of the launch are
-// read where they are used, and take no registers. ALIGNED: rows are whole 16 bytes, wherever they start.
-template <int WHOLE, int THREADS, bool ALIGNED = false>
+// read where they are used, and take no registers.
+template <int WHOLE, int THREADS>
 INLINE void stage_rows(const u64& rows, const i64& stride, const int& m, const int& elements,
                        const u32& wide, u8* to, const u32& pitch) {
   const int bytes = elements * kElementBytes;
@@ -131,7 +131,7 @@ INLINE void stage_rows(const u64& rows, const i64& stride, const int& m, const i
       raw[i] = {};
       if (token >= m || at >= bytes) continue;
       const u64 from = rows + token * stride * kElementBytes + at;
-      if (ALIGNED || (wide && at + 16 <= bytes)) {
+      if (wide && at + 16 <= bytes) {
         raw[i] = ptx::load_global((const ptx::Raw<16>*)from);
       } else {
         constexpr int kCount = 16 / kElementBytes;

@@ -1,49 +1,60 @@
 // y = act(x·Wg + bg, x·Wu + bu)·Wd + bd for up to 16 tokens on Hopper: weights stream through the copy
 // engine.
 //
-// PART 0, 1 and 2 as in decode_mlp.cu: one persistent launch whose blocks meet between the two halves,
-// or the halves as two launches. What differs is how weights come. There every lane asks for its own 16
-// bytes; here a few warps ask for pieces of rows, of 1 to 2 KB, one instruction each, and eight others
-// multiply. A *stage* is a piece of each row of a tile: of up to 8 gate rows and the matching up rows, or
-// of up to 16 down rows. Stages follow each other in a ring, along the rows of a tile, then tile by tile,
-// and without a pause from the gate and up rows to the down rows: while a block adds up, activates and
+// One persistent launch, whose blocks meet between the two halves. In decode_mlp.cu every lane asks for its
+// own 16 bytes of weights; here four warps ask for pieces of rows, of 1 to 2 KB, one instruction each, and
+// WARPS others multiply. A *stage* is a piece of each row of a tile: of up to 8 gate rows and the matching up
+// rows, or of up to 16 down rows. Stages follow each other in a ring, along the rows of a tile, then tile by
+// tile, and without a pause from the gate and up rows to the down rows: while a block adds up, activates and
 // waits for the others, its ring fills.
 //
-// The eight warps share a stage by units of 64 bytes of all its rows. At the end of a tile each leaves its
-// sums in a slot, they meet, and some threads add up the slots in the order of the warps: the same bits on
-// every run. There are two sets of slots, so that they meet once for a tile: who comes to the next meeting
-// has read the sums of the last.
+// x is the first that is asked for, whole, on a barrier of its own: behind 200 KB of weights its 2 KB took
+// 3 µs. h, and x where it has no room, come as pieces too, each with the stage of the same place, through a
+// ring that one more warp fills: it meets the other blocks, while the rest of this one goes on.
 //
-// The host fits the rows of the largest share into stages of about 17 KiB: even tiles, even pieces. The
-// down tiles of 896/4864, 7 rows, come in pieces of 2 KB. The ring takes what is left of shared memory, 60
-// to 205 KiB. Rows lie an odd multiple of 64 bytes apart in it: the 16 bytes of eight lanes, of two rows,
-// are then in different banks.
+// The warps share a stage by units of 64 bytes of all its rows, and load all of theirs before they multiply.
+// At the end of a tile each leaves its sums in a slot, they meet, and some threads add up the slots in the
+// order of the warps: the same bits on every run. There are two sets of slots, so that they meet once for a
+// tile: who comes to the next meeting has read the sums of the last.
 //
-// Why: decode_mlp.cu was measured on an H200 (bf16, M = 1) at 14.3 µs for 896/4864, whose floor is 6.1 at
-// 4.3 TB/s, and at 94 µs for 4096/14336, floor 82; sm90_skinny_gated_gemm.cu, which the copy engine
-// feeds, at 4.0 TB/s. 21 to 26 KB under way on each multiprocessor suffice for 4.3 TB/s. A ring of 200 KB
-// is as much as each has to read for 896/4864: all of it is asked for before the first sum is complete.
+// The host fits the rows of the largest share into stages, even tiles, even pieces, and has two forms of
+// this: 8 warps and stages of about 17 KiB, or 16 and 33 KiB. The ring takes what is left of shared memory.
+// Rows lie an odd multiple of 64 bytes apart in it: the 16 bytes of eight lanes, of two rows, are then in
+// different banks. Weights are the first to leave L2; x and h stay.
 //
-// Predicted, to be measured: 896/4864 8 to 9 µs (6.1 for the weights, 1 to 1.5 until the first ones come,
-// 0.5 to 1 to multiply what came during the barrier); 4096/14336 86 to 88. With one token a warp needs 48
-// instructions for a unit, 26 for one of up to 8 rows: at 4.3 TB/s a quarter of what a multiprocessor
-// issues. h of one or two tokens fits into shared memory and passes through L2 once for each block; more of
-// it is loaded one stage ahead.
+// Measured on an H200 without the limit below (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s):
+//     K/H         floor  form      M = 1     2     4     8     16
+//     896/4864      6.2  8 warps    12.5  13.7  12.8  13.8   16.3
+//                        16 warps   12.8  13.9  13.8  14.7   17.1
+//     2048/8192    23.8  8 warps    29.9  30.5  30.6  31.5   34.9
+//                        16 warps   28.3  29.7  29.5  30.6   32.7
+//     4096/14336   83.3  8 warps    87.3  90.2  88.4  94.9  101.6
+//                        16 warps   85.4  88.1  88.0  95.4  114.0
+// The last figure is of x read through the cache, which comes in pieces now. 8 to 9 µs were predicted for
+// 896/4864, and 86 to 88 for 4096/14336. Before x came first, h in pieces and loads before products it was
+// 12.6 to 18.8, 29.3 to 37.2 and 88 to 126.
 //
-// A copy takes its operands from registers of a whole warp, so lanes issue theirs one after the other: an
-// election, three moves and a branch (as compiled for sm_90a), 30 to 50 cycles expected, and that 16 times
-// in the 880 cycles in which a stage arrives. Hence four warps, or two where two blocks are to be on a
-// multiprocessor. Weights are the first to leave L2; x and h stay.
+// At most 60 KiB of gate and up rows are under way with 8 warps where all of a block's fit into the ring, so
+// that a fast block's down rows are not asked for before a slow one's gate rows: 11.5 instead of 12.3 for
+// 896/4864 with one token, 14.7 instead of 15.2 with 8, without the ring of h, beside which it was not
+// measured. At the larger shapes it cost 3 to 14 %. Refuted: two launches (13.7 and 94.9 with one token);
+// going through the code once before the first stage has come (up to 1.5 µs more); tiles dealt out by a
+// counter; 16 warps with stages of 17 KiB.
 //
-// Compile-time: ELEMENT; TENSOR and TOKENS, see decode_tiles.cuh; STAGE_X and STAGE_H 1 = x or h is copied
-// to shared memory, 0 = read through the cache, which for x takes rows of whole 16 bytes; WARPS that
-// multiply; PRODUCERS, warps that ask for copies; RING_AT and MOST_PIECE as the host computed them; PART;
-// and what gate.cuh names.
+// A copy takes its operands from registers of a whole warp, so lanes issue theirs one after the other, in
+// 30 to 50 cycles, and that 16 times in the 880 cycles in which a stage of 17 KiB arrives. Hence four warps.
+//
+// Compile-time: ELEMENT; TENSOR and TOKENS, see decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it
+// comes in pieces, which takes rows of whole 16 bytes; WARPS that multiply; PRODUCERS, warps that ask for
+// weights; GROUP, units of a stage for a warp at most; DOWN_HIGH 1 = down tiles have more than 8 rows;
+// RING_AT as the host computed it; and what gate.cuh names.
 #include "decode_tiles.cuh"
 
 constexpr int kWarps = WARPS, kConsumers = 32 * kWarps;
-constexpr int kProducers = PRODUCERS, kThreads = kConsumers + 32 * kProducers;
-constexpr bool kGateUp = PART != 2, kDown = PART != 1;
+constexpr int kProducers = PRODUCERS, kWeightThreads = kConsumers + 32 * kProducers;
+constexpr int kThreads = kWeightThreads + 32;
+constexpr bool kStageX = STAGE_X != 0;
+constexpr int kGroup = GROUP;
 
 // How the rows of a matrix are cut.
 struct Pieces {
@@ -59,27 +70,27 @@ struct Sm90DecodeMlpParams {
   DecodeMlpParams block;
   Pieces gate_up, down;
   u32 stages, stage_bytes;
+  u32 limit;     // stages of gate and up rows under way at most
   u32 slots_at;  // in shared memory, behind the ring
-  u32 h_pitch;   // from token to token of h, in the place of x
+  // Stages of the pieces of tokens, behind the slots, and bytes from token to token there.
+  u32 token_stages, token_pitch;
 };
 
-// Shared memory begins with barriers, two for a stage, and zeros.
-constexpr u32 kMostStages = 64;
-constexpr u32 kZerosAt = 16 * kMostStages, kRingAt = kZerosAt + 128;
+// Shared memory begins with barriers, two for a stage, one for x, one that says that this block has done its
+// part of h; and with zeros.
+constexpr u32 kMostStages = 32, kMostTokenStages = 12;
+constexpr u32 kTokensAt = 16 * kMostStages, kXAt = kTokensAt + 16 * kMostTokenStages;
+constexpr u32 kDoneAt = kXAt + 8, kZerosAt = kDoneAt + 8, kRingAt = 768;
+static_assert(kZerosAt % 16 == 0 && kZerosAt + 16 <= kRingAt, "16 bytes");
 static_assert(kRingAt == RING_AT, "the host and the kernel disagree about shared memory");
-
-// Units of a stage that one warp multiplies at most.
-constexpr int kGroup = 4;
-static_assert(kGroup * kWarps * kUnitBytes == MOST_PIECE, "the host and the kernel disagree");
 
 // Where copies go, or where they are read, in order.
 struct Ring {
-  const u32 shared, stages, stage_bytes;
+  const u32 barriers, bytes_at, stages, stage_bytes;
   u32 stage = 0, parity = 0;
-  INLINE Ring(const Sm90DecodeMlpParams& p, u32 start)
-      : shared(start), stages(p.stages), stage_bytes(p.stage_bytes) {}
-  INLINE u32 data() const { return shared + kRingAt + stage * stage_bytes; }
-  INLINE u32 full() const { return shared + 16 * stage; }
+  INLINE u32 data() const { return bytes_at + stage * stage_bytes; }
+  INLINE u32 full_of(u32 s) const { return barriers + 16 * s; }
+  INLINE u32 full() const { return full_of(stage); }
   INLINE u32 empty() const { return full() + 8; }
   INLINE void next() {
     if (++stage == stages) {
@@ -88,6 +99,19 @@ struct Ring {
     }
   }
 };
+
+INLINE Ring ring_of_weights(const Sm90DecodeMlpParams& p, u32 shared) {
+  return {shared, shared + kRingAt, p.stages, p.stage_bytes};
+}
+// In the place of x, if that is in shared memory.
+INLINE Ring ring_of_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
+  return {shared + kTokensAt, shared + p.block.x_at, p.token_stages, p.token_pitch * p.block.m};
+}
+
+// Whether rows of x are whole 16 bytes.
+INLINE bool x_is_whole(const DecodeMlpParams& p) {
+  return p.x_wide && p.k * kElementBytes % 16 == 0;
+}
 
 // One of the two matrices as a block sees it.
 template <bool GATE_UP>
@@ -115,18 +139,16 @@ struct Half {
 
 // --- The warps that ask for copies -----------------------------------------------------------------
 
-// The first stages are filled before anyone waits; then the block meets again.
 struct Producer {
   Ring ring;
   const u64 policy = ptx::policy_evict_first();
   const int warp = threadIdx.x / 32 - kWarps, lane = threadIdx.x % 32;
   u32 issued = 0;
 
-  INLINE Producer(const Sm90DecodeMlpParams& p, u32 shared) : ring(p, shared) {}
+  INLINE Producer(const Sm90DecodeMlpParams& p, u32 shared) : ring(ring_of_weights(p, shared)) {}
 
   // One copy each by the first `copies` lanes.
   INLINE void copy_stage(u32 to, u64 from, u32 bytes, int copies) {
-    if (issued++ == ring.stages) __syncthreads();
     ptx::barrier_wait(ring.empty(), ring.parity ^ 1);
     if (lane == 0) ptx::barrier_arrive_expect(ring.full(), copies * bytes);
     __syncwarp();
@@ -134,6 +156,7 @@ struct Producer {
       ptx::bulk_load(ring.data() + to, (const void*)from, bytes, ring.full(), policy);
     }
     ring.next();
+    ++issued;
   }
 
   // The rows of a tile, the gate's before the up's, are dealt out to the warps, there one to a lane.
@@ -155,6 +178,10 @@ struct Producer {
       const u64 from = (!GATE_UP ? p.down : up ? p.up : p.gate) + at;
 #pragma unroll 1
       for (int piece = 0; piece < pieces.count; ++piece) {
+        // There is a limit only where these stages are the first of the ring.
+        if (GATE_UP && issued >= params.limit) {
+          ptx::barrier_wait(ring.full_of(issued - params.limit), 0);
+        }
         copy_stage(to, from + piece * pieces.bytes, half.bytes_of(piece), copies);
       }
     }
@@ -163,10 +190,68 @@ struct Producer {
 
 INLINE void produce(const Sm90DecodeMlpParams& p, u32 shared) {
   Producer producer(p, shared);
-  // Weights are nobody's result: they may be read before the grid that this one depends on ends.
-  if constexpr (kGateUp) producer.copy_half<true>(p);
-  if constexpr (kDown) producer.copy_half<false>(p);
-  if (producer.issued <= p.stages) __syncthreads();
+  producer.copy_half<true>(p);
+  producer.copy_half<false>(p);
+}
+
+// One row of x to each lane, before any weight.
+INLINE void copy_x(const DecodeMlpParams& p, u32 shared) {
+  const int lane = threadIdx.x % 32;
+  const u32 bytes = p.k * kElementBytes, barrier = shared + kXAt;
+  if (lane == 0) {
+    ptx::barrier_init(barrier, 1);
+    ptx::barrier_init_fence();
+    ptx::barrier_arrive_expect(barrier, p.m * bytes);
+  }
+  __syncwarp();
+  if (lane < p.m) {
+    const u64 from = p.x + lane * p.x_stride * kElementBytes;
+    ptx::bulk_load(shared + p.x_at + lane * p.x_pitch, (const void*)from, bytes, barrier);
+  }
+}
+
+// The warp that asks for pieces of tokens.
+struct TokenProducer {
+  Ring ring;
+
+  // A piece of each token's row for each stage of a half, one to a lane.
+  template <bool GATE_UP>
+  INLINE void copy_half(const Sm90DecodeMlpParams& params) {
+    const Half<GATE_UP> half(params);
+    const DecodeMlpParams& p = half.p;
+    const int lane = threadIdx.x % 32;
+    const u64 row = GATE_UP ? p.x + lane * p.x_stride * kElementBytes
+                            : p.h + lane * p.h_stride * kElementBytes;
+#pragma unroll 1
+    for (int first = half.share.first; first < half.share.last; first += half.pieces.tile) {
+#pragma unroll 1
+      for (int piece = 0; piece < half.pieces.count; ++piece) {
+        const u32 bytes = half.bytes_of(piece);
+        ptx::barrier_wait(ring.empty(), ring.parity ^ 1);
+        if (lane == 0) ptx::barrier_arrive_expect(ring.full(), p.m * bytes);
+        __syncwarp();
+        if (lane < p.m) {
+          const u64 from = row + piece * half.pieces.bytes;
+          const u32 to = ring.data() + lane * params.token_pitch;
+          ptx::bulk_load(to, (const void*)from, bytes, ring.full());
+        }
+        ring.next();
+      }
+    }
+  }
+};
+
+INLINE void produce_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
+  TokenProducer producer = {ring_of_tokens(p, shared)};
+  if constexpr (!kStageX) producer.copy_half<true>(p);
+  ptx::barrier_wait(shared + kDoneAt, 0);
+  if (threadIdx.x % 32 == 0) meet_grid(p.block.barrier);
+  __syncwarp();
+  // The other blocks stored h as threads do, and so may this one have x; the copy engine reads the one and
+  // overwrites the other.
+  ptx::fence_async_global();
+  ptx::fence_async_shared();
+  producer.copy_half<false>(p);
 }
 
 // --- The warps that multiply -----------------------------------------------------------------------
@@ -185,31 +270,35 @@ INLINE void multiply_row(Sums& sums, const ptx::Raw<16>& row, const Vectors& v) 
   }
 }
 
-// A unit's products, its rows at `low` and `high`; without HIGH there are eight rows at most.
+// A unit's products, its first eight rows in `low`; without HIGH there are no others.
 template <bool HIGH>
-INLINE void multiply_unit(Sums& sums, u32 low, u32 high, const Vectors& v) {
-  const ptx::Raw<16> a = ptx::load_shared_wide(low);
+INLINE void multiply_unit(Sums& sums, const ptx::Raw<16>& low, const ptx::Raw<16>& high,
+                          const Vectors& v) {
   if constexpr (kTensor) {
-    const ptx::Raw<16> b = ptx::load_shared_wide(high);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      multiply_fragments(*(float(*)[4]) & sums[4 * i], a.word, b.word, v[i]);
+      multiply_fragments(*(float(*)[4]) & sums[4 * i], low.word, high.word, v[i]);
     }
   } else {
-    multiply_row<0>(sums, a, v);
-    if constexpr (HIGH) multiply_row<kTokens>(sums, ptx::load_shared_wide(high), v);
+    multiply_row<0>(sums, low, v);
+    if constexpr (HIGH) multiply_row<kTokens>(sums, high, v);
   }
 }
 
 struct Consumer {
   const Sm90DecodeMlpParams& params;
   u8* const shared;
+  const u32 base;  // the same
   const Place place;
-  Ring ring;
+  Ring ring, tokens;
   int tiles = 0;  // that are finished
 
   INLINE Consumer(const Sm90DecodeMlpParams& p, u8* start)
-      : params(p), shared(start), ring(p, ptx::shared_address(start)) {}
+      : params(p),
+        shared(start),
+        base(ptx::shared_address(start)),
+        ring(ring_of_weights(p, base)),
+        tokens(ring_of_tokens(p, base)) {}
 
   static INLINE void meet() { ptx::named_barrier<1>(kConsumers); }
 
@@ -247,24 +336,15 @@ struct Consumer {
     ++tiles;
   }
 
-  // Multiplies the stages of a half. AHEAD: tokens come from global memory, a stage in advance.
-  template <bool GATE_UP, bool HIGH, bool AHEAD, class Source>
-  INLINE void multiply_half(const Source& source) {
-    // Four tokens of f32 would take 64 registers, eight 128: there the other warps hide the loads.
-    constexpr bool kEarly = AHEAD && kGroup * kVectors <= 8;
+  // Multiplies the stages of a half. PIECES: tokens come in stages, too, else they are x in shared memory.
+  template <bool GATE_UP, bool HIGH, bool PIECES>
+  INLINE void multiply_half() {
+    // A warp's units of a stage are loaded together. Four of four tokens of f32 would take 64 registers.
+    constexpr int kTogether = kGroup * kVectors <= 8 ? kGroup : 1;
     const Half<GATE_UP> half(params);
     const Pieces& pieces = half.pieces;
-    const u32 zeros = ring.shared + kZerosAt;
-    const int units = pieces.bytes / kUnitBytes;  // of a whole piece
-    Vectors ahead[kGroup];
-    const auto load = [&](int i, int piece) {
-      const int unit = place.warp + i * kWarps;
-      if (unit < units) source.load(ahead[i], place, piece * units + unit);
-    };
-    if constexpr (kEarly) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) load(i, 0);
-    }
+    const u32 zeros = base + kZerosAt, x_at = params.block.x_at;
+    const u32 pitch = PIECES ? params.token_pitch : params.block.x_pitch;
     // Little code: the first pass of a launch reads all of it from memory.
 #pragma unroll 1
     for (int first = half.share.first; first < half.share.last; first += pieces.tile) {
@@ -276,71 +356,52 @@ struct Consumer {
       Sums sums = {};
 #pragma unroll 1
       for (int piece = 0; piece < pieces.count; ++piece) {
-        const int bytes = half.bytes_of(piece), next = piece + 1 == pieces.count ? 0 : piece + 1;
-        const bool more = next != 0 || first + pieces.tile < half.share.last;
+        const int bytes = half.bytes_of(piece);
+        if constexpr (PIECES) ptx::barrier_wait(tokens.full(), tokens.parity);
         ptx::barrier_wait(ring.full(), ring.parity);
+        const u32 rows_at = ring.data();
+        const u8* tokens_at = shared + x_at;
+        tokens_at += PIECES ? tokens.stage * tokens.stage_bytes : piece * pieces.bytes;
+#pragma unroll (kTogether == 1 ? 1 : kGroup)
+        for (int start = 0; start < kGroup; start += kTogether) {
+          ptx::Raw<16> a[kTogether], b[kTogether];
+          Vectors v[kTogether];
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-          const int unit = place.warp + i * kWarps, at = unit * kUnitBytes + place.offset;
-          if (unit * kUnitBytes < bytes) {
-            const u32 from = ring.data() + at;
-            // What lies behind the last 16 bytes of a row is an older stage's.
+          for (int i = 0; i < kTogether; ++i) {
+            const int unit = place.warp + (start + i) * kWarps;
+            const int at = unit * kUnitBytes + place.offset;
+            // What lies behind the last 16 bytes of a row is an older stage's, or nobody's.
             const bool exists = at < bytes;
-            const u32 low_from = exists ? from + low_at : zeros;
-            const u32 high_from = exists ? from + high_at : zeros;
-            if constexpr (kEarly) {
-              multiply_unit<HIGH>(sums, low_from, high_from, ahead[i]);
-            } else {
-              Vectors v;
-              source.load(v, place, piece * units + unit);
-              multiply_unit<HIGH>(sums, low_from, high_from, v);
+            a[i] = ptx::load_shared_wide(exists ? rows_at + low_at + at : zeros);
+            if (kTensor || HIGH) {
+              b[i] = ptx::load_shared_wide(exists ? rows_at + high_at + at : zeros);
             }
+            const StagedTokens source = {tokens_at, pitch, exists ? params.block.m : 0};
+            source.load(v[i], place, unit);
           }
-          if (kEarly && more) load(i, next);
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) multiply_unit<HIGH>(sums, a[i], b[i], v[i]);
         }
         __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ring.empty());
+        if (threadIdx.x % 32 == 0) {
+          ptx::barrier_arrive(ring.empty());
+          if constexpr (PIECES) ptx::barrier_arrive(tokens.empty());
+        }
         ring.next();
+        if constexpr (PIECES) tokens.next();
       }
       finish_tile<GATE_UP>(sums, first, rows);
     }
   }
 
-  // x and h lie in the same place, one after the other.
-  INLINE StagedTokens staged(u32 pitch) const {
-    return {shared + params.block.x_at, pitch, params.block.m};
-  }
-
-  INLINE void multiply_gate_up() {
+  // Rows of h are read in whole 16 bytes, and what lies behind them meets weights that are zero.
+  INLINE void pad_h() {
     const DecodeMlpParams& p = params.block;
-    if constexpr (STAGE_X != 0) {
-      multiply_half<true, true, false>(staged(p.x_pitch));
-    } else {
-      const Tokens x = {p.x, p.x_stride * kElementBytes, p.m, p.k * kElementBytes};
-      multiply_half<true, true, true>(x);
-    }
-    // Rows of h are read in whole 16 bytes, and what lies behind them meets weights that are zero.
-    if (blockIdx.x + 1 == gridDim.x) {
-      const int padding = (int)p.h_stride - p.features;
-      for (int i = threadIdx.x; i < padding * p.m; i += kConsumers) {
-        const i64 at = i / padding * p.h_stride + p.features + i % padding;
-        ptx::store_for_grid((Element*)p.h + at, (Element)0);
-      }
-    }
-  }
-
-  template <bool HIGH>
-  INLINE void multiply_down() {
-    const DecodeMlpParams& p = params.block;
-    const Tokens h = {p.h, p.h_stride * kElementBytes, p.m, p.features * kElementBytes};
-    if constexpr (STAGE_H != 0) {
-      const int padded = (h.bytes + 15) / 16 * 16 / kElementBytes;
-      stage_rows<kUnitBytes, kConsumers, true>(p.h, p.h_stride, p.m, padded, 1u, shared + p.x_at,
-                                               params.h_pitch);
-      meet();
-      multiply_half<false, HIGH, false>(staged(params.h_pitch));
-    } else {
-      multiply_half<false, HIGH, true>(h);
+    if (blockIdx.x + 1 != gridDim.x) return;
+    const int padding = (int)p.h_stride - p.features;
+    for (int i = threadIdx.x; i < padding * p.m; i += kConsumers) {
+      const i64 at = i / padding * p.h_stride + p.features + i % padding;
+      ptx::store_for_grid((Element*)p.h + at, (Element)0);
     }
   }
 };
@@ -349,44 +410,46 @@ INLINE void consume(const Sm90DecodeMlpParams& params, u8* shared) {
   const DecodeMlpParams& p = params.block;
   Consumer consumer(params, shared);
   if (threadIdx.x < 4) ((u32*)(shared + kZerosAt))[threadIdx.x] = 0;
-  ptx::grid_dependency_wait();
-  if (PART == 1) ptx::grid_dependency_launch();
-  if constexpr (kGateUp && STAGE_X != 0) {
+  const bool whole = x_is_whole(p);
+  if (kStageX && !whole) {
     stage_rows<kUnitBytes, kConsumers>(p.x, p.x_stride, p.m, p.k, p.x_wide, shared + p.x_at,
                                        p.x_pitch);
   }
-  __syncthreads();
-  if constexpr (kGateUp) consumer.multiply_gate_up();
-  if constexpr (kGateUp && kDown) {
-    Consumer::meet();
-    if (threadIdx.x == 0) meet_grid(p.barrier);
-    Consumer::meet();
-  }
-  if constexpr (kDown) {
-    // Tensor cores multiply 16 rows at a time anyway.
-    if (kTensor || params.down.tile > 8) {
-      consumer.multiply_down<true>();
-    } else {
-      consumer.multiply_down<false>();
-    }
-  }
+  Consumer::meet();
+  if (kStageX && whole) ptx::barrier_wait(consumer.base + kXAt, 0);
+  consumer.multiply_half<true, true, !kStageX>();
+  consumer.pad_h();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::barrier_arrive(consumer.base + kDoneAt);
+  // Tensor cores multiply 16 rows at a time anyway.
+  consumer.multiply_half<false, kTensor || DOWN_HIGH != 0, true>();
 }
 
-KERNEL(kThreads, PART == 0 ? 1 : 2, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
+KERNEL(kThreads, 1, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
   u8* shared = ptx::dynamic_shared();
   const u32 barriers = ptx::shared_address(shared);
+  const u32 warp = threadIdx.x / 32;
+  if (kStageX && warp == kWarps && x_is_whole(p.block)) copy_x(p.block, barriers);
   // Lanes of a warp would set up theirs one after the other, too.
   if (threadIdx.x % 32 == 0) {
-    for (u32 s = threadIdx.x / 32; s < p.stages; s += kThreads / 32) {
+    for (u32 s = warp; s < p.stages; s += kThreads / 32) {
       ptx::barrier_init(barriers + 16 * s, kProducers);
       ptx::barrier_init(barriers + 16 * s + 8, kWarps);
     }
+    if (warp < p.token_stages) {
+      ptx::barrier_init(barriers + kTokensAt + 16 * warp, 1);
+      ptx::barrier_init(barriers + kTokensAt + 16 * warp + 8, kWarps);
+    }
+    if (warp == 0) ptx::barrier_init(barriers + kDoneAt, kWarps);
     ptx::barrier_init_fence();
   }
+  static_assert(kMostTokenStages <= kThreads / 32, "a barrier of each warp");
   __syncthreads();
   if (threadIdx.x < kConsumers) {
     consume(p, shared);
-  } else {
+  } else if (threadIdx.x < kWeightThreads) {
     produce(p, barriers);
+  } else {
+    produce_tokens(p, barriers);
   }
 }

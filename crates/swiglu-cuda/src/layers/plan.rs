@@ -71,9 +71,9 @@ impl Choice {
     }
 
     /// Whether it is taken only where a tuning record says so.
-    fn waits_for_tuning(self) -> bool {
+    fn waits_for_tuning(self, problem: &Problem) -> bool {
         match self {
-            Choice::Decode(design) => Design::TUNED.contains(&design),
+            Choice::Decode(design) => design.waits_for_tuning(problem),
             Choice::Fused(kernel) => {
                 let form = kernel.form();
                 form.share * form.split > 1
@@ -161,7 +161,7 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
             return (choice, Why::Fastest(origin, tuned.m));
         }
     }
-    let known = |choice: &Choice| !choice.waits_for_tuning() && admitted(choice);
+    let known = |choice: &Choice| !choice.waits_for_tuning(problem) && admitted(choice);
     let costs = Choice::all().filter(known).map(|c| (c, c.seconds(cuda, problem)));
     match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
         Some((choice, seconds)) => (choice, Why::LowestCost(seconds)),
@@ -221,7 +221,7 @@ fn decoded_because(cuda: &Cuda, problem: &Problem) -> Option<decode_mlp::Obstacl
     problem.quantized?;
     let check =
         |design| Decode::check_problem(design, &of_pass(problem), cuda.decode_limits()).map(drop);
-    match Design::ALL.map(check) {
+    match Design::UNPACKING.map(check) {
         // Without features nothing is multiplied, however weights are stored.
         [Err(why), Err(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
         _ => None,
@@ -357,7 +357,7 @@ impl Cuda {
                 }
                 (Ok(()), Some(seconds)) => {
                     let expected = format!("{:.2} times as long expected", seconds / best);
-                    match choice.waits_for_tuning() {
+                    match choice.waits_for_tuning(problem) {
                         true => {
                             format!("{expected}; taken only once `swiglu tune` has measured it")
                         }

@@ -4,7 +4,7 @@ use swiglu_core::quant::{BlockType, QuantizedType};
 use swiglu_core::{Activation, DType, Numerics, Problem};
 
 use super::super::gate::GateCode;
-use super::sm90_decode_mlp::{self, Ring};
+use super::sm90_decode_mlp::{self, Feeding};
 use super::{Limits, Obstacle};
 use crate::context::Cuda;
 use crate::error::Result;
@@ -138,8 +138,8 @@ pub(super) enum Part {
 pub(super) enum Feed {
     /// Each lane copies what it multiplies: `decode_mlp.cu`.
     Lanes,
-    /// By the copy engine, and whether h is copied there, too: `sm90_decode_mlp.cu`.
-    CopyEngine { ring: Ring, stage_h: bool },
+    /// By the copy engine: `sm90_decode_mlp.cu`.
+    CopyEngine(Feeding),
 }
 
 /// What a launch is compiled and shaped for.
@@ -181,7 +181,7 @@ impl Config {
     pub(super) fn ring(&self) -> usize {
         match self.feed {
             Feed::Lanes => Self::ring_bytes(self.warps, self.depth, self.formats),
-            Feed::CopyEngine { ring, .. } => ring.bytes(),
+            Feed::CopyEngine(feeding) => feeding.ring.bytes(),
         }
     }
 
@@ -189,7 +189,7 @@ impl Config {
     pub(super) fn threads(&self) -> usize {
         let copying = match self.feed {
             Feed::Lanes => 0,
-            Feed::CopyEngine { .. } => sm90_decode_mlp::producers(self.part),
+            Feed::CopyEngine(_) => sm90_decode_mlp::COPYING,
         };
         (self.warps + copying) * 32
     }
@@ -298,9 +298,9 @@ impl Config {
             ("PART", self.part as usize),
         ];
         let [f, g, h, i, j] = shared.map(|(name, value)| define(name, value));
-        if let Feed::CopyEngine { stage_h, .. } = self.feed {
-            let [k, l, m, n] = sm90_decode_mlp::defines(self.part, stage_h);
-            let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n];
+        if let Feed::CopyEngine(feeding) = self.feed {
+            let [j, k, l, m] = feeding.defines();
+            let all = [a, b, c, d, e, f, g, h, i, j, k, l, m];
             return Variant::new(&sm90_decode_mlp::FILE, all);
         }
         let rest = [
@@ -317,7 +317,7 @@ impl Config {
         let entry = match (self.part, self.feed) {
             (Part::Sequential, _) => "sequential_mlp",
             (_, Feed::Lanes) => "decode_mlp",
-            (_, Feed::CopyEngine { .. }) => "sm90_decode_mlp",
+            (_, Feed::CopyEngine(_)) => "sm90_decode_mlp",
         };
         cuda.function(&self.variant(code), entry, self.shared as u32)
     }

@@ -21,6 +21,7 @@ use crate::stream::Stream;
 pub(super) use config::files;
 use config::{Config, Feed, Part};
 pub(crate) use config::{Format, MOST_TOKENS};
+use sm90_decode_mlp::Form;
 pub(super) use variants::{sm90_variants, variants};
 
 /// How the decode kernel computes a feed-forward block.
@@ -31,39 +32,47 @@ pub enum Design {
     OneLaunch,
     /// Two, the second of which starts while the first ends, where the device can do that.
     TwoLaunches,
-    /// As [`Design::OneLaunch`], with weights that come through the copy engine of sm_90.
+    /// As [`Design::OneLaunch`], with weights that come through the copy engine of sm_90, and 8 warps that
+    /// multiply.
     BulkOneLaunch,
-    /// As [`Design::TwoLaunches`], with weights that come through the copy engine of sm_90.
-    BulkTwoLaunches,
+    /// The same with twice the warps that multiply, and stages of twice the size.
+    BulkOneLaunchWide,
     /// One launch of one thread block, as a warning: fused, and on one multiprocessor. Only
     /// measurements ask for it.
     Sequential,
 }
 
 impl Design {
-    /// What plans choose from.
-    pub(crate) const ALL: [Design; 2] = [Design::OneLaunch, Design::TwoLaunches];
-    /// What plans take only where a tuning record says so: nothing the cost model expects of them was ever
-    /// held against a measurement.
-    pub(crate) const TUNED: [Design; 2] = [Design::BulkOneLaunch, Design::BulkTwoLaunches];
+    /// Those of every architecture, which unpack quantised weights.
+    pub(crate) const UNPACKING: [Design; 2] = [Design::OneLaunch, Design::TwoLaunches];
 
-    /// Both.
+    /// What plans choose from.
     pub(crate) fn every() -> impl Iterator<Item = Design> {
-        Self::ALL.into_iter().chain(Self::TUNED)
+        Self::UNPACKING.into_iter().chain([Design::BulkOneLaunch, Design::BulkOneLaunchWide])
+    }
+
+    /// Whether plans take it for a problem only where a tuning record says so: the cost model was fitted to
+    /// what the copy engine feeds with 16-bit values, whose products are a fraction of f32's.
+    pub(crate) fn waits_for_tuning(self, problem: &Problem) -> bool {
+        problem.dtype == DType::F32 && self.feeds_by_copy_engine()
+    }
+
+    fn feeds_by_copy_engine(self) -> bool {
+        matches!(self, Design::BulkOneLaunch | Design::BulkOneLaunchWide)
     }
 
     /// The kernel's name.
     pub(crate) fn kernel(self) -> &'static str {
         match self {
             Design::OneLaunch | Design::TwoLaunches => "decode_mlp",
-            Design::BulkOneLaunch | Design::BulkTwoLaunches => "sm90_decode_mlp",
+            Design::BulkOneLaunch | Design::BulkOneLaunchWide => "sm90_decode_mlp",
             Design::Sequential => "sequential_mlp",
         }
     }
 
     /// Whether it takes weights in blocks.
     pub(crate) fn unpacks(self) -> bool {
-        Self::ALL.contains(&self)
+        Self::UNPACKING.contains(&self)
     }
 }
 
@@ -72,8 +81,8 @@ impl fmt::Display for Design {
         f.pad(match self {
             Design::OneLaunch => "decode_mlp one launch",
             Design::TwoLaunches => "decode_mlp two launches",
-            Design::BulkOneLaunch => "sm90_decode_mlp one launch",
-            Design::BulkTwoLaunches => "sm90_decode_mlp two launches",
+            Design::BulkOneLaunch => "sm90_decode_mlp 8 warps",
+            Design::BulkOneLaunchWide => "sm90_decode_mlp 16 warps",
             Design::Sequential => "sequential_mlp",
         })
     }
@@ -165,9 +174,6 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// How a part of a problem is launched on a device.
-type Fit = fn(Part, &Problem, &Limits) -> Result<Config, Obstacle>;
-
 /// The launches of a call: data, until they are enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decode {
@@ -196,35 +202,36 @@ impl Decode {
             return Err(Obstacle::Extent(largest / 16));
         }
         let programmatic = limits.programmatic;
-        let one = |fit: Fit| {
-            if !limits.cooperative {
-                return Err(Obstacle::NotCooperative);
-            }
-            let first = fit(Part::Both, problem, limits)?;
-            Ok(Self { design, first, second: None, programmatic })
-        };
-        let two = |fit: Fit| {
-            let first = fit(Part::GateUp, problem, limits)?;
-            let second = Some(fit(Part::Down, problem, limits)?);
-            Ok(Self { design, first, second, programmatic })
-        };
-        match design {
-            Design::OneLaunch => one(Config::fit),
-            Design::TwoLaunches => two(Config::fit),
-            Design::BulkOneLaunch => one(Config::fit_sm90),
-            Design::BulkTwoLaunches => two(Config::fit_sm90),
+        let alone = design != Design::TwoLaunches && design != Design::Sequential;
+        if alone && !limits.cooperative {
+            return Err(Obstacle::NotCooperative);
+        }
+        let first = match design {
+            Design::OneLaunch => Config::fit(Part::Both, problem, limits)?,
+            Design::TwoLaunches => Config::fit(Part::GateUp, problem, limits)?,
+            Design::BulkOneLaunch => Config::fit_sm90(&Form::NARROW, problem, limits)?,
+            Design::BulkOneLaunchWide => Config::fit_sm90(&Form::WIDE, problem, limits)?,
             Design::Sequential => {
                 if let Some(types) = problem.quantized {
                     return Err(Obstacle::Blocks(types.gate_up));
                 }
-                let first = Config::sequential(problem.m)?;
-                Ok(Self { design, first, second: None, programmatic })
+                Config::sequential(problem.m)?
             }
-        }
+        };
+        let second = match design {
+            Design::TwoLaunches => Some(Config::fit(Part::Down, problem, limits)?),
+            _ => None,
+        };
+        Ok(Self { design, first, second, programmatic })
     }
 
     pub(crate) fn design(&self) -> Design {
         self.design
+    }
+
+    /// Whether x is copied to shared memory as a whole.
+    pub(crate) fn stages_x(&self) -> bool {
+        self.first.stage_x
     }
 
     /// By name, for people.
@@ -312,8 +319,9 @@ impl Decode {
         unsafe {
             match config.feed {
                 Feed::Lanes => enqueue(stream, &function, &launch, &params),
-                Feed::CopyEngine { ring, .. } => {
-                    enqueue(stream, &function, &launch, &Sm90Params { block: params, ring })
+                Feed::CopyEngine(feeding) => {
+                    let params = Sm90Params { block: params, ring: feeding.ring };
+                    enqueue(stream, &function, &launch, &params)
                 }
             }
         }

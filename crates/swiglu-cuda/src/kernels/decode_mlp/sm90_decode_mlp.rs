@@ -10,18 +10,47 @@ use crate::jit::{Define, KernelFile, define};
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_decode_mlp.cu", include_str!("../../../device/sm90_decode_mlp.cu"));
 
-/// Warps that multiply.
-pub(super) const WARPS: usize = 8;
-/// Units of 64 bytes of a stage that a warp multiplies at most.
-const GROUP: usize = 4;
-/// Bytes of a row in a stage at most.
-const MOST_PIECE: usize = GROUP * WARPS * UNIT;
 const UNIT: usize = 64;
-/// Where the ring begins in shared memory: behind two barriers for each of the most stages, and zeros.
-const RING_AT: usize = 16 * MOST_STAGES + 128;
-const MOST_STAGES: usize = 64;
-/// What stages are to hold: 16 rows of 1 KiB, an odd multiple of 64 bytes apart.
-const STAGE_BYTES: usize = 16 * (1024 + UNIT);
+/// Warps that ask for weights.
+const PRODUCERS: usize = 4;
+/// Those, and the one that asks for tokens.
+pub(super) const COPYING: usize = PRODUCERS + 1;
+/// Where the ring begins in shared memory: behind barriers and zeros.
+const RING_AT: usize = 768;
+const MOST_STAGES: usize = 32;
+/// Of the ring of tokens, and the bytes it may take where x takes less.
+const MOST_TOKEN_STAGES: usize = 12;
+const TOKEN_BYTES: usize = 24 * 1024;
+/// Bytes of gate and up rows under way, where there is a limit: see the head of the device file.
+const UNDER_WAY: usize = 60 * 1024;
+
+/// How many multiply, and in pieces of what size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Form {
+    pub(super) warps: usize,
+    /// What stages are to hold: 16 rows of 1 or 2 KiB, an odd multiple of 64 bytes apart.
+    stage_bytes: usize,
+    /// Whether gate and up rows are asked for in moderation where they all fit into the ring: measured with
+    /// 8 warps only.
+    limited: bool,
+}
+
+impl Form {
+    pub(super) const NARROW: Self =
+        Self { warps: 8, stage_bytes: 16 * (1024 + UNIT), limited: true };
+    pub(super) const WIDE: Self =
+        Self { warps: 16, stage_bytes: 16 * (2048 + UNIT), limited: false };
+
+    /// Bytes of a row that the warps multiply in one turn.
+    fn turn(&self) -> usize {
+        self.warps * UNIT
+    }
+
+    /// Units of a stage for each warp at most: the device file is compiled for 2 or 4.
+    fn group(&self, [gate_up, down]: [Pieces; 2]) -> usize {
+        if gate_up.bytes.max(down.bytes) as usize > 2 * self.turn() { 4 } else { 2 }
+    }
+}
 
 /// How the rows of a matrix are cut, as in the device file.
 #[repr(C)]
@@ -42,14 +71,15 @@ pub(super) struct Pieces {
 impl Pieces {
     /// `total` features or columns for `grid` blocks: even shares, in even tiles of at most `most`, each of
     /// them `lines` rows of `row` bytes, in even pieces.
-    fn new([total, grid]: [usize; 2], most: usize, lines: usize, row: usize) -> Self {
+    fn new(form: &Form, [total, grid]: [usize; 2], most: usize, lines: usize, row: usize) -> Self {
         let largest = total.div_ceil(grid);
         let tile = largest.div_ceil(largest.div_ceil(most));
-        let room = STAGE_BYTES / (lines * tile) / UNIT * UNIT;
-        // An odd multiple of 64 bytes.
-        let widest = if room.is_multiple_of(2 * UNIT) { room - UNIT } else { room };
+        let room = form.stage_bytes / (lines * tile) / UNIT * UNIT;
+        // An odd multiple of 64 bytes; from 1 KiB on rather whole turns of the warps.
+        let room = if room.is_multiple_of(2 * UNIT) { room - UNIT } else { room };
+        let room = if room < 1536 { room.min(1024) } else { room.min(2048) };
         let row = row.next_multiple_of(16);
-        let bytes = row.div_ceil(row.div_ceil(widest.min(MOST_PIECE))).next_multiple_of(UNIT);
+        let bytes = row.div_ceil(row.div_ceil(room)).next_multiple_of(UNIT);
         let count = row.div_ceil(bytes);
         let numbers = [tile, bytes, pitch(bytes), count, total / grid, total % grid];
         let [tile, bytes, pitch, count, share, rest] = numbers.map(counted);
@@ -67,7 +97,7 @@ impl Pieces {
     }
 }
 
-/// The ring that the copy engine fills, and what lies behind it.
+/// The rings that the copy engine fills, and what lies around them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Ring {
@@ -75,8 +105,10 @@ pub(super) struct Ring {
     down: Pieces,
     stages: u32,
     stage_bytes: u32,
+    limit: u32,
     slots_at: u32,
-    h_pitch: u32,
+    token_stages: u32,
+    token_pitch: u32,
 }
 
 impl Ring {
@@ -85,32 +117,36 @@ impl Ring {
     }
 }
 
-/// Which tokens are copied to shared memory, and the least ring that this must leave.
-struct Staging {
-    x: bool,
-    h: bool,
-    ring: usize,
+/// How weights and tokens come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Feeding {
+    pub(super) ring: Ring,
+    /// Units of a stage that a warp multiplies at most: 2 or 4.
+    pub(super) group: usize,
+    /// Whether down tiles have more than eight rows.
+    pub(super) down_high: bool,
 }
 
-/// In order of preference. 21 KB are under way at any time; while blocks wait for each other, 30 to 50
-/// KB more arrive.
-fn stagings(part: Part) -> &'static [Staging] {
-    const NONE: Staging = Staging { x: false, h: false, ring: 2 * STAGE_BYTES };
-    match part {
-        Part::GateUp => &[Staging { x: true, h: false, ring: 3 * STAGE_BYTES }, NONE],
-        Part::Down => &[Staging { x: false, h: true, ring: 3 * STAGE_BYTES }, NONE],
-        Part::Both | Part::Sequential => &[
-            Staging { x: true, h: true, ring: 6 * STAGE_BYTES },
-            Staging { x: true, h: false, ring: 3 * STAGE_BYTES },
-            NONE,
-        ],
+impl Feeding {
+    /// What the device file is compiled with beside the rest.
+    pub(super) fn defines(&self) -> [Define; 4] {
+        [
+            define("PRODUCERS", PRODUCERS),
+            define("GROUP", self.group),
+            define("DOWN_HIGH", usize::from(self.down_high)),
+            define("RING_AT", RING_AT),
+        ]
     }
 }
 
+/// Whether x lies in shared memory, and the least ring that this must leave, in order of preference. 21 KB
+/// are under way at any time; while blocks wait for each other, 30 to 50 KB more arrive.
+const STAGINGS: [(bool, usize); 2] = [(true, 68 * 1024), (false, 34 * 1024)];
+
 impl Config {
-    /// The largest ring beside x and h in shared memory, if it is large enough; else without them.
+    /// The longest ring that fits, x in shared memory if possible.
     pub(super) fn fit_sm90(
-        part: Part,
+        form: &Form,
         problem: &Problem,
         limits: &Limits,
     ) -> Result<Self, Obstacle> {
@@ -121,18 +157,11 @@ impl Config {
             return Err(Obstacle::OnlyElements(types.gate_up));
         }
         let math = Math::of(problem.dtype, problem.m)?;
-        // Two blocks of the two launches can be on a multiprocessor together: the system keeps 1 KiB
-        // of each block's half.
-        let half = (limits.shared + 1024) / 2 - 1024;
-        let budgets = [half, limits.shared];
-        let budgets = if part == Part::Both { &budgets[1..] } else { &budgets[..] };
         let mut least = usize::MAX;
-        for staging in stagings(part) {
-            for &budget in budgets {
-                match Self::with_ring(part, math, problem, limits, staging, budget) {
-                    Ok(config) => return Ok(config),
-                    Err(needed) => least = least.min(needed),
-                }
+        for (stage_x, ring) in STAGINGS {
+            match Self::with_ring(form, math, problem, limits, (stage_x, ring)) {
+                Ok(config) => return Ok(config),
+                Err(needed) => least = least.min(needed),
             }
         }
         Err(Obstacle::SharedMemory { needed: least, given: limits.shared })
@@ -141,67 +170,62 @@ impl Config {
     /// With as many stages as there is room for and use of, or the bytes of shared memory that the
     /// least ring would need.
     fn with_ring(
-        part: Part,
+        form: &Form,
         math: Math,
         problem: &Problem,
         limits: &Limits,
-        staging: &Staging,
-        budget: usize,
+        (stage_x, least): (bool, usize),
     ) -> Result<Self, usize> {
         let grid = limits.multiprocessors.max(1);
         let size = problem.dtype.size();
         let [x_row, h_row] = [problem.hidden, problem.intermediate].map(|k| k * size);
-        let gate_up = Pieces::new([problem.intermediate, grid], 8, 2, x_row);
-        let down = Pieces::new([problem.hidden, grid], 16, 1, h_row);
-        let [x_pitch, h_pitch] = [x_row, h_row].map(|row| pitch(row.next_multiple_of(UNIT)));
-        // (stages of a block, bytes of one)
-        let of_gate_up = (gate_up.stages(), gate_up.stage_bytes(2));
-        let of_down = (down.stages(), down.stage_bytes(1));
-        let (used, stage_bytes) = match part {
-            Part::GateUp => of_gate_up,
-            Part::Down => of_down,
-            Part::Both | Part::Sequential => {
-                (of_gate_up.0 + of_down.0, of_gate_up.1.max(of_down.1))
-            }
+        let gate_up = Pieces::new(form, [problem.intermediate, grid], 8, 2, x_row);
+        let down = Pieces::new(form, [problem.hidden, grid], 16, 1, h_row);
+        let x_pitch = pitch(x_row.next_multiple_of(UNIT));
+        let stage_bytes = gate_up.stage_bytes(2).max(down.stage_bytes(1));
+        let slots = 2 * form.warps * math.tokens() * 16 * size_of::<f32>();
+
+        // Pieces of h take the place of x.
+        let x = if stage_x { problem.m * x_pitch } else { 0 };
+        let (token_pitch, token_uses) = match stage_x {
+            true => (down.pitch as usize, down.stages()),
+            false => (gate_up.pitch.max(down.pitch) as usize, gate_up.stages() + down.stages()),
         };
-        let slots = 2 * WARPS * math.tokens() * 16 * size_of::<f32>();
-        let x = if staging.x { problem.m * x_pitch } else { 0 };
-        let h = if staging.h { problem.m * h_pitch } else { 0 };
-        let around = RING_AT + slots + x.max(h);
-        let stages = (budget.saturating_sub(around) / stage_bytes).min(used).min(MOST_STAGES);
-        let enough = staging.ring.div_ceil(stage_bytes).min(used).min(MOST_STAGES);
+        let of_tokens = problem.m * token_pitch;
+        let room = (x.max(TOKEN_BYTES) / of_tokens).max(2);
+        let token_stages = room.min(token_uses).min(MOST_TOKEN_STAGES);
+
+        let around = RING_AT + slots + x.max(token_stages * of_tokens);
+        let used = (gate_up.stages() + down.stages()).min(MOST_STAGES);
+        let stages = (limits.shared.saturating_sub(around) / stage_bytes).min(used);
+        let enough = least.div_ceil(stage_bytes).max(2).min(used);
         if stages < enough {
             return Err(around + enough * stage_bytes);
         }
+        let limit = match form.limited && gate_up.stages() <= stages {
+            true => UNDER_WAY.div_ceil(stage_bytes) as u32,
+            false => u32::MAX,
+        };
         let slots_at = RING_AT + stages * stage_bytes;
-        let [stages, stage_bytes, h_pitch] = [stages, stage_bytes, h_pitch].map(|n| n as u32);
-        let ring = Ring { gate_up, down, stages, stage_bytes, slots_at: slots_at as u32, h_pitch };
+        let [stages, stage_bytes, token_stages, token_pitch] =
+            [stages, stage_bytes, token_stages, token_pitch].map(|n| n as u32);
+        let slots_end = slots_at + slots;
+        let slots_at = slots_at as u32;
+        let ring =
+            Ring { gate_up, down, stages, stage_bytes, limit, slots_at, token_stages, token_pitch };
+        let down_high = matches!(math, Math::Tensor(_)) || down.tile > 8;
+        let feeding = Feeding { ring, group: form.group([gate_up, down]), down_high };
         Ok(Self {
-            part,
+            part: Part::Both,
             math,
-            feed: Feed::CopyEngine { ring, stage_h: staging.h },
-            stage_x: staging.x,
-            warps: WARPS,
+            feed: Feed::CopyEngine(feeding),
+            stage_x,
+            warps: form.warps,
             grid,
-            x_at: slots_at + slots,
+            x_at: slots_end,
             x_pitch,
-            shared: slots_at + slots + x.max(h),
+            shared: around - RING_AT - slots + slots_end,
             ..Self::NOTHING
         })
     }
-}
-
-/// Warps that ask for copies: see the head of the device file.
-pub(super) fn producers(part: Part) -> usize {
-    if part == Part::Both { 4 } else { 2 }
-}
-
-/// What the device file is compiled with beside the rest.
-pub(super) fn defines(part: Part, stage_h: bool) -> [Define; 4] {
-    [
-        define("PRODUCERS", producers(part)),
-        define("STAGE_H", usize::from(stage_h)),
-        define("RING_AT", RING_AT),
-        define("MOST_PIECE", MOST_PIECE),
-    ]
 }

@@ -5,34 +5,34 @@ use swiglu_core::DType;
 use super::super::gate::GateCode;
 use super::super::{NamedVariant, default_code};
 use super::config::{Config, Feed, Format, MOST_TOKENS, Math, Part};
-use super::sm90_decode_mlp::{Ring, WARPS};
+use super::sm90_decode_mlp::{Feeding, Form, Ring};
 use crate::jit::Variant;
 
-/// Of `sm90_decode_mlp.cu`: every activation and mode; every class of tokens and place of x and h with the
-/// default one.
+/// Of `sm90_decode_mlp.cu`: every activation and mode; every class of tokens, form, length of pieces and
+/// place of x with the default one.
 pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
-    let named = |code: GateCode, part, math: Math, stage_x, stage_h| {
-        let feed = Feed::CopyEngine { ring: Ring::default(), stage_h };
-        let config = Config { part, math, feed, stage_x, warps: WARPS, ..Config::NOTHING };
-        let x = if stage_x || part == Part::Down { "" } else { " cached-x" };
-        let h = if stage_h || part == Part::GateUp { "" } else { " cached-h" };
-        let (code_name, part, tokens) = (code.name(), part_name(part), math.tokens());
+    let named = |code: GateCode, form: &Form, group, math: Math, down_high, stage_x| {
+        let down_high = down_high || matches!(math, Math::Tensor(_));
+        let feed = Feed::CopyEngine(Feeding { ring: Ring::default(), group, down_high });
+        let config = Config { math, feed, stage_x, warps: form.warps, ..Config::NOTHING };
+        let high = if down_high { "" } else { " low" };
+        let x = if stage_x { "" } else { " x in pieces" };
+        let (code_name, tokens, warps) = (code.name(), math.tokens(), form.warps);
         NamedVariant {
-            name: format!("{code_name} {part} {tokens} tokens{x}{h} copy engine"),
+            name: format!("{code_name} {tokens} tokens copy engine {warps}x{group}{high}{x}"),
             variant: config.variant(code),
         }
     };
     let most = if dtype == DType::F32 { Math::Fma(4) } else { Math::Tensor(8) };
     let codes = GateCode::all(dtype).into_iter();
-    let mut all: Vec<_> = codes.map(|code| named(code, Part::Both, most, true, false)).collect();
+    let mut all: Vec<_> =
+        codes.map(|code| named(code, &Form::NARROW, 2, most, true, true)).collect();
     let default = default_code(dtype);
     for math in [1, 2, 4, 8, 16].into_iter().filter_map(|m| Math::of(dtype, m).ok()) {
-        for (x, h) in [(true, true), (true, false), (false, false)] {
-            all.push(named(default, Part::Both, math, x, h));
-        }
-        for staged in [true, false] {
-            all.push(named(default, Part::GateUp, math, staged, false));
-            all.push(named(default, Part::Down, math, false, staged));
+        for (form, group) in [(Form::NARROW, 2), (Form::NARROW, 4), (Form::WIDE, 2)] {
+            all.push(named(default, &form, group, math, true, true));
+            all.push(named(default, &form, group, math, false, true));
+            all.push(named(default, &form, group, math, true, false));
         }
     }
     without_doubles(all)

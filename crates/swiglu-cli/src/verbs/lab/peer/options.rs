@@ -62,7 +62,7 @@ pub(super) enum DesignChoice {
     TwoLaunches,
     /// The same by the copy engine of sm_90.
     BulkOneLaunch,
-    BulkTwoLaunches,
+    BulkOneLaunchWide,
     /// The gated linear layer, then cuBLASLt.
     Steps,
     /// One thread block: the warning.
@@ -75,7 +75,7 @@ impl DesignChoice {
             DesignChoice::OneLaunch => Some(DecodeDesign::OneLaunch),
             DesignChoice::TwoLaunches => Some(DecodeDesign::TwoLaunches),
             DesignChoice::BulkOneLaunch => Some(DecodeDesign::BulkOneLaunch),
-            DesignChoice::BulkTwoLaunches => Some(DecodeDesign::BulkTwoLaunches),
+            DesignChoice::BulkOneLaunchWide => Some(DecodeDesign::BulkOneLaunchWide),
             DesignChoice::Steps => None,
             DesignChoice::Sequential => Some(DecodeDesign::Sequential),
         }
