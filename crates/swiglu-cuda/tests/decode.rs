@@ -357,6 +357,41 @@ fn forward<T: Element>(layer: &Mlp<T>, stream: &Stream, x: &DeviceMatrix<T>) -> 
     y.to_host().unwrap()
 }
 
+/// x that begins anywhere in a row of something larger: the same bits, whether its rows are whole 16 bytes
+/// or not.
+#[test]
+fn x_in_the_middle_of_a_row() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    for m in [1, 2, 5, 12] {
+        let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 104, 70], DType::Bf16) };
+        let parameters = Parameters::<bf16>::new(&case).unwrap();
+        let x = random::normal_matrix::<bf16>(m as u64, m, 104, 1.0).unwrap();
+        let reference = bounds::mlp(x.view(), &parameters.mlp()).unwrap();
+        // (columns around x, where x begins)
+        let places = [(0, 0), (16, 8), (16, 3), (5, 0), (5, 5)].map(|(more, at)| {
+            let (columns, width) = (at..at + 104, 104 + more);
+            let mut all = vec![bf16::from_f32(f32::NAN); m * width];
+            for (row, x) in all.chunks_mut(width).zip(x.as_slice().chunks(104)) {
+                row[columns.clone()].copy_from_slice(x);
+            }
+            let all = Matrix::from_vec(all, m, width).unwrap();
+            (DeviceMatrix::from_host(&stream, all.view()).unwrap(), columns)
+        });
+        for layer in layers(&cuda, &parameters) {
+            let ys = places.each_ref().map(|(around, columns)| {
+                let mut y = DeviceMatrix::<bf16>::new(&stream, m, 104).unwrap();
+                y.buffer_mut().poison(0xFF).unwrap();
+                let x = around.view().cols_range(columns.clone()).unwrap();
+                layer.forward(&stream, x, y.view_mut()).unwrap();
+                y.to_host().unwrap()
+            });
+            assert!(reference.judge(MatrixRef::from(&ys[0])).unwrap().passed());
+            assert!(ys.iter().all(|y| *y == ys[0]), "m = {m}: {:?}", layer.design(m));
+        }
+    }
+}
+
 /// The same bits on every launch, whichever order the simulator runs the threads in: each launch has
 /// a schedule of its own, and inputs change in between, so that what an earlier launch left in the
 /// workspace is wrong.
