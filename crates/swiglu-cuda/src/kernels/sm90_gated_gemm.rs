@@ -188,6 +188,8 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         block: THREADS,
         dynamic_shared: config.shared_bytes(tensor_store) as u32,
         cluster: (config.cluster > 1).then_some(config.cluster as u32),
+        // It waits before it reads or writes anything. Graphs can hold such launches since then.
+        programmatic: cuda.facts().driver_version >= (12, 3),
         ..LaunchConfig::default()
     };
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
