@@ -1,6 +1,6 @@
 //! Which kernel computes a problem, from the numbers alone.
 
-use swiglu_core::{DType, Numerics, Op, Path, Plan, Problem, Rounding};
+use swiglu_core::{DType, Numerics, Op, Orientation, Path, Plan, Problem, Rounding};
 
 use super::cost;
 use crate::context::Cuda;
@@ -71,12 +71,15 @@ impl Choice {
     }
 
     /// Whether it is taken only where a tuning record says so.
-    fn waits_for_tuning(self) -> bool {
+    fn waits_for_tuning(self, problem: &Problem) -> bool {
         match self {
             Choice::Decode(design) => Design::TUNED.contains(&design),
             Choice::Fused(kernel) => {
                 let form = kernel.form();
-                form.share * form.split > 1
+                // A block's weights are packed `[out, in]`, whichever way they came.
+                let in_out = problem.op == Op::GatedLinear
+                    && problem.layout.orientation == Orientation::InOut;
+                form.share * form.split > 1 || in_out && kernel.copies_narrow_rows()
             }
             Choice::Unfused => false,
         }
@@ -161,7 +164,7 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
             return (choice, Why::Fastest(origin, tuned.m));
         }
     }
-    let known = |choice: &Choice| !choice.waits_for_tuning() && admitted(choice);
+    let known = |choice: &Choice| !choice.waits_for_tuning(problem) && admitted(choice);
     let costs = Choice::all().filter(known).map(|c| (c, c.seconds(cuda, problem)));
     match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
         Some((choice, seconds)) => (choice, Why::LowestCost(seconds)),
@@ -357,7 +360,7 @@ impl Cuda {
                 }
                 (Ok(()), Some(seconds)) => {
                     let expected = format!("{:.2} times as long expected", seconds / best);
-                    match choice.waits_for_tuning() {
+                    match choice.waits_for_tuning(problem) {
                         true => {
                             format!("{expected}; taken only once `swiglu tune` has measured it")
                         }
