@@ -271,9 +271,12 @@ INLINE void registers_request() {
   sim_registers(N, true);
 }
 
+template <int SPAN = 128>
 INLINE u64 swizzled_operand(u32 address, u32 leading) {
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(1024 >> 4) << 32) |
-         ((u64)1 << 62);
+  static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32, "bytes of a line of the swizzle");
+  constexpr u64 kSwizzle = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(8 * SPAN >> 4) << 32) |
+         (kSwizzle << 62);
 }
 
 INLINE void wgmma_fence() { sim_wgmma_fence(); }

@@ -46,9 +46,9 @@ INLINE Tile tile_at(int t, const Extents& e) {
 }
 
 // A linear map's result as the activation sees it.
+INLINE float pre_activation(float x) { return kPreRound ? round_to_element(x) : x; }
 INLINE float pre_activation(float sum, float bias) {
-  if constexpr (kBias) sum = __fadd_rn(sum, bias);
-  return kPreRound ? round_to_element(sum) : sum;
+  return pre_activation(kBias ? __fadd_rn(sum, bias) : sum);
 }
 
 struct BiasPair {
@@ -91,15 +91,21 @@ INLINE void store_pair(const OutputPair& h, const Epilogue& e, const Extents& ex
   store_pair(h, e.h, e.h_stride, extents, row, column);
 }
 
-// h of a row, at an even column and the next, from the sums of the linear maps.
-INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
+// h of a row, at an even column and the next, from the linear maps' results g and u as the activation sees
+// them.
+INLINE OutputPair activate_pair(const OutputPair& g, const OutputPair& u, const Epilogue& e,
                                 const Extents& extents, int row, int column) {
-  const BiasPair gate = load_biases(e.gate_bias, column), up = load_biases(e.up_bias, column);
-  const OutputPair g = {pre_activation(gate0, gate.value[0]), pre_activation(gate1, gate.value[1])};
-  const OutputPair u = {pre_activation(up0, up.value[0]), pre_activation(up1, up.value[1])};
   if constexpr (kSave) {
     store_pair(g, e.gate, e.gate_stride, extents, row, column);
     store_pair(u, e.up, e.up_stride, extents, row, column);
   }
   return {gated(g.value[0], u.value[0], e.formula), gated(g.value[1], u.value[1], e.formula)};
+}
+// The same from the sums of their products.
+INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
+                                const Extents& extents, int row, int column) {
+  const BiasPair gate = load_biases(e.gate_bias, column), up = load_biases(e.up_bias, column);
+  const OutputPair g = {pre_activation(gate0, gate.value[0]), pre_activation(gate1, gate.value[1])};
+  const OutputPair u = {pre_activation(up0, up.value[0]), pre_activation(up1, up.value[1])};
+  return activate_pair(g, u, e, extents, row, column);
 }

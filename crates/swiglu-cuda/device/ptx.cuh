@@ -476,13 +476,16 @@ INLINE void registers_request() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// Descriptor of an operand in shared memory with the 128-byte swizzle, 1024-byte aligned
-// (9.7.15.5.1.2.2): bits 0-13 address/16, 16-29 leading and 32-45 stride byte offset/16, 62-63 the
-// swizzle. K-major: 8-row groups are `stride` = 1024 bytes apart and `leading` is not read.
-// MN-major: groups of 8 k are `stride` = 1024 apart, groups of 64 n are `leading` apart.
+// Descriptor of an operand in shared memory with lines of SPAN bytes in the swizzle of as many, aligned to
+// eight lines (9.7.15.5.1.2.2): bits 0-13 address/16, 16-29 leading and 32-45 stride byte offset/16, 62-63
+// the swizzle. K-major: 8-row groups are `stride` = 8 lines apart and `leading` is not read.
+// MN-major: groups of 8 k are `stride` apart, groups of SPAN/2 n are `leading` apart.
+template <int SPAN = 128>
 INLINE u64 swizzled_operand(u32 address, u32 leading) {
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(1024 >> 4) << 32) |
-         ((u64)1 << 62);
+  static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32, "bytes of a line of the swizzle");
+  constexpr u64 kSwizzle = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(8 * SPAN >> 4) << 32) |
+         (kSwizzle << 62);
 }
 
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -510,6 +513,8 @@ INLINE void wgmma_wait() {
 #define SWIGLU_R64                                                                                 \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,"  \
   "%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define SWIGLU_R96_HALF                                                                            \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define SWIGLU_R96                                                                                 \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"   \
   "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
@@ -528,7 +533,7 @@ INLINE void wgmma_wait() {
 // transposed operand is MN-major.
 template <int N, bool BF16, bool TRANSPOSE_B, bool TRANSPOSE_A = false>
 INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
-  static_assert(N == 16 || N == 32 || N == 64 || N == 128 || N == 192 || N == 256,
+  static_assert(N == 16 || N == 32 || N == 64 || N == 128 || N == 192 || N == 224 || N == 256,
                 "add the instruction");
   if constexpr (N == 16 && BF16) {
     SWIGLU_WGMMA(16, bf16, SWIGLU_Q8, "%8", "%9", "%10", "%11", "%12", SWIGLU_F8(d, 0));
@@ -554,6 +559,12 @@ INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
   } else if constexpr (N == 192) {
     SWIGLU_WGMMA(192, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99", "%100",
                  SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
+  } else if constexpr (N == 224 && BF16) {
+    SWIGLU_WGMMA(224, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96_HALF, "%112", "%113", "%114", "%115",
+                 "%116", SWIGLU_F64(d, 0), SWIGLU_F32(d, 64), SWIGLU_F16(d, 96));
+  } else if constexpr (N == 224) {
+    SWIGLU_WGMMA(224, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96_HALF, "%112", "%113", "%114", "%115",
+                 "%116", SWIGLU_F64(d, 0), SWIGLU_F32(d, 64), SWIGLU_F16(d, 96));
   } else if constexpr (BF16) {
     SWIGLU_WGMMA(256, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130", "%131", "%132",
                  SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));

@@ -20,14 +20,39 @@
 // groups of row tiles, so that a column of weight tiles is fetched from memory once per group. With
 // CLUSTER = 2 each block loads one half of the weights for both: 32 B per cycle and SM from L2.
 //
-// Cooperating 128 × 128 tiles lose the epilogue, about 2000 cycles per tile; ping-pong (128 × 64) hides it
-// but reads 64 B per cycle and SM, or 48 in a cluster. Measured on an H200, bf16: ping-pong is the fastest at
-// K = 896 and 2048 from M = 1024 on, and at K = 4096 level with 128 × 128. Predicted and refuted: that
-// clusters win at large K (256 × 128 was within 0.1 % of the best once, 256 × 64 never within 3 %).
+// Cooperating tiles lose the epilogue, about 2000 cycles per tile of 128 × 128; ping-pong hides it, but reads
+// more from L2: 64 B per cycle and SM with 64 columns, 48 in a cluster of 2, 53 with 96 columns.
+//
+// Measured on an H200, bf16, weights [out, in], µs of launches without pause at the limit of power (medians,
+// spread up to 10 %), M × K × H:
+//                      cuBLAS,    cooperating 128 ×                   ping-pong 128 ×
+//                      product    128     112     112 pair   96      64      96
+//   16384×2048×4096    853        853                                849     767
+//   4096×4096×14336    1414       1434                               1483    1390
+//   8192×4096×4096     819        783                                846     795
+//   2048×4096×14336    706        711     736     721                753     721
+//   4096×896×4864      122        119                                109     107
+//   1024×1024×4096     28.2       29.4    37.6    37.5       33.8    28.9    30.5
+//   512×4096×14336     174        209     192     189        212     195     187
+//   256×4096×14336     109        106     101     98.5       127     113     120
+//   512×896×4864       16.9       23.8    22.0    22.5       20.1    18.4    18.3
+//   256×896×4864       10.8       13.9    12.9    13.5       11.8    13.6    12.0
+// 128 × 96 in ping-pong multiplies in 0.97 to 0.99 of its cycles in the first three (128 × 128: 0.90 to 0.93),
+// in 0.87 at K = 896. Where there are few waves, what fits the number of SMs wins.
+// Programmatic launch, in the last column but one: 28.9 to 28.2, 195 to 186, 113 to 114, 18.4 to 17.6, 13.6
+// to 12.8; with 128 × 128 no difference beyond the spread from 30 µs on. Letting the next grid go when the
+// blocks start was no better.
+// Predicted and refuted (µs at 16384×2048×4096 and 4096×4096×14336): clusters that share weights or x, with 96
+// columns in ping-pong 785 and 806, 1426 and 1415, with 128 × 128 857 and 858, 1466 and 1480; one output
+// buffer for both consumers and a fifth stage 811, 1449. With 128 × 128, that is against 853 and 1434: a
+// consumer one or two steps ahead 844 and 856, 1439 and 1438; every other exponential by a polynomial 844, 1466
+// (no activation at all: 787, 1428); hints to L2 to keep x or weights or to drop either or the output 833 to
+// 852, 1438 to 1479; groups of 8, 32 or 64 row tiles 850 to 880, 1427 to 1477; groups along H 819 to 838, 1462
+// to 1477; three stages 869, 1499. Other tiles: 256 × 64 848, 1467; 256 × 96 866, 1544; three consumers with
+// 192 × 96 901, 1547 and with 192 × 128 873.
+// Not measured: [in, out] weights in tiles of 96 and 112 columns, whose boxes are 64 and 32 bytes wide.
 // Tried and refuted: rows outermost in the epilogue (the compiler keeps the biases of all columns: up
-// to 900 bytes of spills); 24 registers for the producer (36 bytes of spills in its loop); ping-pong
-// tiles of 96 columns, which would read less: beside 192 sums most activations spill 4 to 12 bytes,
-// and both forms of GELU up to 100.
+// to 900 bytes of spills); 24 registers for the producer (36 bytes of spills in its loop).
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = 128;
@@ -38,8 +63,10 @@ constexpr int kCluster = CLUSTER;
 static_assert(kCluster == 1 || kCluster == 2, "one block loads the gate's weights, one the up's");
 constexpr bool kPingPong = PING_PONG != 0;
 
-constexpr int kPanel = 64;  // columns of a tile that are a row of the swizzle
-static_assert(kTileH == 64 || kTileH == 128, "whole panels; one instruction has 256 columns");
+// Columns of a tile that are a row of the swizzle: of the result, and of weights [in, out].
+constexpr int kPanel = kTileH % 64 == 0 ? 64 : kTileH % 32 == 0 ? 32 : 16;
+constexpr int kPitch = kPanel * 2;  // bytes of that row
+static_assert(kTileH % 16 == 0 && kTileH <= 128, "whole panels; one instruction has 256 columns");
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
@@ -98,13 +125,13 @@ INLINE void load_box(const ptx::TensorMap& map, u32 to, u32 barrier, int column,
   }
 }
 
-// One half of the B operand. [out, in]: 64 k of TILE_H features are one box. [in, out]: 64 k of 64
-// features are one box, a panel.
+// One half of the B operand. [out, in]: 64 k of TILE_H features are one box. [in, out]: 64 k of a panel's
+// features are one box.
 INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int feature, int k) {
   if constexpr (kInOut) {
 #pragma unroll
     for (int i = 0; i < kTileH / kPanel; ++i) {
-      load_box(map, to + i * (kTileK * 128), barrier, feature + i * kPanel, k);
+      load_box(map, to + i * (kTileK * kPitch), barrier, feature + i * kPanel, k);
     }
   } else {
     load_box(map, to, barrier, k, feature);
@@ -134,10 +161,10 @@ INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
 }
 
 // Descriptor units are 16 bytes. 16 k are 32 bytes along a swizzled row of a K-major operand, or 16
-// rows of 128 bytes of an MN-major one.
+// rows of a panel of an MN-major one.
 constexpr u32 kXStep = 32 / 16;
 constexpr u32 kXBlock = 64 * 128 / 16;  // the next 64 rows of x
-constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
+constexpr u32 kWeightStep = kInOut ? 16 * kPitch / 16 : 32 / 16;
 
 // Gives a stage back to every producer that writes to it: one thread of a consumer for each.
 INLINE void release_stage(const Ring& ring, u32 step) {
@@ -171,6 +198,27 @@ INLINE void give_turn(int consumer) {
 // Accumulators of a consumer's part of a tile, 64 rows each.
 typedef float Sums[kBlocks][kTileH];
 
+// In ping-pong sums begin at the biases of their columns, which come while the other consumer multiplies.
+// Added behind the products they would take registers beside all sums: up to 200 bytes of spills with 96
+// columns.
+constexpr bool kBeginsAtBiases = kBias && kPingPong;
+INLINE void begin_sums(Sums& d, const Epilogue& e, int column) {
+  column += threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kTileH / 8; ++j) {
+    const BiasPair gate = load_biases(e.gate_bias, column + 8 * j);
+    const BiasPair up = load_biases(e.up_bias, column + 8 * j);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        d[b][4 * j + i] = gate.value[i % 2];
+        d[b][kTileH / 2 + 4 * j + i] = up.value[i % 2];
+      }
+    }
+  }
+}
+
 // Multiplies one tile; stages are given back one step late, when their instructions have retired.
 // `more`: whether the other consumer has a tile after this one.
 INLINE void multiply(Sums& d, const Ring& ring, u32& step, int steps, int consumer, bool more) {
@@ -180,14 +228,15 @@ INLINE void multiply(Sums& d, const Ring& ring, u32& step, int steps, int consum
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
     const u32 stage = ring.stage(step);
     const u64 x = ptx::swizzled_operand(stage + first_row * 128, 0);
-    const u64 w = ptx::swizzled_operand(stage + kXBytes, kInOut ? kTileK * 128 : 0);
+    const u64 w = kInOut ? ptx::swizzled_operand<kPitch>(stage + kXBytes, kTileK * kPitch)
+                         : ptx::swizzled_operand(stage + kXBytes, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         ptx::wgmma<2 * kTileH, kIsBf16, kInOut>(d[b], x + j * kXStep + b * kXBlock,
-                                                w + j * kWeightStep, (i | j) != 0);
+                                                w + j * kWeightStep, kBeginsAtBiases || (i | j) != 0);
       }
     }
     ptx::wgmma_commit();
@@ -208,8 +257,14 @@ INLINE int consumer_row(Tile tile, int consumer) {
 INLINE OutputPair output_pair(const float (&d)[kTileH], int i, const Sm90GatedGemmParams& p,
                               int row, int column) {
   constexpr int kUp = kTileH / 2;
-  return activate_pair(d[i], d[i + 1], d[i + kUp], d[i + 1 + kUp], p.epilogue, p.extents, row,
-                       column);
+  if constexpr (kBeginsAtBiases) {
+    const OutputPair gate = {pre_activation(d[i]), pre_activation(d[i + 1])};
+    const OutputPair up = {pre_activation(d[i + kUp]), pre_activation(d[i + 1 + kUp])};
+    return activate_pair(gate, up, p.epilogue, p.extents, row, column);
+  } else {
+    return activate_pair(d[i], d[i + 1], d[i + kUp], d[i + 1 + kUp], p.epilogue, p.extents, row,
+                         column);
+  }
 }
 
 // The consumer's own barrier, with an immediate id.
@@ -221,10 +276,15 @@ INLINE void consumer_barrier(int consumer) {
   }
 }
 
+// Whether each pair of results is computed behind a branch, which keeps the compiler from computing several at
+// a time. Beside 192 sums of a thread most activations would take more registers than there are: up to 28
+// bytes of spills.
+constexpr bool kGuarded = kBlocks * kTileH >= 192 && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
+
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
 INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& ring, Tile tile,
                        int consumer) {
-  constexpr int kPanelBytes = kRowsPerConsumer * kPanel * 2;
+  constexpr u32 kPanelBytes = kRowsPerConsumer * kPitch, kChunks = kPitch / 16;
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
   const u32 out = ring.out() + consumer * kConsumerOutBytes;
@@ -244,13 +304,15 @@ INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& 
         const int i = 4 * (j + q / 2) + 2 * (q % 2);
         const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
         const int row = first + b * 64 + q % 2 * 8;
-        const OutputPair h = output_pair(d[b], i, p, row, column);
+        OutputPair h = {};
+        if (!kGuarded || column < p.extents.features) h = output_pair(d[b], i, p, row, column);
         r[q] = pack_elements(h.value[0], h.value[1]);
       }
       const u32 row = b * 64 + warp * 16 + lane % 16;  // matrices 0, 2: rows 0-7; 1, 3: rows 8-15
       const u32 chunk = j + lane / 16;                 // of 16 bytes in the row of TILE_H columns
-      const u32 panel = out + chunk / 8 * kPanelBytes;
-      ptx::store_matrix_x4(panel + row * 128 + ((chunk % 8 ^ row % 8) * 16), r);
+      const u32 panel = out + chunk / kChunks * kPanelBytes;
+      const u32 line = row * kPitch / 128 % kChunks;  // the swizzle exchanges chunks by lines of 128 bytes
+      ptx::store_matrix_x4(panel + row * kPitch + ((chunk % kChunks ^ line) * 16), r);
     }
   }
   ptx::fence_async_shared();
@@ -289,6 +351,7 @@ INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer
   for (int t = blockIdx.x / kCluster + first * stride; t < cluster_tiles(p.extents);
        t += (kPingPong ? 2 : 1) * stride) {
     Sums d;
+    if constexpr (kBeginsAtBiases) begin_sums(d, p.epilogue, cluster_tile_at(t, p.extents).column);
     multiply(d, ring, step, steps, consumer, t + stride < cluster_tiles(p.extents));
     if (kPingPong) step += steps;
     const Tile tile = cluster_tile_at(t, p.extents);

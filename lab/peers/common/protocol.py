@@ -147,6 +147,10 @@ def clocks(device: str) -> dict[str, float]:
     fields = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "power_w": "power.draw",
               "temperature_c": "temperature.gpu"}
     index = device.partition(":")[2] or "0"
+    # CUDA numbers what it is shown, nvidia-smi all there is.
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if int(index) < len(visible):
+        index = visible[int(index)]
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields.values())}",
                "--format=csv,noheader,nounits"]
     try:

@@ -7,7 +7,7 @@ use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
-use super::tensor_map::{Boxes, LayerMaps, TensorMap, addressable};
+use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::{decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm};
 use crate::arch::Arch;
 use crate::context::Cuda;
@@ -27,11 +27,11 @@ pub(crate) struct Weights {
     pub(crate) hidden: usize,
     /// H.
     pub(crate) intermediate: usize,
-    /// Addresses of the two biases, f32, zero-padded to [`BIAS_PADDING`] values.
+    /// Addresses of the two biases, f32, with [`BIAS_PADDING`] zeros behind each.
     pub(crate) biases: Option<[u64; 2]>,
 }
 
-/// Kernels read biases for whole tiles: a multiple of every tile's columns.
+/// Kernels read biases for whole tiles: the most columns that a tile has beyond the last, and one more.
 pub(crate) const BIAS_PADDING: usize = 128;
 
 /// One launch.
@@ -109,12 +109,12 @@ impl Call<'_> {
 
     /// x in boxes of `box_rows` rows.
     pub(super) fn x_map(&self, cuda: &Cuda, box_rows: usize) -> Result<TensorMap> {
-        self.operand_map(cuda, self.x, self.weights.hidden, box_rows)
+        self.operand_map(cuda, self.x, self.weights.hidden, [box_rows as u32, PANEL])
     }
 
-    /// The output in boxes of `box_rows` rows.
-    pub(super) fn out_map(&self, cuda: &Cuda, box_rows: usize) -> Result<TensorMap> {
-        self.operand_map(cuda, self.out, self.weights.intermediate, box_rows)
+    /// The output in boxes of these rows and columns.
+    pub(super) fn out_map(&self, cuda: &Cuda, extent: [u32; 2]) -> Result<TensorMap> {
+        self.operand_map(cuda, self.out, self.weights.intermediate, extent)
     }
 
     fn operand_map(
@@ -122,14 +122,15 @@ impl Call<'_> {
         cuda: &Cuda,
         matrix: Tensor,
         cols: usize,
-        box_rows: usize,
+        [box_rows, box_cols]: [u32; 2],
     ) -> Result<TensorMap> {
         let dtype = self.code.dtype();
-        let boxes = Boxes { dtype, matrix, rows: self.m, cols, box_rows: box_rows as u32 };
+        let boxes = Boxes { dtype, matrix, rows: self.m, cols, box_rows, box_cols };
         self.maps.operands.get(boxes, || TensorMap::encode(cuda.driver(), &boxes))
     }
 
-    /// Gate and up, in boxes of `tile_h` features or, `[in, out]`, of `tile_k` input features.
+    /// Gate and up, in boxes of `tile_h` features or, `[in, out]`, of `tile_k` input features and a panel of
+    /// `tile_h`.
     pub(super) fn weight_maps(
         &self,
         cuda: &Cuda,
@@ -138,13 +139,13 @@ impl Call<'_> {
     ) -> Result<[TensorMap; 2]> {
         let (w, dtype) = (&self.weights, self.code.dtype());
         let [rows, cols] = w.orientation.shape(w.intermediate, w.hidden);
-        let box_rows = match w.orientation {
-            Orientation::OutIn => tile_h as u32,
-            Orientation::InOut => tile_k as u32,
+        let [box_rows, box_cols] = match w.orientation {
+            Orientation::OutIn => [tile_h as u32, PANEL],
+            Orientation::InOut => [tile_k as u32, panel(tile_h)],
         };
         let map = |data| {
             let matrix = Tensor::new(data, w.row_stride);
-            let boxes = Boxes { dtype, matrix, rows, cols, box_rows };
+            let boxes = Boxes { dtype, matrix, rows, cols, box_rows, box_cols };
             self.maps.weights.get(boxes, || TensorMap::encode(cuda.driver(), &boxes))
         };
         Ok([map(w.gate)?, map(w.up)?])
@@ -386,6 +387,11 @@ impl Kernel {
         [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("cluster", self.cluster())]
     }
 
+    /// Whether weights `[in, out]` are copied in rows of less than 128 bytes, which nobody measured.
+    pub(crate) fn copies_narrow_rows(self) -> bool {
+        matches!(self, Kernel::Sm90(config) if config.copies_narrow_rows())
+    }
+
     /// Whether addresses and row strides must be those that the copy engine takes.
     pub(crate) fn needs_copy_engine(self) -> bool {
         matches!(self, Kernel::Sm90(_) | Kernel::Sm90Skinny(_))
@@ -412,6 +418,14 @@ impl Kernel {
             Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),
             _ => Ok(()),
+        }
+    }
+
+    /// What runs where the pre-activations are stored too: h has the same bits.
+    pub(crate) fn saving(self) -> Kernel {
+        match self {
+            Kernel::Sm90(config) => Kernel::Sm90(config.saving()),
+            other => other,
         }
     }
 

@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
-use super::tensor_map::{TensorMap, writable};
+use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -42,13 +42,41 @@ impl Config {
     pub(crate) const PING_PONG: Config = Config { tile_h: 64, cluster: 1, ping_pong: true };
     /// As [`Self::PING_PONG`], with shared weights.
     pub(crate) const PING_PONG_PAIR: Config = Config { tile_h: 64, cluster: 2, ping_pong: true };
+    /// As [`Self::PING_PONG`], with more arithmetic per byte: for many rows.
+    pub(crate) const PING_PONG_WIDE: Config = Config { tile_h: 96, cluster: 1, ping_pong: true };
+    /// Between the wide and the narrow tile, where their last wave has few tiles.
+    pub(crate) const MIDDLE: Config = Config { tile_h: 112, cluster: 1, ping_pong: false };
+    /// As [`Self::MIDDLE`], with shared weights.
+    pub(crate) const MIDDLE_PAIR: Config = Config { tile_h: 112, cluster: 2, ping_pong: false };
+    /// As [`Self::MIDDLE`], a step narrower.
+    pub(crate) const LESS: Config = Config { tile_h: 96, cluster: 1, ping_pong: false };
     /// All of them.
-    pub(crate) const ALL: [Config; 5] =
-        [Self::WIDE, Self::PAIR, Self::NARROW, Self::PING_PONG, Self::PING_PONG_PAIR];
+    pub(crate) const ALL: [Config; 9] = [
+        Self::WIDE,
+        Self::PAIR,
+        Self::NARROW,
+        Self::PING_PONG,
+        Self::PING_PONG_PAIR,
+        Self::PING_PONG_WIDE,
+        Self::MIDDLE,
+        Self::MIDDLE_PAIR,
+        Self::LESS,
+    ];
+
+    /// What runs where the pre-activations are stored too, with the same sums. Their addresses beside 192 sums
+    /// of a thread are more than it has registers for: 4 to 12 bytes of spills.
+    pub(crate) fn saving(self) -> Config {
+        if self == Self::PING_PONG_WIDE { Self::PING_PONG } else { self }
+    }
 
     /// Whether the consumers take tiles in turn.
     pub(crate) fn ping_pong(self) -> bool {
         self.ping_pong
+    }
+
+    /// Whether a row of `[in, out]` weights in a tile is less than the widest row of the swizzle.
+    pub(crate) fn copies_narrow_rows(self) -> bool {
+        panel(self.tile_h) < PANEL
     }
 
     fn rows_per_consumer(self) -> usize {
@@ -145,7 +173,10 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         gate,
         up,
         out: match tensor_store {
-            true => call.out_map(cuda, config.rows_per_consumer())?,
+            true => {
+                let rows = config.rows_per_consumer() as u32;
+                call.out_map(cuda, [rows, panel(config.tile_h)])?
+            }
             false => TensorMap::UNUSED,
         },
         extents: call.extents(config.tile(), clusters as u32),
@@ -157,13 +188,15 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         block: THREADS,
         dynamic_shared: config.shared_bytes(tensor_store) as u32,
         cluster: (config.cluster > 1).then_some(config.cluster as u32),
+        // It waits before it reads or writes anything. Graphs can hold such launches since then.
+        programmatic: cuda.facts().driver_version >= (12, 3),
         ..LaunchConfig::default()
     };
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Every activation and mode in the wide tile, every layout and tile with the default ones.
+/// Every activation and mode in the widest tiles, every layout and tile with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |config: Config, code: GateCode, layout: Layout, tensor_store: bool| {
@@ -178,6 +211,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
     for code in GateCode::all(dtype) {
         push(Config::WIDE, code, out_in, true);
+        push(Config::PING_PONG_WIDE, code, out_in, true);
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
@@ -188,7 +222,9 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
                 }
             }
         }
-        push(config, default, Layout { saves: true, ..out_in }, true);
+        if config.saving() == config {
+            push(config, default, Layout { saves: true, ..out_in }, true);
+        }
     }
     all
 }
@@ -202,6 +238,9 @@ mod tests {
         assert_eq!(Config::WIDE.stages(), 4);
         assert_eq!(Config::NARROW.stages(), 6);
         assert_eq!(Config::PING_PONG.stages(), 6);
+        assert_eq!(Config::PING_PONG_WIDE.stages(), 4);
+        assert_eq!(Config::MIDDLE.stages(), 4);
+        assert_eq!(Config::LESS.stages(), 5);
         for config in Config::ALL {
             let (used, stage) = (config.shared_bytes(true), config.stage_bytes());
             assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT);

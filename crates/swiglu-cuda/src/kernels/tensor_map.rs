@@ -35,8 +35,8 @@ impl LayerMaps {
     }
 }
 
-/// A `[rows, cols]` matrix of 16-bit elements, copied in boxes of `box_rows` rows of 64 columns:
-/// 128 bytes, one row of the 128-byte swizzle.
+/// A `[rows, cols]` matrix of 16-bit elements, copied in boxes of `box_rows` rows of `box_cols` columns, which
+/// are one row of the swizzle: 64 are 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Boxes {
     pub(super) dtype: DType,
@@ -44,6 +44,19 @@ pub(super) struct Boxes {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) box_rows: u32,
+    pub(super) box_cols: u32,
+}
+
+/// Columns of a box that lie in a row of the widest swizzle.
+pub(super) const PANEL: u32 = 64;
+
+/// Columns of the boxes that a tile of so many is copied in: the widest that divide it.
+pub(super) fn panel(columns: usize) -> u32 {
+    match columns {
+        _ if columns.is_multiple_of(64) => PANEL,
+        _ if columns.is_multiple_of(32) => 32,
+        _ => 16,
+    }
 }
 
 /// Bytes that the copy engine's addresses and row strides are multiples of.
@@ -82,6 +95,11 @@ impl TensorMap {
                 });
             }
         };
+        let swizzle = match boxes.box_cols {
+            16 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
         let dims = [boxes.cols as u64, boxes.rows as u64];
         // The stride of a single row is never used, but has to be a valid one.
         let stride = if boxes.rows > 1 {
@@ -89,7 +107,7 @@ impl TensorMap {
         } else {
             (dims[0] * 2).next_multiple_of(ALIGNMENT)
         };
-        let (strides, extent, steps) = ([stride], [64, boxes.box_rows], [1, 1]);
+        let (strides, extent, steps) = ([stride], [boxes.box_cols, boxes.box_rows], [1, 1]);
         // SAFETY: 128 aligned bytes for the result; two dimensions and one stride, as rank 2 has.
         unsafe {
             cu!(
@@ -104,7 +122,7 @@ impl TensorMap {
                     extent.as_ptr(),
                     steps.as_ptr(),
                     Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    swizzle,
                     Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )

@@ -297,6 +297,7 @@ impl<T: Element> GatedLinear<T> {
                 let weights = self.weights.fused();
                 let maps = &self.maps;
                 let call = Call { code, formula, m, x: tensor(&x), out, weights, saved, maps };
+                let kernel = if saved.is_some() { kernel.saving() } else { kernel };
                 let kernel = self.launchable(kernel, &call)?;
                 // SAFETY: as the caller says; the weights live as long as `self`.
                 unsafe { kernel.launch(stream, &call) }

@@ -1,6 +1,6 @@
 //! Which kernel computes a problem, from the numbers alone.
 
-use swiglu_core::{DType, Numerics, Op, Path, Plan, Problem, Rounding};
+use swiglu_core::{DType, Numerics, Op, Orientation, Path, Plan, Problem, Rounding};
 
 use super::cost;
 use crate::context::Cuda;
@@ -76,7 +76,10 @@ impl Choice {
             Choice::Decode(design) => design.waits_for_tuning(problem),
             Choice::Fused(kernel) => {
                 let form = kernel.form();
-                form.share * form.split > 1
+                // A block's weights are packed `[out, in]`, whichever way they came.
+                let in_out = problem.op == Op::GatedLinear
+                    && problem.layout.orientation == Orientation::InOut;
+                form.share * form.split > 1 || in_out && kernel.copies_narrow_rows()
             }
             Choice::Unfused => false,
         }

@@ -40,7 +40,7 @@ pub(super) struct GateUpBuffer<T> {
 
 #[derive(Debug)]
 struct Biases<T> {
-    /// Gate, then up, each padded to [`BIAS_PADDING`].
+    /// Gate, then up, each with [`BIAS_PADDING`] zeros behind it or more.
     exact: DeviceBuffer<f32>,
     /// As values of T for cuBLASLt, which adds them so; padded like the features.
     rounded: DeviceBuffer<T>,
@@ -142,7 +142,7 @@ impl<T: Element> Biases<T> {
         intermediate: usize,
         half: usize,
     ) -> Result<Self> {
-        let padding = intermediate.next_multiple_of(BIAS_PADDING);
+        let padding = (intermediate + BIAS_PADDING).next_multiple_of(BIAS_PADDING);
         let mut exact = vec![0.0; 2 * padding];
         let mut rounded = vec![T::from_f32(0.0); 2 * half];
         for (i, bias) in given.into_iter().enumerate() {

@@ -221,8 +221,13 @@ fn name(device: &Device) -> String {
 fn clocks(device: Option<&Device>) -> Reply {
     let unknown = Reply::Clocks { sm_mhz: None, power_w: None };
     let Some(Device::Cuda(cuda)) = device else { return unknown };
+    // Its own numbers are of all devices, in another order than CUDA's where a program sees only some.
+    let id = match cuda.facts().uuid.as_str() {
+        "" => cuda.ordinal().to_string(),
+        uuid => uuid.to_owned(),
+    };
     let asked = Command::new("nvidia-smi")
-        .arg(format!("--id={}", cuda.ordinal()))
+        .arg(format!("--id={id}"))
         .args(["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"])
         .output();
     let Ok(output) = asked else { return unknown };
