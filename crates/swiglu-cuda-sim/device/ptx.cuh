@@ -105,18 +105,15 @@ struct alignas(2) Raw<2> {
 
 // A vector access needs its full alignment on a GPU; a CPU would not notice.
 template <int BYTES>
-INLINE Raw<BYTES> load_streaming(const Raw<BYTES>* p) {
+INLINE Raw<BYTES> load_global(const Raw<BYTES>* p) {
+  sim_reads_grid(p, BYTES);
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   return *p;
 }
 // Reads a byte, so that a wrong address is found.
 INLINE void prefetch_l2(const void* p) { (void)*(const volatile u8*)p; }
-INLINE Raw<16> load_global(const Raw<16>* p) {
-  sim_reads_grid(p, 16);
-  return load_streaming(p);
-}
 template <int BYTES>
-INLINE void store_streaming(Raw<BYTES>* p, Raw<BYTES> r) {
+INLINE void store_global(Raw<BYTES>* p, Raw<BYTES> r) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   *p = r;
 }

@@ -10,19 +10,22 @@
 // narrower ones, in several; more threads do better than more vectors in each.
 //
 // Measured on an H200, graph replay, interleaved: times of a copy of the same bytes over ours, for 4096 × 4096
-// in bf16 and f32 and 16384 × 4096 f16 out of packed rows, forward; the same backward, which copies 3 and 2:
+// in bf16 and f32 and 16384 × 4096 f16 out of packed rows, forward; the same backward, which copies 3 and 2; over
+// five copies of the data in rotation (of 100 MB in bf16):
 //                                                     forward                backward
-//   loads no_allocate, stores streaming, 512 threads  1.037   1.031   1.038  1.014   1.001   1.024
-//   the same, 256 threads                             1.033   1.029   1.037  1.016   1.010   1.019
-//   loads and stores without hints, 512               1.028   1.027   1.037  1.011   0.998   1.023
-//   loads no_allocate, stores no_allocate, 512        0.958   0.952   0.965  0.948   0.932   0.955
+//   no hints, 512 threads                             1.028   1.027   1.037  1.011   0.998   1.023
+//   no hints, 256                                     1.026   1.023   1.035  1.011   1.007   1.017
+//   loads no_allocate, stores streaming, 512          1.037   1.031   1.038  1.014   1.001   1.024
+//   read-only loads and stores no_allocate, 512       0.958   0.952   0.965  0.948   0.932   0.955
 //   torch.compile                                     1.031   1.023   1.037  1.006   1.016   1.011
-// The fourth line has two states: whole runs of a launch are as fast as the first line or take 5 to 9 % longer,
-// whatever the number of threads; read-only loads past the first-level cache together with stores past it are
-// the only such pair. Why is not known. 1024 threads are as fast forward and slower backward; two and four
-// vectors a thread, and a grid of the multiprocessors that loops, are slower than one vector.
-// Predicted and refuted: that memory of the stream-ordered pool is slower than other memory (0.982 and 0.983),
-// that registers, resident blocks or where tensors lie explain the slow state.
+// Over three copies, 4096 × 4096 forward, bf16 and f32 in µs, whatever ran before: no hints 25.3 and 48.1 (of
+// torch.compile 25.3 and 48.2), every other pair 27.2 and 51.8. Hints that let one side leave the second-level
+// cache first help in some rotations by 1 % and cost 7 % in others; both states last, and the bytes that move
+// are the same (67.1 MB read, 32 to 35 written). So there are none, and what a state is made of is not known.
+// Backward in f32 takes 256 threads. 1024 are slower backward; two and four vectors a thread, and a grid of the
+// multiprocessors that loops, are slower than one vector.
+// Predicted and refuted: that memory of the stream-ordered pool is slower than other memory (1.00), that
+// registers, resident blocks or where tensors lie explain the slow state.
 #pragma once
 #include "gate.cuh"
 
@@ -68,11 +71,11 @@ INLINE u64 interleaved_column(u32 h, u32 group) {
 
 template <int BYTES>
 INLINE Values<BYTES> load(const void* p) {
-  return unpack<BYTES>(ptx::load_streaming((const ptx::Raw<BYTES>*)p));
+  return unpack<BYTES>(ptx::load_global((const ptx::Raw<BYTES>*)p));
 }
 template <int BYTES>
 INLINE void store(void* p, const Values<BYTES>& v) {
-  ptx::store_streaming((ptx::Raw<BYTES>*)p, pack<BYTES>(v));
+  ptx::store_global((ptx::Raw<BYTES>*)p, pack<BYTES>(v));
 }
 
 // Gate and up of BYTES adjacent features.

@@ -104,40 +104,8 @@ struct alignas(2) Raw<2> {
   u16 half;
 };
 
-// Loads of bytes that are used once, through the path for read-only data and past the first-level cache.
-// A kernel may overwrite what it reads with them if each place is read by one thread, which writes there
-// only what it computed from it. Stores pass the first-level cache, but may stay in the second for the
-// kernel that reads them.
-INLINE Raw<16> load_streaming(const Raw<16>* p) {
-  Raw<16> r;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r.word[0]), "=r"(r.word[1]), "=r"(r.word[2]), "=r"(r.word[3])
-               : "l"(p)
-               : "memory");
-  return r;
-}
-INLINE Raw<8> load_streaming(const Raw<8>* p) {
-  Raw<8> r;
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-               : "=r"(r.word[0]), "=r"(r.word[1])
-               : "l"(p)
-               : "memory");
-  return r;
-}
-INLINE Raw<4> load_streaming(const Raw<4>* p) {
-  Raw<4> r;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
-  return r;
-}
-INLINE Raw<2> load_streaming(const Raw<2>* p) {
-  Raw<2> r;
-  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
-  return r;
-}
-// Asks for 32 bytes to be in the second-level cache.
-INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// A load that may stay in the first-level cache: others of the block read the same bytes soon. Never
-// the read-only path: what is read may have been written by this grid.
+// Loads and stores without a hint, see elementwise.cuh. Never the read-only path: what is read may have been
+// written by this grid.
 INLINE Raw<16> load_global(const Raw<16>* p) {
   Raw<16> r;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -146,23 +114,37 @@ INLINE Raw<16> load_global(const Raw<16>* p) {
                : "memory");
   return r;
 }
-// Never st.global.L1::no_allocate beside read-only loads that do not allocate either: see elementwise.cuh.
-INLINE void store_streaming(Raw<16>* p, Raw<16> r) {
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]),
-               "r"(r.word[1]), "r"(r.word[2]), "r"(r.word[3])
+INLINE Raw<8> load_global(const Raw<8>* p) {
+  Raw<8> r;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(r.word[0]), "=r"(r.word[1]) : "l"(p) : "memory");
+  return r;
+}
+INLINE Raw<4> load_global(const Raw<4>* p) {
+  Raw<4> r;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(r.word[0]) : "l"(p) : "memory");
+  return r;
+}
+INLINE Raw<2> load_global(const Raw<2>* p) {
+  Raw<2> r;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
+  return r;
+}
+INLINE void store_global(Raw<16>* p, Raw<16> r) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]),
+               "r"(r.word[2]), "r"(r.word[3])
                : "memory");
 }
-INLINE void store_streaming(Raw<8>* p, Raw<8> r) {
-  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.word[0]),
-               "r"(r.word[1])
-               : "memory");
+INLINE void store_global(Raw<8>* p, Raw<8> r) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]) : "memory");
 }
-INLINE void store_streaming(Raw<4>* p, Raw<4> r) {
-  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(r.word[0]) : "memory");
+INLINE void store_global(Raw<4>* p, Raw<4> r) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(r.word[0]) : "memory");
 }
-INLINE void store_streaming(Raw<2>* p, Raw<2> r) {
-  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
+INLINE void store_global(Raw<2>* p, Raw<2> r) {
+  asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
 }
+// Asks for 32 bytes to be in the second-level cache.
+INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // --- Between blocks of a grid ------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ INLINE void multiply_row(Sums& sums, u64 row, u64 tokens, i64 stride, int m, int
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) sums[t] = 0.0f;
   for (int at = threadIdx.x % 32 * 16; at < k * kElementBytes; at += 32 * 16) {
-    const Values<16> w = unpack(ptx::load_streaming((const ptx::Raw<16>*)(row + at)));
+    const Values<16> w = unpack(ptx::load_global((const ptx::Raw<16>*)(row + at)));
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t >= m) break;
