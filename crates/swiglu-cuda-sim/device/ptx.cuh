@@ -268,11 +268,11 @@ INLINE void registers_request() {
   sim_registers(N, true);
 }
 
-template <int SPAN = 128>
+template <int LINE = 128>
 INLINE u64 swizzled_operand(u32 address, u32 leading) {
-  static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32, "bytes of a line of the swizzle");
-  constexpr u64 kSwizzle = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(8 * SPAN >> 4) << 32) |
+  static_assert(LINE == 128 || LINE == 64 || LINE == 32, "bytes of a line of the swizzle");
+  constexpr u64 kSwizzle = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(8 * LINE >> 4) << 32) |
          (kSwizzle << 62);
 }
 

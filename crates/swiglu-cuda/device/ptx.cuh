@@ -458,15 +458,15 @@ INLINE void registers_request() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// Descriptor of an operand in shared memory with lines of SPAN bytes in the swizzle of as many, aligned to
+// Descriptor of an operand in shared memory with lines of LINE bytes in the swizzle of as many, aligned to
 // eight lines (9.7.15.5.1.2.2): bits 0-13 address/16, 16-29 leading and 32-45 stride byte offset/16, 62-63
 // the swizzle. K-major: 8-row groups are `stride` = 8 lines apart and `leading` is not read.
-// MN-major: groups of 8 k are `stride` apart, groups of SPAN/2 n are `leading` apart.
-template <int SPAN = 128>
+// MN-major: groups of 8 k are `stride` apart, groups of LINE/2 n are `leading` apart.
+template <int LINE = 128>
 INLINE u64 swizzled_operand(u32 address, u32 leading) {
-  static_assert(SPAN == 128 || SPAN == 64 || SPAN == 32, "bytes of a line of the swizzle");
-  constexpr u64 kSwizzle = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
-  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(8 * SPAN >> 4) << 32) |
+  static_assert(LINE == 128 || LINE == 64 || LINE == 32, "bytes of a line of the swizzle");
+  constexpr u64 kSwizzle = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(leading >> 4) << 16) | ((u64)(8 * LINE >> 4) << 32) |
          (kSwizzle << 62);
 }
 
