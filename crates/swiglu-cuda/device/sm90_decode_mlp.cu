@@ -150,8 +150,10 @@ struct Producer {
   // One copy each by the first `copies` lanes.
   INLINE void copy_stage(u32 to, u64 from, u32 bytes, int copies) {
     ptx::barrier_wait(ring.empty(), ring.parity ^ 1);
-    if (lane == 0) ptx::barrier_arrive_expect(ring.full(), copies * bytes);
+    // A warp without a row of this tile arrives when all of its lanes have seen the stage empty: nothing else
+    // would keep the others from filling it, and the consumers from emptying it again.
     __syncwarp();
+    if (lane == 0) ptx::barrier_arrive_expect(ring.full(), copies * bytes);
     if (lane < copies) {
       ptx::bulk_load(ring.data() + to, (const void*)from, bytes, ring.full(), policy);
     }

@@ -392,6 +392,23 @@ fn x_in_the_middle_of_a_row() {
     }
 }
 
+/// Tiles of one row, of which most warps that ask for copies have none.
+#[test]
+fn fewer_rows_than_warps() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let parameters = Parameters::<bf16>::new(&Case::new(Op::Mlp, [1, 72, 4], DType::Bf16)).unwrap();
+    let values = random::normal_matrix::<bf16>(5, 1, 72, 1.0).unwrap();
+    let x = DeviceMatrix::from_host(&stream, values.view()).unwrap();
+    let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
+    for layer in layers(&cuda, &parameters) {
+        for _ in 0..400 {
+            let y = forward(&layer, &stream, &x);
+            assert!(reference.judge(MatrixRef::from(&y)).unwrap().passed());
+        }
+    }
+}
+
 /// The same bits on every launch, whichever order the simulator runs the threads in: each launch has
 /// a schedule of its own, and inputs change in between, so that what an earlier launch left in the
 /// workspace is wrong.
