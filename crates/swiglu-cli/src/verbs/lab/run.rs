@@ -34,6 +34,9 @@ pub(super) struct RunArgs {
     /// Few and short turns: a look that is no evidence, and never counts for a verdict
     #[arg(long)]
     quick: bool,
+    /// How often every profile is prepared anew; fewer take less time and make intervals wider
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=5), conflicts_with = "quick")]
+    preparations: Option<u64>,
     /// Count with Nsight Compute what the kernels of this program do, once per case, after the run
     #[arg(long)]
     with_profiling: bool,
@@ -50,11 +53,14 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.store()?;
-    let options = RunOptions {
+    let mut options = RunOptions {
         profiles: args.profiles.clone(),
         cases: args.cases.clone(),
         ..RunOptions::new(&args.run_id, args.quick)
     };
+    if let Some(preparations) = args.preparations {
+        options.protocol.preparations = preparations as usize;
+    }
     options.expect_name()?;
     let run_name = format!("{}-{}", experiment.id, args.run_id);
     let source = Source::detect(&lab, experiment.device);
