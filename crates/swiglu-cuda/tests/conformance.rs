@@ -287,8 +287,17 @@ fn saved<T: Element>(cuda: &Cuda, layer: &GatedLinear<T>, case: &Case) {
     layer.forward_saving(&stream, on_device.view(), views.0, views.1, views.2).unwrap();
     layer.forward(&stream, on_device.view(), plain.view_mut()).unwrap();
     let (out, plain) = (out.to_host().unwrap(), plain.to_host().unwrap());
-    assert_eq!(out.as_slice(), plain.as_slice(), "{case}");
     let params = parameters.gated();
+    if layer.plan(m).path == swiglu_core::Path::Fused {
+        assert_eq!(out.as_slice(), plain.as_slice(), "{case}");
+    } else {
+        // Two products instead of one on packed weights: the library may add up in another order.
+        let reference = bounds::gated_linear(x.view(), &params).unwrap();
+        for h in [&out, &plain] {
+            let judgement = reference.judge(h.view()).unwrap();
+            assert!(judgement.passed(), "h of {case}: {judgement:?}");
+        }
+    }
     for (half, saved) in [(swiglu_core::Half::Gate, gate), (swiglu_core::Half::Up, up)] {
         let weights = &params.weights;
         let values = (0..h).flat_map(|f| (0..k).map(move |i| weights.at(half, f, i))).collect();
