@@ -288,8 +288,8 @@ fn judge(
     }
     let Some(floor) = claim.case_floor else { return state };
     for (found, what) in [
-        (VerdictState::Refuted, "is below the floor"),
-        (VerdictState::Inconclusive, "has the floor within its interval"),
+        (VerdictState::Refuted, format!("below the floor of {floor}")),
+        (VerdictState::Inconclusive, format!("with the floor of {floor} within the interval")),
     ] {
         let at_fault = cases.iter().filter(|case| side(&case.ratio, floor) == found);
         let at_fault: Vec<String> = at_fault
@@ -301,7 +301,7 @@ fn judge(
         if !at_fault.is_empty() && found.badness() > state.badness() {
             state = found;
         }
-        reasons.extend(summed_up(&format!("{what} of {floor}"), at_fault));
+        reasons.extend(summed_up(&what, at_fault));
     }
     state
 }
