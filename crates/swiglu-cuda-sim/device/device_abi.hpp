@@ -92,6 +92,7 @@ void sim_cluster_barrier();
 void sim_barrier_arrive_cluster(unsigned barrier);
 
 void sim_prefetch_tensor_map(const void* map);
+void sim_expect_policy(unsigned long long policy, const char* operation);
 void sim_tensor_load(unsigned to, const void* map, unsigned barrier, int column, int row);
 void sim_tensor_load_multicast(unsigned to, const void* map, unsigned barrier, int column, int row,
                                unsigned blocks);

@@ -219,6 +219,10 @@ INLINE void prefetch_tensor_map(const TensorMap* map) { sim_prefetch_tensor_map(
 INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
   sim_tensor_load(to, map, barrier, column, row);
 }
+INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row, u64 policy) {
+  sim_expect_policy(policy, "a tensor load");
+  sim_tensor_load(to, map, barrier, column, row);
+}
 INLINE void tensor_load_multicast(u32 to, const TensorMap* map, u32 barrier, int column, int row,
                                   u16 blocks) {
   sim_tensor_load_multicast(to, map, barrier, column, row, blocks);
@@ -233,6 +237,7 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
   sim_bulk_load(to, from, bytes, barrier, SIM_CACHE_POLICY);
 }
 INLINE u64 policy_evict_first() { return SIM_CACHE_POLICY; }
+INLINE u64 policy_evict_normal() { return SIM_CACHE_POLICY; }
 INLINE void bulk_commit() { sim_bulk_commit(); }
 template <int PENDING>
 INLINE void bulk_wait_read() {

@@ -152,6 +152,10 @@ void sim_prefetch_tensor_map(const void* map) {
   }
 }
 
+void sim_expect_policy(unsigned long long policy, const char* operation) {
+  if (policy != SIM_CACHE_POLICY) fault("%s with %#llx, which is no cache policy", operation, policy);
+}
+
 void sim_tensor_load(unsigned to, const void* pointer, unsigned barrier, int column, int row) {
   Thread& me = self();
   Block& block = *me.block;
@@ -186,7 +190,7 @@ void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barri
   if (!sim_is_device_range(from, bytes)) {
     fault("cp.async.bulk of %u bytes from %p: they are in no allocation", bytes, from);
   }
-  if (policy != SIM_CACHE_POLICY) fault("cp.async.bulk with %#llx, which is no cache policy", policy);
+  sim_expect_policy(policy, "cp.async.bulk");
   shared_at(block, to, bytes, 16, "cp.async.bulk");
   require_barrier(block, barrier, "cp.async.bulk");
   require_fenced(block, barrier, 8, "the copy engine");

@@ -97,7 +97,7 @@ KERNEL(256, 1, ring)(KERNEL_PARAMS(P) p) {
         const u32 s = i % 2, stage = base + s * kStage, bar = full + 8 * s;
         ptx::barrier_wait(empty + 8 * s, i / 2 % 2 ^ 1);
         ptx::barrier_arrive_expect(bar, kStage);
-        ptx::tensor_load(stage, &p.a, bar, i * 64, 0);
+        ptx::tensor_load(stage, &p.a, bar, i * 64, 0, ptx::policy_evict_normal());
         if (TRANSPOSED) {
           for (int n = 0; n < COLUMNS; n += 64) {
             ptx::tensor_load(stage + kA + n / 64 * 8192, &p.b, bar, n, i * 64);

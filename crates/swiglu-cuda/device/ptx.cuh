@@ -375,7 +375,15 @@ INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, i
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
-// As above, to the same place of every block of the cluster whose bit is set in `blocks`; each of
+// The same with a `policy` of the second-level cache, below.
+INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(policy)
+      : "memory");
+}
+// As the first, to the same place of every block of the cluster whose bit is set in `blocks`; each of
 // them has its own bytes completed on its own barrier.
 INLINE void tensor_load_multicast(u32 to, const TensorMap* map, u32 barrier, int column, int row,
                                   u16 blocks) {
@@ -413,6 +421,12 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
 INLINE u64 policy_evict_first() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// What is read with it leaves the second-level cache in the order of use, as without a policy.
+INLINE u64 policy_evict_normal() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 INLINE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
