@@ -1,59 +1,88 @@
-// h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: operands exchanged, k split in a cluster.
+// h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: operands exchanged.
 //
-// wgmma has 64 rows at least. Here these are 64 features of the weights, and the tokens are its
-// columns, TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the
-// same tokens, one for the gate's features and one for the up's, leave the two pre-activations of an
-// output in the same register of two arrays. SPLIT blocks, a cluster, each multiply a part of k;
-// then every block adds up its share of the tokens over all of them, through distributed shared
-// memory, always in the order of their ranks: the same bits on every launch. The activation follows
-// the whole sum.
+// wgmma has 64 rows at least. Here these are features of the weights, and the tokens are its columns,
+// TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens, one
+// for the gate's features and one for the up's, leave the two pre-activations of an output in the same
+// register of two arrays. One thread feeds a ring of STAGES tiles through the copy engine; a tile has TILE_H
+// features, and up to three warpgroups with up to 64 of them each multiply. The rows of the last warpgroup
+// beyond TILE_H multiply whatever lies behind the features: rows do not depend on each other, and these are
+// dropped.
 //
-// One warp feeds a ring of STAGES tiles through the copy engine, four multiply. Two blocks share a
-// multiprocessor, so that one streams while the other adds up.
+// There are two forms. TILE_H 64: two blocks share a multiprocessor, so that one streams while the other ends;
+// SPLIT blocks, a cluster, can each multiply a part of k, and then add up their shares of the tokens through
+// distributed shared memory, always in the order of their ranks: the same bits on every launch. And TILE_H
+// fitted to the layer, so that each multiprocessor has an even share of the features and one block with all of
+// its shared memory: x is read by as few blocks as there can be. SHARE of these, a cluster, can copy a part of
+// x each to all.
+//
+// Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
+// layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_M a multiple of
-// 8; SPLIT 1, 2, 4 or 8; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh
+// 8; TILE_H a multiple of 8, of 64 for [in, out]; SPLIT and SHARE 1, 2, 4 or 8, one of them 1; RESIDENTS,
+// blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh
 // names. M, H and K are run-time values; there are SPLIT steps of k at least. What lies outside is
 // read as zeros.
 //
-// Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 54.6 µs for 4096 × 14336 and
-// 4.05 µs for 896 × 4864 at 4.3 TB/s. By Little's law that takes about 21 KB in flight per
-// multiprocessor (650 ns); two rings hold up to 196 KB. A stage's 64 × 64 products with N = TILE_M
+// Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
+// 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
+// multiprocessor (650 ns); the rings hold up to 196 KB. A stage's 64 × 64 products with N = TILE_M
 // take 2·4·max(TILE_M/2, 16) cycles, the shared memory's time for A: 128 cycles for 18 KiB with
 // TILE_M = 16, which is 144 B per cycle, five times what memory gives a multiprocessor.
 //
-// Measured on an H200, bf16, M = 1: 58.7 µs at 4096 × 14336, 93 % of the floor, and 6.8 µs at 896 × 4864,
-// both with SPLIT 1. Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency
+// From the second-level cache a kernel reads the weights once and x once per block. At M = 64 and 4096 × 14336
+// that is 235 + 117 MB with 64 features per tile, 235 + 67 with 112, 235 + 34 with SHARE 2; at M = 128 and
+// 3584 × 18944 272 + 272, 272 + 121 with 144 features, 272 + 61 with SHARE 2.
+//
+// Measured on an H200, bf16, in launches that wait for each other, before there was more than TILE_H 64 with
+// sums through shared memory and weights behind the wait: with M = 1 59.0 µs at 4096 × 14336, 18.2 at 2048 ×
+// 8192 and 6.8 at 896 × 4864, with M = 64 62.6, 20.0 and 8.8, all with SPLIT 1.
+// Predicted, not measured: fitted tiles and programmatic launches 57, 17 and 6 µs with M = 1, 59, 18 and 7.5
+// with M = 64. Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency
 // (within 2 and 5 % of the best at most, in 54 problems). Above M of about 128 the weights are read from L2
 // once per TILE_M rows, and the tiles of sm90_gated_gemm.cu, which read fewer bytes per product, win.
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = TILE_M;
-constexpr int kTileH = 64;  // rows of the instruction
+constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
+constexpr int kShare = SHARE;
+constexpr int kCluster = kSplit * kShare;
 static_assert(kTileM % 8 == 0 && kTileM <= 128, "two times TILE_M / 2 sums per thread");
-static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
+static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
+static_assert(kSplit == 1 || kShare == 1, "a cluster splits k or shares x");
+static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4 || kCluster == 8, "a portable cluster");
+static_assert(kTileM % (8 * kShare) == 0, "a block loads whole lines of x for the cluster");
+static_assert(kTileH <= 192, "three warpgroups");
 
-constexpr int kConsumers = 128;
-constexpr int kThreads = kConsumers + 32;
+// Each has up to 64 features, the rows of the instruction.
+constexpr int kWarpgroups = (kTileH + 63) / 64;
+constexpr int kConsumers = 128 * kWarpgroups;
+// A fourth warpgroup has 128 registers of a thread to each: three with 128 sums take those of the producers.
+constexpr bool kTakesRegisters = kWarpgroups == 3 && kTileM == 128;
+constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : 32);
 constexpr int kWarps = kThreads / 32;
 
+constexpr int kGroupBytes = 64 * kTileK * 2;  // of a warpgroup's features
 constexpr int kHalfBytes = kTileH * kTileK * 2;
 constexpr int kXBytes = kTileM * kTileK * 2;
 constexpr int kStageBytes = 2 * kHalfBytes + kXBytes;
 constexpr int kStages = STAGES;
-constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + 16);
+// What the last warpgroup reads behind its up features: more than x where tokens are few.
+constexpr int kBehindUp = kWarpgroups * kGroupBytes - kHalfBytes;
+constexpr int kBehindRing = kBehindUp > kXBytes ? kBehindUp - kXBytes : 0;
+constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + 16) + kBehindRing;
 static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
 // The sums of a tile, as [gate, up][token][feature], in place of the ring. Four floats more per row:
 // the lanes of a warp then write to different banks.
-constexpr int kSumsPitch = (kTileH + 4) * 4;
+constexpr int kSumsPitch = (64 * kWarpgroups + 4) * 4;
 constexpr int kSumsBytes = kTileM * kSumsPitch;
-static_assert(2 * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
+static_assert(kSplit == 1 || 2 * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
 
 struct alignas(64) Sm90SkinnyGatedGemmParams {
-  ptx::TensorMap x, gate, up;  // boxes of one stage
+  ptx::TensorMap x, gate, up;  // boxes of one stage, of x this block's share
   Extents extents;
   Epilogue epilogue;
 };
@@ -63,13 +92,22 @@ struct Ring {
   INLINE explicit Ring(u32 start) : base((start + 1023) & ~1023u) {}
   INLINE u32 stage(u32 step) const { return base + step % kStages * kStageBytes; }
   INLINE u32 full_barrier(u32 step) const {
-    return base + kStages * kStageBytes + 8 * (step % kStages);
+    return base + kStages * kStageBytes + kBehindRing + 8 * (step % kStages);
   }
   INLINE u32 empty_barrier(u32 step) const { return full_barrier(step) + 8 * kStages; }
   static INLINE u32 parity(u32 step) { return step / kStages & 1; }
 };
 
-INLINE u32 split_rank() { return kSplit > 1 ? ptx::cluster_rank() : 0; }
+INLINE u32 rank() { return kCluster > 1 ? ptx::cluster_rank() : 0; }
+INLINE u32 split_rank() { return kSplit > 1 ? rank() : 0; }
+INLINE u32 share_rank() { return kShare > 1 ? rank() : 0; }
+
+// Blocks that share x have the same tokens and features beside each other. The last may have none.
+INLINE Tile own_tile(const Extents& e) {
+  Tile tile = tile_at<kTileM, kShare * kTileH>(blockIdx.x / kCluster, e);
+  tile.column += share_rank() * kTileH;
+  return tile;
+}
 
 // The steps of k that are this block's.
 struct Steps {
@@ -81,22 +119,72 @@ INLINE Steps own_steps(const Extents& e) {
   return {first, all * (rank + 1) / kSplit - first};
 }
 
-INLINE void produce(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Tile tile) {
+// The thread that asks for copies.
+struct Producer {
+  const Sm90SkinnyGatedGemmParams& p;
+  const Ring& ring;
+  const Tile tile = own_tile(p.extents);
   const Steps steps = own_steps(p.extents);
-  for (u32 step = 0; step < (u32)steps.count; ++step) {
-    ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
-    const u32 full = ring.full_barrier(step), to = ring.stage(step);
-    const int k = (steps.first + step) * kTileK;
-    ptx::barrier_arrive_expect(full, kStageBytes);
+  // Where nobody reads them again, weights are the first to leave the second-level cache.
+  const u64 policy = p.extents.m <= kTileM ? ptx::policy_evict_first() : ptx::policy_evict_normal();
+
+  INLINE int k_of(u32 step) const { return (steps.first + step) * kTileK; }
+
+  INLINE void load_half(const ptx::TensorMap& map, u32 to, u32 step) const {
+    const u32 full = ring.full_barrier(step);
     if constexpr (kInOut) {
-      ptx::tensor_load(to, &p.gate, full, tile.column, k);
-      ptx::tensor_load(to + kHalfBytes, &p.up, full, tile.column, k);
+#pragma unroll
+      for (int i = 0; i < kWarpgroups; ++i) {
+        ptx::tensor_load(to + i * kGroupBytes, &map, full, tile.column + 64 * i, k_of(step), policy);
+      }
     } else {
-      ptx::tensor_load(to, &p.gate, full, k, tile.column);
-      ptx::tensor_load(to + kHalfBytes, &p.up, full, k, tile.column);
+      ptx::tensor_load(to, &map, full, k_of(step), tile.column, policy);
     }
-    ptx::tensor_load(to + 2 * kHalfBytes, &p.x, full, k, tile.row);
   }
+
+  // Announces a stage, and asks for its weights.
+  INLINE void load_weights(u32 step) const {
+    // Free in every block that x goes to: their consumers all arrive here.
+    ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
+    ptx::barrier_arrive_expect(ring.full_barrier(step), kStageBytes);
+    load_half(p.gate, ring.stage(step), step);
+    load_half(p.up, ring.stage(step) + kHalfBytes, step);
+  }
+
+  INLINE void load_x(u32 step) const {
+    const u32 full = ring.full_barrier(step), to = ring.stage(step) + 2 * kHalfBytes;
+    if constexpr (kShare > 1) {
+      const int rows = share_rank() * (kTileM / kShare);
+      ptx::tensor_load_multicast(to + rows * kTileK * 2, &p.x, full, k_of(step), tile.row + rows,
+                                 (1 << kShare) - 1);
+    } else {
+      ptx::tensor_load(to, &p.x, full, k_of(step), tile.row);
+    }
+  }
+
+  // Steps that the ring has room for.
+  INLINE u32 first_round() const { return steps.count < kStages ? steps.count : kStages; }
+
+  // Before other grids and blocks are waited for: weights are nobody's result.
+  INLINE void begin() const {
+    for (u32 step = 0; step < first_round(); ++step) load_weights(step);
+  }
+
+  INLINE void finish() const {
+    for (u32 step = 0; step < first_round(); ++step) load_x(step);
+    for (u32 step = first_round(); step < (u32)steps.count; ++step) {
+      load_weights(step);
+      load_x(step);
+    }
+  }
+};
+
+INLINE void init_barriers(const Ring& ring) {
+  for (int s = 0; s < kStages; ++s) {
+    ptx::barrier_init(ring.full_barrier(s), 1);
+    ptx::barrier_init(ring.empty_barrier(s), kWarpgroups * kShare);
+  }
+  ptx::barrier_init_fence();
 }
 
 // Descriptor units are 16 bytes; 16 k further.
@@ -105,28 +193,28 @@ constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
 
 typedef float Sums[kTileM / 2];
 
-// Writes one half's sums: element 4j + 2i + c of a thread is feature 16·warp + lane/4 + 8i of token
-// 8j + 2(lane % 4) + c.
-INLINE void store_sums(const Sums& d, u32 to) {
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const u32 at = to + lane % 4 * 2 * kSumsPitch + (warp * 16 + lane / 4) * 4;
-#pragma unroll
-  for (int i = 0; i < kTileM / 2; ++i) {
-    const u32 token = i / 4 * 8 + i % 2, feature = i / 2 % 2 * 8;
-    ptx::store_shared(at + token * kSumsPitch + feature * 4, ptx::as_bits(d[i]));
+// Gives a stage back to every producer that writes to it: one thread of a warpgroup for each.
+INLINE void release_stage(const Ring& ring, u32 step) {
+  const u32 thread = threadIdx.x % 128;
+  if constexpr (kShare > 1) {
+    if (thread < kShare) {
+      ptx::barrier_arrive_cluster(ptx::cluster_address(ring.empty_barrier(step), thread));
+    }
+  } else {
+    if (thread == 0) ptx::barrier_arrive(ring.empty_barrier(step));
   }
 }
 
-INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
-  Sums gate, up;
+INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
+  const u32 first = threadIdx.x / 128 * kGroupBytes;
   const u32 steps = own_steps(p.extents).count;
   // Unrolled, the compiler moves sums between registers, and serialises the multiplications (C7520).
 #pragma unroll 1
   for (u32 step = 0; step < steps; ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
     const u32 stage = ring.stage(step);
-    const u64 wg = ptx::swizzled_operand(stage, 0);
-    const u64 wu = ptx::swizzled_operand(stage + kHalfBytes, 0);
+    const u64 wg = ptx::swizzled_operand(stage + first, 0);
+    const u64 wu = ptx::swizzled_operand(stage + kHalfBytes + first, 0);
     const u64 x = ptx::swizzled_operand(stage + 2 * kHalfBytes, 0);
     ptx::wgmma_fence();
 #pragma unroll
@@ -138,30 +226,69 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
-    // The step before has retired.
-    if (step > 0 && threadIdx.x == 0) ptx::barrier_arrive(ring.empty_barrier(step - 1));
+    // The step before has retired. Who fills its stage again waits for that; without a next round nobody
+    // does, and its block may have ended.
+    if (step > 0 && step - 1 + kStages < steps) release_stage(ring, step - 1);
   }
   ptx::wgmma_wait<0>();
-  // Every warp has read the last stages: the sums may take their place.
-  ptx::named_barrier<1>(kConsumers);
-  store_sums(gate, ring.base);
-  store_sums(up, ring.base + kSumsBytes);
+}
+
+// --- The sums of a block that has all of k: straight from registers ---------------------------------
+
+// Element 4j + 2i + c of a thread is feature 64·warpgroup + 16·warp + lane/4 + 8i of token
+// 8j + 2(lane % 4) + c. Lanes of neighbouring features exchange: the even one takes both features of the
+// first token, the odd one those of the second.
+struct Features {
+  float value[2];
+};
+INLINE Features exchange(float first, float second, bool odd) {
+  const float got = __shfl_xor_sync(~0u, odd ? first : second, 4);
+  return odd ? Features{got, second} : Features{first, got};
+}
+
+INLINE void finish_own(const Sums& gate, const Sums& up, const Sm90SkinnyGatedGemmParams& p) {
+  const Tile tile = own_tile(p.extents);
+  const u32 lane = threadIdx.x % 32;
+  const bool odd = lane / 4 % 2 != 0;
+  const int token = lane % 4 * 2 + odd, feature = lane / 4 - odd;
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+    const int row = tile.row + 8 * j;
+    if (row >= p.extents.m) break;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Of these eight features the tile and the layer have all or none, or the layer the first ones.
+      const int eight = threadIdx.x / 32 * 16 + 8 * i, column = tile.column + eight;
+      if (eight >= kTileH || column >= p.extents.features) break;
+      const int at = 4 * j + 2 * i;
+      const Features g = exchange(gate[at], gate[at + 1], odd);
+      const Features u = exchange(up[at], up[at + 1], odd);
+      const OutputPair h = activate_pair(g.value[0], g.value[1], u.value[0], u.value[1], p.epilogue,
+                                         p.extents, row + token, column + feature);
+      store_pair(h, p.epilogue, p.extents, row + token, column + feature);
+    }
+  }
+}
+
+// --- The sums of a split k: through shared memory ---------------------------------------------------
+
+// Writes one half's sums.
+INLINE void store_sums(const Sums& d, u32 to) {
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 at = to + lane % 4 * 2 * kSumsPitch + (warp * 16 + lane / 4) * 4;
+#pragma unroll
+  for (int i = 0; i < kTileM / 2; ++i) {
+    const u32 token = i / 4 * 8 + i % 2, feature = i / 2 % 2 * 8;
+    ptx::store_shared(at + token * kSumsPitch + feature * 4, ptx::as_bits(d[i]));
+  }
 }
 
 // A pair of sums, over all blocks of the cluster in the order of their ranks.
-struct SumPair {
-  float value[2];
-};
-INLINE SumPair add_up(u32 at) {
-  SumPair sum;
+INLINE Features add_up(u32 at) {
+  Features sum;
 #pragma unroll
   for (u32 rank = 0; rank < kSplit; ++rank) {
-    ptx::Raw<8> part;
-    if constexpr (kSplit > 1) {
-      part = ptx::load_shared_cluster(ptx::cluster_address(at, rank));
-    } else {
-      part = ptx::load_shared_pair(at);
-    }
+    const ptx::Raw<8> part = ptx::load_shared_cluster(ptx::cluster_address(at, rank));
     const float first = ptx::as_float(part.word[0]), second = ptx::as_float(part.word[1]);
     sum.value[0] = rank == 0 ? first : __fadd_rn(sum.value[0], first);
     sum.value[1] = rank == 0 ? second : __fadd_rn(sum.value[1], second);
@@ -169,46 +296,69 @@ INLINE SumPair add_up(u32 at) {
   return sum;
 }
 
-// This block's share of the tokens: a warp takes a token, a lane two features of it.
-INLINE void finish(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Tile tile) {
-  const u32 lane = threadIdx.x % 32;
+// This block's share of the tokens: a warp takes a token, a lane two features of it at a time.
+INLINE void finish_share(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
+  const Tile tile = own_tile(p.extents);
   const int first = threadIdx.x / 32 * kSplit + split_rank();
   for (int token = first; token < kTileM; token += kWarps * kSplit) {
     const int row = tile.row + token;
     if (row >= p.extents.m) break;
-    const u32 at = ring.base + token * kSumsPitch + lane * 8;
-    const int column = tile.column + 2 * lane;
-    const SumPair gate = add_up(at), up = add_up(at + kSumsBytes);
-    store_pair(activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1], p.epilogue,
-                             p.extents, row, column),
-               p.epilogue, p.extents, row, column);
+    for (int feature = threadIdx.x % 32 * 2; feature < kTileH; feature += 64) {
+      const u32 at = ring.base + token * kSumsPitch + feature * 4;
+      const int column = tile.column + feature;
+      const Features gate = add_up(at), up = add_up(at + kSumsBytes);
+      store_pair(activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1], p.epilogue,
+                               p.extents, row, column),
+                 p.epilogue, p.extents, row, column);
+    }
   }
 }
 
-KERNEL(kThreads, 2, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGatedGemmParams) p) {
+INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
+  Sums gate, up;
+  multiply(gate, up, p, ring);
+  if constexpr (kSplit == 1) {
+    finish_own(gate, up, p);
+  } else {
+    // Every warp has read the last stages: the sums may take their place.
+    ptx::named_barrier<1>(kConsumers);
+    store_sums(gate, ring.base);
+    store_sums(up, ring.base + kSumsBytes);
+  }
+}
+
+KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGatedGemmParams) p) {
   const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
-  const Tile tile = tile_at<kTileM, kTileH>(blockIdx.x / kSplit, p.extents);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      ptx::barrier_init(ring.full_barrier(s), 1);
-      ptx::barrier_init(ring.empty_barrier(s), 1);
-    }
-    ptx::barrier_init_fence();
+  const bool produces = threadIdx.x == kConsumers;
+  if (produces) {
+    ptx::prefetch_tensor_map(&p.gate);
+    ptx::prefetch_tensor_map(&p.up);
+    ptx::prefetch_tensor_map(&p.x);
+    init_barriers(ring);
+    Producer{p, ring}.begin();
   }
-  __syncthreads();
-  ptx::grid_dependency_wait();
-  if (threadIdx.x < kConsumers) {
-    multiply(p, ring);
-  } else if (threadIdx.x == kConsumers) {
-    produce(p, ring, tile);
-  }
-  // All sums of all blocks are written.
-  if constexpr (kSplit > 1) {
+  // Barriers are ready, in every block that this one copies x to.
+  if constexpr (kShare > 1) {
     ptx::cluster_barrier();
   } else {
     __syncthreads();
   }
-  finish(p, ring, tile);
-  // No block ends while another reads its sums.
-  if constexpr (kSplit > 1) ptx::cluster_barrier();
+  ptx::grid_dependency_wait();
+  if (threadIdx.x < kConsumers) {
+    if constexpr (kTakesRegisters) ptx::registers_request<160>();
+    consume(p, ring);
+  } else {
+    if constexpr (kTakesRegisters) ptx::registers_release<32>();
+    if (produces) {
+      Producer{p, ring}.finish();
+      ptx::grid_dependency_launch();
+    }
+  }
+  if constexpr (kSplit > 1) {
+    // All sums of all blocks are written.
+    ptx::cluster_barrier();
+    finish_share(p, ring);
+    // No block ends while another reads its sums.
+    ptx::cluster_barrier();
+  }
 }

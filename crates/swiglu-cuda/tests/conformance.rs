@@ -130,6 +130,33 @@ fn few_rows_in_every_split() {
     }
 }
 
+/// Tiles that are fitted to the device, of one warpgroup to three: as many features as make them so wide,
+/// and rows around the tiles.
+#[test]
+fn few_rows_in_wide_tiles() {
+    let Some(cuda) = common::device() else { return };
+    let widths = [40, 72, 112, 144, 192, 200];
+    let backends = CudaBackend::all(&cuda);
+    let fitted = backends.iter().filter(|backend| backend.name().contains("fitted"));
+    for (i, backend) in fitted.enumerate() {
+        let dtype = [DType::Bf16, DType::F16][i % 2];
+        let case = |(j, m): (usize, usize)| {
+            let features = widths[(i + j) % widths.len()] * cuda.facts().sm_count as usize;
+            Case {
+                bias: j % 2 == 0,
+                layout: WeightLayout {
+                    orientation: Orientation::ALL[j / 2 % 2],
+                    arrangement: Arrangement::PackedGateFirst,
+                },
+                seed: j as u64,
+                ..Case::new(Op::GatedLinear, [m, 136 + 64 * (j % 3), features - 3], dtype)
+            }
+        };
+        let rows = [1, 17, 64, 100, 130];
+        assert!(judge(backend, rows.into_iter().enumerate().map(case)) > 0, "{}", backend.name());
+    }
+}
+
 #[test]
 fn tf32_on_request() {
     let Some(cuda) = common::device() else { return };

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use swiglu_core::quant::QuantizedType;
-use swiglu_core::{DType, Orientation, Problem};
+use swiglu_core::{DType, Op, Orientation, Problem};
 
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
@@ -33,6 +33,33 @@ pub(crate) struct Weights {
 
 /// Kernels read biases for whole tiles: the most columns that a tile has beyond the last, and one more.
 pub(crate) const BIAS_PADDING: usize = 128;
+
+/// What a tile is fitted to, where a kernel fits it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Features {
+    /// H.
+    pub(crate) count: usize,
+    /// Of the weights, as they lie in device memory.
+    pub(crate) orientation: Orientation,
+    pub(crate) multiprocessors: usize,
+}
+
+impl Features {
+    /// Those of a problem.
+    pub(crate) fn of(problem: &Problem, multiprocessors: usize) -> Self {
+        // A block's weights are packed `[out, in]`, whichever way they came.
+        let orientation = match problem.op {
+            Op::Mlp => Orientation::OutIn,
+            _ => problem.layout.orientation,
+        };
+        Self { count: problem.intermediate, orientation, multiprocessors }
+    }
+
+    /// So many for one multiprocessor.
+    pub(super) fn even(count: usize, orientation: Orientation) -> Self {
+        Self { count, orientation, multiprocessors: 1 }
+    }
+}
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
@@ -149,6 +176,14 @@ impl Call<'_> {
             self.maps.weights.get(boxes, || TensorMap::encode(cuda.driver(), &boxes))
         };
         Ok([map(w.gate)?, map(w.up)?])
+    }
+
+    pub(super) fn features(&self, cuda: &Cuda) -> Features {
+        Features {
+            count: self.weights.intermediate,
+            orientation: self.weights.orientation,
+            multiprocessors: cuda.facts().sm_count as usize,
+        }
     }
 
     pub(super) fn tiles(&self, [rows, columns]: [usize; 2]) -> usize {
@@ -283,8 +318,8 @@ impl fmt::Display for Obstacle {
 /// What multiplies in a kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Multiplier {
-    /// wgmma with so many columns of B.
-    Wgmma { columns: usize },
+    /// wgmma with so many columns of B, and the share of its products that is wanted.
+    Wgmma { columns: usize, wanted: f64 },
     /// mma.sync, with this share of its rate.
     Mma { share: f64 },
     /// Fused multiply-adds.
@@ -298,6 +333,8 @@ pub(crate) struct Form {
     pub(crate) tile: [usize; 2],
     /// Blocks of a cluster that share weights, each with a tile of its own.
     pub(crate) share: usize,
+    /// Blocks of a cluster that share x, each with a tile of its own.
+    pub(crate) share_x: usize,
     /// Blocks of a cluster that each multiply a part of k of one tile.
     pub(crate) split: usize,
     /// Blocks that run on a multiprocessor at the same time.
@@ -339,17 +376,17 @@ impl Kernel {
         }
     }
 
-    /// Rows and columns of h per tile, which the blocks of a cluster share.
-    pub(crate) fn tile(self) -> [usize; 2] {
+    /// Rows and columns of h per tile.
+    pub(crate) fn tile(self, features: Features) -> [usize; 2] {
         match self {
             Kernel::Sm90(config) => config.tile(),
-            Kernel::Sm90Skinny(config) => config.tile(),
+            Kernel::Sm90Skinny(config) => config.tiling(features).tile(),
             Kernel::Mma(config) => config.tile(),
             Kernel::Simt => simt_gated_gemm::TILE,
         }
     }
 
-    /// Blocks that compute one tile together.
+    /// Blocks that work together.
     pub(crate) fn cluster(self) -> usize {
         match self {
             Kernel::Sm90(config) => config.cluster(),
@@ -359,14 +396,15 @@ impl Kernel {
     }
 
     /// What its cost follows from.
-    pub(crate) fn form(self) -> Form {
+    pub(crate) fn form(self, features: Features) -> Form {
         match self {
             Kernel::Sm90(config) => config.form(),
-            Kernel::Sm90Skinny(config) => config.form(),
+            Kernel::Sm90Skinny(config) => config.tiling(features).form(),
             Kernel::Mma(config) => config.form(),
             Kernel::Simt => Form {
                 tile: simt_gated_gemm::TILE,
                 share: 1,
+                share_x: 1,
                 split: 1,
                 blocks_per_sm: 1,
                 hides_epilogue: false,
@@ -376,11 +414,11 @@ impl Kernel {
     }
 
     /// Tile sizes and the like, by name.
-    pub(crate) fn parameters(self) -> [(&'static str, usize); 4] {
-        let [tile_m, tile_h] = self.tile();
+    pub(crate) fn parameters(self, features: Features) -> [(&'static str, usize); 4] {
+        let [tile_m, tile_h] = self.tile(features);
         let stages = match self {
             Kernel::Sm90(config) => config.stages(),
-            Kernel::Sm90Skinny(config) => config.stages(),
+            Kernel::Sm90Skinny(config) => config.tiling(features).stages(),
             Kernel::Mma(_) => mma_gated_gemm::STAGES,
             Kernel::Simt => simt_gated_gemm::STAGES,
         };
@@ -430,9 +468,10 @@ impl Kernel {
     }
 
     /// Whether these addresses, strides and extents can be launched, or why not.
-    pub(crate) fn check_call(self, call: &Call<'_>) -> Result<(), String> {
+    pub(crate) fn check_call(self, cuda: &Cuda, call: &Call<'_>) -> Result<(), String> {
         let w = &call.weights;
-        let largest = call.m.max(w.intermediate).max(w.hidden).max(call.tiles(self.tile()));
+        let tiles = call.tiles(self.tile(call.features(cuda)));
+        let largest = call.m.max(w.intermediate).max(w.hidden).max(tiles);
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
         }
@@ -446,7 +485,8 @@ impl Kernel {
     ///
     /// # Safety
     /// The call's addresses are memory of the stream's device that stays valid until the kernel has
-    /// run; out overlaps nothing else, and its rows do not overlap. Both checks have passed.
+    /// run; out overlaps nothing else, and its rows do not overlap. No kernel that this one may run beside, the
+    /// one before it on the stream, writes the weights. Both checks have passed.
     pub(crate) unsafe fn launch(self, stream: &Stream, call: &Call<'_>) -> Result<()> {
         if call.m == 0 || call.weights.intermediate == 0 {
             return Ok(());
@@ -463,11 +503,20 @@ impl Kernel {
     }
 
     /// Compiles what launches with aligned operands need.
-    pub(crate) fn prepare(self, cuda: &Cuda, code: GateCode, layout: Layout) -> Result<()> {
+    pub(crate) fn prepare(
+        self,
+        cuda: &Cuda,
+        code: GateCode,
+        layout: Layout,
+        intermediate: usize,
+    ) -> Result<()> {
+        let (count, orientation) = (intermediate, layout.orientation);
+        let multiprocessors = cuda.facts().sm_count as usize;
+        let features = Features { count, orientation, multiprocessors };
         let function = match self {
             Kernel::Sm90(config) => sm90_gated_gemm::function(cuda, config, code, layout, true),
             Kernel::Sm90Skinny(config) => {
-                sm90_skinny_gated_gemm::function(cuda, config, code, layout)
+                sm90_skinny_gated_gemm::function(cuda, config.tiling(features), code, layout)
             }
             Kernel::Mma(config) => mma_gated_gemm::function(cuda, config, code, layout, 16),
             Kernel::Simt => simt_gated_gemm::function(cuda, code, layout),
@@ -479,13 +528,15 @@ impl Kernel {
 impl fmt::Display for Kernel {
     /// `sm90_gated_gemm 128x64`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [rows, columns] = self.tile();
-        let form = match self {
-            Kernel::Sm90(config) if config.ping_pong() => " ping-pong".to_owned(),
-            Kernel::Sm90Skinny(config) => format!(" split {}", config.cluster()),
-            _ => String::new(),
-        };
-        f.pad(&format!("{} {rows}x{columns}{form}", self.name()))
+        let name = self.name();
+        let tile = |[rows, columns]: [usize; 2]| format!("{name} {rows}x{columns}");
+        f.pad(&match self {
+            Kernel::Sm90(config) if config.ping_pong() => tile(config.tile()) + " ping-pong",
+            Kernel::Sm90(config) => tile(config.tile()),
+            Kernel::Sm90Skinny(config) => format!("{name} {config}"),
+            Kernel::Mma(config) => tile(config.tile()),
+            Kernel::Simt => tile(simt_gated_gemm::TILE),
+        })
     }
 }
 

@@ -92,10 +92,11 @@ impl Config {
         Form {
             tile: [TILE_M, self.tile_h],
             share: self.cluster,
+            share_x: 1,
             split: 1,
             blocks_per_sm: 1,
             hides_epilogue: self.ping_pong,
-            multiplier: Multiplier::Wgmma { columns: 2 * self.tile_h },
+            multiplier: Multiplier::Wgmma { columns: 2 * self.tile_h, wanted: 1.0 },
         }
     }
 

@@ -1,10 +1,12 @@
 //! Launches `device/sm90_skinny_gated_gemm.cu`.
 
+use std::fmt;
+
 use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
+use super::gated_gemm::{Call, Epilogue, Extents, Features, Form, Layout, Multiplier};
 use super::tensor_map::TensorMap;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -17,41 +19,59 @@ pub(super) static FILE: KernelFile = KernelFile::new(
     include_str!("../../device/sm90_skinny_gated_gemm.cu"),
 );
 
-const TILE_H: usize = 64;
 const TILE_K: usize = 64;
-const THREADS: u32 = 160;
-const BLOCKS_PER_SM: usize = 2;
-/// Half of what a multiprocessor of sm_90 has, less the 1 KiB that each block costs.
-const SHARED_LIMIT: usize = 228 * 1024 / BLOCKS_PER_SM - 1024;
+/// Features of the rows of an instruction, which a warpgroup multiplies.
+const GROUP: usize = 64;
+/// Three warpgroups.
+const MOST_FEATURES: usize = 3 * GROUP;
+/// Shared memory of a multiprocessor of sm_90; each block costs 1 KiB beside its own.
+const SHARED_PER_SM: usize = 228 * 1024;
 
-/// Tokens per tile, and blocks that split its k.
+/// How many features a tile has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Width {
+    /// Those of an instruction. Two blocks share a multiprocessor.
+    Instruction,
+    /// An even share of the layer's for each multiprocessor, which one block has to itself.
+    EvenShare,
+}
+
+/// Tokens per tile, features, and blocks that work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     tile_m: usize,
+    width: Width,
+    /// Blocks that split a tile's k.
     split: usize,
+    /// Blocks with the same tokens, which copy x for each other.
+    share: usize,
 }
 
 impl Config {
     /// All of them.
-    pub(crate) const ALL: [Config; 12] = {
-        let (tiles, splits) = ([16, 32, 64, 128], [1, 2, 4]);
-        let mut all = [Config { tile_m: 0, split: 0 }; 12];
+    pub(crate) const ALL: [Config; 20] = {
+        let kinds = [
+            (Width::Instruction, 1, 1),
+            (Width::Instruction, 2, 1),
+            (Width::Instruction, 4, 1),
+            (Width::EvenShare, 1, 1),
+            (Width::EvenShare, 1, 2),
+        ];
+        let tokens = [16, 32, 64, 128];
+        let none = Config { tile_m: 0, width: Width::Instruction, split: 1, share: 1 };
+        let mut all = [none; 20];
         let mut i = 0;
         while i < all.len() {
-            all[i] = Config { tile_m: tiles[i / splits.len()], split: splits[i % splits.len()] };
+            let (width, split, share) = kinds[i % kinds.len()];
+            all[i] = Config { tile_m: tokens[i / kinds.len()], width, split, share };
             i += 1;
         }
         all
     };
 
-    /// Rows and columns of h that a cluster computes.
-    pub(crate) fn tile(self) -> [usize; 2] {
-        [self.tile_m, TILE_H]
-    }
-
-    /// Blocks that compute a tile.
+    /// Blocks of a cluster.
     pub(crate) fn cluster(self) -> usize {
-        self.split
+        self.split * self.share
     }
 
     /// Whether every block has a step of k.
@@ -59,28 +79,101 @@ impl Config {
         hidden.div_ceil(TILE_K) >= self.split
     }
 
+    /// With the tile for these features.
+    pub(crate) fn tiling(self, features: Features) -> Tiling {
+        match self.width {
+            Width::Instruction => Tiling { config: self, tile_h: GROUP, blocks_per_sm: 2 },
+            Width::EvenShare => {
+                Tiling { config: self, tile_h: even_share(features), blocks_per_sm: 1 }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Config {
+    /// `16x64 split 2`, `16xfitted share 2`: tokens and features of a tile.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.width {
+            Width::Instruction => write!(f, "{}x{GROUP} split {}", self.tile_m, self.split),
+            Width::EvenShare if self.share == 1 => write!(f, "{}xfitted", self.tile_m),
+            Width::EvenShare => write!(f, "{}xfitted share {}", self.tile_m, self.share),
+        }
+    }
+}
+
+/// Features of a tile so that each multiprocessor has as many tiles as every other, and these as wide as
+/// they can be. [out, in]: whole groups of eight lines of the swizzle. [in, out]: whole lines.
+fn even_share(features: Features) -> usize {
+    let unit = match features.orientation {
+        Orientation::OutIn => 8,
+        Orientation::InOut => 64,
+    };
+    let multiprocessors = features.multiprocessors.max(1);
+    let tiles = features.count.div_ceil(multiprocessors * MOST_FEATURES).max(1);
+    features.count.div_ceil(multiprocessors * tiles).next_multiple_of(unit).max(unit)
+}
+
+/// A configuration with its tile for a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    config: Config,
+    tile_h: usize,
+    blocks_per_sm: usize,
+}
+
+impl Tiling {
+    /// Rows and columns of h that a block, or those that split its k, compute.
+    pub(crate) fn tile(self) -> [usize; 2] {
+        [self.config.tile_m, self.tile_h]
+    }
+
     pub(crate) fn form(self) -> Form {
+        let rows = self.warpgroups() * GROUP;
         Form {
             tile: self.tile(),
             share: 1,
-            split: self.split,
-            blocks_per_sm: BLOCKS_PER_SM,
+            share_x: self.config.share,
+            split: self.config.split,
+            blocks_per_sm: self.blocks_per_sm,
             hides_epilogue: false,
-            multiplier: Multiplier::Wgmma { columns: self.tile_m },
+            multiplier: Multiplier::Wgmma {
+                columns: self.config.tile_m,
+                wanted: self.tile_h as f64 / rows as f64,
+            },
         }
     }
 
+    fn warpgroups(self) -> usize {
+        self.tile_h.div_ceil(GROUP)
+    }
+
+    /// Three warpgroups with 128 sums of a thread take registers of a fourth.
+    fn threads(self) -> usize {
+        let producers = if self.warpgroups() == 3 && self.config.tile_m == 128 { 128 } else { 32 };
+        self.warpgroups() * 128 + producers
+    }
+
+    fn shared_limit(self) -> usize {
+        SHARED_PER_SM / self.blocks_per_sm - 1024
+    }
+
     fn stage_bytes(self) -> usize {
-        (self.tile_m + 2 * TILE_H) * TILE_K * 2
+        (self.config.tile_m + 2 * self.tile_h) * TILE_K * 2
+    }
+
+    /// What the last warpgroup reads behind the ring.
+    fn behind_ring(self) -> usize {
+        let behind_up = self.warpgroups() * GROUP - self.tile_h;
+        behind_up.saturating_sub(self.config.tile_m) * TILE_K * 2
     }
 
     /// As many as fit.
     pub(crate) fn stages(self) -> usize {
-        (SHARED_LIMIT - 1024) / (self.stage_bytes() + 16)
+        (self.shared_limit() - 1024 - self.behind_ring()) / (self.stage_bytes() + 16)
     }
 
     fn shared_bytes(self) -> usize {
-        1024 + self.stages() * (self.stage_bytes() + 16)
+        1024 + self.stages() * (self.stage_bytes() + 16) + self.behind_ring()
     }
 }
 
@@ -93,73 +186,98 @@ struct Params {
     epilogue: Epilogue,
 }
 
-fn variant(config: Config, code: GateCode, layout: Layout) -> Variant {
+fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
     let [a, b, c, d, e] = code.defines();
     let [f, g, h] = layout.defines();
     let tile = [
-        define("TILE_M", config.tile_m),
-        define("SPLIT", config.split),
-        define("STAGES", config.stages()),
-        define("SHARED_BYTES", config.shared_bytes()),
+        define("TILE_M", tiling.config.tile_m),
+        define("TILE_H", tiling.tile_h),
+        define("SPLIT", tiling.config.split),
+        define("SHARE", tiling.config.share),
+        define("RESIDENTS", tiling.blocks_per_sm),
+        define("STAGES", tiling.stages()),
+        define("SHARED_BYTES", tiling.shared_bytes()),
     ];
-    let [i, j, k, l] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l])
+    let [i, j, k, l, m, n, o] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o])
 }
 
 pub(super) fn function(
     cuda: &Cuda,
-    config: Config,
+    tiling: Tiling,
     code: GateCode,
     layout: Layout,
 ) -> Result<Function> {
-    let variant = variant(config, code, layout);
-    cuda.function(&variant, "sm90_skinny_gated_gemm", config.shared_bytes() as u32)
+    let variant = variant(tiling, code, layout);
+    cuda.function(&variant, "sm90_skinny_gated_gemm", tiling.shared_bytes() as u32)
 }
 
 /// # Safety
-/// As [`super::gated_gemm::Kernel::launch`].
+/// As [`super::gated_gemm::Kernel::launch`]. No grid before this one on the stream writes the weights: they
+/// are read before it has ended.
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
-    let function = function(cuda, config, call.code, call.layout())?;
-    let [gate, up] = call.weight_maps(cuda, TILE_H, TILE_K)?;
-    let tiles = call.tiles(config.tile());
+    let tiling = config.tiling(call.features(cuda));
+    let function = function(cuda, tiling, call.code, call.layout())?;
+    let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
+    // Blocks that share x have tiles beside each other.
+    let [tile_m, tile_h] = tiling.tile();
+    let cluster_tile = [tile_m, tile_h * config.share];
     let params = Params {
-        x: call.x_map(cuda, config.tile_m)?,
+        x: call.x_map(cuda, tile_m / config.share)?,
         gate,
         up,
-        extents: call.extents(config.tile(), cuda.facts().sm_count),
+        extents: call.extents(cluster_tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };
     let launch = LaunchConfig {
-        grid: [(tiles * config.split) as u32, 1, 1],
-        block: THREADS,
-        dynamic_shared: config.shared_bytes() as u32,
-        cluster: (config.split > 1).then_some(config.split as u32),
+        grid: [(call.tiles(cluster_tile) * config.cluster()) as u32, 1, 1],
+        block: tiling.threads() as u32,
+        dynamic_shared: tiling.shared_bytes() as u32,
+        cluster: (config.cluster() > 1).then_some(config.cluster() as u32),
+        // It waits before it reads anything but weights, or writes. Graphs can hold such launches since then.
+        programmatic: cuda.facts().driver_version >= (12, 3),
         ..LaunchConfig::default()
     };
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Every activation and mode in the largest tile, every layout and form with the default ones.
+/// Every activation and mode in the largest tiles, every layout and form with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |config: Config, code: GateCode, layout: Layout| {
-        let Config { tile_m, split } = config;
-        let name = format!("{} {layout} {tile_m}x{TILE_H} split{split}", code.name());
-        all.push(NamedVariant { name, variant: variant(config, code, layout) });
+    let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
+        let Config { tile_m, split, share, .. } = tiling.config;
+        let tile_h = tiling.tile_h;
+        let name = format!("{} {layout} {tile_m}x{tile_h} split{split} share{share}", code.name());
+        all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
-    let largest = Config { tile_m: 128, split: 2 };
+    let largest = |split, share, width, tile_h| {
+        let config = Config { tile_m: 128, width, split, share };
+        config.tiling(Features::even(tile_h, Orientation::OutIn))
+    };
+    let split = largest(2, 1, Width::Instruction, GROUP);
+    let widest = largest(1, 2, Width::EvenShare, MOST_FEATURES);
     for code in GateCode::all(dtype) {
-        push(largest, code, out_in);
+        push(split, code, out_in);
+        push(widest, code, out_in);
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
-        push(config, default, Layout { bias: false, ..out_in });
-        push(config, default, Layout { orientation: Orientation::InOut, ..out_in });
+        let widths: &[usize] = match config.width {
+            Width::Instruction => &[GROUP],
+            Width::EvenShare => &[40, 112, MOST_FEATURES],
+        };
+        for &tile_h in widths {
+            for (orientation, bias) in [(Orientation::OutIn, false), (Orientation::InOut, true)] {
+                let tiling = config.tiling(Features::even(tile_h, orientation));
+                push(tiling, default, Layout { orientation, bias, saves: false });
+            }
+        }
     }
-    push(largest, default, Layout { saves: true, ..out_in });
+    push(split, default, Layout { saves: true, ..out_in });
+    push(widest, default, Layout { saves: true, ..out_in });
     all
 }
 
@@ -167,18 +285,47 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 mod tests {
     use super::*;
 
+    const EVEN: Config = Config { tile_m: 16, width: Width::EvenShare, split: 1, share: 1 };
+
+    fn features(count: usize, orientation: Orientation) -> Features {
+        Features { count, orientation, multiprocessors: 132 }
+    }
+
     #[test]
-    fn two_blocks_fit_a_multiprocessor() {
+    fn blocks_fit_a_multiprocessor() {
         for config in Config::ALL {
-            assert!(config.shared_bytes() <= SHARED_LIMIT && config.stages() >= 3, "{config:?}");
+            for count in (0..60_000).step_by(97) {
+                let tiling = config.tiling(features(count, Orientation::OutIn));
+                let all = (tiling.shared_bytes() + 1024) * tiling.blocks_per_sm;
+                assert!(all <= SHARED_PER_SM && tiling.stages() >= 3, "{tiling:?}");
+            }
         }
-        assert_eq!(Config::ALL[11], Config { tile_m: 128, split: 4 });
         assert_eq!(size_of::<Params>(), 512);
     }
 
     #[test]
+    fn every_multiprocessor_has_as_many_tiles() {
+        let fitted = |count| EVEN.tiling(features(count, Orientation::OutIn)).tile_h;
+        assert_eq!([14336, 18944, 8192, 4864].map(fitted), [112, 144, 64, 40]);
+        // Two tiles each, and what has less than eight features for each.
+        assert_eq!([28672, 256, 0].map(fitted), [112, 8, 8]);
+        let in_out = EVEN.tiling(features(14336, Orientation::InOut));
+        assert_eq!(in_out.tile_h, 128);
+    }
+
+    #[test]
+    fn names_tell_forms_apart() {
+        let mut names: Vec<_> = Config::ALL.map(|config| config.to_string()).into();
+        assert_eq!(names[..2], ["16x64 split 1", "16x64 split 2"]);
+        assert_eq!(names[3..5], ["16xfitted", "16xfitted share 2"]);
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Config::ALL.len());
+    }
+
+    #[test]
     fn k_is_split_into_whole_steps() {
-        let config = Config { tile_m: 16, split: 4 };
+        let config = Config { tile_m: 16, width: Width::Instruction, split: 4, share: 1 };
         assert!(!config.can_split(192) && config.can_split(193));
     }
 }

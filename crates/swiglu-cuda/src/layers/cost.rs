@@ -18,7 +18,7 @@ use swiglu_core::{DType, Op, Problem};
 use crate::arch::Arch;
 use crate::context::DeviceFacts;
 use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
-use crate::kernels::gated_gemm::{Form, Kernel, Multiplier};
+use crate::kernels::gated_gemm::{Features, Form, Kernel, Multiplier};
 
 /// What the model needs to know of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,7 +106,7 @@ fn wgmma_share(columns: usize) -> f64 {
 /// The cycles of a tile on the multiplier.
 fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let rate = match form.multiplier {
-        Multiplier::Wgmma { columns } => machine.tensor * wgmma_share(columns),
+        Multiplier::Wgmma { columns, wanted } => machine.tensor * wgmma_share(columns) * wanted,
         Multiplier::Mma { share } if problem.dtype == DType::F32 => {
             machine.tensor / 2.0 * machine.mma_share * share
         }
@@ -127,16 +127,17 @@ fn bound_by(limits: [f64; 2]) -> f64 {
 
 /// Seconds that a fused kernel takes for h.
 pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64 {
-    of_form(&kernel.form(), problem, machine)
+    let features = Features::of(problem, machine.multiprocessors as usize);
+    of_form(&kernel.form(features), problem, machine)
 }
 
 fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let size = problem.dtype.size() as f64;
     let [rows, columns] = form.tile;
     let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
-    // Blocks of a cluster either share weights, each with a tile, or share a tile's k.
+    // Blocks of a cluster either share weights or x, each with a tile, or share a tile's k.
     let blocks = tiles * form.split as f64;
-    let per_cluster = (form.share * form.split) as f64;
+    let per_cluster = (form.share * form.share_x * form.split) as f64;
     let residents = form.blocks_per_sm as f64;
     let slots = (machine.multiprocessors * residents / per_cluster).floor().max(1.0) * per_cluster;
     let running = blocks.min(slots);
@@ -145,7 +146,8 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let together = (running / machine.multiprocessors).ceil().max(1.0);
     let multiply = multiply_cycles(form, problem, machine) * together;
     // Rows that do not exist are not fetched.
-    let fetched = rows.min(problem.m) as f64 + 2.0 * columns as f64 / form.share as f64;
+    let fetched =
+        rows.min(problem.m) as f64 / form.share_x as f64 + 2.0 * columns as f64 / form.share as f64;
     let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
     let from_l2 = operands * running / L2_BYTES;
     let results = (rows * columns) as f64;
@@ -253,7 +255,7 @@ pub(crate) fn decode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use swiglu_core::{Activation, Numerics, WeightLayout};
+    use swiglu_core::{Activation, Numerics, Orientation, WeightLayout};
 
     /// About an H200.
     const HOPPER: Machine = Machine {
@@ -263,6 +265,9 @@ mod tests {
         tensor: 4096.0,
         mma_share: 0.62,
     };
+
+    const FEATURES: Features =
+        Features { count: 14336, orientation: Orientation::OutIn, multiprocessors: 132 };
 
     fn problem(m: usize, hidden: usize, intermediate: usize, dtype: DType) -> Problem {
         Problem {
@@ -328,7 +333,7 @@ mod tests {
                     super::decode(&made, &p, &machine, &limits)
                 };
                 let steps = hopper_kernels()
-                    .filter(|kernel| kernel.form().share * kernel.form().split == 1)
+                    .filter(|kernel| kernel.cluster() == 1)
                     .map(|kernel| fused(kernel, &p, &machine) + down(&p, &machine, false))
                     .fold(f64::INFINITY, f64::min);
                 let designs = [Design::BulkOneLaunch, Design::BulkOneLaunchWide];
@@ -360,10 +365,12 @@ mod tests {
 
     #[test]
     fn one_more_tile_than_a_wave_costs_a_wave() {
-        for kernel in hopper_kernels() {
-            let form = kernel.form();
+        // Fitted tiles are a wave whatever the features.
+        let few = Features { count: 64, ..FEATURES };
+        for kernel in hopper_kernels().filter(|k| k.tile(FEATURES) == k.tile(few)) {
+            let form = kernel.form(FEATURES);
             let [rows, columns] = form.tile;
-            let clusters = 132 * form.blocks_per_sm / (form.share * form.split);
+            let clusters = 132 * form.blocks_per_sm / kernel.cluster();
             // As many rows as a wave of one column of tiles has, and one more. Much k, so that
             // arithmetic counts and not the fixed parts.
             let full = clusters * form.share * rows;
@@ -375,7 +382,7 @@ mod tests {
 
     #[test]
     fn few_rows_prefer_small_tiles_and_many_large_ones() {
-        let area = |kernel: Kernel| kernel.form().tile.into_iter().product::<usize>();
+        let area = |kernel: Kernel| kernel.tile(FEATURES).into_iter().product::<usize>();
         let best = |m| area(best(&problem(m, 4096, 14336, DType::Bf16)));
         assert!(best(16) < best(4096), "{} {}", best(16), best(4096));
         assert_eq!(Some(best(8192)), hopper_kernels().map(area).max());
@@ -405,7 +412,7 @@ mod tests {
         ] {
             let p = problem(m, k, h, DType::Bf16);
             let time = |kernel: &Kernel| fused(*kernel, &p, &machine);
-            let alone = |k: &Kernel| k.form().share * k.form().split == 1;
+            let alone = |k: &Kernel| k.cluster() == 1;
             let chosen = hopper_kernels().filter(alone).min_by(|a, b| time(a).total_cmp(&time(b)));
             let name = chosen.map(|kernel| kernel.to_string());
             assert_eq!(name, Some(format!("sm90_gated_gemm {fastest}")), "{p}");
@@ -415,7 +422,7 @@ mod tests {
     #[test]
     fn hiding_the_epilogue_is_worth_more_where_k_is_small() {
         let gain = |k| {
-            let form = Kernel::all().next().unwrap().form();
+            let form = Kernel::all().next().unwrap().form(FEATURES);
             let time = |hides_epilogue| {
                 let form = Form { hides_epilogue, ..form };
                 of_form(&form, &problem(8192, k, 4096, DType::Bf16), &HOPPER)
@@ -427,7 +434,7 @@ mod tests {
 
     #[test]
     fn sharing_weights_helps_where_the_cache_is_the_limit() {
-        let form = Kernel::all().next().unwrap().form();
+        let form = Kernel::all().next().unwrap().form(FEATURES);
         let p = problem(8192, 4096, 4096, DType::Bf16);
         let time = |share| of_form(&Form { share, ..form }, &p, &HOPPER);
         assert!(time(2) < time(1));

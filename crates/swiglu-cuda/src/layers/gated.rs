@@ -198,7 +198,8 @@ impl<T: Element> GatedLinear<T> {
                 let weights = self.weights.fused();
                 let code = GateCode::new(&act, numerics, T::DTYPE);
                 let (orientation, bias) = (weights.orientation, weights.biases.is_some());
-                kernel.prepare(&self.cuda, code, Layout { orientation, bias, saves: false })
+                let layout = Layout { orientation, bias, saves: false };
+                kernel.prepare(&self.cuda, code, layout, weights.intermediate)
             }
             Choice::Unfused => {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);
@@ -341,11 +342,11 @@ impl<T: Element> GatedLinear<T> {
 
     /// The kernel that was planned, or the best that takes these addresses: plans know no strides.
     fn launchable(&self, planned: Kernel, call: &Call<'_>) -> Result<Kernel> {
-        let Err(why) = planned.check_call(call) else { return Ok(planned) };
+        let Err(why) = planned.check_call(&self.cuda, call) else { return Ok(planned) };
         let problem = Problem { m: call.m, ..self.problem };
         let takes = |kernel: &Kernel| {
             Choice::Fused(*kernel).check(&self.cuda, &problem).is_ok()
-                && kernel.check_call(call).is_ok()
+                && kernel.check_call(&self.cuda, call).is_ok()
         };
         let seconds = |kernel: &Kernel| Choice::Fused(*kernel).seconds(&self.cuda, &problem);
         let by_time = |a: &Kernel, b: &Kernel| seconds(a).total_cmp(&seconds(b));
