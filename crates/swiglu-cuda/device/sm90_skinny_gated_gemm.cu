@@ -1,4 +1,4 @@
-// h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: operands exchanged.
+// h = act(x·Wg + bg, x·Wu + bu), or y = x·W + b, for few rows of x on Hopper: operands exchanged.
 //
 // wgmma has 64 rows at least. Here these are features of the weights, and the tokens are its columns,
 // TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens, one
@@ -12,17 +12,19 @@
 // SPLIT blocks, a cluster, can each multiply a part of k, and then add up their shares of the tokens through
 // distributed shared memory, always in the order of their ranks: the same bits on every launch. And TILE_H
 // fitted to the layer, so that each multiprocessor has an even share of the features and one block with all of
-// its shared memory: x is read by as few blocks as there can be. SHARE of these, a cluster, can copy a part of
-// x each to all.
+// its shared memory: x is read by as few blocks as there can be.
+//
+// With GATED 0 there is one weight and no activation: the down projection behind a gated layer of few tokens.
+// Its k is long and its features are few, so that a block with all of k would read more of x, which is h here,
+// than of its weights: at 4096 × 14336 with 16 tokens 459 KB beside 918 KB. Hence SPLIT 4, tiles of 128.
 //
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_M a multiple of
-// 8; TILE_H a multiple of 8, of 64 for [in, out]; SPLIT and SHARE 1, 2, 4 or 8, one of them 1; RESIDENTS,
-// blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh
-// names. M, H and K are run-time values; there are SPLIT steps of k at least. What lies outside is
-// read as zeros.
+// 8; TILE_H a multiple of 8, of 64 for [in, out]; SPLIT 1, 2, 4 or 8; GATED; RESIDENTS, blocks of a
+// multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
+// run-time values; there are SPLIT steps of k at least. What lies outside is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
@@ -31,8 +33,8 @@
 // TILE_M = 16, which is 144 B per cycle, five times what memory gives a multiprocessor.
 //
 // From the second-level cache a kernel reads the weights once and x once per block. At M = 64 and 4096 × 14336
-// that is 235 + 117 MB with 64 features per tile, 235 + 67 with 112, 235 + 34 with SHARE 2; at M = 128 and
-// 3584 × 18944 272 + 272, 272 + 121 with 144 features, 272 + 61 with SHARE 2.
+// that is 235 + 117 MB with 64 features per tile, 235 + 67 with 112; at M = 128 and 3584 × 18944 272 + 272 and
+// 272 + 121 with 144 features.
 //
 // Measured on an H200, bf16, in launches that wait for each other, before there was more than TILE_H 64 with
 // sums through shared memory and weights behind the wait: with M = 1 59.0 µs at 4096 × 14336, 18.2 at 2048 ×
@@ -47,13 +49,11 @@ constexpr int kTileM = TILE_M;
 constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
-constexpr int kShare = SHARE;
-constexpr int kCluster = kSplit * kShare;
+constexpr bool kGated = GATED != 0;
 static_assert(kTileM % 8 == 0 && kTileM <= 128, "two times TILE_M / 2 sums per thread");
 static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
-static_assert(kSplit == 1 || kShare == 1, "a cluster splits k or shares x");
-static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4 || kCluster == 8, "a portable cluster");
-static_assert(kTileM % (8 * kShare) == 0, "a block loads whole lines of x for the cluster");
+static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
+static_assert(kGated || !kSave, "a linear map has no pre-activations");
 static_assert(kTileH <= 192, "three warpgroups");
 
 // Each has up to 64 features, the rows of the instruction.
@@ -67,11 +67,14 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kGroupBytes = 64 * kTileK * 2;  // of a warpgroup's features
 constexpr int kHalfBytes = kTileH * kTileK * 2;
 constexpr int kXBytes = kTileM * kTileK * 2;
-constexpr int kStageBytes = 2 * kHalfBytes + kXBytes;
+// Gate and up, or the one weight.
+constexpr int kHalves = kGated ? 2 : 1;
+constexpr int kXAt = kHalves * kHalfBytes;
+constexpr int kStageBytes = kXAt + kXBytes;
 constexpr int kStages = STAGES;
-// What the last warpgroup reads behind its up features: more than x where tokens are few.
-constexpr int kBehindUp = kWarpgroups * kGroupBytes - kHalfBytes;
-constexpr int kBehindRing = kBehindUp > kXBytes ? kBehindUp - kXBytes : 0;
+// What the last warpgroup reads behind its last features: more than x where tokens are few.
+constexpr int kBehindHalf = kWarpgroups * kGroupBytes - kHalfBytes;
+constexpr int kBehindRing = kBehindHalf > kXBytes ? kBehindHalf - kXBytes : 0;
 constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + 16) + kBehindRing;
 static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
@@ -79,10 +82,10 @@ static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree ab
 // the lanes of a warp then write to different banks.
 constexpr int kSumsPitch = (64 * kWarpgroups + 4) * 4;
 constexpr int kSumsBytes = kTileM * kSumsPitch;
-static_assert(kSplit == 1 || 2 * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
+static_assert(kSplit == 1 || kHalves * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
 
 struct alignas(64) Sm90SkinnyGatedGemmParams {
-  ptx::TensorMap x, gate, up;  // boxes of one stage, of x this block's share
+  ptx::TensorMap x, gate, up;  // boxes of one stage
   Extents extents;
   Epilogue epilogue;
 };
@@ -98,15 +101,10 @@ struct Ring {
   static INLINE u32 parity(u32 step) { return step / kStages & 1; }
 };
 
-INLINE u32 rank() { return kCluster > 1 ? ptx::cluster_rank() : 0; }
-INLINE u32 split_rank() { return kSplit > 1 ? rank() : 0; }
-INLINE u32 share_rank() { return kShare > 1 ? rank() : 0; }
+INLINE u32 split_rank() { return kSplit > 1 ? ptx::cluster_rank() : 0; }
 
-// Blocks that share x have the same tokens and features beside each other. The last may have none.
 INLINE Tile own_tile(const Extents& e) {
-  Tile tile = tile_at<kTileM, kShare * kTileH>(blockIdx.x / kCluster, e);
-  tile.column += share_rank() * kTileH;
-  return tile;
+  return tile_at<kTileM, kTileH>(blockIdx.x / kSplit, e);
 }
 
 // The steps of k that are this block's.
@@ -144,28 +142,21 @@ struct Producer {
 
   // Announces a stage, and asks for its weights.
   INLINE void load_weights(u32 step) const {
-    // Free in every block that x goes to: their consumers all arrive here.
     ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
     ptx::barrier_arrive_expect(ring.full_barrier(step), kStageBytes);
     load_half(p.gate, ring.stage(step), step);
-    load_half(p.up, ring.stage(step) + kHalfBytes, step);
+    if constexpr (kGated) load_half(p.up, ring.stage(step) + kHalfBytes, step);
   }
 
   INLINE void load_x(u32 step) const {
-    const u32 full = ring.full_barrier(step), to = ring.stage(step) + 2 * kHalfBytes;
-    if constexpr (kShare > 1) {
-      const int rows = share_rank() * (kTileM / kShare);
-      ptx::tensor_load_multicast(to + rows * kTileK * 2, &p.x, full, k_of(step), tile.row + rows,
-                                 (1 << kShare) - 1);
-    } else {
-      ptx::tensor_load(to, &p.x, full, k_of(step), tile.row);
-    }
+    const u32 to = ring.stage(step) + kXAt;
+    ptx::tensor_load(to, &p.x, ring.full_barrier(step), k_of(step), tile.row);
   }
 
   // Steps that the ring has room for.
   INLINE u32 first_round() const { return steps.count < kStages ? steps.count : kStages; }
 
-  // Before other grids and blocks are waited for: weights are nobody's result.
+  // Before the grid before this one is waited for: weights are nobody's result.
   INLINE void begin() const {
     for (u32 step = 0; step < first_round(); ++step) load_weights(step);
   }
@@ -182,7 +173,7 @@ struct Producer {
 INLINE void init_barriers(const Ring& ring) {
   for (int s = 0; s < kStages; ++s) {
     ptx::barrier_init(ring.full_barrier(s), 1);
-    ptx::barrier_init(ring.empty_barrier(s), kWarpgroups * kShare);
+    ptx::barrier_init(ring.empty_barrier(s), kWarpgroups);
   }
   ptx::barrier_init_fence();
 }
@@ -192,18 +183,6 @@ constexpr u32 kXStep = 32 / 16;
 constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
 
 typedef float Sums[kTileM / 2];
-
-// Gives a stage back to every producer that writes to it: one thread of a warpgroup for each.
-INLINE void release_stage(const Ring& ring, u32 step) {
-  const u32 thread = threadIdx.x % 128;
-  if constexpr (kShare > 1) {
-    if (thread < kShare) {
-      ptx::barrier_arrive_cluster(ptx::cluster_address(ring.empty_barrier(step), thread));
-    }
-  } else {
-    if (thread == 0) ptx::barrier_arrive(ring.empty_barrier(step));
-  }
-}
 
 INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
   const u32 first = threadIdx.x / 128 * kGroupBytes;
@@ -215,20 +194,21 @@ INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, c
     const u32 stage = ring.stage(step);
     const u64 wg = ptx::swizzled_operand(stage + first, 0);
     const u64 wu = ptx::swizzled_operand(stage + kHalfBytes + first, 0);
-    const u64 x = ptx::swizzled_operand(stage + 2 * kHalfBytes, 0);
+    const u64 x = ptx::swizzled_operand(stage + kXAt, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) {
       ptx::wgmma<kTileM, kIsBf16, false, kInOut>(gate, wg + j * kWeightStep, x + j * kXStep,
                                                  (step | j) != 0);
-      ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu + j * kWeightStep, x + j * kXStep,
-                                                 (step | j) != 0);
+      if constexpr (kGated) {
+        ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu + j * kWeightStep, x + j * kXStep,
+                                                   (step | j) != 0);
+      }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
-    // The step before has retired. Who fills its stage again waits for that; without a next round nobody
-    // does, and its block may have ended.
-    if (step > 0 && step - 1 + kStages < steps) release_stage(ring, step - 1);
+    // The step before has retired.
+    if (step > 0 && threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(step - 1));
   }
   ptx::wgmma_wait<0>();
 }
@@ -238,12 +218,28 @@ INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, c
 // Element 4j + 2i + c of a thread is feature 64·warpgroup + 16·warp + lane/4 + 8i of token
 // 8j + 2(lane % 4) + c. Lanes of neighbouring features exchange: the even one takes both features of the
 // first token, the odd one those of the second.
-struct Features {
-  float value[2];
-};
-INLINE Features exchange(float first, float second, bool odd) {
+INLINE OutputPair exchange(float first, float second, bool odd) {
   const float got = __shfl_xor_sync(~0u, odd ? first : second, 4);
-  return odd ? Features{got, second} : Features{first, got};
+  return odd ? OutputPair{got, second} : OutputPair{first, got};
+}
+
+// Stores two features of a token from their sums: of gate and up, or of the linear map, whose bias is of T.
+INLINE void store_features(const OutputPair& gate, const OutputPair& up,
+                           const Sm90SkinnyGatedGemmParams& p, int row, int column) {
+  const Epilogue& e = p.epilogue;
+  OutputPair result = gate;
+  if constexpr (kGated) {
+    result = activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1], e, p.extents, row,
+                           column);
+  } else if constexpr (kBias) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (column + i >= p.extents.features) break;
+      const float bias = element_to_float(((const Element*)e.gate_bias)[column + i]);
+      result.value[i] = __fadd_rn(result.value[i], bias);
+    }
+  }
+  store_pair(result, e, p.extents, row, column);
 }
 
 INLINE void finish_own(const Sums& gate, const Sums& up, const Sm90SkinnyGatedGemmParams& p) {
@@ -261,11 +257,10 @@ INLINE void finish_own(const Sums& gate, const Sums& up, const Sm90SkinnyGatedGe
       const int eight = threadIdx.x / 32 * 16 + 8 * i, column = tile.column + eight;
       if (eight >= kTileH || column >= p.extents.features) break;
       const int at = 4 * j + 2 * i;
-      const Features g = exchange(gate[at], gate[at + 1], odd);
-      const Features u = exchange(up[at], up[at + 1], odd);
-      const OutputPair h = activate_pair(g.value[0], g.value[1], u.value[0], u.value[1], p.epilogue,
-                                         p.extents, row + token, column + feature);
-      store_pair(h, p.epilogue, p.extents, row + token, column + feature);
+      const OutputPair g = exchange(gate[at], gate[at + 1], odd);
+      OutputPair u = {};
+      if constexpr (kGated) u = exchange(up[at], up[at + 1], odd);
+      store_features(g, u, p, row + token, column + feature);
     }
   }
 }
@@ -284,8 +279,8 @@ INLINE void store_sums(const Sums& d, u32 to) {
 }
 
 // A pair of sums, over all blocks of the cluster in the order of their ranks.
-INLINE Features add_up(u32 at) {
-  Features sum;
+INLINE OutputPair add_up(u32 at) {
+  OutputPair sum;
 #pragma unroll
   for (u32 rank = 0; rank < kSplit; ++rank) {
     const ptx::Raw<8> part = ptx::load_shared_cluster(ptx::cluster_address(at, rank));
@@ -305,11 +300,9 @@ INLINE void finish_share(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
     if (row >= p.extents.m) break;
     for (int feature = threadIdx.x % 32 * 2; feature < kTileH; feature += 64) {
       const u32 at = ring.base + token * kSumsPitch + feature * 4;
-      const int column = tile.column + feature;
-      const Features gate = add_up(at), up = add_up(at + kSumsBytes);
-      store_pair(activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1], p.epilogue,
-                               p.extents, row, column),
-                 p.epilogue, p.extents, row, column);
+      OutputPair up = {};
+      if constexpr (kGated) up = add_up(at + kSumsBytes);
+      store_features(add_up(at), up, p, row, tile.column + feature);
     }
   }
 }
@@ -323,7 +316,7 @@ INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
     // Every warp has read the last stages: the sums may take their place.
     ptx::named_barrier<1>(kConsumers);
     store_sums(gate, ring.base);
-    store_sums(up, ring.base + kSumsBytes);
+    if constexpr (kGated) store_sums(up, ring.base + kSumsBytes);
   }
 }
 
@@ -332,17 +325,12 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
   const bool produces = threadIdx.x == kConsumers;
   if (produces) {
     ptx::prefetch_tensor_map(&p.gate);
-    ptx::prefetch_tensor_map(&p.up);
+    if constexpr (kGated) ptx::prefetch_tensor_map(&p.up);
     ptx::prefetch_tensor_map(&p.x);
     init_barriers(ring);
     Producer{p, ring}.begin();
   }
-  // Barriers are ready, in every block that this one copies x to.
-  if constexpr (kShare > 1) {
-    ptx::cluster_barrier();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   ptx::grid_dependency_wait();
   if (threadIdx.x < kConsumers) {
     if constexpr (kTakesRegisters) ptx::registers_request<160>();

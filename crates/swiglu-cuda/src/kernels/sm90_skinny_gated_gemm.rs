@@ -43,27 +43,23 @@ pub(crate) struct Config {
     width: Width,
     /// Blocks that split a tile's k.
     split: usize,
-    /// Blocks with the same tokens, which copy x for each other.
-    share: usize,
 }
 
 impl Config {
     /// All of them.
-    pub(crate) const ALL: [Config; 20] = {
+    pub(crate) const ALL: [Config; 16] = {
         let kinds = [
-            (Width::Instruction, 1, 1),
-            (Width::Instruction, 2, 1),
-            (Width::Instruction, 4, 1),
-            (Width::EvenShare, 1, 1),
-            (Width::EvenShare, 1, 2),
+            (Width::Instruction, 1),
+            (Width::Instruction, 2),
+            (Width::Instruction, 4),
+            (Width::EvenShare, 1),
         ];
         let tokens = [16, 32, 64, 128];
-        let none = Config { tile_m: 0, width: Width::Instruction, split: 1, share: 1 };
-        let mut all = [none; 20];
+        let mut all = [Config { tile_m: 0, width: Width::Instruction, split: 1 }; 16];
         let mut i = 0;
         while i < all.len() {
-            let (width, split, share) = kinds[i % kinds.len()];
-            all[i] = Config { tile_m: tokens[i / kinds.len()], width, split, share };
+            let (width, split) = kinds[i % kinds.len()];
+            all[i] = Config { tile_m: tokens[i / kinds.len()], width, split };
             i += 1;
         }
         all
@@ -71,7 +67,7 @@ impl Config {
 
     /// Blocks of a cluster.
     pub(crate) fn cluster(self) -> usize {
-        self.split * self.share
+        self.split
     }
 
     /// Whether every block has a step of k.
@@ -82,21 +78,23 @@ impl Config {
     /// With the tile for these features.
     pub(crate) fn tiling(self, features: Features) -> Tiling {
         match self.width {
-            Width::Instruction => Tiling { config: self, tile_h: GROUP, blocks_per_sm: 2 },
+            Width::Instruction => {
+                Tiling { config: self, tile_h: GROUP, blocks_per_sm: 2, gated: true }
+            }
             Width::EvenShare => {
-                Tiling { config: self, tile_h: even_share(features), blocks_per_sm: 1 }
+                let tile_h = even_share(features);
+                Tiling { config: self, tile_h, blocks_per_sm: 1, gated: true }
             }
         }
     }
 }
 
 impl fmt::Display for Config {
-    /// `16x64 split 2`, `16xfitted share 2`: tokens and features of a tile.
+    /// `16x64 split 2`, `16xfitted`: tokens and features of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.width {
             Width::Instruction => write!(f, "{}x{GROUP} split {}", self.tile_m, self.split),
-            Width::EvenShare if self.share == 1 => write!(f, "{}xfitted", self.tile_m),
-            Width::EvenShare => write!(f, "{}xfitted share {}", self.tile_m, self.share),
+            Width::EvenShare => write!(f, "{}xfitted", self.tile_m),
         }
     }
 }
@@ -119,9 +117,43 @@ pub(crate) struct Tiling {
     config: Config,
     tile_h: usize,
     blocks_per_sm: usize,
+    /// Whether there are two weights, and not the one of a linear map.
+    gated: bool,
 }
 
 impl Tiling {
+    /// For a linear map of `m` tokens without a gate, whose reduction is long and whose features are few: of
+    /// tiles in one wave, each with its part of `in_features`, those that read the least, tokens and weights
+    /// together. None where no wave has room, or tokens are most of what would be read.
+    pub(crate) fn of_linear(
+        m: usize,
+        [in_features, out_features]: [usize; 2],
+        multiprocessors: usize,
+    ) -> Option<Self> {
+        let tile_m = [16, 32, 64].into_iter().find(|&tokens| m <= tokens)?;
+        let fitted = |split: usize| {
+            // A cluster lies within a group of multiprocessors, 16 or 18 of an H200's 132: those of four and
+            // eight leave some over.
+            let left_over =
+                if split > 2 && multiprocessors >= 16 { multiprocessors % 16 } else { 0 };
+            let tiles = (multiprocessors - left_over) / split;
+            if tiles == 0 || in_features.div_ceil(TILE_K) < split {
+                return None;
+            }
+            let tile_h = out_features.div_ceil(tiles).next_multiple_of(8);
+            let config = Config { tile_m, width: Width::EvenShare, split };
+            let tiling = Self { config, tile_h, blocks_per_sm: 1, gated: false };
+            let read = (tile_h + m) * in_features.div_ceil(split);
+            (tile_h <= MOST_FEATURES && tile_h >= m / 2).then_some((tiling, read))
+        };
+        let candidates = [1, 2, 4, 8].into_iter().filter_map(fitted);
+        // More blocks of a cluster wait for each other longer.
+        let better = |best: (Self, usize), next: (Self, usize)| {
+            if next.1 * 20 < best.1 * 19 { next } else { best }
+        };
+        candidates.reduce(better).map(|(tiling, _)| tiling)
+    }
+
     /// Rows and columns of h that a block, or those that split its k, compute.
     pub(crate) fn tile(self) -> [usize; 2] {
         [self.config.tile_m, self.tile_h]
@@ -132,7 +164,6 @@ impl Tiling {
         Form {
             tile: self.tile(),
             share: 1,
-            share_x: self.config.share,
             split: self.config.split,
             blocks_per_sm: self.blocks_per_sm,
             hides_epilogue: false,
@@ -158,13 +189,14 @@ impl Tiling {
     }
 
     fn stage_bytes(self) -> usize {
-        (self.config.tile_m + 2 * self.tile_h) * TILE_K * 2
+        let halves = if self.gated { 2 } else { 1 };
+        (self.config.tile_m + halves * self.tile_h) * TILE_K * 2
     }
 
     /// What the last warpgroup reads behind the ring.
     fn behind_ring(self) -> usize {
-        let behind_up = self.warpgroups() * GROUP - self.tile_h;
-        behind_up.saturating_sub(self.config.tile_m) * TILE_K * 2
+        let behind_half = self.warpgroups() * GROUP - self.tile_h;
+        behind_half.saturating_sub(self.config.tile_m) * TILE_K * 2
     }
 
     /// As many as fit.
@@ -193,7 +225,7 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
         define("TILE_M", tiling.config.tile_m),
         define("TILE_H", tiling.tile_h),
         define("SPLIT", tiling.config.split),
-        define("SHARE", tiling.config.share),
+        define("GATED", usize::from(tiling.gated)),
         define("RESIDENTS", tiling.blocks_per_sm),
         define("STAGES", tiling.stages()),
         define("SHARED_BYTES", tiling.shared_bytes()),
@@ -216,22 +248,47 @@ pub(super) fn function(
 /// As [`super::gated_gemm::Kernel::launch`]. No grid before this one on the stream writes the weights: they
 /// are read before it has ended.
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
+    let tiling = config.tiling(call.features(stream.cuda()));
+    // SAFETY: as the caller says.
+    unsafe { launch_tiles(stream, tiling, call) }
+}
+
+/// Compiles what [`launch_linear`] needs.
+pub(crate) fn prepare_linear(
+    cuda: &Cuda,
+    tiling: Tiling,
+    code: GateCode,
+    layout: Layout,
+) -> Result<()> {
+    function(cuda, tiling, code, layout).map(drop)
+}
+
+/// Enqueues out = x·W + b, where W and b, of T, are the gate's.
+///
+/// # Safety
+/// As [`launch`].
+pub(crate) unsafe fn launch_linear(stream: &Stream, tiling: Tiling, call: &Call<'_>) -> Result<()> {
+    // SAFETY: as the caller says.
+    unsafe { launch_tiles(stream, tiling, call) }
+}
+
+/// # Safety
+/// As [`launch`].
+unsafe fn launch_tiles(stream: &Stream, tiling: Tiling, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
-    let tiling = config.tiling(call.features(cuda));
+    let config = tiling.config;
     let function = function(cuda, tiling, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
-    // Blocks that share x have tiles beside each other.
-    let [tile_m, tile_h] = tiling.tile();
-    let cluster_tile = [tile_m, tile_h * config.share];
+    let tile = tiling.tile();
     let params = Params {
-        x: call.x_map(cuda, tile_m / config.share)?,
+        x: call.x_map(cuda, config.tile_m)?,
         gate,
         up,
-        extents: call.extents(cluster_tile, cuda.facts().sm_count),
+        extents: call.extents(tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };
     let launch = LaunchConfig {
-        grid: [(call.tiles(cluster_tile) * config.cluster()) as u32, 1, 1],
+        grid: [(call.tiles(tile) * config.cluster()) as u32, 1, 1],
         block: tiling.threads() as u32,
         dynamic_shared: tiling.shared_bytes() as u32,
         cluster: (config.cluster() > 1).then_some(config.cluster() as u32),
@@ -247,18 +304,18 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
-        let Config { tile_m, split, share, .. } = tiling.config;
-        let tile_h = tiling.tile_h;
-        let name = format!("{} {layout} {tile_m}x{tile_h} split{split} share{share}", code.name());
+        let (Config { tile_m, split, .. }, tile_h) = (tiling.config, tiling.tile_h);
+        let linear = if tiling.gated { "" } else { " linear" };
+        let name = format!("{} {layout} {tile_m}x{tile_h} split{split}{linear}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
-    let largest = |split, share, width, tile_h| {
-        let config = Config { tile_m: 128, width, split, share };
+    let largest = |split, width, tile_h| {
+        let config = Config { tile_m: 128, width, split };
         config.tiling(Features::even(tile_h, Orientation::OutIn))
     };
-    let split = largest(2, 1, Width::Instruction, GROUP);
-    let widest = largest(1, 2, Width::EvenShare, MOST_FEATURES);
+    let split = largest(2, Width::Instruction, GROUP);
+    let widest = largest(1, Width::EvenShare, MOST_FEATURES);
     for code in GateCode::all(dtype) {
         push(split, code, out_in);
         push(widest, code, out_in);
@@ -276,6 +333,11 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
             }
         }
     }
+    for (tile_m, tile_h, split) in [(16, 32, 1), (16, 64, 2), (16, 128, 4), (64, MOST_FEATURES, 8)]
+    {
+        let config = Config { tile_m, width: Width::EvenShare, split };
+        push(Tiling { config, tile_h, blocks_per_sm: 1, gated: false }, default, out_in);
+    }
     push(split, default, Layout { saves: true, ..out_in });
     push(widest, default, Layout { saves: true, ..out_in });
     all
@@ -285,7 +347,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 mod tests {
     use super::*;
 
-    const EVEN: Config = Config { tile_m: 16, width: Width::EvenShare, split: 1, share: 1 };
+    const EVEN: Config = Config { tile_m: 16, width: Width::EvenShare, split: 1 };
 
     fn features(count: usize, orientation: Orientation) -> Features {
         Features { count, orientation, multiprocessors: 132 }
@@ -304,6 +366,32 @@ mod tests {
     }
 
     #[test]
+    fn linear_maps_read_little_more_than_their_weights() {
+        let fitted = |m, inner, out| {
+            Tiling::of_linear(m, [inner, out], 132)
+                .map(|t| (t.config.tile_m, t.tile_h, t.config.split))
+        };
+        assert_eq!(fitted(1, 14336, 4096), Some((16, 32, 1)));
+        assert_eq!(fitted(16, 14336, 4096), Some((16, 128, 4)));
+        assert_eq!(fitted(17, 14336, 4096), Some((32, 128, 4)));
+        assert_eq!(fitted(16, 4864, 896), Some((16, 56, 8)));
+        assert_eq!(fitted(16, 8192, 2048), Some((16, 128, 8)));
+        // More than one wave; nothing to split; too many tokens.
+        assert_eq!(fitted(16, 4096, 132 * 192 + 1), None);
+        assert_eq!(fitted(16, 64, 4096), Some((16, 32, 1)));
+        assert_eq!(fitted(65, 14336, 4096), None);
+        for out in (1..30_000).step_by(83) {
+            for m in 1..=64 {
+                let Some(tiling) = Tiling::of_linear(m, [8192, out], 132) else { continue };
+                assert!(tiling.shared_bytes() + 1024 <= SHARED_PER_SM && tiling.stages() >= 3);
+                // The sums of a split k take the place of the ring.
+                let sums = tiling.config.tile_m * (64 * tiling.warpgroups() + 4) * 4;
+                assert!(sums <= tiling.stages() * tiling.stage_bytes(), "{tiling:?}");
+            }
+        }
+    }
+
+    #[test]
     fn every_multiprocessor_has_as_many_tiles() {
         let fitted = |count| EVEN.tiling(features(count, Orientation::OutIn)).tile_h;
         assert_eq!([14336, 18944, 8192, 4864].map(fitted), [112, 144, 64, 40]);
@@ -317,7 +405,7 @@ mod tests {
     fn names_tell_forms_apart() {
         let mut names: Vec<_> = Config::ALL.map(|config| config.to_string()).into();
         assert_eq!(names[..2], ["16x64 split 1", "16x64 split 2"]);
-        assert_eq!(names[3..5], ["16xfitted", "16xfitted share 2"]);
+        assert_eq!(names[3], "16xfitted");
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Config::ALL.len());
@@ -325,7 +413,7 @@ mod tests {
 
     #[test]
     fn k_is_split_into_whole_steps() {
-        let config = Config { tile_m: 16, width: Width::Instruction, split: 4, share: 1 };
+        let config = Config { tile_m: 16, width: Width::Instruction, split: 4 };
         assert!(!config.can_split(192) && config.can_split(193));
     }
 }

@@ -101,8 +101,14 @@ impl<T: Element> GatedLinear<T> {
         cuda: &Cuda,
         params: &GatedLinearParams<'_, T>,
         path: Option<Path>,
+        forced: Option<Kernel>,
     ) -> Result<Self> {
-        Self::build(cuda, params, Orientation::OutIn, path, None)
+        Self::build(cuda, params, Orientation::OutIn, path, forced)
+    }
+
+    /// Whether one kernel is insisted on.
+    pub(super) fn is_forced(&self) -> bool {
+        self.forced.is_some()
     }
 
     fn build(
