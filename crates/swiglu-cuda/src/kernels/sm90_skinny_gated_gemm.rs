@@ -243,13 +243,15 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Every activation and mode in the largest tiles, every layout and form with the default ones.
+/// Every activation and mode in the largest tiles, every layout and form, in one width to three, with the
+/// default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
         let Config { tile_m, split, share, .. } = tiling.config;
-        let tile_h = tiling.tile_h;
-        let name = format!("{} {layout} {tile_m}x{tile_h} split{split} share{share}", code.name());
+        let Tiling { tile_h, blocks_per_sm, .. } = tiling;
+        let form = format!("split{split} share{share} residents{blocks_per_sm}");
+        let name = format!("{} {layout} {tile_m}x{tile_h} {form}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
@@ -267,7 +269,8 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     for config in Config::ALL {
         let widths: &[usize] = match config.width {
             Width::Instruction => &[GROUP],
-            Width::EvenShare => &[40, 112, MOST_FEATURES],
+            Width::EvenShare if config.share == 1 => &[40, 112, MOST_FEATURES],
+            Width::EvenShare => &[112],
         };
         for &tile_h in widths {
             for (orientation, bias) in [(Orientation::OutIn, false), (Orientation::InOut, true)] {
