@@ -300,13 +300,16 @@ unsafe fn launch_tiles(stream: &Stream, tiling: Tiling, call: &Call<'_>) -> Resu
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Every activation and mode in the largest tiles, every layout and form with the default ones.
+/// Every activation and mode in the largest tiles, every layout and form, in one width to three, with the
+/// default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
-        let (Config { tile_m, split, .. }, tile_h) = (tiling.config, tiling.tile_h);
-        let linear = if tiling.gated { "" } else { " linear" };
-        let name = format!("{} {layout} {tile_m}x{tile_h} split{split}{linear}", code.name());
+        let Tiling { config, tile_h, blocks_per_sm, gated } = tiling;
+        let Config { tile_m, split, .. } = config;
+        let linear = if gated { "" } else { " linear" };
+        let form = format!("split{split} residents{blocks_per_sm}{linear}");
+        let name = format!("{} {layout} {tile_m}x{tile_h} {form}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
