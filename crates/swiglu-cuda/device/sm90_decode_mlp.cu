@@ -76,13 +76,18 @@ struct Sm90DecodeMlpParams {
   u32 token_stages, token_pitch;
 };
 
-// Shared memory begins with barriers, two for a stage, one for x, one that says that this block has done its
-// part of h; and with zeros.
+// Shared memory begins with barriers, two for a stage, one for x; and with zeros.
 constexpr u32 kMostStages = 32, kMostTokenStages = 12;
 constexpr u32 kTokensAt = 16 * kMostStages, kXAt = kTokensAt + 16 * kMostTokenStages;
-constexpr u32 kDoneAt = kXAt + 8, kZerosAt = kDoneAt + 8, kRingAt = 768;
+constexpr u32 kZerosAt = kXAt + 16, kRingAt = 768;
 static_assert(kZerosAt % 16 == 0 && kZerosAt + 16 <= kRingAt, "16 bytes");
 static_assert(kRingAt == RING_AT, "the host and the kernel disagree about shared memory");
+
+// Where the warps that multiply say that this block has done its part of h and is through with x, and the
+// one that asks for tokens waits for them: a barrier of threads, which orders what they read and stored, and
+// which tools that look for races follow.
+constexpr int kHandOver = 2;
+constexpr u32 kHandOverThreads = kConsumers + 32;
 
 // Where copies go, or where they are read, in order.
 struct Ring {
@@ -246,7 +251,7 @@ struct TokenProducer {
 INLINE void produce_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
   TokenProducer producer = {ring_of_tokens(p, shared)};
   if constexpr (!kStageX) producer.copy_half<true>(p);
-  ptx::barrier_wait(shared + kDoneAt, 0);
+  ptx::named_barrier<kHandOver>(kHandOverThreads);
   if (threadIdx.x % 32 == 0) meet_grid(p.block.barrier);
   __syncwarp();
   // The other blocks stored h as threads do, and so may this one have x; the copy engine reads the one and
@@ -421,8 +426,7 @@ INLINE void consume(const Sm90DecodeMlpParams& params, u8* shared) {
   if (kStageX && whole) ptx::barrier_wait(consumer.base + kXAt, 0);
   consumer.multiply_half<true, true, !kStageX>();
   consumer.pad_h();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::barrier_arrive(consumer.base + kDoneAt);
+  ptx::named_barrier_arrive<kHandOver>(kHandOverThreads);
   // Tensor cores multiply 16 rows at a time anyway.
   consumer.multiply_half<false, kTensor || DOWN_HIGH != 0, true>();
 }
@@ -442,7 +446,6 @@ KERNEL(kThreads, 1, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
       ptx::barrier_init(barriers + kTokensAt + 16 * warp, 1);
       ptx::barrier_init(barriers + kTokensAt + 16 * warp + 8, kWarps);
     }
-    if (warp == 0) ptx::barrier_init(barriers + kDoneAt, kWarps);
     ptx::barrier_init_fence();
   }
   static_assert(kMostTokenStages <= kThreads / 32, "a barrier of each warp");
