@@ -71,21 +71,27 @@ INLINE float float_from_f16(u32 x) {
   return as_float(sign | as_bits(as_float(magnitude) * 0x1p112f));
 }
 INLINE float float_from_bf16(u32 x) { return as_float(x << 16); }
-INLINE u32 add_bf16x2(u32 a, u32 b) {
-  return pack_bf16(float_from_bf16(a) + float_from_bf16(b),
-                   float_from_bf16(a >> 16) + float_from_bf16(b >> 16));
+// Rounded to float first: what is added up here has few bits.
+INLINE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
+  const auto fma = [](u32 a, u32 b, u32 c) {
+    return __fmaf_rn(float_from_bf16(a), float_from_bf16(b), float_from_bf16(c));
+  };
+  return pack_bf16(fma(a, b, c), fma(a >> 16, b >> 16, c >> 16));
 }
-INLINE u32 add_f16x2(u32 a, u32 b) {
-  return pack_f16(float_from_f16(a & 0xffffu) + float_from_f16(b & 0xffffu),
-                  float_from_f16(a >> 16) + float_from_f16(b >> 16));
+INLINE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+  const auto fma = [](u32 a, u32 b, u32 c) {
+    return __fmaf_rn(float_from_f16(a & 0xffffu), float_from_f16(b & 0xffffu),
+                     float_from_f16(c & 0xffffu));
+  };
+  return pack_f16(fma(a, b, c), fma(a >> 16, b >> 16, c >> 16));
 }
-INLINE u32 mul_bf16x2(u32 a, u32 b) {
-  return pack_bf16(float_from_bf16(a) * float_from_bf16(b),
-                   float_from_bf16(a >> 16) * float_from_bf16(b >> 16));
-}
-INLINE u32 mul_f16x2(u32 a, u32 b) {
-  return pack_f16(float_from_f16(a & 0xffffu) * float_from_f16(b & 0xffffu),
-                  float_from_f16(a >> 16) * float_from_f16(b >> 16));
+INLINE u32 permute_bytes(u32 a, u32 b, u32 selected) {
+  const u64 both = (u64)b << 32 | a;
+  u32 y = 0;
+  for (int i = 0; i < 4; ++i) {
+    y |= (u32)(both >> (8 * (selected >> (4 * i) & 7)) & 0xff) << (8 * i);
+  }
+  return y;
 }
 INLINE u32 tf32_bits(float x) {
   if (!isfinite(x)) return isnan(x) ? 0x7fffffffu : as_bits(x);

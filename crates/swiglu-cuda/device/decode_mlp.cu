@@ -35,30 +35,23 @@
 // Every block reads all of h: at M = 16, H = 14336 that is 60 MB from L2 beside 117 MB of weights
 // through it, and L2 may become the limit there.
 //
-// Quantised weights: a unit is 16 rows of 64 bytes as well, of 64 signed bytes or 128 nibbles of a row,
-// with an f16 scale for each 32 of k beside it in the ring. They are laid out when a layer is built, so
-// that a lane's 16 bytes are its factors of two or four pairs of mma, in order. Both types are exact as
-// f16 and bf16; the sums of 32 products are scaled, in f32. Unpacking costs 2.5 operations for a byte
-// and 1.5 for a nibble: 36 and 44 % of the lanes at the rate of memory.
+// Quantised weights: a unit is 16 rows of 64 bytes as well, see decode_formats.cuh, and the scales of its
+// blocks are beside it in the ring. All types are exact as f16 and bf16; the sums of a block are scaled, in
+// f32, and a scale of a whole row multiplies its sum, once.
 //
-// Weights of 8 bits with f32 scales beside them are units of 64 bytes too. A scale of a whole row
-// multiplies its sum, once; those of 128 of k lie in the ring, one for each unit. e4m3 becomes f16 or
-// bf16 by moving its bits and one product with a power of two, which is exact, subnormals too, and the
-// same on every architecture; its NaNs are in the scales. About 2 operations for each weight.
+// Measured on an H200, 4096/14336, M = 1, bf16, graph, with bytes that became factors by way of f32 and scales
+// in rows of their own: bf16 weights 89.2 µs; e4m3 with a scale per row 56.5, per 128 of k 78.9; nibbles 53.5;
+// bytes with a scale per 32 89.8. Not memory but instructions: as compiled a unit took 249, 341, 411 and 382
+// of them, half for unpacking and products and half for its copies and their addresses, and units ·
+// instructions / 4 a cycle are 44, 60, 38 and 69 µs of the times above. Rows without their own address
+// arithmetic (pointers that move on) compile to 3 to 8 % more, not fewer. In sm90_decode_mlp.cu the copy engine
+// leaves the first half only.
 //
-// Measured on an H200, 4096/14336, M = 1, bf16, graph: bf16 weights 89.2 µs; e4m3 with a scale per row 56.5,
-// per 128 of k 78.9; nibbles 53.5; bytes with a scale per 32 89.8. Not memory but instructions: as compiled a
-// unit takes 249, 341, 411 and 382 of them, half for unpacking and products and half for its copies and their
-// addresses, and units · instructions / 4 a cycle are 44, 60, 38 and 69 µs of the times above. Rows without
-// their own address arithmetic (pointers that move on) compile to 3 to 8 % more, not fewer. What should help is
-// the copy engine of sm90_decode_mlp.cu, which leaves the first half only.
-//
-// Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN 0 = elements, with f16 scales of 32 of k 1 =
-// bytes, 2 = nibbles, with f32 scales of rows 3 = bytes, 4 = e4m3, with f32 scales of 128 of k 5 = e4m3;
-// TENSOR 1 = tensor cores (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2, 4 or 8; STAGE_X 1 = x is
-// copied to shared memory, where it fits, 0 = it is read through the cache, which takes rows of whole 16
-// bytes; WARPS; DEPTH of the ring; PART; and what gate.cuh names.
-#include "decode_tiles.cuh"
+// Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR 1 = tensor cores
+// (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2, 4 or 8; STAGE_X 1 = x is copied to shared memory,
+// where it fits, 0 = it is read through the cache, which takes rows of whole 16 bytes; WARPS; DEPTH of the
+// ring; PART; and what gate.cuh names.
+#include "decode_formats.cuh"
 
 constexpr int kWarps = WARPS, kThreads = 32 * kWarps;
 constexpr u32 kDepth = DEPTH;
@@ -68,22 +61,6 @@ static_assert((kDepth & (kDepth - 1)) == 0, "a power of two");
 
 constexpr u32 kHalfUnit = 32 * kLaneBytes;
 
-// What a unit of 64 bytes of a row holds: BLOCKS times BLOCK_K of k, and SCALE_BYTES beside it.
-template <int FORMAT>
-struct Format {
-  static constexpr bool kNibbles = FORMAT == 2, kE4m3 = FORMAT == 4 || FORMAT == 5;
-  static constexpr bool kScaledRows = FORMAT == 3 || FORMAT == 4;
-  static constexpr bool kScaledBlocks = FORMAT != 0 && !kScaledRows;
-  static constexpr int kBlocks = FORMAT == 0 ? 1 : kNibbles ? 4 : 2;
-  static constexpr int kBlockK = FORMAT == 0 ? kUnitBytes / kElementBytes : 32;
-  static constexpr int kUnitK = kBlocks * kBlockK;
-  static constexpr int kScaleBytes = FORMAT == 5 ? 4 : kScaledBlocks ? 2 * kBlocks : 0;
-  // Units that share what kScaleBytes hold.
-  static constexpr int kScaleUnits = FORMAT == 5 ? 2 : 1;
-  static_assert(FORMAT == 0 || kTensor, "quantised weights are multiplied on tensor cores");
-  static_assert(kBlockK * kElementBytes == kUnitBytes, "a block of x is 64 bytes");
-};
-constexpr int kGateUpFormat = FORMAT_GATE_UP, kDownFormat = FORMAT_DOWN;
 constexpr int kGateUpScales = Format<kGateUpFormat>::kScaleBytes;
 constexpr int kDownScales = Format<kDownFormat>::kScaleBytes;
 constexpr int kMostScaleBytes = kGateUpScales > kDownScales ? kGateUpScales : kDownScales;
@@ -120,7 +97,6 @@ struct Stream {
   bool in_down = false;
   int left = 0, tile = 0, piece = 0;  // units of this phase to copy, and where the next one lies
   u64 low = 0, high = 0;              // this lane's bytes of piece 0 of its two rows; 0: no such row
-  u64 low_scales = 0, high_scales = 0;
 
   INLINE explicit Stream(const DecodeMlpParams& params)
       : p(params),
@@ -157,21 +133,11 @@ struct Stream {
       const bool exists = feature < features.last;
       low = exists ? p.gate + at : 0;
       high = exists ? p.up + at : 0;
-      if (Format<kGateUpFormat>::kScaledBlocks) {
-        const u64 scales = feature * p.gate_scale_stride;
-        low_scales = exists ? p.gate_scales + scales : 0;
-        high_scales = exists ? p.up_scales + scales : 0;
-      }
     } else {
       const int column = columns.first + tile * kUnitRows + place.row;
       const u64 at = p.down + column * p.down_stride + place.offset;
       low = column < columns.last ? at : 0;
       high = column + 8 < columns.last ? at + 8 * p.down_stride : 0;
-      if (Format<kDownFormat>::kScaledBlocks) {
-        const u64 scales = p.down_scales + column * p.down_scale_stride;
-        low_scales = column < columns.last ? scales : 0;
-        high_scales = column + 8 < columns.last ? scales + 8 * p.down_scale_stride : 0;
-      }
     }
   }
 
@@ -182,13 +148,13 @@ struct Stream {
     const int k = in_down ? p.features : p.k;
     const bool exists =
         row != 0 && (FORMAT != 0 || piece * kUnitBytes + place.offset < k * kElementBytes);
-    const u64 from = exists ? row + (i64)piece * kUnitBytes : p.gate;
+    const u64 from = exists ? row + Format<FORMAT>::unit_at(piece) : p.gate;
     ptx::copy_async<16>(to, (const void*)from, exists ? 16 : 0);
   }
   template <int FORMAT>
   INLINE void copy_scales(u32 to, u64 row) {
     constexpr int kBytes = Format<FORMAT>::kScaleBytes;
-    const u64 from = row != 0 ? row + (i64)(piece / Format<FORMAT>::kScaleUnits) * kBytes : p.gate;
+    const u64 from = row != 0 ? row - place.offset + Format<FORMAT>::scales_at(piece) : p.gate;
     ptx::copy_async<kBytes>(to, (const void*)from, row != 0 ? kBytes : 0);
   }
   template <int FORMAT>
@@ -198,8 +164,8 @@ struct Stream {
     copy_row<FORMAT>(to + kHalfUnit + lane * kLaneBytes, high);
     if constexpr (Format<FORMAT>::kScaledBlocks) {
       const u32 at = to + 2 * kHalfUnit + lane * (2 * Format<FORMAT>::kScaleBytes);
-      copy_scales<FORMAT>(at, low_scales);
-      copy_scales<FORMAT>(at + Format<FORMAT>::kScaleBytes, high_scales);
+      copy_scales<FORMAT>(at, low);
+      copy_scales<FORMAT>(at + Format<FORMAT>::kScaleBytes, high);
     }
   }
 
@@ -231,88 +197,27 @@ struct Stream {
   }
 };
 
-// Two e4m3 in the upper bytes of the halves of `word`, as 16-bit elements: behind the sign the exponent
-// and significand move to their place, and what is then off by the difference of the exponents' biases,
-// 2^8 or 2^120, is multiplied by it. NaN would become 480.
-INLINE u32 elements_from_e4m3(u32 word) {
-  const u32 sign = word & 0x80008000u;
-  if (kIsF16) return ptx::mul_f16x2(sign | (word >> 1 & 0x3F803F80u), 0x5C005C00u);
-  return ptx::mul_bf16x2(sign | (word >> 4 & 0x07F007F0u), 0x7B807B80u);
+// A lane's part of the unit in its place of the ring.
+template <int FORMAT>
+INLINE UnitPart<FORMAT> load_part(u32 unit) {
+  const u32 lane = threadIdx.x % 32;
+  UnitPart<FORMAT> part;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    part.row[half] = ptx::load_shared_wide(unit + half * kHalfUnit + lane * kLaneBytes);
+    part.load_scales(half, unit + 2 * kHalfUnit + (2 * lane + half) * Format<FORMAT>::kScaleBytes);
+  }
+  return part;
 }
 
-// A lane's part of a unit: its bytes of two rows, and their scales.
-template <int FORMAT>
-struct UnitPart {
-  static constexpr int kScaleWords = Format<FORMAT>::kScaleBytes / 4;
-  ptx::Raw<16> row[2];
-  u32 scales[2][kScaleWords > 0 ? kScaleWords : 1];
-
-  INLINE explicit UnitPart(u32 unit) {
-    const u32 lane = threadIdx.x % 32;
-    row[0] = ptx::load_shared_wide(unit + lane * kLaneBytes);
-    row[1] = ptx::load_shared_wide(unit + kHalfUnit + lane * kLaneBytes);
-    if constexpr (kScaleWords > 0) {
-      const u32 at = unit + 2 * kHalfUnit + lane * (2 * Format<FORMAT>::kScaleBytes);
-#pragma unroll
-      for (int i = 0; i < 2 * kScaleWords; ++i) {
-        scales[i / kScaleWords][i % kScaleWords] = ptx::load_shared(at + 4 * i);
-      }
-    }
-  }
-
-  // The four words of 16-bit factors of a block.
-  INLINE void factors(u32 (&w)[4], int half, int block) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (FORMAT == 0) w[i] = row[half].word[i];
-      // A byte behind the bits of 2^23 is the float 2^23 + byte; bytes are biased by 128.
-      if constexpr (FORMAT == 1 || FORMAT == 3) {
-        const u32 pair = row[half].word[2 * block + i / 2] >> (16 * (i % 2));
-        const float low = __fsub_rn(ptx::as_float(0x4B000000u | (pair & 0xFF)), 8388736.0f);
-        const float high = __fsub_rn(ptx::as_float(0x4B000000u | (pair >> 8 & 0xFF)), 8388736.0f);
-        w[i] = pack_elements(low, high);
-      }
-      // The same with two nibbles behind the bits of 128 as bf16, of 1024 as f16; biased by 8.
-      if constexpr (FORMAT == 2) {
-        const u32 pair = row[half].word[block] >> (4 * i) & 0x000F000Fu;
-        w[i] = kIsF16 ? ptx::add_f16x2(pair | 0x64006400u, 0xE408E408u)
-                      : ptx::add_bf16x2(pair | 0x43004300u, 0xC308C308u);
-      }
-      // Of each four bytes the first two are elements 2 and 0, the others 3 and 1.
-      if constexpr (Format<FORMAT>::kE4m3) {
-        w[i] = elements_from_e4m3(row[half].word[2 * block + i / 2] << (8 * (i % 2)));
-      }
-    }
-  }
-
-  INLINE float scale(int half, int block) const {
-    if constexpr (FORMAT == 5) return ptx::as_float(scales[half][0]);
-    return ptx::float_from_f16(scales[half][block / 2] >> (16 * (block % 2)));
-  }
-};
-
-// Multiplies a block of a unit.
-template <int FORMAT>
-INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, int block, const Vectors& v) {
+// Multiplies a unit with the vectors that `load(v, block)` gives.
+template <int FORMAT, class Load>
+INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, const Load& load) {
   if constexpr (kTensor) {
-    u32 low[4], high[4];
-    part.factors(low, 0, block);
-    part.factors(high, 1, block);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if constexpr (!Format<FORMAT>::kScaledBlocks) {
-        float(&d)[4] = *(float(*)[4]) & sums[4 * i];
-        multiply_fragments(d, low, high, v[i]);
-      } else {
-        float d[4] = {};
-        multiply_fragments(d, low, high, v[i]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          sums[4 * i + j] = __fmaf_rn(part.scale(j / 2, block), d[j], sums[4 * i + j]);
-        }
-      }
-    }
+    multiply_part<FORMAT>(sums, part, load);
   } else {
+    Vectors v;
+    load(v, 0);
     const Values<16> a = unpack(part.row[0]), b = unpack(part.row[1]);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
@@ -361,19 +266,18 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
     for (int i = 0; i < kAhead; ++i) {
       if (u + i >= units.last) break;
       ptx::copy_async_wait<kDepth - 1>();
-      const UnitPart<FORMAT> part(stream.unit_at(unit++));
+      const UnitPart<FORMAT> part = load_part<FORMAT>(stream.unit_at(unit++));
       if constexpr (kEarly) {
+        multiply<FORMAT>(sums, part, [&](Vectors& v, int block) {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) multiply<FORMAT>(sums, part, b, ahead[i][b]);
+          for (int j = 0; j < kVectors; ++j) v[j] = ahead[i][block][j];
+        });
         if (u + i + kAhead < units.last) load(ahead[i], next);
         next = next + 1 == phase.pieces ? 0 : next + 1;
       } else {
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          Vectors v;
-          source.load(v, place, piece * kBlocks + b);
-          multiply<FORMAT>(sums, part, b, v);
-        }
+        multiply<FORMAT>(sums, part, [&](Vectors& v, int block) {
+          source.load(v, place, piece * kBlocks + block);
+        });
       }
       // The products above have used what this copy overwrites.
       stream.copy_next();
@@ -395,24 +299,6 @@ INLINE float total(const float* slots, const Phase& phase, int tile, int token, 
   float sum = from[first * kSlotFloats];
   for (int warp = first + 1; warp <= last; ++warp) sum = __fadd_rn(sum, from[warp * kSlotFloats]);
   return sum;
-}
-
-// The sum of a row with its scale, where rows have one.
-template <int FORMAT>
-INLINE float scaled(float sum, u64 scales, int row) {
-  if constexpr (Format<FORMAT>::kScaledRows) sum = __fmul_rn(sum, ((const float*)scales)[row]);
-  return sum;
-}
-
-// Asks for the scales of rows, each thread for those around four: they are needed when all else is
-// there, and would then be waited for.
-template <int FORMAT>
-INLINE void prefetch_scales(u64 scales, Range rows) {
-  if constexpr (Format<FORMAT>::kScaledRows) {
-    for (int row = rows.first + threadIdx.x * 4; row < rows.last; row += kThreads * 4) {
-      ptx::prefetch_l2((const float*)scales + row);
-    }
-  }
 }
 
 INLINE void activate(const Stream& s, const float* slots) {
@@ -460,10 +346,10 @@ KERNEL(kThreads, PART == 0 ? 1 : 2, decode_mlp)(KERNEL_PARAMS(DecodeMlpParams) p
   Stream stream(p);
   for (u32 i = 0; i < kDepth; ++i) stream.copy_next();
   if (kGateUp) {
-    prefetch_scales<kGateUpFormat>(p.gate_scales, stream.features);
-    prefetch_scales<kGateUpFormat>(p.up_scales, stream.features);
+    prefetch_scales<kGateUpFormat, kThreads>(p.gate_scales, stream.features);
+    prefetch_scales<kGateUpFormat, kThreads>(p.up_scales, stream.features);
   }
-  if (kDown) prefetch_scales<kDownFormat>(p.down_scales, stream.columns);
+  if (kDown) prefetch_scales<kDownFormat, kThreads>(p.down_scales, stream.columns);
   u32 unit = 0;
 #if __CUDA_ARCH__ >= 900
   // Weights are nobody's result: they may be read before the grid that this one depends on ends.

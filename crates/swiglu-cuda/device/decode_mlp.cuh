@@ -6,8 +6,7 @@ struct DecodeMlpParams {
   u64 x, gate, up, down, h, y;
   i64 x_stride, h_stride, y_stride;  // elements from row to row
   i64 gate_stride, down_stride;      // bytes, of gate and up alike
-  u64 gate_scales, up_scales, down_scales;  // where weights are quantised
-  i64 gate_scale_stride, down_scale_stride;  // bytes
+  u64 gate_scales, up_scales, down_scales;  // of rows, floats, where weights have such
   u64 gate_bias, up_bias;  // floats; 0: none
   u64 down_bias;           // elements; 0: none
   u64 barrier;             // a word that is 0 before its first use

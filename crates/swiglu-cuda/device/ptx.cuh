@@ -53,30 +53,19 @@ INLINE u32 pack_f16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
-// Sums of two pairs of 16-bit values, rounded to nearest even.
-INLINE u32 add_bf16x2(u32 a, u32 b) {
+// a·b + c of two pairs of 16-bit values, rounded to nearest even once; subnormals are kept (9.7.4, fma).
+INLINE u32 fma_bf16x2(u32 a, u32 b, u32 c) {
   u32 y;
-  // sm_80 has no addition of bf16; a product with 1 is exact.
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(0x3F803F80u), "r"(b));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
   return y;
 }
-INLINE u32 add_f16x2(u32 a, u32 b) {
+INLINE u32 fma_f16x2(u32 a, u32 b, u32 c) {
   u32 y;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
   return y;
 }
-// Products of two pairs of 16-bit values, rounded to nearest even; subnormals are kept.
-INLINE u32 mul_bf16x2(u32 a, u32 b) {
-  u32 y;
-  // sm_80 has no product of bf16 alone; adding -0 changes nothing.
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
-  return y;
-}
-INLINE u32 mul_f16x2(u32 a, u32 b) {
-  u32 y;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
+// Byte i is the one that nibble i of `selected` counts: 0 to 3 of `a`, 4 to 7 of `b`.
+INLINE u32 permute_bytes(u32 a, u32 b, u32 selected) { return __byte_perm(a, b, selected); }
 // The binary16 in the low half of `x`.
 INLINE float float_from_f16(u32 x) {
   float y;

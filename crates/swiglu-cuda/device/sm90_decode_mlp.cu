@@ -44,22 +44,36 @@
 // A copy takes its operands from registers of a whole warp, so lanes issue theirs one after the other, in
 // 30 to 50 cycles, and that 16 times in the 880 cycles in which a stage of 17 KiB arrives. Hence four warps.
 //
-// Compile-time: ELEMENT; TENSOR and TOKENS, see decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it
-// comes in pieces, which takes rows of whole 16 bytes; WARPS that multiply; PRODUCERS, warps that ask for
-// weights; GROUP, units of a stage for a warp at most; DOWN_HIGH 1 = down tiles have more than 8 rows;
+// Quantised weights, see decode_formats.cuh, are stages of whole groups of units, with the scales of blocks in
+// them, and a unit's number in its stage and a warp's have the same remainder, so all addresses of a warp's
+// units are a sum that goes on by a constant. As compiled for 8 tokens in bf16, a unit of the loop takes
+// (instructions), units · instructions / 4 a cycle at 1.755 GHz are for 4096/14336 (µs), and memory takes
+// (4.23 TB/s, µs):
+//     bytes, a scale per 32    66   12.3   44.2
+//     nibbles, a scale per 32 124   11.5   23.4
+//     bytes, a scale per row   52    9.7   41.6
+//     e4m3, a scale per row    75   13.9   41.6
+//     e4m3, one per 128 of k   82   15.2   42.9
+// Predicted, not measured: M = 1 takes 3 to 6 µs more than memory, as elements do, so 45 to 50 µs, 27 to 30 for
+// nibbles. decode_mlp.cu takes 54 to 90 µs.
+//
+// Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR and TOKENS, see
+// decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it comes in pieces, which takes rows of whole 16
+// bytes, for quantised weights of whole units; WARPS that multiply; PRODUCERS, warps that ask for weights;
+// GROUP, units of elements of a stage for a warp at most; DOWN_HIGH 1 = down tiles have more than 8 rows;
 // RING_AT as the host computed it; and what gate.cuh names.
-#include "decode_tiles.cuh"
+#include "decode_formats.cuh"
 
 constexpr int kWarps = WARPS, kConsumers = 32 * kWarps;
 constexpr int kProducers = PRODUCERS, kWeightThreads = kConsumers + 32 * kProducers;
 constexpr int kThreads = kWeightThreads + 32;
 constexpr bool kStageX = STAGE_X != 0;
-constexpr int kGroup = GROUP;
 
 // How the rows of a matrix are cut.
 struct Pieces {
   int tile;   // features or columns of a tile
-  int bytes;  // of a row in a stage, a multiple of 64
+  int bytes;  // of a row in a stage: whole units of 64, quantised whole groups
+  int units;  // that these are
   int pitch;  // from row to row of a stage
   int count;  // along a row
   // Features or columns of every block, and how many of the first blocks have one more: the host divides.
@@ -76,13 +90,22 @@ struct Sm90DecodeMlpParams {
   u32 token_stages, token_pitch;
 };
 
-// Shared memory begins with barriers, two for a stage, one for x, one that says that this block has done its
-// part of h; and with zeros.
+// Shared memory begins with barriers, two for a stage, one for x; and with zeros.
 constexpr u32 kMostStages = 32, kMostTokenStages = 12;
 constexpr u32 kTokensAt = 16 * kMostStages, kXAt = kTokensAt + 16 * kMostTokenStages;
-constexpr u32 kDoneAt = kXAt + 8, kZerosAt = kDoneAt + 8, kRingAt = 768;
+constexpr u32 kZerosAt = kXAt + 16, kRingAt = 768;
 static_assert(kZerosAt % 16 == 0 && kZerosAt + 16 <= kRingAt, "16 bytes");
 static_assert(kRingAt == RING_AT, "the host and the kernel disagree about shared memory");
+
+// Where the warps that multiply say that this block has done its part of h and is through with x, and the
+// one that asks for tokens waits for them: a barrier of threads, which orders what they read and stored, and
+// which tools that look for races follow.
+constexpr int kHandOver = 2;
+constexpr u32 kHandOverThreads = kConsumers + 32;
+
+// Bytes of a token's row that meet a unit.
+template <int FORMAT>
+constexpr int kTokenBytes = Format<FORMAT>::kBlocks * kUnitBytes;
 
 // Where copies go, or where they are read, in order.
 struct Ring {
@@ -108,24 +131,27 @@ INLINE Ring ring_of_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
   return {shared + kTokensAt, shared + p.block.x_at, p.token_stages, p.token_pitch * p.block.m};
 }
 
-// Whether rows of x are whole 16 bytes.
+// Whether rows of x are what products read of them: whole 16 bytes, or whole units of quantised weights.
 INLINE bool x_is_whole(const DecodeMlpParams& p) {
-  return p.x_wide && p.k * kElementBytes % 16 == 0;
+  constexpr int kWhole = kGateUpFormat == 0 ? 16 : kTokenBytes<kGateUpFormat>;
+  return p.x_wide && p.k * kElementBytes % kWhole == 0;
 }
 
 // One of the two matrices as a block sees it.
 template <bool GATE_UP>
 struct Half {
+  static constexpr int kFormat = GATE_UP ? kGateUpFormat : kDownFormat;
   const DecodeMlpParams& p;
   const Pieces& pieces;
   const Range share;    // features or columns, this block's
-  const int row_bytes;  // with the padding of rows to whole 16 bytes
+  const int row_bytes;  // of elements with the padding to whole 16 bytes; quantised rows are whole units
 
   INLINE explicit Half(const Sm90DecodeMlpParams& params)
       : p(params.block),
         pieces(GATE_UP ? params.gate_up : params.down),
         share(share_of(pieces)),
-        row_bytes(((GATE_UP ? p.k : p.features) * kElementBytes + 15) / 16 * 16) {}
+        row_bytes(kFormat != 0 ? (int)(GATE_UP ? p.gate_stride : p.down_stride)
+                               : ((GATE_UP ? p.k : p.features) * kElementBytes + 15) / 16 * 16) {}
   static INLINE Range share_of(const Pieces& pieces) {
     const int block = blockIdx.x;
     const int first = block * pieces.share + smaller(block, pieces.rest);
@@ -134,6 +160,17 @@ struct Half {
   INLINE int tile_count(int first) const { return smaller(pieces.tile, share.last - first); }
   INLINE int bytes_of(int piece) const {
     return smaller(pieces.bytes, row_bytes - piece * pieces.bytes);
+  }
+  INLINE int units_of(int piece) const {
+    const int units = ceiling_divide(GATE_UP ? p.k : p.features, Format<kFormat>::kUnitK);
+    return smaller(pieces.units, units - piece * pieces.units);
+  }
+  // The part of a token's row that meets a piece: where it begins, and its bytes.
+  INLINE int token_at(int piece) const {
+    return piece * (kFormat == 0 ? pieces.bytes : pieces.units * kTokenBytes<kFormat>);
+  }
+  INLINE int token_bytes_of(int piece) const {
+    return kFormat == 0 ? bytes_of(piece) : units_of(piece) * kTokenBytes<kFormat>;
   }
 };
 
@@ -228,12 +265,12 @@ struct TokenProducer {
     for (int first = half.share.first; first < half.share.last; first += half.pieces.tile) {
 #pragma unroll 1
       for (int piece = 0; piece < half.pieces.count; ++piece) {
-        const u32 bytes = half.bytes_of(piece);
+        const u32 bytes = half.token_bytes_of(piece);
         ptx::barrier_wait(ring.empty(), ring.parity ^ 1);
         if (lane == 0) ptx::barrier_arrive_expect(ring.full(), p.m * bytes);
         __syncwarp();
         if (lane < p.m) {
-          const u64 from = row + piece * half.pieces.bytes;
+          const u64 from = row + half.token_at(piece);
           const u32 to = ring.data() + lane * params.token_pitch;
           ptx::bulk_load(to, (const void*)from, bytes, ring.full());
         }
@@ -246,7 +283,7 @@ struct TokenProducer {
 INLINE void produce_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
   TokenProducer producer = {ring_of_tokens(p, shared)};
   if constexpr (!kStageX) producer.copy_half<true>(p);
-  ptx::barrier_wait(shared + kDoneAt, 0);
+  ptx::named_barrier<kHandOver>(kHandOverThreads);
   if (threadIdx.x % 32 == 0) meet_grid(p.block.barrier);
   __syncwarp();
   // The other blocks stored h as threads do, and so may this one have x; the copy engine reads the one and
@@ -326,26 +363,92 @@ struct Consumer {
     meet();
     for (int i = (threadIdx.x + tiles * 32) % kConsumers; i < rows * p.m; i += kConsumers) {
       const int token = i / rows, row = i % rows;
-      const float sum = total(slots, token, row);
+      constexpr int kFormat = Half<GATE_UP>::kFormat;
+      const int line = first + row;
+      const u64 scales = GATE_UP ? p.gate_scales : p.down_scales;
+      const float sum = scaled<kFormat>(total(slots, token, row), scales, line);
       if constexpr (GATE_UP) {
-        const float up = total(slots, token, row + kUnitPairs);
-        ptx::store_for_grid((Element*)p.h + token * p.h_stride + first + row,
-                            activated(p, first + row, sum, up));
+        const float up = scaled<kFormat>(total(slots, token, row + kUnitPairs), p.up_scales, line);
+        ptx::store_for_grid((Element*)p.h + token * p.h_stride + line, activated(p, line, sum, up));
       } else {
-        store_output(p, token, first + row, sum);
+        store_output(p, token, line, sum);
       }
     }
     ++tiles;
   }
 
+  // Multiplies this warp's units of a stage of elements, which begins at `rows`, this lane's two rows of it
+  // behind that.
+  template <bool HIGH>
+  INLINE void multiply_elements(Sums& sums, u32 rows, u32 low, u32 high, const u8* tokens_at,
+                                u32 pitch, int bytes) {
+    constexpr int kGroup = GROUP;
+    // A warp's units of a stage are loaded together. Four of four tokens of f32 would take 64 registers.
+    constexpr int kTogether = kGroup * kVectors <= 8 ? kGroup : 1;
+    const u32 zeros = base + kZerosAt;
+#pragma unroll (kTogether == 1 ? 1 : kGroup)
+    for (int start = 0; start < kGroup; start += kTogether) {
+      ptx::Raw<16> a[kTogether], b[kTogether];
+      Vectors v[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int unit = place.warp + (start + i) * kWarps;
+        const int at = unit * kUnitBytes + place.offset;
+        // What lies behind the last 16 bytes of a row is an older stage's, or nobody's.
+        const bool exists = at < bytes;
+        a[i] = ptx::load_shared_wide(exists ? rows + low + at : zeros);
+        if (kTensor || HIGH) b[i] = ptx::load_shared_wide(exists ? rows + high + at : zeros);
+        const StagedTokens source = {tokens_at, pitch, exists ? params.block.m : 0};
+        source.load(v[i], place, unit);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) multiply_unit<HIGH>(sums, a[i], b[i], v[i]);
+    }
+  }
+
+  // The same of quantised weights: `units` whole ones.
+  template <int FORMAT>
+  INLINE void multiply_quantized(Sums& sums, u32 low, u32 high, const u8* tokens_at, u32 pitch,
+                                 int units) {
+    typedef Format<FORMAT> F;
+    static_assert(kWarps % F::kGroupUnits == 0, "a warp's units have the same place in their groups");
+    // From a warp's unit to its next.
+    constexpr u32 kTurn = kWarps * kUnitBytes + kWarps / F::kGroupUnits * F::kGroupScales;
+    const u32 values = F::unit_at(place.warp) + place.offset, scales = F::scales_at(place.warp);
+    u32 token[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      // Lanes of tokens that do not exist read the last one's, and their sums are not used.
+      const int row = smaller(8 * i + place.row, params.block.m - 1);
+      token[i] = ptx::shared_address(tokens_at) + row * pitch + place.warp * kTokenBytes<FORMAT>;
+      token[i] += place.offset;
+    }
+#pragma unroll 1
+    for (int unit = place.warp; unit < units; unit += kWarps) {
+      UnitPart<FORMAT> part;
+      part.row[0] = ptx::load_shared_wide(low + values);
+      part.row[1] = ptx::load_shared_wide(high + values);
+      part.load_scales(0, low + scales);
+      part.load_scales(1, high + scales);
+      multiply_part<FORMAT>(sums, part, [&](Vectors& v, int block) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          v[i] = ptx::load_shared_wide(token[i] + block * kUnitBytes);
+        }
+      });
+      low += kTurn;
+      high += kTurn;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) token[i] += kWarps * kTokenBytes<FORMAT>;
+    }
+  }
+
   // Multiplies the stages of a half. PIECES: tokens come in stages, too, else they are x in shared memory.
   template <bool GATE_UP, bool HIGH, bool PIECES>
   INLINE void multiply_half() {
-    // A warp's units of a stage are loaded together. Four of four tokens of f32 would take 64 registers.
-    constexpr int kTogether = kGroup * kVectors <= 8 ? kGroup : 1;
     const Half<GATE_UP> half(params);
     const Pieces& pieces = half.pieces;
-    const u32 zeros = base + kZerosAt, x_at = params.block.x_at;
+    const u32 x_at = params.block.x_at;
     const u32 pitch = PIECES ? params.token_pitch : params.block.x_pitch;
     // Little code: the first pass of a launch reads all of it from memory.
 #pragma unroll 1
@@ -358,31 +461,17 @@ struct Consumer {
       Sums sums = {};
 #pragma unroll 1
       for (int piece = 0; piece < pieces.count; ++piece) {
-        const int bytes = half.bytes_of(piece);
         if constexpr (PIECES) ptx::barrier_wait(tokens.full(), tokens.parity);
         ptx::barrier_wait(ring.full(), ring.parity);
         const u32 rows_at = ring.data();
         const u8* tokens_at = shared + x_at;
-        tokens_at += PIECES ? tokens.stage * tokens.stage_bytes : piece * pieces.bytes;
-#pragma unroll (kTogether == 1 ? 1 : kGroup)
-        for (int start = 0; start < kGroup; start += kTogether) {
-          ptx::Raw<16> a[kTogether], b[kTogether];
-          Vectors v[kTogether];
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const int unit = place.warp + (start + i) * kWarps;
-            const int at = unit * kUnitBytes + place.offset;
-            // What lies behind the last 16 bytes of a row is an older stage's, or nobody's.
-            const bool exists = at < bytes;
-            a[i] = ptx::load_shared_wide(exists ? rows_at + low_at + at : zeros);
-            if (kTensor || HIGH) {
-              b[i] = ptx::load_shared_wide(exists ? rows_at + high_at + at : zeros);
-            }
-            const StagedTokens source = {tokens_at, pitch, exists ? params.block.m : 0};
-            source.load(v[i], place, unit);
-          }
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) multiply_unit<HIGH>(sums, a[i], b[i], v[i]);
+        tokens_at += PIECES ? tokens.stage * tokens.stage_bytes : half.token_at(piece);
+        if constexpr (Half<GATE_UP>::kFormat == 0) {
+          multiply_elements<HIGH>(sums, rows_at, low_at, high_at, tokens_at, pitch,
+                                  half.bytes_of(piece));
+        } else {
+          multiply_quantized<Half<GATE_UP>::kFormat>(sums, rows_at + low_at, rows_at + high_at,
+                                                     tokens_at, pitch, half.units_of(piece));
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
@@ -396,7 +485,7 @@ struct Consumer {
     }
   }
 
-  // Rows of h are read in whole 16 bytes, and what lies behind them meets weights that are zero.
+  // Rows of h are read in whole 16 bytes, or units, and what lies behind them meets weights that are zero.
   INLINE void pad_h() {
     const DecodeMlpParams& p = params.block;
     if (blockIdx.x + 1 != gridDim.x) return;
@@ -412,17 +501,20 @@ INLINE void consume(const Sm90DecodeMlpParams& params, u8* shared) {
   const DecodeMlpParams& p = params.block;
   Consumer consumer(params, shared);
   if (threadIdx.x < 4) ((u32*)(shared + kZerosAt))[threadIdx.x] = 0;
+  const Half<true> gate_up(params);
+  prefetch_scales<kGateUpFormat, kConsumers>(p.gate_scales, gate_up.share);
+  prefetch_scales<kGateUpFormat, kConsumers>(p.up_scales, gate_up.share);
+  prefetch_scales<kDownFormat, kConsumers>(p.down_scales, Half<false>(params).share);
   const bool whole = x_is_whole(p);
   if (kStageX && !whole) {
-    stage_rows<kUnitBytes, kConsumers>(p.x, p.x_stride, p.m, p.k, p.x_wide, shared + p.x_at,
-                                       p.x_pitch);
+    constexpr int kWhole = kTokenBytes<kGateUpFormat>;
+    stage_rows<kWhole, kConsumers>(p.x, p.x_stride, p.m, p.k, p.x_wide, shared + p.x_at, p.x_pitch);
   }
   Consumer::meet();
   if (kStageX && whole) ptx::barrier_wait(consumer.base + kXAt, 0);
   consumer.multiply_half<true, true, !kStageX>();
   consumer.pad_h();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::barrier_arrive(consumer.base + kDoneAt);
+  ptx::named_barrier_arrive<kHandOver>(kHandOverThreads);
   // Tensor cores multiply 16 rows at a time anyway.
   consumer.multiply_half<false, kTensor || DOWN_HIGH != 0, true>();
 }
@@ -442,7 +534,6 @@ KERNEL(kThreads, 1, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
       ptx::barrier_init(barriers + kTokensAt + 16 * warp, 1);
       ptx::barrier_init(barriers + kTokensAt + 16 * warp + 8, kWarps);
     }
-    if (warp == 0) ptx::barrier_init(barriers + kDoneAt, kWarps);
     ptx::barrier_init_fence();
   }
   static_assert(kMostTokenStages <= kThreads / 32, "a barrier of each warp");

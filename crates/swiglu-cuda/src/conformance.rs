@@ -14,7 +14,7 @@ use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gated_gemm::Kernel;
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
-use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_types};
+use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_tokens, quantized_types};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,12 +59,16 @@ impl CudaBackend {
     /// [`Rounding::Fused`] of 16-bit types, and the activation operation has one way.
     pub fn computes(&self, case: &Case) -> bool {
         if case.quantized.is_some() {
-            let unpacks = match self.way {
-                Way::Planned => true,
-                Way::Decode(design) => design.unpacks(),
+            return match self.way {
+                Way::Planned => case.op == Op::Mlp && case.dtype != DType::F32,
+                Way::Decode(design) => {
+                    // More tokens go in passes.
+                    let pass = Problem { m: case.m.min(quantized_tokens()), ..problem(case) };
+                    let limits = self.cuda.decode_limits();
+                    Decode::check_problem(design, &pass, limits).is_ok()
+                }
                 Way::Unfused | Way::Kernel(_) => false,
             };
-            return unpacks && case.op == Op::Mlp && case.dtype != DType::F32;
         }
         match (self.way, case.op) {
             (Way::Planned, _) => true,

@@ -13,6 +13,7 @@ macro_rules! header {
 
 /// Every header of `device/`.
 static HEADERS: &[Header] = &[
+    header!("decode_formats.cuh"),
     header!("decode_mlp.cuh"),
     header!("decode_tiles.cuh"),
     header!("element.cuh"),

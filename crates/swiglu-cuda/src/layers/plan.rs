@@ -223,7 +223,7 @@ fn decoded_because(cuda: &Cuda, problem: &Problem) -> Option<decode_mlp::Obstacl
     problem.quantized?;
     let check =
         |design| Decode::check_problem(design, &of_pass(problem), cuda.decode_limits()).map(drop);
-    match Design::UNPACKING.map(check) {
+    match Design::COMMON.map(check) {
         // Without features nothing is multiplied, however weights are stored.
         [Err(why), Err(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
         _ => None,

@@ -87,110 +87,134 @@ pub struct QuantizedMlp<T> {
     values: PhantomData<T>,
 }
 
-/// Rows of quantised weights on the device. A row is whole units of 64 bytes; lane t of the four that
-/// share a row of a unit has its 16 bytes at 16·t. Rows and scales are padded with zeros.
+/// Rows of quantised weights on the device: whole units of 64 bytes, padded with zeros, with the scales of
+/// blocks between them, see [`Format`]. Lane t of the four that share a row of a unit has its 16 bytes at 16·t.
 #[derive(Debug)]
 struct Rows {
-    /// Bytes, two in the bits of each value, as those of the scales.
+    /// Bytes, two in the bits of each value.
     values: DeviceBuffer<f16>,
-    scales: DeviceBuffer<f16>,
+    /// Of whole rows, where they have one.
+    scales: DeviceBuffer<f32>,
     /// Bytes from row to row.
     stride: usize,
-    scale_stride: usize,
 }
 
 /// Elements of a block, and those of them that one lane multiplies.
 const BLOCK: usize = 32;
 const LANE: usize = 8;
-const UNIT_BYTES: usize = 64;
+/// Elements that the largest unit multiplies: rows of h are whole units.
+const MOST_UNIT: usize = 4 * BLOCK;
 
 impl Rows {
-    fn new(stream: &Stream, matrices: &[QuantizedRef<'_>], format: Format) -> Result<Self> {
-        let units = matrices[0].cols().div_ceil(format.blocks() * BLOCK);
-        let stride = units * UNIT_BYTES;
-        let scale_stride = match format {
-            Format::Elements => 0,
-            Format::Bytes | Format::Nibbles => units * format.scale_bytes(),
-            Format::RowBytes | Format::RowE4m3 => size_of::<f32>(),
-            Format::BlockE4m3 => stride.div_ceil(SCALE_BLOCK) * size_of::<f32>(),
-        };
+    fn new(
+        stream: &Stream,
+        matrices: &[QuantizedRef<'_>],
+        format: Format,
+        dtype: DType,
+    ) -> Result<Self> {
+        let stride = format.bytes_of(format.units(matrices[0].cols()));
         let rows: usize = matrices.iter().map(QuantizedRef::rows).sum();
-        let (mut values, mut scales) = (vec![0u8; rows * stride], vec![0u8; rows * scale_stride]);
+        let mut values = vec![0u8; rows * stride];
         let all = matrices.iter().flat_map(|m| (0..m.rows()).map(move |r| (m, r)));
-        let to = values
-            .chunks_exact_mut(stride.max(1))
-            .zip(scales.chunks_exact_mut(scale_stride.max(1)));
-        for ((matrix, row), (values, scales)) in all.zip(to) {
+        let mut scales = Vec::new();
+        for ((matrix, row), to) in all.zip(values.chunks_exact_mut(stride.max(1))) {
             match format {
                 Format::Elements | Format::Bytes | Format::Nibbles => {
-                    lay_out_blocks(matrix.row(row), format, values, scales);
+                    lay_out_blocks(matrix.row(row), format, to);
                 }
-                _ => lay_out_codes(matrix, row, format, values, scales),
+                Format::RowBytes => scales.push(lay_out_integers(matrix, row, to)),
+                Format::RowE4m3 => scales.extend(lay_out_e4m3(matrix, row, format, dtype, to)),
+                Format::BlockE4m3 => {
+                    let factors = lay_out_e4m3(matrix, row, format, dtype, to);
+                    for (part, factor) in factors.into_iter().enumerate() {
+                        let unit = part * SCALE_BLOCK / (format.blocks() * BLOCK);
+                        let at = format.scales_at(unit);
+                        to[at..][..4].copy_from_slice(&factor.to_le_bytes());
+                    }
+                }
             }
         }
-        let upload = |bytes: &[u8]| {
-            let halves = bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b));
-            DeviceBuffer::from_host(stream, &halves.collect::<Vec<_>>())
-        };
-        Ok(Self { values: upload(&values)?, scales: upload(&scales)?, stride, scale_stride })
+        let halves = values.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b));
+        let values = DeviceBuffer::from_host(stream, &halves.collect::<Vec<_>>())?;
+        Ok(Self { values, scales: DeviceBuffer::from_host(stream, &scales)?, stride })
     }
+}
+
+/// Where a lane's eight elements of a block begin in a row of bytes: of its 16 of a unit a block has eight.
+fn lane_at(format: Format, block: usize, lane: usize) -> usize {
+    format.unit_at(block / 2) + lane * 16 + block % 2 * LANE
 }
 
 /// Lays out a row of Q8_0 or Q4_0 blocks: see [`Rows`]. Of a lane's 16 bytes block b of a unit has
 /// bytes 8b to 8b + 7, biased by 128; or word b, nibble i / 2 + 4·(i % 2) for element i of the lane's
 /// eight, biased by 8 as in the file. Scales are f16; where a padded value is not 0, its scale is.
-fn lay_out_blocks(row: &[u8], format: Format, values: &mut [u8], scales: &mut [u8]) {
+fn lay_out_blocks(row: &[u8], format: Format, to: &mut [u8]) {
     // An f16 scale, then the values.
-    let bytes = 2 + UNIT_BYTES / format.blocks();
+    let bytes = if format == Format::Nibbles { 2 + BLOCK / 2 } else { 2 + BLOCK };
     for (block, from) in row.chunks_exact(bytes).enumerate() {
-        scales[2 * block..][..2].copy_from_slice(&from[..2]);
         let (unit, within) = (block / format.blocks(), block % format.blocks());
+        to[format.scales_at(unit) + 2 * within..][..2].copy_from_slice(&from[..2]);
         for i in 0..BLOCK {
             let (lane, element) = (i / LANE, i % LANE);
-            let at = unit * UNIT_BYTES + lane * 16;
             match format {
                 Format::Nibbles => {
                     let pair = from[2 + i % 16];
                     let nibble = if i < 16 { pair & 15 } else { pair >> 4 };
                     let place = element / 2 + 4 * (element % 2);
-                    values[at + within * 4 + place / 2] |= nibble << (4 * (place % 2));
+                    let at = format.unit_at(unit) + lane * 16 + within * 4;
+                    to[at + place / 2] |= nibble << (4 * (place % 2));
                 }
-                _ => values[at + within * LANE + element] = from[2 + i] ^ 0x80,
+                _ => to[lane_at(format, block, lane) + element] = from[2 + i] ^ 0x80,
             }
         }
     }
 }
 
-/// Lays out a row of codes with scales beside them: blocks as those of Q8_0, integers biased as they
-/// are. Of each four e4m3, elements 2, 0, 3 and 1 are the bytes in order: see the device file, which
-/// knows no NaN. What it would make one of is one with a scale that is NaN, since any factor of it is.
-fn lay_out_codes(
+/// Lays out a row of integers, as blocks of Q8_0; returns its scale.
+fn lay_out_integers(matrix: &QuantizedRef<'_>, row: usize, to: &mut [u8]) -> f32 {
+    to.fill(0x80);
+    for (i, &code) in matrix.row(row).iter().enumerate() {
+        let at = lane_at(Format::RowBytes, i / BLOCK, i % BLOCK / LANE);
+        to[at + i % LANE] = code ^ 0x80;
+    }
+    matrix.row_scales(row).0[0]
+}
+
+/// Lays out a row of e4m3, four of a lane's eight in a word; returns its scales. The device file knows no NaN:
+/// what it would make one of is one with a scale that is NaN, since any factor of it is.
+fn lay_out_e4m3(
     matrix: &QuantizedRef<'_>,
     row: usize,
     format: Format,
-    values: &mut [u8],
-    scales: &mut [u8],
-) {
+    dtype: DType,
+    to: &mut [u8],
+) -> Vec<f32> {
     let (factors, columns) = matrix.row_scales(row);
-    let integers = format == Format::RowBytes;
-    if integers {
-        values.fill(0x80);
-    }
     let codes = matrix.row(row).chunks(columns.max(1));
-    let scales = scales.as_chunks_mut::<4>().0;
-    for (part, ((codes, &factor), scale)) in codes.zip(factors).zip(scales).enumerate() {
-        let any_nan = !integers && codes.iter().any(|&code| e4m3_to_f32(code).is_nan());
-        *scale = if any_nan { f32::NAN } else { factor }.to_le_bytes();
-        for (i, &code) in (part * columns..).zip(codes) {
-            let (block, within) = (i / BLOCK, i % BLOCK);
-            let (lane, element) = (within / LANE, within % LANE);
-            let at = block / 2 * UNIT_BYTES + lane * 16 + block % 2 * LANE;
-            match integers {
-                true => values[at + element] = code ^ 0x80,
-                false if any_nan => {}
-                false => values[at + element / 4 * 4 + [1, 3, 0, 2][element % 4]] = code,
-            }
+    let parts = codes.zip(factors).enumerate().map(|(part, (codes, &factor))| {
+        if codes.iter().any(|&code| e4m3_to_f32(code).is_nan()) {
+            return f32::NAN;
         }
+        for (i, &code) in (part * columns..).zip(codes) {
+            let at = lane_at(format, i / BLOCK, i % BLOCK / LANE) + i % LANE / 4 * 4;
+            let (second, half) = (i % 4 / 2, i % 2);
+            let bits = e4m3_bits(code, second == 1, dtype).to_le_bytes();
+            to[at + 2 * half] |= bits[0];
+            to[at + 2 * half + 1] |= bits[1];
+        }
+        factor
+    });
+    parts.collect()
+}
+
+/// The bits of an e4m3 in half a word that two share, as the device file unpacks them for a type.
+fn e4m3_bits(code: u8, second: bool, dtype: DType) -> u16 {
+    let (sign, magnitude) = (u16::from(code >> 7), u16::from(code & 0x7F));
+    match (dtype, second) {
+        (DType::F16, false) => sign << 15 | magnitude << 7,
+        (DType::F16, true) => sign << 14 | magnitude,
+        (_, false) => sign << 15 | magnitude << 4,
+        (_, true) => (magnitude >> 4) << 12 | sign << 11 | magnitude & 15,
     }
 }
 
@@ -240,8 +264,8 @@ impl<T: Element> QuantizedMlp<T> {
             cuda: cuda.clone(),
             problem,
             forced,
-            gate_up: Rows::new(&stream, &[gated.gate, gated.up], gate_up)?,
-            down: Rows::new(&stream, &[params.down], down)?,
+            gate_up: Rows::new(&stream, &[gated.gate, gated.up], gate_up, T::DTYPE)?,
+            down: Rows::new(&stream, &[params.down], down, T::DTYPE)?,
             biases,
             down_bias: down_bias.transpose()?,
             decodes: Remembered::new(),
@@ -303,7 +327,7 @@ impl<T: Element> QuantizedMlp<T> {
 
     /// Elements from row to row of h in the workspace.
     fn h_stride(&self) -> usize {
-        padded::<T>(self.problem.intermediate)
+        padded::<T>(self.problem.intermediate.next_multiple_of(MOST_UNIT))
     }
 
     fn h_bytes(&self, m: usize) -> usize {
@@ -375,9 +399,10 @@ impl<T: Element> QuantizedMlp<T> {
     /// A call without its tokens.
     fn call(&self, workspace: u64) -> Call {
         let (k, h) = (self.problem.hidden, self.problem.intermediate);
-        let (up, up_scales) = (h * self.gate_up.stride, h * self.gate_up.scale_stride);
-        let [gate, scales] =
-            [&self.gate_up.values, &self.gate_up.scales].map(DeviceBuffer::device_ptr);
+        let up = h * self.gate_up.stride;
+        let up_scales = if self.gate_up.scales.is_empty() { 0 } else { h * size_of::<f32>() };
+        let gate = self.gate_up.values.device_ptr();
+        let scales = self.gate_up.scales.device_ptr();
         let weights = BlockWeights {
             gate,
             up: gate + up as u64,
@@ -388,8 +413,6 @@ impl<T: Element> QuantizedMlp<T> {
                 gate: scales,
                 up: scales + up_scales as u64,
                 down: self.down.scales.device_ptr(),
-                gate_stride: self.gate_up.scale_stride.cast_signed() as i64,
-                down_stride: self.down.scale_stride.cast_signed() as i64,
             },
             hidden: k,
             intermediate: h,

@@ -24,6 +24,13 @@ pub(in crate::kernels) fn files() -> [&'static KernelFile; 3] {
 /// The most tokens of any type.
 pub(crate) const MOST_TOKENS: usize = 16;
 
+/// Bytes of a row that four lanes take together.
+pub(super) const UNIT_BYTES: usize = 64;
+/// Bytes of scales before a group of units.
+const GROUP_SCALES: usize = 16;
+/// Quantised weights that meet 64 bytes of 16-bit tokens.
+const QUANTIZED_BLOCK: usize = 32;
+
 /// How products are computed, and the most tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Math {
@@ -44,6 +51,14 @@ impl Math {
             (_, 3..=8) => Ok(Math::Tensor(8)),
             (_, 9..=16) => Ok(Math::Tensor(16)),
             _ => Err(refused),
+        }
+    }
+
+    /// For a problem, with elements or quantised weights.
+    pub(super) fn of_problem(problem: &Problem) -> Result<Self, Obstacle> {
+        match problem.quantized {
+            None => Self::of(problem.dtype, problem.m),
+            Some(_) => Self::of_quantized(problem.dtype, problem.m),
         }
     }
 
@@ -114,6 +129,53 @@ impl Format {
         }
     }
 
+    /// Whether blocks have scales, which lie in their rows.
+    fn scales_blocks(self) -> bool {
+        self.scale_bytes() > 0
+    }
+
+    /// Units of 64 bytes before which the scales of all of them lie, in 16 bytes.
+    pub(crate) fn group_units(self) -> usize {
+        match self {
+            Format::Elements | Format::RowBytes | Format::RowE4m3 => 1,
+            Format::Nibbles => 2,
+            Format::Bytes => 4,
+            Format::BlockE4m3 => 8,
+        }
+    }
+
+    /// Units of a row of `k` quantised weights.
+    pub(crate) fn units(self, k: usize) -> usize {
+        k.div_ceil(self.blocks() * QUANTIZED_BLOCK)
+    }
+
+    /// Bytes of so many units of a row, from its start.
+    pub(crate) fn bytes_of(self, units: usize) -> usize {
+        let groups = units.div_ceil(self.group_units());
+        units * UNIT_BYTES + if self.scales_blocks() { groups * GROUP_SCALES } else { 0 }
+    }
+
+    /// Bytes from the start of a row to a unit.
+    pub(crate) fn unit_at(self, unit: usize) -> usize {
+        self.bytes_of(unit + 1) - UNIT_BYTES
+    }
+
+    /// Bytes from the start of a row to the scales of a unit.
+    pub(crate) fn scales_at(self, unit: usize) -> usize {
+        let within = unit % self.group_units();
+        // Two units of 128 of k share a scale.
+        let sharing = if self == Format::BlockE4m3 { 2 } else { 1 };
+        self.bytes_of(unit - within) + within / sharing * self.scale_bytes()
+    }
+
+    /// Bytes of a token's row of `k` values that products read.
+    pub(super) fn token_bytes(self, k: usize, size: usize) -> usize {
+        match self {
+            Format::Elements => k * size,
+            _ => self.units(k) * self.blocks() * UNIT_BYTES,
+        }
+    }
+
     /// Bytes of the scales that lie in the ring beside 64 bytes of a row.
     pub(crate) fn scale_bytes(self) -> usize {
         match self {
@@ -161,10 +223,10 @@ pub(super) struct Config {
     pub(super) shared: usize,
 }
 
-/// Bytes from row to row of `bytes`, whole 64, in shared memory: an odd multiple of 64, so that eight rows
-/// of a fragment lie in different banks.
+/// Bytes from row to row of `bytes` in shared memory: an odd multiple of 64, so that eight rows of a fragment
+/// lie in different banks.
 pub(super) fn pitch(bytes: usize) -> usize {
-    if bytes.is_multiple_of(128) { bytes + 64 } else { bytes }
+    (bytes + UNIT_BYTES - 1) / 128 * 128 + 64
 }
 
 /// Features and columns of a tile, as in the device file.
@@ -246,10 +308,7 @@ impl Config {
     /// The deepest ring that fits, x in shared memory if possible.
     pub(super) fn fit(part: Part, problem: &Problem, limits: &Limits) -> Result<Self, Obstacle> {
         let formats = Format::of_problem(problem)?;
-        let math = match problem.quantized {
-            None => Math::of(problem.dtype, problem.m)?,
-            Some(_) => Math::of_quantized(problem.dtype, problem.m)?,
-        };
+        let math = Math::of_problem(problem)?;
         const ONE: [(usize, usize); 3] = [(16, 8), (16, 4), (8, 4)];
         // Two blocks of the two launches can be on a multiprocessor together.
         const TWO: [(usize, usize); 2] = [(8, 8), (8, 4)];
@@ -298,18 +357,19 @@ impl Config {
             ("PART", self.part as usize),
         ];
         let [f, g, h, i, j] = shared.map(|(name, value)| define(name, value));
-        if let Feed::CopyEngine(feeding) = self.feed {
-            let [j, k, l, m] = feeding.defines();
-            let all = [a, b, c, d, e, f, g, h, i, j, k, l, m];
-            return Variant::new(&sm90_decode_mlp::FILE, all);
-        }
-        let rest = [
-            ("DEPTH", self.depth),
+        let formats = [
             ("FORMAT_GATE_UP", self.formats[0] as usize),
             ("FORMAT_DOWN", self.formats[1] as usize),
-            ("RING_BYTES", Self::ring_bytes(self.warps, self.depth, self.formats)),
         ];
-        let [k, l, m, n] = rest.map(|(name, value)| define(name, value));
+        let [k, l] = formats.map(|(name, value)| define(name, value));
+        if let Feed::CopyEngine(feeding) = self.feed {
+            let [j, m, n, o] = feeding.defines();
+            let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o];
+            return Variant::new(&sm90_decode_mlp::FILE, all);
+        }
+        let ring_bytes = Self::ring_bytes(self.warps, self.depth, self.formats);
+        let [m, n] = [("DEPTH", self.depth), ("RING_BYTES", ring_bytes)]
+            .map(|(name, value)| define(name, value));
         Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
     }
 

@@ -35,7 +35,8 @@ pub enum Design {
     /// As [`Design::OneLaunch`], with weights that come through the copy engine of sm_90, and 8 warps that
     /// multiply.
     BulkOneLaunch,
-    /// The same with twice the warps that multiply, and stages of twice the size.
+    /// The same with twice the warps that multiply, and stages of twice the size; not for 4-bit weights with
+    /// more than 8 tokens, of which a thread of so many warps has too few registers.
     BulkOneLaunchWide,
     /// One launch of one thread block, as a warning: fused, and on one multiprocessor. Only
     /// measurements ask for it.
@@ -43,12 +44,12 @@ pub enum Design {
 }
 
 impl Design {
-    /// Those of every architecture, which unpack quantised weights.
-    pub(crate) const UNPACKING: [Design; 2] = [Design::OneLaunch, Design::TwoLaunches];
+    /// Those of every architecture.
+    pub(crate) const COMMON: [Design; 2] = [Design::OneLaunch, Design::TwoLaunches];
 
     /// What plans choose from.
     pub(crate) fn every() -> impl Iterator<Item = Design> {
-        Self::UNPACKING.into_iter().chain([Design::BulkOneLaunch, Design::BulkOneLaunchWide])
+        Self::COMMON.into_iter().chain([Design::BulkOneLaunch, Design::BulkOneLaunchWide])
     }
 
     /// Whether plans take it for a problem only where a tuning record says so: the cost model was fitted to
@@ -68,11 +69,6 @@ impl Design {
             Design::BulkOneLaunch | Design::BulkOneLaunchWide => "sm90_decode_mlp",
             Design::Sequential => "sequential_mlp",
         }
-    }
-
-    /// Whether it takes weights in blocks.
-    pub(crate) fn unpacks(self) -> bool {
-        Self::UNPACKING.contains(&self)
     }
 }
 
@@ -130,8 +126,6 @@ pub(crate) enum Obstacle {
     SharedMemory { needed: usize, given: usize },
     /// Quantised weights that the kernel does not unpack.
     Blocks(QuantizedType),
-    /// The copy engine brings what tensor cores take as it is.
-    OnlyElements(QuantizedType),
     /// Another architecture than sm_90a.
     NoCopyEngine,
     /// Quantised weights with activations of f32.
@@ -158,9 +152,6 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::Blocks(given) => {
                 write!(f, "unpacks Q8_0, Q4_0, I8, F8_E4M3 and F8_E4M3_128x128, not {given}")
-            }
-            Obstacle::OnlyElements(given) => {
-                write!(f, "multiplies f32, f16 and bf16 through the copy engine, not {given}")
             }
             Obstacle::NoCopyEngine => f.write_str("is written for the copy engine of sm_90a"),
             Obstacle::QuantizedF32 => {
@@ -328,20 +319,17 @@ impl Decode {
     }
 }
 
-/// Scales of quantised weights in device memory, as [`crate::layers`] lays them out for each format.
+/// Scales of rows of quantised weights in device memory, f32; where blocks have scales, they lie in the rows.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Scales {
     pub(crate) gate: u64,
     pub(crate) up: u64,
     pub(crate) down: u64,
-    /// Bytes from row to row.
-    pub(crate) gate_stride: i64,
-    pub(crate) down_stride: i64,
 }
 
 /// Weights in device memory, all `[out, in]`, rows padded with zeros to whole 16 bytes; quantised
-/// ones as [`crate::layers`] lays them out, to whole 64 bytes.
+/// ones as [`crate::layers`] lays them out, to whole units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BlockWeights {
     pub(crate) gate: u64,
@@ -370,7 +358,7 @@ pub(crate) struct Call {
     /// M.
     pub(crate) m: usize,
     pub(crate) x: Tensor,
-    /// Of the workspace; rows are padded to whole 16 bytes.
+    /// Of the workspace; rows are padded to whole 16 bytes, for quantised weights to whole units.
     pub(crate) h: Tensor,
     pub(crate) y: Tensor,
     pub(crate) weights: BlockWeights,

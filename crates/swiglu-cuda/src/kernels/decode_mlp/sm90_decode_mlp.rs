@@ -3,14 +3,13 @@
 use swiglu_core::Problem;
 
 use super::super::gated_gemm::counted;
-use super::config::{Config, Feed, Math, Part, pitch};
+use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES as UNIT, pitch};
 use super::{Limits, Obstacle};
 use crate::jit::{Define, KernelFile, define};
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_decode_mlp.cu", include_str!("../../../device/sm90_decode_mlp.cu"));
 
-const UNIT: usize = 64;
 /// Warps that ask for weights.
 const PRODUCERS: usize = 4;
 /// Those, and the one that asks for tokens.
@@ -18,6 +17,9 @@ pub(super) const COPYING: usize = PRODUCERS + 1;
 /// Where the ring begins in shared memory: behind barriers and zeros.
 const RING_AT: usize = 768;
 const MOST_STAGES: usize = 32;
+/// The least stages of tokens, and their bytes where pieces of rows can be shortened for it.
+const LEAST_TOKEN_STAGES: usize = 2;
+const TOKEN_STAGE_BYTES: usize = 32 * 1024;
 /// Of the ring of tokens, and the bytes it may take where x takes less.
 const MOST_TOKEN_STAGES: usize = 12;
 const TOKEN_BYTES: usize = 24 * 1024;
@@ -48,7 +50,7 @@ impl Form {
 
     /// Units of a stage for each warp at most: the device file is compiled for 2 or 4.
     fn group(&self, [gate_up, down]: [Pieces; 2]) -> usize {
-        if gate_up.bytes.max(down.bytes) as usize > 2 * self.turn() { 4 } else { 2 }
+        if gate_up.units.max(down.units) as usize * UNIT > 2 * self.turn() { 4 } else { 2 }
     }
 }
 
@@ -60,6 +62,7 @@ pub(super) struct Pieces {
     tile: i32,
     /// Bytes of a row in a stage, and from row to row there.
     bytes: i32,
+    units: i32,
     pitch: i32,
     /// Along a row.
     count: i32,
@@ -68,22 +71,57 @@ pub(super) struct Pieces {
     rest: i32,
 }
 
+/// The rows of a matrix: features or columns, the most of a tile and the rows of each, what a row holds, and
+/// the tokens that meet it.
+struct Rows {
+    total: usize,
+    most: usize,
+    lines: usize,
+    format: Format,
+    /// K or H, and bytes of an element.
+    extent: usize,
+    size: usize,
+    tokens: usize,
+}
+
+impl Rows {
+    /// Units of a row, and the most of a piece in a stage that has `room` bytes for it.
+    fn units(&self, form: &Form, room: usize) -> (usize, usize) {
+        match self.format {
+            Format::Elements => {
+                let room = room / UNIT * UNIT;
+                // An odd multiple of 64 bytes; from 1 KiB on rather whole turns of the warps.
+                let room = if room.is_multiple_of(2 * UNIT) { room - UNIT } else { room };
+                let room = if room < 1536 { room.min(1024) } else { room.min(2048) };
+                ((self.extent * self.size).div_ceil(UNIT), room / UNIT)
+            }
+            format => {
+                // Whole turns of the warps, which are whole groups; scales come beside them.
+                let of_tokens = self.tokens * format.blocks() * UNIT;
+                let most = (room / UNIT).min(TOKEN_STAGE_BYTES / of_tokens).max(form.warps);
+                (format.units(self.extent), most / form.warps * form.warps)
+            }
+        }
+    }
+}
+
 impl Pieces {
-    /// `total` features or columns for `grid` blocks: even shares, in even tiles of at most `most`, each of
-    /// them `lines` rows of `row` bytes, in even pieces.
-    fn new(form: &Form, [total, grid]: [usize; 2], most: usize, lines: usize, row: usize) -> Self {
-        let largest = total.div_ceil(grid);
-        let tile = largest.div_ceil(largest.div_ceil(most));
-        let room = form.stage_bytes / (lines * tile) / UNIT * UNIT;
-        // An odd multiple of 64 bytes; from 1 KiB on rather whole turns of the warps.
-        let room = if room.is_multiple_of(2 * UNIT) { room - UNIT } else { room };
-        let room = if room < 1536 { room.min(1024) } else { room.min(2048) };
-        let row = row.next_multiple_of(16);
-        let bytes = row.div_ceil(row.div_ceil(room)).next_multiple_of(UNIT);
-        let count = row.div_ceil(bytes);
-        let numbers = [tile, bytes, pitch(bytes), count, total / grid, total % grid];
-        let [tile, bytes, pitch, count, share, rest] = numbers.map(counted);
-        Self { tile, bytes, pitch, count, share, rest }
+    /// Even shares for `grid` blocks, in even tiles, each of them in even pieces.
+    fn new(form: &Form, rows: &Rows, grid: usize) -> Self {
+        let largest = rows.total.div_ceil(grid);
+        let tile = largest.div_ceil(largest.div_ceil(rows.most));
+        let (all, room) = rows.units(form, form.stage_bytes / (rows.lines * tile));
+        let units = all.div_ceil(all.div_ceil(room)).next_multiple_of(rows.format.group_units());
+        let bytes = rows.format.bytes_of(units);
+        let (share, rest) = (rows.total / grid, rows.total % grid);
+        let numbers = [tile, bytes, units, pitch(bytes), all.div_ceil(units), share, rest];
+        let [tile, bytes, units, pitch, count, share, rest] = numbers.map(counted);
+        Self { tile, bytes, units, pitch, count, share, rest }
+    }
+
+    /// Bytes of a token's row that meet a piece, from token to token.
+    fn token_pitch(&self, format: Format) -> usize {
+        pitch(self.units as usize * format.blocks() * UNIT)
     }
 
     fn stage_bytes(&self, lines: usize) -> usize {
@@ -153,13 +191,18 @@ impl Config {
         if !limits.copy_engine {
             return Err(Obstacle::NoCopyEngine);
         }
-        if let Some(types) = problem.quantized {
-            return Err(Obstacle::OnlyElements(types.gate_up));
-        }
-        let math = Math::of(problem.dtype, problem.m)?;
+        let kinds = (Math::of_problem(problem)?, Format::of_problem(problem)?);
+        // They take more registers than a thread of twice the warps has.
+        let many_nibbles = kinds.1.contains(&Format::Nibbles) && kinds.0.tokens() > 8;
+        let form = if many_nibbles { &Form::NARROW } else { form };
         let mut least = usize::MAX;
         for (stage_x, ring) in STAGINGS {
-            match Self::with_ring(form, math, problem, limits, (stage_x, ring)) {
+            // Copies of x have no zeros behind them, and products read whole units.
+            let whole = kinds.1[0].token_bytes(problem.hidden, problem.dtype.size());
+            if !stage_x && whole != problem.hidden * problem.dtype.size() {
+                continue;
+            }
+            match Self::with_ring(form, kinds, problem, limits, (stage_x, ring)) {
                 Ok(config) => return Ok(config),
                 Err(needed) => least = least.min(needed),
             }
@@ -171,28 +214,35 @@ impl Config {
     /// least ring would need.
     fn with_ring(
         form: &Form,
-        math: Math,
+        (math, formats): (Math, [Format; 2]),
         problem: &Problem,
         limits: &Limits,
         (stage_x, least): (bool, usize),
     ) -> Result<Self, usize> {
         let grid = limits.multiprocessors.max(1);
-        let size = problem.dtype.size();
-        let [x_row, h_row] = [problem.hidden, problem.intermediate].map(|k| k * size);
-        let gate_up = Pieces::new(form, [problem.intermediate, grid], 8, 2, x_row);
-        let down = Pieces::new(form, [problem.hidden, grid], 16, 1, h_row);
+        let (m, size) = (problem.m, problem.dtype.size());
+        let rows = [
+            (problem.intermediate, 8, 2, problem.hidden),
+            (problem.hidden, 16, 1, problem.intermediate),
+        ];
+        let [gate_up, down] = [0, 1].map(|i| {
+            let ((total, most, lines, extent), format) = (rows[i], formats[i]);
+            Pieces::new(form, &Rows { total, most, lines, format, extent, size, tokens: m }, grid)
+        });
+        let x_row = formats[0].token_bytes(problem.hidden, size);
         let x_pitch = pitch(x_row.next_multiple_of(UNIT));
         let stage_bytes = gate_up.stage_bytes(2).max(down.stage_bytes(1));
         let slots = 2 * form.warps * math.tokens() * 16 * size_of::<f32>();
 
         // Pieces of h take the place of x.
-        let x = if stage_x { problem.m * x_pitch } else { 0 };
+        let x = if stage_x { m * x_pitch } else { 0 };
+        let (of_x, of_h) = (gate_up.token_pitch(formats[0]), down.token_pitch(formats[1]));
         let (token_pitch, token_uses) = match stage_x {
-            true => (down.pitch as usize, down.stages()),
-            false => (gate_up.pitch.max(down.pitch) as usize, gate_up.stages() + down.stages()),
+            true => (of_h, down.stages()),
+            false => (of_x.max(of_h), gate_up.stages() + down.stages()),
         };
-        let of_tokens = problem.m * token_pitch;
-        let room = (x.max(TOKEN_BYTES) / of_tokens).max(2);
+        let of_tokens = m * token_pitch;
+        let room = (x.max(TOKEN_BYTES) / of_tokens).max(LEAST_TOKEN_STAGES);
         let token_stages = room.min(token_uses).min(MOST_TOKEN_STAGES);
 
         let around = RING_AT + slots + x.max(token_stages * of_tokens);
@@ -214,10 +264,14 @@ impl Config {
         let ring =
             Ring { gate_up, down, stages, stage_bytes, limit, slots_at, token_stages, token_pitch };
         let down_high = matches!(math, Math::Tensor(_)) || down.tile > 8;
-        let feeding = Feeding { ring, group: form.group([gate_up, down]), down_high };
+        // Quantised weights are multiplied unit by unit.
+        let elements = formats == [Format::Elements; 2];
+        let group = if elements { form.group([gate_up, down]) } else { 2 };
+        let feeding = Feeding { ring, group, down_high };
         Ok(Self {
             part: Part::Both,
             math,
+            formats,
             feed: Feed::CopyEngine(feeding),
             stage_x,
             warps: form.warps,

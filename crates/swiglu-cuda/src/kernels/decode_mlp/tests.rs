@@ -1,4 +1,4 @@
-use swiglu_core::quant::{BlockType, QuantizedTypes};
+use swiglu_core::quant::{BlockType, QuantizedType, QuantizedTypes};
 use swiglu_core::{Activation, Numerics, WeightLayout};
 
 use super::*;
@@ -94,6 +94,51 @@ fn rings_of_the_copy_engine() {
     assert!(small.first.ring() >= 195 * 1024, "{small:?}");
 }
 
+const QUANTIZED: [QuantizedType; 5] = [
+    QuantizedType::Block(BlockType::Q8_0),
+    QuantizedType::Block(BlockType::Q4_0),
+    QuantizedType::I8,
+    QuantizedType::F8E4m3,
+    QuantizedType::F8E4m3Blocks,
+];
+
+/// Quantised weights of models come through the copy engine for every M, with 20 KB under way and more.
+#[test]
+fn rings_of_quantised_weights() {
+    for shape in SHAPES {
+        for (m, kind) in (1..=16).flat_map(|m| QUANTIZED.map(|kind| (m, kind))) {
+            let types = Some(QuantizedTypes::of(Op::Mlp, kind));
+            let problem = Problem { quantized: types, ..problem(m, shape, DType::Bf16) };
+            let one = decode(Design::BulkOneLaunch, &problem, &H200).unwrap();
+            assert!(one.first.shared <= H200.shared, "{problem}: {one:?}");
+            assert!(one.first.ring() >= 34 * 1024, "{problem}: {one:?}");
+            let wide = decode(Design::BulkOneLaunchWide, &problem, &H200).unwrap();
+            assert!(wide.first.shared <= H200.shared, "{problem}");
+            let many_nibbles = m > 8 && kind == QuantizedType::Block(BlockType::Q4_0);
+            assert_eq!(wide.first.warps, if many_nibbles { 8 } else { 16 }, "{problem}");
+        }
+    }
+}
+
+/// Where units and scales lie in a row: apart, and without gaps.
+#[test]
+fn units_and_scales_fill_a_row() {
+    for format in Format::QUANTIZED {
+        for units in 1..20 {
+            let mut used = vec![0; format.bytes_of(units)];
+            let sharing = if format == Format::BlockE4m3 { 2 } else { 1 };
+            for unit in 0..units {
+                used[format.unit_at(unit)..][..64].iter_mut().for_each(|n| *n += 1);
+                let scales = if unit % sharing == 0 { format.scale_bytes() } else { 0 };
+                used[format.scales_at(unit)..][..scales].iter_mut().for_each(|n| *n += 1);
+            }
+            assert!(used.iter().all(|&n| n <= 1), "{format:?} {units}: {used:?}");
+            let full = units.is_multiple_of(format.group_units());
+            assert!(!full || used.iter().all(|&n| n == 1), "{format:?} {units}: {used:?}");
+        }
+    }
+}
+
 #[test]
 fn obstacles_name_what_is_in_the_way() {
     let of = |problem: &Problem, limits: &Limits, design| {
@@ -112,7 +157,7 @@ fn obstacles_name_what_is_in_the_way() {
     assert!(decode(Design::TwoLaunches, &one, &small).is_ok());
     let types = QuantizedTypes::new(BlockType::Q8_0, Some(BlockType::Q5_0));
     let mixed = Problem { quantized: Some(types), ..one };
-    assert!(of(&mixed, &H200, Design::BulkOneLaunch).contains("not Q8_0"));
+    assert!(of(&mixed, &H200, Design::BulkOneLaunch).contains("not Q5_0"));
     assert!(of(&one, &ADA, Design::BulkOneLaunchWide).contains("sm_90a"));
     let narrow = Limits { shared: 48 * 1024, ..H200 };
     assert!(of(&one, &narrow, Design::BulkOneLaunchWide).contains("a block has 49152"));

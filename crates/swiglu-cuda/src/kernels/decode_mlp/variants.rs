@@ -8,20 +8,34 @@ use super::config::{Config, Feed, Format, MOST_TOKENS, Math, Part};
 use super::sm90_decode_mlp::{Feeding, Form, Ring};
 use crate::jit::Variant;
 
+/// " Nibbles+Bytes".
+fn weights_name(formats: [Format; 2]) -> String {
+    match formats {
+        [Format::Elements, _] => String::new(),
+        [gate_up, down] => format!(" {gate_up:?}+{down:?}"),
+    }
+}
+
 /// Of `sm90_decode_mlp.cu`: every activation and mode; every class of tokens, form, length of pieces and
-/// place of x with the default one.
+/// place of x with the default one; of quantised weights one type, in every form.
 pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
-    let named = |code: GateCode, form: &Form, group, math: Math, down_high, stage_x| {
+    let of_formats = |code: GateCode, form: &Form, group, (math, formats), down_high, stage_x| {
         let down_high = down_high || matches!(math, Math::Tensor(_));
         let feed = Feed::CopyEngine(Feeding { ring: Ring::default(), group, down_high });
-        let config = Config { math, feed, stage_x, warps: form.warps, ..Config::NOTHING };
+        let config = Config { math, formats, feed, stage_x, warps: form.warps, ..Config::NOTHING };
         let high = if down_high { "" } else { " low" };
         let x = if stage_x { "" } else { " x in pieces" };
         let (code_name, tokens, warps) = (code.name(), math.tokens(), form.warps);
+        let weights = weights_name(formats);
         NamedVariant {
-            name: format!("{code_name} {tokens} tokens copy engine {warps}x{group}{high}{x}"),
+            name: format!(
+                "{code_name} {tokens} tokens copy engine {warps}x{group}{high}{x}{weights}"
+            ),
             variant: config.variant(code),
         }
+    };
+    let named = |code: GateCode, form: &Form, group, math: Math, down_high, stage_x| {
+        of_formats(code, form, group, (math, [Format::Elements; 2]), down_high, stage_x)
     };
     let most = if dtype == DType::F32 { Math::Fma(4) } else { Math::Tensor(8) };
     let codes = GateCode::all(dtype).into_iter();
@@ -33,6 +47,21 @@ pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
             all.push(named(default, &form, group, math, true, true));
             all.push(named(default, &form, group, math, false, true));
             all.push(named(default, &form, group, math, true, false));
+        }
+    }
+    for math in [8, 16].into_iter().filter_map(|m| Math::of_quantized(dtype, m).ok()) {
+        for format in Format::QUANTIZED {
+            let kinds = (math, [format; 2]);
+            for form in [Form::NARROW, Form::WIDE] {
+                let many = math.tokens() == MOST_TOKENS;
+                if many && format == Format::Nibbles && form == Form::WIDE {
+                    continue;
+                }
+                all.push(of_formats(default, &form, 2, kinds, true, true));
+                if many {
+                    all.push(of_formats(default, &form, 2, kinds, true, false));
+                }
+            }
         }
     }
     without_doubles(all)
@@ -62,10 +91,7 @@ pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let config = Config { part, math, formats, stage_x, warps, depth, ..Config::NOTHING };
         let (part, tokens) = (part_name(part), math.tokens());
         let x = if stage_x { "" } else { " cached-x" };
-        let weights = match formats {
-            [Format::Elements, _] => String::new(),
-            [gate_up, down] => format!(" {gate_up:?}+{down:?}"),
-        };
+        let weights = weights_name(formats);
         let code_name = code.name();
         all.push(NamedVariant {
             name: format!("{code_name} {part} {tokens} tokens {warps}x{depth}{x}{weights}"),
