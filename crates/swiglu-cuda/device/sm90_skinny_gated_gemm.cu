@@ -1,4 +1,4 @@
-// h = act(x·Wg + bg, x·Wu + bu), or y = x·W + b, for few rows of x on Hopper: operands exchanged.
+// h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: operands exchanged.
 //
 // wgmma has 64 rows at least. Here these are features of the weights, and the tokens are its columns,
 // TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens, one
@@ -14,15 +14,11 @@
 // fitted to the layer, so that each multiprocessor has an even share of the features and one block with all of
 // its shared memory: x is read by as few blocks as there can be.
 //
-// With GATED 0 there is one weight and no activation: the down projection behind a gated layer of few tokens.
-// Its k is long and its features are few, so that a block with all of k would read more of x, which is h here,
-// than of its weights: at 4096 × 14336 with 16 tokens 459 KB beside 918 KB. Hence SPLIT 4, tiles of 128.
-//
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_M a multiple of
-// 8; TILE_H a multiple of 8, of 64 for [in, out]; SPLIT 1, 2, 4 or 8; GATED; RESIDENTS, blocks of a
+// 8; TILE_H a multiple of 8, of 64 for [in, out]; SPLIT 1, 2, 4 or 8; RESIDENTS, blocks of a
 // multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
 // run-time values; there are SPLIT steps of k at least. What lies outside is read as zeros.
 //
@@ -36,24 +32,45 @@
 // that is 235 + 117 MB with 64 features per tile, 235 + 67 with 112; at M = 128 and 3584 × 18944 272 + 272 and
 // 272 + 121 with 144 features.
 //
-// Measured on an H200, bf16, in launches that wait for each other, before there was more than TILE_H 64 with
-// sums through shared memory and weights behind the wait: with M = 1 59.0 µs at 4096 × 14336, 18.2 at 2048 ×
-// 8192 and 6.8 at 896 × 4864, with M = 64 62.6, 20.0 and 8.8, all with SPLIT 1.
-// Predicted, not measured: fitted tiles and programmatic launches 57, 17 and 6 µs with M = 1, 59, 18 and 7.5
-// with M = 64. Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency
-// (within 2 and 5 % of the best at most, in 54 problems). Above M of about 128 the weights are read from L2
-// once per TILE_M rows, and the tiles of sm90_gated_gemm.cu, which read fewer bytes per product, win.
+// Measured on an H200, bf16, µs in a captured graph with cold weights; cuBLAS is its product alone, `before` the
+// kernel with TILE_H 64 only, sums through shared memory and weights behind the wait:
+//     K × H          M    floor   cuBLAS   before   TILE_H 64   fitted, its width
+//     4096 × 14336   1    55.5    57.7     58.1     60.7        56.2   112
+//                    16           57.7     58.1     61.7        56.7
+//                    32           59.1     59.7     62.1        57.5
+//                    64           62.2     62.1     63.6        59.1
+//                    128          70.4     68.7     69.1        66.4
+//     3584 × 18944   16   64.2    72.9     70.6     70.2        65.5   144
+//                    64           74.6     78.9     77.8        68.1
+//                    128          73.2     120.7    118.8       78.1
+//     2048 × 8192    1    15.9    17.9     17.8     20.2        16.3   64
+//                    16           18.2     18.5     17.6        16.5
+//                    64           19.1     20.5     19.1        18.3
+//     896 × 4864     1    4.1     6.8      6.7      6.0         6.5    40
+//                    16           6.9      7.1      6.1         6.8
+//                    64           7.3      9.2      7.7         8.5
+// 57, 17 and 6 µs had been predicted for M = 1, 59, 18 and 7.5 for M = 64. Of the gain at 4096 × 14336 and M = 16
+// the programmatic launch is 1.8 µs, as is asking for weights before the wait: without either 58.5 and 58.4.
+// Weights that are not the first to leave L2 cost 9 µs there (65.5), 1.5 at 2048 × 8192, and nothing at 896 ×
+// 4864. Above M of about 128 the weights are read from L2 once per TILE_M rows, and the tiles of
+// sm90_gated_gemm.cu, which read fewer bytes per product, win.
+//
+// Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency (within 2 and 5 % of the
+// best at most, in 54 problems); pairs of blocks that share x by multicast (1 % more to 5 %; 1 % less at 3584 ×
+// 18944 with 128 tokens); fitted tiles of half the width for two blocks on a multiprocessor (1 to 9 % more,
+// except 0.5 µs less at 4096 × 14336 with M = 64). And the down projection behind it by the same kernel with one
+// weight and no activation, in a programmatic launch: for 14336 → 4096 with 1, 4 and 16 tokens 43 µs in tiles of
+// 32, 33 in tiles of 64 that split k in two, 38 in tiles of 128 that split it in four, where cuBLASLt takes 33; a
+// step of 64 of k is 190 ns of latencies, and clusters of four seem to leave multiprocessors empty.
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = TILE_M;
 constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
-constexpr bool kGated = GATED != 0;
 static_assert(kTileM % 8 == 0 && kTileM <= 128, "two times TILE_M / 2 sums per thread");
 static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
 static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
-static_assert(kGated || !kSave, "a linear map has no pre-activations");
 static_assert(kTileH <= 192, "three warpgroups");
 
 // Each has up to 64 features, the rows of the instruction.
@@ -67,9 +84,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kGroupBytes = 64 * kTileK * 2;  // of a warpgroup's features
 constexpr int kHalfBytes = kTileH * kTileK * 2;
 constexpr int kXBytes = kTileM * kTileK * 2;
-// Gate and up, or the one weight.
-constexpr int kHalves = kGated ? 2 : 1;
-constexpr int kXAt = kHalves * kHalfBytes;
+constexpr int kXAt = 2 * kHalfBytes;  // behind gate and up
 constexpr int kStageBytes = kXAt + kXBytes;
 constexpr int kStages = STAGES;
 // What the last warpgroup reads behind its last features: more than x where tokens are few.
@@ -82,7 +97,7 @@ static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree ab
 // the lanes of a warp then write to different banks.
 constexpr int kSumsPitch = (64 * kWarpgroups + 4) * 4;
 constexpr int kSumsBytes = kTileM * kSumsPitch;
-static_assert(kSplit == 1 || kHalves * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
+static_assert(kSplit == 1 || 2 * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
 
 struct alignas(64) Sm90SkinnyGatedGemmParams {
   ptx::TensorMap x, gate, up;  // boxes of one stage
@@ -145,7 +160,7 @@ struct Producer {
     ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
     ptx::barrier_arrive_expect(ring.full_barrier(step), kStageBytes);
     load_half(p.gate, ring.stage(step), step);
-    if constexpr (kGated) load_half(p.up, ring.stage(step) + kHalfBytes, step);
+    load_half(p.up, ring.stage(step) + kHalfBytes, step);
   }
 
   INLINE void load_x(u32 step) const {
@@ -200,10 +215,8 @@ INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, c
     for (int j = 0; j < kTileK / 16; ++j) {
       ptx::wgmma<kTileM, kIsBf16, false, kInOut>(gate, wg + j * kWeightStep, x + j * kXStep,
                                                  (step | j) != 0);
-      if constexpr (kGated) {
-        ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu + j * kWeightStep, x + j * kXStep,
-                                                   (step | j) != 0);
-      }
+      ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu + j * kWeightStep, x + j * kXStep,
+                                                 (step | j) != 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
@@ -223,23 +236,12 @@ INLINE OutputPair exchange(float first, float second, bool odd) {
   return odd ? OutputPair{got, second} : OutputPair{first, got};
 }
 
-// Stores two features of a token from their sums: of gate and up, or of the linear map, whose bias is of T.
+// Stores h of two features of a token.
 INLINE void store_features(const OutputPair& gate, const OutputPair& up,
                            const Sm90SkinnyGatedGemmParams& p, int row, int column) {
-  const Epilogue& e = p.epilogue;
-  OutputPair result = gate;
-  if constexpr (kGated) {
-    result = activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1], e, p.extents, row,
-                           column);
-  } else if constexpr (kBias) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (column + i >= p.extents.features) break;
-      const float bias = element_to_float(((const Element*)e.gate_bias)[column + i]);
-      result.value[i] = __fadd_rn(result.value[i], bias);
-    }
-  }
-  store_pair(result, e, p.extents, row, column);
+  const OutputPair h = activate_pair(gate.value[0], gate.value[1], up.value[0], up.value[1],
+                                     p.epilogue, p.extents, row, column);
+  store_pair(h, p.epilogue, p.extents, row, column);
 }
 
 INLINE void finish_own(const Sums& gate, const Sums& up, const Sm90SkinnyGatedGemmParams& p) {
@@ -258,8 +260,7 @@ INLINE void finish_own(const Sums& gate, const Sums& up, const Sm90SkinnyGatedGe
       if (eight >= kTileH || column >= p.extents.features) break;
       const int at = 4 * j + 2 * i;
       const OutputPair g = exchange(gate[at], gate[at + 1], odd);
-      OutputPair u = {};
-      if constexpr (kGated) u = exchange(up[at], up[at + 1], odd);
+      const OutputPair u = exchange(up[at], up[at + 1], odd);
       store_features(g, u, p, row + token, column + feature);
     }
   }
@@ -300,9 +301,7 @@ INLINE void finish_share(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
     if (row >= p.extents.m) break;
     for (int feature = threadIdx.x % 32 * 2; feature < kTileH; feature += 64) {
       const u32 at = ring.base + token * kSumsPitch + feature * 4;
-      OutputPair up = {};
-      if constexpr (kGated) up = add_up(at + kSumsBytes);
-      store_features(add_up(at), up, p, row, tile.column + feature);
+      store_features(add_up(at), add_up(at + kSumsBytes), p, row, tile.column + feature);
     }
   }
 }
@@ -316,7 +315,7 @@ INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
     // Every warp has read the last stages: the sums may take their place.
     ptx::named_barrier<1>(kConsumers);
     store_sums(gate, ring.base);
-    if constexpr (kGated) store_sums(up, ring.base + kSumsBytes);
+    store_sums(up, ring.base + kSumsBytes);
   }
 }
 
@@ -325,7 +324,7 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
   const bool produces = threadIdx.x == kConsumers;
   if (produces) {
     ptx::prefetch_tensor_map(&p.gate);
-    if constexpr (kGated) ptx::prefetch_tensor_map(&p.up);
+    ptx::prefetch_tensor_map(&p.up);
     ptx::prefetch_tensor_map(&p.x);
     init_barriers(ring);
     Producer{p, ring}.begin();

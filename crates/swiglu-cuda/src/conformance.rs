@@ -83,9 +83,7 @@ impl CudaBackend {
             }
             (Way::Kernel(kernel), op) => {
                 let stride = (case.hidden + case.padding) * case.dtype.size();
-                // Of a block a kernel is the first step; the second follows it for few tokens.
-                let skinny = matches!(kernel, Kernel::Sm90Skinny(_)) && case.m <= MOST_ROWS;
-                (op == Op::GatedLinear || skinny)
+                op == Op::GatedLinear
                     && kernel
                         .check_problem(self.cuda.arch(), &problem(case), self.cuda.tf32())
                         .is_ok()
@@ -189,19 +187,14 @@ impl Backend for CudaBackend {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
             Way::Decode(design) => Mlp::with_design(&self.cuda, params, Some(design)),
-            Way::Planned => Mlp::new(&self.cuda, params),
-            Way::Kernel(kernel) => Mlp::with_kernel(&self.cuda, params, kernel),
+            Way::Planned | Way::Kernel(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.cuda.stream();
-        let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
-        let mut y = OnDevice::new(&stream, out.as_ref())?;
+        let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         layer.forward(&stream, x.view()?, y.view_mut()?)?;
         Ok(y.copy_to(&mut out)?)
     }
 }
-
-/// Rows of blocks that a kernel for few rows is judged with.
-const MOST_ROWS: usize = 70;
 
 /// The problem that a case poses.
 fn problem(case: &Case) -> Problem {

@@ -157,32 +157,6 @@ fn few_rows_in_wide_tiles() {
     }
 }
 
-/// The down projection behind few rows, whose k is split as its extents ask for, and beyond its tiles.
-#[test]
-fn blocks_of_few_rows() {
-    let Some(cuda) = common::device() else { return };
-    let sm_count = cuda.facts().sm_count as usize;
-    // Inner and outer extents: one and several steps of k, tiles of one line of eight up to three warpgroups,
-    // more than a wave.
-    let extents =
-        [[40, 8], [130, 60], [520, 60 * sm_count], [1030, 90 * sm_count + 3], [64, 200 * sm_count]];
-    let backends = CudaBackend::all(&cuda);
-    let skinny =
-        backends.iter().filter(|b| b.name().contains("skinny") && b.name().contains("16x"));
-    for (i, backend) in skinny.enumerate() {
-        let case = |(j, m): (usize, usize)| {
-            let [inner, outer] = extents[(i + j) % extents.len()];
-            Case {
-                bias: j % 2 == 0,
-                seed: (i + j) as u64,
-                ..Case::new(Op::Mlp, [m, outer, inner], [DType::Bf16, DType::F16][(i + j) % 2])
-            }
-        };
-        let rows = [1, 9, 16, 30, 64, 70];
-        assert!(judge(backend, rows.into_iter().enumerate().map(case)) > 0, "{}", backend.name());
-    }
-}
-
 #[test]
 fn tf32_on_request() {
     let Some(cuda) = common::device() else { return };

@@ -78,12 +78,10 @@ impl Config {
     /// With the tile for these features.
     pub(crate) fn tiling(self, features: Features) -> Tiling {
         match self.width {
-            Width::Instruction => {
-                Tiling { config: self, tile_h: GROUP, blocks_per_sm: 2, gated: true }
-            }
+            Width::Instruction => Tiling { config: self, tile_h: GROUP, blocks_per_sm: 2 },
             Width::EvenShare => {
                 let tile_h = even_share(features);
-                Tiling { config: self, tile_h, blocks_per_sm: 1, gated: true }
+                Tiling { config: self, tile_h, blocks_per_sm: 1 }
             }
         }
     }
@@ -117,43 +115,9 @@ pub(crate) struct Tiling {
     config: Config,
     tile_h: usize,
     blocks_per_sm: usize,
-    /// Whether there are two weights, and not the one of a linear map.
-    gated: bool,
 }
 
 impl Tiling {
-    /// For a linear map of `m` tokens without a gate, whose reduction is long and whose features are few: of
-    /// tiles in one wave, each with its part of `in_features`, those that read the least, tokens and weights
-    /// together. None where no wave has room, or tokens are most of what would be read.
-    pub(crate) fn of_linear(
-        m: usize,
-        [in_features, out_features]: [usize; 2],
-        multiprocessors: usize,
-    ) -> Option<Self> {
-        let tile_m = [16, 32, 64].into_iter().find(|&tokens| m <= tokens)?;
-        let fitted = |split: usize| {
-            // A cluster lies within a group of multiprocessors, 16 or 18 of an H200's 132: those of four and
-            // eight leave some over.
-            let left_over =
-                if split > 2 && multiprocessors >= 16 { multiprocessors % 16 } else { 0 };
-            let tiles = (multiprocessors - left_over) / split;
-            if tiles == 0 || in_features.div_ceil(TILE_K) < split {
-                return None;
-            }
-            let tile_h = out_features.div_ceil(tiles).next_multiple_of(8);
-            let config = Config { tile_m, width: Width::EvenShare, split };
-            let tiling = Self { config, tile_h, blocks_per_sm: 1, gated: false };
-            let read = (tile_h + m) * in_features.div_ceil(split);
-            (tile_h <= MOST_FEATURES && tile_h >= m / 2).then_some((tiling, read))
-        };
-        let candidates = [1, 2, 4, 8].into_iter().filter_map(fitted);
-        // More blocks of a cluster wait for each other longer.
-        let better = |best: (Self, usize), next: (Self, usize)| {
-            if next.1 * 20 < best.1 * 19 { next } else { best }
-        };
-        candidates.reduce(better).map(|(tiling, _)| tiling)
-    }
-
     /// Rows and columns of h that a block, or those that split its k, compute.
     pub(crate) fn tile(self) -> [usize; 2] {
         [self.config.tile_m, self.tile_h]
@@ -189,8 +153,7 @@ impl Tiling {
     }
 
     fn stage_bytes(self) -> usize {
-        let halves = if self.gated { 2 } else { 1 };
-        (self.config.tile_m + halves * self.tile_h) * TILE_K * 2
+        (self.config.tile_m + 2 * self.tile_h) * TILE_K * 2
     }
 
     /// What the last warpgroup reads behind the ring.
@@ -225,13 +188,12 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
         define("TILE_M", tiling.config.tile_m),
         define("TILE_H", tiling.tile_h),
         define("SPLIT", tiling.config.split),
-        define("GATED", usize::from(tiling.gated)),
         define("RESIDENTS", tiling.blocks_per_sm),
         define("STAGES", tiling.stages()),
         define("SHARED_BYTES", tiling.shared_bytes()),
     ];
-    let [i, j, k, l, m, n, o] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o])
+    let [i, j, k, l, m, n] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
 }
 
 pub(super) fn function(
@@ -248,35 +210,8 @@ pub(super) fn function(
 /// As [`super::gated_gemm::Kernel::launch`]. No grid before this one on the stream writes the weights: they
 /// are read before it has ended.
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
-    let tiling = config.tiling(call.features(stream.cuda()));
-    // SAFETY: as the caller says.
-    unsafe { launch_tiles(stream, tiling, call) }
-}
-
-/// Compiles what [`launch_linear`] needs.
-pub(crate) fn prepare_linear(
-    cuda: &Cuda,
-    tiling: Tiling,
-    code: GateCode,
-    layout: Layout,
-) -> Result<()> {
-    function(cuda, tiling, code, layout).map(drop)
-}
-
-/// Enqueues out = x·W + b, where W and b, of T, are the gate's.
-///
-/// # Safety
-/// As [`launch`].
-pub(crate) unsafe fn launch_linear(stream: &Stream, tiling: Tiling, call: &Call<'_>) -> Result<()> {
-    // SAFETY: as the caller says.
-    unsafe { launch_tiles(stream, tiling, call) }
-}
-
-/// # Safety
-/// As [`launch`].
-unsafe fn launch_tiles(stream: &Stream, tiling: Tiling, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
-    let config = tiling.config;
+    let tiling = config.tiling(call.features(cuda));
     let function = function(cuda, tiling, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
     let tile = tiling.tile();
@@ -305,10 +240,9 @@ unsafe fn launch_tiles(stream: &Stream, tiling: Tiling, call: &Call<'_>) -> Resu
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
-        let Tiling { config, tile_h, blocks_per_sm, gated } = tiling;
+        let Tiling { config, tile_h, blocks_per_sm } = tiling;
         let Config { tile_m, split, .. } = config;
-        let linear = if gated { "" } else { " linear" };
-        let form = format!("split{split} residents{blocks_per_sm}{linear}");
+        let form = format!("split{split} residents{blocks_per_sm}");
         let name = format!("{} {layout} {tile_m}x{tile_h} {form}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
@@ -336,11 +270,6 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
             }
         }
     }
-    for (tile_m, tile_h, split) in [(16, 32, 1), (16, 64, 2), (16, 128, 4), (64, MOST_FEATURES, 8)]
-    {
-        let config = Config { tile_m, width: Width::EvenShare, split };
-        push(Tiling { config, tile_h, blocks_per_sm: 1, gated: false }, default, out_in);
-    }
     push(split, default, Layout { saves: true, ..out_in });
     push(widest, default, Layout { saves: true, ..out_in });
     all
@@ -366,32 +295,6 @@ mod tests {
             }
         }
         assert_eq!(size_of::<Params>(), 512);
-    }
-
-    #[test]
-    fn linear_maps_read_little_more_than_their_weights() {
-        let fitted = |m, inner, out| {
-            Tiling::of_linear(m, [inner, out], 132)
-                .map(|t| (t.config.tile_m, t.tile_h, t.config.split))
-        };
-        assert_eq!(fitted(1, 14336, 4096), Some((16, 32, 1)));
-        assert_eq!(fitted(16, 14336, 4096), Some((16, 128, 4)));
-        assert_eq!(fitted(17, 14336, 4096), Some((32, 128, 4)));
-        assert_eq!(fitted(16, 4864, 896), Some((16, 56, 8)));
-        assert_eq!(fitted(16, 8192, 2048), Some((16, 128, 8)));
-        // More than one wave; nothing to split; too many tokens.
-        assert_eq!(fitted(16, 4096, 132 * 192 + 1), None);
-        assert_eq!(fitted(16, 64, 4096), Some((16, 32, 1)));
-        assert_eq!(fitted(65, 14336, 4096), None);
-        for out in (1..30_000).step_by(83) {
-            for m in 1..=64 {
-                let Some(tiling) = Tiling::of_linear(m, [8192, out], 132) else { continue };
-                assert!(tiling.shared_bytes() + 1024 <= SHARED_PER_SM && tiling.stages() >= 3);
-                // The sums of a split k take the place of the ring.
-                let sums = tiling.config.tile_m * (64 * tiling.warpgroups() + 4) * 4;
-                assert!(sums <= tiling.stages() * tiling.stage_bytes(), "{tiling:?}");
-            }
-        }
     }
 
     #[test]

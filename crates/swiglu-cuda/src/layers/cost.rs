@@ -135,7 +135,7 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let size = problem.dtype.size() as f64;
     let [rows, columns] = form.tile;
     let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
-    // Blocks of a cluster either share weights or x, each with a tile, or share a tile's k.
+    // Blocks of a cluster either share weights, each with a tile, or a tile's k.
     let blocks = tiles * form.split as f64;
     let per_cluster = (form.share * form.split) as f64;
     let residents = form.blocks_per_sm as f64;

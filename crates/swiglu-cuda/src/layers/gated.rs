@@ -101,14 +101,8 @@ impl<T: Element> GatedLinear<T> {
         cuda: &Cuda,
         params: &GatedLinearParams<'_, T>,
         path: Option<Path>,
-        forced: Option<Kernel>,
     ) -> Result<Self> {
-        Self::build(cuda, params, Orientation::OutIn, path, forced)
-    }
-
-    /// Whether one kernel is insisted on.
-    pub(super) fn is_forced(&self) -> bool {
-        self.forced.is_some()
+        Self::build(cuda, params, Orientation::OutIn, path, None)
     }
 
     fn build(

@@ -1,14 +1,14 @@
 //! The feed-forward block: for a few tokens the decode kernel, else the gated linear layer, then the
-//! down projection.
+//! down projection by cuBLASLt.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Path, Plan, Problem};
 
-use super::down::Down;
 use super::gated::{GatedLinear, workspace_part};
 use super::plan::{Choice, Way, choose, expect_way};
-use super::weights::padded;
+use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
@@ -18,7 +18,6 @@ use crate::kernels::decode_mlp::{
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::Kernel;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::remembered::Remembered;
@@ -29,7 +28,8 @@ use crate::workspace::barrier_of;
 #[derive(Debug)]
 pub struct Mlp<T> {
     gated: GatedLinear<T>,
-    down: Down<T>,
+    down: DownBuffer<T>,
+    lt: Arc<Lt>,
     problem: Problem,
     /// What runs for one, two, … tokens: where a call takes microseconds, choosing should not.
     few: [Choice; MOST_TOKENS],
@@ -46,7 +46,7 @@ impl<T: Element> Mlp<T> {
     /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`crate::CudaError::OutOfMemory`];
     /// [`crate::CudaError::LibraryMissing`] without cuBLASLt, which computes the down projection.
     pub fn new(cuda: &Cuda, params: &MlpParams<'_, T>) -> Result<Self> {
-        Self::build(cuda, params, None, None)
+        Self::build(cuda, params, None)
     }
 
     /// As [`Self::new`], with the gated linear layer always on one path. The decode kernel is fused.
@@ -54,16 +54,7 @@ impl<T: Element> Mlp<T> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_path(cuda: &Cuda, params: &MlpParams<'_, T>, path: Path) -> Result<Self> {
-        Self::build(cuda, params, Some(path), None)
-    }
-
-    /// As [`Self::new`], step by step, the gated linear layer always by one kernel: for tests.
-    pub(crate) fn with_kernel(
-        cuda: &Cuda,
-        params: &MlpParams<'_, T>,
-        kernel: Kernel,
-    ) -> Result<Self> {
-        Self::build(cuda, params, Some(Path::Fused), Some(kernel))
+        Self::build(cuda, params, Some(path))
     }
 
     /// As [`Self::new`], with few tokens always by one design of the decode kernel, where it computes
@@ -77,7 +68,7 @@ impl<T: Element> Mlp<T> {
         params: &MlpParams<'_, T>,
         design: Option<Design>,
     ) -> Result<Self> {
-        let mut mlp = Self::build(cuda, params, None, None)?;
+        let mut mlp = Self::build(cuda, params, None)?;
         let mut computes = design.is_none();
         for m in 1..=MOST_TOKENS {
             let problem = Problem { m, ..mlp.problem };
@@ -95,20 +86,16 @@ impl<T: Element> Mlp<T> {
         Ok(mlp)
     }
 
-    fn build(
-        cuda: &Cuda,
-        params: &MlpParams<'_, T>,
-        path: Option<Path>,
-        forced: Option<Kernel>,
-    ) -> Result<Self> {
+    fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
-        let gated = GatedLinear::of_block(cuda, &params.gated, path, forced)?;
+        let lt = cuda.lt()?;
+        let gated = GatedLinear::of_block(cuda, &params.gated, path)?;
         let (weight, bias) = (params.down, params.down_bias);
-        let down = Down::new(cuda, weight, params.down_orientation, bias)?;
+        let down = DownBuffer::new(&cuda.stream(), weight, params.down_orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
         let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
         let (choices, decodes) = (Remembered::new(), Remembered::new());
-        Ok(Self { gated, down, problem, few, choices, decodes })
+        Ok(Self { gated, down, lt, problem, few, choices, decodes })
     }
 
     /// The gated linear layer.
@@ -153,9 +140,6 @@ impl<T: Element> Mlp<T> {
     }
 
     fn choose(&self, m: usize) -> Choice {
-        if self.gated.is_forced() {
-            return self.gated.choose(m);
-        }
         let few = m.checked_sub(1).and_then(|i| self.few.get(i));
         let planned = || {
             let problem = Problem { m, ..self.problem };
@@ -198,7 +182,6 @@ impl<T: Element> Mlp<T> {
             steps => steps,
         };
         self.gated.prepare(choice)?;
-        self.down.prepare(self.cuda(), choice, m)?;
         self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 
@@ -244,11 +227,12 @@ impl<T: Element> Mlp<T> {
         if m == 0 || k == 0 {
             return Ok(());
         }
+        let down = self.down.linear();
         if h == 0 {
             let out = tensor(&out.as_ref());
             // SAFETY: `out` spans memory of this device and is borrowed mutably; the bias lives as
             // long as `self`.
-            return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], self.down.linear().bias) };
+            return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], down.bias) };
         }
         let problem = Problem { m, ..self.problem };
         let choice = match choice {
@@ -271,7 +255,7 @@ impl<T: Element> Mlp<T> {
                 self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
                 let rows = DeviceMatrixMut::trusted(self.cuda(), workspace, m, self.h_stride());
                 let h = rows.as_ref().cols_range(0..h)?;
-                self.down.enqueue(stream, choice, h, out, scratch)
+                self.lt.launch(stream, h, &down, out, scratch)
             }
         })
     }

@@ -1,7 +1,6 @@
 //! Layers whose weights are packed for a device.
 
 mod cost;
-mod down;
 mod gated;
 mod mlp;
 mod plan;
