@@ -33,7 +33,8 @@ pub(crate) struct Cli {
 /// How results and progress are shown.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
-    /// Print one JSON document instead of text
+    /// Print one JSON document instead of text; an error is {"error": {"message": …}} in the last line
+    /// of standard error
     #[arg(long, global = true, help_heading = "Output")]
     pub(crate) json: bool,
     /// Show no progress; automatic where standard error is not a terminal

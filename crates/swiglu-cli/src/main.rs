@@ -1,7 +1,8 @@
 //! The `swiglu` command.
 //!
 //! Exit codes: 0 done, 1 a check failed or a result is outside its tolerance, 2 bad input or
-//! usage. Results go to standard output, everything else to standard error.
+//! usage. Results go to standard output, everything else to standard error; with `--json` an error
+//! is one line of it, `{"error": {"message": "…"}}`.
 
 mod args;
 mod ceilings;
@@ -22,6 +23,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use serde_json::json;
 
 use cli::Cli;
 use terminal::Terminal;
@@ -52,8 +54,13 @@ fn main() -> ExitCode {
         // The reader has seen enough, for example `swiglu info | head -1`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
+            let text = describe(&error);
+            let line = match terminal.json() {
+                true => json!({ "error": { "message": text } }).to_string(),
+                false => format!("error: {text}"),
+            };
             // Without a standard error there is only the exit code.
-            let _ = writeln!(io::stderr(), "error: {}", describe(&error));
+            let _ = writeln!(io::stderr(), "{line}");
             ExitCode::from(2)
         }
     }

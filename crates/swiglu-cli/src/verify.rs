@@ -98,7 +98,13 @@ impl Check {
         out: MatrixRef<'_, T>,
     ) -> swiglu_core::Result<Judgement> {
         out.expect_shape("output", self.shape)?;
-        self.reference.judge(self.part(out)?.view())
+        let mut judgement = self.reference.judge(self.part(out)?.view())?;
+        if let Some(overflow) = &mut judgement.overflow {
+            let (row, column) = overflow.at;
+            let column = self.columns.as_ref().map_or(column, |columns| columns[column]);
+            overflow.at = (self.rows[row], column);
+        }
+        Ok(judgement)
     }
 
     /// The checked part of a result.

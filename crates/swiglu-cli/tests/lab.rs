@@ -45,6 +45,11 @@ fn an_experiment_is_run_kept_and_listed() {
     let row = &list.json()[0];
     assert_eq!((&row["id"], &row["verdict"]), (&Value::from("tiny"), &Value::from("not run")));
     assert_eq!(row["records"], 1);
+    // This lab is in no repository, so the record's own date is all that tells its age.
+    let day = record["finished"].as_str().unwrap()[..10].to_owned();
+    assert_eq!((&row["measured"], &row["source_known"]), (&day.clone().into(), &false.into()));
+    let text = swiglu(&[&["lab", "list"], &places[..]].concat()).stdout;
+    assert!(text.contains(&day) && text.contains("no repository here"), "{text}");
 
     // A record that was edited is named, and does not count.
     let path = row["record_files"][0].as_str().unwrap();
@@ -108,6 +113,17 @@ fn a_program_that_is_not_optimised_measures_others_alone() {
 }
 
 #[test]
+fn an_experiment_without_its_device_leaves_no_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = lab(dir.path(), "tiny", &tiny().replacen("\"cpu\"", "\"cuda\"", 1));
+    for quick in [&["--quick"][..], &[]] {
+        let run = ["lab", "run", "tiny", "--lab", &lab, "--run-id", "r1", "--profiles", "nobody"];
+        swiglu(&[&run, quick].concat()).refused(&["tiny", "CUDA device", "Nothing was recorded"]);
+    }
+    assert!(!Path::new(&lab).join("records").exists());
+}
+
+#[test]
 fn broken_definitions_and_names_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let lab = lab(dir.path(), "tiny", &tiny().replacen("\"hot\"", "\"warm\"", 1));
@@ -118,6 +134,8 @@ fn broken_definitions_and_names_are_refused() {
     run("other", "r1").refused(&["no experiment `other`", "tiny"]);
     fs::write(Path::new(&lab).join("experiments/tiny.toml"), tiny()).unwrap();
     run("tiny", "../r1").refused(&["run id `../r1`"]);
+    let as_json = ["lab", "run", "other", "--lab", &lab, "--run-id", "r1", "--json"];
+    assert!(swiglu(&as_json).refused_as_json().contains("no experiment `other`"));
     swiglu(&["lab", "list", "--lab", "/nonexistent"]).refused(&["experiments"]);
     let tolerance = ["lab", "gate", "tiny", "--lab", &lab, "--tolerance", "2"];
     assert_eq!(swiglu(&tolerance).code, Some(2));

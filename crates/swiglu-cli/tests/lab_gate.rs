@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use support::{Ended, definition, lab, swiglu};
-use swiglu_lab::record::Store;
+use swiglu_lab::record::{Measured, Store};
 
 /// A lab with one experiment, `pace`, of our profile and a baseline.
 struct Lab {
@@ -117,7 +117,7 @@ fn a_gate_does_not_measure_beside_a_run_nor_against_what_cannot_be_compared() {
     assert_eq!(lab.lab(&["run", "pace", "--run-id", "r2"]).code, Some(0));
 
     let store = Store::new(lab.path.join("records"));
-    let lock = store.lock("here", "another run").unwrap();
+    let lock = store.lock(Measured::Machine, "here", "another run").unwrap();
     lab.gate(&[]).refused(&["another run"]);
     drop(lock);
     assert_eq!(lab.gate(&[]).code, Some(0));

@@ -119,6 +119,8 @@ fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
     for part in ["8 × 72 f32", "swiglu", "torch-compile", "copy", "not available", "plot: "] {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
+    // Once: in the table.
+    assert!(!ended.stderr.contains("python3"), "{ended:?}");
     let plot = dir.path().join("swiglu-bench-8x72-f32-cpu.svg");
     let first = fs::read_to_string(&plot).unwrap();
     assert!(first.starts_with("<svg") && first.contains("prefers-color-scheme"), "{first}");

@@ -230,3 +230,28 @@ fn an_assumed_activation_is_said_and_a_stated_limit_applied() {
     files.write("config.json", r#"{"model_type":"gpt_oss","swiglu_limit":0.5}"#);
     assert!(work(&files, &path).contains("limit=0.5"), "{}", work(&files, &path));
 }
+
+/// A layer whose weights are so many times as large.
+fn large_layer(files: &Files, factor: f32) -> String {
+    let mut tensors = layer_tensors();
+    tensors.iter_mut().flat_map(|t| &mut t.values).for_each(|value| *value *= factor);
+    files.write("large.safetensors", safetensors(&tensors))
+}
+
+#[test]
+fn numbers_beyond_an_element_type_are_told_as_such() {
+    let files = Files::new();
+    let run = |layer: &str, dtype: &str, more: &[&str]| {
+        let args = ["run", "--weights", layer, "--seconds", "0.01", "--device", "cpu"];
+        swiglu(&[&args, &["--dtype", dtype][..], more].concat())
+    };
+    // h is a product of two, and y one of three.
+    let ended = run(&large_layer(&files, 1e14), "f32", &[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for part in ["FAILED", "the exact value of element (0, ", "beyond the 3.403e38 of f32"] {
+        assert!(ended.stdout.contains(part), "{part}: {ended:?}");
+    }
+    // What was stored is finite; what rounding makes of it is not.
+    let refused = run(&large_layer(&files, 1e6), "f16", &[]);
+    refused.refused(&["weight[", "becomes", "in f16, whose largest number is 65504", "--dtype"]);
+}

@@ -458,6 +458,30 @@ pub struct Judgement {
     pub worst_ratio: f64,
     /// Where that is.
     pub worst_at: (usize, usize),
+    /// The first element whose exact value the element type cannot hold: no result of it is right.
+    pub overflow: Option<Overflow>,
+}
+
+/// An exact value beyond the largest of the element type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Overflow {
+    /// Row and column.
+    pub at: (usize, usize),
+    /// The value.
+    pub value: f64,
+    /// The element type.
+    pub dtype: DType,
+}
+
+impl std::fmt::Display for Overflow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { at, value, dtype } = self;
+        let largest = dtype.max_finite();
+        write!(
+            f,
+            "the exact value of element {at:?} is {value:.3e}, beyond the {largest:.3e} of {dtype}"
+        )
+    }
 }
 
 impl Judgement {
@@ -469,6 +493,15 @@ impl Judgement {
 }
 
 impl Reference {
+    /// The first value that is beyond the largest of an element type.
+    fn overflow(&self, dtype: DType) -> Option<Overflow> {
+        let largest = dtype.max_finite();
+        let columns = self.value.cols().max(1);
+        let mut values = self.value.as_slice().iter().enumerate();
+        let (i, &value) = values.find(|(_, v)| v.is_finite() && v.abs() > largest)?;
+        Some(Overflow { at: (i / columns, i % columns), value, dtype })
+    }
+
     /// Compares a result with the reference.
     ///
     /// # Errors
@@ -481,6 +514,7 @@ impl Reference {
             max_abs: 0.0,
             worst_ratio: 0.0,
             worst_at: (0, 0),
+            overflow: self.overflow(T::DTYPE),
         };
         for i in 0..out.rows() {
             for (c, o) in out.row(i).iter().enumerate() {

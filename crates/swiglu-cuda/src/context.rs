@@ -49,6 +49,26 @@ pub struct DeviceFacts {
     pub uuid: String,
 }
 
+impl DeviceFacts {
+    /// What the device with this number says, without using it: it gets no context.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver,
+    /// [`CudaError::NoDevice`], [`CudaError::DeviceIndex`], and whatever the driver reports.
+    pub fn of(device: usize) -> Result<Self> {
+        Ok(facts(expect_device(device)?, device)?.1)
+    }
+}
+
+/// The driver, if it has a device with this number.
+fn expect_device(given: usize) -> Result<&'static Driver> {
+    match Cuda::device_count()? {
+        0 => Err(CudaError::NoDevice),
+        count if given >= count => Err(CudaError::DeviceIndex { given, count }),
+        _ => driver(),
+    }
+}
+
 /// How a [`Cuda`] is made.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CudaOptions {
@@ -103,14 +123,7 @@ impl Cuda {
     /// [`CudaError::NoDevice`], [`CudaError::DeviceIndex`], [`CudaError::Unsupported`] for a device
     /// older than any kernel, and whatever the driver reports.
     pub fn with_options(options: &CudaOptions) -> Result<Self> {
-        let count = Self::device_count()?;
-        if count == 0 {
-            return Err(CudaError::NoDevice);
-        }
-        if options.device >= count {
-            return Err(CudaError::DeviceIndex { given: options.device, count });
-        }
-        let driver = driver()?;
+        let driver = expect_device(options.device)?;
         let (device, facts) = facts(driver, options.device)?;
         let (major, minor) = facts.compute_capability;
         let arch = Arch::from_capability(major, minor)?;

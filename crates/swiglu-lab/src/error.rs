@@ -39,14 +39,27 @@ pub enum LabError {
         /// What to do about it.
         advice: &'static str,
     },
-    /// Another run holds this machine's records.
+    /// Another run measures what this one needs.
     #[error(
-        "another run is measuring on this machine ({holder}): two at once would disturb each \
-         other; wait for it to end"
+        "another run is measuring here ({holder}): two at once on one processor or one accelerator \
+         would disturb each other, and two of one name would write one record; wait for it to end"
     )]
     Busy {
-        /// What the other run wrote into the lock.
+        /// The runs, as they signed.
         holder: String,
+    },
+    /// An experiment asks for an accelerator, and there is none.
+    #[error(
+        "experiment {experiment} measures a {device} device: {why}; run it on a machine with one. \
+         Nothing was recorded"
+    )]
+    NoDevice {
+        /// The experiment.
+        experiment: String,
+        /// The kind of device.
+        device: &'static str,
+        /// Why there is none.
+        why: String,
     },
     /// A name that becomes part of a file name or a command.
     #[error("{what} `{given}`: expected {expected}")]

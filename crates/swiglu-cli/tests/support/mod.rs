@@ -26,6 +26,16 @@ impl Ended {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
+    /// Bad input, as a JSON document; its message.
+    #[track_caller]
+    pub fn refused_as_json(&self) -> String {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(2), ""), "{self:?}");
+        let line = self.stderr.lines().last().unwrap_or_default();
+        let document: Value =
+            serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {self:?}"));
+        document["error"]["message"].as_str().unwrap_or_default().to_owned()
+    }
+
     /// Bad input: exit code 2, one clear message with `parts` in it, nothing on standard output.
     #[track_caller]
     pub fn refused(&self, parts: &[&str]) {

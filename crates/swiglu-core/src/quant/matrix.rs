@@ -203,11 +203,17 @@ impl<'a> QuantizedRef<'a> {
         Ok(out)
     }
 
-    /// Refuses NaN and infinities, naming the first value that is one.
+    /// Refuses NaN and infinities, naming the first scale beside the weights that is one, else the first
+    /// value.
     ///
     /// # Errors
     /// [`Error::NonFinite`].
     pub fn expect_finite(&self, what: &str) -> Result<()> {
+        let across = self.kind.scales(self.rows, self.cols)[1].max(1);
+        if let Some(at) = self.scales.iter().position(|scale| !scale.is_finite()) {
+            let (what, value) = (format!("scale of {what}"), f64::from(self.scales[at]));
+            return Err(Error::NonFinite { what, row: at / across, col: at % across, value });
+        }
         for row in 0..self.rows {
             let (mut col, mut first) = (0, None);
             self.decode_row(row, |v| {
@@ -328,6 +334,15 @@ mod tests {
                 .expect_finite("w")
                 .is_ok()
         );
+    }
+
+    #[test]
+    fn a_scale_beside_the_weights_is_named_itself() {
+        let data = vec![0u8; 130 * 200];
+        let scales = [1.0, 1.0, 1.0, f32::NAN];
+        let m = QuantizedRef::scaled(QuantizedType::F8E4m3Blocks, &data, &scales, 130, 200);
+        let error = m.unwrap().expect_finite("w").unwrap_err().to_string();
+        assert_eq!(error, "scale of w[1, 1] is NaN: expected finite numbers");
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub enum Outcome {
     Compared {
         /// The median.
         median_us: f64,
+        /// The 10th and the 90th percentile; records of before they were kept have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        p10_p90_us: Option<[f64; 2]>,
         /// What it rounds otherwise.
         reason: String,
     },
@@ -295,7 +298,9 @@ impl Trial {
             Outcome::Measured { median_us, p10_us, p90_us, .. } => {
                 [median_us, p10_us, p90_us].into_iter().for_each(round);
             }
-            Outcome::Compared { median_us, .. } => round(median_us),
+            Outcome::Compared { median_us, p10_p90_us, .. } => {
+                std::iter::once(median_us).chain(p10_p90_us.iter_mut().flatten()).for_each(round);
+            }
             Outcome::Refused { .. } | Outcome::Wrong { .. } | Outcome::Failed { .. } => {}
         }
     }

@@ -10,4 +10,4 @@ pub use schema::{
     Clocks, ErrorMetrics, Interval, Machine, Profiled, ProtocolUsed, QUICK, RECORD_SCHEMA, Record,
     ResultEntry, Status, Summary,
 };
-pub use store::{Opened, Refused, RunLock, Store};
+pub use store::{Measured, Opened, Refused, RunLock, Store};

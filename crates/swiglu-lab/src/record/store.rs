@@ -1,5 +1,6 @@
 //! Records on disk: `<root>/<machine>/<date>-<experiment>-<run-id>.json`.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,12 @@ use crate::error::{LabError, Result};
 
 /// Where unfinished files begin their names; a killed run may leave one.
 const TEMPORARY: &str = ".unfinished-";
-/// The file that a run holds while it measures.
+/// Where the names of files begin that runs hold while they measure.
 const LOCK: &str = ".lock";
+/// Stands between a run's name and its process in a lock's file.
+const SIGNED: &str = ", process ";
+/// Stands between a run's name and what makes the name of an unfinished file its own.
+const UNFINISHED_END: &str = "-part-";
 
 /// A directory of records.
 #[derive(Debug, Clone)]
@@ -39,17 +44,65 @@ pub struct Refused {
     pub error: LabError,
 }
 
+/// What a run needs for itself while it measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measured<'a> {
+    /// Every processor, cache and the memory: nobody else may measure anything.
+    Machine,
+    /// One accelerator, by its identity. Runs on others do not disturb it; a run on the machine does.
+    Device(&'a str),
+}
+
 /// Held while a run measures; given back when dropped, also by a kill.
 #[derive(Debug)]
 pub struct RunLock {
-    file: File,
+    files: Vec<File>,
 }
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // Closing alone does not do it at once: a process that another thread starts right now has a
-        // copy of the descriptor until it becomes its program. If unlocking fails, closing remains.
-        let _ = self.file.unlock();
+        for file in &self.files {
+            // Closing alone does not do it at once: a process that another thread starts right now has
+            // a copy of the descriptor until it becomes its program. If unlocking fails, closing remains.
+            let _ = file.unlock();
+        }
+    }
+}
+
+/// Who wrote a lock's file, if it still runs.
+struct Holder {
+    file: PathBuf,
+    run: String,
+    process: i32,
+}
+
+impl Holder {
+    /// A killed run leaves its file signed.
+    fn read(file: PathBuf) -> Option<Self> {
+        let text = fs::read_to_string(&file).ok()?;
+        let (run, process) = text.trim().rsplit_once(SIGNED)?;
+        let process = process.parse().ok()?;
+        runs(process).then(|| Self { file, run: run.to_owned(), process })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{SIGNED}{}", self.run, self.process)
+    }
+}
+
+/// Whether there is a process of this number.
+fn runs(process: i32) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::{io::Errno, process};
+        let Some(pid) = process::Pid::from_raw(process) else { return false };
+        process::test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)
+    }
+    #[cfg(not(unix))]
+    {
+        process > 0
     }
 }
 
@@ -118,40 +171,78 @@ impl Store {
         self.root.join(&record.machine.name).join(name)
     }
 
-    /// Takes the right to measure on this machine and clears what a killed run left behind.
+    /// Takes the right to measure, and clears what a killed run left behind: all of it where nobody
+    /// else can be measuring, else what a run of this name left. Runs on all machines whose records
+    /// lie here are asked, whatever they are called: one host has several names.
     ///
     /// # Errors
-    /// [`LabError::Busy`] if another run has it, [`LabError::Io`].
-    pub fn lock(&self, machine: &str, holder: &str) -> Result<RunLock> {
+    /// [`LabError::Busy`] if another run measures what this one needs, or has its name;
+    /// [`LabError::Io`].
+    pub fn lock(&self, measured: Measured<'_>, machine: &str, run: &str) -> Result<RunLock> {
         let dir = self.root.join(machine);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
-        let path = dir.join(LOCK);
-        let mut file = File::options()
+        let mut lock = RunLock { files: Vec::new() };
+        let whole = self.root.join(LOCK);
+        let own = match measured {
+            Measured::Machine => whole,
+            Measured::Device(id) => {
+                lock.files.push(self.take(&whole, File::try_lock_shared)?);
+                let id = id.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+                self.root.join(format!("{LOCK}-{id}"))
+            }
+        };
+        let mut file = self.take(&own, File::try_lock)?;
+        file.set_len(0)
+            .and_then(|()| writeln!(file, "{run}{SIGNED}{}", std::process::id()))
+            .map_err(LabError::io("write", &own))?;
+        lock.files.push(file);
+        // Two runs of one name would write one record. Both have signed before they look, so at least
+        // one of them sees the other.
+        if let Some(other) = self.holders()?.iter().find(|h| h.file != own && h.run == run) {
+            return Err(LabError::Busy { holder: other.to_string() });
+        }
+        let of_this_run = format!("-{run}{UNFINISHED_END}");
+        for leftover in entries(&dir)? {
+            let name = file_name(&leftover);
+            let left = measured == Measured::Machine || name.contains(&of_this_run);
+            if name.starts_with(TEMPORARY) && left {
+                fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;
+            }
+        }
+        Ok(lock)
+    }
+
+    /// A lock's file, locked by `try_lock`.
+    fn take(
+        &self,
+        path: &Path,
+        try_lock: impl Fn(&File) -> std::result::Result<(), fs::TryLockError>,
+    ) -> Result<File> {
+        let file = File::options()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            .open(&path)
-            .map_err(LabError::io("open", &path))?;
-        match file.try_lock() {
-            Ok(()) => {}
+            .open(path)
+            .map_err(LabError::io("open", path))?;
+        match try_lock(&file) {
+            Ok(()) => Ok(file),
             Err(fs::TryLockError::WouldBlock) => {
-                let holder = fs::read_to_string(&path).unwrap_or_default();
-                return Err(LabError::Busy { holder: holder.trim().to_owned() });
+                let of_a_run = |h: &Holder| file_name(path) == LOCK || h.file == path;
+                let holders = self.holders()?.into_iter().filter(of_a_run);
+                let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
+                Err(LabError::Busy { holder: holders.join("; ") })
             }
             Err(fs::TryLockError::Error(source)) => {
-                return Err(LabError::Io { action: "lock", path, source });
+                Err(LabError::Io { action: "lock", path: path.to_path_buf(), source })
             }
         }
-        file.set_len(0)
-            .and_then(|()| writeln!(file, "{holder}, process {}", std::process::id()))
-            .map_err(LabError::io("write", &path))?;
-        for leftover in entries(&dir)? {
-            if file_name(&leftover).starts_with(TEMPORARY) {
-                fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;
-            }
-        }
-        Ok(RunLock { file })
+    }
+
+    /// The runs that signed a lock and still run.
+    fn holders(&self) -> Result<Vec<Holder>> {
+        let locks = entries(&self.root)?.into_iter().filter(|p| file_name(p).starts_with(LOCK));
+        Ok(locks.filter_map(Holder::read).collect())
     }
 
     /// Writes a record: the old file or the new one is there at any moment, never half of one.
@@ -166,8 +257,9 @@ impl Store {
         text.push('\n');
         let dir = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let mut file = tempfile::Builder::new()
-            .prefix(TEMPORARY)
+            .prefix(&format!("{TEMPORARY}{stem}{UNFINISHED_END}"))
             .tempfile_in(dir)
             .map_err(LabError::io("create a file in", dir))?;
         file.write_all(text.as_bytes()).map_err(failed())?;

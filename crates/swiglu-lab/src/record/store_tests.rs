@@ -73,13 +73,48 @@ fn one_run_at_a_time_and_leftovers_are_cleared() {
     fs::create_dir_all(dir.path().join("here")).unwrap();
     let leftover = dir.path().join("here").join(format!("{TEMPORARY}abc"));
     fs::write(&leftover, "half a rec").unwrap();
-    let lock = store.lock("here", "run one").unwrap();
+    let lock = store.lock(Measured::Machine, "here", "run-one").unwrap();
     assert!(!leftover.exists());
-    let busy = store.lock("here", "run two").unwrap_err().to_string();
-    assert!(busy.contains("run one") && busy.contains("wait"), "{busy}");
-    store.lock("there", "run three").unwrap();
+    let busy = store.lock(Measured::Machine, "here", "run-two").unwrap_err().to_string();
+    assert!(busy.contains("run-one") && busy.contains("wait"), "{busy}");
     drop(lock);
-    store.lock("here", "run two").unwrap();
+    store.lock(Measured::Machine, "here", "run-two").unwrap();
+}
+
+#[test]
+fn accelerators_are_measured_beside_each_other_and_the_machine_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let (machine, first, second) =
+        (Measured::Machine, Measured::Device("GPU-1/a"), Measured::Device("GPU-2"));
+    let one = store.lock(first, "gpu", "one").unwrap();
+    let two = store.lock(second, "gpu", "two").unwrap();
+    let busy = |measured, machine: &str, run: &str| match store.lock(measured, machine, run) {
+        Err(LabError::Busy { holder }) => holder,
+        other => panic!("{other:?}"),
+    };
+    let holder = busy(first, "gpu", "three");
+    assert!(holder.contains("one, process") && !holder.contains("two"), "{holder}");
+    // The processor's records have another name for the same machine.
+    let holder = busy(machine, "cpu", "four");
+    assert!(holder.contains("one, process") && holder.contains("two, process"), "{holder}");
+    // One name is one record, whatever it is measured on.
+    assert!(busy(Measured::Device("GPU-3"), "gpu", "two").contains("two, process"));
+    // What others are writing now stays; what this run left goes.
+    let write = |run: &str| {
+        let name = format!("{TEMPORARY}2026-11-20-{run}{UNFINISHED_END}xyz");
+        let path = dir.path().join("gpu").join(name);
+        fs::write(&path, "half a rec").unwrap();
+        path
+    };
+    let (theirs, ours) = (write("one"), write("three"));
+    let three = store.lock(Measured::Device("GPU-3"), "gpu", "three").unwrap();
+    assert!(theirs.exists() && !ours.exists());
+    drop((one, two, three));
+    let whole = store.lock(machine, "cpu", "four").unwrap();
+    assert!(busy(first, "gpu", "one").contains("four, process"));
+    drop(whole);
+    store.lock(first, "gpu", "one").unwrap();
 }
 
 #[test]
@@ -95,7 +130,10 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
     assert!(matches!(store.write(&mut some(), &taken), Err(LabError::Io { .. })));
     assert!(matches!(store.write(&mut some(), &path.join("r.json")), Err(LabError::Io { .. })));
     let file_as_root = Store::new(&path);
-    assert!(matches!(file_as_root.lock("here", "run"), Err(LabError::Io { .. })));
+    assert!(matches!(
+        file_as_root.lock(Measured::Machine, "here", "run"),
+        Err(LabError::Io { .. })
+    ));
     assert_eq!(fs::read(&path).unwrap(), good);
     let names: Vec<_> = entries(&dir.path().join("here")).unwrap();
     assert!(!names.iter().any(|n| file_name(n).starts_with(TEMPORARY)), "{names:?}");
@@ -106,10 +144,10 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
 fn a_lock_is_given_back_though_its_descriptor_has_a_copy() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(dir.path());
-    let lock = store.lock("here", "a run").unwrap();
-    let copy = lock.file.try_clone().unwrap();
-    assert!(matches!(store.lock("here", "another"), Err(LabError::Busy { .. })));
+    let lock = store.lock(Measured::Machine, "here", "a run").unwrap();
+    let copy = lock.files[0].try_clone().unwrap();
+    assert!(matches!(store.lock(Measured::Machine, "here", "another"), Err(LabError::Busy { .. })));
     drop(lock);
-    store.lock("here", "another").unwrap();
+    store.lock(Measured::Machine, "here", "another").unwrap();
     drop(copy);
 }

@@ -22,8 +22,9 @@ impl Finding {
     pub(super) fn of(outcome: &Outcome) -> Self {
         let j = &outcome.judgement;
         let outside = || {
+            let overflow = j.overflow.map_or(String::new(), |o| format!("; {o}"));
             format!(
-                "element {:?} is {:.2} × its bound away; relative error {:.2e}, limit {:.2e}",
+                "element {:?} is {:.2} × its bound away; relative error {:.2e}, limit {:.2e}{overflow}",
                 j.worst_at, j.worst_ratio, j.relative_frobenius, j.frobenius_limit
             )
         };

@@ -1,6 +1,5 @@
 //! A case without a definition: the lab's protocol and peers for a question asked at the prompt.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -92,7 +91,7 @@ impl AdHocArgs {
         std::fs::create_dir(&logs).context("a directory for the peers' logs")?;
         let store = Store::new(records);
         let machine = Machine::detect(experiment.device, None)?;
-        let lock = store.lock(&machine.name, &experiment.id)?;
+        let lock = super::lock(&store, experiment, &machine, &experiment.id)?;
         // Without a lab in sight there is still this program to measure.
         let lab = self.dir.lab().unwrap_or_else(|_| scratch.path().to_owned());
         let commands = self.peers.commands(&lab, &logs)?;
@@ -107,13 +106,11 @@ impl AdHocArgs {
         // Nothing is claimed of this, so it is prepared once.
         let mut options = RunOptions::new("once", quick);
         options.protocol.preparations = 1;
-        let finished = laboratory.run(experiment, &options, &mut |event| match event {
-            Event::Profile { id, what } => bar.set_message(format!("{what} {id}")),
-            Event::Trouble { profile, reason } => bar.suspend(|| {
-                // Without a standard error there is nobody to tell.
-                let _ = writeln!(std::io::stderr(), "{profile}: {reason}");
-            }),
-            _ => {}
+        let finished = laboratory.run(experiment, &options, &mut |event| {
+            // What went wrong with a profile is in its result, which the caller shows.
+            if let Event::Profile { id, what } = event {
+                bar.set_message(format!("{what} {id}"));
+            }
         });
         bar.finish_and_clear();
         Ok(finished?.record)

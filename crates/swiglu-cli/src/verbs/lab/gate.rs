@@ -56,7 +56,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     // The machine is held in the store of the records; the new one is not evidence and goes
     // elsewhere.
     let name = format!("gate of {}", experiment.id);
-    let lock = store.lock(&machine.name, &name)?;
+    let lock = super::lock(&store, &experiment, &machine, &name)?;
     let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
     let logs = Logs::of(&format!("{}-gate", experiment.id))?;
     let commands = args.peers.commands(&lab, logs.dir())?;

@@ -13,6 +13,9 @@ use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::Terminal;
 
+/// `YYYY-MM-DD`.
+const DATE_LEN: usize = 10;
+
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
     #[command(flatten)]
@@ -30,6 +33,10 @@ struct Row {
     /// Why it is not supported, or what to know about it, by machine.
     reasons: Vec<String>,
     stale: Option<String>,
+    /// The day of the newest record.
+    measured: Option<String>,
+    /// Whether there is a repository to say if the code has changed since.
+    source_known: bool,
     record_files: Vec<std::path::PathBuf>,
 }
 
@@ -57,6 +64,9 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
             records: records.len(),
             title: experiment.title,
             stale: verdict.stale,
+            // Oldest first.
+            measured: records.last().map(|r| r.record.finished.chars().take(DATE_LEN).collect()),
+            source_known: source != Source::Unknown,
             record_files: records.into_iter().map(|r| r.path).collect(),
         });
     }
@@ -73,13 +83,20 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
 }
 
 fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let columns = [Text("experiment"), Text("verdict"), Number("records"), Text("headline")];
+    let columns = [
+        Text("experiment"),
+        Text("verdict"),
+        Number("records"),
+        Text("measured"),
+        Text("headline"),
+    ];
     let mut table = table::table(terminal, &columns);
     for row in rows {
         table.add_row(vec![
             Cell::new(&row.id),
             verdict_cell(row),
             Cell::new(row.records),
+            Cell::new(row.measured.as_deref().unwrap_or("–")),
             Cell::new(&row.headline),
         ]);
     }
@@ -91,6 +108,9 @@ fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
         if let Some(why) = &row.stale {
             writeln!(terminal, "{} is stale: {why}", row.id)?;
         }
+    }
+    if rows.iter().any(|row| row.measured.is_some() && !row.source_known) {
+        writeln!(terminal, "no repository here: whether the code has changed since is not known")?;
     }
     Ok(())
 }

@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use swiglu_cuda::DeviceFacts;
 use swiglu_lab::peer::PeerCommands;
-use swiglu_lab::record::Store;
-use swiglu_lab::{Finished, ResultEntry, Status};
+use swiglu_lab::record::{Machine, Measured, RunLock, Store};
+use swiglu_lab::{DeviceKind, Experiment, Finished, LabError, ResultEntry, Status};
 use tempfile::TempDir;
 
 use crate::Verdict;
@@ -143,6 +144,36 @@ impl PeerArgs {
             logs: logs.to_owned(),
         })
     }
+}
+
+/// Takes for a run what it measures: the processor with everything around it, or the first accelerator
+/// that this process sees, which is the one that peers see first.
+pub(super) fn lock(
+    store: &Store,
+    experiment: &Experiment,
+    machine: &Machine,
+    run: &str,
+) -> anyhow::Result<RunLock> {
+    let identity = match experiment.device {
+        DeviceKind::Cpu => None,
+        DeviceKind::Cuda => Some(accelerator(experiment)?),
+    };
+    // One that has no identity could be the one that another run measures.
+    let measured = match identity.as_deref() {
+        None | Some("") => Measured::Machine,
+        Some(id) => Measured::Device(id),
+    };
+    Ok(store.lock(measured, &machine.name, run)?)
+}
+
+/// The identity of the accelerator that an experiment measures.
+fn accelerator(experiment: &Experiment) -> Result<String, LabError> {
+    let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
+        experiment: experiment.id.clone(),
+        device: "CUDA",
+        why: e.to_string(),
+    };
+    Ok(DeviceFacts::of(0).map_err(none)?.uuid)
 }
 
 /// How this program is started as a peer.

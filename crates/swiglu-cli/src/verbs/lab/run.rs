@@ -75,7 +75,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         };
         expect_optimised(experiment.profiles.iter().filter(measured))?;
     }
-    let lock = store.lock(&machine.name, &run_name)?;
+    let lock = super::lock(&store, &experiment, &machine, &run_name)?;
     let logs = Logs::of(&run_name)?;
     let commands = args.peers.commands(&lab, logs.dir())?;
     let laboratory = Laboratory {

@@ -3,9 +3,9 @@
 use std::path::Path as FilePath;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use swiglu::cuda::Cuda;
-use swiglu::{Device, Element, Matrix, MatrixRef, MlpWeights, Path};
+use swiglu::{CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 
 use super::RunArgs;
@@ -52,8 +52,8 @@ impl<'a> Measurement<'a> {
         let params = self.params(&host)?;
         let x = self.subject.input.matrix.to::<T>();
         if !self.args.allow_non_finite {
-            params.expect_finite()?;
-            x.view().expect_finite("input")?;
+            params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
+            x.view().expect_finite("input").map_err(|e| rounded_away(e, T::DTYPE))?;
         }
         let storage = self.storage(&weights, x.rows())?;
         let layer = match &storage {
@@ -137,6 +137,7 @@ impl<'a> Measurement<'a> {
     fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
         let judgement = check.judge(y.view())?;
         let rows_checked = check.rows().len();
+        let overflow = judgement.overflow.map(|overflow| overflow.to_string());
         let Some(reference) = &self.subject.reference else {
             return Ok(ErrorReport {
                 relative_frobenius: judgement.relative_frobenius,
@@ -145,6 +146,7 @@ impl<'a> Measurement<'a> {
                 limit: judgement.frobenius_limit,
                 worst_element: judgement.worst_ratio,
                 rows_checked,
+                overflow,
                 passed: judgement.passed(),
             });
         };
@@ -161,6 +163,7 @@ impl<'a> Measurement<'a> {
             limit,
             worst_element: judgement.worst_ratio,
             rows_checked,
+            overflow,
             passed: judgement.passed() && relative <= limit,
         })
     }
@@ -245,6 +248,18 @@ fn verify_unfused<T: Element>(
     unfused.forward_into(x, y.view_mut())?;
     let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
     Ok(Check::of_layer(device, &own, x)?.judge(y.view())?.passed())
+}
+
+/// What was stored is finite, as opening it has shown: an infinity comes from rounding to a type.
+fn rounded_away(error: CoreError, dtype: DType) -> anyhow::Error {
+    match error {
+        CoreError::NonFinite { what, row, col, value } if value.is_infinite() => anyhow!(
+            "{what}[{row}, {col}] becomes {value} in {dtype}, whose largest number is {}: expected \
+             smaller numbers, or an element type that holds them (--dtype bf16 or f32)",
+            dtype.max_finite()
+        ),
+        error => error.into(),
+    }
 }
 
 /// ‖a − b‖ / ‖b‖.

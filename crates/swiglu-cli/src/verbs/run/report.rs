@@ -35,6 +35,9 @@ pub(super) struct ErrorReport {
     /// The largest |error| of an element ÷ its bound, against the oracle; at most 1.
     pub(super) worst_element: f64,
     pub(super) rows_checked: usize,
+    /// That the result cannot be held in the element type, and where.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) overflow: Option<String>,
     pub(super) passed: bool,
 }
 
@@ -159,6 +162,9 @@ fn foot(device: &Device, reports: &[Report]) -> String {
             "{:<5} {}; worst element {:.2} of its bound",
             r.dtype, r.plan, r.error.worst_element
         );
+        if let Some(overflow) = r.error.overflow.as_ref().filter(|_| !r.passed) {
+            out += &format!("; {overflow}");
+        }
         if let Some(extent) = &r.extent {
             out += &format!("; verified {extent}");
         }

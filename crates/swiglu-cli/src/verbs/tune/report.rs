@@ -45,7 +45,10 @@ fn of_entry(entry: &Entry, terminal: &mut Terminal) -> anyhow::Result<()> {
                 let remark = if *median_us == best { "fastest" } else { "" };
                 (Some(*p10_us), Some(*p90_us), remark.to_owned())
             }
-            Outcome::Compared { reason, .. } => (None, None, format!("no choice: {reason}")),
+            Outcome::Compared { p10_p90_us, reason, .. } => {
+                let [p10, p90] = p10_p90_us.map_or([None; 2], |spread| spread.map(Some));
+                (p10, p90, format!("no choice: {reason}"))
+            }
             Outcome::Refused { reason } => (None, None, reason.clone()),
             Outcome::Wrong { reason } => (None, None, format!("WRONG: {reason}")),
             Outcome::Failed { reason } => (None, None, format!("FAILED: {reason}")),

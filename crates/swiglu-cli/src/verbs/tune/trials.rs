@@ -229,6 +229,9 @@ fn outcome(way: &Way, time: Summary) -> Outcome {
     let Summary { median: median_us, p10: p10_us, p90: p90_us, samples } = time;
     match &way.refusal {
         None => Outcome::Measured { median_us, p10_us, p90_us, samples },
-        Some(reason) => Outcome::Compared { median_us, reason: reason.clone() },
+        Some(reason) => {
+            let p10_p90_us = Some([p10_us, p90_us]);
+            Outcome::Compared { median_us, p10_p90_us, reason: reason.clone() }
+        }
     }
 }
