@@ -20,8 +20,9 @@
 //   torch.compile                                     1.031   1.023   1.037  1.006   1.016   1.011
 // Over three copies, 4096 × 4096 forward, bf16 and f32 in µs, whatever ran before: no hints 25.3 and 48.1 (of
 // torch.compile 25.3 and 48.2), every other pair 27.2 and 51.8. Hints that let one side leave the second-level
-// cache first help in some rotations by 1 % and cost 7 % in others; both states last, and the bytes that move
-// are the same (67.1 MB read, 32 to 35 written). So there are none, and what a state is made of is not known.
+// cache first help in some rotations by 1 % and cost 7 % in others; both states last. So there are none, and what
+// a state is made of is not known: in the slow one as many bytes move as there are (67.1 MB read, 32 to 35
+// written); the fast one was not counted.
 // Backward in f32 takes 256 threads. 1024 are slower backward; two and four vectors a thread, and a grid of the
 // multiprocessors that loops, are slower than one vector.
 // Predicted and refuted: that memory of the stream-ordered pool is slower than other memory (1.00), that
