@@ -34,7 +34,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
     /// Print one JSON document instead of text; an error is {"error": {"message": …}} in the last line
-    /// of standard error
+    /// of standard error, but for a command line that cannot be read
     #[arg(long, global = true, help_heading = "Output")]
     pub(crate) json: bool,
     /// Show no progress; automatic where standard error is not a terminal

@@ -62,6 +62,9 @@ pub struct RunLock {
 impl Drop for RunLock {
     fn drop(&mut self) {
         for file in &self.files {
+            // A signature that stays would be believed if its process number came up again. The file that runs
+            // share has none, and where a signature cannot be taken back, it says what a killed run's does.
+            let _ = file.set_len(0);
             // Closing alone does not do it at once: a process that another thread starts right now has
             // a copy of the descriptor until it becomes its program. If unlocking fails, closing remains.
             let _ = file.unlock();
@@ -204,8 +207,9 @@ impl Store {
         let of_this_run = format!("-{run}{UNFINISHED_END}");
         for leftover in entries(&dir)? {
             let name = file_name(&leftover);
-            let left = measured == Measured::Machine || name.contains(&of_this_run);
-            if name.starts_with(TEMPORARY) && left {
+            let Some(rest) = name.strip_prefix(TEMPORARY) else { continue };
+            let own = rest.get(DATE_LEN..).is_some_and(|rest| rest.starts_with(&of_this_run));
+            if measured == Measured::Machine || own {
                 fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;
             }
         }
