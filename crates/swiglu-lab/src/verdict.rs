@@ -203,7 +203,7 @@ impl RecordVerdict {
         reasons.extend(summed_up("cannot be compared", lacking));
         if !drifted.is_empty() {
             state = VerdictState::Inconclusive;
-            reasons.extend(summed_up("was measured at changing clocks", drifted));
+            reasons.extend(summed_up("measured at changing clocks", drifted));
         }
         let stale = match record.definition_hash == experiment.definition_hash {
             true => source.staleness(&record.source_hash),
