@@ -229,7 +229,8 @@ impl<T: Element> QuantizedMlp<T> {
         Self::build(cuda, params, None)
     }
 
-    /// As [`Self::new`], always by one design of the decode kernel: for tests and measurements.
+    /// As [`Self::new`], always by one design of the decode kernel: for tests and measurements. A call
+    /// with more tokens than the design takes is refused.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -272,8 +273,9 @@ impl<T: Element> QuantizedMlp<T> {
             values: PhantomData,
         };
         if layer.problem.hidden > 0 && layer.problem.intermediate > 0 {
-            // Fewer tokens take less of everything.
-            layer.decode(MOST_TOKENS)?;
+            // Some design takes as many tokens as any: fewer take less of everything. One that was asked for
+            // may take fewer; a call with more is refused.
+            layer.decode(if forced.is_some() { 1 } else { MOST_TOKENS })?;
         }
         Ok(layer)
     }

@@ -81,8 +81,10 @@ fn pieces_of_quantised_rows() {
             if !common::has_gpu() && (t + i) % 5 > 2 {
                 continue;
             }
-            // The copy engine's two forms take turns, where the device has one.
-            judge(&designs[designs.len() - 1 - (t + i) % 2], &[case]);
+            // The copy engine's two forms take turns, where the device has one and they compute the case.
+            let turn = &designs[designs.len() - 1 - (t + i) % 2];
+            let last_but_one = &designs[designs.len() - 2];
+            judge(if turn.computes(&case) { turn } else { last_but_one }, &[case]);
         }
     }
 }

@@ -126,6 +126,8 @@ pub(crate) enum Obstacle {
     SharedMemory { needed: usize, given: usize },
     /// Quantised weights that the kernel does not unpack.
     Blocks(QuantizedType),
+    /// More tokens with 4-bit weights than a thread of 16 warps has registers for.
+    Registers { given: usize, most: usize },
     /// Another architecture than sm_90a.
     NoCopyEngine,
     /// Quantised weights with activations of f32.
@@ -153,6 +155,10 @@ impl fmt::Display for Obstacle {
             Obstacle::Blocks(given) => {
                 write!(f, "unpacks Q8_0, Q4_0, I8, F8_E4M3 and F8_E4M3_128x128, not {given}")
             }
+            Obstacle::Registers { given, most } => write!(
+                f,
+                "{given} tokens with 4-bit weights; with 16 warps a thread has registers for at most {most}"
+            ),
             Obstacle::NoCopyEngine => f.write_str("is written for the copy engine of sm_90a"),
             Obstacle::QuantizedF32 => {
                 f.write_str("quantised weights are multiplied with f16 or bf16, not with f32")

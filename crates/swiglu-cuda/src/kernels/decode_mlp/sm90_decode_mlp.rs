@@ -192,9 +192,12 @@ impl Config {
             return Err(Obstacle::NoCopyEngine);
         }
         let kinds = (Math::of_problem(problem)?, Format::of_problem(problem)?);
-        // They take more registers than a thread of twice the warps has.
-        let many_nibbles = kinds.1.contains(&Format::Nibbles) && kinds.0.tokens() > 8;
-        let form = if many_nibbles { &Form::NARROW } else { form };
+        if form.warps > Form::NARROW.warps
+            && kinds.1.contains(&Format::Nibbles)
+            && kinds.0.tokens() > 8
+        {
+            return Err(Obstacle::Registers { given: problem.m, most: 8 });
+        }
         let mut least = usize::MAX;
         for (stage_x, ring) in STAGINGS {
             // Copies of x have no zeros behind them, and products read whole units.

@@ -112,11 +112,29 @@ fn rings_of_quantised_weights() {
             let one = decode(Design::BulkOneLaunch, &problem, &H200).unwrap();
             assert!(one.first.shared <= H200.shared, "{problem}: {one:?}");
             assert!(one.first.ring() >= 34 * 1024, "{problem}: {one:?}");
-            let wide = decode(Design::BulkOneLaunchWide, &problem, &H200).unwrap();
+            let wide = decode(Design::BulkOneLaunchWide, &problem, &H200);
+            if m > 8 && kind == QuantizedType::Block(BlockType::Q4_0) {
+                assert_eq!(wide, Err(Obstacle::Registers { given: m, most: 8 }), "{problem}");
+                continue;
+            }
+            let wide = wide.unwrap();
             assert!(wide.first.shared <= H200.shared, "{problem}");
-            let many_nibbles = m > 8 && kind == QuantizedType::Block(BlockType::Q4_0);
-            assert_eq!(wide.first.warps, if many_nibbles { 8 } else { 16 }, "{problem}");
+            assert_eq!(wide.first.warps, 16, "{problem}");
         }
+    }
+}
+
+/// One 4-bit weight is enough to lack registers for.
+#[test]
+fn sixteen_warps_refuse_many_tokens_with_4_bit_weights() {
+    let [q4, q8] = [BlockType::Q4_0, BlockType::Q8_0];
+    for (gate_up, down) in [(q4, q8), (q8, q4)] {
+        let types = Some(QuantizedTypes::new(gate_up, Some(down)));
+        let with = |m| Problem { quantized: types, ..problem(m, SHAPES[2], DType::F16) };
+        assert_eq!(decode(Design::BulkOneLaunch, &with(9), &H200).unwrap().first.warps, 8);
+        assert_eq!(decode(Design::BulkOneLaunchWide, &with(8), &H200).unwrap().first.warps, 16);
+        let why = decode(Design::BulkOneLaunchWide, &with(9), &H200).unwrap_err().to_string();
+        assert!(why.contains("9 tokens with 4-bit weights") && why.contains("at most 8"), "{why}");
     }
 }
 
