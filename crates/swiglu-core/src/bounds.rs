@@ -458,11 +458,11 @@ pub struct Judgement {
     pub worst_ratio: f64,
     /// Where that is.
     pub worst_at: (usize, usize),
-    /// The first element whose exact value the element type cannot hold: no result of it is right.
+    /// The first element whose exact value rounds to infinity: no result of it is right.
     pub overflow: Option<Overflow>,
 }
 
-/// An exact value beyond the largest of the element type.
+/// An exact value that is not near the largest of the element type any more: it rounds to infinity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overflow {
     /// Row and column.
@@ -493,12 +493,13 @@ impl Judgement {
 }
 
 impl Reference {
-    /// The first value that is beyond the largest of an element type.
+    /// The first value that rounds to infinity. One a little beyond the largest of the type has that as
+    /// its right result.
     fn overflow(&self, dtype: DType) -> Option<Overflow> {
-        let largest = dtype.max_finite();
+        let least = dtype.least_infinite();
         let columns = self.value.cols().max(1);
         let mut values = self.value.as_slice().iter().enumerate();
-        let (i, &value) = values.find(|(_, v)| v.is_finite() && v.abs() > largest)?;
+        let (i, &value) = values.find(|(_, v)| v.is_finite() && v.abs() >= least)?;
         Some(Overflow { at: (i / columns, i % columns), value, dtype })
     }
 
@@ -543,5 +544,43 @@ impl Reference {
             }
         }
         Ok(j)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    fn judged(dtype: DType, value: f64) -> Judgement {
+        fn judge<T: Element>(reference: &Reference) -> Judgement {
+            let out = [T::from_f64(reference.value.as_slice()[0]), T::from_f64(1.0)];
+            reference.judge(MatrixRef::new(&out, 1, 2).unwrap()).unwrap()
+        }
+        let value = Matrix::from_vec(vec![value, 1.0], 1, 2).unwrap();
+        let bound = Matrix::from_vec(vec![f64::INFINITY; 2], 1, 2).unwrap();
+        let reference = Reference { value, bound, frobenius_limit: f64::INFINITY };
+        match dtype {
+            DType::F32 => judge::<f32>(&reference),
+            DType::F16 => judge::<f16>(&reference),
+            DType::Bf16 => judge::<bf16>(&reference),
+        }
+    }
+
+    /// What rounds to the largest number is no overflow.
+    #[test]
+    fn only_what_rounds_to_infinity_overflows() {
+        for dtype in DType::ALL {
+            let least = dtype.least_infinite();
+            let below = f64::from_bits(least.to_bits() - 1);
+            assert!(below > dtype.max_finite());
+            assert_eq!(judged(dtype, below).overflow, None, "{dtype}");
+            assert_eq!(judged(dtype, -below).overflow, None, "{dtype}");
+            let overflow = judged(dtype, -least).overflow.unwrap();
+            assert_eq!((overflow.at, overflow.value), ((0, 0), -least), "{dtype}");
+        }
+        let message = judged(DType::F16, 65520.0).overflow.unwrap().to_string();
+        assert!(message.contains("6.552e4, beyond the 6.550e4 of f16"), "{message}");
     }
 }

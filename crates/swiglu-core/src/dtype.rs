@@ -64,6 +64,16 @@ impl DType {
         }
     }
 
+    /// The least magnitude that rounds to infinity: half a unit above the largest finite value, whose
+    /// last bit is set, so that the tie between them goes to even.
+    pub const fn least_infinite(self) -> f64 {
+        let above_all = match self {
+            DType::F32 | DType::Bf16 => (1u128 << 100) as f64 * (1u64 << 28) as f64,
+            DType::F16 => 65536.0,
+        };
+        above_all * (1.0 - self.unit_roundoff() / 2.0)
+    }
+
     /// The short name: `f32`, `f16`, `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -224,6 +234,21 @@ mod tests {
         assert_eq!(<bf16 as Element>::from_f64(1e300), bf16::INFINITY);
         assert_eq!(<f16 as Element>::from_f64(2f64.powi(-25) + above).to_f64(), 2f64.powi(-24));
         assert_eq!(<f16 as Element>::from_f64(1e-300), f16::ZERO);
+    }
+
+    #[test]
+    fn what_rounds_to_infinity() {
+        fn check<T: Element>() {
+            let (largest, least) = (T::DTYPE.max_finite(), T::DTYPE.least_infinite());
+            let below = f64::from_bits(least.to_bits() - 1);
+            assert_eq!(T::from_f64(below).to_f64(), largest, "{}", T::DTYPE);
+            assert_eq!(T::from_f64(least).to_f64(), f64::INFINITY, "{}", T::DTYPE);
+            assert_eq!(T::from_f64(-least).to_f64(), f64::NEG_INFINITY, "{}", T::DTYPE);
+        }
+        check::<f32>();
+        check::<f16>();
+        check::<bf16>();
+        assert_eq!(DType::F16.least_infinite(), 65520.0);
     }
 
     #[test]
