@@ -1,11 +1,17 @@
-//! Identity of the code that a record measured.
+//! Identity of the code that a record measured: a hash of what no comment, test or spacing changes.
 
-use std::path::Path;
-use std::process::Command;
+mod code;
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use self::code::{Language, code_of, is_test};
 use crate::case::DeviceKind;
 use crate::record::hex;
 
@@ -23,8 +29,8 @@ pub enum Source {
     Unknown,
 }
 
-/// What any result depends on.
-const COMMON: [&str; 9] = [
+/// What any result depends on: files and directories.
+const COMMON: [&str; 8] = [
     "crates/swiglu-core/src",
     "crates/swiglu/src",
     "crates/swiglu-cli/src/verbs/lab/peer",
@@ -33,9 +39,11 @@ const COMMON: [&str; 9] = [
     "crates/swiglu-cli/src/layer.rs",
     "crates/swiglu-cli/src/quantized.rs",
     "crates/swiglu-cli/src/random.rs",
-    ":(glob)lab/peers/**/*.py",
-    ":(exclude)lab/peers/tests",
+    PEERS,
 ];
+
+/// Of these, programs count that are no tests.
+const PEERS: &str = "lab/peers";
 
 /// What a result on a device depends on besides.
 fn paths(device: DeviceKind) -> Vec<&'static str> {
@@ -44,6 +52,14 @@ fn paths(device: DeviceKind) -> Vec<&'static str> {
         DeviceKind::Cuda => &["crates/swiglu-cuda/src", "crates/swiglu-cuda/device"],
     };
     COMMON.iter().chain(own).copied().collect()
+}
+
+/// Whether a result on a device depends on a file of the repository.
+fn counts(device: DeviceKind, path: &str) -> bool {
+    let below = |dir: &str| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
+    let listed = paths(device).into_iter().any(|listed| path == listed || below(listed));
+    let peer = Language::of(path) == Language::Python && !below("lab/peers/tests");
+    listed && !is_test(path) && (!below(PEERS) || peer)
 }
 
 /// Where a copy of the lab without its repository keeps what [`Source::detect`] said when it was made:
@@ -75,22 +91,28 @@ impl Source {
     fn ask_git(dir: &Path, device: DeviceKind) -> Option<Self> {
         let root = git(dir, &["rev-parse", "--show-toplevel"])?;
         let root = Path::new(std::str::from_utf8(&root).ok()?.trim_end()).to_path_buf();
-        let paths = paths(device);
-        let with_paths = |arguments: &[&'static str]| {
-            let arguments: Vec<&str> = arguments.iter().chain(&paths).copied().collect();
-            git(&root, &arguments)
-        };
-        let listed = with_paths(&["ls-files", "--stage", "--"])?;
-        if listed.is_empty() {
+        let mut code = committed(&root, device)?;
+        if code.is_empty() {
             // A repository, but not of this project.
             return None;
         }
-        let changed = with_paths(&["status", "--porcelain", "--untracked-files=all", "--"])?;
-        if changed.is_empty() {
-            return Some(Source::Tree(short(&[&listed])));
+        let tree = hash(&code);
+        let mut status = vec!["status", "--porcelain", "-z", "--no-renames"];
+        status.extend(["--untracked-files=all", "--"]);
+        status.extend(paths(device));
+        for entry in parts(&git(&root, &status)?) {
+            // Two letters and a space.
+            let path = std::str::from_utf8(entry.get(3..)?).ok()?;
+            if !counts(device, path) {
+                continue;
+            }
+            match std::fs::read(root.join(path)) {
+                Ok(text) => code.insert(path.to_owned(), code_of(Language::of(path), &text)),
+                Err(_) => code.remove(path),
+            };
         }
-        let difference = with_paths(&["diff", "HEAD", "--"])?;
-        Some(Source::Dirty(short(&[&listed, &changed, &difference])))
+        let here = hash(&code);
+        Some(if here == tree { Source::Tree(tree) } else { Source::Dirty(here) })
     }
 
     /// Why a record of `recorded` is not of this code; none if it is, or if nobody can tell.
@@ -118,105 +140,99 @@ impl std::fmt::Display for Source {
     }
 }
 
+/// What [`Source::detect`] says of each device, asked once.
+#[derive(Debug)]
+pub struct Sources {
+    dir: PathBuf,
+    known: [OnceCell<Source>; 2],
+}
+
+impl Sources {
+    /// Of the code around the lab `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), known: Default::default() }
+    }
+
+    /// The code that results on a device depend on.
+    pub fn of(&self, device: DeviceKind) -> &Source {
+        let known = &self.known[usize::from(device == DeviceKind::Cuda)];
+        known.get_or_init(|| Source::detect(&self.dir, device))
+    }
+}
+
+/// The code of each file in the last commit, by its path.
+fn committed(root: &Path, device: DeviceKind) -> Option<BTreeMap<String, Vec<u8>>> {
+    let mut list = vec!["ls-tree", "-r", "-z", "HEAD", "--"];
+    list.extend(paths(device));
+    let mut files = Vec::new();
+    for entry in parts(&git(root, &list)?) {
+        // `100644 blob HASH<tab>PATH`.
+        let (facts, path) = std::str::from_utf8(entry).ok()?.split_once('\t')?;
+        if counts(device, path) {
+            files.push((path.to_owned(), facts.rsplit(' ').next()?.to_owned()));
+        }
+    }
+    let blobs = blobs(root, files.iter().map(|(_, blob)| blob.as_str()).collect())?;
+    let code = files.into_iter().zip(blobs).map(|((path, _), text)| {
+        let code = code_of(Language::of(&path), &text);
+        (path, code)
+    });
+    Some(code.collect())
+}
+
+/// What git ends with a zero byte.
+fn parts(listed: &[u8]) -> impl Iterator<Item = &[u8]> {
+    listed.split(|&byte| byte == 0).filter(|part| !part.is_empty())
+}
+
+/// The contents of blobs, in their order.
+fn blobs(root: &Path, names: Vec<&str>) -> Option<Vec<Vec<u8>>> {
+    let mut child = Command::new("git")
+        .arg("-C")
+        .arg(root)
+        .args(["cat-file", "--batch"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let mut asked = child.stdin.take()?;
+    let questions = names.iter().flat_map(|name| [name, "\n"]).collect::<String>();
+    // It answers while it is asked: neither pipe may fill up.
+    let (written, output) = std::thread::scope(|scope| {
+        let writer = scope.spawn(move || asked.write_all(questions.as_bytes()));
+        let output = child.wait_with_output();
+        (writer.join(), output)
+    });
+    written.ok()?.ok()?;
+    let output = output.ok().filter(|output| output.status.success())?;
+    let mut rest = output.stdout.as_slice();
+    let mut blobs = Vec::with_capacity(names.len());
+    for _ in names {
+        // `HASH blob LENGTH<newline>`, the contents, a newline.
+        let end = rest.iter().position(|&byte| byte == b'\n')?;
+        let facts = std::str::from_utf8(&rest[..end]).ok()?;
+        let length: usize = facts.rsplit(' ').next()?.parse().ok()?;
+        blobs.push(rest.get(end + 1..end + 1 + length)?.to_vec());
+        rest = rest.get(end + 2 + length..)?;
+    }
+    Some(blobs)
+}
+
 fn git(dir: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
     let output = Command::new("git").arg("-C").arg(dir).args(arguments).output().ok()?;
     output.status.success().then_some(output.stdout)
 }
 
-fn short(parts: &[&[u8]]) -> String {
+fn hash(code: &BTreeMap<String, Vec<u8>>) -> String {
     let mut hash = Sha256::new();
-    parts.iter().for_each(|part| hash.update(part));
+    let files = code.iter().filter(|(_, code)| !code.is_empty());
+    for part in files.flat_map(|(path, code)| [path.as_bytes(), code]) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
     hex(&hash.finalize()[..16])
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use super::*;
-
-    /// The root of this repository, where git is and the tests run in one.
-    fn root() -> Option<PathBuf> {
-        let root = git(Path::new(env!("CARGO_MANIFEST_DIR")), &["rev-parse", "--show-toplevel"])?;
-        Some(String::from_utf8(root).unwrap().trim_end().into())
-    }
-
-    #[test]
-    fn every_path_names_something() {
-        let Some(root) = root() else { return eprintln!("not run: no git, or no repository") };
-        for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
-            for path in paths(device).iter().map(|path| path.trim_start_matches(":(exclude)")) {
-                let listed = git(&root, &["ls-files", "--", path]);
-                assert!(listed.is_some_and(|files| !files.is_empty()), "{path}");
-            }
-        }
-    }
-
-    /// A module that our own peer uses is part of what is measured.
-    #[test]
-    fn what_our_own_peer_is_made_of_is_among_the_paths() {
-        let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../swiglu-cli/src/verbs/lab/peer");
-        let mut found = 0;
-        for file in std::fs::read_dir(peer).unwrap() {
-            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
-            for used in text.lines().filter_map(|line| line.strip_prefix("use crate::")) {
-                let module = used.split([':', ';']).next().unwrap();
-                // Of `args` only the names of operations, and no item of the crate's root, is used.
-                if module == "args" || module.starts_with(char::is_uppercase) {
-                    continue;
-                }
-                let path = format!("crates/swiglu-cli/src/{module}.rs");
-                assert!(COMMON.contains(&path.as_str()), "{path}");
-                found += 1;
-            }
-        }
-        assert!(found > 0);
-    }
-
-    #[test]
-    fn code_is_committed_dirty_or_unknown() {
-        let dir = tempfile::tempdir().unwrap();
-        let here = dir.path();
-        assert_eq!(Source::detect(here, DeviceKind::Cpu), Source::Unknown);
-        let run = |arguments: &[&str]| {
-            let identity = ["-c", "user.name=t", "-c", "user.email=t@t"];
-            let all: Vec<&str> = identity.iter().chain(arguments).copied().collect();
-            git(here, &all)
-        };
-        if run(&["init", "-q"]).is_none() {
-            return;
-        }
-        let write = |path: &str, text: &str| {
-            let path = here.join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        // A copy without a repository says what it was told.
-        write(SOURCE_FILE, r#"{"cpu": "tree:ab", "cuda": "dirty:cd"}"#);
-        assert_eq!(Source::detect(here, DeviceKind::Cpu), Source::Tree("ab".into()));
-        assert_eq!(Source::detect(here, DeviceKind::Cuda), Source::Dirty("cd".into()));
-        std::fs::remove_file(here.join(SOURCE_FILE)).unwrap();
-        write("crates/swiglu-cpu/src/gemm.rs", "one");
-        write("lab/peers/torch_peer.py", "one");
-        write("README.md", "one");
-        run(&["add", "."]).unwrap();
-        run(&["commit", "-qm", "c"]).unwrap();
-        let clean = Source::detect(here, DeviceKind::Cpu);
-        assert!(matches!(clean, Source::Tree(_)));
-        assert_eq!(clean.staleness(&clean.to_string()), None);
-        write("README.md", "two");
-        assert_eq!(Source::detect(here, DeviceKind::Cpu), clean);
-        write("crates/swiglu-cpu/src/gemm.rs", "two");
-        let dirty = Source::detect(here, DeviceKind::Cpu);
-        assert!(matches!(dirty, Source::Dirty(_)));
-        // Other changes are another identity: a run that goes on must be of the same code.
-        write("crates/swiglu-cpu/src/gemm.rs", "three");
-        assert_ne!(Source::detect(here, DeviceKind::Cpu), dirty);
-        assert_ne!(Source::detect(here, DeviceKind::Cuda), dirty);
-        assert!(dirty.staleness(&clean.to_string()).unwrap().contains("uncommitted"));
-        run(&["commit", "-qam", "c"]).unwrap();
-        let next = Source::detect(here, DeviceKind::Cpu);
-        assert!(next.staleness(&clean.to_string()).unwrap().contains("changed since"));
-        assert!(next.staleness(&dirty.to_string()).unwrap().contains("uncommitted"));
-    }
-}
+mod tests;

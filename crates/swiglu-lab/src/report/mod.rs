@@ -23,7 +23,7 @@ use crate::decision::Decision;
 use crate::definition::Experiment;
 use crate::error::LabError;
 use crate::record::{Opened, Store};
-use crate::source::Source;
+use crate::source::Sources;
 use crate::verdict::Verdict;
 use chart::ChartError;
 
@@ -99,12 +99,13 @@ impl Site {
     pub fn gather(lab: &Path, store: &Store) -> crate::Result<Self> {
         let mut site = Self::default();
         let definitions = lab.join("experiments");
+        let sources = Sources::new(lab);
         for definition in Experiment::read_dir(&definitions)? {
             match definition {
                 Ok(experiment) => {
                     let (records, refused) = store.of_experiment(&experiment.id)?;
-                    let source = Source::detect(&definitions, experiment.device);
-                    let verdict = Verdict::of(&experiment, &records, &source);
+                    let source = sources.of(experiment.device);
+                    let verdict = Verdict::of(&experiment, &records, source);
                     let refused = refused.iter().map(|r| r.error.to_string()).collect();
                     site.experiments.push(Entry { experiment, verdict, records, refused });
                 }

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use serde::Serialize;
-use swiglu_lab::{Experiment, Source, Verdict as LabVerdict, VerdictState};
+use swiglu_lab::{Experiment, Source, Sources, Verdict as LabVerdict, VerdictState};
 
 use super::PlaceArgs;
 use crate::Verdict;
@@ -42,6 +42,7 @@ struct Row {
 
 pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let dir = args.places.experiments()?;
+    let sources = Sources::new(args.places.lab()?);
     let store = args.places.store()?;
     let (mut rows, mut broken) = (Vec::new(), Vec::new());
     for experiment in Experiment::read_dir(&dir)? {
@@ -54,8 +55,8 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
         };
         let (records, refused) = store.of_experiment(&experiment.id)?;
         broken.extend(refused.iter().map(|r| r.error.to_string()));
-        let source = Source::detect(&dir, experiment.device);
-        let verdict = LabVerdict::of(&experiment, &records, &source);
+        let source = sources.of(experiment.device);
+        let verdict = LabVerdict::of(&experiment, &records, source);
         rows.push(Row {
             id: experiment.id,
             reasons: reasons(&verdict),
@@ -66,7 +67,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
             stale: verdict.stale,
             // Oldest first.
             measured: records.last().map(|r| r.record.finished.chars().take(DATE_LEN).collect()),
-            source_known: source != Source::Unknown,
+            source_known: *source != Source::Unknown,
             record_files: records.into_iter().map(|r| r.path).collect(),
         });
     }
