@@ -10,8 +10,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use support::{Ended, definition, lab, swiglu};
-use swiglu_lab::record::{Measured, Store};
+use support::{Ended, definition, lab, locks, swiglu};
+use swiglu_lab::record::{Locks, Measured};
 
 /// A lab with one experiment, `pace`, of our profile and a baseline.
 struct Lab {
@@ -116,9 +116,8 @@ fn a_gate_does_not_measure_beside_a_run_nor_against_what_cannot_be_compared() {
     fs::remove_file(quick).unwrap();
     assert_eq!(lab.lab(&["run", "pace", "--run-id", "r2"]).code, Some(0));
 
-    let store = Store::new(lab.path.join("records"));
-    let lock = store.lock(Measured::Machine, "here", "another run").unwrap();
-    lab.gate(&[]).refused(&["another run"]);
+    let lock = Locks::new(locks()).take(Measured::Machine, "somebody's").unwrap();
+    lab.gate(&[]).refused(&["another run is measuring here (somebody's, process"]);
     drop(lock);
     assert_eq!(lab.gate(&[]).code, Some(0));
 

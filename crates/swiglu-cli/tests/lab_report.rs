@@ -8,7 +8,8 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use support::{command, definition, end, json_of, lab, swiglu};
+use support::{command, definition, end, json_of, lab, locks, swiglu};
+use swiglu_lab::record::{Locks, Measured};
 
 fn tiny_lab(dir: &Path) -> String {
     let profiles = [
@@ -112,8 +113,12 @@ fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
         command.current_dir(dir.path()).arg("bench").args(size).args(extra);
         end(&mut command)
     };
-    // No Python here: what is not there is said, and the rest is measured.
     let all = ["--backend", "all", "--python", "/nowhere/python3"];
+    // Not beside a run, wherever that writes its record.
+    let lock = Locks::new(locks()).take(Measured::Machine, "mlp-decode-1").unwrap();
+    bench(&all).refused(&["another run is measuring here (mlp-decode-1, process"]);
+    drop(lock);
+    // No Python here: what is not there is said, and the rest is measured.
     let ended = bench(&all);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for part in ["8 × 72 f32", "swiglu", "torch-compile", "copy", "not available", "plot: "] {

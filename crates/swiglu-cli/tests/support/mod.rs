@@ -49,11 +49,19 @@ impl Ended {
     }
 }
 
+/// Where the runs of a test exclude each other, and none of other tests.
+pub fn locks() -> PathBuf {
+    let test = std::thread::current().name().unwrap_or("unnamed").replace("::", "-");
+    let dir = format!("{}-{test}", env!("CARGO_CRATE_NAME"));
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks").join(dir)
+}
+
 /// The program on a machine without a GPU, whatever this one has.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_swiglu"));
     command.stdin(Stdio::null()).env_remove("NO_COLOR");
     command.env("CUDA_VISIBLE_DEVICES", "").env_remove("SWIGLU_CUDA_LIBRARY_PATH");
+    command.env("SWIGLU_LAB_LOCK_DIR", locks());
     command
 }
 

@@ -1,6 +1,5 @@
 //! Records on disk: `<root>/<machine>/<date>-<experiment>-<run-id>.json`.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,15 +7,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::hash::content_hash;
+use super::lock::{Locks, Measured, RunLock};
 use super::schema::{RECORD_SCHEMA, Record};
 use crate::error::{LabError, Result};
 
 /// Where unfinished files begin their names; a killed run may leave one.
 const TEMPORARY: &str = ".unfinished-";
-/// Where the names of files begin that runs hold while they measure.
-const LOCK: &str = ".lock";
-/// Stands between a run's name and its process in a lock's file.
-const SIGNED: &str = ", process ";
 /// Stands between a run's name and what makes the name of an unfinished file its own.
 const UNFINISHED_END: &str = "-part-";
 
@@ -42,71 +38,6 @@ pub struct Refused {
     pub path: PathBuf,
     /// Why, and what to do.
     pub error: LabError,
-}
-
-/// What a run needs for itself while it measures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Measured<'a> {
-    /// Every processor, cache and the memory: nobody else may measure anything.
-    Machine,
-    /// One accelerator, by its identity. Runs on others do not disturb it; a run on the machine does.
-    Device(&'a str),
-}
-
-/// Held while a run measures; given back when dropped, also by a kill.
-#[derive(Debug)]
-pub struct RunLock {
-    files: Vec<File>,
-}
-
-impl Drop for RunLock {
-    fn drop(&mut self) {
-        for file in &self.files {
-            // A signature that stays would be believed if its process number came up again. The file that runs
-            // share has none, and where a signature cannot be taken back, it says what a killed run's does.
-            let _ = file.set_len(0);
-            // Closing alone does not do it at once: a process that another thread starts right now has
-            // a copy of the descriptor until it becomes its program. If unlocking fails, closing remains.
-            let _ = file.unlock();
-        }
-    }
-}
-
-/// Who wrote a lock's file, if it still runs.
-struct Holder {
-    file: PathBuf,
-    run: String,
-    process: i32,
-}
-
-impl Holder {
-    /// A killed run leaves its file signed.
-    fn read(file: PathBuf) -> Option<Self> {
-        let text = fs::read_to_string(&file).ok()?;
-        let (run, process) = text.trim().rsplit_once(SIGNED)?;
-        let process = process.parse().ok()?;
-        runs(process).then(|| Self { file, run: run.to_owned(), process })
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{SIGNED}{}", self.run, self.process)
-    }
-}
-
-/// Whether there is a process of this number.
-fn runs(process: i32) -> bool {
-    #[cfg(unix)]
-    {
-        use rustix::{io::Errno, process};
-        let Some(pid) = process::Pid::from_raw(process) else { return false };
-        process::test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)
-    }
-    #[cfg(not(unix))]
-    {
-        process > 0
-    }
 }
 
 impl Opened {
@@ -174,36 +105,26 @@ impl Store {
         self.root.join(&record.machine.name).join(name)
     }
 
-    /// Takes the right to measure, and clears what a killed run left behind: all of it where nobody
-    /// else can be measuring, else what a run of this name left. Runs on all machines whose records
-    /// lie here are asked, whatever they are called: one host has several names.
+    /// Takes the right to measure, of `user` on this machine and here, and clears what a killed run left
+    /// behind: all of it where nobody else can be measuring, else what a run of this name left. Runs on all
+    /// machines whose records lie here are asked, whatever they are called: one host has several names.
     ///
     /// # Errors
-    /// [`LabError::Busy`] if another run measures what this one needs, or has its name;
+    /// [`LabError::Busy`] if another run measures what this one needs, or has its name and writes here;
     /// [`LabError::Io`].
-    pub fn lock(&self, measured: Measured<'_>, machine: &str, run: &str) -> Result<RunLock> {
+    pub fn lock(
+        &self,
+        user: &Locks,
+        measured: Measured<'_>,
+        machine: &str,
+        run: &str,
+    ) -> Result<RunLock> {
+        let mut lock = user.take(measured, run)?;
         let dir = self.root.join(machine);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
-        let mut lock = RunLock { files: Vec::new() };
-        let whole = self.root.join(LOCK);
-        let own = match measured {
-            Measured::Machine => whole,
-            Measured::Device(id) => {
-                lock.files.push(self.take(&whole, File::try_lock_shared)?);
-                let id = id.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-                self.root.join(format!("{LOCK}-{id}"))
-            }
-        };
-        let mut file = self.take(&own, File::try_lock)?;
-        file.set_len(0)
-            .and_then(|()| writeln!(file, "{run}{SIGNED}{}", std::process::id()))
-            .map_err(LabError::io("write", &own))?;
-        lock.files.push(file);
-        // Two runs of one name would write one record. Both have signed before they look, so at least
-        // one of them sees the other.
-        if let Some(other) = self.holders()?.iter().find(|h| h.file != own && h.run == run) {
-            return Err(LabError::Busy { holder: other.to_string() });
-        }
+        let here = Locks::new(&self.root);
+        lock.add(here.take(measured, run)?);
+        here.expect_alone(measured, run)?;
         let of_this_run = format!("-{run}{UNFINISHED_END}");
         for leftover in entries(&dir)? {
             let name = file_name(&leftover);
@@ -214,39 +135,6 @@ impl Store {
             }
         }
         Ok(lock)
-    }
-
-    /// A lock's file, locked by `try_lock`.
-    fn take(
-        &self,
-        path: &Path,
-        try_lock: impl Fn(&File) -> std::result::Result<(), fs::TryLockError>,
-    ) -> Result<File> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(LabError::io("open", path))?;
-        match try_lock(&file) {
-            Ok(()) => Ok(file),
-            Err(fs::TryLockError::WouldBlock) => {
-                let of_a_run = |h: &Holder| file_name(path) == LOCK || h.file == path;
-                let holders = self.holders()?.into_iter().filter(of_a_run);
-                let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
-                Err(LabError::Busy { holder: holders.join("; ") })
-            }
-            Err(fs::TryLockError::Error(source)) => {
-                Err(LabError::Io { action: "lock", path: path.to_path_buf(), source })
-            }
-        }
-    }
-
-    /// The runs that signed a lock and still run.
-    fn holders(&self) -> Result<Vec<Holder>> {
-        let locks = entries(&self.root)?.into_iter().filter(|p| file_name(p).starts_with(LOCK));
-        Ok(locks.filter_map(Holder::read).collect())
     }
 
     /// Writes a record: the old file or the new one is there at any moment, never half of one.
@@ -322,7 +210,7 @@ fn open(path: &Path) -> Result<Record> {
     })
 }
 
-fn file_name(path: &Path) -> String {
+pub(super) fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
@@ -338,7 +226,7 @@ fn files_of(dir: &Path, experiment: &str) -> Result<Vec<PathBuf>> {
 }
 
 /// What is in a directory, sorted; nothing if there is no such directory.
-fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = || LabError::io("read directory", dir);
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -66,30 +66,36 @@ fn a_file_that_cannot_be_believed_is_refused_with_advice() {
     assert!(Opened::read(&dir.path().join("none.json")).unwrap_err().to_string().contains("read"));
 }
 
+/// A user's locks, in a place that no record goes to.
+fn user(dir: &Path) -> Locks {
+    Locks::new(dir.join("locks"))
+}
+
 #[test]
 fn one_run_at_a_time_and_leftovers_are_cleared() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::new(dir.path());
+    let (store, user) = (Store::new(dir.path()), user(dir.path()));
     fs::create_dir_all(dir.path().join("here")).unwrap();
     let leftover = dir.path().join("here").join(format!("{TEMPORARY}abc"));
     fs::write(&leftover, "half a rec").unwrap();
-    let lock = store.lock(Measured::Machine, "here", "run-one").unwrap();
+    let lock = store.lock(&user, Measured::Machine, "here", "run-one").unwrap();
     assert!(!leftover.exists());
-    let busy = store.lock(Measured::Machine, "here", "run-two").unwrap_err().to_string();
+    let busy = store.lock(&user, Measured::Machine, "here", "run-two").unwrap_err().to_string();
     assert!(busy.contains("run-one") && busy.contains("wait"), "{busy}");
     drop(lock);
-    store.lock(Measured::Machine, "here", "run-two").unwrap();
+    store.lock(&user, Measured::Machine, "here", "run-two").unwrap();
 }
 
 #[test]
 fn accelerators_are_measured_beside_each_other_and_the_machine_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::new(dir.path());
+    let (store, user) = (Store::new(dir.path()), user(dir.path()));
     let (machine, first, second) =
         (Measured::Machine, Measured::Device("GPU-1/a"), Measured::Device("GPU-2"));
-    let one = store.lock(first, "gpu", "one").unwrap();
-    let two = store.lock(second, "gpu", "two").unwrap();
-    let busy = |measured, machine: &str, run: &str| match store.lock(measured, machine, run) {
+    let one = store.lock(&user, first, "gpu", "one").unwrap();
+    let two = store.lock(&user, second, "gpu", "two").unwrap();
+    let busy = |measured, machine: &str, run: &str| match store.lock(&user, measured, machine, run)
+    {
         Err(LabError::Busy { holder }) => holder,
         other => panic!("{other:?}"),
     };
@@ -108,13 +114,42 @@ fn accelerators_are_measured_beside_each_other_and_the_machine_alone() {
         path
     };
     let (theirs, ours) = (write("one"), write("three"));
-    let three = store.lock(Measured::Device("GPU-3"), "gpu", "three").unwrap();
+    let three = store.lock(&user, Measured::Device("GPU-3"), "gpu", "three").unwrap();
     assert!(theirs.exists() && !ours.exists());
     drop((one, two, three));
-    let whole = store.lock(machine, "cpu", "four").unwrap();
+    let whole = store.lock(&user, machine, "cpu", "four").unwrap();
     assert!(busy(first, "gpu", "one").contains("four, process"));
     drop(whole);
-    store.lock(first, "gpu", "one").unwrap();
+    store.lock(&user, first, "gpu", "one").unwrap();
+}
+
+/// What is measured for a gate or at the prompt lies in a place of its own, and excludes others all the same.
+#[test]
+fn records_in_different_places_do_not_make_two_measure_one_accelerator() {
+    let dir = tempfile::tempdir().unwrap();
+    let user = user(dir.path());
+    let [records, one, two] =
+        ["records", "one", "two"].map(|name| Store::new(dir.path().join(name)));
+    let (first, second) = (Measured::Device("GPU-1"), Measured::Device("GPU-2"));
+    let gate = one.lock(&user, first, "gpu", "gate of x").unwrap();
+    // The same question on another accelerator: nothing is shared but the name.
+    let other = two.lock(&user, second, "gpu", "gate of x").unwrap();
+    for (measured, holders) in [(first, 1), (second, 1), (Measured::Machine, 2)] {
+        match records.lock(&user, measured, "gpu", "a run") {
+            Err(LabError::Busy { holder }) => {
+                assert_eq!(holder.matches("gate of x, process").count(), holders, "{holder}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    drop((gate, other));
+    records.lock(&user, Measured::Machine, "gpu", "a run").unwrap();
+    // Another user has other locks, and yet does not write among the records of a run.
+    let run = records.lock(&user, first, "gpu", "a run").unwrap();
+    let theirs = Locks::new(dir.path().join("theirs"));
+    assert!(matches!(records.lock(&theirs, first, "gpu", "b"), Err(LabError::Busy { .. })));
+    drop(run);
+    records.lock(&theirs, first, "gpu", "b").unwrap();
 }
 
 #[test]
@@ -131,23 +166,10 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
     assert!(matches!(store.write(&mut some(), &path.join("r.json")), Err(LabError::Io { .. })));
     let file_as_root = Store::new(&path);
     assert!(matches!(
-        file_as_root.lock(Measured::Machine, "here", "run"),
+        file_as_root.lock(&user(dir.path()), Measured::Machine, "here", "run"),
         Err(LabError::Io { .. })
     ));
     assert_eq!(fs::read(&path).unwrap(), good);
     let names: Vec<_> = entries(&dir.path().join("here")).unwrap();
     assert!(!names.iter().any(|n| file_name(n).starts_with(TEMPORARY)), "{names:?}");
-}
-
-/// As a process that is being started holds one for a moment.
-#[test]
-fn a_lock_is_given_back_though_its_descriptor_has_a_copy() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::new(dir.path());
-    let lock = store.lock(Measured::Machine, "here", "a run").unwrap();
-    let copy = lock.files[0].try_clone().unwrap();
-    assert!(matches!(store.lock(Measured::Machine, "here", "another"), Err(LabError::Busy { .. })));
-    drop(lock);
-    store.lock(Measured::Machine, "here", "another").unwrap();
-    drop(copy);
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use swiglu_core::{DType, Matrix, oracle, random};
 use swiglu_lab::peer::protocol::{ACTIVATION_SCALE, STREAM_GATE, STREAM_UP};
 use swiglu_lab::peer::{Limits, PeerCommands};
-use swiglu_lab::record::{Machine, Measured, Record, Store};
+use swiglu_lab::record::{Locks, Machine, Measured, Record, Store};
 use swiglu_lab::{Case, DeviceKind, Experiment, LabError, Laboratory, RunOptions, Source};
 
 /// What the peer is told to do, by its environment.
@@ -96,7 +96,8 @@ pub(crate) fn run(
     experiment: &Experiment,
     options: &RunOptions,
 ) -> Result<Record, LabError> {
-    let lock = lab.store.lock(Measured::Machine, &lab.machine.name, "a test")?;
+    let user = Locks::new(lab.dir.join("locks"));
+    let lock = lab.store.lock(&user, Measured::Machine, &lab.machine.name, "a test")?;
     let laboratory = Laboratory {
         store: &lab.store,
         lock: &lock,

@@ -53,11 +53,12 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
         None => newest(&store, &experiment, &machine.name)?,
     };
     swiglu_lab::gate::expect_comparable(&experiment, &machine, &old)?;
-    // The machine is held in the store of the records; the new one is not evidence and goes
-    // elsewhere.
-    let name = format!("gate of {}", experiment.id);
-    let lock = super::lock(&store, &experiment, &machine, &name)?;
+    // The new record is not evidence and goes elsewhere, so that gates of one experiment can measure
+    // several accelerators.
     let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
+    let new_store = Store::new(scratch.path());
+    let name = format!("gate of {}", experiment.id);
+    let lock = super::lock(&new_store, &experiment, &machine, &name)?;
     let logs = Logs::of(&format!("{}-gate", experiment.id))?;
     let commands = args.peers.commands(&lab, logs.dir())?;
     let source = Source::detect(&lab, experiment.device);
@@ -68,9 +69,8 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
         cases: args.cases.clone(),
         ..RunOptions::new("gate", false)
     };
-    let scratch = Store::new(scratch.path());
     let laboratory = Laboratory {
-        store: &scratch,
+        store: &new_store,
         lock: &lock,
         commands: &commands,
         machine: &machine,

@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use swiglu_cuda::DeviceFacts;
 use swiglu_lab::peer::PeerCommands;
-use swiglu_lab::record::{Machine, Measured, RunLock, Store};
+use swiglu_lab::record::{Locks, Machine, Measured, RunLock, Store};
 use swiglu_lab::{DeviceKind, Experiment, Finished, LabError, ResultEntry, Status};
 use tempfile::TempDir;
 
@@ -147,7 +147,8 @@ impl PeerArgs {
 }
 
 /// Takes for a run what it measures: the processor with everything around it, or the first accelerator
-/// that this process sees, which is the one that peers see first.
+/// that this process sees, which is the one that peers see first. No other process of this user measures
+/// that meanwhile, wherever it writes; none writes a record of this name into the store.
 pub(super) fn lock(
     store: &Store,
     experiment: &Experiment,
@@ -163,7 +164,7 @@ pub(super) fn lock(
         None | Some("") => Measured::Machine,
         Some(id) => Measured::Device(id),
     };
-    Ok(store.lock(measured, &machine.name, run)?)
+    Ok(store.lock(&Locks::of_user()?, measured, &machine.name, run)?)
 }
 
 /// The identity of the accelerator that an experiment measures.

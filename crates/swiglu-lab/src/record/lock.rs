@@ -1,0 +1,258 @@
+//! Who measures: one run at a time on the machine, or one on each accelerator.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::store::{entries, file_name};
+use crate::error::{LabError, Result};
+
+/// Where the names of files begin that runs hold while they measure.
+const LOCK: &str = ".lock";
+/// Stands between a run's name and its process in a lock's file.
+const SIGNED: &str = ", process ";
+/// Says where the locks of a user lie, instead of below the directory for temporary files.
+const DIRECTORY_VARIABLE: &str = "SWIGLU_LAB_LOCK_DIR";
+
+/// What a run needs for itself while it measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measured<'a> {
+    /// Every processor, cache and the memory: nobody else may measure anything.
+    Machine,
+    /// One accelerator, by its identity. Runs on others do not disturb it; a run on the machine does.
+    Device(&'a str),
+}
+
+/// Held while a run measures; given back when dropped, also by a kill.
+#[derive(Debug)]
+pub struct RunLock {
+    files: Vec<File>,
+}
+
+impl RunLock {
+    /// Holds what another holds, too.
+    pub(super) fn add(&mut self, mut other: Self) {
+        self.files.append(&mut other.files);
+    }
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        for file in &self.files {
+            // A signature that stays would be believed if its process number came up again. The file that runs
+            // share has none, and where a signature cannot be taken back, it says what a killed run's does.
+            let _ = file.set_len(0);
+            // Closing alone does not do it at once: a process that another thread starts right now has
+            // a copy of the descriptor until it becomes its program. If unlocking fails, closing remains.
+            let _ = file.unlock();
+        }
+    }
+}
+
+/// Who wrote a lock's file, if it still runs.
+struct Holder {
+    file: PathBuf,
+    run: String,
+    process: i32,
+}
+
+impl Holder {
+    /// A killed run leaves its file signed.
+    fn read(file: PathBuf) -> Option<Self> {
+        let text = fs::read_to_string(&file).ok()?;
+        let (run, process) = text.trim().rsplit_once(SIGNED)?;
+        let process = process.parse().ok()?;
+        runs(process).then(|| Self { file, run: run.to_owned(), process })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{SIGNED}{}", self.run, self.process)
+    }
+}
+
+/// Whether there is a process of this number.
+fn runs(process: i32) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::{io::Errno, process};
+        let Some(pid) = process::Pid::from_raw(process) else { return false };
+        process::test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)
+    }
+    #[cfg(not(unix))]
+    {
+        process > 0
+    }
+}
+
+/// A directory of locks. Whoever takes them there knows of each other.
+#[derive(Debug, Clone)]
+pub struct Locks {
+    root: PathBuf,
+}
+
+impl Locks {
+    /// Those in `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Those that all processes of the user share on this machine, wherever their records lie: in
+    /// `SWIGLU_LAB_LOCK_DIR`, else in a directory for this user among temporary files.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if that directory cannot be made, or is another user's.
+    pub fn of_user() -> Result<Self> {
+        if let Some(given) = std::env::var_os(DIRECTORY_VARIABLE).filter(|dir| !dir.is_empty()) {
+            return Ok(Self::new(given));
+        }
+        Self::below(&std::env::temp_dir())
+    }
+
+    #[cfg(unix)]
+    fn below(temporary: &Path) -> Result<Self> {
+        use std::io::{Error, ErrorKind};
+        use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+
+        let user = rustix::process::getuid().as_raw();
+        let root = temporary.join(format!("swiglu-lab-{user}"));
+        match fs::DirBuilder::new().mode(0o700).create(&root) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                return Err(LabError::io("create directory", &root)(e));
+            }
+            _ => {}
+        }
+        // Anybody may make names there: what lies under this one must not lead elsewhere.
+        let found = fs::symlink_metadata(&root).map_err(LabError::io("read", &root))?;
+        if !found.is_dir() || found.uid() != user {
+            let why = "it is another user's or no directory; SWIGLU_LAB_LOCK_DIR names another";
+            let source = Error::new(ErrorKind::PermissionDenied, why);
+            return Err(LabError::io("use the locks in", &root)(source));
+        }
+        Ok(Self::new(root))
+    }
+
+    #[cfg(not(unix))]
+    fn below(temporary: &Path) -> Result<Self> {
+        Ok(Self::new(temporary.join("swiglu-lab")))
+    }
+
+    /// The right to measure, signed with a run's name.
+    ///
+    /// # Errors
+    /// [`LabError::Busy`] if another run measures what this one needs; [`LabError::Io`].
+    pub fn take(&self, measured: Measured<'_>, run: &str) -> Result<RunLock> {
+        fs::create_dir_all(&self.root).map_err(LabError::io("create directory", &self.root))?;
+        let mut lock = RunLock { files: Vec::new() };
+        if measured != Measured::Machine {
+            lock.files.push(self.lock(&self.root.join(LOCK), File::try_lock_shared)?);
+        }
+        let own = self.path_of(measured);
+        let mut file = self.lock(&own, File::try_lock)?;
+        file.set_len(0)
+            .and_then(|()| writeln!(file, "{run}{SIGNED}{}", std::process::id()))
+            .map_err(LabError::io("write", &own))?;
+        lock.files.push(file);
+        Ok(lock)
+    }
+
+    /// The file that is signed.
+    fn path_of(&self, measured: Measured<'_>) -> PathBuf {
+        self.root.join(match measured {
+            Measured::Machine => LOCK.to_owned(),
+            Measured::Device(id) => {
+                format!("{LOCK}-{}", id.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+            }
+        })
+    }
+
+    /// That no other run has the name of one that has signed here: two would write one record. Both have
+    /// signed before they look, so at least one of them sees the other.
+    pub(super) fn expect_alone(&self, measured: Measured<'_>, run: &str) -> Result<()> {
+        let own = self.path_of(measured);
+        match self.holders()?.iter().find(|h| h.file != own && h.run == run) {
+            None => Ok(()),
+            Some(other) => Err(LabError::Busy { holder: other.to_string() }),
+        }
+    }
+
+    /// A lock's file, locked by `try_lock`.
+    fn lock(
+        &self,
+        path: &Path,
+        try_lock: impl Fn(&File) -> std::result::Result<(), fs::TryLockError>,
+    ) -> Result<File> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(LabError::io("open", path))?;
+        match try_lock(&file) {
+            Ok(()) => Ok(file),
+            Err(fs::TryLockError::WouldBlock) => {
+                let of_a_run = |h: &Holder| file_name(path) == LOCK || h.file == path;
+                let holders = self.holders()?.into_iter().filter(of_a_run);
+                let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
+                Err(LabError::Busy { holder: holders.join("; ") })
+            }
+            Err(fs::TryLockError::Error(source)) => {
+                Err(LabError::Io { action: "lock", path: path.to_path_buf(), source })
+            }
+        }
+    }
+
+    /// The runs that signed a lock and still run.
+    fn holders(&self) -> Result<Vec<Holder>> {
+        let locks = entries(&self.root)?.into_iter().filter(|p| file_name(p).starts_with(LOCK));
+        Ok(locks.filter_map(Holder::read).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a process that is being started holds one for a moment.
+    #[test]
+    fn a_lock_is_given_back_though_its_descriptor_has_a_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let locks = Locks::new(dir.path());
+        let lock = locks.take(Measured::Machine, "a run").unwrap();
+        let copy = lock.files[0].try_clone().unwrap();
+        let another = || locks.take(Measured::Machine, "another");
+        assert!(matches!(another(), Err(LabError::Busy { .. })));
+        drop(lock);
+        another().unwrap();
+        drop(copy);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn locks_of_a_user_lie_in_a_directory_that_no_other_can_change() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+        let dir = tempfile::tempdir().unwrap();
+        let locks = Locks::below(dir.path()).unwrap();
+        let found = fs::metadata(&locks.root).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o700);
+        assert_eq!(found.uid(), rustix::process::getuid().as_raw());
+        // Every process finds the same ones.
+        let held = locks.take(Measured::Device("GPU-1"), "a run").unwrap();
+        let again = Locks::below(dir.path()).unwrap();
+        let busy = again.take(Measured::Device("GPU-1"), "b").unwrap_err().to_string();
+        assert!(busy.contains("a run, process"), "{busy}");
+        again.take(Measured::Device("GPU-2"), "b").unwrap();
+        drop(held);
+        // A name that leads elsewhere is not followed.
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::remove_dir_all(&locks.root).unwrap();
+        symlink(elsewhere.path(), &locks.root).unwrap();
+        let refused = Locks::below(dir.path()).unwrap_err().to_string();
+        assert!(refused.contains("SWIGLU_LAB_LOCK_DIR"), "{refused}");
+        assert!(matches!(Locks::below(&dir.path().join("none")), Err(LabError::Io { .. })));
+    }
+}
