@@ -262,6 +262,35 @@ fn cut(factor: f32, roundoff: f64) -> f32 {
     f32::from_bits(factor.to_bits() & (u32::MAX << (23 - kept)))
 }
 
+/// Rows of the left factor in `f32`, eight side by side: the sums of eight rows are made at once, each in
+/// the order of its terms.
+struct Rows {
+    eights: Vec<Vec<[f32; 8]>>,
+    count: usize,
+}
+
+impl Rows {
+    fn new([count, columns]: [usize; 2], value: impl Fn(usize, usize) -> f32) -> Self {
+        let lanes = |first: usize, k| {
+            std::array::from_fn(|l| if first + l < count { value(first + l, k) } else { 0.0 })
+        };
+        let eight = |first| (0..columns).map(|k| lanes(first, k)).collect();
+        Self { eights: (0..count).step_by(8).map(eight).collect(), count }
+    }
+
+    /// The sum of the products of each row with a column.
+    fn dots(&self, column: &[f32]) -> impl Iterator<Item = f32> {
+        let sums = self.eights.iter().flat_map(move |eight| {
+            let mut sums = [0.0f32; 8];
+            for (x, w) in eight.iter().zip(column) {
+                sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * w);
+            }
+            sums
+        });
+        sums.take(self.count)
+    }
+}
+
 /// A linear map in plain loops: factors as `roundoff` leaves them, `f32` accumulation in order,
 /// rounded to T.
 fn eager_linear<T: Element>(
@@ -273,13 +302,12 @@ fn eager_linear<T: Element>(
 ) -> Result<Matrix<T>> {
     let mut out = Matrix::zeros(x.rows(), out_features)?;
     let mut column = vec![0.0f32; x.cols()];
+    let rows = Rows::new(x.shape(), |i, k| cut(x.row(i)[k].to_f32(), roundoff));
     for o in 0..out_features {
         for (k, c) in column.iter_mut().enumerate() {
             *c = cut(weight(o, k).to_f32(), roundoff);
         }
-        for i in 0..x.rows() {
-            let products = x.row(i).iter().zip(&column).map(|(a, b)| cut(a.to_f32(), roundoff) * b);
-            let dot: f32 = products.sum();
+        for (i, dot) in rows.dots(&column).enumerate() {
             let dot = dot + bias.map_or(0.0, |b| b[o]);
             out.as_mut_slice()[i * out_features + o] = T::from_f32(dot);
         }
@@ -348,9 +376,9 @@ fn down_bound(
         column(k, &mut weights);
         for i in 0..m {
             // An h that may overflow admits anything in y, also where its weight is 0.
-            let passed_on = h_bound.view().row(i).iter().zip(&weights);
-            let passed_on: f64 =
-                passed_on.map(|(&e, w)| if e == f64::INFINITY { e } else { e * w }).sum();
+            let row = h_bound.view().row(i);
+            let passed_on =
+                oracle::dot(row, &weights, |e, w| if e == f64::INFINITY { e } else { e * w });
             let at = i * k_len + k;
             let magnitude = y.magnitude.as_slice()[at] + passed_on;
             let error = passed_on + relative * magnitude;

@@ -80,18 +80,29 @@ fn linear(
         weight(o, &mut column);
         let b = bias.map_or(0.0, |b| f64::from(b[o]));
         for i in 0..m {
-            // Eight partial sums let the compiler vectorise; the float64 error is immaterial.
-            let (mut s, mut a) = ([0.0f64; 8], [0.0f64; 8]);
-            let weights = column.value.iter().zip(&column.size);
-            for (j, (&xv, (&wv, &size))) in x.view().row(i).iter().zip(weights).enumerate() {
-                s[j % 8] += xv * wv;
-                a[j % 8] += (xv * size).abs();
-            }
-            value.as_mut_slice()[i * out_features + o] = s.iter().sum::<f64>() + b;
-            magnitude.as_mut_slice()[i * out_features + o] = a.iter().sum::<f64>() + b.abs();
+            let row = x.view().row(i);
+            let at = i * out_features + o;
+            value.as_mut_slice()[at] = dot(row, &column.value, |x, w| x * w) + b;
+            magnitude.as_mut_slice()[at] = dot(row, &column.size, |x, w| (x * w).abs()) + b.abs();
         }
     }
     Ok(Linear { value, magnitude })
+}
+
+/// The sum of `product` over pairs, as eight partial sums: the compiler makes vectors of them, and the
+/// float64 error is immaterial.
+pub(crate) fn dot(a: &[f64], b: &[f64], product: impl Fn(f64, f64) -> f64) -> f64 {
+    let mut sums = [0.0f64; 8];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
+        for (sum, (&a, &b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += product(a, b);
+        }
+    }
+    for (sum, (&a, &b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *sum += product(a, b);
+    }
+    sums.iter().sum()
 }
 
 /// Fills a column with weights that are single values.

@@ -14,7 +14,7 @@
 //! subnormals of inputs and sums to zero, see [`FLUSHED`].
 
 use crate::bounds::{
-    Reference, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
+    Reference, Rows, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
     relative_frobenius,
 };
 use half::f16;
@@ -93,8 +93,8 @@ fn passed_on(errors: &Matrix<f64>, weights: &QuantizedRef<'_>) -> Result<Matrix<
         sizes.clear();
         weights.terms(o, |product, minimum| sizes.push(product.abs() + minimum.abs()));
         for i in 0..m {
-            let terms = errors.view().row(i).iter().zip(&sizes);
-            passed.as_mut_slice()[i * out + o] = terms.map(|(e, s)| e * s).sum();
+            passed.as_mut_slice()[i * out + o] =
+                oracle::dot(errors.view().row(i), &sizes, |e, s| e * s);
         }
     }
     Ok(passed)
@@ -130,16 +130,16 @@ fn eager_linear<T: Element>(
     bias: Option<&[f32]>,
 ) -> Result<Matrix<T>> {
     let mut out = Matrix::zeros(x.rows(), weights.rows())?;
-    let mut column = Vec::with_capacity(weights.cols());
+    let (mut products, mut minima) = (Vec::new(), Vec::new());
+    let rows = Rows::new(x.shape(), |i, k| x.view().row(i)[k]);
     for o in 0..weights.rows() {
-        column.clear();
-        weights.terms(o, |product, minimum| column.push((product as f32, minimum as f32)));
-        for i in 0..x.rows() {
-            let (mut products, mut minima) = (0.0f32, 0.0f32);
-            for (x, &(product, minimum)) in x.view().row(i).iter().zip(&column) {
-                products += x * product;
-                minima += x * minimum;
-            }
+        products.clear();
+        minima.clear();
+        weights.terms(o, |product, minimum| {
+            products.push(product as f32);
+            minima.push(minimum as f32);
+        });
+        for (i, (products, minima)) in rows.dots(&products).zip(rows.dots(&minima)).enumerate() {
             let dot = products + minima + bias.map_or(0.0, |b| b[o]);
             out.as_mut_slice()[i * weights.rows() + o] = T::from_f32(dot);
         }
@@ -165,6 +165,9 @@ fn h_bound<T: Element>(
     inputs: Option<BlockInputs>,
 ) -> Result<Matrix<f64>> {
     let (act, numerics, relative) = (&params.activation, params.numerics, sum_error(&params.gate));
+    if inputs.is_none() {
+        return gated_bound(act, numerics, T::DTYPE, forward, relative, |_, _| 0.0);
+    }
     let mut errors = Vec::with_capacity(x.rows() * x.cols());
     for i in 0..x.rows() {
         let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();

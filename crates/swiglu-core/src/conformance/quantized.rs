@@ -3,7 +3,7 @@
 use half::f16;
 
 use crate::activation::Activation;
-use crate::bounds;
+use crate::bounds::{self, Reference};
 use crate::conformance::{Backend, Case, Outcome, Padded, biases, judge};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -172,37 +172,55 @@ fn add_outliers<T: Element>(x: &mut Padded<T>) {
     }
 }
 
+/// What is asked of backends in a case, and what is right.
+struct Question<T> {
+    case: Case,
+    x: Padded<T>,
+    parameters: QuantizedParameters,
+    reference: Reference,
+}
+
+impl<T: Element> Question<T> {
+    fn new(case: &Case, types: QuantizedTypes) -> Result<Self> {
+        let mut x = Padded::<T>::random(case.seed, case.m, case.hidden, case.padding, case.scale);
+        if case.seed % 4 == 1 {
+            add_outliers(&mut x);
+        }
+        let parameters = QuantizedParameters::new::<T>(case, types)?;
+        let reference = match (case.op, parameters.mlp()) {
+            (Op::GatedLinear, _) => bounds::quantized_gated_linear(x.view()?, &parameters.gated())?,
+            (Op::Mlp, Some(params)) => bounds::quantized_mlp(x.view()?, &params)?,
+            _ => return Err(without_weights(case)),
+        };
+        Ok(Self { case: *case, x, parameters, reference })
+    }
+
+    fn ask<B: Backend>(&self, backend: &B) -> Result<Outcome> {
+        let Self { case, x, parameters, reference } = self;
+        let columns = if case.op == Op::Mlp { case.hidden } else { case.intermediate };
+        let mut out = Padded::<T>::poisoned(case.m, columns, case.padding);
+        match (case.op, parameters.mlp()) {
+            (Op::Mlp, Some(params)) => {
+                backend.quantized_mlp(&params, x.view()?, out.view_mut()?)?
+            }
+            _ => backend.quantized_gated_linear(&parameters.gated(), x.view()?, out.view_mut()?)?,
+        }
+        judge(reference, &out)
+    }
+}
+
+fn without_weights(case: &Case) -> Error {
+    let why = "it has no quantised weights for the operation".into();
+    Error::Unsupported { what: case.to_string(), why }
+}
+
 /// Computes and judges one case.
 pub(super) fn run<T: Element, B: Backend>(
     backend: &B,
     case: &Case,
     types: QuantizedTypes,
 ) -> Result<Outcome> {
-    let mut x = Padded::<T>::random(case.seed, case.m, case.hidden, case.padding, case.scale);
-    if case.seed % 4 == 1 {
-        add_outliers(&mut x);
-    }
-    let parameters = QuantizedParameters::new::<T>(case, types)?;
-    let columns = if case.op == Op::Mlp { case.hidden } else { case.intermediate };
-    let mut out = Padded::<T>::poisoned(case.m, columns, case.padding);
-    let reference = match (case.op, parameters.mlp()) {
-        (Op::GatedLinear, _) => {
-            let params = parameters.gated();
-            backend.quantized_gated_linear(&params, x.view()?, out.view_mut()?)?;
-            bounds::quantized_gated_linear(x.view()?, &params)?
-        }
-        (Op::Mlp, Some(params)) => {
-            backend.quantized_mlp(&params, x.view()?, out.view_mut()?)?;
-            bounds::quantized_mlp(x.view()?, &params)?
-        }
-        _ => {
-            return Err(Error::Unsupported {
-                what: case.to_string(),
-                why: "it has no quantised weights for the operation".into(),
-            });
-        }
-    };
-    judge(&reference, &out)
+    Question::<T>::new(case, types)?.ask(backend)
 }
 
 #[cfg(test)]
