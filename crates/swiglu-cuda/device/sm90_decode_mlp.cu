@@ -22,24 +22,30 @@
 // Rows lie an odd multiple of 64 bytes apart in it: the 16 bytes of eight lanes, of two rows, are then in
 // different banks. Weights are the first to leave L2; x and h stay.
 //
-// Measured on an H200 without the limit below (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s):
+// Measured on an H200 (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s; one run, -: not in it):
 //     K/H         floor  form      M = 1     2     4     8     16
-//     896/4864      6.2  8 warps    12.5  13.7  12.8  13.8   16.3
-//                        16 warps   12.8  13.9  13.8  14.7   17.1
-//     2048/8192    23.8  8 warps    29.9  30.5  30.6  31.5   34.9
-//                        16 warps   28.3  29.7  29.5  30.6   32.7
-//     4096/14336   83.3  8 warps    87.3  90.2  88.4  94.9  101.6
-//                        16 warps   85.4  88.1  88.0  95.4  114.0
-// The last figure is of x read through the cache, which comes in pieces now. 8 to 9 µs were predicted for
-// 896/4864, and 86 to 88 for 4096/14336. Before x came first, h in pieces and loads before products it was
-// 12.6 to 18.8, 29.3 to 37.2 and 88 to 126.
+//     896/4864      6.2  8 warps    11.3  13.1  12.0  13.1      -
+//                        16 warps   12.1  12.9  13.1  14.2      -
+//     2048/8192    23.8  8 warps    29.5     -  30.1  31.6   35.0
+//                        16 warps   28.4     -  29.4  30.6   33.5
+//     4096/14336   83.3  8 warps    87.3     -     -  89.5    103
+//                        16 warps   86.4     -     -  89.2    113
+// 8 to 9 µs were predicted for 896/4864, and 86 to 88 for 4096/14336. Before x came first, h in pieces and loads
+// before products it was 12.6 to 18.8, 29.3 to 37.2 and 88 to 126.
 //
 // At most 60 KiB of gate and up rows are under way with 8 warps where all of a block's fit into the ring, so
 // that a fast block's down rows are not asked for before a slow one's gate rows: 11.5 instead of 12.3 for
 // 896/4864 with one token, 14.7 instead of 15.2 with 8, without the ring of h, beside which it was not
-// measured. At the larger shapes it cost 3 to 14 %. Refuted: two launches (13.7 and 94.9 with one token);
-// going through the code once before the first stage has come (up to 1.5 µs more); tiles dealt out by a
-// counter; 16 warps with stages of 17 KiB.
+// measured. At the larger shapes it cost 3 to 14 %. A programmatic launch, which sets its barriers up while the
+// last one ends, takes 0.3 to 0.5 µs less everywhere (one run: 11.8 to 11.3, 28.8 to 28.4, 86.7 to 86.4 with one
+// token); to ask for weights before that end, too, took the same.
+//
+// Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has
+// come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the grid for what fits into shared memory, h
+// published as values that readers poll for until none is the NaN that stands for nothing, with two buffers in
+// turn: predicted were 1.2 µs less, for it leaves out a fence, an atomic and the copy's way; measured in one run
+// 11.35 against 11.3 µs for 896/4864 with one token, 13.0 to 14.3 against 12.9 and 12.0 with 2 and 4, for
+// 2048/8192 28.5 against 28.2. 132 blocks that ask for all of h, time and again, take longer than they save.
 //
 // A copy takes its operands from registers of a whole warp, so lanes issue theirs one after the other, in
 // 30 to 50 cycles, and that 16 times in the 880 cycles in which a stage of 17 KiB arrives. Hence four warps.
@@ -54,8 +60,10 @@
 //     bytes, a scale per row   52    9.7   41.6
 //     e4m3, a scale per row    75   13.9   41.6
 //     e4m3, one per 128 of k   82   15.2   42.9
-// Predicted, not measured: M = 1 takes 3 to 6 µs more than memory, as elements do, so 45 to 50 µs, 27 to 30 for
-// nibbles. decode_mlp.cu takes 54 to 90 µs.
+// Predicted was for M = 1: 3 to 6 µs more than memory, as elements take, so 45 to 50 µs, 27 to 30 for nibbles.
+// Measured (µs): Q8_0 50.4, Q4_0 34.0, I8 50.1, e4m3 49.9, e4m3 with a scale per 128 x 128 48.9, beside 86.2 of
+// bf16 in that run; nibbles wait for their instructions now and then. M = 16 takes 58 to 65. decode_mlp.cu takes
+// 54 to 90 with one token.
 //
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR and TOKENS, see
 // decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it comes in pieces, which takes rows of whole 16
@@ -243,6 +251,7 @@ INLINE void copy_x(const DecodeMlpParams& p, u32 shared) {
     ptx::barrier_arrive_expect(barrier, p.m * bytes);
   }
   __syncwarp();
+  ptx::grid_dependency_wait();
   if (lane < p.m) {
     const u64 from = p.x + lane * p.x_stride * kElementBytes;
     ptx::bulk_load(shared + p.x_at + lane * p.x_pitch, (const void*)from, bytes, barrier);
@@ -537,7 +546,10 @@ KERNEL(kThreads, 1, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
     ptx::barrier_init_fence();
   }
   static_assert(kMostTokenStages <= kThreads / 32, "a barrier of each warp");
+  // Only now does it read or write what others do; the next launch may begin when its blocks find room.
+  ptx::grid_dependency_wait();
   __syncthreads();
+  ptx::grid_dependency_launch();
   if (threadIdx.x < kConsumers) {
     consume(p, shared);
   } else if (threadIdx.x < kWeightThreads) {

@@ -309,7 +309,11 @@ impl Decode {
             block: config.threads() as u32,
             dynamic_shared: config.shared as u32,
             cluster: None,
-            programmatic: config.part == Part::Down && self.programmatic,
+            programmatic: match config.feed {
+                Feed::Lanes => config.part == Part::Down && self.programmatic,
+                // Graphs can hold such launches since then.
+                Feed::CopyEngine(_) => stream.cuda().facts().driver_version >= (12, 3),
+            },
             cooperative: config.part == Part::Both,
         };
         // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
