@@ -39,6 +39,8 @@ pub struct Experiment {
     pub cases: Vec<Case>,
     /// What is measured.
     pub metrics: Vec<MetricGroup>,
+    /// How turns follow each other.
+    pub pace: Pace,
     /// What is claimed.
     pub claim: Claim,
     /// What the evidence does not cover.
@@ -49,6 +51,33 @@ pub struct Experiment {
     pub definition_hash: String,
     /// The file it was read from.
     pub path: PathBuf,
+}
+
+/// What comes before each turn that counts, of the profile whose turn it is, and how long a turn is. By default
+/// turns follow each other at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pace {
+    /// Milliseconds in which nothing runs: what has piled up of heat and power is gone.
+    #[serde(default)]
+    pub rest_ms: u64,
+    /// Milliseconds of calls that do not count, after the rest: clocks come to be what these calls let them be,
+    /// whoever ran before.
+    #[serde(default)]
+    pub warm_ms: u64,
+    /// Milliseconds that a turn takes at most, unless one call takes longer; 0: as usual.
+    #[serde(default)]
+    pub turn_ms: u64,
+}
+
+impl Pace {
+    /// More than this, of any, is a slip.
+    pub(crate) const MOST_MS: u64 = 10_000;
+
+    /// Whether nothing is set.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// One way of computing the cases.
@@ -225,18 +254,23 @@ impl Experiment {
         Ok(experiment)
     }
 
-    /// SHA-256 over what decides the measurements: device, profiles, cases and metrics. Prose and
+    /// SHA-256 over what decides the measurements: device, profiles, cases, metrics and pace. Prose and
     /// the claim are left out: a verdict is worked out from the present claim, and a better
     /// sentence does not make a measurement old.
     fn identity(&self) -> String {
-        content_hash(&json!({
+        let mut measured = json!({
             "schema": DEFINITION_SCHEMA,
             "id": self.id,
             "device": self.device,
             "profiles": self.profiles,
             "cases": self.cases,
             "metrics": self.metrics,
-        }))
+        });
+        // Definitions without one are what they were before there was any.
+        if !self.pace.is_none() {
+            measured["pace"] = json!(self.pace);
+        }
+        content_hash(&measured)
     }
 
     /// The profile of this id.

@@ -33,7 +33,7 @@ mod verify;
 pub use case::{Case, CaseOp, DeviceKind, Heat, MAX_EXTENT};
 pub use decision::{Decision, DecisionStatus};
 pub use definition::{
-    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, ProfileDef, Role,
+    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
     Statistic,
 };
 pub use error::{LabError, Result};

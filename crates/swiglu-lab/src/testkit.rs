@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::case::DeviceKind;
-use crate::definition::Experiment;
+use crate::definition::{Experiment, Pace};
 use crate::record::{
     Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, Status, Summary,
 };
@@ -125,7 +125,14 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
             driver: None,
         },
         versions: BTreeMap::new(),
-        protocol: ProtocolUsed { turns: 10, budget_us: 1, seed: 1, preparations: 1, quick: false },
+        protocol: ProtocolUsed {
+            turns: 10,
+            budget_us: 1,
+            seed: 1,
+            preparations: 1,
+            pace: Pace::default(),
+            quick: false,
+        },
         clocks_before: None,
         clocks_after: None,
         case_clocks: BTreeMap::new(),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use support::{Lab, REQUEST, options, run};
 use swiglu_lab::record::Record;
-use swiglu_lab::{ResultEntry, RunOptions, Source, Status, Verdict, VerdictState};
+use swiglu_lab::{Pace, ResultEntry, RunOptions, Source, Status, Verdict, VerdictState};
 
 fn entry<'a>(record: &'a Record, profile: &str) -> &'a ResultEntry {
     record.results.iter().find(|e| e.profile == profile).unwrap()
@@ -166,6 +166,27 @@ fn every_profile_is_the_first_to_be_prepared_and_the_first_of_a_turn_as_often_as
         let (most, least) = (begun.values().max().unwrap(), begun.values().min().unwrap());
         assert!(most - least <= 1, "{begun:?}");
     }
+}
+
+#[test]
+fn a_pace_comes_before_every_turn_and_does_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("one", "logs");
+    let mut experiment = lab.experiment(&[2], &[("a", "one", "ours"), ("b", "one", "peer")]);
+    let samples = |run_id: &str, experiment: &_| {
+        std::fs::remove_file(lab.commands.logs.join("one.log")).ok();
+        let record = run(&lab, experiment, &options(run_id)).unwrap();
+        assert!(record.results.iter().all(|e| e.turn_lengths.len() == 6), "{record:?}");
+        let asked: usize = asked(&lab, "one").iter().map(|(_, sampled)| sampled.len()).sum();
+        (asked, record.protocol.pace)
+    };
+    // One to warm up, two turns that do not count and three that do, of two profiles, twice.
+    assert_eq!(samples("r1", &experiment), (2 * 2 * 6, Pace::default()));
+    experiment.pace = Pace { rest_ms: 1, warm_ms: 1, turn_ms: 0 };
+    let (paced, pace) = samples("r2", &experiment);
+    assert!(paced >= 2 * 2 * (1 + 2 * 5), "{paced}");
+    assert_eq!(pace, experiment.pace);
 }
 
 #[test]

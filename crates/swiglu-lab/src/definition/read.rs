@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use super::values::{Extent, Many, Named, Real};
 use super::{
-    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, ProfileDef, Role,
+    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
     Statistic,
 };
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
@@ -34,6 +34,7 @@ struct Raw {
     profiles: Spanned<Vec<Spanned<ProfileDef>>>,
     cases: Spanned<Vec<Spanned<RawCases>>>,
     metrics: RawMetrics,
+    pace: Option<Spanned<Pace>>,
     claim: RawClaim,
     boundary: RawBoundary,
     #[serde(default)]
@@ -112,6 +113,7 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
             "no metric groups: expected some of latency, traffic, validation",
         ));
     }
+    let pace = pace(raw.pace, &place)?;
     let decisions = raw.decisions.into_iter().chain(raw.boundary.decisions);
     Ok(Experiment {
         id: raw.id.into_inner(),
@@ -123,12 +125,28 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
         profiles,
         cases,
         metrics: raw.metrics.groups.into_inner(),
+        pace,
         claim,
         boundary: raw.boundary.text.get_ref().trim().to_owned(),
         decisions: decisions.map(Spanned::into_inner).collect(),
         definition_hash: String::new(),
         path: path.to_path_buf(),
     })
+}
+
+fn pace(raw: Option<Spanned<Pace>>, place: &Place<'_>) -> Result<Pace> {
+    let Some(raw) = raw else { return Ok(Pace::default()) };
+    let pace = *raw.get_ref();
+    let longest = pace.rest_ms.max(pace.warm_ms).max(pace.turn_ms);
+    if longest > Pace::MOST_MS {
+        let message = format!("pace: {longest} ms: expected at most {}", Pace::MOST_MS);
+        return Err(place.at(raw.span(), message));
+    }
+    if pace.is_none() {
+        let message = "pace: expected rest_ms, warm_ms or turn_ms above 0, or no [pace]";
+        return Err(place.at(raw.span(), message));
+    }
+    Ok(pace)
 }
 
 fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {

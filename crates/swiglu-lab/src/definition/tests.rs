@@ -81,6 +81,26 @@ fn prose_does_not_make_records_old_but_cases_and_options_do() {
     assert_ne!(same, hash(&with("path = \"fused\"", "path = \"unfused\"")));
 }
 
+#[test]
+fn a_pace_is_part_of_what_is_measured() {
+    let paced = |pace: &str| parse(&with("[metrics]", &format!("[pace]\n{pace}\n[metrics]")));
+    assert_eq!(parse(DEFINITION).unwrap().pace, Pace::default());
+    let burst = paced("rest_ms = 50\nwarm_ms = 2").unwrap();
+    assert_eq!(burst.pace, Pace { rest_ms: 50, warm_ms: 2, turn_ms: 0 });
+    let short = Pace { turn_ms: 4, ..Pace::default() };
+    assert_eq!(paced("turn_ms = 4").unwrap().pace, short);
+    assert_ne!(burst.definition_hash, parse(DEFINITION).unwrap().definition_hash);
+    for (pace, part) in [
+        ("rest_ms = 10_001", "10001 ms: expected at most 10000"),
+        ("rest_ms = 0", "above 0, or no [pace]"),
+        ("rest = 1", "unknown field `rest`"),
+        ("warm_ms = -1", "-1"),
+    ] {
+        let message = paced(pace).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
+}
+
 /// Every refusal says where and what was expected.
 #[test]
 fn broken_definitions_are_refused_with_line_and_column() {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, DeviceKind};
+use crate::definition::Pace;
 use crate::profile::{Ceilings, KernelCounters};
 
 /// The schema that this program writes and reads.
@@ -86,6 +87,9 @@ pub struct ProtocolUsed {
     /// How often each profile was prepared in a case: its turns are spread over so many preparations.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub preparations: usize,
+    /// What came before each turn.
+    #[serde(default, skip_serializing_if = "Pace::is_none")]
+    pub pace: Pace,
     /// A quick look: shown, but not evidence, see [`QUICK`].
     pub quick: bool,
 }

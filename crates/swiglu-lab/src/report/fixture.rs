@@ -252,6 +252,7 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
             budget_us: 20_000,
             seed: 0x5eed,
             preparations: 5,
+            pace: experiment.pace,
             quick: false,
         },
         clocks_before: Some(clocks),

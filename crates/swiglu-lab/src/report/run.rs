@@ -107,10 +107,18 @@ fn facts(r: &Record) -> Markup {
         (
             "Protocol",
             Some(format!(
-                "{}{} turns of at most {} µs per profile, interleaved, over {}; seed {:#x}",
+                "{}{} turns of at most {} µs per profile{}, interleaved, over {}; seed {:#x}",
                 if r.protocol.quick { format!("{QUICK}; ") } else { String::new() },
                 r.protocol.turns,
                 r.protocol.budget_us,
+                match (r.protocol.pace.rest_ms, r.protocol.pace.warm_ms) {
+                    (0, 0) => String::new(),
+                    (0, warm) => format!(" after {warm} ms of its own calls"),
+                    (rest, 0) => format!(" after {rest} ms of rest"),
+                    (rest, warm) => {
+                        format!(" after {rest} ms of rest and {warm} ms of its own calls")
+                    }
+                },
                 match r.protocol.preparations {
                     1 => "one preparation".to_owned(),
                     n => format!("{n} preparations"),

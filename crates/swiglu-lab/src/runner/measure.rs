@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::peers::{Absent, Peers};
 use super::{Event, RunOptions};
@@ -267,8 +268,27 @@ impl CaseRun<'_> {
         }
     }
 
-    /// A-B-A-B: in each turn every contender is measured once; who begins changes, so that nobody
-    /// always follows the same one.
+    /// What comes before a turn that counts; the inner error is what the peer says went wrong.
+    fn pace(
+        &self,
+        peers: &mut Peers<'_>,
+        profile: usize,
+        id: u64,
+    ) -> Result<Result<(), String>, Broken> {
+        let pace = self.options.protocol.pace;
+        thread::sleep(Duration::from_millis(pace.rest_ms));
+        let (start, warm) = (Instant::now(), Duration::from_millis(pace.warm_ms));
+        // A peer ends a request of short calls before its time.
+        while let Some(left) = warm.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+            let budget_us = left.as_micros().clamp(1, u128::from(u32::MAX)) as u64;
+            if let Err(reason) = self.sample(peers, profile, id, budget_us)? {
+                return Ok(Err(reason));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// A-B-A-B: in each turn every contender is measured once, in an order of that turn.
     fn take_turns(
         &self,
         peers: &mut Peers<'_>,
@@ -304,7 +324,7 @@ impl CaseRun<'_> {
         let count = contenders.len();
         let mut last_peer = None;
         for position in 0..count {
-            let contender = &mut contenders[(turn + position) % count];
+            let contender = &mut contenders[nth(turn, position, count)];
             if contender.entry.status == Status::Failed {
                 continue;
             }
@@ -315,7 +335,13 @@ impl CaseRun<'_> {
             {
                 thread::sleep(self.options.settle);
             }
-            match self.sample(peers, contender.profile, contender.id, contender.budget_us)? {
+            let (profile, id) = (contender.profile, contender.id);
+            let paced = self.pace(peers, profile, id)?;
+            let sampled = match paced {
+                Ok(()) => self.sample(peers, profile, id, contender.budget_us)?,
+                Err(reason) => Err(reason),
+            };
+            match sampled {
                 Ok(us) => {
                     contender.entry.turn_lengths.push(us.len());
                     contender.entry.samples_us.extend(us);
@@ -371,6 +397,17 @@ impl CaseRun<'_> {
     }
 }
 
+/// Who is measured at a place of a turn: one of `count`. The places of a turn zigzag away from the one who
+/// begins, who moves on from turn to turn, and every other round of turns goes backwards: over 2 · `count` turns
+/// each of them is measured behind every other equally often (E. J. Williams, Aust. J. Sci. Res. A 2, 149, 1949).
+/// With a fixed order each would always inherit clocks and caches from the same one.
+fn nth(turn: usize, position: usize, count: usize) -> usize {
+    let position = if (turn / count).is_multiple_of(2) { position } else { count - 1 - position };
+    let away = position.div_ceil(2);
+    let offset = if position % 2 == 1 { away } else { count - away };
+    (turn + offset) % count
+}
+
 /// What is known of a profile with one preparation more, of so many turns.
 fn joined(before: Option<ResultEntry>, now: ResultEntry, turns: usize) -> ResultEntry {
     if now.status == Status::Failed {
@@ -395,5 +432,31 @@ fn failure(reply: Reply) -> String {
     match reply {
         Reply::Failed { reason, .. } => reason,
         other => format!("answered with {}", other.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_is_measured_behind_everybody_else_equally_often() {
+        for count in 1..10 {
+            let mut behind = vec![vec![0; count]; count];
+            let mut begins = vec![0; count];
+            for turn in 0..2 * count {
+                let order: Vec<_> = (0..count).map(|position| nth(turn, position, count)).collect();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..count).collect::<Vec<_>>());
+                begins[order[0]] += 1;
+                order.windows(2).for_each(|pair| behind[pair[1]][pair[0]] += 1);
+            }
+            assert_eq!(begins, vec![2; count]);
+            for (i, row) in behind.into_iter().enumerate() {
+                let expected: Vec<_> = (0..count).map(|j| if i == j { 0 } else { 2 }).collect();
+                assert_eq!(row, expected, "behind {i} of {count}");
+            }
+        }
     }
 }

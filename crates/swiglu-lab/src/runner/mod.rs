@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use crate::case::Case;
-use crate::definition::{Experiment, ProfileDef};
+use crate::definition::{Experiment, Pace, ProfileDef};
 use crate::error::{LabError, Result};
 use crate::peer::{Limits, PeerCommands};
 use crate::place::is_name;
@@ -37,7 +37,7 @@ pub struct RunOptions {
     pub profiles: Option<Vec<String>>,
     /// Only cases whose key has each of these words in it.
     pub cases: Option<String>,
-    /// How samples are taken.
+    /// How samples are taken; the pace is the experiment's, whatever it is here.
     pub protocol: ProtocolUsed,
     /// How long peers may be silent.
     pub limits: Limits,
@@ -54,7 +54,14 @@ impl RunOptions {
             run_id: run_id.into(),
             profiles: None,
             cases: None,
-            protocol: ProtocolUsed { turns, budget_us, seed: SEED, preparations, quick },
+            protocol: ProtocolUsed {
+                turns,
+                budget_us,
+                seed: SEED,
+                preparations,
+                pace: Pace::default(),
+                quick,
+            },
             limits: Limits::default(),
             settle: SETTLE,
         }
@@ -156,6 +163,13 @@ impl Laboratory<'_> {
         watch: &mut dyn FnMut(Event<'_>),
     ) -> Result<Finished> {
         options.expect_name()?;
+        let mut options = options.clone();
+        options.protocol.pace = experiment.pace;
+        if experiment.pace.turn_ms > 0 {
+            let budget_us = experiment.pace.turn_ms * 1000;
+            options.protocol.budget_us = options.protocol.budget_us.min(budget_us);
+        }
+        let options = &options;
         let profiles = selected_profiles(experiment, options)?;
         let cases = selected_cases(experiment, options)?;
         let (mut record, path) = self.begin(experiment, options)?;

@@ -7,8 +7,8 @@ use clap::Args;
 use serde_json::{Map, json};
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
-    Against, Aggregate, Case, Claim, Event, Experiment, Laboratory, MetricGroup, ProfileDef, Role,
-    RunOptions, Source, Statistic,
+    Against, Aggregate, Case, Claim, Event, Experiment, Laboratory, MetricGroup, Pace, ProfileDef,
+    Role, RunOptions, Source, Statistic,
 };
 
 use super::{LabDirArgs, PeerArgs};
@@ -61,6 +61,7 @@ pub(crate) fn experiment(case: Case, profiles: Vec<ProfileDef>) -> Experiment {
         profiles,
         cases: vec![case],
         metrics: vec![MetricGroup::Latency, MetricGroup::Traffic, MetricGroup::Validation],
+        pace: Pace::default(),
         claim: Claim {
             text: String::new(),
             subject,
