@@ -229,10 +229,14 @@ fn backward<T: Element>(cuda: &Cuda, turn: usize) {
 #[test]
 fn gradients_of_the_activation() {
     let Some(cuda) = common::device() else { return };
-    for turn in some((0..108).collect(), 5) {
-        backward::<f32>(&cuda, turn);
-        backward::<f16>(&cuda, turn);
-        backward::<bf16>(&cuda, turn);
+    for (i, turn) in some((0..108).collect(), 5).enumerate() {
+        let types = [backward::<f32>, backward::<f16>, backward::<bf16>];
+        if common::has_gpu() || std::env::var_os("SWIGLU_TEST_ALL").is_some() {
+            types.iter().for_each(|backward| backward(&cuda, turn));
+        } else {
+            // In turns on the simulator, moved on so that every mode of rounding meets every type.
+            types[(i + i / 6) % 3](&cuda, turn);
+        }
     }
 }
 
