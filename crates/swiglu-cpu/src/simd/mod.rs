@@ -4,6 +4,7 @@
 //! chosen instruction set, inside a function compiled with that set's features. Everything between
 //! the two is `#[inline(always)]`, so intrinsics are inlined into code that may use them.
 
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -251,7 +252,7 @@ macro_rules! constant {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => avx512::Avx512::$constant,
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => avx512::Avx512Bf16::$constant,
+                Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::Avx512Bf16::$constant,
                 _ => portable::Portable::$constant,
             }
         }
@@ -286,9 +287,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 if K::USES_DOTS => avx512::run_bf16(kernel),
+            Isa::Avx512Bf16 | Isa::AmxBf16 if K::USES_DOTS => avx512::run_bf16(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512::run(kernel),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::run(kernel),
             _ => kernel.run::<portable::Portable>(),
         }
     }
