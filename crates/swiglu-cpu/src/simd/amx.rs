@@ -28,13 +28,13 @@ pub(crate) fn is_available() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn in_hardware() -> bool {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use super::cpuid;
     const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
-    if __cpuid(0).eax < 0x1D || __cpuid_count(7, 0).edx & BF16_AND_TILES != BF16_AND_TILES {
+    if cpuid(0, 0).eax < 0x1D || cpuid(7, 0).edx & BF16_AND_TILES != BF16_AND_TILES {
         return false;
     }
     // The kernels are written for palette 1 as it is: eight tiles of 16 rows of 64 bytes.
-    let palette = __cpuid_count(0x1D, 1);
+    let palette = cpuid(0x1D, 1);
     let (tile_bytes, row_bytes) = (palette.eax >> 16, palette.ebx & 0xFFFF);
     let (tiles, rows) = (palette.ebx >> 16, palette.ecx & 0xFFFF);
     tile_bytes as usize == BYTES && row_bytes == 64 && tiles >= 8 && rows as usize == ROWS
