@@ -29,9 +29,9 @@
 //!   the first-level cache: up to 13 % slower.
 //!
 //! Whole layers, 896 → 4864, ms, beside the vectors of AVX-512-BF16: 4 rows 0.72 and 0.65, 5 rows 0.71
-//! and 0.76, 8 rows 0.71 and 1.2, 12 rows 0.73 and 1.8; 128 rows 1.7, and 24 before weights came
-//! through the second-level cache. Not explained: streaming weights and multiplying add up where they
-//! should overlap, 64 rows take 1.05 ms, the weights alone 0.71, the products alone 0.35.
+//! and 0.76, 8 rows 0.71 and 1.2, 16 rows 0.75 and 2.5, 128 rows 1.7 to 2.7 and 20. Not explained:
+//! streaming weights and multiplying add up where they should overlap; 64 rows take 1.05 ms, 8 rows,
+//! which weights bind, 0.71, and the products of 64 rows at the rate in registers 0.35.
 
 use std::ops::Range;
 
