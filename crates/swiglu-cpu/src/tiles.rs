@@ -4,7 +4,7 @@
 //! and one of up features (or two of a plain panel), 16 pairs of inputs by 16 features each. Rows are
 //! packed into tiles of 16 rows by 32 inputs. Two tiles of rows times two of weights make four of sums,
 //! over a chunk of inputs; between chunks the sums rest in memory. The order of additions depends on the
-//! number of inputs alone, so a row has the same bits whatever the other rows and the threads.
+//! number of inputs alone, so among tiles a row has the same bits whatever the other rows and the threads.
 //!
 //! Floors (a virtual Intel Xeon with AMX, two cores, 2 MiB of second-level cache each, shared with other
 //! work; one thread): a product of tiles takes 16 cycles, 3.2 TFLOP/s in registers, against 4 loads of 1
@@ -15,11 +15,11 @@
 //!
 //! Measured in TFLOP/s, the products alone, 128 rows, 896 inputs, of 3.2 to 3.4 in registers:
 //! - no chunks, both operands from the second-level cache: 1.6; three tiles of rows by two of weights
-//!   1.85; asking for rows 4 or 8 KiB ahead 1.58 (refuted: it is bandwidth, not latency).
+//!   1.85; asking for rows 4 or 8 KiB ahead 1.58 (refuted: that latency binds).
 //! - chunks of 8 steps, weights in the first-level cache: 2.05, of 16: 1.95. Rows and sums loaded
 //!   with the hint that leaves them to the second level: 2.3, and 2.5 to 2.7 with 16 steps; 14 to 20
 //!   steps alike, 24 steps 2.1, 28 steps 1.85.
-//! - two or four panels for each block of rows, so that rows are in the first level too: 2.0 at most
+//! - two or four panels for each block of rows, so that rows are in the first level too: 2.2 at most
 //!   (refuted: there is no room beside the weights).
 //! - 512 rows a pass, 4096 inputs: 1.11 and with 256 rows 1.24 of whole layers, 2048 inputs 0.93 and
 //!   1.46. 14336 inputs, 256 rows: one panel at a time 0.6, groups of 8 1.16, where a group shares
