@@ -19,7 +19,7 @@ pub(crate) struct DeviceArgs {
     /// Where to run: best, cpu, cuda or cuda:N; best is the first CUDA device, else the CPU
     #[arg(long, value_name = "NAME", default_value = "best")]
     device: DeviceName,
-    /// CPU: force an instruction set: portable, avx2, avx512 or avx512-bf16
+    /// CPU: force an instruction set: portable, avx2, avx512, avx512-bf16 or amx-bf16
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]

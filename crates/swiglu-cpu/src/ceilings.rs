@@ -16,6 +16,7 @@ use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::isa::Isa;
 use crate::panels::SendPtr;
+use crate::simd::amx::{self, Tiles};
 use crate::simd::{self, Fetch, Kernel, Simd};
 use crate::team::Step;
 
@@ -55,7 +56,8 @@ impl Bandwidth {
 pub struct Ceilings {
     /// Multiply-adds of `f32` vectors, FLOP/s.
     pub fma_f32: f64,
-    /// Dot products of bfloat16 pairs, FLOP/s; none where the hardware has no such instruction.
+    /// Dot products of bfloat16 pairs, or of tiles of them, FLOP/s; none where the hardware has no such
+    /// instruction.
     pub dot_bf16: Option<f64>,
     /// Memory bandwidth.
     pub bandwidth: Bandwidth,
@@ -90,7 +92,11 @@ fn rate(
 /// # Errors
 /// [`swiglu_core::Error::Unavailable`] if there is no memory for the arrays (three of 128 MiB).
 pub fn measure(cpu: &Cpu) -> Result<Ceilings> {
-    let dot_bf16 = (cpu.isa() == Isa::Avx512Bf16).then(|| compute(cpu, true));
+    let dot_bf16 = match cpu.isa() {
+        Isa::AmxBf16 => Some(tiles(cpu)),
+        Isa::Avx512Bf16 => Some(compute(cpu, true)),
+        _ => None,
+    };
     Ok(Ceilings { fma_f32: compute(cpu, false), dot_bf16, bandwidth: bandwidth(cpu)? })
 }
 
@@ -107,6 +113,20 @@ fn compute(cpu: &Cpu, pairs: bool) -> f64 {
     let per_lane = if pairs { 4.0 } else { 2.0 };
     let accumulators = 2 * simd::tile_rows(cpu.isa());
     let flops = per_lane * (simd::lanes(cpu.isa()) * accumulators * ITERATIONS * units) as f64;
+    rate(cpu, cpu.threads(), [15, 1], flops, &Step { units, run: &run })
+}
+
+/// FLOP/s of independent products of tiles in registers.
+fn tiles(cpu: &Cpu) -> f64 {
+    const ITERATIONS: usize = 20_000;
+    let units = 16 * cpu.threads();
+    let run = |range: Range<usize>, _: usize| {
+        // SAFETY: the instruction set was checked when the device was made; this is a unit of its own.
+        let tiles = unsafe { Tiles::configure() };
+        range.for_each(|_| tiles.multiply_registers(ITERATIONS));
+    };
+    let per_product = 2 * amx::ROWS * amx::ROWS * amx::FEATURES;
+    let flops = (4 * per_product * ITERATIONS * units) as f64;
     rate(cpu, cpu.threads(), [15, 1], flops, &Step { units, run: &run })
 }
 

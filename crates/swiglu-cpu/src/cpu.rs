@@ -8,7 +8,7 @@ use swiglu_core::{BlockType, DType, Error, Op, Path, Plan, Problem, Result};
 
 use crate::isa::Isa;
 use crate::team::{self, Step};
-use crate::{elementwise, layers};
+use crate::{elementwise, layers, simd};
 
 /// Choices for [`Cpu::new`]; `None` means detected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,6 +55,7 @@ impl Cpu {
                 expected: format!("1 to {most}; there are {processors} processors"),
             });
         }
+        simd::learn();
         let pool = Self::pool(threads)?;
         Ok(Self { isa, threads, pool })
     }

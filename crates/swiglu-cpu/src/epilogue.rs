@@ -11,11 +11,11 @@ use crate::simd::{Kernel, Simd};
 
 /// What happens to the accumulators of a panel.
 pub(crate) trait Epilogue: Copy {
-    /// Finishes `rows` rows of `2 · LANES` sums at `sums`.
+    /// Finishes `rows` rows from row `first` on; `sums` holds `2 · LANES` for each of them.
     ///
     /// # Safety
     /// `isa` is available; `sums` holds the rows; the epilogue's own pointers are valid for them.
-    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize);
+    unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize);
 }
 
 /// Where rows of results go.
@@ -28,6 +28,11 @@ pub(crate) struct Rows<O> {
 }
 
 impl<O: Element> Rows<O> {
+    /// Rows from row `r` on; without columns there is no buffer to point into.
+    fn from(self, r: usize) -> Self {
+        Self { first: self.first.wrapping_add(r * self.stride), ..self }
+    }
+
     /// Rounds and writes one vector of row `r` from column `col`, cut at the last column.
     ///
     /// # Safety
@@ -121,9 +126,12 @@ impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedRows<S, T, O> {
 }
 
 impl<T: Element, O: Element> Epilogue for Gated<T, O> {
-    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize) {
+    unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
         // SAFETY: the caller's.
-        unsafe { compiled::gated(isa, GatedPanel { epilogue: *self, panel, sums, rows }) }
+        unsafe {
+            let epilogue = Self { out: self.out.from(first), ..*self };
+            compiled::gated(isa, GatedPanel { epilogue, panel, sums, rows });
+        }
     }
 }
 
@@ -135,9 +143,12 @@ pub(crate) struct Plain<T> {
 }
 
 impl<T: Element> Epilogue for Plain<T> {
-    unsafe fn finish(&self, isa: Isa, panel: usize, sums: *const f32, rows: usize) {
+    unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
         // SAFETY: the caller's.
-        unsafe { compiled::plain(isa, PlainPanel { epilogue: *self, panel, sums, rows }) }
+        unsafe {
+            let epilogue = Self { out: self.out.from(first), ..*self };
+            compiled::plain(isa, PlainPanel { epilogue, panel, sums, rows });
+        }
     }
 }
 

@@ -20,23 +20,28 @@ pub enum Isa {
     /// As `Avx512`, with the dot products of AVX-512-BF16 and, for quantised weights, AVX-512-VNNI,
     /// which every processor with the former has.
     Avx512Bf16,
+    /// As `Avx512Bf16`, with the tiles of AMX for many rows of bfloat16.
+    AmxBf16,
 }
 
 impl Isa {
     /// Every façade, the plainest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    pub const ALL: [Isa; 5] =
+        [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::AmxBf16];
 
-    /// `portable`, `avx2`, `avx512` or `avx512-bf16`.
+    /// `portable`, `avx2`, `avx512`, `avx512-bf16` or `amx-bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::AmxBf16 => "amx-bf16",
         }
     }
 
-    /// Whether this processor and operating system can run it.
+    /// Whether this processor and operating system can run it. For AMX the system is asked, once, to
+    /// let this process use tiles.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -60,8 +65,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bf16")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxBf16 => Isa::Avx512Bf16.is_available() && crate::simd::amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 => false,
         }
     }
 

@@ -18,6 +18,7 @@ mod quant;
 mod rows;
 mod simd;
 mod team;
+mod tiles;
 mod weights;
 mod workspace;
 

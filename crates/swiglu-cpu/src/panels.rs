@@ -14,6 +14,7 @@ use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::simd;
 use crate::team::Step;
+use crate::tiles;
 
 /// Input features per step.
 pub(crate) const fn features_per_step(dtype: DType) -> usize {
@@ -34,6 +35,8 @@ pub(crate) struct Panels<T> {
     panels: usize,
     inputs: usize,
     lanes: usize,
+    /// Steps of a panel in memory: those of its inputs, and zeros where tiles need them.
+    padded_steps: usize,
     element: PhantomData<T>,
 }
 
@@ -100,6 +103,11 @@ impl<T: Element> Panels<T> {
             panels,
             inputs,
             lanes,
+            padded_steps: tiles::padded_steps(
+                cpu.isa(),
+                T::DTYPE,
+                inputs.div_ceil(features_per_step(T::DTYPE)),
+            ),
             element: PhantomData,
         };
         this.data = Buffer::zeroed(panels * this.panel_bytes())?;
@@ -140,7 +148,7 @@ impl<T: Element> Panels<T> {
     }
     /// Bytes of a panel.
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.steps() * self.step_bytes()
+        self.padded_steps * self.step_bytes()
     }
     /// Floating-point operations of `m` rows.
     pub(crate) fn flops(&self, m: usize) -> f64 {

@@ -12,6 +12,7 @@ use crate::panels::{Panels, SendPtr};
 use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, Way};
 use crate::rows::{PackBlocks, PackRows, Steps};
 use crate::simd;
+use crate::tiles;
 
 /// Packed weights.
 #[derive(Debug)]
@@ -48,6 +49,9 @@ impl<T: Element> Weights<T> {
     /// How `m` rows are packed.
     pub(crate) fn packing(&self, cpu: &Cpu, m: usize) -> Packing {
         let panels = match self {
+            Weights::Dense(panels) if tiles::take(cpu.isa(), T::DTYPE, m) => {
+                return Packing::Tiles(tiles::Layout { m, inputs: panels.inputs() });
+            }
             Weights::Dense(panels) => {
                 return Packing::steps::<T>(cpu, m, Steps::Dense, panels.inputs());
             }
@@ -82,6 +86,8 @@ pub(crate) enum Packing {
     Steps { blocks: Blocks, steps: Steps, count: usize },
     /// Fixed-point digits.
     Digits { m: usize, inputs: usize, offset: u32, halves: bool },
+    /// Tiles of bfloat16.
+    Tiles(tiles::Layout),
 }
 
 impl Packing {
@@ -95,7 +101,23 @@ impl Packing {
         match self {
             Packing::Steps { blocks, count, .. } => blocks.m * count * size_of::<u32>(),
             Packing::Digits { m, inputs, .. } => quant::row_bytes(m, inputs),
+            Packing::Tiles(layout) => layout.bytes(),
         }
+    }
+
+    /// Accumulators that a worker needs.
+    pub(crate) fn sums(self, cpu: &Cpu) -> usize {
+        match self {
+            Packing::Steps { blocks: Blocks { m, .. }, .. } | Packing::Digits { m, .. } => {
+                m * 2 * simd::lanes(cpu.isa())
+            }
+            Packing::Tiles(layout) => layout.sums(),
+        }
+    }
+
+    /// Bytes of the accumulators of all workers.
+    pub(crate) fn sums_bytes(self, cpu: &Cpu) -> usize {
+        cpu.threads() * self.sums(cpu) * size_of::<f32>()
     }
 
     /// Whether rows must be packed even if they lie in memory as values of the steps' type.
@@ -108,6 +130,7 @@ impl Packing {
         match self {
             Packing::Steps { blocks, .. } => blocks.count(),
             Packing::Digits { m, inputs, .. } => quant::units(m, inputs),
+            Packing::Tiles(layout) => layout.blocks(),
         }
     }
 
@@ -134,6 +157,7 @@ impl Packing {
                     let rows = PackDigits { x, first, offset, halves, out };
                     compiled::pack_digits(isa, PackUnits(rows, range));
                 }
+                Packing::Tiles(layout) => tiles::pack(layout, (x, first), out, range),
             }
         }
     }

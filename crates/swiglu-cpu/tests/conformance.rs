@@ -61,4 +61,4 @@ macro_rules! facades {
     };
 }
 
-facades!(portable: Isa::Portable, avx2: Isa::Avx2, avx512: Isa::Avx512, avx512_bf16: Isa::Avx512Bf16);
+facades!(portable: Isa::Portable, avx2: Isa::Avx2, avx512: Isa::Avx512, avx512_bf16: Isa::Avx512Bf16, amx_bf16: Isa::AmxBf16);

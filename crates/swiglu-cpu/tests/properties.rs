@@ -1,7 +1,7 @@
 //! Properties of the layers on random problems.
 
 // Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
@@ -164,17 +164,68 @@ fn non_finite_rows_stay_alone() {
 fn many_rows_have_the_bits_of_single_rows() {
     let case = Case { bias: true, ..Case::new(Op::Mlp, [700, 2100, 33], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
-    let layer = GatedLinear::new(&cpu(Isa::detect(), 2), &parameters.gated()).unwrap();
-    assert!(layer.plan(4000).parameters["passes"] > 1, "{}", layer.plan(4000));
     let x = input::<bf16>(&case);
     let mut all = Matrix::<bf16>::zeros(700, 33).unwrap();
-    layer.forward(x.view(), all.view_mut()).unwrap();
-    // Bits follow the order of summation, which the height of a block does not change except for
-    // one to three rows, where several sums run side by side.
-    let mut some = Matrix::<bf16>::zeros(12, 33).unwrap();
-    for first in [0, 348, 688] {
-        layer.forward(x.view().rows_range(first, 12).unwrap(), some.view_mut()).unwrap();
-        assert_eq!(some.as_slice(), &all.as_slice()[first * 33..(first + 12) * 33], "row {first}");
+    for isa in Isa::available() {
+        let layer = GatedLinear::new(&cpu(isa, 2), &parameters.gated()).unwrap();
+        assert!(layer.plan(4000).parameters["passes"] > 1, "{}", layer.plan(4000));
+        layer.forward(x.view(), all.view_mut()).unwrap();
+        // Bits follow the order of summation, which the height of a block does not change except for
+        // few rows: several sums run side by side for one to three, and there are no tiles.
+        let count = if isa == Isa::AmxBf16 { 40 } else { 12 };
+        let mut some = Matrix::<bf16>::zeros(count, 33).unwrap();
+        for first in [0, 348, 700 - count] {
+            layer.forward(x.view().rows_range(first, count).unwrap(), some.view_mut()).unwrap();
+            let same = &all.as_slice()[first * 33..(first + count) * 33];
+            assert_eq!(some.as_slice(), same, "{isa}, row {first}");
+        }
+    }
+}
+
+/// Tiles over several chunks of inputs, with rows, inputs and features left over, and with so many
+/// rows that panels share chunks of them.
+#[test]
+fn tiles_take_any_number_of_rows_and_inputs() {
+    let isa = Isa::AmxBf16;
+    if !isa.is_available() {
+        println!("{isa}: not run, this machine lacks it");
+        return;
+    }
+    for [m, hidden, intermediate] in
+        [[16, 512, 64], [33, 600, 70], [50, 257, 300], [300, 1400, 300], [300, 290, 1400]]
+    {
+        let case = Case { dtype: DType::Bf16, padding: 3, ..case(m, hidden, intermediate) };
+        layers_agree::<bf16>(isa, &case).unwrap();
+        let problem = Parameters::<bf16>::new(&case).unwrap().mlp().problem(m);
+        assert!(cpu(isa, 1).plan(problem, Path::Fused).reason.contains("AMX"), "{case}");
+    }
+}
+
+/// The same in bfloat16, where tiles are filled up with zeros.
+#[test]
+fn non_finite_values_stay_alone_in_bf16() {
+    let case = Case { dtype: DType::Bf16, bias: false, ..case(29, 70, 90) };
+    for isa in Isa::available() {
+        let run = |x: &Matrix<bf16>, parameters: &Parameters<bf16>| {
+            let layer = GatedLinear::new(&cpu(isa, 2), &parameters.gated()).unwrap();
+            let mut h = Matrix::<bf16>::zeros(29, 90).unwrap();
+            layer.forward(x.view(), h.view_mut()).unwrap();
+            h
+        };
+        let parameters = Parameters::<bf16>::new(&case).unwrap();
+        let mut x = input::<bf16>(&case);
+        let clean = run(&x, &parameters);
+        x.as_mut_slice()[7 * 70 + 69] = bf16::NAN;
+        x.as_mut_slice()[28 * 70] = bf16::INFINITY;
+        let spoilt = run(&x, &parameters);
+        for row in 0..29 {
+            let (s, c) = (spoilt.view().row(row), clean.view().row(row));
+            match row {
+                7 => assert!(s.iter().all(|v| v.is_nan()), "{isa}"),
+                28 => assert!(s.iter().all(|v| !v.is_finite()), "{isa}"),
+                _ => assert_eq!(s, c, "{isa} row {row}"),
+            }
+        }
     }
 }
 
@@ -241,7 +292,7 @@ fn quantised_layers_keep_rows_apart() {
         assert!(one.plan(3).reason.contains("fixed-point"), "{isa}");
         assert!(three.plan(3).threads > 1, "{isa}");
         let says = |plan: Plan, what: &str| plan.reason.contains(what);
-        let pairs = isa == Isa::Avx512Bf16;
+        let pairs = isa >= Isa::Avx512Bf16;
         assert_eq!(says(of_bf16.plan(40), "as bfloat16 integers"), pairs, "{isa}");
         // Gate and up in Q6_K are decoded for fewer rows than a down projection in Q4_1.
         assert!(says(one.plan(9), "decoded"), "{isa}");

@@ -77,7 +77,7 @@ fn weights_are_read_back<T: Element>() {
 
 /// Layers of every type where rows of bfloat16 are multiplied as pairs.
 fn with_pairs(blocks: usize, test: impl Fn(&GatedLinear<bf16>, BlockType, QuantizedRef<'_>)) {
-    for isa in Isa::available().filter(|&isa| isa == Isa::Avx512Bf16) {
+    for isa in Isa::available().filter(|isa| *isa >= Isa::Avx512Bf16) {
         let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
         for block in quantized_types().iter().filter_map(|kind| kind.block()) {
             let inputs = blocks * block.elements();

@@ -9,7 +9,7 @@ use swiglu_core::{
 
 use super::gated::{GatedKernel, GatedLinear, buffer_matrix};
 use super::linear::Linear;
-use super::pass::{Call, Shared, out_rows, passes, sums_bytes};
+use super::pass::{Call, Shared, out_rows, passes};
 use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
@@ -131,7 +131,7 @@ impl<T: Element> Mlp<T> {
             ws.x.reserve(packing.bytes())?;
             ws.h.reserve(m * h_len * size_of::<O>())?;
             ws.packed_h.reserve(if packs_h { h_packing.bytes() } else { 0 })?;
-            ws.sums.reserve(sums_bytes(cpu, m))?;
+            ws.sums.reserve(packing.sums_bytes(cpu).max(h_packing.sums_bytes(cpu)))?;
             ws.scratch.reserve(scratch_bytes)?;
             let sums = SendPtr(ws.sums.as_mut_ptr().cast());
             let scratch = SendPtr(ws.scratch.as_mut_ptr());

@@ -13,6 +13,7 @@ use crate::quant::{DecodedSums, Dots, PairSums, takes_pairs};
 use crate::rows::Steps;
 use crate::simd;
 use crate::team::Step;
+use crate::tiles::{self, TilePanels};
 use crate::weights::{Packing, Weights};
 use crate::workspace::Workspaces;
 
@@ -48,7 +49,10 @@ impl<T: Element> Call<'_, T> {
         // SAFETY: the instruction set was checked when the device was made; the buffers were sized
         // for these rows, and each worker has its own part of `sums` and `scratch`.
         unsafe {
-            let sums = self.sums.get().add(worker * m * 2 * simd::lanes(isa));
+            let sums = self.sums.get().add(worker * self.packing.sums(self.cpu));
+            if let (Weights::Dense(panels), Packing::Tiles(layout)) = (self.weights, self.packing) {
+                return TilePanels::new(isa, panels, (x, layout), sums).run(range, epilogue);
+            }
             for panel in range {
                 match (self.weights, self.packing) {
                     (Weights::Dense(panels), Packing::Steps { blocks, .. }) => {
@@ -69,23 +73,18 @@ impl<T: Element> Call<'_, T> {
                     (Weights::Quantized(panels), Packing::Digits { .. }) => {
                         compiled::dots(isa, Dots::new(panels, panel, x, m, sums));
                     }
-                    (Weights::Dense(_), Packing::Digits { .. }) => {
-                        unreachable!("dense weights take steps, see Weights::packing")
+                    (Weights::Dense(_), Packing::Digits { .. }) | (_, Packing::Tiles(_)) => {
+                        unreachable!("no such rows for such weights, see Weights::packing")
                     }
                 }
-                epilogue.finish(isa, panel, sums, m);
+                epilogue.finish(isa, panel, 0, sums, m);
             }
         }
     }
 }
 
-/// Bytes of the accumulators of all workers.
-pub(crate) fn sums_bytes(cpu: &Cpu, m: usize) -> usize {
-    cpu.threads() * m * 2 * simd::lanes(cpu.isa()) * size_of::<f32>()
-}
-
-/// The most bytes that one of many packed rows of `n` inputs has.
-pub(crate) fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize {
+/// The most bytes that one of many packed rows of `n` inputs has, but for tiles.
+fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize {
     let steps = match quantized {
         false => Steps::Dense,
         true if takes_pairs(cpu.isa(), dtype) => Steps::Runs { sums: true },
@@ -94,8 +93,20 @@ pub(crate) fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: boo
     steps.count(dtype, n) * size_of::<u32>()
 }
 
-/// Rows of one pass over weights whose packed rows take `bytes_per_row`.
-pub(crate) fn pass_rows(cpu: &Cpu, m: usize, bytes_per_row: usize) -> usize {
+/// Rows of one pass of `m` rows over weights of these numbers of inputs, one after the other.
+pub(crate) fn pass_rows(
+    cpu: &Cpu,
+    m: usize,
+    dtype: DType,
+    quantized: bool,
+    inputs: &[usize],
+) -> usize {
+    if !quantized && tiles::take(cpu.isa(), dtype, m) {
+        return tiles::pass_rows(m);
+    }
+    // The packed rows of a pass share the cache.
+    let bytes: usize = inputs.iter().map(|&n| packed_row_bytes(cpu, n, dtype, quantized)).sum();
+    let bytes_per_row = bytes / inputs.len();
     let tile = simd::tile_rows(cpu.isa());
     let most = (ROWS_BYTES / bytes_per_row.max(1) / tile).max(4) * tile;
     m.div_ceil(m.div_ceil(most).max(1)).max(1)
@@ -137,13 +148,13 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
     epilogue: impl Fn(Rows<T>) -> E + Sync,
 ) -> Result<()> {
     let quantized = matches!(weights, Weights::Quantized(_));
-    let rows = pass_rows(cpu, x.rows(), packed_row_bytes(cpu, x.cols(), T::DTYPE, quantized));
+    let rows = pass_rows(cpu, x.rows(), T::DTYPE, quantized, &[x.cols()]);
     workspaces.with(|ws| {
         for pass in passes(x.rows(), rows) {
             let m = pass.len();
             let packing = weights.packing(cpu, m);
             ws.x.reserve(packing.bytes())?;
-            ws.sums.reserve(sums_bytes(cpu, m))?;
+            ws.sums.reserve(packing.sums_bytes(cpu))?;
             ws.scratch.reserve(weights.scratch_bytes(cpu, packing))?;
             let call = Call {
                 cpu,

@@ -2,21 +2,21 @@
 
 use swiglu_core::{Op, Path, Plan, Problem, QuantizedType};
 
-use super::pass::{packed_row_bytes, pass_rows};
+use super::pass::pass_rows;
 use crate::cpu::Cpu;
 use crate::gemm::Blocks;
 use crate::quant::Way;
 use crate::simd;
+use crate::tiles;
 
 /// Rows of one pass over the weights.
 pub(super) fn rows(cpu: &Cpu, problem: &Problem, path: Path) -> usize {
-    let packed = |n| packed_row_bytes(cpu, n, problem.dtype, problem.quantized.is_some());
-    let bytes = match (problem.op, path) {
-        // Packed x and packed h of a pass share the cache.
-        (Op::Mlp, Path::Fused) => (packed(problem.hidden) + packed(problem.intermediate)) / 2,
-        _ => packed(problem.hidden),
+    let inputs = [problem.hidden, problem.intermediate];
+    let inputs = match (problem.op, path) {
+        (Op::Mlp, Path::Fused) => &inputs[..],
+        _ => &inputs[..1],
     };
-    pass_rows(cpu, problem.m, bytes)
+    pass_rows(cpu, problem.m, problem.dtype, problem.quantized.is_some(), inputs)
 }
 
 /// How a layer computes `problem` on `path`.
@@ -26,8 +26,10 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
     let way = |kind: QuantizedType| Some(Way::of(cpu.isa(), problem.dtype, kind.block()?, pass));
     let ways =
         problem.quantized.and_then(|q| Some((way(q.gate_up)?, way(q.down.unwrap_or(q.gate_up))?)));
+    let tiles = ways.is_none() && tiles::take(cpu.isa(), problem.dtype, pass);
     let tile_rows = match ways {
         Some((Way::Digits, _)) => simd::dot_rows(cpu.isa()),
+        _ if tiles => tiles::BLOCK_ROWS,
         _ => simd::tile_rows(cpu.isa()),
     };
     let blocks = Blocks::new(pass, tile_rows);
@@ -42,6 +44,9 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
         (Path::Fused, Some((way, down)), _) if way == down => format!("fused; {}", way.describe()),
         (Path::Fused, Some((way, down)), _) => {
             format!("fused; {}; down: {}", way.describe(), down.describe())
+        }
+        (Path::Fused, None, _) if tiles => {
+            "fused; AMX tiles, the epilogue between the products of the next panel".into()
         }
         (Path::Fused, None, 0 | 1) => {
             "fused; one row block, weights streamed once at memory speed".into()

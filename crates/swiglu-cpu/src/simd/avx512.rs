@@ -177,7 +177,7 @@ macro_rules! common {
         #[inline(always)]
         fn prefetch(p: *const u8, fetch: Fetch) {
             lanes!(match fetch {
-                Fetch::Once => _mm_prefetch::<_MM_HINT_NTA>(p.cast()),
+                Fetch::Once => super::prefetch_once(p),
                 Fetch::Second => _mm_prefetch::<_MM_HINT_T1>(p.cast()),
             })
         }

@@ -4,11 +4,15 @@
 //! chosen instruction set, inside a function compiled with that set's features. Everything between
 //! the two is `#[inline(always)]`, so intrinsics are inlined into code that may use them.
 
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
+
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use swiglu_core::gate::GatedMath;
 use swiglu_core::{DType, Element, F32Lanes};
@@ -18,10 +22,54 @@ use crate::isa::Isa;
 /// How far a line is brought.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fetch {
-    /// To the first-level cache without displacing the others: data used once.
+    /// To the first-level cache, without displacing what others hold where that is faster: data used
+    /// once.
     Once,
     /// To the second-level cache.
     Second,
+}
+
+/// Whether lines that are used once come through the second-level cache all the same.
+#[cfg(target_arch = "x86_64")]
+static THROUGH_SECOND: AtomicBool = AtomicBool::new(false);
+
+/// Learns what the façades ask the processor for.
+///
+/// On a Zen 5 lines that pass the second-level cache by are the faster way. On a virtual Intel Xeon with
+/// AMX weights came at 6 GB/s so and at 30 GB/s through that cache, which fetches ahead by itself: 896 ×
+/// 4864 in bf16 with one row took 2.85 and 0.58 ms, one thread, weights in the last-level cache.
+pub(crate) fn learn() {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let vendor = cpuid(0, 0);
+        let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
+        THROUGH_SECOND.store(intel == *b"GenuineIntel", Ordering::Relaxed);
+    }
+}
+
+/// What the processor says about itself.
+#[cfg(target_arch = "x86_64")]
+fn cpuid(leaf: u32, part: u32) -> std::arch::x86_64::CpuidResult {
+    #[allow(unused_unsafe, reason = "safe in later versions than the oldest that we support")]
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe {
+        std::arch::x86_64::__cpuid_count(leaf, part)
+    }
+}
+
+/// Asks for a line that is used once.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn prefetch_once(p: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _mm_prefetch};
+    // SAFETY: every x86-64 processor can prefetch, and from any address.
+    unsafe {
+        if THROUGH_SECOND.load(Ordering::Relaxed) {
+            _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_NTA>(p.cast());
+        }
+    }
 }
 
 /// Unsigned integers in bytes that stand for signed ones.
@@ -251,7 +299,7 @@ macro_rules! constant {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => avx512::Avx512::$constant,
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => avx512::Avx512Bf16::$constant,
+                Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::Avx512Bf16::$constant,
                 _ => portable::Portable::$constant,
             }
         }
@@ -286,9 +334,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 if K::USES_DOTS => avx512::run_bf16(kernel),
+            Isa::Avx512Bf16 | Isa::AmxBf16 if K::USES_DOTS => avx512::run_bf16(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512::run(kernel),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::run(kernel),
             _ => kernel.run::<portable::Portable>(),
         }
     }

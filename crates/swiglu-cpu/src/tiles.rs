@@ -1,0 +1,324 @@
+//! The matrix kernel over AMX tiles: many rows of bfloat16.
+//!
+//! A panel of weights is read as it was packed for vectors: 16 steps of it are two tiles, one of gate
+//! and one of up features (or two of a plain panel), 16 pairs of inputs by 16 features each. Rows are
+//! packed into tiles of 16 rows by 32 inputs. Two tiles of rows times two of weights make four of sums,
+//! over a chunk of inputs; between chunks the sums rest in memory. The order of additions depends on the
+//! number of inputs alone, so among tiles a row has the same bits whatever the other rows and the threads.
+//!
+//! Floors (a virtual Intel Xeon with AMX, two cores, 2 MiB of second-level cache each, shared with other
+//! work; one thread): a product of tiles takes 16 cycles, 3.2 TFLOP/s in registers, against 4 loads of 1
+//! KiB for 4 products, 64 of the first-level cache's 128 bytes a cycle, but also of the 54 that tile
+//! loads get from the second level: so one of the operands has to stay in the first, and the sums,
+//! 8 KiB for each pass over a chunk, add to the other. Memory and the last-level cache give 30 GB/s,
+//! so below about 100 rows weights bind. The epilogue has 10 to 30 % of the products' time.
+//!
+//! Measured in TFLOP/s, the products alone, 128 rows, 896 inputs, of 3.2 to 3.4 in registers:
+//! - no chunks, both operands from the second-level cache: 1.6; three tiles of rows by two of weights
+//!   1.85; asking for rows 4 or 8 KiB ahead 1.58 (refuted: that latency binds).
+//! - chunks of 8 steps, weights in the first-level cache: 2.05, of 16: 1.95. Rows and sums loaded
+//!   with the hint that leaves them to the second level: 2.3, and 2.5 to 2.7 with 16 steps; 14 to 20
+//!   steps alike, 24 steps 2.1, 28 steps 1.85.
+//! - two or four panels for each block of rows, so that rows are in the first level too: 2.2 at most
+//!   (refuted: there is no room beside the weights).
+//! - 512 rows a pass, 4096 inputs: 1.11 and with 256 rows 1.24 of whole layers, 2048 inputs 0.93 and
+//!   1.46. 14336 inputs, 256 rows: one panel at a time 0.6, groups of 8 1.16, where a group shares
+//!   each chunk of rows.
+//! - all of an epilogue after its panel, not between the products of the next: 1 to 6 % slower.
+//! - asking for every second or fourth line of the next chunk: no change; for none 12 % slower; into
+//!   the first-level cache: up to 13 % slower.
+//!
+//! Whole layers, 896 → 4864, ms, beside the vectors of AVX-512-BF16: 4 rows 0.72 and 0.65, 5 rows 0.71
+//! and 0.76, 8 rows 0.71 and 1.2, 16 rows 0.75 and 2.5, 128 rows 1.7 to 2.7 and 20. Not explained:
+//! streaming weights and multiplying add up where they should overlap; 64 rows take 1.05 ms, 8 rows,
+//! which weights bind, 0.71, and the products of 64 rows at the rate in registers 0.35.
+
+use std::ops::Range;
+
+use swiglu_core::{DType, Element, MatrixRef};
+
+use crate::epilogue::Epilogue;
+use crate::isa::Isa;
+use crate::panels::{Panels, SendPtr};
+use crate::simd::amx::{self, Product, Tiles};
+
+/// Rows of a block: two tiles.
+pub(crate) const BLOCK_ROWS: usize = 2 * amx::ROWS;
+/// From this many rows on tiles are faster than vectors, see above.
+const ROWS_MIN: usize = 5;
+/// Most rows of a pass over the weights.
+const PASS_ROWS: usize = 256;
+/// Steps of a chunk: as many as keep its 32 KiB of weights in the first-level cache, beside the rows
+/// that stream through it.
+const CHUNK_STEPS: usize = 16;
+/// Rows that are packed to fewer bytes than these stay in the second-level cache over all panels.
+const ROWS_BYTES: usize = 1 << 20;
+/// Panels that share each chunk of rows where those do not stay.
+const GROUP_PANELS: usize = 8;
+/// Output features of a panel, and sums of a row.
+const COLUMNS: usize = 32;
+
+/// Whether `m` rows of `dtype` go through tiles.
+pub(crate) fn take(isa: Isa, dtype: DType, m: usize) -> bool {
+    isa == Isa::AmxBf16 && dtype == DType::Bf16 && m >= ROWS_MIN
+}
+
+/// Steps that a panel is padded to with zeros, so that no tile reads past it.
+pub(crate) fn padded_steps(isa: Isa, dtype: DType, steps: usize) -> usize {
+    match (isa, dtype) {
+        (Isa::AmxBf16, DType::Bf16) => steps.next_multiple_of(amx::FEATURES / 2),
+        _ => steps,
+    }
+}
+
+/// Rows of one of the passes that `m` rows are cut into.
+pub(crate) fn pass_rows(m: usize) -> usize {
+    m.div_ceil(m.div_ceil(PASS_ROWS).max(1)).next_multiple_of(BLOCK_ROWS)
+}
+
+/// How rows are packed and passed over: chunk after chunk of inputs, in each all blocks of two tiles of
+/// rows, in each step after step. Missing rows and inputs are zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) m: usize,
+    pub(crate) inputs: usize,
+}
+
+impl Layout {
+    fn tiles(self) -> usize {
+        self.m.div_ceil(amx::ROWS)
+    }
+    fn steps(self) -> usize {
+        self.inputs.div_ceil(amx::FEATURES)
+    }
+    /// Blocks of rows: of two tiles, but for the last.
+    pub(crate) fn blocks(self) -> usize {
+        self.tiles().div_ceil(2)
+    }
+    /// Tiles of a block.
+    fn tiles_of(self, block: usize) -> usize {
+        (self.tiles() - 2 * block).min(2)
+    }
+    /// A sum is zero without inputs too, so that there is always a chunk.
+    fn chunks(self) -> usize {
+        self.steps().div_ceil(CHUNK_STEPS).max(1)
+    }
+    fn steps_of(self, chunk: usize) -> usize {
+        (self.steps() - chunk * CHUNK_STEPS).min(CHUNK_STEPS)
+    }
+    /// Where a block of a chunk begins.
+    fn offset(self, chunk: usize, block: usize) -> usize {
+        let tiles = chunk * CHUNK_STEPS * self.tiles() + 2 * block * self.steps_of(chunk);
+        tiles * amx::BYTES
+    }
+    /// Bytes of the packed rows.
+    pub(crate) fn bytes(self) -> usize {
+        self.tiles() * self.steps() * amx::BYTES
+    }
+    /// Panels that are passed over together.
+    fn group(self) -> usize {
+        if self.bytes() <= ROWS_BYTES { 1 } else { GROUP_PANELS }
+    }
+    /// Sums of a panel.
+    fn panel_sums(self) -> usize {
+        self.tiles() * amx::ROWS * COLUMNS
+    }
+    /// Sums of one worker: of the panels at hand and of those that are being finished.
+    pub(crate) fn sums(self) -> usize {
+        2 * self.group() * self.panel_sums()
+    }
+}
+
+/// Packs blocks of rows, `first ..` of x.
+///
+/// # Safety
+/// `out` has [`Layout::bytes`]; each block is packed by one worker.
+pub(crate) unsafe fn pack<T: Element>(
+    layout: Layout,
+    (x, first): (MatrixRef<'_, T>, usize),
+    out: SendPtr<u8>,
+    range: Range<usize>,
+) {
+    debug_assert_eq!((x.cols(), T::DTYPE), (layout.inputs, DType::Bf16), "rows of the layout");
+    const ROW_BYTES: usize = 64;
+    for block in range {
+        let tiles = layout.tiles_of(block);
+        for lane in 0..tiles * amx::ROWS {
+            let row = block * BLOCK_ROWS + lane;
+            let bytes: &[u8] = if row < layout.m {
+                let row = x.row(first + row);
+                // SAFETY: values of bfloat16 are bytes.
+                unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
+            } else {
+                &[]
+            };
+            let (tile, lane) = (lane / amx::ROWS, lane % amx::ROWS);
+            for step in 0..layout.steps() {
+                let (chunk, in_chunk) = (step / CHUNK_STEPS, step % CHUNK_STEPS);
+                let at = layout.offset(chunk, block)
+                    + (in_chunk * tiles + tile) * amx::BYTES
+                    + lane * ROW_BYTES;
+                let from = bytes.len().min(step * ROW_BYTES);
+                let given = (bytes.len() - from).min(ROW_BYTES);
+                // SAFETY: rows of tiles lie inside the buffer, and in this block.
+                unsafe {
+                    let out = out.get().add(at);
+                    out.copy_from_nonoverlapping(bytes.as_ptr().add(from), given);
+                    out.add(given).write_bytes(0, ROW_BYTES - given);
+                }
+            }
+        }
+    }
+}
+
+/// Packed rows over panels of dense weights.
+pub(crate) struct TilePanels {
+    isa: Isa,
+    /// The first panel.
+    weights: *const u8,
+    panel_bytes: usize,
+    x: *const u8,
+    layout: Layout,
+    /// Room for [`Layout::sums`].
+    sums: *mut f32,
+}
+
+impl TilePanels {
+    pub(crate) fn new<T: Element>(
+        isa: Isa,
+        panels: &Panels<T>,
+        (x, layout): (*const u8, Layout),
+        sums: *mut f32,
+    ) -> Self {
+        Self { isa, weights: panels.data(), panel_bytes: panels.panel_bytes(), x, layout, sums }
+    }
+
+    /// Computes and finishes the panels of `range`.
+    ///
+    /// # Safety
+    /// `isa` is available and the panels were packed for it; the rows were packed as `layout` says; the
+    /// epilogue is valid for them.
+    pub(crate) unsafe fn run(&self, range: Range<usize>, epilogue: impl Epilogue) {
+        // SAFETY: the instruction set has tiles; kernels do not nest.
+        let tiles = unsafe { Tiles::configure() };
+        let layout = self.layout;
+        let set = layout.group() * layout.panel_sums();
+        // SAFETY: there is room for two sets.
+        let mut sets = [self.sums, unsafe { self.sums.add(set) }];
+        let mut before = Unfinished { panels: 0..0, row: 0, sums: sets[1] };
+        for first in range.clone().step_by(layout.group()) {
+            let panels = first..(first + layout.group()).min(range.end);
+            let calls = panels.len() * layout.chunks() * layout.blocks();
+            let rows = (before.panels.len() * layout.m).div_ceil(calls.max(1));
+            for chunk in 0..layout.chunks() {
+                for panel in panels.clone() {
+                    let next = if panel + 1 < panels.end {
+                        self.chunk(panel + 1, chunk)
+                    } else if chunk + 1 < layout.chunks() {
+                        self.chunk(first, chunk + 1)
+                    } else {
+                        self.chunk(panels.end, 0)
+                    };
+                    for block in 0..layout.blocks() {
+                        // SAFETY: offsets are those of the layout; the caller vouches for the rest.
+                        unsafe {
+                            let sums = sets[0].add((panel - first) * layout.panel_sums());
+                            self.block(&tiles, (panel, chunk, block), sums, next);
+                            before.finish(self.isa, layout, &epilogue, rows);
+                        }
+                    }
+                }
+            }
+            // SAFETY: as above.
+            unsafe { before.finish(self.isa, layout, &epilogue, usize::MAX) };
+            before = Unfinished { panels, row: 0, sums: sets[0] };
+            sets.swap(0, 1);
+        }
+        // SAFETY: as above.
+        unsafe { before.finish(self.isa, layout, &epilogue, usize::MAX) };
+    }
+
+    /// Where a chunk of a panel begins, also one past the last.
+    fn chunk(&self, panel: usize, chunk: usize) -> *const u8 {
+        let offset = panel * self.panel_bytes + chunk * CHUNK_STEPS * amx::STEP_BYTES;
+        self.weights.wrapping_add(offset)
+    }
+
+    /// A block of rows over a chunk of a panel, whose sums are at `sums`; a part of the chunk at `next`
+    /// is prefetched.
+    unsafe fn block(
+        &self,
+        tiles: &Tiles,
+        (panel, chunk, block): (usize, usize, usize),
+        sums: *mut f32,
+        next: *const u8,
+    ) {
+        let layout = self.layout;
+        let steps = layout.steps_of(chunk);
+        // The blocks together ask for the next chunk once.
+        let lines = match layout.blocks() {
+            1 => 32,
+            2 | 3 => 16,
+            4..8 => 8,
+            _ if block < 8 => 4,
+            _ => 0,
+        };
+        // SAFETY: the caller's.
+        unsafe {
+            let product = Product {
+                x: self.x.add(layout.offset(chunk, block)),
+                w: self.chunk(panel, chunk),
+                steps,
+                sums: sums.add(block * BLOCK_ROWS * COLUMNS),
+                resume: chunk > 0,
+                ahead: next.wrapping_add(block * steps * lines * 64),
+            };
+            match (layout.tiles_of(block), lines) {
+                (1, 32) => tiles.multiply::<false, 32>(product),
+                (1, _) => tiles.multiply::<false, 4>(product),
+                (_, 32) => tiles.multiply::<true, 32>(product),
+                (_, 16) => tiles.multiply::<true, 16>(product),
+                (_, 8) => tiles.multiply::<true, 8>(product),
+                (_, 4) => tiles.multiply::<true, 4>(product),
+                (_, _) => tiles.multiply::<true, 0>(product),
+            }
+        }
+    }
+}
+
+/// Panels whose sums wait for the epilogue. It runs a few rows at a time between the products of the
+/// next panels, and so beside them.
+struct Unfinished {
+    panels: Range<usize>,
+    /// Rows of the first panel that are done.
+    row: usize,
+    sums: *mut f32,
+}
+
+impl Unfinished {
+    /// Finishes up to `rows` rows.
+    unsafe fn finish(
+        &mut self,
+        isa: Isa,
+        layout: Layout,
+        epilogue: &impl Epilogue,
+        mut rows: usize,
+    ) {
+        while rows > 0 && !self.panels.is_empty() {
+            let count = rows.min(layout.m - self.row);
+            // SAFETY: the caller's.
+            unsafe {
+                let sums = self.sums.add(self.row * COLUMNS);
+                epilogue.finish(isa, self.panels.start, self.row, sums, count);
+            }
+            rows -= count;
+            self.row += count;
+            if self.row == layout.m {
+                self.row = 0;
+                self.panels.start += 1;
+                // SAFETY: the sums of the next panel follow, or the end of the set.
+                self.sums = unsafe { self.sums.add(layout.panel_sums()) };
+            }
+        }
+    }
+}
