@@ -65,7 +65,8 @@ pub struct Pace {
     /// whoever ran before.
     #[serde(default)]
     pub warm_ms: u64,
-    /// Milliseconds that a turn takes at most, unless one call takes longer; 0: as usual.
+    /// Milliseconds that a turn takes at most, unless the least that a peer gives takes longer, some calls; 0: as
+    /// usual.
     #[serde(default)]
     pub turn_ms: u64,
 }

@@ -100,7 +100,8 @@ impl Locks {
     }
 
     /// Those that all processes of the user share on this machine, wherever their records lie: in
-    /// `SWIGLU_LAB_LOCK_DIR`, else in a directory for this user among temporary files.
+    /// `SWIGLU_LAB_LOCK_DIR`, else in a directory for this user among temporary files. Processes with other
+    /// directories of temporary files, or a relative path and another current directory, share none.
     ///
     /// # Errors
     /// [`LabError::Io`] if that directory cannot be made, or is another user's.
@@ -109,6 +110,12 @@ impl Locks {
             return Ok(Self::new(given));
         }
         Self::below(&std::env::temp_dir())
+    }
+
+    /// Whether both lie in one directory, which exists.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let [one, two] = [self, other].map(|locks| fs::canonicalize(&locks.root).ok());
+        one.is_some() && one == two
     }
 
     #[cfg(unix)]

@@ -123,7 +123,10 @@ impl Store {
         let dir = self.root.join(machine);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
         let here = Locks::new(&self.root);
-        lock.add(here.take(measured, run)?);
+        // Both are one where a user wants it so.
+        if !here.is(user) {
+            lock.add(here.take(measured, run)?);
+        }
         here.expect_alone(measured, run)?;
         let of_this_run = format!("-{run}{UNFINISHED_END}");
         for leftover in entries(&dir)? {

@@ -87,6 +87,18 @@ fn one_run_at_a_time_and_leftovers_are_cleared() {
 }
 
 #[test]
+fn a_users_locks_may_lie_beside_the_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, user) = (Store::new(dir.path()), Locks::new(dir.path().join(".")));
+    for measured in [Measured::Machine, Measured::Device("GPU-1")] {
+        let lock = store.lock(&user, measured, "here", "run-one").unwrap();
+        let busy = store.lock(&user, measured, "here", "run-two").unwrap_err().to_string();
+        assert!(busy.contains("run-one"), "{busy}");
+        drop(lock);
+    }
+}
+
+#[test]
 fn accelerators_are_measured_beside_each_other_and_the_machine_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (store, user) = (Store::new(dir.path()), user(dir.path()));
