@@ -229,6 +229,48 @@ fn non_finite_values_stay_alone_in_bf16() {
     }
 }
 
+/// What a call leaves in a layer's buffers spoils no later call, whatever their numbers of rows: H is odd,
+/// so that rows of h in 16 bits end with half a pair.
+fn earlier_calls_leave_no_trace<T: Element>(isa: Isa, path: Path) {
+    const ROWS: usize = 8;
+    let case = Case { dtype: T::DTYPE, bias: false, ..case(ROWS, 40, 33) };
+    let parameters = Parameters::<T>::new(&case).unwrap();
+    let layer = || Mlp::with_path(&cpu(isa, 1), &parameters.mlp(), path).unwrap();
+    let run = |mlp: &Mlp<T>, x: MatrixRef<'_, T>| {
+        let mut y = Matrix::<T>::zeros(x.rows(), case.hidden).unwrap();
+        mlp.forward(x, y.view_mut()).unwrap();
+        y
+    };
+    let clean = input::<T>(&case);
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut spoilt = clean.clone();
+        for row in 0..ROWS {
+            spoilt.as_mut_slice()[row * case.hidden] = T::from_f32(value);
+        }
+        for first in [ROWS, 3, 1] {
+            for then in [1, 3, 4, 5, ROWS] {
+                let mlp = layer();
+                let y = run(&mlp, spoilt.view().rows_range(0, first).unwrap());
+                assert!(y.as_slice().iter().any(|v| !v.to_f32().is_finite()), "{isa} {path}");
+                let x = clean.view().rows_range(0, then).unwrap();
+                let what = format!("{} {isa} {path}: {then} rows after {first}", T::DTYPE);
+                assert_eq!(bits(&run(&mlp, x)), bits(&run(&layer(), x)), "{what} of {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_do_not_stay_in_a_layer() {
+    for isa in Isa::available() {
+        for path in [Path::Fused, Path::Unfused] {
+            earlier_calls_leave_no_trace::<f32>(isa, path);
+            earlier_calls_leave_no_trace::<f16>(isa, path);
+            earlier_calls_leave_no_trace::<bf16>(isa, path);
+        }
+    }
+}
+
 /// One layer, many callers at once: every call gets the bits of a lone one.
 #[test]
 fn a_layer_can_be_called_from_many_threads() {
