@@ -71,9 +71,10 @@ pub(crate) fn padded_steps(isa: Isa, dtype: DType, steps: usize) -> usize {
     }
 }
 
-/// Rows of one of the passes that `m` rows are cut into.
+/// Rows of the largest of the passes that `m` rows are cut into. As passes differ by one row at most, all
+/// of them go through tiles if the largest does.
 pub(crate) fn pass_rows(m: usize) -> usize {
-    m.div_ceil(m.div_ceil(PASS_ROWS).max(1)).next_multiple_of(BLOCK_ROWS)
+    m.div_ceil(m.div_ceil(PASS_ROWS).max(1))
 }
 
 /// How rows are packed and passed over: chunk after chunk of inputs, in each all blocks of two tiles of
