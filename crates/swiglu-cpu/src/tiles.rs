@@ -256,14 +256,7 @@ impl TilePanels {
     ) {
         let layout = self.layout;
         let steps = layout.steps_of(chunk);
-        // The blocks together ask for the next chunk once.
-        let lines = match layout.blocks() {
-            1 => 32,
-            2 | 3 => 16,
-            4..8 => 8,
-            _ if block < 8 => 4,
-            _ => 0,
-        };
+        let (earlier, lines) = lines_ahead(layout.blocks(), block);
         // SAFETY: the caller's.
         unsafe {
             let product = Product {
@@ -272,11 +265,14 @@ impl TilePanels {
                 steps,
                 sums: sums.add(block * BLOCK_ROWS * COLUMNS),
                 resume: chunk > 0,
-                ahead: next.wrapping_add(block * steps * lines * 64),
+                ahead: next.wrapping_add(earlier * steps * 64),
             };
             match (layout.tiles_of(block), lines) {
                 (1, 32) => tiles.multiply::<false, 32>(product),
-                (1, _) => tiles.multiply::<false, 4>(product),
+                (1, 16) => tiles.multiply::<false, 16>(product),
+                (1, 8) => tiles.multiply::<false, 8>(product),
+                (1, 4) => tiles.multiply::<false, 4>(product),
+                (1, _) => tiles.multiply::<false, 0>(product),
                 (_, 32) => tiles.multiply::<true, 32>(product),
                 (_, 16) => tiles.multiply::<true, 16>(product),
                 (_, 8) => tiles.multiply::<true, 8>(product),
@@ -285,6 +281,20 @@ impl TilePanels {
             }
         }
     }
+}
+
+/// Lines of the next chunk that a block asks for in each of its steps, with the sum of those of the blocks
+/// before it. The blocks together ask once for as many lines as their own chunk has.
+fn lines_ahead(blocks: usize, block: usize) -> (usize, usize) {
+    const STEP_LINES: usize = amx::STEP_BYTES / 64;
+    let asking = match blocks {
+        1 => 1,
+        2 | 3 => 2,
+        4..8 => 4,
+        _ => 8,
+    };
+    let lines = STEP_LINES / asking;
+    (block.min(asking) * lines, if block < asking { lines } else { 0 })
 }
 
 /// Panels whose sums wait for the epilogue. It runs a few rows at a time between the products of the
@@ -320,6 +330,26 @@ impl Unfinished {
                 // SAFETY: the sums of the next panel follow, or the end of the set.
                 self.sums = unsafe { self.sums.add(layout.panel_sums()) };
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every line of a step is asked for once, by blocks that the kernel has a loop for.
+    #[test]
+    fn blocks_ask_for_the_next_chunk_once() {
+        for blocks in 1..40 {
+            let mut asked = 0;
+            for block in 0..blocks {
+                let (earlier, lines) = lines_ahead(blocks, block);
+                assert!([0, 4, 8, 16, 32].contains(&lines), "{blocks} blocks: {lines} lines");
+                assert_eq!(earlier, asked, "{blocks} blocks: where block {block} begins");
+                asked += lines;
+            }
+            assert_eq!(asked * 64, amx::STEP_BYTES, "{blocks} blocks");
         }
     }
 }
