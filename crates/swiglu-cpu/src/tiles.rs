@@ -43,7 +43,7 @@ use crate::panels::{Panels, SendPtr};
 use crate::simd::amx::{self, Product, Tiles};
 
 /// Rows of a block: two tiles.
-pub(crate) const BLOCK_ROWS: usize = 2 * amx::ROWS;
+const BLOCK_ROWS: usize = 2 * amx::ROWS;
 /// From this many rows on tiles are faster than vectors, see above.
 const ROWS_MIN: usize = 5;
 /// Most rows of a pass over the weights.
@@ -95,6 +95,10 @@ impl Layout {
     /// Blocks of rows: of two tiles, but for the last.
     pub(crate) fn blocks(self) -> usize {
         self.tiles().div_ceil(2)
+    }
+    /// Rows of the first block, with the zeros that fill its last tile.
+    pub(crate) fn block_rows(self) -> usize {
+        self.tiles_of(0) * amx::ROWS
     }
     /// Tiles of a block.
     fn tiles_of(self, block: usize) -> usize {

@@ -231,7 +231,12 @@ fn tiles_take_any_number_of_rows_and_inputs() {
         let case = Case { dtype: DType::Bf16, padding: 3, ..case(m, hidden, intermediate) };
         layers_agree::<bf16>(isa, &case).unwrap();
         let problem = Parameters::<bf16>::new(&case).unwrap().mlp().problem(m);
-        assert!(cpu(isa, 1).plan(problem, Path::Fused).reason.contains("AMX"), "{case}");
+        let plan = cpu(isa, 1).plan(problem, Path::Fused);
+        assert!(plan.reason.contains("AMX"), "{case}");
+        let pass = m.div_ceil(m.div_ceil(256));
+        let expected = [if pass > 16 { 32 } else { 16 }, pass.div_ceil(32), m.div_ceil(pass)];
+        let names = ["tile_rows", "row_blocks", "passes"];
+        assert_eq!(names.map(|name| plan.parameters[name]), expected, "{case}");
     }
 }
 
