@@ -28,7 +28,9 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The device with the given choices.
+    /// The device with the given choices. Where the instruction set is detected, or is [`Isa::AmxBf16`], Linux
+    /// is asked to let this process use AMX tiles, which has an effect on alternate signal stacks: see
+    /// [`Isa::is_available`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for zero threads, or more than four times the processors; [`Error::Unavailable`] for an instruction set this

@@ -3,10 +3,11 @@
 //!
 //! For each panel, rows are taken in blocks of up to [`Simd::ROWS`]; a tile of `rows × 2` vectors
 //! accumulates over the steps of the panel. With one block the weights are used once and streamed
-//! (prefetched 8 KiB ahead, past the caches). With several, the panel is cut into chunks that stay
-//! in the second-level cache while every block passes over them, and the passes together prefetch
-//! the next chunk, so that memory streams while the blocks compute: at M = 16 neither waits for
-//! the other. Between chunks the accumulators rest in a scratch buffer of `rows × 2` vectors.
+//! (prefetched 8 KiB ahead, past the caches or, where that is faster, through the second-level one, see
+//! `simd::learn`). With several, the panel is cut into chunks that stay in the second-level cache while
+//! every block passes over them, and the passes together prefetch the next chunk, so that memory
+//! streams while the blocks compute: at M = 16 neither waits for the other. Between chunks the
+//! accumulators rest in a scratch buffer of `rows × 2` vectors.
 //!
 //! Floors and what was tried (Zen 5, AVX-512, one thread, fraction of the measured FMA peak):
 //! a 12 × 2 tile issues 24 multiply-adds against 14 loads a step, 12 cycles against 7, so the

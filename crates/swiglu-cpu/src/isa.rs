@@ -40,8 +40,13 @@ impl Isa {
         }
     }
 
-    /// Whether this processor and operating system can run it. For AMX the system is asked, once, to
-    /// let this process use tiles.
+    /// Whether this processor and operating system can run it.
+    ///
+    /// For [`Isa::AmxBf16`] this has an effect: on a processor with AMX, Linux is asked once to let this
+    /// process use tiles, by `arch_prctl`. It refuses if a thread has an alternate signal stack that is too
+    /// small for a signal frame with them, 8 KiB more than without, and the façade is then not available in
+    /// this process. Once it has agreed, `sigaltstack` refuses stacks that are too small. A process that
+    /// installs such stacks gives them the size that `getauxval(AT_MINSIGSTKSZ)` asks for, or more.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -72,12 +77,13 @@ impl Isa {
         }
     }
 
-    /// The façades this machine can run, the plainest first.
+    /// The façades this machine can run, the plainest first. Asks for tiles as [`Isa::is_available`] does.
     pub fn available() -> impl Iterator<Item = Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// The widest available façade; detected once per process.
+    /// The widest available façade; detected once per process. Asks for tiles as [`Isa::is_available`]
+    /// does.
     pub fn detect() -> Isa {
         static DETECTED: OnceLock<Isa> = OnceLock::new();
         *DETECTED.get_or_init(|| Isa::available().last().unwrap_or(Isa::Portable))

@@ -43,7 +43,7 @@ use crate::panels::{Panels, SendPtr};
 use crate::simd::amx::{self, Product, Tiles};
 
 /// Rows of a block: two tiles.
-pub(crate) const BLOCK_ROWS: usize = 2 * amx::ROWS;
+const BLOCK_ROWS: usize = 2 * amx::ROWS;
 /// From this many rows on tiles are faster than vectors, see above.
 const ROWS_MIN: usize = 5;
 /// Most rows of a pass over the weights.
@@ -71,9 +71,10 @@ pub(crate) fn padded_steps(isa: Isa, dtype: DType, steps: usize) -> usize {
     }
 }
 
-/// Rows of one of the passes that `m` rows are cut into.
+/// Rows of the largest of the passes that `m` rows are cut into. As passes differ by one row at most, all
+/// of them go through tiles if the largest does.
 pub(crate) fn pass_rows(m: usize) -> usize {
-    m.div_ceil(m.div_ceil(PASS_ROWS).max(1)).next_multiple_of(BLOCK_ROWS)
+    m.div_ceil(m.div_ceil(PASS_ROWS).max(1))
 }
 
 /// How rows are packed and passed over: chunk after chunk of inputs, in each all blocks of two tiles of
@@ -94,6 +95,10 @@ impl Layout {
     /// Blocks of rows: of two tiles, but for the last.
     pub(crate) fn blocks(self) -> usize {
         self.tiles().div_ceil(2)
+    }
+    /// Rows of the first block, with the zeros that fill its last tile.
+    pub(crate) fn block_rows(self) -> usize {
+        self.tiles_of(0) * amx::ROWS
     }
     /// Tiles of a block.
     fn tiles_of(self, block: usize) -> usize {
@@ -255,14 +260,7 @@ impl TilePanels {
     ) {
         let layout = self.layout;
         let steps = layout.steps_of(chunk);
-        // The blocks together ask for the next chunk once.
-        let lines = match layout.blocks() {
-            1 => 32,
-            2 | 3 => 16,
-            4..8 => 8,
-            _ if block < 8 => 4,
-            _ => 0,
-        };
+        let (earlier, lines) = lines_ahead(layout.blocks(), block);
         // SAFETY: the caller's.
         unsafe {
             let product = Product {
@@ -271,11 +269,14 @@ impl TilePanels {
                 steps,
                 sums: sums.add(block * BLOCK_ROWS * COLUMNS),
                 resume: chunk > 0,
-                ahead: next.wrapping_add(block * steps * lines * 64),
+                ahead: next.wrapping_add(earlier * steps * 64),
             };
             match (layout.tiles_of(block), lines) {
                 (1, 32) => tiles.multiply::<false, 32>(product),
-                (1, _) => tiles.multiply::<false, 4>(product),
+                (1, 16) => tiles.multiply::<false, 16>(product),
+                (1, 8) => tiles.multiply::<false, 8>(product),
+                (1, 4) => tiles.multiply::<false, 4>(product),
+                (1, _) => tiles.multiply::<false, 0>(product),
                 (_, 32) => tiles.multiply::<true, 32>(product),
                 (_, 16) => tiles.multiply::<true, 16>(product),
                 (_, 8) => tiles.multiply::<true, 8>(product),
@@ -284,6 +285,20 @@ impl TilePanels {
             }
         }
     }
+}
+
+/// Lines of the next chunk that a block asks for in each of its steps, with the sum of those of the blocks
+/// before it. The blocks together ask once for as many lines as their own chunk has.
+fn lines_ahead(blocks: usize, block: usize) -> (usize, usize) {
+    const STEP_LINES: usize = amx::STEP_BYTES / 64;
+    let asking = match blocks {
+        1 => 1,
+        2 | 3 => 2,
+        4..8 => 4,
+        _ => 8,
+    };
+    let lines = STEP_LINES / asking;
+    (block.min(asking) * lines, if block < asking { lines } else { 0 })
 }
 
 /// Panels whose sums wait for the epilogue. It runs a few rows at a time between the products of the
@@ -319,6 +334,26 @@ impl Unfinished {
                 // SAFETY: the sums of the next panel follow, or the end of the set.
                 self.sums = unsafe { self.sums.add(layout.panel_sums()) };
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every line of a step is asked for once, by blocks that the kernel has a loop for.
+    #[test]
+    fn blocks_ask_for_the_next_chunk_once() {
+        for blocks in 1..40 {
+            let mut asked = 0;
+            for block in 0..blocks {
+                let (earlier, lines) = lines_ahead(blocks, block);
+                assert!([0, 4, 8, 16, 32].contains(&lines), "{blocks} blocks: {lines} lines");
+                assert_eq!(earlier, asked, "{blocks} blocks: where block {block} begins");
+                asked += lines;
+            }
+            assert_eq!(asked * 64, amx::STEP_BYTES, "{blocks} blocks");
         }
     }
 }

@@ -6,8 +6,9 @@
 use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
 use swiglu_core::{
-    Activation, Arrangement, BlockType, DType, Element, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Orientation, Path, Plan, QuantizedTypes, WeightLayout, bf16, bounds, f16, random,
+    Activation, Arrangement, BlockType, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
+    MatrixMut, MatrixRef, Numerics, Op, Orientation, Path, Plan, QuantizedTypes, WeightLayout,
+    bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
 
@@ -182,6 +183,39 @@ fn many_rows_have_the_bits_of_single_rows() {
     }
 }
 
+/// Passes are of nearly the same size: a last one of few rows would be summed in another order. The exact
+/// sums are zero, so that what comes out is the order's rounding errors.
+#[test]
+fn equal_rows_of_a_call_have_equal_bits() {
+    let twice = |m: &Matrix<bf16>, sign: f32| {
+        let twice = |row: usize| {
+            let row = m.view().row(row).iter();
+            row.clone().copied().chain(row.map(|v| bf16::from_f32(sign * v.to_f32())))
+        };
+        let values = (0..m.rows()).flat_map(twice).collect();
+        Matrix::from_vec(values, m.rows(), 2 * m.cols()).unwrap()
+    };
+    let normal = |seed, rows, cols| random::normal_matrix::<bf16>(seed, rows, cols, 1.0).unwrap();
+    for [m, hidden, intermediate] in [[2049, 200, 70], [3841, 200, 70], [65281, 200, 33]] {
+        let weights = [1, 2].map(|seed| twice(&normal(seed, intermediate, hidden / 2), 1.0));
+        let [gate, up] = weights.each_ref().map(Matrix::view);
+        let weights = GateUpWeights::separate(gate, up, Orientation::OutIn).unwrap();
+        let params = GatedLinearParams::new(weights, Activation::BILINEAR);
+        let row = twice(&normal(3, 1, hidden / 2), -1.0);
+        let x = Matrix::from_vec(row.as_slice().repeat(m), m, hidden).unwrap();
+        let mut h = Matrix::<bf16>::zeros(m, intermediate).unwrap();
+        for isa in Isa::available() {
+            let layer = GatedLinear::new(&cpu(isa, 2), &params).unwrap();
+            layer.forward(x.view(), h.view_mut()).unwrap();
+            let first = h.view().row(0);
+            assert!(first.iter().any(|v| v.to_f32() != 0.0), "{isa}: there are rounding errors");
+            for row in 1..m {
+                assert_eq!(h.view().row(row), first, "{isa}, row {row} of {m}");
+            }
+        }
+    }
+}
+
 /// Tiles over several chunks of inputs, with rows, inputs and features left over, and with so many
 /// rows that panels share chunks of them.
 #[test]
@@ -197,7 +231,12 @@ fn tiles_take_any_number_of_rows_and_inputs() {
         let case = Case { dtype: DType::Bf16, padding: 3, ..case(m, hidden, intermediate) };
         layers_agree::<bf16>(isa, &case).unwrap();
         let problem = Parameters::<bf16>::new(&case).unwrap().mlp().problem(m);
-        assert!(cpu(isa, 1).plan(problem, Path::Fused).reason.contains("AMX"), "{case}");
+        let plan = cpu(isa, 1).plan(problem, Path::Fused);
+        assert!(plan.reason.contains("AMX"), "{case}");
+        let pass = m.div_ceil(m.div_ceil(256));
+        let expected = [if pass > 16 { 32 } else { 16 }, pass.div_ceil(32), m.div_ceil(pass)];
+        let names = ["tile_rows", "row_blocks", "passes"];
+        assert_eq!(names.map(|name| plan.parameters[name]), expected, "{case}");
     }
 }
 
@@ -225,6 +264,48 @@ fn non_finite_values_stay_alone_in_bf16() {
                 28 => assert!(s.iter().all(|v| !v.is_finite()), "{isa}"),
                 _ => assert_eq!(s, c, "{isa} row {row}"),
             }
+        }
+    }
+}
+
+/// What a call leaves in a layer's buffers spoils no later call, whatever their numbers of rows: H is odd,
+/// so that rows of h in 16 bits end with half a pair.
+fn earlier_calls_leave_no_trace<T: Element>(isa: Isa, path: Path) {
+    const ROWS: usize = 8;
+    let case = Case { dtype: T::DTYPE, bias: false, ..case(ROWS, 40, 33) };
+    let parameters = Parameters::<T>::new(&case).unwrap();
+    let layer = || Mlp::with_path(&cpu(isa, 1), &parameters.mlp(), path).unwrap();
+    let run = |mlp: &Mlp<T>, x: MatrixRef<'_, T>| {
+        let mut y = Matrix::<T>::zeros(x.rows(), case.hidden).unwrap();
+        mlp.forward(x, y.view_mut()).unwrap();
+        y
+    };
+    let clean = input::<T>(&case);
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut spoilt = clean.clone();
+        for row in 0..ROWS {
+            spoilt.as_mut_slice()[row * case.hidden] = T::from_f32(value);
+        }
+        for first in [ROWS, 3, 1] {
+            for then in [1, 3, 4, 5, ROWS] {
+                let mlp = layer();
+                let y = run(&mlp, spoilt.view().rows_range(0, first).unwrap());
+                assert!(y.as_slice().iter().any(|v| !v.to_f32().is_finite()), "{isa} {path}");
+                let x = clean.view().rows_range(0, then).unwrap();
+                let what = format!("{} {isa} {path}: {then} rows after {first}", T::DTYPE);
+                assert_eq!(bits(&run(&mlp, x)), bits(&run(&layer(), x)), "{what} of {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_do_not_stay_in_a_layer() {
+    for isa in Isa::available() {
+        for path in [Path::Fused, Path::Unfused] {
+            earlier_calls_leave_no_trace::<f32>(isa, path);
+            earlier_calls_leave_no_trace::<f16>(isa, path);
+            earlier_calls_leave_no_trace::<bf16>(isa, path);
         }
     }
 }

@@ -14,9 +14,8 @@ use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
 use crate::panels::SendPtr;
-use crate::rows::Steps;
 use crate::team::Step;
-use crate::weights::{Packing, Weights};
+use crate::weights::Weights;
 
 /// A feed-forward block whose weights are packed for one [`Cpu`].
 #[derive(Debug)]
@@ -123,7 +122,8 @@ impl<T: Element> Mlp<T> {
         let cpu = &self.gated.cpu;
         let (m, down_weights) = (pass.len(), self.down.weights());
         let (packing, h_packing) = (weights.packing(cpu, m), down_weights.packing(cpu, m));
-        let h_len = h_row_len::<O>(h_packing, self.problem.intermediate);
+        let features = self.problem.intermediate;
+        let h_len = h_row_len::<O>(features);
         let packs_h = h_packing.changes_rows();
         let scratch_bytes =
             weights.scratch_bytes(cpu, packing).max(down_weights.scratch_bytes(cpu, h_packing));
@@ -144,9 +144,9 @@ impl<T: Element> Mlp<T> {
                 x: SendPtr(if packs_h { ws.packed_h.as_mut_ptr() } else { h }),
                 ..gated
             };
-            // The half of a last pair beyond H stays zero.
-            let h_rows =
-                Rows { first: h.cast::<O>(), stride: h_len, cols: self.problem.intermediate };
+            // Nothing writes past H, and all calls have the same stride: the half of a last pair stays the
+            // zero that the buffer was made with. One row is read with it.
+            let h_rows = Rows { first: h.cast::<O>(), stride: h_len, cols: features };
             let h_values = SendPtr(h.cast::<O>());
             let (h_rows, y_rows) = (Shared(h_rows), out_rows(out, pass.start));
 
@@ -158,7 +158,7 @@ impl<T: Element> Mlp<T> {
                 // SAFETY: the buffer holds m rows of `h_len` zeroed values of O, which step 2 has written;
                 // until the pass ends they are only read.
                 let h = unsafe { std::slice::from_raw_parts(h_values.get(), m * h_len) };
-                match MatrixRef::new(h, m, h_len) {
+                match MatrixRef::with_stride(h, m, features, h_len) {
                     Ok(h) => down.pack(h, 0, range),
                     Err(error) => unreachable!("m rows of h are a matrix: {error}"),
                 }
@@ -182,12 +182,8 @@ impl<T: Element> Mlp<T> {
     }
 }
 
-/// Values of a row of h: those of whole steps where it may be read as it is.
-fn h_row_len<O: Element>(packing: Packing, features: usize) -> usize {
-    match packing {
-        Packing::Steps { steps: Steps::Dense, count, .. } => {
-            count * size_of::<u32>() / size_of::<O>()
-        }
-        _ => features,
-    }
+/// Values from one row of h to the next: those of whole steps, however many rows there are and however
+/// they are packed.
+fn h_row_len<O: Element>(features: usize) -> usize {
+    features.next_multiple_of(size_of::<u32>() / size_of::<O>())
 }

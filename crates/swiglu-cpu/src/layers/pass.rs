@@ -93,7 +93,7 @@ fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize
     steps.count(dtype, n) * size_of::<u32>()
 }
 
-/// Rows of one pass of `m` rows over weights of these numbers of inputs, one after the other.
+/// Rows of the largest pass of `m` rows over weights of these numbers of inputs, one after the other.
 pub(crate) fn pass_rows(
     cpu: &Cpu,
     m: usize,
@@ -112,9 +112,11 @@ pub(crate) fn pass_rows(
     m.div_ceil(m.div_ceil(most).max(1)).max(1)
 }
 
-/// M cut into passes of at most `rows` rows.
+/// M cut into as few passes of at most `rows` rows as there can be. Their sizes differ by one row at most:
+/// a last pass of a few rows would be computed another way, in another order of summation.
 pub(crate) fn passes(m: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..m).step_by(rows).map(move |start| start..(start + rows).min(m))
+    let count = m.div_ceil(rows);
+    (0..count).map(move |pass| pass * m / count..(pass + 1) * m / count)
 }
 
 /// Rows of an output from row `first` on.

@@ -27,19 +27,25 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
     let ways =
         problem.quantized.and_then(|q| Some((way(q.gate_up)?, way(q.down.unwrap_or(q.gate_up))?)));
     let tiles = ways.is_none() && tiles::take(cpu.isa(), problem.dtype, pass);
-    let tile_rows = match ways {
-        Some((Way::Digits, _)) => simd::dot_rows(cpu.isa()),
-        _ if tiles => tiles::BLOCK_ROWS,
-        _ => simd::tile_rows(cpu.isa()),
+    let of_vectors = |tile_rows| {
+        let blocks = Blocks::new(pass, tile_rows);
+        (blocks.rows, blocks.count())
     };
-    let blocks = Blocks::new(pass, tile_rows);
+    let (tile_rows, row_blocks) = match ways {
+        Some((Way::Digits, _)) => of_vectors(simd::dot_rows(cpu.isa())),
+        _ if tiles => {
+            let layout = tiles::Layout { m: pass, inputs: problem.hidden };
+            (layout.block_rows(), layout.blocks())
+        }
+        _ => of_vectors(simd::tile_rows(cpu.isa())),
+    };
     let parameters = [
-        ("tile_rows", blocks.rows),
+        ("tile_rows", tile_rows),
         ("tile_features", 2 * simd::lanes(cpu.isa())),
-        ("row_blocks", blocks.count()),
+        ("row_blocks", row_blocks),
         ("passes", problem.m.div_ceil(pass_rows)),
     ];
-    let reason: String = match (path, ways, blocks.count()) {
+    let reason: String = match (path, ways, row_blocks) {
         (Path::Unfused, ..) => "asked for: separate linear maps, then the activation".into(),
         (Path::Fused, Some((way, down)), _) if way == down => format!("fused; {}", way.describe()),
         (Path::Fused, Some((way, down)), _) => {

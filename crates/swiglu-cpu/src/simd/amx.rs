@@ -26,8 +26,9 @@ pub(crate) fn is_available() -> bool {
     *AVAILABLE.get_or_init(|| in_hardware() && permitted())
 }
 
+/// Whether the processor has them.
 #[cfg(target_arch = "x86_64")]
-fn in_hardware() -> bool {
+pub(super) fn in_hardware() -> bool {
     use super::cpuid;
     const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
     if cpuid(0, 0).eax < 0x1D || cpuid(7, 0).edx & BF16_AND_TILES != BF16_AND_TILES {
