@@ -13,6 +13,7 @@ Environment:
   SWIGLU_CACHE_DIR            Where compiled kernels are kept [default: swiglu in the user's cache]
   SWIGLU_CACHE_READ_ONLY_DIR  Where kernels are looked for first: what `kernels build` made
   SWIGLU_TUNING_DIR           Where measurements of plans are kept [default: in the user's data]
+  SWIGLU_LAB_LOCK_DIR         Where runs of the lab keep each other out [default: temporary files]
 
 Exit codes: 0 done, 1 a check failed or a result is wrong, 2 bad input or usage";
 
