@@ -9,7 +9,7 @@ use swiglu_core::{
 
 use super::gated::{GatedKernel, GatedLinear, buffer_matrix};
 use super::linear::Linear;
-use super::pass::{Call, Shared, out_rows, passes};
+use super::pass::{Call, Shared, out_rows};
 use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
@@ -94,8 +94,7 @@ impl<T: Element> Mlp<T> {
             }),
             GatedKernel::Fused(weights) => {
                 let problem = Problem { m: x.rows(), ..self.problem };
-                let rows = plan::rows(&self.gated.cpu, &problem, Path::Fused);
-                for pass in passes(x.rows(), rows) {
+                for pass in plan::passes(&self.gated.cpu, &problem, Path::Fused).ranges() {
                     // h is kept as the down projection packs it: values of T, for dense weights in
                     // f32 or bfloat16.
                     match (weights, T::DTYPE) {

@@ -93,30 +93,53 @@ fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize
     steps.count(dtype, n) * size_of::<u32>()
 }
 
-/// Rows of the largest pass of `m` rows over weights of these numbers of inputs, one after the other.
-pub(crate) fn pass_rows(
+/// Passes of `m` rows over weights of these numbers of inputs, one after the other.
+pub(crate) fn passes(
     cpu: &Cpu,
     m: usize,
     dtype: DType,
     quantized: bool,
     inputs: &[usize],
-) -> usize {
+) -> Passes {
     if !quantized && tiles::take(cpu.isa(), dtype, m) {
-        return tiles::pass_rows(m);
+        return Passes::new(m, tiles::PASS_ROWS, tiles::BLOCK_ROWS);
     }
     // The packed rows of a pass share the cache.
     let bytes: usize = inputs.iter().map(|&n| packed_row_bytes(cpu, n, dtype, quantized)).sum();
     let bytes_per_row = bytes / inputs.len();
     let tile = simd::tile_rows(cpu.isa());
     let most = (ROWS_BYTES / bytes_per_row.max(1) / tile).max(4) * tile;
-    m.div_ceil(m.div_ceil(most).max(1)).max(1)
+    Passes::new(m, most, 1)
 }
 
-/// M cut into as few passes of at most `rows` rows as there can be. Their sizes differ by one row at most:
-/// a last pass of a few rows would be computed another way, in another order of summation.
-pub(crate) fn passes(m: usize, rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = m.div_ceil(rows);
-    (0..count).map(move |pass| pass * m / count..(pass + 1) * m / count)
+/// M cut into as few passes as there can be, of nearly the same size: a last pass of a few rows would be
+/// computed another way, in another order of summation.
+#[derive(Clone, Copy)]
+pub(crate) struct Passes {
+    m: usize,
+    /// Rows that stay together.
+    unit: usize,
+    pub(crate) count: usize,
+}
+
+impl Passes {
+    /// Passes of at most `most` rows, a multiple of `unit`. Their sizes differ by one unit at most, but for
+    /// the rows that the last unit of all lacks.
+    fn new(m: usize, most: usize, unit: usize) -> Self {
+        Self { m, unit, count: m.div_ceil(most) }
+    }
+
+    /// The passes in turn.
+    pub(crate) fn ranges(self) -> impl Iterator<Item = Range<usize>> {
+        let units = self.m.div_ceil(self.unit);
+        let start = move |pass: usize| (pass * units / self.count * self.unit).min(self.m);
+        (0..self.count).map(move |pass| start(pass)..start(pass + 1))
+    }
+
+    /// Rows of the largest pass.
+    pub(crate) fn most_rows(self) -> usize {
+        self.ranges().map(|pass| pass.len()).max().unwrap_or(0)
+    }
 }
 
 /// Rows of an output from row `first` on.
@@ -150,9 +173,9 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
     epilogue: impl Fn(Rows<T>) -> E + Sync,
 ) -> Result<()> {
     let quantized = matches!(weights, Weights::Quantized(_));
-    let rows = pass_rows(cpu, x.rows(), T::DTYPE, quantized, &[x.cols()]);
+    let passes = passes(cpu, x.rows(), T::DTYPE, quantized, &[x.cols()]);
     workspaces.with(|ws| {
-        for pass in passes(x.rows(), rows) {
+        for pass in passes.ranges() {
             let m = pass.len();
             let packing = weights.packing(cpu, m);
             ws.x.reserve(packing.bytes())?;

@@ -2,27 +2,27 @@
 
 use swiglu_core::{Op, Path, Plan, Problem, QuantizedType};
 
-use super::pass::pass_rows;
+use super::pass::{self, Passes};
 use crate::cpu::Cpu;
 use crate::gemm::Blocks;
 use crate::quant::Way;
 use crate::simd;
 use crate::tiles;
 
-/// Rows of one pass over the weights.
-pub(super) fn rows(cpu: &Cpu, problem: &Problem, path: Path) -> usize {
+/// The passes over the weights.
+pub(super) fn passes(cpu: &Cpu, problem: &Problem, path: Path) -> Passes {
     let inputs = [problem.hidden, problem.intermediate];
     let inputs = match (problem.op, path) {
         (Op::Mlp, Path::Fused) => &inputs[..],
         _ => &inputs[..1],
     };
-    pass_rows(cpu, problem.m, problem.dtype, problem.quantized.is_some(), inputs)
+    pass::passes(cpu, problem.m, problem.dtype, problem.quantized.is_some(), inputs)
 }
 
 /// How a layer computes `problem` on `path`.
 pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
-    let pass_rows = rows(cpu, &problem, path);
-    let pass = problem.m.min(pass_rows);
+    let passes = passes(cpu, &problem, path);
+    let pass = passes.most_rows();
     let way = |kind: QuantizedType| Some(Way::of(cpu.isa(), problem.dtype, kind.block()?, pass));
     let ways =
         problem.quantized.and_then(|q| Some((way(q.gate_up)?, way(q.down.unwrap_or(q.gate_up))?)));
@@ -43,7 +43,7 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
         ("tile_rows", tile_rows),
         ("tile_features", 2 * simd::lanes(cpu.isa())),
         ("row_blocks", row_blocks),
-        ("passes", problem.m.div_ceil(pass_rows)),
+        ("passes", passes.count),
     ];
     let reason: String = match (path, ways, row_blocks) {
         (Path::Unfused, ..) => "asked for: separate linear maps, then the activation".into(),
