@@ -123,7 +123,8 @@ impl Verdict {
         let mut machines: Vec<RecordVerdict> =
             newest.values().map(|record| RecordVerdict::of(experiment, record, source)).collect();
         machines.sort_by(|a, b| b.finished.cmp(&a.finished));
-        let worst = machines.iter().max_by_key(|m| m.state.badness());
+        // Of equals the newest, which the last maximum is from behind.
+        let worst = machines.iter().rev().max_by_key(|m| m.state.badness());
         let Some(worst) = worst else { return Self::not_run(experiment, records) };
         Self {
             state: worst.state,

@@ -153,6 +153,12 @@ fn only_complete_records_of_the_definition_count_and_the_newest_of_a_machine() {
     let both = of(vec![elsewhere, later]);
     assert_eq!((both.state, both.machines.len()), (VerdictState::Refuted, 2));
     assert_eq!(both.machines[0].machine, "here");
+    // Of two that agree the newer one's numbers are.
+    let mut newer = Record { finished: "2026-01-03T00:00:00Z".into(), ..good() };
+    newer.machine.name = "there".into();
+    for records in [vec![good(), newer.clone()], vec![newer, good()]] {
+        assert!(of(records).headline.ends_with("on there"));
+    }
 }
 
 #[test]
