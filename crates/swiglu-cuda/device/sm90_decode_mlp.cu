@@ -22,7 +22,7 @@
 // Rows lie an odd multiple of 64 bytes apart in it: the 16 bytes of eight lanes, of two rows, are then in
 // different banks. Weights are the first to leave L2; x and h stay.
 //
-// Measured on an H200 (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s; one run, -: not in it):
+// Measured on an H200 (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s; two runs, -: in neither):
 //     K/H         floor  form      M = 1     2     4     8     16
 //     896/4864      6.2  8 warps    11.3  13.1  12.0  13.1      -
 //                        16 warps   12.1  12.9  13.1  14.2      -
@@ -41,11 +41,12 @@
 // token); to ask for weights before that end, too, took the same.
 //
 // Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has
-// come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the grid for what fits into shared memory, h
-// published as values that readers poll for until none is the NaN that stands for nothing, with two buffers in
-// turn: predicted were 1.2 µs less, for it leaves out a fence, an atomic and the copy's way; measured in one run
-// 11.35 against 11.3 µs for 896/4864 with one token, 13.0 to 14.3 against 12.9 and 12.0 with 2 and 4, for
-// 2048/8192 28.5 against 28.2. 132 blocks that ask for all of h, time and again, take longer than they save.
+// come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the
+// grid for what fits into shared memory, h published as values that readers poll for until none is the NaN that
+// stands for nothing, with two buffers in turn: predicted were 1.2 µs less, for it leaves out a fence, an atomic
+// and the copy's way; measured in one run 11.35 against 11.3 µs for 896/4864 with one token, 13.0 to 14.3
+// against 12.9 and 12.0 with 2 and 4, for 2048/8192 28.5 against 28.2. 132 blocks that ask for all of h, time
+// and again, take longer than they save.
 //
 // A copy takes its operands from registers of a whole warp, so lanes issue theirs one after the other, in
 // 30 to 50 cycles, and that 16 times in the 880 cycles in which a stage of 17 KiB arrives. Hence four warps.
@@ -546,7 +547,8 @@ KERNEL(kThreads, 1, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
     ptx::barrier_init_fence();
   }
   static_assert(kMostTokenStages <= kThreads / 32, "a barrier of each warp");
-  // Only now does it read or write what others do; the next launch may begin when its blocks find room.
+  // Only now does it read or write what others do, but for x, whose warp has waited already; the next launch may
+  // begin when its blocks find room.
   ptx::grid_dependency_wait();
   __syncthreads();
   ptx::grid_dependency_launch();
