@@ -130,7 +130,8 @@ template <class T>
 INLINE void store_for_grid(T* p, T value) {
   sim_store_for_grid(p, &value, sizeof value);
 }
-INLINE u32 atomic_add_release(u32* p, u32 value) { return sim_atomic_add_release(p, value); }
+INLINE void add_release(u32* p, u32 value) { sim_add_release(p, value); }
+INLINE u32 load_relaxed(const u32* p) { return sim_load_relaxed(p); }
 INLINE void wait_for_turnover(const u32* p, u32 before) { sim_wait_for_turnover(p, before); }
 
 // --- Shared memory -----------------------------------------------------------------------------

@@ -96,19 +96,24 @@ void sim_copy_engine_reads_grid(const void* from, unsigned bytes) {
 }
 void sim_grid_dependency_wait() { self().waited_for_grid = true; }
 
-unsigned sim_atomic_add_release(unsigned* p, unsigned value) {
+unsigned sim_load_relaxed(const unsigned* p) {
+  if (reinterpret_cast<uintptr_t>(p) % 4 != 0) sim_misaligned(p, 4);
+  sim_reads_grid(p, 4);
+  maybe_yield();
+  return *p;
+}
+
+void sim_add_release(unsigned* p, unsigned value) {
   if (reinterpret_cast<uintptr_t>(p) % 4 != 0) sim_misaligned(p, 4);
   Thread& me = self();
   land_stores(me.unreleased);
   land_stores(me.warp->unreleased);
   land_stores(me.block->unreleased);
-  const unsigned before = *p;
-  *p = before + value;
+  *p += value;
   std::vector<Thread*> waiting;
   waiting.swap(gang().word_waiters);
   for (Thread* t : waiting) wake(*t);
   maybe_yield();
-  return before;
 }
 
 void sim_wait_for_turnover(const unsigned* p, unsigned before) {

@@ -336,7 +336,7 @@ INLINE void finish(const Stream& s, const float* slots) {
 
 INLINE void grid_barrier(u64 word) {
   __syncthreads();
-  if (threadIdx.x == 0) meet_grid(word);
+  if (threadIdx.x == 0) GridMeeting(word).meet();
   __syncthreads();
 }
 

@@ -153,9 +153,16 @@ INLINE void stage_rows(const u64& rows, const i64& stride, const int& m, const i
 
 // One thread of each block waits for those of all others. Blocks count at one word, the first of them so
 // that all together turn its highest bit over and leave the rest as it was: it needs no reset, and the
-// next launch may have another grid.
-INLINE void meet_grid(u64 word) {
-  const u32 count = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
-  const u32 before = ptx::atomic_add_release((u32*)word, count);
-  ptx::wait_for_turnover((const u32*)word, before);
-}
+// next launch may have another grid. The bit cannot turn before this block has counted, so it is read any time
+// before that, and what is counted need not come back: one way through the cache less.
+struct GridMeeting {
+  const u64 word;
+  const u32 before;
+  // Once the grids before this one have ended.
+  INLINE explicit GridMeeting(u64 at) : word(at), before(ptx::load_relaxed((const u32*)at)) {}
+  INLINE void meet() const {
+    const u32 count = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+    ptx::add_release((u32*)word, count);
+    ptx::wait_for_turnover((const u32*)word, before);
+  }
+};

@@ -143,14 +143,15 @@ INLINE void store_for_grid(T* p, T value) {
   *(volatile T*)p = value;
 }
 // Adds to a word after everything that this thread, and those it has met at a barrier of the block,
-// stored before is visible to the device; returns what was there (9.7.13.5, atom; 8.10).
-INLINE u32 atomic_add_release(u32* p, u32 value) {
-  u32 before;
-  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(p), "r"(value)
-               : "memory");
-  return before;
+// stored before is visible to the device (9.7.13.6, red; 8.10).
+INLINE void add_release(u32* p, u32 value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+// A word that other blocks change meanwhile (9.7.9.8, ld).
+INLINE u32 load_relaxed(const u32* p) {
+  u32 value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
 }
 // Waits until the highest bit of a word is another than in `before`. Then this thread, and those it
 // meets at a barrier of the block, see what was released by the threads that changed the word.

@@ -13,9 +13,9 @@
 // ring that one more warp fills: it meets the other blocks, while the rest of this one goes on.
 //
 // The warps share a stage by units of 64 bytes of all its rows, and load all of theirs before they multiply.
-// At the end of a tile each leaves its sums in a slot, they meet, and some threads add up the slots in the
-// order of the warps: the same bits on every run. There are two sets of slots, so that they meet once for a
-// tile: who comes to the next meeting has read the sums of the last.
+// At the end of a tile each leaves its sums in a slot. After some tiles they meet, and some threads add up the
+// slots in the order of the warps: the same bits on every run. There are slots for the tiles of two meetings, so
+// that they meet once for all of these: who comes to the next meeting has read the sums of the last.
 //
 // The host fits the rows of the largest share into stages, even tiles, even pieces, and has two forms of
 // this: 8 warps and stages of about 17 KiB, or 16 and 33 KiB. The ring takes what is left of shared memory.
@@ -95,6 +95,7 @@ struct Sm90DecodeMlpParams {
   u32 stages, stage_bytes;
   u32 limit;     // stages of gate and up rows under way at most
   u32 slots_at;  // in shared memory, behind the ring
+  u32 slot_tiles, meeting_tiles;  // that there are slots for, and that a meeting is for
   // Stages of the pieces of tokens, behind the slots, and bytes from token to token there.
   u32 token_stages, token_pitch;
 };
@@ -292,9 +293,10 @@ struct TokenProducer {
 
 INLINE void produce_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
   TokenProducer producer = {ring_of_tokens(p, shared)};
+  const GridMeeting meeting(p.block.barrier);
   if constexpr (!kStageX) producer.copy_half<true>(p);
   ptx::named_barrier<kHandOver>(kHandOverThreads);
-  if (threadIdx.x % 32 == 0) meet_grid(p.block.barrier);
+  if (threadIdx.x % 32 == 0) meeting.meet();
   __syncwarp();
   // The other blocks stored h as threads do, and so may this one have x; the copy engine reads the one and
   // overwrites the other.
@@ -340,7 +342,8 @@ struct Consumer {
   const u32 base;  // the same
   const Place place;
   Ring ring, tokens;
-  int tiles = 0;  // that are finished
+  u32 meetings = 0;
+  u32 slot_tile = 0;  // where the next tile's slots are
 
   INLINE Consumer(const Sm90DecodeMlpParams& p, u8* start)
       : params(p),
@@ -351,8 +354,13 @@ struct Consumer {
 
   static INLINE void meet() { ptx::named_barrier<1>(kConsumers); }
 
-  INLINE float* slots() const {
-    return (float*)(shared + params.slots_at) + tiles % 2 * (kWarps * kSlotFloats);
+  INLINE float* slots_of(u32 tile) const {
+    return (float*)(shared + params.slots_at) + tile * (kWarps * kSlotFloats);
+  }
+  // Slots that lie so many tiles behind others.
+  INLINE u32 behind(u32 tile, u32 tiles) const {
+    tile += tiles;
+    return tile < params.slot_tiles ? tile : tile - params.slot_tiles;
   }
 
   // The sum of what the warps have left, in their order.
@@ -364,17 +372,17 @@ struct Consumer {
     return sum;
   }
 
-  // Another warp comes first for every tile: the few results of one are the work of one warp.
+  // Finishes the tiles whose slots begin at `tile`, of features or columns from `first` on. Another warp comes
+  // first for every meeting: the few results of one are the work of one warp.
   template <bool GATE_UP>
-  INLINE void finish_tile(Sums& sums, int first, int rows) {
+  INLINE void finish_tiles(u32 tile, int tile_rows, int first, int rows) {
     const DecodeMlpParams& p = params.block;
-    float* slots = this->slots();
-    store_sums(slots + place.warp * kSlotFloats, sums, place);
     meet();
-    for (int i = (threadIdx.x + tiles * 32) % kConsumers; i < rows * p.m; i += kConsumers) {
-      const int token = i / rows, row = i % rows;
+    for (int i = (threadIdx.x + meetings * 32) % kConsumers; i < rows * p.m; i += kConsumers) {
+      const int token = i / rows, line = first + i % rows;
+      const int row = i % rows % tile_rows;
+      const float* slots = slots_of(behind(tile, i % rows / tile_rows));
       constexpr int kFormat = Half<GATE_UP>::kFormat;
-      const int line = first + row;
       const u64 scales = GATE_UP ? p.gate_scales : p.down_scales;
       const float sum = scaled<kFormat>(total(slots, token, row), scales, line);
       if constexpr (GATE_UP) {
@@ -384,7 +392,7 @@ struct Consumer {
         store_output(p, token, line, sum);
       }
     }
-    ++tiles;
+    ++meetings;
   }
 
   // Multiplies this warp's units of a stage of elements, which begins at `rows`, this lane's two rows of it
@@ -460,6 +468,9 @@ struct Consumer {
     const Pieces& pieces = half.pieces;
     const u32 x_at = params.block.x_at;
     const u32 pitch = PIECES ? params.token_pitch : params.block.x_pitch;
+    // What the warps have left sums of and not finished.
+    u32 unfinished = 0, from = slot_tile;
+    int from_row = half.share.first;
     // Little code: the first pass of a launch reads all of it from memory.
 #pragma unroll 1
     for (int first = half.share.first; first < half.share.last; first += pieces.tile) {
@@ -491,7 +502,14 @@ struct Consumer {
         ring.next();
         if constexpr (PIECES) tokens.next();
       }
-      finish_tile<GATE_UP>(sums, first, rows);
+      store_sums(slots_of(slot_tile) + place.warp * kSlotFloats, sums, place);
+      slot_tile = behind(slot_tile, 1);
+      if (++unfinished == params.meeting_tiles || first + rows == half.share.last) {
+        finish_tiles<GATE_UP>(from, pieces.tile, from_row, first + rows - from_row);
+        unfinished = 0;
+        from = slot_tile;
+        from_row = first + rows;
+      }
     }
   }
 

@@ -8,11 +8,15 @@
 // pre-activations of an output meet in the same thread, registers d[i] and d[i + TILE_H/2]: the
 // activation needs no exchange and nothing but h is written.
 //
+// Whole waves of tiles rarely end where the features do. With TAIL_H > 0 the columns from `full_columns` on are
+// cut into narrower tiles of TAIL_H, which come last: the host chooses both so that the fullest
+// multiprocessor has the least to do.
+//
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_H output
 // columns per tile; CLUSTER blocks, 1 or 2, that compute tiles below each other and share the
 // weights; STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output through the
-// copy engine, 0 = from registers, for a base or row stride that is not a multiple of 16 bytes; and
-// what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
+// copy engine, 0 = from registers, for a base or row stride that is not a multiple of 16 bytes; TAIL_H as
+// above or 0; and what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
 // what lies outside with zeros, so that no extent needs padding.
 //
 // Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
@@ -68,6 +72,9 @@ constexpr int kPanel = kTileH % 64 == 0 ? 64 : kTileH % 32 == 0 ? 32 : 16;
 constexpr int kPitch = kPanel * 2;  // bytes of that row
 static_assert(kTileH % 16 == 0 && kTileH <= 128, "whole panels; one instruction has 256 columns");
 
+constexpr int kTailH = TAIL_H;
+static_assert(kTailH == 0 || (kTailH < kTileH && kTailH % kPanel == 0), "whole panels, as those of full tiles");
+
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
 constexpr int kThreads = 128 * (1 + kConsumers);
@@ -77,7 +84,11 @@ constexpr int kBlocks = kRowsPerConsumer / 64;  // of the rows of one instructio
 constexpr int kXBytes = kTileM * kTileK * 2;
 constexpr int kHalfBytes = kTileH * kTileK * 2;
 constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
-constexpr int kConsumerOutBytes = kRowsPerConsumer * kTileH * 2;
+// Panels of a consumer's results that shared memory holds at a time: OUT_PANELS, a divisor of all.
+constexpr int kOutPanels = OUT_PANELS;
+static_assert(kTileH / kPanel % kOutPanels == 0 && kTailH / kPanel % kOutPanels == 0, "whole turns");
+constexpr int kPanelBytes = kRowsPerConsumer * kPitch;
+constexpr int kConsumerOutBytes = kOutPanels * kPanelBytes;
 constexpr int kOutBytes = kConsumers * kConsumerOutBytes;
 constexpr int kStages = STAGES;
 constexpr u32 kSharedBytes =
@@ -88,8 +99,16 @@ static_assert(kSharedBytes <= 232448 && kStages >= 2, "the stages do not fit");
 struct alignas(64) Sm90GatedGemmParams {
   ptx::TensorMap x, gate, up;  // boxes of one stage, see `produce`
   ptx::TensorMap out;          // boxes of a consumer's rows of a panel, with TENSOR_STORE
+  // Boxes of a narrow tile, with TAIL_H; and where these tiles begin: a multiple of TILE_H, or all features.
+  ptx::TensorMap tail_gate, tail_up;
+  int full_columns;
   Extents extents;
   Epilogue epilogue;
+};
+
+template <int W>
+struct Width {
+  static constexpr int value = W;
 };
 
 INLINE int k_steps(const Extents& e) { return ceiling_divide(e.k, kTileK); }
@@ -109,12 +128,39 @@ struct Ring {
 };
 
 // The tiles of a cluster's blocks lie below each other.
-INLINE int cluster_tiles(const Extents& e) { return tile_count<kCluster * kTileM, kTileH>(e); }
+template <int WIDTH>
 INLINE Tile cluster_tile_at(int t, const Extents& e) {
-  Tile tile = tile_at<kCluster * kTileM, kTileH>(t, e);
+  Tile tile = tile_at<kCluster * kTileM, WIDTH>(t, e);
   if constexpr (kCluster > 1) tile.row += ptx::cluster_rank() * kTileM;
   return tile;
 }
+
+// All tiles of a launch: `full` of TILE_H columns, then those of TAIL_H.
+struct Tiles {
+  Extents full_extents, tail_extents;
+  int full, count;
+
+  INLINE explicit Tiles(const Sm90GatedGemmParams& p) : full_extents(p.extents), tail_extents(p.extents) {
+    if constexpr (kTailH > 0) {
+      full_extents.features = p.full_columns;
+      tail_extents.features -= p.full_columns;
+    }
+    full = count = tile_count<kCluster * kTileM, kTileH>(full_extents);
+    if constexpr (kTailH > 0) count += tile_count<kCluster * kTileM, kTailH>(tail_extents);
+  }
+
+  // Calls `work` with tile t, either way with its width at compile time.
+  template <class Work>
+  INLINE void with(int t, Work work) const {
+    if (kTailH == 0 || t < full) {
+      work(Width<kTileH>(), cluster_tile_at<kTileH>(t, full_extents));
+    } else if constexpr (kTailH > 0) {
+      Tile tile = cluster_tile_at<kTailH>(t - full, tail_extents);
+      tile.column += full_extents.features;
+      work(Width<kTailH>(), tile);
+    }
+  }
+};
 
 // Copies a box of weights to this block or, in a cluster, to all of it.
 INLINE void load_box(const ptx::TensorMap& map, u32 to, u32 barrier, int column, int row) {
@@ -127,10 +173,11 @@ INLINE void load_box(const ptx::TensorMap& map, u32 to, u32 barrier, int column,
 
 // One half of the B operand. [out, in]: 64 k of TILE_H features are one box. [in, out]: 64 k of a panel's
 // features are one box.
+template <int WIDTH>
 INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int feature, int k) {
   if constexpr (kInOut) {
 #pragma unroll
-    for (int i = 0; i < kTileH / kPanel; ++i) {
+    for (int i = 0; i < WIDTH / kPanel; ++i) {
       load_box(map, to + i * (kTileK * kPitch), barrier, feature + i * kPanel, k);
     }
   } else {
@@ -140,23 +187,29 @@ INLINE void load_weights(const ptx::TensorMap& map, u32 to, u32 barrier, int fea
 
 INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
   u32 step = 0;
-  const int tiles = cluster_tiles(p.extents), steps = k_steps(p.extents);
+  const Tiles tiles(p);
+  const int steps = k_steps(p.extents);
   const u32 rank = kCluster > 1 ? ptx::cluster_rank() : 0;
-  for (int t = blockIdx.x / kCluster; t < tiles; t += gridDim.x / kCluster) {
-    const Tile tile = cluster_tile_at(t, p.extents);
-    for (int i = 0; i < steps; ++i, ++step) {
-      // Free in every block that the copies go to: their consumers all arrive here.
-      ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
-      const u32 full = ring.full_barrier(step), to = ring.stage(step);
-      ptx::barrier_arrive_expect(full, kStageBytes);
-      ptx::tensor_load(to, &p.x, full, i * kTileK, tile.row);
-      if (kCluster == 1 || rank == 0) {
-        load_weights(p.gate, to + kXBytes, full, tile.column, i * kTileK);
+  for (int t = blockIdx.x / kCluster; t < tiles.count; t += gridDim.x / kCluster) {
+    tiles.with(t, [&](auto width, Tile tile) {
+      constexpr int kWidth = decltype(width)::value, kBytes = kWidth * kTileK * 2;
+      constexpr bool kTail = kWidth != kTileH;
+      const ptx::TensorMap& gate = kTail ? p.tail_gate : p.gate;
+      const ptx::TensorMap& up = kTail ? p.tail_up : p.up;
+      for (int i = 0; i < steps; ++i, ++step) {
+        // Free in every block that the copies go to: their consumers all arrive here.
+        ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
+        const u32 full = ring.full_barrier(step), to = ring.stage(step);
+        ptx::barrier_arrive_expect(full, kXBytes + 2 * kBytes);
+        ptx::tensor_load(to, &p.x, full, i * kTileK, tile.row);
+        if (kCluster == 1 || rank == 0) {
+          load_weights<kWidth>(gate, to + kXBytes, full, tile.column, i * kTileK);
+        }
+        if (kCluster == 1 || rank == 1) {
+          load_weights<kWidth>(up, to + kXBytes + kBytes, full, tile.column, i * kTileK);
+        }
       }
-      if (kCluster == 1 || rank == 1) {
-        load_weights(p.up, to + kXBytes + kHalfBytes, full, tile.column, i * kTileK);
-      }
-    }
+    });
   }
 }
 
@@ -195,17 +248,20 @@ INLINE void give_turn(int consumer) {
   }
 }
 
-// Accumulators of a consumer's part of a tile, 64 rows each.
-typedef float Sums[kBlocks][kTileH];
+// Accumulators of a consumer's part of a tile, 64 rows each, of the gate's columns and the up's.
+template <int WIDTH>
+using Sums = float[kBlocks][WIDTH];
 
 // In ping-pong sums begin at the biases of their columns, which come while the other consumer multiplies.
 // Added behind the products they would take registers beside all sums: up to 200 bytes of spills with 96
-// columns.
-constexpr bool kBeginsAtBiases = kBias && kPingPong;
-INLINE void begin_sums(Sums& d, const Epilogue& e, int column) {
+// columns. Without biases they begin at zeros rather than nowhere, beside which the compiler keeps the sums of
+// narrow tiles in memory.
+constexpr bool kBeginsAtBiases = kPingPong;
+template <int WIDTH>
+INLINE void begin_sums(Sums<WIDTH>& d, const Epilogue& e, int column) {
   column += threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < kTileH / 8; ++j) {
+  for (int j = 0; j < WIDTH / 8; ++j) {
     const BiasPair gate = load_biases(e.gate_bias, column + 8 * j);
     const BiasPair up = load_biases(e.up_bias, column + 8 * j);
 #pragma unroll
@@ -213,7 +269,7 @@ INLINE void begin_sums(Sums& d, const Epilogue& e, int column) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         d[b][4 * j + i] = gate.value[i % 2];
-        d[b][kTileH / 2 + 4 * j + i] = up.value[i % 2];
+        d[b][WIDTH / 2 + 4 * j + i] = up.value[i % 2];
       }
     }
   }
@@ -221,7 +277,8 @@ INLINE void begin_sums(Sums& d, const Epilogue& e, int column) {
 
 // Multiplies one tile; stages are given back one step late, when their instructions have retired.
 // `more`: whether the other consumer has a tile after this one.
-INLINE void multiply(Sums& d, const Ring& ring, u32& step, int steps, int consumer, bool more) {
+template <int WIDTH>
+INLINE void multiply(Sums<WIDTH>& d, const Ring& ring, u32& step, int steps, int consumer, bool more) {
   if constexpr (kPingPong) wait_for_turn(consumer);
   const int first_row = kPingPong ? 0 : consumer * kRowsPerConsumer;
   for (int i = 0; i < steps; ++i, ++step) {
@@ -235,7 +292,7 @@ INLINE void multiply(Sums& d, const Ring& ring, u32& step, int steps, int consum
     for (int j = 0; j < kTileK / 16; ++j) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        ptx::wgmma<2 * kTileH, kIsBf16, kInOut>(d[b], x + j * kXStep + b * kXBlock,
+        ptx::wgmma<2 * WIDTH, kIsBf16, kInOut>(d[b], x + j * kXStep + b * kXBlock,
                                                 w + j * kWeightStep, kBeginsAtBiases || (i | j) != 0);
       }
     }
@@ -254,9 +311,10 @@ INLINE int consumer_row(Tile tile, int consumer) {
 }
 
 // h of the two adjacent columns at accumulator i, 8·(i/4) + 2·(lane % 4) and the next.
-INLINE OutputPair output_pair(const float (&d)[kTileH], int i, const Sm90GatedGemmParams& p,
-                              int row, int column) {
-  constexpr int kUp = kTileH / 2;
+template <int WIDTH>
+INLINE OutputPair output_pair(const float (&d)[WIDTH], int i, const Sm90GatedGemmParams& p, int row,
+                              int column) {
+  constexpr int kUp = WIDTH / 2;
   if constexpr (kBeginsAtBiases) {
     const OutputPair gate = {pre_activation(d[i]), pre_activation(d[i + 1])};
     const OutputPair up = {pre_activation(d[i + kUp]), pre_activation(d[i + 1 + kUp])};
@@ -282,57 +340,63 @@ INLINE void consumer_barrier(int consumer) {
 constexpr bool kGuarded = kBlocks * kTileH >= 192 && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
 
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
-INLINE void store_tile(const Sums& d, const Sm90GatedGemmParams& p, const Ring& ring, Tile tile,
+template <int WIDTH>
+INLINE void store_tile(const Sums<WIDTH>& d, const Sm90GatedGemmParams& p, const Ring& ring, Tile tile,
                        int consumer) {
-  constexpr u32 kPanelBytes = kRowsPerConsumer * kPitch, kChunks = kPitch / 16;
+  constexpr u32 kChunks = kPitch / 16;
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const bool leader = threadIdx.x % 128 == 0;
   const u32 out = ring.out() + consumer * kConsumerOutBytes;
   // Of this thread; only read where the pre-activations are saved.
   const int first = consumer_row(tile, consumer) + warp * 16 + lane / 4;
-  // The previous tile must have left the buffer.
-  if (leader) ptx::bulk_wait_read<0>();
-  consumer_barrier(consumer);
-  // Columns outermost: rows share the biases of a column, and no others are kept.
 #pragma unroll
-  for (int j = 0; j < kTileH / 8; j += 2) {
+  for (int turn = 0; turn < WIDTH / kPanel; turn += kOutPanels) {
+    // What was there before must have left the buffer.
+    if (leader) ptx::bulk_wait_read<0>();
+    consumer_barrier(consumer);
+    // Columns outermost: rows share the biases of a column, and no others are kept.
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      u32 r[4];
+    for (int j = turn * kPanel / 8; j < (turn + kOutPanels) * kPanel / 8; j += 2) {
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int i = 4 * (j + q / 2) + 2 * (q % 2);
-        const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
-        const int row = first + b * 64 + q % 2 * 8;
-        OutputPair h = {};
-        if (!kGuarded || column < p.extents.features) h = output_pair(d[b], i, p, row, column);
-        r[q] = pack_elements(h.value[0], h.value[1]);
+      for (int b = 0; b < kBlocks; ++b) {
+        u32 r[4];
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int i = 4 * (j + q / 2) + 2 * (q % 2);
+          const int column = tile.column + 8 * (j + q / 2) + 2 * (lane % 4);
+          const int row = first + b * 64 + q % 2 * 8;
+          OutputPair h = {};
+          if (!kGuarded || column < p.extents.features) h = output_pair(d[b], i, p, row, column);
+          r[q] = pack_elements(h.value[0], h.value[1]);
+        }
+        const u32 row = b * 64 + warp * 16 + lane % 16;  // matrices 0, 2: rows 0-7; 1, 3: rows 8-15
+        // Of 16 bytes in the row of the buffer's columns.
+        const u32 chunk = j - turn * kPanel / 8 + lane / 16;
+        const u32 panel = out + chunk / kChunks * kPanelBytes;
+        const u32 line = row * kPitch / 128 % kChunks;  // the swizzle exchanges chunks by lines of 128 bytes
+        ptx::store_matrix_x4(panel + row * kPitch + ((chunk % kChunks ^ line) * 16), r);
       }
-      const u32 row = b * 64 + warp * 16 + lane % 16;  // matrices 0, 2: rows 0-7; 1, 3: rows 8-15
-      const u32 chunk = j + lane / 16;                 // of 16 bytes in the row of TILE_H columns
-      const u32 panel = out + chunk / kChunks * kPanelBytes;
-      const u32 line = row * kPitch / 128 % kChunks;  // the swizzle exchanges chunks by lines of 128 bytes
-      ptx::store_matrix_x4(panel + row * kPitch + ((chunk % kChunks ^ line) * 16), r);
     }
-  }
-  ptx::fence_async_shared();
-  consumer_barrier(consumer);
-  if (leader) {
-    const int row = consumer_row(tile, consumer);
+    ptx::fence_async_shared();
+    consumer_barrier(consumer);
+    if (leader) {
+      const int row = consumer_row(tile, consumer);
 #pragma unroll
-    for (int i = 0; i < kTileH / kPanel; ++i) {
-      ptx::tensor_store(&p.out, out + i * kPanelBytes, tile.column + i * kPanel, row);
+      for (int i = 0; i < kOutPanels; ++i) {
+        ptx::tensor_store(&p.out, out + i * kPanelBytes, tile.column + (turn + i) * kPanel, row);
+      }
+      ptx::bulk_commit();
     }
-    ptx::bulk_commit();
   }
 }
 
 // Straight from registers.
-INLINE void store_elements(const Sums& d, const Sm90GatedGemmParams& p, Tile tile, int consumer) {
+template <int WIDTH>
+INLINE void store_elements(const Sums<WIDTH>& d, const Sm90GatedGemmParams& p, Tile tile, int consumer) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int first = consumer_row(tile, consumer) + warp * 16 + lane / 4;
 #pragma unroll
-  for (int i = 0; i < kTileH / 2; i += 2) {
+  for (int i = 0; i < WIDTH / 2; i += 2) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const int row = first + b * 64 + i / 2 % 2 * 8;
@@ -343,23 +407,26 @@ INLINE void store_elements(const Sums& d, const Sm90GatedGemmParams& p, Tile til
 }
 
 INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer) {
+  const Tiles tiles(p);
   const int steps = k_steps(p.extents), stride = gridDim.x / kCluster;
   // In ping-pong every other tile of the block, and of its stages those of that tile.
   const int first = kPingPong ? consumer : 0;
   u32 step = first * steps;
   if (kPingPong && consumer == 1) give_turn(0);
-  for (int t = blockIdx.x / kCluster + first * stride; t < cluster_tiles(p.extents);
+  for (int t = blockIdx.x / kCluster + first * stride; t < tiles.count;
        t += (kPingPong ? 2 : 1) * stride) {
-    Sums d;
-    if constexpr (kBeginsAtBiases) begin_sums(d, p.epilogue, cluster_tile_at(t, p.extents).column);
-    multiply(d, ring, step, steps, consumer, t + stride < cluster_tiles(p.extents));
-    if (kPingPong) step += steps;
-    const Tile tile = cluster_tile_at(t, p.extents);
-    if constexpr (kTensorStore) {
-      store_tile(d, p, ring, tile, consumer);
-    } else {
-      store_elements(d, p, tile, consumer);
-    }
+    tiles.with(t, [&](auto width, Tile tile) {
+      constexpr int kWidth = decltype(width)::value;
+      Sums<kWidth> d;
+      if constexpr (kBeginsAtBiases) begin_sums<kWidth>(d, p.epilogue, tile.column);
+      multiply<kWidth>(d, ring, step, steps, consumer, t + stride < tiles.count);
+      if (kPingPong) step += steps;
+      if constexpr (kTensorStore) {
+        store_tile<kWidth>(d, p, ring, tile, consumer);
+      } else {
+        store_elements<kWidth>(d, p, tile, consumer);
+      }
+    });
   }
   if (kTensorStore && threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }
@@ -376,6 +443,10 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
     ptx::prefetch_tensor_map(&p.gate);
     ptx::prefetch_tensor_map(&p.up);
     if (kTensorStore) ptx::prefetch_tensor_map(&p.out);
+    if (kTailH > 0) {
+      ptx::prefetch_tensor_map(&p.tail_gate);
+      ptx::prefetch_tensor_map(&p.tail_up);
+    }
   }
   if constexpr (kCluster > 1) {
     ptx::cluster_barrier();

@@ -157,6 +157,34 @@ fn few_rows_in_wide_tiles() {
     }
 }
 
+/// Full tiles, then narrow ones of either width: as many features as give every multiprocessor a full tile of
+/// two rows of them, and then some.
+#[test]
+fn tiles_that_become_narrow() {
+    let Some(cuda) = common::device() else { return };
+    let columns = cuda.facts().sm_count as usize / 2;
+    let backends = CudaBackend::all(&cuda);
+    let backend = backends.iter().find(|backend| backend.name().contains("128x96 ping-pong"));
+    let Some(backend) = backend.filter(|_| columns > 0) else { return };
+    let rests = [60, 64 * columns - 8, 32 * columns - 1, 64 * columns + 1];
+    let case = |(i, rest): (usize, usize)| Case {
+        bias: i % 2 == 0,
+        layout: WeightLayout {
+            orientation: Orientation::ALL[i / 4 % 2],
+            arrangement: Arrangement::PackedGateFirst,
+        },
+        padding: [0, 8][i % 2],
+        seed: i as u64,
+        ..Case::new(
+            Op::GatedLinear,
+            [[200, 129, 256][i % 3], 72 + 64 * (i % 6), 96 * columns + rest],
+            [DType::Bf16, DType::F16][i / 2 % 2],
+        )
+    };
+    let cases = rests.into_iter().cycle().take(8).enumerate().map(case);
+    assert!(judge(backend, cases.filter(|case| backend.computes(case))) > 0);
+}
+
 #[test]
 fn tf32_on_request() {
     let Some(cuda) = common::device() else { return };

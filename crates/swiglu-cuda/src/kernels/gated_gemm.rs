@@ -339,6 +339,8 @@ pub(crate) struct Form {
     pub(crate) blocks_per_sm: usize,
     /// Whether a block multiplies a tile while it activates another.
     pub(crate) hides_epilogue: bool,
+    /// Whether narrower tiles fill the last wave: see [`sm90_gated_gemm::Cut`].
+    pub(crate) narrow_last: bool,
     pub(crate) multiplier: Multiplier,
 }
 
@@ -405,6 +407,7 @@ impl Kernel {
                 split: 1,
                 blocks_per_sm: 1,
                 hides_epilogue: false,
+                narrow_last: false,
                 multiplier: Multiplier::Fma,
             },
         }
@@ -499,19 +502,21 @@ impl Kernel {
         }
     }
 
-    /// Compiles what launches with aligned operands need.
+    /// Compiles what launches with aligned operands of `m` tokens need.
     pub(crate) fn prepare(
         self,
         cuda: &Cuda,
         code: GateCode,
         layout: Layout,
-        intermediate: usize,
+        [m, intermediate]: [usize; 2],
     ) -> Result<()> {
         let (count, orientation) = (intermediate, layout.orientation);
         let multiprocessors = cuda.facts().sm_count as usize;
         let features = Features { count, orientation, multiprocessors };
         let function = match self {
-            Kernel::Sm90(config) => sm90_gated_gemm::function(cuda, config, code, layout, true),
+            Kernel::Sm90(config) => {
+                sm90_gated_gemm::prepare(cuda, config, code, layout, m, features)
+            }
             Kernel::Sm90Skinny(config) => {
                 sm90_skinny_gated_gemm::function(cuda, config.tiling(features), code, layout)
             }

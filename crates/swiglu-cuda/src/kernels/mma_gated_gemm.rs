@@ -55,6 +55,7 @@ impl Config {
             split: 1,
             blocks_per_sm: 2,
             hides_epilogue: false,
+            narrow_last: false,
             multiplier: Multiplier::Mma { share },
         }
     }

@@ -7,7 +7,7 @@ pub(crate) mod gate;
 pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
 mod simt_gated_gemm;
-mod sm90_gated_gemm;
+pub(crate) mod sm90_gated_gemm;
 mod sm90_skinny_gated_gemm;
 pub(crate) mod tensor_map;
 

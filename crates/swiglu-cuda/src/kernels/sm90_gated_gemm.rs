@@ -1,16 +1,21 @@
 //! Launches `device/sm90_gated_gemm.cu`.
 
+use std::fmt;
+
 use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
+use super::gated_gemm::{Call, Epilogue, Extents, Features, Form, Layout, Multiplier, counted};
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
 use crate::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::stream::Stream;
+
+mod cut;
+pub(crate) use cut::Cut;
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_gated_gemm.cu", include_str!("../../device/sm90_gated_gemm.cu"));
@@ -42,7 +47,7 @@ impl Config {
     pub(crate) const PING_PONG: Config = Config { tile_h: 64, cluster: 1, ping_pong: true };
     /// As [`Self::PING_PONG`], with shared weights.
     pub(crate) const PING_PONG_PAIR: Config = Config { tile_h: 64, cluster: 2, ping_pong: true };
-    /// As [`Self::PING_PONG`], with more arithmetic per byte: for many rows.
+    /// As [`Self::PING_PONG`], with more arithmetic per byte; narrower tiles, see [`Cut`], fill its last wave.
     pub(crate) const PING_PONG_WIDE: Config = Config { tile_h: 96, cluster: 1, ping_pong: true };
     /// Between the wide and the narrow tile, where their last wave has few tiles.
     pub(crate) const MIDDLE: Config = Config { tile_h: 112, cluster: 1, ping_pong: false };
@@ -79,6 +84,20 @@ impl Config {
         panel(self.tile_h) < PANEL
     }
 
+    /// How the features of a layer are cut for M tokens.
+    pub(crate) fn cut(self, m: usize, features: Features) -> Cut {
+        let (rows, width) = (m.div_ceil(self.tile()[0]), self.tile_h);
+        let slots = features.multiprocessors / self.cluster;
+        match self.cuts() {
+            true => Cut::best(rows, features.count, width, slots),
+            false => Cut::none(rows, features.count, width, slots),
+        }
+    }
+
+    fn cuts(self) -> bool {
+        self == Self::PING_PONG_WIDE
+    }
+
     fn rows_per_consumer(self) -> usize {
         if self.ping_pong { TILE_M } else { TILE_M / CONSUMERS }
     }
@@ -95,6 +114,7 @@ impl Config {
             split: 1,
             blocks_per_sm: 1,
             hides_epilogue: self.ping_pong,
+            narrow_last: self.cuts(),
             multiplier: Multiplier::Wgmma { columns: 2 * self.tile_h, wanted: 1.0 },
         }
     }
@@ -108,13 +128,24 @@ impl Config {
         (TILE_M + 2 * self.tile_h) * TILE_K * 2
     }
 
-    fn out_bytes(self) -> usize {
-        CONSUMERS * self.rows_per_consumer() * self.tile_h * 2
+    /// Panels of a consumer's results that shared memory holds at a time. One of several goes out while the next is
+    /// computed, which in ping-pong has a whole tile's time.
+    fn out_panels(self) -> usize {
+        match self.cuts() {
+            true => 1,
+            false => self.tile_h / panel(self.tile_h) as usize,
+        }
     }
 
-    /// As many as fit beside the output tile.
+    fn out_bytes(self) -> usize {
+        let columns = self.out_panels() * panel(self.tile_h) as usize;
+        CONSUMERS * self.rows_per_consumer() * columns * 2
+    }
+
+    /// As many as fit beside the output, but no fifth in ping-pong, which was slower: see the device file.
     pub(crate) fn stages(self) -> usize {
-        (SHARED_LIMIT - 1024 - self.out_bytes()) / (self.stage_bytes() + 16)
+        let most = if self.cuts() { 4 } else { usize::MAX };
+        ((SHARED_LIMIT - 1024 - self.out_bytes()) / (self.stage_bytes() + 16)).min(most)
     }
 
     fn shared_bytes(self, tensor_store: bool) -> usize {
@@ -129,11 +160,35 @@ struct Params {
     gate: TensorMap,
     up: TensorMap,
     out: TensorMap,
+    tail_gate: TensorMap,
+    tail_up: TensorMap,
+    full_columns: i32,
     extents: Extents,
     epilogue: Epilogue,
 }
 
-fn variant(config: Config, code: GateCode, layout: Layout, tensor_store: bool) -> Variant {
+/// What is compiled of [`Config`] and [`Cut`].
+#[derive(Debug, Clone, Copy)]
+struct Tiles {
+    config: Config,
+    tail: usize,
+}
+
+impl fmt::Display for Tiles {
+    /// `128x96 ping-pong, then 80`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = self.config.tile();
+        write!(f, "{rows}x{columns}")?;
+        f.write_str(if self.config.ping_pong { " ping-pong" } else { "" })?;
+        match self.tail {
+            0 => Ok(()),
+            tail => write!(f, ", then {tail}"),
+        }
+    }
+}
+
+fn variant(tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool) -> Variant {
+    let config = tiles.config;
     let [a, b, c, d, e] = code.defines();
     let [f, g, h] = layout.defines();
     let tile = [
@@ -143,20 +198,34 @@ fn variant(config: Config, code: GateCode, layout: Layout, tensor_store: bool) -
         define("STAGES", config.stages()),
         define("TENSOR_STORE", tensor_store),
         define("SHARED_BYTES", config.shared_bytes(tensor_store)),
+        define("TAIL_H", tiles.tail),
+        define("OUT_PANELS", config.out_panels()),
     ];
-    let [i, j, k, l, m, n] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
+    let [i, j, k, l, m, n, o, q] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q])
 }
 
-pub(super) fn function(
+/// Compiles what launches with aligned operands of `m` tokens need.
+pub(super) fn prepare(
     cuda: &Cuda,
     config: Config,
     code: GateCode,
     layout: Layout,
+    m: usize,
+    features: Features,
+) -> Result<Function> {
+    function(cuda, Tiles { config, tail: config.cut(m, features).tail }, code, layout, true)
+}
+
+fn function(
+    cuda: &Cuda,
+    tiles: Tiles,
+    code: GateCode,
+    layout: Layout,
     tensor_store: bool,
 ) -> Result<Function> {
-    let variant = variant(config, code, layout, tensor_store);
-    cuda.function(&variant, "sm90_gated_gemm", config.shared_bytes(tensor_store) as u32)
+    let variant = variant(tiles, code, layout, tensor_store);
+    cuda.function(&variant, "sm90_gated_gemm", tiles.config.shared_bytes(tensor_store) as u32)
 }
 
 /// # Safety
@@ -164,8 +233,18 @@ pub(super) fn function(
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
     let tensor_store = writable(call.out, [call.m, call.weights.intermediate]);
-    let function = function(cuda, config, call.code, call.layout(), tensor_store)?;
+    let Cut { full_columns, tail, .. } = config.cut(call.m, call.features(cuda));
+    let function = function(cuda, Tiles { config, tail }, call.code, call.layout(), tensor_store)?;
     let [gate, up] = call.weight_maps(cuda, config.tile_h, TILE_K)?;
+    let [tail_gate, tail_up] = match (tail, call.weights.orientation) {
+        (0, _) => [TensorMap::UNUSED; 2],
+        (_, Orientation::OutIn) => call.weight_maps(cuda, tail, TILE_K)?,
+        // Boxes are panels, whatever the tile.
+        (_, Orientation::InOut) => [gate, up],
+    };
+    let rows = call.m.div_ceil(config.tile()[0]);
+    let narrow = (call.weights.intermediate - full_columns).div_ceil(tail.max(1));
+    let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
     // Persistent: a cluster per so many multiprocessors, or fewer.
     let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
     let params = Params {
@@ -179,10 +258,13 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
             }
             false => TensorMap::UNUSED,
         },
+        tail_gate,
+        tail_up,
+        full_columns: counted(full_columns),
         extents: call.extents(config.tile(), clusters as u32),
         epilogue: call.epilogue(),
     };
-    let blocks = call.tiles(config.tile()).min(clusters) * config.cluster;
+    let blocks = tiles.min(clusters) * config.cluster;
     let launch = LaunchConfig {
         grid: [blocks as u32, 1, 1],
         block: THREADS,
@@ -199,32 +281,37 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 /// Every activation and mode in the widest tiles, every layout and tile with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |config: Config, code: GateCode, layout: Layout, tensor_store: bool| {
+    let mut push = |tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool| {
         let store = if tensor_store { "" } else { " element store" };
-        let turns = if config.ping_pong { " ping-pong" } else { "" };
-        let [rows, columns] = config.tile();
         all.push(NamedVariant {
-            name: format!("{} {layout} {rows}x{columns}{turns}{store}", code.name()),
-            variant: variant(config, code, layout, tensor_store),
+            name: format!("{} {layout} {tiles}{store}", code.name()),
+            variant: variant(tiles, code, layout, tensor_store),
         });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
     for code in GateCode::all(dtype) {
-        push(Config::WIDE, code, out_in, true);
-        push(Config::PING_PONG_WIDE, code, out_in, true);
+        push(Tiles { config: Config::WIDE, tail: 0 }, code, out_in, true);
+        let [tail, ..] = cut::WIDTHS;
+        push(Tiles { config: Config::PING_PONG_WIDE, tail }, code, out_in, true);
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
+        let tiles = Tiles { config, tail: 0 };
         for orientation in Orientation::ALL {
             for bias in [false, true] {
                 for store in [false, true] {
-                    push(config, default, Layout { orientation, bias, ..out_in }, store);
+                    push(tiles, default, Layout { orientation, bias, ..out_in }, store);
                 }
             }
         }
         if config.saving() == config {
-            push(config, default, Layout { saves: true, ..out_in }, true);
+            push(tiles, default, Layout { saves: true, ..out_in }, true);
         }
+    }
+    for tail in cut::WIDTHS {
+        let tiles = Tiles { config: Config::PING_PONG_WIDE, tail };
+        push(tiles, default, Layout { bias: false, ..out_in }, true);
+        push(tiles, default, out_in, false);
     }
     all
 }
@@ -243,8 +330,9 @@ mod tests {
         assert_eq!(Config::LESS.stages(), 5);
         for config in Config::ALL {
             let (used, stage) = (config.shared_bytes(true), config.stage_bytes());
-            assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT);
+            assert!(used <= SHARED_LIMIT);
+            assert!(config.cuts() || used + stage > SHARED_LIMIT);
         }
-        assert_eq!(size_of::<Params>(), 640);
+        assert_eq!(size_of::<Params>(), 896);
     }
 }

@@ -131,6 +131,7 @@ impl Tiling {
             split: self.config.split,
             blocks_per_sm: self.blocks_per_sm,
             hides_epilogue: false,
+            narrow_last: false,
             multiplier: Multiplier::Wgmma {
                 columns: self.config.tile_m,
                 wanted: self.tile_h as f64 / rows as f64,

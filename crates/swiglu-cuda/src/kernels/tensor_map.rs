@@ -24,7 +24,7 @@ pub(super) struct TensorMap([u64; 16]);
 #[derive(Debug)]
 pub(crate) struct LayerMaps {
     /// Gate and up, in the few heights of boxes that kernels have: they are never forgotten.
-    pub(super) weights: Remembered<Boxes, TensorMap, 10>,
+    pub(super) weights: Remembered<Boxes, TensorMap, 12>,
     /// Inputs and outputs of recent calls.
     pub(super) operands: Remembered<Boxes, TensorMap, 8>,
 }

@@ -19,6 +19,7 @@ use crate::arch::Arch;
 use crate::context::DeviceFacts;
 use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
 use crate::kernels::gated_gemm::{Features, Form, Kernel, Multiplier};
+use crate::kernels::sm90_gated_gemm::Cut;
 
 /// What the model needs to know of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -154,7 +155,13 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     if form.split > 1 {
         epilogue += 2.0 * results * EXCHANGE + 2.0 * CLUSTER_BARRIER;
     }
-    let waves = (blocks / slots).ceil().max(1.0);
+    let waves = match form.narrow_last {
+        true => {
+            let rows = problem.m.div_ceil(rows);
+            Cut::best(rows, problem.intermediate, columns, slots as usize).waves
+        }
+        false => (blocks / slots).ceil().max(1.0),
+    };
     // The ring is filled during the epilogue, too.
     let cycles = match form.hides_epilogue {
         true => waves * bound_by([multiply.max(epilogue), from_l2]) + epilogue,
@@ -407,7 +414,7 @@ mod tests {
             (16384, 2048, 4096, "128x96 ping-pong"),
             (4096, 4096, 14336, "128x96 ping-pong"),
             (8192, 4096, 4096, "128x96 ping-pong"),
-            (2048, 4096, 14336, "128x128"),
+            (2048, 4096, 14336, "128x96 ping-pong"),
             (1024, 1024, 4096, "128x64 ping-pong"),
             (512, 4096, 14336, "128x112"),
             (256, 4096, 14336, "128x112"),

@@ -187,11 +187,11 @@ impl<T: Element> GatedLinear<T> {
     /// As [`Self::forward`].
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
         let choice = self.choose(m);
-        self.prepare(choice)?;
+        self.prepare(choice, m)?;
         self.cuda.reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 
-    pub(super) fn prepare(&self, choice: Choice) -> Result<()> {
+    pub(super) fn prepare(&self, choice: Choice, m: usize) -> Result<()> {
         let (act, numerics) = (self.activation(), self.numerics());
         match choice {
             Choice::Fused(kernel) => {
@@ -199,7 +199,7 @@ impl<T: Element> GatedLinear<T> {
                 let code = GateCode::new(&act, numerics, T::DTYPE);
                 let (orientation, bias) = (weights.orientation, weights.biases.is_some());
                 let layout = Layout { orientation, bias, saves: false };
-                kernel.prepare(&self.cuda, code, layout, weights.intermediate)
+                kernel.prepare(&self.cuda, code, layout, [m, weights.intermediate])
             }
             Choice::Unfused => {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);

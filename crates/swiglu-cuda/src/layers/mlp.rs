@@ -181,7 +181,7 @@ impl<T: Element> Mlp<T> {
             Choice::Decode(_) => self.gated.choose(m),
             steps => steps,
         };
-        self.gated.prepare(choice)?;
+        self.gated.prepare(choice, m)?;
         self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 

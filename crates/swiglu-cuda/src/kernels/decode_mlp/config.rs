@@ -62,6 +62,15 @@ impl Math {
         }
     }
 
+    /// For a problem by the kernel whose weights come through the copy engine: a second token is cheaper on
+    /// tensor cores there.
+    pub(super) fn of_bulk(problem: &Problem) -> Result<Self, Obstacle> {
+        match (Self::of_problem(problem)?, problem.dtype) {
+            (Math::Fma(2), DType::F16 | DType::Bf16) => Ok(Math::Tensor(8)),
+            (math, _) => Ok(math),
+        }
+    }
+
     /// Quantised weights are multiplied on tensor cores, as values of 16 bits.
     pub(super) fn of_quantized(dtype: DType, m: usize) -> Result<Self, Obstacle> {
         match (dtype, m) {

@@ -32,16 +32,27 @@ pub(super) struct Form {
     pub(super) warps: usize,
     /// What stages are to hold: 16 rows of 1 or 2 KiB, an odd multiple of 64 bytes apart.
     stage_bytes: usize,
-    /// Whether gate and up rows are asked for in moderation where they all fit into the ring: measured with
-    /// 8 warps only.
-    limited: bool,
+    /// Of the sums of tiles that the warps meet for at once and of those of the meeting before, where these are
+    /// more than one each.
+    slot_bytes: usize,
+    /// Whether gate and up rows that all fit into the ring are asked for in moderation, and the warps meet for
+    /// several tiles of them: measured with 8 warps only.
+    minds_small_blocks: bool,
 }
 
 impl Form {
-    pub(super) const NARROW: Self =
-        Self { warps: 8, stage_bytes: 16 * (1024 + UNIT), limited: true };
-    pub(super) const WIDE: Self =
-        Self { warps: 16, stage_bytes: 16 * (2048 + UNIT), limited: false };
+    pub(super) const NARROW: Self = Self {
+        warps: 8,
+        stage_bytes: 16 * (1024 + UNIT),
+        slot_bytes: 28 * 1024,
+        minds_small_blocks: true,
+    };
+    pub(super) const WIDE: Self = Self {
+        warps: 16,
+        stage_bytes: 16 * (2048 + UNIT),
+        slot_bytes: 0,
+        minds_small_blocks: false,
+    };
 
     /// Bytes of a row that the warps multiply in one turn.
     fn turn(&self) -> usize {
@@ -128,10 +139,15 @@ impl Pieces {
         lines * self.tile as usize * self.pitch as usize
     }
 
-    /// Stages of the largest share.
-    fn stages(&self) -> usize {
+    /// Tiles of the largest share.
+    fn tiles(&self) -> usize {
         let largest = self.share + i32::from(self.rest > 0);
-        (largest as usize).div_ceil(self.tile as usize) * self.count as usize
+        (largest as usize).div_ceil(self.tile as usize)
+    }
+
+    /// Stages of it.
+    fn stages(&self) -> usize {
+        self.tiles() * self.count as usize
     }
 }
 
@@ -145,6 +161,8 @@ pub(super) struct Ring {
     stage_bytes: u32,
     limit: u32,
     slots_at: u32,
+    slot_tiles: u32,
+    meeting_tiles: u32,
     token_stages: u32,
     token_pitch: u32,
 }
@@ -177,6 +195,17 @@ impl Feeding {
     }
 }
 
+/// Tiles that the warps meet for at once, and tiles that there are slots for: with room for the slots of so many
+/// tiles, of so many of gate and up and of down. Meetings alternate between two sets of slots, unless all tiles
+/// have their own.
+fn meetings([gate_up, down]: [usize; 2], room: usize) -> (usize, usize) {
+    let slots_for = |tiles: usize| (2 * tiles).min(gate_up + down).max(2);
+    let most = (1..=gate_up).rev().find(|&tiles| slots_for(tiles) <= room).unwrap_or(1);
+    // Even ones.
+    let tiles = gate_up.max(1).div_ceil(gate_up.max(1).div_ceil(most));
+    (tiles, slots_for(tiles))
+}
+
 /// Whether x lies in shared memory, and the least ring that this must leave, in order of preference. 21 KB
 /// are under way at any time; while blocks wait for each other, 30 to 50 KB more arrive.
 const STAGINGS: [(bool, usize); 2] = [(true, 68 * 1024), (false, 34 * 1024)];
@@ -191,7 +220,7 @@ impl Config {
         if !limits.copy_engine {
             return Err(Obstacle::NoCopyEngine);
         }
-        let kinds = (Math::of_problem(problem)?, Format::of_problem(problem)?);
+        let kinds = (Math::of_bulk(problem)?, Format::of_problem(problem)?);
         if form.warps > Form::NARROW.warps
             && kinds.1.contains(&Format::Nibbles)
             && kinds.0.tokens() > 8
@@ -235,10 +264,15 @@ impl Config {
         let x_row = formats[0].token_bytes(problem.hidden, size);
         let x_pitch = pitch(x_row.next_multiple_of(UNIT));
         let stage_bytes = gate_up.stage_bytes(2).max(down.stage_bytes(1));
-        let slots = 2 * form.warps * math.tokens() * 16 * size_of::<f32>();
-
         // Pieces of h take the place of x.
         let x = if stage_x { m * x_pitch } else { 0 };
+        let tile_slots = form.warps * math.tokens() * 16 * size_of::<f32>();
+        let at_once = RING_AT + gate_up.stages() * stage_bytes + x + form.slot_bytes;
+        let small = form.minds_small_blocks && at_once <= limits.shared;
+        let slot_bytes = if small { form.slot_bytes } else { 0 };
+        let (meeting_tiles, slot_tiles) =
+            meetings([gate_up.tiles(), down.tiles()], slot_bytes / tile_slots);
+        let slots = slot_tiles * tile_slots;
         let (of_x, of_h) = (gate_up.token_pitch(formats[0]), down.token_pitch(formats[1]));
         let (token_pitch, token_uses) = match stage_x {
             true => (of_h, down.stages()),
@@ -255,17 +289,24 @@ impl Config {
         if stages < enough {
             return Err(around + enough * stage_bytes);
         }
-        let limit = match form.limited && gate_up.stages() <= stages {
+        let limit = match form.minds_small_blocks && gate_up.stages() <= stages {
             true => UNDER_WAY.div_ceil(stage_bytes) as u32,
             false => u32::MAX,
         };
         let slots_at = RING_AT + stages * stage_bytes;
-        let [stages, stage_bytes, token_stages, token_pitch] =
-            [stages, stage_bytes, token_stages, token_pitch].map(|n| n as u32);
         let slots_end = slots_at + slots;
-        let slots_at = slots_at as u32;
-        let ring =
-            Ring { gate_up, down, stages, stage_bytes, limit, slots_at, token_stages, token_pitch };
+        let ring = Ring {
+            gate_up,
+            down,
+            stages: stages as u32,
+            stage_bytes: stage_bytes as u32,
+            limit,
+            slots_at: slots_at as u32,
+            slot_tiles: slot_tiles as u32,
+            meeting_tiles: meeting_tiles as u32,
+            token_stages: token_stages as u32,
+            token_pitch: token_pitch as u32,
+        };
         let down_high = matches!(math, Math::Tensor(_)) || down.tile > 8;
         // Quantised weights are multiplied unit by unit.
         let elements = formats == [Format::Elements; 2];
@@ -284,5 +325,29 @@ impl Config {
             shared: around - RING_AT - slots + slots_end,
             ..Self::NOTHING
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meetings_are_even_and_have_slots() {
+        // Five tiles and one: all have their own.
+        assert_eq!(meetings([5, 1], 7), (5, 6));
+        assert_eq!(meetings([5, 1], 6), (5, 6));
+        // Two, two and one.
+        assert_eq!(meetings([5, 1], 5), (2, 4));
+        assert_eq!(meetings([14, 2], 0), (1, 2));
+        assert_eq!(meetings([0, 1], 4), (1, 2));
+        for gate_up in 0..40 {
+            for room in 0..90 {
+                let (tiles, slots) = meetings([gate_up, 2], room);
+                assert!(tiles >= 1 && slots >= 2 && (slots <= room || tiles == 1));
+                // Who stores for the next meeting does not meet who reads for the last.
+                assert!(slots >= 2 * tiles || slots >= gate_up + 2);
+            }
+        }
     }
 }
