@@ -22,14 +22,14 @@
 // Rows lie an odd multiple of 64 bytes apart in it: the 16 bytes of eight lanes, of two rows, are then in
 // different banks. Weights are the first to leave L2; x and h stay.
 //
-// Measured on an H200 (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s; two runs, -: in neither):
+// Measured on an H200 (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s; one run):
 //     K/H         floor  form      M = 1     2     4     8     16
-//     896/4864      6.2  8 warps    11.3  13.1  12.0  13.1      -
-//                        16 warps   12.1  12.9  13.1  14.2      -
-//     2048/8192    23.8  8 warps    29.5     -  30.1  31.6   35.0
-//                        16 warps   28.4     -  29.4  30.6   33.5
-//     4096/14336   83.3  8 warps    87.3     -     -  89.5    103
-//                        16 warps   86.4     -     -  89.2    113
+//     896/4864      6.2  8 warps    11.1  11.6  12.0  13.3   16.2
+//                        16 warps   12.5  13.0  13.4  14.5   16.7
+//     2048/8192    23.8  8 warps    30.0  29.7  30.5  32.1   35.5
+//                        16 warps   28.7  28.8  30.3  30.9   34.0
+//     4096/14336   83.3  8 warps    89.5  89.0  89.1  91.8  102.7
+//                        16 warps   87.9  87.3  88.1  94.1  107.2
 // 8 to 9 µs were predicted for 896/4864, and 86 to 88 for 4096/14336. Before x came first, h in pieces and loads
 // before products it was 12.6 to 18.8, 29.3 to 37.2 and 88 to 126.
 //
@@ -39,6 +39,11 @@
 // measured. At the larger shapes it cost 3 to 14 %. A programmatic launch, which sets its barriers up while the
 // last one ends, takes 0.3 to 0.5 µs less everywhere (one run: 11.8 to 11.3, 28.8 to 28.4, 86.7 to 86.4 with one
 // token); to ask for weights before that end, too, took the same.
+//
+// One meeting of the warps for all tiles instead of one for each takes 11.1 instead of 11.9 for 896/4864 with one
+// token, 11.3, 11.8 and 13.2 instead of 12.3, 12.5 and 13.6 with 2, 4 and 8, where 1 µs was predicted; at 4096/14336
+// with 16 warps it took 88.4 instead of 86.0, so it is done where all gate and up rows fit into the ring. Two tokens
+// on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4 instead of 91.0.
 //
 // Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has
 // come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the
