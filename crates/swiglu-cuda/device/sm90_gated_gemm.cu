@@ -54,7 +54,7 @@
 // of whole panels are left, 64 and 32, and through the copy engine 1024×1024×4096 takes 26.9 (128 × 64: 27.2),
 // 4096×896×4864 101 (106), 512×896×4864 16.0 (17.5), 16384×2048×4096 769 (814), in one run again.
 // Beside cuBLAS's product alone, in turns, it takes 0.96 of the time in bursts, 0.97 to 1.00 at the limit of power,
-// beside quack's kernel 0.95 to 1.00 and 0.99 to 1.02: quack draws less power. Predicted for that were clusters of
+// beside quack's kernel 0.95 to 1.00 and 1.00 to 1.02: quack draws less power. Predicted for that were clusters of
 // two that share weights, with the fifth stage that smaller buffers leave room for, and cooperating tiles of 256
 // rows, both with a third less from L2; refuted, in µs at the limit of power and in bursts, of 16384×2048×4096 and
 // 4096×4096×14336: as it is 804, 678, 1410, 1180; a fifth stage alone 831, 693, 1450, 1230; with clusters 842, 709,
