@@ -41,8 +41,9 @@
 // token); to ask for weights before that end, too, took the same.
 //
 // One meeting of the warps for all tiles instead of one for each takes 11.1 instead of 11.9 for 896/4864 with one
-// token, 11.3, 11.8 and 13.2 instead of 12.3, 12.5 and 13.6 with 2, 4 and 8, where 1 µs was predicted; at 4096/14336
-// with 16 warps it took 88.4 instead of 86.0, so it is done where all gate and up rows fit into the ring. Two tokens
+// token, 11.3, 11.8 and 13.2 instead of 12.3, 12.5 and 13.6 with 2, 4 and 8, where 1 µs was predicted. At 4096/14336
+// it took 88.4 instead of 86.0 with 16 warps, 86.6 instead of 87.0 and, with 8 tokens, 93.2 instead of 91.0 with 8. So
+// it is done with 8 warps where all gate and up rows, x and 28 KiB of slots fit into shared memory. Two tokens
 // on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4 instead of 91.0.
 //
 // Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has

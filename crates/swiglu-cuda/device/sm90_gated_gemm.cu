@@ -49,17 +49,18 @@
 // Since then 128 × 96 in ping-pong has narrow tiles and sends its results off one panel at a time. Narrow tiles, in
 // one run of each (µs without them, with): 2048×4096×14336 713, 681; 1024×4096×14336 380, 348; 512×4096×14336 192,
 // 178; 777×4096×13696 291, 281; 16384×2048×4096 820, 806; 4096×4096×14336 1395, 1376; 8192×4096×4096 796, 798;
-// 1024×1024×4096 30.7, 30.4; 256×896×4864 11.4, 12.1: less than one wave gains nothing, hence what the host charges
-// for narrow tiles. Their widths were 80, 64, 56 and 32 there and their results went straight from registers; those
+// 1024×1024×4096 30.7, 30.4; 256×896×4864 11.4, 12.1, hence what the host charges for narrow tiles. Of less than
+// one wave with up to 64 tokens, where other kernels are faster anyway, they make 11 µs 11 to 14 (896×4864) and 102
+// 91 to 134 (4096×14336); with 128 they gain 11 and 25 %. Their widths were 80, 64, 56 and 32 there and their results went straight from registers; those
 // of whole panels are left, 64 and 32, and through the copy engine 1024×1024×4096 takes 26.9 (128 × 64: 27.2),
 // 4096×896×4864 101 (106), 512×896×4864 16.0 (17.5), 16384×2048×4096 769 (814), in one run again.
 // Beside cuBLAS's product alone, in turns, it takes 0.96 of the time in bursts, 0.97 to 1.00 at the limit of power,
-// beside quack's kernel 0.95 to 1.00 and 1.00 to 1.02: quack draws less power. Predicted for that were clusters of
-// two that share weights, with the fifth stage that smaller buffers leave room for, and cooperating tiles of 256
-// rows, both with a third less from L2; refuted, in µs at the limit of power and in bursts, of 16384×2048×4096 and
+// beside quack's kernel 0.95 to 1.00 and 1.00 to 1.02: quack seems to draw less power. Predicted for that were
+// clusters of two that share weights, with the fifth stage that smaller buffers leave room for, and cooperating tiles
+// of 256 rows, both with a third less from L2; refuted, in µs at the limit of power and in bursts, of 16384×2048×4096 and
 // 4096×4096×14336: as it is 804, 678, 1410, 1180; a fifth stage alone 831, 693, 1450, 1230; with clusters 842, 709,
-// 1480, 1250; 256 × 96 812, 691, 1420, 1230; 256 × 80 857, 726, 1450, 1220. Why a fifth stage costs 2 to 4 % was not
-// counted.
+// 1480, 1250; 256 × 96 812, 691, 1420, 1230; 256 × 80 857, 726, 1450, 1220. Why a fifth stage costs 2 to 4 %, but
+// nothing in 8192×4096×4096, was not counted.
 // Predicted and refuted (µs at 16384×2048×4096 and 4096×4096×14336): clusters that share weights or x, with 96
 // columns in ping-pong 785 and 806, 1426 and 1415, with 128 × 128 857 and 858, 1466 and 1480; one output
 // buffer for both consumers and a fifth stage 811, 1449. With 128 × 128, that is against 853 and 1434: a

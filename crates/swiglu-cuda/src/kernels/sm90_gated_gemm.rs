@@ -142,7 +142,7 @@ impl Config {
         CONSUMERS * self.rows_per_consumer() * columns * 2
     }
 
-    /// As many as fit beside the output, but no fifth in ping-pong, which was slower: see the device file.
+    /// As many as fit beside the output, but of 128 × 96 in ping-pong no fifth, which was slower: see the device file.
     pub(crate) fn stages(self) -> usize {
         let most = if self.cuts() { 4 } else { usize::MAX };
         ((SHARED_LIMIT - 1024 - self.out_bytes()) / (self.stage_bytes() + 16)).min(most)
@@ -175,7 +175,7 @@ struct Tiles {
 }
 
 impl fmt::Display for Tiles {
-    /// `128x96 ping-pong, then 80`.
+    /// `128x96 ping-pong, then 64`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rows, columns] = self.config.tile();
         write!(f, "{rows}x{columns}")?;

@@ -122,4 +122,22 @@ mod tests {
         // Whole waves need no other tiles, nor does one that is nearly whole.
         assert_eq!([cut(132, 9600).tail, cut(2, 4864).tail], [0, 0]);
     }
+
+    /// The sizes of `tiles_that_become_narrow` in `tests/conformance.rs`.
+    #[test]
+    fn the_conformance_suite_meets_every_cut() {
+        for sms in [4, 132] {
+            let (half, quarter) = (sms / 2, sms / 4);
+            for odd in [0, 1] {
+                let cut = |rows, features| {
+                    let cut = Cut::best(rows, features - odd, 96, sms);
+                    (cut.full_columns, cut.tail)
+                };
+                assert_eq!(cut(2, 160 * half - 8), (96 * half, 64));
+                let eighth = (sms / 8).max(1);
+                assert_eq!(cut(8, 96 * quarter + 32 * eighth), (96 * quarter, 32));
+                assert_eq!(cut(1, 60), (0, 32));
+            }
+        }
+    }
 }
