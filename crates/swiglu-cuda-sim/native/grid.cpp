@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <set>
+#include <utility>
 
 #include "gang.hpp"
 
@@ -44,6 +46,8 @@ struct Span {
   }
 };
 thread_local Span stored, stored_before;
+// Words that were counted at: they lie far from what was stored.
+thread_local std::set<uintptr_t> counted, counted_before;
 
 bool turned(const unsigned* p, unsigned before) { return ((*p ^ before) >> 31) != 0; }
 
@@ -52,6 +56,8 @@ bool turned(const unsigned* p, unsigned before) { return ((*p ^ before) >> 31) !
 void begin_grid() {
   stored_before = stored;
   stored = {};
+  counted_before = std::move(counted);
+  counted = {};
 }
 
 }  // namespace sim
@@ -84,8 +90,8 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
 void sim_reads_grid(const void* from, unsigned bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (!gang().launch.programmatic || self().waited_for_grid) return;
-  if (stored_before.meets(address, bytes)) {
-    fault("reads what the grid before it stored, at %p, without griddepcontrol.wait", from);
+  if (stored_before.meets(address, bytes) || counted_before.count(address) > 0) {
+    fault("reads what the grid before it wrote, at %p, without griddepcontrol.wait", from);
   }
 }
 void sim_copy_engine_reads_grid(const void* from, unsigned bytes) {
@@ -110,6 +116,7 @@ void sim_add_release(unsigned* p, unsigned value) {
   land_stores(me.warp->unreleased);
   land_stores(me.block->unreleased);
   *p += value;
+  counted.insert(reinterpret_cast<uintptr_t>(p));
   std::vector<Thread*> waiting;
   waiting.swap(gang().word_waiters);
   for (Thread* t : waiting) wake(*t);

@@ -18,12 +18,12 @@ struct Exchange { u32* values; u32* word; u32* out; u32 round; };
 KERNEL(64, 1, exchange)(KERNEL_PARAMS(Exchange) p) {
   const u32 i = blockIdx.x * 64 + threadIdx.x, count = gridDim.x * 64;
   const u32 add = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
-  u32 before = 0;
-  if (FAULT == 2 && threadIdx.x == 0) before = ptx::atomic_add_release(p.word, add);
+  const u32 before = ptx::load_relaxed(p.word);
+  if (FAULT == 2 && threadIdx.x == 0) ptx::add_release(p.word, add);
   ptx::store_for_grid(p.values + i, p.round * 1000 + i);
   if (FAULT != 1) __syncthreads();
   if (threadIdx.x == 0) {
-    if (FAULT != 2) before = ptx::atomic_add_release(p.word, add);
+    if (FAULT != 2) ptx::add_release(p.word, add);
     if (FAULT != 3) ptx::wait_for_turnover(p.word, before);
   }
   __syncthreads();
@@ -111,7 +111,8 @@ KERNEL(64, 1, exchange)(KERNEL_PARAMS(Exchange) p) {
     p.out[i] = ptx::load_shared(shared + 16 + 4 * lane);
   } else if (lane == 0) {
     ptx::barrier_wait(shared, 0);
-    const u32 before = ptx::atomic_add_release(p.word, add);
+    const u32 before = ptx::load_relaxed(p.word);
+    ptx::add_release(p.word, add);
     ptx::wait_for_turnover(p.word, before);
     if (FAULT != 2) ptx::fence_async_global();
     ptx::barrier_arrive_expect(shared + 8, 128);
@@ -154,15 +155,24 @@ fn more_blocks_than_run_at_once_are_refused() {
     assert_eq!(cooperative(sim, function, &params, 1 << 20), TOO_LARGE);
 }
 
-/// A grid that may start early reads what the one before stored. WAITS: whether it waits for it.
+/// A grid that may start early reads what the one before stored, or, WORD, what it counted. WAITS: whether it
+/// waits for it.
 const DEPENDENT: &str = r#"
 struct Pass { Raw* values; Raw* out; };
 KERNEL(32, 1, store)(KERNEL_PARAMS(Pass) p) {
-  ptx::store_for_grid((u32*)p.values + threadIdx.x, threadIdx.x);
+  if (!WORD) {
+    ptx::store_for_grid((u32*)p.values + threadIdx.x, threadIdx.x);
+  } else {
+    for (u32 i = 0; i < threadIdx.x; ++i) ptx::add_release((u32*)p.values + threadIdx.x, 1);
+  }
 }
 KERNEL(32, 1, load)(KERNEL_PARAMS(Pass) p) {
   if (WAITS) ptx::grid_dependency_wait();
-  if (threadIdx.x < 8) p.out[threadIdx.x] = ptx::load_global(p.values + threadIdx.x);
+  if (WORD) {
+    ((u32*)p.out)[threadIdx.x] = ptx::load_relaxed((const u32*)p.values + threadIdx.x);
+  } else if (threadIdx.x < 8) {
+    p.out[threadIdx.x] = ptx::load_global(p.values + threadIdx.x);
+  }
 }
 "#;
 
@@ -190,9 +200,12 @@ fn a_dependent_grid_waits_before_it_reads() {
     const LAUNCH_FAILED: c_int = 719;
     const PROGRAMMATIC: u32 = 6;
     let source = DEPENDENT.replace("Raw*", "ptx::Raw<16>*");
-    for (waits, early, expected) in [(1, 1, 0), (0, 0, 0), (0, 1, LAUNCH_FAILED)] {
-        let define = format!("WAITS={waits}");
-        let [store, load] = ["store", "load"].map(|name| kernel(sim, &source, &[&define], name, 0));
+    let starts = [(1, 1, 0), (0, 0, 0), (0, 1, LAUNCH_FAILED)];
+    for (word, (waits, early, expected)) in [0, 1].into_iter().flat_map(|w| starts.map(|s| (w, s)))
+    {
+        let defines = [format!("WORD={word}"), format!("WAITS={waits}")];
+        let defines = defines.each_ref().map(String::as_str);
+        let [store, load] = ["store", "load"].map(|name| kernel(sim, &source, &defines, name, 0));
         let params = [upload(sim, &[0u32; 32]), upload(sim, &[0u32; 32])];
         assert_eq!(common::launch(sim, store, 1, 32, 0, &params), 0);
         let attribute = Attribute { id: PROGRAMMATIC, padding: 0, flag: early, rest: [0; 15] };
@@ -208,7 +221,7 @@ fn a_dependent_grid_waits_before_it_reads() {
         let code = call!(sim.cuda, b"cuLaunchKernelEx"(
             &raw const config => *const Config, load => Handle,
             pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void));
-        assert_eq!(code, expected, "waits {waits}, may start early {early}");
+        assert_eq!(code, expected, "word {word}, waits {waits}, may start early {early}");
         let copied = download::<u32>(sim, params[1], 32).into_iter().eq(0..32);
         assert_eq!(copied, expected == 0);
     }
