@@ -348,7 +348,6 @@ struct Consumer {
   const u32 base;  // the same
   const Place place;
   Ring ring, tokens;
-  u32 meetings = 0;
   u32 slot_tile = 0;  // where the next tile's slots are
 
   INLINE Consumer(const Sm90DecodeMlpParams& p, u8* start)
@@ -378,13 +377,15 @@ struct Consumer {
     return sum;
   }
 
-  // Finishes the tiles whose slots begin at `tile`, of features or columns from `first` on. Another warp comes
-  // first for every meeting: the few results of one are the work of one warp.
+  // Finishes the last tiles, of features or columns from `first` on. Another warp comes first for every meeting:
+  // the few results of one are the work of one warp.
   template <bool GATE_UP>
-  INLINE void finish_tiles(u32 tile, int tile_rows, int first, int rows) {
+  INLINE void finish_tiles(int first, int rows) {
     const DecodeMlpParams& p = params.block;
+    const int tile_rows = (GATE_UP ? params.gate_up : params.down).tile;
+    const u32 tile = behind(slot_tile, params.slot_tiles - ceiling_divide(rows, tile_rows));
     meet();
-    for (int i = (threadIdx.x + meetings * 32) % kConsumers; i < rows * p.m; i += kConsumers) {
+    for (int i = (threadIdx.x + first * 4) % kConsumers; i < rows * p.m; i += kConsumers) {
       const int token = i / rows, line = first + i % rows;
       const int row = i % rows % tile_rows;
       const float* slots = slots_of(behind(tile, i % rows / tile_rows));
@@ -398,7 +399,6 @@ struct Consumer {
         store_output(p, token, line, sum);
       }
     }
-    ++meetings;
   }
 
   // Multiplies this warp's units of a stage of elements, which begins at `rows`, this lane's two rows of it
@@ -474,8 +474,7 @@ struct Consumer {
     const Pieces& pieces = half.pieces;
     const u32 x_at = params.block.x_at;
     const u32 pitch = PIECES ? params.token_pitch : params.block.x_pitch;
-    // What the warps have left sums of and not finished.
-    u32 unfinished = 0, from = slot_tile;
+    // The first feature or column that the warps have left sums of and not finished.
     int from_row = half.share.first;
     // Little code: the first pass of a launch reads all of it from memory.
 #pragma unroll 1
@@ -510,10 +509,9 @@ struct Consumer {
       }
       store_sums(slots_of(slot_tile) + place.warp * kSlotFloats, sums, place);
       slot_tile = behind(slot_tile, 1);
-      if (++unfinished == params.meeting_tiles || first + rows == half.share.last) {
-        finish_tiles<GATE_UP>(from, pieces.tile, from_row, first + rows - from_row);
-        unfinished = 0;
-        from = slot_tile;
+      const int left = first + rows - from_row;
+      if (left >= (int)params.meeting_tiles * pieces.tile || first + rows == half.share.last) {
+        finish_tiles<GATE_UP>(from_row, left);
         from_row = first + rows;
       }
     }

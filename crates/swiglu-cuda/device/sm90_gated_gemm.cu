@@ -352,7 +352,7 @@ INLINE void consumer_barrier(int consumer) {
 // Whether each pair of results is computed behind a branch, which keeps the compiler from computing several at
 // a time. Beside 192 sums of a thread most activations would take more registers than there are: up to 28
 // bytes of spills.
-constexpr bool kGuarded = kBlocks * kTileH >= 192 && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
+[[maybe_unused]] constexpr bool kGuarded = kBlocks * kTileH >= 192 && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
 
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
 template <int WIDTH>

@@ -88,7 +88,7 @@ impl Config {
     pub(crate) fn cut(self, m: usize, features: Features) -> Cut {
         let (rows, width) = (m.div_ceil(self.tile()[0]), self.tile_h);
         let slots = features.multiprocessors / self.cluster;
-        match self.cuts() {
+        match self.cuts() && m > Cut::NO_LESS {
             true => Cut::best(rows, features.count, width, slots),
             false => Cut::none(rows, features.count, width, slots),
         }
@@ -214,7 +214,10 @@ pub(super) fn prepare(
     m: usize,
     features: Features,
 ) -> Result<Function> {
-    function(cuda, Tiles { config, tail: config.cut(m, features).tail }, code, layout, true)
+    let tail = config.cut(m, features).tail;
+    // Rows that the copy engine can write, wherever they lie: see `writable`.
+    let tensor_store = features.count.is_multiple_of(8);
+    function(cuda, Tiles { config, tail }, code, layout, tensor_store)
 }
 
 fn function(
@@ -310,8 +313,13 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     }
     for tail in cut::WIDTHS {
         let tiles = Tiles { config: Config::PING_PONG_WIDE, tail };
-        push(tiles, default, Layout { bias: false, ..out_in }, true);
-        push(tiles, default, out_in, false);
+        for orientation in Orientation::ALL {
+            for bias in [false, true] {
+                for store in [false, true] {
+                    push(tiles, default, Layout { orientation, bias, ..out_in }, store);
+                }
+            }
+        }
     }
     all
 }

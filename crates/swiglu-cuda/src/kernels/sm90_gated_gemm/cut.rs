@@ -23,6 +23,9 @@ fn step_cycles(width: usize) -> usize {
 }
 
 impl Cut {
+    /// So many tokens are not cut: 4 to 31 % slower on an H200.
+    pub(crate) const NO_LESS: usize = 64;
+
     /// All tiles of the full width.
     pub(crate) fn none(rows: usize, features: usize, width: usize, multiprocessors: usize) -> Cut {
         let tiles = rows.saturating_mul(features.div_ceil(width));
