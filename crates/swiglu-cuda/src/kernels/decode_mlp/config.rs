@@ -62,12 +62,12 @@ impl Math {
         }
     }
 
-    /// For a problem by the kernel whose weights come through the copy engine: a second token is cheaper on
-    /// tensor cores there.
-    pub(super) fn of_bulk(problem: &Problem) -> Result<Self, Obstacle> {
-        match (Self::of_problem(problem)?, problem.dtype) {
-            (Math::Fma(2), DType::F16 | DType::Bf16) => Ok(Math::Tensor(8)),
-            (math, _) => Ok(math),
+    /// The same in the kernel whose weights come through the copy engine: a second token is cheaper on tensor
+    /// cores there.
+    pub(super) fn by_copy_engine(self, dtype: DType) -> Self {
+        match (self, dtype) {
+            (Math::Fma(2), DType::F16 | DType::Bf16) => Math::Tensor(8),
+            (math, _) => math,
         }
     }
 

@@ -32,27 +32,20 @@ pub(super) struct Form {
     pub(super) warps: usize,
     /// What stages are to hold: 16 rows of 1 or 2 KiB, an odd multiple of 64 bytes apart.
     stage_bytes: usize,
-    /// Of the sums of tiles that the warps meet for at once and of those of the meeting before, where these are
-    /// more than one each.
+    /// Where all gate and up rows fit into shared memory: for the sums of tiles that the warps meet for at once
+    /// and of those of the meeting before; elsewhere, and with 16 warps, which no small block is planned
+    /// with, they meet for each tile.
     slot_bytes: usize,
-    /// Whether gate and up rows that all fit into the ring are asked for in moderation, and the warps meet for
-    /// several tiles of them: measured with 8 warps only.
-    minds_small_blocks: bool,
+    /// Whether gate and up rows are asked for in moderation where they all fit into the ring: measured with
+    /// 8 warps only.
+    limited: bool,
 }
 
 impl Form {
-    pub(super) const NARROW: Self = Self {
-        warps: 8,
-        stage_bytes: 16 * (1024 + UNIT),
-        slot_bytes: 28 * 1024,
-        minds_small_blocks: true,
-    };
-    pub(super) const WIDE: Self = Self {
-        warps: 16,
-        stage_bytes: 16 * (2048 + UNIT),
-        slot_bytes: 0,
-        minds_small_blocks: false,
-    };
+    pub(super) const NARROW: Self =
+        Self { warps: 8, stage_bytes: 16 * (1024 + UNIT), slot_bytes: 28 * 1024, limited: true };
+    pub(super) const WIDE: Self =
+        Self { warps: 16, stage_bytes: 16 * (2048 + UNIT), slot_bytes: 0, limited: false };
 
     /// Bytes of a row that the warps multiply in one turn.
     fn turn(&self) -> usize {
@@ -220,7 +213,8 @@ impl Config {
         if !limits.copy_engine {
             return Err(Obstacle::NoCopyEngine);
         }
-        let kinds = (Math::of_bulk(problem)?, Format::of_problem(problem)?);
+        let math = Math::of_problem(problem)?.by_copy_engine(problem.dtype);
+        let kinds = (math, Format::of_problem(problem)?);
         if form.warps > Form::NARROW.warps
             && kinds.1.contains(&Format::Nibbles)
             && kinds.0.tokens() > 8
@@ -264,14 +258,13 @@ impl Config {
         let x_row = formats[0].token_bytes(problem.hidden, size);
         let x_pitch = pitch(x_row.next_multiple_of(UNIT));
         let stage_bytes = gate_up.stage_bytes(2).max(down.stage_bytes(1));
+
         // Pieces of h take the place of x.
         let x = if stage_x { m * x_pitch } else { 0 };
         let tile_slots = form.warps * math.tokens() * 16 * size_of::<f32>();
         let at_once = RING_AT + gate_up.stages() * stage_bytes + x + form.slot_bytes;
-        let small = form.minds_small_blocks && at_once <= limits.shared;
-        let slot_bytes = if small { form.slot_bytes } else { 0 };
-        let (meeting_tiles, slot_tiles) =
-            meetings([gate_up.tiles(), down.tiles()], slot_bytes / tile_slots);
+        let slot_room = if at_once <= limits.shared { form.slot_bytes / tile_slots } else { 0 };
+        let (meeting_tiles, slot_tiles) = meetings([gate_up.tiles(), down.tiles()], slot_room);
         let slots = slot_tiles * tile_slots;
         let (of_x, of_h) = (gate_up.token_pitch(formats[0]), down.token_pitch(formats[1]));
         let (token_pitch, token_uses) = match stage_x {
@@ -289,7 +282,7 @@ impl Config {
         if stages < enough {
             return Err(around + enough * stage_bytes);
         }
-        let limit = match form.minds_small_blocks && gate_up.stages() <= stages {
+        let limit = match form.limited && gate_up.stages() <= stages {
             true => UNDER_WAY.div_ceil(stage_bytes) as u32,
             false => u32::MAX,
         };

@@ -43,6 +43,7 @@ pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
         codes.map(|code| named(code, &Form::NARROW, 2, most, true, true)).collect();
     let default = default_code(dtype);
     for math in [1, 2, 4, 8, 16].into_iter().filter_map(|m| Math::of(dtype, m).ok()) {
+        let math = math.by_copy_engine(dtype);
         for (form, group) in [(Form::NARROW, 2), (Form::NARROW, 4), (Form::WIDE, 2)] {
             all.push(named(default, &form, group, math, true, true));
             all.push(named(default, &form, group, math, false, true));
