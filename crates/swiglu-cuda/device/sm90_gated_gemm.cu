@@ -50,8 +50,8 @@
 // one run of each (µs without them, with): 2048×4096×14336 713, 681; 1024×4096×14336 380, 348; 512×4096×14336 192,
 // 178; 777×4096×13696 291, 281; 16384×2048×4096 820, 806; 4096×4096×14336 1395, 1376; 8192×4096×4096 796, 798;
 // 1024×1024×4096 30.7, 30.4; 256×896×4864 11.4, 12.1, hence what the host charges for narrow tiles. Of less than
-// one wave with up to 64 tokens, where other kernels are faster anyway, they make 11 µs 11 to 14 (896×4864) and 102
-// 91 to 134 (4096×14336); with 128 they gain 11 and 25 %. Their widths were 80, 64, 56 and 32 there and their results went straight from registers; those
+// one wave, all of these changes together gain 11 and 25 % with 128 tokens (896×4864, 4096×14336) and lose 4 to 31 %
+// with up to 64, where other kernels are faster: those are not cut since. Their widths were 80, 64, 56 and 32 there and their results went straight from registers; those
 // of whole panels are left, 64 and 32, and through the copy engine 1024×1024×4096 takes 26.9 (128 × 64: 27.2),
 // 4096×896×4864 101 (106), 512×896×4864 16.0 (17.5), 16384×2048×4096 769 (814), in one run again.
 // Beside cuBLAS's product alone, in turns, it takes 0.96 of the time in bursts, 0.97 to 1.00 at the limit of power,
