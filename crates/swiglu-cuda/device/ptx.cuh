@@ -483,80 +483,104 @@ INLINE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// Accumulators i and the next ones of d, and the names of so many registers of an instruction from the i-th on.
 #define SWIGLU_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SWIGLU_F8(d, i) SWIGLU_F4(d, i), SWIGLU_F4(d, i + 4)
 #define SWIGLU_F16(d, i) SWIGLU_F8(d, i), SWIGLU_F8(d, i + 8)
 #define SWIGLU_F32(d, i) SWIGLU_F16(d, i), SWIGLU_F16(d, i + 16)
 #define SWIGLU_F64(d, i) SWIGLU_F32(d, i), SWIGLU_F32(d, i + 32)
-#define SWIGLU_Q8 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define SWIGLU_Q16 SWIGLU_Q8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define SWIGLU_R0                                                                                  \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
-  "%26,%27,%28,%29,%30,%31"
-#define SWIGLU_R32                                                                                 \
-  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"  \
-  "%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define SWIGLU_R64                                                                                 \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,"  \
-  "%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define SWIGLU_R96_HALF                                                                            \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#define SWIGLU_R96                                                                                 \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"   \
-  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define SWIGLU_R8_0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define SWIGLU_R8_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define SWIGLU_R8_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define SWIGLU_R8_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define SWIGLU_R8_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define SWIGLU_R8_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define SWIGLU_R8_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define SWIGLU_R8_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define SWIGLU_R8_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define SWIGLU_R8_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define SWIGLU_R8_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define SWIGLU_R8_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define SWIGLU_R8_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define SWIGLU_R8_104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define SWIGLU_R8_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define SWIGLU_R8_120 ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define SWIGLU_R8 SWIGLU_R8_0
+#define SWIGLU_R16 SWIGLU_R8 SWIGLU_R8_8
+#define SWIGLU_R24 SWIGLU_R16 SWIGLU_R8_16
+#define SWIGLU_R32 SWIGLU_R24 SWIGLU_R8_24
+#define SWIGLU_R40 SWIGLU_R32 SWIGLU_R8_32
+#define SWIGLU_R48 SWIGLU_R40 SWIGLU_R8_40
+#define SWIGLU_R56 SWIGLU_R48 SWIGLU_R8_48
+#define SWIGLU_R64 SWIGLU_R56 SWIGLU_R8_56
+#define SWIGLU_R72 SWIGLU_R64 SWIGLU_R8_64
+#define SWIGLU_R80 SWIGLU_R72 SWIGLU_R8_72
+#define SWIGLU_R88 SWIGLU_R80 SWIGLU_R8_80
+#define SWIGLU_R96 SWIGLU_R88 SWIGLU_R8_88
+#define SWIGLU_R104 SWIGLU_R96 SWIGLU_R8_96
+#define SWIGLU_R112 SWIGLU_R104 SWIGLU_R8_104
+#define SWIGLU_R120 SWIGLU_R112 SWIGLU_R8_112
+#define SWIGLU_R128 SWIGLU_R120 SWIGLU_R8_120
 
 // d = a·b (+ d if `accumulate`), m64 × N × k16, both operands described in shared memory.
-#define SWIGLU_WGMMA(N, TYPE, REGISTERS, A, B, ACCUMULATE, TA, TB, ...)                            \
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ACCUMULATE                                    \
+#define SWIGLU_WGMMA_OF(N, TYPE, REGISTERS, A, B, ACCUMULATE, TA, TB, ...)                         \
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #ACCUMULATE                                  \
                ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE            \
-               " {" REGISTERS "}, " A ", " B ", p, 1, 1, " TA ", " TB ";\n}\n"                     \
+               " {" REGISTERS "}, %" #A ", %" #B ", p, 1, 1, %" #TA ", %" #TB ";\n}\n"             \
                : __VA_ARGS__                                                                       \
                : "l"(a), "l"(b), "r"(accumulate ? 1 : 0), "n"(TRANSPOSE_A ? 1 : 0),                \
                  "n"(TRANSPOSE_B ? 1 : 0))
+// A, B and the next three are numbers of operands, counted behind N / 2 accumulators.
+#define SWIGLU_WGMMA(N, REGISTERS, A, B, ACCUMULATE, TA, TB, ...)                                  \
+  if constexpr (BF16) {                                                                            \
+    SWIGLU_WGMMA_OF(N, bf16, REGISTERS, A, B, ACCUMULATE, TA, TB, __VA_ARGS__);                    \
+  } else {                                                                                         \
+    SWIGLU_WGMMA_OF(N, f16, REGISTERS, A, B, ACCUMULATE, TA, TB, __VA_ARGS__);                     \
+  }
 
 // The accumulators a thread holds of an m64 × N tile: element d[4j + 2i + c] is row
 // 16·warp + lane/4 + 8i, column 8j + 2(lane % 4) + c (9.7.15.5.2, figure of fragment D). A
 // transposed operand is MN-major.
 template <int N, bool BF16, bool TRANSPOSE_B, bool TRANSPOSE_A = false>
 INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
-  static_assert(N == 16 || N == 32 || N == 64 || N == 128 || N == 192 || N == 224 || N == 256,
-                "add the instruction");
-  if constexpr (N == 16 && BF16) {
-    SWIGLU_WGMMA(16, bf16, SWIGLU_Q8, "%8", "%9", "%10", "%11", "%12", SWIGLU_F8(d, 0));
-  } else if constexpr (N == 16) {
-    SWIGLU_WGMMA(16, f16, SWIGLU_Q8, "%8", "%9", "%10", "%11", "%12", SWIGLU_F8(d, 0));
-  } else if constexpr (N == 32 && BF16) {
-    SWIGLU_WGMMA(32, bf16, SWIGLU_Q16, "%16", "%17", "%18", "%19", "%20", SWIGLU_F16(d, 0));
+  static_assert(N >= 16 && N <= 256 && N % 16 == 0, "of the instruction's multiples of 8 the even ones");
+  if constexpr (N == 16) {
+    SWIGLU_WGMMA(16, SWIGLU_R8, 8, 9, 10, 11, 12, SWIGLU_F8(d, 0));
   } else if constexpr (N == 32) {
-    SWIGLU_WGMMA(32, f16, SWIGLU_Q16, "%16", "%17", "%18", "%19", "%20", SWIGLU_F16(d, 0));
-  } else if constexpr (N == 64 && BF16) {
-    SWIGLU_WGMMA(64, bf16, SWIGLU_R0, "%32", "%33", "%34", "%35", "%36", SWIGLU_F32(d, 0));
+    SWIGLU_WGMMA(32, SWIGLU_R16, 16, 17, 18, 19, 20, SWIGLU_F16(d, 0));
+  } else if constexpr (N == 48) {
+    SWIGLU_WGMMA(48, SWIGLU_R24, 24, 25, 26, 27, 28, SWIGLU_F16(d, 0), SWIGLU_F8(d, 16));
   } else if constexpr (N == 64) {
-    SWIGLU_WGMMA(64, f16, SWIGLU_R0, "%32", "%33", "%34", "%35", "%36", SWIGLU_F32(d, 0));
-  } else if constexpr (N == 128 && BF16) {
-    SWIGLU_WGMMA(128, bf16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", "%68",
-                 SWIGLU_F64(d, 0));
+    SWIGLU_WGMMA(64, SWIGLU_R32, 32, 33, 34, 35, 36, SWIGLU_F32(d, 0));
+  } else if constexpr (N == 80) {
+    SWIGLU_WGMMA(80, SWIGLU_R40, 40, 41, 42, 43, 44, SWIGLU_F32(d, 0), SWIGLU_F8(d, 32));
+  } else if constexpr (N == 96) {
+    SWIGLU_WGMMA(96, SWIGLU_R48, 48, 49, 50, 51, 52, SWIGLU_F32(d, 0), SWIGLU_F16(d, 32));
+  } else if constexpr (N == 112) {
+    SWIGLU_WGMMA(112, SWIGLU_R56, 56, 57, 58, 59, 60, SWIGLU_F32(d, 0),
+                 SWIGLU_F16(d, 32), SWIGLU_F8(d, 48));
   } else if constexpr (N == 128) {
-    SWIGLU_WGMMA(128, f16, SWIGLU_R0 SWIGLU_R32, "%64", "%65", "%66", "%67", "%68",
-                 SWIGLU_F64(d, 0));
-  } else if constexpr (N == 192 && BF16) {
-    SWIGLU_WGMMA(192, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99", "%100",
-                 SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
+    SWIGLU_WGMMA(128, SWIGLU_R64, 64, 65, 66, 67, 68, SWIGLU_F64(d, 0));
+  } else if constexpr (N == 144) {
+    SWIGLU_WGMMA(144, SWIGLU_R72, 72, 73, 74, 75, 76, SWIGLU_F64(d, 0), SWIGLU_F8(d, 64));
+  } else if constexpr (N == 160) {
+    SWIGLU_WGMMA(160, SWIGLU_R80, 80, 81, 82, 83, 84, SWIGLU_F64(d, 0), SWIGLU_F16(d, 64));
+  } else if constexpr (N == 176) {
+    SWIGLU_WGMMA(176, SWIGLU_R88, 88, 89, 90, 91, 92, SWIGLU_F64(d, 0),
+                 SWIGLU_F16(d, 64), SWIGLU_F8(d, 80));
   } else if constexpr (N == 192) {
-    SWIGLU_WGMMA(192, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64, "%96", "%97", "%98", "%99", "%100",
-                 SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
-  } else if constexpr (N == 224 && BF16) {
-    SWIGLU_WGMMA(224, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96_HALF, "%112", "%113", "%114", "%115",
-                 "%116", SWIGLU_F64(d, 0), SWIGLU_F32(d, 64), SWIGLU_F16(d, 96));
+    SWIGLU_WGMMA(192, SWIGLU_R96, 96, 97, 98, 99, 100, SWIGLU_F64(d, 0), SWIGLU_F32(d, 64));
+  } else if constexpr (N == 208) {
+    SWIGLU_WGMMA(208, SWIGLU_R104, 104, 105, 106, 107, 108, SWIGLU_F64(d, 0),
+                 SWIGLU_F32(d, 64), SWIGLU_F8(d, 96));
   } else if constexpr (N == 224) {
-    SWIGLU_WGMMA(224, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96_HALF, "%112", "%113", "%114", "%115",
-                 "%116", SWIGLU_F64(d, 0), SWIGLU_F32(d, 64), SWIGLU_F16(d, 96));
-  } else if constexpr (BF16) {
-    SWIGLU_WGMMA(256, bf16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130", "%131", "%132",
-                 SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
+    SWIGLU_WGMMA(224, SWIGLU_R112, 112, 113, 114, 115, 116, SWIGLU_F64(d, 0),
+                 SWIGLU_F32(d, 64), SWIGLU_F16(d, 96));
+  } else if constexpr (N == 240) {
+    SWIGLU_WGMMA(240, SWIGLU_R120, 120, 121, 122, 123, 124, SWIGLU_F64(d, 0),
+                 SWIGLU_F32(d, 64), SWIGLU_F16(d, 96), SWIGLU_F8(d, 112));
   } else {
-    SWIGLU_WGMMA(256, f16, SWIGLU_R0 SWIGLU_R32 SWIGLU_R64 SWIGLU_R96, "%128", "%129", "%130", "%131", "%132",
-                 SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
+    SWIGLU_WGMMA(256, SWIGLU_R128, 128, 129, 130, 131, 132, SWIGLU_F64(d, 0), SWIGLU_F64(d, 64));
   }
 }
 

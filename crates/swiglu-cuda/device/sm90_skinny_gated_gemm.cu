@@ -1,25 +1,29 @@
-// h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: operands exchanged.
+// h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: a tile for each block, its weights under way before
+// x is there.
 //
-// wgmma has 64 rows at least. Here these are features of the weights, and the tokens are its columns,
-// TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens, one
-// for the gate's features and one for the up's, leave the two pre-activations of an output in the same
+// wgmma has 64 rows at least. With up to 32 tokens these are features of the weights, and the tokens are its
+// columns, TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens,
+// one for the gate's features and one for the up's, leave the two pre-activations of an output in the same
 // register of two arrays. One thread feeds a ring of STAGES tiles through the copy engine; a tile has TILE_H
 // features, and up to three warpgroups with up to 64 of them each multiply. The rows of the last warpgroup
 // beyond TILE_H multiply whatever lies behind the features: rows do not depend on each other, and these are
 // dropped.
 //
-// There are two forms. TILE_H 64: two blocks share a multiprocessor, so that one streams while the other ends;
+// There are three forms. TILE_H 64: two blocks share a multiprocessor, so that one streams while the other ends;
 // SPLIT blocks, a cluster, can each multiply a part of k, and then add up their shares of the tokens through
-// distributed shared memory, always in the order of their ranks: the same bits on every launch. And TILE_H
+// distributed shared memory, always in the order of their ranks: the same bits on every launch. TILE_H
 // fitted to the layer, so that each multiprocessor has an even share of the features and one block with all of
-// its shared memory: x is read by as few blocks as there can be.
+// its shared memory: x is read by as few blocks as there can be. And, with TOKEN_ROWS, as that, but tokens are the
+// rows, 64 for each warpgroup, and the columns are the tile's features of the gate with those of the up behind
+// them, up to 256 in an instruction: as many as there are, not the next multiple of 64. With many tokens that is
+// less to multiply, and the two pre-activations of an output meet in one thread as well.
 //
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
-// Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_M a multiple of
-// 8; TILE_H a multiple of 8, of 64 for [in, out]; SPLIT 1, 2, 4 or 8; RESIDENTS, blocks of a
-// multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
+// Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a
+// multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 beyond 128 with
+// TOKEN_ROWS; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
 // run-time values; there are SPLIT steps of k at least. What lies outside is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
@@ -68,27 +72,32 @@ constexpr int kTileM = TILE_M;
 constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
+constexpr bool kTokenRows = TOKEN_ROWS != 0;
 static_assert(kTileM % 8 == 0 && kTileM <= 128, "two times TILE_M / 2 sums per thread");
 static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
 static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
 static_assert(kTileH <= 192, "three warpgroups");
 
-// Each has up to 64 features, the rows of the instruction.
-constexpr int kWarpgroups = (kTileH + 63) / 64;
-constexpr int kConsumers = 128 * kWarpgroups;
-// A fourth warpgroup has 128 registers of a thread to each: three with 128 sums take those of the producers.
-constexpr bool kTakesRegisters = kWarpgroups == 3 && kTileM == 128;
-constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : 32);
-constexpr int kWarps = kThreads / 32;
+static_assert(!kTokenRows || (kTileM % 64 == 0 && kSplit == 1 && (kTileH <= 128 || kTileH % 16 == 0)),
+              "whole instructions of an even number of eights of columns");
 
-constexpr int kGroupBytes = 64 * kTileK * 2;  // of a warpgroup's features
+// Each has up to 64 features or tokens, the rows of the instruction.
+constexpr int kWarpgroups = kTokenRows ? kTileM / 64 : (kTileH + 63) / 64;
+constexpr int kConsumers = 128 * kWarpgroups;
+// With the producer's warp three warpgroups have 128 registers of a thread, two have 168. Where that is not enough
+// for 128 sums, or for more than 96 of a tile's features, they take those of a whole warpgroup of producers.
+constexpr bool kTakesRegisters = kTokenRows ? kWarpgroups == 2 && kTileH > 96 : kWarpgroups == 3 && kTileM == 128;
+constexpr int kTaken = kWarpgroups == 2 ? 232 : 160, kLeft = kWarpgroups == 2 ? 40 : 32;
+constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : 32);
+
+constexpr int kGroupBytes = 64 * kTileK * 2;  // of 64 features or tokens
 constexpr int kHalfBytes = kTileH * kTileK * 2;
 constexpr int kXBytes = kTileM * kTileK * 2;
 constexpr int kXAt = 2 * kHalfBytes;  // behind gate and up
 constexpr int kStageBytes = kXAt + kXBytes;
 constexpr int kStages = STAGES;
 // What the last warpgroup reads behind its last features: more than x where tokens are few.
-constexpr int kBehindHalf = kWarpgroups * kGroupBytes - kHalfBytes;
+constexpr int kBehindHalf = kTokenRows ? 0 : kWarpgroups * kGroupBytes - kHalfBytes;
 constexpr int kBehindRing = kBehindHalf > kXBytes ? kBehindHalf - kXBytes : 0;
 constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + 16) + kBehindRing;
 static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
@@ -147,7 +156,7 @@ struct Producer {
     const u32 full = ring.full_barrier(step);
     if constexpr (kInOut) {
 #pragma unroll
-      for (int i = 0; i < kWarpgroups; ++i) {
+      for (int i = 0; i < kTileH / 64; ++i) {
         ptx::tensor_load(to + i * kGroupBytes, &map, full, tile.column + 64 * i, k_of(step), policy);
       }
     } else {
@@ -197,27 +206,17 @@ INLINE void init_barriers(const Ring& ring) {
 constexpr u32 kXStep = 32 / 16;
 constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
 
-typedef float Sums[kTileM / 2];
-
-INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
-  const u32 first = threadIdx.x / 128 * kGroupBytes;
+// All of this block's k: `product(stage, j, accumulate)` multiplies 16 of it.
+template <class Product>
+INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Product product) {
   const u32 steps = own_steps(p.extents).count;
   // Unrolled, the compiler moves sums between registers, and serialises the multiplications (C7520).
 #pragma unroll 1
   for (u32 step = 0; step < steps; ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
-    const u32 stage = ring.stage(step);
-    const u64 wg = ptx::swizzled_operand(stage + first, 0);
-    const u64 wu = ptx::swizzled_operand(stage + kHalfBytes + first, 0);
-    const u64 x = ptx::swizzled_operand(stage + kXAt, 0);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int j = 0; j < kTileK / 16; ++j) {
-      ptx::wgmma<kTileM, kIsBf16, false, kInOut>(gate, wg + j * kWeightStep, x + j * kXStep,
-                                                 (step | j) != 0);
-      ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu + j * kWeightStep, x + j * kXStep,
-                                                 (step | j) != 0);
-    }
+    for (int j = 0; j < kTileK / 16; ++j) product(ring.stage(step), j, (step | j) != 0);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     // The step before has retired.
@@ -226,7 +225,70 @@ INLINE void multiply(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, c
   ptx::wgmma_wait<0>();
 }
 
-// --- The sums of a block that has all of k: straight from registers ---------------------------------
+#if TOKEN_ROWS
+
+// Instructions that have a tile's columns: one with the gate's and the up's, or one for each.
+constexpr int kInstructions = 2 * kTileH <= 256 ? 1 : 2;
+constexpr int kColumns = 2 * kTileH / kInstructions;
+typedef float Sums[kInstructions][kColumns / 2];
+
+INLINE void multiply_tile(Sums& d, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
+  const u32 first = kXAt + threadIdx.x / 128 * kGroupBytes;
+  multiply(p, ring, [&](u32 stage, int j, bool accumulate) {
+    const u64 x = ptx::swizzled_operand(stage + first, 0) + j * kXStep;
+#pragma unroll
+    for (int i = 0; i < kInstructions; ++i) {
+      // Weights [in, out] lie in panels of 64 features.
+      const u64 w = ptx::swizzled_operand(stage + i * kHalfBytes, kGroupBytes) + j * kWeightStep;
+      ptx::wgmma<kColumns, kIsBf16, kInOut>(d[i], x, w, accumulate);
+    }
+  });
+}
+
+INLINE void finish_rows(const Sums& d, const Sm90SkinnyGatedGemmParams& p) {
+  const Tile tile = own_tile(p.extents);
+  const u32 lane = threadIdx.x % 32;
+  const int first = tile.row + threadIdx.x / 32 * 16 + lane / 4;
+  // Where the up's sums begin.
+  constexpr int kUp = kInstructions == 1 ? kTileH / 2 : 0;
+  const auto& gate = d[0];
+  const auto& up = d[kInstructions - 1];
+#pragma unroll
+  for (int j = 0; j < kTileH / 8; ++j) {
+    const int column = tile.column + 8 * j + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first + 8 * i, at = 4 * j + 2 * i;
+      if (row >= p.extents.m || column >= p.extents.features) continue;
+      const OutputPair h = activate_pair(gate[at], gate[at + 1], up[kUp + at], up[kUp + at + 1], p.epilogue,
+                                         p.extents, row, column);
+      store_pair(h, p.epilogue, p.extents, row, column);
+    }
+  }
+}
+
+INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
+  Sums d;
+  multiply_tile(d, p, ring);
+  finish_rows(d, p);
+}
+
+#else
+
+typedef float Sums[kTileM / 2];
+
+INLINE void multiply_tile(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
+  const u32 first = threadIdx.x / 128 * kGroupBytes;
+  multiply(p, ring, [&](u32 stage, int j, bool accumulate) {
+    const u64 wg = ptx::swizzled_operand(stage + first, 0) + j * kWeightStep;
+    const u64 wu = ptx::swizzled_operand(stage + kHalfBytes + first, 0) + j * kWeightStep;
+    const u64 x = ptx::swizzled_operand(stage + kXAt, 0) + j * kXStep;
+    ptx::wgmma<kTileM, kIsBf16, false, kInOut>(gate, wg, x, accumulate);
+    ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu, x, accumulate);
+  });
+}
+
+// The sums of a block that has all of k go straight from registers.
 
 // Element 4j + 2i + c of a thread is feature 64·warpgroup + 16·warp + lane/4 + 8i of token
 // 8j + 2(lane % 4) + c. Lanes of neighbouring features exchange: the even one takes both features of the
@@ -266,7 +328,7 @@ INLINE void finish_own(const Sums& gate, const Sums& up, const Sm90SkinnyGatedGe
   }
 }
 
-// --- The sums of a split k: through shared memory ---------------------------------------------------
+// The sums of a split k go through shared memory.
 
 // Writes one half's sums.
 INLINE void store_sums(const Sums& d, u32 to) {
@@ -296,7 +358,7 @@ INLINE OutputPair add_up(u32 at) {
 INLINE void finish_share(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
   const Tile tile = own_tile(p.extents);
   const int first = threadIdx.x / 32 * kSplit + split_rank();
-  for (int token = first; token < kTileM; token += kWarps * kSplit) {
+  for (int token = first; token < kTileM; token += kThreads / 32 * kSplit) {
     const int row = tile.row + token;
     if (row >= p.extents.m) break;
     for (int feature = threadIdx.x % 32 * 2; feature < kTileH; feature += 64) {
@@ -308,7 +370,7 @@ INLINE void finish_share(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
 
 INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
   Sums gate, up;
-  multiply(gate, up, p, ring);
+  multiply_tile(gate, up, p, ring);
   if constexpr (kSplit == 1) {
     finish_own(gate, up, p);
   } else {
@@ -318,6 +380,8 @@ INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
     store_sums(up, ring.base + kSumsBytes);
   }
 }
+
+#endif  // TOKEN_ROWS
 
 KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGatedGemmParams) p) {
   const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
@@ -332,20 +396,20 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
   __syncthreads();
   ptx::grid_dependency_wait();
   if (threadIdx.x < kConsumers) {
-    if constexpr (kTakesRegisters) ptx::registers_request<160>();
+    if constexpr (kTakesRegisters) ptx::registers_request<kTaken>();
     consume(p, ring);
   } else {
-    if constexpr (kTakesRegisters) ptx::registers_release<32>();
+    if constexpr (kTakesRegisters) ptx::registers_release<kLeft>();
     if (produces) {
       Producer{p, ring}.finish();
       ptx::grid_dependency_launch();
     }
   }
-  if constexpr (kSplit > 1) {
-    // All sums of all blocks are written.
-    ptx::cluster_barrier();
-    finish_share(p, ring);
-    // No block ends while another reads its sums.
-    ptx::cluster_barrier();
-  }
+#if SPLIT > 1
+  // All sums of all blocks are written.
+  ptx::cluster_barrier();
+  finish_share(p, ring);
+  // No block ends while another reads its sums.
+  ptx::cluster_barrier();
+#endif
 }

@@ -36,28 +36,31 @@ pub(crate) const BIAS_PADDING: usize = 128;
 
 /// What a tile is fitted to, where a kernel fits it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Features {
+pub(crate) struct Shape {
+    /// M.
+    pub(crate) tokens: usize,
     /// H.
-    pub(crate) count: usize,
+    pub(crate) features: usize,
     /// Of the weights, as they lie in device memory.
     pub(crate) orientation: Orientation,
     pub(crate) multiprocessors: usize,
 }
 
-impl Features {
-    /// Those of a problem.
+impl Shape {
+    /// That of a problem.
     pub(crate) fn of(problem: &Problem, multiprocessors: usize) -> Self {
         // A block's weights are packed `[out, in]`, whichever way they came.
         let orientation = match problem.op {
             Op::Mlp => Orientation::OutIn,
             _ => problem.layout.orientation,
         };
-        Self { count: problem.intermediate, orientation, multiprocessors }
+        let (tokens, features) = (problem.m, problem.intermediate);
+        Self { tokens, features, orientation, multiprocessors }
     }
 
-    /// So many for one multiprocessor.
-    pub(super) fn even(count: usize, orientation: Orientation) -> Self {
-        Self { count, orientation, multiprocessors: 1 }
+    /// So many features for one multiprocessor.
+    pub(super) fn even(features: usize, orientation: Orientation) -> Self {
+        Self { tokens: 1, features, orientation, multiprocessors: 1 }
     }
 }
 
@@ -178,9 +181,10 @@ impl Call<'_> {
         Ok([map(w.gate)?, map(w.up)?])
     }
 
-    pub(super) fn features(&self, cuda: &Cuda) -> Features {
-        Features {
-            count: self.weights.intermediate,
+    pub(super) fn shape(&self, cuda: &Cuda) -> Shape {
+        Shape {
+            tokens: self.m,
+            features: self.weights.intermediate,
             orientation: self.weights.orientation,
             multiprocessors: cuda.facts().sm_count as usize,
         }
@@ -349,7 +353,7 @@ pub(crate) struct Form {
 pub(crate) enum Kernel {
     /// Hopper's wgmma and copy engine.
     Sm90(sm90_gated_gemm::Config),
-    /// The same for few rows: features are the instruction's rows, and k is split.
+    /// The same for few rows.
     Sm90Skinny(sm90_skinny_gated_gemm::Config),
     /// Tensor cores of a warp, from sm_80.
     Mma(mma_gated_gemm::Config),
@@ -377,10 +381,10 @@ impl Kernel {
     }
 
     /// Rows and columns of h per tile.
-    pub(crate) fn tile(self, features: Features) -> [usize; 2] {
+    pub(crate) fn tile(self, shape: Shape) -> [usize; 2] {
         match self {
             Kernel::Sm90(config) => config.tile(),
-            Kernel::Sm90Skinny(config) => config.tiling(features).tile(),
+            Kernel::Sm90Skinny(config) => config.tiling(shape).tile(),
             Kernel::Mma(config) => config.tile(),
             Kernel::Simt => simt_gated_gemm::TILE,
         }
@@ -396,10 +400,10 @@ impl Kernel {
     }
 
     /// What its cost follows from.
-    pub(crate) fn form(self, features: Features) -> Form {
+    pub(crate) fn form(self, shape: Shape) -> Form {
         match self {
             Kernel::Sm90(config) => config.form(),
-            Kernel::Sm90Skinny(config) => config.tiling(features).form(),
+            Kernel::Sm90Skinny(config) => config.tiling(shape).form(),
             Kernel::Mma(config) => config.form(),
             Kernel::Simt => Form {
                 tile: simt_gated_gemm::TILE,
@@ -414,11 +418,11 @@ impl Kernel {
     }
 
     /// Tile sizes and the like, by name.
-    pub(crate) fn parameters(self, features: Features) -> [(&'static str, usize); 4] {
-        let [tile_m, tile_h] = self.tile(features);
+    pub(crate) fn parameters(self, shape: Shape) -> [(&'static str, usize); 4] {
+        let [tile_m, tile_h] = self.tile(shape);
         let stages = match self {
             Kernel::Sm90(config) => config.stages(),
-            Kernel::Sm90Skinny(config) => config.tiling(features).stages(),
+            Kernel::Sm90Skinny(config) => config.tiling(shape).stages(),
             Kernel::Mma(_) => mma_gated_gemm::STAGES,
             Kernel::Simt => simt_gated_gemm::STAGES,
         };
@@ -470,7 +474,7 @@ impl Kernel {
     /// Whether these addresses, strides and extents can be launched, or why not.
     pub(crate) fn check_call(self, cuda: &Cuda, call: &Call<'_>) -> Result<(), String> {
         let w = &call.weights;
-        let tiles = call.tiles(self.tile(call.features(cuda)));
+        let tiles = call.tiles(self.tile(call.shape(cuda)));
         let largest = call.m.max(w.intermediate).max(w.hidden).max(tiles);
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
@@ -510,15 +514,13 @@ impl Kernel {
         layout: Layout,
         [m, intermediate]: [usize; 2],
     ) -> Result<()> {
-        let (count, orientation) = (intermediate, layout.orientation);
         let multiprocessors = cuda.facts().sm_count as usize;
-        let features = Features { count, orientation, multiprocessors };
+        let (tokens, features, orientation) = (m, intermediate, layout.orientation);
+        let shape = Shape { tokens, features, orientation, multiprocessors };
         let function = match self {
-            Kernel::Sm90(config) => {
-                sm90_gated_gemm::prepare(cuda, config, code, layout, m, features)
-            }
+            Kernel::Sm90(config) => sm90_gated_gemm::prepare(cuda, config, code, layout, shape),
             Kernel::Sm90Skinny(config) => {
-                sm90_skinny_gated_gemm::function(cuda, config.tiling(features), code, layout)
+                sm90_skinny_gated_gemm::function(cuda, config.tiling(shape), code, layout)
             }
             Kernel::Mma(config) => mma_gated_gemm::function(cuda, config, code, layout, 16),
             Kernel::Simt => simt_gated_gemm::function(cuda, code, layout),

@@ -6,7 +6,7 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Features, Form, Layout, Multiplier, counted};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use crate::context::Cuda;
 use crate::error::Result;
@@ -84,13 +84,14 @@ impl Config {
         panel(self.tile_h) < PANEL
     }
 
-    /// How the features of a layer are cut for M tokens.
-    pub(crate) fn cut(self, m: usize, features: Features) -> Cut {
-        let (rows, width) = (m.div_ceil(self.tile()[0]), self.tile_h);
-        let slots = features.multiprocessors / self.cluster;
-        match self.cuts() && m > Cut::NO_LESS {
-            true => Cut::best(rows, features.count, width, slots),
-            false => Cut::none(rows, features.count, width, slots),
+    /// How the features of a layer are cut.
+    pub(crate) fn cut(self, shape: Shape) -> Cut {
+        let Shape { tokens, features, .. } = shape;
+        let (rows, width) = (tokens.div_ceil(self.tile()[0]), self.tile_h);
+        let slots = shape.multiprocessors / self.cluster;
+        match self.cuts() && tokens > Cut::NO_LESS {
+            true => Cut::best(rows, features, width, slots),
+            false => Cut::none(rows, features, width, slots),
         }
     }
 
@@ -211,12 +212,11 @@ pub(super) fn prepare(
     config: Config,
     code: GateCode,
     layout: Layout,
-    m: usize,
-    features: Features,
+    shape: Shape,
 ) -> Result<Function> {
-    let tail = config.cut(m, features).tail;
+    let tail = config.cut(shape).tail;
     // Rows that the copy engine can write, wherever they lie: see `writable`.
-    let tensor_store = features.count.is_multiple_of(8);
+    let tensor_store = shape.features.is_multiple_of(8);
     function(cuda, Tiles { config, tail }, code, layout, tensor_store)
 }
 
@@ -236,7 +236,7 @@ fn function(
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
     let tensor_store = writable(call.out, [call.m, call.weights.intermediate]);
-    let Cut { full_columns, tail, .. } = config.cut(call.m, call.features(cuda));
+    let Cut { full_columns, tail, .. } = config.cut(call.shape(cuda));
     let function = function(cuda, Tiles { config, tail }, call.code, call.layout(), tensor_store)?;
     let [gate, up] = call.weight_maps(cuda, config.tile_h, TILE_K)?;
     let [tail_gate, tail_up] = match (tail, call.weights.orientation) {

@@ -6,7 +6,7 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Features, Form, Layout, Multiplier};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
 use super::tensor_map::TensorMap;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -20,48 +20,57 @@ pub(super) static FILE: KernelFile = KernelFile::new(
 );
 
 const TILE_K: usize = 64;
-/// Features of the rows of an instruction, which a warpgroup multiplies.
+/// Features or tokens of the rows of an instruction, which a warpgroup multiplies.
 const GROUP: usize = 64;
-/// Three warpgroups.
+/// Three warpgroups of features, and as many sums of a thread, for the gate and the up together, as it has
+/// registers for beside others.
 const MOST_FEATURES: usize = 3 * GROUP;
+const MOST_BY_TOKENS: usize = 160;
+/// Columns of an instruction are a multiple of 16 here. Beyond so many features gate and up take one each.
+const TOGETHER: usize = 128;
+/// Tiles below each other that a width is fitted to: it is compiled in, and layers meet many numbers of tokens.
+const MOST_ROWS: usize = 2;
 /// Shared memory of a multiprocessor of sm_90; each block costs 1 KiB beside its own.
 const SHARED_PER_SM: usize = 228 * 1024;
 
-/// How many features a tile has.
+/// What lies in the rows of an instruction, and how many features a tile has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Width {
-    /// Those of an instruction. Two blocks share a multiprocessor.
+enum Kind {
+    /// Features, those of an instruction. Two blocks share a multiprocessor.
     Instruction,
-    /// An even share of the layer's for each multiprocessor, which one block has to itself.
+    /// Features, an even share of the layer's for each multiprocessor, which one block has to itself.
     EvenShare,
+    /// Tokens; features as [`Kind::EvenShare`].
+    Tokens,
 }
 
 /// Tokens per tile, features, and blocks that work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     tile_m: usize,
-    width: Width,
+    kind: Kind,
     /// Blocks that split a tile's k.
     split: usize,
 }
 
 impl Config {
     /// All of them.
-    pub(crate) const ALL: [Config; 16] = {
+    pub(crate) const ALL: [Config; 18] = {
         let kinds = [
-            (Width::Instruction, 1),
-            (Width::Instruction, 2),
-            (Width::Instruction, 4),
-            (Width::EvenShare, 1),
+            (Kind::Instruction, 1),
+            (Kind::Instruction, 2),
+            (Kind::Instruction, 4),
+            (Kind::EvenShare, 1),
         ];
         let tokens = [16, 32, 64, 128];
-        let mut all = [Config { tile_m: 0, width: Width::Instruction, split: 1 }; 16];
+        let mut all = [Config { tile_m: 64, kind: Kind::Tokens, split: 1 }; 18];
         let mut i = 0;
-        while i < all.len() {
-            let (width, split) = kinds[i % kinds.len()];
-            all[i] = Config { tile_m: tokens[i / kinds.len()], width, split };
+        while i < tokens.len() * kinds.len() {
+            let (kind, split) = kinds[i % kinds.len()];
+            all[i] = Config { tile_m: tokens[i / kinds.len()], kind, split };
             i += 1;
         }
+        all[i].tile_m = 128;
         all
     };
 
@@ -75,38 +84,47 @@ impl Config {
         hidden.div_ceil(TILE_K) >= self.split
     }
 
-    /// With the tile for these features.
-    pub(crate) fn tiling(self, features: Features) -> Tiling {
-        match self.width {
-            Width::Instruction => Tiling { config: self, tile_h: GROUP, blocks_per_sm: 2 },
-            Width::EvenShare => {
-                let tile_h = even_share(features);
-                Tiling { config: self, tile_h, blocks_per_sm: 1 }
+    /// Whether a tile's width is fitted to all tiles below each other.
+    pub(crate) fn fits_rows(self) -> bool {
+        self.kind == Kind::Tokens
+    }
+
+    /// With the tile for this shape.
+    pub(crate) fn tiling(self, shape: Shape) -> Tiling {
+        let (tile_h, blocks_per_sm) = match self.kind {
+            Kind::Instruction => (GROUP, 2),
+            Kind::EvenShare => (even_share(shape, shape.multiprocessors, MOST_FEATURES), 1),
+            Kind::Tokens => {
+                let rows = shape.tokens.div_ceil(self.tile_m).clamp(1, MOST_ROWS);
+                let share = even_share(shape, shape.multiprocessors / rows, MOST_BY_TOKENS);
+                (if share > TOGETHER { share.next_multiple_of(16) } else { share }, 1)
             }
-        }
+        };
+        Tiling { config: self, tile_h, blocks_per_sm }
     }
 }
 
 impl fmt::Display for Config {
-    /// `16x64 split 2`, `16xfitted`: tokens and features of a tile.
+    /// `16x64 split 2`, `16xfitted`, `64xfitted by tokens`: tokens and features of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.width {
-            Width::Instruction => write!(f, "{}x{GROUP} split {}", self.tile_m, self.split),
-            Width::EvenShare => write!(f, "{}xfitted", self.tile_m),
+        match self.kind {
+            Kind::Instruction => write!(f, "{}x{GROUP} split {}", self.tile_m, self.split),
+            Kind::EvenShare => write!(f, "{}xfitted", self.tile_m),
+            Kind::Tokens => write!(f, "{}xfitted by tokens", self.tile_m),
         }
     }
 }
 
-/// Features of a tile so that each multiprocessor has as many tiles as every other, and these as wide as
-/// they can be. [out, in]: whole groups of eight lines of the swizzle. [in, out]: whole lines.
-fn even_share(features: Features) -> usize {
-    let unit = match features.orientation {
+/// Features of a tile, at most `most` of them, so that each multiprocessor has as many tiles as every other, and these
+/// as wide as they can be. [out, in]: whole groups of eight lines of the swizzle. [in, out]: whole lines.
+fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> usize {
+    let unit = match shape.orientation {
         Orientation::OutIn => 8,
         Orientation::InOut => 64,
     };
-    let multiprocessors = features.multiprocessors.max(1);
-    let tiles = features.count.div_ceil(multiprocessors * MOST_FEATURES).max(1);
-    features.count.div_ceil(multiprocessors * tiles).next_multiple_of(unit).max(unit)
+    let (multiprocessors, most) = (multiprocessors.max(1), most / unit * unit);
+    let tiles = shape.features.div_ceil(multiprocessors * most).max(1);
+    shape.features.div_ceil(multiprocessors * tiles).next_multiple_of(unit).max(unit)
 }
 
 /// A configuration with its tile for a layer.
@@ -124,7 +142,16 @@ impl Tiling {
     }
 
     pub(crate) fn form(self) -> Form {
-        let rows = self.warpgroups() * GROUP;
+        let multiplier = match self.config.kind {
+            Kind::Tokens => {
+                let instructions = if self.tile_h > TOGETHER { 2 } else { 1 };
+                Multiplier::Wgmma { columns: 2 * self.tile_h / instructions, wanted: 1.0 }
+            }
+            _ => Multiplier::Wgmma {
+                columns: self.config.tile_m,
+                wanted: self.tile_h as f64 / (self.warpgroups() * GROUP) as f64,
+            },
+        };
         Form {
             tile: self.tile(),
             share: 1,
@@ -132,21 +159,26 @@ impl Tiling {
             blocks_per_sm: self.blocks_per_sm,
             hides_epilogue: false,
             narrow_last: false,
-            multiplier: Multiplier::Wgmma {
-                columns: self.config.tile_m,
-                wanted: self.tile_h as f64 / rows as f64,
-            },
+            multiplier,
         }
     }
 
-    fn warpgroups(self) -> usize {
-        self.tile_h.div_ceil(GROUP)
+    fn by_tokens(self) -> bool {
+        self.config.kind == Kind::Tokens
     }
 
-    /// Three warpgroups with 128 sums of a thread take registers of a fourth.
+    fn warpgroups(self) -> usize {
+        let rows = if self.by_tokens() { self.config.tile_m } else { self.tile_h };
+        rows.div_ceil(GROUP)
+    }
+
+    /// Warpgroups with many sums take registers of one more.
     fn threads(self) -> usize {
-        let producers = if self.warpgroups() == 3 && self.config.tile_m == 128 { 128 } else { 32 };
-        self.warpgroups() * 128 + producers
+        let crowded = match self.config.kind {
+            Kind::Tokens => self.warpgroups() == 2 && self.tile_h > 96,
+            _ => self.warpgroups() == 3 && self.config.tile_m == 128,
+        };
+        self.warpgroups() * 128 + if crowded { 128 } else { 32 }
     }
 
     fn shared_limit(self) -> usize {
@@ -159,6 +191,9 @@ impl Tiling {
 
     /// What the last warpgroup reads behind the ring.
     fn behind_ring(self) -> usize {
+        if self.by_tokens() {
+            return 0;
+        }
         let behind_half = self.warpgroups() * GROUP - self.tile_h;
         behind_half.saturating_sub(self.config.tile_m) * TILE_K * 2
     }
@@ -188,13 +223,14 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
     let tile = [
         define("TILE_M", tiling.config.tile_m),
         define("TILE_H", tiling.tile_h),
+        define("TOKEN_ROWS", tiling.by_tokens()),
         define("SPLIT", tiling.config.split),
         define("RESIDENTS", tiling.blocks_per_sm),
         define("STAGES", tiling.stages()),
         define("SHARED_BYTES", tiling.shared_bytes()),
     ];
-    let [i, j, k, l, m, n] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n])
+    let [i, j, k, l, m, n, o] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o])
 }
 
 pub(super) fn function(
@@ -212,7 +248,7 @@ pub(super) fn function(
 /// are read before it has ended.
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
-    let tiling = config.tiling(call.features(cuda));
+    let tiling = config.tiling(call.shape(cuda));
     let function = function(cuda, tiling, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
     let tile = tiling.tile();
@@ -236,43 +272,54 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Every activation and mode in the largest tiles, every layout and form, in one width to three, with the
+/// Every activation and mode in the largest tiles, every layout and form, in one width to four, with the
 /// default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
         let Tiling { config, tile_h, blocks_per_sm } = tiling;
         let Config { tile_m, split, .. } = config;
-        let form = format!("split{split} residents{blocks_per_sm}");
-        let name = format!("{} {layout} {tile_m}x{tile_h} {form}", code.name());
+        let by = if tiling.by_tokens() { " by tokens" } else { "" };
+        let form = format!("{tile_m}x{tile_h}{by} split{split} residents{blocks_per_sm}");
+        let name = format!("{} {layout} {form}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
-    let largest = |split, width, tile_h| {
-        let config = Config { tile_m: 128, width, split };
-        config.tiling(Features::even(tile_h, Orientation::OutIn))
+    let largest = |split, kind, tile_h| {
+        let config = Config { tile_m: 128, kind, split };
+        config.tiling(Shape::even(tile_h, Orientation::OutIn))
     };
-    let split = largest(2, Width::Instruction, GROUP);
-    let widest = largest(1, Width::EvenShare, MOST_FEATURES);
+    let largest = [
+        largest(2, Kind::Instruction, GROUP),
+        largest(1, Kind::EvenShare, MOST_FEATURES),
+        largest(1, Kind::Tokens, MOST_BY_TOKENS),
+    ];
     for code in GateCode::all(dtype) {
-        push(split, code, out_in);
-        push(widest, code, out_in);
+        for tiling in largest {
+            push(tiling, code, out_in);
+        }
     }
     let default = super::default_code(dtype);
     for config in Config::ALL {
-        let widths: &[usize] = match config.width {
-            Width::Instruction => &[GROUP],
-            Width::EvenShare => &[40, 112, MOST_FEATURES],
+        let widths: &[usize] = match config.kind {
+            Kind::Instruction => &[GROUP],
+            Kind::EvenShare => &[40, 112, MOST_FEATURES],
+            Kind::Tokens => &[24, 40, 112, MOST_BY_TOKENS],
         };
+        let mut tilings = Vec::new();
         for &tile_h in widths {
             for (orientation, bias) in [(Orientation::OutIn, false), (Orientation::InOut, true)] {
-                let tiling = config.tiling(Features::even(tile_h, orientation));
-                push(tiling, default, Layout { orientation, bias, saves: false });
+                let tiling = config.tiling(Shape::even(tile_h, orientation));
+                if !tilings.contains(&(tiling, orientation)) {
+                    tilings.push((tiling, orientation));
+                    push(tiling, default, Layout { orientation, bias, saves: false });
+                }
             }
         }
     }
-    push(split, default, Layout { saves: true, ..out_in });
-    push(widest, default, Layout { saves: true, ..out_in });
+    for tiling in largest {
+        push(tiling, default, Layout { saves: true, ..out_in });
+    }
     all
 }
 
@@ -280,19 +327,24 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 mod tests {
     use super::*;
 
-    const EVEN: Config = Config { tile_m: 16, width: Width::EvenShare, split: 1 };
+    const EVEN: Config = Config { tile_m: 16, kind: Kind::EvenShare, split: 1 };
 
-    fn features(count: usize, orientation: Orientation) -> Features {
-        Features { count, orientation, multiprocessors: 132 }
+    fn shape(tokens: usize, features: usize, orientation: Orientation) -> Shape {
+        Shape { tokens, features, orientation, multiprocessors: 132 }
     }
 
     #[test]
     fn blocks_fit_a_multiprocessor() {
-        for config in Config::ALL {
+        for (config, orientation) in
+            Config::ALL.iter().flat_map(|c| Orientation::ALL.map(|o| (c, o)))
+        {
             for count in (0..60_000).step_by(97) {
-                let tiling = config.tiling(features(count, Orientation::OutIn));
+                let tiling = config.tiling(shape(100, count, orientation));
                 let all = (tiling.shared_bytes() + 1024) * tiling.blocks_per_sm;
                 assert!(all <= SHARED_PER_SM && tiling.stages() >= 3, "{tiling:?}");
+                if let Multiplier::Wgmma { columns, .. } = tiling.form().multiplier {
+                    assert!(columns <= 256 && columns.is_multiple_of(16), "{tiling:?}");
+                }
             }
         }
         assert_eq!(size_of::<Params>(), 512);
@@ -300,11 +352,23 @@ mod tests {
 
     #[test]
     fn every_multiprocessor_has_as_many_tiles() {
-        let fitted = |count| EVEN.tiling(features(count, Orientation::OutIn)).tile_h;
+        let fitted = |count| EVEN.tiling(shape(1, count, Orientation::OutIn)).tile_h;
         assert_eq!([14336, 18944, 8192, 4864].map(fitted), [112, 144, 64, 40]);
         // Two tiles each, and what has less than eight features for each.
         assert_eq!([28672, 256, 0].map(fitted), [112, 8, 8]);
-        let in_out = EVEN.tiling(features(14336, Orientation::InOut));
+        let in_out = EVEN.tiling(shape(1, 14336, Orientation::InOut));
+        assert_eq!(in_out.tile_h, 128);
+    }
+
+    /// Of one row of tiles or of two; more rows take the width of two.
+    #[test]
+    fn rows_of_tiles_share_the_multiprocessors() {
+        let by_tokens = Config { tile_m: 128, kind: Kind::Tokens, split: 1 };
+        let fitted = |m, count| by_tokens.tiling(shape(m, count, Orientation::OutIn)).tile_h;
+        assert_eq!([77, 128, 129, 256, 257].map(|m| fitted(m, 4864)), [40, 40, 80, 80, 80]);
+        // Beyond 128 multiples of 16; and two tiles each.
+        assert_eq!([18_432, 18_944, 28_672].map(|h| fitted(64, h)), [144, 144, 112]);
+        let in_out = by_tokens.tiling(shape(64, 20_000, Orientation::InOut));
         assert_eq!(in_out.tile_h, 128);
     }
 
@@ -320,7 +384,7 @@ mod tests {
 
     #[test]
     fn k_is_split_into_whole_steps() {
-        let config = Config { tile_m: 16, width: Width::Instruction, split: 4 };
+        let config = Config { tile_m: 16, kind: Kind::Instruction, split: 4 };
         assert!(!config.can_split(192) && config.can_split(193));
     }
 }

@@ -19,7 +19,7 @@ use swiglu_core::{DType, Op, Problem};
 use crate::arch::Arch;
 use crate::context::DeviceFacts;
 use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
-use crate::kernels::gated_gemm::{Features, Form, Kernel, Multiplier};
+use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
 use crate::kernels::sm90_gated_gemm::Cut;
 
 /// What the model needs to know of a device.
@@ -134,10 +134,11 @@ const MORE_THAN_A_TILE: f64 = 1.35;
 
 /// Seconds that a fused kernel takes for h.
 pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64 {
-    let features = Features::of(problem, machine.multiprocessors as usize);
-    let form = kernel.form(features);
+    let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
     let share = match kernel {
-        Kernel::Sm90Skinny(_) if problem.m > form.tile[0] => MORE_THAN_A_TILE,
+        Kernel::Sm90Skinny(config) if problem.m > form.tile[0] && !config.fits_rows() => {
+            MORE_THAN_A_TILE
+        }
         _ => 1.0,
     };
     share * of_form(&form, problem, machine)
@@ -289,8 +290,12 @@ mod tests {
         mma_share: 0.62,
     };
 
-    const FEATURES: Features =
-        Features { count: 14336, orientation: Orientation::OutIn, multiprocessors: 132 };
+    const SHAPE: Shape = Shape {
+        tokens: 16,
+        features: 14336,
+        orientation: Orientation::OutIn,
+        multiprocessors: 132,
+    };
 
     fn problem(m: usize, hidden: usize, intermediate: usize, dtype: DType) -> Problem {
         Problem {
@@ -389,9 +394,9 @@ mod tests {
     #[test]
     fn one_more_tile_than_a_wave_costs_a_wave() {
         // Fitted tiles are a wave whatever the features.
-        let few = Features { count: 64, ..FEATURES };
-        for kernel in hopper_kernels().filter(|k| k.tile(FEATURES) == k.tile(few)) {
-            let form = kernel.form(FEATURES);
+        let few = Shape { features: 64, ..SHAPE };
+        for kernel in hopper_kernels().filter(|k| k.tile(SHAPE) == k.tile(few)) {
+            let form = kernel.form(SHAPE);
             let [rows, columns] = form.tile;
             let clusters = 132 * form.blocks_per_sm / kernel.cluster();
             // As many rows as a wave of one column of tiles has, and one more. Much k, so that
@@ -405,7 +410,7 @@ mod tests {
 
     #[test]
     fn few_rows_prefer_small_tiles_and_many_large_ones() {
-        let area = |kernel: Kernel| kernel.tile(FEATURES).into_iter().product::<usize>();
+        let area = |kernel: Kernel| kernel.tile(SHAPE).into_iter().product::<usize>();
         let best = |m| area(best(&problem(m, 4096, 14336, DType::Bf16)));
         assert!(best(16) < best(4096), "{} {}", best(16), best(4096));
         assert_eq!(Some(best(8192)), hopper_kernels().map(area).max());
@@ -445,7 +450,7 @@ mod tests {
     #[test]
     fn hiding_the_epilogue_is_worth_more_where_k_is_small() {
         let gain = |k| {
-            let form = Kernel::all().next().unwrap().form(FEATURES);
+            let form = Kernel::all().next().unwrap().form(SHAPE);
             let time = |hides_epilogue| {
                 let form = Form { hides_epilogue, ..form };
                 of_form(&form, &problem(8192, k, 4096, DType::Bf16), &HOPPER)
@@ -457,7 +462,7 @@ mod tests {
 
     #[test]
     fn sharing_weights_helps_where_the_cache_is_the_limit() {
-        let form = Kernel::all().next().unwrap().form(FEATURES);
+        let form = Kernel::all().next().unwrap().form(SHAPE);
         let p = problem(8192, 4096, 4096, DType::Bf16);
         let time = |share| of_form(&Form { share, ..form }, &p, &HOPPER);
         assert!(time(2) < time(1));

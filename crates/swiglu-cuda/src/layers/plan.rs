@@ -6,7 +6,7 @@ use super::cost;
 use crate::context::Cuda;
 use crate::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
-use crate::kernels::gated_gemm::{Features, Kernel, Obstacle};
+use crate::kernels::gated_gemm::{Kernel, Obstacle, Shape};
 use crate::tuning::Origin;
 
 /// One way of computing a problem, and why it was or was not chosen.
@@ -198,7 +198,7 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
             "the least time expected, with the same rounding".into()
         }
         (Why::LowestCost(_), Choice::Fused(kernel)) => {
-            let form = kernel.form(Features::of(problem, sm_count.max(1) as usize));
+            let form = kernel.form(Shape::of(problem, sm_count.max(1) as usize));
             let [rows, columns] = form.tile;
             let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
             let slots = f64::from(sm_count.max(1)) * form.blocks_per_sm as f64;
@@ -263,9 +263,9 @@ impl Cuda {
         let pass = of_pass(&problem);
         let (choice, why) = choose(self, &pass, path);
         let mut reason = explain(choice, why, &pass, self.facts().sm_count);
-        let features = Features::of(&problem, self.facts().sm_count as usize);
+        let shape = Shape::of(&problem, self.facts().sm_count as usize);
         let (kernel, mut parameters) = match choice {
-            Choice::Fused(kernel) => (kernel.name(), kernel.parameters(features).to_vec()),
+            Choice::Fused(kernel) => (kernel.name(), kernel.parameters(shape).to_vec()),
             Choice::Unfused => (UNFUSED, Vec::new()),
             Choice::Decode(design) => {
                 let decode = Decode::check_problem(design, &pass, self.decode_limits());
