@@ -45,6 +45,14 @@ INLINE Tile tile_at(int t, const Extents& e) {
   return {(first + within % height) * TILE_ROWS, within / height * TILE_COLUMNS};
 }
 
+// Rows of x that the copy engine brings for a tile: all of them, or of the last tile those there are, in whole eights.
+// Beyond these shared memory is as it was: rows, or columns, of products do not depend on each other.
+template <int TILE_ROWS>
+INLINE int copied_rows(const Extents& e, int row) {
+  const int left = e.m - row;
+  return left >= TILE_ROWS ? TILE_ROWS : left > 0 ? ceiling_divide(left, 8) * 8 : 0;
+}
+
 // A linear map's result as the activation sees it.
 INLINE float pre_activation(float x) { return kPreRound ? round_to_element(x) : x; }
 INLINE float pre_activation(float sum, float bias) {

@@ -113,6 +113,7 @@ static_assert(kSharedBytes <= 232448 && kStages >= 2, "the stages do not fit");
 
 struct alignas(64) Sm90GatedGemmParams {
   ptx::TensorMap x, gate, up;  // boxes of one stage, see `produce`
+  ptx::TensorMap last_x;       // of the last rows, which may be fewer than a tile's
   ptx::TensorMap out;          // boxes of a consumer's rows of a panel, with TENSOR_STORE
   // Boxes of a narrow tile, with TAIL_H; and where these tiles begin: a multiple of TILE_H, or all features.
   ptx::TensorMap tail_gate, tail_up;
@@ -211,12 +212,15 @@ INLINE void produce(const Sm90GatedGemmParams& p, const Ring& ring) {
       constexpr bool kTail = kWidth != kTileH;
       const ptx::TensorMap& gate = kTail ? p.tail_gate : p.gate;
       const ptx::TensorMap& up = kTail ? p.tail_up : p.up;
+      const int rows = copied_rows<kTileM>(p.extents, tile.row);
+      const ptx::TensorMap& x = rows == kTileM ? p.x : p.last_x;
       for (int i = 0; i < steps; ++i, ++step) {
         // Free in every block that the copies go to: their consumers all arrive here.
         ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
         const u32 full = ring.full_barrier(step), to = ring.stage(step);
-        ptx::barrier_arrive_expect(full, kXBytes + 2 * kBytes);
-        ptx::tensor_load(to, &p.x, full, i * kTileK, tile.row);
+        ptx::barrier_arrive_expect(full, rows * (kTileK * 2) + 2 * kBytes);
+        // In a cluster the last tile may lie below all rows.
+        if (kCluster == 1 || rows > 0) ptx::tensor_load(to, &x, full, i * kTileK, tile.row);
         if (kCluster == 1 || rank == 0) {
           load_weights<kWidth>(gate, to + kXBytes, full, tile.column, i * kTileK);
         }
@@ -455,6 +459,7 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
     }
     ptx::barrier_init_fence();
     ptx::prefetch_tensor_map(&p.x);
+    ptx::prefetch_tensor_map(&p.last_x);
     ptx::prefetch_tensor_map(&p.gate);
     ptx::prefetch_tensor_map(&p.up);
     if (kTensorStore) ptx::prefetch_tensor_map(&p.out);

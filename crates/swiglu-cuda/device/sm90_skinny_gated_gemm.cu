@@ -24,7 +24,7 @@
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a
 // multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 beyond 128 with
 // TOKEN_ROWS; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
-// run-time values; there are SPLIT steps of k at least. What lies outside is read as zeros.
+// run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
@@ -109,7 +109,7 @@ constexpr int kSumsBytes = kTileM * kSumsPitch;
 static_assert(kSplit == 1 || 2 * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
 
 struct alignas(64) Sm90SkinnyGatedGemmParams {
-  ptx::TensorMap x, gate, up;  // boxes of one stage
+  ptx::TensorMap x, last_x, gate, up;  // boxes of one stage; the last rows of x may be fewer than a tile's
   Extents extents;
   Epilogue epilogue;
 };
@@ -147,6 +147,7 @@ struct Producer {
   const Ring& ring;
   const Tile tile = own_tile(p.extents);
   const Steps steps = own_steps(p.extents);
+  const int rows = copied_rows<kTileM>(p.extents, tile.row);
   // Where nobody reads them again, weights are the first to leave the second-level cache.
   const u64 policy = p.extents.m <= kTileM ? ptx::policy_evict_first() : ptx::policy_evict_normal();
 
@@ -167,14 +168,15 @@ struct Producer {
   // Announces a stage, and asks for its weights.
   INLINE void load_weights(u32 step) const {
     ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
-    ptx::barrier_arrive_expect(ring.full_barrier(step), kStageBytes);
+    ptx::barrier_arrive_expect(ring.full_barrier(step), 2 * kHalfBytes + rows * (kTileK * 2));
     load_half(p.gate, ring.stage(step), step);
     load_half(p.up, ring.stage(step) + kHalfBytes, step);
   }
 
   INLINE void load_x(u32 step) const {
     const u32 to = ring.stage(step) + kXAt;
-    ptx::tensor_load(to, &p.x, ring.full_barrier(step), k_of(step), tile.row);
+    const ptx::TensorMap& x = rows == kTileM ? p.x : p.last_x;
+    ptx::tensor_load(to, &x, ring.full_barrier(step), k_of(step), tile.row);
   }
 
   // Steps that the ring has room for.
@@ -390,6 +392,7 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
     ptx::prefetch_tensor_map(&p.gate);
     ptx::prefetch_tensor_map(&p.up);
     ptx::prefetch_tensor_map(&p.x);
+    ptx::prefetch_tensor_map(&p.last_x);
     init_barriers(ring);
     Producer{p, ring}.begin();
   }

@@ -137,9 +137,17 @@ impl Call<'_> {
         }
     }
 
-    /// x in boxes of `box_rows` rows.
-    pub(super) fn x_map(&self, cuda: &Cuda, box_rows: usize) -> Result<TensorMap> {
-        self.operand_map(cuda, self.x, self.weights.hidden, [box_rows as u32, PANEL])
+    /// x in boxes of `tile_m` rows, and of the rows that are left below the last whole tile: rows that do not exist
+    /// cost the copy engine more time than others. A map that no tile needs is the other one.
+    pub(super) fn x_maps(&self, cuda: &Cuda, tile_m: usize) -> Result<[TensorMap; 2]> {
+        let rows =
+            |rows: usize| self.operand_map(cuda, self.x, self.weights.hidden, [rows as u32, PANEL]);
+        let left = (self.m % tile_m).next_multiple_of(8);
+        Ok(match (self.m >= tile_m, left > 0) {
+            (true, true) => [rows(tile_m)?, rows(left)?],
+            (true, false) => [rows(tile_m)?; 2],
+            (false, _) => [rows(left)?; 2],
+        })
     }
 
     /// The output in boxes of these rows and columns.

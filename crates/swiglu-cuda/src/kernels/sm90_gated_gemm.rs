@@ -160,6 +160,7 @@ struct Params {
     x: TensorMap,
     gate: TensorMap,
     up: TensorMap,
+    last_x: TensorMap,
     out: TensorMap,
     tail_gate: TensorMap,
     tail_up: TensorMap,
@@ -250,10 +251,12 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
     // Persistent: a cluster per so many multiprocessors, or fewer.
     let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
+    let [x, last_x] = call.x_maps(cuda, TILE_M)?;
     let params = Params {
-        x: call.x_map(cuda, TILE_M)?,
+        x,
         gate,
         up,
+        last_x,
         out: match tensor_store {
             true => {
                 let rows = config.rows_per_consumer() as u32;
@@ -341,6 +344,6 @@ mod tests {
             assert!(used <= SHARED_LIMIT);
             assert!(config.cuts() || used + stage > SHARED_LIMIT);
         }
-        assert_eq!(size_of::<Params>(), 896);
+        assert_eq!(size_of::<Params>(), 1024);
     }
 }

@@ -211,6 +211,7 @@ impl Tiling {
 #[repr(C, align(64))]
 struct Params {
     x: TensorMap,
+    last_x: TensorMap,
     gate: TensorMap,
     up: TensorMap,
     extents: Extents,
@@ -252,8 +253,10 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     let function = function(cuda, tiling, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
     let tile = tiling.tile();
+    let [x, last_x] = call.x_maps(cuda, config.tile_m)?;
     let params = Params {
-        x: call.x_map(cuda, config.tile_m)?,
+        x,
+        last_x,
         gate,
         up,
         extents: call.extents(tile, cuda.facts().sm_count),
@@ -347,7 +350,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(size_of::<Params>(), 512);
+        assert_eq!(size_of::<Params>(), 640);
     }
 
     #[test]

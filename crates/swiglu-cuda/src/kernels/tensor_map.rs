@@ -26,7 +26,7 @@ pub(crate) struct LayerMaps {
     /// Gate and up, in the few heights of boxes that kernels have: they are never forgotten.
     pub(super) weights: Remembered<Boxes, TensorMap, 12>,
     /// Inputs and outputs of recent calls.
-    pub(super) operands: Remembered<Boxes, TensorMap, 8>,
+    pub(super) operands: Remembered<Boxes, TensorMap, 12>,
 }
 
 impl LayerMaps {
