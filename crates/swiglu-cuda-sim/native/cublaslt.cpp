@@ -167,6 +167,8 @@ Status check(const Operation& o, const Layout& a, const Layout& b, const Layout&
   const bool same = a.type == b.type && c.type == d.type;
   if (!same || (d.type != a.type && d.type != R_32F)) return NOT_SUPPORTED;
   if (o.compute == COMPUTE_32F_FAST_TF32 && a.type != R_32F) return NOT_SUPPORTED;
+  // -1 stands for the type of D, and there is no other for these types.
+  if (o.epilogue == 4 && o.bias_type != -1 && o.bias_type != d.type) return NOT_SUPPORTED;
   const bool ta = o.transpose[0] != 0, tb = o.transpose[1] != 0;
   const uint64_t m = ta ? a.columns : a.rows, ka = ta ? a.rows : a.columns;
   const uint64_t kb = tb ? b.columns : b.rows, n = tb ? b.rows : b.columns;

@@ -20,9 +20,9 @@ fn layout(sim: &Sim, dtype: c_int, rows: u64, columns: u64, leading: i64) -> Han
 }
 
 /// Row-major y [m, n] = x [m, k] · w [n, k] (transposed) or w [k, n], plus a bias, the way row-major
-/// callers ask for it: as column-major y' [n, m].
+/// callers ask for it: as column-major y' [n, m]. Types are those of x and w, and of y and the bias.
 fn linear(
-    dtype: c_int,
+    [dtype, out]: [c_int; 2],
     x: u64,
     w: u64,
     bias: u64,
@@ -56,7 +56,7 @@ fn linear(
         layout(sim, dtype, n, k, n.cast_signed())
     };
     let (b, d) =
-        (layout(sim, dtype, k, m, k.cast_signed()), layout(sim, dtype, n, m, n.cast_signed()));
+        (layout(sim, dtype, k, m, k.cast_signed()), layout(sim, out, n, m, n.cast_signed()));
     assert_eq!(call!(sim.lt, b"cublasLtMatmulPreferenceCreate"(&mut preference => *mut Handle)), 0);
     let (mut choice, mut count) = ([0u64; 12], 0);
     assert_eq!(
@@ -91,14 +91,18 @@ fn linear_maps_with_bias() {
 
         let y = upload(sim, &vec![0f32; m * n]);
         let [px, pw, pb] = [&x, &w, &bias].map(|v| upload(sim, v));
-        linear(0, px, pw, pb, transposed, y, sizes);
+        linear([0, 0], px, pw, pb, transposed, y, sizes);
         assert_eq!(download::<f32>(sim, y, m * n), want);
 
         let half =
             |v: &[f32]| -> Vec<u16> { v.iter().map(|&x| f16::from_f32(x).to_bits()).collect() };
         let y = upload(sim, &vec![0u16; m * n]);
         let [px, pw, pb] = [&x, &w, &bias].map(|v| upload(sim, &half(v)));
-        linear(2, px, pw, pb, transposed, y, sizes);
+        linear([2, 2], px, pw, pb, transposed, y, sizes);
         assert_eq!(download::<u16>(sim, y, m * n), half(&want));
+
+        let y = upload(sim, &vec![0f32; m * n]);
+        linear([2, 0], px, pw, upload(sim, &bias), transposed, y, sizes);
+        assert_eq!(download::<f32>(sim, y, m * n), want);
     }
 }

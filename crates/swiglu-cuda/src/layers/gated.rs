@@ -321,7 +321,8 @@ impl<T: Element> GatedLinear<T> {
                 // SAFETY: the workspace has room for gate and up and for cuBLASLt; the stream
                 // orders the two steps.
                 unsafe {
-                    let between = DeviceMatrixMut::trusted(&self.cuda, workspace, m, 2 * half);
+                    let between =
+                        DeviceMatrixMut::<T>::trusted(&self.cuda, workspace, m, 2 * half);
                     lt.launch(stream, x, &self.weights.linear(), between, scratch)?;
                     elementwise::forward(stream, extent, inputs, out)
                 }

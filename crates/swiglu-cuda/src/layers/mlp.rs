@@ -253,7 +253,8 @@ impl<T: Element> Mlp<T> {
             // stream orders them.
             unsafe {
                 self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
-                let rows = DeviceMatrixMut::trusted(self.cuda(), workspace, m, self.h_stride());
+                let rows =
+                    DeviceMatrixMut::<T>::trusted(self.cuda(), workspace, m, self.h_stride());
                 let h = rows.as_ref().cols_range(0..h)?;
                 self.lt.launch(stream, h, &down, out, scratch)
             }

@@ -33,7 +33,7 @@ pub(crate) struct LinearWeights {
     pub(crate) out_features: usize,
     /// Elements between the starts of two rows.
     pub(crate) row_stride: usize,
-    /// `out_features` values of the element type, at a multiple of 16 bytes.
+    /// `out_features` values of the output's type, at a multiple of 16 bytes.
     pub(crate) bias: Option<u64>,
 }
 
@@ -59,7 +59,10 @@ struct Key {
     m: usize,
     n: usize,
     k: usize,
+    /// Of x and W.
     dtype: DType,
+    /// Of y and the bias: cuBLASLt takes a bias to be of the type of its D.
+    out: DType,
     /// Elements between two rows of x, W and y.
     strides: [usize; 3],
     transpose: Transpose,
@@ -102,8 +105,8 @@ impl Lt {
         if arch >= Arch::Sm90a { 32 << 20 } else { 4 << 20 }
     }
 
-    /// Enqueues `y = x·W (+ b)`, accumulated in f32. A problem that was met before costs no
-    /// allocation and no waiting. No tokens or no output features: nothing is done.
+    /// Enqueues `y = x·W (+ b)`, accumulated in f32 and rounded to `Y`, which is `T` or f32. A problem that
+    /// was met before costs no allocation and no waiting. No tokens or no output features: nothing is done.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::Unsupported`]
@@ -111,15 +114,15 @@ impl Lt {
     /// where cuBLASLt has no algorithm; what cuBLASLt reports.
     ///
     /// # Safety
-    /// `w` describes memory of this device that holds elements of type `T` until the work is done,
-    /// and `scratch` is the address of [`Lt::scratch_bytes`] bytes, a multiple of 256, that no work
+    /// `w` describes memory of this device that holds elements of type `T`, and a bias of type `Y`, until
+    /// the work is done, and `scratch` is the address of [`Lt::scratch_bytes`] bytes, a multiple of 256, that no work
     /// outside the stream's order uses.
-    pub(crate) unsafe fn launch<T: Element>(
+    pub(crate) unsafe fn launch<T: Element, Y: Element>(
         &self,
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
-        y: DeviceMatrixMut<'_, T>,
+        y: DeviceMatrixMut<'_, Y>,
         scratch: u64,
     ) -> Result<()> {
         self.expect(stream, &x, w, &y)?;
@@ -147,12 +150,12 @@ impl Lt {
         Ok(())
     }
 
-    fn expect<T: Element>(
+    fn expect<T: Element, Y: Element>(
         &self,
         stream: &Stream,
         x: &DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
-        y: &DeviceMatrixMut<'_, T>,
+        y: &DeviceMatrixMut<'_, Y>,
     ) -> Result<()> {
         let m = x.rows();
         x.expect_shape("input of a linear map", [m, w.in_features])?;
@@ -200,7 +203,7 @@ impl Lt {
             bias: Mutex::default(),
             weights: Owned::layout(api, key.dtype, rows, cols, w_stride)?,
             x: Owned::layout(api, key.dtype, key.k, key.m, x_stride)?,
-            y: Owned::layout(api, key.dtype, key.n, key.m, y_stride)?,
+            y: Owned::layout(api, key.out, key.n, key.m, y_stride)?,
             algorithm: Algorithm::default(),
         };
         let preference = Owned::preference(api, self.scratch_bytes, key.alignments)?;
@@ -310,10 +313,10 @@ impl fmt::Debug for Lt {
 }
 
 impl Key {
-    fn of<T: Element>(
+    fn of<T: Element, Y: Element>(
         x: &DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
-        y: &DeviceMatrixMut<'_, T>,
+        y: &DeviceMatrixMut<'_, Y>,
     ) -> Self {
         let (m, n, k) = (x.rows(), w.out_features, w.in_features);
         let transpose = match w.orientation {
@@ -329,6 +332,7 @@ impl Key {
             n,
             k,
             dtype: T::DTYPE,
+            out: Y::DTYPE,
             strides: [
                 stride(m, k, x.row_stride()),
                 stride(w_rows, w_cols, w.row_stride),
@@ -352,8 +356,8 @@ impl fmt::Display for Key {
         let [x, w, y] = self.strides;
         write!(
             f,
-            "a linear map {}×{}×{} of {} (row strides {x}, {w}, {y}; alignments {:?})",
-            self.m, self.k, self.n, self.dtype, self.alignments
+            "a linear map {}×{}×{} of {} to {} (row strides {x}, {w}, {y}; alignments {:?})",
+            self.m, self.k, self.n, self.dtype, self.out, self.alignments
         )
     }
 }

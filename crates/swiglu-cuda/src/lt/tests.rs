@@ -26,7 +26,7 @@ fn values<T: Element>(seed: u64, rows: usize, stride: usize) -> Vec<T> {
 
 /// Computes the case on the device; the error of each element as a fraction of its bound, where a
 /// factor is rounded by `roundoff` at most. What lies between rows must stay as it was.
-fn worst<T: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
+fn worst<T: Element, Y: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
     let Case { m, k, n, orientation, bias, offset, pad } = case;
     let stream = cuda.stream();
     let [w_rows, w_cols] = if orientation == Orientation::OutIn { [n, k] } else { [k, n] };
@@ -37,13 +37,13 @@ fn worst<T: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
     };
     let x = values::<T>(1, m, x_stride);
     let w = values::<T>(2, w_rows, w_stride);
-    let b = values::<T>(3, 1, n);
+    let b = values::<Y>(3, 1, n);
     let (device_x, device_w) = (shifted(&x), shifted(&w));
     let device_b = DeviceBuffer::from_host(&stream, &b).unwrap();
-    let mut device_y = DeviceBuffer::<T>::new(&stream, offset + m * y_stride).unwrap();
+    let mut device_y = DeviceBuffer::<Y>::new(&stream, offset + m * y_stride).unwrap();
     device_y.poison(0x3C).unwrap();
     let untouched = device_y.to_host().unwrap();
-    let shift = (offset * size_of::<T>()) as u64;
+    let [shift, y_shift] = [size_of::<T>(), size_of::<Y>()].map(|size| (offset * size) as u64);
     let weights = LinearWeights {
         ptr: device_w.device_ptr() + shift,
         orientation,
@@ -56,10 +56,10 @@ fn worst<T: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
     let launched = cuda.with_workspace(&stream, bytes, |scratch| {
         // SAFETY: the addresses were allocated above and outlive the synchronous copy below.
         unsafe {
-            let (x, y) = (device_x.device_ptr() + shift, device_y.device_ptr() + shift);
+            let (x, y) = (device_x.device_ptr() + shift, device_y.device_ptr() + y_shift);
             let x = DeviceMatrixRef::from_raw(cuda, x, m, k, x_stride)?;
             let y = DeviceMatrixMut::from_raw(cuda, y, m, n, y_stride)?;
-            lt.launch::<T>(&stream, x, &weights, y, scratch)
+            lt.launch::<T, Y>(&stream, x, &weights, y, scratch)
         }
     });
     launched.unwrap();
@@ -85,7 +85,7 @@ fn worst<T: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64) -> f64 {
         }
         let unit = 2.0f64.powi(-24);
         let sum = ((k + 2) as f64 * unit + roundoff * (2.0 + roundoff)) * magnitude;
-        let rounding = T::DTYPE.unit_roundoff() * (exact.abs() + sum);
+        let rounding = Y::DTYPE.unit_roundoff() * (exact.abs() + sum);
         worst = worst.max((value.to_f64() - exact).abs() / (sum + rounding));
     }
     worst
@@ -111,9 +111,11 @@ fn products_are_right_for_every_orientation_stride_and_alignment() {
     let lt = Lt::new(&cuda).unwrap();
     for case in cases() {
         let worst = [
-            worst::<f32>(&cuda, &lt, case, 0.0),
-            worst::<f16>(&cuda, &lt, case, 0.0),
-            worst::<bf16>(&cuda, &lt, case, 0.0),
+            worst::<f32, f32>(&cuda, &lt, case, 0.0),
+            worst::<f16, f16>(&cuda, &lt, case, 0.0),
+            worst::<bf16, bf16>(&cuda, &lt, case, 0.0),
+            worst::<f16, f32>(&cuda, &lt, case, 0.0),
+            worst::<bf16, f32>(&cuda, &lt, case, 0.0),
         ];
         assert!(worst.iter().all(|&w| w <= 1.0), "{case:?}: {worst:?} of the bound");
     }
@@ -128,7 +130,7 @@ fn tf32_is_used_where_it_was_asked_for() {
     let lt = Lt::new(&cuda).unwrap();
     let orientation = Orientation::OutIn;
     let case = Case { m: 32, k: 64, n: 64, orientation, bias: false, offset: 0, pad: 0 };
-    let worst = worst::<f32>(&cuda, &lt, case, 2.0f64.powi(-10));
+    let worst = worst::<f32, f32>(&cuda, &lt, case, 2.0f64.powi(-10));
     // More than f32 would be off by, at most what tf32 may.
     assert!(worst <= 1.0 && worst > 0.01, "{worst}");
 }
@@ -141,11 +143,14 @@ fn a_problem_is_prepared_once_whatever_its_layer() {
     let case = Case { m: 4, k: 8, n: 16, orientation, bias: true, offset: 0, pad: 0 };
     for _ in 0..3 {
         // Other memory each time, of the same alignment.
-        assert!(worst::<f32>(&cuda, &lt, case, 0.0) <= 1.0);
+        assert!(worst::<f16, f16>(&cuda, &lt, case, 0.0) <= 1.0);
     }
     assert_eq!(lt.prepared.read().unwrap().len(), 1);
-    worst::<f32>(&cuda, &lt, Case { pad: 1, ..case }, 0.0);
+    worst::<f16, f16>(&cuda, &lt, Case { pad: 1, ..case }, 0.0);
     assert_eq!(lt.prepared.read().unwrap().len(), 2);
+    // Of the same inputs with sums in f32.
+    worst::<f16, f32>(&cuda, &lt, case, 0.0);
+    assert_eq!(lt.prepared.read().unwrap().len(), 3);
 }
 
 #[test]
