@@ -213,6 +213,7 @@ fn tuning_is_kept_and_followed() {
     assert_eq!(outcome("mma_gated_gemm 16x64"), "measured");
     assert_eq!(outcome("simt_gated_gemm 128x64"), "refused");
     assert_eq!(outcome("cublaslt + elementwise"), "compared");
+    assert_eq!(outcome("cublaslt f32 + elementwise"), "measured");
     let compared = trials.iter().find(|t| t["outcome"] == "compared").unwrap();
     let time = |t: &Value| t.as_f64().unwrap();
     let spread = &compared["p10_p90_us"];

@@ -32,9 +32,13 @@
 
 // ARRANGEMENT: 0 = gate and up are addressed apart (separate tensors, packed halves);
 //              1 = interleaved in groups of `group` features, whole vectors each;
-//              2 = interleaved one by one: a vector of each is sorted out of two.
-enum Arrangement { kApart, kGrouped, kAlternating };
+//              2 = interleaved one by one: a vector of each is sorted out of two;
+//              3 = apart, as f32: the sums of a linear map, which nothing rounds to a T of 16 bits. Forward only, with
+//                  8 bytes of h per access at most: those of gate and up are 16, and a warp's are contiguous.
+//                  16 of h, with two accesses to each of them, was not measured.
+enum Arrangement { kApart, kGrouped, kAlternating, kSums };
 constexpr Arrangement kArrangement = (Arrangement)ARRANGEMENT;
+static_assert(kArrangement != kSums || !kIsF32, "sums of f32 are values of T");
 
 constexpr int kMostThreads = 512;
 // Vectors of BYTES that a thread has under way.
@@ -79,6 +83,18 @@ INLINE void store(void* p, const Values<BYTES>& v) {
   ptx::store_global((ptx::Raw<BYTES>*)p, pack<BYTES>(v));
 }
 
+// As many sums as BYTES hold values of T.
+template <int BYTES>
+INLINE Values<BYTES> load_sums(const Tensor& t, u32 row, u32 column) {
+  constexpr int kCount = Values<BYTES>::kCount;
+  const u64 offset = (row * t.stride + column) * sizeof(float);
+  const auto raw = ptx::load_global((const ptx::Raw<4 * kCount>*)(t.data + offset));
+  Values<BYTES> v;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v.value[i] = ptx::as_float(raw.word[i]);
+  return v;
+}
+
 // Gate and up of BYTES adjacent features.
 template <int BYTES>
 struct Pair {
@@ -89,7 +105,9 @@ struct Pair {
 template <int BYTES>
 INLINE Pair<BYTES> load_pair(const Tensor& gate, const Tensor& up, const Tiling& tiling, u32 row,
                              u32 column) {
-  if constexpr (kArrangement == kApart) {
+  if constexpr (kArrangement == kSums) {
+    return {load_sums<BYTES>(gate, row, column), load_sums<BYTES>(up, row, column)};
+  } else if constexpr (kArrangement == kApart) {
     return {load<BYTES>(element_address(gate, row, column)),
             load<BYTES>(element_address(up, row, column))};
   } else if constexpr (kArrangement == kGrouped) {

@@ -38,10 +38,16 @@ constexpr bool kShortCode = kArrangement == kApart && (kFast || kIsF32) && CLAMP
                             (!kEager || (kGate != kSiluBeta && kGate != kGeluTanh));
 constexpr int kResidents = kShortCode ? kResidentThreads / kMostThreads : 2;
 
+#if ARRANGEMENT != 3
 KERNEL(kMostThreads, kResidents, elementwise_forward_16)(KERNEL_PARAMS(ForwardParams) p) {
   forward<16>(p);
 }
 KERNEL(kMostThreads, 1, elementwise_forward_8)(KERNEL_PARAMS(ForwardParams) p) { forward<8>(p); }
+#else
+KERNEL(kMostThreads, kResidents, elementwise_forward_8)(KERNEL_PARAMS(ForwardParams) p) {
+  forward<8>(p);
+}
+#endif
 KERNEL(kMostThreads, 1, elementwise_forward_4)(KERNEL_PARAMS(ForwardParams) p) { forward<4>(p); }
 #if ELEMENT != 0
 KERNEL(kMostThreads, 1, elementwise_forward_2)(KERNEL_PARAMS(ForwardParams) p) { forward<2>(p); }

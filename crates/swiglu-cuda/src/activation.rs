@@ -4,7 +4,7 @@ use swiglu_core::{Activation, Arrangement, Element, Error, GateUpRef, Half, Matr
 
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
-use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
+use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
@@ -64,11 +64,12 @@ impl Layout {
             Arrangement::Interleaved { group } if group < self.intermediate => group,
             _ => 0,
         };
+        let stored = Stored::Elements;
         // Empty tensors have no column 0.
         if self.intermediate == 0 {
-            return GateUp { gate: first, up: second, group: 0 };
+            return GateUp { gate: first, up: second, group: 0, stored };
         }
-        GateUp { gate: at(Half::Gate), up: at(Half::Up), group }
+        GateUp { gate: at(Half::Gate), up: at(Half::Up), group, stored }
     }
 }
 

@@ -11,7 +11,9 @@ use crate::activation::DeviceGateUp;
 use crate::context::Cuda;
 use crate::error::Result as CudaResult;
 use crate::kernels::decode_mlp::{Decode, Design};
+use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
+use crate::layers::Choice;
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
 use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_tokens, quantized_types};
@@ -20,13 +22,16 @@ use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_tokens, quantized_types};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Planned,
+    /// The unfused path, which keeps elements.
     Unfused,
+    /// The unfused way that keeps f32 sums.
+    Sums,
     Kernel(Kernel),
     Decode(Design),
 }
 
-/// A device on one way: as planned, unfused, or always with the same kernel. Layers are packed for
-/// every case, as a user would.
+/// A device on one way: as planned, unfused with elements or sums in memory, or always with the same
+/// kernel. Layers are packed for every case, as a user would.
 #[derive(Debug, Clone)]
 pub struct CudaBackend {
     cuda: Cuda,
@@ -39,7 +44,7 @@ impl CudaBackend {
         Self { cuda: cuda.clone(), way: Way::Planned }
     }
 
-    /// Every way of this device: as planned, unfused, and each fused kernel.
+    /// Every way of this device: as planned, the two unfused ones, and each fused kernel.
     pub fn all(cuda: &Cuda) -> Vec<Self> {
         let kernels = Kernel::all().filter(|kernel| {
             DType::ALL.into_iter().any(|dtype| {
@@ -47,7 +52,7 @@ impl CudaBackend {
                 kernel.check_problem(cuda.arch(), &problem(&case), cuda.tf32()).is_ok()
             })
         });
-        [Way::Planned, Way::Unfused]
+        [Way::Planned, Way::Unfused, Way::Sums]
             .into_iter()
             .chain(kernels.map(Way::Kernel))
             .chain(Design::every().map(Way::Decode))
@@ -56,7 +61,8 @@ impl CudaBackend {
     }
 
     /// Whether this way computes the case: a kernel has its element types, the unfused path has no
-    /// [`Rounding::Fused`] of 16-bit types, and the activation operation has one way.
+    /// [`Rounding::Fused`] of 16-bit types, where f32 sums have nothing else, and the activation operation has one
+    /// way.
     pub fn computes(&self, case: &Case) -> bool {
         if case.quantized.is_some() {
             return match self.way {
@@ -67,7 +73,7 @@ impl CudaBackend {
                     let limits = self.cuda.decode_limits();
                     Decode::check_problem(design, &pass, limits).is_ok()
                 }
-                Way::Unfused | Way::Kernel(_) => false,
+                Way::Unfused | Way::Sums | Way::Kernel(_) => false,
             };
         }
         match (self.way, case.op) {
@@ -77,6 +83,7 @@ impl CudaBackend {
                 let rounds = case.dtype == DType::F32 || case.numerics.rounding != Rounding::Fused;
                 rounds && case.hidden > 0
             }
+            (Way::Sums, _) => SUMS.check(&self.cuda, &problem(case)).is_ok(),
             (Way::Decode(design), _) => {
                 let limits = self.cuda.decode_limits();
                 Decode::check_problem(design, &problem(case), limits).is_ok()
@@ -93,6 +100,9 @@ impl CudaBackend {
     }
 }
 
+/// [`Way::Sums`] as layers know it.
+const SUMS: Choice = Choice::Unfused(Stored::Sums);
+
 impl CudaBackend {
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
     fn aligned_x(&self) -> bool {
@@ -106,6 +116,7 @@ impl Backend for CudaBackend {
         let way = match self.way {
             Way::Planned => "planned".to_owned(),
             Way::Unfused => Path::Unfused.to_string(),
+            Way::Sums => SUMS.to_string(),
             Way::Kernel(kernel) => kernel.to_string(),
             Way::Decode(design) => design.to_string(),
         };
@@ -146,6 +157,9 @@ impl Backend for CudaBackend {
         let layer = match self.way {
             Way::Planned | Way::Decode(_) => GatedLinear::new(&self.cuda, params),
             Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
+            Way::Sums => {
+                GatedLinear::with_way(&self.cuda, params, &self.cuda.way(SUMS, &params.problem(0)))
+            }
             Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
         }?;
         let stream = self.cuda.stream();
@@ -158,7 +172,7 @@ impl Backend for CudaBackend {
     fn quantized_types(&self) -> &[QuantizedType] {
         match self.way {
             Way::Planned | Way::Decode(_) => quantized_types(),
-            Way::Unfused | Way::Kernel(_) => &[],
+            Way::Unfused | Way::Sums | Way::Kernel(_) => &[],
         }
     }
 
@@ -170,7 +184,7 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let layer = match self.way {
             Way::Decode(design) => QuantizedMlp::<T>::with_design(&self.cuda, params, design),
-            Way::Planned | Way::Unfused | Way::Kernel(_) => QuantizedMlp::new(&self.cuda, params),
+            _ => QuantizedMlp::new(&self.cuda, params),
         }?;
         let stream = self.cuda.stream();
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
@@ -187,11 +201,17 @@ impl Backend for CudaBackend {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
             Way::Decode(design) => Mlp::with_design(&self.cuda, params, Some(design)),
-            Way::Planned | Way::Kernel(_) => Mlp::new(&self.cuda, params),
+            Way::Planned | Way::Sums | Way::Kernel(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.cuda.stream();
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
-        layer.forward(&stream, x.view()?, y.view_mut()?)?;
+        match self.way {
+            Way::Sums => {
+                let way = self.cuda.way(SUMS, &params.problem(x.rows));
+                layer.forward_by(&stream, &way, x.view()?, y.view_mut()?)?;
+            }
+            _ => layer.forward(&stream, x.view()?, y.view_mut()?)?,
+        }
         Ok(y.copy_to(&mut out)?)
     }
 }

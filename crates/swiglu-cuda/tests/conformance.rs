@@ -14,7 +14,7 @@ use swiglu_core::{
 };
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
-    GatedLinear,
+    DeviceMatrixRef, GatedLinear,
 };
 
 /// Of many cases every n-th on the simulator, twice as many on a GPU, and all of them where
@@ -94,6 +94,71 @@ fn edges_of_tiles() {
         cases.retain(|case| backend.computes(case));
         // Another part of them for each; none where a way computes only whole blocks.
         judge(backend, some(cases.into_iter().skip(i).collect(), 11));
+    }
+}
+
+/// f32 sums between two steps: H and K that leave no row aligned, and outputs at every alignment, which the
+/// stride and the suite's own offsets decide.
+#[test]
+fn sums_between_two_steps() {
+    let Some(cuda) = common::device() else { return };
+    let sums = CudaBackend::all(&cuda).into_iter().find(|b| b.name().contains("cublaslt f32"));
+    let family = Activation::family();
+    let shapes = [[1, 33, 45], [5, 7, 1], [33, 64, 72], [17, 101, 130], [64, 40, 255], [3, 1, 6]];
+    let mut cases = Vec::new();
+    for (i, shape) in shapes.into_iter().enumerate() {
+        for (j, padding) in [0, 1, 2, 4, 8].into_iter().enumerate() {
+            let turn = i * 5 + j;
+            let layout = WeightLayout {
+                orientation: Orientation::ALL[turn % 2],
+                arrangement: Arrangement::PackedGateFirst,
+            };
+            let op = if turn % 4 == 3 { Op::Mlp } else { Op::GatedLinear };
+            let activation = family[turn % family.len()];
+            let dtype = [DType::Bf16, DType::F16][i % 2];
+            let (bias, seed) = (turn % 3 > 0, turn as u64);
+            cases.push(Case {
+                activation,
+                layout,
+                bias,
+                padding,
+                seed,
+                ..Case::new(op, shape, dtype)
+            });
+        }
+    }
+    let count = cases.len();
+    assert_eq!(judge(&sums.unwrap(), cases.into_iter()), count);
+}
+
+/// Beside sums, biases are not rounded: where x is 0 they alone decide h, to the bit as in a fused kernel.
+#[test]
+fn biases_beside_sums_are_exact() {
+    let Some(cuda) = common::device() else { return };
+    let (m, k, h) = (3, 24, 75);
+    let parameters =
+        Parameters::<bf16>::new(&Case::new(Op::GatedLinear, [m, k, h], DType::Bf16)).unwrap();
+    let bias = |seed| (0..h).map(|i| random::normal(seed, i as u64)).collect::<Vec<f32>>();
+    let (gate, up) = (bias(1), bias(2));
+    let of = |gate_bias, up_bias| GatedLinearParams { gate_bias, up_bias, ..parameters.gated() };
+    let path = |path| move |cuda: &Cuda, p: &_| GatedLinear::with_path(cuda, p, path).unwrap();
+    let sums = |cuda: &Cuda, params: &GatedLinearParams<'_, bf16>| {
+        let ways = cuda.ways(&params.problem(m));
+        let way = ways.iter().find(|way| way.to_string() == "cublaslt f32 + elementwise");
+        GatedLinear::with_way(cuda, params, way.unwrap()).unwrap()
+    };
+    let forward = |layer: GatedLinear<bf16>| {
+        let x = Matrix::<bf16>::zeros(m, k).unwrap();
+        let mut h = Matrix::<bf16>::zeros(m, h).unwrap();
+        layer.forward_host(x.view(), h.view_mut()).unwrap();
+        h
+    };
+    for params in [of(Some(&gate), Some(&up)), of(None, Some(&up)), of(Some(&gate), None)] {
+        let fused = forward(path(swiglu_core::Path::Fused)(&cuda, &params));
+        assert_eq!(forward(sums(&cuda, &params)), fused);
+        let both = params.gate_bias.is_some() && params.up_bias.is_some();
+        let rounded = forward(path(swiglu_core::Path::Unfused)(&cuda, &params));
+        assert_eq!(rounded != fused, both);
     }
 }
 
@@ -308,17 +373,24 @@ fn graphs_replay_layers() {
     let stream = cuda.new_stream().unwrap();
     let case = Case { bias: true, ..Case::new(Op::Mlp, [33, 72, 80], DType::F16) };
     let parameters = Parameters::<f16>::new(&case).unwrap();
-    for path in [None, Some(swiglu_core::Path::Unfused)] {
+    let ways = cuda.ways(&parameters.mlp().problem(33));
+    let sums = ways.iter().find(|way| way.to_string() == "cublaslt f32 + elementwise");
+    let unfused = Some(swiglu_core::Path::Unfused);
+    for (path, way) in [(None, None), (unfused, None), (None, sums)] {
         let mlp = match path {
             None => swiglu_cuda::Mlp::new(&cuda, &parameters.mlp()),
             Some(path) => swiglu_cuda::Mlp::with_path(&cuda, &parameters.mlp(), path),
         }
         .unwrap();
+        let forward = |x: DeviceMatrixRef<'_, f16>, y: DeviceMatrixMut<'_, f16>| match way {
+            None => mlp.forward(&stream, x, y),
+            Some(way) => mlp.forward_by(&stream, way, x, y),
+        };
         let mut x = DeviceMatrix::<f16>::zeros(&stream, 33, 72).unwrap();
         let mut y = DeviceMatrix::<f16>::zeros(&stream, 33, 72).unwrap();
         // The first call prepares everything that a capture cannot.
-        mlp.forward(&stream, x.view(), y.view_mut()).unwrap();
-        let graph = stream.capture(|| mlp.forward(&stream, x.view(), y.view_mut())).unwrap();
+        forward(x.view(), y.view_mut()).unwrap();
+        let graph = stream.capture(|| forward(x.view(), y.view_mut())).unwrap();
         for seed in 0..3 {
             let values = random::normal_matrix::<f16>(seed, 33, 72, 1.0).unwrap();
             x.view_mut().upload(&stream, values.view()).unwrap();
@@ -327,7 +399,7 @@ fn graphs_replay_layers() {
             // SAFETY: x, y and the layer live on, and nothing else runs on the stream.
             unsafe { graph.launch(&stream) }.unwrap();
             let replayed = y.to_host().unwrap();
-            mlp.forward(&stream, x.view(), y.view_mut()).unwrap();
+            forward(x.view(), y.view_mut()).unwrap();
             assert_eq!(replayed, y.to_host().unwrap());
             let reference = bounds::mlp(values.view(), &parameters.mlp()).unwrap();
             let judgement = reference.judge(MatrixRef::from(&replayed)).unwrap();

@@ -27,6 +27,8 @@ const F32_BACKWARD_THREADS: u32 = 256;
 const MANY_VECTORS: u32 = 1 << 16;
 /// Bytes of an operand that a thread has under way, in vectors of one access each.
 const BYTES_IN_FLIGHT: u64 = 16;
+/// The widest access to h beside sums, see `device/elementwise.cuh`.
+const BYTES_BESIDE_SUMS: u64 = 8;
 /// The most columns, and the most vectors, of a launch: kernels count them in 32 bits and divide
 /// numbers below 2³¹.
 const MOST: u64 = 1 << 30;
@@ -58,22 +60,54 @@ impl Tensor {
     }
 }
 
+/// What is in memory of gate and up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Stored {
+    /// Values of T.
+    Elements,
+    /// The f32 sums of a linear map, which are not rounded to a T of 16 bits.
+    Sums,
+}
+
+impl Stored {
+    /// Bytes of each value, where T is `dtype`.
+    pub(crate) fn size(self, dtype: DType) -> usize {
+        match self {
+            Stored::Elements => dtype.size(),
+            Stored::Sums => size_of::<f32>(),
+        }
+    }
+}
+
 /// How gate and up lie, with the tensors that hold them: `up` is not read where they are
 /// interleaved.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct GateUp {
     pub(crate) gate: Tensor,
     pub(crate) up: Tensor,
-    /// Features per group where they are interleaved in one tensor, else 0.
+    /// Features per group where they are interleaved in one tensor, else 0, as for sums.
     pub(crate) group: usize,
+    pub(crate) stored: Stored,
 }
+
+/// The arrangement of [`Stored::Sums`].
+const SUMS: u8 = 3;
 
 impl GateUp {
     fn arrangement(&self) -> u8 {
-        match self.group {
-            0 => 0,
-            1 => 2,
-            _ => 1,
+        match (self.stored, self.group) {
+            (Stored::Sums, _) => SUMS,
+            (Stored::Elements, 0) => 0,
+            (Stored::Elements, 1) => 2,
+            (Stored::Elements, _) => 1,
+        }
+    }
+
+    /// Bytes of the widest access to values of T beside these.
+    fn widest(&self) -> u64 {
+        match self.stored {
+            Stored::Elements => 16,
+            Stored::Sums => BYTES_BESIDE_SUMS,
         }
     }
 
@@ -128,7 +162,7 @@ pub(crate) struct Extent {
 ///
 /// # Safety
 /// The tensors are memory of the stream's device that stays valid until the kernel has run, `out`
-/// overlaps no other tensor except an equal one, and its rows do not overlap.
+/// overlaps no other tensor except an equal one of as large values, and its rows do not overlap.
 pub(crate) unsafe fn forward(
     stream: &Stream,
     extent: Extent,
@@ -136,15 +170,9 @@ pub(crate) unsafe fn forward(
     out: Tensor,
 ) -> Result<()> {
     let cut = Cut::new(&extent, &[inputs], &[out])?;
-    let entry = match cut.bytes {
-        16 => "elementwise_forward_16",
-        8 => "elementwise_forward_8",
-        4 => "elementwise_forward_4",
-        _ => "elementwise_forward_2",
-    };
     let variant = variant(&FORWARD, extent.code, inputs.arrangement());
     for part in cut.parts(MOST) {
-        let function = stream.cuda().function(&variant, entry, 0)?;
+        let function = stream.cuda().function(&variant, forward_entry(cut.bytes), 0)?;
         let inputs = cut.within(inputs, &part);
         let params = ForwardParams {
             gate: inputs.gate,
@@ -157,6 +185,15 @@ pub(crate) unsafe fn forward(
         unsafe { launch(stream, &function, &cut.launch(&part.tiling, THREADS), &params) }?;
     }
     Ok(())
+}
+
+fn forward_entry(bytes: u64) -> &'static str {
+    match bytes {
+        16 => "elementwise_forward_16",
+        8 => "elementwise_forward_8",
+        4 => "elementwise_forward_4",
+        _ => "elementwise_forward_2",
+    }
 }
 
 /// (∂L/∂gate, ∂L/∂up) from ∂L/∂h; `grads` lie as `inputs` do and may be the same memory.
@@ -207,7 +244,8 @@ fn variant(file: &'static KernelFile, code: GateCode, arrangement: u8) -> Varian
     Variant::new(file, [a, b, c, d, e, define("ARRANGEMENT", arrangement)])
 }
 
-/// The kernels of an element type: every code for tensors apart, SwiGLU for the interleaved ones.
+/// The kernels of an element type: every code for tensors apart, SwiGLU for the interleaved ones, and those
+/// that round no sums for sums.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut codes = GateCode::all(dtype);
@@ -225,17 +263,23 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
                 });
             }
         }
+        if dtype != DType::F32 && !code.rounds_between() {
+            all.push(NamedVariant {
+                name: format!("{} sums", code.name()),
+                variant: variant(&FORWARD, code, SUMS),
+            });
+        }
     }
     all
 }
 
-/// Compiles what [`forward`] with these arguments would.
-pub(crate) fn prepare_forward(cuda: &Cuda, code: GateCode, group: usize) -> Result<()> {
+/// Compiles what [`forward`] of gate and up apart would.
+pub(crate) fn prepare_forward(cuda: &Cuda, code: GateCode, stored: Stored) -> Result<()> {
     let none = Tensor { data: 0, stride: 0 };
-    let arrangement = GateUp { gate: none, up: none, group }.arrangement();
-    let variant = variant(&FORWARD, code, arrangement);
+    let inputs = GateUp { gate: none, up: none, group: 0, stored };
+    let variant = variant(&FORWARD, code, inputs.arrangement());
     // The one that a call on matrices of this library takes.
-    cuda.function(&variant, "elementwise_forward_16", 0).map(drop)
+    cuda.function(&variant, forward_entry(inputs.widest()), 0).map(drop)
 }
 
 /// A problem cut into accesses.
@@ -243,8 +287,9 @@ pub(crate) fn prepare_forward(cuda: &Cuda, code: GateCode, group: usize) -> Resu
 struct Cut {
     /// Bytes per access.
     bytes: u64,
-    /// Bytes per element.
+    /// Bytes per element, and per value of gate and up.
     size: u64,
+    stored: u64,
     /// Where rows follow each other without a gap they are one long row, which has one tail, not many.
     rows: u64,
     cols: u64,
@@ -263,7 +308,9 @@ struct Part {
 impl Cut {
     fn new(extent: &Extent, pairs: &[GateUp], single: &[Tensor]) -> Result<Self> {
         let (rows, cols) = (extent.rows as u64, extent.cols as u64);
-        let size = extent.code.dtype().size() as u64;
+        let dtype = extent.code.dtype();
+        let size = dtype.size() as u64;
+        let stored = pairs.first().map_or(size, |p| p.stored.size(dtype) as u64);
         let group = pairs.first().map_or(0, |p| p.group) as u64;
         if group > MOST {
             return Err(CudaError::Unsupported {
@@ -276,10 +323,12 @@ impl Cut {
             || single.iter().all(|t| t.stride.cast_unsigned() == cols)
                 && pairs.iter().all(|p| p.tensors().all(|t| t.stride.cast_unsigned() == packed(p)));
         let (rows, cols) = if dense { (1, rows * cols) } else { (rows, cols) };
-        let addresses = pairs.iter().flat_map(GateUp::tensors).chain(single.iter().copied());
+        // As if sums were elements: an access to them is so many times as wide.
+        let element = |t: Tensor| Tensor { data: t.data / (stored / size), ..t };
+        let addresses = pairs.iter().flat_map(GateUp::tensors).map(element);
         // Bits that are set in none are what everything is a multiple of.
-        let mut bits = 16;
-        for tensor in addresses {
+        let mut bits = pairs.iter().map(GateUp::widest).fold(16, u64::min);
+        for tensor in addresses.chain(single.iter().copied()) {
             bits |= tensor.data;
             if rows > 1 {
                 bits |= tensor.stride.cast_unsigned() * size;
@@ -288,7 +337,7 @@ impl Cut {
         if group > 1 {
             bits |= group * size;
         }
-        Ok(Self { bytes: 1 << bits.trailing_zeros(), size, rows, cols, group })
+        Ok(Self { bytes: 1 << bits.trailing_zeros(), size, stored, rows, cols, group })
     }
 
     /// Parts of at most `most` columns and vectors, but whole vectors and interleaving groups.
@@ -317,7 +366,7 @@ impl Cut {
     fn within(&self, pair: GateUp, part: &Part) -> GateUp {
         // Parts begin with a group, whose gate is twice as far in the packed row.
         let column = part.column * if pair.group > 0 { 2 } else { 1 };
-        let [gate, up] = [pair.gate, pair.up].map(|t| t.from(part.row, column, self.size));
+        let [gate, up] = [pair.gate, pair.up].map(|t| t.from(part.row, column, self.stored));
         GateUp { gate, up, ..pair }
     }
 
@@ -351,7 +400,12 @@ mod tests {
 
     fn cut(e: &Extent, stride: usize, misalignment: u64) -> Cut {
         let t = |data| Tensor::new(data, stride);
-        let inputs = GateUp { gate: t(4096), up: t(8192 + misalignment), group: 0 };
+        let inputs = GateUp {
+            gate: t(4096),
+            up: t(8192 + misalignment),
+            group: 0,
+            stored: Stored::Elements,
+        };
         Cut::new(e, &[inputs], &[t(1 << 20)]).unwrap()
     }
 
@@ -364,6 +418,20 @@ mod tests {
         assert_eq!(cut(&e, 105, 0).bytes, 2);
         assert_eq!(cut(&e, 104, 2).bytes, 2);
         assert_eq!(cut(&extent(3, 100, DType::F32), 101, 0).bytes, 4);
+    }
+
+    #[test]
+    fn sums_are_read_16_bytes_at_a_time_at_most() {
+        let e = extent(3, 100, DType::Bf16);
+        let [gate, up] = [4096, 4512].map(|data| Tensor::new(data, 208));
+        let inputs = GateUp { gate, up, group: 0, stored: Stored::Sums };
+        let cut = |out, stride| Cut::new(&e, &[inputs], &[Tensor::new(out, stride)]).unwrap();
+        let widths = [(4096, 104), (4096, 102), (4100, 104), (4096, 101), (4098, 104)];
+        assert_eq!(widths.map(|(out, stride)| cut(out, stride).bytes), [8, 4, 4, 2, 2]);
+        let last = cut(4096, 104).parts(2).last().unwrap();
+        assert_eq!((last.row, last.column), (2, 96));
+        let within = cut(4096, 104).within(inputs, &last);
+        assert_eq!(within.gate.data, 4096 + (2 * 208 + 96) * 4);
     }
 
     #[test]
@@ -401,7 +469,7 @@ mod tests {
                 if group > 1 && group * 2 % bytes != 0 {
                     continue;
                 }
-                let cut = Cut { bytes, size: 2, rows, cols, group };
+                let cut = Cut { bytes, size: 2, stored: 2, rows, cols, group };
                 let mut seen = vec![0u8; (rows * cols) as usize];
                 for Part { row, column, tiling: t } in cut.parts(most) {
                     let most = most.max(group).max(bytes / 2);
@@ -425,8 +493,9 @@ mod tests {
     #[test]
     fn a_part_begins_where_its_rows_and_groups_do() {
         let t = |data, stride| Tensor::new(data, stride);
-        let pair = GateUp { gate: t(1000, 70), up: t(1016, 70), group: 8 };
-        let cut = Cut { bytes: 16, size: 2, rows: 5, cols: 32, group: 8 };
+        let pair =
+            GateUp { gate: t(1000, 70), up: t(1016, 70), group: 8, stored: Stored::Elements };
+        let cut = Cut { bytes: 16, size: 2, stored: 2, rows: 5, cols: 32, group: 8 };
         let last = cut.parts(2).last().unwrap();
         assert_eq!((last.row, last.column), (4, 24));
         let within = cut.within(pair, &last);
@@ -437,7 +506,7 @@ mod tests {
     #[test]
     fn nothing_to_compute_is_no_launch() {
         let none = Tensor { data: 0, stride: 0 };
-        let inputs = GateUp { gate: none, up: none, group: 0 };
+        let inputs = GateUp { gate: none, up: none, group: 0, stored: Stored::Elements };
         for [rows, cols] in [[0, 5], [5, 0]] {
             let cut = Cut::new(&extent(rows, cols, DType::F32), &[inputs], &[none]).unwrap();
             assert_eq!(cut.parts(MOST).count(), 0);
@@ -447,7 +516,7 @@ mod tests {
     #[test]
     fn groups_that_are_too_large_are_refused() {
         let t = Tensor::new(0, 1 << 33);
-        let inputs = GateUp { gate: t, up: t, group: 1 << 31 };
+        let inputs = GateUp { gate: t, up: t, group: 1 << 31, stored: Stored::Elements };
         let error = Cut::new(&extent(1, 1 << 32, DType::F32), &[inputs], &[t]).unwrap_err();
         assert!(error.to_string().contains("2147483648"), "{error}");
     }

@@ -83,6 +83,11 @@ impl GateCode {
         self.dtype
     }
 
+    /// Whether gate and up are rounded to T before the activation.
+    pub(crate) fn rounds_between(self) -> bool {
+        self.rounding > 0
+    }
+
     /// The options that `element.cuh` and `gate.cuh` read.
     pub(crate) fn defines(self) -> [Define; 5] {
         [

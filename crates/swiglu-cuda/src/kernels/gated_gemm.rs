@@ -292,6 +292,10 @@ pub(crate) enum Obstacle {
     RoundsBetween(DType),
     /// cuBLASLt adds biases as values of T.
     RoundsBias(DType),
+    /// Gate and up lie in memory as f32 between two steps, and T was asked for.
+    KeepsBetween(DType),
+    /// T is f32: gate and up as f32 sums are another way's elements.
+    SumsAreElements,
     /// K has fewer steps than blocks that split it.
     TooFewToSplit(usize),
     /// Quantised weights, which the kernel does not unpack.
@@ -319,6 +323,12 @@ impl fmt::Display for Obstacle {
                 write!(f, "K is too short to be split between {blocks} blocks")
             }
             Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
+            Obstacle::KeepsBetween(dtype) => {
+                write!(f, "gate and up would not be rounded to {dtype}, which was asked for")
+            }
+            Obstacle::SumsAreElements => {
+                f.write_str("gate and up are f32 anyway: it is the unfused path")
+            }
             Obstacle::Quantized(block) => {
                 write!(f, "weights are {block}, which it does not unpack")
             }

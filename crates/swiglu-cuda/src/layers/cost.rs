@@ -19,6 +19,7 @@ use swiglu_core::{DType, Op, Problem};
 use crate::arch::Arch;
 use crate::context::DeviceFacts;
 use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
+use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
 use crate::kernels::sm90_gated_gemm::Cut;
 
@@ -184,8 +185,14 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
 }
 
 /// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits
-/// k where they are few.
-fn product([m, k, n]: [usize; 3], dtype: DType, machine: &Machine, tf32: bool) -> f64 {
+/// k where they are few. `results` are the seconds that these take to be written.
+fn product(
+    [m, k, n]: [usize; 3],
+    dtype: DType,
+    results: f64,
+    machine: &Machine,
+    tf32: bool,
+) -> f64 {
     let [m, k, n] = [m as f64, k as f64, n as f64];
     let rate = match dtype {
         DType::F32 if tf32 => machine.tensor / 2.0,
@@ -205,8 +212,8 @@ fn product([m, k, n]: [usize; 3], dtype: DType, machine: &Machine, tf32: bool) -
     };
     let shapes = [[128.0, 256.0], [128.0, 128.0], [64.0, 128.0], [16.0, 128.0]];
     let cycles = shapes.into_iter().map(cycles).fold(f64::INFINITY, f64::min);
-    let bytes = (m * k + k * n + m * n) * size;
-    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(bytes)])
+    let traffic = machine.stream((m * k + k * n) * size) + results;
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 
 /// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted
@@ -217,16 +224,18 @@ const FEW_TOKENS: f64 = 2.5e-6;
 pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
     let shape = [problem.m, problem.intermediate, problem.hidden];
     let split = if problem.m <= MOST_TOKENS { FEW_TOKENS } else { 0.0 };
-    split + product(shape, problem.dtype, machine, tf32)
+    let results = machine.stream((problem.m * problem.hidden * problem.dtype.size()) as f64);
+    split + product(shape, problem.dtype, results, machine, tf32)
 }
 
 /// Seconds of the unfused path for h: one product with gate and up, then the activation, which reads
 /// both again and writes h.
-pub(crate) fn unfused(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
-    let elements = problem.m as f64 * problem.intermediate as f64;
-    let activation = machine.stream(3.0 * elements * problem.dtype.size() as f64);
+pub(crate) fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+    let (dtype, elements) = (problem.dtype, problem.m as f64 * problem.intermediate as f64);
+    let between = machine.stream(2.0 * elements * stored.size(dtype) as f64);
+    let activation = between + machine.stream(elements * dtype.size() as f64);
     let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
-    product(shape, problem.dtype, machine, tf32) + LAUNCH + activation
+    product(shape, dtype, between, machine, tf32) + LAUNCH + activation
 }
 
 /// What a decode kernel takes as a multiple of the stream of its weights, and microseconds beside it, with
@@ -478,7 +487,9 @@ mod tests {
                 for kernel in hopper_kernels() {
                     assert!(fused(kernel, &p, &HOPPER) > floor, "{kernel} {p}");
                 }
-                assert!(unfused(&p, &HOPPER, false) > floor, "{p}");
+                for stored in [Stored::Elements, Stored::Sums] {
+                    assert!(unfused(stored, &p, &HOPPER, false) > floor, "{p}");
+                }
             }
         }
     }
@@ -486,14 +497,17 @@ mod tests {
     #[test]
     fn the_unfused_path_wins_where_arithmetic_is_without_tensor_cores() {
         let p = problem(4096, 4096, 14336, DType::F32);
-        assert!(unfused(&p, &HOPPER, false) < fused(Kernel::Simt, &p, &HOPPER));
+        let unfused = unfused(Stored::Elements, &p, &HOPPER, false);
+        assert!(unfused < fused(Kernel::Simt, &p, &HOPPER));
     }
 
     #[test]
     fn with_tensor_cores_the_traffic_of_gate_and_up_decides() {
         for m in [64, 1024, 8192] {
             let p = problem(m, 1024, 4096, DType::Bf16);
-            assert!(fused(best(&p), &p, &HOPPER) < unfused(&p, &HOPPER, false), "{p}");
+            let [elements, sums] =
+                [Stored::Elements, Stored::Sums].map(|s| unfused(s, &p, &HOPPER, false));
+            assert!(fused(best(&p), &p, &HOPPER) < elements && elements < sums, "{p}");
         }
     }
 }

@@ -8,13 +8,13 @@ use swiglu_core::{
     Plan, Problem,
 };
 
-use super::plan::{Choice, Way, choose, expect_way, unfused_rounding};
+use super::plan::{Choice, Way, Why, choose, expect_way, unfused_rounding};
 use super::weights::{GateUpBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
 use crate::kernels::decode_mlp::{self, Design};
-use crate::kernels::elementwise::{self, Extent, GateUp, Tensor};
+use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
 use crate::kernels::tensor_map::LayerMaps;
@@ -29,12 +29,12 @@ pub struct GatedLinear<T> {
     cuda: Cuda,
     problem: Problem,
     path: Option<Path>,
-    /// A kernel that tests and tuners insist on.
-    forced: Option<Kernel>,
+    /// What tests and tuners insist on.
+    forced: Option<Choice>,
     pub(super) weights: GateUpBuffer<T>,
     maps: LayerMaps,
-    /// What was chosen for recent numbers of tokens.
-    choices: Remembered<usize, Choice, 16>,
+    /// What was chosen for recent numbers of tokens, on the path asked for.
+    choices: Remembered<(usize, Option<Path>), Choice, 16>,
     pub(super) lt: Option<Arc<Lt>>,
 }
 
@@ -77,7 +77,8 @@ impl<T: Element> GatedLinear<T> {
             why: why.to_string(),
         })?;
         let orientation = params.weights.layout().orientation;
-        Self::build(cuda, params, orientation, Some(Path::Fused), Some(kernel))
+        let forced = Some(Choice::Fused(kernel));
+        Self::build(cuda, params, orientation, Some(Path::Fused), forced)
     }
 
     /// As [`Self::new`], always by one way: for tests and tuners.
@@ -87,7 +88,14 @@ impl<T: Element> GatedLinear<T> {
     pub fn with_way(cuda: &Cuda, params: &GatedLinearParams<'_, T>, way: &Way) -> Result<Self> {
         match way.choice {
             Choice::Fused(kernel) => Self::with_kernel(cuda, params, kernel),
-            Choice::Unfused => Self::with_path(cuda, params, Path::Unfused),
+            Choice::Unfused(Stored::Elements) => Self::with_path(cuda, params, Path::Unfused),
+            Choice::Unfused(Stored::Sums) => {
+                expect_way(cuda, way, &params.problem(0))?;
+                // That it is there: as one path among several it may be missing.
+                cuda.lt()?;
+                let orientation = params.weights.layout().orientation;
+                Self::build(cuda, params, orientation, None, Some(way.choice))
+            }
             Choice::Decode(_) => Err(CudaError::Unsupported {
                 what: way.to_string(),
                 why: decode_mlp::Obstacle::NotABlock(params.problem(0).op).to_string(),
@@ -110,7 +118,7 @@ impl<T: Element> GatedLinear<T> {
         params: &GatedLinearParams<'_, T>,
         orientation: Orientation,
         path: Option<Path>,
-        forced: Option<Kernel>,
+        forced: Option<Choice>,
     ) -> Result<Self> {
         params.validate()?;
         let mut problem = params.problem(0);
@@ -120,7 +128,7 @@ impl<T: Element> GatedLinear<T> {
                 problem = unfused_rounding(problem);
                 Some(cuda.lt()?)
             }
-            // Without cuBLASLt there is one path less to choose from.
+            // Without cuBLASLt there is one path less to choose from: both unfused ways need it.
             None => cuda.lt().ok(),
         };
         let path = if lt.is_none() { Some(Path::Fused) } else { path };
@@ -156,27 +164,61 @@ impl<T: Element> GatedLinear<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.cuda.plan(Problem { m, ..self.problem }, self.path)
+        let problem = Problem { m, ..self.problem };
+        match self.forced {
+            Some(choice) => self.cuda.plan_of(problem, choice, Why::AskedFor),
+            None => self.cuda.plan(problem, self.path),
+        }
     }
 
     pub(super) fn choose(&self, m: usize) -> Choice {
-        if let Some(kernel) = self.forced {
-            return Choice::Fused(kernel);
-        }
-        let make = || Ok(choose(&self.cuda, &Problem { m, ..self.problem }, self.path).0);
-        let Ok(choice) = self.choices.get::<Infallible>(m, make);
+        self.forced.unwrap_or_else(|| self.choose_on(m, self.path))
+    }
+
+    /// The fused kernel that is chosen where no other way will do.
+    pub(super) fn choose_fused(&self, m: usize) -> Choice {
+        self.choose_on(m, Some(Path::Fused))
+    }
+
+    fn choose_on(&self, m: usize, path: Option<Path>) -> Choice {
+        let make = || Ok(choose(&self.cuda, &Problem { m, ..self.problem }, path).0);
+        let Ok(choice) = self.choices.get::<Infallible>((m, path), make);
         choice
+    }
+
+    /// Does what was chosen; where cuBLASLt does not take this x, or no memory is left for gate and up, the same
+    /// by a fused kernel, unless one way was asked for.
+    pub(super) fn or_fused(
+        &self,
+        choice: Choice,
+        m: usize,
+        mut out: DeviceMatrixMut<'_, T>,
+        call: impl Fn(Choice, DeviceMatrixMut<'_, T>) -> Result<()>,
+    ) -> Result<()> {
+        let planned = self.path.is_none() && self.forced.is_none();
+        let fused = matches!(choice, Choice::Fused(_));
+        match call(choice, out.reborrow()) {
+            Err(CudaError::Unsupported { .. } | CudaError::OutOfMemory { .. })
+                if planned && !fused =>
+            {
+                call(self.choose_fused(m), out)
+            }
+            done => done,
+        }
     }
 
     /// Bytes of workspace that a call with `m` tokens uses.
     pub(super) fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
         match choice {
             Choice::Fused(_) | Choice::Decode(_) => 0,
-            Choice::Unfused => {
-                workspace_part(m * 2 * padded::<T>(self.intermediate()) * size_of::<T>())
-                    + Lt::scratch_bytes(self.cuda.arch())
+            Choice::Unfused(stored) => {
+                self.between_bytes(m, stored) + Lt::scratch_bytes(self.cuda.arch())
             }
         }
+    }
+
+    fn between_bytes(&self, m: usize, stored: Stored) -> usize {
+        workspace_part(m * 2 * padded::<T>(self.intermediate()) * stored.size(T::DTYPE))
     }
 
     /// Makes the first call with `m` tokens as cheap as every other: compiles or loads its kernels and
@@ -201,9 +243,9 @@ impl<T: Element> GatedLinear<T> {
                 let layout = Layout { orientation, bias, saves: false };
                 kernel.prepare(&self.cuda, code, layout, [m, weights.intermediate])
             }
-            Choice::Unfused => {
+            Choice::Unfused(stored) => {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);
-                elementwise::prepare_forward(&self.cuda, code, 0)
+                elementwise::prepare_forward(&self.cuda, code, stored)
             }
             Choice::Decode(design) => Err(self.not_a_block(design)),
         }
@@ -222,8 +264,9 @@ impl<T: Element> GatedLinear<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        let choice = self.choose(x.rows());
-        self.forward_as(stream, choice, x, out)
+        self.or_fused(self.choose(x.rows()), x.rows(), out, |choice, out| {
+            self.forward_as(stream, choice, x, out)
+        })
     }
 
     /// As [`Self::forward`] by one way, whatever the plan is, and rounded as that way rounds
@@ -303,7 +346,7 @@ impl<T: Element> GatedLinear<T> {
                 // SAFETY: as the caller says; the weights live as long as `self`.
                 unsafe { kernel.launch(stream, &call) }
             }
-            Choice::Unfused => {
+            Choice::Unfused(stored) => {
                 let Some(lt) = &self.lt else {
                     return Err(CudaError::Unsupported {
                         what: self.problem.to_string(),
@@ -312,18 +355,28 @@ impl<T: Element> GatedLinear<T> {
                 };
                 let half = padded::<T>(self.intermediate());
                 let gate = Tensor::new(workspace, 2 * half);
-                let up = Tensor { data: workspace + (half * size_of::<T>()) as u64, ..gate };
-                let bytes = workspace_part(m * 2 * half * size_of::<T>());
-                let scratch = workspace + bytes as u64;
+                let up_at = workspace + (half * stored.size(T::DTYPE)) as u64;
+                let up = Tensor { data: up_at, ..gate };
+                let scratch = workspace + self.between_bytes(m, stored) as u64;
                 let code = GateCode::elementwise(&act, self.numerics(), T::DTYPE);
                 let extent = Extent { rows: m, cols: self.intermediate(), code, formula };
-                let inputs = GateUp { gate, up, group: 0 };
+                let inputs = GateUp { gate, up, group: 0, stored };
+                let weights = self.weights.linear(stored);
                 // SAFETY: the workspace has room for gate and up and for cuBLASLt; the stream
                 // orders the two steps.
                 unsafe {
-                    let between =
-                        DeviceMatrixMut::<T>::trusted(&self.cuda, workspace, m, 2 * half);
-                    lt.launch(stream, x, &self.weights.linear(), between, scratch)?;
+                    match stored {
+                        Stored::Elements => {
+                            let between =
+                                DeviceMatrixMut::<T>::trusted(&self.cuda, workspace, m, 2 * half);
+                            lt.launch(stream, x, &weights, between, scratch)
+                        }
+                        Stored::Sums => {
+                            let between =
+                                DeviceMatrixMut::<f32>::trusted(&self.cuda, workspace, m, 2 * half);
+                            lt.launch(stream, x, &weights, between, scratch)
+                        }
+                    }?;
                     elementwise::forward(stream, extent, inputs, out)
                 }
             }
@@ -352,8 +405,8 @@ impl<T: Element> GatedLinear<T> {
         let seconds = |kernel: &Kernel| Choice::Fused(*kernel).seconds(&self.cuda, &problem);
         let by_time = |a: &Kernel, b: &Kernel| seconds(a).total_cmp(&seconds(b));
         let other = match self.forced {
-            Some(_) => None,
-            None => Kernel::all().filter(takes).min_by(by_time),
+            Some(Choice::Fused(_)) => None,
+            _ => Kernel::all().filter(takes).min_by(by_time),
         };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
     }

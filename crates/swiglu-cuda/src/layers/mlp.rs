@@ -115,7 +115,7 @@ impl<T: Element> Mlp<T> {
     pub fn design(&self, m: usize) -> Option<Design> {
         match self.choose(m) {
             Choice::Decode(design) => Some(design),
-            Choice::Fused(_) | Choice::Unfused => None,
+            Choice::Fused(_) | Choice::Unfused(_) => None,
         }
     }
 
@@ -195,8 +195,9 @@ impl<T: Element> Mlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        let choice = self.choose(x.rows());
-        self.forward_as(stream, choice, x, out)
+        self.gated.or_fused(self.choose(x.rows()), x.rows(), out, |choice, out| {
+            self.forward_as(stream, choice, x, out)
+        })
     }
 
     /// As [`Self::forward`], with the gated linear layer by one way: for tuners.

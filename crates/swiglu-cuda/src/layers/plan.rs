@@ -6,13 +6,14 @@ use super::cost;
 use crate::context::Cuda;
 use crate::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
+use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Obstacle, Shape};
 use crate::tuning::Origin;
 
 /// One way of computing a problem, and why it was or was not chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// The kernel with its tile, or `cublaslt + elementwise`.
+    /// The kernel with its tile, `cublaslt + elementwise` or `cublaslt f32 + elementwise`.
     pub name: String,
     /// Whether the plan uses it.
     pub chosen: bool,
@@ -29,8 +30,8 @@ pub struct Candidate {
 pub(crate) enum Choice {
     /// One kernel.
     Fused(Kernel),
-    /// cuBLASLt, then the element-wise kernel.
-    Unfused,
+    /// cuBLASLt, then the element-wise kernel, with gate and up in memory between them.
+    Unfused(Stored),
     /// The whole feed-forward block for a few tokens.
     Decode(Design),
 }
@@ -38,31 +39,37 @@ pub(crate) enum Choice {
 impl Choice {
     /// Every way there is, also those that compute only other problems.
     pub(crate) fn all() -> impl Iterator<Item = Choice> {
-        let steps = Kernel::all().map(Choice::Fused).chain([Choice::Unfused]);
+        let steps = Kernel::all().map(Choice::Fused).chain(UNFUSED.map(Choice::Unfused));
         Design::every().map(Choice::Decode).chain(steps)
     }
 
     pub(crate) fn path(self) -> Path {
         match self {
             Choice::Fused(_) | Choice::Decode(_) => Path::Fused,
-            Choice::Unfused => Path::Unfused,
+            Choice::Unfused(_) => Path::Unfused,
         }
     }
 
     /// Whether this way gives what the problem asks for, or why not.
     pub(crate) fn check(self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
-        let stored = problem.dtype != DType::F32;
-        if let (Some(types), Choice::Fused(_) | Choice::Unfused) = (problem.quantized, self) {
+        let (dtype, rounding) = (problem.dtype, problem.numerics.rounding);
+        let rounds = dtype != DType::F32;
+        if let (Some(types), Choice::Fused(_) | Choice::Unfused(_)) = (problem.quantized, self) {
             return Err(Obstacle::Quantized(types.gate_up));
         }
         match self {
             Choice::Fused(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
-            Choice::Unfused if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
-            Choice::Unfused if stored && problem.numerics.rounding == Rounding::Fused => {
-                Err(Obstacle::RoundsBetween(problem.dtype))
-            }
-            Choice::Unfused if stored && problem.bias => Err(Obstacle::RoundsBias(problem.dtype)),
-            Choice::Unfused => Ok(()),
+            Choice::Unfused(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
+            Choice::Unfused(Stored::Elements) => match rounding {
+                Rounding::Fused if rounds => Err(Obstacle::RoundsBetween(dtype)),
+                _ if rounds && problem.bias => Err(Obstacle::RoundsBias(dtype)),
+                _ => Ok(()),
+            },
+            Choice::Unfused(Stored::Sums) => match rounding {
+                _ if !rounds => Err(Obstacle::SumsAreElements),
+                Rounding::Fused => Ok(()),
+                Rounding::PreRound | Rounding::Eager => Err(Obstacle::KeepsBetween(dtype)),
+            },
             Choice::Decode(design) => {
                 let decode = Decode::check_problem(design, problem, cuda.decode_limits());
                 decode.map(drop).map_err(Obstacle::Decode)
@@ -80,7 +87,7 @@ impl Choice {
                     && problem.layout.orientation == Orientation::InOut;
                 kernel.cluster() > 1 || in_out && kernel.copies_narrow_rows()
             }
-            Choice::Unfused => false,
+            Choice::Unfused(_) => false,
         }
     }
 
@@ -89,7 +96,7 @@ impl Choice {
         let (machine, tf32) = (cuda.machine(), cuda.tf32());
         let h = match self {
             Choice::Fused(kernel) => cost::fused(kernel, problem, machine),
-            Choice::Unfused => cost::unfused(problem, machine, tf32),
+            Choice::Unfused(stored) => cost::unfused(stored, problem, machine, tf32),
             Choice::Decode(design) => {
                 let limits = cuda.decode_limits();
                 let decode = Decode::check_problem(design, problem, limits);
@@ -108,13 +115,24 @@ impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Choice::Fused(kernel) => kernel.fmt(f),
-            Choice::Unfused => f.pad(UNFUSED),
+            Choice::Unfused(stored) => f.pad(unfused_name(*stored)),
             Choice::Decode(design) => design.fmt(f),
         }
     }
 }
 
-pub(crate) const UNFUSED: &str = "cublaslt + elementwise";
+/// What the unfused ways keep in memory.
+const UNFUSED: [Stored; 2] = [Stored::Elements, Stored::Sums];
+
+fn unfused_name(stored: Stored) -> &'static str {
+    match stored {
+        Stored::Elements => "cublaslt + elementwise",
+        Stored::Sums => "cublaslt f32 + elementwise",
+    }
+}
+
+/// As plans name it.
+const BACKEND: &str = "cuda";
 
 /// One way of computing a problem, to be tried: see [`Cuda::ways`].
 #[derive(Debug, Clone, PartialEq)]
@@ -146,12 +164,12 @@ pub(crate) enum Why {
     NoFusedKernel,
 }
 
-/// What a linear layer runs for `problem`: on the path asked for, else on the faster one that rounds
-/// as asked. It allocates nothing.
+/// What a linear layer runs for `problem`: on the path asked for, else by the fastest way that rounds as
+/// asked. The unfused path that is asked for keeps elements. It allocates nothing.
 pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Choice, Why) {
     // Without input features there is nothing for cuBLASLt to multiply.
     if path == Some(Path::Unfused) && problem.hidden > 0 {
-        return (Choice::Unfused, Why::AskedFor);
+        return (Choice::Unfused(Stored::Elements), Why::AskedFor);
     }
     let admitted = |choice: &Choice| {
         let asked = path.is_none() || choice.path() == Path::Fused;
@@ -168,7 +186,7 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Cho
     match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
         Some((choice, seconds)) => (choice, Why::LowestCost(seconds)),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
-        None => (Choice::Unfused, Why::NoFusedKernel),
+        None => (Choice::Unfused(Stored::Elements), Why::NoFusedKernel),
     }
 }
 
@@ -183,7 +201,8 @@ pub(super) fn expect_way(cuda: &Cuda, way: &Way, problem: &Problem) -> crate::er
 /// The reason for people.
 fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String {
     match (why, choice) {
-        (Why::AskedFor, _) => "asked for: linear maps, then the activation".into(),
+        (Why::AskedFor, Choice::Unfused(_)) => "asked for: linear maps, then the activation".into(),
+        (Why::AskedFor, _) => "asked for".into(),
         (Why::Fastest(origin, m), _) => {
             let whose = match origin {
                 Origin::Measured => "measured",
@@ -194,8 +213,11 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
         (Why::LowestCost(_), Choice::Decode(_)) => {
             "the least time expected: each weight once, the next ones under way at any time".into()
         }
-        (Why::LowestCost(_), Choice::Unfused) => {
+        (Why::LowestCost(_), Choice::Unfused(Stored::Elements)) => {
             "the least time expected, with the same rounding".into()
+        }
+        (Why::LowestCost(_), Choice::Unfused(Stored::Sums)) => {
+            "the least time expected, with nothing rounded between: gate and up pass as f32".into()
         }
         (Why::LowestCost(_), Choice::Fused(kernel)) => {
             let form = kernel.form(Shape::of(problem, sm_count.max(1) as usize));
@@ -230,7 +252,7 @@ fn decoded_because(cuda: &Cuda, problem: &Problem) -> Option<decode_mlp::Obstacl
     }
 }
 
-/// What the unfused path can round: gate and up lie in memory as T between its two steps.
+/// What the unfused path that is asked for can round: gate and up lie in memory as T between its two steps.
 pub(crate) fn unfused_rounding(problem: Problem) -> Problem {
     let mut problem = problem;
     if problem.numerics.rounding == Rounding::Fused {
@@ -243,11 +265,10 @@ impl Cuda {
     /// How a problem is computed: on `path`, else on the one that is expected to be faster. Making
     /// a plan has no effects.
     pub fn plan(&self, problem: Problem, path: Option<Path>) -> Plan {
-        let backend = "cuda".to_owned();
         if problem.op == Op::Activation {
             return Plan {
                 problem,
-                backend,
+                backend: BACKEND.to_owned(),
                 kernel: "elementwise".into(),
                 path: Path::Fused,
                 threads: 0,
@@ -260,13 +281,18 @@ impl Cuda {
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
+        let (choice, why) = choose(self, &of_pass(&problem), path);
+        self.plan_of(problem, choice, why)
+    }
+
+    /// The plan that follows from a choice.
+    pub(super) fn plan_of(&self, problem: Problem, choice: Choice, why: Why) -> Plan {
         let pass = of_pass(&problem);
-        let (choice, why) = choose(self, &pass, path);
         let mut reason = explain(choice, why, &pass, self.facts().sm_count);
         let shape = Shape::of(&problem, self.facts().sm_count as usize);
         let (kernel, mut parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name(), kernel.parameters(shape).to_vec()),
-            Choice::Unfused => (UNFUSED, Vec::new()),
+            Choice::Unfused(stored) => (unfused_name(stored), Vec::new()),
             Choice::Decode(design) => {
                 let decode = Decode::check_problem(design, &pass, self.decode_limits());
                 let parameters = decode.map(|decode| decode.parameters().to_vec());
@@ -284,12 +310,12 @@ impl Cuda {
             }
         }
         let problem = match choice {
-            Choice::Unfused => unfused_rounding(problem),
-            Choice::Fused(_) | Choice::Decode(_) => problem,
+            Choice::Unfused(Stored::Elements) => unfused_rounding(problem),
+            Choice::Unfused(Stored::Sums) | Choice::Fused(_) | Choice::Decode(_) => problem,
         };
         Plan {
             problem,
-            backend,
+            backend: BACKEND.to_owned(),
             kernel: kernel.into(),
             path: choice.path(),
             threads: 0,
@@ -301,23 +327,25 @@ impl Cuda {
     /// Every way of computing a problem that has weights, to be tried one after the other:
     /// [`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`].
     pub fn ways(&self, problem: &Problem) -> Vec<Way> {
-        let way = |choice: Choice| {
-            let check = choice.check(self, problem);
-            let numerics = match check {
-                Ok(()) => Some(problem.numerics),
-                Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
-                    Some(unfused_rounding(*problem).numerics)
-                }
-                Err(_) => None,
-            };
-            Way {
-                choice,
-                refusal: check.err().map(|obstacle| obstacle.to_string()),
-                numerics,
-                predicted_us: numerics.map(|_| choice.seconds(self, problem) * 1e6),
+        Choice::all().map(|choice| self.way(choice, problem)).collect()
+    }
+
+    /// One of [`Self::ways`].
+    pub(crate) fn way(&self, choice: Choice, problem: &Problem) -> Way {
+        let check = choice.check(self, problem);
+        let numerics = match check {
+            Ok(()) => Some(problem.numerics),
+            Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
+                Some(unfused_rounding(*problem).numerics)
             }
+            Err(_) => None,
         };
-        Choice::all().map(way).collect()
+        Way {
+            choice,
+            refusal: check.err().map(|obstacle| obstacle.to_string()),
+            numerics,
+            predicted_us: numerics.map(|_| choice.seconds(self, problem) * 1e6),
+        }
     }
 
     /// Every way of computing a problem, with what speaks for or against it.
@@ -378,5 +406,84 @@ impl Cuda {
             }
         });
         all.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common;
+    use swiglu_core::{Activation, WeightLayout};
+
+    fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
+        Problem {
+            op: Op::GatedLinear,
+            m: 40,
+            hidden: 72,
+            intermediate: 88,
+            dtype,
+            activation: Activation::SWIGLU,
+            numerics: Numerics { rounding, ..Numerics::default_for(dtype) },
+            layout: WeightLayout::HF,
+            bias,
+            quantized: None,
+        }
+    }
+
+    const ELEMENTS: Choice = Choice::Unfused(Stored::Elements);
+    const SUMS: Choice = Choice::Unfused(Stored::Sums);
+
+    #[test]
+    fn what_is_kept_between_decides_what_an_unfused_way_computes() {
+        let Some(cuda) = common::device() else { return };
+        for dtype in [DType::F16, DType::Bf16] {
+            for bias in [false, true] {
+                let fused = problem(dtype, Rounding::Fused, bias);
+                assert_eq!(ELEMENTS.check(&cuda, &fused), Err(Obstacle::RoundsBetween(dtype)));
+                assert_eq!(SUMS.check(&cuda, &fused), Ok(()));
+                for rounding in [Rounding::PreRound, Rounding::Eager] {
+                    let rounded = problem(dtype, rounding, bias);
+                    let elements = if bias { Err(Obstacle::RoundsBias(dtype)) } else { Ok(()) };
+                    assert_eq!(ELEMENTS.check(&cuda, &rounded), elements);
+                    assert_eq!(SUMS.check(&cuda, &rounded), Err(Obstacle::KeepsBetween(dtype)));
+                }
+                let nothing = Problem { hidden: 0, ..fused };
+                assert_eq!(SUMS.check(&cuda, &nothing), Err(Obstacle::NothingToMultiply));
+            }
+        }
+        let single = problem(DType::F32, Rounding::Fused, true);
+        assert_eq!(ELEMENTS.check(&cuda, &single), Ok(()));
+        assert_eq!(SUMS.check(&cuda, &single), Err(Obstacle::SumsAreElements));
+    }
+
+    #[test]
+    fn the_unfused_path_that_is_asked_for_keeps_elements() {
+        let Some(cuda) = common::device() else { return };
+        let fused = problem(DType::Bf16, Rounding::Fused, true);
+        assert_eq!(choose(&cuda, &fused, Some(Path::Unfused)), (ELEMENTS, Why::AskedFor));
+        let plan = cuda.plan(fused, Some(Path::Unfused));
+        assert_eq!(plan.kernel, "cublaslt + elementwise");
+        assert_eq!(plan.problem.numerics.rounding, Rounding::PreRound);
+        // And the fused one has neither.
+        assert_eq!(choose(&cuda, &fused, Some(Path::Fused)).0.path(), Path::Fused);
+    }
+
+    #[test]
+    fn a_plan_with_sums_rounds_as_asked() {
+        let Some(cuda) = common::device() else { return };
+        let fused = problem(DType::F16, Rounding::Fused, true);
+        let plan = cuda.plan_of(fused, SUMS, Why::AskedFor);
+        assert_eq!((plan.path, plan.problem), (Path::Unfused, fused));
+        assert_eq!(plan.kernel, "cublaslt f32 + elementwise");
+        let ways = cuda.ways(&fused);
+        let way = ways.iter().find(|way| way.to_string() == plan.kernel).unwrap();
+        assert_eq!((way.numerics, &way.refusal), (Some(fused.numerics), &None));
+        assert!(way.predicted_us.unwrap() > 0.0);
+        let rounded = problem(DType::F16, Rounding::PreRound, true);
+        let candidates = cuda.candidates(&rounded, None);
+        let candidate = candidates.iter().find(|c| c.name == plan.kernel).unwrap();
+        assert_eq!(candidate.predicted_us, None);
+        assert!(candidate.reason.contains("would not be rounded to f16"), "{}", candidate.reason);
+        assert_eq!(cuda.way(SUMS, &rounded).numerics, None);
     }
 }

@@ -6,7 +6,7 @@ use super::gated::GatedLinear;
 use super::plan::Choice;
 use crate::activation::tensor;
 use crate::error::Result;
-use crate::kernels::elementwise::{self, Extent, GateUp};
+use crate::kernels::elementwise::{self, Extent, GateUp, Stored};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
@@ -14,9 +14,10 @@ use crate::stream::Stream;
 
 impl<T: Element> GatedLinear<T> {
     /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
-    /// as values of T: what [`crate::Cuda::activation_backward`] takes. h is the same as without;
+    /// as values of T: what [`crate::Cuda::activation_backward`] takes. h is rounded as without;
     /// with [`swiglu_core::Rounding::Fused`] it follows from the pre-activations before their
-    /// rounding. Before a capture into a graph, make the same call once.
+    /// rounding, in 16-bit types always by a fused kernel. Before a capture into a graph, make the same
+    /// call once.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -37,9 +38,13 @@ impl<T: Element> GatedLinear<T> {
         if shape.contains(&0) {
             return Ok(());
         }
-        let choice = self.choose(x.rows());
+        // Nothing else writes them rounded and h from what they were before.
+        let choice = match self.choose(x.rows()) {
+            Choice::Unfused(Stored::Sums) => self.choose_fused(x.rows()),
+            other => other,
+        };
         let (out, saved) = (tensor(&out.as_ref()), [&gate, &up].map(|m| tensor(&m.as_ref())));
-        let (Choice::Unfused, Some(lt)) = (choice, &self.lt) else {
+        let (Choice::Unfused(stored), Some(lt)) = (choice, &self.lt) else {
             // SAFETY: the views span memory of this device; all but x are borrowed mutably. A fused
             // kernel uses no workspace.
             return unsafe { self.enqueue(stream, choice, x, out, Some(saved), 0) };
@@ -56,7 +61,7 @@ impl<T: Element> GatedLinear<T> {
                 lt.launch(stream, x, &gate_weights, gate, scratch)?;
                 lt.launch(stream, x, &up_weights, up, scratch)?;
                 let [gate, up] = saved;
-                elementwise::forward(stream, extent, GateUp { gate, up, group: 0 }, out)
+                elementwise::forward(stream, extent, GateUp { gate, up, group: 0, stored }, out)
             }
         })
     }

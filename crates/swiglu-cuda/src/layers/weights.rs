@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use swiglu_core::{Element, GatedLinearParams, Half, MatrixRef, Orientation};
+use swiglu_core::{DType, Element, GatedLinearParams, Half, MatrixRef, Orientation};
 
 use crate::error::Result;
+use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{BIAS_PADDING, Weights};
 use crate::lt::LinearWeights;
 use crate::memory::DeviceBuffer;
@@ -42,8 +43,10 @@ pub(super) struct GateUpBuffer<T> {
 struct Biases<T> {
     /// Gate, then up, each with [`BIAS_PADDING`] zeros behind it or more.
     exact: DeviceBuffer<f32>,
-    /// As values of T for cuBLASLt, which adds them so; padded like the features.
+    /// As values of T for cuBLASLt, which adds them so to elements; padded like the features.
     rounded: DeviceBuffer<T>,
+    /// The same in f32, which it adds to sums, where T is not that already.
+    beside_sums: Option<DeviceBuffer<f32>>,
 }
 
 impl<T: Element> GateUpBuffer<T> {
@@ -114,21 +117,25 @@ impl<T: Element> GateUpBuffer<T> {
         }
     }
 
-    /// As one linear map to the padded gate and up features.
-    pub(super) fn linear(&self) -> LinearWeights {
+    /// As one linear map to the padded gate and up features, with the bias for what is stored of them.
+    pub(super) fn linear(&self, stored: Stored) -> LinearWeights {
+        let address = |b: &Biases<T>| match (stored, &b.beside_sums) {
+            (Stored::Sums, Some(bias)) => bias.device_ptr(),
+            _ => b.rounded.device_ptr(),
+        };
         LinearWeights {
             ptr: self.values.device_ptr(),
             orientation: self.orientation,
             in_features: self.hidden,
             out_features: 2 * self.half(),
             row_stride: self.row_stride,
-            bias: self.biases.as_ref().map(|b| b.rounded.device_ptr()),
+            bias: self.biases.as_ref().map(address),
         }
     }
 
-    /// As two linear maps, to the gate's and to the up's features.
+    /// As two linear maps, to the gate's and to the up's features, with results of T.
     pub(super) fn halves(&self) -> [LinearWeights; 2] {
-        let (both, fused) = (self.linear(), self.fused());
+        let (both, fused) = (self.linear(Stored::Elements), self.fused());
         let up_bias = |bias: u64| bias + (self.half() * size_of::<T>()) as u64;
         let gate = LinearWeights { out_features: self.intermediate, ..both };
         [gate, LinearWeights { ptr: fused.up, bias: both.bias.map(up_bias), ..gate }]
@@ -144,17 +151,18 @@ impl<T: Element> Biases<T> {
     ) -> Result<Self> {
         let padding = (intermediate + BIAS_PADDING).next_multiple_of(BIAS_PADDING);
         let mut exact = vec![0.0; 2 * padding];
-        let mut rounded = vec![T::from_f32(0.0); 2 * half];
+        let mut both = vec![0.0; 2 * half];
         for (i, bias) in given.into_iter().enumerate() {
             let bias = bias.unwrap_or_default();
             exact[i * padding..][..bias.len()].copy_from_slice(bias);
-            for (to, &b) in rounded[i * half..].iter_mut().zip(bias) {
-                *to = T::from_f32(b);
-            }
+            both[i * half..][..bias.len()].copy_from_slice(bias);
         }
+        let rounded: Vec<T> = both.iter().map(|&b| T::from_f32(b)).collect();
+        let wide = (T::DTYPE != DType::F32).then(|| DeviceBuffer::from_host(stream, &both));
         Ok(Self {
             exact: DeviceBuffer::from_host(stream, &exact)?,
             rounded: DeviceBuffer::from_host(stream, &rounded)?,
+            beside_sums: wide.transpose()?,
         })
     }
 }

@@ -3,12 +3,17 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use swiglu_core::{Activation, DType, Numerics, Op, Orientation, Rounding, WeightLayout};
+use swiglu_core::conformance::{Case, Parameters};
+use swiglu_core::{
+    Activation, DType, Matrix, MatrixRef, Numerics, Op, Orientation, Rounding, WeightLayout, bf16,
+    bounds, random,
+};
 
 use super::*;
 use crate::common;
 use crate::context::{Cuda, CudaOptions};
-use crate::layers::Choice;
+use crate::layers::{Choice, GatedLinear};
+use crate::memory::{DeviceMatrix, DeviceMatrixRef};
 
 fn subject() -> Subject {
     Subject {
@@ -308,6 +313,56 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     assert_eq!(cuda.plan(problem(16), None), before);
     let note = &cuda.tuning_notes()[0];
     assert!(note.contains("not used: it is damaged"), "{note}");
+}
+
+/// Where f32 sums between two steps were the fastest: what cuBLASLt takes goes through it, and what it does not
+/// take, or what has to be written beside h, through a fused kernel.
+#[test]
+fn sums_between_are_planned_and_have_a_fused_kernel_behind_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(cuda) = device(dir.path()) else { return };
+    let options = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
+    let (m, k, h) = (13, 67, 45);
+    let case = Case { bias: true, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let params = parameters.gated();
+    let name = "cublaslt f32 + elementwise";
+    let mut sums = entry(16, &[(name, 1.0), ("mma_gated_gemm 128x64", 2.0)]);
+    sums.problem = params.problem(16);
+    cuda.keep_tuning(&options, vec![sums]).unwrap();
+    let cuda = device(dir.path()).unwrap();
+    let layer = GatedLinear::new(&cuda, &params).unwrap();
+    let plan = layer.plan(m);
+    assert_eq!((plan.kernel.as_str(), plan.path), (name, swiglu_core::Path::Unfused));
+    assert_eq!(plan.problem, params.problem(m));
+    let fused = GatedLinear::with_path(&cuda, &params, swiglu_core::Path::Fused).unwrap();
+    let stream = cuda.stream();
+    let x = random::normal_matrix::<bf16>(1, m, k, 1.0).unwrap();
+    let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let forward = |layer: &GatedLinear<bf16>, x| {
+        let mut out = DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap();
+        layer.forward(&stream, x, out.view_mut()).unwrap();
+        out.to_host().unwrap()
+    };
+    let judge = |x: MatrixRef<'_, bf16>, out: &Matrix<bf16>| {
+        let judgement = bounds::gated_linear(x, &params).unwrap().judge(out.view()).unwrap();
+        assert!(judgement.passed(), "{judgement:?}");
+    };
+    layer.reserve(&stream, m).unwrap();
+    let host = x.to_host().unwrap();
+    judge(host.view(), &forward(&layer, x.view()));
+    // Rows one element apart, which overlap.
+    let overlapping = DeviceMatrixRef::with_stride(x.buffer(), m, k, 1).unwrap();
+    let values: Vec<bf16> =
+        (0..m).flat_map(|i| host.as_slice()[i..i + k].iter().copied()).collect();
+    let out = forward(&layer, overlapping);
+    judge(Matrix::from_vec(values, m, k).unwrap().view(), &out);
+    assert_eq!(out, forward(&fused, overlapping));
+    // What a backward pass needs is written by the kernel that would be chosen without sums.
+    let mut saved = [(); 3].map(|()| DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap());
+    let [out, gate, up] = saved.each_mut().map(DeviceMatrix::view_mut);
+    layer.forward_saving(&stream, x.view(), out, gate, up).unwrap();
+    assert_eq!(saved[0].to_host().unwrap(), forward(&fused, x.view()));
 }
 
 fn device_without() -> Cuda {
