@@ -45,6 +45,16 @@ INLINE Tile tile_at(int t, const Extents& e) {
   return {(first + within % height) * TILE_ROWS, within / height * TILE_COLUMNS};
 }
 
+// The calling warpgroup's number, from one lane: of what follows from threadIdx the compiler does not know that a warp
+// agrees on it, and computes descriptors in vector registers, to move each word of them to a uniform one.
+INLINE u32 warpgroup_number() { return __shfl_sync(~0u, threadIdx.x / 128, 0); }
+
+// A descriptor of an operand so many units of 16 bytes further. The address is its lowest field, which never carries:
+// one word changes.
+INLINE u64 operand_further(u64 operand, u32 units) {
+  return (operand & 0xFFFFFFFF00000000u) | ((u32)operand + units);
+}
+
 // Rows of x that the copy engine brings for a tile: all of them, or of the last tile those there are, in whole eights.
 // Beyond these shared memory is as it was: rows, or columns, of products do not depend on each other.
 template <int TILE_ROWS>

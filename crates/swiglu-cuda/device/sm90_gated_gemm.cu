@@ -311,8 +311,9 @@ INLINE void multiply(Sums<WIDTH>& d, const Ring& ring, u32& step, int steps, int
     for (int j = 0; j < kTileK / 16; ++j) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        ptx::wgmma<2 * WIDTH, kIsBf16, kInOut>(d[b], x + j * kXStep + b * kXBlock,
-                                                w + j * kWeightStep, kBeginsAtBiases || (i | j) != 0);
+        const u64 rows = operand_further(x, j * kXStep + b * kXBlock);
+        const u64 columns = operand_further(w, j * kWeightStep);
+        ptx::wgmma<2 * WIDTH, kIsBf16, kInOut>(d[b], rows, columns, kBeginsAtBiases || (i | j) != 0);
       }
     }
     ptx::wgmma_commit();
@@ -353,10 +354,10 @@ INLINE void consumer_barrier(int consumer) {
   }
 }
 
-// Whether each pair of results is computed behind a branch, which keeps the compiler from computing several at
-// a time. Beside 192 sums of a thread most activations would take more registers than there are: up to 28
-// bytes of spills.
-[[maybe_unused]] constexpr bool kGuarded = kBlocks * kTileH >= 192 && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
+// Whether a thread has so many sums that there are few registers beside them. Then branches keep the compiler from
+// computing several results at a time: one for each pair of most activations, up to 28 bytes of spills otherwise.
+[[maybe_unused]] constexpr bool kCrowded = kBlocks * kTileH >= 192;
+[[maybe_unused]] constexpr bool kGuarded = kCrowded && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
 
 // Through shared memory and the copy engine: whole lines, clipped to the tensor.
 template <int WIDTH>
@@ -376,6 +377,9 @@ INLINE void store_tile(const Sums<WIDTH>& d, const Sm90GatedGemmParams& p, const
     // Columns outermost: rows share the biases of a column, and no others are kept.
 #pragma unroll
     for (int j = turn * kPanel / 8; j < (turn + kOutPanels) * kPanel / 8; j += 2) {
+      // What lies beyond is clipped. The branch keeps the compiler from computing the next columns too: beside 192 sums
+      // there are not enough registers for that.
+      if (kCrowded && tile.column + 8 * j >= p.extents.features) continue;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         u32 r[4];
@@ -475,7 +479,7 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
   }
   ptx::grid_dependency_wait();
   // 40 + 2·232 registers per thread triple are the 504 that three warpgroups of 168 start with.
-  const u32 warpgroup = threadIdx.x / 128;
+  const u32 warpgroup = warpgroup_number();
   if (warpgroup == 0) {
     ptx::registers_release<40>();
     if (threadIdx.x == 0) {

@@ -235,14 +235,14 @@ constexpr int kColumns = 2 * kTileH / kInstructions;
 typedef float Sums[kInstructions][kColumns / 2];
 
 INLINE void multiply_tile(Sums& d, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
-  const u32 first = kXAt + threadIdx.x / 128 * kGroupBytes;
+  const u32 first = kXAt + warpgroup_number() * kGroupBytes;
   multiply(p, ring, [&](u32 stage, int j, bool accumulate) {
-    const u64 x = ptx::swizzled_operand(stage + first, 0) + j * kXStep;
+    const u64 x = operand_further(ptx::swizzled_operand(stage + first, 0), j * kXStep);
 #pragma unroll
     for (int i = 0; i < kInstructions; ++i) {
       // Weights [in, out] lie in panels of 64 features.
-      const u64 w = ptx::swizzled_operand(stage + i * kHalfBytes, kGroupBytes) + j * kWeightStep;
-      ptx::wgmma<kColumns, kIsBf16, kInOut>(d[i], x, w, accumulate);
+      const u64 w = ptx::swizzled_operand(stage + i * kHalfBytes, kGroupBytes);
+      ptx::wgmma<kColumns, kIsBf16, kInOut>(d[i], x, operand_further(w, j * kWeightStep), accumulate);
     }
   });
 }
@@ -280,11 +280,11 @@ INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
 typedef float Sums[kTileM / 2];
 
 INLINE void multiply_tile(Sums& gate, Sums& up, const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
-  const u32 first = threadIdx.x / 128 * kGroupBytes;
+  const u32 first = warpgroup_number() * kGroupBytes;
   multiply(p, ring, [&](u32 stage, int j, bool accumulate) {
-    const u64 wg = ptx::swizzled_operand(stage + first, 0) + j * kWeightStep;
-    const u64 wu = ptx::swizzled_operand(stage + kHalfBytes + first, 0) + j * kWeightStep;
-    const u64 x = ptx::swizzled_operand(stage + kXAt, 0) + j * kXStep;
+    const u64 wg = operand_further(ptx::swizzled_operand(stage + first, 0), j * kWeightStep);
+    const u64 wu = operand_further(ptx::swizzled_operand(stage + kHalfBytes + first, 0), j * kWeightStep);
+    const u64 x = operand_further(ptx::swizzled_operand(stage + kXAt, 0), j * kXStep);
     ptx::wgmma<kTileM, kIsBf16, false, kInOut>(gate, wg, x, accumulate);
     ptx::wgmma<kTileM, kIsBf16, false, kInOut>(up, wu, x, accumulate);
   });
