@@ -138,7 +138,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         up: w.up,
         x_stride: call.x.stride,
         weight_stride: signed(w.row_stride),
-        extents: call.extents(config.tile, cuda.facts().sm_count),
+        extents: call.extents(cuda, config.tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };
     let launch = LaunchConfig {

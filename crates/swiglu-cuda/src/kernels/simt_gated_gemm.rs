@@ -58,7 +58,7 @@ pub(super) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
         up: w.up,
         x_stride: call.x.stride,
         weight_stride: signed(w.row_stride),
-        extents: call.extents(TILE, cuda.facts().sm_count),
+        extents: call.extents(cuda, TILE, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };
     let launch = LaunchConfig {

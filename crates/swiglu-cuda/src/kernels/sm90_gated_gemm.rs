@@ -267,7 +267,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         tail_gate,
         tail_up,
         full_columns: counted(full_columns),
-        extents: call.extents(config.tile(), clusters as u32),
+        extents: call.extents(cuda, config.tile(), clusters as u32),
         epilogue: call.epilogue(),
     };
     let blocks = tiles.min(clusters) * config.cluster;

@@ -259,7 +259,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         last_x,
         gate,
         up,
-        extents: call.extents(tile, cuda.facts().sm_count),
+        extents: call.extents(cuda, tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };
     let launch = LaunchConfig {
