@@ -16,15 +16,14 @@
 // its shared memory: x is read by as few blocks as there can be. And, with TOKEN_ROWS, as that, but tokens are the
 // rows, 64 for each warpgroup, and the columns are the tile's features of the gate with those of the up behind
 // them, up to 256 in an instruction: as many as there are, not the next multiple of 64. With many tokens that is
-// less to multiply, and the two pre-activations of an output meet in one thread as well. There x is what most bytes from
-// the second-level cache are: of a PAIR, a cluster of two blocks with tiles side by side, each brings half of x to both.
+// less to multiply, and the two pre-activations of an output meet in one thread as well.
 //
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a
-// multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up
-// take an instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; PAIR 0 or, with TOKEN_ROWS, 1; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
+// multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 beyond 128 with
+// TOKEN_ROWS; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
 // run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
@@ -74,28 +73,21 @@ constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
 constexpr bool kTokenRows = TOKEN_ROWS != 0;
-static_assert(kTileM % 8 == 0 && kTileM <= (kTokenRows ? 256 : 128), "two times TILE_M / 2 sums per thread");
+static_assert(kTileM % 8 == 0 && kTileM <= 128, "two times TILE_M / 2 sums per thread");
 static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
-// Blocks that share x.
-constexpr int kShare = PAIR ? 2 : 1;
-static_assert(!PAIR || kTokenRows, "features in the rows: tokens are few");
 static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
 static_assert(kTileH <= 192, "three warpgroups");
 
-// Features that gate and up of a tile may have in one instruction.
-constexpr int kTogether = kTokenRows && kTileM > 128 ? 80 : 128;
-static_assert(!kTokenRows || (kTileM % 64 == 0 && kSplit == 1 && (kTileH <= kTogether || kTileH % 16 == 0)),
+static_assert(!kTokenRows || (kTileM % 64 == 0 && kSplit == 1 && (kTileH <= 128 || kTileH % 16 == 0)),
               "whole instructions of an even number of eights of columns");
 
 // Each has up to 64 features or tokens, the rows of the instruction.
 constexpr int kWarpgroups = kTokenRows ? kTileM / 64 : (kTileH + 63) / 64;
 constexpr int kConsumers = 128 * kWarpgroups;
-// With the producer's warp two, three and four warpgroups have 168, 128 and 96 registers of a thread. Where that is not
-// enough for 128 sums, or for so many of a tile's features, they take those of a whole warpgroup of producers.
-constexpr int kRoom = kWarpgroups == 1 ? 256 : kWarpgroups == 2 ? 96 : kWarpgroups == 3 ? 64 : 40;
-constexpr bool kTakesRegisters = kTokenRows ? kTileH > kRoom : kWarpgroups == 3 && kTileM == 128;
-constexpr int kLeft = kTokenRows ? 40 : 32;
-constexpr int kTaken = !kTokenRows ? 160 : kWarpgroups == 2 ? 232 : kWarpgroups == 3 ? 152 : 104;
+// With the producer's warp three warpgroups have 128 registers of a thread, two have 168. Where that is not enough
+// for 128 sums, or for more than 96 of a tile's features, they take those of a whole warpgroup of producers.
+constexpr bool kTakesRegisters = kTokenRows ? kWarpgroups == 2 && kTileH > 96 : kWarpgroups == 3 && kTileM == 128;
+constexpr int kTaken = kWarpgroups == 2 ? 232 : 160, kLeft = kWarpgroups == 2 ? 40 : 32;
 constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : 32);
 
 constexpr int kGroupBytes = 64 * kTileK * 2;  // of 64 features or tokens
@@ -135,13 +127,8 @@ struct Ring {
 
 INLINE u32 split_rank() { return kSplit > 1 ? ptx::cluster_rank() : 0; }
 
-INLINE u32 share_rank() { return kShare > 1 ? ptx::cluster_rank() : 0; }
-
-// The second tile of a pair may lie beyond all features.
 INLINE Tile own_tile(const Extents& e) {
-  Tile tile = tile_at<kTileM, kShare * kTileH>(blockIdx.x / (kSplit * kShare), e);
-  tile.column += share_rank() * kTileH;
-  return tile;
+  return tile_at<kTileM, kTileH>(blockIdx.x / kSplit, e);
 }
 
 // The steps of k that are this block's.
@@ -160,22 +147,9 @@ struct Producer {
   const Ring& ring;
   const Tile tile = own_tile(p.extents);
   const Steps steps = own_steps(p.extents);
-  // Of x this block brings so many rows from here on.
-  static constexpr int kPart = kTileM / kShare;
-  const u32 rank = share_rank();
-  const int first_row = tile.row + rank * kPart, rows = copied_rows<kPart>(p.extents, first_row);
-  const u32 stage_bytes = bytes_of_stage();
+  const int rows = copied_rows<kTileM>(p.extents, tile.row);
   // Where nobody reads them again, weights are the first to leave the second-level cache.
   const u64 policy = p.extents.m <= kTileM ? ptx::policy_evict_first() : ptx::policy_evict_normal();
-
-  INLINE bool has_features() const { return kShare == 1 || tile.column < p.extents.features; }
-
-  INLINE u32 bytes_of_stage() const {
-    u32 all = 0;
-#pragma unroll
-    for (int i = 0; i < kShare; ++i) all += copied_rows<kPart>(p.extents, tile.row + i * kPart);
-    return all * (kTileK * 2) + (has_features() ? 2 * kHalfBytes : 0);
-  }
 
   INLINE int k_of(u32 step) const { return (steps.first + step) * kTileK; }
 
@@ -194,21 +168,15 @@ struct Producer {
   // Announces a stage, and asks for its weights.
   INLINE void load_weights(u32 step) const {
     ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
-    ptx::barrier_arrive_expect(ring.full_barrier(step), stage_bytes);
-    if (!has_features()) return;
+    ptx::barrier_arrive_expect(ring.full_barrier(step), 2 * kHalfBytes + rows * (kTileK * 2));
     load_half(p.gate, ring.stage(step), step);
     load_half(p.up, ring.stage(step) + kHalfBytes, step);
   }
 
   INLINE void load_x(u32 step) const {
-    const u32 to = ring.stage(step) + kXAt + rank * (kPart * kTileK * 2), full = ring.full_barrier(step);
-    const ptx::TensorMap& x = rows == kPart ? p.x : p.last_x;
-    if constexpr (kShare == 1) {
-      ptx::tensor_load(to, &x, full, k_of(step), first_row);
-    } else if (rows > 0) {
-      // To the same place of both, whose barriers may count bytes before they are told how many to expect.
-      ptx::tensor_load_multicast(to, &x, full, k_of(step), first_row, (1 << kShare) - 1);
-    }
+    const u32 to = ring.stage(step) + kXAt;
+    const ptx::TensorMap& x = rows == kTileM ? p.x : p.last_x;
+    ptx::tensor_load(to, &x, ring.full_barrier(step), k_of(step), tile.row);
   }
 
   // Steps that the ring has room for.
@@ -231,7 +199,7 @@ struct Producer {
 INLINE void init_barriers(const Ring& ring) {
   for (int s = 0; s < kStages; ++s) {
     ptx::barrier_init(ring.full_barrier(s), 1);
-    ptx::barrier_init(ring.empty_barrier(s), kWarpgroups * kShare);
+    ptx::barrier_init(ring.empty_barrier(s), kWarpgroups);
   }
   ptx::barrier_init_fence();
 }
@@ -239,16 +207,6 @@ INLINE void init_barriers(const Ring& ring) {
 // Descriptor units are 16 bytes; 16 k further.
 constexpr u32 kXStep = 32 / 16;
 constexpr u32 kWeightStep = kInOut ? 16 * 128 / 16 : 32 / 16;
-
-// Gives a stage back to every producer that writes to it.
-INLINE void release_stage(const Ring& ring, u32 step) {
-  const u32 thread = threadIdx.x % 128, empty = ring.empty_barrier(step);
-  if constexpr (kShare > 1) {
-    if (thread < kShare) ptx::barrier_arrive_cluster(ptx::cluster_address(empty, thread));
-  } else {
-    if (thread == 0) ptx::barrier_arrive(empty);
-  }
-}
 
 // All of this block's k: `product(stage, j, accumulate)` multiplies 16 of it.
 template <class Product>
@@ -264,16 +222,15 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Produ
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     // The step before has retired.
-    if (step > 0) release_stage(ring, step - 1);
+    if (step > 0 && threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(step - 1));
   }
   ptx::wgmma_wait<0>();
 }
 
 #if TOKEN_ROWS
 
-// Instructions that have a tile's columns: one with the gate's and the up's, or one for each, also where the sums of one
-// do not fit into 128 registers, which the compiler counts with here.
-constexpr int kInstructions = kTileH <= kTogether ? 1 : 2;
+// Instructions that have a tile's columns: one with the gate's and the up's, or one for each.
+constexpr int kInstructions = 2 * kTileH <= 256 ? 1 : 2;
 constexpr int kColumns = 2 * kTileH / kInstructions;
 typedef float Sums[kInstructions][kColumns / 2];
 
@@ -439,11 +396,7 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
     init_barriers(ring);
     Producer{p, ring}.begin();
   }
-  if constexpr (kShare > 1) {
-    ptx::cluster_barrier();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   ptx::grid_dependency_wait();
   if (threadIdx.x < kConsumers) {
     if constexpr (kTakesRegisters) ptx::registers_request<kTaken>();
@@ -460,9 +413,6 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
   ptx::cluster_barrier();
   finish_share(p, ring);
   // No block ends while another reads its sums.
-  ptx::cluster_barrier();
-#elif PAIR
-  // No block ends while the other copies to it or arrives at its barriers.
   ptx::cluster_barrier();
 #endif
 }

@@ -374,8 +374,6 @@ pub(crate) struct Form {
     pub(crate) tile: [usize; 2],
     /// Blocks of a cluster that share weights, each with a tile of its own.
     pub(crate) share: usize,
-    /// Blocks of a cluster that share rows of x, each with a tile of its own.
-    pub(crate) share_x: usize,
     /// Blocks of a cluster that each multiply a part of k of one tile.
     pub(crate) split: usize,
     /// Blocks that run on a multiprocessor at the same time.
@@ -447,7 +445,6 @@ impl Kernel {
             Kernel::Simt => Form {
                 tile: simt_gated_gemm::TILE,
                 share: 1,
-                share_x: 1,
                 split: 1,
                 blocks_per_sm: 1,
                 hides_epilogue: false,

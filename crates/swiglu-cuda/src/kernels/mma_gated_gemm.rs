@@ -52,7 +52,6 @@ impl Config {
         Form {
             tile: self.tile,
             share: 1,
-            share_x: 1,
             split: 1,
             blocks_per_sm: 2,
             hides_epilogue: false,

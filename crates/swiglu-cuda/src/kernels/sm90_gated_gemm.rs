@@ -112,7 +112,6 @@ impl Config {
         Form {
             tile: [TILE_M, self.tile_h],
             share: self.cluster,
-            share_x: 1,
             split: 1,
             blocks_per_sm: 1,
             hides_epilogue: self.ping_pong,

@@ -22,8 +22,12 @@ pub(super) static FILE: KernelFile = KernelFile::new(
 const TILE_K: usize = 64;
 /// Features or tokens of the rows of an instruction, which a warpgroup multiplies.
 const GROUP: usize = 64;
-/// Three warpgroups of features.
+/// Three warpgroups of features, and as many sums of a thread, for the gate and the up together, as it has
+/// registers for beside others.
 const MOST_FEATURES: usize = 3 * GROUP;
+const MOST_BY_TOKENS: usize = 160;
+/// Columns of an instruction are a multiple of 16 here. Beyond so many features gate and up take one each.
+const TOGETHER: usize = 128;
 /// Tiles below each other that a width is fitted to: it is compiled in, and layers meet many numbers of tokens.
 const MOST_ROWS: usize = 2;
 /// Shared memory of a multiprocessor of sm_90; each block costs 1 KiB beside its own.
@@ -47,13 +51,11 @@ pub(crate) struct Config {
     kind: Kind,
     /// Blocks that split a tile's k.
     split: usize,
-    /// Whether two blocks with tiles side by side share x.
-    pair: bool,
 }
 
 impl Config {
     /// All of them.
-    pub(crate) const ALL: [Config; 24] = {
+    pub(crate) const ALL: [Config; 18] = {
         let kinds = [
             (Kind::Instruction, 1),
             (Kind::Instruction, 2),
@@ -61,30 +63,20 @@ impl Config {
             (Kind::EvenShare, 1),
         ];
         let tokens = [16, 32, 64, 128];
-        let mut all = [Self::by_tokens(64, false); 24];
+        let mut all = [Config { tile_m: 64, kind: Kind::Tokens, split: 1 }; 18];
         let mut i = 0;
         while i < tokens.len() * kinds.len() {
             let (kind, split) = kinds[i % kinds.len()];
-            all[i] = Config { tile_m: tokens[i / kinds.len()], kind, split, pair: false };
+            all[i] = Config { tile_m: tokens[i / kinds.len()], kind, split };
             i += 1;
         }
-        let mut warpgroups = 1;
-        while i < all.len() {
-            all[i] = Self::by_tokens(GROUP * warpgroups, false);
-            all[i + 1] = Self::by_tokens(GROUP * warpgroups, true);
-            i += 2;
-            warpgroups += 1;
-        }
+        all[i].tile_m = 128;
         all
     };
 
-    const fn by_tokens(tile_m: usize, pair: bool) -> Config {
-        Config { tile_m, kind: Kind::Tokens, split: 1, pair }
-    }
-
     /// Blocks of a cluster.
     pub(crate) fn cluster(self) -> usize {
-        if self.pair { 2 } else { self.split }
+        self.split
     }
 
     /// Whether every block has a step of k.
@@ -97,22 +89,6 @@ impl Config {
         self.kind == Kind::Tokens
     }
 
-    /// As many features as a thread has registers for beside other values: one sum of the gate and one of the up for
-    /// each two of them.
-    fn most_by_tokens(self) -> usize {
-        match self.tile_m / GROUP {
-            ..=2 => 160,
-            3 => 112,
-            _ => 64,
-        }
-    }
-
-    /// Features of a tile of whose gate and up one instruction has all; beyond, each takes its own, with a multiple of
-    /// 16 columns.
-    fn together(self) -> usize {
-        if self.tile_m > 2 * GROUP { 80 } else { 128 }
-    }
-
     /// With the tile for this shape.
     pub(crate) fn tiling(self, shape: Shape) -> Tiling {
         let (tile_h, blocks_per_sm) = match self.kind {
@@ -120,9 +96,8 @@ impl Config {
             Kind::EvenShare => (even_share(shape, shape.multiprocessors, MOST_FEATURES), 1),
             Kind::Tokens => {
                 let rows = shape.tokens.div_ceil(self.tile_m).clamp(1, MOST_ROWS);
-                let share = even_share(shape, shape.multiprocessors / rows, self.most_by_tokens());
-                let unit = if share > self.together() { 16 } else { 8 };
-                (share.next_multiple_of(unit), 1)
+                let share = even_share(shape, shape.multiprocessors / rows, MOST_BY_TOKENS);
+                (if share > TOGETHER { share.next_multiple_of(16) } else { share }, 1)
             }
         };
         Tiling { config: self, tile_h, blocks_per_sm }
@@ -130,16 +105,12 @@ impl Config {
 }
 
 impl fmt::Display for Config {
-    /// `16x64 split 2`, `16xfitted`, `64xfitted by tokens`, `64xfitted by tokens, pairs`: tokens and features of a
-    /// tile.
+    /// `16x64 split 2`, `16xfitted`, `64xfitted by tokens`: tokens and features of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             Kind::Instruction => write!(f, "{}x{GROUP} split {}", self.tile_m, self.split),
             Kind::EvenShare => write!(f, "{}xfitted", self.tile_m),
-            Kind::Tokens => {
-                let pairs = if self.pair { ", pairs" } else { "" };
-                write!(f, "{}xfitted by tokens{pairs}", self.tile_m)
-            }
+            Kind::Tokens => write!(f, "{}xfitted by tokens", self.tile_m),
         }
     }
 }
@@ -173,7 +144,7 @@ impl Tiling {
     pub(crate) fn form(self) -> Form {
         let multiplier = match self.config.kind {
             Kind::Tokens => {
-                let instructions = if self.tile_h > self.config.together() { 2 } else { 1 };
+                let instructions = if self.tile_h > TOGETHER { 2 } else { 1 };
                 Multiplier::Wgmma { columns: 2 * self.tile_h / instructions, wanted: 1.0 }
             }
             _ => Multiplier::Wgmma {
@@ -184,7 +155,6 @@ impl Tiling {
         Form {
             tile: self.tile(),
             share: 1,
-            share_x: if self.config.pair { 2 } else { 1 },
             split: self.config.split,
             blocks_per_sm: self.blocks_per_sm,
             hides_epilogue: false,
@@ -205,10 +175,7 @@ impl Tiling {
     /// Warpgroups with many sums take registers of one more.
     fn threads(self) -> usize {
         let crowded = match self.config.kind {
-            Kind::Tokens => {
-                let room = [usize::MAX, 96, 64, 40];
-                self.tile_h > room[self.warpgroups() - 1]
-            }
+            Kind::Tokens => self.warpgroups() == 2 && self.tile_h > 96,
             _ => self.warpgroups() == 3 && self.config.tile_m == 128,
         };
         self.warpgroups() * 128 + if crowded { 128 } else { 32 }
@@ -258,14 +225,13 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
         define("TILE_M", tiling.config.tile_m),
         define("TILE_H", tiling.tile_h),
         define("TOKEN_ROWS", tiling.by_tokens()),
-        define("PAIR", tiling.config.pair),
         define("SPLIT", tiling.config.split),
         define("RESIDENTS", tiling.blocks_per_sm),
         define("STAGES", tiling.stages()),
         define("SHARED_BYTES", tiling.shared_bytes()),
     ];
-    let [i, j, k, l, m, n, o, q] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q])
+    let [i, j, k, l, m, n, o] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o])
 }
 
 pub(super) fn function(
@@ -286,10 +252,8 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     let tiling = config.tiling(call.shape(cuda));
     let function = function(cuda, tiling, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
-    // What blocks compute together, or with each other's x.
-    let blocks = if config.pair { 2 } else { 1 };
-    let tile = [config.tile_m, blocks * tiling.tile_h];
-    let [x, last_x] = call.x_maps(cuda, config.tile_m / blocks)?;
+    let tile = tiling.tile();
+    let [x, last_x] = call.x_maps(cuda, config.tile_m)?;
     let params = Params {
         x,
         last_x,
@@ -318,24 +282,20 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
         let Tiling { config, tile_h, blocks_per_sm } = tiling;
         let Config { tile_m, split, .. } = config;
-        let by = match (tiling.by_tokens(), config.pair) {
-            (false, _) => "",
-            (true, false) => " by tokens",
-            (true, true) => " by tokens pair",
-        };
+        let by = if tiling.by_tokens() { " by tokens" } else { "" };
         let form = format!("{tile_m}x{tile_h}{by} split{split} residents{blocks_per_sm}");
         let name = format!("{} {layout} {form}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
     let largest = |split, kind, tile_h| {
-        let config = Config { tile_m: 128, kind, split, pair: false };
+        let config = Config { tile_m: 128, kind, split };
         config.tiling(Shape::even(tile_h, Orientation::OutIn))
     };
     let largest = [
         largest(2, Kind::Instruction, GROUP),
         largest(1, Kind::EvenShare, MOST_FEATURES),
-        largest(1, Kind::Tokens, 160),
+        largest(1, Kind::Tokens, MOST_BY_TOKENS),
     ];
     for code in GateCode::all(dtype) {
         for tiling in largest {
@@ -347,7 +307,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let widths: &[usize] = match config.kind {
             Kind::Instruction => &[GROUP],
             Kind::EvenShare => &[40, 112, MOST_FEATURES],
-            Kind::Tokens => &[40, 72, 112, 160],
+            Kind::Tokens => &[24, 40, 112, MOST_BY_TOKENS],
         };
         let mut tilings = Vec::new();
         for &tile_h in widths {
@@ -370,7 +330,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 mod tests {
     use super::*;
 
-    const EVEN: Config = Config { tile_m: 16, kind: Kind::EvenShare, split: 1, pair: false };
+    const EVEN: Config = Config { tile_m: 16, kind: Kind::EvenShare, split: 1 };
 
     fn shape(tokens: usize, features: usize, orientation: Orientation) -> Shape {
         Shape { tokens, features, orientation, multiprocessors: 132 }
@@ -406,18 +366,13 @@ mod tests {
     /// Of one row of tiles or of two; more rows take the width of two.
     #[test]
     fn rows_of_tiles_share_the_multiprocessors() {
-        let by_tokens = Config::by_tokens(128, false);
+        let by_tokens = Config { tile_m: 128, kind: Kind::Tokens, split: 1 };
         let fitted = |m, count| by_tokens.tiling(shape(m, count, Orientation::OutIn)).tile_h;
         assert_eq!([77, 128, 129, 256, 257].map(|m| fitted(m, 4864)), [40, 40, 80, 80, 80]);
         // Beyond 128 multiples of 16; and two tiles each.
         assert_eq!([18_432, 18_944, 28_672].map(|h| fitted(64, h)), [144, 144, 112]);
         let in_out = by_tokens.tiling(shape(64, 20_000, Orientation::InOut));
         assert_eq!(in_out.tile_h, 128);
-        // More tokens leave room for fewer features.
-        let most = |tile_m| {
-            Config::by_tokens(tile_m, true).tiling(shape(1, 14_336, Orientation::OutIn)).tile_h
-        };
-        assert_eq!([64, 128, 192, 256].map(most), [112, 112, 112, 56]);
     }
 
     #[test]
@@ -432,7 +387,7 @@ mod tests {
 
     #[test]
     fn k_is_split_into_whole_steps() {
-        let config = Config { tile_m: 16, kind: Kind::Instruction, split: 4, pair: false };
+        let config = Config { tile_m: 16, kind: Kind::Instruction, split: 4 };
         assert!(!config.can_split(192) && config.can_split(193));
     }
 }

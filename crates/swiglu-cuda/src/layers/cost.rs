@@ -167,9 +167,9 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let size = problem.dtype.size() as f64;
     let [rows, columns] = form.tile;
     let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
-    // Blocks of a cluster share weights or x, each with a tile, or a tile's k.
+    // Blocks of a cluster either share weights, each with a tile, or a tile's k.
     let blocks = tiles * form.split as f64;
-    let per_cluster = (form.share * form.share_x * form.split) as f64;
+    let per_cluster = (form.share * form.split) as f64;
     let residents = form.blocks_per_sm as f64;
     let slots = (machine.multiprocessors * residents / per_cluster).floor().max(1.0) * per_cluster;
     let running = blocks.min(slots);
@@ -178,8 +178,7 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let together = (running / machine.multiprocessors).ceil().max(1.0);
     let multiply = multiply_cycles(form, problem, machine) * together;
     // Rows that do not exist are not fetched.
-    let fetched =
-        rows.min(problem.m) as f64 / form.share_x as f64 + 2.0 * columns as f64 / form.share as f64;
+    let fetched = rows.min(problem.m) as f64 + 2.0 * columns as f64 / form.share as f64;
     let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
     let from_l2 = operands * running / L2_BYTES;
     let results = (rows * columns) as f64;
