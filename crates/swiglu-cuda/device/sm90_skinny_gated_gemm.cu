@@ -22,8 +22,8 @@
 // layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a
-// multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 beyond 128 with
-// TOKEN_ROWS; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
+// multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up
+// take an instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
 // run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
@@ -59,6 +59,24 @@
 // 4864. Above M of about 128 the weights are read from L2 once per TILE_M rows, and the tiles of
 // sm90_gated_gemm.cu, which read fewer bytes per product, win.
 //
+// With TOKEN_ROWS, beside the fastest other kernel and cuBLASLt with a pass behind it (8.6 µs had been predicted for the
+// first, 17.5 for 128×2048×8192):
+//     M × K × H          other    cuBLASLt + pass   TILE_M 64   128     192
+//     128×896×4864       9.47     9.93              8.87        7.36    8.28
+//     64×2880×2880       12.8     -                 11.0        19.6    -
+//     77×2880×2880       14.4     12.9              14.1        11.9    13.1
+//     77×4096×4096       24.6     22.6              26.2        20.8    21.6
+//     128×2048×8192      21.5     24.5              26.5        20.7    23.3
+//     160×1280×3420      10.7     10.5              14.7        10.2    8.5
+//     160×4096×14336     95.9     78.3              111         105     76.4
+//     200×2048×8192      29.3     27.6              42.5        31.4    40.9
+//     256×896×4864       11.0     12.9              16.9        11.7    14.2
+// x is what most bytes from the second-level cache are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that: pairs
+// of blocks with tiles side by side, each of which brings half of x to both (21.9 there, 3 to 25 % more elsewhere, 7 % less
+// in one of 68); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8 with 256×896×4864).
+// What made most of the time with fewer tokens than a tile has: rows of a box that lie outside of x. With 77×2880×2880
+// tiles of 128 took 18.2 where 128 tokens took 13.7, with 16 tokens 22.4; in boxes of the rows there are 13.5.
+//
 // Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency (within 2 and 5 % of the
 // best at most, in 54 problems); pairs of blocks that share x by multicast (1 % more to 5 %; 1 % less at 3584 ×
 // 18944 with 128 tokens); fitted tiles of half the width for two blocks on a multiprocessor (1 to 9 % more,
@@ -73,21 +91,24 @@ constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
 constexpr bool kTokenRows = TOKEN_ROWS != 0;
-static_assert(kTileM % 8 == 0 && kTileM <= 128, "two times TILE_M / 2 sums per thread");
+static_assert(kTileM % 8 == 0 && kTileM <= (kTokenRows ? 192 : 128), "two times TILE_M / 2 sums per thread");
 static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
 static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
 static_assert(kTileH <= 192, "three warpgroups");
 
-static_assert(!kTokenRows || (kTileM % 64 == 0 && kSplit == 1 && (kTileH <= 128 || kTileH % 16 == 0)),
+// Features that gate and up of a tile may have in one instruction.
+constexpr int kTogether = kTokenRows && kTileM == 192 ? 80 : 128;
+static_assert(!kTokenRows || (kTileM % 64 == 0 && kSplit == 1 && (kTileH <= kTogether || kTileH % 16 == 0)),
               "whole instructions of an even number of eights of columns");
 
 // Each has up to 64 features or tokens, the rows of the instruction.
 constexpr int kWarpgroups = kTokenRows ? kTileM / 64 : (kTileH + 63) / 64;
 constexpr int kConsumers = 128 * kWarpgroups;
 // With the producer's warp three warpgroups have 128 registers of a thread, two have 168. Where that is not enough
-// for 128 sums, or for more than 96 of a tile's features, they take those of a whole warpgroup of producers.
-constexpr bool kTakesRegisters = kTokenRows ? kWarpgroups == 2 && kTileH > 96 : kWarpgroups == 3 && kTileM == 128;
-constexpr int kTaken = kWarpgroups == 2 ? 232 : 160, kLeft = kWarpgroups == 2 ? 40 : 32;
+// for 128 sums, or for so many of a tile's features, they take those of a whole warpgroup of producers.
+constexpr bool kTakesRegisters = kTokenRows ? kWarpgroups > 1 && kTileH > (kWarpgroups == 2 ? 96 : 64)
+                                            : kWarpgroups == 3 && kTileM == 128;
+constexpr int kLeft = kTokenRows ? 40 : 32, kTaken = !kTokenRows ? 160 : kWarpgroups == 2 ? 232 : 152;
 constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : 32);
 
 constexpr int kGroupBytes = 64 * kTileK * 2;  // of 64 features or tokens
@@ -229,8 +250,9 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Produ
 
 #if TOKEN_ROWS
 
-// Instructions that have a tile's columns: one with the gate's and the up's, or one for each.
-constexpr int kInstructions = 2 * kTileH <= 256 ? 1 : 2;
+// Instructions that have a tile's columns: one with the gate's and the up's, or one for each, also where the sums of one
+// do not fit into 128 registers, which the compiler counts with for three warpgroups.
+constexpr int kInstructions = kTileH <= kTogether ? 1 : 2;
 constexpr int kColumns = 2 * kTileH / kInstructions;
 typedef float Sums[kInstructions][kColumns / 2];
 

@@ -22,12 +22,8 @@ pub(super) static FILE: KernelFile = KernelFile::new(
 const TILE_K: usize = 64;
 /// Features or tokens of the rows of an instruction, which a warpgroup multiplies.
 const GROUP: usize = 64;
-/// Three warpgroups of features, and as many sums of a thread, for the gate and the up together, as it has
-/// registers for beside others.
+/// Three warpgroups of features.
 const MOST_FEATURES: usize = 3 * GROUP;
-const MOST_BY_TOKENS: usize = 160;
-/// Columns of an instruction are a multiple of 16 here. Beyond so many features gate and up take one each.
-const TOGETHER: usize = 128;
 /// Tiles below each other that a width is fitted to: it is compiled in, and layers meet many numbers of tokens.
 const MOST_ROWS: usize = 2;
 /// Shared memory of a multiprocessor of sm_90; each block costs 1 KiB beside its own.
@@ -55,7 +51,7 @@ pub(crate) struct Config {
 
 impl Config {
     /// All of them.
-    pub(crate) const ALL: [Config; 18] = {
+    pub(crate) const ALL: [Config; 19] = {
         let kinds = [
             (Kind::Instruction, 1),
             (Kind::Instruction, 2),
@@ -63,16 +59,21 @@ impl Config {
             (Kind::EvenShare, 1),
         ];
         let tokens = [16, 32, 64, 128];
-        let mut all = [Config { tile_m: 64, kind: Kind::Tokens, split: 1 }; 18];
+        let mut all = [Self::by_tokens(1); 19];
         let mut i = 0;
         while i < tokens.len() * kinds.len() {
             let (kind, split) = kinds[i % kinds.len()];
             all[i] = Config { tile_m: tokens[i / kinds.len()], kind, split };
             i += 1;
         }
-        all[i].tile_m = 128;
+        all[i + 1] = Self::by_tokens(2);
+        all[i + 2] = Self::by_tokens(3);
         all
     };
+
+    const fn by_tokens(warpgroups: usize) -> Config {
+        Config { tile_m: GROUP * warpgroups, kind: Kind::Tokens, split: 1 }
+    }
 
     /// Blocks of a cluster.
     pub(crate) fn cluster(self) -> usize {
@@ -89,6 +90,17 @@ impl Config {
         self.kind == Kind::Tokens
     }
 
+    /// Features of a tile with tokens in the rows: as many as a thread has registers for, beside others, with a sum of
+    /// the gate's and one of the up's for each two of them.
+    fn most_by_tokens(self) -> usize {
+        if self.tile_m > 2 * GROUP { 112 } else { 160 }
+    }
+
+    /// Up to so many of them gate and up have in one instruction, whose columns are a multiple of 16 here.
+    fn together(self) -> usize {
+        if self.tile_m > 2 * GROUP { 80 } else { 128 }
+    }
+
     /// With the tile for this shape.
     pub(crate) fn tiling(self, shape: Shape) -> Tiling {
         let (tile_h, blocks_per_sm) = match self.kind {
@@ -96,8 +108,9 @@ impl Config {
             Kind::EvenShare => (even_share(shape, shape.multiprocessors, MOST_FEATURES), 1),
             Kind::Tokens => {
                 let rows = shape.tokens.div_ceil(self.tile_m).clamp(1, MOST_ROWS);
-                let share = even_share(shape, shape.multiprocessors / rows, MOST_BY_TOKENS);
-                (if share > TOGETHER { share.next_multiple_of(16) } else { share }, 1)
+                let share = even_share(shape, shape.multiprocessors / rows, self.most_by_tokens());
+                let unit = if share > self.together() { 16 } else { 8 };
+                (share.next_multiple_of(unit), 1)
             }
         };
         Tiling { config: self, tile_h, blocks_per_sm }
@@ -144,7 +157,7 @@ impl Tiling {
     pub(crate) fn form(self) -> Form {
         let multiplier = match self.config.kind {
             Kind::Tokens => {
-                let instructions = if self.tile_h > TOGETHER { 2 } else { 1 };
+                let instructions = if self.tile_h > self.config.together() { 2 } else { 1 };
                 Multiplier::Wgmma { columns: 2 * self.tile_h / instructions, wanted: 1.0 }
             }
             _ => Multiplier::Wgmma {
@@ -175,7 +188,10 @@ impl Tiling {
     /// Warpgroups with many sums take registers of one more.
     fn threads(self) -> usize {
         let crowded = match self.config.kind {
-            Kind::Tokens => self.warpgroups() == 2 && self.tile_h > 96,
+            Kind::Tokens => {
+                let room = [usize::MAX, 96, 64];
+                self.tile_h > room[self.warpgroups() - 1]
+            }
             _ => self.warpgroups() == 3 && self.config.tile_m == 128,
         };
         self.warpgroups() * 128 + if crowded { 128 } else { 32 }
@@ -295,7 +311,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let largest = [
         largest(2, Kind::Instruction, GROUP),
         largest(1, Kind::EvenShare, MOST_FEATURES),
-        largest(1, Kind::Tokens, MOST_BY_TOKENS),
+        largest(1, Kind::Tokens, 160),
     ];
     for code in GateCode::all(dtype) {
         for tiling in largest {
@@ -307,7 +323,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let widths: &[usize] = match config.kind {
             Kind::Instruction => &[GROUP],
             Kind::EvenShare => &[40, 112, MOST_FEATURES],
-            Kind::Tokens => &[24, 40, 112, MOST_BY_TOKENS],
+            Kind::Tokens => &[40, 72, 112, 160],
         };
         let mut tilings = Vec::new();
         for &tile_h in widths {
@@ -366,13 +382,17 @@ mod tests {
     /// Of one row of tiles or of two; more rows take the width of two.
     #[test]
     fn rows_of_tiles_share_the_multiprocessors() {
-        let by_tokens = Config { tile_m: 128, kind: Kind::Tokens, split: 1 };
+        let by_tokens = Config::by_tokens(2);
         let fitted = |m, count| by_tokens.tiling(shape(m, count, Orientation::OutIn)).tile_h;
         assert_eq!([77, 128, 129, 256, 257].map(|m| fitted(m, 4864)), [40, 40, 80, 80, 80]);
         // Beyond 128 multiples of 16; and two tiles each.
         assert_eq!([18_432, 18_944, 28_672].map(|h| fitted(64, h)), [144, 144, 112]);
         let in_out = by_tokens.tiling(shape(64, 20_000, Orientation::InOut));
         assert_eq!(in_out.tile_h, 128);
+        // More tokens leave room for fewer features.
+        let most =
+            |groups| Config::by_tokens(groups).tiling(shape(1, 18_944, Orientation::OutIn)).tile_h;
+        assert_eq!([1, 2, 3].map(most), [144, 144, 72]);
     }
 
     #[test]
