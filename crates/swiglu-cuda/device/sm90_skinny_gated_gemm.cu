@@ -72,8 +72,7 @@
 //     200×2048×8192      29.3     27.6              42.5        31.4    40.9
 //     256×896×4864       11.0     12.9              16.9        11.7    14.2
 // x is what most bytes from the second-level cache are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that: pairs
-// of blocks with tiles side by side, each of which brings half of x to both (21.9 there, 3 to 25 % more elsewhere, 7 % less
-// in one of 68); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8 with 256×896×4864).
+// of blocks with tiles side by side, each of which brings half of x to both (21.9 there; 0.7 to 26 % more in 66 times of 68, 1 and 7 % less in two); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8 with 256×896×4864).
 // What made most of the time with fewer tokens than a tile has: rows of a box that lie outside of x. With 77×2880×2880
 // tiles of 128 took 18.2 where 128 tokens took 13.7, with 16 tokens 22.4; in boxes of the rows there are 13.5.
 //
