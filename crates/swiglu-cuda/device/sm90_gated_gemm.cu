@@ -49,22 +49,24 @@
 // Since then 128 × 96 in ping-pong has narrow tiles and sends its results off one panel at a time. Narrow tiles, in
 // one run of each (µs without them, with): 2048×4096×14336 713, 681; 1024×4096×14336 380, 348; 512×4096×14336 192,
 // 178; 777×4096×13696 291, 281; 16384×2048×4096 820, 806; 4096×4096×14336 1395, 1376; 8192×4096×4096 796, 798;
-// 1024×1024×4096 30.7, 30.4; 256×896×4864 11.4, 12.1, hence what the host charges for narrow tiles. Of less than
-// one wave, all of these changes together gain 11 and 25 % with 128 tokens (896×4864, 4096×14336) and lose 4 to 31 %
-// with up to 64, where other kernels are faster: those are not cut since. Their widths were 80, 64, 56 and 32 there and their results went straight from registers; those
-// of whole panels are left, 64 and 32, and through the copy engine 1024×1024×4096 takes 26.9 (128 × 64: 27.2),
-// 4096×896×4864 101 (106), 512×896×4864 16.0 (17.5), 16384×2048×4096 769 (814), in one run again.
-// Beside cuBLAS's product alone, in turns, it takes 0.93 to 0.98 of the time in bursts, 0.93 to 1.03 at the limit of
-// power, beside quack's kernel 0.94 to 0.99 and 0.98 to 1.02 (records h200f). Before, it was 0.95 to 1.00 and 1.00 to 1.02
-// beside quack's: at the limit of power quack drew less. Nsight Compute says why: at 4096×4096×14336 ours took 2 % fewer
-// cycles but executed 33 % more instructions, and at 16384×2048×4096 it read 1.7 times the bytes from memory. So
-// descriptors are computed in uniform registers now (53 instructions of a warp for 64 of k instead of 90), and groups
-// of the raster are taller where x stays in the cache (on the host): predicted 1 to 3 % and 1 to 2 %; measured 1 to 4 %
-// and 0.5 to 1.3 %. What was predicted before these counters were read, clusters of two that share weights, with the fifth stage that smaller buffers leave room for, and cooperating tiles
-// of 256 rows, both with a third less from L2, was refuted, in µs at the limit of power and in bursts, of 16384×2048×4096 and
-// 4096×4096×14336: as it is 804, 678, 1410, 1180; a fifth stage alone 831, 693, 1450, 1230; with clusters 842, 709,
-// 1480, 1250; 256 × 96 812, 691, 1420, 1230; 256 × 80 857, 726, 1450, 1220. Why a fifth stage costs 2 to 4 %, but
-// nothing in 8192×4096×4096, was not counted.
+// 1024×1024×4096 30.7, 30.4; 256×896×4864 11.4, 12.1, hence what the host charges for narrow tiles. Of less than one
+// wave, all of these changes together gain 11 and 25 % with 128 tokens (896×4864, 4096×14336) and lose 4 to 31 % with
+// up to 64, where other kernels are faster: those are not cut since. Their widths were 80, 64, 56 and 32 there and
+// their results went straight from registers; those of whole panels are left, 64 and 32, and through the copy engine
+// 1024×1024×4096 takes 26.9 (128 × 64: 27.2), 4096×896×4864 101 (106), 512×896×4864 16.0 (17.5), 16384×2048×4096 769
+// (814), in one run again.
+// Beside cuBLAS's product alone, in turns, it takes 0.93 to 0.98 of the time in bursts, 0.94 to 1.03 at the limit of
+// power, beside quack's kernel 0.94 to 0.99 and 0.98 to 1.02 (records h200f). Before, it was 0.95 to 1.00 and 1.00 to
+// 1.02 beside quack's: at the limit of power quack drew less. Nsight Compute says why: at 4096×4096×14336 ours took 2
+// % fewer cycles but executed 33 % more instructions, and at 16384×2048×4096 it read 1.7 times the bytes from memory.
+// So descriptors are computed in uniform registers now (53 instructions of a warp for 64 of k instead of 90), and
+// groups of the raster are taller where x stays in the cache (on the host): predicted 1 to 3 % and 1 to 2 %; measured
+// 1 to 4 % and 0.5 to 1.3 %. What was predicted before these counters were read, clusters of two that share weights,
+// with the fifth stage that smaller buffers leave room for, and cooperating tiles of 256 rows, both with a third less
+// from L2, was refuted, in µs at the limit of power and in bursts, of 16384×2048×4096 and 4096×4096×14336: as it is
+// 804, 678, 1410, 1180; a fifth stage alone 831, 693, 1450, 1230; with clusters 842, 709, 1480, 1250; 256 × 96 812,
+// 691, 1420, 1230; 256 × 80 857, 726, 1450, 1220. Why a fifth stage costs 2 to 4 %, but nothing in 8192×4096×4096,
+// was not counted.
 // Predicted and refuted (µs at 16384×2048×4096 and 4096×4096×14336): clusters that share weights or x, with 96
 // columns in ping-pong 785 and 806, 1426 and 1415, with 128 × 128 857 and 858, 1466 and 1480; one output
 // buffer for both consumers and a fifth stage 811, 1449. With 128 × 128, that is against 853 and 1434: a

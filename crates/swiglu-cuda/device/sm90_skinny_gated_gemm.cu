@@ -1,7 +1,7 @@
 // h = act(x·Wg + bg, x·Wu + bu) for few rows of x on Hopper: a tile for each block, its weights under way before
 // x is there.
 //
-// wgmma has 64 rows at least. With up to 32 tokens these are features of the weights, and the tokens are its
+// wgmma has 64 rows at least. With few tokens these are features of the weights, and the tokens are its
 // columns, TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens,
 // one for the gate's features and one for the up's, leave the two pre-activations of an output in the same
 // register of two arrays. One thread feeds a ring of STAGES tiles through the copy engine; a tile has TILE_H
@@ -21,10 +21,11 @@
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside.
 //
-// Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a
-// multiple of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up
-// take an instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES; SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are
-// run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
+// Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
+// of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an
+// instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES;
+// SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are run-time values; there are
+// SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
@@ -59,11 +60,10 @@
 // 4864. Above M of about 128 the weights are read from L2 once per TILE_M rows, and the tiles of
 // sm90_gated_gemm.cu, which read fewer bytes per product, win.
 //
-// With TOKEN_ROWS, beside the fastest other kernel and cuBLASLt with a pass behind it (8.6 µs had been predicted for the
-// first, 17.5 for 128×2048×8192):
+// With TOKEN_ROWS, beside the fastest other kernel and cuBLASLt with a pass behind it (8.6 µs had been predicted for
+// the first, 17.5 for 128×2048×8192):
 //     M × K × H          other    cuBLASLt + pass   TILE_M 64   128     192
 //     128×896×4864       9.47     9.93              8.87        7.36    8.28
-//     64×2880×2880       12.8     -                 11.0        19.6    -
 //     77×2880×2880       14.4     12.9              14.1        11.9    13.1
 //     77×4096×4096       24.6     22.6              26.2        20.8    21.6
 //     128×2048×8192      21.5     24.5              26.5        20.7    23.3
@@ -71,10 +71,12 @@
 //     160×4096×14336     95.9     78.3              111         105     76.4
 //     200×2048×8192      29.3     27.6              42.5        31.4    40.9
 //     256×896×4864       11.0     12.9              16.9        11.7    14.2
-// x is what most bytes from the second-level cache are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that: pairs
-// of blocks with tiles side by side, each of which brings half of x to both (21.9 there; 0.7 to 26 % more in 66 times of 68, 1 and 7 % less in two); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8 with 256×896×4864).
-// What made most of the time with fewer tokens than a tile has: rows of a box that lie outside of x. With 77×2880×2880
-// tiles of 128 took 18.2 where 128 tokens took 13.7, with 16 tokens 22.4; in boxes of the rows there are 13.5.
+// x is what most bytes from the second-level cache are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that:
+// pairs of blocks with tiles side by side, each of which brings half of x to both (21.9 there; 0.7 to 26 % more in 66
+// times of 68, 1 and 7 % less in two); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8
+// with 256×896×4864). What made most of the time with fewer tokens than a tile has: rows of a box that lie outside of
+// x. With 77×2880×2880 tiles of 128 took 18.2 where 128 tokens took 13.7, with 16 tokens 22.4; in boxes of the rows
+// there are 13.5.
 //
 // Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency (within 2 and 5 % of the
 // best at most, in 54 problems); pairs of blocks that share x by multicast (1 % more to 5 %; 1 % less at 3584 ×

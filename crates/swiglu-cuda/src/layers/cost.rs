@@ -49,8 +49,8 @@ const CUBLAS_FMA_SHARE: f64 = 0.85;
 const L2_BYTES: f64 = 12000.0;
 /// Share of the second-level cache within which what a kernel writes is still there for the next one, and bytes
 /// per cycle of it: fitted on an H200 to the unfused path, M = 1 to 2048 of the shipped record, whose times are
-/// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). f32 sums were
-/// not measured.
+/// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). Of
+/// f32 sums it was not fitted.
 const KEPT_SHARE: f64 = 0.5;
 const KEPT_BYTES: f64 = 6000.0;
 /// Share of the memory's nominal rate that a stream of reads reaches: fitted on an H200.

@@ -186,8 +186,8 @@ impl<T: Element> GatedLinear<T> {
         choice
     }
 
-    /// Does what was chosen; where cuBLASLt does not take this x, or no memory is left for gate and up, the same
-    /// by a fused kernel, unless one way was asked for.
+    /// Does what was chosen; where cuBLASLt does not take this x, or no memory is left for its workspace, the same
+    /// by a fused kernel, unless one way was asked for. Nothing of it is remembered: the next call tries again.
     pub(super) fn or_fused(
         &self,
         choice: Choice,
@@ -223,7 +223,8 @@ impl<T: Element> GatedLinear<T> {
 
     /// Makes the first call with `m` tokens as cheap as every other: compiles or loads its kernels and
     /// reserves its workspace on `stream`. Needed before a capture into a graph, for each number of
-    /// tokens that is captured: another number may go another way.
+    /// tokens that is captured: another number may go another way. So may an x that the planned way does
+    /// not take, as one of overlapping rows behind cuBLASLt: of that, call [`Self::forward`] once.
     ///
     /// # Errors
     /// As [`Self::forward`].
