@@ -113,7 +113,7 @@ impl Call<'_> {
     pub(super) fn extents(&self, cuda: &Cuda, tile: [usize; 2], together: u32) -> Extents {
         let rows = self.m.div_ceil(tile[0]);
         let row_bytes = tile[0].min(self.m) * self.weights.hidden * self.code.dtype().size();
-        let cache = cuda.facts().l2_bytes as usize;
+        let cache = cuda.facts().l2_bytes;
         Extents {
             m: counted(self.m),
             features: counted(self.weights.intermediate),

@@ -304,14 +304,15 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
-    let largest = |split, kind, tile_h| {
-        let config = Config { tile_m: 128, kind, split };
+    let largest = |tile_m, split, kind, tile_h| {
+        let config = Config { tile_m, kind, split };
         config.tiling(Shape::even(tile_h, Orientation::OutIn))
     };
     let largest = [
-        largest(2, Kind::Instruction, GROUP),
-        largest(1, Kind::EvenShare, MOST_FEATURES),
-        largest(1, Kind::Tokens, 160),
+        largest(128, 2, Kind::Instruction, GROUP),
+        largest(128, 1, Kind::EvenShare, MOST_FEATURES),
+        largest(128, 1, Kind::Tokens, 160),
+        largest(192, 1, Kind::Tokens, 112),
     ];
     for code in GateCode::all(dtype) {
         for tiling in largest {

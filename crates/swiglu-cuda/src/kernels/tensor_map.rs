@@ -23,8 +23,8 @@ pub(super) struct TensorMap([u64; 16]);
 /// follows from its boxes alone, so that one of memory that was given back is not wrong, only unused.
 #[derive(Debug)]
 pub(crate) struct LayerMaps {
-    /// Gate and up, in the few heights of boxes that kernels have: they are never forgotten.
-    pub(super) weights: Remembered<Boxes, TensorMap, 12>,
+    /// Gate and up, in the heights of boxes that kernels have, at most ten in a layer: they are never forgotten.
+    pub(super) weights: Remembered<Boxes, TensorMap, 20>,
     /// Inputs and outputs of recent calls.
     pub(super) operands: Remembered<Boxes, TensorMap, 12>,
 }

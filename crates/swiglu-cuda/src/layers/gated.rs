@@ -195,16 +195,21 @@ impl<T: Element> GatedLinear<T> {
         mut out: DeviceMatrixMut<'_, T>,
         call: impl Fn(Choice, DeviceMatrixMut<'_, T>) -> Result<()>,
     ) -> Result<()> {
-        let planned = self.path.is_none() && self.forced.is_none();
-        let fused = matches!(choice, Choice::Fused(_));
         match call(choice, out.reborrow()) {
-            Err(CudaError::Unsupported { .. } | CudaError::OutOfMemory { .. })
-                if planned && !fused =>
-            {
-                call(self.choose_fused(m), out)
-            }
+            Err(why) if self.hands_over(choice, &why) => call(self.choose_fused(m), out),
             done => done,
         }
+    }
+
+    /// Whether a fused kernel does instead what cuBLASLt refused.
+    pub(super) fn hands_over(&self, choice: Choice, why: &CudaError) -> bool {
+        let refused = matches!(why, CudaError::Unsupported { .. } | CudaError::OutOfMemory { .. });
+        refused && self.may_hand_over(choice)
+    }
+
+    fn may_hand_over(&self, choice: Choice) -> bool {
+        let planned = self.path.is_none() && self.forced.is_none();
+        planned && matches!(choice, Choice::Unfused(_))
     }
 
     /// Bytes of workspace that a call with `m` tokens uses.
@@ -223,8 +228,7 @@ impl<T: Element> GatedLinear<T> {
 
     /// Makes the first call with `m` tokens as cheap as every other: compiles or loads its kernels and
     /// reserves its workspace on `stream`. Needed before a capture into a graph, for each number of
-    /// tokens that is captured: another number may go another way. So may an x that the planned way does
-    /// not take, as one of overlapping rows behind cuBLASLt: of that, call [`Self::forward`] once.
+    /// tokens that is captured: another number may go another way.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -234,7 +238,15 @@ impl<T: Element> GatedLinear<T> {
         self.cuda.reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 
+    /// The kernels of a choice, and of the one that it may hand over to.
     pub(super) fn prepare(&self, choice: Choice, m: usize) -> Result<()> {
+        if self.may_hand_over(choice) {
+            self.prepare_one(self.choose_fused(m), m)?;
+        }
+        self.prepare_one(choice, m)
+    }
+
+    fn prepare_one(&self, choice: Choice, m: usize) -> Result<()> {
         let (act, numerics) = (self.activation(), self.numerics());
         match choice {
             Choice::Fused(kernel) => {

@@ -6,7 +6,7 @@ use super::gated::GatedLinear;
 use super::plan::Choice;
 use crate::activation::tensor;
 use crate::error::Result;
-use crate::kernels::elementwise::{self, Extent, GateUp, Stored};
+use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
@@ -26,8 +26,8 @@ impl<T: Element> GatedLinear<T> {
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
-        gate: DeviceMatrixMut<'_, T>,
-        up: DeviceMatrixMut<'_, T>,
+        mut gate: DeviceMatrixMut<'_, T>,
+        mut up: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         let shape = [x.rows(), self.intermediate()];
         self.expect_call(stream, &x, &out, self.intermediate())?;
@@ -44,19 +44,36 @@ impl<T: Element> GatedLinear<T> {
             other => other,
         };
         let (out, saved) = (tensor(&out.as_ref()), [&gate, &up].map(|m| tensor(&m.as_ref())));
+        // SAFETY: the views span memory of this device; all but x are borrowed mutably. A fused kernel uses no
+        // workspace.
+        let fused = |choice| unsafe { self.enqueue(stream, choice, x, out, Some(saved), 0) };
         let (Choice::Unfused(stored), Some(lt)) = (choice, &self.lt) else {
-            // SAFETY: the views span memory of this device; all but x are borrowed mutably. A fused
-            // kernel uses no workspace.
-            return unsafe { self.enqueue(stream, choice, x, out, Some(saved), 0) };
+            return fused(choice);
         };
+        match self.save_unfused(stream, lt, stored, x, out, [gate.reborrow(), up.reborrow()]) {
+            Err(why) if self.hands_over(choice, &why) => fused(self.choose_fused(x.rows())),
+            done => done,
+        }
+    }
+
+    fn save_unfused(
+        &self,
+        stream: &Stream,
+        lt: &Lt,
+        stored: Stored,
+        x: DeviceMatrixRef<'_, T>,
+        out: Tensor,
+        [gate, up]: [DeviceMatrixMut<'_, T>; 2],
+    ) -> Result<()> {
         let code = GateCode::elementwise(&self.activation(), self.numerics(), T::DTYPE);
         let formula = Formula::new(&self.activation());
-        let extent = Extent { rows: shape[0], cols: shape[1], code, formula };
+        let extent = Extent { rows: x.rows(), cols: self.intermediate(), code, formula };
+        let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
         let [gate_weights, up_weights] = self.weights.halves();
         let bytes = Lt::scratch_bytes(self.cuda().arch());
         self.cuda().with_workspace(stream, bytes, |scratch| {
-            // SAFETY: as above; the weights live as long as `self`, the workspace has what cuBLASLt
-            // uses, and the stream orders the three steps.
+            // SAFETY: the views span memory of this device, all but x borrowed mutably; the weights live as long
+            // as `self`, the workspace has what cuBLASLt uses, and the stream orders the three steps.
             unsafe {
                 lt.launch(stream, x, &gate_weights, gate, scratch)?;
                 lt.launch(stream, x, &up_weights, up, scratch)?;

@@ -12,6 +12,7 @@ use swiglu_core::{
 use super::*;
 use crate::common;
 use crate::context::{Cuda, CudaOptions};
+use crate::error::CudaError;
 use crate::layers::{Choice, GatedLinear};
 use crate::memory::{DeviceMatrix, DeviceMatrixRef};
 
@@ -350,19 +351,61 @@ fn sums_between_are_planned_and_have_a_fused_kernel_behind_them() {
     };
     layer.reserve(&stream, m).unwrap();
     let host = x.to_host().unwrap();
-    judge(host.view(), &forward(&layer, x.view()));
     // Rows one element apart, which overlap.
     let overlapping = DeviceMatrixRef::with_stride(x.buffer(), m, k, 1).unwrap();
+    // What was reserved is enough for a capture, also of what goes to the other kernel.
+    let mut captured = DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap();
+    let graph =
+        stream.capture(|| layer.forward(&stream, overlapping, captured.view_mut())).unwrap();
+    // SAFETY: what the graph reads and writes lives on.
+    unsafe { graph.launch(&stream) }.unwrap();
+    judge(host.view(), &forward(&layer, x.view()));
     let values: Vec<bf16> =
         (0..m).flat_map(|i| host.as_slice()[i..i + k].iter().copied()).collect();
     let out = forward(&layer, overlapping);
     judge(Matrix::from_vec(values, m, k).unwrap().view(), &out);
     assert_eq!(out, forward(&fused, overlapping));
+    assert_eq!(out, captured.to_host().unwrap());
     // What a backward pass needs is written by the kernel that would be chosen without sums.
     let mut saved = [(); 3].map(|()| DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap());
     let [out, gate, up] = saved.each_mut().map(DeviceMatrix::view_mut);
     layer.forward_saving(&stream, x.view(), out, gate, up).unwrap();
     assert_eq!(saved[0].to_host().unwrap(), forward(&fused, x.view()));
+}
+
+/// Where values of T between two steps are as asked for: what cuBLASLt does not take goes through a fused kernel also
+/// where pre-activations are saved, but not where the path was asked for.
+#[test]
+fn what_cublaslt_does_not_take_is_saved_by_a_fused_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(cuda) = device(dir.path()) else { return };
+    let options = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
+    let (m, k, h) = (5, 40, 24);
+    let numerics = Numerics { rounding: Rounding::PreRound, ..Numerics::default() };
+    let case = Case { numerics, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let params = parameters.gated();
+    let name = "cublaslt + elementwise";
+    let mut unfused = entry(8, &[(name, 1.0), ("mma_gated_gemm 128x64", 2.0)]);
+    unfused.problem = params.problem(8);
+    cuda.keep_tuning(&options, vec![unfused]).unwrap();
+    let cuda = device(dir.path()).unwrap();
+    let stream = cuda.stream();
+    let x = random::normal_matrix::<bf16>(1, m, k, 1.0).unwrap();
+    let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let overlapping = DeviceMatrixRef::with_stride(x.buffer(), m, k, 1).unwrap();
+    let save = |layer: &GatedLinear<bf16>| {
+        let mut saved = [(); 3].map(|()| DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap());
+        let [out, gate, up] = saved.each_mut().map(DeviceMatrix::view_mut);
+        layer.forward_saving(&stream, overlapping, out, gate, up)?;
+        Ok::<_, CudaError>(saved.map(|matrix| matrix.to_host().unwrap()))
+    };
+    let planned = GatedLinear::new(&cuda, &params).unwrap();
+    assert_eq!(planned.plan(m).kernel, name);
+    let on = |path| GatedLinear::with_path(&cuda, &params, path).unwrap();
+    assert_eq!(save(&planned).unwrap(), save(&on(swiglu_core::Path::Fused)).unwrap());
+    let refused = save(&on(swiglu_core::Path::Unfused)).unwrap_err();
+    assert!(matches!(refused, CudaError::Unsupported { .. }), "{refused}");
 }
 
 fn device_without() -> Cuda {
