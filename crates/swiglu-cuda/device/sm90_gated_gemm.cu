@@ -61,7 +61,7 @@
 // % fewer cycles but executed 33 % more instructions, and at 16384×2048×4096 it read 1.7 times the bytes from memory.
 // So descriptors are computed in uniform registers now (53 instructions of a warp for 64 of k instead of 90), and
 // groups of the raster are taller where x stays in the cache (on the host): predicted 1 to 3 % and 1 to 2 %; measured
-// 1 to 4 % and 0.5 to 1.3 %. What was predicted before these counters were read, clusters of two that share weights,
+// 1 to 4 % and 0.7 to 1.3 %. What was predicted before these counters were read, clusters of two that share weights,
 // with the fifth stage that smaller buffers leave room for, and cooperating tiles of 256 rows, both with a third less
 // from L2, was refuted, in µs at the limit of power and in bursts, of 16384×2048×4096 and 4096×4096×14336: as it is
 // 804, 678, 1410, 1180; a fifth stage alone 831, 693, 1450, 1230; with clusters 842, 709, 1480, 1250; 256 × 96 812,

@@ -60,7 +60,7 @@
 // 4864. Above M of about 128 the weights are read from L2 once per TILE_M rows, and the tiles of
 // sm90_gated_gemm.cu, which read fewer bytes per product, win.
 //
-// With TOKEN_ROWS, beside the fastest other kernel and cuBLASLt with a pass behind it (8.6 µs had been predicted for
+// With TOKEN_ROWS, beside the fastest other kernel and cuBLASLt with a pass behind it (7.5 µs had been predicted for
 // the first, 17.5 for 128×2048×8192):
 //     M × K × H          other    cuBLASLt + pass   TILE_M 64   128     192
 //     128×896×4864       9.47     9.93              8.87        7.36    8.28

@@ -8,7 +8,9 @@ use swiglu_core::{DType, Op, Orientation, Problem};
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
-use super::{decode_mlp, mma_gated_gemm, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm};
+use super::{
+    decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
+};
 use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -118,7 +120,7 @@ impl Call<'_> {
             m: counted(self.m),
             features: counted(self.weights.intermediate),
             k: counted(self.weights.hidden),
-            raster_rows: counted(raster_rows(tile, rows, together as usize, row_bytes, cache)),
+            raster_rows: counted(raster::rows(tile, rows, together as usize, row_bytes, cache)),
         }
     }
 
@@ -247,30 +249,6 @@ impl fmt::Display for Layout {
         f.write_str(if self.bias { " bias" } else { "" })?;
         f.write_str(if self.saves { " save" } else { "" })
     }
-}
-
-/// Of the second-level cache, what the rows of x of a group may fill beside weights that pass through.
-const CACHE_FOR_ROWS: f64 = 0.5;
-/// The most row tiles of a group.
-const TALLEST: usize = 32;
-
-/// Row tiles per group of the raster. The blocks that run together read the fewest rows of x and columns of the
-/// weights, counted in elements of k, where a group is about as tall as the blocks reach wide. A taller one fetches the
-/// weights from memory less often, for as long as its rows of x, `row_bytes` for each row tile, stay in `cache` bytes:
-/// on an H200 0.99 of the time at the limit of power for 16384×2048×4096, whose x and weights are fetched 4.9 times
-/// in groups of 15, and no more than 0.995 for 4096×4096×14336.
-fn raster_rows(
-    [tile_m, tile_h]: [usize; 2],
-    rows: usize,
-    sm_count: usize,
-    row_bytes: usize,
-    cache: usize,
-) -> usize {
-    let read = |group: usize| group * tile_m + sm_count.div_ceil(group) * 2 * tile_h;
-    let fewest = (1..=rows.clamp(1, TALLEST)).min_by_key(|&group| read(group)).unwrap_or(1);
-    let stay = (cache as f64 * CACHE_FOR_ROWS) as usize / row_bytes.max(1);
-    let groups = rows.div_ceil(stay.clamp(1, TALLEST)).max(1);
-    fewest.max(rows.div_ceil(groups))
 }
 
 /// Whether the copy engine can address x and the weights; the output may be anything.
@@ -585,17 +563,6 @@ impl fmt::Display for Kernel {
 mod tests {
     use super::*;
     use swiglu_core::{Activation, Numerics, Op, WeightLayout};
-
-    #[test]
-    fn groups_are_about_as_tall_as_wide() {
-        let raster = |tile, rows, k: usize| raster_rows(tile, rows, 132, 256 * k, 50 << 20);
-        assert_eq!(raster([128, 128], 32, 14336), 15);
-        assert_eq!(raster([128, 128], 1, 4096), 1);
-        assert_eq!(raster([128, 64], 0, 4096), 1);
-        // In groups of the same size, as tall as x may be to stay in the cache.
-        assert_eq!([2048, 4096, 16384].map(|k| raster([128, 128], 128, k)), [32, 22, 15]);
-        assert_eq!(raster_rows([128, 128], 128, 132, 1 << 20, 0), 15);
-    }
 
     #[test]
     fn some_kernel_computes_everything_on_every_architecture() {

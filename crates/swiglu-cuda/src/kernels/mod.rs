@@ -6,6 +6,7 @@ pub(crate) mod fill_rows;
 pub(crate) mod gate;
 pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
+mod raster;
 mod simt_gated_gemm;
 pub(crate) mod sm90_gated_gemm;
 mod sm90_skinny_gated_gemm;

@@ -316,22 +316,26 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     assert!(note.contains("not used: it is damaged"), "{note}");
 }
 
+/// The device with a record in which this way of the problem was the fastest, before a fused kernel.
+fn where_fastest(way: &str, problem: Problem, cuda: &Cuda, dir: &std::path::Path) -> Cuda {
+    let options = TuningOptions { dir: Some(dir.to_owned()), disabled: false };
+    let measured = entry(problem.m, &[(way, 1.0), ("mma_gated_gemm 128x64", 2.0)]);
+    cuda.keep_tuning(&options, vec![Entry { problem, ..measured }]).unwrap();
+    device(dir).unwrap()
+}
+
 /// Where f32 sums between two steps were the fastest: what cuBLASLt takes goes through it, and what it does not
 /// take, or what has to be written beside h, through a fused kernel.
 #[test]
 fn sums_between_are_planned_and_have_a_fused_kernel_behind_them() {
     let dir = tempfile::tempdir().unwrap();
     let Some(cuda) = device(dir.path()) else { return };
-    let options = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
     let (m, k, h) = (13, 67, 45);
     let case = Case { bias: true, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let params = parameters.gated();
     let name = "cublaslt f32 + elementwise";
-    let mut sums = entry(16, &[(name, 1.0), ("mma_gated_gemm 128x64", 2.0)]);
-    sums.problem = params.problem(16);
-    cuda.keep_tuning(&options, vec![sums]).unwrap();
-    let cuda = device(dir.path()).unwrap();
+    let cuda = where_fastest(name, params.problem(16), &cuda, dir.path());
     let layer = GatedLinear::new(&cuda, &params).unwrap();
     let plan = layer.plan(m);
     assert_eq!((plan.kernel.as_str(), plan.path), (name, swiglu_core::Path::Unfused));
@@ -379,17 +383,13 @@ fn sums_between_are_planned_and_have_a_fused_kernel_behind_them() {
 fn what_cublaslt_does_not_take_is_saved_by_a_fused_kernel() {
     let dir = tempfile::tempdir().unwrap();
     let Some(cuda) = device(dir.path()) else { return };
-    let options = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
     let (m, k, h) = (5, 40, 24);
     let numerics = Numerics { rounding: Rounding::PreRound, ..Numerics::default() };
     let case = Case { numerics, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let params = parameters.gated();
     let name = "cublaslt + elementwise";
-    let mut unfused = entry(8, &[(name, 1.0), ("mma_gated_gemm 128x64", 2.0)]);
-    unfused.problem = params.problem(8);
-    cuda.keep_tuning(&options, vec![unfused]).unwrap();
-    let cuda = device(dir.path()).unwrap();
+    let cuda = where_fastest(name, params.problem(8), &cuda, dir.path());
     let stream = cuda.stream();
     let x = random::normal_matrix::<bf16>(1, m, k, 1.0).unwrap();
     let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
