@@ -24,8 +24,8 @@ enum Way {
     Planned,
     /// The unfused path, which keeps elements.
     Unfused,
-    /// The unfused way that keeps f32 sums.
-    Sums,
+    /// As tuners do: the unfused way that keeps f32 sums, two kernels for a block.
+    By(Choice),
     Kernel(Kernel),
     Decode(Design),
 }
@@ -44,7 +44,8 @@ impl CudaBackend {
         Self { cuda: cuda.clone(), way: Way::Planned }
     }
 
-    /// Every way of this device: as planned, the two unfused ones, and each fused kernel.
+    /// Every way of this device: as planned, the two unfused ones, each fused kernel, and one of those before
+    /// the kernel that follows it in blocks of few tokens.
     pub fn all(cuda: &Cuda) -> Vec<Self> {
         let kernels = Kernel::all().filter(|kernel| {
             DType::ALL.into_iter().any(|dtype| {
@@ -52,8 +53,10 @@ impl CudaBackend {
                 kernel.check_problem(cuda.arch(), &problem(&case), cuda.tf32()).is_ok()
             })
         });
-        [Way::Planned, Way::Unfused, Way::Sums]
+        let skinny = Choice::all().find(|choice| matches!(choice, Choice::Skinny(_)));
+        [Way::Planned, Way::Unfused, Way::By(SUMS)]
             .into_iter()
+            .chain(skinny.map(Way::By))
             .chain(kernels.map(Way::Kernel))
             .chain(Design::every().map(Way::Decode))
             .map(|way| Self { cuda: cuda.clone(), way })
@@ -73,7 +76,7 @@ impl CudaBackend {
                     let limits = self.cuda.decode_limits();
                     Decode::check_problem(design, &pass, limits).is_ok()
                 }
-                Way::Unfused | Way::Sums | Way::Kernel(_) => false,
+                Way::Unfused | Way::By(_) | Way::Kernel(_) => false,
             };
         }
         match (self.way, case.op) {
@@ -83,7 +86,7 @@ impl CudaBackend {
                 let rounds = case.dtype == DType::F32 || case.numerics.rounding != Rounding::Fused;
                 rounds && case.hidden > 0
             }
-            (Way::Sums, _) => SUMS.check(&self.cuda, &problem(case)).is_ok(),
+            (Way::By(choice), _) => choice.check(&self.cuda, &problem(case)).is_ok(),
             (Way::Decode(design), _) => {
                 let limits = self.cuda.decode_limits();
                 Decode::check_problem(design, &problem(case), limits).is_ok()
@@ -100,7 +103,6 @@ impl CudaBackend {
     }
 }
 
-/// [`Way::Sums`] as layers know it.
 const SUMS: Choice = Choice::Unfused(Stored::Sums);
 
 impl CudaBackend {
@@ -116,7 +118,7 @@ impl Backend for CudaBackend {
         let way = match self.way {
             Way::Planned => "planned".to_owned(),
             Way::Unfused => Path::Unfused.to_string(),
-            Way::Sums => SUMS.to_string(),
+            Way::By(choice) => choice.to_string(),
             Way::Kernel(kernel) => kernel.to_string(),
             Way::Decode(design) => design.to_string(),
         };
@@ -157,8 +159,9 @@ impl Backend for CudaBackend {
         let layer = match self.way {
             Way::Planned | Way::Decode(_) => GatedLinear::new(&self.cuda, params),
             Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
-            Way::Sums => {
-                GatedLinear::with_way(&self.cuda, params, &self.cuda.way(SUMS, &params.problem(0)))
+            Way::By(choice) => {
+                let way = self.cuda.way(choice, &params.problem(0));
+                GatedLinear::with_way(&self.cuda, params, &way)
             }
             Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
         }?;
@@ -172,7 +175,7 @@ impl Backend for CudaBackend {
     fn quantized_types(&self) -> &[QuantizedType] {
         match self.way {
             Way::Planned | Way::Decode(_) => quantized_types(),
-            Way::Unfused | Way::Sums | Way::Kernel(_) => &[],
+            Way::Unfused | Way::By(_) | Way::Kernel(_) => &[],
         }
     }
 
@@ -201,13 +204,13 @@ impl Backend for CudaBackend {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
             Way::Decode(design) => Mlp::with_design(&self.cuda, params, Some(design)),
-            Way::Planned | Way::Sums | Way::Kernel(_) => Mlp::new(&self.cuda, params),
+            Way::Planned | Way::By(_) | Way::Kernel(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.cuda.stream();
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         match self.way {
-            Way::Sums => {
-                let way = self.cuda.way(SUMS, &params.problem(x.rows));
+            Way::By(choice) => {
+                let way = self.cuda.way(choice, &params.problem(x.rows));
                 layer.forward_by(&stream, &way, x.view()?, y.view_mut()?)?;
             }
             _ => layer.forward(&stream, x.view()?, y.view_mut()?)?,

@@ -15,10 +15,8 @@ use swiglu_core::{
     Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
     QuantizedGatedLinearParams, WeightLayout, bf16, bounds, f16, random,
 };
-use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{
-    Cuda, CudaBackend, CudaOptions, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream,
-    quantized_types,
+    Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream, quantized_types,
 };
 
 fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
@@ -371,17 +369,8 @@ fn the_copy_engine_waits_for_a_measurement_of_f32() {
     assert!(before.reason.contains("once `swiglu tune` has measured it"), "{before:?}");
     assert_ne!(cuda.plan(problem, None).kernel, "sm90_decode_mlp");
 
-    let trial = |way: String| {
-        let us = if way == fastest { 1.0 } else { 2.0 };
-        let outcome = Outcome::Measured { median_us: us, p10_us: us, p90_us: us, samples: 1 };
-        Trial { way, predicted_us: None, outcome }
-    };
-    let trials = cuda.ways(&problem).iter().map(|way| trial(way.to_string())).collect();
     let dir = tempfile::tempdir().unwrap();
-    let tuning = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
-    cuda.keep_tuning(&tuning, vec![Entry { problem, tf32: false, trials }]).unwrap();
-    let options = CudaOptions { tuning, ..common::options().unwrap() };
-    let tuned = Cuda::with_options(&options).unwrap();
+    let tuned = common::preferring(&cuda, dir.path(), fastest, &[problem]);
     assert!(offered(&tuned).chosen, "{:?} {:?}", offered(&tuned), tuned.tuning_notes());
     assert_eq!(tuned.plan(problem, None).kernel, "sm90_decode_mlp");
     let layer = Mlp::new(&tuned, &parameters.mlp()).unwrap();

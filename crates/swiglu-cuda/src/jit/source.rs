@@ -21,6 +21,7 @@ static HEADERS: &[Header] = &[
     header!("gate.cuh"),
     header!("gated_gemm.cuh"),
     header!("ptx.cuh"),
+    header!("tiles.cuh"),
 ];
 
 /// The headers that `file` includes, directly or through others, in the order of first mention.

@@ -10,6 +10,7 @@ use super::gate::{Formula, GateCode};
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::{
     decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
+    sm90_skinny_gemm,
 };
 use crate::arch::Arch;
 use crate::context::Cuda;
@@ -91,6 +92,14 @@ pub(super) struct Extents {
     raster_rows: i32,
 }
 
+impl Extents {
+    /// Tokens, features and k, and row tiles that share a column of weight tiles.
+    pub(super) fn new(extents: [usize; 3], raster_rows: usize) -> Self {
+        let ([m, features, k], raster_rows) = (extents.map(counted), counted(raster_rows));
+        Self { m, features, k, raster_rows }
+    }
+}
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Epilogue {
@@ -116,12 +125,8 @@ impl Call<'_> {
         let rows = self.m.div_ceil(tile[0]);
         let row_bytes = tile[0].min(self.m) * self.weights.hidden * self.code.dtype().size();
         let cache = cuda.facts().l2_bytes;
-        Extents {
-            m: counted(self.m),
-            features: counted(self.weights.intermediate),
-            k: counted(self.weights.hidden),
-            raster_rows: counted(raster::rows(tile, rows, together as usize, row_bytes, cache)),
-        }
+        let extents = [self.m, self.weights.intermediate, self.weights.hidden];
+        Extents::new(extents, raster::rows(tile, rows, together as usize, row_bytes, cache))
     }
 
     pub(super) fn epilogue(&self) -> Epilogue {
@@ -208,7 +213,7 @@ impl Call<'_> {
 }
 
 /// The device files of all ways of computing a layer.
-pub(crate) fn files() -> [&'static KernelFile; 7] {
+pub(crate) fn files() -> [&'static KernelFile; 8] {
     let [decode, sm90_decode, sequential] = decode_mlp::files();
     [
         decode,
@@ -216,6 +221,7 @@ pub(crate) fn files() -> [&'static KernelFile; 7] {
         sequential,
         &sm90_gated_gemm::FILE,
         &sm90_skinny_gated_gemm::FILE,
+        &sm90_skinny_gemm::FILE,
         &mma_gated_gemm::FILE,
         &simt_gated_gemm::FILE,
     ]
@@ -383,6 +389,11 @@ impl Kernel {
         let skinny = sm90_skinny_gated_gemm::Config::ALL.into_iter().map(Kernel::Sm90Skinny);
         let mma = mma_gated_gemm::Config::ALL.into_iter().map(Kernel::Mma);
         sm90.chain(skinny).chain(mma).chain([Kernel::Simt])
+    }
+
+    /// Whether a feed-forward block of few tokens may go on with [`super::sm90_skinny_gemm`].
+    pub(crate) fn precedes_skinny_gemm(self) -> bool {
+        matches!(self, Kernel::Sm90Skinny(config) if config.precedes_skinny_gemm())
     }
 
     /// The name of the kernel, without its tile.

@@ -7,6 +7,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
+use super::sm90_skinny_gemm;
 use super::tensor_map::TensorMap;
 use crate::context::Cuda;
 use crate::error::Result;
@@ -85,6 +86,11 @@ impl Config {
         hidden.div_ceil(TILE_K) >= self.split
     }
 
+    /// Those for few enough tokens that were the fastest with few: none that splits k.
+    pub(super) fn precedes_skinny_gemm(self) -> bool {
+        self.tile_m <= sm90_skinny_gemm::MOST_TOKENS && self.split == 1
+    }
+
     /// Whether a tile's width is fitted to all tiles below each other.
     pub(crate) fn fits_rows(self) -> bool {
         self.kind == Kind::Tokens
@@ -130,7 +136,7 @@ impl fmt::Display for Config {
 
 /// Features of a tile, at most `most` of them, so that each multiprocessor has as many tiles as every other, and these
 /// as wide as they can be. [out, in]: whole groups of eight lines of the swizzle. [in, out]: whole lines.
-fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> usize {
+pub(super) fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> usize {
     let unit = match shape.orientation {
         Orientation::OutIn => 8,
         Orientation::InOut => 64,

@@ -22,6 +22,7 @@ use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
 use crate::kernels::sm90_gated_gemm::Cut;
+use crate::kernels::sm90_skinny_gemm::Tiling;
 
 /// What the model needs to know of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -243,6 +244,21 @@ pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
     let split = if problem.m <= MOST_TOKENS { FEW_TOKENS } else { 0.0 };
     let results = machine.stream((problem.m * problem.hidden * problem.dtype.size()) as f64);
     split + product(shape, problem.dtype, results, machine, tf32)
+}
+
+/// Seconds of the down projection of few tokens by `sm90_skinny_gemm`: predicted from its form, fitted to nothing.
+pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
+    let [m, k, n] = [problem.m, problem.intermediate, problem.hidden];
+    let [tile_m, tile_h] = Tiling::new([m, k, n], machine.multiprocessors as usize).tile();
+    let tiles = n.div_ceil(tile_h) as f64;
+    let waves = (tiles / machine.multiprocessors).ceil();
+    // Of 16 of k shared memory gives 64 rows at 128 bytes per cycle, and then the tokens'.
+    let multiply = (k.div_ceil(16) * (64 + tile_m)) as f64 * 32.0 / 128.0;
+    let size = problem.dtype.size() as f64;
+    let from_l2 = ((m + tile_h) * k) as f64 * size * tiles.min(machine.multiprocessors) / L2_BYTES;
+    let cycles = waves * bound_by([multiply, from_l2]);
+    let traffic = machine.stream((m * k + k * n + m * n) as f64 * size);
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 
 /// The unfused path of 16-bit types as a multiple of what follows from its form, up to 64 tokens, up to 256 and

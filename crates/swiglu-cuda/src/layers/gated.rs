@@ -13,7 +13,7 @@ use super::weights::{GateUpBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
 use crate::error::{CudaError, Result};
-use crate::kernels::decode_mlp::{self, Design};
+use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
@@ -96,7 +96,7 @@ impl<T: Element> GatedLinear<T> {
                 let orientation = params.weights.layout().orientation;
                 Self::build(cuda, params, orientation, None, Some(way.choice))
             }
-            Choice::Decode(_) => Err(CudaError::Unsupported {
+            Choice::Decode(_) | Choice::Skinny(_) => Err(CudaError::Unsupported {
                 what: way.to_string(),
                 why: decode_mlp::Obstacle::NotABlock(params.problem(0).op).to_string(),
             }),
@@ -215,7 +215,7 @@ impl<T: Element> GatedLinear<T> {
     /// Bytes of workspace that a call with `m` tokens uses.
     pub(super) fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
         match choice {
-            Choice::Fused(_) | Choice::Decode(_) => 0,
+            Choice::Fused(_) | Choice::Decode(_) | Choice::Skinny(_) => 0,
             Choice::Unfused(stored) => {
                 self.between_bytes(m, stored) + Lt::scratch_bytes(self.cuda.arch())
             }
@@ -260,7 +260,7 @@ impl<T: Element> GatedLinear<T> {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);
                 elementwise::prepare_forward(&self.cuda, code, stored)
             }
-            Choice::Decode(design) => Err(self.not_a_block(design)),
+            block @ (Choice::Decode(_) | Choice::Skinny(_)) => Err(self.not_a_block(block)),
         }
     }
 
@@ -393,13 +393,13 @@ impl<T: Element> GatedLinear<T> {
                     elementwise::forward(stream, extent, inputs, out)
                 }
             }
-            Choice::Decode(design) => Err(self.not_a_block(design)),
+            block @ (Choice::Decode(_) | Choice::Skinny(_)) => Err(self.not_a_block(block)),
         }
     }
 
-    fn not_a_block(&self, design: Design) -> CudaError {
+    fn not_a_block(&self, block: Choice) -> CudaError {
         let why = decode_mlp::Obstacle::NotABlock(self.problem.op).to_string();
-        CudaError::Unsupported { what: design.to_string(), why }
+        CudaError::Unsupported { what: block.to_string(), why }
     }
 
     /// The weights as kernels take them.

@@ -1,5 +1,5 @@
 //! The feed-forward block: for a few tokens the decode kernel, else the gated linear layer, then the
-//! down projection by cuBLASLt.
+//! down projection, by a kernel of ours for few tokens where that was measured to be faster, else by cuBLASLt.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,17 +18,39 @@ use crate::kernels::decode_mlp::{
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
+use crate::kernels::tensor_map::LayerMaps;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::remembered::Remembered;
 use crate::stream::Stream;
 use crate::workspace::barrier_of;
 
+/// What computes y from h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Down {
+    CublasLt,
+    /// `sm90_skinny_gemm`, for few tokens.
+    Skinny,
+}
+
+impl Down {
+    /// How h is computed where the block goes step by step, and what comes after it.
+    fn after(choice: Choice) -> (Choice, Self) {
+        match choice {
+            Choice::Skinny(kernel) => (Choice::Fused(kernel), Self::Skinny),
+            other => (other, Self::CublasLt),
+        }
+    }
+}
+
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
 pub struct Mlp<T> {
     gated: GatedLinear<T>,
     down: DownBuffer<T>,
+    /// Of h and the down weight.
+    down_maps: LayerMaps,
     lt: Arc<Lt>,
     problem: Problem,
     /// What runs for one, two, … tokens: where a call takes microseconds, choosing should not.
@@ -95,7 +117,8 @@ impl<T: Element> Mlp<T> {
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
         let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
         let (choices, decodes) = (Remembered::new(), Remembered::new());
-        Ok(Self { gated, down, lt, problem, few, choices, decodes })
+        let down_maps = LayerMaps::new();
+        Ok(Self { gated, down, down_maps, lt, problem, few, choices, decodes })
     }
 
     /// The gated linear layer.
@@ -115,7 +138,7 @@ impl<T: Element> Mlp<T> {
     pub fn design(&self, m: usize) -> Option<Design> {
         match self.choose(m) {
             Choice::Decode(design) => Some(design),
-            Choice::Fused(_) | Choice::Unfused(_) => None,
+            Choice::Fused(_) | Choice::Unfused(_) | Choice::Skinny(_) => None,
         }
     }
 
@@ -177,11 +200,16 @@ impl<T: Element> Mlp<T> {
             }
         }
         // Also where few tokens are decoded: an x that the kernel does not take goes step by step.
-        let choice = match self.choose(m) {
-            Choice::Decode(_) => self.gated.choose(m),
-            steps => steps,
+        let (choice, down) = match self.choose(m) {
+            Choice::Decode(_) => (self.gated.choose(m), Down::CublasLt),
+            steps => Down::after(steps),
         };
         self.gated.prepare(choice, m)?;
+        if down == Down::Skinny {
+            let product = [m, self.problem.intermediate, self.problem.hidden];
+            let tiling = sm90_skinny_gemm::tiling(self.cuda(), product);
+            sm90_skinny_gemm::function(self.cuda(), tiling, T::DTYPE)?;
+        }
         self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
     }
 
@@ -246,6 +274,7 @@ impl<T: Element> Mlp<T> {
             }
             steps => steps,
         };
+        let (choice, by) = Down::after(choice);
         let bytes = self.workspace_bytes(m, choice);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
@@ -254,6 +283,12 @@ impl<T: Element> Mlp<T> {
             // stream orders them.
             unsafe {
                 self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
+                if by == Down::Skinny {
+                    let (y, maps) = (tensor(&out.as_ref()), &self.down_maps);
+                    let (dtype, weights) = (T::DTYPE, down);
+                    let call = SkinnyCall { dtype, m, x: hidden, weights, y, maps };
+                    return sm90_skinny_gemm::launch(stream, &call);
+                }
                 let rows =
                     DeviceMatrixMut::<T>::trusted(self.cuda(), workspace, m, self.h_stride());
                 let h = rows.as_ref().cols_range(0..h)?;

@@ -8,6 +8,7 @@ use crate::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Obstacle, Shape};
+use crate::kernels::sm90_skinny_gemm;
 use crate::tuning::Origin;
 
 /// One way of computing a problem, and why it was or was not chosen.
@@ -34,18 +35,21 @@ pub(crate) enum Choice {
     Unfused(Stored),
     /// The whole feed-forward block for a few tokens.
     Decode(Design),
+    /// One kernel, then ours for the down projection of few tokens, where others leave that to cuBLASLt.
+    Skinny(Kernel),
 }
 
 impl Choice {
     /// Every way there is, also those that compute only other problems.
     pub(crate) fn all() -> impl Iterator<Item = Choice> {
         let steps = Kernel::all().map(Choice::Fused).chain(UNFUSED.map(Choice::Unfused));
-        Design::every().map(Choice::Decode).chain(steps)
+        let skinny = Kernel::all().filter(|kernel| kernel.precedes_skinny_gemm());
+        Design::every().map(Choice::Decode).chain(steps).chain(skinny.map(Choice::Skinny))
     }
 
     pub(crate) fn path(self) -> Path {
         match self {
-            Choice::Fused(_) | Choice::Decode(_) => Path::Fused,
+            Choice::Fused(_) | Choice::Decode(_) | Choice::Skinny(_) => Path::Fused,
             Choice::Unfused(_) => Path::Unfused,
         }
     }
@@ -54,10 +58,20 @@ impl Choice {
     pub(crate) fn check(self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
         let (dtype, rounding) = (problem.dtype, problem.numerics.rounding);
         let rounds = dtype != DType::F32;
-        if let (Some(types), Choice::Fused(_) | Choice::Unfused(_)) = (problem.quantized, self) {
-            return Err(Obstacle::Quantized(types.gate_up));
+        match (problem.quantized, self) {
+            (None, _) | (_, Choice::Decode(_)) => {}
+            (Some(types), _) => return Err(Obstacle::Quantized(types.gate_up)),
         }
         match self {
+            Choice::Skinny(_) if problem.op != Op::Mlp => {
+                Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(problem.op)))
+            }
+            Choice::Skinny(_) if problem.m > sm90_skinny_gemm::MOST_TOKENS => {
+                let (given, most) = (problem.m, sm90_skinny_gemm::MOST_TOKENS);
+                Err(Obstacle::Decode(decode_mlp::Obstacle::Tokens { given, most }))
+            }
+            Choice::Skinny(_) if problem.intermediate == 0 => Err(Obstacle::NothingToMultiply),
+            Choice::Skinny(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
             Choice::Fused(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
             Choice::Unfused(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
             Choice::Unfused(Stored::Elements) => match rounding {
@@ -88,6 +102,8 @@ impl Choice {
                 kernel.cluster() > 1 || in_out && kernel.copies_narrow_rows()
             }
             Choice::Unfused(_) => false,
+            // Its cost is predicted, and was compared with nothing.
+            Choice::Skinny(_) => true,
         }
     }
 
@@ -95,6 +111,9 @@ impl Choice {
     pub(super) fn seconds(self, cuda: &Cuda, problem: &Problem) -> f64 {
         let (machine, tf32) = (cuda.machine(), cuda.tf32());
         let h = match self {
+            Choice::Skinny(kernel) => {
+                return cost::fused(kernel, problem, machine) + cost::skinny_down(problem, machine);
+            }
             Choice::Fused(kernel) => cost::fused(kernel, problem, machine),
             Choice::Unfused(stored) => cost::unfused(stored, problem, machine, tf32),
             Choice::Decode(design) => {
@@ -117,6 +136,7 @@ impl std::fmt::Display for Choice {
             Choice::Fused(kernel) => kernel.fmt(f),
             Choice::Unfused(stored) => f.pad(unfused_name(*stored)),
             Choice::Decode(design) => design.fmt(f),
+            Choice::Skinny(kernel) => f.pad(&format!("{kernel} + sm90_skinny_gemm")),
         }
     }
 }
@@ -219,7 +239,7 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
         (Why::LowestCost(_), Choice::Unfused(Stored::Sums)) => {
             "the least time expected, with nothing rounded between: gate and up pass as f32".into()
         }
-        (Why::LowestCost(_), Choice::Fused(kernel)) => {
+        (Why::LowestCost(_), Choice::Fused(kernel) | Choice::Skinny(kernel)) => {
             let form = kernel.form(Shape::of(problem, sm_count.max(1) as usize));
             let [rows, columns] = form.tile;
             let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
@@ -292,6 +312,12 @@ impl Cuda {
         let shape = Shape::of(&problem, self.facts().sm_count as usize);
         let (kernel, mut parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name(), kernel.parameters(shape).to_vec()),
+            Choice::Skinny(kernel) => {
+                let product = [problem.m, problem.intermediate, problem.hidden];
+                let down = sm90_skinny_gemm::tiling(self, product).parameters();
+                let parameters = kernel.parameters(shape).into_iter().chain(down).collect();
+                ("sm90_skinny_gated_gemm + sm90_skinny_gemm", parameters)
+            }
             Choice::Unfused(stored) => (unfused_name(stored), Vec::new()),
             Choice::Decode(design) => {
                 let decode = Decode::check_problem(design, &pass, self.decode_limits());
@@ -311,7 +337,10 @@ impl Cuda {
         }
         let problem = match choice {
             Choice::Unfused(Stored::Elements) => unfused_rounding(problem),
-            Choice::Unfused(Stored::Sums) | Choice::Fused(_) | Choice::Decode(_) => problem,
+            Choice::Unfused(Stored::Sums)
+            | Choice::Fused(_)
+            | Choice::Decode(_)
+            | Choice::Skinny(_) => problem,
         };
         Plan {
             problem,

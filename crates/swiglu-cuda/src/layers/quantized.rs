@@ -301,7 +301,7 @@ impl<T: Element> QuantizedMlp<T> {
         let design = match self.forced.map_or_else(planned, Choice::Decode) {
             Choice::Decode(design) => design,
             // What speaks against the design that needs the least.
-            Choice::Fused(_) | Choice::Unfused(_) => Design::TwoLaunches,
+            Choice::Fused(_) | Choice::Unfused(_) | Choice::Skinny(_) => Design::TwoLaunches,
         };
         let decode = Decode::check_problem(design, &problem, self.cuda.decode_limits());
         decode.map_err(|why| CudaError::Unsupported {

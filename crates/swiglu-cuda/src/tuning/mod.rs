@@ -4,8 +4,9 @@
 //! A record says what it was measured on and of: device, architecture, the device code, the ways
 //! there were to choose from. It is verified when it is read, and one that is of anything else is
 //! refused with its reason and not used: then the cost model chooses, as without a record. A shipped one of
-//! earlier device code still tells more than the model, as long as the ways are the same. Nothing
-//! about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
+//! earlier device code, or of other ways, still tells more than the model: of a problem that it has, ways that it
+//! does not know are not taken. Nothing about a record is an error of a computation;
+//! [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;
 mod table;
@@ -112,6 +113,10 @@ impl Tuning {
             let record = Record::parse(text).and_then(|record| match record.check(&here) {
                 Err(Refusal::Source) => {
                     what += ", of earlier kernels";
+                    Ok(Some(record))
+                }
+                Err(Refusal::Space) => {
+                    what += ", of other ways";
                     Ok(Some(record))
                 }
                 checked => checked.map(|()| Some(record)),

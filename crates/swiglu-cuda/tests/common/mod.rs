@@ -6,9 +6,10 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use swiglu_core::Problem;
 use swiglu_core::conformance::{Backend, Case, run};
 use swiglu_cuda::jit::cache::CacheOptions;
-use swiglu_cuda::tuning::TuningOptions;
+use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{Cuda, CudaBackend, CudaError, CudaOptions, library};
 
 /// The first device, or nothing after saying why. `SWIGLU_TEST_DEVICE=sim` takes the simulator also
@@ -90,4 +91,22 @@ pub fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) -> usize 
         failed[..failed.len().min(20)].join("\n")
     );
     passed
+}
+
+/// The test device with a record, kept in `dir`, that says of each problem that this way was the fastest.
+pub fn preferring(cuda: &Cuda, dir: &Path, way: &str, problems: &[Problem]) -> Cuda {
+    let entry = |problem: &Problem| {
+        let trial = |name: String| {
+            let us = if name == way { 1.0 } else { 2.0 };
+            let outcome = Outcome::Measured { median_us: us, p10_us: us, p90_us: us, samples: 1 };
+            Trial { way: name, predicted_us: None, outcome }
+        };
+        let trials = cuda.ways(problem).iter().map(|way| trial(way.to_string())).collect();
+        Entry { problem: *problem, tf32: false, trials }
+    };
+    let tuning = TuningOptions { dir: Some(dir.to_owned()), disabled: false };
+    let entries = problems.iter().map(entry).collect();
+    cuda.keep_tuning(&tuning, entries).expect("the directory can be written");
+    let options = CudaOptions { tuning, ..options().expect("there is a device") };
+    Cuda::with_options(&options).expect("the device opens")
 }

@@ -1,0 +1,206 @@
+// y = h·W + b for few rows of h on Hopper, W [out, in]: the down projection behind sm90_skinny_gated_gemm.cu.
+//
+// As there, features are the rows of wgmma, tokens its columns, and weights are asked for before the grid before this
+// one has ended. But a down projection has few features and a long k, of which a step of 64 is a short product
+// behind several latencies: 190 ns in that kernel. An even share of the features for each multiprocessor, 8 to 64 of
+// them, leaves nothing to be added up between blocks. So a stage of the ring holds PANELS steps of k, a warpgroup
+// multiplies all of them before it waits, and WARPGROUPS take stages in turn, each with sums of its own part of k.
+// In the end these are added up in the order of the warpgroups: the same bits on every launch.
+//
+// Two warps ask for weights and two for tokens, every other stage each: a thread issues a copy in 30 to 50 cycles,
+// and where a tile has 8 features a multiprocessor's share of memory brings its kilobyte in 56. Those of the
+// tokens wait for the grid before this one.
+//
+// Rows of the instruction beyond TILE_H multiply whatever lies behind the features, and columns beyond the tokens
+// that exist whatever the ring held before: neither depends on others, and both are dropped.
+//
+// Compile-time: ELEMENT 1|2; TILE_M 16 or 32, at least the number of tokens; TILE_H a multiple of 8 up to 64;
+// PANELS; WARPGROUPS; STAGES; SHARED_BYTES as the host computed them. M, H and K are run-time values.
+//
+// Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
+// tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
+// cycles at least, in which shared memory gives the 64 rows: 8 µs for k = 14336.
+// Predicted, not measured yet, in µs behind a gated kernel in a graph with 16 tokens: 29.5, 9.5, 4; cuBLASLt takes 33,
+// 14 and 7.
+#include "tiles.cuh"
+
+constexpr int kTileM = TILE_M;
+constexpr int kTileH = TILE_H;
+constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
+constexpr int kPanels = PANELS;
+constexpr int kWarpgroups = WARPGROUPS;
+static_assert(kTileM % 16 == 0 && kTileM <= 32 && kTileH % 8 == 0 && kTileH <= 64, "a tile of one instruction");
+
+constexpr int kConsumers = 128 * kWarpgroups;
+constexpr int kFeeders = 2;  // warps for the weights, and as many for the tokens
+constexpr int kThreads = kConsumers + 2 * 32 * kFeeders;
+
+constexpr int kLineBytes = kTileK * 2;
+constexpr int kWeightBytes = kTileH * kLineBytes, kTokenBytes = kTileM * kLineBytes;  // of a panel
+constexpr int kTokensAt = kPanels * kWeightBytes;
+constexpr int kStageBytes = kTokensAt + kPanels * kTokenBytes;
+constexpr int kStages = STAGES;
+// What the instruction reads behind the last stage's last features.
+constexpr int kBehindFeatures = (64 - kTileH) * kLineBytes - kPanels * kTokenBytes;
+constexpr int kBehindRing = kBehindFeatures > 0 ? kBehindFeatures : 0;
+constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + 16) + kBehindRing;
+static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
+
+// The sums of a warpgroup, [token][feature], in place of the ring. Four floats more per row: the lanes of a warp
+// then write to different banks.
+constexpr int kSumsPitch = (kTileH + 4) * 4;
+constexpr int kSumsBytes = kTileM * kSumsPitch;
+static_assert(kWarpgroups * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
+
+struct alignas(64) Sm90SkinnyGemmParams {
+  ptx::TensorMap tokens, weights;  // boxes of one panel; of the rows that there are
+  Extents extents;                 // features are those of y
+  u64 y;
+  i64 y_stride;
+  u64 bias;  // elements; 0: none
+};
+
+struct Ring {
+  u32 base;
+  INLINE explicit Ring(u32 start) : base((start + 1023) & ~1023u) {}
+  INLINE u32 stage(u32 turn) const { return base + turn % kStages * kStageBytes; }
+  INLINE u32 full_barrier(u32 turn) const {
+    return base + kStages * kStageBytes + kBehindRing + 8 * (turn % kStages);
+  }
+  INLINE u32 empty_barrier(u32 turn) const { return full_barrier(turn) + 8 * kStages; }
+  static INLINE u32 parity(u32 turn) { return turn / kStages & 1; }
+};
+
+// Stages of k. The last may have panels behind its end, which are zeros.
+INLINE u32 turns(const Extents& e) { return ceiling_divide(e.k, kPanels * kTileK); }
+
+// Asks for a panel's `bytes`, for every panel of the stages of one of the feeders: `load(to, barrier, k)`.
+template <class Load>
+INLINE void feed(const Extents& e, const Ring& ring, u32 feeder, u32 at, u32 pitch, u32 bytes, Load load) {
+  const u32 all = turns(e);
+#pragma unroll 1
+  for (u32 turn = feeder; turn < all; turn += kFeeders) {
+    ptx::barrier_wait(ring.empty_barrier(turn), Ring::parity(turn) ^ 1);
+    const u32 full = ring.full_barrier(turn), to = ring.stage(turn) + at;
+    ptx::barrier_arrive_expect(full, kPanels * bytes);
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) load(to + i * pitch, full, (turn * kPanels + i) * kTileK);
+  }
+}
+
+typedef float Sums[kTileM / 2];
+
+INLINE void multiply(Sums& d, const Extents& e, const Ring& ring, u32 warpgroup) {
+  // A warpgroup without a stage adds zeros.
+#pragma unroll
+  for (int i = 0; i < kTileM / 2; ++i) d[i] = 0.0f;
+  const u32 all = turns(e);
+  // Unrolled, the compiler moves sums between registers, and serialises the multiplications (C7520).
+#pragma unroll 1
+  for (u32 turn = warpgroup; turn < all; turn += kWarpgroups) {
+    ptx::barrier_wait(ring.full_barrier(turn), Ring::parity(turn));
+    const u64 weights = ptx::swizzled_operand(ring.stage(turn), 0);
+    const u64 tokens = ptx::swizzled_operand(ring.stage(turn) + kTokensAt, 0);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) {
+#pragma unroll
+      for (int j = 0; j < kTileK / 16; ++j) {
+        // Units of 16 bytes; 16 k are 32 bytes.
+        ptx::wgmma<kTileM, kIsBf16, false>(d, operand_further(weights, (i * kWeightBytes + j * 32) / 16),
+                                           operand_further(tokens, (i * kTokenBytes + j * 32) / 16), true);
+      }
+    }
+    ptx::wgmma_commit();
+    // The other warpgroups multiply meanwhile.
+    ptx::wgmma_wait<0>();
+    if (threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(turn));
+  }
+}
+
+// Element 4j + 2i + c of a thread is feature 16·warp + lane/4 + 8i of token 8j + 2(lane % 4) + c.
+INLINE void store_sums(const Sums& d, u32 to) {
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const u32 at = to + lane % 4 * 2 * kSumsPitch + (warp * 16 + lane / 4) * 4;
+#pragma unroll
+  for (int i = 0; i < kTileM / 2; ++i) {
+    const u32 token = i / 4 * 8 + i % 2, feature = i / 2 % 2 * 8;
+    if (warp * 16 + feature >= kTileH) continue;
+    ptx::store_shared(at + token * kSumsPitch + feature * 4, ptx::as_bits(d[i]));
+  }
+}
+
+// Two features of a token to each thread at a time.
+INLINE void finish(const Sm90SkinnyGemmParams& p, const Ring& ring) {
+  constexpr int kPairs = kTileH / 2;
+  const int first = blockIdx.x * kTileH;
+  for (int i = threadIdx.x; i < p.extents.m * kPairs; i += kConsumers) {
+    const int token = i / kPairs, feature = i % kPairs * 2, column = first + feature;
+    const u32 at = ring.base + token * kSumsPitch + feature * 4;
+    OutputPair y = {};
+#pragma unroll
+    for (int w = 0; w < kWarpgroups; ++w) {
+      const ptx::Raw<8> part = ptx::load_shared_pair(at + w * kSumsBytes);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) y.value[c] = __fadd_rn(y.value[c], ptx::as_float(part.word[c]));
+    }
+    if (p.bias != 0) {
+      const Element* bias = (const Element*)p.bias + column;
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (column + c < p.extents.features) y.value[c] = __fadd_rn(y.value[c], element_to_float(bias[c]));
+      }
+    }
+    store_pair(y, p.y, p.y_stride, p.extents, token, column);
+  }
+}
+
+INLINE void consume(const Sm90SkinnyGemmParams& p, const Ring& ring) {
+  const u32 warpgroup = warpgroup_number();
+  Sums d;
+  multiply(d, p.extents, ring, warpgroup);
+  // Every stage has been multiplied: the sums may take their place.
+  ptx::named_barrier<1>(kConsumers);
+  store_sums(d, ring.base + warpgroup * kSumsBytes);
+  ptx::named_barrier<1>(kConsumers);
+  finish(p, ring);
+}
+
+// The first lane of a warp that asks for copies: weights first, so that they are under way before anything else.
+INLINE void produce(const Sm90SkinnyGemmParams& p, const Ring& ring) {
+  const u32 warp = (threadIdx.x - kConsumers) / 32;
+  if (warp < kFeeders) {
+    const u64 policy = ptx::policy_evict_first();
+    feed(p.extents, ring, warp, 0, kWeightBytes, kWeightBytes, [&](u32 to, u32 full, int k) {
+      ptx::tensor_load(to, &p.weights, full, k, blockIdx.x * kTileH, policy);
+    });
+  } else {
+    ptx::grid_dependency_wait();
+    const u32 bytes = p.extents.m * kLineBytes;
+    feed(p.extents, ring, warp - kFeeders, kTokensAt, kTokenBytes, bytes,
+         [&](u32 to, u32 full, int k) { ptx::tensor_load(to, &p.tokens, full, k, 0); });
+    // The next grid may read weights from here on, which those before this one do not write any more.
+    ptx::grid_dependency_launch();
+  }
+}
+
+KERNEL(kThreads, 1, sm90_skinny_gemm)(KERNEL_PARAMS(Sm90SkinnyGemmParams) p) {
+  const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
+  if (threadIdx.x == kConsumers) {
+    ptx::prefetch_tensor_map(&p.weights);
+    ptx::prefetch_tensor_map(&p.tokens);
+    for (int s = 0; s < kStages; ++s) {
+      ptx::barrier_init(ring.full_barrier(s), 2);  // one of each kind of feeder
+      ptx::barrier_init(ring.empty_barrier(s), 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kConsumers) {
+    // What is written below may still be read by the grids before.
+    ptx::grid_dependency_wait();
+    consume(p, ring);
+  } else if (threadIdx.x % 32 == 0) {
+    produce(p, ring);
+  }
+}

@@ -1,0 +1,75 @@
+// What kernels that multiply in tiles share: the problem, the order of tiles, operands, results next to each other.
+#pragma once
+#include "element.cuh"
+
+struct Extents {
+  int m, features, k;
+  int raster_rows;  // row tiles that share a column of weight tiles
+};
+
+constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
+
+// First row and column of a tile.
+struct Tile {
+  int row, column;
+};
+
+template <int TILE_ROWS, int TILE_COLUMNS>
+INLINE int tile_count(const Extents& e) {
+  return ceiling_divide(e.m, TILE_ROWS) * ceiling_divide(e.features, TILE_COLUMNS);
+}
+
+// The t-th tile: down a group of row tiles, then the next column of tiles. Blocks that run together
+// so share few rows of x and few columns of the weights, and find them in L2.
+template <int TILE_ROWS, int TILE_COLUMNS>
+INLINE Tile tile_at(int t, const Extents& e) {
+  const int rows = ceiling_divide(e.m, TILE_ROWS);
+  const int per_group = e.raster_rows * ceiling_divide(e.features, TILE_COLUMNS);
+  const int first = t / per_group * e.raster_rows, within = t % per_group;
+  const int height = rows - first < e.raster_rows ? rows - first : e.raster_rows;
+  return {(first + within % height) * TILE_ROWS, within / height * TILE_COLUMNS};
+}
+
+// The calling warpgroup's number, from one lane: of what follows from threadIdx the compiler does not know that a warp
+// agrees on it, and computes descriptors in vector registers, to move each word of them to a uniform one.
+INLINE u32 warpgroup_number() { return __shfl_sync(~0u, threadIdx.x / 128, 0); }
+
+// A descriptor of an operand so many units of 16 bytes further. The address is its lowest field, which never carries:
+// one word changes.
+INLINE u64 operand_further(u64 operand, u32 units) {
+  return (operand & 0xFFFFFFFF00000000u) | ((u32)operand + units);
+}
+
+// Rows of x that the copy engine brings for a tile: all of them, or of the last tile those there are, in whole eights.
+// Beyond these shared memory is as it was: rows, or columns, of products do not depend on each other.
+template <int TILE_ROWS>
+INLINE int copied_rows(const Extents& e, int row) {
+  const int left = e.m - row;
+  return left >= TILE_ROWS ? TILE_ROWS : left > 0 ? ceiling_divide(left, 8) * 8 : 0;
+}
+
+// Two values of a row that are next to each other, before their rounding to T.
+struct OutputPair {
+  float value[2];
+};
+
+// Stores what exists of a pair: in one access where the row allows it.
+INLINE void store_pair(const OutputPair& pair, u64 matrix, i64 stride, const Extents& extents,
+                       int row, int column) {
+  if (row >= extents.m || column >= extents.features) return;
+  u8* to = (u8*)matrix + (row * stride + column) * kElementBytes;
+  constexpr int kPairBytes = 2 * kElementBytes;
+  if (column + 1 < extents.features && (u64)to % kPairBytes == 0) {
+    ptx::Raw<kPairBytes> raw;
+    if constexpr (kIsF32) {
+      raw.word[0] = ptx::as_bits(pair.value[0]);
+      raw.word[1] = ptx::as_bits(pair.value[1]);
+    } else {
+      raw.word[0] = pack_elements(pair.value[0], pair.value[1]);
+    }
+    *(ptx::Raw<kPairBytes>*)to = raw;
+  } else {
+    ((Element*)to)[0] = float_to_element(pair.value[0]);
+    if (column + 1 < extents.features) ((Element*)to)[1] = float_to_element(pair.value[1]);
+  }
+}

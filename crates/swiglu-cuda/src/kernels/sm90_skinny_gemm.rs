@@ -1,0 +1,237 @@
+//! Launches `device/sm90_skinny_gemm.cu`.
+
+use swiglu_core::{DType, Orientation};
+
+use super::NamedVariant;
+use super::elementwise::Tensor;
+use super::gate::element_define;
+use super::gated_gemm::{Extents, Shape};
+use super::sm90_skinny_gated_gemm::even_share;
+use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap};
+use crate::context::Cuda;
+use crate::error::Result;
+use crate::jit::{KernelFile, Variant, define};
+use crate::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::lt::LinearWeights;
+use crate::stream::Stream;
+
+pub(super) static FILE: KernelFile =
+    KernelFile::new("sm90_skinny_gemm.cu", include_str!("../../device/sm90_skinny_gemm.cu"));
+
+/// Tokens of the wider tile. Every block reads all tokens: with more of them that is most of what it reads.
+pub(crate) const MOST_TOKENS: usize = 32;
+
+/// Features of an instruction, of which a tile may have fewer.
+const MOST_FEATURES: usize = 64;
+/// Bytes of a panel's line: 64 of k.
+const LINE: usize = 128;
+/// That multiply stages in turn.
+const WARPGROUPS: usize = 4;
+/// Warps that ask for weights and for tokens, two each.
+const FEEDERS: usize = 4;
+/// Weights of a stage, about: in the time that memory takes for it a warpgroup multiplies several.
+const STAGE_WEIGHTS: usize = 8 * 1024;
+const MOST_PANELS: usize = 8;
+/// Shared memory of a block on sm_90.
+const SHARED: usize = 227 * 1024;
+
+/// One launch: y = x·W + b.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) dtype: DType,
+    /// At most [`MOST_TOKENS`].
+    pub(crate) m: usize,
+    /// At a multiple of 16 bytes, with rows a multiple of 16 bytes apart.
+    pub(crate) x: Tensor,
+    /// `[out, in]`, as `x`.
+    pub(crate) weights: LinearWeights,
+    pub(crate) y: Tensor,
+    /// Those of the layer.
+    pub(crate) maps: &'a LayerMaps,
+}
+
+/// How a product is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    tile_m: usize,
+    tile_h: usize,
+    panels: usize,
+    stages: usize,
+}
+
+impl Tiling {
+    /// For `m` tokens, `in_features` and `out_features` on so many multiprocessors.
+    pub(crate) fn new([m, inputs, outputs]: [usize; 3], multiprocessors: usize) -> Self {
+        let shape = Shape {
+            tokens: m,
+            features: outputs,
+            orientation: Orientation::OutIn,
+            multiprocessors,
+        };
+        let tile_m = if m <= 16 { 16 } else { MOST_TOKENS };
+        let tile_h = even_share(shape, multiprocessors, MOST_FEATURES);
+        let panels = (STAGE_WEIGHTS / (tile_h * LINE)).clamp(1, MOST_PANELS);
+        let one = Self { tile_m, tile_h, panels, stages: 1 };
+        // No more than there is to hold, but room for the sums.
+        let used = inputs.div_ceil(panels * PANEL as usize).max(one.sums().div_ceil(one.ring()));
+        let room = (SHARED - 1024 - one.behind_ring()) / (one.ring() + 16);
+        Self { stages: used.max(2).min(room), ..one }
+    }
+
+    fn ring(self) -> usize {
+        self.stages * self.panels * (self.tile_m + self.tile_h) * LINE
+    }
+
+    fn sums(self) -> usize {
+        WARPGROUPS * self.tile_m * (self.tile_h + 4) * size_of::<f32>()
+    }
+
+    /// What the instruction reads behind the last features.
+    fn behind_ring(self) -> usize {
+        let rows = (MOST_FEATURES - self.tile_h).saturating_sub(self.panels * self.tile_m);
+        rows * LINE
+    }
+
+    fn shared_bytes(self) -> usize {
+        1024 + self.ring() + 16 * self.stages + self.behind_ring()
+    }
+
+    /// Rows and columns of y that a block computes.
+    pub(crate) fn tile(self) -> [usize; 2] {
+        [self.tile_m, self.tile_h]
+    }
+
+    /// Tile sizes and the like, by name.
+    pub(crate) fn parameters(self) -> [(&'static str, usize); 2] {
+        [("down_tile_h", self.tile_h), ("down_stages", self.stages)]
+    }
+
+    fn variant(self, dtype: DType) -> Variant {
+        let tile = [
+            ("TILE_M", self.tile_m),
+            ("TILE_H", self.tile_h),
+            ("PANELS", self.panels),
+            ("WARPGROUPS", WARPGROUPS),
+            ("STAGES", self.stages),
+            ("SHARED_BYTES", self.shared_bytes()),
+        ];
+        let [a, b, c, d, e, f] = tile.map(|(name, value)| define(name, value));
+        Variant::new(&FILE, [element_define(dtype), a, b, c, d, e, f])
+    }
+}
+
+#[repr(C, align(64))]
+struct Params {
+    tokens: TensorMap,
+    weights: TensorMap,
+    extents: Extents,
+    y: u64,
+    y_stride: i64,
+    bias: u64,
+}
+
+pub(crate) fn function(cuda: &Cuda, tiling: Tiling, dtype: DType) -> Result<Function> {
+    let shared = tiling.shared_bytes() as u32;
+    cuda.function(&tiling.variant(dtype), "sm90_skinny_gemm", shared)
+}
+
+/// The tiling of a product on a device.
+pub(crate) fn tiling(cuda: &Cuda, shape: [usize; 3]) -> Tiling {
+    Tiling::new(shape, cuda.facts().sm_count as usize)
+}
+
+/// Enqueues y = x·W + b.
+///
+/// # Safety
+/// The call's addresses are memory of the stream's device that stays valid until the kernel has run; y overlaps
+/// nothing else, and its rows do not overlap. There are tokens, and features of both kinds. No grid before this one on
+/// the stream writes the weights: they are read before it has ended.
+pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
+    let (cuda, w) = (stream.cuda(), &call.weights);
+    let tiling = tiling(cuda, [call.m, w.in_features, w.out_features]);
+    let function = function(cuda, tiling, call.dtype)?;
+    let boxes = |matrix, rows, box_rows: usize| Boxes {
+        dtype: call.dtype,
+        matrix,
+        rows,
+        cols: w.in_features,
+        box_rows: box_rows as u32,
+        box_cols: PANEL,
+    };
+    let encode = |boxes: Boxes| move || TensorMap::encode(cuda.driver(), &boxes);
+    // Rows that do not exist cost the copy engine more time than others.
+    let tokens = boxes(call.x, call.m, call.m);
+    let weights = boxes(Tensor::new(w.ptr, w.row_stride), w.out_features, tiling.tile_h);
+    let params = Params {
+        tokens: call.maps.operands.get(tokens, encode(tokens))?,
+        weights: call.maps.weights.get(weights, encode(weights))?,
+        extents: Extents::new([call.m, w.out_features, w.in_features], 1),
+        y: call.y.data,
+        y_stride: call.y.stride,
+        bias: w.bias.unwrap_or(0),
+    };
+    let launch = LaunchConfig {
+        grid: [w.out_features.div_ceil(tiling.tile_h) as u32, 1, 1],
+        block: (WARPGROUPS * 128 + FEEDERS * 32) as u32,
+        dynamic_shared: tiling.shared_bytes() as u32,
+        // It waits before it reads anything but weights, or writes. Graphs can hold such launches since then.
+        programmatic: cuda.facts().driver_version >= (12, 3),
+        ..LaunchConfig::default()
+    };
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { enqueue(stream, &function, &launch, &params) }
+}
+
+/// Every tile of tokens with the widths that models of an H200's multiprocessors have, and the widest.
+pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
+    let widths = [896, 2048, 4096, 8192];
+    let tilings = [16, MOST_TOKENS]
+        .into_iter()
+        .flat_map(|m| widths.map(|outputs| Tiling::new([m, 4 * outputs, outputs], 132)));
+    let named = tilings.map(|tiling| {
+        let Tiling { tile_m, tile_h, panels, stages } = tiling;
+        let name = format!("{dtype} {tile_m}x{tile_h} panels{panels} stages{stages}");
+        NamedVariant { name, variant: tiling.variant(dtype) }
+    });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_a_multiprocessor() {
+        for m in 1..=MOST_TOKENS {
+            for outputs in (1..20_000).step_by(89) {
+                for inputs in [1, 64, 4864, 14_336, 65_536] {
+                    let tiling = Tiling::new([m, inputs, outputs], 132);
+                    assert!(tiling.tile_m >= m && tiling.shared_bytes() <= SHARED, "{tiling:?}");
+                    assert!(tiling.stages >= 2 && tiling.ring() >= tiling.sums(), "{tiling:?}");
+                }
+            }
+        }
+        assert_eq!(size_of::<Params>(), 320);
+    }
+
+    #[test]
+    fn every_multiprocessor_has_as_many_features() {
+        let fitted = |outputs| Tiling::new([16, 4 * outputs, outputs], 132).tile_h;
+        assert_eq!([896, 2048, 3584, 4096, 8192].map(fitted), [8, 16, 32, 32, 64]);
+        // Two tiles each, and fewer than eight features for each.
+        assert_eq!([16_384, 256].map(fitted), [64, 8]);
+    }
+
+    /// Memory gives a multiprocessor 21 KB in the time that an answer takes.
+    #[test]
+    fn enough_is_under_way() {
+        for outputs in [896, 2048, 4096, 8192] {
+            for m in [1, 16, 32] {
+                let tiling = Tiling::new([m, 4 * outputs, outputs], 132);
+                let weights = tiling.stages * tiling.panels * tiling.tile_h * LINE;
+                let all = tiling.tile_h * 8 * outputs;
+                assert!(weights >= all.min(40 * 1024), "{tiling:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The feed-forward block of few tokens by two kernels of ours, the second of which has the down projection.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod common;
+
+use swiglu_core::conformance::{Backend, Case, Parameters};
+use swiglu_core::{
+    Activation, Arrangement, DType, Matrix, MatrixRef, Numerics, Op, Orientation, WeightLayout,
+    bf16, bounds, random,
+};
+use swiglu_cuda::{Cuda, CudaBackend, DeviceMatrix, Mlp, Stream};
+
+/// One of the ways, as records name it.
+const WAY: &str = "sm90_skinny_gated_gemm 16xfitted + sm90_skinny_gemm";
+/// As plans name it.
+const KERNEL: &str = "sm90_skinny_gated_gemm + sm90_skinny_gemm";
+
+/// The device, if it is of sm_90a, or nothing after saying why.
+fn hopper() -> Option<Cuda> {
+    let cuda = common::device()?;
+    if cuda.facts().compute_capability == (9, 0) {
+        return Some(cuda);
+    }
+    println!("not run: {} is not of sm_90", cuda.facts().name);
+    None
+}
+
+/// Every class of tokens and both of its ends; extents with fewer features than a tile has rows, which end within
+/// a panel or a stage, or let the ring go round, with fewer stages than warpgroups that multiply them.
+fn cases(dtype: DType) -> Vec<Case> {
+    let shapes = [
+        [64, 64],
+        [1, 1],
+        [5, 3],
+        [33, 31],
+        [136, 130],
+        [257, 65],
+        [72, 520],
+        [40, 5000],
+        [600, 40],
+        [200, 1700],
+        [96, 2050],
+    ];
+    let tokens = (1..=20).chain([25, 31, 32]);
+    let (family, numerics) = (Activation::family(), Numerics::all().collect::<Vec<_>>());
+    let case = |(turn, m): (usize, usize)| {
+        let [k, h] = shapes[turn % shapes.len()];
+        let arrangement = match turn % 3 {
+            0 => Arrangement::Separate,
+            1 => Arrangement::PackedUpFirst,
+            _ => Arrangement::Interleaved { group: 1 },
+        };
+        Case {
+            activation: family[turn % 3 * 4],
+            numerics: numerics[turn % 2 * 2],
+            layout: WeightLayout { orientation: Orientation::ALL[turn / 3 % 2], arrangement },
+            bias: turn % 2 == 0,
+            padding: [0, 8, 5][turn / 2 % 3],
+            seed: turn as u64,
+            ..Case::new(Op::Mlp, [m, k, h], dtype)
+        }
+    };
+    // Every shape with two numbers of tokens and more.
+    tokens.enumerate().map(case).collect()
+}
+
+#[test]
+fn one_to_thirty_two_tokens() {
+    let Some(cuda) = hopper() else { return };
+    let backends = CudaBackend::all(&cuda);
+    let two: Vec<_> =
+        backends.iter().filter(|b| b.name().contains(" + sm90_skinny_gemm")).collect();
+    assert_eq!(two.len(), 1);
+    for dtype in [DType::Bf16, DType::F16] {
+        let cases = cases(dtype);
+        let count = cases.len();
+        assert_eq!(common::judge(two[0], cases.into_iter()), count);
+    }
+    let more = Case::new(Op::Mlp, [33, 64, 64], DType::Bf16);
+    let layer = Case { m: 4, op: Op::GatedLinear, ..more };
+    let single = Case { m: 4, dtype: DType::F32, ..more };
+    assert!([more, layer, single].iter().all(|case| !two[0].computes(case)));
+}
+
+fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix<bf16> {
+    let mut y = DeviceMatrix::<bf16>::new(stream, x.rows(), layer.gated().hidden()).unwrap();
+    y.buffer_mut().poison(0xFF).unwrap();
+    layer.forward(stream, x.view(), y.view_mut()).unwrap();
+    y.to_host().unwrap()
+}
+
+/// It waits for a measurement, and then goes through plans, graphs and repetition as every other way: the same bits
+/// on every launch, over what another input left in the workspace.
+#[test]
+fn a_record_makes_it_the_plan() {
+    let Some(cuda) = hopper() else { return };
+    let (k, h) = (72, 1300);
+    let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case(8)).unwrap();
+    let problem = |m| parameters.mlp().problem(m);
+    let offered = cuda.candidates(&problem(8), None).into_iter().find(|c| c.name == WAY).unwrap();
+    assert!(!offered.chosen && offered.predicted_us.unwrap() > 0.0, "{offered:?}");
+    assert!(offered.reason.contains("once `swiglu tune` has measured it"), "{offered:?}");
+    let of_33 = cuda.candidates(&problem(33), None).into_iter().find(|c| c.name == WAY).unwrap();
+    assert!(of_33.reason.contains("33 tokens; expected at most 32"), "{of_33:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let tuned = common::preferring(&cuda, dir.path(), WAY, &[8, 32].map(problem));
+    let layer = Mlp::new(&tuned, &parameters.mlp()).unwrap();
+    assert_eq!([5, 8, 30].map(|m| layer.plan(m).kernel), [KERNEL; 3]);
+    assert!([1, 33, 300].iter().all(|&m| layer.plan(m).kernel != KERNEL));
+    let plan = layer.plan(8);
+    assert!(plan.parameters.contains_key("down_tile_h"), "{plan:?}");
+
+    let stream = tuned.new_stream().unwrap();
+    for m in [5, 30] {
+        let inputs = [1, 2].map(|seed| random::normal_matrix::<bf16>(seed, m, k, 1.0).unwrap());
+        let on_device =
+            inputs.each_ref().map(|x| DeviceMatrix::from_host(&stream, x.view()).unwrap());
+        let first = on_device.each_ref().map(|x| forward(&layer, &stream, x));
+        for (x, y) in inputs.iter().zip(&first) {
+            let reference = bounds::mlp(x.view(), &parameters.mlp()).unwrap();
+            let judgement = reference.judge(MatrixRef::from(y)).unwrap();
+            assert!(judgement.passed(), "{judgement:?}");
+        }
+        for i in 0..if common::has_gpu() { 1000 } else { 20 } {
+            let y = forward(&layer, &stream, &on_device[i % 2]);
+            assert!(y == first[i % 2], "m = {m}: launch {i} differs");
+        }
+        replay(&layer, m, &inputs, &first);
+    }
+}
+
+/// Reserving is enough to capture, and calls behind each other wait for each other: each but the first reads what the
+/// one before it wrote.
+fn replay(layer: &Mlp<bf16>, m: usize, inputs: &[Matrix<bf16>; 2], expected: &[Matrix<bf16>; 2]) {
+    let k = layer.gated().hidden();
+    let stream = layer.cuda().new_stream().unwrap();
+    let mut x = DeviceMatrix::<bf16>::zeros(&stream, m, k).unwrap();
+    let mut between = DeviceMatrix::<bf16>::zeros(&stream, m, k).unwrap();
+    let mut y = DeviceMatrix::<bf16>::zeros(&stream, m, k).unwrap();
+    layer.reserve(&stream, m).unwrap();
+    let graph = stream
+        .capture(|| {
+            layer.forward(&stream, x.view(), between.view_mut())?;
+            layer.forward(&stream, between.view(), y.view_mut())
+        })
+        .unwrap();
+    for (input, expected) in inputs.iter().zip(expected) {
+        x.view_mut().upload(&stream, input.view()).unwrap();
+        between.buffer_mut().poison(0xFF).unwrap();
+        y.buffer_mut().poison(0xFF).unwrap();
+        stream.synchronize().unwrap();
+        // SAFETY: the matrices and the layer live on, and nothing else runs on the stream.
+        unsafe { graph.launch(&stream) }.unwrap();
+        let replayed = y.to_host().unwrap();
+        assert!(between.to_host().unwrap() == *expected);
+        let twice =
+            forward(layer, &stream, &DeviceMatrix::from_host(&stream, expected.view()).unwrap());
+        assert!(replayed == twice);
+    }
+}
+
+/// x that the copy engine cannot read goes another way to h; what follows is the same.
+#[test]
+fn x_in_the_middle_of_a_row() {
+    let Some(cuda) = hopper() else { return };
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [12, 104, 70], DType::Bf16) };
+    let parameters = Parameters::<bf16>::new(&case).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let tuned = common::preferring(&cuda, dir.path(), WAY, &[parameters.mlp().problem(12)]);
+    let (stream, layer) = (tuned.stream(), Mlp::new(&tuned, &parameters.mlp()).unwrap());
+    assert_eq!(layer.plan(12).kernel, KERNEL);
+    let x = random::normal_matrix::<bf16>(9, 12, 104, 1.0).unwrap();
+    let reference = bounds::mlp(x.view(), &parameters.mlp()).unwrap();
+    for (width, at) in [(104, 0), (120, 8), (120, 3), (109, 5)] {
+        let mut all = vec![bf16::from_f32(f32::NAN); 12 * width];
+        for (row, x) in all.chunks_mut(width).zip(x.as_slice().chunks(104)) {
+            row[at..at + 104].copy_from_slice(x);
+        }
+        let all = Matrix::from_vec(all, 12, width).unwrap();
+        let around = DeviceMatrix::from_host(&stream, all.view()).unwrap();
+        let mut y = DeviceMatrix::<bf16>::new(&stream, 12, 104).unwrap();
+        y.buffer_mut().poison(0xFF).unwrap();
+        layer
+            .forward(&stream, around.view().cols_range(at..at + 104).unwrap(), y.view_mut())
+            .unwrap();
+        let judgement = reference.judge(MatrixRef::from(&y.to_host().unwrap())).unwrap();
+        assert!(judgement.passed(), "{width} {at}: {judgement:?}");
+    }
+}
