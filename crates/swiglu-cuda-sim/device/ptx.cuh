@@ -243,6 +243,7 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 poli
 INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
   sim_bulk_load(to, from, bytes, barrier, SIM_CACHE_POLICY);
 }
+INLINE void bulk_prefetch(const void* from, u32 bytes) { sim_bulk_prefetch(from, bytes); }
 INLINE u64 policy_evict_first() { return SIM_CACHE_POLICY; }
 INLINE u64 policy_evict_normal() { return SIM_CACHE_POLICY; }
 INLINE void bulk_commit() { sim_bulk_commit(); }

@@ -407,6 +407,11 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Brings `bytes` to the second-level cache. The address and the number of bytes are multiples of 16
+// (cp.async.bulk.prefetch).
+INLINE void bulk_prefetch(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // What is read with it is the first to leave the second-level cache (9.7.9.18, createpolicy).
 INLINE u64 policy_evict_first() {
   u64 policy;

@@ -16,6 +16,7 @@ use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{Define, KernelFile, define};
+use crate::lt::LinearWeights;
 use crate::stream::Stream;
 
 /// Gate and up weights in device memory, of the same orientation and row stride.
@@ -67,6 +68,45 @@ impl Shape {
     }
 }
 
+/// What a launch does beside h.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct More {
+    /// Where the pre-activations of gate and up go, if they are to be stored.
+    pub(crate) saved: Option<[Tensor; 2]>,
+    /// What kernels for few rows bring to the second-level cache in the end.
+    pub(crate) next: Upcoming,
+}
+
+/// Weights that the next grid reads first: so many bytes of each row. By default none.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Upcoming {
+    data: u64,
+    row_bytes: i64,
+    rows: i32,
+    bytes: i32,
+}
+
+/// The part of the second-level cache that weights may take which are not read yet: in the 2 or 3 µs between
+/// two grids an H200's memory gives a quarter of it.
+const UPCOMING_SHARE: usize = 4;
+
+impl Upcoming {
+    /// As many bytes of each row of `[out, in]` weights as that part of a cache of so many has room for.
+    pub(crate) fn of(weights: &LinearWeights, dtype: DType, cache: usize) -> Self {
+        let LinearWeights { ptr, in_features, out_features: rows, row_stride, .. } = *weights;
+        let row = (in_features * dtype.size()).next_multiple_of(16);
+        let room = cache / UPCOMING_SHARE / rows.max(1);
+        // Whole lines, where there are not all of them.
+        let bytes = if row <= room { row } else { room / 128 * 128 };
+        if bytes == 0 {
+            return Self::default();
+        }
+        let row_bytes = (row_stride * dtype.size()) as i64;
+        Self { data: ptr, row_bytes, rows: counted(rows), bytes: counted(bytes) }
+    }
+}
+
 /// One launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call<'a> {
@@ -77,8 +117,7 @@ pub(crate) struct Call<'a> {
     pub(crate) x: Tensor,
     pub(crate) out: Tensor,
     pub(crate) weights: Weights,
-    /// Where the pre-activations of gate and up go, if they are to be stored.
-    pub(crate) saved: Option<[Tensor; 2]>,
+    pub(crate) more: More,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
 }
@@ -132,7 +171,7 @@ impl Call<'_> {
     pub(super) fn epilogue(&self) -> Epilogue {
         let [gate_bias, up_bias] = self.weights.biases.unwrap_or_default();
         let (h, h_stride, formula) = (self.out.data, self.out.stride, self.formula);
-        let [gate, up] = self.saved.unwrap_or([Tensor::new(0, 0); 2]);
+        let [gate, up] = self.more.saved.unwrap_or([Tensor::new(0, 0); 2]);
         let (gate_stride, up_stride) = (gate.stride, up.stride);
         let (gate, up) = (gate.data, up.data);
         Epilogue { h, h_stride, gate_bias, up_bias, gate, up, gate_stride, up_stride, formula }
@@ -142,7 +181,7 @@ impl Call<'_> {
         Layout {
             orientation: self.weights.orientation,
             bias: self.weights.biases.is_some(),
-            saves: self.saved.is_some(),
+            saves: self.more.saved.is_some(),
         }
     }
 
@@ -574,6 +613,30 @@ impl fmt::Display for Kernel {
 mod tests {
     use super::*;
     use swiglu_core::{Activation, Numerics, Op, WeightLayout};
+
+    #[test]
+    fn what_is_upcoming_fits_into_a_part_of_the_cache() {
+        let weights = |in_features, out_features| LinearWeights {
+            ptr: 256,
+            orientation: Orientation::OutIn,
+            in_features,
+            out_features,
+            row_stride: in_features + 8,
+            bias: None,
+        };
+        let of = |[k, n]: [usize; 2], cache| {
+            let next = Upcoming::of(&weights(k, n), DType::Bf16, cache);
+            (next.rows, next.bytes)
+        };
+        // All of it, whole units of 16 bytes; or the first whole lines of every row.
+        assert_eq!(of([4864, 896], 50 << 20), (896, 9728));
+        assert_eq!(of([5, 3], 50 << 20), (3, 16));
+        assert_eq!(of([14_336, 4096], 50 << 20), (4096, 3200));
+        // A cache that is not known or too small, and nothing.
+        for none in [of([4864, 896], 0), of([4864, 896], 4 * 896 * 127), of([0, 8], 1 << 20)] {
+            assert_eq!(none, (0, 0));
+        }
+    }
 
     #[test]
     fn some_kernel_computes_everything_on_every_architecture() {

@@ -6,7 +6,7 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, Upcoming};
 use super::sm90_skinny_gemm;
 use super::tensor_map::TensorMap;
 use crate::context::Cuda;
@@ -238,6 +238,7 @@ struct Params {
     up: TensorMap,
     extents: Extents,
     epilogue: Epilogue,
+    next: Upcoming,
 }
 
 fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
@@ -283,6 +284,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         up,
         extents: call.extents(cuda, tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
+        next: call.more.next,
     };
     let launch = LaunchConfig {
         grid: [(call.tiles(tile) * config.cluster()) as u32, 1, 1],

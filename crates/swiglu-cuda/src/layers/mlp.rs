@@ -18,6 +18,7 @@ use crate::kernels::decode_mlp::{
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::gated_gemm::{More, Upcoming};
 use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::lt::Lt;
@@ -275,6 +276,12 @@ impl<T: Element> Mlp<T> {
             steps => steps,
         };
         let (choice, by) = Down::after(choice);
+        let next = match by {
+            Down::Skinny => Upcoming::of(&down, T::DTYPE, self.cuda().facts().l2_bytes as usize),
+            // Where it begins is cuBLASLt's own business.
+            Down::CublasLt => Upcoming::default(),
+        };
+        let more = More { next, ..More::default() };
         let bytes = self.workspace_bytes(m, choice);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
@@ -282,7 +289,7 @@ impl<T: Element> Mlp<T> {
             // SAFETY: the workspace has room for h and for what the steps use behind it; the
             // stream orders them.
             unsafe {
-                self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
+                self.gated.enqueue(stream, choice, x, hidden, more, scratch)?;
                 if by == Down::Skinny {
                     let (y, maps) = (tensor(&out.as_ref()), &self.down_maps);
                     let (dtype, weights) = (T::DTYPE, down);
