@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use swiglu_core::random::normal_matrix;
@@ -68,23 +68,24 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples[samples.len() / 2]
 }
 
-/// The median over `repetitions` of `amount` per second, each of `passes` over `step`.
-fn rate(
-    cpu: &Cpu,
-    workers: usize,
-    [repetitions, passes]: [usize; 2],
-    amount: f64,
-    step: &Step<'_>,
-) -> f64 {
-    let once = || {
+/// What a repetition lasts at least: long beside waking threads and reading the clock, and short enough for
+/// instruction sets that take a hundred times as long as others.
+const REPETITION: Duration = Duration::from_millis(5);
+
+/// The median over `repetitions` of `amount` per second, each of as many passes over `step` as
+/// [`REPETITION`] asks for.
+fn rate(cpu: &Cpu, workers: usize, repetitions: usize, amount: f64, step: &Step<'_>) -> f64 {
+    let seconds = |passes: usize| {
         let start = Instant::now();
         for _ in 0..passes {
             cpu.run(workers, &[Step { units: step.units, run: step.run }]);
         }
-        (passes as f64 * amount) / start.elapsed().as_secs_f64()
+        start.elapsed().as_secs_f64()
     };
-    once();
-    median((0..repetitions).map(|_| once()).collect())
+    // The first pass meets cold caches and sleeping threads.
+    let once = seconds(1).min(seconds(1)).max(1e-9);
+    let passes = (REPETITION.as_secs_f64() / once).ceil() as usize;
+    median((0..repetitions).map(|_| passes as f64 * amount / seconds(passes)).collect())
 }
 
 /// Measures all ceilings; a fraction of a second.
@@ -113,7 +114,7 @@ fn compute(cpu: &Cpu, pairs: bool) -> f64 {
     let per_lane = if pairs { 4.0 } else { 2.0 };
     let accumulators = 2 * simd::tile_rows(cpu.isa());
     let flops = per_lane * (simd::lanes(cpu.isa()) * accumulators * ITERATIONS * units) as f64;
-    rate(cpu, cpu.threads(), [15, 1], flops, &Step { units, run: &run })
+    rate(cpu, cpu.threads(), 15, flops, &Step { units, run: &run })
 }
 
 /// FLOP/s of independent products of tiles in registers.
@@ -127,7 +128,7 @@ fn tiles(cpu: &Cpu) -> f64 {
     };
     let per_product = 2 * amx::ROWS * amx::ROWS * amx::FEATURES;
     let flops = (4 * per_product * ITERATIONS * units) as f64;
-    rate(cpu, cpu.threads(), [15, 1], flops, &Step { units, run: &run })
+    rate(cpu, cpu.threads(), 15, flops, &Step { units, run: &run })
 }
 
 /// As many independent accumulators as the matrix kernel's largest tile.
@@ -195,7 +196,7 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
         };
         let arrays = inputs + usize::from(writes);
         let step = Step { units: ARRAY_BYTES / UNIT_BYTES, run: &run };
-        rate(cpu, cpu.threads(), [5, 1], (arrays * ARRAY_BYTES) as f64, &step)
+        rate(cpu, cpu.threads(), 5, (arrays * ARRAY_BYTES) as f64, &step)
     };
     // Written first: pages that were never written all map to one zero page.
     for i in 0..3 {
@@ -219,8 +220,6 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
 /// # Errors
 /// As [`measure`].
 pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
-    // A rate is of many passes: one may be shorter than waking a thread takes.
-    const PASSES_BYTES: usize = 64 << 20;
     let inputs = if writes { 2 } else { 1 };
     let arrays = inputs + usize::from(writes);
     let units = (bytes / arrays).div_ceil(CACHED_UNIT_BYTES).max(1);
@@ -230,7 +229,6 @@ pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
     // SAFETY: the buffer has `total` bytes.
     unsafe { std::ptr::write_bytes(memory.as_mut_ptr(), 1, total) };
     let first = SendPtr(memory.as_mut_ptr().cast::<f32>());
-    let passes = (PASSES_BYTES / total).max(1);
     let workers = cpu.workers(0.0, bytes as f64);
     let run = |range: Range<usize>, _: usize| {
         let array = units * CACHED_UNIT_BYTES / size_of::<f32>();
@@ -242,7 +240,7 @@ pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
         // of the arrays, and where nothing is written no other array is touched.
         unsafe { simd::dispatch(cpu.isa(), stream) }
     };
-    Ok(rate(cpu, workers, [7, passes], total as f64, &Step { units, run: &run }))
+    Ok(rate(cpu, workers, 7, total as f64, &Step { units, run: &run }))
 }
 
 /// Results per second of an activation whose data are in a near cache of each thread: what its
@@ -253,7 +251,7 @@ pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
 pub fn activation<T: Element>(cpu: &Cpu, act: &Activation, numerics: Numerics) -> Result<f64> {
     // Together 96 KiB: small enough for a second-level cache, which is no limit, and large enough
     // that what a call costs besides is none.
-    const CALLS: usize = 64;
+    const CALLS: usize = 8;
     let cols = (32 << 10) / size_of::<T>();
     let [gate, up] = [1, 2].map(|stream| normal_matrix::<T>(stream, 1, cols, 2.0));
     let (gate, up) = (gate?, up?);
@@ -276,7 +274,7 @@ pub fn activation<T: Element>(cpu: &Cpu, act: &Activation, numerics: Numerics) -
         }
     };
     let amount = (cols * CALLS * units) as f64;
-    Ok(rate(cpu, cpu.threads(), [15, 1], amount, &Step { units, run: &run }))
+    Ok(rate(cpu, cpu.threads(), 15, amount, &Step { units, run: &run }))
 }
 
 /// How results of a pass are written.
