@@ -314,6 +314,20 @@ fn more_than_the_machine_has() {
     run(&["--threads", "1000000"]).refused(&["threads = 1000000"]);
 }
 
+/// Two copies of the input do not fit where one does: no part of a run may take memory without asking.
+#[cfg(target_os = "linux")]
+#[test]
+fn more_than_this_process_may_have() {
+    // In units of 1024 bytes; the input has 200 MB.
+    let limited = "ulimit -v 360000 && exec \"$0\" \"$@\"";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", limited, env!("CARGO_BIN_EXE_swiglu"), "run", "--device", "cpu"]);
+    shell.args(["--weights", STORIES, "--tokens", "175000", "--threads", "1"]);
+    // Each thread reserves address space of its own.
+    shell.env("RAYON_NUM_THREADS", "1").env("CUDA_VISIBLE_DEVICES", "");
+    support::end(&mut shell).refused(&["memory for a ", "175000×288"]);
+}
+
 #[test]
 fn options_that_would_not_be_heeded() {
     // Nothing is recorded of these.

@@ -170,8 +170,8 @@ pub fn activation_backward<T: Element>(
     dh: MatrixRef<'_, T>,
 ) -> Result<[Reference; 2]> {
     let (m, h) = (inputs.rows(), inputs.intermediate());
-    let exact = Matrix::from_vec(
-        (0..m).flat_map(|i| dh.row(i).iter().map(|v| v.to_f64())).collect(),
+    let exact = Matrix::from_values(
+        (0..m).flat_map(|i| dh.row(i).iter().map(|v| v.to_f64())),
         dh.rows(),
         dh.cols(),
     )?;
@@ -335,7 +335,7 @@ fn eager_activation<T: Element>(
     let numerics = Numerics::precise(Rounding::Eager);
     let h = gate.as_slice().iter().zip(up.as_slice());
     let h = h.map(|(g, u)| act.apply::<T>(numerics, g.to_f32(), u.to_f32()));
-    Matrix::from_vec(h.collect(), gate.rows(), gate.cols())
+    Matrix::from_values(h, gate.rows(), gate.cols())
 }
 
 /// Bounds of h; `relative`: as [`sum_error`] says. `before`: what gate and up may already be off by,

@@ -106,7 +106,7 @@ fn taken<T: Element>(
     kind: QuantizedType,
     inputs: BlockInputs,
 ) -> Result<Matrix<f32>> {
-    let mut x = x.to_dtype::<f32>();
+    let mut x = x.to_dtype::<f32>()?;
     let cols = x.cols();
     if inputs == BlockInputs::EightBits && cols > 0 {
         for row in x.as_mut_slice().chunks_mut(cols) {
@@ -168,7 +168,7 @@ fn h_bound<T: Element>(
     if inputs.is_none() {
         return gated_bound(act, numerics, T::DTYPE, forward, relative, |_, _| 0.0);
     }
-    let mut errors = Vec::with_capacity(x.rows() * x.cols());
+    let mut errors = Matrix::room(x.rows(), x.cols())?;
     for i in 0..x.rows() {
         let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
         errors.extend(input_errors(&magnitudes, T::DTYPE, params.gate.kind(), inputs));
@@ -324,17 +324,17 @@ mod tests {
             let ones = vec![1.0; h];
             params.up_bias = Some(&ones);
             let x = random::normal_matrix::<f32>(3, m, k, 2f32.powi(-105)).unwrap();
-            let x = x.view().to_dtype::<bf16>();
+            let x = x.view().to_dtype::<bf16>().unwrap();
             let reference = quantized_gated_linear(x.view(), &params).unwrap();
             let passes = |below: f64| {
-                let mut flushed = x.view().to_dtype::<f32>();
+                let mut flushed = x.view().to_dtype::<f32>().unwrap();
                 for v in flushed.as_mut_slice() {
                     if f64::from(v.abs()) < below {
                         *v = 0.0;
                     }
                 }
                 let gate = eager_linear::<f32>(&flushed, &params.gate, None).unwrap();
-                let h = gate.view().to_dtype::<bf16>();
+                let h = gate.view().to_dtype::<bf16>().unwrap();
                 reference.judge(h.view()).unwrap().passed()
             };
             assert!(passes(0.0) && passes(2f64.powi(-113)), "{block}");

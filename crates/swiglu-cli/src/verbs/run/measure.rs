@@ -50,7 +50,7 @@ impl<'a> Measurement<'a> {
         let weights = weights.dtype(T::DTYPE);
         let host = weights.host::<T>()?;
         let params = self.params(&host)?;
-        let x = self.subject.input.matrix.to::<T>();
+        let x = self.subject.input.matrix.to::<T>()?;
         if !self.args.allow_non_finite {
             params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
             x.view().expect_finite("input").map_err(|e| rounded_away(e, T::DTYPE))?;
@@ -150,7 +150,7 @@ impl<'a> Measurement<'a> {
                 passed: judgement.passed(),
             });
         };
-        let expected = gather_rows(reference.matrix.to_f64().view(), check.rows())?;
+        let expected = gather_rows(reference.matrix.to_f64()?.view(), check.rows())?;
         let part = check.part(y.view())?;
         let relative = relative_frobenius(part.view(), expected.view());
         let limit =
@@ -179,7 +179,7 @@ impl<'a> Measurement<'a> {
                 None => weights,
             };
             let host = weights.host::<f32>()?;
-            let x = gather_rows(self.subject.input.matrix.to::<f32>().view(), check.rows())?;
+            let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), check.rows())?;
             self.exact = Some(self.params(&host)?.oracle(x.view())?);
         }
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
@@ -196,7 +196,7 @@ impl<'a> Measurement<'a> {
         if let Device::Cuda(cuda) = self.device {
             return self.time_on(cuda, [layer, unfused], x, y.cols());
         }
-        let mut unfused_y = y.clone();
+        let mut unfused_y = y.try_clone()?;
         let mut variants: Vec<Box<Variant<'_>>> = vec![
             Box::new(|| Ok(layer.forward_into(x.view(), y.view_mut())?)),
             Box::new(|| Ok(unfused.forward_into(x.view(), unfused_y.view_mut())?)),
