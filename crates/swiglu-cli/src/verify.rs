@@ -101,16 +101,29 @@ impl Check {
         out.expect_shape("output", self.shape)?;
         let mut judgement = self.reference.judge(self.part(out)?.view())?;
         if let Some(overflow) = &mut judgement.overflow {
-            let (row, column) = overflow.at;
-            let column = self.columns.as_ref().map_or(column, |columns| columns[column]);
-            overflow.at = (self.rows[row], column);
+            overflow.at = self.place(overflow.at);
         }
         Ok(judgement)
     }
 
+    /// Where an element of the checked part is in the result.
+    pub(crate) fn place(&self, (row, column): (usize, usize)) -> (usize, usize) {
+        (self.rows[row], self.columns.as_ref().map_or(column, |columns| columns[column]))
+    }
+
     /// The checked part of a result.
-    pub(crate) fn part<T: Element>(&self, out: MatrixRef<'_, T>) -> swiglu_core::Result<Matrix<T>> {
-        let rows = gather_rows(out, &self.rows)?;
+    pub(crate) fn part<T: Copy + Default>(
+        &self,
+        out: MatrixRef<'_, T>,
+    ) -> swiglu_core::Result<Matrix<T>> {
+        self.columns_of(gather_rows(out, &self.rows)?)
+    }
+
+    /// The checked part of the rows that are checked.
+    pub(crate) fn columns_of<T: Copy + Default>(
+        &self,
+        rows: Matrix<T>,
+    ) -> swiglu_core::Result<Matrix<T>> {
         match &self.columns {
             None => Ok(rows),
             Some(columns) => {
@@ -120,6 +133,23 @@ impl Check {
                 Matrix::from_values(values, rows.rows(), columns.len())
             }
         }
+    }
+
+    /// The first element of the checked part that is no finite number where another one is expected, or
+    /// the reverse: an error that has no size.
+    pub(crate) fn unlike<T: Element>(
+        &self,
+        part: &Matrix<T>,
+        expected: &Matrix<f64>,
+    ) -> Option<Unlike> {
+        let pairs =
+            part.as_slice().iter().map(|v| v.to_f64()).zip(expected.as_slice().iter().copied());
+        let like = |a: f64, b: f64| {
+            a == b || (a.is_finite() && b.is_finite()) || (a.is_nan() && b.is_nan())
+        };
+        let (i, (computed, expected)) = pairs.enumerate().find(|&(_, (a, b))| !like(a, b))?;
+        let columns = part.cols().max(1);
+        Some(Unlike { at: self.place((i / columns, i % columns)), computed, expected })
     }
 
     /// The oracle's values of the checked part.
@@ -139,6 +169,21 @@ impl Check {
         let columns = self.columns.as_ref().map(|c| format!("{} of {n} columns", c.len()));
         let parts: Vec<String> = rows.into_iter().chain(columns).collect();
         (!parts.is_empty()).then(|| parts.join(" and "))
+    }
+}
+
+/// An element of a result that is NaN or infinite and should not be, or is not and should be.
+#[derive(Debug)]
+pub(crate) struct Unlike {
+    at: (usize, usize),
+    computed: f64,
+    expected: f64,
+}
+
+impl std::fmt::Display for Unlike {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { at, computed, expected } = self;
+        write!(f, "element {at:?} is {computed}, expected {expected}")
     }
 }
 

@@ -15,7 +15,6 @@
 
 use crate::bounds::{
     Reference, Rows, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
-    relative_frobenius,
 };
 use half::f16;
 
@@ -206,9 +205,7 @@ pub fn quantized_gated_linear_with<T: Element>(
     let bound = h_bound(x, params, &forward, Some(inputs))?;
     let beside = h_bound(x, params, &forward, None)?;
     let eager = eager_gated_linear(x, params, inputs)?;
-    let baseline = relative_frobenius(eager.view(), forward.h.view());
-    let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
-    let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, n)
+    let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.h, inputs);
     Ok(Reference { value: forward.h, bound, frobenius_limit })
 }
@@ -231,7 +228,7 @@ fn of_inputs(
     // Where a result may overflow both are infinite: its elements decide.
     match norm(&mut added.filter(|v| v.is_finite())) {
         0.0 => 0.0,
-        added => added / norm(&mut value.as_slice().iter().copied()),
+        added => added / norm(&mut value.as_slice().iter().copied().filter(|v| v.is_finite())),
     }
 }
 
@@ -294,9 +291,8 @@ pub fn quantized_mlp_with<T: Element>(
     let h = eager_gated_linear(x, &params.gated, inputs)?;
     let h = taken(h.view(), params.down.kind(), inputs)?;
     let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;
-    let baseline = relative_frobenius(eager.view(), forward.y.value.view());
-    let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
-    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, n)
+    let (value, numerics) = (&forward.y.value, params.gated.numerics);
+    let frobenius_limit = frobenius_limit(&eager, value, numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.y.value, inputs);
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
 }
