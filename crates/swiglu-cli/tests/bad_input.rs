@@ -118,12 +118,15 @@ fn values_that_are_no_numbers() {
         let mut x = vec![0.5f32; 18];
         x[10] = value;
         let input = files.write("x.npy", npy(3, 6, &x));
-        run(&["--weights", &layer, "--input", &input]).refused(&["input[1, 4]", name]);
+        for dtype in ["f32", "f16"] {
+            let args = ["--weights", &layer, "--input", &input, "--dtype", dtype];
+            run(&args).refused(&["input[1, 4] is", name, "in the file", "--allow-non-finite"]);
+        }
 
         let mut tensors = layer_tensors();
         tensors[2].values[21] = value;
         let bad = files.write("bad.safetensors", safetensors(&tensors));
-        run(&["--weights", &bad]).refused(&["down_proj", "[2, 1]", name]);
+        run(&["--weights", &bad]).refused(&["down_proj", "[2, 1]", name, "--allow-non-finite"]);
     }
 }
 
@@ -131,9 +134,14 @@ fn values_that_are_no_numbers() {
 fn values_that_overflow_the_asked_for_type() {
     let files = Files::new();
     let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
-    let input = files.write("x.npy", npy(1, 6, &[0.0, 1e6, 0.0, 0.0, 0.0, 0.0]));
-    run(&["--weights", &layer, "--input", &input, "--dtype", "f16"])
-        .refused(&["input[0, 1]", "inf"]);
+    let run = |dtype: &str, value: f32| {
+        let input = files.write("x.npy", npy(1, 6, &[0.0, value, 0.0, 0.0, 0.0, 0.0]));
+        run(&["--weights", &layer, "--input", &input, "--dtype", dtype])
+    };
+    let becomes = "input[0, 1] becomes inf in ";
+    run("f16", 1e6).refused(&[becomes, "--dtype f32, --dtype bf16, or --allow-non-finite"]);
+    let refused = run("bf16", f32::MAX);
+    refused.refused(&[becomes, "3.390e38", "numbers, --dtype f32, or --allow"]);
 }
 
 #[test]
@@ -336,7 +344,6 @@ fn options_that_would_not_be_heeded() {
         swiglu(&["bench", "--backend", "swiglu", option, "x"]).refused(&[option]);
     }
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
-    swiglu(&["bench", "--suite", "goals", "--hot"]).refused(&["--suite"]);
     for option in [["--layer", "9"], ["--expert", "1"], ["--gate-name", "g"]] {
         run(&[&["--fixture", "stories15m"], &option[..]].concat())
             .refused(&["--fixture", option[0]]);

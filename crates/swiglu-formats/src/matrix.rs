@@ -82,6 +82,22 @@ impl DynMatrix {
         }
     }
 
+    /// Refuses NaN and infinities, naming the first one.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::NonFinite`].
+    pub fn expect_finite(&self, what: &str) -> swiglu_core::Result<()> {
+        let m = match self {
+            DynMatrix::F32(m) => return m.view().expect_finite(what),
+            DynMatrix::F16(m) => return m.view().expect_finite(what),
+            DynMatrix::Bf16(m) => return m.view().expect_finite(what),
+            DynMatrix::F64(m) => m,
+        };
+        let Some(i) = m.as_slice().iter().position(|v| !v.is_finite()) else { return Ok(()) };
+        let (row, col, value) = (i / m.cols(), i % m.cols(), m.as_slice()[i]);
+        Err(swiglu_core::Error::NonFinite { what: what.to_owned(), row, col, value })
+    }
+
     fn transposed(&self) -> swiglu_core::Result<Self> {
         Ok(match self {
             DynMatrix::F32(m) => DynMatrix::F32(transpose(m)?),

@@ -257,11 +257,15 @@ fn verify_unfused<T: Element>(
 
 /// What was stored is finite, as opening it has shown: an infinity comes from rounding to a type.
 fn rounded_away(error: CoreError, dtype: DType) -> anyhow::Error {
+    let max = dtype.max_finite();
+    let wider = DType::ALL.into_iter().filter(|other| other.max_finite() > max);
+    let wider: Vec<String> = wider.map(|other| format!("--dtype {other}, ")).collect();
+    let largest = if max < 1e6 { max.to_string() } else { format!("{max:.3e}") };
     match error {
         CoreError::NonFinite { what, row, col, value } if value.is_infinite() => anyhow!(
-            "{what}[{row}, {col}] becomes {value} in {dtype}, whose largest number is {}: expected \
-             smaller numbers, or an element type that holds them (--dtype bf16 or f32)",
-            dtype.max_finite()
+            "{what}[{row}, {col}] becomes {value} in {dtype}, whose largest number is {largest}: \
+             expected smaller numbers, {}or --allow-non-finite",
+            wider.concat()
         ),
         error => error.into(),
     }

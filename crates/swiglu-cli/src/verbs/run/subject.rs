@@ -1,8 +1,9 @@
 //! What is run: an embedded layer or one from a file, its input and the expected result.
 
+use anyhow::anyhow;
 use clap::ValueEnum;
 use swiglu::{CoreError, LoadOptions, MlpWeights};
-use swiglu_formats::{DynMatrix, matrix_from_safetensors_bytes, read_matrix};
+use swiglu_formats::{DynMatrix, FormatError, matrix_from_safetensors_bytes, read_matrix};
 
 use super::RunArgs;
 use crate::args::LayerOp;
@@ -166,8 +167,22 @@ impl Subject {
             }
         }
         if !args.allow_non_finite {
-            stored.expect_finite()?;
+            stored.expect_finite().map_err(|e| not_finite(e.into()))?;
+            self.input.matrix.expect_finite("input").map_err(|e| not_finite(e.into()))?;
         }
         Ok(())
+    }
+}
+
+/// What to do about a value that a file has.
+fn not_finite(error: swiglu::Error) -> anyhow::Error {
+    use swiglu::Error::{Core, Format};
+    match error {
+        Core(CoreError::NonFinite { what, row, col, value })
+        | Format(FormatError::Core(CoreError::NonFinite { what, row, col, value })) => anyhow!(
+            "{what}[{row}, {col}] is {value} in the file: expected finite numbers; \
+             --allow-non-finite computes with others"
+        ),
+        error => error.into(),
     }
 }
