@@ -344,6 +344,25 @@ fn options_that_would_not_be_heeded() {
         swiglu(&["bench", "--backend", "swiglu", option, "x"]).refused(&[option]);
     }
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
+    // Those of a file where a shape is explained.
+    let shape = ["explain", "--hidden", "64", "--intermediate", "96"];
+    for option in [["--layer", "1"], ["--expert", "0"], ["--gate-name", "g"], ["--down-name", "d"]]
+    {
+        swiglu(&[&shape[..], &option].concat()).refused(&[option[0], "--weights FILE"]);
+    }
+    swiglu(&[&shape[..], &["--decode-weights"]].concat())
+        .refused(&["--decode-weights", "--weights FILE"]);
+    swiglu(&[&shape[..], &["--op", "activation", "--orientation", "in-out"]].concat())
+        .refused(&["--orientation in-out", "no weights"]);
+    swiglu(&[&shape[..], &["--arrangement", "interleaved-5"]].concat()).refused(&["5", "divisor"]);
+    for layout in [["--orientation", "in-out"], ["--arrangement", "interleaved-2"]] {
+        swiglu(&[&shape[..], &["--weights-type", "q8_0"], &layout].concat()).refused(&[
+            "--weights-type Q8_0",
+            layout[1],
+            "out-in",
+        ]);
+    }
+    swiglu(&["bench", "--suite", "goals", "--hot"]).refused(&["--suite"]);
     for option in [["--layer", "9"], ["--expert", "1"], ["--gate-name", "g"]] {
         run(&[&["--fixture", "stories15m"], &option[..]].concat())
             .refused(&["--fixture", option[0]]);

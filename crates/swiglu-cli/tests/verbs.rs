@@ -92,6 +92,15 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
         assert!(document["candidates"].as_array().is_some_and(|c| c.len() >= 4), "{document}");
         assert!(document["floor"]["us"].as_f64() > Some(0.0), "{document}");
     }
+    let packed = ["--arrangement", "gate-first", "--orientation", "in-out"];
+    for (op, layout) in [("mlp", &packed[..]), ("activation", &packed[..2])] {
+        let document = json_of(&[&["explain", "--op", op], &size[..], layout].concat());
+        let expected = serde_json::json!({
+            "orientation": layout.get(3).unwrap_or(&"out-in"), "arrangement": "packed-gate-first"
+        });
+        assert_eq!(document["problem"]["layout"], expected, "{document}");
+        assert_eq!(document["plan"]["problem"]["layout"], expected, "{document}");
+    }
     let quantised = [&["explain", "--weights-type", "q8_0"], &size[..]].concat();
     let document = json_of(&quantised);
     assert_eq!(document["problem"]["quantized"]["down"], "Q8_0", "{document}");
