@@ -1,12 +1,38 @@
 //! Standard output and the progress on standard error.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::cli::OutputArgs;
+
+/// A path in a document. JSON is text: what of a path is not UTF-8 shows as U+FFFD, as it does in messages.
+#[derive(Debug, Clone)]
+pub(crate) struct Shown(PathBuf);
+
+impl From<PathBuf> for Shown {
+    fn from(path: PathBuf) -> Self {
+        Self(path)
+    }
+}
+
+impl Deref for Shown {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Serialize for Shown {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.display())
+    }
+}
 
 /// Where results go, and how.
 pub(crate) struct Terminal {
@@ -39,8 +65,9 @@ impl Terminal {
 
     /// Prints the JSON document.
     pub(crate) fn print_json(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
-        serde_json::to_writer_pretty(&mut self.out, value)?;
-        writeln!(self.out)?;
+        // Whole or not at all: what cannot be a document is an error without half of one before it.
+        let document = serde_json::to_string_pretty(value)?;
+        writeln!(self.out, "{document}")?;
         Ok(())
     }
 

@@ -135,6 +135,26 @@ fn info_says_what_is_here_and_what_is_not() {
     assert!(text.contains("portable") && text.contains("CUDA       no device: "), "{text}");
 }
 
+/// A path is text in a document, whatever bytes it has.
+#[cfg(unix)]
+#[test]
+fn paths_that_are_not_utf8_are_shown_in_whole_documents() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = support::Files::new();
+    let odd = dir.path("").join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    let info = support::end(command().args(["info", "--json"]).env("SWIGLU_CACHE_DIR", &odd));
+    assert_eq!(info.code, Some(0), "{info:?}");
+    let cache = info.json()["cuda"]["cache"].as_str().unwrap_or_default().to_owned();
+    assert!(cache.ends_with("caf\u{fffd}"), "{cache}");
+
+    std::fs::create_dir_all(odd.join("experiments")).expect("a new directory");
+    let mut report = command();
+    report.args(["lab", "report", "--json", "--lab"]).arg(&odd);
+    let report = support::end(report.arg("--out").arg(odd.join("site")));
+    assert_eq!(report.code, Some(0), "{report:?}");
+    assert!(report.json()["index"].as_str().is_some_and(|i| i.ends_with("site/index.html")));
+}
+
 #[test]
 fn completions_exist_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

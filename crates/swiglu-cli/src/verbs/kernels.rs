@@ -18,7 +18,7 @@ use swiglu_cuda::{Arch, Cuda, CudaError};
 
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 
 /// A file of this size must find room before anything is compiled for a directory.
 const PROBE_BYTES: usize = 1 << 20;
@@ -91,7 +91,20 @@ struct Report {
     compiled: usize,
     failed: usize,
     with_complaints: usize,
-    cache_warnings: Vec<CacheWarning>,
+    cache_warnings: Vec<Warning>,
+}
+
+/// What kept a kernel from being read or kept.
+#[derive(Debug, Serialize)]
+struct Warning {
+    path: Shown,
+    what: String,
+}
+
+impl From<CacheWarning> for Warning {
+    fn from(warning: CacheWarning) -> Self {
+        Self { path: warning.path.into(), what: warning.what }
+    }
 }
 
 impl Report {
@@ -196,7 +209,7 @@ fn gather(
         compiled: count(|row| row.origin == Some(Origin::Compiled)),
         failed: count(|row| row.error.is_some()),
         with_complaints: count(|row| !row.complaints.is_empty()),
-        cache_warnings: cache.warnings(),
+        cache_warnings: cache.warnings().into_iter().map(Warning::from).collect(),
         kernels,
     })
 }

@@ -16,7 +16,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, ResultEntry, Role, 
 use crate::Verdict;
 use crate::args::MathArgs;
 use crate::table::{self, Column::Number, Column::Text, number};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 
 /// The row of this program.
@@ -66,7 +66,7 @@ pub(super) enum Backend {
 struct Document {
     case: String,
     results: Vec<ResultEntry>,
-    plot: Option<PathBuf>,
+    plot: Option<Shown>,
 }
 
 pub(super) fn compare(
@@ -117,7 +117,7 @@ pub(super) fn compare(
     let written = match chart.svg(Width::Wide)?.filter(|_| compared) {
         Some(svg) => {
             write(&plot, &standalone(&svg, &title), args.force)?;
-            Some(plot)
+            Some(Shown::from(plot))
         }
         None => None,
     };

@@ -11,7 +11,7 @@ use swiglu_lab::{Experiment, Source, Sources, Verdict as LabVerdict, VerdictStat
 use super::PlaceArgs;
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 
 /// `YYYY-MM-DD`.
 const DATE_LEN: usize = 10;
@@ -37,7 +37,7 @@ struct Row {
     measured: Option<String>,
     /// Whether there is a repository to say if the code has changed since.
     source_known: bool,
-    record_files: Vec<std::path::PathBuf>,
+    record_files: Vec<Shown>,
 }
 
 pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -68,7 +68,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
             // Oldest first.
             measured: records.last().map(|r| r.record.finished.chars().take(DATE_LEN).collect()),
             source_known: *source != Source::Unknown,
-            record_files: records.into_iter().map(|r| r.path).collect(),
+            record_files: records.into_iter().map(|r| r.path.into()).collect(),
         });
     }
     if terminal.json() {
