@@ -30,7 +30,7 @@ struct Document {
 }
 
 pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let site = Site::gather(&args.places.lab()?, &args.places.store()?)?;
+    let site = Site::gather(&args.places.lab()?, &args.places.records()?)?;
     let written = site.write(&args.out)?;
     let index = Shown::from(args.out.join("index.html"));
     let troubles: Vec<String> = site.troubles().into_iter().map(str::to_owned).collect();
