@@ -139,10 +139,14 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
             expect_room(&build.out)?;
             let report = gather(&jobs, &KernelCache::at(&build.out), terminal)?;
             show(&report, terminal)?;
-            if let Some(warnings) = report.cache_warnings() {
-                bail!("{warnings}");
+            let warnings = report.cache_warnings();
+            if let Some(warnings) = &warnings {
+                expect_kept(&jobs, &report, &build.out, warnings)?;
             }
             if !terminal.json() {
+                if let Some(warnings) = warnings {
+                    writeln!(terminal, "repaired, all kernels are kept: {warnings}")?;
+                }
                 let out = std::path::absolute(&build.out)
                     .with_context(|| build.out.display().to_string())?;
                 writeln!(terminal, "to use it: SWIGLU_CACHE_READ_ONLY_DIR={}", out.display())?;
@@ -167,6 +171,24 @@ fn expect_room(out: &Path) -> anyhow::Result<()> {
         .write_all(&[0; PROBE_BYTES])
         .and_then(|()| probe.as_file().sync_all())
         .with_context(failed)
+}
+
+/// What went wrong with the directory may have been put right in doing so: a damaged entry is made again.
+/// Refuses to be done where a kernel that compiles is not there now.
+fn expect_kept(
+    jobs: &[(Arch, NamedVariant)],
+    report: &Report,
+    out: &Path,
+    warnings: &str,
+) -> anyhow::Result<()> {
+    let again = KernelCache::at(out);
+    let compiles = jobs.iter().zip(&report.kernels).filter(|(_, row)| row.error.is_none());
+    for ((arch, named), _) in compiles {
+        if again.module(&named.variant, *arch)?.origin == Origin::Compiled {
+            bail!("{warnings}");
+        }
+    }
+    Ok(())
 }
 
 /// Every selected variant of every architecture.
