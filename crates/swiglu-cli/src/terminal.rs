@@ -39,6 +39,8 @@ pub(crate) struct Terminal {
     out: BufWriter<Stdout>,
     json: bool,
     progress: bool,
+    /// Standard error is kept, not watched.
+    logged: bool,
     colour: bool,
 }
 
@@ -49,6 +51,7 @@ impl Terminal {
             out: BufWriter::new(io::stdout()),
             json: options.json,
             progress: !options.no_progress && io::stderr().is_terminal(),
+            logged: !options.no_progress && !io::stderr().is_terminal(),
             colour: !options.json && !no_colour && io::stdout().is_terminal(),
         }
     }
@@ -69,6 +72,14 @@ impl Terminal {
         let document = serde_json::to_string_pretty(value)?;
         writeln!(self.out, "{document}")?;
         Ok(())
+    }
+
+    /// Says what begins and takes long, where a bar would not be seen.
+    pub(crate) fn announce(&self, what: &str) {
+        if self.logged {
+            // Without a standard error there is nobody to tell.
+            let _ = writeln!(io::stderr(), "{what}");
+        }
     }
 
     /// A progress bar over `len` steps, hidden where nobody would see it.

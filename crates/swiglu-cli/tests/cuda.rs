@@ -270,6 +270,7 @@ fn a_damaged_kernel_is_made_again() {
     let Some(first) = swiglu(&args) else { return };
     assert_eq!(first.code, Some(0), "{first:?}");
     assert!(!first.stdout.contains("repaired"), "{first:?}");
+    assert!(first.stderr.starts_with("2 variants for sm_80: compiling"), "{first:?}");
     let mut entry =
         std::fs::read_dir(&out).expect("it was made").map(|e| e.expect("an entry").path());
     let entry = entry.find(|path| path.extension().is_some_and(|e| e == "cubin"));

@@ -216,6 +216,7 @@ fn gather(
     cache: &KernelCache,
     terminal: &Terminal,
 ) -> anyhow::Result<Report> {
+    terminal.announce(&beginning(jobs));
     let bar = terminal.bar(jobs.len() as u64);
     let kernels: Vec<Row> = jobs
         .par_iter()
@@ -234,6 +235,14 @@ fn gather(
         cache_warnings: cache.warnings().into_iter().map(Warning::from).collect(),
         kernels,
     })
+}
+
+/// What takes a minute where little of it is in the cache.
+fn beginning(jobs: &[(Arch, NamedVariant)]) -> String {
+    let archs: BTreeSet<Arch> = jobs.iter().map(|(arch, _)| *arch).collect();
+    let archs: Vec<String> = archs.iter().map(Arch::to_string).collect();
+    let variants = if jobs.len() == 1 { "variant" } else { "variants" };
+    format!("{} {variants} for {}: compiling what is not kept", jobs.len(), archs.join(", "))
 }
 
 /// What became of a variant. That it does not compile is a finding; all else is an error.
