@@ -34,7 +34,9 @@ impl Buffer {
             why,
         };
         if bytes < MAPPED_FROM {
-            let lines = vec![Line([0; 64]); bytes.div_ceil(64)];
+            let (mut lines, count) = (Vec::new(), bytes.div_ceil(64));
+            lines.try_reserve_exact(count).map_err(|e| refused(e.to_string()))?;
+            lines.resize(count, Line([0; 64]));
             return Ok(Self { memory: Memory::Lines(lines), bytes });
         }
         let map = MmapMut::map_anon(bytes).map_err(|e| refused(e.to_string()))?;
