@@ -23,7 +23,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) threads: Option<usize>,
     /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
     #[arg(long)]
@@ -166,10 +166,10 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
     /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights")]
+    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
     layer: Option<usize>,
     /// The expert, where the layer has several
-    #[arg(long, value_name = "E", requires = "weights")]
+    #[arg(long, value_name = "E", requires = "weights", allow_negative_numbers = true)]
     expert: Option<usize>,
     /// Which dimension of the weights is the row: out-in or in-out
     #[arg(long, value_name = "NAME", requires = "weights")]

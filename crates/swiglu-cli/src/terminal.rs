@@ -106,9 +106,14 @@ impl Terminal {
 
 impl Write for Terminal {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.out.write(data)
+        self.out.write(data).map_err(named)
     }
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        self.out.flush().map_err(named)
     }
+}
+
+/// The system does not say what it could not write.
+fn named(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("standard output: {error}"))
 }

@@ -102,6 +102,16 @@ fn files_of_another_kind() {
 }
 
 #[test]
+fn names_without_a_file() {
+    let input = format!("{STORIES}#acts.layers.0.mlp_in");
+    for (option, more) in [("--input", &[][..]), ("--reference", &["--input", &input])] {
+        for name in ["", "#x"] {
+            run(&[more, &[option, name]].concat()).refused(&[option, name, "names no file"]);
+        }
+    }
+}
+
+#[test]
 fn a_directory_instead_of_a_file() {
     let files = Files::new();
     run(&["--weights", &files.name("")]).refused(&["model.safetensors"]);
@@ -213,6 +223,9 @@ fn numbers_out_of_range() {
     swiglu(&["run", "--seconds=-1"]).refused(&["seconds", "-1"]);
     run(&["--activation", "swiglu(beta=nan)"]).refused(&["NaN", "finite"]);
     swiglu(&["check", "--threads", "0"]).refused(&["threads = 0"]);
+    for option in ["--seed", "--layer", "--expert", "--threads"] {
+        run(&["--weights", STORIES, option, "-1"]).refused(&[option, "'-1'"]);
+    }
     swiglu(&["explain", "--hidden", "8"]).refused(&["--intermediate"]);
 }
 
@@ -256,6 +269,17 @@ fn outputs_that_cannot_be_written_leave_nothing() {
     run(&["--weights", &layer, "--output", &files.name("")]).refused(&["directory"]);
     run(&["--weights", &layer, "--output", &files.name("y.safetensors")]).refused(&[".npy"]);
     assert_eq!(files.list(), ["layer.safetensors"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_has_no_room_is_named() {
+    for args in [&["info"][..], &["completions", "zsh"]] {
+        let full = std::fs::File::create("/dev/full").expect("every Linux has it");
+        let mut command = support::command();
+        let refused = support::end(command.args(args).stdout(full));
+        refused.refused(&["standard output: ", "No space left"]);
+    }
 }
 
 #[test]

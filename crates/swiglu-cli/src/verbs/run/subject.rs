@@ -1,6 +1,8 @@
 //! What is run: an embedded layer or one from a file, its input and the expected result.
 
-use anyhow::anyhow;
+use std::path::Path;
+
+use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 use swiglu::{CoreError, LoadOptions, MlpWeights};
 use swiglu_formats::{DynMatrix, FormatError, matrix_from_safetensors_bytes, read_matrix};
@@ -68,9 +70,12 @@ pub(super) struct Sourced {
 }
 
 impl Sourced {
-    fn read(spec: Option<&str>) -> anyhow::Result<Option<Self>> {
-        let read = |spec: &str| Ok(Self { matrix: read_matrix(spec)?, source: spec.to_owned() });
-        spec.map(read).transpose()
+    fn read(option: &str, spec: Option<&str>) -> anyhow::Result<Option<Self>> {
+        let Some(spec) = spec else { return Ok(None) };
+        if spec.is_empty() || spec.starts_with('#') && !Path::new(spec).exists() {
+            bail!("{option} {spec:?} names no file: expected FILE.npy or FILE.safetensors#TENSOR");
+        }
+        Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_owned() }))
     }
 
     fn embedded(from: &Embedded, tensor: &str, what: &str) -> anyhow::Result<Self> {
@@ -91,8 +96,8 @@ pub(super) struct Subject {
 
 impl Subject {
     pub(super) fn open(args: &RunArgs) -> anyhow::Result<Self> {
-        let input = Sourced::read(args.input.as_deref())?;
-        let reference = Sourced::read(args.reference.as_deref())?;
+        let input = Sourced::read("--input", args.input.as_deref())?;
+        let reference = Sourced::read("--reference", args.reference.as_deref())?;
         let subject = match args.weights.load()? {
             Some(weights) => Self::from_file(args, weights, input, reference)?,
             None => Self::embedded(args, input, reference)?,
