@@ -23,7 +23,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) threads: Option<usize>,
     /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
     #[arg(long)]
@@ -165,18 +165,18 @@ pub(crate) struct WeightArgs {
     /// A safetensors file, its index, a GGUF file, or a directory with a model in it
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
-    /// The layer's number
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "weights")]
-    layer: usize,
+    /// The layer's number [default: 0]
+    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
+    layer: Option<usize>,
     /// The expert, where the layer has several
-    #[arg(long, value_name = "E", requires = "weights")]
+    #[arg(long, value_name = "E", requires = "weights", allow_negative_numbers = true)]
     expert: Option<usize>,
     /// Which dimension of the weights is the row: out-in or in-out
     #[arg(long, value_name = "NAME", requires = "weights")]
-    orientation: Option<Orientation>,
+    pub(crate) orientation: Option<Orientation>,
     /// How gate and up share a tensor: separate, gate-first, up-first or interleaved-G
     #[arg(long, value_name = "NAME", requires = "weights")]
-    arrangement: Option<Arrangement>,
+    pub(crate) arrangement: Option<Arrangement>,
     #[command(flatten)]
     names: NameArgs,
 }
@@ -217,6 +217,25 @@ impl WeightArgs {
         self.weights.as_deref().map(|path| self.load_from(path)).transpose()
     }
 
+    /// An option that was given and means nothing without a file. Where the file conflicts with what
+    /// was given instead of it, `requires` above is not heeded.
+    pub(crate) fn of_a_file(&self) -> Option<&'static str> {
+        let n = &self.names;
+        let given = [
+            ("--layer", self.layer.is_some()),
+            ("--expert", self.expert.is_some()),
+            ("--gate-name", n.gate_name.is_some()),
+            ("--up-name", n.up_name.is_some()),
+            ("--gate-up-name", n.gate_up_name.is_some()),
+            ("--down-name", n.down_name.is_some()),
+            ("--gate-bias-name", n.gate_bias_name.is_some()),
+            ("--up-bias-name", n.up_bias_name.is_some()),
+            ("--gate-up-bias-name", n.gate_up_bias_name.is_some()),
+            ("--down-bias-name", n.down_bias_name.is_some()),
+        ];
+        given.into_iter().find_map(|(option, given)| given.then_some(option))
+    }
+
     fn load_from(&self, path: &Path) -> swiglu::Result<MlpWeights> {
         let n = self.names.clone();
         let names = TensorNames {
@@ -230,7 +249,7 @@ impl WeightArgs {
             down_bias: n.down_bias_name,
         };
         let options = LoadOptions {
-            layer: self.layer,
+            layer: self.layer.unwrap_or(0),
             expert: self.expert,
             names,
             orientation: self.orientation,

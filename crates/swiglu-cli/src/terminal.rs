@@ -1,18 +1,46 @@
 //! Standard output and the progress on standard error.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::cli::OutputArgs;
+
+/// A path in a document. JSON is text: what of a path is not UTF-8 shows as U+FFFD, as it does in messages.
+#[derive(Debug, Clone)]
+pub(crate) struct Shown(PathBuf);
+
+impl From<PathBuf> for Shown {
+    fn from(path: PathBuf) -> Self {
+        Self(path)
+    }
+}
+
+impl Deref for Shown {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Serialize for Shown {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.display())
+    }
+}
 
 /// Where results go, and how.
 pub(crate) struct Terminal {
     out: BufWriter<Stdout>,
     json: bool,
     progress: bool,
+    /// Standard error is kept, not watched.
+    logged: bool,
     colour: bool,
 }
 
@@ -23,6 +51,7 @@ impl Terminal {
             out: BufWriter::new(io::stdout()),
             json: options.json,
             progress: !options.no_progress && io::stderr().is_terminal(),
+            logged: !options.no_progress && !io::stderr().is_terminal(),
             colour: !options.json && !no_colour && io::stdout().is_terminal(),
         }
     }
@@ -39,9 +68,18 @@ impl Terminal {
 
     /// Prints the JSON document.
     pub(crate) fn print_json(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
-        serde_json::to_writer_pretty(&mut self.out, value)?;
-        writeln!(self.out)?;
+        // Whole or not at all: what cannot be a document is an error without half of one before it.
+        let document = serde_json::to_string_pretty(value)?;
+        writeln!(self.out, "{document}")?;
         Ok(())
+    }
+
+    /// Says what begins and takes long, where a bar would not be seen.
+    pub(crate) fn announce(&self, what: &str) {
+        if self.logged {
+            // Without a standard error there is nobody to tell.
+            let _ = writeln!(io::stderr(), "{what}");
+        }
     }
 
     /// A progress bar over `len` steps, hidden where nobody would see it.
@@ -68,9 +106,14 @@ impl Terminal {
 
 impl Write for Terminal {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.out.write(data)
+        self.out.write(data).map_err(named)
     }
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        self.out.flush().map_err(named)
     }
+}
+
+/// The system does not say what it could not write.
+fn named(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("standard output: {error}"))
 }

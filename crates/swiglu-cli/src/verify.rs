@@ -2,7 +2,7 @@
 
 use swiglu::{
     DType, Device, Element, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixRef,
-    Orientation,
+    Orientation, Problem,
 };
 use swiglu_core::bounds::{self, Judgement, Reference};
 use swiglu_core::conformance::Backend;
@@ -14,6 +14,8 @@ use crate::random;
 
 /// Multiply-adds the oracle may take: about a second.
 const BUDGET: f64 = 3e8;
+/// Inputs and intermediate values the oracle may hold: small layers have many for their work.
+const LAYER_BUDGET: f64 = 4e6;
 /// Elements of an activation the oracle may take.
 const ACTIVATION_BUDGET: usize = 1 << 20;
 /// The sample is a property of the problem, not of the run.
@@ -39,8 +41,9 @@ impl Check {
     ) -> swiglu_core::Result<Self> {
         let roundoff = factor_roundoff(device, T::DTYPE);
         let (m, features) = (x.rows(), params.out_features());
-        let macs_per_row = params.problem(1).flops() / 2.0;
-        let rows = random::sample(SEED, m, (BUDGET / macs_per_row.max(1.0)).max(1.0) as usize);
+        let problem = params.problem(1);
+        let macs_per_row = problem.flops() / 2.0;
+        let rows = random::sample(SEED, m, rows_in_budget(&problem));
         let part = gather_rows(x, &rows)?;
         let shape = [m, features];
         match params {
@@ -63,9 +66,7 @@ impl Check {
         x: MatrixRef<'_, T>,
     ) -> swiglu_core::Result<Self> {
         let shape = [x.rows(), blocks.out_features()];
-        let macs_per_row = blocks.problem::<T>(1).flops() / 2.0;
-        let count = (BUDGET / macs_per_row.max(1.0)).max(1.0) as usize;
-        let rows = random::sample(SEED, shape[0], count);
+        let rows = random::sample(SEED, shape[0], rows_in_budget(&blocks.problem::<T>(1)));
         let reference = blocks.reference(gather_rows(x, &rows)?.view())?;
         Ok(Self { rows, columns: None, shape, reference })
     }
@@ -100,25 +101,55 @@ impl Check {
         out.expect_shape("output", self.shape)?;
         let mut judgement = self.reference.judge(self.part(out)?.view())?;
         if let Some(overflow) = &mut judgement.overflow {
-            let (row, column) = overflow.at;
-            let column = self.columns.as_ref().map_or(column, |columns| columns[column]);
-            overflow.at = (self.rows[row], column);
+            overflow.at = self.place(overflow.at);
         }
         Ok(judgement)
     }
 
+    /// Where an element of the checked part is in the result.
+    pub(crate) fn place(&self, (row, column): (usize, usize)) -> (usize, usize) {
+        (self.rows[row], self.columns.as_ref().map_or(column, |columns| columns[column]))
+    }
+
     /// The checked part of a result.
-    pub(crate) fn part<T: Element>(&self, out: MatrixRef<'_, T>) -> swiglu_core::Result<Matrix<T>> {
-        let rows = gather_rows(out, &self.rows)?;
+    pub(crate) fn part<T: Copy + Default>(
+        &self,
+        out: MatrixRef<'_, T>,
+    ) -> swiglu_core::Result<Matrix<T>> {
+        self.columns_of(gather_rows(out, &self.rows)?)
+    }
+
+    /// The checked part of the rows that are checked.
+    pub(crate) fn columns_of<T: Copy + Default>(
+        &self,
+        rows: Matrix<T>,
+    ) -> swiglu_core::Result<Matrix<T>> {
         match &self.columns {
             None => Ok(rows),
             Some(columns) => {
                 let row = |r| columns.iter().map(move |&c| (r, c));
                 let at = (0..rows.rows()).flat_map(row);
-                let data = at.map(|(r, c)| rows.view().row(r)[c]).collect();
-                Matrix::from_vec(data, rows.rows(), columns.len())
+                let values = at.map(|(r, c)| rows.view().row(r)[c]);
+                Matrix::from_values(values, rows.rows(), columns.len())
             }
         }
+    }
+
+    /// The first element of the checked part that is no finite number where another one is expected, or
+    /// the reverse: an error that has no size.
+    pub(crate) fn unlike<T: Element>(
+        &self,
+        part: &Matrix<T>,
+        expected: &Matrix<f64>,
+    ) -> Option<Unlike> {
+        let pairs =
+            part.as_slice().iter().map(|v| v.to_f64()).zip(expected.as_slice().iter().copied());
+        let like = |a: f64, b: f64| {
+            a == b || (a.is_finite() && b.is_finite()) || (a.is_nan() && b.is_nan())
+        };
+        let (i, (computed, expected)) = pairs.enumerate().find(|&(_, (a, b))| !like(a, b))?;
+        let columns = part.cols().max(1);
+        Some(Unlike { at: self.place((i / columns, i % columns)), computed, expected })
     }
 
     /// The oracle's values of the checked part.
@@ -141,6 +172,28 @@ impl Check {
     }
 }
 
+/// An element of a result that is NaN or infinite and should not be, or is not and should be.
+#[derive(Debug)]
+pub(crate) struct Unlike {
+    at: (usize, usize),
+    computed: f64,
+    expected: f64,
+}
+
+impl std::fmt::Display for Unlike {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { at, computed, expected } = self;
+        write!(f, "element {at:?} is {computed}, expected {expected}")
+    }
+}
+
+/// Rows of a problem with one row that the oracle is quick for.
+fn rows_in_budget(row: &Problem) -> usize {
+    let by_work = BUDGET / (row.flops() / 2.0).max(1.0);
+    let by_memory = LAYER_BUDGET / (row.hidden + row.intermediate).max(1) as f64;
+    by_work.min(by_memory).max(1.0) as usize
+}
+
 /// What a device rounds the factors of its products by, relative to them.
 fn factor_roundoff(device: &Device, dtype: DType) -> f64 {
     match device {
@@ -154,8 +207,7 @@ pub(crate) fn gather_rows<T: Copy + Default>(
     m: MatrixRef<'_, T>,
     rows: &[usize],
 ) -> swiglu_core::Result<Matrix<T>> {
-    let data = rows.iter().flat_map(|&r| m.row(r)).copied().collect();
-    Matrix::from_vec(data, rows.len(), m.cols())
+    Matrix::from_values(rows.iter().flat_map(|&r| m.row(r)).copied(), rows.len(), m.cols())
 }
 
 /// The reference of chosen output features: a layer that has only those.
@@ -168,8 +220,7 @@ fn some_features<T: Element>(
     let w = &params.weights;
     let half = |half: Half| {
         let row = |&h: &usize| (0..w.hidden()).map(move |k| w.at(half, h, k));
-        let data = features.iter().flat_map(row).collect();
-        Matrix::from_vec(data, features.len(), w.hidden())
+        Matrix::from_values(features.iter().flat_map(row), features.len(), w.hidden())
     };
     let bias = |b: Option<&[f32]>| b.map(|b| features.iter().map(|&h| b[h]).collect::<Vec<_>>());
     let (gate, up) = (half(Half::Gate)?, half(Half::Up)?);

@@ -102,6 +102,16 @@ fn files_of_another_kind() {
 }
 
 #[test]
+fn names_without_a_file() {
+    let input = format!("{STORIES}#acts.layers.0.mlp_in");
+    for (option, more) in [("--input", &[][..]), ("--reference", &["--input", &input])] {
+        for name in ["", "#x"] {
+            run(&[more, &[option, name]].concat()).refused(&[option, name, "names no file"]);
+        }
+    }
+}
+
+#[test]
 fn a_directory_instead_of_a_file() {
     let files = Files::new();
     run(&["--weights", &files.name("")]).refused(&["model.safetensors"]);
@@ -118,12 +128,15 @@ fn values_that_are_no_numbers() {
         let mut x = vec![0.5f32; 18];
         x[10] = value;
         let input = files.write("x.npy", npy(3, 6, &x));
-        run(&["--weights", &layer, "--input", &input]).refused(&["input[1, 4]", name]);
+        for dtype in ["f32", "f16"] {
+            let args = ["--weights", &layer, "--input", &input, "--dtype", dtype];
+            run(&args).refused(&["input[1, 4] is", name, "in the file", "--allow-non-finite"]);
+        }
 
         let mut tensors = layer_tensors();
         tensors[2].values[21] = value;
         let bad = files.write("bad.safetensors", safetensors(&tensors));
-        run(&["--weights", &bad]).refused(&["down_proj", "[2, 1]", name]);
+        run(&["--weights", &bad]).refused(&["down_proj", "[2, 1]", name, "--allow-non-finite"]);
     }
 }
 
@@ -131,9 +144,14 @@ fn values_that_are_no_numbers() {
 fn values_that_overflow_the_asked_for_type() {
     let files = Files::new();
     let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
-    let input = files.write("x.npy", npy(1, 6, &[0.0, 1e6, 0.0, 0.0, 0.0, 0.0]));
-    run(&["--weights", &layer, "--input", &input, "--dtype", "f16"])
-        .refused(&["input[0, 1]", "inf"]);
+    let run = |dtype: &str, value: f32| {
+        let input = files.write("x.npy", npy(1, 6, &[0.0, value, 0.0, 0.0, 0.0, 0.0]));
+        run(&["--weights", &layer, "--input", &input, "--dtype", dtype])
+    };
+    let becomes = "input[0, 1] becomes inf in ";
+    run("f16", 1e6).refused(&[becomes, "--dtype f32, --dtype bf16, or --allow-non-finite"]);
+    let refused = run("bf16", f32::MAX);
+    refused.refused(&[becomes, "3.390e38", "numbers, --dtype f32, or --allow"]);
 }
 
 #[test]
@@ -205,6 +223,9 @@ fn numbers_out_of_range() {
     swiglu(&["run", "--seconds=-1"]).refused(&["seconds", "-1"]);
     run(&["--activation", "swiglu(beta=nan)"]).refused(&["NaN", "finite"]);
     swiglu(&["check", "--threads", "0"]).refused(&["threads = 0"]);
+    for option in ["--seed", "--layer", "--expert", "--threads"] {
+        run(&["--weights", STORIES, option, "-1"]).refused(&[option, "'-1'"]);
+    }
     swiglu(&["explain", "--hidden", "8"]).refused(&["--intermediate"]);
 }
 
@@ -248,6 +269,17 @@ fn outputs_that_cannot_be_written_leave_nothing() {
     run(&["--weights", &layer, "--output", &files.name("")]).refused(&["directory"]);
     run(&["--weights", &layer, "--output", &files.name("y.safetensors")]).refused(&[".npy"]);
     assert_eq!(files.list(), ["layer.safetensors"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_has_no_room_is_named() {
+    for args in [&["info"][..], &["completions", "zsh"]] {
+        let full = std::fs::File::create("/dev/full").expect("every Linux has it");
+        let mut command = support::command();
+        let refused = support::end(command.args(args).stdout(full));
+        refused.refused(&["standard output: ", "No space left"]);
+    }
 }
 
 #[test]
@@ -314,6 +346,20 @@ fn more_than_the_machine_has() {
     run(&["--threads", "1000000"]).refused(&["threads = 1000000"]);
 }
 
+/// Two copies of the input do not fit where one does: no part of a run may take memory without asking.
+#[cfg(target_os = "linux")]
+#[test]
+fn more_than_this_process_may_have() {
+    // In units of 1024 bytes; the input has 200 MB.
+    let limited = "ulimit -v 360000 && exec \"$0\" \"$@\"";
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", limited, env!("CARGO_BIN_EXE_swiglu"), "run", "--device", "cpu"]);
+    shell.args(["--weights", STORIES, "--tokens", "175000", "--threads", "1"]);
+    // Each thread reserves address space of its own.
+    shell.env("RAYON_NUM_THREADS", "1").env("CUDA_VISIBLE_DEVICES", "");
+    support::end(&mut shell).refused(&["memory for a ", "175000×288"]);
+}
+
 #[test]
 fn options_that_would_not_be_heeded() {
     // Nothing is recorded of these.
@@ -322,6 +368,24 @@ fn options_that_would_not_be_heeded() {
         swiglu(&["bench", "--backend", "swiglu", option, "x"]).refused(&[option]);
     }
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
+    // Those of a file where a shape is explained.
+    let shape = ["explain", "--hidden", "64", "--intermediate", "96"];
+    for option in [["--layer", "1"], ["--expert", "0"], ["--gate-name", "g"], ["--down-name", "d"]]
+    {
+        swiglu(&[&shape[..], &option].concat()).refused(&[option[0], "--weights FILE"]);
+    }
+    swiglu(&[&shape[..], &["--decode-weights"]].concat())
+        .refused(&["--decode-weights", "--weights FILE"]);
+    swiglu(&[&shape[..], &["--op", "activation", "--orientation", "in-out"]].concat())
+        .refused(&["--orientation in-out", "no weights"]);
+    swiglu(&[&shape[..], &["--arrangement", "interleaved-5"]].concat()).refused(&["5", "divisor"]);
+    for layout in [["--orientation", "in-out"], ["--arrangement", "interleaved-2"]] {
+        swiglu(&[&shape[..], &["--weights-type", "q8_0"], &layout].concat()).refused(&[
+            "--weights-type Q8_0",
+            layout[1],
+            "out-in",
+        ]);
+    }
     swiglu(&["bench", "--suite", "goals", "--hot"]).refused(&["--suite"]);
     for option in [["--layer", "9"], ["--expert", "1"], ["--gate-name", "g"]] {
         run(&[&["--fixture", "stories15m"], &option[..]].concat())

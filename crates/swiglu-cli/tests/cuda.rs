@@ -259,3 +259,34 @@ fn tuning_refuses_what_it_cannot_do() {
     let shape = ["tune", "--device", "cuda", "--shape", "1,8,8", "--seconds", "0", "--out", out];
     swiglu(&shape).unwrap().refused(&[out, "not kept"]);
 }
+
+/// What a build puts right is said; what it cannot is an error.
+#[test]
+fn a_damaged_kernel_is_made_again() {
+    let files = Files::new();
+    let out = files.name("out");
+    let few = "f32 silu fused+fast out-in bias";
+    let args = ["kernels", "build", "--out", &out, "--arch", "sm_80", "--only", few];
+    let Some(first) = swiglu(&args) else { return };
+    assert_eq!(first.code, Some(0), "{first:?}");
+    assert!(!first.stdout.contains("repaired"), "{first:?}");
+    assert!(first.stderr.starts_with("2 variants for sm_80: compiling"), "{first:?}");
+    let mut entry =
+        std::fs::read_dir(&out).expect("it was made").map(|e| e.expect("an entry").path());
+    let entry = entry.find(|path| path.extension().is_some_and(|e| e == "cubin"));
+    let entry = entry.expect("a kernel");
+    std::fs::write(&entry, "damaged").expect("it can be written");
+    let name = entry.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+    let again = swiglu(&args).expect("as before");
+    assert_eq!(again.code, Some(0), "{again:?}");
+    for part in ["1 compiled now", "repaired", name, "to use it"] {
+        assert!(again.stdout.contains(part), "{part}: {again:?}");
+    }
+    assert!(!swiglu(&args).expect("as before").stdout.contains("repaired"));
+
+    std::fs::remove_file(&entry).expect("it is there");
+    std::fs::create_dir_all(entry.join("in the way")).expect("a new directory");
+    let failed = swiglu(&args).expect("as before");
+    assert_eq!(failed.code, Some(2), "{failed:?}");
+    assert!(failed.stderr.contains(name) && failed.stderr.contains("error: "), "{failed:?}");
+}

@@ -51,8 +51,18 @@ fn an_experiment_is_run_kept_and_listed() {
     let text = swiglu(&[&["lab", "list"], &places[..]].concat()).stdout;
     assert!(text.contains(&day) && text.contains("no repository here"), "{text}");
 
-    // A record that was edited is named, and does not count.
+    // One under another name is named too, and counts for nothing.
     let path = row["record_files"][0].as_str().unwrap();
+    let other = Path::new(path).with_file_name("copy.json");
+    fs::copy(path, &other).unwrap();
+    let list = swiglu(&[&["lab", "list", "--json"], &places[..]].concat());
+    assert_eq!((list.code, &list.json()[0]["records"]), (Some(0), &1.into()), "{list:?}");
+    for part in ["warning: ", "copy.json", path, "rename it"] {
+        assert!(list.stderr.contains(part), "{part}: {list:?}");
+    }
+    fs::remove_file(other).unwrap();
+
+    // A record that was edited is named, and does not count.
     let text = fs::read_to_string(path).unwrap().replacen("\"turns\": 5", "\"turns\": 50", 1);
     fs::write(path, text).unwrap();
     let list = swiglu(&[&["lab", "list"], &places[..]].concat());
@@ -137,6 +147,11 @@ fn broken_definitions_and_names_are_refused() {
     let as_json = ["lab", "run", "other", "--lab", &lab, "--run-id", "r1", "--json"];
     assert!(swiglu(&as_json).refused_as_json().contains("no experiment `other`"));
     swiglu(&["lab", "list", "--lab", "/nonexistent"]).refused(&["experiments"]);
+    for verb in [&["list"][..], &["gate", "tiny"], &["report", "--out", "/nonexistent/site"]] {
+        let places = ["--lab", &lab, "--records", "/nonexistent"];
+        swiglu(&[&["lab"], verb, &places[..]].concat())
+            .refused(&["--records /nonexistent", "directory with records"]);
+    }
     let tolerance = ["lab", "gate", "tiny", "--lab", &lab, "--tolerance", "2"];
     assert_eq!(swiglu(&tolerance).code, Some(2));
     // Where there is no lab above, it says how to name one.

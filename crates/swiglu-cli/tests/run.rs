@@ -215,6 +215,47 @@ fn non_finite_values_run_where_they_are_allowed() {
 }
 
 #[test]
+fn values_that_are_no_numbers_are_compared_with_those_of_a_reference() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let mut values = vec![0.5f32; 18];
+    (values[7], values[13]) = (f32::NAN, f32::INFINITY);
+    let input = files.write("x.npy", npy(3, 6, &values));
+    let output = files.name("y.npy");
+    let args = ["run", "--weights", &layer, "--input", &input, "--allow-non-finite", "--json"];
+    let against = |reference: &str, more: &[&str]| {
+        let reference = ["--reference", reference, "--seconds", "0.01"];
+        swiglu(&[&args[..], &reference, more].concat())
+    };
+    let written = swiglu(&[&args[..], &["--seconds", "0.01", "--output", &output]].concat());
+    assert_eq!(written.code, Some(0), "{written:?}");
+    for dtype in ["f32", "bf16"] {
+        let ended = against(&output, &["--dtype", dtype]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let error = &ended.json()["error"];
+        assert!(number(&error["limit"]) < 1e-1 && number(&error["max_abs"]) < 1e-1, "{error}");
+    }
+    // A number instead of a NaN, a NaN instead of a number, and a wrong number beside NaNs.
+    let y = npy_values(&files.path("y.npy"));
+    for (at, value, why) in [
+        (6, 0.5, Some("element (1, 0) is NaN, expected 0.5")),
+        (2, f32::NAN, Some("element (0, 2) is ")),
+        (2, y[2] * 1.5, None),
+    ] {
+        let mut wrong = y.clone();
+        wrong[at] = value;
+        let wrong = files.write("wrong.npy", npy(3, 6, &wrong));
+        let ended = against(&wrong, &[]);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let unlike = &ended.json()["error"]["unlike"];
+        match why {
+            Some(why) => assert!(unlike.as_str().is_some_and(|u| u.contains(why)), "{unlike}"),
+            None => assert!(unlike.is_null(), "{unlike}"),
+        }
+    }
+}
+
+#[test]
 fn an_assumed_activation_is_said_and_a_stated_limit_applied() {
     let files = Files::new();
     let path = files.write("layer.safetensors", safetensors(&layer_tensors()));

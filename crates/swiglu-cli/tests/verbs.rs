@@ -92,6 +92,15 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
         assert!(document["candidates"].as_array().is_some_and(|c| c.len() >= 4), "{document}");
         assert!(document["floor"]["us"].as_f64() > Some(0.0), "{document}");
     }
+    let packed = ["--arrangement", "gate-first", "--orientation", "in-out"];
+    for (op, layout) in [("mlp", &packed[..]), ("activation", &packed[..2])] {
+        let document = json_of(&[&["explain", "--op", op], &size[..], layout].concat());
+        let expected = serde_json::json!({
+            "orientation": layout.get(3).unwrap_or(&"out-in"), "arrangement": "packed-gate-first"
+        });
+        assert_eq!(document["problem"]["layout"], expected, "{document}");
+        assert_eq!(document["plan"]["problem"]["layout"], expected, "{document}");
+    }
     let quantised = [&["explain", "--weights-type", "q8_0"], &size[..]].concat();
     let document = json_of(&quantised);
     assert_eq!(document["problem"]["quantized"]["down"], "Q8_0", "{document}");
@@ -124,6 +133,26 @@ fn info_says_what_is_here_and_what_is_not() {
     assert_eq!(libraries.len(), 3, "{document}");
     let text = swiglu(&["info"]).stdout;
     assert!(text.contains("portable") && text.contains("CUDA       no device: "), "{text}");
+}
+
+/// A path is text in a document, whatever bytes it has.
+#[cfg(unix)]
+#[test]
+fn paths_that_are_not_utf8_are_shown_in_whole_documents() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = support::Files::new();
+    let odd = dir.path("").join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    let info = support::end(command().args(["info", "--json"]).env("SWIGLU_CACHE_DIR", &odd));
+    assert_eq!(info.code, Some(0), "{info:?}");
+    let cache = info.json()["cuda"]["cache"].as_str().unwrap_or_default().to_owned();
+    assert!(cache.ends_with("caf\u{fffd}"), "{cache}");
+
+    std::fs::create_dir_all(odd.join("experiments")).expect("a new directory");
+    let mut report = command();
+    report.args(["lab", "report", "--json", "--lab"]).arg(&odd);
+    let report = support::end(report.arg("--out").arg(odd.join("site")));
+    assert_eq!(report.code, Some(0), "{report:?}");
+    assert!(report.json()["index"].as_str().is_some_and(|i| i.ends_with("site/index.html")));
 }
 
 #[test]

@@ -118,10 +118,18 @@ pub struct Reference {
 /// Twice the baseline's error (PyTorch's order of roundings on the same inputs) plus a few u₃₂, the
 /// stated error of the exponential, and 4·u/√n for the luck of n roundings by `unit`: over a few
 /// elements the baseline may by chance be nearly exact. Where it overflows only the elements decide.
-fn frobenius_limit(baseline: f64, numerics: Numerics, unit: f64, n: usize) -> f64 {
+/// Those without a finite reference count for nothing, as in [`relative_frobenius`].
+fn frobenius_limit<T: Element>(
+    eager: &Matrix<T>,
+    value: &Matrix<f64>,
+    numerics: Numerics,
+    unit: f64,
+) -> f64 {
+    let baseline = relative_frobenius(eager.view(), value.view());
     if !baseline.is_finite() {
         return f64::INFINITY;
     }
+    let n = value.as_slice().iter().filter(|v| v.is_finite()).count();
     let luck = 4.0 * unit / (n.max(1) as f64).sqrt();
     2.0 * baseline + luck + 16.0 * U32 + exp_error(numerics)
 }
@@ -154,8 +162,7 @@ pub fn activation<T: Element>(
                 act.apply::<T>(Numerics::precise(Rounding::Eager), g.to_f32(), u.to_f32());
         }
     }
-    let baseline = relative_frobenius(eager.view(), value.view());
-    let frobenius_limit = frobenius_limit(baseline, numerics, T::DTYPE.unit_roundoff(), m * h);
+    let frobenius_limit = frobenius_limit(&eager, &value, numerics, T::DTYPE.unit_roundoff());
     Ok(Reference { value, bound, frobenius_limit })
 }
 
@@ -170,8 +177,8 @@ pub fn activation_backward<T: Element>(
     dh: MatrixRef<'_, T>,
 ) -> Result<[Reference; 2]> {
     let (m, h) = (inputs.rows(), inputs.intermediate());
-    let exact = Matrix::from_vec(
-        (0..m).flat_map(|i| dh.row(i).iter().map(|v| v.to_f64())).collect(),
+    let exact = Matrix::from_values(
+        (0..m).flat_map(|i| dh.row(i).iter().map(|v| v.to_f64())),
         dh.rows(),
         dh.cols(),
     )?;
@@ -335,7 +342,7 @@ fn eager_activation<T: Element>(
     let numerics = Numerics::precise(Rounding::Eager);
     let h = gate.as_slice().iter().zip(up.as_slice());
     let h = h.map(|(g, u)| act.apply::<T>(numerics, g.to_f32(), u.to_f32()));
-    Matrix::from_vec(h.collect(), gate.rows(), gate.cols())
+    Matrix::from_values(h, gate.rows(), gate.cols())
 }
 
 /// Bounds of h; `relative`: as [`sum_error`] says. `before`: what gate and up may already be off by,
@@ -416,9 +423,8 @@ pub fn gated_linear_with<T: Element>(
     let (act, numerics) = (&params.activation, params.numerics);
     let bound = gated_bound(act, numerics, T::DTYPE, &forward, relative, |_, _| 0.0)?;
     let eager = eager_gated_linear(x, params, roundoff)?;
-    let baseline = relative_frobenius(eager.view(), forward.h.view());
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
-    let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, bound.as_slice().len());
+    let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit);
     Ok(Reference { value: forward.h, bound, frobenius_limit })
 }
 
@@ -441,7 +447,7 @@ pub fn mlp_with<T: Element>(
 ) -> Result<Reference> {
     let forward = oracle::mlp(x, params)?;
     let gated = &params.gated;
-    let [m, k_len] = forward.y.value.shape();
+    let k_len = forward.y.value.cols();
     let h_len = gated.weights.intermediate();
     let relative = sum_error(gated.weights.hidden(), roundoff);
     let (act, numerics) = (&gated.activation, gated.numerics);
@@ -455,17 +461,17 @@ pub fn mlp_with<T: Element>(
     let h = eager_gated_linear(x, &params.gated, roundoff)?;
     let down = |o, j| params.down_at(o, j);
     let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, down)?;
-    let baseline = relative_frobenius(eager.view(), forward.y.value.view());
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
-    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, m * k_len);
+    let frobenius_limit = frobenius_limit(&eager, &forward.y.value, gated.numerics, unit);
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
 }
 
-/// ‖out − reference‖ / ‖reference‖ in the Frobenius norm; 0 where both are zero.
+/// ‖out − reference‖ / ‖reference‖ in the Frobenius norm, of the elements whose reference is finite: what
+/// the others are has no distance. 0 where both norms are zero.
 pub fn relative_frobenius<T: Element>(out: MatrixRef<'_, T>, reference: MatrixRef<'_, f64>) -> f64 {
     let (mut error, mut norm) = (0.0f64, 0.0f64);
     for i in 0..out.rows() {
-        for (o, r) in out.row(i).iter().zip(reference.row(i)) {
+        for (o, r) in out.row(i).iter().zip(reference.row(i)).filter(|(_, r)| r.is_finite()) {
             error += (o.to_f64() - r).powi(2);
             norm += r * r;
         }

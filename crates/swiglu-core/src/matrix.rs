@@ -165,12 +165,15 @@ impl<T: Element> MatrixRef<'_, T> {
     }
 
     /// A dense copy in another element type; narrowing rounds once.
-    pub fn to_dtype<U: Element>(&self) -> Matrix<U> {
-        let mut out = Vec::with_capacity(self.rows * self.cols);
+    ///
+    /// # Errors
+    /// As [`Matrix::room`].
+    pub fn to_dtype<U: Element>(&self) -> Result<Matrix<U>> {
+        let mut out = Matrix::room(self.rows, self.cols)?;
         for r in 0..self.rows {
             out.extend(self.row(r).iter().map(|v| U::from_f32(v.to_f32())));
         }
-        Matrix { data: out, rows: self.rows, cols: self.cols }
+        Ok(Matrix { data: out, rows: self.rows, cols: self.cols })
     }
 }
 
@@ -268,24 +271,61 @@ pub struct Matrix<T> {
     cols: usize,
 }
 
-impl<T: Copy + Default> Matrix<T> {
-    /// A matrix of default values (zeros).
+impl<T> Matrix<T> {
+    /// An empty vector with room for a matrix: for sizes that come from outside, because a vector that
+    /// grows by itself ends the process where there is no memory.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if the extents do not fit the address space; [`Error::Unavailable`] if
     /// there is no memory for them.
-    pub fn zeros(rows: usize, cols: usize) -> Result<Self> {
+    pub fn room(rows: usize, cols: usize) -> Result<Vec<T>> {
         let n = rows
             .checked_mul(cols)
             .filter(|n| n.checked_mul(size_of::<T>()).is_some_and(|b| b <= isize::MAX as usize))
             .ok_or(Error::TooLarge { what: "matrix".into(), rows, cols, row_stride: cols })?;
-        // `vec!` takes zeroed pages from the system without touching them but ends the process where
-        // there are none; asking first turns that into an error.
-        Vec::<T>::new().try_reserve_exact(n).map_err(|e| Error::Unavailable {
+        let mut room = Vec::new();
+        room.try_reserve_exact(n).map_err(|e| Error::Unavailable {
             what: format!("memory for a {rows}×{cols} matrix"),
             why: e.to_string(),
         })?;
-        Ok(Self { data: vec![T::default(); n], rows, cols })
+        Ok(room)
+    }
+}
+
+impl<T: Copy + Default> Matrix<T> {
+    /// A matrix of default values (zeros).
+    ///
+    /// # Errors
+    /// As [`Self::room`].
+    pub fn zeros(rows: usize, cols: usize) -> Result<Self> {
+        // `vec!` takes zeroed pages from the system without touching them but ends the process where
+        // there are none; asking first turns that into an error.
+        Self::room(rows, cols)?;
+        Ok(Self { data: vec![T::default(); rows * cols], rows, cols })
+    }
+
+    /// A matrix of the first `rows · cols` values, row by row.
+    ///
+    /// # Errors
+    /// As [`Self::room`]; [`Error::Shape`] if there are fewer.
+    pub fn from_values(
+        values: impl IntoIterator<Item = T>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        let mut data = Self::room(rows, cols)?;
+        data.extend(values.into_iter().take(rows * cols));
+        Self::from_vec(data, rows, cols)
+    }
+
+    /// A copy.
+    ///
+    /// # Errors
+    /// As [`Self::room`].
+    pub fn try_clone(&self) -> Result<Self> {
+        let mut data = Self::room(self.rows, self.cols)?;
+        data.extend_from_slice(&self.data);
+        Ok(Self { data, rows: self.rows, cols: self.cols })
     }
 
     /// A matrix over `data`.
@@ -373,6 +413,25 @@ mod tests {
         assert!(matches!(Matrix::<f32>::zeros(usize::MAX, 2), Err(Error::TooLarge { .. })));
         // Beyond any address space that processors implement.
         assert!(matches!(Matrix::<f32>::zeros(1 << 50, 1 << 8), Err(Error::Unavailable { .. })));
+        assert!(matches!(Matrix::<f32>::room(usize::MAX, 2), Err(Error::TooLarge { .. })));
+    }
+
+    #[test]
+    fn copies_that_no_memory_holds_are_errors() {
+        // Rows that overlap make a view as large as one likes of a few elements.
+        let huge = MatrixRef::with_stride(&[0.0f32; 4], 1 << 56, 4, 0).unwrap();
+        assert!(matches!(huge.to_dtype::<f32>(), Err(Error::Unavailable { .. })));
+        let values = std::iter::repeat(0.0f32);
+        let made = Matrix::from_values(values, 1 << 50, 1 << 8);
+        assert!(matches!(made, Err(Error::Unavailable { .. })));
+    }
+
+    #[test]
+    fn values_fill_a_matrix_exactly() {
+        let m = Matrix::from_values(0.., 2, 3).unwrap();
+        assert_eq!(m.as_slice(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(m.try_clone().unwrap(), m);
+        assert!(matches!(Matrix::from_values(0..5, 2, 3), Err(Error::Shape { .. })));
     }
 
     #[test]

@@ -124,8 +124,8 @@ fn fill_quantized(column: &mut Column, weights: &QuantizedRef<'_>, row: usize) {
 }
 
 fn to_f64<T: Element>(x: MatrixRef<'_, T>) -> Result<Matrix<f64>> {
-    let data = (0..x.rows()).flat_map(|i| x.row(i).iter().map(|v| v.to_f64())).collect();
-    Matrix::from_vec(data, x.rows(), x.cols())
+    let values = (0..x.rows()).flat_map(|i| x.row(i).iter().map(|v| v.to_f64()));
+    Matrix::from_values(values, x.rows(), x.cols())
 }
 
 /// The gated linear layer with its intermediates.
@@ -162,8 +162,8 @@ pub fn gated_linear<T: Element>(
 
 fn join(gate: Linear, up: Linear, act: &Activation) -> Result<GatedLinear> {
     let h = gate.value.as_slice().iter().zip(up.value.as_slice());
-    let h = h.map(|(&g, &u)| act.forward(g, u)).collect();
-    let h = Matrix::from_vec(h, gate.value.rows(), gate.value.cols())?;
+    let h = h.map(|(&g, &u)| act.forward(g, u));
+    let h = Matrix::from_values(h, gate.value.rows(), gate.value.cols())?;
     Ok(GatedLinear { gate, up, h })
 }
 

@@ -29,9 +29,14 @@ impl Buffer {
     /// # Errors
     /// [`Error::Unavailable`] if the system refuses the memory.
     pub(crate) fn zeroed(bytes: usize) -> Result<Self> {
-        let refused = |why: String| Error::Unavailable { what: format!("{bytes} bytes"), why };
+        let refused = |why: String| Error::Unavailable {
+            what: format!("memory for a buffer of {bytes} bytes"),
+            why,
+        };
         if bytes < MAPPED_FROM {
-            let lines = vec![Line([0; 64]); bytes.div_ceil(64)];
+            let (mut lines, count) = (Vec::new(), bytes.div_ceil(64));
+            lines.try_reserve_exact(count).map_err(|e| refused(e.to_string()))?;
+            lines.resize(count, Line([0; 64]));
             return Ok(Self { memory: Memory::Lines(lines), bytes });
         }
         let map = MmapMut::map_anon(bytes).map_err(|e| refused(e.to_string()))?;

@@ -57,7 +57,10 @@ impl DynMatrix {
     }
 
     /// A copy with elements of type `T`, each rounded at most once.
-    pub fn to<T: Element>(&self) -> Matrix<T> {
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unavailable`] if there is no memory for it.
+    pub fn to<T: Element>(&self) -> swiglu_core::Result<Matrix<T>> {
         match self {
             DynMatrix::F32(m) => m.view().to_dtype(),
             DynMatrix::F16(m) => m.view().to_dtype(),
@@ -67,40 +70,56 @@ impl DynMatrix {
     }
 
     /// A copy in float64, without rounding.
-    pub fn to_f64(&self) -> Matrix<f64> {
+    ///
+    /// # Errors
+    /// As [`Self::to`].
+    pub fn to_f64(&self) -> swiglu_core::Result<Matrix<f64>> {
         match self {
             DynMatrix::F32(m) => map(m, f64::from),
             DynMatrix::F16(m) => map(m, f16::to_f64),
             DynMatrix::Bf16(m) => map(m, bf16::to_f64),
-            DynMatrix::F64(m) => m.clone(),
+            DynMatrix::F64(m) => m.try_clone(),
         }
     }
 
-    fn transposed(&self) -> Self {
-        match self {
-            DynMatrix::F32(m) => DynMatrix::F32(transpose(m)),
-            DynMatrix::F16(m) => DynMatrix::F16(transpose(m)),
-            DynMatrix::Bf16(m) => DynMatrix::Bf16(transpose(m)),
-            DynMatrix::F64(m) => DynMatrix::F64(transpose(m)),
-        }
+    /// Refuses NaN and infinities, naming the first one.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::NonFinite`].
+    pub fn expect_finite(&self, what: &str) -> swiglu_core::Result<()> {
+        let m = match self {
+            DynMatrix::F32(m) => return m.view().expect_finite(what),
+            DynMatrix::F16(m) => return m.view().expect_finite(what),
+            DynMatrix::Bf16(m) => return m.view().expect_finite(what),
+            DynMatrix::F64(m) => m,
+        };
+        let Some(i) = m.as_slice().iter().position(|v| !v.is_finite()) else { return Ok(()) };
+        let (row, col, value) = (i / m.cols(), i % m.cols(), m.as_slice()[i]);
+        Err(swiglu_core::Error::NonFinite { what: what.to_owned(), row, col, value })
+    }
+
+    fn transposed(&self) -> swiglu_core::Result<Self> {
+        Ok(match self {
+            DynMatrix::F32(m) => DynMatrix::F32(transpose(m)?),
+            DynMatrix::F16(m) => DynMatrix::F16(transpose(m)?),
+            DynMatrix::Bf16(m) => DynMatrix::Bf16(transpose(m)?),
+            DynMatrix::F64(m) => DynMatrix::F64(transpose(m)?),
+        })
     }
 }
 
-fn map<A: Copy + Default, B: Copy + Default>(m: &Matrix<A>, f: fn(A) -> B) -> Matrix<B> {
-    let data = m.as_slice().iter().map(|&v| f(v)).collect();
-    // One element for one element: the extents fit the data as before.
-    Matrix::from_vec(data, m.rows(), m.cols()).unwrap_or_default()
+fn map<A: Copy + Default, B: Copy + Default>(
+    m: &Matrix<A>,
+    f: fn(A) -> B,
+) -> swiglu_core::Result<Matrix<B>> {
+    Matrix::from_values(m.as_slice().iter().map(|&v| f(v)), m.rows(), m.cols())
 }
 
-fn transpose<T: Copy + Default>(m: &Matrix<T>) -> Matrix<T> {
+fn transpose<T: Copy + Default>(m: &Matrix<T>) -> swiglu_core::Result<Matrix<T>> {
     let [rows, cols] = m.shape();
     let source = m.as_slice();
-    if source.is_empty() {
-        return Matrix::from_vec(Vec::new(), cols, rows).unwrap_or_default();
-    }
-    let data = (0..cols).flat_map(|c| (0..rows).map(move |r| source[r * cols + c])).collect();
-    // A permutation of the elements: the swapped extents fit the data.
-    Matrix::from_vec(data, cols, rows).unwrap_or_default()
+    let values = (0..cols).flat_map(|c| (0..rows).map(move |r| source[r * cols + c]));
+    Matrix::from_values(values, cols, rows)
 }
 
 /// Reads a matrix: `FILE.npy`, `FILE.safetensors#TENSOR` or `FILE.gguf#TENSOR`. The tensor may be
@@ -158,7 +177,7 @@ fn matrix_from_npy(bytes: &Bytes, path: &Path) -> Result<DynMatrix> {
         return Err(FormatError::shape(path, &tensor.name, expected, &tensor.shape));
     };
     let lying = Tensor { shape: vec![cols, rows], ..tensor };
-    Ok(DynMatrix::new(&lying.into_matrix(path, true)?)?.transposed())
+    Ok(DynMatrix::new(&lying.into_matrix(path, true)?)?.transposed()?)
 }
 
 fn matrix_of(model: &Model, tensor: Option<&str>) -> Result<DynMatrix> {

@@ -91,7 +91,7 @@ impl Tensor {
     /// All elements in order, as `f32`.
     pub(crate) fn to_vec_f32(&self, path: &Path) -> Result<Vec<f32>> {
         self.expect_readable(path)?;
-        let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
+        let mut out = Matrix::room(1, decoded_len(&self.stored, self.data.len()))?;
         self.stored.decode(&self.data, &mut out);
         Ok(out)
     }
@@ -155,12 +155,13 @@ impl StoredMatrix {
     /// The elements as `T`; quantised values are `f32` first, so narrowing rounds their `f32`.
     ///
     /// # Errors
-    /// [`FormatError::Core`] if the extents do not fit the data, which a parsed file excludes.
+    /// [`FormatError::Core`] if there is no memory for them, or the extents do not fit the data, which a
+    /// parsed file excludes.
     pub fn to_matrix<T: Element>(&self) -> Result<Matrix<T>> {
         if matches!(self.stored, StoredType::Scaled(_)) {
             return Ok(self.codes()?.to_matrix()?);
         }
-        let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
+        let mut out = Matrix::room(self.rows, self.cols)?;
         self.stored.decode(&self.data, &mut out);
         Ok(Matrix::from_vec(out, self.rows, self.cols)?)
     }
@@ -171,13 +172,20 @@ impl StoredMatrix {
     /// As [`Self::to_matrix`].
     pub fn to_matrix_f64(&self) -> Result<Matrix<f64>> {
         if matches!(self.stored, StoredType::Scaled(_)) {
-            let (codes, mut values) = (self.codes()?, Vec::with_capacity(self.data.len()));
+            let (codes, mut values) = (self.codes()?, Matrix::room(self.rows, self.cols)?);
             (0..self.rows).for_each(|r| codes.terms(r, |value, _| values.push(value)));
             return Ok(Matrix::from_vec(values, self.rows, self.cols)?);
         }
-        let mut out = Vec::with_capacity(decoded_len(&self.stored, self.data.len()));
-        self.stored.decode_f64(&self.data, &mut out);
+        let mut out = Matrix::room(self.rows, self.cols)?;
+        // Row by row: types that are decoded by way of `f32` need room for that too.
+        let row_bytes = self.row_bytes().max(1);
+        self.data.chunks(row_bytes).for_each(|row| self.stored.decode_f64(row, &mut out));
         Ok(Matrix::from_vec(out, self.rows, self.cols)?)
+    }
+
+    fn row_bytes(&self) -> usize {
+        let (elements, bytes) = self.stored.block().unwrap_or((1, 1));
+        self.cols / elements * bytes
     }
 
     /// Refuses NaN and infinities, naming the first one.
@@ -188,9 +196,8 @@ impl StoredMatrix {
         if matches!(self.stored, StoredType::Scaled(_)) {
             return Ok(self.codes()?.expect_finite(&self.name)?);
         }
-        let (elements, bytes) = self.stored.block().unwrap_or((1, 1));
         // Row by row, so that checking a large layer does not need a decoded copy of it.
-        let row_bytes = self.cols / elements * bytes;
+        let row_bytes = self.row_bytes();
         let mut values: Vec<f64> = Vec::new();
         for row in 0..self.rows {
             let Some(part) = self.data.get(row * row_bytes..(row + 1) * row_bytes) else { break };

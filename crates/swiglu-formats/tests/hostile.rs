@@ -302,7 +302,7 @@ fn exercise(bytes: &[u8]) {
     }
     let _ = gguf_format::parse(&shared, Path::new("f"));
     if let Ok(m) = matrix_from_npy_bytes(shared.clone()) {
-        m.to_f64();
+        m.to_f64().unwrap();
     }
     if let Ok(layer) = load_layer_from_bytes(shared, &LoadOptions::default()) {
         let _ = (layer.gate_up::<f32>(), layer.down::<f32>(), layer.expect_finite());

@@ -24,14 +24,14 @@ fn versions_types_and_orders_are_read() {
             let m = matrix_from_npy_bytes(file).unwrap();
             assert_eq!(m.shape(), [2, 3]);
             assert_eq!(m.dtype_name(), dtype.to_lowercase());
-            assert_eq!(m.to::<f32>().as_slice(), v);
+            assert_eq!(m.to::<f32>().unwrap().as_slice(), v);
         }
     }
     // Fortran order: columns are adjacent.
     let file = npy(1, &dict("<f4", true, "(2, 3)"), &encode("F32", &v));
     let m = matrix_from_npy_bytes(file).unwrap();
     assert_eq!(m.shape(), [2, 3]);
-    assert_eq!(m.to::<f32>().as_slice(), [v[0], v[2], v[4], v[1], v[3], v[5]]);
+    assert_eq!(m.to::<f32>().unwrap().as_slice(), [v[0], v[2], v[4], v[1], v[3], v[5]]);
     // One extent is a row, whatever the order; three are flattened.
     for fortran in [false, true] {
         let file = npy(1, &dict("<f4", fortran, "(6,)"), &encode("F32", &v));
@@ -178,7 +178,7 @@ fn round_trip<T: Element>(values: &[f32], rows: usize, cols: usize) {
         - rows * cols * if T::DTYPE.size() == 2 && T::DTYPE.name() == "f16" { 2 } else { 4 };
     assert_eq!(data_at % 64, 0);
     let back = read_matrix(path.to_str().unwrap()).unwrap();
-    assert_eq!(back.to::<T>(), m);
+    assert_eq!(back.to::<T>().unwrap(), m);
 }
 
 proptest! {
@@ -196,7 +196,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w.npy");
         format::write_f64(&path, view, false).unwrap();
-        let back = read_matrix(path.to_str().unwrap()).unwrap().to_f64();
+        let back = read_matrix(path.to_str().unwrap()).unwrap().to_f64().unwrap();
         for r in 0..rows {
             prop_assert_eq!(back.view().row(r), view.row(r));
         }

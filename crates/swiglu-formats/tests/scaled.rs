@@ -78,7 +78,7 @@ fn expect(tensors: &[T], kind: QuantizedType, place: impl Fn(usize, usize, usize
         let same = |(&a, &b): (&f32, &f64)| a == b as f32;
         assert!(rounded.as_slice().iter().zip(meant.as_slice()).all(same), "{}", codes.name);
         let narrow: Matrix<bf16> = matrix.to_matrix().unwrap();
-        assert_eq!(narrow, rounded.view().to_dtype::<bf16>());
+        assert_eq!(narrow, rounded.view().to_dtype::<bf16>().unwrap());
     }
     let [gate, up] = layer.quantized_gate_up().unwrap();
     let down = layer.quantized_down().unwrap().unwrap();

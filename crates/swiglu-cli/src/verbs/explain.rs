@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use swiglu::{
-    Activation, DType, Device, Element, Explanation, Op, Problem, QuantizedType, QuantizedTypes,
-    WeightLayout, with_dtype,
+    Activation, Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem,
+    QuantizedType, QuantizedTypes, WeightLayout, with_dtype,
 };
 
 use crate::Verdict;
@@ -142,6 +142,14 @@ fn of_file<T: Element>(
 }
 
 fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
+    let of_a_file = args.decode_weights.then_some("--decode-weights");
+    if let Some(option) = of_a_file.or_else(|| args.weights.of_a_file()) {
+        bail!(
+            "{option} is of a layer in a file: give --weights FILE instead of --hidden and \
+             --intermediate, or leave it out"
+        );
+    }
+    let layout = layout_of_shape(args)?;
     let dtype = args.math.dtype.unwrap_or(DType::F32);
     let layer = |op| Problem {
         op,
@@ -151,12 +159,12 @@ fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
         dtype,
         activation: args.math.activation.unwrap_or(Activation::SWIGLU),
         numerics: args.math.numerics(dtype),
-        layout: WeightLayout::HF,
+        layout,
         bias: false,
         quantized: None,
     };
     let problem = match args.op {
-        ExplainedOp::Activation => activation_of(layer(Op::Activation)),
+        ExplainedOp::Activation => Problem { layout, ..activation_of(layer(Op::Activation)) },
         ExplainedOp::GatedLinear => layer(Op::GatedLinear),
         ExplainedOp::Mlp => layer(Op::Mlp),
     };
@@ -171,6 +179,30 @@ fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
         bail!("--weights-type {kind}: {n} inputs are not whole blocks of {}", kind.elements());
     }
     Ok(Problem { quantized: Some(QuantizedTypes::of(problem.op, kind)), ..problem })
+}
+
+/// How gate and up lie, as it was given.
+fn layout_of_shape(args: &ExplainArgs) -> anyhow::Result<WeightLayout> {
+    let (orientation, arrangement) = (args.weights.orientation, args.weights.arrangement);
+    if let (Some(orientation), ExplainedOp::Activation) = (orientation, args.op) {
+        bail!("--orientation {orientation}: the activation has no weights; leave it out");
+    }
+    let default = WeightLayout::HF;
+    let layout = WeightLayout {
+        orientation: orientation.unwrap_or(default.orientation),
+        arrangement: arrangement.unwrap_or(default.arrangement),
+    };
+    layout.arrangement.validate(args.intermediate.unwrap_or_default())?;
+    let interleaved = matches!(layout.arrangement, Arrangement::Interleaved { .. });
+    if let Some(kind) =
+        args.weights_type.filter(|_| layout.orientation == Orientation::InOut || interleaved)
+    {
+        bail!(
+            "--weights-type {kind} as {layout}: quantised weights run along the inputs, with gate and up \
+             each in one piece; expected --orientation out-in, and --arrangement separate, gate-first or up-first"
+        );
+    }
+    Ok(layout)
 }
 
 fn given(kind: QuantizedType) -> String {

@@ -18,7 +18,7 @@ use swiglu_cuda::{Arch, Cuda, CudaError};
 
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 
 /// A file of this size must find room before anything is compiled for a directory.
 const PROBE_BYTES: usize = 1 << 20;
@@ -91,7 +91,20 @@ struct Report {
     compiled: usize,
     failed: usize,
     with_complaints: usize,
-    cache_warnings: Vec<CacheWarning>,
+    cache_warnings: Vec<Warning>,
+}
+
+/// What kept a kernel from being read or kept.
+#[derive(Debug, Serialize)]
+struct Warning {
+    path: Shown,
+    what: String,
+}
+
+impl From<CacheWarning> for Warning {
+    fn from(warning: CacheWarning) -> Self {
+        Self { path: warning.path.into(), what: warning.what }
+    }
 }
 
 impl Report {
@@ -126,10 +139,14 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
             expect_room(&build.out)?;
             let report = gather(&jobs, &KernelCache::at(&build.out), terminal)?;
             show(&report, terminal)?;
-            if let Some(warnings) = report.cache_warnings() {
-                bail!("{warnings}");
+            let warnings = report.cache_warnings();
+            if let Some(warnings) = &warnings {
+                expect_kept(&jobs, &report, &build.out, warnings)?;
             }
             if !terminal.json() {
+                if let Some(warnings) = warnings {
+                    writeln!(terminal, "repaired, all kernels are kept: {warnings}")?;
+                }
                 let out = std::path::absolute(&build.out)
                     .with_context(|| build.out.display().to_string())?;
                 writeln!(terminal, "to use it: SWIGLU_CACHE_READ_ONLY_DIR={}", out.display())?;
@@ -154,6 +171,24 @@ fn expect_room(out: &Path) -> anyhow::Result<()> {
         .write_all(&[0; PROBE_BYTES])
         .and_then(|()| probe.as_file().sync_all())
         .with_context(failed)
+}
+
+/// What went wrong with the directory may have been put right in doing so: a damaged entry is made again.
+/// Refuses to be done where a kernel that compiles is not there now.
+fn expect_kept(
+    jobs: &[(Arch, NamedVariant)],
+    report: &Report,
+    out: &Path,
+    warnings: &str,
+) -> anyhow::Result<()> {
+    let again = KernelCache::at(out);
+    let compiles = jobs.iter().zip(&report.kernels).filter(|(_, row)| row.error.is_none());
+    for ((arch, named), _) in compiles {
+        if again.module(&named.variant, *arch)?.origin == Origin::Compiled {
+            bail!("{warnings}");
+        }
+    }
+    Ok(())
 }
 
 /// Every selected variant of every architecture.
@@ -181,6 +216,7 @@ fn gather(
     cache: &KernelCache,
     terminal: &Terminal,
 ) -> anyhow::Result<Report> {
+    terminal.announce(&beginning(jobs));
     let bar = terminal.bar(jobs.len() as u64);
     let kernels: Vec<Row> = jobs
         .par_iter()
@@ -196,9 +232,17 @@ fn gather(
         compiled: count(|row| row.origin == Some(Origin::Compiled)),
         failed: count(|row| row.error.is_some()),
         with_complaints: count(|row| !row.complaints.is_empty()),
-        cache_warnings: cache.warnings(),
+        cache_warnings: cache.warnings().into_iter().map(Warning::from).collect(),
         kernels,
     })
+}
+
+/// What takes a minute where little of it is in the cache.
+fn beginning(jobs: &[(Arch, NamedVariant)]) -> String {
+    let archs: BTreeSet<Arch> = jobs.iter().map(|(arch, _)| *arch).collect();
+    let archs: Vec<String> = archs.iter().map(Arch::to_string).collect();
+    let variants = if jobs.len() == 1 { "variant" } else { "variants" };
+    format!("{} {variants} for {}: compiling what is not kept", jobs.len(), archs.join(", "))
 }
 
 /// What became of a variant. That it does not compile is a finding; all else is an error.

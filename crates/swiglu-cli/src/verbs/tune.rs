@@ -15,7 +15,7 @@ use swiglu::{Activation, CoreError, DType, Device, with_dtype};
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, LayerOp, MathArgs};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
@@ -84,7 +84,7 @@ impl TuneArgs {
 #[derive(Serialize)]
 struct Document {
     device: String,
-    record: PathBuf,
+    record: Shown,
     /// Why the record that was there is replaced.
     replaced: Option<String>,
     entries: Vec<Entry>,
@@ -121,7 +121,8 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     with_dtype!(dtype, T => subject.measure_all::<T>(&shapes, before, after))?;
     bar.finish_and_clear();
     let replaced = refusal.map(|refusal| refusal.to_string());
-    let document = Document { device: device.to_string(), record, replaced, entries };
+    let document =
+        Document { device: device.to_string(), record: record.into(), replaced, entries };
     match terminal.json() {
         true => terminal.print_json(&document)?,
         false => report::show(&document, terminal)?,

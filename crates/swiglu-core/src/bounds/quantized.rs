@@ -15,7 +15,6 @@
 
 use crate::bounds::{
     Reference, Rows, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
-    relative_frobenius,
 };
 use half::f16;
 
@@ -106,7 +105,7 @@ fn taken<T: Element>(
     kind: QuantizedType,
     inputs: BlockInputs,
 ) -> Result<Matrix<f32>> {
-    let mut x = x.to_dtype::<f32>();
+    let mut x = x.to_dtype::<f32>()?;
     let cols = x.cols();
     if inputs == BlockInputs::EightBits && cols > 0 {
         for row in x.as_mut_slice().chunks_mut(cols) {
@@ -168,7 +167,7 @@ fn h_bound<T: Element>(
     if inputs.is_none() {
         return gated_bound(act, numerics, T::DTYPE, forward, relative, |_, _| 0.0);
     }
-    let mut errors = Vec::with_capacity(x.rows() * x.cols());
+    let mut errors = Matrix::room(x.rows(), x.cols())?;
     for i in 0..x.rows() {
         let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
         errors.extend(input_errors(&magnitudes, T::DTYPE, params.gate.kind(), inputs));
@@ -206,9 +205,7 @@ pub fn quantized_gated_linear_with<T: Element>(
     let bound = h_bound(x, params, &forward, Some(inputs))?;
     let beside = h_bound(x, params, &forward, None)?;
     let eager = eager_gated_linear(x, params, inputs)?;
-    let baseline = relative_frobenius(eager.view(), forward.h.view());
-    let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
-    let frobenius_limit = frobenius_limit(baseline, params.numerics, unit, n)
+    let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.h, inputs);
     Ok(Reference { value: forward.h, bound, frobenius_limit })
 }
@@ -231,7 +228,7 @@ fn of_inputs(
     // Where a result may overflow both are infinite: its elements decide.
     match norm(&mut added.filter(|v| v.is_finite())) {
         0.0 => 0.0,
-        added => added / norm(&mut value.as_slice().iter().copied()),
+        added => added / norm(&mut value.as_slice().iter().copied().filter(|v| v.is_finite())),
     }
 }
 
@@ -294,9 +291,8 @@ pub fn quantized_mlp_with<T: Element>(
     let h = eager_gated_linear(x, &params.gated, inputs)?;
     let h = taken(h.view(), params.down.kind(), inputs)?;
     let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;
-    let baseline = relative_frobenius(eager.view(), forward.y.value.view());
-    let (unit, n) = (unit::<T>(inputs), bound.as_slice().len());
-    let frobenius_limit = frobenius_limit(baseline, params.gated.numerics, unit, n)
+    let (value, numerics) = (&forward.y.value, params.gated.numerics);
+    let frobenius_limit = frobenius_limit(&eager, value, numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.y.value, inputs);
     Ok(Reference { value: forward.y.value, bound, frobenius_limit })
 }
@@ -324,17 +320,17 @@ mod tests {
             let ones = vec![1.0; h];
             params.up_bias = Some(&ones);
             let x = random::normal_matrix::<f32>(3, m, k, 2f32.powi(-105)).unwrap();
-            let x = x.view().to_dtype::<bf16>();
+            let x = x.view().to_dtype::<bf16>().unwrap();
             let reference = quantized_gated_linear(x.view(), &params).unwrap();
             let passes = |below: f64| {
-                let mut flushed = x.view().to_dtype::<f32>();
+                let mut flushed = x.view().to_dtype::<f32>().unwrap();
                 for v in flushed.as_mut_slice() {
                     if f64::from(v.abs()) < below {
                         *v = 0.0;
                     }
                 }
                 let gate = eager_linear::<f32>(&flushed, &params.gate, None).unwrap();
-                let h = gate.view().to_dtype::<bf16>();
+                let h = gate.view().to_dtype::<bf16>().unwrap();
                 reference.judge(h.view()).unwrap().passed()
             };
             assert!(passes(0.0) && passes(2f64.powi(-113)), "{block}");

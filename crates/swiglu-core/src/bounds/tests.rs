@@ -1,6 +1,7 @@
 use half::{bf16, f16};
 
 use super::*;
+use crate::layout::{GateUpWeights, Orientation};
 
 fn judged(dtype: DType, value: f64) -> Judgement {
     fn judge<T: Element>(reference: &Reference) -> Judgement {
@@ -31,4 +32,27 @@ fn only_what_rounds_to_infinity_overflows() {
     }
     let message = judged(DType::F16, 65520.0).overflow.unwrap().to_string();
     assert!(message.contains("6.552e4, beyond the 6.550e4 of f16"), "{message}");
+}
+
+/// What is no number has no distance; whether it is right is a matter of its element.
+#[test]
+fn elements_that_are_no_numbers_leave_the_others_their_limit() {
+    let mut x = crate::random::normal_matrix::<f32>(1, 3, 16, 1.0).unwrap();
+    x.as_mut_slice()[17] = f32::NAN;
+    let weights = |seed| crate::random::normal_matrix::<f32>(seed, 8, 16, 0.25).unwrap();
+    let (gate, up) = (weights(2), weights(3));
+    let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
+    let params = GatedLinearParams::new(weights, Activation::SWIGLU);
+    let reference = gated_linear(x.view(), &params).unwrap();
+    assert!(reference.frobenius_limit < 1e-5, "{}", reference.frobenius_limit);
+    let judge = |out: &Matrix<f32>| reference.judge(out.view()).unwrap();
+    let mut out = reference.value.as_slice().iter().map(|&v| v as f32).collect::<Vec<_>>();
+    let right = Matrix::from_vec(out.clone(), 3, 8).unwrap();
+    assert!(judge(&right).passed() && judge(&right).relative_frobenius < 1e-6);
+    out.iter_mut().for_each(|v| *v *= 1.0 + 2e-5);
+    let drifted = judge(&Matrix::from_vec(out.clone(), 3, 8).unwrap());
+    assert!(drifted.relative_frobenius > drifted.frobenius_limit && !drifted.passed());
+    let mut wrong = right.clone();
+    wrong.as_mut_slice()[8] = 1.0;
+    assert!(!judge(&wrong).passed());
 }

@@ -166,7 +166,7 @@ impl Backend for Naive {
         mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
         let h = self.hidden(&params.gated, x);
-        copy(&self.linear(h.view(), &params.down, params.down_bias).view().to_dtype(), &mut out);
+        copy(&self.linear(h.view(), &params.down, params.down_bias).view().to_dtype()?, &mut out);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use swiglu_formats::matrix_from_npy_bytes;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(m) = matrix_from_npy_bytes(data.to_vec()) {
-        m.to_f64();
-        m.to::<f32>();
+        let _ = m.to_f64();
+        let _ = m.to::<f32>();
     }
 });

@@ -1,5 +1,6 @@
 //! Records on disk: `<root>/<machine>/<date>-<experiment>-<run-id>.json`.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -80,6 +81,54 @@ impl Store {
         }
         records.sort_by(|a, b| a.record.finished.cmp(&b.record.finished).then(a.path.cmp(&b.path)));
         Ok((records, refused))
+    }
+
+    /// Records that are none of `counted`, each with the reason why it counts for nothing: they have
+    /// another name or place, or none of `experiments` is theirs. Files without the `schema` of a record are
+    /// something else, which may lie here.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if a directory cannot be read.
+    pub fn strays(
+        &self,
+        counted: &BTreeSet<PathBuf>,
+        experiments: &[&str],
+    ) -> Result<Vec<Refused>> {
+        let mut files = Vec::new();
+        for path in entries(&self.root)? {
+            match path.is_dir() {
+                true => files.extend(entries(&path)?),
+                false => files.push(path),
+            }
+        }
+        let strange = |path: &PathBuf| {
+            path.is_file() && !counted.contains(path) && !file_name(path).starts_with('.')
+        };
+        Ok(files
+            .into_iter()
+            .filter(strange)
+            .filter_map(|path| self.stray(path, experiments))
+            .collect())
+    }
+
+    fn stray(&self, path: PathBuf, experiments: &[&str]) -> Option<Refused> {
+        let (why, advice) = match open(&path) {
+            Ok(record) if experiments.contains(&record.experiment.as_str()) => {
+                let right = self.path_of(&record);
+                let why = format!("a record that would count as {}", right.display());
+                (why, "it counts for nothing: rename it, or delete a copy")
+            }
+            Ok(record) => {
+                let why =
+                    format!("a record of `{}`, which is no experiment here", record.experiment);
+                (why, "it counts for nothing: restore the experiment, or move it elsewhere")
+            }
+            Err(_) if is_other_document(&path) => return None,
+            Err(error) => {
+                return file_name(&path).ends_with(".json").then_some(Refused { path, error });
+            }
+        };
+        Some(Refused { error: LabError::Record { path: path.clone(), why, advice }, path })
     }
 
     /// The record of a run, if it has begun.
@@ -211,6 +260,12 @@ fn open(path: &Path) -> Result<Record> {
     serde_json::from_value(value).map_err(|e| {
         refuse(format!("not a record of schema {RECORD_SCHEMA} ({e})"), "measure again")
     })
+}
+
+/// Whether a file is JSON, and not of a record.
+fn is_other_document(path: &Path) -> bool {
+    let value = fs::read(path).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+    value.is_some_and(|value| value.get("schema").is_none())
 }
 
 pub(super) fn file_name(path: &Path) -> String {

@@ -185,3 +185,35 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
     let names: Vec<_> = entries(&dir.path().join("here")).unwrap();
     assert!(!names.iter().any(|n| file_name(n).starts_with(TEMPORARY)), "{names:?}");
 }
+
+#[test]
+fn records_that_count_for_nothing_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let path = written(&store);
+    let text = fs::read_to_string(&path).unwrap();
+    let here = dir.path().join("here");
+    for name in ["copy.json", "2026-01-01-made-up-r1.json.bak"] {
+        fs::write(here.join(name), &text).unwrap();
+    }
+    fs::write(dir.path().join("2026-01-01-made-up-r1.json"), &text).unwrap();
+    fs::write(here.join("broken.json"), "{").unwrap();
+    // Something else, and what a killed run left.
+    for (name, text) in [("notes.txt", "hello"), ("bench.json", "{}"), (".unfinished-a", &text)] {
+        fs::write(here.join(name), text).unwrap();
+    }
+    let strays = |counted: &[&PathBuf], experiments: &[&str]| -> Vec<String> {
+        let counted = counted.iter().map(|path| (*path).clone()).collect();
+        let strays = store.strays(&counted, experiments).unwrap();
+        strays.iter().map(|stray| stray.error.to_string()).collect()
+    };
+    let found = strays(&[&path], &["made-up"]);
+    assert_eq!(found.len(), 4, "{found:?}");
+    let said = |name: &str, why: &str| {
+        assert!(found.iter().any(|s| s.contains(name) && s.contains(why)), "{name}: {found:?}");
+    };
+    said("copy.json", "would count as");
+    said("here/2026-01-01-made-up-r1.json.bak", "would count as");
+    said("broken.json", "not JSON");
+    assert_eq!(strays(&[], &["other"]).iter().filter(|s| s.contains("no experiment")).count(), 4);
+}

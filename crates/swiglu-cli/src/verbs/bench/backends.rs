@@ -16,7 +16,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, ResultEntry, Role, 
 use crate::Verdict;
 use crate::args::MathArgs;
 use crate::table::{self, Column::Number, Column::Text, number};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 
 /// The row of this program.
@@ -33,10 +33,12 @@ pub(super) struct BackendArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["op", "suite"])]
     pub(super) backend: Vec<Backend>,
     /// Rows of gate and up [default: 4096]
-    #[arg(long, value_name = "R", requires = "backend", value_parser = crate::args::extent)]
+    #[arg(long, value_name = "R", requires = "backend", value_parser = crate::args::extent,
+        allow_negative_numbers = true)]
     rows: Option<usize>,
     /// Columns of gate and up [default: 4096]
-    #[arg(long, value_name = "C", requires = "backend", value_parser = crate::args::extent)]
+    #[arg(long, value_name = "C", requires = "backend", value_parser = crate::args::extent,
+        allow_negative_numbers = true)]
     cols: Option<usize>,
     /// Replace a plot that exists
     #[arg(long, requires = "backend")]
@@ -66,7 +68,7 @@ pub(super) enum Backend {
 struct Document {
     case: String,
     results: Vec<ResultEntry>,
-    plot: Option<PathBuf>,
+    plot: Option<Shown>,
 }
 
 pub(super) fn compare(
@@ -117,7 +119,7 @@ pub(super) fn compare(
     let written = match chart.svg(Width::Wide)?.filter(|_| compared) {
         Some(svg) => {
             write(&plot, &standalone(&svg, &title), args.force)?;
-            Some(plot)
+            Some(Shown::from(plot))
         }
         None => None,
     };

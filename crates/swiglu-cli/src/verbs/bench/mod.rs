@@ -52,7 +52,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
     weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
-    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds,
+        allow_negative_numbers = true)]
     seconds: f64,
     #[command(flatten)]
     math: MathArgs,

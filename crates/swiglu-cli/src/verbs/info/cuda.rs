@@ -1,11 +1,13 @@
 //! CUDA devices, libraries and the cache of kernels: what is here, or why not.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use serde::Serialize;
 use swiglu_cuda::jit::{self, cache::CacheOptions, cache::KernelCache};
 use swiglu_cuda::library::{self, Found, Library};
 use swiglu_cuda::{Arch, Cuda, CudaError, DeviceFacts, cublaslt_version};
+
+use crate::terminal::Shown;
 
 #[derive(Debug, Serialize)]
 pub(super) struct CudaInfo {
@@ -14,9 +16,9 @@ pub(super) struct CudaInfo {
     none: Option<String>,
     libraries: Vec<LibraryInfo>,
     /// Where compiled kernels are read only.
-    read_only_cache: Option<PathBuf>,
+    read_only_cache: Option<Shown>,
     /// Where compiled kernels are kept.
-    cache: Option<PathBuf>,
+    cache: Option<Shown>,
 }
 
 /// A device, or why it cannot be used.
@@ -37,7 +39,7 @@ enum Device {
 #[derive(Debug, Serialize)]
 struct LibraryInfo {
     library: Library,
-    path: Option<PathBuf>,
+    path: Option<Shown>,
     found: Option<Found>,
     version: Option<String>,
     /// Why it cannot be used.
@@ -51,7 +53,8 @@ pub(super) fn gather() -> CudaInfo {
         Err(error) => (Vec::new(), Some(brief(&error))),
     };
     let cache = KernelCache::new(&CacheOptions::default());
-    let [read_only_cache, cache] = cache.directories().map(|dir| dir.map(PathBuf::from));
+    let [read_only_cache, cache] =
+        cache.directories().map(|dir| dir.map(|dir| dir.to_owned().into()));
     let libraries = vec![
         // The driver's version is that of a device.
         library_info(Library::Driver, || Ok(None)),
@@ -76,7 +79,7 @@ fn library_info(
 ) -> LibraryInfo {
     let (mut path, mut found) = (None, None);
     let version = library::load(library).and_then(|loaded| {
-        (path, found) = (Some(loaded.path.clone()), Some(loaded.how));
+        (path, found) = (Some(loaded.path.clone().into()), Some(loaded.how));
         version()
     });
     let (version, missing) = match version {
@@ -100,7 +103,7 @@ impl CudaInfo {
         lines.extend(self.none.iter().map(|why| format!("no device: {why}")));
         lines
             .extend(self.libraries.iter().filter(|l| l.is_news(&self.none)).map(LibraryInfo::line));
-        let dir = |dir: &PathBuf| dir.display().to_string();
+        let dir = |dir: &Path| dir.display().to_string();
         lines.extend(self.read_only_cache.iter().map(|d| format!("kernels read from {}", dir(d))));
         lines.extend(self.cache.iter().map(|d| format!("kernels kept in {}", dir(d))));
         let heads = std::iter::once("CUDA").chain(std::iter::repeat(""));

@@ -47,7 +47,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
-    let store = args.places.store()?;
+    let store = args.places.records()?;
     let old = match &args.record {
         Some(path) => Opened::read(path)?,
         None => newest(&store, &experiment, &machine.name)?,

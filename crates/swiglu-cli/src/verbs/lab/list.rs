@@ -1,17 +1,20 @@
 //! `swiglu lab list`: every experiment with the verdict of its records.
 
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use serde::Serialize;
-use swiglu_lab::{Experiment, Source, Sources, Verdict as LabVerdict, VerdictState};
+use swiglu_lab::record::Store;
+use swiglu_lab::{Experiment, LabError, Source, Sources, Verdict as LabVerdict, VerdictState};
 
 use super::PlaceArgs;
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 
 /// `YYYY-MM-DD`.
 const DATE_LEN: usize = 10;
@@ -37,24 +40,32 @@ struct Row {
     measured: Option<String>,
     /// Whether there is a repository to say if the code has changed since.
     source_known: bool,
-    record_files: Vec<std::path::PathBuf>,
+    record_files: Vec<Shown>,
 }
 
 pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let dir = args.places.experiments()?;
     let sources = Sources::new(args.places.lab()?);
-    let store = args.places.store()?;
+    let store = args.places.records()?;
     let (mut rows, mut broken) = (Vec::new(), Vec::new());
+    let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
     for experiment in Experiment::read_dir(&dir)? {
         let experiment = match experiment {
             Ok(experiment) => experiment,
             Err(error) => {
+                // Its records are not strange for that.
+                if let LabError::Definition { path, .. } = &error {
+                    ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+                }
                 broken.push(error.to_string());
                 continue;
             }
         };
         let (records, refused) = store.of_experiment(&experiment.id)?;
         broken.extend(refused.iter().map(|r| r.error.to_string()));
+        counted.extend(refused.into_iter().map(|r| r.path));
+        counted.extend(records.iter().map(|r| r.path.clone()));
+        ids.push(experiment.id.clone());
         let source = sources.of(experiment.device);
         let verdict = LabVerdict::of(&experiment, &records, source);
         rows.push(Row {
@@ -68,7 +79,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
             // Oldest first.
             measured: records.last().map(|r| r.record.finished.chars().take(DATE_LEN).collect()),
             source_known: *source != Source::Unknown,
-            record_files: records.into_iter().map(|r| r.path).collect(),
+            record_files: records.into_iter().map(|r| r.path.into()).collect(),
         });
     }
     if terminal.json() {
@@ -76,11 +87,26 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
     } else {
         show(&rows, terminal)?;
     }
+    warn_of_strays(&store, &counted, &ids)?;
     if !broken.is_empty() {
         // What could be read has been shown; what could not is an error all the same.
         bail!("{}", broken.join("\nerror: "));
     }
     Ok(Verdict::Passed)
+}
+
+/// Records that no row counts, on standard error.
+fn warn_of_strays(
+    store: &Store,
+    counted: &BTreeSet<PathBuf>,
+    ids: &[String],
+) -> anyhow::Result<()> {
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    for stray in store.strays(counted, &ids)? {
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "warning: {}", stray.error);
+    }
+    Ok(())
 }
 
 fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {

@@ -105,6 +105,15 @@ impl PlaceArgs {
         Ok(self.lab()?.join("experiments"))
     }
 
+    /// The records of something that reads them: a directory that was named must be there.
+    pub(super) fn records(&self) -> anyhow::Result<Store> {
+        if let Some(records) = self.records.as_ref().filter(|records| !records.is_dir()) {
+            bail!("--records {}: expected a directory with records", records.display());
+        }
+        self.store()
+    }
+
+    /// Where records are or will be.
     pub(super) fn store(&self) -> anyhow::Result<Store> {
         Ok(Store::new(match &self.records {
             Some(records) => records.clone(),

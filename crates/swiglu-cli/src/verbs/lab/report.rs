@@ -10,7 +10,7 @@ use swiglu_lab::report::Site;
 
 use super::PlaceArgs;
 use crate::Verdict;
-use crate::terminal::Terminal;
+use crate::terminal::{Shown, Terminal};
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {
@@ -23,16 +23,16 @@ pub(super) struct ReportArgs {
 
 #[derive(Serialize)]
 struct Document {
-    index: PathBuf,
+    index: Shown,
     pages: usize,
     plots: usize,
     troubles: Vec<String>,
 }
 
 pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let site = Site::gather(&args.places.lab()?, &args.places.store()?)?;
+    let site = Site::gather(&args.places.lab()?, &args.places.records()?)?;
     let written = site.write(&args.out)?;
-    let index = args.out.join("index.html");
+    let index = Shown::from(args.out.join("index.html"));
     let troubles: Vec<String> = site.troubles().into_iter().map(str::to_owned).collect();
     if terminal.json() {
         let (pages, plots) = (written.pages, written.plots);

@@ -50,7 +50,7 @@ impl<'a> Measurement<'a> {
         let weights = weights.dtype(T::DTYPE);
         let host = weights.host::<T>()?;
         let params = self.params(&host)?;
-        let x = self.subject.input.matrix.to::<T>();
+        let x = self.subject.input.matrix.to::<T>()?;
         if !self.args.allow_non_finite {
             params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
             x.view().expect_finite("input").map_err(|e| rounded_away(e, T::DTYPE))?;
@@ -147,24 +147,28 @@ impl<'a> Measurement<'a> {
                 worst_element: judgement.worst_ratio,
                 rows_checked,
                 overflow,
+                unlike: None,
                 passed: judgement.passed(),
             });
         };
-        let expected = gather_rows(reference.matrix.to_f64().view(), check.rows())?;
+        let expected = check.part(reference.matrix.to_f64()?.view())?;
         let part = check.part(y.view())?;
+        let unlike = check.unlike(&part, &expected);
         let relative = relative_frobenius(part.view(), expected.view());
         let limit =
             self.file_limit(check, &judgement)? + reference_roundoff(reference.matrix.dtype_name());
         let pairs = part.as_slice().iter().zip(expected.as_slice());
+        let errors = pairs.map(|(a, b)| (a.to_f64() - b).abs());
         Ok(ErrorReport {
             relative_frobenius: relative,
-            max_abs: pairs.map(|(a, b)| (a.to_f64() - b).abs()).fold(0.0, f64::max),
+            max_abs: errors.filter(|e| e.is_finite()).fold(0.0, f64::max),
             reference: "file",
             limit,
             worst_element: judgement.worst_ratio,
             rows_checked,
             overflow,
-            passed: judgement.passed() && relative <= limit,
+            passed: judgement.passed() && unlike.is_none() && relative <= limit,
+            unlike: unlike.map(|unlike| unlike.to_string()),
         })
     }
 
@@ -179,11 +183,12 @@ impl<'a> Measurement<'a> {
                 None => weights,
             };
             let host = weights.host::<f32>()?;
-            let x = gather_rows(self.subject.input.matrix.to::<f32>().view(), check.rows())?;
+            let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), check.rows())?;
             self.exact = Some(self.params(&host)?.oracle(x.view())?);
         }
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
-        Ok(judgement.frobenius_limit + relative_difference(check.value().as_slice(), exact))
+        let exact = check.columns_of(exact.try_clone()?)?;
+        Ok(judgement.frobenius_limit + relative_difference(check.value().as_slice(), &exact))
     }
 
     fn time<T: Element>(
@@ -196,7 +201,7 @@ impl<'a> Measurement<'a> {
         if let Device::Cuda(cuda) = self.device {
             return self.time_on(cuda, [layer, unfused], x, y.cols());
         }
-        let mut unfused_y = y.clone();
+        let mut unfused_y = y.try_clone()?;
         let mut variants: Vec<Box<Variant<'_>>> = vec![
             Box::new(|| Ok(layer.forward_into(x.view(), y.view_mut())?)),
             Box::new(|| Ok(unfused.forward_into(x.view(), unfused_y.view_mut())?)),
@@ -252,20 +257,27 @@ fn verify_unfused<T: Element>(
 
 /// What was stored is finite, as opening it has shown: an infinity comes from rounding to a type.
 fn rounded_away(error: CoreError, dtype: DType) -> anyhow::Error {
+    let max = dtype.max_finite();
+    let wider = DType::ALL.into_iter().filter(|other| other.max_finite() > max);
+    let wider: Vec<String> = wider.map(|other| format!("--dtype {other}, ")).collect();
+    let largest = if max < 1e6 { max.to_string() } else { format!("{max:.3e}") };
     match error {
         CoreError::NonFinite { what, row, col, value } if value.is_infinite() => anyhow!(
-            "{what}[{row}, {col}] becomes {value} in {dtype}, whose largest number is {}: expected \
-             smaller numbers, or an element type that holds them (--dtype bf16 or f32)",
-            dtype.max_finite()
+            "{what}[{row}, {col}] becomes {value} in {dtype}, whose largest number is {largest}: \
+             expected smaller numbers, {}or --allow-non-finite",
+            wider.concat()
         ),
         error => error.into(),
     }
 }
 
-/// ‖a − b‖ / ‖b‖.
+/// ‖a − b‖ / ‖b‖ of the elements that are finite in both.
 fn relative_difference(a: &[f64], b: &Matrix<f64>) -> f64 {
-    let difference: f64 = a.iter().zip(b.as_slice()).map(|(a, b)| (a - b).powi(2)).sum();
-    let norm: f64 = b.as_slice().iter().map(|b| b * b).sum();
+    let finite = |(a, b): &(&f64, &f64)| a.is_finite() && b.is_finite();
+    let pairs = a.iter().zip(b.as_slice()).filter(finite);
+    let (difference, norm) = pairs.fold((0.0, 0.0), |(difference, norm), (a, b)| {
+        (difference + (a - b).powi(2), norm + b * b)
+    });
     if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "M", conflicts_with = "input", allow_negative_numbers = true)]
     tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", conflicts_with = "input")]
+    #[arg(long, value_name = "N", conflicts_with = "input", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
     #[arg(long, value_name = "FILE", requires = "input")]

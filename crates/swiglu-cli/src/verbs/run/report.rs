@@ -38,6 +38,9 @@ pub(super) struct ErrorReport {
     /// That the result cannot be held in the element type, and where.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) overflow: Option<String>,
+    /// The first element that is NaN or infinite, here or in the reference file, but not in both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unlike: Option<String>,
     pub(super) passed: bool,
 }
 
@@ -162,8 +165,9 @@ fn foot(device: &Device, reports: &[Report]) -> String {
             "{:<5} {}; worst element {:.2} of its bound",
             r.dtype, r.plan, r.error.worst_element
         );
-        if let Some(overflow) = r.error.overflow.as_ref().filter(|_| !r.passed) {
-            out += &format!("; {overflow}");
+        for why in [&r.error.overflow, &r.error.unlike].into_iter().flatten().filter(|_| !r.passed)
+        {
+            out += &format!("; {why}");
         }
         if let Some(extent) = &r.extent {
             out += &format!("; verified {extent}");

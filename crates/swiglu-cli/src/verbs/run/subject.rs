@@ -1,8 +1,11 @@
 //! What is run: an embedded layer or one from a file, its input and the expected result.
 
+use std::path::Path;
+
+use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 use swiglu::{CoreError, LoadOptions, MlpWeights};
-use swiglu_formats::{DynMatrix, matrix_from_safetensors_bytes, read_matrix};
+use swiglu_formats::{DynMatrix, FormatError, matrix_from_safetensors_bytes, read_matrix};
 
 use super::RunArgs;
 use crate::args::LayerOp;
@@ -67,9 +70,12 @@ pub(super) struct Sourced {
 }
 
 impl Sourced {
-    fn read(spec: Option<&str>) -> anyhow::Result<Option<Self>> {
-        let read = |spec: &str| Ok(Self { matrix: read_matrix(spec)?, source: spec.to_owned() });
-        spec.map(read).transpose()
+    fn read(option: &str, spec: Option<&str>) -> anyhow::Result<Option<Self>> {
+        let Some(spec) = spec else { return Ok(None) };
+        if spec.is_empty() || spec.starts_with('#') && !Path::new(spec).exists() {
+            bail!("{option} {spec:?} names no file: expected FILE.npy or FILE.safetensors#TENSOR");
+        }
+        Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_owned() }))
     }
 
     fn embedded(from: &Embedded, tensor: &str, what: &str) -> anyhow::Result<Self> {
@@ -90,8 +96,8 @@ pub(super) struct Subject {
 
 impl Subject {
     pub(super) fn open(args: &RunArgs) -> anyhow::Result<Self> {
-        let input = Sourced::read(args.input.as_deref())?;
-        let reference = Sourced::read(args.reference.as_deref())?;
+        let input = Sourced::read("--input", args.input.as_deref())?;
+        let reference = Sourced::read("--reference", args.reference.as_deref())?;
         let subject = match args.weights.load()? {
             Some(weights) => Self::from_file(args, weights, input, reference)?,
             None => Self::embedded(args, input, reference)?,
@@ -166,8 +172,22 @@ impl Subject {
             }
         }
         if !args.allow_non_finite {
-            stored.expect_finite()?;
+            stored.expect_finite().map_err(|e| not_finite(e.into()))?;
+            self.input.matrix.expect_finite("input").map_err(|e| not_finite(e.into()))?;
         }
         Ok(())
+    }
+}
+
+/// What to do about a value that a file has.
+fn not_finite(error: swiglu::Error) -> anyhow::Error {
+    use swiglu::Error::{Core, Format};
+    match error {
+        Core(CoreError::NonFinite { what, row, col, value })
+        | Format(FormatError::Core(CoreError::NonFinite { what, row, col, value })) => anyhow!(
+            "{what}[{row}, {col}] is {value} in the file: expected finite numbers; \
+             --allow-non-finite computes with others"
+        ),
+        error => error.into(),
     }
 }

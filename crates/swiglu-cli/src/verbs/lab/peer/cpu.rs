@@ -82,7 +82,8 @@ impl<T: Element> CpuJob<T> {
                     GatedActivation::new(device, case.activation).with_numerics(case.numerics);
                 let first = ActivationInputs::derive(case, seed)?;
                 let plan = activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
-                let mut inputs: Vec<_> = (1..count).map(|_| first.copy()).collect();
+                let copies = (1..count).map(|_| first.copy());
+                let mut inputs = copies.collect::<swiglu_core::Result<Vec<_>>>()?;
                 inputs.push(first);
                 let notes = notes(Some(&plan), plan.problem.numerics, count);
                 (Work::Activation { activation, inputs }, notes)
@@ -96,7 +97,10 @@ impl<T: Element> CpuJob<T> {
                 let layers = layers::<T>(device, order, count)?;
                 let plan = layers.first().map(|layer| layer.plan(case.m));
                 let numerics = plan.as_ref().map_or(case.numerics, |p| p.problem.numerics);
-                let inputs = vec![inputs::x(case, seed)?; count];
+                let x = inputs::x(case, seed)?;
+                let copies = (1..count).map(|_| x.try_clone());
+                let mut inputs = copies.collect::<swiglu_core::Result<Vec<_>>>()?;
+                inputs.push(x);
                 (Work::Layer { layers, inputs }, notes(plan.as_ref(), numerics, count))
             }
         };

@@ -112,8 +112,8 @@ pub(super) fn biases(case: &Case, seed: u64) -> Option<[Vec<f32>; 3]> {
 fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
     let [rows, cols] = [m.rows(), m.cols()];
     let from = m.as_slice();
-    let data = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c])).collect();
-    Matrix::from_vec(data, cols, rows)
+    let values = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c]));
+    Matrix::from_values(values, cols, rows)
 }
 
 /// Gate and up, or their gradients, of the tensors that hold them.
@@ -161,7 +161,8 @@ impl<T: Element> ActivationInputs<T> {
         gate_up(&self.tensors, self.arrangement)
     }
 
-    pub(super) fn copy(&self) -> Self {
-        Self { tensors: self.tensors.clone(), arrangement: self.arrangement }
+    pub(super) fn copy(&self) -> Result<Self> {
+        let tensors = self.tensors.iter().map(Matrix::try_clone).collect::<Result<_>>()?;
+        Ok(Self { tensors, arrangement: self.arrangement })
     }
 }
