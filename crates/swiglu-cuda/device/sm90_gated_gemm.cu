@@ -136,17 +136,10 @@ struct Width {
 INLINE int k_steps(const Extents& e) { return ceiling_divide(e.k, kTileK); }
 
 // Shared memory: the ring, the output tile, the barriers.
-struct Ring {
-  // One register: everything else is a constant distance away.
-  u32 base;
-  INLINE explicit Ring(u32 start) : base((start + 1023) & ~1023u) {}
-  INLINE u32 out() const { return base + kStages * kStageBytes; }
-  INLINE u32 full() const { return out() + (kTensorStore ? kOutBytes : 0); }
-  INLINE u32 stage(u32 step) const { return base + step % kStages * kStageBytes; }
-  INLINE u32 full_barrier(u32 step) const { return full() + 8 * (step % kStages); }
-  INLINE u32 empty_barrier(u32 step) const { return full_barrier(step) + 8 * kStages; }
-  // Parity of the ring's round that `step` belongs to.
-  static INLINE u32 parity(u32 step) { return step / kStages & 1; }
+constexpr int kOutAt = kStages * kStageBytes;
+struct Ring : StageRing<kStages, kStageBytes, kOutAt + (kTensorStore ? kOutBytes : 0)> {
+  using StageRing::StageRing;
+  INLINE u32 out() const { return base + kOutAt; }
 };
 
 // The tiles of a cluster's blocks lie below each other.

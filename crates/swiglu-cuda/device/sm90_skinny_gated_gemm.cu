@@ -147,16 +147,7 @@ struct alignas(64) Sm90SkinnyGatedGemmParams {
   Upcoming next;
 };
 
-struct Ring {
-  u32 base;
-  INLINE explicit Ring(u32 start) : base((start + 1023) & ~1023u) {}
-  INLINE u32 stage(u32 step) const { return base + step % kStages * kStageBytes; }
-  INLINE u32 full_barrier(u32 step) const {
-    return base + kStages * kStageBytes + kBehindRing + 8 * (step % kStages);
-  }
-  INLINE u32 empty_barrier(u32 step) const { return full_barrier(step) + 8 * kStages; }
-  static INLINE u32 parity(u32 step) { return step / kStages & 1; }
-};
+typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;
 
 INLINE u32 split_rank() { return kSplit > 1 ? ptx::cluster_rank() : 0; }
 

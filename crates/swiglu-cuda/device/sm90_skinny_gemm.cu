@@ -60,16 +60,7 @@ struct alignas(64) Sm90SkinnyGemmParams {
   u64 bias;  // elements; 0: none
 };
 
-struct Ring {
-  u32 base;
-  INLINE explicit Ring(u32 start) : base((start + 1023) & ~1023u) {}
-  INLINE u32 stage(u32 turn) const { return base + turn % kStages * kStageBytes; }
-  INLINE u32 full_barrier(u32 turn) const {
-    return base + kStages * kStageBytes + kBehindRing + 8 * (turn % kStages);
-  }
-  INLINE u32 empty_barrier(u32 turn) const { return full_barrier(turn) + 8 * kStages; }
-  static INLINE u32 parity(u32 turn) { return turn / kStages & 1; }
-};
+typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;
 
 // Stages of k. The last may have panels behind its end, which are zeros.
 INLINE u32 turns(const Extents& e) { return ceiling_divide(e.k, kPanels * kTileK); }

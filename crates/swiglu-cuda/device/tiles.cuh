@@ -40,6 +40,20 @@ INLINE u64 operand_further(u64 operand, u32 units) {
   return (operand & 0xFFFFFFFF00000000u) | ((u32)operand + units);
 }
 
+// A ring of stages in shared memory, from a multiple of 1024 bytes on, where the swizzle's pattern begins. Of each stage
+// two barriers lie so many bytes behind that: one for what has come, one for what has been multiplied.
+template <int COUNT, int BYTES, int BARRIERS_AT>
+struct StageRing {
+  // One register: everything else is a constant distance away.
+  u32 base;
+  INLINE explicit StageRing(u32 start) : base((start + 1023) & ~1023u) {}
+  INLINE u32 stage(u32 step) const { return base + step % COUNT * BYTES; }
+  INLINE u32 full_barrier(u32 step) const { return base + BARRIERS_AT + 8 * (step % COUNT); }
+  INLINE u32 empty_barrier(u32 step) const { return full_barrier(step) + 8 * COUNT; }
+  // Parity of the ring's round that `step` belongs to.
+  static INLINE u32 parity(u32 step) { return step / COUNT & 1; }
+};
+
 // Rows of x that the copy engine brings for a tile: all of them, or of the last tile those there are, in whole eights.
 // Beyond these shared memory is as it was: rows, or columns, of products do not depend on each other.
 template <int TILE_ROWS>
