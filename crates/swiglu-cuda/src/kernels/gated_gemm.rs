@@ -5,7 +5,7 @@ use std::fmt;
 use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Op, Orientation, Problem};
 
-use super::elementwise::Tensor;
+use super::elementwise::{Tensor, signed};
 use super::gate::{Formula, GateCode};
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::{
@@ -102,7 +102,7 @@ impl Upcoming {
         if bytes == 0 {
             return Self::default();
         }
-        let row_bytes = (row_stride * dtype.size()) as i64;
+        let row_bytes = signed(row_stride * dtype.size());
         Self { data: ptr, row_bytes, rows: counted(rows), bytes: counted(bytes) }
     }
 }

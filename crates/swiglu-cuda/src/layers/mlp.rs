@@ -277,7 +277,7 @@ impl<T: Element> Mlp<T> {
         };
         let (choice, by) = Down::after(choice);
         let next = match by {
-            Down::Skinny => Upcoming::of(&down, T::DTYPE, self.cuda().facts().l2_bytes as usize),
+            Down::Skinny => Upcoming::of(&down, T::DTYPE, self.cuda().facts().l2_bytes),
             // Where it begins is cuBLASLt's own business.
             Down::CublasLt => Upcoming::default(),
         };
