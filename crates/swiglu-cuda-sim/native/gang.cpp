@@ -56,7 +56,7 @@ void report_deadlock(Gang& g) {
 Thread* choose(Gang& g) {
   for (;;) {
     if (!g.runnable.empty()) {
-      if (g.random.one_in(8)) progress_transfer(g);
+      if (!g.starves_loads && g.random.one_in(8)) progress_transfer(g);
       // Three kinds of schedule: any thread, the one woken last, or the one that waits longest.
       size_t i = g.runnable.size() - 1;
       if (g.policy == 0 || g.random.one_in(16)) {
@@ -182,6 +182,7 @@ bool Gang::run() {
   }
   live = static_cast<unsigned>(total);
   policy = static_cast<unsigned>(random.below(3));
+  starves_loads = random.one_in(3);
   Thread* first = choose(*this);
   sim_thread = first;
   sim_switch_stack(&scheduler, first->stack_pointer);

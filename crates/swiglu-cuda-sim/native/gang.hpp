@@ -174,6 +174,9 @@ struct Gang {
   unsigned live = 0;
   bool failed = false;
   unsigned policy = 0;
+  // Whether transfers wait until no thread can run, and then the youngest load lands first: older ones lag
+  // behind by as much as barriers allow.
+  bool starves_loads = false;
 
   Gang(const Launch& l, uint64_t s, uint64_t first_block)
       : launch(l), seed(s), random(s * 0x9e3779b97f4a7c15u + first_block) {}

@@ -101,11 +101,12 @@ void write_tensor(BulkStore& store) {
 bool progress_transfer(Gang& g) {
   const size_t loads = g.loads.size(), all = loads + g.stores.size();
   if (all == 0) return false;
-  const size_t i = g.random.below(all);
+  const bool youngest = g.starves_loads && loads > 0 && !g.random.one_in(8);
+  const size_t i = youngest ? loads - 1 : g.random.below(all);
   if (i < loads) {
     const BulkLoad load = g.loads[i];
-    g.loads[i] = g.loads.back();
-    g.loads.pop_back();
+    // In their order.
+    g.loads.erase(g.loads.begin() + static_cast<std::ptrdiff_t>(i));
     land(load);
     return true;
   }

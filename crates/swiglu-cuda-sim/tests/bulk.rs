@@ -85,6 +85,59 @@ fn each_wait_is_missed() {
     }
 }
 
+/// A ring of STAGES that two warps read in turn, each every other copy.
+const TWO_READERS: &str = "
+struct P { const u32* from; u32* to; u32 steps; };
+KERNEL(96, 1, two_readers)(KERNEL_PARAMS(P) p) {
+  const u32 base = ptx::shared_address(ptx::dynamic_shared()), data = base + 256, warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    for (u32 s = 0; s < STAGES; ++s) {
+      ptx::barrier_init(base + 16 * s, 1);
+      ptx::barrier_init(base + 16 * s + 8, 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 != 0) return;
+  const u64 policy = ptx::policy_evict_first();
+  for (u32 i = warp == 2 ? 0 : warp; i < p.steps; i += warp == 2 ? 1 : 2) {
+    const u32 s = i % STAGES, full = base + 16 * s, parity = i / STAGES % 2;
+    if (warp == 2) {
+      ptx::barrier_wait(full + 8, parity ^ 1);
+      ptx::barrier_arrive_expect(full, 16);
+      ptx::bulk_load(data + s * 16, p.from + 4 * i, 16, full, policy);
+    } else {
+      ptx::barrier_wait(full, parity);
+      p.to[i] = ptx::load_shared(data + s * 16);
+      ptx::barrier_arrive(full + 8);
+    }
+  }
+}";
+
+#[repr(C)]
+struct TwoReaders {
+    from: u64,
+    to: u64,
+    steps: u32,
+}
+
+/// A barrier tells odd rounds from even ones only. With three stages a warp waits for a round of a stage whose last
+/// round the other warp has read: it takes an older one for it where the copy of that lags behind.
+#[test]
+fn rounds_of_a_ring_are_mistaken_where_copies_lag_behind() {
+    let Some(sim) = sim() else { return };
+    let right = |stages: u32| {
+        let readers = kernel(sim, TWO_READERS, &[&format!("STAGES={stages}")], "two_readers", 320);
+        let given: Vec<u32> = (0..48).map(|i| i / 4 + i % 4 * 1000).collect();
+        let (from, to) = (upload(sim, &given), upload(sim, &[0u32; 12]));
+        let params = TwoReaders { from, to, steps: 12 };
+        launch(sim, readers, 1, 96, 320, &params) == 0
+            && download::<u32>(sim, to, 12) == (0..12).collect::<Vec<_>>()
+    };
+    assert!((0..40).all(|_| right(2) && right(4)));
+    assert!(!(0..40).all(|_| right(3)));
+}
+
 /// A copy that lands after its block has ended would write into the next block's shared memory.
 #[test]
 fn blocks_outlive_their_copies() {
