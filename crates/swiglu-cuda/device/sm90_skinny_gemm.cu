@@ -5,7 +5,9 @@
 // behind several latencies: 190 ns in that kernel. An even share of the features for each multiprocessor, 8 to 64 of
 // them, leaves nothing to be added up between blocks. So a stage of the ring holds PANELS steps of k, a warpgroup
 // multiplies all of them before it waits, and WARPGROUPS take stages in turn, each with sums of its own part of k.
-// In the end these are added up in the order of the warpgroups: the same bits on every launch.
+// In the end these are added up in the order of the warpgroups: the same bits on every launch. STAGES is a multiple of
+// WARPGROUPS, so that a stage has one reader and one writer of each kind for good. Barriers tell odd rounds from even
+// ones only: who waits for a round must have seen the one before it, or takes an older one for it.
 //
 // Two warps ask for weights and two for tokens, every other stage each: a thread issues a copy in 30 to 50 cycles,
 // and where a tile has 8 features a multiprocessor's share of memory brings its kilobyte in 56. Those of the
@@ -15,7 +17,7 @@
 // that exist whatever the ring held before: neither depends on others, and both are dropped.
 //
 // Compile-time: ELEMENT 1|2; TILE_M 16 or 32, at least the number of tokens; TILE_H a multiple of 8 up to 64;
-// PANELS; WARPGROUPS; STAGES; SHARED_BYTES as the host computed them. M, H and K are run-time values.
+// PANELS; WARPGROUPS; STAGES, a multiple of these; SHARED_BYTES as the host computed them. M, H and K are run-time values.
 //
 // Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
 // tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
@@ -40,6 +42,7 @@ constexpr int kWeightBytes = kTileH * kLineBytes, kTokenBytes = kTileM * kLineBy
 constexpr int kTokensAt = kPanels * kWeightBytes;
 constexpr int kStageBytes = kTokensAt + kPanels * kTokenBytes;
 constexpr int kStages = STAGES;
+static_assert(kStages % kWarpgroups == 0 && kWarpgroups % kFeeders == 0, "a stage stays with its warps");
 // What the instruction reads behind the last stage's last features.
 constexpr int kBehindFeatures = (64 - kTileH) * kLineBytes - kPanels * kTokenBytes;
 constexpr int kBehindRing = kBehindFeatures > 0 ? kBehindFeatures : 0;

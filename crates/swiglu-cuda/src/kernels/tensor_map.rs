@@ -23,10 +23,10 @@ pub(super) struct TensorMap([u64; 16]);
 /// follows from its boxes alone, so that one of memory that was given back is not wrong, only unused.
 #[derive(Debug)]
 pub(crate) struct LayerMaps {
-    /// Gate and up, in the heights of boxes that kernels have, at most ten in a layer: they are never forgotten.
+    /// Weights, of gate and up in the heights of boxes that kernels have, at most ten in a layer: never forgotten.
     pub(super) weights: Remembered<Boxes, TensorMap, 20>,
-    /// Inputs and outputs of recent calls.
-    pub(super) operands: Remembered<Boxes, TensorMap, 12>,
+    /// Inputs and outputs of recent calls. Boxes of few tokens are of every number of them.
+    pub(super) operands: Remembered<Boxes, TensorMap, 36>,
 }
 
 impl LayerMaps {
