@@ -116,7 +116,12 @@ impl Tuning {
                     Ok(Some(record))
                 }
                 Err(Refusal::Space) => {
-                    what += ", of other ways";
+                    let same = record.subject.source == here.source;
+                    what += if same {
+                        ", of other ways"
+                    } else {
+                        ", of earlier kernels and other ways"
+                    };
                     Ok(Some(record))
                 }
                 checked => checked.map(|()| Some(record)),

@@ -128,7 +128,8 @@ fn a_shipped_record_of_earlier_kernels_or_other_ways_is_used_and_said() {
     );
     let other = of(Subject { space: "x".into(), source: "x".into(), ..here.clone() });
     assert!(other.find(&problem(16), false).is_some());
-    assert!(other.notes()[0].contains(", of other ways: 1 problems"), "{:?}", other.notes());
+    let said = ", of earlier kernels and other ways: 1 problems";
+    assert!(other.notes()[0].contains(said), "{:?}", other.notes());
 }
 
 #[test]
