@@ -56,7 +56,7 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Header> {
     let mut literal = Literal { text, at: 0 };
     let (descr, fortran_order, shape) = literal.dictionary().map_err(|expected| {
         let at = literal.at.min(text.len());
-        let given = clip(&String::from_utf8_lossy(&text[at..]), 40);
+        let given = clip(String::from_utf8_lossy(&text[at..]).trim_end(), 40);
         FormatError::malformed(path, (start + at) as u64, "header", expected, given)
     })?;
     Ok(Header { descr, fortran_order, shape, end })
@@ -185,6 +185,6 @@ impl Literal<'_> {
         }
         // Python 2 wrote long integers with a suffix.
         self.eat(b'L');
-        value.ok_or("an extent, a whole number from 0 on,")
+        value.ok_or("an extent: a whole number from 0 on")
     }
 }
