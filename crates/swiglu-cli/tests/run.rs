@@ -280,6 +280,18 @@ fn large_layer(files: &Files, factor: f32) -> String {
 }
 
 #[test]
+fn a_weight_that_is_not_used_may_be_anything() {
+    let files = Files::new();
+    let mut tensors = layer_tensors();
+    tensors[2].values[7] = f32::NAN;
+    let path = files.write("nan.safetensors", safetensors(&tensors));
+    let run = |op| swiglu(&["run", "--weights", &path, "--seconds", "0.01", "--op", op]);
+    run("mlp").refused(&["down_proj.weight[0, 7] is NaN in the file", "--allow-non-finite"]);
+    let ended = run("gated-linear");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
 fn numbers_beyond_an_element_type_are_told_as_such() {
     let files = Files::new();
     let run = |layer: &str, dtype: &str, more: &[&str]| {

@@ -259,12 +259,28 @@ impl LayerWeights {
     /// # Errors
     /// [`swiglu_core::Error::NonFinite`], as [`crate::FormatError::Core`].
     pub fn expect_finite(&self) -> Result<()> {
-        for m in self.gate_up.iter().chain(&self.down) {
-            m.expect_finite()?;
-        }
-        for bias in [&self.gate_bias, &self.up_bias, &self.down_bias].into_iter().flatten() {
-            MatrixRef::new(&bias.values, 1, bias.values.len())?.expect_finite(&bias.name)?;
-        }
-        Ok(())
+        self.expect_finite_gated()?;
+        expect_finite(&self.down, [&self.down_bias])
     }
+
+    /// As [`Self::expect_finite`] of the gated linear layer alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn expect_finite_gated(&self) -> Result<()> {
+        expect_finite(&self.gate_up, [&self.gate_bias, &self.up_bias])
+    }
+}
+
+fn expect_finite<'a>(
+    matrices: impl IntoIterator<Item = &'a StoredMatrix>,
+    biases: impl IntoIterator<Item = &'a Option<Bias>>,
+) -> Result<()> {
+    for m in matrices {
+        m.expect_finite()?;
+    }
+    for bias in biases.into_iter().flatten() {
+        MatrixRef::new(&bias.values, 1, bias.values.len())?.expect_finite(&bias.name)?;
+    }
+    Ok(())
 }

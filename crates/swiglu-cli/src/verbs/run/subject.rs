@@ -172,7 +172,11 @@ impl Subject {
             }
         }
         if !args.allow_non_finite {
-            stored.expect_finite().map_err(|e| not_finite(e.into()))?;
+            let finite = match args.op {
+                LayerOp::GatedLinear => stored.expect_finite_gated(),
+                LayerOp::Mlp => stored.expect_finite(),
+            };
+            finite.map_err(|e| not_finite(e.into()))?;
             self.input.matrix.expect_finite("input").map_err(|e| not_finite(e.into()))?;
         }
         Ok(())
