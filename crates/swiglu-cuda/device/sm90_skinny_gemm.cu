@@ -22,8 +22,8 @@
 // Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
 // tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
 // cycles at least, in which shared memory gives the 64 rows: 8 µs for k = 14336.
-// Predicted, not measured yet, in µs behind a gated kernel in a graph with 16 tokens: 29.5, 9.5, 4; cuBLASLt takes 33,
-// 14 and 7.
+// Predicted, not measured yet, in µs behind a gated kernel in a graph with 16 tokens: 29.5, 9.5, 4. The whole block
+// less that kernel leaves cuBLASLt 34, 15 and 8 (`ours-steps` of mlp-decode, records h200f and h200e).
 #include "tiles.cuh"
 
 constexpr int kTileM = TILE_M;

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Op, Orientation, Problem};
 
-use super::elementwise::{Tensor, signed};
+use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
+use super::obstacle::Obstacle;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
+use super::upcoming::Upcoming;
 use super::{
     decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
     sm90_skinny_gemm,
@@ -16,7 +17,6 @@ use crate::arch::Arch;
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{Define, KernelFile, define};
-use crate::lt::LinearWeights;
 use crate::stream::Stream;
 
 /// Gate and up weights in device memory, of the same orientation and row stride.
@@ -75,36 +75,6 @@ pub(crate) struct More {
     pub(crate) saved: Option<[Tensor; 2]>,
     /// What kernels for few rows bring to the second-level cache in the end.
     pub(crate) next: Upcoming,
-}
-
-/// Weights that the next grid reads first: so many bytes of each row. By default none.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Upcoming {
-    data: u64,
-    row_bytes: i64,
-    rows: i32,
-    bytes: i32,
-}
-
-/// The part of the second-level cache that weights may take which are not read yet: in the 2 or 3 µs between
-/// two grids an H200's memory gives a quarter of it.
-const UPCOMING_SHARE: usize = 4;
-
-impl Upcoming {
-    /// As many bytes of each row of `[out, in]` weights as that part of a cache of so many has room for.
-    pub(crate) fn of(weights: &LinearWeights, dtype: DType, cache: usize) -> Self {
-        let LinearWeights { ptr, in_features, out_features: rows, row_stride, .. } = *weights;
-        let row = (in_features * dtype.size()).next_multiple_of(16);
-        let room = cache / UPCOMING_SHARE / rows.max(1);
-        // Whole lines, where there are not all of them.
-        let bytes = if row <= room { row } else { room / 128 * 128 };
-        if bytes == 0 {
-            return Self::default();
-        }
-        let row_bytes = signed(row_stride * dtype.size());
-        Self { data: ptr, row_bytes, rows: counted(rows), bytes: counted(bytes) }
-    }
 }
 
 /// One launch.
@@ -315,68 +285,6 @@ fn check_copy_engine(call: &Call<'_>) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Why a kernel does not compute a problem: a value, so that looking for a kernel costs no memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Obstacle {
-    /// The device has no wgmma instruction.
-    NoWgmma(Arch),
-    /// The kernel has not this element type.
-    ElementType(DType),
-    /// K is 0.
-    NothingToMultiply,
-    /// Tensor cores would round f32, which was not asked for.
-    WouldRound,
-    /// Rounding was asked for, and another kernel does it faster.
-    Tf32AskedFor,
-    /// Gate and up lie in memory as T between two steps, which was not asked for.
-    RoundsBetween(DType),
-    /// cuBLASLt adds biases as values of T.
-    RoundsBias(DType),
-    /// Gate and up lie in memory as f32 between two steps, and T was asked for.
-    KeepsBetween(DType),
-    /// T is f32: gate and up as f32 sums are another way's elements.
-    SumsAreElements,
-    /// K has fewer steps than blocks that split it.
-    TooFewToSplit(usize),
-    /// Quantised weights, which the kernel does not unpack.
-    Quantized(QuantizedType),
-    /// Of the kernel for whole feed-forward blocks.
-    Decode(decode_mlp::Obstacle),
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Obstacle::NoWgmma(arch) => write!(f, "{arch} has no wgmma"),
-            Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
-            Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
-            Obstacle::WouldRound => {
-                f.write_str("tensor cores would round f32 to tf32, which was not asked for")
-            }
-            Obstacle::Tf32AskedFor => {
-                f.write_str("tf32 was asked for, which tensor cores multiply")
-            }
-            Obstacle::RoundsBetween(dtype) => {
-                write!(f, "gate and up would be rounded to {dtype}, which was not asked for")
-            }
-            Obstacle::TooFewToSplit(blocks) => {
-                write!(f, "K is too short to be split between {blocks} blocks")
-            }
-            Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
-            Obstacle::KeepsBetween(dtype) => {
-                write!(f, "gate and up would not be rounded to {dtype}, which was asked for")
-            }
-            Obstacle::SumsAreElements => {
-                f.write_str("gate and up are f32 anyway: it is the unfused path")
-            }
-            Obstacle::Quantized(block) => {
-                write!(f, "weights are {block}, which it does not unpack")
-            }
-            Obstacle::Decode(obstacle) => obstacle.fmt(f),
-        }
-    }
 }
 
 /// What multiplies in a kernel.
@@ -613,30 +521,6 @@ impl fmt::Display for Kernel {
 mod tests {
     use super::*;
     use swiglu_core::{Activation, Numerics, Op, WeightLayout};
-
-    #[test]
-    fn what_is_upcoming_fits_into_a_part_of_the_cache() {
-        let weights = |in_features, out_features| LinearWeights {
-            ptr: 256,
-            orientation: Orientation::OutIn,
-            in_features,
-            out_features,
-            row_stride: in_features + 8,
-            bias: None,
-        };
-        let of = |[k, n]: [usize; 2], cache| {
-            let next = Upcoming::of(&weights(k, n), DType::Bf16, cache);
-            (next.rows, next.bytes)
-        };
-        // All of it, whole units of 16 bytes; or the first whole lines of every row.
-        assert_eq!(of([4864, 896], 50 << 20), (896, 9728));
-        assert_eq!(of([5, 3], 50 << 20), (3, 16));
-        assert_eq!(of([14_336, 4096], 50 << 20), (4096, 3200));
-        // A cache that is not known or too small, and nothing.
-        for none in [of([4864, 896], 0), of([4864, 896], 4 * 896 * 127), of([0, 8], 1 << 20)] {
-            assert_eq!(none, (0, 0));
-        }
-    }
 
     #[test]
     fn some_kernel_computes_everything_on_every_architecture() {

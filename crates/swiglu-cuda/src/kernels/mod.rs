@@ -6,12 +6,14 @@ pub(crate) mod fill_rows;
 pub(crate) mod gate;
 pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
+pub(crate) mod obstacle;
 mod raster;
 mod simt_gated_gemm;
 pub(crate) mod sm90_gated_gemm;
 mod sm90_skinny_gated_gemm;
 pub(crate) mod sm90_skinny_gemm;
 pub(crate) mod tensor_map;
+pub(crate) mod upcoming;
 
 use swiglu_core::{Activation, DType, Numerics};
 

@@ -6,9 +6,10 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, Upcoming};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
 use super::sm90_skinny_gemm;
 use super::tensor_map::TensorMap;
+use super::upcoming::Upcoming;
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};

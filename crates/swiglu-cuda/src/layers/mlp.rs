@@ -18,9 +18,10 @@ use crate::kernels::decode_mlp::{
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::{More, Upcoming};
+use crate::kernels::gated_gemm::More;
 use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use crate::kernels::tensor_map::LayerMaps;
+use crate::kernels::upcoming::Upcoming;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::remembered::Remembered;

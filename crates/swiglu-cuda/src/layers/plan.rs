@@ -7,7 +7,8 @@ use crate::context::Cuda;
 use crate::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::{Kernel, Obstacle, Shape};
+use crate::kernels::gated_gemm::{Kernel, Shape};
+use crate::kernels::obstacle::Obstacle;
 use crate::kernels::sm90_skinny_gemm;
 use crate::tuning::Origin;
 
@@ -311,18 +312,18 @@ impl Cuda {
         let mut reason = explain(choice, why, &pass, self.facts().sm_count);
         let shape = Shape::of(&problem, self.facts().sm_count as usize);
         let (kernel, mut parameters) = match choice {
-            Choice::Fused(kernel) => (kernel.name(), kernel.parameters(shape).to_vec()),
+            Choice::Fused(kernel) => (kernel.name().to_owned(), kernel.parameters(shape).to_vec()),
             Choice::Skinny(kernel) => {
                 let product = [problem.m, problem.intermediate, problem.hidden];
                 let down = sm90_skinny_gemm::tiling(self, product).parameters();
                 let parameters = kernel.parameters(shape).into_iter().chain(down).collect();
-                ("sm90_skinny_gated_gemm + sm90_skinny_gemm", parameters)
+                (format!("{} + sm90_skinny_gemm", kernel.name()), parameters)
             }
-            Choice::Unfused(stored) => (unfused_name(stored), Vec::new()),
+            Choice::Unfused(stored) => (unfused_name(stored).to_owned(), Vec::new()),
             Choice::Decode(design) => {
                 let decode = Decode::check_problem(design, &pass, self.decode_limits());
                 let parameters = decode.map(|decode| decode.parameters().to_vec());
-                (design.kernel(), parameters.unwrap_or_default())
+                (design.kernel().to_owned(), parameters.unwrap_or_default())
             }
         };
         if problem.quantized.is_some() {
@@ -345,7 +346,7 @@ impl Cuda {
         Plan {
             problem,
             backend: BACKEND.to_owned(),
-            kernel: kernel.into(),
+            kernel,
             path: choice.path(),
             threads: 0,
             parameters: parameters.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),

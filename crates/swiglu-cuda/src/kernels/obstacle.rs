@@ -1,0 +1,71 @@
+//! Why a kernel does not compute a problem.
+
+use std::fmt;
+
+use swiglu_core::DType;
+use swiglu_core::quant::QuantizedType;
+
+use super::decode_mlp;
+use crate::arch::Arch;
+
+/// Why a kernel does not compute a problem: a value, so that looking for a kernel costs no memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// The device has no wgmma instruction.
+    NoWgmma(Arch),
+    /// The kernel has not this element type.
+    ElementType(DType),
+    /// K is 0.
+    NothingToMultiply,
+    /// Tensor cores would round f32, which was not asked for.
+    WouldRound,
+    /// Rounding was asked for, and another kernel does it faster.
+    Tf32AskedFor,
+    /// Gate and up lie in memory as T between two steps, which was not asked for.
+    RoundsBetween(DType),
+    /// cuBLASLt adds biases as values of T.
+    RoundsBias(DType),
+    /// Gate and up lie in memory as f32 between two steps, and T was asked for.
+    KeepsBetween(DType),
+    /// T is f32: gate and up as f32 sums are another way's elements.
+    SumsAreElements,
+    /// K has fewer steps than blocks that split it.
+    TooFewToSplit(usize),
+    /// Quantised weights, which the kernel does not unpack.
+    Quantized(QuantizedType),
+    /// Of the kernel for whole feed-forward blocks.
+    Decode(decode_mlp::Obstacle),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::NoWgmma(arch) => write!(f, "{arch} has no wgmma"),
+            Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
+            Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
+            Obstacle::WouldRound => {
+                f.write_str("tensor cores would round f32 to tf32, which was not asked for")
+            }
+            Obstacle::Tf32AskedFor => {
+                f.write_str("tf32 was asked for, which tensor cores multiply")
+            }
+            Obstacle::RoundsBetween(dtype) => {
+                write!(f, "gate and up would be rounded to {dtype}, which was not asked for")
+            }
+            Obstacle::TooFewToSplit(blocks) => {
+                write!(f, "K is too short to be split between {blocks} blocks")
+            }
+            Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
+            Obstacle::KeepsBetween(dtype) => {
+                write!(f, "gate and up would not be rounded to {dtype}, which was asked for")
+            }
+            Obstacle::SumsAreElements => {
+                f.write_str("gate and up are f32 anyway: it is the unfused path")
+            }
+            Obstacle::Quantized(block) => {
+                write!(f, "weights are {block}, which it does not unpack")
+            }
+            Obstacle::Decode(obstacle) => obstacle.fmt(f),
+        }
+    }
+}
