@@ -99,7 +99,6 @@ void sim_tensor_load_multicast(unsigned to, const void* map, unsigned barrier, i
                                unsigned blocks);
 void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier,
                    unsigned long long policy);
-void sim_bulk_prefetch(const void* from, unsigned bytes);
 void sim_tensor_store(const void* map, unsigned from, int column, int row);
 void sim_bulk_commit();
 void sim_bulk_wait(unsigned pending, bool only_read);

@@ -208,6 +208,8 @@ INLINE void barrier_init_fence() { sim_barrier_init_fence(); }
 INLINE void barrier_arrive(u32 barrier) { sim_barrier_arrive(barrier, 0); }
 INLINE void barrier_arrive_expect(u32 barrier, u32 bytes) { sim_barrier_arrive(barrier, bytes); }
 INLINE void barrier_wait(u32 barrier, u32 parity) { sim_barrier_wait(barrier, parity); }
+// Which lane it is is not said; it takes all of the warp.
+INLINE bool elect() { return __shfl_sync(~0u, threadIdx.x % 32, 31) == threadIdx.x % 32; }
 
 // --- Clusters (sm_90) --------------------------------------------------------------------------
 
@@ -243,7 +245,6 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 poli
 INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
   sim_bulk_load(to, from, bytes, barrier, SIM_CACHE_POLICY);
 }
-INLINE void bulk_prefetch(const void* from, u32 bytes) { sim_bulk_prefetch(from, bytes); }
 INLINE u64 policy_evict_first() { return SIM_CACHE_POLICY; }
 INLINE u64 policy_evict_normal() { return SIM_CACHE_POLICY; }
 INLINE void bulk_commit() { sim_bulk_commit(); }

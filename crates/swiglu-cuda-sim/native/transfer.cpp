@@ -181,26 +181,16 @@ void sim_tensor_load_multicast(unsigned to, const void* pointer, unsigned barrie
   maybe_yield();
 }
 
-// Global memory that the bulk copy engine may read: whole units of 16 bytes of an allocation.
-static void require_bulk_source(const void* from, unsigned bytes, const char* operation) {
-  if (bytes == 0 || bytes % 16 != 0) {
-    fault("%s of %u bytes: expected a multiple of 16", operation, bytes);
-  }
-  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) sim_misaligned(from, 16);
-  if (!sim_is_device_range(from, bytes)) {
-    fault("%s of %u bytes from %p: they are in no allocation", operation, bytes, from);
-  }
-}
-
-// There is no cache to bring them to.
-void sim_bulk_prefetch(const void* from, unsigned bytes) {
-  require_bulk_source(from, bytes, "cp.async.bulk.prefetch");
-}
-
 void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier,
                    unsigned long long policy) {
   Block& block = *self().block;
-  require_bulk_source(from, bytes, "cp.async.bulk");
+  if (bytes == 0 || bytes % 16 != 0) {
+    fault("cp.async.bulk of %u bytes: expected a multiple of 16", bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) sim_misaligned(from, 16);
+  if (!sim_is_device_range(from, bytes)) {
+    fault("cp.async.bulk of %u bytes from %p: they are in no allocation", bytes, from);
+  }
   sim_expect_policy(policy, "cp.async.bulk");
   shared_at(block, to, bytes, 16, "cp.async.bulk");
   require_barrier(block, barrier, "cp.async.bulk");

@@ -316,6 +316,18 @@ INLINE void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// Whether this thread is the one that its warp elects, always the same; all of the warp has to ask. Of a branch behind
+// it the compiler knows that one thread takes it: elsewhere it repeats every copy for each lane, eight instructions
+// instead of one, for operands are in registers of the warp (9.7.13.15, elect.sync).
+INLINE bool elect() {
+  u32 elected;
+  asm volatile(
+      "{\n .reg .pred one;\n elect.sync _|one, 0xFFFFFFFF;\n"
+      " selp.u32 %0, 1, 0, one;\n}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // --- Clusters (sm_90) --------------------------------------------------------------------------
 
 // This block's number in its cluster.
@@ -407,11 +419,6 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// Brings `bytes` to the second-level cache. The address and the number of bytes are multiples of 16
-// (cp.async.bulk.prefetch).
-INLINE void bulk_prefetch(const void* from, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // What is read with it is the first to leave the second-level cache (9.7.9.18, createpolicy).
 INLINE u64 policy_evict_first() {
   u64 policy;
@@ -494,6 +501,7 @@ INLINE void wgmma_wait() {
 #define SWIGLU_F16(d, i) SWIGLU_F8(d, i), SWIGLU_F8(d, i + 8)
 #define SWIGLU_F32(d, i) SWIGLU_F16(d, i), SWIGLU_F16(d, i + 16)
 #define SWIGLU_F64(d, i) SWIGLU_F32(d, i), SWIGLU_F32(d, i + 32)
+#define SWIGLU_R4 "%0,%1,%2,%3"
 #define SWIGLU_R8_0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define SWIGLU_R8_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define SWIGLU_R8_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -548,8 +556,10 @@ INLINE void wgmma_wait() {
 // transposed operand is MN-major.
 template <int N, bool BF16, bool TRANSPOSE_B, bool TRANSPOSE_A = false>
 INLINE void wgmma(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {
-  static_assert(N >= 16 && N <= 256 && N % 16 == 0, "of the instruction's multiples of 8 the even ones");
-  if constexpr (N == 16) {
+  static_assert(N == 8 || N <= 256 && N % 16 == 0, "of the instruction's multiples of 8 the first and the even ones");
+  if constexpr (N == 8) {
+    SWIGLU_WGMMA(8, SWIGLU_R4, 4, 5, 6, 7, 8, SWIGLU_F4(d, 0));
+  } else if constexpr (N == 16) {
     SWIGLU_WGMMA(16, SWIGLU_R8, 8, 9, 10, 11, 12, SWIGLU_F8(d, 0));
   } else if constexpr (N == 32) {
     SWIGLU_WGMMA(32, SWIGLU_R16, 16, 17, 18, 19, 20, SWIGLU_F16(d, 0));

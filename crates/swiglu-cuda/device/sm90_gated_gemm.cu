@@ -481,7 +481,7 @@ KERNEL(kThreads, 1, sm90_gated_gemm)(KERNEL_PARAMS(Sm90GatedGemmParams) p) {
   const u32 warpgroup = warpgroup_number();
   if (warpgroup == 0) {
     ptx::registers_release<40>();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 32 && ptx::elect()) {
       produce(p, ring);
       ptx::grid_dependency_launch();
     }

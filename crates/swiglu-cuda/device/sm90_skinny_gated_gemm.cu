@@ -121,6 +121,7 @@ constexpr int kXBytes = kTileM * kTileK * 2;
 constexpr int kXAt = 2 * kHalfBytes;  // behind gate and up
 constexpr int kStageBytes = kXAt + kXBytes;
 constexpr int kStages = STAGES;
+constexpr bool kReleasesAtOnce = RELEASE_AT_ONCE != 0;
 // What the last warpgroup reads behind its last features: more than x where tokens are few.
 constexpr int kBehindHalf = kTokenRows ? 0 : kWarpgroups * kGroupBytes - kHalfBytes;
 constexpr int kBehindRing = kBehindHalf > kXBytes ? kBehindHalf - kXBytes : 0;
@@ -133,18 +134,10 @@ constexpr int kSumsPitch = (64 * kWarpgroups + 4) * 4;
 constexpr int kSumsBytes = kTileM * kSumsPitch;
 static_assert(kSplit == 1 || 2 * kSumsBytes <= kStages * kStageBytes, "the sums fit in the ring");
 
-// Weights that the next grid reads first: so many bytes, a multiple of 16, of each row.
-struct Upcoming {
-  u64 data;
-  i64 row_bytes;
-  int rows, bytes;
-};
-
 struct alignas(64) Sm90SkinnyGatedGemmParams {
   ptx::TensorMap x, last_x, gate, up;  // boxes of one stage; the last rows of x may be fewer than a tile's
   Extents extents;
   Epilogue epilogue;
-  Upcoming next;
 };
 
 typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;
@@ -220,14 +213,6 @@ struct Producer {
   }
 };
 
-// Memory would be idle while the last stages are multiplied and the next grid begins.
-INLINE void prefetch(const Upcoming& next) {
-#pragma unroll 1
-  for (int row = blockIdx.x; row < next.rows; row += gridDim.x) {
-    ptx::bulk_prefetch((const void*)(next.data + row * next.row_bytes), next.bytes);
-  }
-}
-
 INLINE void init_barriers(const Ring& ring) {
   for (int s = 0; s < kStages; ++s) {
     ptx::barrier_init(ring.full_barrier(s), 1);
@@ -252,9 +237,10 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Produ
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) product(ring.stage(step), j, (step | j) != 0);
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    // The step before has retired.
-    if (step > 0 && threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(step - 1));
+    // Steps from this one on have retired, or from the one before.
+    constexpr u32 kLate = kReleasesAtOnce ? 0 : 1;
+    ptx::wgmma_wait<kLate>();
+    if (step >= kLate && threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(step - kLate));
   }
   ptx::wgmma_wait<0>();
 }
@@ -420,8 +406,9 @@ INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
 
 KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGatedGemmParams) p) {
   const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
-  const bool produces = threadIdx.x == kConsumers;
-  if (produces) {
+  // One thread, the same both times.
+  const bool produces = threadIdx.x / 32 == kConsumers / 32;
+  if (produces && ptx::elect()) {
     ptx::prefetch_tensor_map(&p.gate);
     ptx::prefetch_tensor_map(&p.up);
     ptx::prefetch_tensor_map(&p.x);
@@ -436,10 +423,10 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
     consume(p, ring);
   } else {
     if constexpr (kTakesRegisters) ptx::registers_release<kLeft>();
-    if (produces) {
+    if (produces && ptx::elect()) {
       Producer{p, ring}.finish();
+      // The next grid may read weights from here on, which those before this one do not write any more.
       ptx::grid_dependency_launch();
-      prefetch(p.next);
     }
   }
 #if SPLIT > 1

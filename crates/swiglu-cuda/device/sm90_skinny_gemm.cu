@@ -31,7 +31,7 @@ constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kPanels = PANELS;
 constexpr int kWarpgroups = WARPGROUPS;
-static_assert(kTileM % 16 == 0 && kTileM <= 32 && kTileH % 8 == 0 && kTileH <= 64, "a tile of one instruction");
+static_assert(kTileM % 8 == 0 && kTileM <= 32 && kTileH % 8 == 0 && kTileH <= 64, "a tile of one instruction");
 
 constexpr int kConsumers = 128 * kWarpgroups;
 constexpr int kFeeders = 2;  // warps for the weights, and as many for the tokens
@@ -82,12 +82,15 @@ INLINE void feed(const Extents& e, const Ring& ring, u32 feeder, u32 at, u32 pit
   }
 }
 
+// Every other 16 of k has sums of its own, where these are few: the next product does not wait for them. With fewer
+// registers, besides, two blocks would share a multiprocessor: see the host.
+constexpr int kSets = kTileM == 8 ? 2 : 1;
 typedef float Sums[kTileM / 2];
 
-INLINE void multiply(Sums& d, const Extents& e, const Ring& ring, u32 warpgroup) {
+INLINE void multiply(Sums (&d)[kSets], const Extents& e, const Ring& ring, u32 warpgroup) {
   // A warpgroup without a stage adds zeros.
 #pragma unroll
-  for (int i = 0; i < kTileM / 2; ++i) d[i] = 0.0f;
+  for (int i = 0; i < kSets * kTileM / 2; ++i) d[i % kSets][i / kSets] = 0.0f;
   const u32 all = turns(e);
   // Unrolled, the compiler moves sums between registers, and serialises the multiplications (C7520).
 #pragma unroll 1
@@ -101,7 +104,7 @@ INLINE void multiply(Sums& d, const Extents& e, const Ring& ring, u32 warpgroup)
 #pragma unroll
       for (int j = 0; j < kTileK / 16; ++j) {
         // Units of 16 bytes; 16 k are 32 bytes.
-        ptx::wgmma<kTileM, kIsBf16, false>(d, operand_further(weights, (i * kWeightBytes + j * 32) / 16),
+        ptx::wgmma<kTileM, kIsBf16, false>(d[j % kSets], operand_further(weights, (i * kWeightBytes + j * 32) / 16),
                                            operand_further(tokens, (i * kTokenBytes + j * 32) / 16), true);
       }
     }
@@ -151,11 +154,15 @@ INLINE void finish(const Sm90SkinnyGemmParams& p, const Ring& ring) {
 
 INLINE void consume(const Sm90SkinnyGemmParams& p, const Ring& ring) {
   const u32 warpgroup = warpgroup_number();
-  Sums d;
+  Sums d[kSets];
   multiply(d, p.extents, ring, warpgroup);
+  if constexpr (kSets == 2) {
+#pragma unroll
+    for (int i = 0; i < kTileM / 2; ++i) d[0][i] = __fadd_rn(d[0][i], d[1][i]);
+  }
   // Every stage has been multiplied: the sums may take their place.
   ptx::named_barrier<1>(kConsumers);
-  store_sums(d, ring.base + warpgroup * kSumsBytes);
+  store_sums(d[0], ring.base + warpgroup * kSumsBytes);
   ptx::named_barrier<1>(kConsumers);
   finish(p, ring);
 }
@@ -168,13 +175,14 @@ INLINE void produce(const Sm90SkinnyGemmParams& p, const Ring& ring) {
     feed(p.extents, ring, warp, 0, kWeightBytes, kWeightBytes, [&](u32 to, u32 full, int k) {
       ptx::tensor_load(to, &p.weights, full, k, blockIdx.x * kTileH, policy);
     });
+    // The next grid may read weights from here on, which those before this one do not write any more.
+    ptx::grid_dependency_wait();
+    ptx::grid_dependency_launch();
   } else {
     ptx::grid_dependency_wait();
     const u32 bytes = p.extents.m * kLineBytes;
     feed(p.extents, ring, warp - kFeeders, kTokensAt, kTokenBytes, bytes,
          [&](u32 to, u32 full, int k) { ptx::tensor_load(to, &p.tokens, full, k, 0); });
-    // The next grid may read weights from here on, which those before this one do not write any more.
-    ptx::grid_dependency_launch();
   }
 }
 
@@ -194,7 +202,7 @@ KERNEL(kThreads, 1, sm90_skinny_gemm)(KERNEL_PARAMS(Sm90SkinnyGemmParams) p) {
     // What is written below may still be read by the grids before.
     ptx::grid_dependency_wait();
     consume(p, ring);
-  } else if (threadIdx.x % 32 == 0) {
+  } else if (ptx::elect()) {
     produce(p, ring);
   }
 }

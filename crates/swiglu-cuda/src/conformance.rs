@@ -45,7 +45,7 @@ impl CudaBackend {
     }
 
     /// Every way of this device: as planned, the two unfused ones, each fused kernel, and one of those before
-    /// the kernel that follows it in blocks of few tokens.
+    /// the kernel that follows it in blocks of few tokens, without and with room for that beside it.
     pub fn all(cuda: &Cuda) -> Vec<Self> {
         let kernels = Kernel::all().filter(|kernel| {
             DType::ALL.into_iter().any(|dtype| {
@@ -53,7 +53,8 @@ impl CudaBackend {
                 kernel.check_problem(cuda.arch(), &problem(&case), cuda.tf32()).is_ok()
             })
         });
-        let skinny = Choice::all().find(|choice| matches!(choice, Choice::Skinny(_)));
+        // The first two are one kernel, without and with room beside it.
+        let skinny = Choice::all().filter(|choice| matches!(choice, Choice::Skinny(_))).take(2);
         [Way::Planned, Way::Unfused, Way::By(SUMS)]
             .into_iter()
             .chain(skinny.map(Way::By))

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use cudarc::driver::sys::{
@@ -35,6 +35,7 @@ struct Loaded {
     params: Option<usize>,
     /// The most dynamic shared memory that was asked for so far.
     shared: AtomicU32,
+    keeps_all_shared: AtomicBool,
     /// How many blocks of a shape a multiprocessor holds: layers of some sizes may take turns.
     resident: Remembered<Shape, u32, 4>,
     module: Arc<Module>,
@@ -81,6 +82,7 @@ impl Function {
             max_threads: attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             params,
             shared: AtomicU32::new(SHARED_WITHOUT_OPT_IN),
+            keeps_all_shared: AtomicBool::new(false),
             resident: Remembered::new(),
             module: module.clone(),
         })))
@@ -113,6 +115,24 @@ impl Function {
             other => other,
         })?;
         self.0.shared.store(bytes, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Function {
+    /// Asks that multiprocessors which run this kernel divide all of their memory as shared memory, not only what its
+    /// blocks take: else blocks of another kernel, which need more, wait until these have ended.
+    pub(crate) fn keep_all_shared(&self) -> Result<()> {
+        let loaded = &*self.0;
+        if loaded.keeps_all_shared.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        let context = &loaded.module.context;
+        context.bind()?;
+        // SAFETY: a valid function.
+        unsafe { cu!(context.driver, cuFuncSetAttribute(loaded.raw, attribute, 100)) }?;
+        loaded.keeps_all_shared.store(true, Ordering::Release);
         Ok(())
     }
 }

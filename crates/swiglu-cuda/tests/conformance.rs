@@ -182,13 +182,21 @@ fn few_rows(dtype: DType) -> Vec<Case> {
     rows.enumerate().map(case).collect()
 }
 
+/// Those whose names contain a word, and that compute layers, not only blocks.
+fn of_layers<'a>(
+    backends: &'a [CudaBackend],
+    word: &'a str,
+) -> impl Iterator<Item = &'a CudaBackend> {
+    let is_layers = move |name: String| name.contains(word) && !name.ends_with("sm90_skinny_gemm");
+    backends.iter().filter(move |backend| is_layers(backend.name()))
+}
+
 #[test]
 fn few_rows_in_every_split() {
     let Some(cuda) = common::device() else { return };
     let backends = CudaBackend::all(&cuda);
     // What goes before another kernel computes blocks alone.
-    let of_layers = |name: String| name.contains("skinny") && !name.contains(" + ");
-    let skinny = backends.iter().filter(|backend| of_layers(backend.name()));
+    let skinny = of_layers(&backends, "skinny");
     for (i, backend) in skinny.enumerate() {
         let dtype = [DType::Bf16, DType::F16][i % 2];
         let mut cases = few_rows(dtype);
@@ -204,7 +212,7 @@ fn few_rows_in_wide_tiles() {
     let Some(cuda) = common::device() else { return };
     let widths = [40, 72, 112, 144, 192, 200];
     let backends = CudaBackend::all(&cuda);
-    let fitted = backends.iter().filter(|backend| backend.name().contains("fitted"));
+    let fitted = of_layers(&backends, "fitted");
     for (i, backend) in fitted.enumerate() {
         let dtype = [DType::Bf16, DType::F16][i % 2];
         let case = |(j, m): (usize, usize)| {

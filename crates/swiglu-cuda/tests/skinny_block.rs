@@ -12,8 +12,11 @@ use swiglu_core::{
 };
 use swiglu_cuda::{Cuda, CudaBackend, DeviceMatrix, Mlp, Stream};
 
-/// One of the ways, as records name it.
-const WAY: &str = "sm90_skinny_gated_gemm 16xfitted + sm90_skinny_gemm";
+/// The ways of up to 16 tokens, as records name them: each kernel alone on a multiprocessor, or beside the other.
+const WAYS: [&str; 2] = [
+    "sm90_skinny_gated_gemm 16xfitted + sm90_skinny_gemm",
+    "sm90_skinny_gated_gemm 16xfitted beside sm90_skinny_gemm",
+];
 /// As plans name it.
 const KERNEL: &str = "sm90_skinny_gated_gemm + sm90_skinny_gemm";
 
@@ -70,18 +73,19 @@ fn cases(dtype: DType) -> Vec<Case> {
 fn one_to_thirty_two_tokens() {
     let Some(cuda) = hopper() else { return };
     let backends = CudaBackend::all(&cuda);
-    let two: Vec<_> =
-        backends.iter().filter(|b| b.name().contains(" + sm90_skinny_gemm")).collect();
-    assert_eq!(two.len(), 1);
-    for dtype in [DType::Bf16, DType::F16] {
+    let two: Vec<_> = backends.iter().filter(|b| b.name().ends_with(" sm90_skinny_gemm")).collect();
+    assert_eq!(two.len(), WAYS.len());
+    for (dtype, way) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| [(d, 0), (d, 1)]) {
         let cases = cases(dtype);
         let count = cases.len();
-        assert_eq!(common::judge(two[0], cases.into_iter()), count);
+        assert_eq!(common::judge(two[way], cases.into_iter()), count);
     }
     let more = Case::new(Op::Mlp, [33, 64, 64], DType::Bf16);
     let layer = Case { m: 4, op: Op::GatedLinear, ..more };
     let single = Case { m: 4, dtype: DType::F32, ..more };
-    assert!([more, layer, single].iter().all(|case| !two[0].computes(case)));
+    assert!(
+        [more, layer, single].iter().all(|case| !two[0].computes(case) && !two[1].computes(case))
+    );
 }
 
 fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix<bf16> {
@@ -96,18 +100,22 @@ fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix
 #[test]
 fn a_record_makes_it_the_plan() {
     let Some(cuda) = hopper() else { return };
+    WAYS.iter().for_each(|way| record_makes_plan(&cuda, way));
+}
+
+fn record_makes_plan(cuda: &Cuda, way: &str) {
     let (k, h) = (72, 1300);
     let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case(8)).unwrap();
     let problem = |m| parameters.mlp().problem(m);
-    let offered = cuda.candidates(&problem(8), None).into_iter().find(|c| c.name == WAY).unwrap();
+    let offered = cuda.candidates(&problem(8), None).into_iter().find(|c| c.name == way).unwrap();
     assert!(!offered.chosen && offered.predicted_us.unwrap() > 0.0, "{offered:?}");
     assert!(offered.reason.contains("once `swiglu tune` has measured it"), "{offered:?}");
-    let of_33 = cuda.candidates(&problem(33), None).into_iter().find(|c| c.name == WAY).unwrap();
+    let of_33 = cuda.candidates(&problem(33), None).into_iter().find(|c| c.name == way).unwrap();
     assert!(of_33.reason.contains("33 tokens; expected at most 32"), "{of_33:?}");
 
     let dir = tempfile::tempdir().unwrap();
-    let tuned = common::preferring(&cuda, dir.path(), WAY, &[8, 32].map(problem));
+    let tuned = common::preferring(cuda, dir.path(), way, &[8, 32].map(problem));
     let layer = Mlp::new(&tuned, &parameters.mlp()).unwrap();
     assert_eq!([5, 8, 30].map(|m| layer.plan(m).kernel), [KERNEL; 3]);
     assert!([1, 33, 300].iter().all(|&m| layer.plan(m).kernel != KERNEL));
@@ -170,7 +178,7 @@ fn x_in_the_middle_of_a_row() {
     let case = Case { bias: true, ..Case::new(Op::Mlp, [12, 104, 70], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let tuned = common::preferring(&cuda, dir.path(), WAY, &[parameters.mlp().problem(12)]);
+    let tuned = common::preferring(&cuda, dir.path(), WAYS[1], &[parameters.mlp().problem(12)]);
     let (stream, layer) = (tuned.stream(), Mlp::new(&tuned, &parameters.mlp()).unwrap());
     assert_eq!(layer.plan(12).kernel, KERNEL);
     let x = random::normal_matrix::<bf16>(9, 12, 104, 1.0).unwrap();

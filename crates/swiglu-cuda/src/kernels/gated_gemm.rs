@@ -8,7 +8,6 @@ use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
 use super::obstacle::Obstacle;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
-use super::upcoming::Upcoming;
 use super::{
     decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
     sm90_skinny_gemm,
@@ -68,15 +67,6 @@ impl Shape {
     }
 }
 
-/// What a launch does beside h.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct More {
-    /// Where the pre-activations of gate and up go, if they are to be stored.
-    pub(crate) saved: Option<[Tensor; 2]>,
-    /// What kernels for few rows bring to the second-level cache in the end.
-    pub(crate) next: Upcoming,
-}
-
 /// One launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call<'a> {
@@ -87,7 +77,8 @@ pub(crate) struct Call<'a> {
     pub(crate) x: Tensor,
     pub(crate) out: Tensor,
     pub(crate) weights: Weights,
-    pub(crate) more: More,
+    /// Where the pre-activations of gate and up go, if they are to be stored.
+    pub(crate) saved: Option<[Tensor; 2]>,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
 }
@@ -141,7 +132,7 @@ impl Call<'_> {
     pub(super) fn epilogue(&self) -> Epilogue {
         let [gate_bias, up_bias] = self.weights.biases.unwrap_or_default();
         let (h, h_stride, formula) = (self.out.data, self.out.stride, self.formula);
-        let [gate, up] = self.more.saved.unwrap_or([Tensor::new(0, 0); 2]);
+        let [gate, up] = self.saved.unwrap_or([Tensor::new(0, 0); 2]);
         let (gate_stride, up_stride) = (gate.stride, up.stride);
         let (gate, up) = (gate.data, up.data);
         Epilogue { h, h_stride, gate_bias, up_bias, gate, up, gate_stride, up_stride, formula }
@@ -151,7 +142,7 @@ impl Call<'_> {
         Layout {
             orientation: self.weights.orientation,
             bias: self.weights.biases.is_some(),
-            saves: self.more.saved.is_some(),
+            saves: self.saved.is_some(),
         }
     }
 
@@ -338,9 +329,19 @@ impl Kernel {
         sm90.chain(skinny).chain(mma).chain([Kernel::Simt])
     }
 
-    /// Whether a feed-forward block of few tokens may go on with [`super::sm90_skinny_gemm`].
-    pub(crate) fn precedes_skinny_gemm(self) -> bool {
-        matches!(self, Kernel::Sm90Skinny(config) if config.precedes_skinny_gemm())
+    /// As what computes h where a feed-forward block of few tokens goes on with [`super::sm90_skinny_gemm`], if it does:
+    /// without room for that beside it, and with.
+    pub(crate) fn before_skinny_gemm(self) -> impl Iterator<Item = Kernel> {
+        let forms = match self {
+            Kernel::Sm90Skinny(config) => config.before_skinny_gemm(),
+            _ => None,
+        };
+        forms.into_iter().flatten().map(Kernel::Sm90Skinny)
+    }
+
+    /// Whether a multiprocessor has room for a block of [`super::sm90_skinny_gemm`] beside its own.
+    pub(crate) fn leaves_room(self) -> bool {
+        matches!(self, Kernel::Sm90Skinny(config) if config.leaves_room())
     }
 
     /// The name of the kernel, without its tile.

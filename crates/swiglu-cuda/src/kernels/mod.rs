@@ -13,7 +13,6 @@ pub(crate) mod sm90_gated_gemm;
 mod sm90_skinny_gated_gemm;
 pub(crate) mod sm90_skinny_gemm;
 pub(crate) mod tensor_map;
-pub(crate) mod upcoming;
 
 use swiglu_core::{Activation, DType, Numerics};
 

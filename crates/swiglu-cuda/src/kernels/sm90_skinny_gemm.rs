@@ -18,22 +18,21 @@ use crate::stream::Stream;
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_skinny_gemm.cu", include_str!("../../device/sm90_skinny_gemm.cu"));
 
-/// Tokens of the wider tile. Every block reads all tokens: with more of them that is most of what it reads.
+/// Tokens of the widest tile. Every block reads all tokens: with more of them that is most of what it reads.
 pub(crate) const MOST_TOKENS: usize = 32;
 
 /// Features of an instruction, of which a tile may have fewer.
 const MOST_FEATURES: usize = 64;
 /// Bytes of a panel's line: 64 of k.
 const LINE: usize = 128;
-/// That multiply stages in turn.
-const WARPGROUPS: usize = 4;
 /// Warps that ask for weights and for tokens, two each.
 const FEEDERS: usize = 4;
-/// Bytes of a stage at most, with a panel at least: in the time that memory takes for its weights a warpgroup
-/// multiplies several, and there are stages enough for all of them to wait for the next.
-const STAGE: usize = 16 * 1024;
+/// Of a stage, where there is room for so many stages: fewer are more waits, more are fewer stages to wait for.
+const PANELS: usize = 2;
 /// Shared memory of a block on sm_90.
-const SHARED: usize = 227 * 1024;
+const ALONE: usize = 227 * 1024;
+/// What a block takes of it beside one of the kernel before it, or of that before the next one.
+pub(super) const BESIDE: usize = 104 * 1024;
 
 /// One launch: y = x·W + b.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +47,8 @@ pub(crate) struct Call<'a> {
     pub(crate) y: Tensor,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
+    /// Whether blocks of the kernel before it leave room.
+    pub(crate) beside: bool,
 }
 
 /// How a product is cut.
@@ -57,27 +58,43 @@ pub(crate) struct Tiling {
     tile_h: usize,
     panels: usize,
     stages: usize,
+    /// That multiply stages in turn.
+    warpgroups: usize,
 }
 
 impl Tiling {
-    /// For `m` tokens, `in_features` and `out_features` on so many multiprocessors.
-    pub(crate) fn new([m, inputs, outputs]: [usize; 3], multiprocessors: usize) -> Self {
+    /// For `m` tokens, `in_features` and `out_features` on so many multiprocessors; `beside` blocks of another kernel,
+    /// or alone.
+    pub(crate) fn new(
+        [m, inputs, outputs]: [usize; 3],
+        multiprocessors: usize,
+        beside: bool,
+    ) -> Self {
         let shape = Shape {
             tokens: m,
             features: outputs,
             orientation: Orientation::OutIn,
             multiprocessors,
         };
-        let tile_m = if m <= 16 { 16 } else { MOST_TOKENS };
+        let tile_m = match m {
+            0..=8 => 8,
+            9..=16 => 16,
+            _ => MOST_TOKENS,
+        };
         let tile_h = even_share(shape, multiprocessors, MOST_FEATURES);
-        let panels = (STAGE / ((tile_m + tile_h) * LINE)).max(1);
-        let one = Self { tile_m, tile_h, panels, stages: 1 };
+        // Six have more than half of a multiprocessor's registers: two blocks must not share one, which blocks of the
+        // kernel before it have left, while others are empty.
+        let (warpgroups, shared) = if beside { (6, BESIDE) } else { (4, ALONE) };
+        let one_of = |panels| Self { tile_m, tile_h, panels, stages: 1, warpgroups };
+        let stages = |one: Self| (shared - 1024 - one.behind_ring()) / (one.ring() + 16);
+        let fits = |one: &Self| stages(*one) >= warpgroups;
+        let one = Some(one_of(PANELS)).filter(fits).unwrap_or_else(|| one_of(1));
         // No more than there is to hold, but room for the sums.
-        let used = inputs.div_ceil(panels * PANEL as usize).max(one.sums().div_ceil(one.ring()));
-        let room = (SHARED - 1024 - one.behind_ring()) / (one.ring() + 16);
+        let used =
+            inputs.div_ceil(one.panels * PANEL as usize).max(one.sums().div_ceil(one.ring()));
         // A stage stays with the warpgroup that multiplies it: see the device file.
-        let whole = |stages: usize| stages / WARPGROUPS * WARPGROUPS;
-        Self { stages: used.next_multiple_of(WARPGROUPS).min(whole(room)), ..one }
+        let whole = |stages: usize| stages / warpgroups * warpgroups;
+        Self { stages: used.next_multiple_of(warpgroups).min(whole(stages(one))), ..one }
     }
 
     fn ring(self) -> usize {
@@ -85,7 +102,7 @@ impl Tiling {
     }
 
     fn sums(self) -> usize {
-        WARPGROUPS * self.tile_m * (self.tile_h + 4) * size_of::<f32>()
+        self.warpgroups * self.tile_m * (self.tile_h + 4) * size_of::<f32>()
     }
 
     /// What the instruction reads behind the last features.
@@ -113,7 +130,7 @@ impl Tiling {
             ("TILE_M", self.tile_m),
             ("TILE_H", self.tile_h),
             ("PANELS", self.panels),
-            ("WARPGROUPS", WARPGROUPS),
+            ("WARPGROUPS", self.warpgroups),
             ("STAGES", self.stages),
             ("SHARED_BYTES", self.shared_bytes()),
         ];
@@ -134,12 +151,14 @@ struct Params {
 
 pub(crate) fn function(cuda: &Cuda, tiling: Tiling, dtype: DType) -> Result<Function> {
     let shared = tiling.shared_bytes() as u32;
-    cuda.function(&tiling.variant(dtype), "sm90_skinny_gemm", shared)
+    let function = cuda.function(&tiling.variant(dtype), "sm90_skinny_gemm", shared)?;
+    function.keep_all_shared()?;
+    Ok(function)
 }
 
-/// The tiling of a product on a device.
-pub(crate) fn tiling(cuda: &Cuda, shape: [usize; 3]) -> Tiling {
-    Tiling::new(shape, cuda.facts().sm_count as usize)
+/// The tiling of a product on a device; `beside` as [`Call`].
+pub(crate) fn tiling(cuda: &Cuda, shape: [usize; 3], beside: bool) -> Tiling {
+    Tiling::new(shape, cuda.facts().sm_count as usize, beside)
 }
 
 /// Enqueues y = x·W + b.
@@ -150,7 +169,7 @@ pub(crate) fn tiling(cuda: &Cuda, shape: [usize; 3]) -> Tiling {
 /// the stream writes the weights: they are read before it has ended.
 pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
-    let tiling = tiling(cuda, [call.m, w.in_features, w.out_features]);
+    let tiling = tiling(cuda, [call.m, w.in_features, w.out_features], call.beside);
     let function = function(cuda, tiling, call.dtype)?;
     let boxes = |matrix, rows, box_rows: usize| Boxes {
         dtype: call.dtype,
@@ -174,7 +193,7 @@ pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
     };
     let launch = LaunchConfig {
         grid: [w.out_features.div_ceil(tiling.tile_h) as u32, 1, 1],
-        block: (WARPGROUPS * 128 + FEEDERS * 32) as u32,
+        block: (tiling.warpgroups * 128 + FEEDERS * 32) as u32,
         dynamic_shared: tiling.shared_bytes() as u32,
         // It waits before it reads anything but weights, or writes. Graphs can hold such launches since then.
         programmatic: cuda.facts().driver_version >= (12, 3),
@@ -187,12 +206,17 @@ pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
 /// Every tile of tokens with the widths that models of an H200's multiprocessors have, and the widest.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let widths = [896, 2048, 4096, 8192];
-    let tilings = [16, MOST_TOKENS]
-        .into_iter()
-        .flat_map(|m| widths.map(|outputs| Tiling::new([m, 4 * outputs, outputs], 132)));
+    let tilings = [8, 16, MOST_TOKENS].into_iter().flat_map(|m| {
+        let of = move |beside| {
+            widths.map(move |outputs| Tiling::new([m, 4 * outputs, outputs], 132, beside))
+        };
+        [false, true].into_iter().flat_map(of)
+    });
     let named = tilings.map(|tiling| {
-        let Tiling { tile_m, tile_h, panels, stages } = tiling;
-        let name = format!("{dtype} {tile_m}x{tile_h} panels{panels} stages{stages}");
+        let Tiling { tile_m, tile_h, panels, stages, warpgroups } = tiling;
+        let name = format!(
+            "{dtype} {tile_m}x{tile_h} panels{panels} stages{stages} warpgroups{warpgroups}"
+        );
         NamedVariant { name, variant: tiling.variant(dtype) }
     });
     named.collect()
@@ -202,18 +226,19 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 mod tests {
     use super::*;
 
+    const FORMS: [bool; 2] = [false, true];
+
     #[test]
     fn blocks_fit_a_multiprocessor() {
-        for m in 1..=MOST_TOKENS {
+        for (m, beside) in (1..=MOST_TOKENS).flat_map(|m| FORMS.map(|beside| (m, beside))) {
             for outputs in (1..20_000).step_by(89) {
                 for inputs in [1, 64, 4864, 14_336, 65_536] {
-                    let tiling = Tiling::new([m, inputs, outputs], 132);
-                    assert!(tiling.tile_m >= m && tiling.shared_bytes() <= SHARED, "{tiling:?}");
-                    assert!(
-                        tiling.stages >= WARPGROUPS && tiling.ring() >= tiling.sums(),
-                        "{tiling:?}"
-                    );
-                    assert!(tiling.stages.is_multiple_of(WARPGROUPS), "{tiling:?}");
+                    let tiling = Tiling::new([m, inputs, outputs], 132, beside);
+                    let room = if beside { BESIDE } else { ALONE };
+                    assert!(tiling.tile_m >= m && tiling.shared_bytes() <= room, "{tiling:?}");
+                    let Tiling { stages, warpgroups, .. } = tiling;
+                    assert!(stages >= warpgroups && tiling.ring() >= tiling.sums(), "{tiling:?}");
+                    assert!(stages.is_multiple_of(warpgroups), "{tiling:?}");
                 }
             }
         }
@@ -222,22 +247,23 @@ mod tests {
 
     #[test]
     fn every_multiprocessor_has_as_many_features() {
-        let fitted = |outputs| Tiling::new([16, 4 * outputs, outputs], 132).tile_h;
+        let fitted = |outputs| Tiling::new([16, 4 * outputs, outputs], 132, false).tile_h;
         assert_eq!([896, 2048, 3584, 4096, 8192].map(fitted), [8, 16, 32, 32, 64]);
         // Two tiles each, and fewer than eight features for each.
         assert_eq!([16_384, 256].map(fitted), [64, 8]);
     }
 
     /// Memory gives a multiprocessor 21 KB in the time that an answer takes; with 32 tokens most of the narrowest
-    /// tile's stages are theirs.
+    /// tile's stages are theirs. Beside another kernel there is less, and the other one's.
     #[test]
     fn enough_is_under_way() {
         for outputs in [896, 2048, 4096, 8192] {
-            for m in [1, 16, 32] {
-                let tiling = Tiling::new([m, 4 * outputs, outputs], 132);
+            for (m, beside) in [1, 16, 32].into_iter().flat_map(|m| FORMS.map(|b| (m, b))) {
+                let tiling = Tiling::new([m, 4 * outputs, outputs], 132, beside);
                 let weights = tiling.stages * tiling.panels * tiling.tile_h * LINE;
                 let all = tiling.tile_h * 8 * outputs;
-                assert!(weights >= all.min(36 * 1024), "{tiling:?}");
+                let least = if beside { 12 } else { 36 } * 1024;
+                assert!(weights >= all.min(least), "{tiling:?}");
             }
         }
     }

@@ -249,7 +249,7 @@ pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
 /// Seconds of the down projection of few tokens by `sm90_skinny_gemm`: predicted from its form, fitted to nothing.
 pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
     let [m, k, n] = [problem.m, problem.intermediate, problem.hidden];
-    let [tile_m, tile_h] = Tiling::new([m, k, n], machine.multiprocessors as usize).tile();
+    let [tile_m, tile_h] = Tiling::new([m, k, n], machine.multiprocessors as usize, false).tile();
     let tiles = n.div_ceil(tile_h) as f64;
     let waves = (tiles / machine.multiprocessors).ceil();
     // Of 16 of k shared memory gives 64 rows at 128 bytes per cycle, and then the tokens'.

@@ -16,7 +16,7 @@ use crate::error::{CudaError, Result};
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::{Call, Kernel, Layout, More, Weights};
+use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
@@ -314,7 +314,7 @@ impl<T: Element> GatedLinear<T> {
         self.cuda.with_workspace(stream, bytes, |workspace| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, and the
             // workspace has the bytes this call uses.
-            unsafe { self.enqueue(stream, choice, x, out, More::default(), workspace) }
+            unsafe { self.enqueue(stream, choice, x, out, None, workspace) }
         })
     }
 
@@ -336,14 +336,14 @@ impl<T: Element> GatedLinear<T> {
     /// # Safety
     /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::workspace_bytes`] of the
     /// choice, and so are the saved matrices, which a fused kernel writes the pre-activations to;
-    /// they overlap nothing else that is used before this work is done. What is upcoming is weights.
+    /// they overlap nothing else that is used before this work is done.
     pub(super) unsafe fn enqueue(
         &self,
         stream: &Stream,
         choice: Choice,
         x: DeviceMatrixRef<'_, T>,
         out: Tensor,
-        more: More,
+        saved: Option<[Tensor; 2]>,
         workspace: u64,
     ) -> Result<()> {
         let (m, act) = (x.rows(), self.activation());
@@ -353,8 +353,8 @@ impl<T: Element> GatedLinear<T> {
                 let code = GateCode::new(&act, self.numerics(), T::DTYPE);
                 let weights = self.weights.fused();
                 let maps = &self.maps;
-                let call = Call { code, formula, m, x: tensor(&x), out, weights, more, maps };
-                let kernel = if more.saved.is_some() { kernel.saving() } else { kernel };
+                let call = Call { code, formula, m, x: tensor(&x), out, weights, saved, maps };
+                let kernel = if saved.is_some() { kernel.saving() } else { kernel };
                 let kernel = self.launchable(kernel, &call)?;
                 // SAFETY: as the caller says; the weights live as long as `self`.
                 unsafe { kernel.launch(stream, &call) }

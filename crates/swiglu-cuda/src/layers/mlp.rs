@@ -18,10 +18,8 @@ use crate::kernels::decode_mlp::{
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::More;
 use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use crate::kernels::tensor_map::LayerMaps;
-use crate::kernels::upcoming::Upcoming;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::remembered::Remembered;
@@ -33,14 +31,18 @@ use crate::workspace::barrier_of;
 enum Down {
     CublasLt,
     /// `sm90_skinny_gemm`, for few tokens.
-    Skinny,
+    Skinny {
+        beside: bool,
+    },
 }
 
 impl Down {
     /// How h is computed where the block goes step by step, and what comes after it.
     fn after(choice: Choice) -> (Choice, Self) {
         match choice {
-            Choice::Skinny(kernel) => (Choice::Fused(kernel), Self::Skinny),
+            Choice::Skinny(kernel) => {
+                (Choice::Fused(kernel), Self::Skinny { beside: kernel.leaves_room() })
+            }
             other => (other, Self::CublasLt),
         }
     }
@@ -207,9 +209,9 @@ impl<T: Element> Mlp<T> {
             steps => Down::after(steps),
         };
         self.gated.prepare(choice, m)?;
-        if down == Down::Skinny {
+        if let Down::Skinny { beside } = down {
             let product = [m, self.problem.intermediate, self.problem.hidden];
-            let tiling = sm90_skinny_gemm::tiling(self.cuda(), product);
+            let tiling = sm90_skinny_gemm::tiling(self.cuda(), product, beside);
             sm90_skinny_gemm::function(self.cuda(), tiling, T::DTYPE)?;
         }
         self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
@@ -277,12 +279,6 @@ impl<T: Element> Mlp<T> {
             steps => steps,
         };
         let (choice, by) = Down::after(choice);
-        let next = match by {
-            Down::Skinny => Upcoming::of(&down, T::DTYPE, self.cuda().facts().l2_bytes),
-            // Where it begins is cuBLASLt's own business.
-            Down::CublasLt => Upcoming::default(),
-        };
-        let more = More { next, ..More::default() };
         let bytes = self.workspace_bytes(m, choice);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
@@ -290,11 +286,11 @@ impl<T: Element> Mlp<T> {
             // SAFETY: the workspace has room for h and for what the steps use behind it; the
             // stream orders them.
             unsafe {
-                self.gated.enqueue(stream, choice, x, hidden, more, scratch)?;
-                if by == Down::Skinny {
+                self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
+                if let Down::Skinny { beside } = by {
                     let (y, maps) = (tensor(&out.as_ref()), &self.down_maps);
                     let (dtype, weights) = (T::DTYPE, down);
-                    let call = SkinnyCall { dtype, m, x: hidden, weights, y, maps };
+                    let call = SkinnyCall { dtype, m, x: hidden, weights, y, maps, beside };
                     return sm90_skinny_gemm::launch(stream, &call);
                 }
                 let rows =

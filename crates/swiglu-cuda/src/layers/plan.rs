@@ -44,7 +44,7 @@ impl Choice {
     /// Every way there is, also those that compute only other problems.
     pub(crate) fn all() -> impl Iterator<Item = Choice> {
         let steps = Kernel::all().map(Choice::Fused).chain(UNFUSED.map(Choice::Unfused));
-        let skinny = Kernel::all().filter(|kernel| kernel.precedes_skinny_gemm());
+        let skinny = Kernel::all().flat_map(Kernel::before_skinny_gemm);
         Design::every().map(Choice::Decode).chain(steps).chain(skinny.map(Choice::Skinny))
     }
 
@@ -137,7 +137,10 @@ impl std::fmt::Display for Choice {
             Choice::Fused(kernel) => kernel.fmt(f),
             Choice::Unfused(stored) => f.pad(unfused_name(*stored)),
             Choice::Decode(design) => design.fmt(f),
-            Choice::Skinny(kernel) => f.pad(&format!("{kernel} + sm90_skinny_gemm")),
+            Choice::Skinny(kernel) => {
+                let how = if kernel.leaves_room() { "beside" } else { "+" };
+                f.pad(&format!("{kernel} {how} sm90_skinny_gemm"))
+            }
         }
     }
 }
@@ -315,7 +318,8 @@ impl Cuda {
             Choice::Fused(kernel) => (kernel.name().to_owned(), kernel.parameters(shape).to_vec()),
             Choice::Skinny(kernel) => {
                 let product = [problem.m, problem.intermediate, problem.hidden];
-                let down = sm90_skinny_gemm::tiling(self, product).parameters();
+                let beside = kernel.leaves_room();
+                let down = sm90_skinny_gemm::tiling(self, product, beside).parameters();
                 let parameters = kernel.parameters(shape).into_iter().chain(down).collect();
                 (format!("{} + sm90_skinny_gemm", kernel.name()), parameters)
             }

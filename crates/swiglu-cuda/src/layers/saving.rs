@@ -8,7 +8,6 @@ use crate::activation::tensor;
 use crate::error::Result;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::gated_gemm::More;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
@@ -45,10 +44,9 @@ impl<T: Element> GatedLinear<T> {
             other => other,
         };
         let (out, saved) = (tensor(&out.as_ref()), [&gate, &up].map(|m| tensor(&m.as_ref())));
-        let more = More { saved: Some(saved), ..More::default() };
         // SAFETY: the views span memory of this device; all but x are borrowed mutably. A fused kernel uses no
         // workspace.
-        let fused = |choice| unsafe { self.enqueue(stream, choice, x, out, more, 0) };
+        let fused = |choice| unsafe { self.enqueue(stream, choice, x, out, Some(saved), 0) };
         let (Choice::Unfused(stored), Some(lt)) = (choice, &self.lt) else {
             return fused(choice);
         };

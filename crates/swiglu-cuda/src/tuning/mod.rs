@@ -44,9 +44,12 @@ pub struct NotKept {
     pub why: String,
 }
 
-/// Records that are part of this program, by file name: as `swiglu tune` wrote them there.
-static SHIPPED: &[(&str, &str)] =
-    &[("nvidia-h200-sm_90a.json", include_str!("../../tuning/nvidia-h200-sm_90a.json"))];
+/// Records that are part of this program, by file name: entries as `swiglu tune` wrote them. Of those for one device the
+/// first that has a problem counts; between its name and `.json` a file's name may say what it is of.
+static SHIPPED: &[(&str, &str)] = &[
+    ("nvidia-h200-sm_90a.blocks.json", include_str!("../../tuning/nvidia-h200-sm_90a.blocks.json")),
+    ("nvidia-h200-sm_90a.json", include_str!("../../tuning/nvidia-h200-sm_90a.json")),
+];
 
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -108,8 +111,9 @@ impl Tuning {
             let record = read_record(&path, &here);
             tuning.add(Origin::Measured, &path.display().to_string(), record, facts);
         }
-        for (_, text) in shipped.iter().filter(|(shipped, _)| *shipped == name) {
-            let mut what = format!("shipped {name}");
+        let device = |file: &str| file.split('.').next().map(str::to_owned);
+        for (file, text) in shipped.iter().filter(|(file, _)| device(file) == device(&name)) {
+            let mut what = format!("shipped {file}");
             let record = Record::parse(text).and_then(|record| match record.check(&here) {
                 Err(Refusal::Source) => {
                     what += ", of earlier kernels";
