@@ -306,9 +306,13 @@ SIM_API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   if (greatest != nullptr) *greatest = -5;
   return CUDA_SUCCESS;
 }
+// It waits for every stream, those in capture too, whoever captures them.
 SIM_API cuCtxSynchronize() {
   SIM_REQUIRE_CONTEXT();
-  return forbid_during_capture();
+  auto lock = lock_driver();
+  const auto& captures = driver().captures;
+  for (const auto& capture : captures) capture->invalidated = true;
+  return captures.empty() ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 SIM_API cuGetErrorName(CUresult error, const char** text) {

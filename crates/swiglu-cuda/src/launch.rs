@@ -17,6 +17,7 @@ use crate::arch::Arch;
 use crate::context::{Context, Cuda};
 use crate::driver::{INVALID_VALUE, cu};
 use crate::error::{CudaError, Result};
+use crate::idle::when_idle;
 use crate::jit::Variant;
 use crate::jit::cache::{KernelCache, Origin};
 use crate::remembered::Remembered;
@@ -171,13 +172,12 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // Kernels may still run; the module is unloaded once, when the device is dropped.
-            // SAFETY: the context is current.
-            let _ = unsafe { cu!(self.context.driver, cuCtxSynchronize()) };
-            // SAFETY: loaded by `load` and unloaded once.
-            let _ = unsafe { cu!(self.context.driver, cuModuleUnload(self.raw)) };
-        }
+        // Kernels may still run; the module is unloaded once, when the device is dropped.
+        let (driver, raw) = (self.context.driver, self.raw as usize);
+        when_idle(&self.context, move || {
+            // SAFETY: loaded by `load`, unloaded once, and its context is current.
+            let _ = unsafe { cu!(driver, cuModuleUnload(raw as CUmodule)) };
+        });
     }
 }
 

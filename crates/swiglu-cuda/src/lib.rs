@@ -12,6 +12,7 @@ mod context;
 mod driver;
 mod error;
 mod files;
+mod idle;
 pub mod jit;
 pub mod kernels;
 mod launch;

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{
 use crate::context::{Context, Cuda};
 use crate::driver::cu;
 use crate::error::{CudaError, Result};
+use crate::idle::Capturing;
 use crate::memory::Memory;
 use crate::workspace::Scratch;
 
@@ -159,10 +160,11 @@ impl Stream {
         // Calls that cannot be captured are refused on this thread only: other threads may go on
         // allocating on other streams.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let capturing = Capturing::new(self.cuda.context());
         // SAFETY: a valid stream that is not in capture.
         unsafe { cu!(driver, cuStreamBeginCapture(self.handle(), mode)) }?;
         // Ends the capture also where `enqueue` panics; the stream would stay unusable.
-        let mut capture = Capture { stream: self, ended: false };
+        let mut capture = Capture { stream: self, ended: false, _capturing: capturing };
         let outcome = enqueue();
         let template = capture.end();
         outcome?;
@@ -187,6 +189,7 @@ impl fmt::Debug for Stream {
 struct Capture<'a> {
     stream: &'a Stream,
     ended: bool,
+    _capturing: Capturing,
 }
 
 impl Capture<'_> {

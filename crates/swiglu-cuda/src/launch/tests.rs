@@ -1,7 +1,7 @@
 use std::sync::Barrier;
 
 use super::*;
-use crate::common::device;
+use crate::common::{self, device};
 use crate::jit::variant::{KernelFile, define};
 use crate::memory::DeviceBuffer;
 
@@ -134,4 +134,29 @@ fn a_captured_kernel_runs_with_the_parameters_of_its_capture() {
         unsafe { graph.launch(&stream) }.unwrap();
         assert_eq!(buffer.to_host().unwrap(), [3.0; 256]);
     }
+}
+
+/// The first synchronises the device, to unload what it has loaded: that would end the capture of the second.
+#[test]
+fn a_capture_goes_on_while_another_handle_is_dropped() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let mut buffer = DeviceBuffer::<f32>::zeros(&stream, 256).unwrap();
+    let function = cuda.function(&variant(2), "fill", 0).unwrap();
+    let params = Fill { out: buffer.device_ptr(), count: 256, value: 1.0 };
+    let other = common::open(0).unwrap().unwrap();
+    drop(other.function(&variant(2), "fill", 0).unwrap());
+    let graph = stream
+        .capture(|| {
+            // SAFETY: the kernel writes the buffer's elements and takes these parameters.
+            unsafe { launch(&stream, &function, &CONFIG, &params) }?;
+            std::thread::scope(|scope| scope.spawn(|| drop(other)).join().unwrap());
+            // SAFETY: as above.
+            unsafe { launch(&stream, &function, &CONFIG, &params) }
+        })
+        .unwrap();
+    buffer.poison(0).unwrap();
+    // SAFETY: the buffer is alive and nothing else runs.
+    unsafe { graph.launch(&stream) }.unwrap();
+    assert_eq!(buffer.to_host().unwrap(), [3.0; 256]);
 }

@@ -11,6 +11,7 @@ mod tests;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use swiglu_core::{DType, Element, Orientation};
@@ -18,6 +19,7 @@ use swiglu_core::{DType, Element, Orientation};
 use crate::arch::Arch;
 use crate::context::{Context, Cuda};
 use crate::error::{CudaError, Result};
+use crate::idle::when_idle;
 use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
 use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
@@ -41,11 +43,20 @@ pub(crate) struct LinearWeights {
 pub(crate) struct Lt {
     api: &'static Api,
     context: Arc<Context>,
-    handle: Owned,
+    handle: ManuallyDrop<Owned>,
     tf32: bool,
     scratch_bytes: usize,
     /// Descriptors and the chosen algorithm for every problem met so far.
     prepared: RwLock<HashMap<Key, Prepared>>,
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // SAFETY: taken once, and nothing uses it any more.
+        let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
+        // The library synchronises the device when a handle is destroyed.
+        when_idle(&self.context, move || drop(handle));
+    }
 }
 
 /// Problems that are remembered. Serving meets a few hundred; beyond this the memory is worth more.
@@ -93,7 +104,7 @@ impl Lt {
         Ok(Self {
             api,
             context: cuda.context().clone(),
-            handle: Owned::handle(api)?,
+            handle: ManuallyDrop::new(Owned::handle(api)?),
             tf32: cuda.tf32(),
             scratch_bytes: Self::scratch_bytes(cuda.arch()),
             prepared: RwLock::default(),

@@ -12,6 +12,7 @@ use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUstream
 use crate::context::Context;
 use crate::driver::{Driver, OUT_OF_MEMORY, cu};
 use crate::error::{CudaError, Result};
+use crate::idle::when_idle;
 use crate::stream::capturing;
 
 pub use buffer::{DeviceBuffer, DeviceData};
@@ -115,15 +116,16 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let retired = std::mem::take(self.retired.get_mut().unwrap_or_else(|e| e.into_inner()));
-        if retired.is_empty() || self.context.bind().is_err() {
+        if retired.is_empty() {
             return;
         }
+        let driver = self.driver();
         // Memory from a pool is freed without waiting for its users.
-        // SAFETY: the context is current.
-        let _ = unsafe { cu!(self.driver(), cuCtxSynchronize()) };
-        for ptr in retired {
-            // SAFETY: allocated by `alloc`, freed once, and nothing uses it any more.
-            let _ = unsafe { cu!(self.driver(), cuMemFree(ptr)) };
-        }
+        when_idle(&self.context, move || {
+            for ptr in retired {
+                // SAFETY: allocated by `alloc`, freed once, and nothing uses it any more.
+                let _ = unsafe { cu!(driver, cuMemFree(ptr)) };
+            }
+        });
     }
 }
