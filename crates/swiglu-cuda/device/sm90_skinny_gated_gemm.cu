@@ -20,15 +20,14 @@
 //
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside. In a feed-forward block that goes on with
-// sm90_skinny_gemm.cu, each block in the end asks for a part of the down weights to be brought to the second-level
-// cache, up to a quarter of it: between the two grids memory would be idle for 2 to 3 µs, in which it gives 8 to 13 MB.
-// Predicted, and not measured yet: those 2 to 3 µs.
+// sm90_skinny_gemm.cu there are two more forms of a fitted tile: see there.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
 // of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an
 // instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES;
-// SHARED_BYTES as the host computed them; BIAS; and what gate.cuh names. M, H and K are run-time values; there are
-// SPLIT steps of k at least. What lies outside of the weights is read as zeros.
+// SHARED_BYTES as the host computed them; RELEASE_AT_ONCE, whether a stage is given back before the next one is multiplied;
+// BIAS; and what gate.cuh names. M, H and K are run-time values; there are SPLIT steps of k at least. What lies outside
+// of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per

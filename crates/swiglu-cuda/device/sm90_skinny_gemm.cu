@@ -5,6 +5,15 @@
 // behind several latencies: 190 ns in that kernel. An even share of the features for each multiprocessor, 8 to 64 of
 // them, leaves nothing to be added up between blocks. So a stage of the ring holds PANELS steps of k, a warpgroup
 // multiplies all of them before it waits, and WARPGROUPS take stages in turn, each with sums of its own part of k.
+//
+// Two forms. A block has a multiprocessor to itself, and begins when one of the kernel before has left it. Or both kernels
+// take half of the shared memory: blocks begin while those before them still multiply, and their first weights are under
+// way, behind the last of the other kernel, where memory would be idle. For that the multiprocessor must divide all of
+// its memory as shared memory, whatever the first kernel takes; the next grid must be let go when a kernel has asked for
+// the last of its weights, not earlier, or its weights arrive before those that are waited for, and none are left for the
+// time between; and no two blocks of a kernel may share a multiprocessor while others are empty: of the first kernel by
+// their memory, of this one by the registers of six warpgroups.
+//
 // In the end these are added up in the order of the warpgroups: the same bits on every launch. STAGES is a multiple of
 // WARPGROUPS, so that a stage has one reader and one writer of each kind for good. Barriers tell odd rounds from even
 // ones only: who waits for a round must have seen the one before it, or takes an older one for it.
@@ -16,14 +25,34 @@
 // Rows of the instruction beyond TILE_H multiply whatever lies behind the features, and columns beyond the tokens
 // that exist whatever the ring held before: neither depends on others, and both are dropped.
 //
-// Compile-time: ELEMENT 1|2; TILE_M 16 or 32, at least the number of tokens; TILE_H a multiple of 8 up to 64;
+// Compile-time: ELEMENT 1|2; TILE_M 8, 16 or 32, at least the number of tokens; TILE_H a multiple of 8 up to 64;
 // PANELS; WARPGROUPS; STAGES, a multiple of these; SHARED_BYTES as the host computed them. M, H and K are run-time values.
 //
 // Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
 // tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
 // cycles at least, in which shared memory gives the 64 rows: 8 µs for k = 14336.
-// Predicted, not measured yet, in µs behind a gated kernel in a graph with 16 tokens: 29.5, 9.5, 4. The whole block
-// less that kernel leaves cuBLASLt 34, 15 and 8 (`ours-steps` of mlp-decode, records h200f and h200e).
+// Measured on an H200, bf16, whole blocks in a graph with cold weights, µs (`swiglu tune`; lab/logs/nvidia-h200,
+// decode-two-kernels). Floor: all weights at 4.23 TB/s. One launch: sm90_decode_mlp.cu; cuBLASLt: behind the same gated kernel.
+//     K / H         M    floor   one launch   cuBLASLt   alone   side by side   predicted
+//     896 / 4864    1    6.2     11.3         14.5       11.7    10.5           9.5 to 10.5
+//                   8            13.3         14.4       11.9    10.5
+//                   16           16.7         14.8       12.6    11.2
+//     2048 / 8192   1    23.8    28.8         31.3       26.3    27.7           26 to 27
+//                   8            30.7         30.9       26.5    28.0
+//                   16           33.6         31.4       26.9    28.4
+//     4096 / 14336  1    83.3    86.1         89.3       85.9    87.0           85 to 87
+//                   8            91.6         90.1       85.8    87.9
+//                   16           103.6        91.1       86.4    88.5
+// Side by side is a loss where weights are many: the rings are half as long, and four stages of 30 KB are few. The next
+// idea: there stages of half the k, or tokens in a ring of their own, which are up to two thirds of what stages hold.
+//
+// Refuted: asking for the first down weights with cp.async.bulk.prefetch, an eighth to half of the second-level cache, when
+// the gated kernel ends (27.1 and 26.9 without, 87.9 and 87.2 without; half of it costs 2 µs at 2048/8192); stages
+// of 8 or 32 KiB whatever the tile (32: 3 µs more at 2048/8192); two warpgroups or six, alone; gated tiles of 64
+// features for two blocks on a multiprocessor (up to 4 µs more). Side by side: letting the next grid go at once (1.5 µs
+// more at 2048/8192, 0.1 to 1 elsewhere); without all memory divided as shared memory (4 to 8 µs more at 4096/14336, for
+// blocks then wait for the first kernel's and pair up); the gated kernel on all multiprocessors rather than on as many as
+// its tiles need (0.4 µs either way).
 #include "tiles.cuh"
 
 constexpr int kTileM = TILE_M;
