@@ -256,6 +256,10 @@ fn options_that_need_others() {
     run(&["--force"]).refused(&["--output"]);
     run(&["--weights", STORIES, "--fixture", "smollm2"]).refused(&["--fixture"]);
     swiglu(&["bench", "--m", "3"]).refused(&["<OP>"]);
+    for option in ["--rows=4", "--cols=4", "--force"] {
+        let name = option.split('=').next().unwrap();
+        swiglu(&["bench", "mlp", option]).refused(&[name]);
+    }
 }
 
 #[test]

@@ -60,6 +60,14 @@ fn an_experiment_is_run_kept_and_listed() {
     for part in ["warning: ", "copy.json", path, "rename it"] {
         assert!(list.stderr.contains(part), "{part}: {list:?}");
     }
+    let out = dir.path().join("report");
+    let report = ["lab", "report", "--out", out.to_str().unwrap()];
+    let report = swiglu(&[&report, &places[..]].concat());
+    assert_eq!(report.code, Some(0), "{report:?}");
+    assert!(
+        report.stderr.contains("warning: ") && report.stderr.contains("copy.json"),
+        "{report:?}"
+    );
     fs::remove_file(other).unwrap();
 
     // A record that was edited is named, and does not count.

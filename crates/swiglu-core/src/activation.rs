@@ -320,15 +320,30 @@ impl FromStr for Activation {
             _ => return Err(unknown()),
         };
         let (mut gate, mut limit, mut offset) = (base.gate, base.limit, base.up_offset);
+        let mut given = Vec::new();
         for pair in parameters.split(',').filter(|p| !p.trim().is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
             let value: f32 = value.trim().parse().map_err(|_| unknown())?;
-            match (key.trim(), gate) {
-                ("beta" | "alpha", GateFn::Silu { .. }) => gate = GateFn::Silu { beta: value },
-                ("offset", _) => offset = value,
-                ("limit", _) => limit = Some(value),
+            let key = match (key.trim(), gate) {
+                ("beta" | "alpha", GateFn::Silu { .. }) => {
+                    gate = GateFn::Silu { beta: value };
+                    "beta"
+                }
+                ("offset", _) => {
+                    offset = value;
+                    "offset"
+                }
+                ("limit", _) => {
+                    limit = Some(value);
+                    "limit"
+                }
                 _ => return Err(unknown()),
+            };
+            // Which of two was meant nobody knows.
+            if given.contains(&key) {
+                return Err(unknown());
             }
+            given.push(key);
         }
         Activation::new(gate, limit, offset)
     }
@@ -362,7 +377,9 @@ mod tests {
 
     #[test]
     fn bad_parameters_are_refused() {
-        for s in ["swish", "swiglu(", "swiglu(beta)", "relu(beta=2)", "swiglu(beta=x)"] {
+        let twice = ["swiglu(beta=1,beta=2)", "swiglu(beta=1,alpha=1)", "glu(limit=1,limit=1)"];
+        let unknown = ["swish", "swiglu(", "swiglu(beta)", "relu(beta=2)", "swiglu(beta=x)"];
+        for s in unknown.into_iter().chain(twice) {
             assert!(matches!(s.parse::<Activation>(), Err(Error::UnknownName { .. })), "{s}");
         }
         for s in ["swiglu(beta=nan)", "glu(limit=0)", "glu(limit=-1)", "glu(offset=inf)"] {

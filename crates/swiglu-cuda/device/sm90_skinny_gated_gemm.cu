@@ -236,10 +236,11 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Produ
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) product(ring.stage(step), j, (step | j) != 0);
     ptx::wgmma_commit();
-    // Steps from this one on have retired, or from the one before.
-    constexpr u32 kLate = kReleasesAtOnce ? 0 : 1;
+    // This step has retired, or the one before.
+    constexpr int kLate = kReleasesAtOnce ? 0 : 1;
     ptx::wgmma_wait<kLate>();
-    if (step >= kLate && threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(step - kLate));
+    const bool retired = kReleasesAtOnce || step > 0;
+    if (retired && threadIdx.x % 128 == 0) ptx::barrier_arrive(ring.empty_barrier(step - kLate));
   }
   ptx::wgmma_wait<0>();
 }

@@ -5,6 +5,9 @@
 // behind several latencies: 190 ns in that kernel. An even share of the features for each multiprocessor, 8 to 64 of
 // them, leaves nothing to be added up between blocks. So a stage of the ring holds PANELS steps of k, a warpgroup
 // multiplies all of them before it waits, and WARPGROUPS take stages in turn, each with sums of its own part of k.
+// In the end these are added up in the order of the warpgroups: the same bits on every launch. STAGES is a multiple of
+// WARPGROUPS, so that a stage has one reader and one writer of each kind for good. Barriers tell odd rounds from even
+// ones only: who waits for a round must have seen the one before it, or takes an older one for it.
 //
 // Two forms. A block has a multiprocessor to itself, and begins when one of the kernel before has left it. Or both kernels
 // take half of the shared memory: blocks begin while those before them still multiply, and their first weights are under
@@ -13,10 +16,6 @@
 // the last of its weights, not earlier, or its weights arrive before those that are waited for, and none are left for the
 // time between; and no two blocks of a kernel may share a multiprocessor while others are empty: of the first kernel by
 // their memory, of this one by the registers of six warpgroups.
-//
-// In the end these are added up in the order of the warpgroups: the same bits on every launch. STAGES is a multiple of
-// WARPGROUPS, so that a stage has one reader and one writer of each kind for good. Barriers tell odd rounds from even
-// ones only: who waits for a round must have seen the one before it, or takes an older one for it.
 //
 // Two warps ask for weights and two for tokens, every other stage each: a thread issues a copy in 30 to 50 cycles,
 // and where a tile has 8 features a multiprocessor's share of memory brings its kilobyte in 56. Those of the

@@ -312,5 +312,6 @@ pub(super) fn site(dir: &Path) -> Site {
             decision("0002-doubted", "\"hostile\", \"gone\""),
         ],
         broken: vec![format!("lab/experiments/x.toml:3:1: {HOSTILE}")],
+        strays: Vec::new(),
     }
 }

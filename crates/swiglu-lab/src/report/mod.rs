@@ -12,7 +12,7 @@ mod plots;
 mod run;
 mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -77,6 +77,8 @@ pub struct Site {
     pub decisions: Vec<Decision>,
     /// Definitions and decisions that cannot be read, each with the reason.
     pub broken: Vec<String>,
+    /// Records that no experiment counts, each with the reason: they are not shown.
+    pub strays: Vec<String>,
 }
 
 /// What was written.
@@ -100,17 +102,25 @@ impl Site {
         let mut site = Self::default();
         let definitions = lab.join("experiments");
         let sources = Sources::new(lab);
+        let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
         for definition in Experiment::read_dir(&definitions)? {
             match definition {
                 Ok(experiment) => {
                     let (records, refused) = store.of_experiment(&experiment.id)?;
                     let source = sources.of(experiment.device);
                     let verdict = Verdict::of(&experiment, &records, source);
+                    ids.push(experiment.id.clone());
+                    counted.extend(records.iter().map(|r| r.path.clone()));
+                    counted.extend(refused.iter().map(|r| r.path.clone()));
                     let refused = refused.iter().map(|r| r.error.to_string()).collect();
                     site.experiments.push(Entry { experiment, verdict, records, refused });
                 }
-                Err(error @ LabError::Definition { .. }) => site.broken.push(error.to_string()),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let LabError::Definition { path, .. } = &error else { return Err(error) };
+                    // Its records are not strange for that.
+                    ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+                    site.broken.push(error.to_string());
+                }
             }
         }
         for decision in Decision::read_dir(&lab.join("decisions"))? {
@@ -120,6 +130,9 @@ impl Site {
                 Err(error) => return Err(error),
             }
         }
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let strays = store.strays(&counted, &ids)?;
+        site.strays = strays.iter().map(|stray| stray.error.to_string()).collect();
         Ok(site)
     }
 

@@ -41,6 +41,10 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         let (pages, plots) = (written.pages, written.plots);
         writeln!(terminal, "{}: {pages} pages, {plots} plots", index.display())?;
     }
+    for stray in &site.strays {
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "warning: {stray}");
+    }
     if !troubles.is_empty() {
         // The site shows what could be read; what could not is an error all the same.
         bail!("{}", troubles.join("\nerror: "));
