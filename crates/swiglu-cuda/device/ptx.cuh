@@ -318,7 +318,7 @@ INLINE void barrier_wait(u32 barrier, u32 parity) {
 
 // Whether this thread is the one that its warp elects, always the same; all of the warp has to ask. Of a branch behind
 // it the compiler knows that one thread takes it: elsewhere it repeats every copy for each lane, eight instructions
-// instead of one, for operands are in registers of the warp (9.7.13.15, elect.sync).
+// instead of one, for operands are in registers of the warp (elect.sync).
 INLINE bool elect() {
   u32 elected;
   asm volatile(

@@ -31,7 +31,8 @@
 // tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
 // cycles at least, in which shared memory gives the 64 rows: 8 µs for k = 14336.
 // Measured on an H200, bf16, whole blocks in a graph with cold weights, µs (`swiglu tune`; lab/logs/nvidia-h200,
-// decode-two-kernels). Floor: all weights at 4.23 TB/s. One launch: sm90_decode_mlp.cu; cuBLASLt: behind the same gated kernel.
+// decode-two-kernels). Floor: all weights at 4.23 TB/s. One launch: sm90_decode_mlp.cu; cuBLASLt: behind the same gated kernel,
+// these two of the run whose stages are given back a step late.
 //     K / H         M    floor   one launch   cuBLASLt   alone   side by side   predicted
 //     896 / 4864    1    6.2     11.3         14.5       11.7    10.5           9.5 to 10.5
 //                   8            13.3         14.4       11.9    10.5
@@ -195,7 +196,7 @@ INLINE void consume(const Sm90SkinnyGemmParams& p, const Ring& ring) {
   finish(p, ring);
 }
 
-// The first lane of a warp that asks for copies: weights first, so that they are under way before anything else.
+// The elected lane of a warp that asks for copies: weights first, so that they are under way before anything else.
 INLINE void produce(const Sm90SkinnyGemmParams& p, const Ring& ring) {
   const u32 warp = (threadIdx.x - kConsumers) / 32;
   if (warp < kFeeders) {

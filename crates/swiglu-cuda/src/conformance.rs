@@ -53,7 +53,7 @@ impl CudaBackend {
                 kernel.check_problem(cuda.arch(), &problem(&case), cuda.tf32()).is_ok()
             })
         });
-        // The first two are one kernel, without and with room beside it.
+        // The narrowest, without and with room beside it: each of them computes every number of tokens.
         let skinny = Choice::all().filter(|choice| matches!(choice, Choice::Skinny(_))).take(2);
         [Way::Planned, Way::Unfused, Way::By(SUMS)]
             .into_iter()

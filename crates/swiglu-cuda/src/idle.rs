@@ -1,16 +1,13 @@
 //! What is done when a device has nothing left to do, and why that may have to wait: synchronising a context ends every
 //! capture of its streams, those of other threads too. Captures that other libraries began are not known here.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
 use crate::driver::cu;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Of one device.
-#[derive(Default)]
 struct Waiting {
     /// Under way.
     captures: usize,
@@ -18,59 +15,102 @@ struct Waiting {
     work: Vec<(Arc<Context>, Work)>,
 }
 
-/// By ordinal: contexts of a device are one, however often it is retained.
-static DEVICES: LazyLock<Mutex<HashMap<usize, Arc<Mutex<Waiting>>>>> =
-    LazyLock::new(Mutex::default);
+/// Of all devices: a thread that captures on one may not wait for another either.
+static WAITING: Mutex<Waiting> = Mutex::new(Waiting { captures: 0, work: Vec::new() });
 
-fn waiting(context: &Context) -> Arc<Mutex<Waiting>> {
-    lock(&DEVICES).entry(context.ordinal).or_default().clone()
+fn waiting() -> MutexGuard<'static, Waiting> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits for all work of the context, then does this.
-fn finish(context: &Context, work: Work) {
-    // Where it cannot be current the process ends, and the driver has freed everything.
-    if context.bind().is_ok() {
-        // SAFETY: the context is current.
-        let _ = unsafe { cu!(context.driver, cuCtxSynchronize()) };
-        work();
+impl Waiting {
+    /// Does what waits, unless something is captured. What a device was not waited for stays: another library may
+    /// capture there, and at the end of a process there is no device any more.
+    fn finish(&mut self) {
+        if self.captures > 0 {
+            return;
+        }
+        let mut waited_for: Vec<(usize, bool)> = Vec::new();
+        for (context, work) in std::mem::take(&mut self.work) {
+            let known = waited_for.iter().find(|(ordinal, _)| *ordinal == context.ordinal);
+            let idle = known.map_or_else(|| synchronize(&context), |(_, idle)| *idle);
+            waited_for.push((context.ordinal, idle));
+            if idle {
+                work();
+            } else {
+                self.work.push((context, work));
+            }
+        }
     }
 }
 
-/// Does `work` when everything that was enqueued has run: now, or when no stream of the device is in capture any more.
+/// Waits for all work of a context, which is current then, or says that it could not.
+fn synchronize(context: &Context) -> bool {
+    // SAFETY: the context is current.
+    context.bind().is_ok() && unsafe { cu!(context.driver, cuCtxSynchronize()) }.is_ok()
+}
+
+/// Does `work`, with the context current, when everything that was enqueued has run: now, or when no stream is in a
+/// capture of ours any more.
 pub(crate) fn when_idle(context: &Arc<Context>, work: impl FnOnce() + Send + 'static) {
-    let waiting = waiting(context);
-    // A capture that begins meanwhile waits here.
-    let mut waiting = lock(&waiting);
-    if waiting.captures == 0 {
-        finish(context, Box::new(work));
-    } else {
-        waiting.work.push((context.clone(), Box::new(work)));
-    }
+    let mut waiting = waiting();
+    waiting.work.push((context.clone(), Box::new(work)));
+    waiting.finish();
 }
 
 /// A capture: from before it begins until it has ended.
-pub(crate) struct Capturing(Arc<Mutex<Waiting>>);
+pub(crate) struct Capturing(());
 
 impl Capturing {
-    pub(crate) fn new(context: &Context) -> Self {
-        let waiting = waiting(context);
-        lock(&waiting).captures += 1;
-        Self(waiting)
+    /// Waits for a thread that waits for a device.
+    pub(crate) fn new() -> Self {
+        waiting().captures += 1;
+        Self(())
     }
 }
 
 impl Drop for Capturing {
     fn drop(&mut self) {
-        let mut waiting = lock(&self.0);
+        let mut waiting = waiting();
         waiting.captures -= 1;
-        if waiting.captures == 0 {
-            for (context, work) in std::mem::take(&mut waiting.work) {
-                finish(&context, work);
+        waiting.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::common::device;
+
+    #[test]
+    fn work_waits_for_the_last_capture_and_is_done_once() {
+        let Some(cuda) = device() else { return };
+        let count = Arc::new(AtomicU32::new(0));
+        let work = || {
+            let count = count.clone();
+            when_idle(cuda.context(), move || {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        };
+        let done = || count.load(Ordering::Relaxed);
+        // Tests beside this one capture too.
+        let wait_for = |all: u32| {
+            while done() < all {
+                drop(Capturing::new());
+                std::thread::yield_now();
             }
-        }
+            assert_eq!(done(), all);
+        };
+        let first = Capturing::new();
+        let second = Capturing::new();
+        work();
+        work();
+        drop(first);
+        assert_eq!(done(), 0);
+        drop(second);
+        wait_for(2);
+        work();
+        wait_for(3);
     }
 }

@@ -142,7 +142,9 @@ impl Stream {
 
     /// Records what `enqueue` puts on this stream into a graph, without executing it.
     ///
-    /// Kernels must be compiled and workspaces reserved before: run the same calls once.
+    /// Kernels must be compiled and workspaces reserved before: run the same calls once. While another thread drops a
+    /// device's last handle, and waits for the device, this waits for it; what a drop has to wait for during the
+    /// capture is done at its end.
     ///
     /// # Errors
     /// What `enqueue` returns; [`CudaError::Capture`] if the stream is already in capture or is the
@@ -160,7 +162,7 @@ impl Stream {
         // Calls that cannot be captured are refused on this thread only: other threads may go on
         // allocating on other streams.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        let capturing = Capturing::new(self.cuda.context());
+        let capturing = Capturing::new();
         // SAFETY: a valid stream that is not in capture.
         unsafe { cu!(driver, cuStreamBeginCapture(self.handle(), mode)) }?;
         // Ends the capture also where `enqueue` panics; the stream would stay unusable.

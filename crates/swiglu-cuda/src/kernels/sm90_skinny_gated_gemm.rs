@@ -53,7 +53,7 @@ enum Next {
 
 /// With fewer stages than this a kernel that another one follows gives them back at once, though instructions then wait
 /// for each other. At 4096/14336, with seven, the block takes 0.5 µs less with up to 16 tokens; with 12 stages, at
-/// 2048/8192, 0.1 to 0.3 more, with 14, at 896/4864, 0.8 more.
+/// 2048/8192, up to 0.4 more, with 18, at 896/4864, 0.8 more.
 const FEW_STAGES: usize = 8;
 
 /// Tokens per tile, features, and blocks that work together.
@@ -420,10 +420,8 @@ mod tests {
                 assert!(all <= SHARED_PER_SM && tiling.stages() >= 3, "{tiling:?}");
                 if let Some([_, leaving]) = config.before_skinny_gemm() {
                     let tiling = leaving.tiling(shape(16, count, orientation));
-                    let own = tiling.requested_bytes() + 1024;
-                    assert!(tiling.shared_bytes() < own && tiling.stages() >= 2, "{tiling:?}");
-                    assert!(own + sm90_skinny_gemm::BESIDE + 1024 <= SHARED_PER_SM);
-                    assert!(2 * own > SHARED_PER_SM, "{tiling:?}");
+                    assert!(tiling.shared_bytes() <= 122 * 1024 && tiling.stages() >= 2);
+                    assert_eq!(tiling.requested_bytes(), 122 * 1024, "{tiling:?}");
                 }
                 if let Multiplier::Wgmma { columns, .. } = tiling.form().multiplier {
                     assert!(columns <= 256 && columns.is_multiple_of(16), "{tiling:?}");

@@ -160,9 +160,12 @@ impl<T: Element> Mlp<T> {
         workspace_part(m * self.h_stride() * size_of::<T>())
     }
 
-    fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
+    fn workspace_bytes(&self, m: usize, choice: Choice, down: Down) -> usize {
         // Gate, up and the down projection use what lies behind h one after the other.
-        let scratch = Lt::scratch_bytes(self.cuda().arch());
+        let scratch = match down {
+            Down::CublasLt => Lt::scratch_bytes(self.cuda().arch()),
+            Down::Skinny { .. } => 0,
+        };
         self.h_bytes(m) + self.gated.workspace_bytes(m, choice).max(scratch)
     }
 
@@ -214,7 +217,7 @@ impl<T: Element> Mlp<T> {
             let tiling = sm90_skinny_gemm::tiling(self.cuda(), product, beside);
             sm90_skinny_gemm::function(self.cuda(), tiling, T::DTYPE)?;
         }
-        self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice))
+        self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice, down))
     }
 
     /// Enqueues y = act(x·Wg + bg, x·Wu + bu)·Wd + bd on `stream`.
@@ -279,7 +282,7 @@ impl<T: Element> Mlp<T> {
             steps => steps,
         };
         let (choice, by) = Down::after(choice);
-        let bytes = self.workspace_bytes(m, choice);
+        let bytes = self.workspace_bytes(m, choice, by);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
             let hidden = Tensor::new(workspace, self.h_stride());

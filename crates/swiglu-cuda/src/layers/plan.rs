@@ -103,7 +103,7 @@ impl Choice {
                 kernel.cluster() > 1 || in_out && kernel.copies_narrow_rows()
             }
             Choice::Unfused(_) => false,
-            // Its cost is predicted, and was compared with nothing.
+            // Its cost is predicted from its form, without what both kernels share, and fitted to no measurement.
             Choice::Skinny(_) => true,
         }
     }

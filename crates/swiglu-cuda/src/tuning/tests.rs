@@ -104,6 +104,31 @@ fn a_record_of_anything_else_is_refused_with_its_reason() {
     assert_eq!(refusal, Refusal::Schema { given: SCHEMA + 1 });
 }
 
+/// Of two that are shipped for a device the first that has a problem counts.
+#[test]
+fn shipped_records_complete_each_other() {
+    let Some(cuda) = common::device() else { return };
+    let (facts, arch) = (cuda.facts(), cuda.arch());
+    let here = Subject::here(facts, arch);
+    let ways: Vec<String> = Choice::all().take(2).map(|way| way.to_string()).collect();
+    let text = |entries: Vec<Entry>| {
+        let mut record = Record::new(here.clone(), (13, 0));
+        entries.into_iter().for_each(|entry| record.insert(entry));
+        record.to_text().unwrap()
+    };
+    let first = text(vec![entry(16, &[(&ways[0], 1.0)])]);
+    let second = text(vec![entry(16, &[(&ways[1], 1.0)]), entry(64, &[(&ways[1], 1.0)])]);
+    let name = file_name(&here);
+    let part = name.replace(".json", ".part.json");
+    let other = format!("not-{name}");
+    let shipped = [(&*other, &*second), (&*part, &*first), (&*name, &*second)];
+    let tuning = Tuning::read(None, &shipped, facts, arch);
+    let found = |m| tuning.find(&problem(m), false).map(|(_, tuned)| tuned.ways[0].0.to_string());
+    assert_eq!([16, 64].map(found), [0, 1].map(|i| Some(ways[i].clone())));
+    assert_eq!(tuning.notes().len(), 2, "{:?}", tuning.notes());
+    assert!(tuning.notes()[0].contains(&part), "{:?}", tuning.notes());
+}
+
 #[test]
 fn a_shipped_record_of_earlier_kernels_or_other_ways_is_used_and_said() {
     let Some(cuda) = common::device() else { return };
@@ -264,6 +289,22 @@ fn the_list_has_every_shipped_record() {
         |dir| dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect(),
     );
     assert_eq!(files, SHIPPED.iter().map(|(name, _)| (*name).to_owned()).collect());
+}
+
+#[test]
+fn every_shipped_record_is_whole_and_each_problem_has_a_known_way() {
+    for (name, text) in SHIPPED {
+        let record = Record::parse(text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let table = Table::new(&record);
+        for entry in &record.entries {
+            let found = table.find(&entry.problem, entry.tf32);
+            assert!(
+                found.is_some_and(|tuned| tuned.m == entry.problem.m),
+                "{name}: {}",
+                entry.problem
+            );
+        }
+    }
 }
 
 /// A device whose plans follow the records of a directory.
