@@ -319,33 +319,23 @@ impl FromStr for Activation {
             "clamped-swiglu" | "clamped_swiglu" => Activation::CLAMPED_SWIGLU,
             _ => return Err(unknown()),
         };
-        let (mut gate, mut limit, mut offset) = (base.gate, base.limit, base.up_offset);
-        let mut given = Vec::new();
+        let [mut beta, mut limit, mut offset] = [None; 3];
         for pair in parameters.split(',').filter(|p| !p.trim().is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
             let value: f32 = value.trim().parse().map_err(|_| unknown())?;
-            let key = match (key.trim(), gate) {
-                ("beta" | "alpha", GateFn::Silu { .. }) => {
-                    gate = GateFn::Silu { beta: value };
-                    "beta"
-                }
-                ("offset", _) => {
-                    offset = value;
-                    "offset"
-                }
-                ("limit", _) => {
-                    limit = Some(value);
-                    "limit"
-                }
+            let given = match (key.trim(), base.gate) {
+                ("beta" | "alpha", GateFn::Silu { .. }) => &mut beta,
+                ("offset", _) => &mut offset,
+                ("limit", _) => &mut limit,
                 _ => return Err(unknown()),
             };
             // Which of two was meant nobody knows.
-            if given.contains(&key) {
+            if given.replace(value).is_some() {
                 return Err(unknown());
             }
-            given.push(key);
         }
-        Activation::new(gate, limit, offset)
+        let gate = beta.map_or(base.gate, |beta| GateFn::Silu { beta });
+        Activation::new(gate, limit.or(base.limit), offset.unwrap_or(base.up_offset))
     }
 }
 

@@ -316,15 +316,11 @@ INLINE void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// Whether this thread is the one that its warp elects, always the same; all of the warp has to ask. Of a branch behind
-// it the compiler knows that one thread takes it: elsewhere it repeats every copy for each lane, eight instructions
-// instead of one, for operands are in registers of the warp (elect.sync).
+// Whether this thread is the one that its warp elects, always the same; all of the warp has to ask. The compiler knows
+// that one thread takes such a branch: in others it repeats a copy for each lane, in eight instructions (elect.sync).
 INLINE bool elect() {
   u32 elected;
-  asm volatile(
-      "{\n .reg .pred one;\n elect.sync _|one, 0xFFFFFFFF;\n"
-      " selp.u32 %0, 1, 0, one;\n}\n"
-      : "=r"(elected));
+  asm volatile("{\n .reg .pred one;\n elect.sync _|one, 0xFFFFFFFF;\n selp.u32 %0, 1, 0, one;\n}\n" : "=r"(elected));
   return elected != 0;
 }
 

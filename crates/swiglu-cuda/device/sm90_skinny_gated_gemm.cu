@@ -406,7 +406,7 @@ INLINE void consume(const Sm90SkinnyGatedGemmParams& p, const Ring& ring) {
 
 KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGatedGemmParams) p) {
   const Ring ring(ptx::shared_address(ptx::dynamic_shared()));
-  // One thread, the same both times.
+  // Of this warp one thread, the same both times.
   const bool produces = threadIdx.x / 32 == kConsumers / 32;
   if (produces && ptx::elect()) {
     ptx::prefetch_tensor_map(&p.gate);

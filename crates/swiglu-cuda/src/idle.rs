@@ -34,7 +34,8 @@ impl Waiting {
             let known = waited_for.iter().find(|(ordinal, _)| *ordinal == context.ordinal);
             let idle = known.map_or_else(|| synchronize(&context), |(_, idle)| *idle);
             waited_for.push((context.ordinal, idle));
-            if idle {
+            // That of another device may have become current since.
+            if idle && context.bind().is_ok() {
                 work();
             } else {
                 self.work.push((context, work));

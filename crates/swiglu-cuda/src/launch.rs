@@ -118,9 +118,7 @@ impl Function {
         self.0.shared.store(bytes, Ordering::Release);
         Ok(())
     }
-}
 
-impl Function {
     /// Asks that multiprocessors which run this kernel divide all of their memory as shared memory, not only what its
     /// blocks take: else blocks of another kernel, which need more, wait until these have ended.
     pub(crate) fn keep_all_shared(&self) -> Result<()> {

@@ -27,6 +27,13 @@ fn variant(value: i32) -> Variant {
     Variant::new(&FILE, [define("VALUE", value)])
 }
 
+/// 256 zeros, and what makes them 3.
+fn filling(cuda: &Cuda, stream: &Stream) -> (DeviceBuffer<f32>, Function, Fill) {
+    let buffer = DeviceBuffer::<f32>::zeros(stream, 256).unwrap();
+    let params = Fill { out: buffer.device_ptr(), count: 256, value: 1.0 };
+    (buffer, cuda.function(&variant(2), "fill", 0).unwrap(), params)
+}
+
 const CONFIG: LaunchConfig = LaunchConfig {
     grid: [2, 1, 1],
     block: 128,
@@ -117,12 +124,9 @@ fn threads_that_want_one_kernel_share_it() {
 fn a_captured_kernel_runs_with_the_parameters_of_its_capture() {
     let Some(cuda) = device() else { return };
     let stream = cuda.new_stream().unwrap();
-    let mut buffer = DeviceBuffer::<f32>::zeros(&stream, 256).unwrap();
-    let function = cuda.function(&variant(2), "fill", 0).unwrap();
-    let out = buffer.device_ptr();
+    let (mut buffer, function, params) = filling(&cuda, &stream);
     let graph = stream
         .capture(|| {
-            let params = Fill { out, count: 256, value: 1.0 };
             // SAFETY: the kernel writes the buffer's elements and takes these parameters.
             unsafe { launch(&stream, &function, &CONFIG, &params) }
         })
@@ -141,9 +145,7 @@ fn a_captured_kernel_runs_with_the_parameters_of_its_capture() {
 fn a_capture_goes_on_while_another_handle_is_dropped() {
     let Some(cuda) = device() else { return };
     let stream = cuda.new_stream().unwrap();
-    let mut buffer = DeviceBuffer::<f32>::zeros(&stream, 256).unwrap();
-    let function = cuda.function(&variant(2), "fill", 0).unwrap();
-    let params = Fill { out: buffer.device_ptr(), count: 256, value: 1.0 };
+    let (mut buffer, function, params) = filling(&cuda, &stream);
     let other = common::open(0).unwrap().unwrap();
     drop(other.function(&variant(2), "fill", 0).unwrap());
     let graph = stream

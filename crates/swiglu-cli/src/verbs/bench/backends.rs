@@ -33,12 +33,12 @@ pub(super) struct BackendArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["op", "suite"])]
     pub(super) backend: Vec<Backend>,
     /// Rows of gate and up [default: 4096]
-    #[arg(long, value_name = "R", requires = "backend", conflicts_with_all = ["op", "suite"], value_parser = crate::args::extent,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", requires = "backend", conflicts_with_all = ["op", "suite"],
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     rows: Option<usize>,
     /// Columns of gate and up [default: 4096]
-    #[arg(long, value_name = "C", requires = "backend", conflicts_with_all = ["op", "suite"], value_parser = crate::args::extent,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "C", requires = "backend", conflicts_with_all = ["op", "suite"],
+        value_parser = crate::args::extent, allow_negative_numbers = true)]
     cols: Option<usize>,
     /// Replace a plot that exists
     #[arg(long, requires = "backend", conflicts_with_all = ["op", "suite"])]

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use serde::Serialize;
-use swiglu_lab::record::Store;
 use swiglu_lab::{Experiment, LabError, Source, Sources, Verdict as LabVerdict, VerdictState};
 
-use super::PlaceArgs;
+use super::{PlaceArgs, warn_of_strays};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
 use crate::terminal::{Shown, Terminal};
@@ -87,26 +85,13 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
     } else {
         show(&rows, terminal)?;
     }
-    warn_of_strays(&store, &counted, &ids)?;
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    warn_of_strays(store.strays(&counted, &ids)?.iter().map(|stray| &stray.error));
     if !broken.is_empty() {
         // What could be read has been shown; what could not is an error all the same.
         bail!("{}", broken.join("\nerror: "));
     }
     Ok(Verdict::Passed)
-}
-
-/// Records that no row counts, on standard error.
-fn warn_of_strays(
-    store: &Store,
-    counted: &BTreeSet<PathBuf>,
-    ids: &[String],
-) -> anyhow::Result<()> {
-    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    for stray in store.strays(counted, &ids)? {
-        // Without a standard error there is nobody to tell.
-        let _ = writeln!(std::io::stderr(), "warning: {}", stray.error);
-    }
-    Ok(())
 }
 
 fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {

@@ -9,6 +9,7 @@ mod report;
 mod run;
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -51,6 +52,14 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
         Action::Peer => peer::serve(),
+    }
+}
+
+/// Says on standard error which records nothing counts.
+fn warn_of_strays(strays: impl IntoIterator<Item: Display>) {
+    for stray in strays {
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "warning: {stray}");
     }
 }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use swiglu_lab::report::Site;
 
-use super::PlaceArgs;
+use super::{PlaceArgs, warn_of_strays};
 use crate::Verdict;
 use crate::terminal::{Shown, Terminal};
 
@@ -41,10 +41,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         let (pages, plots) = (written.pages, written.plots);
         writeln!(terminal, "{}: {pages} pages, {plots} plots", index.display())?;
     }
-    for stray in &site.strays {
-        // Without a standard error there is nobody to tell.
-        let _ = writeln!(std::io::stderr(), "warning: {stray}");
-    }
+    warn_of_strays(&site.strays);
     if !troubles.is_empty() {
         // The site shows what could be read; what could not is an error all the same.
         bail!("{}", troubles.join("\nerror: "));
