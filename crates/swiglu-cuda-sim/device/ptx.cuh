@@ -116,6 +116,9 @@ INLINE Raw<BYTES> load_global(const Raw<BYTES>* p) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   return *p;
 }
+INLINE Raw<16> load_global_if(bool exists, const Raw<16>* p) {
+  return exists ? load_global(p) : Raw<16>{};
+}
 // Reads a byte, so that a wrong address is found.
 INLINE void prefetch_l2(const void* p) { (void)*(const volatile u8*)p; }
 template <int BYTES>
@@ -247,6 +250,10 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
 }
 INLINE u64 policy_evict_first() { return SIM_CACHE_POLICY; }
 INLINE u64 policy_evict_normal() { return SIM_CACHE_POLICY; }
+INLINE Raw<16> load_global_if(bool exists, const Raw<16>* p, u64 policy) {
+  sim_expect_policy(policy, "a load");
+  return load_global_if(exists, p);
+}
 INLINE void bulk_commit() { sim_bulk_commit(); }
 template <int PENDING>
 INLINE void bulk_wait_read() {

@@ -118,6 +118,16 @@ INLINE Raw<2> load_global(const Raw<2>* p) {
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(r.half) : "l"(p) : "memory");
   return r;
 }
+// Where `exists`, else zeros: one guarded instruction, which the compiler leaves where it is.
+INLINE Raw<16> load_global_if(bool exists, const Raw<16>* p) {
+  Raw<16> r = {};
+  asm volatile(
+      "{.reg .pred e;\n setp.ne.u32 e, %5, 0;\n @e ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+      : "+r"(r.word[0]), "+r"(r.word[1]), "+r"(r.word[2]), "+r"(r.word[3])
+      : "l"(p), "r"((u32)exists)
+      : "memory");
+  return r;
+}
 INLINE void store_global(Raw<16>* p, Raw<16> r) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]),
                "r"(r.word[2]), "r"(r.word[3])
@@ -426,6 +436,17 @@ INLINE u64 policy_evict_normal() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
+}
+// What nobody reads again, with a `policy`: as load_global_if, past the first-level cache.
+INLINE Raw<16> load_global_if(bool exists, const Raw<16>* p, u64 policy) {
+  Raw<16> r = {};
+  asm volatile(
+      "{.reg .pred e;\n setp.ne.u32 e, %5, 0;\n"
+      " @e ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;}"
+      : "+r"(r.word[0]), "+r"(r.word[1]), "+r"(r.word[2]), "+r"(r.word[3])
+      : "l"(p), "r"((u32)exists), "l"(policy)
+      : "memory");
+  return r;
 }
 INLINE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until at most `PENDING` of this thread's bulk groups still read shared memory.

@@ -20,14 +20,17 @@
 //
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside. In a feed-forward block that goes on with
-// sm90_skinny_gemm.cu there are two more forms of a fitted tile: see there.
+// sm90_skinny_gemm.cu or sm90_register_gemm.cu there are more forms of a fitted tile: see there. Where a block shares its
+// multiprocessor with one of those, weights come at a pace, UNDER_WAY stages at a time. This kernel then begins while the
+// one before multiplies, and 140 KB that a multiprocessor asks for at once take 4 µs to come, behind which that one's
+// tokens would wait; x is then asked for by a warp of its own, as soon as it is there.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
 // of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an
 // instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES;
 // SHARED_BYTES as the host computed them; RELEASE_AT_ONCE, whether a stage is given back before the next one is multiplied;
-// BIAS; and what gate.cuh names. M, H and K are run-time values; there are SPLIT steps of k at least. What lies outside
-// of the weights is read as zeros.
+// UNDER_WAY, less than STAGES, 0 for as many; BIAS; and what gate.cuh names. M, H and K are run-time values; there
+// are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
@@ -112,7 +115,11 @@ constexpr int kConsumers = 128 * kWarpgroups;
 constexpr bool kTakesRegisters = kTokenRows ? kWarpgroups > 1 && kTileH > (kWarpgroups == 2 ? 96 : 64)
                                             : kWarpgroups == 3 && kTileM == 128;
 constexpr int kLeft = kTokenRows ? 40 : 32, kTaken = !kTokenRows ? 160 : kWarpgroups == 2 ? 232 : 152;
-constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : 32);
+// Whether weights come at a pace, by a warp that does nothing else.
+constexpr int kUnderWay = UNDER_WAY;
+constexpr bool kPaced = kUnderWay != 0;
+static_assert(!(kPaced && kTakesRegisters), "two warps of producers, or four");
+constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : kPaced ? 64 : 32);
 
 constexpr int kGroupBytes = 64 * kTileK * 2;  // of 64 features or tokens
 constexpr int kHalfBytes = kTileH * kTileK * 2;
@@ -121,10 +128,13 @@ constexpr int kXAt = 2 * kHalfBytes;  // behind gate and up
 constexpr int kStageBytes = kXAt + kXBytes;
 constexpr int kStages = STAGES;
 constexpr bool kReleasesAtOnce = RELEASE_AT_ONCE != 0;
+static_assert(kUnderWay < kStages, "a barrier tells odd rounds from even ones only");
+// Barriers of a stage: for what has come, for what has been multiplied, and, where weights come at a pace, for x.
+constexpr int kBarrierBytes = kPaced ? 24 : 16;
 // What the last warpgroup reads behind its last features: more than x where tokens are few.
 constexpr int kBehindHalf = kTokenRows ? 0 : kWarpgroups * kGroupBytes - kHalfBytes;
 constexpr int kBehindRing = kBehindHalf > kXBytes ? kBehindHalf - kXBytes : 0;
-constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + 16) + kBehindRing;
+constexpr u32 kSharedBytes = 1024 + kStages * (kStageBytes + kBarrierBytes) + kBehindRing;
 static_assert(kSharedBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
 // The sums of a tile, as [gate, up][token][feature], in place of the ring. Four floats more per row:
@@ -140,6 +150,11 @@ struct alignas(64) Sm90SkinnyGatedGemmParams {
 };
 
 typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;
+
+// Where x of a step has come, and the weights too if they do not come at a pace of their own.
+INLINE u32 x_barrier(const Ring& ring, u32 step) {
+  return kPaced ? ring.empty_barrier(step) + 8 * kStages : ring.full_barrier(step);
+}
 
 INLINE u32 split_rank() { return kSplit > 1 ? ptx::cluster_rank() : 0; }
 
@@ -157,7 +172,7 @@ INLINE Steps own_steps(const Extents& e) {
   return {first, all * (rank + 1) / kSplit - first};
 }
 
-// The thread that asks for copies.
+// What the thread that asks for copies does, or one of two.
 struct Producer {
   const Sm90SkinnyGatedGemmParams& p;
   const Ring& ring;
@@ -184,18 +199,37 @@ struct Producer {
   // Announces a stage, and asks for its weights.
   INLINE void load_weights(u32 step) const {
     ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
-    ptx::barrier_arrive_expect(ring.full_barrier(step), 2 * kHalfBytes + rows * (kTileK * 2));
+    if (kPaced && step >= kUnderWay) {
+      ptx::barrier_wait(ring.full_barrier(step - kUnderWay), Ring::parity(step - kUnderWay));
+    }
+    ptx::barrier_arrive_expect(ring.full_barrier(step), 2 * kHalfBytes + (kPaced ? 0 : x_bytes()));
     load_half(p.gate, ring.stage(step), step);
     load_half(p.up, ring.stage(step) + kHalfBytes, step);
   }
 
+  INLINE int x_bytes() const { return rows * (kTileK * 2); }
+
   INLINE void load_x(u32 step) const {
+    if constexpr (kPaced) ptx::barrier_arrive_expect(x_barrier(ring, step), x_bytes());
     const u32 to = ring.stage(step) + kXAt;
     const ptx::TensorMap& x = rows == kTileM ? p.x : p.last_x;
-    ptx::tensor_load(to, &x, ring.full_barrier(step), k_of(step), tile.row);
+    ptx::tensor_load(to, &x, x_barrier(ring, step), k_of(step), tile.row);
   }
 
-  // Steps that the ring has room for.
+  // By two threads: one for the weights, before and behind the grid before this one, and one for x.
+  INLINE void bring_weights() const {
+#pragma unroll 1
+    for (u32 step = 0; step < (u32)steps.count; ++step) load_weights(step);
+  }
+  INLINE void bring_x() const {
+#pragma unroll 1
+    for (u32 step = 0; step < (u32)steps.count; ++step) {
+      ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
+      load_x(step);
+    }
+  }
+
+  // By one thread. Steps that the ring has room for.
   INLINE u32 first_round() const { return steps.count < kStages ? steps.count : kStages; }
 
   // Before the grid before this one is waited for: weights are nobody's result.
@@ -216,6 +250,7 @@ INLINE void init_barriers(const Ring& ring) {
   for (int s = 0; s < kStages; ++s) {
     ptx::barrier_init(ring.full_barrier(s), 1);
     ptx::barrier_init(ring.empty_barrier(s), kWarpgroups);
+    if constexpr (kPaced) ptx::barrier_init(x_barrier(ring, s), 1);
   }
   ptx::barrier_init_fence();
 }
@@ -232,6 +267,7 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Produ
 #pragma unroll 1
   for (u32 step = 0; step < steps; ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
+    if constexpr (kPaced) ptx::barrier_wait(x_barrier(ring, step), Ring::parity(step));
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) product(ring.stage(step), j, (step | j) != 0);
@@ -414,18 +450,27 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
     ptx::prefetch_tensor_map(&p.x);
     ptx::prefetch_tensor_map(&p.last_x);
     init_barriers(ring);
-    Producer{p, ring}.begin();
+    if constexpr (!kPaced) Producer{p, ring}.begin();
   }
   __syncthreads();
+  if (kPaced && produces) {
+    if (ptx::elect()) Producer{p, ring}.bring_weights();
+    return;
+  }
   ptx::grid_dependency_wait();
   if (threadIdx.x < kConsumers) {
     if constexpr (kTakesRegisters) ptx::registers_request<kTaken>();
     consume(p, ring);
   } else {
     if constexpr (kTakesRegisters) ptx::registers_release<kLeft>();
-    if (produces && ptx::elect()) {
-      Producer{p, ring}.finish();
-      // The next grid may read weights from here on, which those before this one do not write any more.
+    if ((kPaced || produces) && ptx::elect()) {
+      if constexpr (kPaced) {
+        Producer{p, ring}.bring_x();
+      } else {
+        Producer{p, ring}.finish();
+      }
+      // The next grid may read weights from here on, which those before this one do not write any more: it, and those
+      // behind it that are let go before they have waited.
       ptx::grid_dependency_launch();
     }
   }

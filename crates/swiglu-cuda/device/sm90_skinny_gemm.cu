@@ -204,8 +204,8 @@ INLINE void produce(const Sm90SkinnyGemmParams& p, const Ring& ring) {
     feed(p.extents, ring, warp, 0, kWeightBytes, kWeightBytes, [&](u32 to, u32 full, int k) {
       ptx::tensor_load(to, &p.weights, full, k, blockIdx.x * kTileH, policy);
     });
-    // The next grid may read weights from here on, which those before this one do not write any more.
-    ptx::grid_dependency_wait();
+    // The next grid may read weights from here on: the kernel before this one has waited for all that wrote them before
+    // it let this one go.
     ptx::grid_dependency_launch();
   } else {
     ptx::grid_dependency_wait();

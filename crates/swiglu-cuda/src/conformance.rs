@@ -53,8 +53,8 @@ impl CudaBackend {
                 kernel.check_problem(cuda.arch(), &problem(&case), cuda.tf32()).is_ok()
             })
         });
-        // The narrowest, without and with room beside it: each of them computes every number of tokens.
-        let skinny = Choice::all().filter(|choice| matches!(choice, Choice::Skinny(_))).take(2);
+        // The narrowest before each kernel: that computes every number of tokens of these.
+        let skinny = Choice::all().filter(|choice| matches!(choice, Choice::Skinny(_))).take(3);
         [Way::Planned, Way::Unfused, Way::By(SUMS)]
             .into_iter()
             .chain(skinny.map(Way::By))

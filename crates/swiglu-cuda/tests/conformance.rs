@@ -187,7 +187,9 @@ fn of_layers<'a>(
     backends: &'a [CudaBackend],
     word: &'a str,
 ) -> impl Iterator<Item = &'a CudaBackend> {
-    let is_layers = move |name: String| name.contains(word) && !name.ends_with("sm90_skinny_gemm");
+    let is_layers = move |name: String| {
+        name.contains(word) && !name.contains("fitted beside") && !name.contains(" + sm90")
+    };
     backends.iter().filter(move |backend| is_layers(backend.name()))
 }
 

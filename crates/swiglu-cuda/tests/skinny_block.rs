@@ -17,7 +17,9 @@ const WAYS: [&str; 2] = [
     "sm90_skinny_gated_gemm 16xfitted + sm90_skinny_gemm",
     "sm90_skinny_gated_gemm 16xfitted beside sm90_skinny_gemm",
 ];
-/// As plans name it.
+/// That of up to 8 tokens whose down weights fit into registers.
+const REGISTERS: &str = "sm90_skinny_gated_gemm 16xfitted beside sm90_register_gemm";
+/// As plans name the first two.
 const KERNEL: &str = "sm90_skinny_gated_gemm + sm90_skinny_gemm";
 
 /// The device, if it is of sm_90a, or nothing after saying why.
@@ -94,6 +96,44 @@ fn one_to_thirty_two_tokens() {
     );
 }
 
+#[test]
+fn down_weights_in_registers() {
+    let Some(cuda) = hopper() else { return };
+    let backends = CudaBackend::all(&cuda);
+    let backend = backends.iter().find(|b| b.name().ends_with(REGISTERS)).unwrap();
+    let sms = cuda.facts().sm_count as usize;
+    for dtype in [DType::Bf16, DType::F16] {
+        // One slice of k or part of one, the first warps or all, all that registers hold; features that end within a
+        // tile, with tiles of both widths.
+        let shapes =
+            [[64, 64], [1, 8], [5, 24], [7, 3000], [9, 5120], [8 * sms, 32], [8 * sms + 1, 520]];
+        let wide = [[16 * sms, 3072], [9 * sms, 40]];
+        let shapes = shapes.into_iter().chain(wide);
+        let case = |(turn, [k, h]): (usize, [usize; 2])| Case {
+            activation: Activation::family()[turn % 5],
+            numerics: Numerics::all().nth(turn % 3).unwrap(),
+            layout: WeightLayout { orientation: Orientation::ALL[turn % 2], ..WeightLayout::HF },
+            bias: turn % 3 != 0,
+            padding: [0, 8, 5][turn % 3],
+            seed: turn as u64,
+            ..Case::new(Op::Mlp, [turn % 8 + 1, k, h], dtype)
+        };
+        let cases: Vec<_> = shapes.enumerate().map(case).collect();
+        let count = cases.len();
+        assert_eq!(common::judge(backend, cases.into_iter()), count);
+        let tokens =
+            (1..=8).map(|m| Case { bias: true, ..Case::new(Op::Mlp, [m, 40, 1304], dtype) });
+        assert_eq!(common::judge(backend, tokens), 8);
+    }
+    // Too many tokens; rows that end within an access; more weights than registers, or more tiles than
+    // multiprocessors.
+    let refused =
+        [[9, 64, 64], [4, 64, 60], [4, 64, 5128], [4, 16 * sms, 3080], [4, 16 * sms + 1, 8]];
+    for extents in refused {
+        assert!(!backend.computes(&Case::new(Op::Mlp, extents, DType::Bf16)), "{extents:?}");
+    }
+}
+
 fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix<bf16> {
     let mut y = DeviceMatrix::<bf16>::new(stream, x.rows(), layer.gated().hidden()).unwrap();
     y.buffer_mut().poison(0xFF).unwrap();
@@ -106,30 +146,35 @@ fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix
 #[test]
 fn a_record_makes_it_the_plan() {
     let Some(cuda) = hopper() else { return };
-    WAYS.iter().for_each(|way| record_makes_plan(&cuda, way));
+    WAYS.iter().for_each(|way| record_makes_plan(&cuda, way, KERNEL, [5, 30], 32));
+    record_makes_plan(&cuda, REGISTERS, "sm90_skinny_gated_gemm + sm90_register_gemm", [5, 8], 8);
 }
 
-fn record_makes_plan(cuda: &Cuda, way: &str) {
-    let (k, h) = (72, 1300);
+/// `most`: tokens, of which a record says that this way is the fastest, as of 8.
+fn record_makes_plan(cuda: &Cuda, way: &str, kernel: &str, tokens: [usize; 2], most: usize) {
+    // A simulated device has few multiprocessors, whose registers hold less of more features.
+    let (k, h) = (if way == REGISTERS { 40 } else { 72 }, 1304);
     let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case(8)).unwrap();
     let problem = |m| parameters.mlp().problem(m);
     let offered = cuda.candidates(&problem(8), None).into_iter().find(|c| c.name == way).unwrap();
     assert!(!offered.chosen && offered.predicted_us.unwrap() > 0.0, "{offered:?}");
     assert!(offered.reason.contains("once `swiglu tune` has measured it"), "{offered:?}");
-    let of_33 = cuda.candidates(&problem(33), None).into_iter().find(|c| c.name == way).unwrap();
-    assert!(of_33.reason.contains("33 tokens; expected at most 32"), "{of_33:?}");
+    let more = cuda.candidates(&problem(most + 1), None);
+    let more = more.into_iter().find(|c| c.name == way).unwrap();
+    let why = format!("{} tokens; expected at most {most}", most + 1);
+    assert!(more.reason.contains(&why), "{more:?}");
 
     let dir = tempfile::tempdir().unwrap();
-    let tuned = common::preferring(cuda, dir.path(), way, &[8, 32].map(problem));
+    let tuned = common::preferring(cuda, dir.path(), way, &[8, most].map(problem));
     let layer = Mlp::new(&tuned, &parameters.mlp()).unwrap();
-    assert_eq!([5, 8, 30].map(|m| layer.plan(m).kernel), [KERNEL; 3]);
-    assert!([1, 33, 300].iter().all(|&m| layer.plan(m).kernel != KERNEL));
+    assert!([5, 8, tokens[1]].iter().all(|&m| layer.plan(m).kernel == kernel));
+    assert!([1, most + 1, 300].iter().all(|&m| layer.plan(m).kernel != kernel));
     let plan = layer.plan(8);
     assert!(plan.parameters.contains_key("down_tile_h"), "{plan:?}");
 
     let stream = tuned.new_stream().unwrap();
-    for m in [5, 30] {
+    for m in tokens {
         let inputs = [1, 2].map(|seed| random::normal_matrix::<bf16>(seed, m, k, 1.0).unwrap());
         let on_device =
             inputs.each_ref().map(|x| DeviceMatrix::from_host(&stream, x.view()).unwrap());

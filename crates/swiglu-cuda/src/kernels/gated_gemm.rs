@@ -7,10 +7,11 @@ use swiglu_core::{DType, Op, Orientation, Problem};
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
 use super::obstacle::Obstacle;
+use super::sm90_skinny_gated_gemm::Next;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::{
-    decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_skinny_gated_gemm,
-    sm90_skinny_gemm,
+    decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_register_gemm,
+    sm90_skinny_gated_gemm, sm90_skinny_gemm,
 };
 use crate::arch::Arch;
 use crate::context::Cuda;
@@ -213,7 +214,7 @@ impl Call<'_> {
 }
 
 /// The device files of all ways of computing a layer.
-pub(crate) fn files() -> [&'static KernelFile; 8] {
+pub(crate) fn files() -> [&'static KernelFile; 9] {
     let [decode, sm90_decode, sequential] = decode_mlp::files();
     [
         decode,
@@ -222,6 +223,7 @@ pub(crate) fn files() -> [&'static KernelFile; 8] {
         &sm90_gated_gemm::FILE,
         &sm90_skinny_gated_gemm::FILE,
         &sm90_skinny_gemm::FILE,
+        &sm90_register_gemm::FILE,
         &mma_gated_gemm::FILE,
         &simt_gated_gemm::FILE,
     ]
@@ -329,19 +331,21 @@ impl Kernel {
         sm90.chain(skinny).chain(mma).chain([Kernel::Simt])
     }
 
-    /// As what computes h where a feed-forward block of few tokens goes on with [`super::sm90_skinny_gemm`], if it does:
-    /// without room for that beside it, and with.
-    pub(crate) fn before_skinny_gemm(self) -> impl Iterator<Item = Kernel> {
+    /// As what computes h where a feed-forward block of few tokens goes on with a kernel of ours, if it does.
+    pub(crate) fn before_down(self) -> impl Iterator<Item = Kernel> {
         let forms = match self {
-            Kernel::Sm90Skinny(config) => config.before_skinny_gemm(),
+            Kernel::Sm90Skinny(config) => Some(config.before_down()),
             _ => None,
         };
         forms.into_iter().flatten().map(Kernel::Sm90Skinny)
     }
 
-    /// Whether a multiprocessor has room for a block of [`super::sm90_skinny_gemm`] beside its own.
-    pub(crate) fn leaves_room(self) -> bool {
-        matches!(self, Kernel::Sm90Skinny(config) if config.leaves_room())
+    /// What runs after it.
+    pub(crate) fn next(self) -> Next {
+        match self {
+            Kernel::Sm90Skinny(config) => config.next(),
+            _ => Next::Unknown,
+        }
     }
 
     /// The name of the kernel, without its tile.

@@ -10,7 +10,8 @@ pub(crate) mod obstacle;
 mod raster;
 mod simt_gated_gemm;
 pub(crate) mod sm90_gated_gemm;
-mod sm90_skinny_gated_gemm;
+pub(crate) mod sm90_register_gemm;
+pub(crate) mod sm90_skinny_gated_gemm;
 pub(crate) mod sm90_skinny_gemm;
 pub(crate) mod tensor_map;
 
@@ -44,7 +45,8 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
         let halves = [DType::F16, DType::Bf16].into_iter();
         all.extend(halves.clone().flat_map(sm90_gated_gemm::variants));
         all.extend(halves.clone().flat_map(sm90_skinny_gated_gemm::variants));
-        all.extend(halves.flat_map(sm90_skinny_gemm::variants));
+        all.extend(halves.clone().flat_map(sm90_skinny_gemm::variants));
+        all.extend(halves.flat_map(sm90_register_gemm::variants));
         all.extend(DType::ALL.into_iter().flat_map(decode_mlp::sm90_variants));
     }
     all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));

@@ -31,6 +31,10 @@ pub(crate) enum Obstacle {
     SumsAreElements,
     /// K has fewer steps than blocks that split it.
     TooFewToSplit(usize),
+    /// Rows of the down projection's weights end within an access.
+    PartOfAnAccess { features: usize, access: usize },
+    /// The down projection's weights are more than a device's registers hold, or unevenly shared.
+    NotInRegisters,
     /// Quantised weights, which the kernel does not unpack.
     Quantized(QuantizedType),
     /// Of the kernel for whole feed-forward blocks.
@@ -55,6 +59,12 @@ impl fmt::Display for Obstacle {
             Obstacle::TooFewToSplit(blocks) => {
                 write!(f, "K is too short to be split between {blocks} blocks")
             }
+            Obstacle::PartOfAnAccess { features, access } => {
+                write!(f, "rows of {features} down weights are no multiple of {access}")
+            }
+            Obstacle::NotInRegisters => f.write_str(
+                "a multiprocessor's share of the down weights does not fit into its registers",
+            ),
             Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
             Obstacle::KeepsBetween(dtype) => {
                 write!(f, "gate and up would not be rounded to {dtype}, which was asked for")

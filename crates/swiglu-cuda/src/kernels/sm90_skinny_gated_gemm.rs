@@ -7,8 +7,8 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
-use super::sm90_skinny_gemm;
 use super::tensor_map::TensorMap;
+use super::{sm90_register_gemm, sm90_skinny_gemm};
 use crate::context::Cuda;
 use crate::error::Result;
 use crate::jit::{KernelFile, Variant, define};
@@ -43,18 +43,36 @@ enum Kind {
 
 /// What runs after the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Next {
+pub(crate) enum Next {
+    /// Whatever the stream has.
     Unknown,
     /// [`sm90_skinny_gemm`], when this kernel has left a multiprocessor.
     SkinnyGemm,
     /// [`sm90_skinny_gemm`], a block of which has room beside those of this kernel.
-    Beside,
+    SkinnyGemmBeside,
+    /// [`sm90_register_gemm`], which leaves this kernel nearly all shared memory.
+    RegisterGemmBeside,
+}
+
+impl Next {
+    /// Shared memory of a block that shares a multiprocessor with one of this kernel, if it does.
+    fn shared_beside(self) -> Option<usize> {
+        match self {
+            Next::Unknown | Next::SkinnyGemm => None,
+            Next::SkinnyGemmBeside => Some(sm90_skinny_gemm::BESIDE),
+            Next::RegisterGemmBeside => Some(sm90_register_gemm::SHARED),
+        }
+    }
 }
 
 /// With fewer stages than this a kernel that another one follows gives them back at once, though instructions then wait
 /// for each other. At 4096/14336, with seven, the block takes 0.5 µs less with up to 16 tokens; with 12 stages, at
 /// 2048/8192, up to 0.4 more, with 18, at 896/4864, 0.8 more.
 const FEW_STAGES: usize = 8;
+
+/// Bytes of weights that come at a pace and are under way to a multiprocessor at any time: what memory gives it in 1.2 µs,
+/// which is a third more than an answer takes. 61 KiB are 0.6 µs more at 896/4864.
+const UNDER_WAY: usize = 40 * 1024;
 
 /// Tokens per tile, features, and blocks that work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,15 +120,25 @@ impl Config {
         hidden.div_ceil(TILE_K) >= self.split
     }
 
-    /// Those with an even share for few enough tokens, without and with room beside them: the others were slower.
-    pub(super) fn before_skinny_gemm(self) -> Option<[Config; 2]> {
-        let few = self.tile_m <= sm90_skinny_gemm::MOST_TOKENS && self.kind == Kind::EvenShare;
-        few.then_some([Next::SkinnyGemm, Next::Beside].map(|next| Config { next, ..self }))
+    /// As what a kernel of ours for the down projection follows. Those with an even share for few enough tokens: the
+    /// others were slower.
+    pub(super) fn before_down(self) -> impl Iterator<Item = Config> {
+        let even = self.kind == Kind::EvenShare;
+        let few = |tokens| even && self.tile_m <= tokens;
+        // Its tile has more tokens, but no tile has fewer.
+        let very_few = even && self.tile_m == Self::ALL[0].tile_m;
+        let forms = [
+            (few(sm90_skinny_gemm::MOST_TOKENS), Next::SkinnyGemm),
+            (few(sm90_skinny_gemm::MOST_TOKENS), Next::SkinnyGemmBeside),
+            (very_few, Next::RegisterGemmBeside),
+        ];
+        let next = forms.into_iter().filter_map(|(fits, next)| fits.then_some(next));
+        next.map(move |next| Config { next, ..self })
     }
 
-    /// Whether a block of [`sm90_skinny_gemm`] has room beside those of this kernel.
-    pub(super) fn leaves_room(self) -> bool {
-        self.next == Next::Beside
+    /// What runs after it.
+    pub(super) fn next(self) -> Next {
+        self.next
     }
 
     /// Whether a tile's width is fitted to all tiles below each other.
@@ -222,11 +250,16 @@ impl Tiling {
             }
             _ => self.warpgroups() == 3 && self.config.tile_m == 128,
         };
-        self.warpgroups() * 128 + if crowded { 128 } else { 32 }
+        let producers = match crowded {
+            true => 128,
+            false if self.shares() => 64,
+            false => 32,
+        };
+        self.warpgroups() * 128 + producers
     }
 
     fn shared_limit(self) -> usize {
-        let left = if self.config.leaves_room() { sm90_skinny_gemm::BESIDE + 1024 } else { 0 };
+        let left = self.config.next.shared_beside().map_or(0, |bytes| bytes + 1024);
         (SHARED_PER_SM - left) / self.blocks_per_sm - 1024
     }
 
@@ -243,15 +276,32 @@ impl Tiling {
         behind_half.saturating_sub(self.config.tile_m) * TILE_K * 2
     }
 
+    /// Of a stage: one more where weights come at a pace.
+    fn barrier_bytes(self) -> usize {
+        if self.shares() { 24 } else { 16 }
+    }
+
+    /// Stages of weights under way, where they come at a pace: fewer than there are. 0: all.
+    fn under_way(self) -> usize {
+        let stage = 2 * self.tile_h * TILE_K * 2;
+        if self.shares() { (UNDER_WAY / stage).min(self.stages() - 1).max(1) } else { 0 }
+    }
+
     /// As many as fit.
     pub(crate) fn stages(self) -> usize {
-        (self.shared_limit() - 1024 - self.behind_ring()) / (self.stage_bytes() + 16)
+        (self.shared_limit() - 1024 - self.behind_ring())
+            / (self.stage_bytes() + self.barrier_bytes())
     }
 
     /// What a launch asks for. Two blocks that leave room must not share a multiprocessor: others would be empty.
     fn requested_bytes(self) -> usize {
-        let least = if self.config.leaves_room() { self.shared_limit() } else { 0 };
+        let least = if self.shares() { self.shared_limit() } else { 0 };
         self.shared_bytes().max(least)
+    }
+
+    /// Whether blocks share multiprocessors with those of the next kernel.
+    fn shares(self) -> bool {
+        self.config.next.shared_beside().is_some()
     }
 
     fn releases_at_once(self) -> bool {
@@ -259,7 +309,7 @@ impl Tiling {
     }
 
     fn shared_bytes(self) -> usize {
-        1024 + self.stages() * (self.stage_bytes() + 16) + self.behind_ring()
+        1024 + self.stages() * (self.stage_bytes() + self.barrier_bytes()) + self.behind_ring()
     }
 }
 
@@ -285,9 +335,10 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
         define("STAGES", tiling.stages()),
         define("SHARED_BYTES", tiling.shared_bytes()),
         define("RELEASE_AT_ONCE", tiling.releases_at_once()),
+        define("UNDER_WAY", tiling.under_way()),
     ];
-    let [i, j, k, l, m, n, o, q] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q])
+    let [i, j, k, l, m, n, o, q, r] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r])
 }
 
 pub(super) fn function(
@@ -299,7 +350,7 @@ pub(super) fn function(
     let variant = variant(tiling, code, layout);
     let shared = tiling.requested_bytes() as u32;
     let function = cuda.function(&variant, "sm90_skinny_gated_gemm", shared)?;
-    if tiling.config.leaves_room() {
+    if tiling.shares() {
         function.keep_all_shared()?;
     }
     Ok(function)
@@ -347,7 +398,8 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let next = match next {
             Next::Unknown => "",
             Next::SkinnyGemm => " before skinny_gemm",
-            Next::Beside => " beside skinny_gemm",
+            Next::SkinnyGemmBeside => " beside skinny_gemm",
+            Next::RegisterGemmBeside => " beside register_gemm",
         };
         let form = format!("{tile_m}x{tile_h}{by} split{split} residents{blocks_per_sm}{next}");
         let name = format!("{} {layout} {form}", code.name());
@@ -370,7 +422,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         }
     }
     let default = super::default_code(dtype);
-    let before = Config::ALL.into_iter().filter_map(Config::before_skinny_gemm).flatten();
+    let before = Config::ALL.into_iter().flat_map(Config::before_down);
     for config in Config::ALL.into_iter().chain(before) {
         let widths: &[usize] = match config.kind {
             Kind::Instruction => &[GROUP],
@@ -418,10 +470,16 @@ mod tests {
                 let tiling = config.tiling(shape(100, count, orientation));
                 let all = (tiling.shared_bytes() + 1024) * tiling.blocks_per_sm;
                 assert!(all <= SHARED_PER_SM && tiling.stages() >= 3, "{tiling:?}");
-                if let Some([_, leaving]) = config.before_skinny_gemm() {
+                for leaving in config.before_down() {
+                    let room = match leaving.next {
+                        Next::SkinnyGemmBeside => 122 * 1024,
+                        Next::RegisterGemmBeside => 218 * 1024,
+                        _ => continue,
+                    };
                     let tiling = leaving.tiling(shape(16, count, orientation));
-                    assert!(tiling.shared_bytes() <= 122 * 1024 && tiling.stages() >= 2);
-                    assert_eq!(tiling.requested_bytes(), 122 * 1024, "{tiling:?}");
+                    assert!(tiling.shared_bytes() <= room && tiling.stages() >= 2);
+                    assert_eq!(tiling.requested_bytes(), room, "{tiling:?}");
+                    assert!((1..tiling.stages()).contains(&tiling.under_way()), "{tiling:?}");
                 }
                 if let Multiplier::Wgmma { columns, .. } = tiling.form().multiplier {
                     assert!(columns <= 256 && columns.is_multiple_of(16), "{tiling:?}");

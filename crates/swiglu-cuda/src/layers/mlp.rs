@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Path, Plan, Problem};
 
+use super::down::{Down, DownCall};
 use super::gated::{GatedLinear, workspace_part};
 use super::plan::{Choice, Way, choose, expect_way};
 use super::weights::{DownBuffer, padded};
@@ -18,35 +19,12 @@ use crate::kernels::decode_mlp::{
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
-use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::lt::Lt;
 use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::remembered::Remembered;
 use crate::stream::Stream;
 use crate::workspace::barrier_of;
-
-/// What computes y from h.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Down {
-    CublasLt,
-    /// `sm90_skinny_gemm`, for few tokens.
-    Skinny {
-        beside: bool,
-    },
-}
-
-impl Down {
-    /// How h is computed where the block goes step by step, and what comes after it.
-    fn after(choice: Choice) -> (Choice, Self) {
-        match choice {
-            Choice::Skinny(kernel) => {
-                (Choice::Fused(kernel), Self::Skinny { beside: kernel.leaves_room() })
-            }
-            other => (other, Self::CublasLt),
-        }
-    }
-}
 
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
@@ -164,7 +142,7 @@ impl<T: Element> Mlp<T> {
         // Gate, up and the down projection use what lies behind h one after the other.
         let scratch = match down {
             Down::CublasLt => Lt::scratch_bytes(self.cuda().arch()),
-            Down::Skinny { .. } => 0,
+            Down::Skinny { .. } | Down::Registers => 0,
         };
         self.h_bytes(m) + self.gated.workspace_bytes(m, choice).max(scratch)
     }
@@ -212,11 +190,7 @@ impl<T: Element> Mlp<T> {
             steps => Down::after(steps),
         };
         self.gated.prepare(choice, m)?;
-        if let Down::Skinny { beside } = down {
-            let product = [m, self.problem.intermediate, self.problem.hidden];
-            let tiling = sm90_skinny_gemm::tiling(self.cuda(), product, beside);
-            sm90_skinny_gemm::function(self.cuda(), tiling, T::DTYPE)?;
-        }
+        down.prepare(self.cuda(), &Problem { m, ..self.problem })?;
         self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice, down))
     }
 
@@ -290,11 +264,10 @@ impl<T: Element> Mlp<T> {
             // stream orders them.
             unsafe {
                 self.gated.enqueue(stream, choice, x, hidden, None, scratch)?;
-                if let Down::Skinny { beside } = by {
-                    let (y, maps) = (tensor(&out.as_ref()), &self.down_maps);
-                    let (dtype, weights) = (T::DTYPE, down);
-                    let call = SkinnyCall { dtype, m, x: hidden, weights, y, maps, beside };
-                    return sm90_skinny_gemm::launch(stream, &call);
+                let (y, maps) = (tensor(&out.as_ref()), &self.down_maps);
+                let call = DownCall { dtype: T::DTYPE, m, h: hidden, weights: down, y, maps };
+                if by.launch(stream, &call)? {
+                    return Ok(());
                 }
                 let rows =
                     DeviceMatrixMut::<T>::trusted(self.cuda(), workspace, m, self.h_stride());

@@ -1,6 +1,7 @@
 //! Layers whose weights are packed for a device.
 
 mod cost;
+mod down;
 mod gated;
 mod mlp;
 mod plan;

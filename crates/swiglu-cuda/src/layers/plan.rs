@@ -3,13 +3,13 @@
 use swiglu_core::{DType, Numerics, Op, Orientation, Path, Plan, Problem, Rounding};
 
 use super::cost;
+use super::down::Down;
 use crate::context::Cuda;
 use crate::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
-use crate::kernels::sm90_skinny_gemm;
 use crate::tuning::Origin;
 
 /// One way of computing a problem, and why it was or was not chosen.
@@ -44,7 +44,7 @@ impl Choice {
     /// Every way there is, also those that compute only other problems.
     pub(crate) fn all() -> impl Iterator<Item = Choice> {
         let steps = Kernel::all().map(Choice::Fused).chain(UNFUSED.map(Choice::Unfused));
-        let skinny = Kernel::all().flat_map(Kernel::before_skinny_gemm);
+        let skinny = Kernel::all().flat_map(Kernel::before_down);
         Design::every().map(Choice::Decode).chain(steps).chain(skinny.map(Choice::Skinny))
     }
 
@@ -67,12 +67,10 @@ impl Choice {
             Choice::Skinny(_) if problem.op != Op::Mlp => {
                 Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(problem.op)))
             }
-            Choice::Skinny(_) if problem.m > sm90_skinny_gemm::MOST_TOKENS => {
-                let (given, most) = (problem.m, sm90_skinny_gemm::MOST_TOKENS);
-                Err(Obstacle::Decode(decode_mlp::Obstacle::Tokens { given, most }))
+            Choice::Skinny(kernel) => {
+                kernel.check_problem(cuda.arch(), problem, cuda.tf32())?;
+                Down::of(kernel.next()).check(cuda, problem)
             }
-            Choice::Skinny(_) if problem.intermediate == 0 => Err(Obstacle::NothingToMultiply),
-            Choice::Skinny(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
             Choice::Fused(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
             Choice::Unfused(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
             Choice::Unfused(Stored::Elements) => match rounding {
@@ -138,8 +136,7 @@ impl std::fmt::Display for Choice {
             Choice::Unfused(stored) => f.pad(unfused_name(*stored)),
             Choice::Decode(design) => design.fmt(f),
             Choice::Skinny(kernel) => {
-                let how = if kernel.leaves_room() { "beside" } else { "+" };
-                f.pad(&format!("{kernel} {how} sm90_skinny_gemm"))
+                f.pad(&format!("{kernel}{}", Down::of(kernel.next()).joined()))
             }
         }
     }
@@ -317,11 +314,10 @@ impl Cuda {
         let (kernel, mut parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name().to_owned(), kernel.parameters(shape).to_vec()),
             Choice::Skinny(kernel) => {
-                let product = [problem.m, problem.intermediate, problem.hidden];
-                let beside = kernel.leaves_room();
-                let down = sm90_skinny_gemm::tiling(self, product, beside).parameters();
-                let parameters = kernel.parameters(shape).into_iter().chain(down).collect();
-                (format!("{} + sm90_skinny_gemm", kernel.name()), parameters)
+                let down = Down::of(kernel.next());
+                let own = kernel.parameters(shape).into_iter();
+                let parameters = own.chain(down.parameters(self, &problem)).collect();
+                (format!("{} + {}", kernel.name(), down.kernel()), parameters)
             }
             Choice::Unfused(stored) => (unfused_name(stored).to_owned(), Vec::new()),
             Choice::Decode(design) => {

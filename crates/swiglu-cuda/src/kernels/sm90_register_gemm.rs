@@ -1,0 +1,195 @@
+//! Launches `device/sm90_register_gemm.cu`.
+
+use swiglu_core::{DType, Orientation};
+
+use super::NamedVariant;
+use super::elementwise::Tensor;
+use super::gate::element_define;
+use super::gated_gemm::{Extents, Shape};
+use super::obstacle::Obstacle;
+use super::sm90_skinny_gated_gemm::even_share;
+use crate::context::Cuda;
+use crate::error::Result;
+use crate::jit::{KernelFile, Variant, define};
+use crate::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::lt::LinearWeights;
+use crate::stream::Stream;
+
+pub(super) static FILE: KernelFile =
+    KernelFile::new("sm90_register_gemm.cu", include_str!("../../device/sm90_register_gemm.cu"));
+
+/// Eight rows of a fragment.
+pub(crate) const MOST_TOKENS: usize = 8;
+
+/// Features of one fragment, of which a block has one or two.
+const GROUP: usize = 8;
+const MOST_FEATURES: usize = 2 * GROUP;
+/// With a hundred registers for each thread four fifths of a multiprocessor's: two blocks never share one.
+const WARPS: usize = 16;
+/// Of k, that a warp multiplies at a time.
+const SLICE: usize = 32;
+/// Elements of an access.
+const VECTOR: usize = 8;
+/// Registers of a thread for what it multiplies; beside them it has room for sums and addresses, and a multiprocessor
+/// for a block of the kernel before this one.
+const MOST_REGISTERS: usize = 80;
+/// What a block takes of shared memory, at most.
+pub(super) const SHARED: usize = WARPS * MOST_TOKENS * MOST_FEATURES * size_of::<f32>();
+
+/// One launch: y = x·W + b.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) dtype: DType,
+    /// At most [`MOST_TOKENS`].
+    pub(crate) m: usize,
+    /// At a multiple of 16 bytes, with rows a multiple of 16 bytes apart.
+    pub(crate) x: Tensor,
+    /// `[out, in]`, as `x`.
+    pub(crate) weights: LinearWeights,
+    pub(crate) y: Tensor,
+}
+
+/// How a product is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    tile_h: usize,
+    /// Slices of k that a warp has.
+    steps: usize,
+}
+
+impl Tiling {
+    /// Of a product with these features, on so many multiprocessors.
+    ///
+    /// # Errors
+    /// [`Obstacle::NotInRegisters`] where a multiprocessor's share does not fit, [`Obstacle::PartOfAnAccess`].
+    pub(crate) fn new(
+        [inputs, outputs]: [usize; 2],
+        multiprocessors: usize,
+    ) -> std::result::Result<Self, Obstacle> {
+        if !inputs.is_multiple_of(VECTOR) {
+            return Err(Obstacle::PartOfAnAccess { features: inputs, access: VECTOR });
+        }
+        let shape = Shape {
+            tokens: MOST_TOKENS,
+            features: outputs,
+            orientation: Orientation::OutIn,
+            multiprocessors,
+        };
+        let tile_h = even_share(shape, multiprocessors, MOST_FEATURES);
+        let steps = inputs.div_ceil(WARPS * SLICE);
+        // Of the weights and of the tokens.
+        let registers = steps * 4 * (tile_h / GROUP + 1);
+        let one_each = outputs.div_ceil(tile_h) <= multiprocessors;
+        match one_each && registers <= MOST_REGISTERS {
+            true => Ok(Self { tile_h, steps }),
+            false => Err(Obstacle::NotInRegisters),
+        }
+    }
+
+    fn shared_bytes(self) -> usize {
+        WARPS * MOST_TOKENS * self.tile_h * size_of::<f32>()
+    }
+
+    /// Tile sizes and the like, by name.
+    pub(crate) fn parameters(self) -> [(&'static str, usize); 2] {
+        [("down_tile_h", self.tile_h), ("down_steps", self.steps)]
+    }
+
+    fn variant(self, dtype: DType) -> Variant {
+        let tile = [
+            ("TILE_H", self.tile_h),
+            ("WARPS", WARPS),
+            ("STEPS", self.steps),
+            ("SHARED_BYTES", self.shared_bytes()),
+        ];
+        let [a, b, c, d] = tile.map(|(name, value)| define(name, value));
+        Variant::new(&FILE, [element_define(dtype), a, b, c, d])
+    }
+}
+
+#[repr(C)]
+struct Params {
+    x: u64,
+    weights: u64,
+    y: u64,
+    x_stride: i64,
+    weights_stride: i64,
+    y_stride: i64,
+    extents: Extents,
+    bias: u64,
+}
+
+pub(crate) fn function(cuda: &Cuda, tiling: Tiling, dtype: DType) -> Result<Function> {
+    let shared = tiling.shared_bytes() as u32;
+    let function = cuda.function(&tiling.variant(dtype), "sm90_register_gemm", shared)?;
+    // The kernel before it has nearly all of it, on the same multiprocessor.
+    function.keep_all_shared()?;
+    Ok(function)
+}
+
+/// Enqueues y = x·W + b.
+///
+/// # Safety
+/// The call's addresses are memory of the stream's device that stays valid until the kernel has run; y overlaps
+/// nothing else, and its rows do not overlap. There are tokens, and features of both kinds, and the tiling is theirs. No
+/// grid before this one on the stream writes the weights: they are read before it has ended.
+pub(crate) unsafe fn launch(stream: &Stream, tiling: Tiling, call: &Call) -> Result<()> {
+    let (cuda, w) = (stream.cuda(), &call.weights);
+    let function = function(cuda, tiling, call.dtype)?;
+    let params = Params {
+        x: call.x.data,
+        weights: w.ptr,
+        y: call.y.data,
+        x_stride: call.x.stride,
+        weights_stride: Tensor::new(w.ptr, w.row_stride).stride,
+        y_stride: call.y.stride,
+        extents: Extents::new([call.m, w.out_features, w.in_features], 1),
+        bias: w.bias.unwrap_or(0),
+    };
+    let launch = LaunchConfig {
+        grid: [w.out_features.div_ceil(tiling.tile_h) as u32, 1, 1],
+        block: (WARPS * 32) as u32,
+        dynamic_shared: tiling.shared_bytes() as u32,
+        // It waits before it reads anything but weights, or writes. Graphs can hold such launches since then.
+        programmatic: cuda.facts().driver_version >= (12, 3),
+        ..LaunchConfig::default()
+    };
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { enqueue(stream, &function, &launch, &params) }
+}
+
+/// Both widths with the fewest slices and the most.
+pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
+    let most = |tile_h: usize| MOST_REGISTERS / 4 / (tile_h / GROUP + 1);
+    let steps = [GROUP, MOST_FEATURES].into_iter().flat_map(|h| [1, most(h)].map(|s| (h, s)));
+    let named = steps.map(|(tile_h, steps)| NamedVariant {
+        name: format!("{dtype} 8x{tile_h} steps{steps} warps{WARPS}"),
+        variant: Tiling { tile_h, steps }.variant(dtype),
+    });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_that_fit_have_a_register_for_each_weight() {
+        let fitted = |product| Tiling::new(product, 132).map(|t| (t.tile_h, t.steps));
+        assert_eq!(fitted([4864, 896]), Ok((8, 10)));
+        assert_eq!(fitted([768, 2048]), Ok((16, 2)));
+        assert_eq!(fitted([3072, 1024]), Ok((8, 6)));
+        assert_eq!(fitted([8, 1]), Ok((8, 1)));
+        assert_eq!(fitted([5120, 1056]), Ok((8, 10)));
+        for product in [[8192, 2048], [5128, 1056], [3080, 2112], [64, 2113], [64, 65_536]] {
+            assert_eq!(fitted(product), Err(Obstacle::NotInRegisters), "{product:?}");
+        }
+        assert!(matches!(fitted([4860, 896]), Err(Obstacle::PartOfAnAccess { .. })));
+        for (inputs, outputs) in (8..6000).step_by(8).flat_map(|i| [1, 900, 2000].map(|o| (i, o))) {
+            let Ok(tiling) = Tiling::new([inputs, outputs], 132) else { continue };
+            assert!(tiling.steps * WARPS * SLICE >= inputs && tiling.shared_bytes() <= SHARED);
+            assert!(outputs.div_ceil(tiling.tile_h) <= 132, "{tiling:?}");
+        }
+        assert_eq!(size_of::<Params>(), 72);
+    }
+}
