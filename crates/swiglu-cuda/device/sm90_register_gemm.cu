@@ -15,8 +15,17 @@
 // multiple of 8, are run-time values.
 //
 // Floors: 2·K·N bytes at 4.23 TB/s: 2.1 µs for 4864 → 896; each block reads h from the second-level cache, with 8
-// tokens 8.7 MB in all. Predicted for the whole block of 896/4864, where two rings beside each other take 10.5 µs for
-// 1 to 8 tokens and all weights 6.2: 8 to 8.5 with one token, 9 to 9.5 with 8.
+// tokens 8.7 MB in all. Predicted for the whole block of 896/4864, where two rings beside each other took 10.5 µs for
+// 1 to 8 tokens and all weights take 6.2: 8 to 8.5 with one token, 9 to 9.5 with 8. Measured on an H200, bf16, blocks in
+// a graph with cold weights, µs (`swiglu tune`; lab/logs/nvidia-h200, decode-paces):
+//     M                                     1      2      4      8
+//     the gated weights asked for at once   10.2   10.2   10.2   11.8
+//     at a pace, the next grid let go       9.2    9.2    10.0   11.4
+//     sm90_skinny_gemm.cu, so too           10.0   10.0   10.0   10.0
+// The miss: what is asked for at once comes as a whole, 4 µs after; see UNDER_WAY in sm90_skinny_gated_gemm.cu. And tokens, of
+// which every block reads all at once: with 8 they take longer than in a ring, 1.5 µs more than with one. Refuted: the
+// next grid let go before the wait, as long as weights do not come at a pace (0 to 1.6 µs more). The next idea: blocks
+// that share h through a cluster.
 #include "tiles.cuh"
 
 constexpr int kTokens = 8;

@@ -45,6 +45,8 @@
 //                   16           103.6        91.1       86.4    88.5
 // Side by side is a loss where weights are many: the rings are half as long, and four stages of 30 KB are few. The next
 // idea: there stages of half the k, or tokens in a ring of their own, which are up to two thirds of what stages hold.
+// Since then the first kernel's weights come at a pace beside this one, which lets the next grid go before its own wait:
+// 10.0 at 896/4864 with 1 to 8 tokens and 11.1 with 16, and where weights are many a greater loss, 29.9 at 2048/8192.
 //
 // Refuted: asking for the first down weights with cp.async.bulk.prefetch, an eighth to half of the second-level cache, when
 // the gated kernel ends (27.1 and 26.9 without, 87.9 and 87.2 without; half of it costs 2 µs at 2048/8192); stages
