@@ -12,10 +12,11 @@
 // Two forms. A block has a multiprocessor to itself, and begins when one of the kernel before has left it. Or both kernels
 // take half of the shared memory: blocks begin while those before them still multiply, and their first weights are under
 // way, behind the last of the other kernel, where memory would be idle. For that the multiprocessor must divide all of
-// its memory as shared memory, whatever the first kernel takes; the next grid must be let go when a kernel has asked for
-// the last of its weights, not earlier, or its weights arrive before those that are waited for, and none are left for the
-// time between; and no two blocks of a kernel may share a multiprocessor while others are empty: of the first kernel by
-// their memory, of this one by the registers of six warpgroups.
+// its memory as shared memory, whatever the first kernel takes. This kernel must let the next grid go when it has asked
+// for the last of its weights, not earlier, or that one's weights arrive before those that are waited for, and none are left
+// for the time between; the first asks for its own at a pace, and lets this one go when it has asked for its tokens. And no
+// two blocks of a kernel may share a multiprocessor while others are empty: of the first kernel by their memory, of this
+// one by the registers of six warpgroups.
 //
 // Two warps ask for weights and two for tokens, every other stage each: a thread issues a copy in 30 to 50 cycles,
 // and where a tile has 8 features a multiprocessor's share of memory brings its kilobyte in 56. Those of the
@@ -52,7 +53,7 @@
 // the gated kernel ends (27.1 and 26.9 without, 87.9 and 87.2 without; half of it costs 2 µs at 2048/8192); stages
 // of 8 or 32 KiB whatever the tile (32: 3 µs more at 2048/8192); two warpgroups or six, alone; gated tiles of 64
 // features for two blocks on a multiprocessor (up to 4 µs more). Side by side: letting the next grid go at once (1.5 µs
-// more at 2048/8192, 0.1 to 1 elsewhere); without all memory divided as shared memory (4 to 8 µs more at 4096/14336, for
+// more at 2048/8192, 0.1 to 1 elsewhere, all without a pace); without all memory divided as shared memory (4 to 8 µs more at 4096/14336, for
 // blocks then wait for the first kernel's and pair up); the gated kernel on all multiprocessors rather than on as many as
 // its tiles need (0.4 µs either way).
 #include "tiles.cuh"

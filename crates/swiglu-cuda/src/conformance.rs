@@ -45,7 +45,7 @@ impl CudaBackend {
     }
 
     /// Every way of this device: as planned, the two unfused ones, each fused kernel, and one of those before
-    /// the kernel that follows it in blocks of few tokens, without and with room for that beside it.
+    /// each kernel that follows it in blocks of few tokens.
     pub fn all(cuda: &Cuda) -> Vec<Self> {
         let kernels = Kernel::all().filter(|kernel| {
             DType::ALL.into_iter().any(|dtype| {

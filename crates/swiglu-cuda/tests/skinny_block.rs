@@ -10,7 +10,7 @@ use swiglu_core::{
     Activation, Arrangement, DType, Matrix, MatrixRef, Numerics, Op, Orientation, WeightLayout,
     bf16, bounds, random,
 };
-use swiglu_cuda::{Cuda, CudaBackend, DeviceMatrix, Mlp, Stream};
+use swiglu_cuda::{Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, Stream};
 
 /// The ways of up to 16 tokens, as records name them: each kernel alone on a multiprocessor, or beside the other.
 const WAYS: [&str; 2] = [
@@ -83,11 +83,15 @@ fn one_to_thirty_two_tokens() {
         assert_eq!(common::judge(two[way], cases.into_iter()), count);
     }
     // So wide a tile that few stages fit, and a ring that goes round: stages are given back at once.
-    let wide = 112 * cuda.facts().sm_count as usize;
+    let sms = cuda.facts().sm_count as usize;
+    let wide = 112 * sms;
     let round = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 1000, wide], DType::Bf16) };
     for backend in two {
         assert_eq!(common::judge(backend, [3, 16].into_iter().map(round)), 2);
     }
+    // Several stages of weights under way, and more steps than that and than the ring has.
+    let paced = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 1000, 40 * sms], DType::Bf16) };
+    assert_eq!(common::judge(two[1], [1, 12].into_iter().map(paced)), 2);
     let more = Case::new(Op::Mlp, [33, 64, 64], DType::Bf16);
     let layer = Case { m: 4, op: Op::GatedLinear, ..more };
     let single = Case { m: 4, dtype: DType::F32, ..more };
@@ -131,6 +135,59 @@ fn down_weights_in_registers() {
         [[9, 64, 64], [4, 64, 60], [4, 64, 5128], [4, 16 * sms, 3080], [4, 16 * sms + 1, 8]];
     for extents in refused {
         assert!(!backend.computes(&Case::new(Op::Mlp, extents, DType::Bf16)), "{extents:?}");
+    }
+}
+
+/// Calls behind each other share the workspace, and kernels of two calls run at the same time: the last of one beside the
+/// first of the next, of the same layer, of another, or of one that the decode kernel computes.
+#[test]
+fn calls_follow_each_other_closely() {
+    let Some(cuda) = hopper() else { return };
+    WAYS.into_iter().chain([REGISTERS]).for_each(|way| follow_each_other(&cuda, way));
+}
+
+fn follow_each_other(cuda: &Cuda, way: &str) {
+    let m = 5;
+    let (k, widths, replays) = match common::has_gpu() {
+        true => (896, [4864, 1304], 200),
+        false => (64, [328, 96], 2),
+    };
+    let case = |h| Case { bias: true, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
+    let parameters = widths.map(|h| Parameters::<bf16>::new(&case(h)).unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let problems = parameters.each_ref().map(|p| p.mlp().problem(m));
+    let tuned = common::preferring(cuda, dir.path(), way, &problems);
+    let [first, second] = parameters.each_ref().map(|p| Mlp::new(&tuned, &p.mlp()).unwrap());
+    let design = Some(DecodeDesign::BulkOneLaunch);
+    let decoded = Mlp::with_design(&tuned, &parameters[1].mlp(), design).unwrap();
+    assert!([&first, &second].iter().all(|l| l.plan(m).kernel.contains("skinny")), "{way}");
+    let layers: [&Mlp<bf16>; 8] =
+        [&first, &first, &second, &first, &decoded, &first, &second, &second];
+
+    let stream = tuned.new_stream().unwrap();
+    let inputs = [0, 1, 2, 3, 4, 5, 6, 7].map(|seed| {
+        let x = random::normal_matrix::<bf16>(seed, m, k, 1.0).unwrap();
+        DeviceMatrix::from_host(&stream, x.view()).unwrap()
+    });
+    // One call at a time.
+    let calls = layers.iter().zip(&inputs);
+    let expected: Vec<_> = calls.map(|(layer, x)| forward(layer, &stream, x)).collect();
+    layers.iter().for_each(|layer| layer.reserve(&stream, m).unwrap());
+    let mut outputs = [(); 8].map(|()| DeviceMatrix::<bf16>::new(&stream, m, k).unwrap());
+    let graph = stream
+        .capture(|| {
+            let mut calls = layers.iter().zip(&inputs).zip(&mut outputs);
+            calls.try_for_each(|((layer, x), y)| layer.forward(&stream, x.view(), y.view_mut()))
+        })
+        .unwrap();
+    for replay in 0..replays {
+        outputs.iter_mut().for_each(|y| y.buffer_mut().poison(0xFF).unwrap());
+        stream.synchronize().unwrap();
+        // SAFETY: the matrices and the layers live on, and nothing else runs on the stream.
+        unsafe { graph.launch(&stream) }.unwrap();
+        for (i, (y, expected)) in outputs.iter().zip(&expected).enumerate() {
+            assert!(y.to_host().unwrap() == *expected, "{way}: call {i} of replay {replay}");
+        }
     }
 }
 

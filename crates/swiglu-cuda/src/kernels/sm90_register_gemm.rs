@@ -133,6 +133,8 @@ pub(crate) fn function(cuda: &Cuda, tiling: Tiling, dtype: DType) -> Result<Func
 /// The call's addresses are memory of the stream's device that stays valid until the kernel has run; y overlaps
 /// nothing else, and its rows do not overlap. There are tokens, and features of both kinds, and the tiling is theirs. No
 /// grid before this one on the stream writes the weights: they are read before it has ended.
+/// That grid lets this one go only after its own wait, or not at all: this one lets the next grid go before its wait, and
+/// what that reads before waiting must have been written.
 pub(crate) unsafe fn launch(stream: &Stream, tiling: Tiling, call: &Call) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
     let function = function(cuda, tiling, call.dtype)?;

@@ -167,6 +167,8 @@ pub(crate) fn tiling(cuda: &Cuda, shape: [usize; 3], beside: bool) -> Tiling {
 /// The call's addresses are memory of the stream's device that stays valid until the kernel has run; y overlaps
 /// nothing else, and its rows do not overlap. There are tokens, and features of both kinds. No grid before this one on
 /// the stream writes the weights: they are read before it has ended.
+/// That grid lets this one go only after its own wait, or not at all: this one lets the next grid go before its wait, and
+/// what that reads before waiting must have been written.
 pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
     let tiling = tiling(cuda, [call.m, w.in_features, w.out_features], call.beside);
