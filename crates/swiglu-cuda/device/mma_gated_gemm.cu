@@ -2,7 +2,8 @@
 //
 // A block computes a TILE_M × TILE_H tile of h; its WARPS_M × WARPS_H warps each hold the gate and
 // the up sums of their part of it, so that the two pre-activations of an output meet in one thread.
-// A ring of STAGES tiles, 64 bytes of k wide, hides the latency of memory. The tensor cores see
+// A ring of STAGES tiles, TILE_K_BYTES of k wide, hides the latency of memory, and fragments that are read
+// one k-step ahead, over the end of a stage too, that of shared memory. The tensor cores see
 // every element type with the same bytes: a k-step of 32 bytes is 16 elements of 16 bits or 8 of
 // tf32, and `ldmatrix` moves 16-byte rows whatever they hold.
 //
@@ -21,18 +22,27 @@ constexpr int kRowTiles = kWarpRows / 16, kColumnTiles = kWarpColumns / 8;
 static_assert(kWarpRows % 16 == 0 && kWarpColumns % 16 == 0, "a warp's part is whole fragments");
 
 // A stage: x as TILE_M rows of k, each half of the weights as TILE_H rows of k or, [in, out], as
-// rows of TILE_H features. 16 bytes between rows spread 8 of them over all banks; unpaired 32-bit
-// reads down a column ([in, out] in tf32) need 32.
-constexpr int kTileKBytes = 64;
+// rows of TILE_H features.
+constexpr int kTileKBytes = TILE_K_BYTES;
 constexpr int kTileK = kTileKBytes / kElementBytes;
-constexpr int kXPitch = kTileKBytes + 16;
+constexpr int kSteps = kTileKBytes / 32;
+static_assert(kSteps % 2 == 0, "the fragments of a stage's first k-step are always the same ones of two");
 constexpr int kWeightRows = kInOut ? kTileK : kTileH;
 constexpr int kWeightRowBytes = kInOut ? kTileH * kElementBytes : kTileKBytes;
-constexpr int kWeightPitch = kWeightRowBytes + (kInOut && kIsF32 ? 32 : 16);
-constexpr int kXBytes = kTileM * kXPitch;
-constexpr int kHalfBytes = kWeightRows * kWeightPitch;
+constexpr int kXBytes = kTileM * kTileKBytes;
+constexpr int kHalfBytes = kWeightRows * kWeightRowBytes;
 constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
 static_assert(kStages * kStageBytes == SHARED_BYTES, "the host and the kernel disagree");
+
+// Where 16 bytes of a row lie in it: such that eight rows, or four of unpaired 32-bit reads down a column ([in, out]
+// in tf32), spread over all banks.
+template <int ROW_BYTES>
+INLINE u32 swizzled(u32 row, u32 chunk) {
+  static_assert(ROW_BYTES == 64 || ROW_BYTES % 128 == 0 && (ROW_BYTES & (ROW_BYTES - 1)) == 0, "a power of two");
+  if constexpr (ROW_BYTES == 64) return chunk ^ (row / 2 % 4);
+  if constexpr (kInOut && kIsF32) return chunk ^ (row % 4 * 2);
+  return chunk ^ (row % 8);
+}
 
 struct MmaGatedGemmParams {
   u64 x, gate, up;
@@ -41,43 +51,62 @@ struct MmaGatedGemmParams {
   Epilogue epilogue;
 };
 
-// Copies ROWS rows of ROW_BYTES bytes of a [rows, columns] matrix, from (row, column) on, to shared
-// memory with PITCH bytes from row to row; zeros outside the matrix.
-template <int ROWS, int ROW_BYTES, int PITCH>
-INLINE void copy_tile(u32 to, u64 matrix, i64 stride, int rows, int columns, int row, int column) {
-  constexpr int kCopies = ROW_BYTES / COPY_BYTES;
-  static_assert(ROWS * kCopies % kThreads == 0 || ROWS * kCopies < kThreads, "whole rounds");
-#pragma unroll
-  for (int i = threadIdx.x; i < ROWS * kCopies; i += kThreads) {
-    const int r = i / kCopies, c = i % kCopies;
-    const int first = column + c * (COPY_BYTES / kElementBytes);
-    const int left = row + r < rows ? (columns - first) * kElementBytes : 0;
-    const u32 bytes = left < 0 ? 0 : (left < COPY_BYTES ? left : COPY_BYTES);
-    const u64 from = matrix + (bytes ? ((row + r) * stride + first) * kElementBytes : 0);
-    const u32 at = to + r * PITCH + c * COPY_BYTES;
-    if constexpr (COPY_BYTES >= 4) {
-      ptx::copy_async<COPY_BYTES>(at, (const void*)from, bytes);
-    } else {
-      ptx::store_shared(at, bytes ? *(const u16*)from : (u16)0);
-    }
-  }
-}
+// A thread's share of a tile: every so many rows of a [rows, columns] matrix the same COPY_BYTES, which move along k from
+// stage to stage. k runs along the rows, or with DOWN down the columns. What a stage costs beside its copies is an addition
+// for each and little more: as loops that computed addresses, this took four of five instructions.
+template <int ROWS, int ROW_BYTES, bool DOWN>
+struct Share {
+  static constexpr int kCopies = ROW_BYTES / COPY_BYTES;
+  // Where there are fewer copies than threads, some have none.
+  static constexpr int kRounds = ROWS * kCopies < kThreads ? 1 : ROWS * kCopies / kThreads;
+  static constexpr int kRoundRows = kThreads / kCopies;
+  static_assert(ROWS * kCopies % kThreads == 0 || kRounds == 1, "whole rounds");
+  static_assert(kThreads % kCopies == 0, "rounds of whole rows");
 
-INLINE void load_stage(const MmaGatedGemmParams& p, u32 stage, Tile tile, int k) {
-  const Extents& e = p.extents;
-  copy_tile<kTileM, kTileKBytes, kXPitch>(stage, p.x, p.x_stride, e.m, e.k, tile.row, k);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const u32 to = stage + kXBytes + half * kHalfBytes;
-    const u64 w = half ? p.up : p.gate;
-    if constexpr (kInOut) {
-      copy_tile<kWeightRows, kWeightRowBytes, kWeightPitch>(to, w, p.weight_stride, e.k, e.features,
-                                                            k, tile.column);
-    } else {
-      copy_tile<kWeightRows, kWeightRowBytes, kWeightPitch>(to, w, p.weight_stride, e.features, e.k,
-                                                            tile.column, k);
-    }
+  int row, byte;  // within the tile
+  u64 from;       // the next stage's first copy
+  i64 round_bytes, stage_bytes;
+  int left;  // what the matrix has beyond the first copy across k: rows or, with DOWN, bytes
+
+  INLINE Share(u64 matrix, i64 stride, int rows, int columns, int first_row, int first_column) {
+    row = threadIdx.x / kCopies;
+    byte = threadIdx.x % kCopies * COPY_BYTES;
+    from = matrix + ((first_row + row) * stride + first_column) * kElementBytes + byte;
+    round_bytes = kRoundRows * stride * kElementBytes;
+    stage_bytes = DOWN ? kTileK * stride * kElementBytes : kTileKBytes;
+    left = DOWN ? (columns - first_column) * kElementBytes - byte : rows - first_row - row;
   }
+
+  // Copies the tile of a stage, of which `k` elements of k exist, zeros for all that does not, and moves on.
+  INLINE void copy(u32 to, int k) {
+    if (ROWS * kCopies < kThreads && threadIdx.x >= ROWS * kCopies) return;
+    const int rows = DOWN ? k - row : left, bytes = DOWN ? left : k * kElementBytes - byte;
+    const u32 read = bytes < 0 ? 0 : (bytes < COPY_BYTES ? bytes : COPY_BYTES);
+    u64 at = from;
+    // All of the many narrow ones at once would leave too few registers for the sums.
+#pragma unroll(kRounds > 8 ? 4 : kRounds)
+    for (int n = 0; n < kRounds; ++n) {
+      const int r = row + n * kRoundRows;
+      const u32 exists = n * kRoundRows < rows ? read : 0;
+      const u32 into = to + r * ROW_BYTES + swizzled<ROW_BYTES>(r, byte / 16) * 16 + byte % 16;
+      if constexpr (COPY_BYTES >= 4) {
+        // Of a copy that reads nothing the address does not matter.
+        ptx::copy_async<COPY_BYTES>(into, (const void*)at, exists);
+      } else {
+        ptx::store_shared(into, exists ? *(const u16*)at : (u16)0);
+      }
+      at += round_bytes;
+    }
+    from += stage_bytes;
+  }
+};
+
+typedef Share<kTileM, kTileKBytes, false> ShareOfX;
+typedef Share<kWeightRows, kWeightRowBytes, kInOut> ShareOfWeights;
+
+INLINE ShareOfWeights share_of(u64 weights, i64 stride, const Extents& e, int feature) {
+  return kInOut ? ShareOfWeights(weights, stride, e.k, e.features, 0, feature)
+                : ShareOfWeights(weights, stride, e.features, e.k, feature, 0);
 }
 
 // Factors as the tensor cores read them.
@@ -99,51 +128,81 @@ INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
 }
 
-// Weights of 16 features from `column` on at k-step `s` (32 bytes): two fragments of two words.
-INLINE void load_weight_fragments(u32 (&b)[4], u32 half, int column, int s) {
-  const u32 lane = threadIdx.x % 32;
+// What a warp multiplies in one k-step: fragments of 16 rows of x, and of each half of the weights pairs of fragments
+// of 8 features.
+struct Fragments {
+  u32 x[kRowTiles][4];
+  u32 weights[2][kColumnTiles / 2][4];
+};
+
+// Where in a stage a lane reads its first fragments, of x and of one half of the weights. Others are constants away, added
+// or, along a swizzled row, by an exclusive or.
+struct Lanes {
+  u32 x, weights;
+
+  INLINE Lanes(int warp_row, int warp_column) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 x_row = warp_row + lane % 16;
+    x = x_row * kTileKBytes + swizzled<kTileKBytes>(x_row, lane / 16) * 16;
+    u32 row, chunk, byte = 0;
+    if constexpr (!kInOut) {
+      row = warp_column + lane % 8 + lane / 16 * 8;
+      chunk = lane / 8 % 2;
+    } else if constexpr (!kIsF32) {
+      row = lane % 16;
+      chunk = warp_column / 8 + lane / 16;
+    } else {
+      row = lane % 4;
+      chunk = (warp_column + lane / 4) / 4;
+      byte = lane / 4 % 4 * 4;
+    }
+    weights = row * kWeightRowBytes + swizzled<kWeightRowBytes>(row, chunk) * 16 + byte;
+  }
+};
+static_assert(!kInOut || (kWarpColumns & (kWarpColumns - 1)) == 0, "a warp's columns are bits of their own");
+
+// Weights of the warp's j-th 16 features at k-step `s` (32 bytes): two fragments of two words.
+INLINE void load_weights(u32 (&b)[4], u32 half, u32 lane_at, int j, int s) {
   if constexpr (!kInOut) {
-    const u32 row = column + lane % 8 + lane / 16 * 8;
-    ptx::load_matrix_x4(b, half + row * kWeightPitch + s * 32 + lane / 8 % 2 * 16);
+    ptx::load_matrix_x4(b, half + (lane_at ^ s * 32) + j * 16 * kWeightRowBytes);
   } else if constexpr (!kIsF32) {
-    const u32 row = s * 16 + lane % 16;
-    ptx::load_matrix_x4_transposed(b, half + row * kWeightPitch + (column + lane / 16 * 8) * 2);
+    ptx::load_matrix_x4_transposed(b, half + (lane_at ^ j * 32) + s * 16 * kWeightRowBytes);
   } else {
-    const u32 at = half + (s * 8 + lane % 4) * kWeightPitch + (column + lane / 4) * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      b[i] = ptx::load_shared(at + i % 2 * (4 * kWeightPitch) + i / 2 * 32);
+      b[i] = ptx::load_shared(half + (lane_at ^ (j * 64 + i / 2 * 32)) + (s * 8 + i % 2 * 4) * kWeightRowBytes);
     }
   }
   round_factors(b);
 }
 
+INLINE void load_fragments(Fragments& f, u32 stage, const Lanes& lanes, int s) {
+#pragma unroll
+  for (int i = 0; i < kRowTiles; ++i) {
+    ptx::load_matrix_x4(f.x[i], stage + (lanes.x ^ s * 32) + i * 16 * kTileKBytes);
+    round_factors(f.x[i]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int j = 0; j < kColumnTiles / 2; ++j) {
+      load_weights(f.weights[half][j], stage + kXBytes + half * kHalfBytes, lanes.weights, j, s);
+    }
+  }
+}
+
 typedef float Sums[kRowTiles][kColumnTiles][4];
 
-INLINE void multiply_stage(Sums& gate, Sums& up, u32 stage, int warp_row, int warp_column) {
-  const u32 lane = threadIdx.x % 32;
+INLINE void multiply(Sums& gate, Sums& up, const Fragments& f) {
 #pragma unroll
-  for (int s = 0; s < kTileKBytes / 32; ++s) {
-    u32 x[kRowTiles][4];
+  for (int half = 0; half < 2; ++half) {
+    Sums& sums = half ? up : gate;
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-      const u32 row = warp_row + i * 16 + lane % 16;
-      ptx::load_matrix_x4(x[i], stage + row * kXPitch + s * 32 + lane / 16 * 16);
-      round_factors(x[i]);
-    }
+    for (int j = 0; j < kColumnTiles; ++j) {
+      const u32(&b)[4] = f.weights[half][j / 2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const u32 weights = stage + kXBytes + half * kHalfBytes;
-      Sums& sums = half ? up : gate;
-#pragma unroll
-      for (int j = 0; j < kColumnTiles; j += 2) {
-        u32 b[4];
-        load_weight_fragments(b, weights, warp_column + j * 8, s);
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) {
-          multiply_add(sums[i][j], x[i], b[0], b[1]);
-          multiply_add(sums[i][j + 1], x[i], b[2], b[3]);
-        }
+      for (int i = 0; i < kRowTiles; ++i) {
+        multiply_add(sums[i][j], f.x[i], b[j % 2 * 2], b[j % 2 * 2 + 1]);
       }
     }
   }
@@ -151,25 +210,54 @@ INLINE void multiply_stage(Sums& gate, Sums& up, u32 stage, int warp_row, int wa
 
 KERNEL(kThreads, 1, mma_gated_gemm)(KERNEL_PARAMS(MmaGatedGemmParams) p) {
   const u32 ring = ptx::shared_address(ptx::dynamic_shared());
-  const Tile tile = tile_at<kTileM, kTileH>(blockIdx.x, p.extents);
-  const int steps = ceiling_divide(p.extents.k, kTileK);
+  const Extents& e = p.extents;
+  const Tile tile = tile_at<kTileM, kTileH>(blockIdx.x, e);
+  const int steps = ceiling_divide(e.k, kTileK);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_row = warp % kWarpsM * kWarpRows, warp_column = warp / kWarpsM * kWarpColumns;
 
-  // One group per stage, also where nothing is left to copy: the count of groups is the clock.
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (s < steps) load_stage(p, ring + s * kStageBytes, tile, s * kTileK);
+  ShareOfX x(p.x, p.x_stride, e.m, e.k, tile.row, 0);
+  ShareOfWeights gate_weights = share_of(p.gate, p.weight_stride, e, tile.column);
+  ShareOfWeights up_weights = share_of(p.up, p.weight_stride, e, tile.column);
+  int k = e.k;  // elements that are still to be copied
+  const auto copy_stage = [&](u32 stage) {
+    if (k > 0) {
+      x.copy(stage, k);
+      gate_weights.copy(stage + kXBytes, k);
+      up_weights.copy(stage + kXBytes + kHalfBytes, k);
+    }
+    k -= kTileK;
+    // One group per stage, also where nothing is left to copy: the count of groups is the clock.
     ptx::copy_async_commit();
-  }
+  };
+  const auto after = [&](u32 stage) {
+    return stage + kStageBytes == ring + kStages * kStageBytes ? ring : stage + kStageBytes;
+  };
+
+  for (int s = 0; s < kStages - 1; ++s) copy_stage(ring + s * kStageBytes);
   Sums gate = {}, up = {};
+  Fragments fragments[2];
+  const Lanes lanes(warp_row, warp_column);
+  ptx::copy_async_wait<kStages - 2>();
+  __syncthreads();
+  u32 stage = ring, freed = ring + (kStages - 1) * kStageBytes;
+  load_fragments(fragments[0], stage, lanes, 0);
   for (int step = 0; step < steps; ++step) {
-    ptx::copy_async_wait<kStages - 2>();
-    __syncthreads();
-    // The stage that the barrier has just freed.
-    const int next = step + kStages - 1;
-    if (next < steps) load_stage(p, ring + next % kStages * kStageBytes, tile, next * kTileK);
-    ptx::copy_async_commit();
-    multiply_stage(gate, up, ring + step % kStages * kStageBytes, warp_row, warp_column);
+    // The last barrier has freed it: all loads of its fragments were before that.
+    copy_stage(freed);
+    freed = stage;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const bool more = s + 1 < kSteps;
+      if (!more) {
+        stage = after(stage);
+        ptx::copy_async_wait<kStages - 2>();
+        __syncthreads();
+      }
+      // Behind the last stage these are of one that nobody multiplies.
+      load_fragments(fragments[(s + 1) % 2], stage, lanes, more ? s + 1 : 0);
+      multiply(gate, up, fragments[s % 2]);
+    }
   }
 
 #pragma unroll
@@ -182,8 +270,8 @@ KERNEL(kThreads, 1, mma_gated_gemm)(KERNEL_PARAMS(MmaGatedGemmParams) p) {
         const int column = tile.column + warp_column + j * 8 + lane % 4 * 2;
         const int c = 2 * half;
         store_pair(activate_pair(gate[i][j][c], gate[i][j][c + 1], up[i][j][c], up[i][j][c + 1],
-                                 p.epilogue, p.extents, row, column),
-                   p.epilogue, p.extents, row, column);
+                                 p.epilogue, e, row, column),
+                   p.epilogue, e, row, column);
       }
     }
   }

@@ -401,7 +401,7 @@ impl Kernel {
         let stages = match self {
             Kernel::Sm90(config) => config.stages(),
             Kernel::Sm90Skinny(config) => config.tiling(shape).stages(),
-            Kernel::Mma(_) => mma_gated_gemm::STAGES,
+            Kernel::Mma(config) => config.stages(),
             Kernel::Simt => simt_gated_gemm::STAGES,
         };
         [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("cluster", self.cluster())]
