@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Triton: our own plain kernels with a small space of configurations, as a user of Triton would write
-them. Options: `way` (activation, activation-backward: fused; gated-linear: dual; mlp: dual, sequential), `graph`.
+them. Options: `way` (activation, activation-backward: fused; gated-linear: dual, dual_mma_sync; mlp: dual, sequential), `graph`.
 
 With TRITON_INTERPRET=1 the kernels are interpreted on the CPU: results without speed, for tests.
 """

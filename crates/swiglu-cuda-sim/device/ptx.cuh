@@ -155,9 +155,9 @@ INLINE void store_shared(u32 address, u16 x) { sim_store_shared(address, x, 2); 
 INLINE void store_shared(u32 address, u32 x) { sim_store_shared(address, x, 4); }
 
 template <int BYTES>
-INLINE void copy_async(u32 to, const void* from, u32 read) {
+INLINE void copy_async(u32 to, const void* from, bool exists) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
-  sim_copy_async(to, from, BYTES, read);
+  sim_copy_async(to, from, BYTES, exists ? BYTES : 0);
 }
 INLINE void copy_async_commit() { sim_copy_async_commit(); }
 template <int PENDING>

@@ -17,8 +17,8 @@ struct P { const u16* a; const u16* b; float* d; };
 KERNEL(32, 1, tile)(KERNEL_PARAMS(P) p) {
   const u32 shared = ptx::shared_address(ptx::dynamic_shared()), lane = threadIdx.x;
   for (int i = 0; i < 16; i += 16) {
-    ptx::copy_async<16>(shared + lane * 16, p.a + lane * 8, 16);
-    if (lane < 16) ptx::copy_async<16>(shared + 512 + lane * 16, p.b + lane * 8, 16);
+    ptx::copy_async<16>(shared + lane * 16, p.a + lane * 8, true);
+    if (lane < 16) ptx::copy_async<16>(shared + 512 + lane * 16, p.b + lane * 8, true);
   }
   ptx::copy_async_commit();
   ptx::copy_async_wait<0>();

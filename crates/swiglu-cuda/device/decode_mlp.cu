@@ -149,13 +149,13 @@ struct Stream {
     const bool exists =
         row != 0 && (FORMAT != 0 || piece * kUnitBytes + place.offset < k * kElementBytes);
     const u64 from = exists ? row + Format<FORMAT>::unit_at(piece) : p.gate;
-    ptx::copy_async<16>(to, (const void*)from, exists ? 16 : 0);
+    ptx::copy_async<16>(to, (const void*)from, exists);
   }
   template <int FORMAT>
   INLINE void copy_scales(u32 to, u64 row) {
     constexpr int kBytes = Format<FORMAT>::kScaleBytes;
     const u64 from = row != 0 ? row - place.offset + Format<FORMAT>::scales_at(piece) : p.gate;
-    ptx::copy_async<kBytes>(to, (const void*)from, row != 0 ? kBytes : 0);
+    ptx::copy_async<kBytes>(to, (const void*)from, row != 0);
   }
   template <int FORMAT>
   INLINE void copy_unit(u32 to) {

@@ -77,25 +77,53 @@ struct Share {
     left = DOWN ? (columns - first_column) * kElementBytes - byte : rows - first_row - row;
   }
 
-  // Copies the tile of a stage, of which `k` elements of k exist, zeros for all that does not, and moves on.
+  // Whether rows of the stage's tile, of which `k` elements of k exist, end within a copy: the same for all threads.
+  static INLINE bool ends_within_a_copy(int columns, int first_column, int k) {
+    const int bytes = (DOWN ? columns - first_column : k) * kElementBytes;
+    return bytes < ROW_BYTES && bytes % COPY_BYTES != 0;
+  }
+
+  INLINE u32 place(u32 tile, int round) const {
+    const int r = row + round * kRoundRows;
+    return tile + r * ROW_BYTES + swizzled<ROW_BYTES>(r, byte / 16) * 16 + byte % 16;
+  }
+
+  // Copies the tile of a stage, zeros for all that does not exist, and moves on.
   INLINE void copy(u32 to, int k) {
     if (ROWS * kCopies < kThreads && threadIdx.x >= ROWS * kCopies) return;
     const int rows = DOWN ? k - row : left, bytes = DOWN ? left : k * kElementBytes - byte;
-    const u32 read = bytes < 0 ? 0 : (bytes < COPY_BYTES ? bytes : COPY_BYTES);
     u64 at = from;
     // All of the many narrow ones at once would leave too few registers for the sums.
 #pragma unroll(kRounds > 8 ? 4 : kRounds)
     for (int n = 0; n < kRounds; ++n) {
-      const int r = row + n * kRoundRows;
-      const u32 exists = n * kRoundRows < rows ? read : 0;
-      const u32 into = to + r * ROW_BYTES + swizzled<ROW_BYTES>(r, byte / 16) * 16 + byte % 16;
+      const bool exists = bytes > 0 && n * kRoundRows < rows;
       if constexpr (COPY_BYTES >= 4) {
-        // Of a copy that reads nothing the address does not matter.
-        ptx::copy_async<COPY_BYTES>(into, (const void*)at, exists);
+        ptx::copy_async<COPY_BYTES>(place(to, n), (const void*)at, exists);
       } else {
-        ptx::store_shared(into, exists ? *(const u16*)at : (u16)0);
+        ptx::store_shared(place(to, n), exists ? *(const u16*)at : (u16)0);
       }
       at += round_bytes;
+    }
+    from += stage_bytes;
+  }
+
+  // The same where rows end within a copy, which the copy must not read beyond: element by element. As with copies of two
+  // bytes, a barrier is between this and whoever reads it.
+  INLINE void copy_elements(u32 to, int k) {
+    if (ROWS * kCopies < kThreads && threadIdx.x >= ROWS * kCopies) return;
+    const int rows = DOWN ? k - row : left, bytes = DOWN ? left : k * kElementBytes - byte;
+#pragma unroll 1
+    for (int n = 0; n < kRounds; ++n) {
+#pragma unroll 1
+      for (int b = 0; b < COPY_BYTES; b += kElementBytes) {
+        const u64 at = from + n * round_bytes + b;
+        const bool exists = b < bytes && n * kRoundRows < rows;
+        if constexpr (kIsF32) {
+          ptx::store_shared(place(to, n) + b, exists ? *(const u32*)at : 0u);
+        } else {
+          ptx::store_shared(place(to, n) + b, exists ? *(const u16*)at : (u16)0);
+        }
+      }
     }
     from += stage_bytes;
   }
@@ -221,10 +249,16 @@ KERNEL(kThreads, 1, mma_gated_gemm)(KERNEL_PARAMS(MmaGatedGemmParams) p) {
   ShareOfWeights up_weights = share_of(p.up, p.weight_stride, e, tile.column);
   int k = e.k;  // elements that are still to be copied
   const auto copy_stage = [&](u32 stage) {
-    if (k > 0) {
+    const bool parts = ShareOfX::ends_within_a_copy(e.k, 0, k) ||
+                       ShareOfWeights::ends_within_a_copy(e.features, tile.column, k);
+    if (k > 0 && !parts) {
       x.copy(stage, k);
       gate_weights.copy(stage + kXBytes, k);
       up_weights.copy(stage + kXBytes + kHalfBytes, k);
+    } else if (k > 0) {
+      x.copy_elements(stage, k);
+      gate_weights.copy_elements(stage + kXBytes, k);
+      up_weights.copy_elements(stage + kXBytes + kHalfBytes, k);
     }
     k -= kTileK;
     // One group per stage, also where nothing is left to copy: the count of groups is the clock.

@@ -212,19 +212,24 @@ INLINE void store_shared(u32 address, u32 x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-// Asynchronous copy of BYTES (4, 8 or 16) from global to shared memory: the first `read` bytes, and
-// zeros for the rest (PTX ISA 9.7.9.25.3, cp.async).
+// Asynchronous copy of BYTES (4, 8 or 16) from global to shared memory, or zeros where the source does not exist: nothing
+// is read then (PTX ISA 9.7.9.25.3, cp.async). A count of bytes to read instead would cost four instructions: the
+// device has a predicate.
 template <int BYTES>
-INLINE void copy_async(u32 to, const void* from, u32 read) {
+INLINE void copy_async(u32 to, const void* from, bool exists) {
   if constexpr (BYTES == 16) {
     // Rows are read front to back: what follows in the same 256 bytes is asked for soon.
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(read)
-                 : "memory");
+    asm volatile(
+        "{\n .reg .pred missing;\n setp.eq.u32 missing, %2, 0;\n"
+        " cp.async.cg.shared.global.L2::256B [%0], [%1], 16, missing;\n}" ::"r"(to),
+        "l"(from), "r"((u32)exists)
+        : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
-                 "r"(read)
-                 : "memory");
+    asm volatile(
+        "{\n .reg .pred missing;\n setp.eq.u32 missing, %2, 0;\n"
+        " cp.async.ca.shared.global [%0], [%1], %3, missing;\n}" ::"r"(to),
+        "l"(from), "r"((u32)exists), "n"(BYTES)
+        : "memory");
   }
 }
 INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

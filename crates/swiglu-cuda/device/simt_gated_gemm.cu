@@ -38,7 +38,7 @@ INLINE void copy_transposed(u32 to, u64 matrix, i64 stride, int extent, int k_ex
     const bool inside = outer + o < extent && k + c < k_extent;
     const i64 row = K_IS_COLUMN ? outer + o : k + c, column = K_IS_COLUMN ? k + c : outer + o;
     const u64 from = matrix + (inside ? (row * stride + column) * 4 : 0);
-    ptx::copy_async<4>(to + (c * PITCH + o) * 4, (const void*)from, inside ? 4 : 0);
+    ptx::copy_async<4>(to + (c * PITCH + o) * 4, (const void*)from, inside);
   }
 }
 

@@ -79,6 +79,9 @@ pub struct CudaOptions {
     /// Whether memory comes from plain allocations, which wait for the device, and not from its
     /// stream-ordered pool: to measure what the pool changes.
     pub plain_allocations: bool,
+    /// Whether plans leave out the kernels of one architecture, and what was measured with them: what a device without
+    /// them would run, to measure it on one that has them.
+    pub portable_kernels: bool,
     /// Where compiled kernels are kept.
     pub cache: CacheOptions,
     /// Where measurements are kept that plans are chosen by.
@@ -99,6 +102,7 @@ struct Inner {
     decode_limits: Limits,
     tuning: Tuning,
     tf32: bool,
+    portable_kernels: bool,
     default_stream: Arc<StreamInner>,
     borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
     functions: Functions,
@@ -131,13 +135,16 @@ impl Cuda {
         let limits = Limits::new(&context, &facts, arch);
         let memory = Arc::new(Memory::new(context, options.plain_allocations)?);
         let cache = KernelCache::new(&options.cache);
+        let disabled = options.tuning.disabled || options.portable_kernels;
+        let tuning = TuningOptions { disabled, ..options.tuning.clone() };
         Ok(Self(Arc::new(Inner {
             machine: Machine::new(&facts, arch),
             decode_limits: limits,
-            tuning: Tuning::load(&options.tuning, &facts, arch),
+            tuning: Tuning::load(&tuning, &facts, arch),
             facts,
             arch,
             tf32: options.tf32,
+            portable_kernels: options.portable_kernels,
             default_stream: Arc::new(StreamInner::create(&memory)?),
             borrowed: Mutex::default(),
             functions: Functions::new(arch, cache),
@@ -222,6 +229,11 @@ impl Cuda {
     /// Whether f32 matrix products may round their inputs to TF32.
     pub fn tf32(&self) -> bool {
         self.0.tf32
+    }
+
+    /// Whether plans leave out the kernels of one architecture.
+    pub(crate) fn portable_kernels(&self) -> bool {
+        self.0.portable_kernels
     }
 
     /// This device's default stream, one per [`Cuda`]. It does not wait for the legacy default

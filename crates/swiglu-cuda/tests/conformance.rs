@@ -10,8 +10,10 @@ use common::judge;
 use swiglu_core::conformance::{Backend, Case, Parameters, suite};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix,
-    MatrixRef, Numerics, Op, Orientation, Rounding, WeightLayout, bf16, bounds, f16, random,
+    MatrixRef, Numerics, Op, Orientation, Path, Problem, Rounding, WeightLayout, bf16, bounds, f16,
+    random,
 };
+use swiglu_cuda::tuning::TuningOptions;
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
     DeviceMatrixRef, GatedLinear,
@@ -32,6 +34,35 @@ fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
 fn what_users_get() {
     let Some(cuda) = common::device() else { return };
     assert!(judge(&CudaBackend::planned(&cuda), some(suite(&DType::ALL), 5)) > 0);
+}
+
+/// As on a device that has no kernels of its own, also where one was the fastest when it was measured.
+#[test]
+fn kernels_of_every_architecture() {
+    let Some(options) = common::options() else { return };
+    let tuning = TuningOptions::default();
+    let options = CudaOptions { portable_kernels: true, tuning, ..options };
+    let cuda = Cuda::with_options(&options).unwrap();
+    for (op, path) in
+        [(Op::GatedLinear, Some(Path::Fused)), (Op::GatedLinear, None), (Op::Mlp, None)]
+    {
+        for m in [1, 8, 16, 64, 512, 4096] {
+            let small =
+                Case { hidden: 8, intermediate: 8, ..Case::new(op, [m, 8, 8], DType::Bf16) };
+            let parameters = Parameters::<bf16>::new(&small).unwrap();
+            let problem = match op {
+                Op::Mlp => parameters.mlp().problem(m),
+                _ => parameters.gated().problem(m),
+            };
+            let problem = Problem { hidden: 896, intermediate: 4864, ..problem };
+            let plan = cuda.plan(problem, path);
+            assert!(!plan.kernel.contains("sm90"), "{op} of {m} tokens: {}", plan.kernel);
+            assert!(path.is_none() || plan.kernel.contains("mma_gated_gemm"), "{}", plan.kernel);
+        }
+    }
+    let left_out: Vec<_> = CudaBackend::all(&cuda).iter().map(|backend| backend.name()).collect();
+    assert!(left_out.iter().any(|name| name.contains("mma_gated_gemm 256x64")), "{left_out:?}");
+    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&[DType::F16, DType::Bf16]), 9)) > 0);
 }
 
 #[test]
@@ -95,6 +126,28 @@ fn edges_of_tiles() {
         // Another part of them for each; none where a way computes only whole blocks.
         judge(backend, some(cases.into_iter().skip(i).collect(), 11));
     }
+}
+
+/// The kernel of every architecture alone, in every tile: few enough cases for compute-sanitizer. Rows that end within a
+/// copy end where their memory does.
+#[test]
+fn edges_of_portable_tiles() {
+    let Some(cuda) = common::device() else { return };
+    let mut count = 0;
+    for backend in CudaBackend::all(&cuda).iter().filter(|b| b.name().contains("mma_gated_gemm")) {
+        for orientation in Orientation::ALL {
+            let layout = WeightLayout { orientation, arrangement: Arrangement::Separate };
+            let cases = [[1, 7, 72], [65, 90, 40], [300, 200, 136]].into_iter().enumerate();
+            let cases = cases.map(|(i, shape)| Case {
+                layout,
+                bias: true,
+                padding: [0, 8, 3][i],
+                ..Case::new(Op::GatedLinear, shape, [DType::Bf16, DType::F16][i % 2])
+            });
+            count += judge(backend, cases);
+        }
+    }
+    assert_eq!(count, 5 * 6);
 }
 
 /// f32 sums between two steps: H and K that leave no row aligned, and outputs at every alignment, which the

@@ -183,6 +183,7 @@ class Results(unittest.TestCase):
                 self.check(peer, {"dtype": dtype, "m": 17, "intermediate": 70, "hidden": 130},
                            {"way": "dual"})
             self.check(peer, {"orientation": "in-out"}, {"way": "dual"})
+            self.check(peer, {"m": 17, "intermediate": 70, "hidden": 130}, {"way": "dual_mma_sync"})
             self.check(peer, {**ACTIVATION, "intermediate": 70}, {})
             self.check(peer, {**ACTIVATION, "arrangement": "gate-first", "dtype": "bf16"}, {})
             for dtype in ("f32", "f16", "bf16"):

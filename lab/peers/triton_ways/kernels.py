@@ -6,6 +6,7 @@ are [out, in] memory, or any strides.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import torch
@@ -126,9 +127,8 @@ _DUAL = [_dual(*c) for c in (
 )]
 
 
-@tuned(_DUAL, key=["M", "N", "K"])
 @triton.jit
-def _dual_gemm(x, wg, wu, out, M, N, K, stride_n, stride_k,
+def _dual_tile(x, wg, wu, out, M, N, K, stride_n, stride_k,
                BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     # Blocks that share weights run together: groups of eight row blocks.
     pid = tl.program_id(0)
@@ -159,12 +159,66 @@ def _dual_gemm(x, wg, wu, out, M, N, K, stride_n, stride_k,
     tl.store(out + m[:, None].to(tl.int64) * N + n[None, :], h, mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-def dual_gemm(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """out = silu(x wg^T) * (x wu^T): x [m, k] and out contiguous, both weights [n, k] alike in memory."""
+@tuned(_DUAL, key=["M", "N", "K"])
+@triton.jit
+def _dual_gemm(x, wg, wu, out, M, N, K, stride_n, stride_k,
+               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    _dual_tile(x, wg, wu, out, M, N, K, stride_n, stride_k, BM, BN, BK)
+
+
+# The same by mma.sync, which wants other tiles and shorter steps: it reads its factors from registers.
+_DUAL_MMA_SYNC = [_dual(*c) for c in (
+    (16, 64, 128, 4, 4), (16, 32, 256, 4, 4), (32, 64, 64, 4, 4), (32, 32, 128, 4, 4),
+    (64, 32, 64, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 4, 3), (64, 128, 32, 4, 3), (64, 128, 32, 8, 3),
+    (128, 32, 64, 4, 4), (128, 64, 32, 4, 3), (128, 64, 32, 4, 4), (128, 64, 32, 8, 4), (128, 64, 64, 8, 3),
+    (128, 128, 32, 8, 3), (128, 128, 32, 8, 4), (256, 64, 32, 8, 3),
+)]
+
+
+@tuned(_DUAL_MMA_SYNC, key=["M", "N", "K"])
+@triton.jit
+def _dual_gemm_mma_sync(x, wg, wu, out, M, N, K, stride_n, stride_k,
+                        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    _dual_tile(x, wg, wu, out, M, N, K, stride_n, stride_k, BM, BN, BK)
+
+
+@contextlib.contextmanager
+def _as_for_sm80():
+    """Kernels compiled within are optimised as for sm_80, with cp.async and mma.sync, and assembled for the device that
+    there is. Triton offers no switch for it, so its compiler's function is wrapped."""
+    if INTERPRETED:
+        yield
+        return
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    original = CUDABackend.make_ttgir
+
+    def make_ttgir(mod, metadata, options, _capability):
+        return original(mod, metadata, options, 80)
+
+    CUDABackend.make_ttgir = staticmethod(make_ttgir)
+    try:
+        yield
+    finally:
+        CUDABackend.make_ttgir = staticmethod(original)
+
+
+def _launch_dual(kernel, x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     (m, k), n = x.shape, out.shape[1]
     grid = lambda meta: (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]), )
-    _dual_gemm[grid](x, wg, wu, out, m, n, k, wg.stride(0), wg.stride(1))
+    kernel[grid](x, wg, wu, out, m, n, k, wg.stride(0), wg.stride(1))
     return out
+
+
+def dual_gemm(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out = silu(x wg^T) * (x wu^T): x [m, k] and out contiguous, both weights [n, k] alike in memory."""
+    return _launch_dual(_dual_gemm, x, wg, wu, out)
+
+
+def dual_gemm_mma_sync(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """As `dual_gemm`, with the instructions of sm_80."""
+    with _as_for_sm80():
+        return _launch_dual(_dual_gemm_mma_sync, x, wg, wu, out)
 
 
 @triton.jit

@@ -48,14 +48,23 @@ def _refuse_tensor_cores_of_f32(request: Request) -> None:
         raise Unsupported("float32 products without tensor cores are not what a Triton user runs")
 
 
-def dual(request: Request) -> Way:
-    """Both GEMMs in one kernel, the activation on the accumulators."""
+def _dual_by(kernel: Callable[..., torch.Tensor], request: Request) -> Way:
     swiglu_only(request.case)
     _refuse_tensor_cores_of_f32(request)
     request = with_orientation(request)
     data, outs = request.data, request.outputs()
     copies = request.rotate(data.x, data.gate, data.up)
-    return Way(len(copies), lambda i: kernels.dual_gemm(*copies[i], outs[i]), FUSED)
+    return Way(len(copies), lambda i: kernel(*copies[i], outs[i]), FUSED)
+
+
+def dual(request: Request) -> Way:
+    """Both GEMMs in one kernel, the activation on the accumulators."""
+    return _dual_by(kernels.dual_gemm, request)
+
+
+def dual_mma_sync(request: Request) -> Way:
+    """The same with the instructions that every GPU from sm_80 has."""
+    return _dual_by(kernels.dual_gemm_mma_sync, request)
 
 
 def dual_then_down(request: Request) -> Way:
@@ -90,6 +99,7 @@ WAYS: dict[str, Callable[[Request], Way]] = {
     "activation:fused": activation,
     "activation-backward:fused": activation_backward,
     "gated-linear:dual": dual,
+    "gated-linear:dual_mma_sync": dual_mma_sync,
     "mlp:dual": dual_then_down,
     "mlp:sequential": sequential,
 }

@@ -285,8 +285,9 @@ fn check_copy_engine(call: &Call<'_>) -> Result<(), String> {
 pub(crate) enum Multiplier {
     /// wgmma with so many columns of B, and the share of its products that is wanted.
     Wgmma { columns: usize, wanted: f64 },
-    /// mma.sync, with this share of its rate.
-    Mma { share: f64 },
+    /// mma.sync, with this share of its rate where enough warps run. A block has so many, and takes so many bytes of shared
+    /// memory, of which few devices have room for as many blocks as [`Form::blocks_per_sm`] says.
+    Mma { share: f64, warps: usize, shared: usize },
     /// Fused multiply-adds.
     Fma,
 }

@@ -13,6 +13,8 @@ use crate::arch::Arch;
 pub(crate) enum Obstacle {
     /// The device has no wgmma instruction.
     NoWgmma(Arch),
+    /// Kernels of every architecture were asked for.
+    NotPortable,
     /// The kernel has not this element type.
     ElementType(DType),
     /// K is 0.
@@ -45,6 +47,9 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::NoWgmma(arch) => write!(f, "{arch} has no wgmma"),
+            Obstacle::NotPortable => {
+                f.write_str("only kernels of every architecture were asked for")
+            }
             Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
             Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
             Obstacle::WouldRound => {

@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     pub(crate) tensor: f64,
     /// What `mma.sync`, which any warp issues, reaches of that.
     pub(crate) mma_share: f64,
+    /// Bytes of shared memory that the blocks of a multiprocessor divide.
+    pub(crate) shared: usize,
 }
 
 /// f32 operations per cycle and multiprocessor without tensor cores: 128 fused multiply-adds.
@@ -94,6 +96,8 @@ impl Machine {
             cache: facts.l2_bytes as f64,
             tensor,
             mma_share,
+            // A block may have all but the 1024 bytes that each takes beside its own.
+            shared: facts.shared_bytes_optin + BESIDE_SHARED,
         }
     }
 
@@ -124,14 +128,40 @@ fn wgmma_share(columns: usize) -> f64 {
     }
 }
 
-/// The cycles of a tile on the multiplier.
-fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
+/// Bytes of shared memory that every block takes beside its own.
+const BESIDE_SHARED: usize = 1024;
+
+/// How near mma.sync comes to what many warps reach: an H200 with shared memory taken away from it, 128x64 and 64x64 in four
+/// warps, 64x32 in four. Two have two of the four tensor cores.
+fn warps_share(warps: usize) -> f64 {
+    match warps {
+        8.. => 1.0,
+        4.. => 0.77,
+        _ => 0.5,
+    }
+}
+
+/// Blocks on a multiprocessor.
+pub(super) fn residents(form: &Form, machine: &Machine) -> usize {
+    match form.multiplier {
+        Multiplier::Mma { shared, .. } => {
+            form.blocks_per_sm.min(machine.shared / (shared + BESIDE_SHARED)).max(1)
+        }
+        _ => form.blocks_per_sm,
+    }
+}
+
+/// The cycles of a tile on the multiplier, of `together` that take turns on it.
+fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine, together: f64) -> f64 {
     let rate = match form.multiplier {
         Multiplier::Wgmma { columns, wanted } => machine.tensor * wgmma_share(columns) * wanted,
-        Multiplier::Mma { share } if problem.dtype == DType::F32 => {
-            machine.tensor / 2.0 * machine.mma_share * share
+        Multiplier::Mma { share, warps, .. } => {
+            let tensor = match problem.dtype {
+                DType::F32 => machine.tensor / 2.0,
+                _ => machine.tensor,
+            };
+            tensor * machine.mma_share * share * warps_share(warps * together as usize)
         }
-        Multiplier::Mma { share } => machine.tensor * machine.mma_share * share,
         Multiplier::Fma => FMA * SIMT_SHARE,
     };
     let [rows, columns] = form.tile;
@@ -170,13 +200,13 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     // Blocks of a cluster either share weights, each with a tile, or a tile's k.
     let blocks = tiles * form.split as f64;
     let per_cluster = (form.share * form.split) as f64;
-    let residents = form.blocks_per_sm as f64;
+    let residents = residents(form, machine) as f64;
     let slots = (machine.multiprocessors * residents / per_cluster).floor().max(1.0) * per_cluster;
     let running = blocks.min(slots);
     // Blocks on one multiprocessor take turns on its tensor cores and special-function units, and the
     // multiprocessor with the most blocks is the last.
     let together = (running / machine.multiprocessors).ceil().max(1.0);
-    let multiply = multiply_cycles(form, problem, machine) * together;
+    let multiply = multiply_cycles(form, problem, machine, together) * together;
     // Rows that do not exist are not fetched.
     let fetched = rows.min(problem.m) as f64 + 2.0 * columns as f64 / form.share as f64;
     let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
@@ -343,6 +373,7 @@ mod tests {
         cache: 50e6,
         tensor: 4096.0,
         mma_share: 0.62,
+        shared: 228 << 10,
     };
 
     const SHAPE: Shape = Shape {
@@ -471,6 +502,33 @@ mod tests {
         assert_eq!(Some(best(8192)), hopper_kernels().map(area).max());
     }
 
+    /// What was the fastest of the portable tiles on an H200, or within 5 % of it, and what would be where a
+    /// multiprocessor has room for one block of the large tile.
+    #[test]
+    fn portable_choices_follow_the_measurements() {
+        let h200 = Machine { clock: 1.98e9 * CLOCK_SHARE, memory: 4.8e12 * MEMORY_SHARE, ..HOPPER };
+        let ada = Machine { shared: 100 << 10, ..h200 };
+        let best = |machine: &Machine, m, k, h| {
+            let p = problem(m, k, h, DType::Bf16);
+            let of = |kernel: &Kernel| fused(*kernel, &p, machine);
+            let kernels = Kernel::all().filter(|k| matches!(k, Kernel::Mma(_)));
+            kernels.min_by(|a, b| of(a).total_cmp(&of(b))).unwrap().to_string()
+        };
+        for (m, k, h, tile) in [
+            (4096, 4096, 14336, "128x64"),
+            (1024, 4096, 14336, "128x64"),
+            (8192, 2048, 8192, "128x64"),
+            (256, 4096, 14336, "128x64"),
+            (512, 896, 4864, "64x64"),
+            (64, 4096, 14336, "64x64"),
+            (32, 2048, 8192, "16x32"),
+            (16, 4096, 14336, "16x32"),
+        ] {
+            assert_eq!(best(&h200, m, k, h), format!("mma_gated_gemm {tile}"), "{m} {k} {h}");
+        }
+        assert_eq!(best(&ada, 4096, 4096, 14336), "mma_gated_gemm 256x64");
+    }
+
     /// What was the fastest of the forms without clusters on an H200, or within 6 % of it.
     #[test]
     fn choices_without_a_record_follow_the_measurements() {
@@ -481,6 +539,7 @@ mod tests {
             cache: 50e6,
             tensor: 4096.0,
             mma_share: 0.62,
+            shared: 228 << 10,
         };
         for (m, k, h, fastest) in [
             (16384, 2048, 4096, "sm90_gated_gemm 128x96 ping-pong"),

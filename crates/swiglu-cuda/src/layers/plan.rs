@@ -63,6 +63,9 @@ impl Choice {
             (None, _) | (_, Choice::Decode(_)) => {}
             (Some(types), _) => return Err(Obstacle::Quantized(types.gate_up)),
         }
+        if cuda.portable_kernels() && self.is_of_one_architecture() {
+            return Err(Obstacle::NotPortable);
+        }
         match self {
             Choice::Skinny(_) if problem.op != Op::Mlp => {
                 Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(problem.op)))
@@ -87,6 +90,14 @@ impl Choice {
                 let decode = Decode::check_problem(design, problem, cuda.decode_limits());
                 decode.map(drop).map_err(Obstacle::Decode)
             }
+        }
+    }
+
+    fn is_of_one_architecture(self) -> bool {
+        match self {
+            Choice::Decode(design) => design.needs_copy_engine(),
+            Choice::Fused(kernel) | Choice::Skinny(kernel) => kernel.needs_copy_engine(),
+            Choice::Unfused(_) => false,
         }
     }
 
@@ -220,7 +231,7 @@ pub(super) fn expect_way(cuda: &Cuda, way: &Way, problem: &Problem) -> crate::er
 }
 
 /// The reason for people.
-fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String {
+fn explain(choice: Choice, why: Why, problem: &Problem, machine: &cost::Machine) -> String {
     match (why, choice) {
         (Why::AskedFor, Choice::Unfused(_)) => "asked for: linear maps, then the activation".into(),
         (Why::AskedFor, _) => "asked for".into(),
@@ -241,10 +252,10 @@ fn explain(choice: Choice, why: Why, problem: &Problem, sm_count: u32) -> String
             "the least time expected, with nothing rounded between: gate and up pass as f32".into()
         }
         (Why::LowestCost(_), Choice::Fused(kernel) | Choice::Skinny(kernel)) => {
-            let form = kernel.form(Shape::of(problem, sm_count.max(1) as usize));
+            let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
             let [rows, columns] = form.tile;
             let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
-            let slots = f64::from(sm_count.max(1)) * form.blocks_per_sm as f64;
+            let slots = machine.multiprocessors * cost::residents(&form, machine) as f64;
             let waves = (tiles * form.split) as f64 / slots;
             format!("the least time expected: {tiles} tiles are {waves:.2} waves")
         }
@@ -309,7 +320,7 @@ impl Cuda {
     /// The plan that follows from a choice.
     pub(super) fn plan_of(&self, problem: Problem, choice: Choice, why: Why) -> Plan {
         let pass = of_pass(&problem);
-        let mut reason = explain(choice, why, &pass, self.facts().sm_count);
+        let mut reason = explain(choice, why, &pass, self.machine());
         let shape = Shape::of(&problem, self.facts().sm_count as usize);
         let (kernel, mut parameters) = match choice {
             Choice::Fused(kernel) => (kernel.name().to_owned(), kernel.parameters(shape).to_vec()),
@@ -411,7 +422,7 @@ impl Cuda {
             let measured_us = measured(choice);
             let ratio = measured_us.zip(fastest).map(|(us, fastest)| us / fastest);
             let reason = match (check, seconds) {
-                _ if choice == chosen => explain(choice, why, problem, self.facts().sm_count),
+                _ if choice == chosen => explain(choice, why, problem, self.machine()),
                 (Err(obstacle), _) => obstacle.to_string(),
                 (Ok(()), _) if ratio.is_some() => {
                     format!("{:.2} times as long measured", ratio.unwrap_or(f64::NAN))

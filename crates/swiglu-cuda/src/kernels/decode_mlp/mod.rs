@@ -55,10 +55,10 @@ impl Design {
     /// Whether plans take it for a problem only where a tuning record says so: the cost model was fitted to
     /// what the copy engine feeds with 16-bit values, whose products are a fraction of f32's.
     pub(crate) fn waits_for_tuning(self, problem: &Problem) -> bool {
-        problem.dtype == DType::F32 && self.feeds_by_copy_engine()
+        problem.dtype == DType::F32 && self.needs_copy_engine()
     }
 
-    fn feeds_by_copy_engine(self) -> bool {
+    pub(crate) fn needs_copy_engine(self) -> bool {
         matches!(self, Design::BulkOneLaunch | Design::BulkOneLaunchWide)
     }
 

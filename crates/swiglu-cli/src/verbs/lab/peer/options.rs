@@ -28,6 +28,8 @@ pub(super) struct Options {
     tf32: bool,
     /// CUDA: memory from plain allocations instead of the stream-ordered pool.
     plain_allocations: bool,
+    /// CUDA: leave out the kernels of one architecture.
+    portable_kernels: bool,
     /// CPU: threads of one call [default: all].
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
@@ -103,11 +105,18 @@ impl Options {
     }
 
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
-        let of_cuda = self.graph || self.tf32 || self.plain_allocations || self.design.is_some();
+        let of_cuda = self.graph
+            || self.tf32
+            || self.plain_allocations
+            || self.portable_kernels
+            || self.design.is_some();
         let of_cpu = self.threads.is_some() || self.isa.is_some();
         match device {
             DeviceKind::Cpu if of_cuda => {
-                bail!("graph, tf32, plain_allocations and design are options of CUDA devices")
+                bail!(
+                    "graph, tf32, plain_allocations, portable_kernels and design are options of \
+                     CUDA devices"
+                )
             }
             DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
             _ => Ok(()),
@@ -124,6 +133,7 @@ struct Key {
     kind: DeviceKind,
     tf32: bool,
     plain_allocations: bool,
+    portable_kernels: bool,
     threads: Option<usize>,
     isa: Option<IsaName>,
 }
@@ -131,15 +141,20 @@ struct Key {
 impl Devices {
     pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> anyhow::Result<Device> {
         options.expect_device(kind)?;
-        let Options { tf32, plain_allocations, threads, isa, .. } = *options;
-        let key = Key { kind, tf32, plain_allocations, threads, isa };
+        let Options { tf32, plain_allocations, portable_kernels, threads, isa, .. } = *options;
+        let key = Key { kind, tf32, plain_allocations, portable_kernels, threads, isa };
         if let Some((_, device)) = self.0.iter().find(|(k, _)| *k == key) {
             return Ok(device.clone());
         }
         let device = match kind {
             DeviceKind::Cpu => Device::cpu_with(CpuOptions { isa: isa.map(|i| i.0), threads })?,
             DeviceKind::Cuda => {
-                let options = CudaOptions { tf32, plain_allocations, ..CudaOptions::default() };
+                let options = CudaOptions {
+                    tf32,
+                    plain_allocations,
+                    portable_kernels,
+                    ..CudaOptions::default()
+                };
                 Device::cuda_with(&options)?
             }
         };
