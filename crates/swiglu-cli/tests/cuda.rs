@@ -92,7 +92,7 @@ fn check_passes_on_every_way_of_the_device() {
     assert_eq!((&document["failed"], &document["passed"]), (&0.into(), &document["cases"]));
     let rows = document["rows"].as_array().expect("rows");
     let kernels: &[&str] = match gpu {
-        true => &["planned", "unfused", "sm90_gated_gemm 128x64", "mma_gated_gemm 16x64"],
+        true => &["planned", "unfused", "sm90_gated_gemm 128x64", "mma_gated_gemm 16x32"],
         false => &["planned", "unfused", "simt_gated_gemm 128x64", "decode_mlp two launches"],
     };
     for kernel in kernels {
@@ -210,7 +210,7 @@ fn tuning_is_kept_and_followed() {
         of["outcome"].as_str().unwrap().to_owned()
     };
     assert_eq!(outcome("sm90_gated_gemm 128x64"), "measured");
-    assert_eq!(outcome("mma_gated_gemm 16x64"), "measured");
+    assert_eq!(outcome("mma_gated_gemm 16x32"), "measured");
     assert_eq!(outcome("simt_gated_gemm 128x64"), "refused");
     assert_eq!(outcome("cublaslt + elementwise"), "compared");
     assert_eq!(outcome("cublaslt f32 + elementwise"), "measured");
