@@ -89,7 +89,9 @@ void sim_barrier_wait(unsigned barrier, unsigned parity);
 unsigned sim_cluster_rank();
 unsigned sim_cluster_address(unsigned address, unsigned rank);
 unsigned sim_load_shared_cluster(unsigned address);
-void sim_cluster_barrier();
+void sim_store_shared_cluster(unsigned address, const unsigned* words, unsigned barrier);
+void sim_cluster_arrive();
+void sim_cluster_wait();
 void sim_barrier_arrive_cluster(unsigned barrier);
 
 void sim_prefetch_tensor_map(const void* map);

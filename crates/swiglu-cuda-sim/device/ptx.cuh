@@ -222,7 +222,16 @@ INLINE Raw<8> load_shared_cluster(u32 address) {
   if (address % 8 != 0) sim_misaligned((const void*)(u64)address, 8);
   return {{sim_load_shared_cluster(address), sim_load_shared_cluster(address + 4)}};
 }
-INLINE void cluster_barrier() { sim_cluster_barrier(); }
+INLINE void store_shared_cluster(u32 address, const Raw<8>& x, u32 barrier) {
+  if (address % 8 != 0) sim_misaligned((const void*)(u64)address, 8);
+  sim_store_shared_cluster(address, x.word, barrier);
+}
+INLINE void cluster_arrive() { sim_cluster_arrive(); }
+INLINE void cluster_wait() { sim_cluster_wait(); }
+INLINE void cluster_barrier() {
+  sim_cluster_arrive();
+  sim_cluster_wait();
+}
 INLINE void barrier_arrive_cluster(u32 barrier) { sim_barrier_arrive_cluster(barrier); }
 
 // --- The bulk copy engine (sm_90) --------------------------------------------------------------

@@ -27,8 +27,12 @@ Block& cluster_block(unsigned rank, const char* operation) {
   return block;
 }
 
+// Threads that have ended are not waited for (9.7.13.4).
 void release_cluster_barrier(Gang& g) {
-  if (g.cluster_waiters.size() >= g.live) wake_cluster(g);
+  if (g.cluster_arrived == 0 || g.cluster_arrived < g.live) return;
+  g.cluster_arrived = 0;
+  ++g.cluster_rounds;
+  wake_cluster(g);
 }
 
 }  // namespace sim
@@ -60,15 +64,38 @@ unsigned sim_load_shared_cluster(unsigned address) {
   return value;
 }
 
-void sim_cluster_barrier() {
-  Gang& g = gang();
-  if (g.cluster_waiters.size() + 1 == g.live) {
-    wake_cluster(g);
-    maybe_yield();
-    return;
+// PTX ISA 9.7.9.12 (st.async): the data lands before its bytes complete, some time later on the device.
+void sim_store_shared_cluster(unsigned address, const unsigned* words, unsigned barrier) {
+  const unsigned rank = address >> RANK_SHIFT;
+  if (rank == 0 || barrier >> RANK_SHIFT != rank) {
+    fault("st.async at %u with the barrier at %u: expected addresses of one block of the cluster",
+          address, barrier);
   }
-  g.cluster_waiters.push_back(&self());
-  wait_until_woken("barrier.cluster");
+  Block& block = cluster_block(rank - 1, "st.async");
+  constexpr unsigned WITHIN = (1u << RANK_SHIFT) - 1;
+  require_barrier(block, barrier & WITHIN, "st.async");
+  std::memcpy(shared_at(block, address & WITHIN, 8, 8, "st.async"), words, 8);
+  complete_bytes(block, barrier & WITHIN, 8);
+  maybe_yield();
+}
+
+void sim_cluster_arrive() {
+  Gang& g = gang();
+  if (self().cluster_round > g.cluster_rounds) {
+    fault("barrier.cluster.arrive twice without barrier.cluster.wait");
+  }
+  self().cluster_round = g.cluster_rounds + 1;
+  ++g.cluster_arrived;
+  release_cluster_barrier(g);
+  maybe_yield();
+}
+
+void sim_cluster_wait() {
+  Gang& g = gang();
+  while (self().cluster_round > g.cluster_rounds) {
+    g.cluster_waiters.push_back(&self());
+    wait_until_woken("barrier.cluster.wait");
+  }
 }
 
 void sim_barrier_arrive_cluster(unsigned barrier) {

@@ -109,6 +109,7 @@ struct Thread : ThreadView {
   std::vector<std::shared_ptr<BulkStore>> stores;  // uncommitted
   std::vector<std::vector<std::shared_ptr<BulkStore>>> store_groups;
   std::vector<GridStore> unreleased;
+  uint64_t cluster_round = 0;  // of the cluster's barrier, that it arrived at last
   bool waited_for_grid = false;
   bool fenced_global = false;  // since it last waited for a word of the grid
   std::vector<uint32_t> unfenced;  // 16-byte granules of shared memory written since the last fence
@@ -167,6 +168,8 @@ struct Gang {
   std::vector<Thread*> runnable;
   std::vector<Thread*> barrier_waiters;
   std::vector<Thread*> cluster_waiters;
+  unsigned cluster_arrived = 0;  // threads at the cluster's barrier, whether they wait for it yet or not
+  uint64_t cluster_rounds = 0;   // in which all have come
   std::vector<Thread*> word_waiters;
   std::vector<BulkLoad> loads;
   std::vector<std::shared_ptr<BulkStore>> stores;
@@ -223,6 +226,7 @@ void release_barriers(Block& block);
 Block& cluster_block(unsigned rank, const char* operation);
 void release_cluster_barrier(Gang& gang);
 void arrive(Block& block, uint32_t barrier, uint32_t expect_bytes);
+void require_barrier(Block& block, uint32_t address, const char* operation);
 
 // Lets one transfer of the copy engine make progress; false if none is under way.
 bool progress_transfer(Gang& gang);

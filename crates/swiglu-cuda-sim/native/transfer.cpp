@@ -6,7 +6,6 @@
 
 namespace sim {
 
-void require_barrier(Block& block, uint32_t address, const char* operation);
 void finish_copies(Thread& thread);
 
 namespace {

@@ -363,6 +363,16 @@ INLINE Raw<8> load_shared_cluster(u32 address) {
                : "memory");
   return r;
 }
+// Stores to the shared memory of any block of the cluster, and completes 8 bytes on a barrier of the same block, which
+// whoever reads them waits for (9.7.9.12, st.async).
+INLINE void store_shared_cluster(u32 address, const Raw<8>& x, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "r"(x.word[0]), "r"(x.word[1]), "r"(barrier)
+               : "memory");
+}
+// The two halves of a barrier of all threads of the cluster that publishes initialised barriers and nothing else.
+INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // Waits for every thread of the cluster that has not ended.
 INLINE void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");

@@ -6,43 +6,56 @@
 // kernel before this one still multiplies, whose weights have the shared memory to themselves, and nothing
 // of either product waits for room. When h is there each thread asks for all of its tokens at once.
 //
-// Slices of 32 of k go to the warps in turn. Of a slice a lane reads 16 bytes of a feature's row, and 16 bytes of a
+// The blocks of a cluster share k: each multiplies its part for the features of all of them, and so reads only that part of
+// h. Slices of 32 of k go to the warps in turn. Of a slice a lane reads 16 bytes of a feature's row, and 16 bytes of a
 // token's, which is what it has in two fragments m16n8k16 with tokens as the rows, where the order of k within a slice is
-// free (as in decode_tiles.cuh). Rows 8 to 15 would be eight more tokens: they are zeros. Sums of the warps
-// meet in shared memory and are added up in the order of the warps: the same bits on every launch.
+// free (as in decode_tiles.cuh). Rows 8 to 15 would be eight more tokens: they are zeros. Sums of the warps meet in
+// shared memory and are added up in the order of the warps, then go to the block that has their features (st.async), which
+// adds them up in the order of the blocks: the same bits on every launch.
 //
-// Compile-time: ELEMENT 1|2; TILE_H 8 or 16, features of a block; WARPS; STEPS, slices of a warp. M up to 8, H and K, a
+// Compile-time: ELEMENT 1|2; TILE_H 8 or 16, features of a block; CLUSTER 2 or 4, the blocks of a cluster, four groups of
+// eight features at most; WARPS; STEPS, slices of a warp; SHARED_BYTES as the host computed them. M up to 8, H and K, a
 // multiple of 8, are run-time values.
 //
-// Floors: 2·K·N bytes at 4.23 TB/s: 2.1 µs for 4864 → 896; each block reads h from the second-level cache, with 8
-// tokens 8.7 MB in all. Predicted for the whole block of 896/4864, where two rings beside each other took 10.5 µs for
-// 1 to 8 tokens and all weights take 6.2: 8 to 8.5 with one token, 9 to 9.5 with 8. Measured on an H200, bf16, blocks in
-// a graph with cold weights, µs (`swiglu tune`; lab/logs/nvidia-h200, decode-paces):
-//     M                                     1      2      4      8
-//     the gated weights asked for at once   10.2   10.2   10.2   11.8
-//     at a pace, the next grid let go       9.2    9.2    10.0   11.4
-//     sm90_skinny_gemm.cu, so too           10.0   10.0   10.0   10.0
-// The miss: what is asked for at once comes as a whole, 4 µs after; see UNDER_WAY in sm90_skinny_gated_gemm.cu. And tokens, of
-// which every block reads all at once: with 8 they take longer than in a ring, 1.5 µs more than with one. Refuted: the
-// next grid let go before the wait, as long as weights do not come at a pace (0 to 1.6 µs more). The next idea: blocks
-// that share h through a cluster.
+// Floors: 2·K·N bytes at 4.23 TB/s: 2.1 µs for 4864 → 896; a block of its own for all of k reads h whole from the
+// second-level cache, with 8 tokens 8.7 MB in all, a block of a cluster of four a quarter of it. The whole block of 896/4864,
+// whose weights all take 6.2; measured on an H200, bf16, blocks in a graph with cold weights, µs (lab/logs/nvidia-h200,
+// decode-paces and decode-clusters):
+//     M                                                  1      2      4      8
+//     the gated weights asked for at once                10.2   10.2   10.2   11.8
+//     at a pace, the next grid let go                    9.2    9.2    10.0   11.4
+//     and x of the gated kernel asked for at once        8.14   8.27   8.97   10.28
+//     and clusters of two                                8.06   8.19   8.51   9.15
+//     and clusters of four                               8.06   8.17   8.54   8.89
+//     sm90_skinny_gemm.cu at a pace                      10.0   10.0   10.0   10.0
+// Predicted for clusters of four 8.9 to 9.1 with 8 tokens, from 8.7 where all tokens are one row; with few nothing or 0.2
+// more for the exchange, which is 0.1 less: the sums of sixteen warps are added up by four times as many threads.
+// Refuted: the next grid let go before the wait, as long as weights do not come at a pace (0 to 1.6 µs more), or after x has
+// come (0.3 more); 20, 40 or 61 KiB of gated weights under way instead of 30 (0 to 0.3, 0.1, 0.9 more). What is left above
+// the bytes are the two boundaries between grids, about 1 µs each from the last store of a grid to the first tokens in the
+// next.
 #include "tiles.cuh"
 
 constexpr int kTokens = 8;
 constexpr int kTileH = TILE_H;
+constexpr int kCluster = CLUSTER;
 constexpr int kWarps = WARPS;
 constexpr int kSteps = STEPS;
-constexpr int kGroups = kTileH / 8;
+constexpr int kOwnGroups = kTileH / 8, kGroups = kCluster * kOwnGroups;  // of eight features: of y, of products
 static_assert(kTileH == 8 || kTileH == 16, "one group of eight features, or two");
+static_assert(kCluster == 2 || kCluster == 4, "blocks that share k");
+static_assert(kWarps % 2 == 0 && kGroups * 32 <= 32 * kWarps, "pairs of warps, and a thread for each pair of sums");
 static_assert(!kIsF32, "fragments are 16-bit");
 
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSlice = 32;  // of k: 64 bytes, 16 for each of four lanes
 
-// The sums of a warp, [token][feature].
-constexpr int kSumsPitch = kTileH * 4;
-constexpr int kSumsBytes = kTokens * kSumsPitch;
-static_assert(kWarps * kSumsBytes == SHARED_BYTES, "the host and the kernel disagree about shared memory");
+// The sums of eight features, [token][feature], as pairs: one for each thread of a warp.
+constexpr int kSumsBytes = kTokens * 8 * 4;
+// [group][warp] of this block's part of k; behind them [block][own group] of all parts, and the barrier they come by.
+constexpr int kPartsAt = kGroups * kWarps * kSumsBytes, kPartsBytes = kCluster * kOwnGroups * kSumsBytes;
+constexpr int kBarrierAt = kPartsAt + kPartsBytes;
+static_assert(kBarrierAt + 8 == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
 struct Sm90RegisterGemmParams {
   u64 x, weights, y;
@@ -53,14 +66,16 @@ struct Sm90RegisterGemmParams {
 
 typedef ptx::Raw<16> Fragments[kSteps];
 
-// 16 bytes of every slice of a warp, of row `row` of a matrix with `rows`; what does not exist is zeros.
+// 16 bytes of every slice of a warp, of row `row` of a matrix with `rows`; what does not exist is zeros. Pairs of slices,
+// which are a line of memory, go to pairs of warps of the blocks in turn.
 template <class Load>
 INLINE void load_slices(Fragments& to, u64 matrix, i64 stride, int row, int rows, int k, Load load) {
-  const int warp = threadIdx.x / 32, column = warp * kSlice + threadIdx.x % 4 * 8;
+  const int warp = threadIdx.x / 32, slice = (warp / 2 * kCluster + ptx::cluster_rank()) * 2 + warp % 2;
+  const int column = slice * kSlice + threadIdx.x % 4 * 8;
   const u64 from = matrix + (row * stride + column) * kElementBytes;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    constexpr int kTurn = kWarps * kSlice;
+    constexpr int kTurn = kCluster * kWarps * kSlice;
     const bool exists = row < rows && column + i * kTurn < k;
     to[i] = load(exists, (const ptx::Raw<16>*)(from + i * kTurn * kElementBytes));
   }
@@ -91,19 +106,38 @@ INLINE void multiply(Sums& d, const Fragments& tokens, const Fragments& weights)
   }
 }
 
-// Two features of a token to each thread.
-INLINE void finish(const Sm90RegisterGemmParams& p, u32 sums) {
-  constexpr int kPairs = kTileH / 2;
-  const int token = threadIdx.x / kPairs, feature = threadIdx.x % kPairs * 2;
-  const int column = blockIdx.x * kTileH + feature;
-  if (token >= p.extents.m) return;
-  OutputPair y = {};
+// A pair of sums over COUNT parts, in their order; one lies kSumsBytes behind the other.
+template <int COUNT, int DISTANCE>
+INLINE OutputPair add_up(u32 at) {
+  OutputPair sum = {};
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const ptx::Raw<8> part = ptx::load_shared_pair(sums + w * kSumsBytes + token * kSumsPitch + feature * 4);
+  for (int i = 0; i < COUNT; ++i) {
+    const ptx::Raw<8> part = ptx::load_shared_pair(at + i * DISTANCE);
 #pragma unroll
-    for (int c = 0; c < 2; ++c) y.value[c] = __fadd_rn(y.value[c], ptx::as_float(part.word[c]));
+    for (int c = 0; c < 2; ++c) sum.value[c] = __fadd_rn(sum.value[c], ptx::as_float(part.word[c]));
   }
+  return sum;
+}
+
+// The sums of this block's part of k go to the blocks whose features they are of: the address of their parts there.
+INLINE void hand_over(u32 shared, u32 group, u32 pair) {
+  const OutputPair sum = add_up<kWarps, kSumsBytes>(shared + group * kWarps * kSumsBytes + pair * 8);
+  const u32 owner = group / kOwnGroups;
+  const u32 to = shared + kPartsAt + (ptx::cluster_rank() * kOwnGroups + group % kOwnGroups) * kSumsBytes + pair * 8;
+  ptx::Raw<8> raw;
+  raw.word[0] = ptx::as_bits(sum.value[0]);
+  raw.word[1] = ptx::as_bits(sum.value[1]);
+  ptx::store_shared_cluster(ptx::cluster_address(to, owner), raw, ptx::cluster_address(shared + kBarrierAt, owner));
+}
+
+// Two features of a token to each thread.
+INLINE void finish(const Sm90RegisterGemmParams& p, u32 shared) {
+  const u32 group = threadIdx.x / 32, pair = threadIdx.x % 32;
+  if (group < kGroups) hand_over(shared, group, pair);
+  if (group >= kOwnGroups) return;
+  ptx::barrier_wait(shared + kBarrierAt, 0);
+  OutputPair y = add_up<kCluster, kOwnGroups * kSumsBytes>(shared + kPartsAt + group * kSumsBytes + pair * 8);
+  const int token = pair / 4, column = blockIdx.x * kTileH + group * 8 + pair % 4 * 2;
   if (p.bias != 0) {
     const Element* bias = (const Element*)p.bias + column;
 #pragma unroll
@@ -114,13 +148,25 @@ INLINE void finish(const Sm90RegisterGemmParams& p, u32 sums) {
   store_pair(y, p.y, p.y_stride, p.extents, token, column);
 }
 
+// The barrier for the parts of all blocks, before any of them comes.
+INLINE void begin_sharing(u32 shared) {
+  if (threadIdx.x == 0) {
+    ptx::barrier_init(shared + kBarrierAt, 1);
+    ptx::barrier_init_fence();
+    ptx::barrier_arrive_expect(shared + kBarrierAt, kPartsBytes);
+  }
+  ptx::cluster_arrive();
+}
+
 KERNEL(kThreads, 1, sm90_register_gemm)(KERNEL_PARAMS(Sm90RegisterGemmParams) p) {
+  const u32 shared = ptx::shared_address(ptx::dynamic_shared());
+  begin_sharing(shared);
   const int row = threadIdx.x % 32 / 4;
   Fragments weights[kGroups], tokens;
   const u64 policy = ptx::policy_evict_first();
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    const int feature = blockIdx.x * kTileH + g * 8 + row;
+    const int feature = blockIdx.x / kCluster * (kGroups * 8) + g * 8 + row;
     load_slices(weights[g], p.weights, p.weights_stride, feature, p.extents.features, p.extents.k,
                 [&](bool exists, const ptx::Raw<16>* at) { return ptx::load_global_if(exists, at, policy); });
   }
@@ -130,15 +176,16 @@ KERNEL(kThreads, 1, sm90_register_gemm)(KERNEL_PARAMS(Sm90RegisterGemmParams) p)
   ptx::grid_dependency_wait();
   load_slices(tokens, p.x, p.x_stride, row, p.extents.m, p.extents.k,
               [&](bool exists, const ptx::Raw<16>* at) { return ptx::load_global_if(exists, at); });
-  const u32 sums = ptx::shared_address(ptx::dynamic_shared());
-  const u32 to = sums + threadIdx.x / 32 * kSumsBytes + row * kSumsPitch + threadIdx.x % 4 * 8;
+  const u32 to = shared + threadIdx.x / 32 * kSumsBytes + threadIdx.x % 32 * 8;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     Sums d;
     multiply(d, tokens, weights[g]);
 #pragma unroll
-    for (int c = 0; c < 2; ++c) ptx::store_shared(to + g * 32 + c * 4, ptx::as_bits(d[0][c]));
+    for (int c = 0; c < 2; ++c) ptx::store_shared(to + g * kWarps * kSumsBytes + c * 4, ptx::as_bits(d[0][c]));
   }
+  // Every block of the cluster has begun, and has its barrier.
+  ptx::cluster_wait();
   __syncthreads();
-  finish(p, sums);
+  finish(p, shared);
 }

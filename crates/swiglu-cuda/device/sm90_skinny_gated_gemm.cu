@@ -23,14 +23,15 @@
 // sm90_skinny_gemm.cu or sm90_register_gemm.cu there are more forms of a fitted tile: see there. Where a block shares its
 // multiprocessor with one of those, weights come at a pace, UNDER_WAY stages at a time. This kernel then begins while the
 // one before multiplies, and 140 KB that a multiprocessor asks for at once take 4 µs to come, behind which that one's
-// tokens would wait; x is then asked for by a warp of its own, as soon as it is there.
+// tokens would wait; x is then asked for by a warp of its own, as soon as it is there. Or, with X_AT_ONCE, by all threads
+// that multiply, as much of it as the ring has room for.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
 // of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an
 // instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES;
 // SHARED_BYTES as the host computed them; RELEASE_AT_ONCE, whether a stage is given back before the next one is multiplied;
-// UNDER_WAY, less than STAGES, 0 for as many; BIAS; and what gate.cuh names. M, H and K are run-time values; there
-// are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
+// UNDER_WAY, less than STAGES, 0 for as many; X_AT_ONCE, only at such a pace; BIAS; and what gate.cuh names. M, H and K
+// are run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
@@ -118,7 +119,9 @@ constexpr int kLeft = kTokenRows ? 40 : 32, kTaken = !kTokenRows ? 160 : kWarpgr
 // Whether weights come at a pace, by a warp that does nothing else.
 constexpr int kUnderWay = UNDER_WAY;
 constexpr bool kPaced = kUnderWay != 0;
-static_assert(!(kPaced && kTakesRegisters), "two warps of producers, or four");
+constexpr bool kXAtOnce = X_AT_ONCE != 0;
+static_assert(kPaced || !kXAtOnce, "a warp of its own brings the rest of x");
+static_assert(!(kPaced && (kTakesRegisters || kSplit > 1)), "two warps of producers, and a block for all of k");
 constexpr int kThreads = kConsumers + (kTakesRegisters ? 128 : kPaced ? 64 : 32);
 
 constexpr int kGroupBytes = 64 * kTileK * 2;  // of 64 features or tokens
@@ -145,11 +148,16 @@ static_assert(kSplit == 1 || 2 * kSumsBytes <= kStages * kStageBytes, "the sums 
 
 struct alignas(64) Sm90SkinnyGatedGemmParams {
   ptx::TensorMap x, last_x, gate, up;  // boxes of one stage; the last rows of x may be fewer than a tile's
+  u64 x_rows;
+  i64 x_stride;  // elements
   Extents extents;
   Epilogue epilogue;
 };
 
 typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;
+
+// The first step whose x comes through the copy engine.
+constexpr int kFirstOfX = kXAtOnce ? kStages : 0;
 
 // Where x of a step has come, and the weights too if they do not come at a pace of their own.
 INLINE u32 x_barrier(const Ring& ring, u32 step) {
@@ -223,7 +231,7 @@ struct Producer {
   }
   INLINE void bring_x() const {
 #pragma unroll 1
-    for (u32 step = 0; step < (u32)steps.count; ++step) {
+    for (u32 step = kFirstOfX; step < (u32)steps.count; ++step) {
       ptx::barrier_wait(ring.empty_barrier(step), Ring::parity(step) ^ 1);
       load_x(step);
     }
@@ -246,6 +254,18 @@ struct Producer {
   }
 };
 
+// x of the first round, by all threads that multiply.
+INLINE void bring_first_x(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, const LineCopies<kConsumers>& x) {
+  const int all = ceiling_divide(p.extents.k, kTileK);
+  x.copy(0, all < kStages ? all : kStages, [&](int step) { return ring.base + step * kStageBytes + kXAt; });
+  // The next grid may begin: see below. Its weights are behind x.
+  if (threadIdx.x == 0) ptx::grid_dependency_launch();
+  ptx::copy_async_commit();
+  ptx::copy_async_wait<0>();
+  ptx::fence_async_shared();
+  ptx::named_barrier<1>(kConsumers);
+}
+
 INLINE void init_barriers(const Ring& ring) {
   for (int s = 0; s < kStages; ++s) {
     ptx::barrier_init(ring.full_barrier(s), 1);
@@ -267,7 +287,7 @@ INLINE void multiply(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, Produ
 #pragma unroll 1
   for (u32 step = 0; step < steps; ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
-    if constexpr (kPaced) ptx::barrier_wait(x_barrier(ring, step), Ring::parity(step));
+    if (kPaced && (int)step >= kFirstOfX) ptx::barrier_wait(x_barrier(ring, step), Ring::parity(step - kFirstOfX));
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileK / 16; ++j) product(ring.stage(step), j, (step | j) != 0);
@@ -457,9 +477,13 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
     if (ptx::elect()) Producer{p, ring}.bring_weights();
     return;
   }
+  const Tile tile = own_tile(p.extents);
+  const int left = p.extents.m - tile.row, rows = left < kTileM ? left : kTileM;
+  const LineCopies<kConsumers> x(p.x_rows + tile.row * p.x_stride * kElementBytes, p.x_stride, rows, p.extents.k, threadIdx.x);
   ptx::grid_dependency_wait();
   if (threadIdx.x < kConsumers) {
     if constexpr (kTakesRegisters) ptx::registers_request<kTaken>();
+    if constexpr (kXAtOnce) bring_first_x(p, ring, x);
     consume(p, ring);
   } else {
     if constexpr (kTakesRegisters) ptx::registers_release<kLeft>();
@@ -471,7 +495,7 @@ KERNEL(kThreads, RESIDENTS, sm90_skinny_gated_gemm)(KERNEL_PARAMS(Sm90SkinnyGate
       }
       // The next grid may read weights from here on, which those before this one do not write any more: it, and those
       // behind it that are let go before they have waited.
-      ptx::grid_dependency_launch();
+      if constexpr (!kXAtOnce) ptx::grid_dependency_launch();
     }
   }
 #if SPLIT > 1

@@ -62,6 +62,52 @@ INLINE int copied_rows(const Extents& e, int row) {
   return left >= TILE_ROWS ? TILE_ROWS : left > 0 ? ceiling_divide(left, 8) * 8 : 0;
 }
 
+// Copies rows of 16-bit elements into panels of lines of the 128-byte swizzle, 64 of k each, by THREADS threads, eight for
+// a line: all of them under way at once, where the copy engine takes 30 to 50 cycles for each copy of a thread, and its
+// answer longer. Elements behind the end of k are zeros, lines of rows that there are not are left as they were.
+template <int THREADS>
+class LineCopies {
+  static constexpr int kPiece = 8, kPieces = 8;  // elements of a copy, and copies of a line
+  static constexpr int kLines = THREADS / kPieces;
+  u64 from;
+  i64 stride;
+  int rows, k;
+  int piece, first_panel, first_row, further_panels, further_rows;
+
+ public:
+  // For `rows` rows from `matrix` on, `k` elements of them, `stride` from one to the next. Divides: best done early.
+  INLINE LineCopies(u64 matrix, i64 stride, int rows, int k, u32 thread)
+      : from(matrix), stride(stride), rows(rows), k(k), piece(thread % kPieces) {
+    const int line = thread / kPieces;
+    first_panel = line / rows, first_row = line % rows;
+    further_panels = kLines / rows, further_rows = kLines % rows;
+  }
+
+  // Asks for `panels` panels from the `first`-th on; `place(i)` is where the i-th of these goes, at a multiple of 1024.
+  template <class Place>
+  INLINE void copy(int first, int panels, Place place) const {
+    int panel = first_panel, row = first_row;
+#pragma unroll 1
+    while (panel < panels) {
+      const int column = (first + panel) * (kPieces * kPiece) + piece * kPiece, exist = k - column;
+      const u64 at = from + (row * stride + column) * 2;
+      const u32 to = place(panel) + row * (kPieces * kPiece * 2) + (piece ^ row % 8) * 16;
+      if (exist <= 0 || exist >= kPiece) {
+        ptx::copy_async<16>(to, (const void*)at, exist > 0);
+      } else {
+        // Nothing is read behind a row's last element.
+        for (int i = 0; i < kPiece; ++i) ptx::store_shared(to + 2 * i, i < exist ? ((const u16*)at)[i] : (u16)0);
+      }
+      panel += further_panels;
+      row += further_rows;
+      if (row >= rows) {
+        row -= rows;
+        ++panel;
+      }
+    }
+  }
+};
+
 // Two values of a row that are next to each other, before their rounding to T.
 struct OutputPair {
   float value[2];

@@ -108,11 +108,10 @@ fn down_weights_in_registers() {
     let sms = cuda.facts().sm_count as usize;
     for dtype in [DType::Bf16, DType::F16] {
         // One slice of k or part of one, the first warps or all, all that registers hold; features that end within a
-        // tile, with tiles of both widths.
-        let shapes =
-            [[64, 64], [1, 8], [5, 24], [7, 3000], [9, 5120], [8 * sms, 32], [8 * sms + 1, 520]];
-        let wide = [[16 * sms, 3072], [9 * sms, 40]];
-        let shapes = shapes.into_iter().chain(wide);
+        // tile or a cluster, with tiles of both widths, by clusters of four blocks and of two.
+        let fours = [[64, 64], [1, 8], [5, 24], [7, 3000], [9, 5120], [32, 6144], [33, 520]];
+        let pairs = [[8 * sms, 32], [8 * sms, 4000], [16 * sms, 3072], [9 * sms, 40]];
+        let shapes = fours.into_iter().chain(pairs);
         let case = |(turn, [k, h]): (usize, [usize; 2])| Case {
             activation: Activation::family()[turn % 5],
             numerics: Numerics::all().nth(turn % 3).unwrap(),
@@ -132,7 +131,7 @@ fn down_weights_in_registers() {
     // Too many tokens; rows that end within an access; more weights than registers, or more tiles than
     // multiprocessors.
     let refused =
-        [[9, 64, 64], [4, 64, 60], [4, 64, 5128], [4, 16 * sms, 3080], [4, 16 * sms + 1, 8]];
+        [[9, 64, 64], [4, 64, 60], [4, 64, 6152], [4, 16 * sms, 3080], [4, 16 * sms + 1, 8]];
     for extents in refused {
         assert!(!backend.computes(&Case::new(Op::Mlp, extents, DType::Bf16)), "{extents:?}");
     }

@@ -79,7 +79,7 @@ pub fn define(name: &'static str, value: impl Into<Value>) -> Define {
 }
 
 /// The most defines a variant has.
-const MAX_DEFINES: usize = 17;
+const MAX_DEFINES: usize = 18;
 
 /// A device file with an ordered list of defines: what is compiled, for one architecture, into one
 /// module. It is a small value without heap memory, and its hash is computed once.
@@ -92,9 +92,9 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// `file` compiled with `defines`. More than 17 defines do not compile.
+    /// `file` compiled with `defines`. More than 18 defines do not compile.
     pub fn new<const N: usize>(file: &'static KernelFile, defines: [Define; N]) -> Self {
-        const { assert!(N <= MAX_DEFINES, "a variant has at most 17 defines") };
+        const { assert!(N <= MAX_DEFINES, "a variant has at most 18 defines") };
         let mut all = [("", Value::Int(0)); MAX_DEFINES];
         all[..N].copy_from_slice(&defines);
         let mut hash = Words::default();

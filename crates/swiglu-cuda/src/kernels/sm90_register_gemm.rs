@@ -32,9 +32,15 @@ const SLICE: usize = 32;
 const VECTOR: usize = 8;
 /// Registers of a thread for what it multiplies; beside them it has room for sums and addresses, and a multiprocessor
 /// for a block of the kernel before this one.
-const MOST_REGISTERS: usize = 80;
-/// What a block takes of shared memory, at most.
-pub(super) const SHARED: usize = WARPS * MOST_TOKENS * MOST_FEATURES * size_of::<f32>();
+const MOST_REGISTERS: usize = 72;
+/// Features that a block multiplies at most: its own, and those of the others of its cluster.
+const MOST_MULTIPLIED: usize = 32;
+/// Blocks that share k at least: multiprocessors come in pairs.
+const PAIR: usize = 2;
+/// Bytes of the sums of a group, of one warp.
+const SUMS: usize = MOST_TOKENS * GROUP * size_of::<f32>();
+/// What a block takes of shared memory, at most: 17 KiB and a barrier, in whole KiB.
+pub(super) const SHARED: usize = 18 * 1024;
 
 /// One launch: y = x·W + b.
 #[derive(Debug, Clone, Copy)]
@@ -53,12 +59,15 @@ pub(crate) struct Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tiling {
     tile_h: usize,
+    /// Blocks that share k and their features.
+    cluster: usize,
     /// Slices of k that a warp has.
     steps: usize,
 }
 
 impl Tiling {
-    /// Of a product with these features, on so many multiprocessors.
+    /// Of a product with these features, on so many multiprocessors: as many blocks share k as can, so that each reads
+    /// little of the tokens.
     ///
     /// # Errors
     /// [`Obstacle::NotInRegisters`] where a multiprocessor's share does not fit, [`Obstacle::PartOfAnAccess`].
@@ -76,34 +85,52 @@ impl Tiling {
             multiprocessors,
         };
         let tile_h = even_share(shape, multiprocessors, MOST_FEATURES);
-        let steps = inputs.div_ceil(WARPS * SLICE);
-        // Of the weights and of the tokens.
-        let registers = steps * 4 * (tile_h / GROUP + 1);
-        let one_each = outputs.div_ceil(tile_h) <= multiprocessors;
-        match one_each && registers <= MOST_REGISTERS {
-            true => Ok(Self { tile_h, steps }),
-            false => Err(Obstacle::NotInRegisters),
-        }
+        let of =
+            |cluster| Self { tile_h, cluster, steps: inputs.div_ceil(cluster * WARPS * SLICE) };
+        let fits = |one: &Self| {
+            // Larger clusters lie within a part of the device, and leave some of its multiprocessors empty.
+            let left = if one.cluster > PAIR { multiprocessors / 8 } else { 0 };
+            one.blocks(outputs) <= multiprocessors - left && one.registers() <= MOST_REGISTERS
+        };
+        let clusters = [MOST_MULTIPLIED / tile_h, PAIR].map(of);
+        clusters.into_iter().find(fits).ok_or(Obstacle::NotInRegisters)
+    }
+
+    /// Of a thread, for weights and tokens.
+    fn registers(self) -> usize {
+        self.steps * 4 * (self.groups() + 1)
+    }
+
+    /// Of eight features, that a block multiplies.
+    fn groups(self) -> usize {
+        self.cluster * self.tile_h / GROUP
+    }
+
+    /// Whole clusters.
+    fn blocks(self, outputs: usize) -> usize {
+        outputs.div_ceil(self.tile_h).next_multiple_of(self.cluster)
     }
 
     fn shared_bytes(self) -> usize {
-        WARPS * MOST_TOKENS * self.tile_h * size_of::<f32>()
+        // Of each warp, of each block of the cluster for this one's features, and the barrier those come by.
+        self.groups() * WARPS * SUMS + self.groups() * SUMS + 8
     }
 
     /// Tile sizes and the like, by name.
-    pub(crate) fn parameters(self) -> [(&'static str, usize); 2] {
-        [("down_tile_h", self.tile_h), ("down_steps", self.steps)]
+    pub(crate) fn parameters(self) -> [(&'static str, usize); 3] {
+        [("down_tile_h", self.tile_h), ("down_cluster", self.cluster), ("down_steps", self.steps)]
     }
 
     fn variant(self, dtype: DType) -> Variant {
         let tile = [
             ("TILE_H", self.tile_h),
+            ("CLUSTER", self.cluster),
             ("WARPS", WARPS),
             ("STEPS", self.steps),
             ("SHARED_BYTES", self.shared_bytes()),
         ];
-        let [a, b, c, d] = tile.map(|(name, value)| define(name, value));
-        Variant::new(&FILE, [element_define(dtype), a, b, c, d])
+        let [a, b, c, d, e] = tile.map(|(name, value)| define(name, value));
+        Variant::new(&FILE, [element_define(dtype), a, b, c, d, e])
     }
 }
 
@@ -149,9 +176,10 @@ pub(crate) unsafe fn launch(stream: &Stream, tiling: Tiling, call: &Call) -> Res
         bias: w.bias.unwrap_or(0),
     };
     let launch = LaunchConfig {
-        grid: [w.out_features.div_ceil(tiling.tile_h) as u32, 1, 1],
+        grid: [tiling.blocks(w.out_features) as u32, 1, 1],
         block: (WARPS * 32) as u32,
         dynamic_shared: tiling.shared_bytes() as u32,
+        cluster: Some(tiling.cluster as u32),
         // It waits before it reads anything but weights, or writes. Graphs can hold such launches since then.
         programmatic: cuda.facts().driver_version >= (12, 3),
         ..LaunchConfig::default()
@@ -160,13 +188,17 @@ pub(crate) unsafe fn launch(stream: &Stream, tiling: Tiling, call: &Call) -> Res
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Both widths with the fewest slices and the most.
+/// Both widths with the fewest slices and the most, and pairs of the narrow one.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
-    let most = |tile_h: usize| MOST_REGISTERS / 4 / (tile_h / GROUP + 1);
-    let steps = [GROUP, MOST_FEATURES].into_iter().flat_map(|h| [1, most(h)].map(|s| (h, s)));
-    let named = steps.map(|(tile_h, steps)| NamedVariant {
-        name: format!("{dtype} 8x{tile_h} steps{steps} warps{WARPS}"),
-        variant: Tiling { tile_h, steps }.variant(dtype),
+    let forms = [(GROUP, 4), (GROUP, PAIR), (MOST_FEATURES, PAIR)];
+    let tilings = forms.into_iter().flat_map(|(tile_h, cluster)| {
+        let one = Tiling { tile_h, cluster, steps: 1 };
+        [one, Tiling { steps: MOST_REGISTERS / one.registers(), ..one }]
+    });
+    let named = tilings.map(|tiling| {
+        let Tiling { tile_h, cluster, steps } = tiling;
+        let name = format!("{dtype} 8x{tile_h} cluster{cluster} steps{steps} warps{WARPS}");
+        NamedVariant { name, variant: tiling.variant(dtype) }
     });
     named.collect()
 }
@@ -177,20 +209,22 @@ mod tests {
 
     #[test]
     fn shares_that_fit_have_a_register_for_each_weight() {
-        let fitted = |product| Tiling::new(product, 132).map(|t| (t.tile_h, t.steps));
-        assert_eq!(fitted([4864, 896]), Ok((8, 10)));
-        assert_eq!(fitted([768, 2048]), Ok((16, 2)));
-        assert_eq!(fitted([3072, 1024]), Ok((8, 6)));
-        assert_eq!(fitted([8, 1]), Ok((8, 1)));
-        assert_eq!(fitted([5120, 1056]), Ok((8, 10)));
-        for product in [[8192, 2048], [5128, 1056], [3080, 2112], [64, 2113], [64, 65_536]] {
+        let fitted = |product| Tiling::new(product, 132).map(|t| (t.tile_h, t.cluster, t.steps));
+        assert_eq!(fitted([4864, 896]), Ok((8, 4, 3)));
+        assert_eq!(fitted([768, 2048]), Ok((16, 2, 1)));
+        assert_eq!(fitted([3072, 1024]), Ok((8, 2, 3)));
+        assert_eq!(fitted([8, 1]), Ok((8, 4, 1)));
+        assert_eq!(fitted([5120, 1056]), Ok((8, 2, 5)));
+        for product in [[8192, 2048], [6152, 896], [3080, 2112], [64, 2113], [64, 65_536]] {
             assert_eq!(fitted(product), Err(Obstacle::NotInRegisters), "{product:?}");
         }
         assert!(matches!(fitted([4860, 896]), Err(Obstacle::PartOfAnAccess { .. })));
-        for (inputs, outputs) in (8..6000).step_by(8).flat_map(|i| [1, 900, 2000].map(|o| (i, o))) {
+        for (inputs, outputs) in (8..9000).step_by(8).flat_map(|i| [1, 900, 2000].map(|o| (i, o))) {
             let Ok(tiling) = Tiling::new([inputs, outputs], 132) else { continue };
-            assert!(tiling.steps * WARPS * SLICE >= inputs && tiling.shared_bytes() <= SHARED);
-            assert!(outputs.div_ceil(tiling.tile_h) <= 132, "{tiling:?}");
+            let Tiling { tile_h, cluster, steps } = tiling;
+            assert!(steps * cluster * WARPS * SLICE >= inputs, "{tiling:?}");
+            assert!(tiling.shared_bytes() <= SHARED, "{tiling:?}");
+            assert!((outputs.div_ceil(tile_h)..=132).contains(&tiling.blocks(outputs)));
         }
         assert_eq!(size_of::<Params>(), 72);
     }

@@ -70,9 +70,10 @@ impl Next {
 /// 2048/8192, up to 0.4 more, with 18, at 896/4864, 0.8 more.
 const FEW_STAGES: usize = 8;
 
-/// Bytes of weights that come at a pace and are under way to a multiprocessor at any time: what memory gives it in 1.2 µs,
-/// which is a third more than an answer takes. 61 KiB are 0.6 µs more at 896/4864.
-const UNDER_WAY: usize = 40 * 1024;
+/// Bytes of weights that come at a pace and are under way to a multiprocessor at any time, beside a ring of down weights and
+/// beside down weights in registers: what memory gives it in 1.2 or 0.9 µs, where an answer takes 0.9. At 896/4864
+/// beside registers 20, 40 and 61 KiB are 0.4, 0.1 and 0.9 µs more with one token, beside a ring 61 are 0.1.
+const UNDER_WAY: [usize; 2] = [40 * 1024, 30 * 1024];
 
 /// Tokens per tile, features, and blocks that work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -283,8 +284,13 @@ impl Tiling {
 
     /// Stages of weights under way, where they come at a pace: fewer than there are. 0: all.
     fn under_way(self) -> usize {
+        let bytes = match self.config.next {
+            Next::Unknown | Next::SkinnyGemm => return 0,
+            Next::SkinnyGemmBeside => UNDER_WAY[0],
+            Next::RegisterGemmBeside => UNDER_WAY[1],
+        };
         let stage = 2 * self.tile_h * TILE_K * 2;
-        if self.shares() { (UNDER_WAY / stage).min(self.stages() - 1).max(1) } else { 0 }
+        (bytes / stage).min(self.stages() - 1).max(1)
     }
 
     /// As many as fit.
@@ -304,6 +310,11 @@ impl Tiling {
         self.config.next.shared_beside().is_some()
     }
 
+    /// Whether the threads that multiply ask for x.
+    fn x_at_once(self) -> bool {
+        self.config.next == Next::RegisterGemmBeside
+    }
+
     fn releases_at_once(self) -> bool {
         self.config.next != Next::Unknown && self.stages() < FEW_STAGES
     }
@@ -319,6 +330,8 @@ struct Params {
     last_x: TensorMap,
     gate: TensorMap,
     up: TensorMap,
+    x_rows: u64,
+    x_stride: i64,
     extents: Extents,
     epilogue: Epilogue,
 }
@@ -336,9 +349,10 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
         define("SHARED_BYTES", tiling.shared_bytes()),
         define("RELEASE_AT_ONCE", tiling.releases_at_once()),
         define("UNDER_WAY", tiling.under_way()),
+        define("X_AT_ONCE", tiling.x_at_once()),
     ];
-    let [i, j, k, l, m, n, o, q, r] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r])
+    let [i, j, k, l, m, n, o, q, r, s] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s])
 }
 
 pub(super) fn function(
@@ -371,6 +385,8 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         last_x,
         gate,
         up,
+        x_rows: call.x.data,
+        x_stride: call.x.stride,
         extents: call.extents(cuda, tile, cuda.facts().sm_count),
         epilogue: call.epilogue(),
     };
@@ -473,7 +489,7 @@ mod tests {
                 for leaving in config.before_down() {
                     let room = match leaving.next {
                         Next::SkinnyGemmBeside => 122 * 1024,
-                        Next::RegisterGemmBeside => 218 * 1024,
+                        Next::RegisterGemmBeside => 208 * 1024,
                         _ => continue,
                     };
                     let tiling = leaving.tiling(shape(16, count, orientation));
