@@ -19,8 +19,9 @@ const WAYS: [&str; 2] = [
 ];
 /// That of up to 8 tokens whose down weights fit into registers.
 const REGISTERS: &str = "sm90_skinny_gated_gemm 16xfitted beside sm90_register_gemm";
-/// As plans name the first two.
+/// As plans name the first two, and the third.
 const KERNEL: &str = "sm90_skinny_gated_gemm + sm90_skinny_gemm";
+const REGISTERS_KERNEL: &str = "sm90_skinny_gated_gemm + sm90_register_gemm";
 
 /// The device, if it is of sm_90a, or nothing after saying why.
 fn hopper() -> Option<Cuda> {
@@ -203,7 +204,7 @@ fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix
 fn a_record_makes_it_the_plan() {
     let Some(cuda) = hopper() else { return };
     WAYS.iter().for_each(|way| record_makes_plan(&cuda, way, KERNEL, [5, 30], 32));
-    record_makes_plan(&cuda, REGISTERS, "sm90_skinny_gated_gemm + sm90_register_gemm", [5, 8], 8);
+    record_makes_plan(&cuda, REGISTERS, REGISTERS_KERNEL, [5, 8], 8);
 }
 
 /// `most`: tokens, of which a record says that this way is the fastest, as of 8.
@@ -282,27 +283,33 @@ fn replay(layer: &Mlp<bf16>, m: usize, inputs: &[Matrix<bf16>; 2], expected: &[M
 #[test]
 fn x_in_the_middle_of_a_row() {
     let Some(cuda) = hopper() else { return };
-    let case = Case { bias: true, ..Case::new(Op::Mlp, [12, 104, 70], DType::Bf16) };
+    x_anywhere(&cuda, WAYS[1], KERNEL, [12, 104]);
+    x_anywhere(&cuda, REGISTERS, REGISTERS_KERNEL, [7, 40]);
+}
+
+fn x_anywhere(cuda: &Cuda, way: &str, kernel: &str, [m, k]: [usize; 2]) {
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [m, k, 72], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let tuned = common::preferring(&cuda, dir.path(), WAYS[1], &[parameters.mlp().problem(12)]);
+    let tuned = common::preferring(cuda, dir.path(), way, &[parameters.mlp().problem(m)]);
     let (stream, layer) = (tuned.stream(), Mlp::new(&tuned, &parameters.mlp()).unwrap());
-    assert_eq!(layer.plan(12).kernel, KERNEL);
-    let x = random::normal_matrix::<bf16>(9, 12, 104, 1.0).unwrap();
+    assert_eq!(layer.plan(m).kernel, kernel);
+    let x = random::normal_matrix::<bf16>(9, m, k, 1.0).unwrap();
     let reference = bounds::mlp(x.view(), &parameters.mlp()).unwrap();
-    for (width, at) in [(104, 0), (120, 8), (120, 3), (109, 5)] {
-        let mut all = vec![bf16::from_f32(f32::NAN); 12 * width];
-        for (row, x) in all.chunks_mut(width).zip(x.as_slice().chunks(104)) {
-            row[at..at + 104].copy_from_slice(x);
+    for (wider, at) in [(0, 0), (16, 8), (16, 3), (5, 5)] {
+        let width = k + wider;
+        let mut all = vec![bf16::from_f32(f32::NAN); m * width];
+        for (row, x) in all.chunks_mut(width).zip(x.as_slice().chunks(k)) {
+            row[at..at + k].copy_from_slice(x);
         }
-        let all = Matrix::from_vec(all, 12, width).unwrap();
+        let all = Matrix::from_vec(all, m, width).unwrap();
         let around = DeviceMatrix::from_host(&stream, all.view()).unwrap();
-        let mut y = DeviceMatrix::<bf16>::new(&stream, 12, 104).unwrap();
+        let mut y = DeviceMatrix::<bf16>::new(&stream, m, k).unwrap();
         y.buffer_mut().poison(0xFF).unwrap();
         layer
-            .forward(&stream, around.view().cols_range(at..at + 104).unwrap(), y.view_mut())
+            .forward(&stream, around.view().cols_range(at..at + k).unwrap(), y.view_mut())
             .unwrap();
         let judgement = reference.judge(MatrixRef::from(&y.to_host().unwrap())).unwrap();
-        assert!(judgement.passed(), "{width} {at}: {judgement:?}");
+        assert!(judgement.passed(), "{way}, {width} {at}: {judgement:?}");
     }
 }
