@@ -24,7 +24,9 @@
 // multiprocessor with one of those, weights come at a pace, UNDER_WAY stages at a time. This kernel then begins while the
 // one before multiplies, and 140 KB that a multiprocessor asks for at once take 4 µs to come, behind which that one's
 // tokens would wait; x is then asked for by a warp of its own, as soon as it is there. Or, with X_AT_ONCE, by all threads
-// that multiply, as much of it as the ring has room for.
+// that multiply, as much of it as the ring has room for. In a block whose second kernel follows on the same multiprocessors
+// they do so where stages are few and large. For a layer of its own that is 0.5 % less at 4096 × 14336 with 16 and 64
+// tokens, and 1 % more at 2048 × 8192 with 16: it is not done.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
 // of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an

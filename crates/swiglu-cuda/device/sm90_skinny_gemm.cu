@@ -26,7 +26,8 @@
 // that exist whatever the ring held before: neither depends on others, and both are dropped.
 //
 // Compile-time: ELEMENT 1|2; TILE_M 8, 16 or 32, at least the number of tokens; TILE_H a multiple of 8 up to 64;
-// PANELS; WARPGROUPS; STAGES, a multiple of these; SHARED_BYTES as the host computed them. M, H and K are run-time values.
+// PANELS; WARPGROUPS; STAGES, a multiple of these; UNDER_WAY, stages of weights under way at any time, even and less than
+// STAGES, 0 for as many; SHARED_BYTES as the host computed them. M, H and K are run-time values.
 //
 // Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
 // tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
@@ -47,7 +48,9 @@
 // Side by side is a loss where weights are many: the rings are half as long, and four stages of 30 KB are few. The next
 // idea: there stages of half the k, or tokens in a ring of their own, which are up to two thirds of what stages hold.
 // Since then the first kernel's weights come at a pace beside this one, which lets the next grid go before its own wait:
-// 10.0 at 896/4864 with 1 to 8 tokens and 11.1 with 16, and where weights are many a greater loss, 29.9 at 2048/8192.
+// 10.0 at 896/4864 with 1 to 8 tokens and 11.1 with 16, and where weights are many a greater loss, 29.9 at 2048/8192. And
+// alone at most 128 KiB of weights are under way, so that tokens do not come behind a whole ring: at 2048/8192 1 and 2 % less
+// with 1 and 8 tokens, nothing with 16; at 4096/14336 0.8 % less, with the first kernel's at a pace too (decode-clusters).
 //
 // Refuted: asking for the first down weights with cp.async.bulk.prefetch, an eighth to half of the second-level cache, when
 // the gated kernel ends (27.1 and 26.9 without, 87.9 and 87.2 without; half of it costs 2 µs at 2048/8192); stages
@@ -75,6 +78,8 @@ constexpr int kTokensAt = kPanels * kWeightBytes;
 constexpr int kStageBytes = kTokensAt + kPanels * kTokenBytes;
 constexpr int kStages = STAGES;
 static_assert(kStages % kWarpgroups == 0 && kWarpgroups % kFeeders == 0, "a stage stays with its warps");
+constexpr u32 kUnderWay = UNDER_WAY;
+static_assert(kUnderWay < kStages && kUnderWay % kFeeders == 0, "a feeder waits for its own stages, one round of them");
 // What the instruction reads behind the last stage's last features.
 constexpr int kBehindFeatures = (64 - kTileH) * kLineBytes - kPanels * kTokenBytes;
 constexpr int kBehindRing = kBehindFeatures > 0 ? kBehindFeatures : 0;
@@ -100,13 +105,15 @@ typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Rin
 // Stages of k. The last may have panels behind its end, which are zeros.
 INLINE u32 turns(const Extents& e) { return ceiling_divide(e.k, kPanels * kTileK); }
 
-// Asks for a panel's `bytes`, for every panel of the stages of one of the feeders: `load(to, barrier, k)`.
-template <class Load>
+// Asks for a panel's `bytes`, for every panel of the stages of one of the feeders: `load(to, barrier, k)`. At most
+// MOST stages are under way, where that is not 0.
+template <u32 MOST, class Load>
 INLINE void feed(const Extents& e, const Ring& ring, u32 feeder, u32 at, u32 pitch, u32 bytes, Load load) {
   const u32 all = turns(e);
 #pragma unroll 1
   for (u32 turn = feeder; turn < all; turn += kFeeders) {
     ptx::barrier_wait(ring.empty_barrier(turn), Ring::parity(turn) ^ 1);
+    if (MOST != 0 && turn >= MOST) ptx::barrier_wait(ring.full_barrier(turn - MOST), Ring::parity(turn - MOST));
     const u32 full = ring.full_barrier(turn), to = ring.stage(turn) + at;
     ptx::barrier_arrive_expect(full, kPanels * bytes);
 #pragma unroll
@@ -204,7 +211,7 @@ INLINE void produce(const Sm90SkinnyGemmParams& p, const Ring& ring) {
   const u32 warp = (threadIdx.x - kConsumers) / 32;
   if (warp < kFeeders) {
     const u64 policy = ptx::policy_evict_first();
-    feed(p.extents, ring, warp, 0, kWeightBytes, kWeightBytes, [&](u32 to, u32 full, int k) {
+    feed<kUnderWay>(p.extents, ring, warp, 0, kWeightBytes, kWeightBytes, [&](u32 to, u32 full, int k) {
       ptx::tensor_load(to, &p.weights, full, k, blockIdx.x * kTileH, policy);
     });
     // The next grid may read weights from here on: the kernel before this one has waited for all that wrote them before
@@ -213,7 +220,7 @@ INLINE void produce(const Sm90SkinnyGemmParams& p, const Ring& ring) {
   } else {
     ptx::grid_dependency_wait();
     const u32 bytes = p.extents.m * kLineBytes;
-    feed(p.extents, ring, warp - kFeeders, kTokensAt, kTokenBytes, bytes,
+    feed<0>(p.extents, ring, warp - kFeeders, kTokensAt, kTokenBytes, bytes,
          [&](u32 to, u32 full, int k) { ptx::tensor_load(to, &p.tokens, full, k, 0); });
   }
 }

@@ -93,6 +93,9 @@ fn one_to_thirty_two_tokens() {
     // Several stages of weights under way, and more steps than that and than the ring has.
     let paced = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 1000, 40 * sms], DType::Bf16) };
     assert_eq!(common::judge(two[1], [1, 12].into_iter().map(paced)), 2);
+    // The same of the down weights.
+    let long = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 600, 3000], DType::Bf16) };
+    assert_eq!(common::judge(two[0], [2, 16].into_iter().map(long)), 2);
     let more = Case::new(Op::Mlp, [33, 64, 64], DType::Bf16);
     let layer = Case { m: 4, op: Op::GatedLinear, ..more };
     let single = Case { m: 4, dtype: DType::F32, ..more };

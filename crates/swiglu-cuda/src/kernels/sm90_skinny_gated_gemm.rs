@@ -74,6 +74,13 @@ const FEW_STAGES: usize = 8;
 /// beside down weights in registers: what memory gives it in 1.2 or 0.9 µs, where an answer takes 0.9. At 896/4864
 /// beside registers 20, 40 and 61 KiB are 0.4, 0.1 and 0.9 µs more with one token, beside a ring 61 are 0.1.
 const UNDER_WAY: [usize; 2] = [40 * 1024, 30 * 1024];
+/// Where the multiprocessor is this kernel's alone and stages are few. A ring of 200 KB that is asked for at once takes 6 µs
+/// to come, x behind it, and memory idles for an answer's time when it has. At 4096/14336 82.3 µs with one
+/// token, where it was 83.0, and 83.5 with 64 KiB; with more stages, at 2048/8192, nothing or 0.4 more.
+const UNDER_WAY_ALONE: usize = 96 * 1024;
+
+/// Bytes of a stage's barriers where weights come at a pace.
+const PACED_BARRIERS: usize = 24;
 
 /// Tokens per tile, features, and blocks that work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -253,7 +260,7 @@ impl Tiling {
         };
         let producers = match crowded {
             true => 128,
-            false if self.shares() => 64,
+            false if self.paced() => 64,
             false => 32,
         };
         self.warpgroups() * 128 + producers
@@ -277,15 +284,25 @@ impl Tiling {
         behind_half.saturating_sub(self.config.tile_m) * TILE_K * 2
     }
 
+    /// Whether weights come at a pace.
+    fn paced(self) -> bool {
+        match self.config.next {
+            Next::Unknown => false,
+            Next::SkinnyGemm => self.fitting(PACED_BARRIERS) < FEW_STAGES,
+            Next::SkinnyGemmBeside | Next::RegisterGemmBeside => true,
+        }
+    }
+
     /// Of a stage: one more where weights come at a pace.
     fn barrier_bytes(self) -> usize {
-        if self.shares() { 24 } else { 16 }
+        if self.paced() { PACED_BARRIERS } else { 16 }
     }
 
     /// Stages of weights under way, where they come at a pace: fewer than there are. 0: all.
     fn under_way(self) -> usize {
         let bytes = match self.config.next {
-            Next::Unknown | Next::SkinnyGemm => return 0,
+            _ if !self.paced() => return 0,
+            Next::Unknown | Next::SkinnyGemm => UNDER_WAY_ALONE,
             Next::SkinnyGemmBeside => UNDER_WAY[0],
             Next::RegisterGemmBeside => UNDER_WAY[1],
         };
@@ -295,8 +312,12 @@ impl Tiling {
 
     /// As many as fit.
     pub(crate) fn stages(self) -> usize {
-        (self.shared_limit() - 1024 - self.behind_ring())
-            / (self.stage_bytes() + self.barrier_bytes())
+        self.fitting(self.barrier_bytes())
+    }
+
+    /// Stages, with so many bytes of barriers each.
+    fn fitting(self, barriers: usize) -> usize {
+        (self.shared_limit() - 1024 - self.behind_ring()) / (self.stage_bytes() + barriers)
     }
 
     /// What a launch asks for. Two blocks that leave room must not share a multiprocessor: others would be empty.
