@@ -333,7 +333,8 @@ impl Simd for Avx2 {
 }
 
 /// Sums of 16 bits, as an instruction that the compiler does not look into: it rearranges chains of additions into
-/// trees whose parts do not fit the registers, which takes a fifth more instructions with two rows of inputs.
+/// trees whose parts do not fit the registers. On a Zen 3 quantised weights took 1.03 times as long so with one token,
+/// with four 1.1 to 1.2 times in Q4_K.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_shorts(a: __m256i, b: __m256i) -> __m256i {
