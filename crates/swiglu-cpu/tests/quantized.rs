@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 use swiglu_core::{
-    Activation, BlockType, Element, Matrix, MatrixRef, QuantizedGatedLinearParams, QuantizedMatrix,
-    QuantizedRef, bf16, random,
+    Activation, BlockType, DType, Element, Matrix, MatrixRef, QuantizedGatedLinearParams,
+    QuantizedMatrix, QuantizedRef, bf16, bounds, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, quantized_types};
 
@@ -68,6 +68,62 @@ fn weights_are_read_back<T: Element>() {
                         // A sum of zeros has either sign.
                         let at = format!("{isa} {block} m = {m}: output {o}, input {k}");
                         assert_eq!(got.to_f32(), want.to_f32(), "{at}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Weights and inputs whose products are as large as they can be, so that sums come closest to the ends of 16 and
+/// 32 bits, and runs in which one input is far above the others.
+#[test]
+fn extremes_keep_to_the_bound() {
+    const COLS: usize = 512;
+    // Digits of 8 bits that are all 127, all −127, and 127 or −127 before two that are −128 or 127; digits of 16
+    // bits that are 2¹⁴ and −2¹⁵; the least and the largest of a binade.
+    let constants = [0x7F_7F7F, -0x7F_7F7F, 0x7E_7F80, -0x7E_8081, 0x3FFF_8000, 1, 0xFF_FFFF];
+    let rows = 2 * constants.len() + 1;
+    let value = |r: usize, i: usize| match constants.get(r / 2) {
+        Some(&c) if r.is_multiple_of(2) || (i / 2).is_multiple_of(2) => c as f32,
+        Some(&c) => -c as f32,
+        None if i == 40 => 1e6,
+        None => random::normal(1, i as u64),
+    };
+    let x: Vec<f32> = (0..rows * COLS).map(|i| value(i / COLS, i % COLS)).collect();
+    let x = Matrix::from_vec(x, rows, COLS).unwrap();
+    for block in quantized_types().iter().filter_map(|kind| kind.block()) {
+        for byte in [0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0] {
+            let outputs = 19;
+            let mut data = vec![byte; outputs * COLS / block.elements() * block.bytes()];
+            for b in data.chunks_exact_mut(block.bytes()) {
+                let first = if block == BlockType::Q6_K { 208 } else { 0 };
+                b[first..first + 2].copy_from_slice(&0x3C00_u16.to_le_bytes());
+                if block.has_minimum() {
+                    b[2..4].copy_from_slice(&0x3400_u16.to_le_bytes());
+                }
+            }
+            let gate = QuantizedRef::new(block, &data, outputs, COLS).unwrap();
+            let zeros = vec![0; data.len()];
+            let up = QuantizedRef::new(block, &zeros, outputs, COLS).unwrap();
+            let ones = vec![1.0; outputs];
+            let mut params =
+                QuantizedGatedLinearParams::new(gate, up, Activation::BILINEAR, DType::F32);
+            params.up_bias = Some(&ones);
+            for isa in Isa::available() {
+                let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(1) }).unwrap();
+                let layer = GatedLinear::<f32>::quantized(&cpu, &params).unwrap();
+                for m in [1, 2, 3, rows] {
+                    for first in (0..=rows - m).step_by(m) {
+                        let x = x.view().rows_range(first, m).unwrap();
+                        let mut y = Matrix::zeros(m, outputs).unwrap();
+                        layer.forward(x, y.view_mut()).unwrap();
+                        let judged = bounds::quantized_gated_linear(x, &params).unwrap();
+                        let judged = judged.judge(y.view()).unwrap();
+                        assert!(
+                            judged.worst_ratio <= 1.0,
+                            "{isa} {block} {byte:#x} {first} {m}: {judged:?}"
+                        );
                     }
                 }
             }

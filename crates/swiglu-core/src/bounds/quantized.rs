@@ -6,9 +6,9 @@
 //! Σ(|d·q| + |m|)·|x|, which is Σ|w||x| for types without a minimum. A term then passes the roundings
 //! of its product, of at most one addition per other term, of one more per block whose minimum is
 //! joined, and of its scalings: by a sub-block's scale, by the block's, and the weight's own where it
-//! is decoded first. Inputs may be integers of 30 bits and a sign with a common power of two for the
-//! 32 of a run, so that products with integer weights are exact: as the largest has at least 29 bits,
-//! each is then off by up to 2⁻³⁰ of it. Integer weights may also be multiplied as bfloat16 by dot
+//! is decoded first. Inputs may be integers of 23 bits and a sign with a common power of two for the
+//! 32 of a run, so that products with integer weights are exact: each is then off by up to [`FIXED_POINT`]
+//! of the largest. Integer weights may also be multiplied as bfloat16 by dot
 //! products of pairs, with one scaling per scale of a block, which rounds no more often: products are
 //! exact, and a term passes the additions of its run and one for each run. Those instructions flush
 //! subnormals of inputs and sums to zero, see [`FLUSHED`].
@@ -28,7 +28,7 @@ use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef,
 /// How a kernel takes x and h, the inputs of products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockInputs {
-    /// As they are, or in runs of 32 as fixed-point numbers of 30 bits and a sign; bfloat16 also with
+    /// As they are, or in runs of 32 as fixed-point numbers of at least 23 bits and a sign; bfloat16 also with
     /// subnormals flushed, of sums too.
     Exact,
     /// Rounded to q·d in blocks as long as those of the weights, with q an integer of 8 bits and
@@ -39,9 +39,10 @@ pub enum BlockInputs {
 
 /// Features that share a minimum, in every type that has one; every block is whole runs of them.
 const MINIMUM: usize = 32;
-/// Half a unit of a fixed-point number of 30 bits and a sign, relative to the largest, which may be as
-/// little as half of what the 30 bits hold.
-const FIXED_POINT: f64 = 1.0 / (1u64 << 30) as f64;
+/// Half a unit of a fixed-point number of 23 bits and a sign, relative to the largest of its run. In three
+/// signed bytes the largest number is 0x7F7F7F; of a run whose largest input would be above that, numbers have a unit
+/// twice as large, and the largest may be as little as half of it.
+const FIXED_POINT: f64 = 1.0 / 0x7F_7F7F as f64;
 /// What flushing subnormals costs an input of bfloat16. Where integers q are multiplied as q·2⁻¹³, so
 /// that the products of a run cannot overflow before the result does, a sum that is flushed is below
 /// 2⁻¹²⁶·2¹³ in units of q. An addition of a term with q = 0 changes nothing, so each flushed one has

@@ -290,9 +290,9 @@ k_blocks!(Q5_K, |group, v, run, q| S::or(
     fifth_bits::<S>(word::<S, Self>(group, 11 + run / 2 * 10 + run % 2, v), q)
 ));
 
-/// 256 values of 6 bits, a signed scale for each 16. Words 0 to 3 are the scales; twelve for each
-/// pair of runs follow: eight of nibbles, then two for each run, with bit pair t of byte b of word j
-/// completing feature b of quad 4j + t.
+/// 256 values of 6 bits, a signed scale for each 16. Words 0 to 3 are the scales; six for each run follow, three for
+/// each of its spans: the lower six bits of their bytes are its first three quads, and the upper two, from the first
+/// word's on, the bits of the fourth from the lowest on.
 pub(super) struct Q6_K;
 
 impl Blocks for Q6_K {
@@ -318,15 +318,12 @@ impl Blocks for Q6_K {
     unsafe fn quad<S: Simd>(group: *const u8, v: usize, run: usize, q: usize) -> S::I {
         // SAFETY: the caller's.
         unsafe {
-            let low = pair_nibbles!(group, v, run, q, from 4 by 12);
-            let high = word::<S, Self>(group, 12 + run / 2 * 12 + run % 2 * 2 + q / 4, v);
-            let high = match q % 4 {
-                0 => S::shl(high, 4),
-                1 => S::shl(high, 2),
-                2 => high,
-                _ => S::shr(high, 2),
-            };
-            S::or(low, S::and(high, S::words(bytes(0x30))))
+            let at = |t: usize| word::<S, Self>(group, 4 + 6 * run + q / 4 * 3 + t, v);
+            let top = |t: usize| S::shr(S::and(at(t), S::words(bytes(0xC0))), 6 - 2 * t as u32);
+            match q % 4 {
+                3 => S::or(S::or(top(0), top(1)), top(2)),
+                t => S::and(at(t), S::words(bytes(63))),
+            }
         }
     }
     #[inline(always)]
@@ -397,13 +394,11 @@ fn q6_k_words(b: &[u8; 210], emit: &mut impl FnMut(u32)) {
         let (half, r) = (run / 4, run % 4);
         low[half * 16 + r % 2 * 8 + q] >> (4 * (r / 2)) & bytes(15)
     };
-    for pair in 0..4 {
-        (0..8).for_each(|q| emit(nibble(2 * pair, q) | nibble(2 * pair + 1, q) << 4));
-        for run in [2 * pair, 2 * pair + 1] {
-            for j in 0..2 {
-                let bits = |t: usize| high[run / 4 * 8 + 4 * j + t] >> (2 * (run % 4)) & bytes(3);
-                emit((0..4).fold(0, |word, t| word | bits(t) << (2 * t)));
-            }
-        }
+    let quad = |run: usize, q: usize| {
+        nibble(run, q) | (high[run / 4 * 8 + q] >> (2 * (run % 4)) & bytes(3)) << 4
+    };
+    for (run, span) in (0..16).map(|i| (i / 2, i % 2)) {
+        let fourth = quad(run, 4 * span + 3);
+        (0..3).for_each(|t| emit(quad(run, 4 * span + t) | (fourth >> (2 * t) & bytes(3)) << 6));
     }
 }

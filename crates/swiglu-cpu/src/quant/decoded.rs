@@ -3,6 +3,9 @@
 //! A chunk is decoded into a buffer that stays in the second-level cache while all blocks of rows
 //! pass over it and prefetch the next chunk's quantised bytes. Decoding costs about 5.5 vector
 //! operations for 16 weights, a row half a cycle: from some ten rows on the tiles bind.
+//!
+//! With AVX2 on a Zen 3 chunks of 16 KiB, which stay in the first-level cache, take 0.85 to 0.96 of the time of
+//! 256 KiB with 3 to 6 rows and the same with 16.
 
 use std::marker::PhantomData;
 
@@ -12,6 +15,9 @@ use super::blocks::{Blocks, WithBlocks, byte, runs, with_blocks};
 use super::{QuantizedPanels, RUN, Weights};
 use crate::gemm::{Ahead, CHUNK_BYTES, Chunk, PackedRows, fetches};
 use crate::simd::{Kernel, Simd};
+
+/// Bytes of a decoded chunk, or at least a group, where rows are few because products of bytes take long.
+const NEAR_CHUNK_BYTES: usize = 16 << 10;
 
 /// The sums of one panel over many rows.
 pub(crate) struct DecodedSums {
@@ -50,7 +56,8 @@ impl Kernel for DecodedSums {
         let Weights { block, start, end, groups } = self.weights;
         let group_bytes = 2 * S::LANES * block.bytes();
         let step_bytes = 2 * S::LANES * size_of::<f32>();
-        let chunk = CHUNK_BYTES / (step_bytes * block.elements());
+        let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
+        let chunk = (chunk_bytes / (step_bytes * block.elements())).max(1);
         let steps = groups * block.elements();
         let mut first = 0;
         loop {

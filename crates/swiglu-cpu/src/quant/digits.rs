@@ -1,12 +1,12 @@
-//! Input rows for quantised weights: fixed-point numbers of four 8-bit digits.
+//! Input rows for quantised weights: fixed-point numbers in digits.
 //!
 //! Each run of 32 inputs has a common scale, a power of two chosen by the largest of them. An input is
-//! `scale · (p₃·2²⁴ + p₂·2¹⁶ + p₁·2⁸ + p₀)` with signed digits: 30 bits and a sign, where the
-//! significand of `f32` has 24, so that every input of at least a 64th of the run's largest is exact
-//! and the others are off by at most 2⁻³⁰ of it. The digits of four inputs in one word are what the
-//! byte dot product takes, and sums over a run are exact. (This is not the quantisation of
-//! activations to 8 bits that kernels for such weights usually start with: nothing of x is lost
-//! that summation in `f32` would keep, except far below the run's largest.)
+//! `scale` times an integer in signed digits, see [`Digits`], and sums over a run are exact. Integers have
+//! 30 bits and a sign where a digit costs little, so that every input of at least a 64th of the run's largest
+//! is exact and the others are off by at most 2⁻³⁰ of it, and otherwise 23 bits and a sign: inputs are then
+//! off by at most 1.004 · 2⁻²³ of the run's largest, about what `f32` itself is off by for the largest. The
+//! digits of four inputs in one word are what byte products take. (This is not the quantisation of activations
+//! to 8 bits that kernels for such weights usually start with: that is off by 2⁻⁸ of the largest.)
 
 use std::ops::Range;
 
@@ -16,19 +16,61 @@ use super::RUN;
 use crate::panels::SendPtr;
 use crate::simd::{Kernel, Simd};
 
-/// Digits of a number.
+/// The most digits of a number.
 pub(super) const DIGITS: usize = 4;
-/// Bits of the largest number of a run.
-const BITS: i32 = 30;
+
+/// The digits of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Digits {
+    /// Of 8 bits, word p of a quad holds digit p of its inputs. For dot products of bytes in one instruction.
+    FourBytes,
+    /// As those, the last word unused. For small weights whose products are first summed in 16 bits.
+    ThreeBytes,
+    /// Of 16 bits: lower digits of inputs 0 and 2, of 1 and 3, then the upper ones. For weights of 8 bits, whose
+    /// products with bytes do not fit 16 bits.
+    TwoHalves,
+}
+
+impl Digits {
+    /// For weights from which `offset` is subtracted: 128 says that they have 8 bits.
+    pub(super) const fn of<S: Simd>(offset: u32) -> Self {
+        match offset {
+            _ if !S::SHORT_SUMS => Digits::FourBytes,
+            128 => Digits::TwoHalves,
+            _ => Digits::ThreeBytes,
+        }
+    }
+
+    /// Bits of the largest number of a run.
+    pub(super) const fn bits(self) -> i32 {
+        if matches!(self, Digits::ThreeBytes) { 23 } else { 30 }
+    }
+
+    /// What is added to the bits of the largest input before its exponent is taken: from 0xFEFEFF · 2ⁿ on, half of
+    /// which is above 0x7F7F7F, the largest number of three signed bytes, it is the next one.
+    const fn margin(self) -> u32 {
+        if matches!(self, Digits::ThreeBytes) { 0x01_0101 } else { 0 }
+    }
+
+    /// Half of the range of each digit but the last: adding it makes them unsigned.
+    const fn half_ranges(self) -> u32 {
+        match self {
+            Digits::FourBytes => 0x0080_8080,
+            Digits::ThreeBytes => 0x8080,
+            Digits::TwoHalves => 0x8000,
+        }
+    }
+}
 
 /// 32 inputs of one row.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Run {
-    /// Digit p of the four inputs of quad q.
+    /// The digits of the four inputs of quad q.
     pub(super) digits: [[u32; DIGITS]; 8],
-    /// What sums over the two halves of the run begin with: −offset · Σ digits. Where the run is one
-    /// span, that of both is in the first.
+    /// What sums over the two halves of the run begin with, −offset · Σ digits: with four digits a sum for each,
+    /// otherwise one for the lower 16 bits and one for the upper. Where the run is one span, that of both halves is
+    /// in the first.
     pub(super) start: [[u32; DIGITS]; 2],
     /// The common scale; NaN where an input is infinite or NaN.
     pub(super) scale: f32,
@@ -70,6 +112,7 @@ impl<T: Element> Kernel for PackUnits<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let PackUnits(task, range) = self;
+        let digits = Digits::of::<S>(task.offset);
         let runs = task.x.cols() / RUN;
         let per_row = runs.div_ceil(UNIT_RUNS);
         for unit in range {
@@ -80,7 +123,7 @@ impl<T: Element> Kernel for PackUnits<'_, T> {
                 unsafe {
                     let out = task.out.get().cast::<Run>().add(row * runs + run);
                     let x = x.as_ptr().add(run * RUN);
-                    pack_run::<S, T>(x, task.offset, task.halves, &mut *out);
+                    pack_run::<S, T>(x, digits, (task.offset, task.halves), &mut *out);
                 }
             }
         }
@@ -89,7 +132,12 @@ impl<T: Element> Kernel for PackUnits<'_, T> {
 
 /// Fills `out` with the 32 inputs at `x`.
 #[inline(always)]
-unsafe fn pack_run<S: Simd, T: Element>(x: *const T, offset: u32, halves: bool, out: &mut Run) {
+unsafe fn pack_run<S: Simd, T: Element>(
+    x: *const T,
+    digits: Digits,
+    (offset, halves): (u32, bool),
+    out: &mut Run,
+) {
     let mut values = [0.0f32; RUN];
     // SAFETY: `x` and `values` hold 32 values, a multiple of every vector.
     unsafe {
@@ -100,8 +148,8 @@ unsafe fn pack_run<S: Simd, T: Element>(x: *const T, offset: u32, halves: bool, 
     let largest = values.iter().fold(0, |max, v| (v.to_bits() & 0x7FFF_FFFF).max(max));
     let finite = largest < f32::INFINITY.to_bits();
     // largest < 2^exponent; the shift is limited to where every subnormal is a whole number.
-    let exponent = (largest >> 23).max(1).cast_signed() - 126;
-    let shift = if finite { (BITS - exponent).min(149) } else { 0 };
+    let exponent = ((largest + digits.margin()) >> 23).cast_signed() - 126;
+    let shift = if finite { (digits.bits() - exponent).min(149) } else { 0 };
     // 2^shift and 2^−shift may lie outside the exponents of f32; their halves do not.
     let [a, b] = [shift / 2, shift - shift / 2];
     let (up_a, up_b) = (S::V::splat(power(a)), S::V::splat(power(b)));
@@ -114,12 +162,18 @@ unsafe fn pack_run<S: Simd, T: Element>(x: *const T, offset: u32, halves: bool, 
                 let at = half * RUN / 2 + i;
                 let v = S::load_f32(values.as_ptr().add(at)).mul(up_a).mul(up_b);
                 let v = if finite { v } else { S::V::splat(0.0) };
-                // Adding half of each digit's range makes the lower three unsigned.
-                let half_ranges = S::words(0x0080_8080);
-                let digits = S::xor(S::add_words(S::f32_to_words(v), half_ranges), half_ranges);
-                let digits = S::transpose_bytes(digits);
-                S::store_words(out.digits.as_mut_ptr().cast::<u32>().add(at).cast(), digits);
-                total = S::dot::<true>(total, S::words(0x0101_0101), digits);
+                let half_ranges = S::words(digits.half_ranges());
+                let words = S::xor(S::add_words(S::f32_to_words(v), half_ranges), half_ranges);
+                let words = if digits == Digits::TwoHalves {
+                    let words = S::transpose_halves(words);
+                    total = S::add_halves(total, words, S::words(0x0001_0001));
+                    words
+                } else {
+                    let words = S::transpose_bytes(words);
+                    total = S::dot::<true>(total, S::words(0x0101_0101), words);
+                    words
+                };
+                S::store_words(out.digits.as_mut_ptr().cast::<u32>().add(at).cast(), words);
             }
             S::store_words(sums.as_mut_ptr().cast(), total);
         }
@@ -130,10 +184,16 @@ unsafe fn pack_run<S: Simd, T: Element>(x: *const T, offset: u32, halves: bool, 
             total[i % DIGITS] = total[i % DIGITS].wrapping_add(u32::from_le(*s));
         }
     }
+    let totals = totals.map(|t| match digits {
+        Digits::FourBytes => t,
+        Digits::ThreeBytes => [t[0].wrapping_add(t[1] << 8), t[2], 0, 0],
+        Digits::TwoHalves => [t[0].wrapping_add(t[1]), t[2].wrapping_add(t[3]), 0, 0],
+    });
     let both: [u32; DIGITS] = std::array::from_fn(|p| totals[0][p].wrapping_add(totals[1][p]));
     let starts = if halves { totals } else { [both; 2] };
     out.start = starts.map(|half| half.map(|s| s.wrapping_mul(offset).wrapping_neg()));
-    let number = both.iter().rfold(0i64, |sum, &p| (sum << 8) + i64::from(p.cast_signed()));
+    let bits = if digits == Digits::FourBytes { 8 } else { 16 };
+    let number = both.iter().rfold(0i64, |sum, &p| (sum << bits) + i64::from(p.cast_signed()));
     out.scale = if finite { power(-a) * power(-b) } else { f32::NAN };
     out.sum = number as f32 * power(-a) * power(-b);
     if !finite {

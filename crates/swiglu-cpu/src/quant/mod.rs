@@ -83,7 +83,11 @@ pub(crate) fn digit_rows_max(isa: Isa, dtype: DType, block: BlockType) -> usize 
     match simd::dot_rows(isa) {
         rows if takes_pairs(isa, dtype) => rows,
         // Without dot products of bytes.
-        1 => 3,
+        _ if simd::short_sums(isa) => match block {
+            BlockType::Q4_0 | BlockType::Q4_1 | BlockType::Q4_K => 5,
+            BlockType::Q5_K | BlockType::Q8_0 => 4,
+            _ => 3,
+        },
         rows if block == BlockType::Q6_K => 2 * rows + 1,
         rows => 4 * rows,
     }

@@ -3,8 +3,9 @@
 use swiglu_core::{Element, Matrix, bf16, f16, random};
 
 use super::RUN;
-use super::digits::{PackDigits, PackUnits, Run, row_bytes, units};
+use super::digits::{Digits, PackDigits, PackUnits, Run, row_bytes, units};
 use crate::panels::SendPtr;
+use crate::simd::{Kernel, Simd, dispatch};
 use crate::{Isa, compiled};
 
 fn packed<T: Element>(isa: Isa, x: &Matrix<T>, offset: u32, halves: bool) -> Vec<Run> {
@@ -18,15 +19,35 @@ fn packed<T: Element>(isa: Isa, x: &Matrix<T>, offset: u32, halves: bool) -> Vec
     out
 }
 
-/// The number that the digits of input `i` stand for, without the scale.
-fn number(run: &Run, i: usize) -> i64 {
-    let digit = |p: usize| i64::from(run.digits[i / 4][p].to_le_bytes()[i % 4].cast_signed());
-    (0..4).map(|p| digit(p) << (8 * p)).sum()
+/// How a façade takes inputs for weights with this offset.
+struct DigitsOf(u32);
+
+impl Kernel for DigitsOf {
+    type Output = Digits;
+    unsafe fn run<S: Simd>(self) -> Digits {
+        Digits::of::<S>(self.0)
+    }
 }
 
-/// Runs of ordinary values, of widely different ones, of subnormals, zeros and the largest there are.
+/// The number that the digits of input `i` stand for, without the scale.
+fn number(run: &Run, i: usize, digits: Digits) -> i64 {
+    let words = &run.digits[i / 4];
+    let byte = |p: usize| i64::from(words[p].to_le_bytes()[i % 4].cast_signed());
+    let half = |p: usize| {
+        let word = words[2 * p + i % 2].to_le_bytes();
+        i64::from(i16::from_le_bytes([word[i % 4 / 2 * 2], word[i % 4 / 2 * 2 + 1]]))
+    };
+    match digits {
+        Digits::FourBytes => (0..4).map(|p| byte(p) << (8 * p)).sum(),
+        Digits::ThreeBytes => (0..3).map(|p| byte(p) << (8 * p)).sum(),
+        Digits::TwoHalves => half(0) + (half(1) << 16),
+    }
+}
+
+/// Runs of ordinary values, of widely different ones, of subnormals, zeros and the largest there are, and of
+/// values around the largest number of three signed bytes.
 fn inputs<T: Element>() -> Matrix<T> {
-    let kinds = 7;
+    let kinds = 8;
     let value = |run: usize, i: usize| {
         let normal = random::normal(run as u64, i as u64);
         let few = random::bits(9, (run * RUN + i) as u64) % 60;
@@ -36,6 +57,7 @@ fn inputs<T: Element>() -> Matrix<T> {
             3 => normal * f32::MIN_POSITIVE,
             4 => 0.0,
             5 => f32::from_bits((random::bits(5, i as u64) % 0x7F) as u32),
+            6 => normal.signum() * (0x00FE_FEF0 + (run + i) as u32 % 32) as f32 / 1024.0,
             _ => normal.signum() * T::DTYPE.max_finite() as f32,
         }
     };
@@ -47,20 +69,28 @@ fn inputs<T: Element>() -> Matrix<T> {
 fn digits_are_the_inputs<T: Element>(isa: Isa) {
     let x = inputs::<T>();
     for (offset, halves) in [(0, false), (128, false), (32, true)] {
+        // SAFETY: the façade is available.
+        let digits = unsafe { dispatch(isa, DigitsOf(offset)) };
         for (run, values) in packed(isa, &x, offset, halves).iter().zip(x.as_slice().chunks(RUN)) {
             let scale = f64::from(run.scale);
             let largest = values.iter().fold(0.0f64, |max, v| max.max(v.to_f64().abs()));
             for (i, v) in values.iter().enumerate() {
-                let (v, error) = (v.to_f64(), number(run, i) as f64 * scale - v.to_f64());
-                let exact = v.abs() >= largest / 64.0;
-                let limit = if exact { 0.0 } else { largest * 0.5f64.powi(30) };
+                let number = number(run, i, digits);
+                let (v, error) = (v.to_f64(), number as f64 * scale - v.to_f64());
+                let limit = match digits {
+                    Digits::ThreeBytes => largest * 1.004 * 0.5f64.powi(23),
+                    _ if v.abs() >= largest / 64.0 => 0.0,
+                    _ => largest * 0.5f64.powi(30),
+                };
                 assert!(error.abs() <= limit, "{isa} {v:e} is off by {error:e} of {largest:e}");
             }
-            let total =
-                |range: std::ops::Range<usize>| -> i64 { range.map(|i| number(run, i)).sum() };
+            let total = |range: std::ops::Range<usize>| -> i64 {
+                range.map(|i| number(run, i, digits)).sum()
+            };
             assert_eq!(run.sum, total(0..RUN) as f32 * run.scale, "{isa}");
-            let starts = run.start.map(|digits| {
-                let of = |p: usize| i64::from(digits[p].cast_signed()) << (8 * p);
+            let starts = run.start.map(|starts| {
+                let bits = if digits == Digits::FourBytes { 8 } else { 16 };
+                let of = |p: usize| i64::from(starts[p].cast_signed()) << (bits * p);
                 (0..4).map(of).sum::<i64>()
             });
             let expected = match halves {

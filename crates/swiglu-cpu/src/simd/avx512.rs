@@ -240,6 +240,29 @@ macro_rules! common {
                 _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(order))
             })
         }
+        #[inline(always)]
+        fn add_products(acc: __m512i, u: __m512i, s: __m512i) -> __m512i {
+            lanes!(_mm512_add_epi16(acc, _mm512_maddubs_epi16(u, s)))
+        }
+        #[inline(always)]
+        fn products(u: __m512i, s: __m512i) -> __m512i {
+            lanes!(_mm512_maddubs_epi16(u, s))
+        }
+        #[inline(always)]
+        fn add_halves(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+            lanes!(_mm512_add_epi32(acc, _mm512_madd_epi16(a, b)))
+        }
+        #[inline(always)]
+        fn bytes_to_halves(u: __m512i) -> [__m512i; 2] {
+            lanes!([_mm512_and_si512(u, _mm512_set1_epi16(0xFF)), _mm512_srli_epi16::<8>(u)])
+        }
+        #[inline(always)]
+        fn transpose_halves(a: __m512i) -> __m512i {
+            lanes!({
+                let order = _mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 2, 3, 10, 11, 6, 7, 14, 15);
+                _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(order))
+            })
+        }
     };
 }
 
@@ -378,6 +401,7 @@ pub(crate) struct Avx512Bf16;
 impl Simd for Avx512Bf16 {
     common!();
     const DOT_ROWS: usize = 3;
+    const SHORT_SUMS: bool = false;
     const PAIR_DOTS: bool = true;
 
     #[inline(always)]

@@ -107,6 +107,9 @@ pub(crate) trait Simd: Copy + 'static {
     /// Whether loops over quantised weights are written out; where the compiler makes vectors of
     /// lanes itself that takes it minutes.
     const WRITTEN_OUT: bool = true;
+    /// Whether [`Simd::dot`] is several instructions, so that products of small integers are rather
+    /// summed in 16 bits first.
+    const SHORT_SUMS: bool = true;
     /// Whether [`Simd::accumulate_pairs`] is one instruction.
     const PAIR_DOTS: bool = false;
 
@@ -183,6 +186,18 @@ pub(crate) trait Simd: Copy + 'static {
     /// `acc + Σ u·s` of the four bytes of each word, those of `u` unsigned, those of `s` signed. With
     /// SMALL the bytes of `u` are below 128.
     fn dot<const SMALL: bool>(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// In each half of every word `acc + u·s` of its two bytes, those of `u` unsigned, those of `s` signed;
+    /// no sum leaves 16 bits.
+    fn add_products(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// [`Simd::add_products`] to nothing.
+    fn products(u: Self::I, s: Self::I) -> Self::I;
+    /// `acc + a·b` of the two halves of each word, as signed integers.
+    fn add_halves(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Bytes 0 and 2 of every word, then bytes 1 and 3, as unsigned halves of a word.
+    fn bytes_to_halves(u: Self::I) -> [Self::I; 2];
+    /// Groups of four words rearranged: the lower halves of words 0 and 2, of 1 and 3, then the upper
+    /// halves of 0 and 2, of 1 and 3.
+    fn transpose_halves(a: Self::I) -> Self::I;
     /// Bytes 0 and 2 of every word, then bytes 1 and 3, as pairs of bfloat16: (byte − OFFSET) times
     /// [`INTEGER_UNIT`], which is exact.
     #[inline(always)]
@@ -320,6 +335,10 @@ constant! {
 constant! {
     /// Rows that share one decoding of quantised weights.
     dot_rows, DOT_ROWS: usize
+}
+constant! {
+    /// Whether products of small integers are summed in 16 bits.
+    short_sums, SHORT_SUMS: bool
 }
 constant! {
     /// Whether dot products of bfloat16 pairs are one instruction.

@@ -128,6 +128,18 @@ fn halves(v: F32x8) -> (F32x8, F32x8) {
     (F32x8(lower), F32x8(upper))
 }
 
+/// The lower and the upper half, as signed integers.
+#[inline(always)]
+fn halves_of(w: u32) -> [i16; 2] {
+    [w as u16, (w >> 16) as u16].map(u16::cast_signed)
+}
+
+#[inline(always)]
+fn join_halves(h: [i16; 2]) -> u32 {
+    let [lower, upper] = h.map(|h| u32::from(h.cast_unsigned()));
+    lower | upper << 16
+}
+
 /// Plain Rust.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -274,6 +286,38 @@ impl Simd for Portable {
             let group = &a[i / 4 * 4..][..4];
             (0..4).fold(0, |word, f| word | byte(group[f], i % 4) << (8 * f))
         })
+    }
+    #[inline(always)]
+    fn transpose_halves(a: Words) -> Words {
+        from_fn(|i| {
+            let (first, shift) = (i / 4 * 4 + i % 2, i % 4 / 2 * 16);
+            a[first] >> shift & 0xFFFF | a[first + 2] >> shift << 16
+        })
+    }
+    #[inline(always)]
+    fn add_products(acc: Words, u: Words, s: Words) -> Words {
+        let half = |i: usize, h: usize| {
+            let [u, s] = [u[i], s[i]].map(u32::to_le_bytes);
+            let product = |b: usize| i16::from(u[b]) * i16::from(s[b].cast_signed());
+            halves_of(acc[i])[h] + product(2 * h) + product(2 * h + 1)
+        };
+        from_fn(|i| join_halves([half(i, 0), half(i, 1)]))
+    }
+    #[inline(always)]
+    fn products(u: Words, s: Words) -> Words {
+        Self::add_products([0; LANES], u, s)
+    }
+    #[inline(always)]
+    fn add_halves(acc: Words, a: Words, b: Words) -> Words {
+        from_fn(|i| {
+            let ([a0, a1], [b0, b1]) =
+                (halves_of(a[i]).map(i32::from), halves_of(b[i]).map(i32::from));
+            acc[i].wrapping_add((a0 * b0).wrapping_add(a1 * b1).cast_unsigned())
+        })
+    }
+    #[inline(always)]
+    fn bytes_to_halves(u: Words) -> [Words; 2] {
+        [0, 8].map(|n| u.map(|w| w >> n & 0x00FF_00FF))
     }
     #[inline(always)]
     fn dot<const SMALL: bool>(acc: Words, u: Words, s: Words) -> Words {

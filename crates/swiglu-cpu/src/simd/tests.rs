@@ -274,6 +274,53 @@ impl<const BITS: u32, const OFFSET: u32> Bytes for Integer<BITS, OFFSET> {
 }
 
 impl Words {
+    /// Operations on halves of words. Sums of 16 bits are given what they hold.
+    #[inline(always)]
+    unsafe fn halves<S: Simd>() {
+        let small = |w: u32| w & 0x3F3F_3F3F;
+        let products = |acc: [i64; 2], u: u32, s: u32| {
+            let (u, s) = (small(u).to_le_bytes(), s.to_le_bytes());
+            let product = |b: usize| i64::from(u[b]) * i64::from(s[b].cast_signed());
+            word_of([0, 1].map(|h| acc[h] + product(2 * h) + product(2 * h + 1)))
+        };
+        let with_small = |u| S::and(u, S::words(small(u32::MAX)));
+        // SAFETY: the caller's.
+        unsafe {
+            Self::check::<S>(
+                "products",
+                |_, b, c| S::products(with_small(b), c),
+                |_, b, c, i| products([0; 2], b[i], c[i]),
+            );
+            // Of two times 63 · 128 a sum may be 16128 away from its beginning.
+            let begin = |w: u32| w & 0x3FFF_3FFF;
+            Self::check::<S>(
+                "add_products",
+                |a, b, c| S::add_products(S::and(a, S::words(begin(u32::MAX))), with_small(b), c),
+                |a, b, c, i| products(halves_of(begin(a[i])), b[i], c[i]),
+            );
+            Self::check::<S>("add_halves", S::add_halves, |a, b, c, i| {
+                let (b, c) = (halves_of(b[i]), halves_of(c[i]));
+                (i64::from(a[i]) + b[0] * c[0] + b[1] * c[1]) as u32
+            });
+            for (half, n) in [(0, 0), (1, 8)] {
+                Self::check::<S>(
+                    "bytes_to_halves",
+                    |a, _, _| S::bytes_to_halves(a)[half],
+                    |a, _, _, i| a[i] >> n & 0x00FF_00FF,
+                );
+            }
+            Self::check::<S>(
+                "transpose_halves",
+                |a, _, _| S::transpose_halves(a),
+                |a, _, _, i| {
+                    let group = &a[i / 4 * 4..][..4];
+                    let half = |w: u32| w >> (i % 4 / 2 * 16) & 0xFFFF;
+                    half(group[i % 2]) | half(group[i % 2 + 2]) << 16
+                },
+            );
+        }
+    }
+
     /// All bytes of so many bits, in every place.
     #[inline(always)]
     unsafe fn bytes_as_bf16<S: Simd, U: Bytes>() {
@@ -300,6 +347,17 @@ impl Words {
             }
         }
     }
+}
+
+/// The two halves of a word.
+fn halves_of(w: u32) -> [i64; 2] {
+    [w as u16, (w >> 16) as u16].map(|h| h.cast_signed().into())
+}
+
+/// Two sums of 16 bits as a word.
+fn word_of(halves: [i64; 2]) -> u32 {
+    let [lower, upper] = halves.map(|h| u32::from(i16::try_from(h).unwrap().cast_unsigned()));
+    lower | upper << 16
 }
 
 fn dot_of_bytes(acc: u32, u: u32, s: u32) -> u32 {
@@ -351,6 +409,7 @@ impl Kernel for Words {
                     u32::from_le_bytes([0, 1, 2, 3].map(|f: usize| group[f].to_le_bytes()[i % 4]))
                 },
             );
+            Self::halves::<S>();
             Self::bytes_as_bf16::<S, Integer<4, 8>>();
             Self::bytes_as_bf16::<S, Integer<5, 16>>();
             Self::bytes_as_bf16::<S, Integer<6, 32>>();
