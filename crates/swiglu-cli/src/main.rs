@@ -42,7 +42,11 @@ impl Verdict {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(usage) if usage.use_stderr() => usage.exit(),
+        Err(help) => return end_of_help(print(&help)),
+    };
     let mut terminal = Terminal::new(&cli.output);
     let result = cli.verb.execute(&mut terminal).and_then(|verdict| {
         terminal.flush()?;
@@ -63,6 +67,23 @@ fn main() -> ExitCode {
             let _ = writeln!(io::stderr(), "{line}");
             ExitCode::from(2)
         }
+    }
+}
+
+/// Prints what `--help` or `--version` asked for.
+fn print(help: &clap::Error) -> io::Result<()> {
+    help.print()?;
+    io::stdout().flush()
+}
+
+/// Printed, but for a reader who has seen enough.
+fn end_of_help(printed: io::Result<()>) -> ExitCode {
+    match printed {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: standard output: {error}");
+            ExitCode::from(2)
+        }
+        _ => ExitCode::SUCCESS,
     }
 }
 

@@ -278,7 +278,8 @@ fn outputs_that_cannot_be_written_leave_nothing() {
 #[cfg(target_os = "linux")]
 #[test]
 fn what_has_no_room_is_named() {
-    for args in [&["info"][..], &["completions", "zsh"]] {
+    let helps = [&["--help"][..], &["--version"], &["help", "lab"]];
+    for args in [&["info"][..], &["completions", "zsh"]].into_iter().chain(helps) {
         let full = std::fs::File::create("/dev/full").expect("every Linux has it");
         let mut command = support::command();
         let refused = support::end(command.args(args).stdout(full));
@@ -296,6 +297,21 @@ fn what_is_read_is_not_written_over() {
         run(&[option, read, "--output", read, "--force"]).refused(&["reads that file"]);
         assert_eq!(std::fs::read(read).unwrap(), before);
     }
+    // Names that say more than a file, or look so.
+    let numbered = files.write("a#b#c.npy", npy(2, 4, &[0.5; 8]));
+    let tensor = format!("{layer}#w");
+    for (given, output) in [(&numbered, &numbered), (&tensor, &layer)] {
+        let args = ["--weights", STORIES, "--input", given, "--output", output, "--force"];
+        run(&args).refused(&["reads that file"]);
+        let args = [&args[..2], &["--input", &input, "--reference", given], &args[4..]].concat();
+        run(&args).refused(&["reads that file"]);
+    }
+}
+
+#[test]
+fn a_script_is_no_document() {
+    let message = swiglu(&["completions", "bash", "--json"]).refused_as_json();
+    assert!(message.contains("leave the option out"), "{message}");
 }
 
 #[test]

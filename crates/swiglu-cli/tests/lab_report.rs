@@ -66,6 +66,11 @@ fn a_report_does_not_replace_what_is_not_its_own() {
     let ended = swiglu(&["lab", "report", "--lab", &lab, "--out", out.to_str().unwrap()]);
     ended.refused(&["mine", "not a report", "choose another directory"]);
     swiglu(&["lab", "report", "--lab", "/nowhere", "--out", "x"]).refused(&["/nowhere"]);
+    // Before the lab is read.
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let args = ["lab", "report", "--lab", "/nowhere", "--out", file.to_str().unwrap()];
+    swiglu(&args).refused(&["--out", "it is a file", "directory"]);
 }
 
 #[test]

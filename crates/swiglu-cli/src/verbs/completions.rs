@@ -1,5 +1,6 @@
 //! `swiglu completions`: a script for a shell.
 
+use anyhow::bail;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
@@ -17,6 +18,9 @@ pub(crate) fn completions(
     args: &CompletionsArgs,
     terminal: &mut Terminal,
 ) -> anyhow::Result<Verdict> {
+    if terminal.json() {
+        bail!("--json: a script for a shell is no JSON document; leave the option out");
+    }
     // Into memory first: the generator panics where a pipe is closed early.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "swiglu", &mut script);

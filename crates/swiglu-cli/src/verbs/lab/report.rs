@@ -30,6 +30,10 @@ struct Document {
 }
 
 pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let shown = args.out.display();
+    if args.out.exists() && !args.out.is_dir() {
+        bail!("--out {shown}: it is a file; expected a new or empty directory, or an old report");
+    }
     let site = Site::gather(&args.places.lab()?, &args.places.records()?)?;
     let written = site.write(&args.out)?;
     let index = Shown::from(args.out.join("index.html"));

@@ -87,9 +87,13 @@ impl RunArgs {
             bail!("{shown}: exists already; remove it or give --force");
         }
         let here = path.canonicalize()?;
-        let parts = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
-        let read = parts.map(|part| Path::new(part.split('#').next().unwrap_or(part)));
-        let mut read = read.chain(self.weights.weights.as_deref());
+        let specs = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
+        // The file of a tensor, or one with `#` in its own name.
+        let files = specs.flat_map(|spec| {
+            let of_tensor = spec.rsplit_once('#').map(|(file, _)| file);
+            [Some(spec.as_str()), of_tensor].into_iter().flatten()
+        });
+        let mut read = files.map(Path::new).chain(self.weights.weights.as_deref());
         match read.find(|file| file.canonicalize().is_ok_and(|file| file == here)) {
             Some(_) => bail!("--output {shown}: this run reads that file; give another name"),
             None => Ok(()),
