@@ -106,7 +106,7 @@ INLINE void multiply(Sums& d, const Fragments& tokens, const Fragments& weights)
   }
 }
 
-// A pair of sums over COUNT parts, in their order; one lies kSumsBytes behind the other.
+// A pair of sums over COUNT parts, in their order; each lies DISTANCE bytes behind the one before.
 template <int COUNT, int DISTANCE>
 INLINE OutputPair add_up(u32 at) {
   OutputPair sum = {};
@@ -119,7 +119,8 @@ INLINE OutputPair add_up(u32 at) {
   return sum;
 }
 
-// The sums of this block's part of k go to the blocks whose features they are of: the address of their parts there.
+// The sums of this block's part of k go to the blocks that have their features, each to the place of this block there.
+// Who waits for them acquires at the block's scope, as for copies of the copy engine that another block asked for.
 INLINE void hand_over(u32 shared, u32 group, u32 pair) {
   const OutputPair sum = add_up<kWarps, kSumsBytes>(shared + group * kWarps * kSumsBytes + pair * 8);
   const u32 owner = group / kOwnGroups;

@@ -25,7 +25,7 @@
 // one before multiplies, and 140 KB that a multiprocessor asks for at once take 4 µs to come, behind which that one's
 // tokens would wait; x is then asked for by a warp of its own, as soon as it is there. Or, with X_AT_ONCE, by all threads
 // that multiply, as much of it as the ring has room for. In a block whose second kernel follows on the same multiprocessors
-// they do so where stages are few and large. For a layer of its own that is 0.5 % less at 4096 × 14336 with 16 and 64
+// weights come at a pace where stages are few and large. For a layer of its own that is 0.5 % less at 4096 × 14336 with 16 and 64
 // tokens, and 1 % more at 2048 × 8192 with 16: it is not done.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
@@ -260,7 +260,8 @@ struct Producer {
 INLINE void bring_first_x(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, const LineCopies<kConsumers>& x) {
   const int all = ceiling_divide(p.extents.k, kTileK);
   x.copy(0, all < kStages ? all : kStages, [&](int step) { return ring.base + step * kStageBytes + kXAt; });
-  // The next grid may begin: see below. Its weights are behind x.
+  // The next grid may read weights from here on, as where x comes through the copy engine: all before this one have ended.
+  // They come behind x.
   if (threadIdx.x == 0) ptx::grid_dependency_launch();
   ptx::copy_async_commit();
   ptx::copy_async_wait<0>();

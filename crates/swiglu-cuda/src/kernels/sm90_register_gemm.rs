@@ -35,7 +35,7 @@ const VECTOR: usize = 8;
 const MOST_REGISTERS: usize = 72;
 /// Features that a block multiplies at most: its own, and those of the others of its cluster.
 const MOST_MULTIPLIED: usize = 32;
-/// Blocks that share k at least: multiprocessors come in pairs.
+/// The smallest cluster: multiprocessors come in pairs.
 const PAIR: usize = 2;
 /// Bytes of the sums of a group, of one warp.
 const SUMS: usize = MOST_TOKENS * GROUP * size_of::<f32>();

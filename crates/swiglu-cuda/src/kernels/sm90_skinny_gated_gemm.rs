@@ -72,7 +72,7 @@ const FEW_STAGES: usize = 8;
 
 /// Bytes of weights that come at a pace and are under way to a multiprocessor at any time, beside a ring of down weights and
 /// beside down weights in registers: what memory gives it in 1.2 or 0.9 µs, where an answer takes 0.9. At 896/4864
-/// beside registers 20, 40 and 61 KiB are 0.4, 0.1 and 0.9 µs more with one token, beside a ring 61 are 0.1.
+/// beside registers 20, 40 and 61 KiB are 0.3, 0.1 and 0.9 µs more with one token, beside a ring 61 are 0.1.
 const UNDER_WAY: [usize; 2] = [40 * 1024, 30 * 1024];
 /// Where the multiprocessor is this kernel's alone and stages are few. A ring of 200 KB that is asked for at once takes 6 µs
 /// to come, x behind it, and memory idles for an answer's time when it has. At 4096/14336 82.3 µs with one
