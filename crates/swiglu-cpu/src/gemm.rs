@@ -255,9 +255,7 @@ impl Pass {
                 let mut left = self.steps;
                 while left >= SETS {
                     for set in &mut acc {
-                        for line in (0..step_bytes).step_by(64) {
-                            S::prefetch(w.wrapping_add(STREAM_AHEAD + line), Fetch::Once);
-                        }
+                        S::prefetch_lines(w.wrapping_add(STREAM_AHEAD), step_bytes.div_ceil(64));
                         step::<S, T, ROWS>(set, x, w);
                         (x, w) = (x.add(ROWS), w.add(step_bytes));
                     }

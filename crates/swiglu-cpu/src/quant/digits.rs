@@ -2,11 +2,14 @@
 //!
 //! Each run of 32 inputs has a common scale, a power of two chosen by the largest of them. An input is
 //! `scale` times an integer in signed digits, see [`Digits`], and sums over a run are exact. Integers have
-//! 30 bits and a sign where a digit costs little, so that every input of at least a 64th of the run's largest
-//! is exact and the others are off by at most 2⁻³⁰ of it, and otherwise 23 bits and a sign: inputs are then
-//! off by at most 1.004 · 2⁻²³ of the run's largest, about what `f32` itself is off by for the largest. The
+//! 23 bits and a sign, in three bytes: inputs are then off by at most 1.004 · 2⁻²³ of the run's largest, about
+//! what `f32` itself is off by for the largest. In two digits of 16 bits, which weights of 8 bits take where byte
+//! products are not one instruction, integers have 30 bits and a sign. The
 //! digits of four inputs in one word are what byte products take. (This is not the quantisation of activations
 //! to 8 bits that kernels for such weights usually start with: that is off by 2⁻⁸ of the largest.)
+//!
+//! Refuted: four bytes, 30 bits, where byte products are one instruction. What is gained is far below the rounding of
+//! results; on a Zen 4, where arithmetic binds, 1.25 times as long (Q4_0, one row and four).
 
 use std::ops::Range;
 
@@ -16,15 +19,13 @@ use super::RUN;
 use crate::panels::SendPtr;
 use crate::simd::{Kernel, Simd};
 
-/// The most digits of a number.
-pub(super) const DIGITS: usize = 4;
+/// Words of the digits of four inputs.
+pub(super) const WORDS: usize = 4;
 
 /// The digits of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Digits {
-    /// Of 8 bits, word p of a quad holds digit p of its inputs. For dot products of bytes in one instruction.
-    FourBytes,
-    /// As those, the last word unused. For small weights whose products are first summed in 16 bits.
+    /// Of 8 bits, word p of a quad holds digit p of its inputs, the last word is unused.
     ThreeBytes,
     /// Of 16 bits: lower digits of inputs 0 and 2, of 1 and 3, then the upper ones. For weights of 8 bits, whose
     /// products with bytes do not fit 16 bits.
@@ -34,11 +35,7 @@ pub(super) enum Digits {
 impl Digits {
     /// For weights from which `offset` is subtracted: 128 says that they have 8 bits.
     pub(super) const fn of<S: Simd>(offset: u32) -> Self {
-        match offset {
-            _ if !S::SHORT_SUMS => Digits::FourBytes,
-            128 => Digits::TwoHalves,
-            _ => Digits::ThreeBytes,
-        }
+        if S::SHORT_SUMS && offset == 128 { Digits::TwoHalves } else { Digits::ThreeBytes }
     }
 
     /// Bits of the largest number of a run.
@@ -55,7 +52,6 @@ impl Digits {
     /// Half of the range of each digit but the last: adding it makes them unsigned.
     const fn half_ranges(self) -> u32 {
         match self {
-            Digits::FourBytes => 0x0080_8080,
             Digits::ThreeBytes => 0x8080,
             Digits::TwoHalves => 0x8000,
         }
@@ -67,11 +63,10 @@ impl Digits {
 #[repr(C)]
 pub(super) struct Run {
     /// The digits of the four inputs of quad q.
-    pub(super) digits: [[u32; DIGITS]; 8],
-    /// What sums over the two halves of the run begin with, −offset · Σ digits: with four digits a sum for each,
-    /// otherwise one for the lower 16 bits and one for the upper. Where the run is one span, that of both halves is
-    /// in the first.
-    pub(super) start: [[u32; DIGITS]; 2],
+    pub(super) digits: [[u32; WORDS]; 8],
+    /// What sums over the two halves of the run begin with, −offset · Σ x: of the lower 16 bits of the numbers, then
+    /// of the upper ones. Where the run is one span, that of both halves is in each.
+    pub(super) start: [[u32; 2]; 2],
     /// The common scale; NaN where an input is infinite or NaN.
     pub(super) scale: f32,
     /// The sum of the inputs.
@@ -178,22 +173,20 @@ unsafe fn pack_run<S: Simd, T: Element>(
             S::store_words(sums.as_mut_ptr().cast(), total);
         }
     }
-    let mut totals = [[0u32; DIGITS]; 2];
+    let mut totals = [[0u32; WORDS]; 2];
     for (total, sums) in totals.iter_mut().zip(&sums) {
         for (i, s) in sums[..S::LANES].iter().enumerate() {
-            total[i % DIGITS] = total[i % DIGITS].wrapping_add(u32::from_le(*s));
+            total[i % WORDS] = total[i % WORDS].wrapping_add(u32::from_le(*s));
         }
     }
     let totals = totals.map(|t| match digits {
-        Digits::FourBytes => t,
-        Digits::ThreeBytes => [t[0].wrapping_add(t[1] << 8), t[2], 0, 0],
-        Digits::TwoHalves => [t[0].wrapping_add(t[1]), t[2].wrapping_add(t[3]), 0, 0],
+        Digits::ThreeBytes => [t[0].wrapping_add(t[1] << 8), t[2]],
+        Digits::TwoHalves => [t[0].wrapping_add(t[1]), t[2].wrapping_add(t[3])],
     });
-    let both: [u32; DIGITS] = std::array::from_fn(|p| totals[0][p].wrapping_add(totals[1][p]));
-    let starts = if halves { totals } else { [both; 2] };
+    let [low, high] = [0, 1].map(|p| totals[0][p].wrapping_add(totals[1][p]));
+    let starts = if halves { totals } else { [[low, high]; 2] };
     out.start = starts.map(|half| half.map(|s| s.wrapping_mul(offset).wrapping_neg()));
-    let bits = if digits == Digits::FourBytes { 8 } else { 16 };
-    let number = both.iter().rfold(0i64, |sum, &p| (sum << bits) + i64::from(p.cast_signed()));
+    let number = i64::from(low.cast_signed()) + (i64::from(high.cast_signed()) << 16);
     out.scale = if finite { power(-a) * power(-b) } else { f32::NAN };
     out.sum = number as f32 * power(-a) * power(-b);
     if !finite {

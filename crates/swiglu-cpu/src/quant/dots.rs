@@ -4,20 +4,23 @@
 //! the inputs by byte dot products, a sum for each digit. These sums are exact. They are joined to two
 //! `f32`, each rounded once, and scaled: about five roundings a run where a loop over products has 32.
 //!
-//! Where a byte dot product is several instructions, arithmetic binds and not memory: inputs then have three digits
-//! in place of four, and products with weights of 4 to 6 bits are summed in 16 bits over 8, 4 or 2 quads before they
-//! are widened, one widening for each digit and sum in place of one for each quad. Weights of 8 bits, whose products
-//! do not fit 16 bits, are multiplied in pairs with two digits of 16 bits. AVX2 on a Zen 3, one thread, 4096 → 2048 gated,
-//! times of four digits widened quad by quad in units of these: Q4_0 1.7 to 1.9 with one token and two, Q4_K 1.8, Q6_K 1.3 and
-//! 1.5, Q8_0 1.7 and 2.2.
+//! Where a byte dot product is several instructions, products with weights of 4 to 6 bits are summed in 16 bits over
+//! 8, 4 or 2 quads before they are widened, one widening for each digit and sum in place of one for each quad. Weights
+//! of 8 bits, whose products do not fit 16 bits, are multiplied in pairs with two digits of 16 bits. AVX2 on a Zen 3,
+//! one thread, 4096 → 2048 gated, times of four digits of 8 bits widened quad by quad in units of these: Q4_0 1.7 to 1.9
+//! with one token and two, Q4_K 1.8, Q6_K 1.3 and 1.5, Q8_0 1.7 and 2.2.
 //!
 //! Floors (Zen 5, one core: 10.7 bytes of memory a cycle): Q4_0 has 0.5625 bytes a weight, so 19
-//! weights a cycle. Sixteen weights cost a byte dot product (four digits, 64 weights each), 0.4
-//! operations of decoding and 0.35 of joining and scaling: 1.75 vector operations, of which the two
-//! dot-product units take one; at 1.2 × 16 weights a cycle that is 2.1 of 4 operations, 1.2 of 2.
-//! Q8_0 1.35 operations at 0.63 × 16; Q4_K 1.95 at 1.2 × 16; Q6_K 2.6 at 0.8 × 16. So memory should
-//! bind in every type. Measured at 4096 × 14336, one thread, fraction of the bandwidth of reading in
+//! weights a cycle. Sixteen weights cost three quarters of a byte dot product (three digits, 64 weights each), 0.4
+//! operations of decoding and 0.22 of joining and scaling: 1.37 vector operations; at 1.2 × 16 weights a cycle that is
+//! 1.6 of 4 operations, 0.9 of the 2 of the dot-product units. So memory should bind in every type there. Measured with
+//! four digits at 4096 × 14336, one thread, fraction of the bandwidth of reading in
 //! that run: Q8_0 0.95, Q4_0 1.01, Q4_K 1.00, Q5_K 1.02, Q6_K 1.03.
+//!
+//! A Zen 4 has half the arithmetic and three quarters of the bandwidth. Of a run, a row and a vector the units of
+//! multiplications take 24 dot products and 3 multiplications, two cycles each over two units: 27 cycles, which for 16
+//! rows of a block of 4096 × 14336 in Q4_0 are 42 ms at 3.55 GHz, measured 45. With one row that floor is 38 GB/s of
+//! weights; measured from the cache 33, from memory 24 to 28 where reading reaches 28.
 //!
 //! With two threads, 896 × 4864 in Q4_0, of 158 μs: waking 0.3, packing x 0.4, packing h 1.2, waiting
 //! for the last panels 0.4 and 2; gate and up stream at 0.98 of the bandwidth, down at 0.92. What is
@@ -36,9 +39,14 @@
 //!   and 9 rows, 190, 369, 733 μs where indices take 54, 105, 235.
 //! - With AVX2 the quad of two rows as one piece of assembly, whose twelve sums, weights and products are all sixteen
 //!   registers: 0.6 to 0.9 of the speed; the compiler keeps the sums in memory around it.
-//! - Prefetch 4, 8, 12, 16 KiB ahead: Q4_0 0.75, 0.96, 1.01, 1.01; Q8_0 0.84, 0.97, 0.95, 0.90. A
-//!   line at a time or those of a run at once, to the first-level cache with or without the second:
-//!   within 3 %.
+//! - Prefetch on the Zen 5 to the first-level cache, 4, 8, 12, 16 KiB ahead: Q4_0 0.75, 0.96, 1.01, 1.01; Q8_0 0.84,
+//!   0.97, 0.95, 0.90. A line at a time or those of a run at once, with or without the second-level cache: within 3 %.
+//!   On a Zen 4 see [`streams_wait_in_second`].
+//! - A branch at every line that is asked for, on how: the compiler loads all inputs of a run before the first and stores
+//!   what does not fit the registers. Zen 4, 896 × 4864 in Q4_0 from the cache, one row: 424 μs in place of 283.
+//! - Instructions in closures, as of `array::map`: these are compiled without the façade's features where nothing
+//!   inlines them early enough, and each instruction becomes a call. Q8_0 with AVX2 took 137 ms in place of 9 in builds
+//!   without link-time optimisation.
 
 #![expect(
     clippy::needless_range_loop,
@@ -50,14 +58,16 @@ use std::marker::PhantomData;
 use swiglu_core::F32Lanes;
 
 use super::blocks::{Blocks, Unsigned, WithBlocks, runs, with_blocks};
-use super::digits::{DIGITS, Digits, Run};
+use super::digits::{Digits, Run};
 use super::{QuantizedPanels, Weights};
 use crate::gemm::{Ahead, Blocks as RowBlocks, CHUNK_BYTES};
 use crate::isa::Isa;
-use crate::simd::{Bytes, Fetch, Kernel, Simd, dispatch};
+use crate::simd::{Bytes, Fetch, Kernel, Simd, dispatch, streams_wait_in_second};
 
-/// How far ahead of use streamed weights are asked for.
-const STREAM_AHEAD: usize = 12 << 10;
+/// How far ahead of use streamed weights are asked for, to the second-level cache or else to the first-level one.
+const fn stream_ahead(to_second: bool) -> usize {
+    if to_second { 16 << 10 } else { 12 << 10 }
+}
 
 /// Bytes of a chunk of a panel that several passes find in the first-level cache, where byte products take so long
 /// that the first pass may ask for all of it.
@@ -128,6 +138,7 @@ impl Dots {
         let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
         let chunk = if passes == 1 { groups.max(1) } else { (chunk_bytes / group_bytes).max(1) };
         let row_runs = groups * runs(block);
+        let to_second = S::WRITTEN_OUT && streams_wait_in_second();
         let mut first = 0;
         loop {
             let count = chunk.min(groups - first);
@@ -146,10 +157,19 @@ impl Dots {
                         resume: first > 0,
                         stream: passes == 1 || S::SHORT_SUMS && i == 0,
                     };
+                    macro_rules! tile {
+                        ($rows:literal) => {
+                            match to_second {
+                                true => pass.tile::<S, B, $rows, true>(&mut ahead),
+                                false => pass.tile::<S, B, $rows, false>(&mut ahead),
+                            }
+                        };
+                    }
                     match rows.len() {
-                        1 => pass.tile::<S, B, 1>(&mut ahead),
-                        2 if S::DOT_ROWS >= 2 => pass.tile::<S, B, 2>(&mut ahead),
-                        3 if S::DOT_ROWS >= 3 => pass.tile::<S, B, 3>(&mut ahead),
+                        1 => tile!(1),
+                        2 if S::DOT_ROWS >= 2 => tile!(2),
+                        3 if S::DOT_ROWS >= 3 => tile!(3),
+                        4 if S::DOT_ROWS >= 4 => tile!(4),
                         rows => unreachable!("a block has 1 to {} rows, not {rows}", S::DOT_ROWS),
                     }
                 }
@@ -190,7 +210,10 @@ impl Pass {
     }
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, B: Blocks, const ROWS: usize>(&self, ahead: &mut Ahead) {
+    unsafe fn tile<S: Simd, B: Blocks, const ROWS: usize, const SECOND: bool>(
+        &self,
+        ahead: &mut Ahead,
+    ) {
         let runs = const { runs(B::TYPE) };
         let group_bytes = 2 * S::LANES * B::TYPE.bytes();
         // SAFETY: `w` holds the groups, `x` their runs for ROWS rows, `sums` ROWS rows.
@@ -211,10 +234,17 @@ impl Pass {
                     }
                     let run = i * B::UNROLL;
                     let rows = self.rows::<ROWS>(x);
-                    add_run::<S, B, ROWS>(&mut acc, rows, w, &heads, run, self.stream);
+                    add_run::<S, B, ROWS, SECOND>(&mut acc, rows, w, &heads, run, self.stream);
                     if B::UNROLL == 2 {
                         let rows = self.rows::<ROWS>(x.add(1));
-                        add_run::<S, B, ROWS>(&mut acc, rows, w, &heads, run + 1, self.stream);
+                        add_run::<S, B, ROWS, SECOND>(
+                            &mut acc,
+                            rows,
+                            w,
+                            &heads,
+                            run + 1,
+                            self.stream,
+                        );
                     }
                     x = x.add(B::UNROLL);
                 }
@@ -232,8 +262,8 @@ impl Pass {
 /// Sums of the digits' products: for each row and each of the two vectors.
 #[derive(Clone, Copy)]
 struct Sums<I, const ROWS: usize> {
-    /// As [`Run::start`].
-    words: [[[I; DIGITS]; 2]; ROWS],
+    /// The lower 16 bits' and the upper ones'; where byte products are one instruction, the first three bytes'.
+    words: [[[I; 3]; 2]; ROWS],
     /// Those of a few quads in 16 bits, of three bytes.
     shorts: [[[I; 3]; 2]; ROWS],
 }
@@ -249,10 +279,10 @@ const fn digits_of<S: Simd, B: Blocks>() -> Digits {
     Digits::of::<S>(B::OFFSET)
 }
 
-/// One run of a group. With `stream` the weights that follow some way behind are asked for, a few
-/// lines at a time.
+/// One run of a group. With `stream` the weights that follow some way behind are asked for: to the second-level cache
+/// with SECOND, a few lines at a time, else all at once, because there is a branch in it.
 #[inline(always)]
-unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
+unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize, const SECOND: bool>(
     acc: &mut [[S::V; 2]; ROWS],
     x: [&Run; ROWS],
     w: *const u8,
@@ -263,7 +293,10 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
     const { assert!(B::SPANS == 1 || B::SPANS == 2) };
     let run_bytes = 2 * S::LANES * B::TYPE.bytes() / runs(B::TYPE);
     let lines = run_bytes.div_ceil(64);
-    let ahead = w.wrapping_add(run * run_bytes + STREAM_AHEAD);
+    let ahead = w.wrapping_add(run * run_bytes + const { stream_ahead(SECOND) });
+    if stream && !SECOND && S::WRITTEN_OUT {
+        S::prefetch_lines(ahead, lines);
+    }
     // SAFETY: the caller's pointers hold the rows and the group.
     unsafe {
         // Written out, because shifts and words of a quad depend on its number.
@@ -272,9 +305,9 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
                 let mut sums = start::<S, B, ROWS>(&x, $span);
                 if S::WRITTEN_OUT {
                     $(
-                        if stream {
+                        if stream && SECOND {
                             for line in $q * lines / 8..($q + 1) * lines / 8 {
-                                S::prefetch(ahead.wrapping_add(64 * line), Fetch::Once);
+                                S::prefetch(ahead.wrapping_add(64 * line), Fetch::Second);
                             }
                         }
                         add_quad::<S, B, ROWS>(&mut sums, &x, w, run, $q);
@@ -288,7 +321,7 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
                     let scale = B::scale::<S>(&heads[v], run, $span);
                     for r in 0..ROWS {
                         let x_scale = S::V::splat(x[r].scale);
-                        let joined = joined::<S, B>(sums.words[r][v]);
+                        let joined = joined::<S>(sums.words[r][v]);
                         acc[r][v] = S::accumulate(acc[r][v], joined.mul(scale), x_scale);
                     }
                 }
@@ -316,19 +349,22 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize>(
 #[inline(always)]
 fn start<S: Simd, B: Blocks, const ROWS: usize>(x: &[&Run; ROWS], span: usize) -> Sums<S::I, ROWS> {
     let zero = S::words(0);
-    let mut sums = Sums { words: [[[zero; DIGITS]; 2]; ROWS], shorts: [[[zero; 3]; 2]; ROWS] };
-    let digits = const { digits_of::<S, B>() };
-    let words = if digits == Digits::FourBytes { DIGITS } else { 2 };
+    let mut sums = Sums { words: [[[zero; 3]; 2]; ROWS], shorts: [[[zero; 3]; 2]; ROWS] };
     if B::OFFSET != 0 {
         for r in 0..ROWS {
-            for p in 0..words {
-                let start = S::words(x[r].start[span][p]);
-                sums.words[r][0][p] = start;
-                sums.words[r][1][p] = start;
+            let [low, high] = x[r].start[span];
+            for v in 0..2 {
+                sums.words[r][v][0] = S::words(low);
+                sums.words[r][v][const { upper::<S>() }] = S::words(high);
             }
         }
     }
     sums
+}
+
+/// Which of [`Sums::words`] is that of the upper bits.
+const fn upper<S: Simd>() -> usize {
+    if S::SHORT_SUMS { 1 } else { 2 }
 }
 
 /// Four inputs of all rows.
@@ -343,7 +379,7 @@ unsafe fn add_quad<S: Simd, B: Blocks, const ROWS: usize>(
     // SAFETY: the caller's group.
     let u = unsafe { [B::quad::<S>(w, 0, run, q), B::quad::<S>(w, 1, run, q)] };
     match const { digits_of::<S, B>() } {
-        Digits::FourBytes => add_bytes::<S, B, ROWS>(sums, x, u, q),
+        Digits::ThreeBytes if !S::SHORT_SUMS => add_bytes::<S, B, ROWS>(sums, x, u, q),
         Digits::ThreeBytes => {
             let quads = const { short_quads(Unsigned::<B>::BITS) };
             add_shorts::<S, ROWS>(sums, x, u, q, q.is_multiple_of(quads));
@@ -362,7 +398,7 @@ fn digit<S: Simd>(x: &Run, q: usize, p: usize) -> S::I {
     unsafe { S::splat_word(&x.digits[q][p]) }
 }
 
-/// Four inputs as four bytes.
+/// Four inputs as three bytes.
 #[inline(always)]
 fn add_bytes<S: Simd, B: Blocks, const ROWS: usize>(
     sums: &mut Sums<S::I, ROWS>,
@@ -371,7 +407,7 @@ fn add_bytes<S: Simd, B: Blocks, const ROWS: usize>(
     q: usize,
 ) {
     for r in 0..ROWS {
-        for p in 0..DIGITS {
+        for p in 0..3 {
             let digit = digit::<S>(x[r], q, p);
             for v in 0..2 {
                 let sum = &mut sums.words[r][v][p];
@@ -385,7 +421,7 @@ fn add_bytes<S: Simd, B: Blocks, const ROWS: usize>(
     }
 }
 
-/// Four inputs as three bytes, the first ones of a sum or not.
+/// As [`add_bytes`] in 16 bits, the first ones of a sum or not.
 #[inline(always)]
 fn add_shorts<S: Simd, const ROWS: usize>(
     sums: &mut Sums<S::I, ROWS>,
@@ -432,7 +468,8 @@ fn add_halves<S: Simd, const ROWS: usize>(
     u: [S::I; 2],
     q: usize,
 ) {
-    let u = u.map(S::bytes_to_halves);
+    // Not by `map`, see above.
+    let u = [S::bytes_to_halves(u[0]), S::bytes_to_halves(u[1])];
     for r in 0..ROWS {
         for p in 0..2 {
             for half in 0..2 {
@@ -446,15 +483,11 @@ fn add_halves<S: Simd, const ROWS: usize>(
     }
 }
 
-/// The sum of a run of inputs, in units of x's scale and the weights'. Of four digits a sum has at most 20 bits, so
-/// that two of them joined fit a word.
+/// The sum of a run of inputs, in units of x's scale and the weights'. Sums of a byte's products have at most 20 bits,
+/// so that two of them joined fit a word.
 #[inline(always)]
-fn joined<S: Simd, B: Blocks>(sums: [S::I; DIGITS]) -> S::V {
-    let [low, high] = if const { matches!(digits_of::<S, B>(), Digits::FourBytes) } {
-        let pair = |p: usize| S::add_words(S::shl(sums[p + 1], 8), sums[p]);
-        [pair(0), pair(2)]
-    } else {
-        [sums[0], sums[1]]
-    };
+fn joined<S: Simd>(sums: [S::I; 3]) -> S::V {
+    let low = if S::SHORT_SUMS { sums[0] } else { S::add_words(S::shl(sums[1], 8), sums[0]) };
+    let high = sums[const { upper::<S>() }];
     S::accumulate(S::words_to_f32(low), S::words_to_f32(high), S::V::splat(65536.0))
 }

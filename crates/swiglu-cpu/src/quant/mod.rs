@@ -74,22 +74,26 @@ pub(crate) fn takes_pairs(isa: Isa, dtype: DType) -> bool {
 
 /// Up to this many rows weights are multiplied as integers.
 ///
-/// Measured with AVX-512-BF16 and one thread, 768 × 2048, μs of a block with weights in cache. f32, digits
-/// against decoded with 7, 9 and 12 rows: Q4_0 299/404, 383/477, 520/599; Q5_K 367/422, 448/487, 593/599;
-/// Q6_K 416/422, 518/491, 686/602. bf16, digits against pairs with 3 and 4 rows: Q4_K 144/130, 194/153;
-/// Q6_K 183/153, 241/166; Q8_0 (576 × 1536) 77/84, 94/95. From memory, where each group of rows takes the
-/// weights once more, digits win up to 3: 2048 × 5632 with 3 and 4 rows Q8_0 1035/1440, 1627/1468.
+/// Measured on a Zen 4, one thread, weights from memory, 4096 × 14336, ms of a block. AVX-512 in f32, digits against
+/// decoded with 16, 32, 64 and 128 rows: Q4_0 46/62, 101/119, 211/220, 383/416; Q8_0 46/63, 96/110, 187/226, 346/417;
+/// Q4_K 52/58, 103/112, 203/219, 413/414; Q6_K 54/61, 108/113, 223/232, 437/436. In bf16, digits against pairs with 3, 4
+/// and 5 rows: Q4_0 8.2/9.8, 11.0/11.4, 13.5/12.8; Q8_0 9.7/16.9, 12.6/18.2, 16.4/19.8; Q4_K 9.7/10.4, 12.9/11.7; Q5_K
+/// 10.3/10.6, 13.1/12.2; Q6_K 10.0/15.7, 13.6/20.0, 17.6/21.1.
 pub(crate) fn digit_rows_max(isa: Isa, dtype: DType, block: BlockType) -> usize {
+    use BlockType::{Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0};
     match simd::dot_rows(isa) {
-        rows if takes_pairs(isa, dtype) => rows,
+        rows if takes_pairs(isa, dtype) => match block {
+            Q8_0 | Q6_K => rows + 1,
+            Q4_K | Q5_K => rows - 1,
+            _ => rows,
+        },
         // Without dot products of bytes.
         _ if simd::short_sums(isa) => match block {
-            BlockType::Q4_0 | BlockType::Q4_1 | BlockType::Q4_K => 5,
-            BlockType::Q5_K | BlockType::Q8_0 => 4,
+            Q4_0 | Q4_1 | Q4_K => 5,
+            Q5_K | Q8_0 => 4,
             _ => 3,
         },
-        rows if block == BlockType::Q6_K => 2 * rows + 1,
-        rows => 4 * rows,
+        rows => 8 * rows,
     }
 }
 

@@ -182,6 +182,10 @@ macro_rules! common {
             })
         }
         #[inline(always)]
+        fn prefetch_lines(p: *const u8, lines: usize) {
+            super::prefetch_lines_once(p, lines);
+        }
+        #[inline(always)]
         unsafe fn load_words(p: *const u8) -> __m512i {
             lanes!(_mm512_loadu_si512(p.cast()))
         }
@@ -400,7 +404,7 @@ pub(crate) struct Avx512Bf16;
 
 impl Simd for Avx512Bf16 {
     common!();
-    const DOT_ROWS: usize = 3;
+    const DOT_ROWS: usize = 4;
     const SHORT_SUMS: bool = false;
     const PAIR_DOTS: bool = true;
 
