@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """ggml's CPU backend: three matrix products and its swiglu, as one graph that is planned once.
 
-Weights are f32 or quantised, inputs f32. Inputs of quantised products are rounded to 8 bits in blocks
-by ggml itself, which a definition says by `activations = "q8"`: results are judged accordingly.
+Weights are f32 or quantised. ggml's inputs and outputs are f32: of a case in f16 or bf16 with quantised weights it has
+the inputs, rounded to that type, as f32, and its results are rounded when they are read, which is not timed. Inputs of
+quantised products are rounded to 8 bits in blocks by ggml itself, which a definition says by `activations = "q8"`:
+results are judged accordingly.
 
 Options: `way` (`separate`, or `packed`: gate and up in one tensor and one product), `repack` (weights in
 the buffer that rearranges them for the processor), `threads`, `activations` (`q8`, which is what ggml does; the
@@ -26,6 +28,13 @@ from common.timing import sample_wall
 
 #: Calls before the first that is timed: page faults and threads.
 WARM_UP = 8
+
+
+def values_of(case: Case, seed: int) -> np.ndarray:
+    """x as values of the case's type, in f32."""
+    x = inputs.normal_matrix(seed ^ inputs.X, case.m, case.hidden, np.float32(1.0))
+    x = inputs.as_dtype(x, case.dtype)
+    return (x.astype(np.uint32) << 16).view(np.float32) if case.dtype == "bf16" else x.astype(np.float32)
 
 
 @dataclass
@@ -130,8 +139,8 @@ class Copy:
 class GgmlJob:
     """Copies in rotation."""
 
-    def __init__(self, copies: list[Copy], columns: int, notes: list[str]) -> None:
-        self._copies, self._columns, self.notes, self._next = copies, columns, notes, 0
+    def __init__(self, copies: list[Copy], case: Case, notes: list[str]) -> None:
+        self._copies, self._case, self.notes, self._next = copies, case, notes, 0
         for _ in range(max(len(copies), WARM_UP)):
             self._step()
 
@@ -144,8 +153,8 @@ class GgmlJob:
         self._copies[0].poison()
         self._next = 0
         self._step()
-        out = np.frombuffer(self._copies[0].result(), "<f4").reshape(-1, self._columns)
-        return out[rows].tobytes()
+        out = np.frombuffer(self._copies[0].result(), "<f4").reshape(self._case.out_shape)
+        return inputs.as_dtype(out[rows], self._case.dtype).tobytes()
 
     def sample(self, turns: int, budget_us: float) -> list[float]:
         return sample_wall(self._step, turns, budget_us)
@@ -179,8 +188,10 @@ class GgmlPeer:
         self.device(case.device)
         if not case.has_weights or case.activation != "swiglu":
             raise Unsupported(f"{case.op} with {case.activation}: gated-linear and mlp with swiglu")
-        if case.dtype != "f32" or case.orientation != "out-in":
-            raise Unsupported(f"{case.dtype} {case.orientation}: inputs are f32, weights out-in")
+        if case.orientation != "out-in":
+            raise Unsupported(f"{case.orientation}: weights are out-in")
+        if case.dtype != "f32" and case.weights is None:
+            raise Unsupported(f"weights of {case.dtype}; they are f32 or quantised")
         way, repack = str(profile.option("way", "separate")), bool(profile.option("repack", False))
         if way not in ("separate", "packed"):
             raise Unsupported(f"way {way}; ggml has separate, packed")
@@ -194,7 +205,7 @@ class GgmlPeer:
         backend = self._backends.setdefault(threads, 0) or self._ggml.backend(threads)
         self._backends[threads] = backend
         weights = self._weights(case, seed, way)
-        x = inputs.normal_matrix(seed ^ inputs.X, case.m, case.hidden, np.float32(1.0)).tobytes()
+        x = values_of(case, seed).tobytes()
         count = case.copies(None, rotations)
         copies: list[Copy] = []
         try:
@@ -206,9 +217,11 @@ class GgmlPeer:
             raise
         kind = ["inputs in blocks of 8 bits"] if case.weights else []
         memory_name = self._ggml.backend_buft_name(memory).decode()
+        if case.dtype != "f32":
+            kind.append("inputs and outputs in f32")
         notes = ["rounds as fused+fast", *kind, f"{way}, {memory_name}, {threads} threads",
                  f"{count} copies in rotation"]
-        return GgmlJob(copies, case.out_shape[1], notes)
+        return GgmlJob(copies, case, notes)
 
     def _weights(self, case: Case, seed: int, way: str) -> Weights:
         """The next profile of a case has the same."""

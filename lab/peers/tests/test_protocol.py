@@ -205,6 +205,8 @@ class Results(unittest.TestCase):
                     for block in quantized.DECODERS:
                         quantised = {**case, **shape, "weights": block}
                         self.check(peer, quantised, {"way": way, "threads": 2, "activations": "q8"})
+                        for dtype in ("bf16", "f16"):
+                            self.check(peer, {**quantised, "dtype": dtype}, {"way": way, "threads": 1})
                         options = {"way": way, "repack": True, "threads": 1}
                         if peer.prepare(quantised, options)["type"] == "prepared":
                             self.check(peer, quantised, options)
