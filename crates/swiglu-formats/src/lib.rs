@@ -47,7 +47,9 @@ pub use error::{FormatError, Result};
 pub use layer::{
     LayerWeights, LoadOptions, TensorNames, load_layer, load_layer_from, load_layer_from_bytes,
 };
-pub use matrix::{DynMatrix, matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix};
+pub use matrix::{
+    DynMatrix, matrix_file, matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,
+};
 pub use model::{FileFormat, Model};
 pub use stored::StoredType;
 pub use tensor::{StoredMatrix, Tensor};

@@ -1,5 +1,6 @@
 //! A matrix of any readable element type, from a file.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use half::{bf16, f16};
@@ -122,18 +123,41 @@ fn transpose<T: Copy + Default>(m: &Matrix<T>) -> swiglu_core::Result<Matrix<T>>
     Matrix::from_values(values, cols, rows)
 }
 
+/// The file of `FILE.npy`, `FILE.safetensors#TENSOR` or `FILE.gguf#TENSOR`, and the tensor where one is named. A file
+/// whose own name has a `#` in it is found first.
+pub fn matrix_file(spec: &OsStr) -> (&Path, Option<&OsStr>) {
+    match split_at_last_hash(spec) {
+        Some((path, tensor)) if !Path::new(spec).is_file() => (Path::new(path), Some(tensor)),
+        _ => (Path::new(spec), None),
+    }
+}
+
+/// What is before and behind the last `#`.
+fn split_at_last_hash(spec: &OsStr) -> Option<(&OsStr, &OsStr)> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = spec.as_bytes();
+        let at = bytes.iter().rposition(|&b| b == b'#')?;
+        Some((OsStr::from_bytes(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])))
+    }
+    #[cfg(not(unix))]
+    {
+        let (path, tensor) = spec.to_str()?.rsplit_once('#')?;
+        Some((path.as_ref(), tensor.as_ref()))
+    }
+}
+
 /// Reads a matrix: `FILE.npy`, `FILE.safetensors#TENSOR` or `FILE.gguf#TENSOR`. The tensor may be
 /// left out if the file has only one. A vector is read as one row, `[b, t, k]` as `[b·t, k]`.
 ///
 /// # Errors
 /// Any [`FormatError`]; [`FormatError::TensorNotNamed`] lists the tensors to choose from.
-pub fn read_matrix(spec: &str) -> Result<DynMatrix> {
-    // A file whose own name has a `#` in it is found first.
-    let (path, tensor) = match spec.rsplit_once('#') {
-        Some((path, tensor)) if !Path::new(spec).is_file() => (path, Some(tensor)),
-        _ => (spec, None),
-    };
-    let path = Path::new(path);
+pub fn read_matrix(spec: impl AsRef<OsStr>) -> Result<DynMatrix> {
+    let (path, tensor) = matrix_file(spec.as_ref());
+    // No tensor has a name that is not UTF-8: it is looked for, and reported, as it is shown.
+    let tensor = tensor.map(OsStr::to_string_lossy);
+    let tensor = tensor.as_deref();
     if path.is_dir() {
         return matrix_of(&Model::open(path)?, tensor);
     }

@@ -54,7 +54,7 @@ fn smollm2_q4_1_reproduces_its_reference() {
 
     let acts = fixture("smollm2-135m-blk28/acts.safetensors");
     let get =
-        |name: &str| read_matrix(&format!("{}#{name}", acts.display())).unwrap().to_f64().unwrap();
+        |name: &str| read_matrix(format!("{}#{name}", acts.display())).unwrap().to_f64().unwrap();
     let y = mlp(&layer, &get("acts.layers.28.mlp_in"));
     let error = relative_error(&y, &get("acts.layers.28.mlp_out_f64ref"));
     assert!(error < 1e-12, "{error:e}");
@@ -71,7 +71,7 @@ fn stories15m_reproduces_its_reference() {
     layer.expect_finite().unwrap();
 
     let get =
-        |name: &str| read_matrix(&format!("{}#{name}", path.display())).unwrap().to_f64().unwrap();
+        |name: &str| read_matrix(format!("{}#{name}", path.display())).unwrap().to_f64().unwrap();
     let y = mlp(&layer, &get("acts.layers.0.mlp_in"));
     let error = relative_error(&y, &get("acts.layers.0.mlp_out_f64ref"));
     assert!(error < 1e-12, "{error:e}");

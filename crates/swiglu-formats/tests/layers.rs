@@ -329,7 +329,7 @@ fn non_finite_weights_are_named_with_their_place() {
 fn matrices_are_read_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x#1.safetensors");
-    let read = |name: &str| swiglu_formats::read_matrix(&format!("{}{name}", path.display()));
+    let read = |name: &str| swiglu_formats::read_matrix(format!("{}{name}", path.display()));
     std::fs::write(&path, safetensors(&[t("only", "BF16", &[2, 3, 4], 1)])).unwrap();
     assert_eq!(read("").unwrap().shape(), [6, 4]);
     assert_eq!(read("#").unwrap().shape(), [6, 4]);
@@ -348,6 +348,24 @@ fn matrices_are_read_by_name() {
         npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1), }", &[0; 4]),
     )
     .unwrap();
-    let e = swiglu_formats::read_matrix(&format!("{}#a", npy_path.display())).unwrap_err();
+    let e = swiglu_formats::read_matrix(format!("{}#a", npy_path.display())).unwrap_err();
     assert!(e.to_string().contains("without a name"), "{e}");
+}
+
+/// Names of files that are not UTF-8.
+#[cfg(target_os = "linux")]
+#[test]
+fn matrices_are_read_from_any_path() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(std::ffi::OsStr::from_bytes(b"x\xFF.safetensors"));
+    std::fs::write(&path, safetensors(&[t("a", "F32", &[2], 1), t("b", "F32", &[3], 1)])).unwrap();
+    let of = |tensor: &[u8]| {
+        let mut spec = path.clone().into_os_string();
+        spec.push(std::ffi::OsStr::from_bytes(tensor));
+        swiglu_formats::read_matrix(spec)
+    };
+    assert_eq!(of(b"#b").unwrap().shape(), [1, 3]);
+    assert!(matches!(of(b"").unwrap_err(), FormatError::TensorNotNamed { count: 2, .. }));
+    assert!(matches!(of(b"#\xFE").unwrap_err(), FormatError::TensorNotFound { .. }));
 }

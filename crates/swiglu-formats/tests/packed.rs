@@ -54,7 +54,8 @@ fn packed_gate_up_needs_a_known_order() {
     refused(load_layer_from_bytes(safetensors(&tensors), &o), &["separate given"]);
     let o = LoadOptions { arrangement: Some(Arrangement::Interleaved { group: 5 }), ..at(2) };
     let e = load_layer_from_bytes(safetensors(&tensors), &o);
-    assert!(matches!(refused(e, &["a divisor of"]), FormatError::Core(_)));
+    let e = refused(e, &[NAME, "interleaved-5", "a divisor of"]);
+    assert!(matches!(e, FormatError::Contradiction { .. }));
     // Odd rows hold no two halves.
     let odd = [t(NAME, "F32", &[2 * H + 1, K], 1), down];
     let o = LoadOptions { arrangement: Some(Arrangement::PackedGateFirst), ..at(2) };

@@ -150,7 +150,7 @@ impl<'a> Shapes<'a> {
                     self.gate.name, self.gate.rows, self.gate.cols
                 ),
                 choices: "orientation out-in (one row per output feature) or in-out, or the \
-                          hidden size"
+                          hidden size (--orientation, --hidden)"
                     .into(),
             }),
         }

@@ -158,7 +158,11 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
     };
     let (orientation, hidden, intermediate) =
         shapes.orient(model, options.orientation, known.orientation)?;
-    arrangement.validate(intermediate)?;
+    arrangement.validate(intermediate).map_err(|e| FormatError::Contradiction {
+        path: model.path().to_owned(),
+        what: "arrangement",
+        why: format!("{arrangement} given for {}: {e}", gate.name),
+    })?;
 
     let mut layer = LayerWeights {
         path: model.path().to_owned(),

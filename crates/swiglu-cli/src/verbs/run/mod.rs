@@ -4,11 +4,13 @@ mod measure;
 mod report;
 mod subject;
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
 use swiglu::{DType, with_dtype};
+use swiglu_formats::matrix_file;
 
 use crate::Verdict;
 use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
@@ -28,7 +30,7 @@ pub(crate) struct RunArgs {
     fixture: Option<Fixture>,
     /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE")]
-    input: Option<String>,
+    input: Option<OsString>,
     /// Tokens of random input, where only --weights is given [default: 16]
     #[arg(long, value_name = "M", conflicts_with = "input", allow_negative_numbers = true)]
     tokens: Option<usize>,
@@ -37,7 +39,7 @@ pub(crate) struct RunArgs {
     seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
     #[arg(long, value_name = "FILE", requires = "input")]
-    reference: Option<String>,
+    reference: Option<OsString>,
     /// Write the result here: FILE.npy
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -88,12 +90,8 @@ impl RunArgs {
         }
         let here = path.canonicalize()?;
         let specs = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
-        // The file of a tensor, or one with `#` in its own name.
-        let files = specs.flat_map(|spec| {
-            let of_tensor = spec.rsplit_once('#').map(|(file, _)| file);
-            [Some(spec.as_str()), of_tensor].into_iter().flatten()
-        });
-        let mut read = files.map(Path::new).chain(self.weights.weights.as_deref());
+        let files = specs.map(|spec| matrix_file(spec).0);
+        let mut read = files.chain(self.weights.weights.as_deref());
         match read.find(|file| file.canonicalize().is_ok_and(|file| file == here)) {
             Some(_) => bail!("--output {shown}: this run reads that file; give another name"),
             None => Ok(()),

@@ -1,11 +1,13 @@
 //! What is run: an embedded layer or one from a file, its input and the expected result.
 
-use std::path::Path;
+use std::ffi::OsStr;
 
 use anyhow::{anyhow, bail};
 use clap::ValueEnum;
 use swiglu::{CoreError, LoadOptions, MlpWeights};
-use swiglu_formats::{DynMatrix, FormatError, matrix_from_safetensors_bytes, read_matrix};
+use swiglu_formats::{
+    DynMatrix, FormatError, matrix_file, matrix_from_safetensors_bytes, read_matrix,
+};
 
 use super::RunArgs;
 use crate::args::LayerOp;
@@ -70,12 +72,12 @@ pub(super) struct Sourced {
 }
 
 impl Sourced {
-    fn read(option: &str, spec: Option<&str>) -> anyhow::Result<Option<Self>> {
+    fn read(option: &str, spec: Option<&OsStr>) -> anyhow::Result<Option<Self>> {
         let Some(spec) = spec else { return Ok(None) };
-        if spec.is_empty() || spec.starts_with('#') && !Path::new(spec).exists() {
+        if matrix_file(spec).0.as_os_str().is_empty() {
             bail!("{option} {spec:?} names no file: expected FILE.npy or FILE.safetensors#TENSOR");
         }
-        Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_owned() }))
+        Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_string_lossy().into_owned() }))
     }
 
     fn embedded(from: &Embedded, tensor: &str, what: &str) -> anyhow::Result<Self> {
