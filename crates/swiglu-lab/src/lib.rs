@@ -39,5 +39,5 @@ pub use definition::{
 pub use error::{LabError, Result};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
-pub use source::{Source, Sources};
+pub use source::{Code, Source, Sources};
 pub use verdict::{CaseRatio, RecordVerdict, Verdict, VerdictState};

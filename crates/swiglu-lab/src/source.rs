@@ -1,19 +1,18 @@
 //! Identity of the code that a record measured: a hash of what no comment, test or spacing changes.
 
 mod code;
+mod git;
+mod history;
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
-use self::code::{Language, code_of, is_test};
+use self::code::{Language, is_test};
+use self::history::Checkout;
 use crate::case::DeviceKind;
-use crate::record::hex;
+use crate::definition::Experiment;
 
 /// The code as it is now: what a result depends on, and no more.
 ///
@@ -62,6 +61,43 @@ fn counts(device: DeviceKind, path: &str) -> bool {
     listed && !is_test(path) && (!below(PEERS) || peer)
 }
 
+/// Bounds of results of quantised weights, and of nothing else.
+const QUANTIZED: &str = "crates/swiglu-core/src/bounds/quantized.rs";
+
+/// Whether results of an experiment depend on a file, of those that [`counts`] has:
+///
+/// | file                            | if an experiment has            |
+/// |---------------------------------|---------------------------------|
+/// | [`QUANTIZED`]                   | a case with quantised weights   |
+/// | `lab/peers/NAME_peer.py`        | that peer                       |
+/// | `lab/peers/triton_ways`         | the peer `triton`               |
+/// | `lab/peers/torch_ways`          | any of Python's but `ggml`      |
+/// | `lab/peers/common/ggml.py`      | the peer `ggml`                 |
+/// | the rest of `lab/peers`         | any of Python's                 |
+/// | everything else                 | anything                        |
+fn matters(experiment: &Experiment, path: &str) -> bool {
+    if path == QUANTIZED {
+        return experiment.cases.iter().any(|case| case.weights.is_some());
+    }
+    let Some(path) = path.strip_prefix(PEERS).and_then(|path| path.strip_prefix('/')) else {
+        return true;
+    };
+    let mut peers = experiment.profiles.iter().map(|profile| profile.peer.as_str());
+    if let Some(name) = path.strip_suffix("_peer.py") {
+        return peers.any(|peer| peer.replace('-', "_") == name);
+    }
+    match path.split_once('/') {
+        Some(("triton_ways", _)) => peers.any(|peer| peer == "triton"),
+        // Its base is under every peer that computes with torch.
+        Some(("torch_ways", _)) => peers.any(|peer| !["swiglu", "ggml"].contains(&peer)),
+        Some(("common", "ggml.py")) => peers.any(|peer| peer == "ggml"),
+        _ => peers.any(|peer| peer != "swiglu"),
+    }
+}
+
+const CHANGED: &str = "the code has changed since";
+const UNCOMMITTED: &str = "the code has uncommitted changes";
+
 /// Where a copy of the lab without its repository keeps what [`Source::detect`] said when it was made:
 /// a JSON object with `cpu` and `cuda`.
 const SOURCE_FILE: &str = "source.json";
@@ -70,8 +106,7 @@ impl Source {
     /// What was noted in the lab `dir`, where it is such a copy, else what git says of the repository
     /// around it.
     pub fn detect(dir: &Path, device: DeviceKind) -> Self {
-        let noted = Self::noted(dir, device);
-        noted.or_else(|| Self::ask_git(dir, device)).unwrap_or(Source::Unknown)
+        Known::new(dir, device).source().clone()
     }
 
     fn noted(dir: &Path, device: DeviceKind) -> Option<Self> {
@@ -88,34 +123,8 @@ impl Source {
         }
     }
 
-    fn ask_git(dir: &Path, device: DeviceKind) -> Option<Self> {
-        let root = git(dir, &["rev-parse", "--show-toplevel"])?;
-        let root = Path::new(std::str::from_utf8(&root).ok()?.trim_end()).to_path_buf();
-        let mut code = committed(&root, device)?;
-        if code.is_empty() {
-            // A repository, but not of this project.
-            return None;
-        }
-        let tree = hash(&code);
-        let mut status = vec!["status", "--porcelain", "-z", "--no-renames"];
-        status.extend(["--untracked-files=all", "--"]);
-        status.extend(paths(device));
-        for entry in parts(&git(&root, &status)?) {
-            // Two letters and a space.
-            let path = std::str::from_utf8(entry.get(3..)?).ok()?;
-            if !counts(device, path) {
-                continue;
-            }
-            match std::fs::read(root.join(path)) {
-                Ok(text) => code.insert(path.to_owned(), code_of(Language::of(path), &text)),
-                Err(_) => code.remove(path),
-            };
-        }
-        let here = hash(&code);
-        Some(if here == tree { Source::Tree(tree) } else { Source::Dirty(here) })
-    }
-
-    /// Why a record of `recorded` is not of this code; none if it is, or if nobody can tell.
+    /// Why a record of `recorded` is not of this code, whatever it was that changed; none if it is, or
+    /// if nobody can tell.
     pub fn staleness(&self, recorded: &str) -> Option<String> {
         match self {
             Source::Unknown => None,
@@ -124,8 +133,8 @@ impl Source {
                 Some("it was measured with uncommitted changes of the code".into())
             }
             _ if recorded == "unknown" => Some("it is not known which code was measured".into()),
-            Source::Dirty(_) => Some("the code has uncommitted changes".into()),
-            Source::Tree(_) => Some("the code has changed since".into()),
+            Source::Dirty(_) => Some(UNCOMMITTED.into()),
+            Source::Tree(_) => Some(CHANGED.into()),
         }
     }
 }
@@ -140,11 +149,51 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// What [`Source::detect`] says of each device, asked once.
+/// What can say whether a record is of the present code.
+pub trait Code {
+    /// Why a record of an experiment is not, where the code that it measured is `recorded`; none if it is,
+    /// or if nobody can tell.
+    fn why_stale(&self, experiment: &Experiment, recorded: &str) -> Option<String>;
+}
+
+/// Without a repository: any other code counts.
+impl Code for Source {
+    fn why_stale(&self, _: &Experiment, recorded: &str) -> Option<String> {
+        self.staleness(recorded)
+    }
+}
+
+/// What there is to know of the present code.
+#[derive(Debug)]
+enum Known {
+    /// Alone what it is.
+    Source(Source),
+    /// All.
+    Checkout(Box<Checkout>),
+}
+
+impl Known {
+    fn new(dir: &Path, device: DeviceKind) -> Self {
+        match Source::noted(dir, device) {
+            Some(noted) => Known::Source(noted),
+            None => Checkout::read(dir, device)
+                .map_or(Known::Source(Source::Unknown), |read| Known::Checkout(read.into())),
+        }
+    }
+
+    fn source(&self) -> &Source {
+        match self {
+            Known::Source(source) => source,
+            Known::Checkout(checkout) => &checkout.source,
+        }
+    }
+}
+
+/// What [`Source::detect`] says of each device, and what has changed since a commit: asked once.
 #[derive(Debug)]
 pub struct Sources {
     dir: PathBuf,
-    known: [OnceCell<Source>; 2],
+    known: [OnceCell<Known>; 2],
 }
 
 impl Sources {
@@ -155,83 +204,26 @@ impl Sources {
 
     /// The code that results on a device depend on.
     pub fn of(&self, device: DeviceKind) -> &Source {
+        self.known(device).source()
+    }
+
+    fn known(&self, device: DeviceKind) -> &Known {
         let known = &self.known[usize::from(device == DeviceKind::Cuda)];
-        known.get_or_init(|| Source::detect(&self.dir, device))
+        known.get_or_init(|| Known::new(&self.dir, device))
     }
 }
 
-/// The code of each file in the last commit, by its path.
-fn committed(root: &Path, device: DeviceKind) -> Option<BTreeMap<String, Vec<u8>>> {
-    let mut list = vec!["ls-tree", "-r", "-z", "HEAD", "--"];
-    list.extend(paths(device));
-    let mut files = Vec::new();
-    for entry in parts(&git(root, &list)?) {
-        // `100644 blob HASH<tab>PATH`.
-        let (facts, path) = std::str::from_utf8(entry).ok()?.split_once('\t')?;
-        if counts(device, path) {
-            files.push((path.to_owned(), facts.rsplit(' ').next()?.to_owned()));
+/// Where a commit has the code that was measured, only changes since count that results of the experiment
+/// depend on.
+impl Code for Sources {
+    fn why_stale(&self, experiment: &Experiment, recorded: &str) -> Option<String> {
+        let known = self.known(experiment.device);
+        let stale = known.source().staleness(recorded)?;
+        match (known, recorded.strip_prefix("tree:")) {
+            (Known::Checkout(checkout), Some(hash)) => checkout.why_stale(experiment, hash),
+            _ => Some(stale),
         }
     }
-    let blobs = blobs(root, files.iter().map(|(_, blob)| blob.as_str()).collect())?;
-    let code = files.into_iter().zip(blobs).map(|((path, _), text)| {
-        let code = code_of(Language::of(&path), &text);
-        (path, code)
-    });
-    Some(code.collect())
-}
-
-/// What git ends with a zero byte.
-fn parts(listed: &[u8]) -> impl Iterator<Item = &[u8]> {
-    listed.split(|&byte| byte == 0).filter(|part| !part.is_empty())
-}
-
-/// The contents of blobs, in their order.
-fn blobs(root: &Path, names: Vec<&str>) -> Option<Vec<Vec<u8>>> {
-    let mut child = Command::new("git")
-        .arg("-C")
-        .arg(root)
-        .args(["cat-file", "--batch"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
-    let mut asked = child.stdin.take()?;
-    let questions = names.iter().flat_map(|name| [name, "\n"]).collect::<String>();
-    // It answers while it is asked: neither pipe may fill up.
-    let (written, output) = std::thread::scope(|scope| {
-        let writer = scope.spawn(move || asked.write_all(questions.as_bytes()));
-        let output = child.wait_with_output();
-        (writer.join(), output)
-    });
-    written.ok()?.ok()?;
-    let output = output.ok().filter(|output| output.status.success())?;
-    let mut rest = output.stdout.as_slice();
-    let mut blobs = Vec::with_capacity(names.len());
-    for _ in names {
-        // `HASH blob LENGTH<newline>`, the contents, a newline.
-        let end = rest.iter().position(|&byte| byte == b'\n')?;
-        let facts = std::str::from_utf8(&rest[..end]).ok()?;
-        let length: usize = facts.rsplit(' ').next()?.parse().ok()?;
-        blobs.push(rest.get(end + 1..end + 1 + length)?.to_vec());
-        rest = rest.get(end + 2 + length..)?;
-    }
-    Some(blobs)
-}
-
-fn git(dir: &Path, arguments: &[&str]) -> Option<Vec<u8>> {
-    let output = Command::new("git").arg("-C").arg(dir).args(arguments).output().ok()?;
-    output.status.success().then_some(output.stdout)
-}
-
-fn hash(code: &BTreeMap<String, Vec<u8>>) -> String {
-    let mut hash = Sha256::new();
-    let files = code.iter().filter(|(_, code)| !code.is_empty());
-    for part in files.flat_map(|(path, code)| [path.as_bytes(), code]) {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hex(&hash.finalize()[..16])
 }
 
 #[cfg(test)]

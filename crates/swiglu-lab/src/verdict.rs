@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::definition::{Against, Aggregate, Claim, Experiment, ProfileDef};
 use crate::record::{Clocks, Interval, Opened, QUICK, Record, ResultEntry, Status};
-use crate::source::Source;
+use crate::source::Code;
 use crate::stats::{self, Turns};
 
 /// Clocks that differ by more than this within a case make its times incomparable.
@@ -109,7 +109,7 @@ impl Verdict {
     /// The verdict of an experiment from all its records. On each machine the newest complete
     /// record counts, quick ones never; a record of another definition cannot answer the present
     /// claim and does not count.
-    pub fn of(experiment: &Experiment, records: &[Opened], source: &Source) -> Self {
+    pub fn of(experiment: &Experiment, records: &[Opened], code: &impl Code) -> Self {
         let mut newest: BTreeMap<&str, &Record> = BTreeMap::new();
         for record in records.iter().map(|opened| &opened.record) {
             // A machine that lacks what the claim is about says nothing about it.
@@ -121,7 +121,7 @@ impl Verdict {
             }
         }
         let mut machines: Vec<RecordVerdict> =
-            newest.values().map(|record| RecordVerdict::of(experiment, record, source)).collect();
+            newest.values().map(|record| RecordVerdict::of(experiment, record, code)).collect();
         machines.sort_by(|a, b| b.finished.cmp(&a.finished));
         // Of equals the newest, which the last maximum is from behind.
         let worst = machines.iter().rev().max_by_key(|m| m.state.badness());
@@ -176,7 +176,7 @@ fn has_subject(experiment: &Experiment, record: &Record) -> bool {
 
 impl RecordVerdict {
     /// What one record says about the claim of its experiment.
-    pub fn of(experiment: &Experiment, record: &Record, source: &Source) -> Self {
+    pub fn of(experiment: &Experiment, record: &Record, code: &impl Code) -> Self {
         let claim = &experiment.claim;
         let mut reasons = Vec::new();
         let mut lacking = Vec::new();
@@ -207,7 +207,7 @@ impl RecordVerdict {
             reasons.extend(summed_up("measured at changing clocks", drifted));
         }
         let stale = match record.definition_hash == experiment.definition_hash {
-            true => source.staleness(&record.source_hash),
+            true => code.why_stale(experiment, &record.source_hash),
             false => Some("the definition has changed since".into()),
         };
         Self {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::source::Source;
 use crate::testkit::{experiment, opened, parse, record, with};
 
 const TREE: &str = "tree:1";

@@ -107,8 +107,7 @@ impl Site {
             match definition {
                 Ok(experiment) => {
                     let (records, refused) = store.of_experiment(&experiment.id)?;
-                    let source = sources.of(experiment.device);
-                    let verdict = Verdict::of(&experiment, &records, source);
+                    let verdict = Verdict::of(&experiment, &records, &sources);
                     ids.push(experiment.id.clone());
                     counted.extend(records.iter().map(|r| r.path.clone()));
                     counted.extend(refused.iter().map(|r| r.path.clone()));

@@ -1,7 +1,7 @@
 //! A source file without what no result depends on: comments, tests, and how it is spaced.
 
 /// What a file is written in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Language {
     Rust,
     Cuda,

@@ -1,4 +1,7 @@
+use super::git::git;
+use super::history::committed;
 use super::*;
+use crate::testkit::{DEFINITION, experiment, parse, with};
 
 /// The root of this repository, where git is and the tests run in one.
 fn root() -> Option<PathBuf> {
@@ -210,4 +213,63 @@ fn each_device_is_asked_once() {
     assert_eq!(cuda, Source::Unknown);
     repository.write("crates/swiglu-cpu/src/gemm.rs", "fn g() {}\n");
     assert_eq!(*sources.of(DeviceKind::Cpu), cpu);
+}
+
+/// A change counts for the experiments whose results depend on the file, and is named.
+#[test]
+fn a_record_is_stale_for_what_its_results_depend_on() {
+    let Some(repository) = Repository::new() else { return eprintln!("not run: no git") };
+    let [gemm, torch, ggml] =
+        ["crates/swiglu-cpu/src/gemm.rs", "lab/peers/torch_peer.py", "lab/peers/ggml_peer.py"];
+    let files = [gemm, torch, ggml, QUANTIZED, "lab/peers/common/ggml.py"];
+    let all = |text: &str| files.iter().for_each(|file| repository.write(file, text));
+    let change = |file: &str| repository.write(file, "two\n");
+    all("one\n");
+    repository.commit();
+    let then = Source::detect(repository.0.path(), DeviceKind::Cpu).to_string();
+
+    let of_torch = experiment();
+    let of_ggml = parse(&with("peer = \"other\"", "peer = \"ggml\"")).unwrap();
+    let quantized = DEFINITION
+        .replace("op = \"activation\"", "op = \"mlp\"\nweights = [\"Q4_0\"]")
+        .replace("{ intermediate = 32 }", "{ hidden = 32, intermediate = 32 }");
+    let quantized = parse(&quantized).unwrap();
+    let stale = || {
+        let sources = Sources::new(repository.0.path());
+        [&of_torch, &of_ggml, &quantized].map(|e| sources.why_stale(e, &then).unwrap_or_default())
+    };
+    assert_eq!(stale(), ["", "", ""]);
+    change(ggml);
+    assert_eq!(stale(), ["", &format!("{UNCOMMITTED}: {ggml} has changed"), ""]);
+    repository.commit();
+    assert_eq!(stale(), ["", &format!("{ggml} has changed since"), ""]);
+    change(QUANTIZED);
+    repository.commit();
+    let of_bounds = format!("{QUANTIZED} has changed since");
+    assert_eq!(stale(), ["", &format!("{ggml} has changed since"), &of_bounds]);
+    change(torch);
+    change("lab/peers/common/ggml.py");
+    repository.commit();
+    let of_peers = [
+        format!("{torch} has changed since"),
+        "lab/peers/common/ggml.py and 2 more files have changed since".to_owned(),
+        format!("{QUANTIZED} and 1 more file have changed since"),
+    ];
+    assert_eq!(stale(), of_peers);
+    // What is uncommitted is told before what is committed.
+    change(gemm);
+    assert_eq!(stale(), [&*format!("{UNCOMMITTED}: {gemm} has changed"); 3]);
+    repository.commit();
+    assert!(stale()[0].starts_with(&format!("{gemm} and 1 more file")), "{:?}", stale());
+    // Taken back, in another commit.
+    all("one\n");
+    repository.commit();
+    assert_eq!(stale(), ["", "", ""]);
+    // Code that no commit has.
+    change(ggml);
+    repository.commit();
+    let sources = Sources::new(repository.0.path());
+    assert_eq!(sources.why_stale(&of_torch, "tree:00").unwrap(), CHANGED);
+    assert!(sources.why_stale(&of_torch, "dirty:00").unwrap().contains("was measured with"));
+    assert!(sources.why_stale(&of_torch, "unknown").unwrap().contains("not known"));
 }

@@ -64,8 +64,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
         counted.extend(refused.into_iter().map(|r| r.path));
         counted.extend(records.iter().map(|r| r.path.clone()));
         ids.push(experiment.id.clone());
-        let source = sources.of(experiment.device);
-        let verdict = LabVerdict::of(&experiment, &records, source);
+        let verdict = LabVerdict::of(&experiment, &records, &sources);
         rows.push(Row {
             id: experiment.id,
             reasons: reasons(&verdict),
@@ -76,7 +75,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
             stale: verdict.stale,
             // Oldest first.
             measured: records.last().map(|r| r.record.finished.chars().take(DATE_LEN).collect()),
-            source_known: *source != Source::Unknown,
+            source_known: *sources.of(experiment.device) != Source::Unknown,
             record_files: records.into_iter().map(|r| r.path.into()).collect(),
         });
     }
