@@ -135,36 +135,54 @@ struct UnitPart {
   }
 };
 
-// Multiplies a unit on tensor cores with the vectors that `load(v, block)` gives for its blocks.
-template <int FORMAT, class Load>
-INLINE void multiply_part(Sums& sums, const UnitPart<FORMAT>& part, const Load& load) {
-  constexpr int kBlocks = Format<FORMAT>::kBlocks, kScaleBlocks = Format<FORMAT>::kScaleBlocks;
-  float scaled[kSums];
+// Multiplies a block of a unit on tensor cores.
+template <int FORMAT>
+INLINE void multiply_block(Sums& sums, const UnitPart<FORMAT>& part, int block, const Vectors& v) {
+  u32 low[4], high[4];
+  part.factors(low, 0, block);
+  part.factors(high, 1, block);
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    Vectors v;
-    load(v, block);
-    u32 low[4], high[4];
-    part.factors(low, 0, block);
-    part.factors(high, 1, block);
-    if constexpr (!Format<FORMAT>::kScaledBlocks) {
+  for (int i = 0; i < kVectors; ++i) {
+    multiply_fragments(*(float(*)[4]) & sums[4 * i], low, high, v[i]);
+  }
+}
+
+// Multiplies UNITS units of the same rows on tensor cores with the vectors that `load(v, unit, block)` gives for their
+// blocks. Quantised ones have sums of their own first: their products, each of which waits for the one before, take
+// turns.
+template <int FORMAT, int UNITS, class Load>
+INLINE void multiply_parts(Sums& sums, const UnitPart<FORMAT> (&parts)[UNITS], const Load& load) {
+  typedef Format<FORMAT> F;
+  Vectors v;
+  if constexpr (FORMAT == 0) {
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        multiply_fragments(*(float(*)[4]) & sums[4 * i], low, high, v[i]);
+    for (int unit = 0; unit < UNITS; ++unit) {
+      load(v, unit, 0);
+      multiply_block(sums, parts[unit], 0, v);
+    }
+    return;
+  }
+  constexpr int kTogether = F::kScaledBlocks ? F::kScaleBlocks : F::kBlocks;
+#pragma unroll
+  for (int first = 0; first < F::kBlocks; first += kTogether) {
+    Sums products[UNITS] = {};
+#pragma unroll
+    for (int block = first; block < first + kTogether; ++block) {
+#pragma unroll
+      for (int unit = 0; unit < UNITS; ++unit) {
+        load(v, unit, block);
+        multiply_block(products[unit], parts[unit], block, v);
       }
-    } else {
+    }
+#pragma unroll
+    for (int unit = 0; unit < UNITS; ++unit) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
-        if (block % kScaleBlocks == 0) scaled[i] = 0.0f;
-      }
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        multiply_fragments(*(float(*)[4]) & scaled[4 * i], low, high, v[i]);
-      }
-      if ((block + 1) % kScaleBlocks != 0) continue;
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        sums[i] = __fmaf_rn(part.scale(i / 2 % 2, block), scaled[i], sums[i]);
+        if constexpr (F::kScaledBlocks) {
+          sums[i] = __fmaf_rn(parts[unit].scale(i / 2 % 2, first), products[unit][i], sums[i]);
+        } else {
+          sums[i] = __fadd_rn(sums[i], products[unit][i]);
+        }
       }
     }
   }
@@ -172,9 +190,9 @@ INLINE void multiply_part(Sums& sums, const UnitPart<FORMAT>& part, const Load& 
 
 // A whole sum of a row, with the row's scale where rows have one.
 template <int FORMAT>
-INLINE float scaled(float sum, u64 scales, int row) {
+INLINE float scaled(float sum, const float* scales, int row) {
   if constexpr (Format<FORMAT>::kRest != 1.0f) sum = __fmul_rn(sum, Format<FORMAT>::kRest);
-  if constexpr (Format<FORMAT>::kScaledRows) sum = __fmul_rn(sum, ((const float*)scales)[row]);
+  if constexpr (Format<FORMAT>::kScaledRows) sum = __fmul_rn(sum, scales[row]);
   return sum;
 }
 
@@ -185,6 +203,16 @@ INLINE void prefetch_scales(u64 scales, Range rows) {
   if constexpr (Format<FORMAT>::kScaledRows) {
     for (int row = rows.first + threadIdx.x * 4; row < rows.last; row += THREADS * 4) {
       ptx::prefetch_l2((const float*)scales + row);
+    }
+  }
+}
+
+// The same to shared memory, at `to`: whoever reads them has waited for the copies of all threads.
+template <int FORMAT, int THREADS>
+INLINE void copy_scales(u32 to, u64 scales, Range rows) {
+  if constexpr (Format<FORMAT>::kScaledRows) {
+    for (int row = rows.first + threadIdx.x; row < rows.last; row += THREADS) {
+      ptx::copy_async<4>(to + (row - rows.first) * 4, (const float*)scales + row, true);
     }
   }
 }

@@ -199,26 +199,24 @@ struct Stream {
 
 // A lane's part of the unit in its place of the ring.
 template <int FORMAT>
-INLINE UnitPart<FORMAT> load_part(u32 unit) {
+INLINE void load_part(UnitPart<FORMAT>& part, u32 unit) {
   const u32 lane = threadIdx.x % 32;
-  UnitPart<FORMAT> part;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     part.row[half] = ptx::load_shared_wide(unit + half * kHalfUnit + lane * kLaneBytes);
     part.load_scales(half, unit + 2 * kHalfUnit + (2 * lane + half) * Format<FORMAT>::kScaleBytes);
   }
-  return part;
 }
 
-// Multiplies a unit with the vectors that `load(v, block)` gives.
+// Multiplies a unit with the vectors that `load(v, 0, block)` gives.
 template <int FORMAT, class Load>
-INLINE void multiply(Sums& sums, const UnitPart<FORMAT>& part, const Load& load) {
+INLINE void multiply(Sums& sums, const UnitPart<FORMAT> (&part)[1], const Load& load) {
   if constexpr (kTensor) {
-    multiply_part<FORMAT>(sums, part, load);
+    multiply_parts<FORMAT>(sums, part, load);
   } else {
     Vectors v;
-    load(v, 0);
-    const Values<16> a = unpack(part.row[0]), b = unpack(part.row[1]);
+    load(v, 0, 0);
+    const Values<16> a = unpack(part[0].row[0]), b = unpack(part[0].row[1]);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       const Values<16> x = unpack(v[i]);
@@ -266,16 +264,17 @@ INLINE void multiply_phase(Stream& stream, u32& unit, const Phase& phase, const 
     for (int i = 0; i < kAhead; ++i) {
       if (u + i >= units.last) break;
       ptx::copy_async_wait<kDepth - 1>();
-      const UnitPart<FORMAT> part = load_part<FORMAT>(stream.unit_at(unit++));
+      UnitPart<FORMAT> part[1];
+      load_part(part[0], stream.unit_at(unit++));
       if constexpr (kEarly) {
-        multiply<FORMAT>(sums, part, [&](Vectors& v, int block) {
+        multiply<FORMAT>(sums, part, [&](Vectors& v, int, int block) {
 #pragma unroll
           for (int j = 0; j < kVectors; ++j) v[j] = ahead[i][block][j];
         });
         if (u + i + kAhead < units.last) load(ahead[i], next);
         next = next + 1 == phase.pieces ? 0 : next + 1;
       } else {
-        multiply<FORMAT>(sums, part, [&](Vectors& v, int block) {
+        multiply<FORMAT>(sums, part, [&](Vectors& v, int, int block) {
           source.load(v, place, piece * kBlocks + block);
         });
       }
@@ -307,10 +306,11 @@ INLINE void activate(const Stream& s, const float* slots) {
   for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
     const int token = i / count, pair = i % count, feature = s.features.first + pair;
     const int tile = pair / kUnitPairs, row = pair % kUnitPairs;
-    const float gate =
-        scaled<kGateUpFormat>(total(slots, s.gate_up, tile, token, row), p.gate_scales, feature);
-    const float up = scaled<kGateUpFormat>(
-        total(slots, s.gate_up, tile, token, row + kUnitPairs), p.up_scales, feature);
+    const float gate = scaled<kGateUpFormat>(total(slots, s.gate_up, tile, token, row),
+                                             (const float*)p.gate_scales, feature);
+    const float up =
+        scaled<kGateUpFormat>(total(slots, s.gate_up, tile, token, row + kUnitPairs),
+                              (const float*)p.up_scales, feature);
     ptx::store_for_grid((Element*)p.h + token * p.h_stride + feature,
                         activated(p, feature, gate, up));
   }
@@ -330,7 +330,8 @@ INLINE void finish(const Stream& s, const float* slots) {
   for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
     const int token = i / count, row = i % count, column = s.columns.first + row;
     const float sum = total(slots, s.down, row / kUnitRows, token, row % kUnitRows);
-    store_output(p, token, column, scaled<kDownFormat>(sum, p.down_scales, column));
+    const float* scales = (const float*)p.down_scales;
+    store_output(p, token, column, scaled<kDownFormat>(sum, scales, column));
   }
 }
 

@@ -13,9 +13,8 @@
 // ring that one more warp fills: it meets the other blocks, while the rest of this one goes on.
 //
 // The warps share a stage by units of 64 bytes of all its rows, and load all of theirs before they multiply.
-// At the end of a tile each leaves its sums in a slot. After some tiles they meet, and some threads add up the
-// slots in the order of the warps: the same bits on every run. There are slots for the tiles of two meetings, so
-// that they meet once for all of these: who comes to the next meeting has read the sums of the last.
+// At the end of a tile each leaves its sums in a slot and goes on; some, others with every tile, wait for those of all
+// and add them up in the order of the warps: the same bits on every run. There are slots for two tiles in turn.
 //
 // The host fits the rows of the largest share into stages, even tiles, even pieces, and has two forms of
 // this: 8 warps and stages of about 17 KiB, or 16 and 33 KiB. The ring takes what is left of shared memory.
@@ -83,6 +82,7 @@ constexpr int kWarps = WARPS, kConsumers = 32 * kWarps;
 constexpr int kProducers = PRODUCERS, kWeightThreads = kConsumers + 32 * kProducers;
 constexpr int kThreads = kWeightThreads + 32;
 constexpr bool kStageX = STAGE_X != 0;
+constexpr bool kScaledRows = Format<kGateUpFormat>::kScaledRows || Format<kDownFormat>::kScaledRows;
 
 // How the rows of a matrix are cut.
 struct Pieces {
@@ -101,16 +101,20 @@ struct Sm90DecodeMlpParams {
   u32 stages, stage_bytes;
   u32 limit;     // stages of gate and up rows under way at most
   u32 slots_at;  // in shared memory, behind the ring
-  u32 slot_tiles, meeting_tiles;  // that there are slots for, and that a meeting is for
   // Stages of the pieces of tokens, behind the slots, and bytes from token to token there.
   u32 token_stages, token_pitch;
+  // Behind the slots, where rows have scales: those of the block's gate, up and down rows.
+  u32 scales_at;
 };
 
 // Shared memory begins with barriers, two for a stage, one for x; and with zeros.
 constexpr u32 kMostStages = 32, kMostTokenStages = 12;
 constexpr u32 kTokensAt = 16 * kMostStages, kXAt = kTokensAt + 16 * kMostTokenStages;
-constexpr u32 kZerosAt = kXAt + 16, kRingAt = 768;
-static_assert(kZerosAt % 16 == 0 && kZerosAt + 16 <= kRingAt, "16 bytes");
+constexpr u32 kZerosAt = kXAt + 16, kSumsAt = kZerosAt + 16, kRingAt = 768;
+// Sets of slots for the sums of a tile, each with two barriers: at one the warps have left theirs, at the other those
+// that add them up are through.
+constexpr u32 kSlotSets = 2;
+static_assert(kZerosAt % 16 == 0 && kSumsAt + 16 * kSlotSets <= kRingAt, "16 bytes");
 static_assert(kRingAt == RING_AT, "the host and the kernel disagree about shared memory");
 
 // Where the warps that multiply say that this block has done its part of h and is through with x, and the
@@ -348,7 +352,7 @@ struct Consumer {
   const u32 base;  // the same
   const Place place;
   Ring ring, tokens;
-  u32 slot_tile = 0;  // where the next tile's slots are
+  u32 tiles = 0;  // whose sums this warp has left
 
   INLINE Consumer(const Sm90DecodeMlpParams& p, u8* start)
       : params(p),
@@ -359,13 +363,30 @@ struct Consumer {
 
   static INLINE void meet() { ptx::named_barrier<1>(kConsumers); }
 
-  INLINE float* slots_of(u32 tile) const {
-    return (float*)(shared + params.slots_at) + tile * (kWarps * kSlotFloats);
+  static INLINE int largest_share(const Pieces& pieces) {
+    return pieces.share + (pieces.rest > 0 ? 1 : 0);
   }
-  // Slots that lie so many tiles behind others.
-  INLINE u32 behind(u32 tile, u32 tiles) const {
-    tile += tiles;
-    return tile < params.slot_tiles ? tile : tile - params.slot_tiles;
+  // Of the rows of a half, the gate's before the up's.
+  template <bool GATE_UP>
+  INLINE u32 scales_bytes_at() const {
+    constexpr bool kBehind = !GATE_UP && Format<kGateUpFormat>::kScaledRows;
+    return params.scales_at + (kBehind ? 8 * largest_share(params.gate_up) : 0);
+  }
+  template <bool GATE_UP>
+  INLINE const float* scales_of() const {
+    return (const float*)(shared + scales_bytes_at<GATE_UP>());
+  }
+  // A block reads its rows' scales when all else is there: from global memory it would wait for them then.
+  INLINE void copy_row_scales() const {
+    const DecodeMlpParams& p = params.block;
+    const Range features = Half<true>::share_of(params.gate_up);
+    const u32 gate = base + scales_bytes_at<true>();
+    const u32 up = gate + 4 * largest_share(params.gate_up);
+    copy_scales<kGateUpFormat, kConsumers>(gate, p.gate_scales, features);
+    copy_scales<kGateUpFormat, kConsumers>(up, p.up_scales, features);
+    const Range columns = Half<false>::share_of(params.down);
+    copy_scales<kDownFormat, kConsumers>(base + scales_bytes_at<false>(), p.down_scales, columns);
+    if constexpr (kScaledRows) ptx::copy_async_commit();
   }
 
   // The sum of what the warps have left, in their order.
@@ -377,27 +398,52 @@ struct Consumer {
     return sum;
   }
 
-  // Finishes the last tiles, of features or columns from `first` on. Another warp comes first for every meeting:
-  // the few results of one are the work of one warp.
+  // Leaves this warp's sums of a tile, whose features or columns begin at `first`. Other warps with every tile wait for
+  // those of all, add them up and finish its results: the few of one token are the work of one warp, and the others go on.
   template <bool GATE_UP>
-  INLINE void finish_tiles(int first, int rows) {
+  INLINE void finish_tile(Sums& sums, int first, int rows) {
     const DecodeMlpParams& p = params.block;
-    const int tile_rows = (GATE_UP ? params.gate_up : params.down).tile;
-    const u32 tile = behind(slot_tile, params.slot_tiles - ceiling_divide(rows, tile_rows));
-    meet();
-    for (int i = (threadIdx.x + first * 4) % kConsumers; i < rows * p.m; i += kConsumers) {
-      const int token = i / rows, line = first + i % rows;
-      const int row = i % rows % tile_rows;
-      const float* slots = slots_of(behind(tile, i % rows / tile_rows));
-      constexpr int kFormat = Half<GATE_UP>::kFormat;
-      const u64 scales = GATE_UP ? p.gate_scales : p.down_scales;
-      const float sum = scaled<kFormat>(total(slots, token, row), scales, line);
-      if constexpr (GATE_UP) {
-        const float up = scaled<kFormat>(total(slots, token, row + kUnitPairs), p.up_scales, line);
-        ptx::store_for_grid((Element*)p.h + token * p.h_stride + line, activated(p, line, sum, up));
-      } else {
-        store_output(p, token, line, sum);
+    const u32 set = tiles % kSlotSets, parity = tiles / kSlotSets % 2;
+    const u32 summed = base + kSumsAt + 16 * set, added = summed + 8;
+    float* slots = (float*)(shared + params.slots_at) + set * (kWarps * kSlotFloats);
+    ptx::barrier_wait(added, parity ^ 1);
+    store_sums(slots + place.warp * kSlotFloats, sums, place);
+    // Scales of rows have come long ago.
+    if constexpr (kScaledRows) ptx::copy_async_wait<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(summed);
+
+    constexpr int kRows = GATE_UP ? kUnitPairs : kUnitRows;
+    const int results = kRows * p.m;
+    const u32 turn = tiles * ((results + 31) / 32 * 32);
+    const int start = (threadIdx.x + turn) % kConsumers;
+    if (start / 32 * 32 < results) {
+      ptx::barrier_wait(summed, parity);
+      for (int i = start; i < results; i += kConsumers) {
+        const int token = i / kRows, row = i % kRows;
+        if (row < rows) finish<GATE_UP>(slots, token, row, first);
       }
+      __syncwarp();
+    }
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(added);
+    ++tiles;
+  }
+
+  // A result of a tile.
+  template <bool GATE_UP>
+  INLINE void finish(const float* slots, int token, int row, int first) {
+    const DecodeMlpParams& p = params.block;
+    constexpr int kFormat = Half<GATE_UP>::kFormat;
+    const Pieces& pieces = GATE_UP ? params.gate_up : params.down;
+    const int line = first + row, of_share = line - Half<GATE_UP>::share_of(pieces).first;
+    const float* scales = scales_of<GATE_UP>();
+    const float sum = scaled<kFormat>(total(slots, token, row), scales, of_share);
+    if constexpr (GATE_UP) {
+      const float* up_scales = scales + largest_share(pieces);
+      const float up = scaled<kFormat>(total(slots, token, row + kUnitPairs), up_scales, of_share);
+      ptx::store_for_grid((Element*)p.h + token * p.h_stride + line, activated(p, line, sum, up));
+    } else {
+      store_output(p, token, line, sum);
     }
   }
 
@@ -430,41 +476,68 @@ struct Consumer {
     }
   }
 
+  // Where this lane finds its parts of quantised weights in a stage, and of tokens.
+  template <int FORMAT>
+  struct QuantizedPlace {
+    typedef Format<FORMAT> F;
+    static_assert(kWarps % F::kGroupUnits == 0, "a warp's units have the same place in their groups");
+    // From a warp's unit to its next.
+    static constexpr u32 kTurn = kWarps * kUnitBytes + kWarps / F::kGroupUnits * F::kGroupScales;
+    static constexpr u32 kTokenTurn = kWarps * kTokenBytes<FORMAT>;
+    u32 low, high;  // of its rows
+    u32 values, scales;
+    u32 token[kVectors];
+  };
+
+  // Multiplies UNITS of a warp's units, loaded together and multiplied in turns: there are few warps to hide what an
+  // instruction waits for.
+  template <int FORMAT, int UNITS>
+  INLINE void multiply_units(Sums& sums, QuantizedPlace<FORMAT>& at) {
+    typedef QuantizedPlace<FORMAT> P;
+    UnitPart<FORMAT> parts[UNITS];
+#pragma unroll
+    for (int i = 0; i < UNITS; ++i) {
+      parts[i].row[0] = ptx::load_shared_wide(at.low + at.values + i * P::kTurn);
+      parts[i].row[1] = ptx::load_shared_wide(at.high + at.values + i * P::kTurn);
+      parts[i].load_scales(0, at.low + at.scales + i * P::kTurn);
+      parts[i].load_scales(1, at.high + at.scales + i * P::kTurn);
+    }
+    multiply_parts<FORMAT>(sums, parts, [&](Vectors& v, int unit, int block) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        v[j] = ptx::load_shared_wide(at.token[j] + unit * P::kTokenTurn + block * kUnitBytes);
+      }
+    });
+    at.low += UNITS * P::kTurn;
+    at.high += UNITS * P::kTurn;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) at.token[j] += UNITS * P::kTokenTurn;
+  }
+
   // The same of quantised weights: `units` whole ones.
   template <int FORMAT>
   INLINE void multiply_quantized(Sums& sums, u32 low, u32 high, const u8* tokens_at, u32 pitch,
                                  int units) {
     typedef Format<FORMAT> F;
-    static_assert(kWarps % F::kGroupUnits == 0, "a warp's units have the same place in their groups");
-    // From a warp's unit to its next.
-    constexpr u32 kTurn = kWarps * kUnitBytes + kWarps / F::kGroupUnits * F::kGroupScales;
-    const u32 values = F::unit_at(place.warp) + place.offset, scales = F::scales_at(place.warp);
-    u32 token[kVectors];
+    QuantizedPlace<FORMAT> at;
+    at.low = low;
+    at.high = high;
+    at.values = F::unit_at(place.warp) + place.offset;
+    at.scales = F::scales_at(place.warp);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       // Lanes of tokens that do not exist read the last one's, and their sums are not used.
       const int row = smaller(8 * i + place.row, params.block.m - 1);
-      token[i] = ptx::shared_address(tokens_at) + row * pitch + place.warp * kTokenBytes<FORMAT>;
-      token[i] += place.offset;
+      at.token[i] = ptx::shared_address(tokens_at) + row * pitch + place.warp * kTokenBytes<FORMAT>;
+      at.token[i] += place.offset;
     }
+    // A warp has one or two of a stage. A thread of 16 warps has too few registers for two of 16 tokens, or of nibbles.
+    constexpr bool kTwo = kWarps <= 8 || (kVectors == 1 && !F::kNibbles);
+    int unit = place.warp;
 #pragma unroll 1
-    for (int unit = place.warp; unit < units; unit += kWarps) {
-      UnitPart<FORMAT> part;
-      part.row[0] = ptx::load_shared_wide(low + values);
-      part.row[1] = ptx::load_shared_wide(high + values);
-      part.load_scales(0, low + scales);
-      part.load_scales(1, high + scales);
-      multiply_part<FORMAT>(sums, part, [&](Vectors& v, int block) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          v[i] = ptx::load_shared_wide(token[i] + block * kUnitBytes);
-        }
-      });
-      low += kTurn;
-      high += kTurn;
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) token[i] += kWarps * kTokenBytes<FORMAT>;
-    }
+    for (; kTwo && unit + kWarps < units; unit += 2 * kWarps) multiply_units<FORMAT, 2>(sums, at);
+#pragma unroll 1
+    for (; unit < units; unit += kWarps) multiply_units<FORMAT, 1>(sums, at);
   }
 
   // Multiplies the stages of a half. PIECES: tokens come in stages, too, else they are x in shared memory.
@@ -474,8 +547,6 @@ struct Consumer {
     const Pieces& pieces = half.pieces;
     const u32 x_at = params.block.x_at;
     const u32 pitch = PIECES ? params.token_pitch : params.block.x_pitch;
-    // The first feature or column that the warps have left sums of and not finished.
-    int from_row = half.share.first;
     // Little code: the first pass of a launch reads all of it from memory.
 #pragma unroll 1
     for (int first = half.share.first; first < half.share.last; first += pieces.tile) {
@@ -507,13 +578,7 @@ struct Consumer {
         ring.next();
         if constexpr (PIECES) tokens.next();
       }
-      store_sums(slots_of(slot_tile) + place.warp * kSlotFloats, sums, place);
-      slot_tile = behind(slot_tile, 1);
-      const int left = first + rows - from_row;
-      if (left >= (int)params.meeting_tiles * pieces.tile || first + rows == half.share.last) {
-        finish_tiles<GATE_UP>(from_row, left);
-        from_row = first + rows;
-      }
+      finish_tile<GATE_UP>(sums, first, rows);
     }
   }
 
@@ -533,10 +598,7 @@ INLINE void consume(const Sm90DecodeMlpParams& params, u8* shared) {
   const DecodeMlpParams& p = params.block;
   Consumer consumer(params, shared);
   if (threadIdx.x < 4) ((u32*)(shared + kZerosAt))[threadIdx.x] = 0;
-  const Half<true> gate_up(params);
-  prefetch_scales<kGateUpFormat, kConsumers>(p.gate_scales, gate_up.share);
-  prefetch_scales<kGateUpFormat, kConsumers>(p.up_scales, gate_up.share);
-  prefetch_scales<kDownFormat, kConsumers>(p.down_scales, Half<false>(params).share);
+  consumer.copy_row_scales();
   const bool whole = x_is_whole(p);
   if (kStageX && !whole) {
     constexpr int kWhole = kTokenBytes<kGateUpFormat>;
@@ -546,7 +608,7 @@ INLINE void consume(const Sm90DecodeMlpParams& params, u8* shared) {
   if (kStageX && whole) ptx::barrier_wait(consumer.base + kXAt, 0);
   consumer.multiply_half<true, true, !kStageX>();
   consumer.pad_h();
-  ptx::named_barrier_arrive<kHandOver>(kHandOverThreads);
+  ptx::named_barrier<kHandOver>(kHandOverThreads);
   // Tensor cores multiply 16 rows at a time anyway.
   consumer.multiply_half<false, kTensor || DOWN_HIGH != 0, true>();
 }
@@ -565,6 +627,10 @@ KERNEL(kThreads, 1, sm90_decode_mlp)(KERNEL_PARAMS(Sm90DecodeMlpParams) p) {
     if (warp < p.token_stages) {
       ptx::barrier_init(barriers + kTokensAt + 16 * warp, 1);
       ptx::barrier_init(barriers + kTokensAt + 16 * warp + 8, kWarps);
+    }
+    if (warp < kSlotSets) {
+      ptx::barrier_init(barriers + kSumsAt + 16 * warp, kWarps);
+      ptx::barrier_init(barriers + kSumsAt + 16 * warp + 8, kWarps);
     }
     ptx::barrier_init_fence();
   }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use self::code::{Language, is_test};
 use self::history::Checkout;
-use crate::case::DeviceKind;
+use crate::case::{CaseOp, DeviceKind};
 use crate::definition::Experiment;
 
 /// The code as it is now: what a result depends on, and no more.
@@ -55,20 +55,53 @@ fn paths(device: DeviceKind) -> Vec<&'static str> {
 
 /// Whether a result on a device depends on a file of the repository.
 fn counts(device: DeviceKind, path: &str) -> bool {
-    let below = |dir: &str| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
-    let listed = paths(device).into_iter().any(|listed| path == listed || below(listed));
-    let peer = Language::of(path) == Language::Python && !below("lab/peers/tests");
-    listed && !is_test(path) && (!below(PEERS) || peer)
+    let listed = paths(device).into_iter().any(|listed| is_at(path, listed));
+    let peer = Language::of(path) == Language::Python && !is_at(path, "lab/peers/tests");
+    listed && !is_test(path) && (!is_at(path, PEERS) || peer)
 }
 
-/// Bounds of results of quantised weights, and of nothing else.
-const QUANTIZED: &str = "crates/swiglu-core/src/bounds/quantized.rs";
+/// What an experiment has that the results of some code are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A case with quantised weights.
+    QuantizedWeights,
+    /// A case that is a feed-forward block.
+    Block,
+}
+
+impl Kind {
+    fn is_in(self, experiment: &Experiment) -> bool {
+        experiment.cases.iter().any(|case| match self {
+            Kind::QuantizedWeights => case.weights.is_some(),
+            Kind::Block => case.op == CaseOp::Mlp,
+        })
+    }
+}
+
+/// Files and directories of those that [`counts`] has on which only results of one kind depend.
+const OF_A_KIND: [(Kind, &str); 10] = [
+    (Kind::QuantizedWeights, "crates/swiglu-core/src/bounds/quantized.rs"),
+    (Kind::QuantizedWeights, "crates/swiglu-cpu/src/quant"),
+    (Kind::QuantizedWeights, "crates/swiglu-cuda/src/layers/quantized.rs"),
+    (Kind::Block, "crates/swiglu-cuda/src/kernels/decode_mlp"),
+    (Kind::Block, "crates/swiglu-cuda/device/decode_formats.cuh"),
+    (Kind::Block, "crates/swiglu-cuda/device/decode_mlp.cu"),
+    (Kind::Block, "crates/swiglu-cuda/device/decode_mlp.cuh"),
+    (Kind::Block, "crates/swiglu-cuda/device/decode_tiles.cuh"),
+    (Kind::Block, "crates/swiglu-cuda/device/sequential_mlp.cu"),
+    (Kind::Block, "crates/swiglu-cuda/device/sm90_decode_mlp.cu"),
+];
+
+/// Whether a path is `listed` or in it.
+fn is_at(path: &str, listed: &str) -> bool {
+    path.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
 
 /// Whether results of an experiment depend on a file, of those that [`counts`] has:
 ///
 /// | file                            | if an experiment has            |
 /// |---------------------------------|---------------------------------|
-/// | [`QUANTIZED`]                   | a case with quantised weights   |
+/// | of [`OF_A_KIND`]                | a case of that kind             |
 /// | `lab/peers/NAME_peer.py`        | that peer                       |
 /// | `lab/peers/triton_ways`         | the peer `triton`               |
 /// | `lab/peers/torch_ways`          | any of Python's but `ggml`      |
@@ -76,8 +109,8 @@ const QUANTIZED: &str = "crates/swiglu-core/src/bounds/quantized.rs";
 /// | the rest of `lab/peers`         | any of Python's                 |
 /// | everything else                 | anything                        |
 fn matters(experiment: &Experiment, path: &str) -> bool {
-    if path == QUANTIZED {
-        return experiment.cases.iter().any(|case| case.weights.is_some());
+    if let Some((kind, _)) = OF_A_KIND.iter().find(|(_, listed)| is_at(path, listed)) {
+        return kind.is_in(experiment);
     }
     let Some(path) = path.strip_prefix(PEERS).and_then(|path| path.strip_prefix('/')) else {
         return true;

@@ -3,9 +3,7 @@
 
 use std::marker::PhantomData;
 
-use swiglu_core::quant::{
-    BlockType, QuantizedMlpParams, QuantizedRef, QuantizedType, SCALE_BLOCK, e4m3_to_f32,
-};
+use swiglu_core::quant::{BlockType, QuantizedMlpParams, QuantizedRef, QuantizedType, SCALE_BLOCK};
 use swiglu_core::{
     DType, Element, Error as CoreError, MatrixMut, MatrixRef, Op, Path, Plan, Problem, f16,
 };
@@ -145,6 +143,11 @@ fn lane_at(format: Format, block: usize, lane: usize) -> usize {
     format.unit_at(block / 2) + lane * 16 + block % 2 * LANE
 }
 
+/// Integers of eight bits of a lane, biased by 128.
+fn biased(codes: [u8; LANE]) -> [u8; LANE] {
+    (u64::from_ne_bytes(codes) ^ 0x8080_8080_8080_8080).to_ne_bytes()
+}
+
 /// Lays out a row of Q8_0 or Q4_0 blocks: see [`Rows`]. Of a lane's 16 bytes block b of a unit has
 /// bytes 8b to 8b + 7, biased by 128; or word b, nibble i / 2 + 4·(i % 2) for element i of the lane's
 /// eight, biased by 8 as in the file. Scales are f16; where a padded value is not 0, its scale is.
@@ -153,29 +156,46 @@ fn lay_out_blocks(row: &[u8], format: Format, to: &mut [u8]) {
     let bytes = if format == Format::Nibbles { 2 + BLOCK / 2 } else { 2 + BLOCK };
     for (block, from) in row.chunks_exact(bytes).enumerate() {
         let (unit, within) = (block / format.blocks(), block % format.blocks());
-        to[format.scales_at(unit) + 2 * within..][..2].copy_from_slice(&from[..2]);
-        for i in 0..BLOCK {
-            let (lane, element) = (i / LANE, i % LANE);
-            match format {
-                Format::Nibbles => {
-                    let pair = from[2 + i % 16];
-                    let nibble = if i < 16 { pair & 15 } else { pair >> 4 };
-                    let place = element / 2 + 4 * (element % 2);
-                    let at = format.unit_at(unit) + lane * 16 + within * 4;
-                    to[at + place / 2] |= nibble << (4 * (place % 2));
-                }
-                _ => to[lane_at(format, block, lane) + element] = from[2 + i] ^ 0x80,
+        let (scale, codes) = from.split_at(2);
+        to[format.scales_at(unit) + 2 * within..][..2].copy_from_slice(scale);
+        if format == Format::Nibbles {
+            let at = format.unit_at(unit) + within * 4;
+            // A block's first half is in the lower nibbles, its second in the upper.
+            for (lane, shift) in [0, 0, 4, 4].into_iter().enumerate() {
+                let nibbles = codes[lane % 2 * LANE..][..LANE].iter().enumerate();
+                let word = nibbles.fold(0, |word, (i, &pair)| {
+                    word | u32::from(pair >> shift & 15) << (4 * (i / 2 + 4 * (i % 2)))
+                });
+                to[at + lane * 16..][..4].copy_from_slice(&word.to_le_bytes());
+            }
+        } else {
+            for (lane, &codes) in codes.as_chunks().0.iter().enumerate() {
+                to[lane_at(format, block, lane)..][..LANE].copy_from_slice(&biased(codes));
             }
         }
     }
 }
 
+/// Codes of eight bits as lanes have them, of which `first` is the first one's place in its row: where the eight of
+/// each begin in a row of the format, and these, the last lane's filled up with `none`.
+fn lanes(
+    codes: &[u8],
+    first: usize,
+    format: Format,
+    none: u8,
+) -> impl Iterator<Item = (usize, [u8; LANE])> {
+    codes.chunks(LANE).zip(first / LANE..).map(move |(codes, lane)| {
+        let mut eight = [none; LANE];
+        eight[..codes.len()].copy_from_slice(codes);
+        (lane_at(format, lane / (BLOCK / LANE), lane % (BLOCK / LANE)), eight)
+    })
+}
+
 /// Lays out a row of integers, as blocks of Q8_0; returns its scale.
 fn lay_out_integers(matrix: &QuantizedRef<'_>, row: usize, to: &mut [u8]) -> f32 {
     to.fill(0x80);
-    for (i, &code) in matrix.row(row).iter().enumerate() {
-        let at = lane_at(Format::RowBytes, i / BLOCK, i % BLOCK / LANE);
-        to[at + i % LANE] = code ^ 0x80;
+    for (at, codes) in lanes(matrix.row(row), 0, Format::RowBytes, 0) {
+        to[at..][..LANE].copy_from_slice(&biased(codes));
     }
     matrix.row_scales(row).0[0]
 }
@@ -192,30 +212,40 @@ fn lay_out_e4m3(
     let (factors, columns) = matrix.row_scales(row);
     let codes = matrix.row(row).chunks(columns.max(1));
     let parts = codes.zip(factors).enumerate().map(|(part, (codes, &factor))| {
-        if codes.iter().any(|&code| e4m3_to_f32(code).is_nan()) {
+        if codes.iter().any(|&code| e4m3_is_nan(code)) {
             return f32::NAN;
         }
-        for (i, &code) in (part * columns..).zip(codes) {
-            let at = lane_at(format, i / BLOCK, i % BLOCK / LANE) + i % LANE / 4 * 4;
-            let (second, half) = (i % 4 / 2, i % 2);
-            let bits = e4m3_bits(code, second == 1, dtype).to_le_bytes();
-            to[at + 2 * half] |= bits[0];
-            to[at + 2 * half + 1] |= bits[1];
+        for (at, [a, b, c, d, e, f, g, h]) in lanes(codes, part * columns, format, 0) {
+            let words = [e4m3_word([a, b, c, d], dtype), e4m3_word([e, f, g, h], dtype)];
+            to[at..][..LANE].copy_from_slice(words.map(u32::to_le_bytes).as_flattened());
         }
         factor
     });
     parts.collect()
 }
 
-/// The bits of an e4m3 in half a word that two share, as the device file unpacks them for a type.
-fn e4m3_bits(code: u8, second: bool, dtype: DType) -> u16 {
-    let (sign, magnitude) = (u16::from(code >> 7), u16::from(code & 0x7F));
-    match (dtype, second) {
-        (DType::F16, false) => sign << 15 | magnitude << 7,
-        (DType::F16, true) => sign << 14 | magnitude,
-        (_, false) => sign << 15 | magnitude << 4,
-        (_, true) => (magnitude >> 4) << 12 | sign << 11 | magnitude & 15,
-    }
+/// Whether an e4m3 is no number: all bits but the sign's are 1.
+fn e4m3_is_nan(code: u8) -> bool {
+    code & 0x7F == 0x7F
+}
+
+/// Four e4m3 in a word, as the device file unpacks them for a type: the first two in halves of their own, the other
+/// two in the bits that these leave.
+fn e4m3_word([a, b, c, d]: [u8; 4], dtype: DType) -> u32 {
+    let pair = |low: u8, high: u8| u32::from(low) | u32::from(high) << 16;
+    let (first, second) = (pair(a, b), pair(c, d));
+    let (sign, magnitude) = (0x0080_0080, 0x007F_007F);
+    let [first, second] = match dtype {
+        DType::F16 => [
+            (first & sign) << 8 | (first & magnitude) << 7,
+            (second & sign) << 7 | second & magnitude,
+        ],
+        _ => [
+            (first & sign) << 8 | (first & magnitude) << 4,
+            (second & 0x0070_0070) << 8 | (second & sign) << 4 | second & 0x000F_000F,
+        ],
+    };
+    first | second
 }
 
 impl<T: Element> QuantizedMlp<T> {

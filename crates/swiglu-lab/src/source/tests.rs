@@ -20,7 +20,35 @@ fn every_path_names_something() {
         }
         assert!(code.keys().all(|path| Language::of(path) != Language::Unknown));
         assert!(!code.keys().any(|path| path.contains("/tests/")));
+        let of_device = OF_A_KIND.iter().filter(|(_, listed)| counts(device, listed));
+        for (_, listed) in of_device {
+            let named = code.iter().any(|(file, code)| is_at(file, listed) && !code.is_empty());
+            assert!(named, "{listed}");
+        }
     }
+    let counted = |path| [DeviceKind::Cpu, DeviceKind::Cuda].into_iter().any(|d| counts(d, path));
+    assert!(OF_A_KIND.iter().all(|(_, listed)| counted(listed)));
+}
+
+/// What a kernel of another kind includes is not of this kind alone.
+#[test]
+fn device_files_of_blocks_are_included_by_no_others() {
+    let device = Path::new(env!("CARGO_MANIFEST_DIR")).join("../swiglu-cuda/device");
+    let is_of_blocks = |name: &str| {
+        let path = format!("crates/swiglu-cuda/device/{name}");
+        OF_A_KIND.iter().any(|(_, listed)| is_at(&path, listed))
+    };
+    let mut found = 0;
+    for path in std::fs::read_dir(device).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for included in text.lines().filter_map(|line| line.strip_prefix("#include \"")) {
+            let included = included.trim_end_matches('"');
+            assert!(is_of_blocks(name) || !is_of_blocks(included), "{name} includes {included}");
+            found += usize::from(is_of_blocks(included));
+        }
+    }
+    assert!(found > 0);
 }
 
 /// By its name a file does not count; that is right where nothing but tests declares it.
@@ -215,6 +243,8 @@ fn each_device_is_asked_once() {
     assert_eq!(*sources.of(DeviceKind::Cpu), cpu);
 }
 
+const QUANTIZED: &str = "crates/swiglu-core/src/bounds/quantized.rs";
+
 /// A change counts for the experiments whose results depend on the file, and is named.
 #[test]
 fn a_record_is_stale_for_what_its_results_depend_on() {
@@ -239,6 +269,11 @@ fn a_record_is_stale_for_what_its_results_depend_on() {
         [&of_torch, &of_ggml, &quantized].map(|e| sources.why_stale(e, &then).unwrap_or_default())
     };
     assert_eq!(stale(), ["", "", ""]);
+    for (kind, listed) in OF_A_KIND {
+        let below = format!("{listed}/mod.rs");
+        let matter = |e: &Experiment| matters(e, listed) && matters(e, &below);
+        assert!(matter(&quantized) && !matter(&of_torch), "{kind:?} {listed}");
+    }
     change(ggml);
     assert_eq!(stale(), ["", &format!("{UNCOMMITTED}: {ggml} has changed"), ""]);
     repository.commit();

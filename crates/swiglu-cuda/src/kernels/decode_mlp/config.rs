@@ -143,6 +143,11 @@ impl Format {
         self.scale_bytes() > 0
     }
 
+    /// Whether rows have scales, which lie apart from them.
+    pub(super) fn scales_rows(self) -> bool {
+        matches!(self, Format::RowBytes | Format::RowE4m3)
+    }
+
     /// Units of 64 bytes before which the scales of all of them lie, in 16 bytes.
     pub(crate) fn group_units(self) -> usize {
         match self {

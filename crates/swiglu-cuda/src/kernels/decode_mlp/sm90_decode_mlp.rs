@@ -20,6 +20,8 @@ const MOST_STAGES: usize = 32;
 /// The least stages of tokens, and their bytes where pieces of rows can be shortened for it.
 const LEAST_TOKEN_STAGES: usize = 2;
 const TOKEN_STAGE_BYTES: usize = 32 * 1024;
+/// Tiles whose sums have a place while they are added up, as in the device file.
+const SLOT_SETS: usize = 2;
 /// Of the ring of tokens, and the bytes it may take where x takes less.
 const MOST_TOKEN_STAGES: usize = 12;
 const TOKEN_BYTES: usize = 24 * 1024;
@@ -32,10 +34,6 @@ pub(super) struct Form {
     pub(super) warps: usize,
     /// What stages are to hold: 16 rows of 1 or 2 KiB, an odd multiple of 64 bytes apart.
     stage_bytes: usize,
-    /// Where all gate and up rows fit into shared memory: for the sums of tiles that the warps meet for at once
-    /// and of those of the meeting before; elsewhere, and with 16 warps, which no small block is planned
-    /// with, they meet for each tile.
-    slot_bytes: usize,
     /// Whether gate and up rows are asked for in moderation where they all fit into the ring: measured with
     /// 8 warps only.
     limited: bool,
@@ -43,9 +41,9 @@ pub(super) struct Form {
 
 impl Form {
     pub(super) const NARROW: Self =
-        Self { warps: 8, stage_bytes: 16 * (1024 + UNIT), slot_bytes: 28 * 1024, limited: true };
+        Self { warps: 8, stage_bytes: 16 * (1024 + UNIT), limited: true };
     pub(super) const WIDE: Self =
-        Self { warps: 16, stage_bytes: 16 * (2048 + UNIT), slot_bytes: 0, limited: false };
+        Self { warps: 16, stage_bytes: 16 * (2048 + UNIT), limited: false };
 
     /// Bytes of a row that the warps multiply in one turn.
     fn turn(&self) -> usize {
@@ -132,10 +130,14 @@ impl Pieces {
         lines * self.tile as usize * self.pitch as usize
     }
 
+    /// Features or columns of the blocks that have the most.
+    fn largest_share(&self) -> usize {
+        (self.share + i32::from(self.rest > 0)) as usize
+    }
+
     /// Tiles of the largest share.
     fn tiles(&self) -> usize {
-        let largest = self.share + i32::from(self.rest > 0);
-        (largest as usize).div_ceil(self.tile as usize)
+        self.largest_share().div_ceil(self.tile as usize)
     }
 
     /// Stages of it.
@@ -154,10 +156,9 @@ pub(super) struct Ring {
     stage_bytes: u32,
     limit: u32,
     slots_at: u32,
-    slot_tiles: u32,
-    meeting_tiles: u32,
     token_stages: u32,
     token_pitch: u32,
+    scales_at: u32,
 }
 
 impl Ring {
@@ -186,17 +187,6 @@ impl Feeding {
             define("RING_AT", RING_AT),
         ]
     }
-}
-
-/// Tiles that the warps meet for at once, and tiles that there are slots for: with room for the slots of so many
-/// tiles, of so many of gate and up and of down. Meetings alternate between two sets of slots, unless all tiles
-/// have their own.
-fn meetings([gate_up, down]: [usize; 2], room: usize) -> (usize, usize) {
-    let slots_for = |tiles: usize| (2 * tiles).min(gate_up + down).max(2);
-    let most = (1..=gate_up).rev().find(|&tiles| slots_for(tiles) <= room).unwrap_or(1);
-    // Even ones.
-    let tiles = gate_up.max(1).div_ceil(gate_up.max(1).div_ceil(most));
-    (tiles, slots_for(tiles))
 }
 
 /// Whether x lies in shared memory, and the least ring that this must leave, in order of preference. 21 KB
@@ -261,11 +251,7 @@ impl Config {
 
         // Pieces of h take the place of x.
         let x = if stage_x { m * x_pitch } else { 0 };
-        let tile_slots = form.warps * math.tokens() * 16 * size_of::<f32>();
-        let at_once = RING_AT + gate_up.stages() * stage_bytes + x + form.slot_bytes;
-        let slot_room = if at_once <= limits.shared { form.slot_bytes / tile_slots } else { 0 };
-        let (meeting_tiles, slot_tiles) = meetings([gate_up.tiles(), down.tiles()], slot_room);
-        let slots = slot_tiles * tile_slots;
+        let slots = SLOT_SETS * form.warps * math.tokens() * 16 * size_of::<f32>();
         let (of_x, of_h) = (gate_up.token_pitch(formats[0]), down.token_pitch(formats[1]));
         let (token_pitch, token_uses) = match stage_x {
             true => (of_h, down.stages()),
@@ -275,7 +261,13 @@ impl Config {
         let room = (x.max(TOKEN_BYTES) / of_tokens).max(LEAST_TOKEN_STAGES);
         let token_stages = room.min(token_uses).min(MOST_TOKEN_STAGES);
 
-        let around = RING_AT + slots + x.max(token_stages * of_tokens);
+        // Of gate and up rows, and of down rows.
+        let scales = [(&gate_up, 2), (&down, 1)].into_iter().zip(formats);
+        let scales = scales.filter(|(_, format)| format.scales_rows());
+        let scales = scales.map(|((pieces, lines), _)| lines * pieces.largest_share());
+        let scales = (scales.sum::<usize>() * size_of::<f32>()).next_multiple_of(UNIT);
+
+        let around = RING_AT + slots + scales + x.max(token_stages * of_tokens);
         let used = (gate_up.stages() + down.stages()).min(MOST_STAGES);
         let stages = (limits.shared.saturating_sub(around) / stage_bytes).min(used);
         let enough = least.div_ceil(stage_bytes).max(2).min(used);
@@ -287,7 +279,8 @@ impl Config {
             false => u32::MAX,
         };
         let slots_at = RING_AT + stages * stage_bytes;
-        let slots_end = slots_at + slots;
+        let scales_at = slots_at + slots;
+        let scales_end = scales_at + scales;
         let ring = Ring {
             gate_up,
             down,
@@ -295,10 +288,9 @@ impl Config {
             stage_bytes: stage_bytes as u32,
             limit,
             slots_at: slots_at as u32,
-            slot_tiles: slot_tiles as u32,
-            meeting_tiles: meeting_tiles as u32,
             token_stages: token_stages as u32,
             token_pitch: token_pitch as u32,
+            scales_at: scales_at as u32,
         };
         let down_high = matches!(math, Math::Tensor(_)) || down.tile > 8;
         // Quantised weights are multiplied unit by unit.
@@ -313,34 +305,10 @@ impl Config {
             stage_x,
             warps: form.warps,
             grid,
-            x_at: slots_end,
+            x_at: scales_end,
             x_pitch,
-            shared: around - RING_AT - slots + slots_end,
+            shared: around + stages * stage_bytes,
             ..Self::NOTHING
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn meetings_are_even_and_have_slots() {
-        // Five tiles and one: all have their own.
-        assert_eq!(meetings([5, 1], 7), (5, 6));
-        assert_eq!(meetings([5, 1], 6), (5, 6));
-        // Two, two and one.
-        assert_eq!(meetings([5, 1], 5), (2, 4));
-        assert_eq!(meetings([14, 2], 0), (1, 2));
-        assert_eq!(meetings([0, 1], 4), (1, 2));
-        for gate_up in 0..40 {
-            for room in 0..90 {
-                let (tiles, slots) = meetings([gate_up, 2], room);
-                assert!(tiles >= 1 && slots >= 2 && (slots <= room || tiles == 1));
-                // Who stores for the next meeting does not meet who reads for the last.
-                assert!(slots >= 2 * tiles || slots >= gate_up + 2);
-            }
-        }
     }
 }
