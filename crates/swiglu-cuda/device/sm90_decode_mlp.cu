@@ -39,11 +39,13 @@
 // last one ends, takes 0.3 to 0.5 µs less everywhere (one run: 11.8 to 11.3, 28.8 to 28.4, 86.7 to 86.4 with one
 // token); to ask for weights before that end, too, took the same.
 //
-// One meeting of the warps for all tiles instead of one for each takes 11.1 instead of 11.9 for 896/4864 with one
-// token, 11.3, 11.8 and 13.2 instead of 12.3, 12.5 and 13.6 with 2, 4 and 8, where 1 µs was predicted. At 4096/14336
-// it took 88.4 instead of 86.0 with 16 warps, 86.6 instead of 87.0 and, with 8 tokens, 93.2 instead of 91.0 with 8. So
-// it is done with 8 warps where all gate and up rows, x and 28 KiB of slots fit into shared memory. Two tokens
-// on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4 instead of 91.0.
+// Before each warp left its sums and went on, all of them met for every tile, and in small blocks once for all tiles. In
+// profiles of quantised weights a sixth of the warps' time was these meetings. Without them the table's lines are, in one
+// run with 1, 4, 8 and 16 tokens, 12.0, 12.2, 13.1 and 16.4 (8 warps, 896/4864; with 16 tokens all met for every tile),
+// 28.7 to 34.4, 27.7 to 32.7 (16 warps, 2048/8192) and 84.8, 85.9, 87.1 (4096/14336), beside 11.4, 11.9, 13.3 and 17.0,
+// 28.8 to 34.4, 27.8 to 32.9 and 85.0, 85.9, 87.1 in another: elements gain nothing but the code's simplicity, one token
+// of a small block loses. Two tokens on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4
+// instead of 91.0.
 //
 // Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has
 // come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the
@@ -67,9 +69,18 @@
 //     e4m3, a scale per row    75   13.9   41.6
 //     e4m3, one per 128 of k   82   15.2   42.9
 // Predicted was for M = 1: 3 to 6 µs more than memory, as elements take, so 45 to 50 µs, 27 to 30 for nibbles.
-// Measured (µs): Q8_0 50.4, Q4_0 34.0, I8 50.1, e4m3 49.9, e4m3 with a scale per 128 x 128 48.9, beside 86.2 of
-// bf16 in that run; nibbles wait for their instructions now and then. M = 16 takes 58 to 65. decode_mlp.cu takes
-// 54 to 90 with one token.
+// Measured (one run, µs; before / now; 8 and 16 warps, of which plans take the faster but for 8 tokens):
+//                       M = 1                       M = 16, 8 warps
+//     Q8_0              50.5 50.0 / 50.4 49.7       65.5 / 62.0
+//     Q4_0              36.1 35.6 / 34.7 33.4       62.3 / 59.5
+//     I8                49.0 47.0 / 47.0 47.0       62.0 / 59.9
+//     e4m3              53.4 47.8 / 49.1 47.6       65.5 / 62.2
+//     e4m3, 128 x 128   54.0 48.3 / 50.9 48.3       67.6 / 65.0
+// "Before" all warps met for every tile and a warp's units were multiplied one after the other. Bf16 takes 85 to 88.
+// Scales of rows in shared memory instead of the second-level cache: 48.3 to 47.7 for e4m3. Refuted: stages of 33 KiB
+// with 8 warps (nothing). By the profile of Q4_0 with 8 warps these have half of the cycles to issue in, and wait
+// for memory an eighth of the time: it is their products that take long, at two instructions a cycle. With 16 tokens x
+// leaves the ring 70 KB. decode_mlp.cu takes 54 to 90 with one token.
 //
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR and TOKENS, see
 // decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it comes in pieces, which takes rows of whole 16
