@@ -27,7 +27,7 @@ Block& cluster_block(unsigned rank, const char* operation) {
   return block;
 }
 
-// Threads that have ended are not waited for (9.7.13.4).
+// Threads that have ended are not waited for (9.7.13.4), nor do they count among those that have arrived.
 void release_cluster_barrier(Gang& g) {
   if (g.cluster_arrived == 0 || g.cluster_arrived < g.live) return;
   g.cluster_arrived = 0;
@@ -74,16 +74,18 @@ void sim_store_shared_cluster(unsigned address, const unsigned* words, unsigned 
   Block& block = cluster_block(rank - 1, "st.async");
   constexpr unsigned WITHIN = (1u << RANK_SHIFT) - 1;
   require_barrier(block, barrier & WITHIN, "st.async");
-  std::memcpy(shared_at(block, address & WITHIN, 8, 8, "st.async"), words, 8);
-  complete_bytes(block, barrier & WITHIN, 8);
+  shared_at(block, address & WITHIN, 8, 8, "st.async");
+  BulkLoad store{&block, {}, address & WITHIN, barrier & WITHIN, 0, 0};
+  std::memcpy(&store.value, words, 8);
+  store.stores = true;
+  gang().loads.push_back(store);
   maybe_yield();
 }
 
 void sim_cluster_arrive() {
   Gang& g = gang();
-  if (self().cluster_round > g.cluster_rounds) {
-    fault("barrier.cluster.arrive twice without barrier.cluster.wait");
-  }
+  if (self().cluster_pending) fault("barrier.cluster.arrive twice without barrier.cluster.wait");
+  self().cluster_pending = true;
   self().cluster_round = g.cluster_rounds + 1;
   ++g.cluster_arrived;
   release_cluster_barrier(g);
@@ -92,6 +94,8 @@ void sim_cluster_arrive() {
 
 void sim_cluster_wait() {
   Gang& g = gang();
+  if (!self().cluster_pending) fault("barrier.cluster.wait without barrier.cluster.arrive");
+  self().cluster_pending = false;
   while (self().cluster_round > g.cluster_rounds) {
     g.cluster_waiters.push_back(&self());
     wait_until_woken("barrier.cluster.wait");

@@ -100,6 +100,7 @@ void thread_main() {
   land_stores(thread.warp->unreleased);
   thread.state = State::Exited;
   Gang& g = *thread.block->gang;
+  if (thread.cluster_round > g.cluster_rounds) --g.cluster_arrived;
   if (--thread.block->live == 0) {
     expect_no_loads(*thread.block);
     land_stores(thread.block->unreleased);

@@ -89,6 +89,8 @@ struct BulkLoad {
   int column, row;
   const void* from = nullptr;  // of bytes
   uint32_t bytes = 0;
+  uint64_t value = 0;  // of a store to another block, of 8 bytes at `to`
+  bool stores = false;
 };
 
 enum class State : uint8_t { Runnable, Waiting, Exited };
@@ -110,6 +112,7 @@ struct Thread : ThreadView {
   std::vector<std::vector<std::shared_ptr<BulkStore>>> store_groups;
   std::vector<GridStore> unreleased;
   uint64_t cluster_round = 0;  // of the cluster's barrier, that it arrived at last
+  bool cluster_pending = false;  // whether it has arrived there and not waited since
   bool waited_for_grid = false;
   bool fenced_global = false;  // since it last waited for a word of the grid
   std::vector<uint32_t> unfenced;  // 16-byte granules of shared memory written since the last fence

@@ -1,5 +1,5 @@
 // The bulk copy engine: loads of bytes (PTX ISA 9.7.9.25.5.2, cp.async.bulk), tensor loads and stores
-// (9.7.9.27, cp.async.bulk.tensor). Transfers make progress at times that the schedule's generator picks, in any order.
+// (9.7.9.27, cp.async.bulk.tensor); and stores to other blocks, which land as loads do (st.async). Transfers make progress at times that the schedule's generator picks, in any order.
 #include <cstring>
 
 #include "gang.hpp"
@@ -57,7 +57,13 @@ void land_bytes(const BulkLoad& load) {
   complete_bytes(block, load.barrier, load.bytes);
 }
 
+void land_store(const BulkLoad& store) {
+  std::memcpy(store.block->shared + (store.to - SHARED_BASE), &store.value, sizeof store.value);
+  complete_bytes(*store.block, store.barrier, sizeof store.value);
+}
+
 void land(const BulkLoad& load) {
+  if (load.stores) return land_store(load);
   if (load.from != nullptr) return land_bytes(load);
   Block& block = *load.block;
   for_each_chunk(load.map, load.to, load.column, load.row,
