@@ -137,17 +137,19 @@ fn edges_of_portable_tiles() {
     for backend in CudaBackend::all(&cuda).iter().filter(|b| b.name().contains("mma_gated_gemm")) {
         for orientation in Orientation::ALL {
             let layout = WeightLayout { orientation, arrangement: Arrangement::Separate };
-            let cases = [[1, 7, 72], [65, 90, 40], [300, 200, 136]].into_iter().enumerate();
+            let shapes = [[1, 7, 72], [65, 90, 40], [300, 200, 136], [1, 72, 24]];
+            let cases = shapes.into_iter().enumerate();
             let cases = cases.map(|(i, shape)| Case {
                 layout,
                 bias: true,
-                padding: [0, 8, 3][i],
+                // The stride of a single row must not matter.
+                padding: [0, 8, 3, 3][i],
                 ..Case::new(Op::GatedLinear, shape, [DType::Bf16, DType::F16][i % 2])
             });
             count += judge(backend, cases);
         }
     }
-    assert_eq!(count, 5 * 6);
+    assert_eq!(count, 5 * 8);
 }
 
 /// f32 sums between two steps: H and K that leave no row aligned, and outputs at every alignment, which the
