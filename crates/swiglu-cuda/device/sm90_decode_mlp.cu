@@ -39,8 +39,8 @@
 // last one ends, takes 0.3 to 0.5 µs less everywhere (one run: 11.8 to 11.3, 28.8 to 28.4, 86.7 to 86.4 with one
 // token); to ask for weights before that end, too, took the same.
 //
-// Before each warp left its sums and went on, all of them met for every tile, and in small blocks once for all tiles. In
-// profiles of quantised weights a sixth of the warps' time was these meetings. Without them the table's lines are, in one
+// Before each warp left its sums and went on, all of them met for every tile, and in small blocks once for all tiles. With
+// quantised weights a tenth of the warps' time was these meetings. Without them the table's lines are, in one
 // run with 1, 4, 8 and 16 tokens, 12.0, 12.2, 13.1 and 16.4 (8 warps, 896/4864; with 16 tokens all met for every tile),
 // 28.7 to 34.4, 27.7 to 32.7 (16 warps, 2048/8192) and 84.8, 85.9, 87.1 (4096/14336), beside 11.4, 11.9, 13.3 and 17.0,
 // 28.8 to 34.4, 27.8 to 32.9 and 85.0, 85.9, 87.1 in another: elements gain nothing but the code's simplicity, one token
@@ -409,8 +409,8 @@ struct Consumer {
     return sum;
   }
 
-  // Leaves this warp's sums of a tile, whose features or columns begin at `first`. Other warps with every tile wait for
-  // those of all, add them up and finish its results: the few of one token are the work of one warp, and the others go on.
+  // Leaves this warp's sums of a tile, whose features or columns begin at `first`. Some warps, others with every tile, wait
+  // for those of all, add them up and finish the results: the few of one token are the work of one warp.
   template <bool GATE_UP>
   INLINE void finish_tile(Sums& sums, int first, int rows) {
     const DecodeMlpParams& p = params.block;
