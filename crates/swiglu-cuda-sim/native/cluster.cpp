@@ -64,7 +64,7 @@ unsigned sim_load_shared_cluster(unsigned address) {
   return value;
 }
 
-// PTX ISA 9.7.9.12 (st.async): the data lands before its bytes complete, some time later on the device.
+// PTX ISA 9.7.9.12 (st.async): the data lands before its bytes complete, some time later.
 void sim_store_shared_cluster(unsigned address, const unsigned* words, unsigned barrier) {
   const unsigned rank = address >> RANK_SHIFT;
   if (rank == 0 || barrier >> RANK_SHIFT != rank) {

@@ -1,5 +1,6 @@
 // The bulk copy engine: loads of bytes (PTX ISA 9.7.9.25.5.2, cp.async.bulk), tensor loads and stores
-// (9.7.9.27, cp.async.bulk.tensor); and stores to other blocks, which land as loads do (st.async). Transfers make progress at times that the schedule's generator picks, in any order.
+// (9.7.9.27, cp.async.bulk.tensor); and stores to other blocks, which land as loads do (9.7.9.12, st.async).
+// Transfers make progress at times that the schedule's generator picks, in any order.
 #include <cstring>
 
 #include "gang.hpp"
@@ -128,7 +129,7 @@ bool progress_transfer(Gang& g) {
 
 void expect_no_loads(const Block& block) {
   for (const BulkLoad& load : block.gang->loads) {
-    if (load.block == &block) fault("exits, the last of its block, while a load is under way");
+    if (load.block == &block) fault("exits, the last of its block, while a load, or a store to it, is under way");
   }
 }
 

@@ -11,7 +11,7 @@ struct DecodeMlpParams {
   u64 down_bias;           // elements; 0: none
   u64 barrier;             // a word that is 0 before its first use
   int m, k, features;
-  // Shared memory behind the ring: partial sums, then x with x_pitch bytes from token to token.
+  // Shared memory behind the ring: partial sums, in one kernel scales of rows, then x with x_pitch bytes from token to token.
   u32 x_at, x_pitch;
   u32 x_wide;  // whether x can be read 16 bytes at a time
   Formula formula;

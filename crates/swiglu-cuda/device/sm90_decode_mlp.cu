@@ -13,8 +13,9 @@
 // ring that one more warp fills: it meets the other blocks, while the rest of this one goes on.
 //
 // The warps share a stage by units of 64 bytes of all its rows, and load all of theirs before they multiply.
-// At the end of a tile each leaves its sums in a slot and goes on; some, others with every tile, wait for those of all
-// and add them up in the order of the warps: the same bits on every run. There are slots for two tiles in turn.
+// At the end of a tile each leaves its sums in a slot and goes on. Some, others with every tile, as many as have a result
+// for each of their threads, wait for those of all and add them up in the order of the warps: the same bits on every
+// run. There are slots for two tiles in turn.
 //
 // The host fits the rows of the largest share into stages, even tiles, even pieces, and has two forms of
 // this: 8 warps and stages of about 17 KiB, or 16 and 33 KiB. The ring takes what is left of shared memory.
@@ -39,13 +40,13 @@
 // last one ends, takes 0.3 to 0.5 µs less everywhere (one run: 11.8 to 11.3, 28.8 to 28.4, 86.7 to 86.4 with one
 // token); to ask for weights before that end, too, took the same.
 //
-// Before each warp left its sums and went on, all of them met for every tile, and in small blocks once for all tiles. With
-// quantised weights a tenth of the warps' time was these meetings. Without them the table's lines are, in one
-// run with 1, 4, 8 and 16 tokens, 12.0, 12.2, 13.1 and 16.4 (8 warps, 896/4864; with 16 tokens all met for every tile),
-// 28.7 to 34.4, 27.7 to 32.7 (16 warps, 2048/8192) and 84.8, 85.9, 87.1 (4096/14336), beside 11.4, 11.9, 13.3 and 17.0,
-// 28.8 to 34.4, 27.8 to 32.9 and 85.0, 85.9, 87.1 in another: elements gain nothing but the code's simplicity, one token
-// of a small block loses. Two tokens on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4
-// instead of 91.0.
+// The table is of before, when all warps met for every tile, and in small blocks once for all tiles. With quantised
+// weights a tenth of their time was these meetings. Elements gain nothing (records h200j, before, and h200k; 8 warps):
+//     K/H           M = 1           4              8              16
+//     896/4864      11.4, 12.0      11.9, 12.2     13.3, 13.1     17.0, 16.4
+//     2048/8192     28.8, 28.7      29.6, 29.4     30.8, 30.8     34.4, 34.4
+//     4096/14336    85.0, 84.8      85.9, 85.9     87.1, 87.1
+// Two tokens on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4 instead of 91.0.
 //
 // Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has
 // come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the
@@ -69,18 +70,18 @@
 //     e4m3, a scale per row    75   13.9   41.6
 //     e4m3, one per 128 of k   82   15.2   42.9
 // Predicted was for M = 1: 3 to 6 µs more than memory, as elements take, so 45 to 50 µs, 27 to 30 for nibbles.
-// Measured (one run, µs; before / now; 8 and 16 warps, of which plans take the faster but for 8 tokens):
+// Measured (one run, µs; before / now; with 8 and 16 warps, the latter for one token in plans, the former for 16):
 //                       M = 1                       M = 16, 8 warps
-//     Q8_0              50.5 50.0 / 50.4 49.7       65.5 / 62.0
-//     Q4_0              36.1 35.6 / 34.7 33.4       62.3 / 59.5
-//     I8                49.0 47.0 / 47.0 47.0       62.0 / 59.9
-//     e4m3              53.4 47.8 / 49.1 47.6       65.5 / 62.2
-//     e4m3, 128 x 128   54.0 48.3 / 50.9 48.3       67.6 / 65.0
+//     Q8_0              50.5 50.0 / 50.4 49.8       65.5 / 62.0
+//     Q4_0              36.0 35.7 / 34.7 33.4       62.3 / 59.5
+//     I8                49.1 47.0 / 46.9 47.0       62.0 / 59.9
+//     e4m3              53.4 47.8 / 49.0 47.7       65.5 / 62.2
+//     e4m3, 128 x 128   54.1 48.3 / 50.9 48.2       67.6 / 65.0
 // "Before" all warps met for every tile and a warp's units were multiplied one after the other. Bf16 takes 85 to 88.
 // Scales of rows in shared memory instead of the second-level cache: 48.3 to 47.7 for e4m3. Refuted: stages of 33 KiB
-// with 8 warps (nothing). By the profile of Q4_0 with 8 warps these have half of the cycles to issue in, and wait
-// for memory an eighth of the time: it is their products that take long, at two instructions a cycle. With 16 tokens x
-// leaves the ring 70 KB. decode_mlp.cu takes 54 to 90 with one token.
+// with 8 warps (nothing). By a profile of Q4_0 with 8 warps, before, these issue in half of the cycles and wait for memory
+// an eighth of the time: it is their products that take long, at two instructions a cycle. With 16 tokens x leaves the
+// ring 70 KB. decode_mlp.cu takes 54 to 90 with one token.
 //
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR and TOKENS, see
 // decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it comes in pieces, which takes rows of whole 16
@@ -112,7 +113,7 @@ struct Sm90DecodeMlpParams {
   u32 stages, stage_bytes;
   u32 limit;     // stages of gate and up rows under way at most
   u32 slots_at;  // in shared memory, behind the ring
-  // Stages of the pieces of tokens, behind the slots, and bytes from token to token there.
+  // Stages of the pieces of tokens, behind slots and scales, and bytes from token to token there.
   u32 token_stages, token_pitch;
   // Behind the slots, where rows have scales: those of the block's gate, up and down rows.
   u32 scales_at;
@@ -129,8 +130,8 @@ static_assert(kZerosAt % 16 == 0 && kSumsAt + 16 * kSlotSets <= kRingAt, "16 byt
 static_assert(kRingAt == RING_AT, "the host and the kernel disagree about shared memory");
 
 // Where the warps that multiply say that this block has done its part of h and is through with x, and the
-// one that asks for tokens waits for them: a barrier of threads, which orders what they read and stored, and
-// which tools that look for races follow.
+// one that asks for tokens waits for them: a barrier of threads, which orders what they read and stored. They wait
+// too, though they need not: tools that look for races do not follow an arrival alone.
 constexpr int kHandOver = 2;
 constexpr u32 kHandOverThreads = kConsumers + 32;
 
@@ -409,8 +410,8 @@ struct Consumer {
     return sum;
   }
 
-  // Leaves this warp's sums of a tile, whose features or columns begin at `first`. Some warps, others with every tile, wait
-  // for those of all, add them up and finish the results: the few of one token are the work of one warp.
+  // Leaves this warp's sums of a tile, whose features or columns begin at `first`. As many warps as the results have threads,
+  // others with every tile, wait for those of all, add them up and finish: the few of one token are the work of one.
   template <bool GATE_UP>
   INLINE void finish_tile(Sums& sums, int first, int rows) {
     const DecodeMlpParams& p = params.block;
@@ -542,7 +543,7 @@ struct Consumer {
       at.token[i] = ptx::shared_address(tokens_at) + row * pitch + place.warp * kTokenBytes<FORMAT>;
       at.token[i] += place.offset;
     }
-    // A warp has one or two of a stage. A thread of 16 warps has too few registers for two of 16 tokens, or of nibbles.
+    // A warp mostly has one or two of a stage. A thread of 16 warps has too few registers for two of 16 tokens, or of nibbles.
     constexpr bool kTwo = kWarps <= 8 || (kVectors == 1 && !F::kNibbles);
     int unit = place.warp;
 #pragma unroll 1

@@ -78,7 +78,8 @@ impl Kind {
     }
 }
 
-/// Files and directories of those that [`counts`] has on which only results of one kind depend.
+/// Files and directories of those that [`counts`] has on which only results of one kind depend. Which way a plan takes also
+/// depends on what `swiglu tune` measured, whose records have an identity of their own.
 const OF_A_KIND: [(Kind, &str); 10] = [
     (Kind::QuantizedWeights, "crates/swiglu-core/src/bounds/quantized.rs"),
     (Kind::QuantizedWeights, "crates/swiglu-cpu/src/quant"),
