@@ -1,5 +1,8 @@
 //! The CUDA backend as the conformance suite sees it.
 
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use swiglu_core::conformance::{Backend, Case};
 use swiglu_core::quant::{QuantizedMlpParams, QuantizedType};
 use swiglu_core::{
@@ -36,12 +39,13 @@ enum Way {
 pub struct CudaBackend {
     cuda: Cuda,
     way: Way,
+    streams: Streams,
 }
 
 impl CudaBackend {
     /// What a user gets.
     pub fn planned(cuda: &Cuda) -> Self {
-        Self { cuda: cuda.clone(), way: Way::Planned }
+        Self { cuda: cuda.clone(), way: Way::Planned, streams: Streams::default() }
     }
 
     /// Every way of this device: as planned, the two unfused ones, each fused kernel, and one of those before
@@ -55,12 +59,13 @@ impl CudaBackend {
         });
         // The narrowest before each kernel: that computes every number of tokens of these.
         let skinny = Choice::all().filter(|choice| matches!(choice, Choice::Skinny(_))).take(3);
+        let streams = Streams::default();
         [Way::Planned, Way::Unfused, Way::By(SUMS)]
             .into_iter()
             .chain(skinny.map(Way::By))
             .chain(kernels.map(Way::Kernel))
             .chain(Design::every().map(Way::Decode))
-            .map(|way| Self { cuda: cuda.clone(), way })
+            .map(|way| Self { cuda: cuda.clone(), way, streams: streams.clone() })
             .collect()
     }
 
@@ -139,7 +144,7 @@ impl Backend for CudaBackend {
         inputs: GateUpRef<'_, T>,
         mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        let stream = self.cuda.stream();
+        let stream = self.streams.take(&self.cuda)?;
         let [first, second] = inputs.tensors();
         let (first, second) = (OnDevice::new(&stream, first)?, OnDevice::new(&stream, second)?);
         let on_device = match inputs.arrangement() {
@@ -166,7 +171,7 @@ impl Backend for CudaBackend {
             }
             Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
         }?;
-        let stream = self.cuda.stream();
+        let stream = self.streams.take(&self.cuda)?;
         let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
         let mut h = OnDevice::new(&stream, out.as_ref())?;
         layer.forward(&stream, x.view()?, h.view_mut()?)?;
@@ -190,7 +195,7 @@ impl Backend for CudaBackend {
             Way::Decode(design) => QuantizedMlp::<T>::with_design(&self.cuda, params, design),
             _ => QuantizedMlp::new(&self.cuda, params),
         }?;
-        let stream = self.cuda.stream();
+        let stream = self.streams.take(&self.cuda)?;
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         layer.forward(&stream, x.view()?, y.view_mut()?)?;
         Ok(y.copy_to(&mut out)?)
@@ -207,7 +212,7 @@ impl Backend for CudaBackend {
             Way::Decode(design) => Mlp::with_design(&self.cuda, params, Some(design)),
             Way::Planned | Way::By(_) | Way::Kernel(_) => Mlp::new(&self.cuda, params),
         }?;
-        let stream = self.cuda.stream();
+        let stream = self.streams.take(&self.cuda)?;
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         match self.way {
             Way::By(choice) => {
@@ -217,6 +222,43 @@ impl Backend for CudaBackend {
             _ => layer.forward(&stream, x.view()?, y.view_mut()?)?,
         }
         Ok(y.copy_to(&mut out)?)
+    }
+}
+
+/// As many streams as cases were ever computed at the same time, each used by many of them. A call has the
+/// workspace of its stream to itself, also while it compiles kernels: threads with one stream would do so one after
+/// the other.
+#[derive(Debug, Clone, Default)]
+struct Streams(Arc<Mutex<Vec<Stream>>>);
+
+/// A stream of [`Streams`], which is given back when this is dropped.
+struct Taken<'a> {
+    idle: &'a Streams,
+    stream: Stream,
+}
+
+impl Streams {
+    fn idle(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, cuda: &Cuda) -> CudaResult<Taken<'_>> {
+        let idle = self.idle().pop();
+        let stream = idle.map_or_else(|| cuda.new_stream(), Ok)?;
+        Ok(Taken { idle: self, stream })
+    }
+}
+
+impl Deref for Taken<'_> {
+    type Target = Stream;
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.idle.idle().push(self.stream.clone());
     }
 }
 

@@ -93,6 +93,14 @@ const OF_A_KIND: [(Kind, &str); 10] = [
     (Kind::Block, "crates/swiglu-cuda/device/sm90_decode_mlp.cu"),
 ];
 
+/// Of those that [`counts`] has, what no result depends on: cases and backends of tests and of `swiglu check`.
+const OF_NONE: [&str; 4] = [
+    "crates/swiglu-core/src/conformance",
+    "crates/swiglu-core/src/conformance.rs",
+    "crates/swiglu-cpu/src/conformance.rs",
+    "crates/swiglu-cuda/src/conformance.rs",
+];
+
 /// Whether a path is `listed` or in it.
 fn is_at(path: &str, listed: &str) -> bool {
     path.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -102,6 +110,7 @@ fn is_at(path: &str, listed: &str) -> bool {
 ///
 /// | file                            | if an experiment has            |
 /// |---------------------------------|---------------------------------|
+/// | of [`OF_NONE`]                  | never                           |
 /// | of [`OF_A_KIND`]                | a case of that kind             |
 /// | `lab/peers/NAME_peer.py`        | that peer                       |
 /// | `lab/peers/triton_ways`         | the peer `triton`               |
@@ -110,6 +119,9 @@ fn is_at(path: &str, listed: &str) -> bool {
 /// | the rest of `lab/peers`         | any of Python's                 |
 /// | everything else                 | anything                        |
 fn matters(experiment: &Experiment, path: &str) -> bool {
+    if OF_NONE.iter().any(|listed| is_at(path, listed)) {
+        return false;
+    }
     if let Some((kind, _)) = OF_A_KIND.iter().find(|(_, listed)| is_at(path, listed)) {
         return kind.is_in(experiment);
     }

@@ -21,13 +21,34 @@ fn every_path_names_something() {
         assert!(code.keys().all(|path| Language::of(path) != Language::Unknown));
         assert!(!code.keys().any(|path| path.contains("/tests/")));
         let of_device = OF_A_KIND.iter().filter(|(_, listed)| counts(device, listed));
-        for (_, listed) in of_device {
+        let of_none = OF_NONE.iter().filter(|listed| counts(device, listed));
+        for listed in of_device.map(|(_, listed)| listed).chain(of_none) {
             let named = code.iter().any(|(file, code)| is_at(file, listed) && !code.is_empty());
             assert!(named, "{listed}");
         }
     }
     let counted = |path| [DeviceKind::Cpu, DeviceKind::Cuda].into_iter().any(|d| counts(d, path));
     assert!(OF_A_KIND.iter().all(|(_, listed)| counted(listed)));
+    assert!(OF_NONE.iter().all(|listed| counted(listed)));
+}
+
+/// What no result depends on is used by nothing else that counts; `lib.rs` only makes it public.
+#[test]
+fn nothing_that_counts_uses_the_conformance_suite() {
+    let Some(root) = root() else { return eprintln!("not run: no git, or no repository") };
+    let mut own = 0;
+    for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
+        for (path, code) in committed(&root, device).unwrap() {
+            if OF_NONE.iter().any(|listed| is_at(&path, listed)) {
+                own += 1;
+            } else if !path.ends_with("/lib.rs") {
+                let code = String::from_utf8_lossy(&code);
+                let names = ["conformance", "CpuBackend", "CudaBackend"];
+                assert!(!names.iter().any(|name| code.contains(name)), "{path}");
+            }
+        }
+    }
+    assert!(own >= 6, "{own}");
 }
 
 /// What a kernel of another kind includes is not of this kind alone.
