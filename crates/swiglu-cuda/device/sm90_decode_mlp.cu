@@ -45,7 +45,7 @@
 //     K/H           M = 1           4              8              16
 //     896/4864      11.4, 12.0      11.9, 12.2     13.3, 13.1     17.0, 16.4
 //     2048/8192     28.8, 28.7      29.6, 29.4     30.8, 30.8     34.4, 34.4
-//     4096/14336    85.0, 84.8      85.9, 85.9     87.1, 87.1
+//     4096/14336    85.0, 84.8      85.9, 85.9     87.1, 87.1    100.3, 100.5
 // Two tokens on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4 instead of 91.0.
 //
 // Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has

@@ -232,7 +232,9 @@ fn fewer_rows_than_warps() {
 fn repeated_launches_are_bitwise_equal() {
     let Some(cuda) = common::device() else { return };
     let stream = cuda.new_stream().unwrap();
-    for (m, launches) in [(1, 1000), (5, 200), (16, 100)] {
+    // The simulator has fewer orders to offer than a device.
+    let part = if common::has_gpu() { 1 } else { 10 };
+    for (m, launches) in [(1, 1000 / part), (5, 200 / part), (16, 100 / part)] {
         let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 40, 88], DType::Bf16) };
         let parameters = Parameters::<bf16>::new(&case).unwrap();
         let inputs = [1, 2].map(|seed| {
