@@ -113,7 +113,7 @@ std::vector<std::string> compiler_command(const Request& r) {
                                       "-x",
                                       "c++",
                                       "-std=" + r.standard,
-                                      "-O1",
+                                      "-Og",
                                       "-w",
                                       "-shared",
                                       // What a kernel needs of the libraries comes with libcuda.so.1.
