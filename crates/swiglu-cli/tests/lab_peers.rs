@@ -97,6 +97,38 @@ fn our_own_peer_computes_what_every_case_says() {
     assert!(notes.contains("rounds as") && notes.contains("cpu/"), "{notes}");
 }
 
+/// What takes turns with ours as its limit: reading as many bytes.
+#[test]
+fn reading_alone_is_a_ceiling_of_what_has_weights() {
+    let profiles = [
+        ("a", "swiglu", "ours", ""),
+        ("b", "read", "ceiling", "options = { threads = 2 }"),
+        ("c", "read", "ceiling", "options = { asks = true, isa = \"portable\" }"),
+        ("d", "read", "ceiling", "options = { graph = true }"),
+    ];
+    let cases = "[[cases]]\nop = \"gated-linear\"\nm = 1\n\
+         shapes = [{ hidden = 40, intermediate = 48 }]\ndtype = \"f32\"\n\
+         heat = [\"hot\", \"cold\"]\n\n[[cases]]\nop = \"activation\"\nm = 1\n\
+         shapes = [{ intermediate = 48 }]\ndtype = \"f32\"\n";
+    let definition = definition("read", "cpu", &profiles, cases);
+    let results = results("read", &definition, command(), Path::new("no-python"));
+    let of = |profile: &str, op: &str| -> Vec<&Value> {
+        results.iter().filter(|r| text(r, "profile") == profile && r["case"]["op"] == op).collect()
+    };
+    for profile in ["b", "c"] {
+        let read = of(profile, "gated-linear");
+        assert_eq!(expect_ok(read.clone()), 2);
+        assert!(read.iter().all(|r| r["error"].is_null() && r["bytes"].as_f64() > Some(15360.0)));
+        let [refused] = of(profile, "activation")[..] else { panic!("{results:?}") };
+        assert_eq!(text(refused, "status"), "unsupported");
+        assert!(text(refused, "reason").contains("has no weights"), "{refused}");
+    }
+    for wrong in of("d", "gated-linear") {
+        assert_eq!(text(wrong, "status"), "failed");
+        assert!(text(wrong, "reason").contains("unknown field `graph`"), "{wrong}");
+    }
+}
+
 /// The program on a machine with the simulated device.
 fn on_device() -> Option<Command> {
     let simulator = match swiglu_cuda_sim::build() {

@@ -17,7 +17,7 @@ use crate::cpu::Cpu;
 use crate::isa::Isa;
 use crate::panels::SendPtr;
 use crate::simd::amx::{self, Tiles};
-use crate::simd::{self, Fetch, Kernel, Simd};
+use crate::simd::{self, Kernel, Simd};
 use crate::team::Step;
 
 /// Bytes of one array: far beyond any cache here.
@@ -185,11 +185,11 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
         Buffer::zeroed(ARRAY_BYTES)?
     }];
     let pointers = arrays.each_mut().map(|a| SendPtr(a.as_mut_ptr().cast::<f32>()));
-    let measure = |inputs: usize, writes: bool| {
+    let measure = |inputs: usize, writes: bool, asks: bool| {
         let run = |range: Range<usize>, _: usize| {
             let [a, b, out] = pointers.map(SendPtr::get);
             let stores = writes.then_some(Stores::Streamed);
-            let stream = Stream { a, b, out, range, unit: UNIT_BYTES, inputs, stores };
+            let stream = Stream { a, b, out, range, unit: UNIT_BYTES, inputs, stores, asks };
             // SAFETY: the instruction set was checked when the device was made; units are disjoint
             // parts of the arrays.
             unsafe { simd::dispatch(cpu.isa(), stream) }
@@ -204,13 +204,16 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
         let touch = |range: Range<usize>, _: usize| {
             let (a, b, out) = (a.get(), b.get(), out.get());
             let stores = Some(Stores::Streamed);
-            let stream = Stream { a, b, out, range, unit: UNIT_BYTES, inputs: 1, stores };
+            let (unit, inputs, asks) = (UNIT_BYTES, 1, true);
+            let stream = Stream { a, b, out, range, unit, inputs, stores, asks };
             // SAFETY: as above.
             unsafe { simd::dispatch(cpu.isa(), stream) }
         };
         cpu.run(cpu.threads(), &[Step { units: ARRAY_BYTES / UNIT_BYTES, run: &touch }]);
     }
-    Ok(Bandwidth { read: measure(1, false), copy_nt: measure(1, true), triad_nt: measure(2, true) })
+    // What kernels do was found to be the faster way on some processors; on others it may not be.
+    let faster = |inputs, writes| measure(inputs, writes, true).max(measure(inputs, writes, false));
+    Ok(Bandwidth { read: faster(1, false), copy_nt: faster(1, true), triad_nt: faster(2, true) })
 }
 
 /// Bytes per second that are read, or read twice and written once, where the arrays together have
@@ -235,12 +238,58 @@ pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
         let first = first.get();
         let (b, out) = (first.wrapping_add(array), first.wrapping_add((arrays - 1) * array));
         let stores = writes.then_some(Stores::Kept);
-        let stream = Stream { a: first, b, out, range, unit: CACHED_UNIT_BYTES, inputs, stores };
+        let (a, unit, asks) = (first, CACHED_UNIT_BYTES, true);
+        let stream = Stream { a, b, out, range, unit, inputs, stores, asks };
         // SAFETY: the instruction set was checked when the device was made; units are disjoint parts
         // of the arrays, and where nothing is written no other array is touched.
         unsafe { simd::dispatch(cpu.isa(), stream) }
     };
     Ok(rate(cpu, workers, 7, total as f64, &Step { units, run: &run }))
+}
+
+/// Memory that is read, and nothing else done with it: the least that a call takes whose weights are as many bytes.
+/// A pass is a call like any other, by the same threads, so the two can take turns on a machine whose bandwidth
+/// changes from one second to the next.
+#[derive(Debug)]
+pub struct Reading {
+    cpu: Cpu,
+    memory: Buffer,
+    units: usize,
+}
+
+impl Reading {
+    /// As much memory as `bytes`, rounded up to a few pages.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unavailable`] if there is no memory for it.
+    pub fn new(cpu: &Cpu, bytes: usize) -> Result<Self> {
+        let units = bytes.div_ceil(CACHED_UNIT_BYTES).max(1);
+        let mut memory = Buffer::zeroed(units.saturating_mul(CACHED_UNIT_BYTES))?;
+        // Pages that were never written all map to one zero page. Every value becomes a tiny normal one.
+        // SAFETY: the buffer has as many bytes as it says.
+        unsafe { std::ptr::write_bytes(memory.as_mut_ptr(), 1, memory.bytes()) };
+        Ok(Self { cpu: cpu.clone(), memory, units })
+    }
+
+    /// Bytes that a pass reads.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Reads everything once, with as many threads as a call that moves as much; with `asks` as kernels read, who may
+    /// ask the processor for what comes later, else without.
+    pub fn pass(&self, asks: bool) {
+        let first = SendPtr(self.memory.as_ptr().cast_mut().cast::<f32>());
+        let run = |range: Range<usize>, _: usize| {
+            let (a, unit) = (first.get(), CACHED_UNIT_BYTES);
+            let stream = Stream { a, b: a, out: a, range, unit, inputs: 1, stores: None, asks };
+            // SAFETY: the instruction set was checked when the device was made; units are inside the buffer, and
+            // nothing is written.
+            unsafe { simd::dispatch(self.cpu.isa(), stream) }
+        };
+        let workers = self.cpu.workers(0.0, self.bytes() as f64);
+        self.cpu.run(workers, &[Step { units: self.units, run: &run }]);
+    }
 }
 
 /// Results per second of an activation whose data are in a near cache of each thread: what its
@@ -296,6 +345,8 @@ struct Stream {
     unit: usize,
     inputs: usize,
     stores: Option<Stores>,
+    /// Whether loads are prefetched, the way that kernels do.
+    asks: bool,
 }
 
 impl Kernel for Stream {
@@ -310,11 +361,11 @@ impl Kernel for Stream {
         // SAFETY: start and end are inside the arrays and multiples of every vector.
         unsafe {
             for i in (start..end).step_by(UNROLL * S::LANES) {
-                for line in (0..UNROLL * S::LANES).step_by(16) {
-                    let ahead = (i + line) * size_of::<f32>() + AHEAD;
-                    S::prefetch(self.a.cast::<u8>().wrapping_add(ahead), Fetch::Once);
+                if self.asks {
+                    let (ahead, lines) = (i * size_of::<f32>() + AHEAD, UNROLL * S::LANES / 16);
+                    S::prefetch_lines(self.a.cast::<u8>().wrapping_add(ahead), lines);
                     if self.inputs > 1 {
-                        S::prefetch(self.b.cast::<u8>().wrapping_add(ahead), Fetch::Once);
+                        S::prefetch_lines(self.b.cast::<u8>().wrapping_add(ahead), lines);
                     }
                 }
                 for (j, sum) in sums.iter_mut().enumerate() {

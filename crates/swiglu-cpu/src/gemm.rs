@@ -3,8 +3,8 @@
 //!
 //! For each panel, rows are taken in blocks of up to [`Simd::ROWS`]; a tile of `rows × 2` vectors
 //! accumulates over the steps of the panel. With one block the weights are used once and streamed
-//! (prefetched 8 KiB ahead, past the caches or, where that is faster, through the second-level one, see
-//! `simd::learn`). With several, the panel is cut into chunks that stay in the second-level cache while
+//! (prefetched 8 KiB ahead, past the caches, through the second-level one, or not at all, whichever is the
+//! fastest, see `simd::learn`). With several, the panel is cut into chunks that stay in the second-level cache while
 //! every block passes over them, and the passes together prefetch the next chunk, so that memory
 //! streams while the blocks compute: at M = 16 neither waits for the other. Between chunks the
 //! accumulators rest in a scratch buffer of `rows × 2` vectors.
@@ -16,10 +16,8 @@
 //! "keep the chunk in the first-level cache"; the rows stream through it as well and evict it),
 //! 64 KiB 0.93, whole panels of 256 KiB 0.955. M = 16 cold went from 0.76 to 0.86 with them.
 //! Streaming 1, 2, 4, 8, 16 KiB ahead at M = 1, 4096 × 14336: 43.7, 44.0, 44.6, 45.3, 42.5 GB/s;
-//! asking for several steps' lines at once instead of step by step changes nothing (refuted). On a Zen 4, two threads,
-//! M = 1, f32 and bf16, 896 → 4864 and 4096 → 14336, four or five runs of each in turns: 8 KiB ahead 0.83 to 0.94 of the
-//! read bandwidth in the median, 4 KiB 0.75 to 0.92, 16 KiB to the second-level cache 0.81 to 0.90 (no difference: that
-//! machine's bandwidth changes by half within seconds).
+//! asking for several steps' lines at once instead of step by step changes nothing (refuted). On a Zen 4
+//! any distance is worse than none.
 
 use std::marker::PhantomData;
 use std::ops::Range;

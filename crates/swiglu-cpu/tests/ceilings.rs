@@ -1,7 +1,7 @@
 //! Ceilings are measured, so only their being there can be tested.
 
 use swiglu_core::{Activation, Numerics, bf16};
-use swiglu_cpu::ceilings::{activation, cached, measure};
+use swiglu_cpu::ceilings::{Reading, activation, cached, measure};
 use swiglu_cpu::{Cpu, CpuOptions, Isa};
 
 #[test]
@@ -31,5 +31,20 @@ fn caches_and_activations_have_rates_whatever_the_size() {
         ] {
             assert!(rate.is_finite() && rate > 0.0, "{isa}: {rate}");
         }
+    }
+}
+
+#[test]
+fn any_number_of_bytes_is_read_on_every_facade() {
+    for isa in Isa::available() {
+        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        for bytes in [0, 1, 100_000, 3 << 20] {
+            let reading = Reading::new(&cpu, bytes).unwrap();
+            assert!((bytes.max(1)..bytes + (16 << 10) + 1).contains(&reading.bytes()), "{bytes}");
+            reading.pass(false);
+            reading.pass(true);
+        }
+        let error = Reading::new(&cpu, usize::MAX).unwrap_err();
+        assert!(error.to_string().contains("memory for a buffer"), "{error}");
     }
 }

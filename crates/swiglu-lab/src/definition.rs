@@ -87,7 +87,7 @@ impl Pace {
 pub struct ProfileDef {
     /// Unique within the experiment.
     pub id: String,
-    /// The peer: `swiglu` is this program, any other a program of `lab/peers`.
+    /// The peer: `swiglu` is this program, `read` what it reads alone, any other a program of `lab/peers`.
     pub peer: String,
     /// What the peer is told, as it understands it. `tf32 = true` also widens the error bounds of
     /// f32 results.

@@ -29,7 +29,7 @@ pub enum Source {
 }
 
 /// What any result depends on: files and directories.
-const COMMON: [&str; 8] = [
+const COMMON: [&str; 9] = [
     "crates/swiglu-core/src",
     "crates/swiglu/src",
     "crates/swiglu-cli/src/verbs/lab/peer",
@@ -38,11 +38,21 @@ const COMMON: [&str; 8] = [
     "crates/swiglu-cli/src/layer.rs",
     "crates/swiglu-cli/src/quantized.rs",
     "crates/swiglu-cli/src/random.rs",
+    READ_PEER,
     PEERS,
 ];
 
 /// Of these, programs count that are no tests.
 const PEERS: &str = "lab/peers";
+
+/// Our peer that reads alone.
+const READ_PEER: &str = "crates/swiglu-cli/src/verbs/lab/read.rs";
+
+/// Of our own peer, what results on one device alone depend on.
+const OF_A_DEVICE: [(DeviceKind, &str); 2] = [
+    (DeviceKind::Cpu, "crates/swiglu-cli/src/verbs/lab/peer/cpu.rs"),
+    (DeviceKind::Cuda, "crates/swiglu-cli/src/verbs/lab/peer/cuda.rs"),
+];
 
 /// What a result on a device depends on besides.
 fn paths(device: DeviceKind) -> Vec<&'static str> {
@@ -112,6 +122,8 @@ fn is_at(path: &str, listed: &str) -> bool {
 /// |---------------------------------|---------------------------------|
 /// | of [`OF_NONE`]                  | never                           |
 /// | of [`OF_A_KIND`]                | a case of that kind             |
+/// | of [`OF_A_DEVICE`]              | that device                     |
+/// | [`READ_PEER`]                   | the peer `read`                 |
 /// | `lab/peers/NAME_peer.py`        | that peer                       |
 /// | `lab/peers/triton_ways`         | the peer `triton`               |
 /// | `lab/peers/torch_ways`          | any of Python's but `ggml`      |
@@ -125,19 +137,25 @@ fn matters(experiment: &Experiment, path: &str) -> bool {
     if let Some((kind, _)) = OF_A_KIND.iter().find(|(_, listed)| is_at(path, listed)) {
         return kind.is_in(experiment);
     }
+    if let Some((device, _)) = OF_A_DEVICE.iter().find(|(_, listed)| is_at(path, listed)) {
+        return experiment.device == *device;
+    }
+    let mut peers = experiment.profiles.iter().map(|profile| profile.peer.as_str());
+    if path == READ_PEER {
+        return peers.any(|peer| peer == "read");
+    }
     let Some(path) = path.strip_prefix(PEERS).and_then(|path| path.strip_prefix('/')) else {
         return true;
     };
-    let mut peers = experiment.profiles.iter().map(|profile| profile.peer.as_str());
     if let Some(name) = path.strip_suffix("_peer.py") {
         return peers.any(|peer| peer.replace('-', "_") == name);
     }
     match path.split_once('/') {
         Some(("triton_ways", _)) => peers.any(|peer| peer == "triton"),
         // Its base is under every peer that computes with torch.
-        Some(("torch_ways", _)) => peers.any(|peer| !["swiglu", "ggml"].contains(&peer)),
+        Some(("torch_ways", _)) => peers.any(|peer| !["swiglu", "read", "ggml"].contains(&peer)),
         Some(("common", "ggml.py")) => peers.any(|peer| peer == "ggml"),
-        _ => peers.any(|peer| peer != "swiglu"),
+        _ => peers.any(|peer| !["swiglu", "read"].contains(&peer)),
     }
 }
 

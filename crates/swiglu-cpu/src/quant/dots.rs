@@ -55,7 +55,7 @@
 
 use std::marker::PhantomData;
 
-use swiglu_core::F32Lanes;
+use swiglu_core::{BlockType, F32Lanes};
 
 use super::blocks::{Blocks, Unsigned, WithBlocks, runs, with_blocks};
 use super::digits::{Digits, Run};
@@ -138,7 +138,9 @@ impl Dots {
         let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
         let chunk = if passes == 1 { groups.max(1) } else { (chunk_bytes / group_bytes).max(1) };
         let row_runs = groups * runs(block);
-        let to_second = S::WRITTEN_OUT && streams_wait_in_second();
+        // One row of whole bytes: there is less to do with a line than its second way would take.
+        let light = S::LANES == 16 && self.m == 1 && matches!(B::TYPE, BlockType::Q8_0);
+        let to_second = S::WRITTEN_OUT && !light && streams_wait_in_second();
         let mut first = 0;
         loop {
             let count = chunk.min(groups - first);

@@ -2,5 +2,7 @@
 
 mod process;
 pub mod protocol;
+mod serve;
 
 pub use process::{Limits, PeerCommands, PeerError, PeerProcess};
+pub use serve::serve;

@@ -160,7 +160,7 @@ fn end_with_parent(command: &mut Command) {
 /// How peers are started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerCommands {
-    /// The command of the peer `swiglu`.
+    /// The command of the peer `swiglu`; with `read` behind it that of the peer `read`.
     pub own: Vec<OsString>,
     /// What runs `*_peer.py`.
     pub python: PathBuf,
@@ -176,8 +176,10 @@ impl PeerCommands {
     /// # Errors
     /// [`LabError::Name`] if there is none of this name, or the name is no file name.
     pub fn command(&self, peer: &str) -> Result<Vec<OsString>> {
-        if peer == "swiglu" {
-            return Ok(self.own.clone());
+        match peer {
+            "swiglu" => return Ok(self.own.clone()),
+            "read" => return Ok(self.own.iter().cloned().chain(["read".into()]).collect()),
+            _ => {}
         }
         let wrong = |expected| LabError::Name { what: "peer", given: peer.to_owned(), expected };
         if !is_name(peer) {
@@ -190,7 +192,9 @@ impl PeerCommands {
         } else if script.is_file() {
             Ok(vec![self.python.clone().into(), script.into()])
         } else {
-            Err(wrong("`swiglu`, or a program <name> or <name>_peer.py in the directory of peers"))
+            Err(wrong(
+                "`swiglu`, `read`, or a program <name> or <name>_peer.py in the directory of peers",
+            ))
         }
     }
 }

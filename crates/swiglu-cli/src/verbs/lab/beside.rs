@@ -11,8 +11,10 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Experiment, Finished, Heat, Status};
 use crate::table;
 use crate::terminal::Terminal;
 
-/// The peer that this program is.
+/// The peer that computes as this project does.
 pub(super) const OWN: &str = "swiglu";
+/// The peer of this program that reads alone.
+pub(super) const READ: &str = "read";
 /// Measurements of bandwidth, of which the best counts; a tenth of a second each.
 const BANDWIDTHS: usize = 5;
 

@@ -5,6 +5,7 @@ pub(crate) mod beside;
 mod gate;
 mod list;
 mod peer;
+mod read;
 mod report;
 mod run;
 
@@ -14,7 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use swiglu_cuda::DeviceFacts;
 use swiglu_lab::peer::PeerCommands;
 use swiglu_lab::record::{Locks, Machine, Measured, RunLock, Store};
@@ -42,7 +43,21 @@ enum Action {
     Report(report::ReportArgs),
     /// Compute cases for a run: requests on standard input, replies on standard output
     #[command(hide = true)]
-    Peer,
+    Peer {
+        /// Which of the peers that this program is
+        #[arg(value_enum, default_value_t)]
+        name: OwnPeer,
+    },
+}
+
+/// The peers that this program is.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum OwnPeer {
+    /// What this project computes
+    #[default]
+    Swiglu,
+    /// Reading alone: a ceiling
+    Read,
 }
 
 pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -51,7 +66,8 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Run(args) => run::run(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
-        Action::Peer => peer::serve(),
+        Action::Peer { name: OwnPeer::Swiglu } => peer::serve(),
+        Action::Peer { name: OwnPeer::Read } => read::read(),
     }
 }
 
