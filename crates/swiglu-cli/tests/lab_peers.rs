@@ -200,6 +200,41 @@ fn our_own_peer_computes_on_the_device() {
     assert!(others.iter().all(|result| text(result, "status") != "ok"), "{others:?}");
 }
 
+/// Quantised weights on a device, as they are and decoded, and what is no such block.
+#[test]
+fn quantised_blocks_are_computed_on_the_device() {
+    let Some(program) = on_device() else { return };
+    let profiles = [
+        ("a", "blocks", "ours", "options = { graph = true }\nnumerics = \"pre_round+fast\""),
+        ("b", "blocks", "ours", "options = { decode = true }\nnumerics = \"pre_round+fast\""),
+        ("c", "blocks", "ours", "options = { design = \"steps\" }"),
+    ];
+    let cases = "[[cases]]\nop = \"mlp\"\nm = 3\nshapes = [{ hidden = 64, intermediate = 96 }]\n\
+         dtype = \"bf16\"\nweights = [\"Q8_0\", \"Q4_0\", \"Q4_1\"]\nheat = \"hot\"\n\n\
+         [[cases]]\nop = \"mlp\"\nm = 3\nshapes = [{ hidden = 64, intermediate = 96 }]\n\
+         dtype = \"bf16\"\nheat = \"hot\"\n";
+    let definition = definition("blocks", "cuda", &profiles, cases);
+    let results = results("blocks", &definition, program, Path::new("no-python"));
+    for result in &results {
+        let (weights, status) = (result["case"]["weights"].as_str(), text(result, "status"));
+        let reason = text(result, "reason");
+        match (text(result, "profile"), weights) {
+            ("c", _) => {
+                assert_eq!(status, "failed");
+                assert!(reason.contains("unknown field `design`"), "{reason}");
+            }
+            (_, None) => assert_eq!(status, "unsupported", "{reason}"),
+            // There are no kernels for it; decoded there are.
+            ("a", Some("Q4_1")) => {
+                assert_eq!(status, "unsupported");
+                assert!(reason.contains("Q4_1"), "{reason}");
+            }
+            _ => assert_eq!(expect_ok([result]), 1),
+        }
+    }
+    assert_eq!(results.iter().filter(|r| text(r, "status") == "ok").count(), 2 + 3);
+}
+
 #[test]
 fn options_that_do_not_exist_or_do_not_fit_are_failures_with_a_reason() {
     let profiles = [

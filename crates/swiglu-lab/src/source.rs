@@ -29,7 +29,7 @@ pub enum Source {
 }
 
 /// What any result depends on: files and directories.
-const COMMON: [&str; 9] = [
+const COMMON: [&str; 10] = [
     "crates/swiglu-core/src",
     "crates/swiglu/src",
     "crates/swiglu-cli/src/verbs/lab/peer",
@@ -38,15 +38,22 @@ const COMMON: [&str; 9] = [
     "crates/swiglu-cli/src/layer.rs",
     "crates/swiglu-cli/src/quantized.rs",
     "crates/swiglu-cli/src/random.rs",
-    READ_PEER,
+    OF_A_PEER[0].1,
+    OF_A_PEER[1].1,
     PEERS,
 ];
 
 /// Of these, programs count that are no tests.
 const PEERS: &str = "lab/peers";
 
-/// Our peer that reads alone.
-const READ_PEER: &str = "crates/swiglu-cli/src/verbs/lab/read.rs";
+/// Our peers that only some experiments have: that which reads alone, and that of quantised blocks on a CUDA device.
+const OF_A_PEER: [(&str, &str); 2] = [
+    ("read", "crates/swiglu-cli/src/verbs/lab/read.rs"),
+    ("blocks", "crates/swiglu-cli/src/verbs/lab/blocks.rs"),
+];
+
+/// Peers that are no programs of Python: our own.
+const OWN: [&str; 3] = ["swiglu", "read", "blocks"];
 
 /// Of our own peer, what results on one device alone depend on.
 const OF_A_DEVICE: [(DeviceKind, &str); 2] = [
@@ -123,9 +130,10 @@ fn is_at(path: &str, listed: &str) -> bool {
 /// | of [`OF_NONE`]                  | never                           |
 /// | of [`OF_A_KIND`]                | a case of that kind             |
 /// | of [`OF_A_DEVICE`]              | that device                     |
-/// | [`READ_PEER`]                   | the peer `read`                 |
+/// | of [`OF_A_PEER`]                | that peer                       |
 /// | `lab/peers/NAME_peer.py`        | that peer                       |
-/// | `lab/peers/triton_ways`         | the peer `triton`               |
+/// | `lab/peers/weight_only_ways`    | the peer `weight-only`          |
+/// | `lab/peers/triton_ways`         | that peer, or `triton`          |
 /// | `lab/peers/torch_ways`          | any of Python's but `ggml`      |
 /// | `lab/peers/common/ggml.py`      | the peer `ggml`                 |
 /// | the rest of `lab/peers`         | any of Python's                 |
@@ -141,8 +149,8 @@ fn matters(experiment: &Experiment, path: &str) -> bool {
         return experiment.device == *device;
     }
     let mut peers = experiment.profiles.iter().map(|profile| profile.peer.as_str());
-    if path == READ_PEER {
-        return peers.any(|peer| peer == "read");
+    if let Some((name, _)) = OF_A_PEER.iter().find(|(_, listed)| is_at(path, listed)) {
+        return peers.any(|peer| peer == *name);
     }
     let Some(path) = path.strip_prefix(PEERS).and_then(|path| path.strip_prefix('/')) else {
         return true;
@@ -151,11 +159,12 @@ fn matters(experiment: &Experiment, path: &str) -> bool {
         return peers.any(|peer| peer.replace('-', "_") == name);
     }
     match path.split_once('/') {
-        Some(("triton_ways", _)) => peers.any(|peer| peer == "triton"),
+        Some(("weight_only_ways", _)) => peers.any(|peer| peer == "weight-only"),
+        Some(("triton_ways", _)) => peers.any(|peer| ["triton", "weight-only"].contains(&peer)),
         // Its base is under every peer that computes with torch.
-        Some(("torch_ways", _)) => peers.any(|peer| !["swiglu", "read", "ggml"].contains(&peer)),
+        Some(("torch_ways", _)) => peers.any(|peer| peer != "ggml" && !OWN.contains(&peer)),
         Some(("common", "ggml.py")) => peers.any(|peer| peer == "ggml"),
-        _ => peers.any(|peer| !["swiglu", "read"].contains(&peer)),
+        _ => peers.any(|peer| !OWN.contains(&peer)),
     }
 }
 

@@ -22,7 +22,8 @@ fn every_path_names_something() {
         assert!(!code.keys().any(|path| path.contains("/tests/")));
         let of_device = OF_A_KIND.iter().filter(|(_, listed)| counts(device, listed));
         let of_none = OF_NONE.iter().filter(|listed| counts(device, listed));
-        let own = OF_A_DEVICE.iter().map(|(_, listed)| listed).chain([&READ_PEER]);
+        let of_peers = OF_A_PEER.iter().map(|(_, listed)| listed);
+        let own = OF_A_DEVICE.iter().map(|(_, listed)| listed).chain(of_peers);
         for listed in of_device.map(|(_, listed)| listed).chain(of_none).chain(own) {
             let named = code.iter().any(|(file, code)| is_at(file, listed) && !code.is_empty());
             assert!(named, "{listed}");
@@ -297,17 +298,33 @@ fn a_record_is_stale_for_what_its_results_depend_on() {
         assert!(matter(&quantized) && !matter(&of_torch), "{kind:?} {listed}");
     }
     let of_cuda = parse(&with("device = \"cpu\"", "device = \"cuda\"")).unwrap();
-    let read_alone =
-        ["torch", "other", "copy"].into_iter().fold(DEFINITION.to_owned(), |text, peer| {
-            text.replace(&format!("peer = \"{peer}\""), "peer = \"read\"")
-        });
-    let of_read = parse(&read_alone).unwrap();
+    let of_peer = |name: &str| {
+        let all =
+            ["torch", "other", "copy"].into_iter().fold(DEFINITION.to_owned(), |text, peer| {
+                text.replace(&format!("peer = \"{peer}\""), &format!("peer = \"{name}\""))
+            });
+        parse(&all).unwrap()
+    };
     for (device, listed) in OF_A_DEVICE {
         assert_eq!(matters(&of_cuda, listed), device == DeviceKind::Cuda, "{listed}");
         assert_eq!(matters(&of_torch, listed), device == DeviceKind::Cpu, "{listed}");
     }
-    assert!(matters(&of_read, READ_PEER) && !matters(&of_torch, READ_PEER));
-    assert!(!matters(&of_read, "lab/peers/common/protocol.py"));
+    for (peer, listed) in OF_A_PEER {
+        let with = of_peer(peer);
+        assert!(matters(&with, listed) && !matters(&of_torch, listed), "{listed}");
+        assert!(!matters(&with, "lab/peers/common/protocol.py"), "{peer}");
+    }
+    let of_weight_only = of_peer("weight-only");
+    for (listed, of_others) in [
+        ("lab/peers/weight_only_peer.py", false),
+        ("lab/peers/weight_only_ways/kernels.py", false),
+        ("lab/peers/triton_ways/kernels.py", false),
+        ("lab/peers/torch_ways/base.py", true),
+        ("lab/peers/common/protocol.py", true),
+    ] {
+        assert!(matters(&of_weight_only, listed), "{listed}");
+        assert_eq!(matters(&of_torch, listed), of_others, "{listed}");
+    }
     change(ggml);
     assert_eq!(stale(), ["", &format!("{UNCOMMITTED}: {ggml} has changed"), ""]);
     repository.commit();

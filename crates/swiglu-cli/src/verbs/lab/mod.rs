@@ -2,6 +2,7 @@
 
 pub(crate) mod adhoc;
 pub(crate) mod beside;
+mod blocks;
 mod gate;
 mod list;
 mod peer;
@@ -58,6 +59,8 @@ enum OwnPeer {
     Swiglu,
     /// Reading alone: a ceiling
     Read,
+    /// Feed-forward blocks with quantised weights on a CUDA device
+    Blocks,
 }
 
 pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -68,6 +71,7 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Report(args) => report::report(args, terminal),
         Action::Peer { name: OwnPeer::Swiglu } => peer::serve(),
         Action::Peer { name: OwnPeer::Read } => read::read(),
+        Action::Peer { name: OwnPeer::Blocks } => blocks::blocks(),
     }
 }
 
