@@ -207,7 +207,7 @@ fn quantised_blocks_are_computed_on_the_device() {
     let profiles = [
         ("a", "blocks", "ours", "options = { graph = true }\nnumerics = \"pre_round+fast\""),
         ("b", "blocks", "ours", "options = { decode = true }\nnumerics = \"pre_round+fast\""),
-        ("c", "blocks", "ours", "options = { design = \"steps\" }"),
+        ("c", "blocks", "peer", "options = { design = \"steps\" }"),
     ];
     let cases = "[[cases]]\nop = \"mlp\"\nm = 3\nshapes = [{ hidden = 64, intermediate = 96 }]\n\
          dtype = \"bf16\"\nweights = [\"Q8_0\", \"Q4_0\", \"Q4_1\"]\nheat = \"hot\"\n\n\

@@ -13,8 +13,8 @@ use crate::terminal::Terminal;
 
 /// The peer that computes as this project does.
 pub(super) const OWN: &str = "swiglu";
-/// The peer of this program that reads alone.
-pub(super) const READ: &str = "read";
+/// The peers that this program is.
+pub(super) const OUR_PEERS: [&str; 3] = [OWN, "read", "blocks"];
 /// Measurements of bandwidth, of which the best counts; a tenth of a second each.
 const BANDWIDTHS: usize = 5;
 

@@ -108,9 +108,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
 pub(super) fn expect_optimised<'a>(
     mut measured: impl Iterator<Item = &'a ProfileDef>,
 ) -> anyhow::Result<()> {
-    if cfg!(debug_assertions)
-        && measured.any(|p| [beside::OWN, beside::READ].contains(&p.peer.as_str()))
-    {
+    if cfg!(debug_assertions) && measured.any(|p| beside::OUR_PEERS.contains(&p.peer.as_str())) {
         bail!(
             "this program is not optimised, so its times are no evidence: build it with --release, \
              or take a quick look with --quick"
