@@ -33,7 +33,7 @@ class Blocks(unittest.TestCase):
 
     def case(self, weights: str, m: int, **more: Any) -> dict[str, Any]:
         shape = {"hidden": 256, "intermediate": 384, "m": m, "dtype": "bf16"}
-        return {**CASE, **shape, "op": "mlp", "weights": weights, **more}
+        return {**CASE, "device": self.device, **shape, "op": "mlp", "weights": weights, **more}
 
     def result(self, case: dict[str, Any], way: str) -> Any:
         import base64
