@@ -2,6 +2,17 @@
 
 use super::*;
 
+/// That which has all of them in shared memory, on sm_90a.
+fn held(cuda: &Cuda) -> Option<CudaBackend> {
+    let found = CudaBackend::all(cuda).into_iter().find(|b| b.name().contains("held_mlp"))?;
+    let computed = found.computes(&Case {
+        quantized: Some(QuantizedTypes::of(Op::Mlp, QuantizedType::I8)),
+        ..Case::new(Op::Mlp, [1, 64, 64], DType::Bf16)
+    });
+    assert_eq!(computed, has_copy_engine(cuda));
+    computed.then_some(found)
+}
+
 /// Quantised weights, also mixed, for every class of tokens and in passes of 16.
 #[test]
 fn quantised_weights() {
@@ -9,8 +20,10 @@ fn quantised_weights() {
     let types = quantized_types();
     let dtypes = [DType::F16, DType::Bf16];
     let mut cases = quantized_suite(types, &dtypes);
-    let backends: Vec<_> =
-        std::iter::once(CudaBackend::planned(&cuda)).chain(designs(&cuda)).collect();
+    let backends: Vec<_> = std::iter::once(CudaBackend::planned(&cuda))
+        .chain(designs(&cuda))
+        .chain(held(&cuda))
+        .collect();
     // Several units along both reductions, several tiles of rows.
     for (i, m) in [1, 4, 8, 9, 16, 20].into_iter().enumerate() {
         for (t, &gate_up) in types.iter().enumerate() {
@@ -56,7 +69,7 @@ fn codes_with_scales_of_every_size() {
             });
         }
     }
-    let designs = designs(&cuda);
+    let designs: Vec<_> = designs(&cuda).into_iter().chain(held(&cuda)).collect();
     for (d, design) in designs.iter().enumerate() {
         let part = cases.iter().copied().skip(d).step_by(designs.len());
         judge(design, &part.collect::<Vec<_>>());
@@ -89,6 +102,46 @@ fn pieces_of_quantised_rows() {
     }
 }
 
+/// All weights in shared memory: every M, each type with others for the down rows, several tiles of a warp, several pieces, fewer
+/// pieces than blocks of a cluster and than warps, rows that are not whole 16 bytes.
+#[test]
+fn weights_held() {
+    let Some(cuda) = common::device() else { return };
+    let Some(design) = held(&cuda) else {
+        println!("not run: the device is not of sm_90a");
+        return;
+    };
+    // The first are of a whole GPU.
+    let shapes: [[usize; 2]; 7] =
+        [[896, 4864], [640, 1000], [1, 1], [2080, 9], [7, 9], [16, 1200], [130, 64]];
+    let types = quantized_types();
+    let mut cases = Vec::new();
+    for m in 1..=17 {
+        for (t, &gate_up) in types.iter().enumerate() {
+            let i = 3 * m + t;
+            let down = types[i % types.len()];
+            let [k, h] = shapes[(m + 2 * t) % shapes.len()];
+            let [k, h] = [(k, gate_up), (h, down)]
+                .map(|(n, kind)| kind.block().map_or(n, |_| n.next_multiple_of(32)));
+            cases.push(Case {
+                bias: i % 2 == 0,
+                padding: [0, 8, 5][i % 3],
+                seed: i as u64,
+                quantized: Some(QuantizedTypes::new(gate_up, Some(down))),
+                ..Case::new(Op::Mlp, [m, k, h], [DType::Bf16, DType::F16][i % 2])
+            });
+        }
+    }
+    let all = cases.len();
+    cases.retain(|case| design.computes(case));
+    assert!(
+        if common::has_gpu() { cases.len() == all } else { 3 * cases.len() > all },
+        "{}",
+        cases.len()
+    );
+    judge(&design, &cases);
+}
+
 /// Rows that are not whole 16 bytes, too long for 16 of them to fit into shared memory.
 #[test]
 fn rows_that_cannot_be_read_in_place() {
@@ -117,7 +170,7 @@ fn diagonal(kind: QuantizedType, codes: &[u8], scale: f32, one: u8) -> [Quantize
 fn of_ones<T: Element>(cuda: &Cuda, weights: &[QuantizedMatrix; 3], m: usize) -> Matrix<T> {
     let mut designs = vec![DecodeDesign::OneLaunch];
     if has_copy_engine(cuda) {
-        designs.push(DecodeDesign::BulkOneLaunch);
+        designs.extend([DecodeDesign::BulkOneLaunch, DecodeDesign::HeldLaunches]);
     }
     let ys = designs.into_iter().map(|design| of_ones_by(cuda, weights, m, design));
     let bits =

@@ -5,6 +5,7 @@ use swiglu_core::{Activation, DType, Numerics, Problem};
 
 use super::super::gate::GateCode;
 use super::sm90_decode_mlp::{self, Feeding};
+use super::sm90_held_mlp::{self, Held};
 use super::{Limits, Obstacle};
 use crate::context::Cuda;
 use crate::error::Result;
@@ -16,7 +17,7 @@ static FILE: KernelFile =
 static SEQUENTIAL: KernelFile =
     KernelFile::new("sequential_mlp.cu", include_str!("../../../device/sequential_mlp.cu"));
 
-/// The device files of all designs.
+/// The device files of all designs that compute with elements: what is tuned.
 pub(in crate::kernels) fn files() -> [&'static KernelFile; 3] {
     [&FILE, &sm90_decode_mlp::FILE, &SEQUENTIAL]
 }
@@ -122,6 +123,18 @@ impl Format {
         }
     }
 
+    /// The type of weights that lie so.
+    pub(super) fn kind(self) -> Option<QuantizedType> {
+        match self {
+            Format::Elements => None,
+            Format::Bytes => Some(QuantizedType::Block(BlockType::Q8_0)),
+            Format::Nibbles => Some(QuantizedType::Block(BlockType::Q4_0)),
+            Format::RowBytes => Some(QuantizedType::I8),
+            Format::RowE4m3 => Some(QuantizedType::F8E4m3),
+            Format::BlockE4m3 => Some(QuantizedType::F8E4m3Blocks),
+        }
+    }
+
     /// Of gate and up, and of the down weight.
     pub(crate) fn of_problem(problem: &Problem) -> Result<[Self; 2], Obstacle> {
         let Some(types) = problem.quantized else { return Ok([Format::Elements; 2]) };
@@ -216,6 +229,8 @@ pub(super) enum Feed {
     Lanes,
     /// By the copy engine: `sm90_decode_mlp.cu`.
     CopyEngine(Feeding),
+    /// All of a block's at once, quantised: `sm90_held_mlp.cu`.
+    Held(Held),
 }
 
 /// What a launch is compiled and shaped for.
@@ -258,13 +273,14 @@ impl Config {
         match self.feed {
             Feed::Lanes => Self::ring_bytes(self.warps, self.depth, self.formats),
             Feed::CopyEngine(feeding) => feeding.ring.bytes(),
+            Feed::Held(_) => 0,
         }
     }
 
     /// Threads of a block.
     pub(super) fn threads(&self) -> usize {
         let copying = match self.feed {
-            Feed::Lanes => 0,
+            Feed::Lanes | Feed::Held(_) => 0,
             Feed::CopyEngine(_) => sm90_decode_mlp::COPYING,
         };
         (self.warps + copying) * 32
@@ -381,6 +397,11 @@ impl Config {
             let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o];
             return Variant::new(&sm90_decode_mlp::FILE, all);
         }
+        if let Feed::Held(held) = self.feed {
+            let [h, i, m, n, o, q] = held.defines(self.shared);
+            let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q];
+            return Variant::new(&sm90_held_mlp::FILE, all);
+        }
         let ring_bytes = Self::ring_bytes(self.warps, self.depth, self.formats);
         let [m, n] = [("DEPTH", self.depth), ("RING_BYTES", ring_bytes)]
             .map(|(name, value)| define(name, value));
@@ -392,8 +413,14 @@ impl Config {
             (Part::Sequential, _) => "sequential_mlp",
             (_, Feed::Lanes) => "decode_mlp",
             (_, Feed::CopyEngine(_)) => "sm90_decode_mlp",
+            (_, Feed::Held(_)) => "sm90_held_mlp",
         };
-        cuda.function(&self.variant(code), entry, self.shared as u32)
+        let function = cuda.function(&self.variant(code), entry, self.shared as u32)?;
+        if matches!(self.feed, Feed::Held(_)) {
+            // Blocks of both halves, and of the next block's first, are on a multiprocessor together.
+            function.keep_all_shared()?;
+        }
+        Ok(function)
     }
 }
 

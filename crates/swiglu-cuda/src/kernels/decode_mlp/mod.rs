@@ -1,7 +1,9 @@
-//! Launches `device/decode_mlp.cu` and `device/sm90_decode_mlp.cu`: the feed-forward block for a few tokens.
+//! Launches `device/decode_mlp.cu`, `device/sm90_decode_mlp.cu` and `device/sm90_held_mlp.cu`: the feed-forward block
+//! for a few tokens.
 
 mod config;
 mod sm90_decode_mlp;
+mod sm90_held_mlp;
 mod variants;
 
 use std::fmt;
@@ -38,6 +40,9 @@ pub enum Design {
     /// The same with twice the warps that multiply, and stages of twice the size; not for 4-bit weights with
     /// more than 8 tokens, of which a thread of so many warps has too few registers.
     BulkOneLaunchWide,
+    /// As [`Design::TwoLaunches`] on sm_90, with quantised weights so few that a multiprocessor's share fits into its
+    /// shared memory, all of it under way before there are tokens.
+    HeldLaunches,
     /// One launch of one thread block, as a warning: fused, and on one multiprocessor. Only
     /// measurements ask for it.
     Sequential,
@@ -49,7 +54,13 @@ impl Design {
 
     /// What plans choose from.
     pub(crate) fn every() -> impl Iterator<Item = Design> {
-        Self::COMMON.into_iter().chain([Design::BulkOneLaunch, Design::BulkOneLaunchWide])
+        let of_sm90 = [Design::BulkOneLaunch, Design::BulkOneLaunchWide, Design::HeldLaunches];
+        Self::COMMON.into_iter().chain(of_sm90)
+    }
+
+    /// Whether it computes with quantised weights alone.
+    pub(crate) fn needs_quantized(self) -> bool {
+        self == Design::HeldLaunches
     }
 
     /// Whether plans take it for a problem only where a tuning record says so: the cost model was fitted to
@@ -59,7 +70,18 @@ impl Design {
     }
 
     pub(crate) fn needs_copy_engine(self) -> bool {
-        matches!(self, Design::BulkOneLaunch | Design::BulkOneLaunchWide)
+        match self {
+            Design::BulkOneLaunch | Design::BulkOneLaunchWide | Design::HeldLaunches => true,
+            Design::OneLaunch | Design::TwoLaunches | Design::Sequential => false,
+        }
+    }
+
+    /// Whether its blocks wait for each other, so that all of them must run at once.
+    fn has_meetings(self) -> bool {
+        match self {
+            Design::OneLaunch | Design::BulkOneLaunch | Design::BulkOneLaunchWide => true,
+            Design::TwoLaunches | Design::HeldLaunches | Design::Sequential => false,
+        }
     }
 
     /// The kernel's name.
@@ -67,6 +89,7 @@ impl Design {
         match self {
             Design::OneLaunch | Design::TwoLaunches => "decode_mlp",
             Design::BulkOneLaunch | Design::BulkOneLaunchWide => "sm90_decode_mlp",
+            Design::HeldLaunches => "sm90_held_mlp",
             Design::Sequential => "sequential_mlp",
         }
     }
@@ -79,6 +102,7 @@ impl fmt::Display for Design {
             Design::TwoLaunches => "decode_mlp two launches",
             Design::BulkOneLaunch => "sm90_decode_mlp 8 warps",
             Design::BulkOneLaunchWide => "sm90_decode_mlp 16 warps",
+            Design::HeldLaunches => "sm90_held_mlp",
             Design::Sequential => "sequential_mlp",
         })
     }
@@ -94,7 +118,8 @@ pub(crate) struct Limits {
     pub(crate) cooperative: bool,
     /// Whether a launch may start before the one before it has ended.
     pub(crate) programmatic: bool,
-    /// Whether it has the copy engine that `sm90_decode_mlp.cu` is written for.
+    /// Whether it has the copy engine that `sm90_decode_mlp.cu` is written for, and the clusters of
+    /// `sm90_held_mlp.cu`.
     pub(crate) copy_engine: bool,
 }
 
@@ -130,6 +155,10 @@ pub(crate) enum Obstacle {
     Registers { given: usize, most: usize },
     /// Another architecture than sm_90a.
     NoCopyEngine,
+    /// Weights that are not quantised.
+    Elements,
+    /// Rows so long that a thread has too few registers for its part of the tokens.
+    LongRows,
     /// Quantised weights with activations of f32.
     QuantizedF32,
     /// An extent is more than the kernel counts to.
@@ -160,6 +189,8 @@ impl fmt::Display for Obstacle {
                 "{given} tokens with 4-bit weights; with 16 warps a thread has registers for at most {most}"
             ),
             Obstacle::NoCopyEngine => f.write_str("is written for the copy engine of sm_90a"),
+            Obstacle::Elements => f.write_str("is written for quantised weights"),
+            Obstacle::LongRows => f.write_str("rows so long that tokens do not fit into registers"),
             Obstacle::QuantizedF32 => {
                 f.write_str("quantised weights are multiplied with f16 or bf16, not with f32")
             }
@@ -199,25 +230,27 @@ impl Decode {
             return Err(Obstacle::Extent(largest / 16));
         }
         let programmatic = limits.programmatic;
-        let alone = design != Design::TwoLaunches && design != Design::Sequential;
-        if alone && !limits.cooperative {
+        if design.has_meetings() && !limits.cooperative {
             return Err(Obstacle::NotCooperative);
         }
-        let first = match design {
-            Design::OneLaunch => Config::fit(Part::Both, problem, limits)?,
-            Design::TwoLaunches => Config::fit(Part::GateUp, problem, limits)?,
-            Design::BulkOneLaunch => Config::fit_sm90(&Form::NARROW, problem, limits)?,
-            Design::BulkOneLaunchWide => Config::fit_sm90(&Form::WIDE, problem, limits)?,
+        let (first, second) = match design {
+            Design::OneLaunch => (Config::fit(Part::Both, problem, limits)?, None),
+            Design::TwoLaunches => {
+                let down = Config::fit(Part::Down, problem, limits)?;
+                (Config::fit(Part::GateUp, problem, limits)?, Some(down))
+            }
+            Design::BulkOneLaunch => (Config::fit_sm90(&Form::NARROW, problem, limits)?, None),
+            Design::BulkOneLaunchWide => (Config::fit_sm90(&Form::WIDE, problem, limits)?, None),
+            Design::HeldLaunches => {
+                let [gate_up, down] = Config::fit_held(problem, limits)?;
+                (gate_up, Some(down))
+            }
             Design::Sequential => {
                 if let Some(types) = problem.quantized {
                     return Err(Obstacle::Blocks(types.gate_up));
                 }
-                Config::sequential(problem.m)?
+                (Config::sequential(problem.m)?, None)
             }
-        };
-        let second = match design {
-            Design::TwoLaunches => Some(Config::fit(Part::Down, problem, limits)?),
-            _ => None,
         };
         Ok(Self { design, first, second, programmatic })
     }
@@ -246,7 +279,8 @@ impl Decode {
     pub(crate) fn check_x(&self, x: Tensor, problem: &Problem) -> Result<(), Obstacle> {
         let end = problem.hidden * problem.dtype.size();
         let whole = end.is_multiple_of(16) && is_wide(x, problem.m, problem.dtype);
-        if self.first.stage_x || whole { Ok(()) } else { Err(Obstacle::Unaligned) }
+        let by_elements = self.first.stage_x || matches!(self.first.feed, Feed::Held(_));
+        if by_elements || whole { Ok(()) } else { Err(Obstacle::Unaligned) }
     }
 
     /// Compiles what a call needs.
@@ -308,18 +342,23 @@ impl Decode {
             grid: [config.grid as u32, 1, 1],
             block: config.threads() as u32,
             dynamic_shared: config.shared as u32,
-            cluster: None,
+            cluster: match config.feed {
+                Feed::Held(held) => held.cluster(),
+                Feed::Lanes | Feed::CopyEngine(_) => None,
+            },
             programmatic: match config.feed {
                 Feed::Lanes => config.part == Part::Down && self.programmatic,
                 // Graphs can hold such launches since then.
-                Feed::CopyEngine(_) => stream.cuda().facts().driver_version >= (12, 3),
+                Feed::CopyEngine(_) | Feed::Held(_) => {
+                    stream.cuda().facts().driver_version >= (12, 3)
+                }
             },
             cooperative: config.part == Part::Both,
         };
         // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
         unsafe {
             match config.feed {
-                Feed::Lanes => enqueue(stream, &function, &launch, &params),
+                Feed::Lanes | Feed::Held(_) => enqueue(stream, &function, &launch, &params),
                 Feed::CopyEngine(feeding) => {
                     let params = Sm90Params { block: params, ring: feeding.ring };
                     enqueue(stream, &function, &launch, &params)

@@ -49,6 +49,7 @@ fn what_models_have_fits_and_all_blocks_run_at_once() {
                 for design in Design::every() {
                     let made = match decode(design, &problem, &limits) {
                         Err(Obstacle::NoCopyEngine) if !limits.copy_engine => continue,
+                        Err(Obstacle::Elements) if design.needs_quantized() => continue,
                         made => made.unwrap(),
                     };
                     for config in [Some(made.first), made.second].into_iter().flatten() {
@@ -122,6 +123,39 @@ fn rings_of_quantised_weights() {
             assert_eq!(wide.first.warps, 16, "{problem}");
         }
     }
+}
+
+/// Small blocks have all quantised weights of a multiprocessor in its shared memory, those of both halves together; what
+/// larger ones lack is said.
+#[test]
+fn quantised_weights_held() {
+    for (m, kind) in (1..=16).flat_map(|m| QUANTIZED.map(|kind| (m, kind))) {
+        let of = |shape| {
+            let types = Some(QuantizedTypes::of(Op::Mlp, kind));
+            let problem = Problem { quantized: types, ..problem(m, shape, DType::Bf16) };
+            decode(Design::HeldLaunches, &problem, &H200)
+        };
+        for shape in [SHAPES[0], [576, 1536], [8, 16], [1, 1], [1024, 2816]] {
+            let made = of(shape).unwrap_or_else(|why| panic!("{m} {kind} {shape:?}: {why}"));
+            let both = [made.first, made.second.unwrap()];
+            assert!(both.iter().all(|half| (1..=132).contains(&half.grid)), "{both:?}");
+            assert!(both.iter().all(|half| (1..=16).contains(&half.warps)), "{both:?}");
+            assert!(both.iter().map(|half| half.shared + 1024).sum::<usize>() <= 228 * 1024);
+            assert_eq!(made.check_x(Tensor::new(2, 3), &problem(m, shape, DType::Bf16)), Ok(()));
+        }
+        assert!(matches!(of(SHAPES[2]), Err(Obstacle::SharedMemory { .. } | Obstacle::LongRows)));
+    }
+    let types = Some(QuantizedTypes::of(Op::Mlp, QuantizedType::I8));
+    let refused = |shape| {
+        let problem = Problem { quantized: types, ..problem(1, shape, DType::Bf16) };
+        decode(Design::HeldLaunches, &problem, &H200).unwrap_err().to_string()
+    };
+    assert!(refused(SHAPES[2]).contains("bytes of shared memory, a block has 232448"));
+    assert!(refused([8, 1 << 20]).contains("rows so long"));
+    let elements = problem(1, SHAPES[0], DType::Bf16);
+    assert_eq!(decode(Design::HeldLaunches, &elements, &H200), Err(Obstacle::Elements));
+    let ada = decode(Design::HeldLaunches, &elements, &ADA);
+    assert_eq!(ada, Err(Obstacle::NoCopyEngine));
 }
 
 /// One 4-bit weight is enough to lack registers for.

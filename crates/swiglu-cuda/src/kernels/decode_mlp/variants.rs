@@ -1,9 +1,11 @@
 //! The variants of the decode kernel that devices launch.
 
-use swiglu_core::DType;
+use swiglu_core::quant::QuantizedTypes;
+use swiglu_core::{Activation, DType, Numerics, Op, Problem, WeightLayout};
 
 use super::super::gate::GateCode;
 use super::super::{NamedVariant, default_code};
+use super::Limits;
 use super::config::{Config, Feed, Format, MOST_TOKENS, Math, Part};
 use super::sm90_decode_mlp::{Feeding, Form, Ring};
 use crate::jit::Variant;
@@ -65,7 +67,49 @@ pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
             }
         }
     }
+    all.extend(held_variants(dtype));
     without_doubles(all)
+}
+
+/// Of `sm90_held_mlp.cu`, with the weights of 896/4864 on 132 multiprocessors: every type, and with one of them every
+/// activation and mode.
+fn held_variants(dtype: DType) -> Vec<NamedVariant> {
+    let limits = Limits {
+        multiprocessors: 132,
+        shared: 227 * 1024,
+        cooperative: true,
+        programmatic: true,
+        copy_engine: true,
+    };
+    let named = |code: GateCode, part: Part, format: Format, m: usize| {
+        let problem = Problem {
+            op: Op::Mlp,
+            m,
+            hidden: 896,
+            intermediate: 4864,
+            dtype,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default_for(dtype),
+            layout: WeightLayout::HF,
+            bias: false,
+            quantized: Some(QuantizedTypes::of(Op::Mlp, format.kind()?)),
+        };
+        // f32 has none.
+        let [gate_up, down] = Config::fit_held(&problem, &limits).ok()?;
+        let config = if part == Part::Down { down } else { gate_up };
+        let (code_name, weights) = (code.name(), weights_name([format; 2]));
+        let name = format!("{code_name} {} {m} tokens held{weights}", part_name(part));
+        Some(NamedVariant { name, variant: config.variant(code) })
+    };
+    let default = default_code(dtype);
+    let codes = GateCode::all(dtype).into_iter();
+    let of_codes = codes.filter_map(|code| named(code, Part::GateUp, Format::Nibbles, 8));
+    let kinds = Format::QUANTIZED.into_iter().flat_map(|format| {
+        [8, MOST_TOKENS]
+            .into_iter()
+            .flat_map(move |m| [Part::GateUp, Part::Down].map(|part| (part, format, m)))
+    });
+    of_codes.chain(kinds.filter_map(|(part, format, m)| named(default, part, format, m))).collect()
 }
 
 fn part_name(part: Part) -> &'static str {

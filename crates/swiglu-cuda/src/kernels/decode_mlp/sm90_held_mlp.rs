@@ -1,0 +1,162 @@
+//! What a launch of `device/sm90_held_mlp.cu` is compiled and shaped for.
+
+use swiglu_core::Problem;
+
+use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES};
+use super::{Limits, Obstacle};
+use crate::jit::{Define, KernelFile, define};
+
+pub(super) static FILE: KernelFile =
+    KernelFile::new("sm90_held_mlp.cu", include_str!("../../../device/sm90_held_mlp.cu"));
+
+/// Of a block, at most, and those with pieces of k of their own, whose sums meet.
+const MOST_WARPS: usize = 16;
+const MOST_PLACES: usize = 8;
+/// Registers of a thread for tokens; beside them it has room for factors, sums and addresses.
+const MOST_REGISTERS: usize = 64;
+/// Bytes of shared memory that a block takes beside what it asks for.
+const RESERVED: usize = 1024;
+/// Blocks that share k of down rows, in order of preference: in larger clusters each reads less of h.
+const CLUSTERS: [usize; 2] = [4, 2];
+/// Multiprocessors come in pairs. Larger clusters lie within a part of the device, and leave some of it empty.
+const PAIR: usize = 2;
+/// Rows of a tile.
+const TILE: usize = 16;
+
+/// How the rows and pieces of k of a half are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Held {
+    /// Of 16 rows, of a block.
+    tiles: usize,
+    /// Warps with pieces of their own, how many pieces each has, and warps that share these and have tiles of their own.
+    places: usize,
+    steps: usize,
+    beside: usize,
+    /// Blocks that share k.
+    cluster: usize,
+}
+
+impl Held {
+    /// Of a block that has so many tiles and pieces.
+    fn new(tiles: usize, pieces: usize, cluster: usize) -> Self {
+        let steps = pieces.div_ceil(MOST_PLACES);
+        let places = pieces.div_ceil(steps);
+        Self { tiles, places, steps, beside: (MOST_WARPS / places).clamp(1, tiles), cluster }
+    }
+
+    /// Of a thread, for 16 bytes of a token of each eight.
+    fn registers(self, format: Format, math: Math) -> usize {
+        self.steps * format.blocks() * math.tokens() / 8 * 4
+    }
+
+    fn warps(self) -> usize {
+        self.places * self.beside
+    }
+
+    /// Units of all warps, slots for their sums, and for down rows what all blocks of the cluster have summed of this one's,
+    /// and the barrier it comes by, which both halves have room for.
+    fn shared_bytes(self, part: Part, format: Format, math: Math) -> usize {
+        let tile = TILE * math.tokens() * size_of::<f32>();
+        let units = self.warps() * self.tiles.div_ceil(self.beside) * self.steps;
+        let parts = if part == Part::Down { self.tiles * tile } else { 0 };
+        units * TILE * (UNIT_BYTES + 4 * format.scale_bytes())
+            + self.places * self.tiles * tile
+            + parts
+            + 8
+    }
+
+    /// Blocks of a cluster, for launches.
+    pub(super) fn cluster(self) -> Option<u32> {
+        (self.cluster > 1).then_some(self.cluster as u32)
+    }
+
+    /// What the device file is compiled with beside the rest.
+    pub(super) fn defines(self, shared: usize) -> [Define; 6] {
+        [
+            define("TILES", self.tiles),
+            define("PLACES", self.places),
+            define("STEPS", self.steps),
+            define("BESIDE", self.beside),
+            define("CLUSTER", self.cluster),
+            define("SHARED_BYTES", shared),
+        ]
+    }
+}
+
+impl Config {
+    /// Both halves, of quantised weights, if these fit into shared memory together.
+    pub(super) fn fit_held(problem: &Problem, limits: &Limits) -> Result<[Self; 2], Obstacle> {
+        if !limits.copy_engine {
+            return Err(Obstacle::NoCopyEngine);
+        }
+        if problem.quantized.is_none() {
+            return Err(Obstacle::Elements);
+        }
+        let kinds = (Math::of_problem(problem)?, Format::of_problem(problem)?);
+        let gate_up = Self::held_gate_up(kinds, problem, limits)?;
+        let room = limits.shared.saturating_sub(gate_up.shared + RESERVED);
+        let mut least = usize::MAX;
+        for cluster in CLUSTERS {
+            let Some(down) = Self::held_down(kinds, problem, limits, cluster) else { continue };
+            if down.shared <= room {
+                return Ok([gate_up, down]);
+            }
+            least = least.min(down.shared);
+        }
+        match least {
+            usize::MAX => Err(Obstacle::LongRows),
+            least => {
+                let needed = gate_up.shared + RESERVED + least;
+                Err(Obstacle::SharedMemory { needed, given: limits.shared })
+            }
+        }
+    }
+
+    fn held_gate_up(
+        (math, formats): (Math, [Format; 2]),
+        problem: &Problem,
+        limits: &Limits,
+    ) -> Result<Self, Obstacle> {
+        let grid = limits.multiprocessors.clamp(1, problem.intermediate);
+        // A tile has the gate and up rows of as many features.
+        let tiles = problem.intermediate.div_ceil(grid).div_ceil(TILE / 2);
+        let held = Held::new(tiles, formats[0].units(problem.hidden), 1);
+        Self::with_held(Part::GateUp, (math, formats[0]), held, grid).ok_or(Obstacle::LongRows)
+    }
+
+    fn held_down(
+        (math, formats): (Math, [Format; 2]),
+        problem: &Problem,
+        limits: &Limits,
+        cluster: usize,
+    ) -> Option<Self> {
+        let left = if cluster > PAIR { limits.multiprocessors / 8 } else { 0 };
+        let groups = ((limits.multiprocessors - left) / cluster).min(problem.hidden);
+        let tiles = problem.hidden.div_ceil(groups.max(1)).div_ceil(TILE);
+        let held =
+            Held::new(tiles, formats[1].units(problem.intermediate).div_ceil(cluster), cluster);
+        let config = Self::with_held(Part::Down, (math, formats[1]), held, groups * cluster)?;
+        (groups > 0).then_some(config)
+    }
+
+    /// Of tokens that fit into registers.
+    fn with_held(
+        part: Part,
+        (math, format): (Math, Format),
+        held: Held,
+        grid: usize,
+    ) -> Option<Self> {
+        let config = Self {
+            part,
+            math,
+            // A half has no use for the other's.
+            formats: [format; 2],
+            feed: Feed::Held(held),
+            warps: held.warps(),
+            grid,
+            shared: held.shared_bytes(part, format, math),
+            ..Self::NOTHING
+        };
+        (held.registers(format, math) <= MOST_REGISTERS).then_some(config)
+    }
+}
