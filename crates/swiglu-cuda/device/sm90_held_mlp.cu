@@ -31,7 +31,9 @@ typedef Format<kFormat> Kind;
 constexpr int kTiles = TILES, kPlaces = PLACES, kBeside = BESIDE, kSteps = STEPS, kCluster = CLUSTER;
 constexpr int kOwnTiles = ceiling_divide(kTiles, kBeside);  // of a warp
 constexpr int kThreads = 32 * kPlaces * kBeside;
-static_assert(kFormat != 0, "quantised weights");
+// The compiler is told of so many: a thread then has 80 registers, with which blocks of both halves share a multiprocessor.
+constexpr int kMostThreads = 768;
+static_assert(kFormat != 0 && kThreads <= kMostThreads, "quantised weights");
 static_assert(kCluster == 1 || (!kGateUp && (kCluster == 2 || kCluster == 4)), "blocks that share k of down rows");
 
 // [warp][tile][step] units, two rows of each lane and their scales; [place][tile] slots of sums; [block][tile][token] sums
@@ -46,9 +48,10 @@ constexpr int kPartBytes = kTiles * kTokens * kOwnPairs * 8;
 constexpr int kBarrierAt = kPartsAt + (kGateUp ? 0 : kCluster * kPartBytes);
 static_assert(kBarrierAt + 8 == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
-// A part of n things that differ by one at most.
-INLINE Range share(int n, int part, int parts) {
-  return {(int)((i64)n * part / parts), (int)((i64)n * (part + 1) / parts)};
+// A part of n things; parts differ by one at most.
+INLINE Range share(int n, u32 part, u32 parts) {
+  const int each = (u32)n / parts, rest = (u32)n % parts, first = part * each + smaller(part, rest);
+  return {first, first + each + ((int)part < rest ? 1 : 0)};
 }
 
 // What is this block's.
@@ -109,21 +112,26 @@ INLINE Unit<kFormat> unit_at(u32 shared, const Place& place, int tile, int step)
   return {shared + ((place.warp * kOwnTiles + tile) * kSteps + step) * kUnitStride};
 }
 
+// Asks for all units of this warp, at a pace: tokens of the kernel before, which still multiplies, come behind what is under
+// way, and more than this the latency of memory does not ask for.
 INLINE void copy_weights(u32 shared, const Block& block) {
+  constexpr int kUnderWay = 30 << 10, kUnitBytesRead = kUnitRows * (kUnitBytes + Kind::kScaleBytes);
+  constexpr int kPace = larger(1, kUnderWay / (kPlaces * kBeside * kUnitBytesRead));
 #pragma unroll
   for (int i = 0; i < kOwnTiles; ++i) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const u64 row = block.tile(i) < kTiles ? block.row(block.tile(i), half) : 0;
+    for (int s = 0; s < kSteps; ++s) {
+      if (i * kSteps + s >= kPace) ptx::copy_async_wait<kPace - 1>();
+      const int piece = block.piece(s);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const int piece = block.piece(s);
-        const u64 from = piece < block.pieces.last ? row : 0;
-        unit_at(shared, block.place, i, s).copy_row(half, from, piece, block.place.offset, block.p.gate);
+      for (int half = 0; half < 2; ++half) {
+        const bool exists = block.tile(i) < kTiles && piece < block.pieces.last;
+        const u64 row = exists ? block.row(block.tile(i), half) : 0;
+        unit_at(shared, block.place, i, s).copy_row(half, row, piece, block.place.offset, block.p.gate);
       }
+      ptx::copy_async_commit();
     }
   }
-  ptx::copy_async_commit();
 }
 
 // 16 bytes of a token's row of so many elements, one by one.
@@ -171,7 +179,7 @@ INLINE void load_inputs(Inputs& inputs, const Block& block) {
 
 // Leaves the sums of this warp in their slots.
 INLINE void multiply(u32 shared, float* slots, const Inputs& inputs, const Block& block) {
-#pragma unroll 2
+#pragma unroll(kVectors == 1 || Kind::kNibbles ? 2 : 1)
   for (int i = 0; i < kOwnTiles; ++i) {
     if (block.tile(i) >= kTiles) break;
     Sums sums = {};
@@ -199,9 +207,10 @@ INLINE float total(const float* slots, int tile, int token, int row) {
 
 INLINE void activate(const Block& block, const float* slots) {
   const DecodeMlpParams& p = block.p;
-  const int count = block.rows.count();
-  for (int i = threadIdx.x; i < count * p.m; i += kThreads) {
-    const int token = i / count, pair = i % count, feature = block.rows.first + pair;
+  constexpr int kMostPairs = kTiles * kUnitPairs;
+  for (int i = threadIdx.x; i < kMostPairs * p.m; i += kThreads) {
+    const int token = i / kMostPairs, pair = i % kMostPairs, feature = block.rows.first + pair;
+    if (feature >= block.rows.last) continue;
     const int tile = pair / kUnitPairs, row = pair % kUnitPairs;
     const float gate = scaled<kFormat>(total(slots, tile, token, row), (const float*)p.gate_scales, feature);
     const float up = scaled<kFormat>(total(slots, tile, token, row + kUnitPairs), (const float*)p.up_scales, feature);
@@ -231,7 +240,7 @@ INLINE void begin_sharing(u32 shared, int m) {
 INLINE void finish(const Block& block, const float* slots, u32 shared) {
   const DecodeMlpParams& p = block.p;
   for (int i = threadIdx.x; i < kTiles * p.m * 8; i += kThreads) {
-    const int pair = i % 8, token = i / 8 % p.m, tile = i / 8 / p.m;
+    const int pair = i % 8, tile = i / 8 % kTiles, token = i / 8 / kTiles;
     ptx::Raw<8> sums;
 #pragma unroll
     for (int c = 0; c < 2; ++c) sums.word[c] = ptx::as_bits(total(slots, tile, token, 2 * pair + c));
@@ -242,7 +251,7 @@ INLINE void finish(const Block& block, const float* slots, u32 shared) {
   }
   ptx::barrier_wait(shared + kBarrierAt, 0);
   for (int i = threadIdx.x; i < kTiles * p.m * kOwnPairs; i += kThreads) {
-    const int pair = i % kOwnPairs, token = i / kOwnPairs % p.m, tile = i / kOwnPairs / p.m;
+    const int pair = i % kOwnPairs, tile = i / kOwnPairs % kTiles, token = i / kOwnPairs / kTiles;
     const u32 at = shared + kPartsAt + ((tile * kTokens + token) * kOwnPairs + pair) * 8;
     float sums[2] = {};
 #pragma unroll
@@ -260,7 +269,7 @@ INLINE void finish(const Block& block, const float* slots, u32 shared) {
   }
 }
 
-KERNEL(kThreads, 1, sm90_held_mlp)(KERNEL_PARAMS(DecodeMlpParams) p) {
+KERNEL(kMostThreads, 1, sm90_held_mlp)(KERNEL_PARAMS(DecodeMlpParams) p) {
   u8* memory = ptx::dynamic_shared();
   const u32 shared = ptx::shared_address(memory);
   if constexpr (!kGateUp) begin_sharing(shared, p.m);

@@ -174,9 +174,10 @@ fn quantised_files_stay_quantised_where_there_is_a_kernel() {
         let explanation = mlp.explain(m);
         assert_eq!(explanation.plan, mlp.plan(m));
         assert_eq!(explanation.plan, device.plan(explanation.problem, Path::Fused));
-        // The one of every architecture, or that of sm_90a.
+        // The one of every architecture, or those of sm_90a.
         let kernel = &explanation.plan.kernel;
-        assert!(["decode_mlp", "sm90_decode_mlp"].contains(&kernel.as_str()), "{kernel}");
+        let kernels = ["decode_mlp", "sm90_decode_mlp", "sm90_held_mlp"];
+        assert!(kernels.contains(&kernel.as_str()), "{kernel}");
         assert_eq!(explanation.plan.parameters["passes"], passes);
         assert_eq!(explanation.plan.reason.contains("3 times all weights"), passes == 3);
         let text = explanation.to_string();

@@ -134,11 +134,7 @@ fn weights_held() {
     }
     let all = cases.len();
     cases.retain(|case| design.computes(case));
-    assert!(
-        if common::has_gpu() { cases.len() == all } else { 3 * cases.len() > all },
-        "{}",
-        cases.len()
-    );
+    assert!(2 * cases.len() > all, "{} of {all}", cases.len());
     judge(&design, &cases);
 }
 

@@ -9,7 +9,7 @@ use crate::jit::{Define, KernelFile, define};
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_held_mlp.cu", include_str!("../../../device/sm90_held_mlp.cu"));
 
-/// Of a block, at most, and those with pieces of k of their own, whose sums meet.
+/// Of a block, at most, and those of gate and up with pieces of k of their own: a slot of sums for each tile and place.
 const MOST_WARPS: usize = 16;
 const MOST_PLACES: usize = 8;
 /// Registers of a thread for tokens; beside them it has room for factors, sums and addresses.
@@ -38,8 +38,8 @@ pub(super) struct Held {
 
 impl Held {
     /// Of a block that has so many tiles and pieces.
-    fn new(tiles: usize, pieces: usize, cluster: usize) -> Self {
-        let steps = pieces.div_ceil(MOST_PLACES);
+    fn new(tiles: usize, pieces: usize, places: usize, cluster: usize) -> Self {
+        let steps = pieces.div_ceil(places);
         let places = pieces.div_ceil(steps);
         Self { tiles, places, steps, beside: (MOST_WARPS / places).clamp(1, tiles), cluster }
     }
@@ -120,7 +120,7 @@ impl Config {
         let grid = limits.multiprocessors.clamp(1, problem.intermediate);
         // A tile has the gate and up rows of as many features.
         let tiles = problem.intermediate.div_ceil(grid).div_ceil(TILE / 2);
-        let held = Held::new(tiles, formats[0].units(problem.hidden), 1);
+        let held = Held::new(tiles, formats[0].units(problem.hidden), MOST_PLACES, 1);
         Self::with_held(Part::GateUp, (math, formats[0]), held, grid).ok_or(Obstacle::LongRows)
     }
 
@@ -133,8 +133,8 @@ impl Config {
         let left = if cluster > PAIR { limits.multiprocessors / 8 } else { 0 };
         let groups = ((limits.multiprocessors - left) / cluster).min(problem.hidden);
         let tiles = problem.hidden.div_ceil(groups.max(1)).div_ceil(TILE);
-        let held =
-            Held::new(tiles, formats[1].units(problem.intermediate).div_ceil(cluster), cluster);
+        let pieces = formats[1].units(problem.intermediate).div_ceil(cluster);
+        let held = Held::new(tiles, pieces, MOST_WARPS, cluster);
         let config = Self::with_held(Part::Down, (math, formats[1]), held, groups * cluster)?;
         (groups > 0).then_some(config)
     }
