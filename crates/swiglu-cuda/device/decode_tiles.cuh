@@ -20,7 +20,6 @@ constexpr int kSlotFloats = kTokens * kUnitRows;
 
 constexpr INLINE int ceiling_divide(int a, int b) { return (a + b - 1) / b; }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
-constexpr INLINE int larger(int a, int b) { return a > b ? a : b; }
 
 struct Range {
   int first, last;

@@ -112,11 +112,14 @@ INLINE Unit<kFormat> unit_at(u32 shared, const Place& place, int tile, int step)
   return {shared + ((place.warp * kOwnTiles + tile) * kSteps + step) * kUnitStride};
 }
 
+// Bytes of weights.
+constexpr int kUnderWay = 30 << 10;
+
 // Asks for all units of this warp, at a pace: tokens of the kernel before, which still multiplies, come behind what is under
 // way, and more than this the latency of memory does not ask for.
 INLINE void copy_weights(u32 shared, const Block& block) {
-  constexpr int kUnderWay = 30 << 10, kUnitBytesRead = kUnitRows * (kUnitBytes + Kind::kScaleBytes);
-  constexpr int kPace = larger(1, kUnderWay / (kPlaces * kBeside * kUnitBytesRead));
+  constexpr int kEach = kPlaces * kBeside * kUnitRows * (kUnitBytes + Kind::kScaleBytes);
+  constexpr int kPace = (kUnderWay + kEach / 2) / kEach > 0 ? (kUnderWay + kEach / 2) / kEach : 1;
 #pragma unroll
   for (int i = 0; i < kOwnTiles; ++i) {
 #pragma unroll

@@ -101,11 +101,6 @@ impl Choice {
         }
     }
 
-    /// Whether it computes with quantised weights alone.
-    pub(crate) fn needs_quantized(self) -> bool {
-        matches!(self, Choice::Decode(design) if design.needs_quantized())
-    }
-
     /// Whether it is taken only where a tuning record says so.
     fn waits_for_tuning(self, problem: &Problem) -> bool {
         match self {

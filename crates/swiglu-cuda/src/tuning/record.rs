@@ -193,9 +193,7 @@ fn code_of(text: &str) -> String {
 
 fn space_hash() -> String {
     let mut hash = Sha256::new();
-    // Those that there are for the problems of records, which have elements for weights.
-    let ways = Choice::all().filter(|way| !way.needs_quantized());
-    ways.for_each(|way| hash.update(format!("{way}\n").as_bytes()));
+    Choice::all().for_each(|way| hash.update(format!("{way}\n").as_bytes()));
     hex(hash)
 }
 

@@ -58,11 +58,6 @@ impl Design {
         Self::COMMON.into_iter().chain(of_sm90)
     }
 
-    /// Whether it computes with quantised weights alone.
-    pub(crate) fn needs_quantized(self) -> bool {
-        self == Design::HeldLaunches
-    }
-
     /// Whether plans take it for a problem only where a tuning record says so: the cost model was fitted to
     /// what the copy engine feeds with 16-bit values, whose products are a fraction of f32's.
     pub(crate) fn waits_for_tuning(self, problem: &Problem) -> bool {
