@@ -356,7 +356,7 @@ fn the_copy_engine_waits_for_a_measurement_of_f32() {
     for &kind in quantized_types() {
         let quantized = Some(QuantizedTypes::of(Op::Mlp, kind));
         let planned = cuda.plan(Problem { quantized, ..parameters.mlp().problem(2) }, None);
-        assert_eq!(planned.kernel, "sm90_decode_mlp", "{kind}: {}", planned.reason);
+        assert_eq!(planned.kernel, "sm90_held_mlp", "{kind}: {}", planned.reason);
     }
 
     let parameters = Parameters::<f32>::new(&case(DType::F32)).unwrap();

@@ -138,6 +138,88 @@ fn weights_held() {
     judge(&design, &cases);
 }
 
+/// Calls behind each other share h, and the kernels of two of them run at the same time: the same bits as one at a time, plain
+/// and from a graph, on two streams at once.
+#[test]
+fn held_weights_behind_each_other() {
+    let Some(cuda) = common::device() else { return };
+    if held(&cuda).is_none() {
+        println!("not run: the device is not of sm_90a");
+        return;
+    }
+    let ([k, h], replays) = if common::has_gpu() { ([896, 4864], 1000) } else { ([64, 96], 3) };
+    for (m, kind) in [(1, BlockType::Q4_0), (7, BlockType::Q8_0), (16, BlockType::Q4_0)] {
+        let types = QuantizedTypes::of(Op::Mlp, kind);
+        let case = Case {
+            bias: true,
+            quantized: Some(types),
+            ..Case::new(Op::Mlp, [m, k, h], DType::Bf16)
+        };
+        let parameters = QuantizedParameters::new::<bf16>(&case, types).unwrap();
+        let params = parameters.mlp().unwrap();
+        let design = DecodeDesign::HeldLaunches;
+        let layer = QuantizedMlp::<bf16>::with_design(&cuda, &params, design).unwrap();
+        std::thread::scope(|scope| {
+            for seed in [1, 2] {
+                let (layer, stream) = (&layer, cuda.new_stream().unwrap());
+                scope.spawn(move || follow_each_other(layer, &stream, [m, k], seed, replays));
+            }
+        });
+    }
+}
+
+fn follow_each_other(
+    layer: &QuantizedMlp<bf16>,
+    stream: &Stream,
+    [m, k]: [usize; 2],
+    seed: u64,
+    replays: usize,
+) {
+    const CALLS: usize = 6;
+    let inputs: Vec<_> = (0..CALLS as u64)
+        .map(|i| {
+            let x = random::normal_matrix::<bf16>(seed * 100 + i, m, k, 1.0).unwrap();
+            DeviceMatrix::from_host(stream, x.view()).unwrap()
+        })
+        .collect();
+    let poisoned = || {
+        let mut y = DeviceMatrix::<bf16>::new(stream, m, k).unwrap();
+        y.buffer_mut().poison(0xFF).unwrap();
+        y
+    };
+    let mut outputs: Vec<_> = (0..CALLS).map(|_| poisoned()).collect();
+    // One call at a time.
+    let expected: Vec<_> = inputs
+        .iter()
+        .map(|x| {
+            let mut y = poisoned();
+            layer.forward(stream, x.view(), y.view_mut()).unwrap();
+            y.to_host().unwrap()
+        })
+        .collect();
+    let calls = |outputs: &mut [DeviceMatrix<bf16>]| {
+        let mut calls = inputs.iter().zip(outputs);
+        calls.try_for_each(|(x, y)| layer.forward(stream, x.view(), y.view_mut()))
+    };
+    let graph = stream.capture(|| calls(&mut outputs)).unwrap();
+    for replay in 0..replays {
+        for graphed in [false, true] {
+            outputs.iter_mut().for_each(|y| y.buffer_mut().poison(0xFF).unwrap());
+            stream.synchronize().unwrap();
+            if graphed {
+                // SAFETY: the matrices and the layer live on, and nothing else runs on the stream.
+                unsafe { graph.launch(stream) }.unwrap();
+            } else {
+                calls(&mut outputs).unwrap();
+            }
+            for (i, (y, expected)) in outputs.iter().zip(&expected).enumerate() {
+                let same = y.to_host().unwrap() == *expected;
+                assert!(same, "m = {m}: call {i} of replay {replay}, graph {graphed}");
+            }
+        }
+    }
+}
+
 /// Rows that are not whole 16 bytes, too long for 16 of them to fit into shared memory.
 #[test]
 fn rows_that_cannot_be_read_in_place() {
