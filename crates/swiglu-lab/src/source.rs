@@ -3,6 +3,7 @@
 mod code;
 mod git;
 mod history;
+mod neutral;
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -95,12 +96,14 @@ impl Kind {
     }
 }
 
-/// Files and directories of those that [`counts`] has on which only results of one kind depend. Which way a plan takes also
+/// Files and directories of those that [`counts`] has on which only results of one kind depend; of several the first. Which way a plan takes also
 /// depends on what `swiglu tune` measured, whose records have an identity of their own.
-const OF_A_KIND: [(Kind, &str); 10] = [
+const OF_A_KIND: [(Kind, &str); 12] = [
     (Kind::QuantizedWeights, "crates/swiglu-core/src/bounds/quantized.rs"),
     (Kind::QuantizedWeights, "crates/swiglu-cpu/src/quant"),
     (Kind::QuantizedWeights, "crates/swiglu-cuda/src/layers/quantized.rs"),
+    (Kind::QuantizedWeights, "crates/swiglu-cuda/src/kernels/decode_mlp/sm90_held_mlp.rs"),
+    (Kind::QuantizedWeights, "crates/swiglu-cuda/device/sm90_held_mlp.cu"),
     (Kind::Block, "crates/swiglu-cuda/src/kernels/decode_mlp"),
     (Kind::Block, "crates/swiglu-cuda/device/decode_formats.cuh"),
     (Kind::Block, "crates/swiglu-cuda/device/decode_mlp.cu"),

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::code::{Language, code_of};
 use super::git::{blobs, git, parts};
+use super::neutral::{self, CHANGES};
 use super::{CHANGED, Source, UNCOMMITTED, counts, matters, paths};
 use crate::case::DeviceKind;
 use crate::definition::Experiment;
@@ -91,12 +92,17 @@ fn with_uncommitted(root: &Path, device: DeviceKind, head: &Files) -> Option<Fil
     Some(here)
 }
 
-/// The files whose code differs, of those that results of an experiment depend on. A file without code
-/// is none.
+/// The files whose code differs, of those that results of an experiment depend on, but by changes that leave them alone. A
+/// file without code is none.
 fn changed<'a>(then: &'a Files, now: &'a Files, experiment: &Experiment) -> BTreeSet<&'a str> {
     let code = |files: &'a Files, path: &str| files.get(path).map_or(&[][..], |code| code);
-    let paths = then.keys().chain(now.keys()).map(String::as_str);
-    paths.filter(|path| code(then, path) != code(now, path) && matters(experiment, path)).collect()
+    let differs = |path: &&str| {
+        let both = [code(then, path), code(now, path)];
+        both[0] != both[1]
+            && matters(experiment, path)
+            && !neutral::lead(&CHANGES, experiment, path, both)
+    };
+    then.keys().chain(now.keys()).map(String::as_str).filter(differs).collect()
 }
 
 /// The first of some files and how many more, with the verb.
