@@ -20,7 +20,18 @@
 // host computed them; and what gate.cuh names. M, K and H are run-time values.
 //
 // Floors: bytes at 4.23 TB/s: 896/4864 in Q4_0 1.7 µs, in Q8_0 3.3. Predicted for that, in a graph, one token: 5 to 6 µs, of
-// which two are the boundaries of grids and 1.5 the products; in one launch 9.6 and 10.1 were measured.
+// which two are the boundaries of grids and 1.5 the products. Measured on an H200, bf16, cold weights, µs, all in one run in
+// turns (lab/logs/nvidia-h200, held-weights):
+//     896/4864, M                   Q4_0   1      4      8      16     Q8_0   1      4      8      16
+//     one launch, sm90_decode_mlp.cu       9.44   9.87   10.79  13.49         10.05  10.68  11.13  14.15
+//     held                                 6.78   7.10   7.70   9.56          7.64   8.01   8.60   10.88
+//     weights asked for at once            6.88   7.18   7.70   9.54          7.99   8.28   8.81   10.87
+//     the next grid let go before that     6.86   7.16   7.64   9.63          7.73   8.14   8.65   11.07
+// 576/1536: 3.48 in Q4_0 with one token (6.23 in one launch), 5.39 in Q8_0 with sixteen (7.94). The prediction is missed by
+// 0.8 µs at least. Twice the bytes cost 0.9 µs of the 1.5 that they take, sixteen tokens 2.8 to 3.2 more than one; a block of a fifth
+// of the bytes takes half of the time. It seems to be what a warp does in a row with its tiles, of which it has three in 896/4864
+// and one in 576/1536, and the sums, rather than bytes or boundaries: no profile was made. Not tried: more warps with fewer tiles each, which asks
+// for fewer registers than the 64 that one has with eight tokens.
 // Refuted before it ran: the same weights in registers. With addresses, factors and sums a thread takes 70 of them beside
 // what it holds, and those of both halves together are more than a multiprocessor has.
 #include "decode_formats.cuh"
