@@ -125,9 +125,9 @@ fn bench_has_calls_and_graphs_and_floors() {
     }
 }
 
-/// The one of every architecture, or that of sm_90a.
+/// The one of every architecture, or those of sm_90a.
 fn is_decode_kernel(name: &Value) -> bool {
-    name == "decode_mlp" || name == "sm90_decode_mlp"
+    ["decode_mlp", "sm90_decode_mlp", "sm90_held_mlp"].iter().any(|kernel| name == kernel)
 }
 
 #[test]

@@ -7,7 +7,7 @@
 mod common;
 
 use common::judge;
-use swiglu_core::conformance::{Backend, Case, Parameters, suite};
+use swiglu_core::conformance::{Backend, Case, Parameters, quantized_suite, suite};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix,
     MatrixRef, Numerics, Op, Orientation, Path, Problem, Rounding, WeightLayout, bf16, bounds, f16,
@@ -16,7 +16,7 @@ use swiglu_core::{
 use swiglu_cuda::tuning::TuningOptions;
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
-    DeviceMatrixRef, GatedLinear,
+    DeviceMatrixRef, GatedLinear, quantized_types,
 };
 
 /// Of many cases every n-th on the simulator, twice as many on a GPU, and all of them where
@@ -70,6 +70,8 @@ fn every_way() {
     let Some(cuda) = common::device() else { return };
     for (i, backend) in CudaBackend::all(&cuda).iter().enumerate().skip(1) {
         let mut cases = suite(&DType::ALL);
+        // Some compute with quantised weights alone.
+        cases.extend(quantized_suite(quantized_types(), &[DType::F16, DType::Bf16]));
         cases.retain(|case| backend.computes(case));
         // Another part of the suite for each.
         let part = cases.into_iter().skip(i).collect();

@@ -46,7 +46,7 @@ pub(super) const CHANGES: [Change; 4] = [
     Change {
         path: "crates/swiglu-cuda/src/layers/cost.rs",
         before: "6bbfe4733f0cff59",
-        after: "cdcdc8c7baa47c52",
+        after: "8950a1f1b3b57a3e",
         concerns: Kind::QuantizedWeights,
     },
 ];
