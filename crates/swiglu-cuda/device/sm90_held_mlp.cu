@@ -28,10 +28,10 @@
 //     weights asked for at once            6.88   7.18   7.70   9.54          7.99   8.28   8.81   10.87
 //     the next grid let go before that     6.86   7.16   7.64   9.63          7.73   8.14   8.65   11.07
 // 576/1536: 3.48 in Q4_0 with one token (6.23 in one launch), 5.39 in Q8_0 with sixteen (7.94). The prediction is missed by
-// 0.8 µs at least. Twice the bytes cost 0.9 µs of the 1.5 that they take, sixteen tokens 2.8 to 3.2 more than one; a block of a fifth
-// of the bytes takes half of the time. It seems to be what a warp does in a row with its tiles, of which it has three in 896/4864
-// and one in 576/1536, and the sums, rather than bytes or boundaries: no profile was made. Not tried: more warps with fewer tiles each, which asks
-// for fewer registers than the 64 that one has with eight tokens.
+// 0.8 µs at least. Twice the bytes cost 0.9 µs of the 1.5 that they take, sixteen tokens 2.8 to 3.2 more than one; a block of a
+// fifth of the bytes takes half of the time. It seems to be what a warp does in a row with its tiles, of which it has three in
+// 896/4864 and one in 576/1536, and the sums, rather than bytes or boundaries: no profile was made. Not tried: more warps with
+// fewer tiles each, which asks for fewer registers than the 64 that a thread has with eight tokens.
 // Refuted before it ran: the same weights in registers. With addresses, factors and sums a thread takes 70 of them beside
 // what it holds, and those of both halves together are more than a multiprocessor has.
 #include "decode_formats.cuh"

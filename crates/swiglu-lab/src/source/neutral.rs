@@ -6,7 +6,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::{Kind, is_at};
+use super::Kind;
 use crate::definition::Experiment;
 use crate::record::hex;
 
