@@ -95,7 +95,7 @@ fn judge(backend: &CudaBackend, cases: &[Case]) {
 #[test]
 fn one_to_sixteen_tokens() {
     let Some(cuda) = common::device() else { return };
-    let every = if common::has_gpu() { 1 } else { 8 };
+    let every = if common::has_gpu() { 1 } else { 13 };
     for (i, backend) in designs(&cuda).iter().enumerate() {
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let part: Vec<_> =
@@ -233,7 +233,7 @@ fn repeated_launches_are_bitwise_equal() {
     let Some(cuda) = common::device() else { return };
     let stream = cuda.new_stream().unwrap();
     // The simulator has fewer orders to offer than a device.
-    let part = if common::has_gpu() { 1 } else { 10 };
+    let part = if common::has_gpu() { 1 } else { 20 };
     for (m, launches) in [(1, 1000 / part), (5, 200 / part), (16, 100 / part)] {
         let case = Case { bias: true, ..Case::new(Op::Mlp, [m, 40, 88], DType::Bf16) };
         let parameters = Parameters::<bf16>::new(&case).unwrap();

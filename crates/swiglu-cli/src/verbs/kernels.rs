@@ -39,7 +39,7 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct Selection {
-    /// Only variants whose file or name contains this, or one of several
+    /// Only variants whose file and name, with a space between the two, contain this, or one of several
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Exit code 1 if a kernel spills, has a stack frame, a warning or an advisory
@@ -196,8 +196,8 @@ fn jobs(archs: &[Arch], selection: &Selection) -> anyhow::Result<Vec<(Arch, Name
     let archs: BTreeSet<Arch> = archs.iter().copied().collect();
     let only = &selection.only;
     let wanted = |v: &NamedVariant| {
-        let named = |text: &String| v.variant.file().name().contains(text) || v.name.contains(text);
-        only.is_empty() || only.iter().any(named)
+        let named = format!("{} {}", v.variant.file().name(), v.name);
+        only.is_empty() || only.iter().any(|text| named.contains(text))
     };
     let jobs: Vec<(Arch, NamedVariant)> = archs
         .into_iter()
