@@ -42,8 +42,8 @@ typedef Format<kFormat> Kind;
 constexpr int kTiles = TILES, kPlaces = PLACES, kBeside = BESIDE, kSteps = STEPS, kCluster = CLUSTER;
 constexpr int kOwnTiles = ceiling_divide(kTiles, kBeside);  // of a warp
 constexpr int kThreads = 32 * kPlaces * kBeside;
-// The compiler is told of so many: a thread then has 80 registers, with which blocks of both halves share a multiprocessor.
-constexpr int kMostThreads = 768;
+// The compiler is told of so many: a thread then has 64 or 80 registers, with which blocks of both halves share a multiprocessor.
+constexpr int kMostThreads = kVectors == 1 ? 1024 : 768;
 static_assert(kFormat != 0 && kThreads <= kMostThreads, "quantised weights");
 static_assert(kCluster == 1 || (!kGateUp && (kCluster == 2 || kCluster == 4)), "blocks that share k of down rows");
 

@@ -236,12 +236,21 @@ impl Logs {
         self.0.path()
     }
 
-    /// Keeps them, and says where, if the run or a profile in it failed.
+    /// Whether no peer had anything to say: a log is made when its peer starts.
+    fn nothing_written(&self) -> std::io::Result<bool> {
+        for log in self.dir().read_dir()? {
+            if log?.metadata()?.len() > 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Keeps them, and says where, if the run or a profile in it failed and they say anything.
     pub(super) fn close(self, run: &anyhow::Result<Finished>) {
         let failed = |r: &ResultEntry| r.status == Status::Failed;
         let passed = run.as_ref().is_ok_and(|f| !f.record.results.iter().any(failed));
-        let empty = || self.dir().read_dir().is_ok_and(|mut files| files.next().is_none());
-        if passed || empty() {
+        if passed || self.nothing_written().unwrap_or(false) {
             return;
         }
         let kept = self.0.keep();

@@ -9,11 +9,12 @@ use crate::jit::{Define, KernelFile, define};
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_held_mlp.cu", include_str!("../../../device/sm90_held_mlp.cu"));
 
-/// Of a block, at most, and those of gate and up with pieces of k of their own: a slot of sums for each tile and place.
+/// Of a block of down rows, and of one of gate and up before what those leave is known.
 const MOST_WARPS: usize = 16;
+/// Those of gate and up with pieces of k of their own: a slot of sums for each tile and place.
 const MOST_PLACES: usize = 8;
 /// Registers of a thread for tokens; beside them it has room for factors, sums and addresses.
-const MOST_REGISTERS: usize = 64;
+const MOST_REGISTERS: usize = 48;
 /// Bytes of shared memory that a block takes beside what it asks for.
 const RESERVED: usize = 1024;
 /// Blocks that share k of down rows, in order of preference: in larger clusters each reads less of h.
@@ -37,11 +38,13 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Of a block that has so many tiles and pieces.
-    fn new(tiles: usize, pieces: usize, places: usize, cluster: usize) -> Self {
-        let steps = pieces.div_ceil(places);
+    /// Of a block that has so many tiles and pieces, of at most so many warps and places. No warp would do without: those
+    /// beside each other are as few as have the same number of tiles at most.
+    fn new(tiles: usize, pieces: usize, warps: usize, places: usize, cluster: usize) -> Self {
+        let steps = pieces.div_ceil(places.min(warps));
         let places = pieces.div_ceil(steps);
-        Self { tiles, places, steps, beside: (MOST_WARPS / places).clamp(1, tiles), cluster }
+        let own = tiles.div_ceil(warps / places);
+        Self { tiles, places, steps, beside: tiles.div_ceil(own), cluster }
     }
 
     /// Of a thread, for 16 bytes of a token of each eight.
@@ -83,6 +86,12 @@ impl Held {
     }
 }
 
+/// Of blocks of both halves on a multiprocessor, whose 65536 registers they share: 64 for a thread with eight tokens, 80
+/// with sixteen.
+fn most_warps(math: Math) -> usize {
+    if math.tokens() > 8 { 25 } else { 32 }
+}
+
 impl Config {
     /// Both halves, of quantised weights, if these fit into shared memory together.
     pub(super) fn fit_held(problem: &Problem, limits: &Limits) -> Result<[Self; 2], Obstacle> {
@@ -93,34 +102,38 @@ impl Config {
             return Err(Obstacle::Elements);
         }
         let kinds = (Math::of_problem(problem)?, Format::of_problem(problem)?);
-        let gate_up = Self::held_gate_up(kinds, problem, limits)?;
-        let room = limits.shared.saturating_sub(gate_up.shared + RESERVED);
+        // A warp more for gate and up is a tile less for another: what blocks of both halves leave of a multiprocessor goes there.
+        let most = most_warps(kinds.0);
+        let first = Self::held_gate_up(kinds, problem, limits, MOST_WARPS)?;
+        let left = MOST_WARPS.min(most - first.warps);
         let mut least = usize::MAX;
         for cluster in CLUSTERS {
-            let Some(down) = Self::held_down(kinds, problem, limits, cluster) else { continue };
-            if down.shared <= room {
+            let Some(down) = Self::held_down(kinds, problem, limits, left, cluster) else {
+                continue;
+            };
+            let gate_up = Self::held_gate_up(kinds, problem, limits, most - down.warps)?;
+            let needed = gate_up.shared + RESERVED + down.shared;
+            if needed <= limits.shared {
                 return Ok([gate_up, down]);
             }
-            least = least.min(down.shared);
+            least = least.min(needed);
         }
-        match least {
-            usize::MAX => Err(Obstacle::LongRows),
-            least => {
-                let needed = gate_up.shared + RESERVED + least;
-                Err(Obstacle::SharedMemory { needed, given: limits.shared })
-            }
-        }
+        Err(match least {
+            usize::MAX => Obstacle::LongRows,
+            needed => Obstacle::SharedMemory { needed, given: limits.shared },
+        })
     }
 
     fn held_gate_up(
         (math, formats): (Math, [Format; 2]),
         problem: &Problem,
         limits: &Limits,
+        warps: usize,
     ) -> Result<Self, Obstacle> {
         let grid = limits.multiprocessors.clamp(1, problem.intermediate);
         // A tile has the gate and up rows of as many features.
         let tiles = problem.intermediate.div_ceil(grid).div_ceil(TILE / 2);
-        let held = Held::new(tiles, formats[0].units(problem.hidden), MOST_PLACES, 1);
+        let held = Held::new(tiles, formats[0].units(problem.hidden), warps, MOST_PLACES, 1);
         Self::with_held(Part::GateUp, (math, formats[0]), held, grid).ok_or(Obstacle::LongRows)
     }
 
@@ -128,13 +141,14 @@ impl Config {
         (math, formats): (Math, [Format; 2]),
         problem: &Problem,
         limits: &Limits,
+        warps: usize,
         cluster: usize,
     ) -> Option<Self> {
         let left = if cluster > PAIR { limits.multiprocessors / 8 } else { 0 };
         let groups = ((limits.multiprocessors - left) / cluster).min(problem.hidden);
         let tiles = problem.hidden.div_ceil(groups.max(1)).div_ceil(TILE);
         let pieces = formats[1].units(problem.intermediate).div_ceil(cluster);
-        let held = Held::new(tiles, pieces, MOST_WARPS, cluster);
+        let held = Held::new(tiles, pieces, warps, warps, cluster);
         let config = Self::with_held(Part::Down, (math, formats[1]), held, groups * cluster)?;
         (groups > 0).then_some(config)
     }
