@@ -166,7 +166,8 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
     /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", requires = "weights", value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
     layer: Option<usize>,
     /// The expert, where the layer has several
     #[arg(long, value_name = "E", requires = "weights", allow_negative_numbers = true)]
@@ -288,6 +289,15 @@ pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
             expected: format!("a whole number from 1 to {MAX_EXTENT}"),
         }),
     }
+}
+
+/// A number of anything.
+pub(crate) fn whole<N: FromStr>(s: &str) -> Result<N, CoreError> {
+    s.parse().map_err(|_| CoreError::OutOfRange {
+        what: "number",
+        given: s.to_owned(),
+        expected: format!("a whole number from 0 to {}", u64::MAX),
+    })
 }
 
 /// A time to measure for.

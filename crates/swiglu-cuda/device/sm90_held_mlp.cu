@@ -21,7 +21,7 @@
 //
 // Floors: bytes at 4.23 TB/s: 896/4864 in Q4_0 1.7 µs, in Q8_0 3.3. Predicted for that, in a graph, one token: 5 to 6 µs, of
 // which two are the boundaries of grids and 1.5 the products. Measured on an H200, bf16, cold weights, µs, in turns
-// (lab/logs/nvidia-h200, held-weights; "all registers" in another run, held-warps, where the row above it was the same):
+// (lab/logs/nvidia-h200, held-weights; "all registers" in another run, held-warps, where "16 warps at most" was the same):
 //     896/4864, M                          Q4_0   1      4      8      16     Q8_0   1      4      8      16
 //     one launch, sm90_decode_mlp.cu              9.44   9.87   10.79  13.49         10.05  10.68  11.13  14.15
 //     held, 16 warps at most                      6.78   7.10   7.70   9.56          7.64   8.01   8.60   10.88

@@ -145,6 +145,23 @@ fn writing_is_whole_or_not_at_all() {
     format::write(&path, b.view(), true).unwrap();
     assert_eq!(read_matrix(path.to_str().unwrap()).unwrap(), DynMatrix::F32(b.clone()));
 
+    #[cfg(unix)]
+    {
+        // What a link leads to is replaced, not the link; one that leads nowhere is refused.
+        let link = dir.path().join("link.npy");
+        std::os::unix::fs::symlink("y.npy", &link).unwrap();
+        format::write(&link, a.view(), true).unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(read_matrix(path.to_str().unwrap()).unwrap(), DynMatrix::F32(a.clone()));
+        std::fs::rename(&path, dir.path().join("z.npy")).unwrap();
+        for overwrite in [false, true] {
+            let e = format::write(&link, a.view(), overwrite).unwrap_err().to_string();
+            assert!(e.contains("link.npy"), "{e}");
+        }
+        std::fs::remove_file(&link).unwrap();
+        std::fs::rename(dir.path().join("z.npy"), &path).unwrap();
+    }
+
     let e = format::write(dir.path(), a.view(), true).unwrap_err();
     assert!(matches!(e, FormatError::NotAFile { .. }), "{e}");
     let e = format::write(&dir.path().join("no/such/y.npy"), a.view(), false).unwrap_err();

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use self::code::{Language, is_test};
 use self::history::Checkout;
-use crate::case::{CaseOp, DeviceKind};
+use crate::case::{CaseOp, DeviceKind, Heat};
 use crate::definition::Experiment;
 
 /// The code as it is now: what a result depends on, and no more.
@@ -85,6 +85,10 @@ enum Kind {
     QuantizedWeights,
     /// A case that is a feed-forward block.
     Block,
+    /// A case of a layer on the CPU with more than 16 tokens and weights that are in no cache.
+    ManyColdTokens,
+    /// What no case of an experiment has.
+    Unmeasured,
 }
 
 impl Kind {
@@ -92,6 +96,12 @@ impl Kind {
         experiment.cases.iter().any(|case| match self {
             Kind::QuantizedWeights => case.weights.is_some(),
             Kind::Block => case.op == CaseOp::Mlp,
+            Kind::ManyColdTokens => {
+                let of_layer = matches!(case.op, CaseOp::GatedLinear | CaseOp::Mlp);
+                let cold = case.device == DeviceKind::Cpu && case.heat == Heat::Cold;
+                of_layer && cold && case.m > 16
+            }
+            Kind::Unmeasured => false,
         })
     }
 }

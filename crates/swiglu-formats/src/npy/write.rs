@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use half::f16;
 use swiglu_core::{DType, Element, MatrixRef};
@@ -19,7 +19,7 @@ const PREFIX: usize = 10;
 /// which has no descriptor in this format; `<f2` for `f16`.
 ///
 /// The file appears whole under its name or not at all: it is written beside it, synchronised and
-/// renamed.
+/// renamed. Where the name is a link, `overwrite` replaces the file that it leads to.
 ///
 /// # Errors
 /// [`FormatError::AlreadyExists`] unless `overwrite`; [`FormatError::NotAFile`] if something else
@@ -71,6 +71,8 @@ fn write_rows(
     mut row: impl FnMut(usize, &mut Vec<u8>),
 ) -> Result<()> {
     check_target(path, overwrite)?;
+    let followed = if overwrite { behind_link(path)? } else { None };
+    let path = followed.as_deref().unwrap_or(path);
     let dir = match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p,
         _ => Path::new("."),
@@ -119,6 +121,16 @@ fn write_rows(
         let _ = dir.sync_all();
     }
     Ok(())
+}
+
+/// What a link leads to; none for anything else, as for what is not there. A rename would replace the link.
+fn behind_link(path: &Path) -> Result<Option<PathBuf>> {
+    match std::fs::symlink_metadata(path) {
+        Ok(m) if m.is_symlink() => {
+            path.canonicalize().map(Some).map_err(FormatError::io(path, "follow"))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Only a regular file may be replaced: renaming over a device would remove the device.

@@ -86,7 +86,7 @@ impl<'a> Bench<'a> {
             Checks::new(|n| Check::of_blocks(&quantized.with_numerics(n), x.view())),
             Checks::new(|n| Check::of_layer(self.devices[0].0, &params.with_numerics(n), x.view())),
         ];
-        let [few, many] = problems.map(|problem| copies(case.heat, problem.weight_bytes()));
+        let [few, many] = problems.each_ref().map(|problem| copies(case.heat, touched(problem)));
         let mut rows = Vec::new();
         for (device, limits) in &self.devices {
             let as_blocks = (0..few).map(|_| quantized.pack::<T>(device)).collect();
@@ -113,7 +113,7 @@ impl<'a> Bench<'a> {
         // The unfused way cannot keep accumulators, so it is held to other bounds than the fused.
         let mut checks =
             Checks::new(|n| Check::of_layer(self.devices[0].0, &params.with_numerics(n), x.view()));
-        let copies = copies(case.heat, problem.weight_bytes());
+        let copies = copies(case.heat, touched(&problem));
         let mut rows = Vec::new();
         for (device, limits) in &self.devices {
             let way = |profile, path| -> anyhow::Result<Way<'_, T>> {
@@ -245,6 +245,9 @@ impl<'a> Bench<'a> {
         heat: Heat,
         ways: &mut [Way<'_, T>],
     ) -> anyhow::Result<Vec<Summary>> {
+        for way in ways.iter_mut() {
+            way.warm()?;
+        }
         let step = |way| -> Box<Variant<'_>> {
             let way: &mut Way<'_, T> = way;
             Box::new(|| way.step())
@@ -287,6 +290,13 @@ fn copies(heat: Heat, bytes: f64) -> usize {
         // Tiny problems are in a cache whatever is done; a thousand copies are enough of them.
         Heat::Cold => (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, 1000.0) as usize,
     }
+}
+
+/// Bytes that a call of a layer touches: each copy has a workspace and results of its own. With many tokens the weights are
+/// the smaller part.
+fn touched(problem: &Problem) -> f64 {
+    let between = 2 * problem.m * problem.intermediate * problem.dtype.size();
+    problem.compulsory_bytes() + between as f64
 }
 
 fn forward<'a, T: Element>(layer: Packed, x: MatrixRef<'a, T>) -> Call<'a, T> {

@@ -38,6 +38,11 @@ impl<'a, T: Element> Way<'a, T> {
         (self.calls[at])(self.outs[at].view_mut())
     }
 
+    /// One call with every copy: first calls pay for pages and workspaces, with many tokens as much as for the work.
+    pub(super) fn warm(&mut self) -> anyhow::Result<()> {
+        (0..self.calls.len()).try_for_each(|_| self.step())
+    }
+
     /// The result from the first copy, in memory that held none before.
     pub(super) fn result(&mut self) -> anyhow::Result<MatrixRef<'_, T>> {
         self.outs[0].as_mut_slice().fill(T::from_f32(f32::NAN));

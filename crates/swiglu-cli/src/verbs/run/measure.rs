@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail};
 use swiglu::cuda::Cuda;
 use swiglu::{CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
+use swiglu_formats::FormatError;
 
 use super::RunArgs;
 use super::report::{ErrorReport, Report, Shape};
@@ -73,7 +74,7 @@ impl<'a> Measurement<'a> {
         let mut error = self.judge(&check, &y)?;
         error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
         if let Some(path) = output {
-            swiglu_formats::npy::write(path, y.view(), self.args.force)?;
+            write(path, y.view(), self.args.force)?;
         }
         let [time, unfused_time] = self.time(&layer, &unfused, &x, &mut y)?;
         let problem = plan.problem;
@@ -253,6 +254,16 @@ fn verify_unfused<T: Element>(
     unfused.forward_into(x, y.view_mut())?;
     let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
     Ok(Check::of_layer(device, &own, x)?.judge(y.view())?.passed())
+}
+
+/// As [`swiglu_formats::npy::write`], with an error that names the option.
+fn write<T: Element>(path: &FilePath, y: MatrixRef<'_, T>, force: bool) -> anyhow::Result<()> {
+    swiglu_formats::npy::write(path, y, force).map_err(|e| match e {
+        FormatError::AlreadyExists { path } => {
+            anyhow!("{}: exists already; remove it or give --force", path.display())
+        }
+        e => e.into(),
+    })
 }
 
 /// What was stored is finite, as opening it has shown: an infinity comes from rounding to a type.

@@ -5,6 +5,7 @@ mod report;
 mod subject;
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -32,15 +33,17 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     input: Option<OsString>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input", allow_negative_numbers = true)]
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::whole::<usize>,
+        allow_negative_numbers = true)]
     tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", conflicts_with = "input", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole::<u64>,
+        allow_negative_numbers = true)]
     seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
     #[arg(long, value_name = "FILE", requires = "input")]
     reference: Option<OsString>,
-    /// Write the result here: FILE.npy
+    /// Write the result here: FILE.npy; of several element types the first
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Replace an output that exists
@@ -148,5 +151,9 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     }
     bar.finish_and_clear();
     report::print(terminal, &subject, &device, &reports)?;
+    if let (Some(path), Some(first), false) = (&args.output, dtypes.first(), terminal.json()) {
+        let written = format!("output    {}: the result in {first}\n", path.display());
+        terminal.write_all(written.as_bytes())?;
+    }
     Ok(Verdict::from_passed(reports.iter().all(|r| r.passed)))
 }

@@ -86,10 +86,11 @@ impl Held {
     }
 }
 
-/// Of blocks of both halves on a multiprocessor, whose 65536 registers they share: 64 for a thread with eight tokens, 80
-/// with sixteen.
+/// Of blocks of both halves on a multiprocessor, each of whose four parts has 16384 registers for whole warps: 64 for a thread
+/// with eight tokens, 80 with sixteen.
 fn most_warps(math: Math) -> usize {
-    if math.tokens() > 8 { 25 } else { 32 }
+    let registers = if math.tokens() > 8 { 80 } else { 64 };
+    4 * (16384 / (32 * registers))
 }
 
 impl Config {

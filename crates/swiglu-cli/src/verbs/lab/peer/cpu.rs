@@ -15,6 +15,13 @@ const COLD_BYTES: f64 = 400e6;
 /// Tiny data are in a cache whatever is done; this many copies are enough of them.
 const MAX_COPIES: f64 = 1000.0;
 
+/// Bytes that a call touches: each copy has a layer, which has weights and a workspace, its tokens and results. With many
+/// tokens the weights are the smaller part.
+fn touched(problem: &Problem) -> f64 {
+    let between = 2 * problem.m * problem.intermediate * problem.dtype.size();
+    problem.compulsory_bytes() + between as f64
+}
+
 /// A case on the CPU, with its copies of the data.
 pub(super) struct CpuJob<T> {
     work: Work<T>,
@@ -32,14 +39,17 @@ enum Work<T> {
 fn copies(order: &Order<'_>) -> usize {
     let case = order.case;
     let held = |problem: Problem| match order.options.decode {
-        true => Problem { quantized: None, ..problem }.weight_bytes(),
-        false => problem.weight_bytes(),
+        true => touched(&Problem { quantized: None, ..problem }),
+        false => touched(&problem),
     };
-    let weights = case.problem().map_or(0.0, held);
-    let bytes = if weights > 0.0 { weights } else { case.compulsory_bytes() };
+    let of_layer = matches!(case.op, CaseOp::GatedLinear | CaseOp::Mlp);
+    let layer = case.problem().filter(|_| of_layer).map(held);
     order.copies.unwrap_or(match case.heat {
         Heat::Hot => 1,
-        Heat::Cold => (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, MAX_COPIES) as usize,
+        Heat::Cold => {
+            let bytes = layer.unwrap_or_else(|| case.compulsory_bytes());
+            (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, MAX_COPIES) as usize
+        }
     })
 }
 
@@ -107,8 +117,9 @@ impl<T: Element> CpuJob<T> {
         let out = |_| Matrix::zeros(rows, cols);
         let outs = (0..count).map(out).collect::<swiglu_core::Result<_>>()?;
         let mut job = Self { work, outs, next: 0, notes };
-        // Page faults, threads and workspaces of first calls.
-        for _ in 0..count.clamp(3, 8) {
+        // Page faults, threads and workspaces of first calls, which each copy has: with many tokens they take as long as
+        // what is measured.
+        for _ in 0..count.max(3) {
             job.step()?;
         }
         Ok(job)
