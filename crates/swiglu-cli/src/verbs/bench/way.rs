@@ -51,3 +51,26 @@ impl<'a, T: Element> Way<'a, T> {
         Ok(self.outs[0].view())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn every_copy_is_called_before_it_is_timed() {
+        let called = [const { Cell::new(0) }; 5];
+        let count = |cell| -> Call<'_, f32> {
+            let cell: &Cell<i32> = cell;
+            Box::new(move |_| {
+                cell.set(cell.get() + 1);
+                Ok(())
+            })
+        };
+        let calls = called.iter().map(count).collect();
+        let mut way = Way::new("fused", Numerics::default(), [1, 1], calls).unwrap();
+        way.warm().unwrap();
+        assert!(called.iter().all(|cell| cell.get() == 1));
+    }
+}

@@ -258,3 +258,24 @@ impl Logs {
         let _ = writeln!(std::io::stderr(), "logs of the peers: {}", kept.display());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_kept_where_a_run_failed_and_a_peer_said_something() {
+        let failed: anyhow::Result<Finished> = Err(anyhow::anyhow!("a peer has ended"));
+        for (said, kept) in [(&b""[..], false), (b"Segmentation fault", true)] {
+            let logs = Logs::of("test").unwrap();
+            let dir = logs.dir().to_owned();
+            std::fs::write(dir.join("other.log"), b"").unwrap();
+            std::fs::write(dir.join("peer.log"), said).unwrap();
+            logs.close(&failed);
+            assert_eq!(dir.join("peer.log").exists(), kept);
+            if kept {
+                std::fs::remove_dir_all(dir).unwrap();
+            }
+        }
+    }
+}

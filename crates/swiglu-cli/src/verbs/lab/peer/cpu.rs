@@ -166,3 +166,55 @@ impl<T: Element> Job for CpuJob<T> {
         Ok(samples)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use swiglu::{Activation, Arrangement, DType, Numerics, Orientation, bf16};
+    use swiglu_lab::{Case, DeviceKind};
+
+    use super::*;
+
+    fn case(op: CaseOp, [m, hidden, intermediate]: [usize; 3]) -> Case {
+        Case {
+            device: DeviceKind::Cpu,
+            op,
+            m,
+            hidden,
+            intermediate,
+            model: None,
+            dtype: DType::Bf16,
+            weights: None,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default(),
+            arrangement: Arrangement::Separate,
+            orientation: Orientation::OutIn,
+            bias: false,
+            heat: Heat::Cold,
+        }
+    }
+
+    fn order(case: &Case, copies: Option<usize>) -> Order<'_> {
+        Order { case, options: Default::default(), seed: 1, copies }
+    }
+
+    /// Results are zeros until a call has left its own.
+    #[test]
+    fn every_copy_has_had_a_call_before_one_is_timed() {
+        let device = Device::cpu().unwrap();
+        for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp] {
+            let case = case(op, [5, if op == CaseOp::Activation { 0 } else { 24 }, 16]);
+            let job = CpuJob::<bf16>::new(&device, &order(&case, Some(20))).unwrap();
+            let has_result = |out: &Matrix<bf16>| out.as_slice().iter().any(|v| *v != bf16::ZERO);
+            assert_eq!(job.outs.iter().filter(|out| has_result(out)).count(), 20, "{op:?}");
+        }
+    }
+
+    /// With many tokens a copy is far more than its weights.
+    #[test]
+    fn copies_are_counted_by_all_that_a_call_touches() {
+        let copies_of = |shape| copies(&order(&case(CaseOp::Mlp, shape), None));
+        assert_eq!(copies_of([1, 256, 512]), 507);
+        assert_eq!(copies_of([4096, 256, 512]), 30);
+        assert_eq!(copies_of([1, 8, 8]), 1000);
+    }
+}
