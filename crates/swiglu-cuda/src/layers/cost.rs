@@ -323,7 +323,7 @@ const DECODE: DecodeTimes = [(1.02, 8.2), (1.04, 8.5), (1.07, 10.6)];
 const BULK_DECODE: DecodeTimes = [(1.0, 6.0), (1.06, 6.55), (1.12, 9.0)];
 const BULK_DECODE_WIDE: DecodeTimes = [(0.95, 6.5), (1.045, 6.7), (1.0, 10.2)];
 /// Fitted there to 896/4864 in Q8_0 and Q4_0, by [`Design::HeldLaunches`], within 3 %, before its blocks had more warps: with up to
-/// eight tokens it takes 7 to 15 % less since. Smaller blocks take less yet, 3.5 µs of 6.1 for 576/1536 in Q4_0 with one token.
+/// eight tokens it takes 5 to 12 % less since. Smaller blocks take less yet, 3.5 µs of 6.1 for 576/1536 in Q4_0 with one token.
 /// That is too much rather than too little, and still less than for any other way where this one can be had.
 const HELD_DECODE: DecodeTimes = [(0.56, 5.95), (0.62, 6.5), (0.85, 8.1)];
 /// Multiple of the stream for quantised weights by [`Design::OneLaunch`] and [`Design::TwoLaunches`], whose
