@@ -160,7 +160,7 @@ impl Decision {
             None => Some(format!("{id}: there is no such experiment")),
             Some(v) if v.state == VerdictState::NotRun => Some(format!("{id}: {}", v.headline)),
             Some(v) if v.state == VerdictState::Refuted => Some(format!("{id} is refuted")),
-            Some(v) => v.stale.as_ref().map(|why| format!("{id} is stale: {why}")),
+            Some(_) => None,
         };
         self.experiments.iter().filter_map(doubt).collect()
     }
@@ -204,18 +204,13 @@ mod tests {
 
     #[test]
     fn a_decision_is_doubted_with_its_evidence() {
-        let verdict = |state, stale: Option<&str>| Verdict {
-            state,
-            headline: "h".into(),
-            stale: stale.map(str::to_owned),
-            machines: Vec::new(),
-        };
+        let verdict = |state| Verdict { state, headline: "no record".into(), machines: Vec::new() };
         let verdicts = BTreeMap::from([
-            ("a".to_owned(), verdict(VerdictState::Supported, None)),
-            ("b".to_owned(), verdict(VerdictState::Refuted, None)),
-            ("c".to_owned(), verdict(VerdictState::Supported, Some("old"))),
+            ("a".to_owned(), verdict(VerdictState::Supported)),
+            ("b".to_owned(), verdict(VerdictState::Refuted)),
+            ("c".to_owned(), verdict(VerdictState::NotRun)),
         ]);
         let doubts = parse(GOOD).unwrap().doubts(&verdicts);
-        assert_eq!(doubts, ["b is refuted", "c is stale: old", "d: there is no such experiment"]);
+        assert_eq!(doubts, ["b is refuted", "c: no record", "d: there is no such experiment"]);
     }
 }

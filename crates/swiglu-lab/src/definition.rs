@@ -16,7 +16,7 @@ mod read;
 mod values;
 
 /// The schema of definitions that this program reads.
-pub const DEFINITION_SCHEMA: usize = 1;
+pub const DEFINITION_SCHEMA: usize = 2;
 
 /// An experiment, its cases expanded and everything checked.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -158,7 +158,8 @@ pub enum MetricGroup {
     Validation,
 }
 
-/// What is claimed, in a form that records can answer.
+/// What is claimed, in a form that records can answer. The statistic is the geometric mean over all cases of
+/// median(against) ÷ median(subject): above 1 the subject is faster.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Claim {
     /// The claim in words.
@@ -167,16 +168,52 @@ pub struct Claim {
     pub subject: String,
     /// What the subject is compared with in each case.
     pub against: Against,
-    /// How it is compared.
-    pub statistic: Statistic,
-    /// How the cases are joined.
-    pub aggregate: Aggregate,
-    /// What the aggregate must reach.
-    pub threshold: f64,
-    /// With [`Aggregate::Share`]: the ratio from which a case counts.
-    pub case_threshold: f64,
-    /// No case may be below this.
-    pub case_floor: Option<f64>,
+    /// What the statistic must reach.
+    pub kind: ClaimKind,
+    /// A case whose ratio is below this is an exception.
+    pub floor: Option<f64>,
+    /// So many exceptions leave the claim standing.
+    pub exceptions: usize,
+}
+
+/// What the statistic of a claim must reach, with a margin that noise allows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum ClaimKind {
+    /// The whole interval is at least 1, and the estimate at least the goal.
+    Faster {
+        /// At least 1.
+        goal: f64,
+    },
+    /// The whole interval is at least [`ClaimKind::NOT_SLOWER`].
+    NotSlower,
+    /// The whole interval is at least this share of what a ceiling gives.
+    Reaches {
+        /// Above 0 and at most 1.
+        share: f64,
+    },
+}
+
+impl ClaimKind {
+    /// What measurement can tell from 1.
+    pub const NOT_SLOWER: f64 = 0.98;
+
+    /// What the lower end of the interval must be at least.
+    pub const fn limit(self) -> f64 {
+        match self {
+            ClaimKind::Faster { .. } => 1.0,
+            ClaimKind::NotSlower => Self::NOT_SLOWER,
+            ClaimKind::Reaches { share } => share,
+        }
+    }
+
+    /// What the estimate must be at least.
+    pub const fn goal(self) -> f64 {
+        match self {
+            ClaimKind::Faster { goal } => goal,
+            ClaimKind::NotSlower | ClaimKind::Reaches { .. } => self.limit(),
+        }
+    }
 }
 
 /// What a subject is compared with.
@@ -187,26 +224,6 @@ pub enum Against {
     Profiles(Vec<String>),
     /// In each case the fastest of those with these roles that are available.
     Best(Vec<Role>),
-}
-
-/// How a subject is compared in one case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Statistic {
-    /// median(against) ÷ median(subject): above 1 the subject is faster.
-    Ratio,
-}
-
-/// How the cases are joined to one number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Aggregate {
-    /// The geometric mean.
-    Geomean,
-    /// The worst case.
-    Min,
-    /// The share of cases that reach the case threshold.
-    Share,
 }
 
 impl Experiment {

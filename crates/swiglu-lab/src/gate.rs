@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::definition::{Experiment, Role};
 use crate::error::{LabError, Result};
 use crate::record::{Interval, Machine, Opened, Record, ResultEntry, Status};
-use crate::stats::{self, Turns};
+use crate::stats;
 
 /// What became of one profile in one case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -126,14 +126,10 @@ impl GateReport {
     }
 }
 
-fn entry<'a>(record: &'a Record, like: &ResultEntry, profile: &str) -> Option<&'a ResultEntry> {
-    let same = |e: &&ResultEntry| e.case_key == like.case_key && e.profile == profile;
-    record.results.iter().find(same)
-}
-
-/// An entry that counts.
+/// An entry that counts, of the case of another.
 fn good<'a>(record: &'a Record, like: &ResultEntry, profile: &str) -> Option<&'a ResultEntry> {
-    entry(record, like, profile).filter(|e| e.status == Status::Ok && e.summary.is_some())
+    let entry = record.entry(&like.case_key, profile);
+    entry.filter(|e| e.status == Status::Ok && e.summary.is_some())
 }
 
 fn compare(
@@ -163,20 +159,9 @@ fn compare(
         return comparison;
     }
     let yardstick = yardstick(experiment, old, new, now);
-    let speed = |record: &Record, entry: &ResultEntry| {
-        let turns = Turns::of(entry)?;
-        let seed = stats::seed_of(&[&entry.case_key, &entry.profile, &record.run_id]);
-        match yardstick {
-            Some(id) => {
-                let other = Turns::of(good(record, entry, id)?)?;
-                stats::ratio(&other, &turns, seed).map(|r| r.interval)
-            }
-            // Calls per second, so that more is better here too.
-            None => stats::median_interval(&turns, seed).map(|i| {
-                let [low, high] = i.ci95;
-                Interval { value: 1e6 / i.value, ci95: [1e6 / high, 1e6 / low] }
-            }),
-        }
+    let speed = |record: &Record, entry: &ResultEntry| match yardstick {
+        Some(id) => entry.speed_over(good(record, entry, id)?),
+        None => calls_per_second(entry),
     };
     comparison.measure = match yardstick {
         Some(id) => format!("speed relative to {id}"),
@@ -185,9 +170,17 @@ fn compare(
     (comparison.old, comparison.new) = (speed(old, then), speed(new, now));
     match (comparison.old, comparison.new) {
         (Some(old), Some(new)) => comparison.outcome = judge(old, new, tolerance),
-        _ => comparison.reason = Some("too few turns".into()),
+        _ => comparison.reason = Some("prepared less than twice, which tells no interval".into()),
     }
     comparison
+}
+
+/// So that more is better here too.
+fn calls_per_second(entry: &ResultEntry) -> Option<Interval> {
+    let ones = vec![1.0; entry.preparations.len()];
+    let seed = stats::seed_of(&[&entry.case_key, &entry.profile]);
+    let rate = 1e6 / entry.summary?.median;
+    stats::ratio(rate, &ones, &entry.preparations, seed)
 }
 
 /// The fastest profile of others, by the record, that both runs verified.

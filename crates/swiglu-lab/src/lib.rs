@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 mod case;
+mod code;
 mod decision;
 mod definition;
 mod error;
@@ -22,8 +23,7 @@ pub mod profile;
 pub mod record;
 pub mod report;
 mod runner;
-mod source;
-pub mod stats;
+mod stats;
 #[cfg(test)]
 mod testkit;
 mod text;
@@ -31,13 +31,12 @@ mod verdict;
 mod verify;
 
 pub use case::{Case, CaseOp, DeviceKind, Heat, MAX_EXTENT};
+pub use code::{COMMIT_FILE, Code, History};
 pub use decision::{Decision, DecisionStatus};
 pub use definition::{
-    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
-    Statistic,
+    Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
 };
 pub use error::{LabError, Result};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
-pub use source::{Code, Source, Sources};
-pub use verdict::{CaseRatio, RecordVerdict, Verdict, VerdictState};
+pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};

@@ -1,41 +1,31 @@
-//! Medians, spreads, and confidence intervals of ratios.
+//! Medians, quartiles, and confidence intervals of ratios.
 //!
-//! Profiles take turns, so turn t of one is a neighbour in time of turn t of another, and whatever
-//! the machine did at that moment it did to both. The interval of a ratio keeps these pairs: it
-//! draws turns with replacement, the same ones for both sides, pools the samples of the drawn turns
-//! and takes the ratio of their medians (a paired block bootstrap; samples of one turn are not
-//! independent of each other, turns nearly are). The interval is from the 2.5th to the 97.5th
-//! percentile of [`REPLICATES`] draws.
+//! Profiles take turns, and are prepared anew several times in a case: the i-th preparation of one is a
+//! neighbour in time of the i-th of another, and whatever the machine did at that moment it did to both.
+//! What a preparation decides, where data lie and which pages they got, its turns have in common. So the
+//! interval of a ratio draws whole preparations with replacement, the same ones for both sides (a paired
+//! bootstrap over the medians of preparations). So few of them understate the spread: the draws are widened
+//! by the factor by which the quantile of Student's t exceeds the normal one, and by √(n/(n − 1)) for what a
+//! bootstrap of n lacks.
 //!
-//! Where a profile was prepared several times, turns of one preparation have in common what was
-//! decided then: where the data lie, which pages they got. Then whole preparations are drawn, again
-//! the same ones for both sides, so that the interval has the spread between preparations in it. So
-//! few of them understate it: the draws are spread by the factor by which the quantile of Student's t
-//! exceeds the normal one, and by √(n/(n − 1)) for what a bootstrap of n lacks.
-
-use std::ops::Range;
+//! Cases are independent of each other, so the interval of their geometric mean follows from theirs, on a
+//! logarithmic scale.
 
 use swiglu_core::random::bits;
 
-use crate::record::{Interval, ResultEntry, Summary};
+use crate::record::{Interval, Summary};
 
 /// Draws of a bootstrap.
-pub const REPLICATES: usize = 1000;
-/// Fewer turns than this say nothing about their spread.
-pub const MIN_TURNS: usize = 4;
+const REPLICATES: usize = 1000;
+/// The normal distribution's 97.5th percentile.
+const NORMAL: f64 = 1.960;
+/// More preparations than this in all are not worth their time.
+pub(crate) const MOST_PREPARATIONS: usize = 100;
 
 /// The median; none of nothing. Reorders.
 pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
-    let n = values.len();
-    if n == 0 {
-        return None;
-    }
-    let (below, middle, _) = values.select_nth_unstable_by(n / 2, f64::total_cmp);
-    let middle = *middle;
-    if n % 2 == 1 {
-        return Some(middle);
-    }
-    below.iter().copied().max_by(f64::total_cmp).map(|lower| (lower + middle) / 2.0)
+    values.sort_unstable_by(f64::total_cmp);
+    (!values.is_empty()).then(|| percentile(values, 50.0))
 }
 
 /// The `p`-th percentile of sorted values, interpolated.
@@ -46,153 +36,89 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
     value(low) + (value(high) - value(low)) * (at - low as f64)
 }
 
+/// Significant digits of times: more than any clock resolves, and short in a file.
+pub(crate) const TIME_DIGITS: usize = 6;
+
+/// To so many significant digits.
+pub(crate) fn rounded(x: f64, digits: usize) -> f64 {
+    format!("{x:.*e}", digits.saturating_sub(1)).parse().unwrap_or(x)
+}
+
 impl Summary {
     /// Of samples in microseconds; none of nothing.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
-        let median = median(&mut sorted.clone())?;
-        let mut deviations: Vec<f64> = sorted.iter().map(|x| (x - median).abs()).collect();
-        Some(Self {
-            median,
-            p10: percentile(&sorted, 10.0),
-            p90: percentile(&sorted, 90.0),
-            mad: self::median(&mut deviations)?,
+        let at = |p| rounded(percentile(&sorted, p), TIME_DIGITS);
+        (!sorted.is_empty()).then(|| Self {
+            median: at(50.0),
+            q1: at(25.0),
+            q3: at(75.0),
+            min: at(0.0),
             n: sorted.len(),
         })
     }
 }
 
-/// Samples grouped by turn, turns by preparation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Turns<'a> {
-    turns: Vec<&'a [f64]>,
-    /// Turns of each preparation.
-    preparations: Vec<Range<usize>>,
-}
-
-impl<'a> Turns<'a> {
-    /// The turns of a result; none if its lengths do not fit its samples.
-    pub fn of(entry: &'a ResultEntry) -> Option<Self> {
-        let turns = Self::new(&entry.samples_us, &entry.turn_lengths)?;
-        match entry.preparation_turns.is_empty() {
-            true => Some(turns),
-            false => turns.prepared(&entry.preparation_turns),
-        }
-    }
-
-    /// The same turns, so many of each preparation; none if these are not all turns.
-    pub fn prepared(self, lengths: &[usize]) -> Option<Self> {
-        let mut preparations = Vec::with_capacity(lengths.len());
-        let mut first = 0usize;
-        for &length in lengths {
-            let end = first.checked_add(length)?;
-            preparations.push(first..end);
-            first = end;
-        }
-        let whole = first == self.turns.len() && preparations.iter().all(|p| !p.is_empty());
-        whole.then_some(Self { preparations, ..self })
-    }
-
-    /// `samples` cut into `lengths`, all of one preparation.
-    pub fn new(samples: &'a [f64], lengths: &[usize]) -> Option<Self> {
-        let mut rest = samples;
-        let mut turns = Vec::with_capacity(lengths.len());
-        for &length in lengths {
-            let (turn, after) = rest.split_at_checked(length)?;
-            turns.push(turn);
-            rest = after;
-        }
-        let whole = rest.is_empty() && turns.iter().all(|t| !t.is_empty());
-        let preparations = std::iter::once(0..turns.len()).collect();
-        whole.then_some(Self { turns, preparations })
-    }
-
-    fn pooled_median(&self, drawn: impl Iterator<Item = usize>, pool: &mut Vec<f64>) -> f64 {
-        pool.clear();
-        drawn.for_each(|t| pool.extend_from_slice(self.turns[t]));
-        median(pool).unwrap_or(f64::NAN)
-    }
-}
-
-/// A ratio with the draws that its interval comes from.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Ratio {
-    /// The ratio and its interval.
-    pub interval: Interval,
-    /// One ratio per draw, in order.
-    pub replicates: Vec<f64>,
-}
-
-/// median(`numerator`) ÷ median(`denominator`); none with fewer than [`MIN_TURNS`] common turns.
-pub fn ratio(numerator: &Turns<'_>, denominator: &Turns<'_>, seed: u64) -> Option<Ratio> {
-    let n = numerator.turns.len().min(denominator.turns.len());
-    if n < MIN_TURNS {
+/// The interval of a ratio of `value`, from the medians of preparations of both sides; none with fewer than
+/// two pairs of them.
+pub(crate) fn ratio(
+    value: f64,
+    numerator: &[f64],
+    denominator: &[f64],
+    seed: u64,
+) -> Option<Interval> {
+    let logs: Vec<f64> = numerator.iter().zip(denominator).map(|(a, b)| (a / b).ln()).collect();
+    let n = logs.len();
+    if n < 2 {
         return None;
     }
-    let mut pool = Vec::new();
-    let mut of = |drawn: &[usize]| {
-        let numerator = numerator.pooled_median(drawn.iter().copied(), &mut pool);
-        numerator / denominator.pooled_median(drawn.iter().copied(), &mut pool)
-    };
-    let all: Vec<usize> = (0..n).collect();
-    let value = of(&all);
-    // Pairs exist only between sides that were prepared alike.
-    let alike = numerator.preparations == denominator.preparations;
-    let whole = || std::iter::once(0..n).collect();
-    let preparations = if alike { numerator.preparations.clone() } else { whole() };
-    let stretch = stretch(preparations.len());
-    let replicates = draws(seed, &preparations)
-        .map(|drawn| value * (of(&drawn) / value).powf(stretch))
-        .collect::<Vec<f64>>();
-    Some(Ratio { interval: interval(value, &replicates), replicates })
+    let mean = |drawn: &mut dyn Iterator<Item = f64>| drawn.sum::<f64>() / n as f64;
+    let all = mean(&mut logs.iter().copied());
+    let draw = |r: usize, i: usize| (bits(seed, (r * n + i) as u64) % n as u64) as usize;
+    let mut draws: Vec<f64> = (0..REPLICATES)
+        .map(|r| mean(&mut (0..n).map(|i| logs[draw(r, i)])) - all)
+        .map(|off| value * (off * stretch(n)).exp())
+        .collect();
+    draws.sort_unstable_by(f64::total_cmp);
+    Some(Interval { value, ci95: [percentile(&draws, 2.5), percentile(&draws, 97.5)] })
 }
 
-/// How much wider than the draws of `n` preparations their spread is; draws of turns are as they are.
+/// How much wider than the draws of `n` preparations their spread is.
 fn stretch(n: usize) -> f64 {
-    /// 97.5th percentiles of Student's t, from one degree of freedom on, and the normal one.
+    /// 97.5th percentiles of Student's t, from one degree of freedom on.
     const T: [f64; 14] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
         2.145,
     ];
-    const NORMAL: f64 = 1.960;
-    match n {
-        0 | 1 => 1.0,
-        n => {
-            let t = T.get(n - 2).copied().unwrap_or(NORMAL);
-            t / NORMAL * (n as f64 / (n - 1) as f64).sqrt()
-        }
-    }
+    let t = T.get(n.saturating_sub(2)).copied().unwrap_or(NORMAL);
+    t / NORMAL * (n as f64 / (n.saturating_sub(1)).max(1) as f64).sqrt()
 }
 
-/// Which turns are drawn, [`REPLICATES`] times: whole preparations, or turns where there is one.
-fn draws(seed: u64, preparations: &[Range<usize>]) -> impl Iterator<Item = Vec<usize>> {
-    let draw =
-        move |r: usize, i: usize, n: usize| (bits(seed, (r * n + i) as u64) % n as u64) as usize;
-    (0..REPLICATES).map(move |r| match preparations {
-        [turns] => {
-            turns.clone().map(|i| turns.start + draw(r, i - turns.start, turns.len())).collect()
-        }
-        _ => {
-            let n = preparations.len();
-            (0..n).flat_map(|i| preparations[draw(r, i, n)].clone()).collect()
-        }
-    })
+/// The geometric mean of independent ratios; none of nothing.
+pub(crate) fn geometric_mean(ratios: &[Interval]) -> Option<Interval> {
+    let n = ratios.len() as f64;
+    let mean = ratios.iter().map(|r| r.value.ln()).sum::<f64>() / n;
+    let variance = ratios.iter().map(|r| deviation(r).powi(2)).sum::<f64>() / (n * n);
+    let reach = NORMAL * variance.sqrt();
+    (!ratios.is_empty())
+        .then(|| Interval { value: mean.exp(), ci95: [(mean - reach).exp(), (mean + reach).exp()] })
 }
 
-/// A median with its interval, of one result alone.
-pub fn median_interval(turns: &Turns<'_>, seed: u64) -> Option<Interval> {
-    const ONE: [f64; 1] = [1.0];
-    let preparations = turns.preparations.clone();
-    let ones = Turns { turns: vec![&ONE; turns.turns.len()], preparations };
-    ratio(turns, &ones, seed).map(|r| r.interval)
+/// Of a ratio's logarithm.
+fn deviation(ratio: &Interval) -> f64 {
+    let [low, high] = ratio.ci95;
+    (high / low).ln() / (2.0 * NORMAL)
 }
 
-/// An estimate with the percentile interval of its draws.
-pub fn interval(value: f64, replicates: &[f64]) -> Interval {
-    let mut sorted = replicates.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    Interval { value, ci95: [percentile(&sorted, 2.5), percentile(&sorted, 97.5)] }
+/// How many preparations more put `limit` outside an interval that has it inside, if the ratio stays what it
+/// is; none where [`MOST_PREPARATIONS`] would not.
+pub(crate) fn more_preparations(ratio: &Interval, limit: f64, now: usize) -> Option<usize> {
+    let distance = (ratio.value / limit).ln().abs();
+    let spread = |n: usize| stretch(n) / (n as f64).sqrt();
+    let now = now.max(2);
+    let reach = |n: usize| NORMAL * deviation(ratio) * spread(n) / spread(now);
+    (now + 1..=MOST_PREPARATIONS).find(|&n| reach(n) < distance).map(|n| n - now)
 }
 
 /// A seed that is a property of the data's names, so that a verdict is the same every time.
@@ -207,99 +133,64 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_percentiles() {
-        let s = Summary::of(&[4.0, 1.0, 3.0, 2.0]).unwrap();
-        assert_eq!((s.median, s.n, s.mad), (2.5, 4, 1.0));
-        let s = Summary::of(&[5.0, 1.0, 3.0, 2.0, 4.0]).unwrap();
-        assert_eq!((s.median, s.p10, s.p90), (3.0, 1.4, 4.6));
+    fn summaries_are_what_they_are_called() {
+        let s = Summary::of(&[4.0, 1.0, 3.0, 2.0, 5.0]).unwrap();
+        assert_eq!((s.min, s.q1, s.median, s.q3, s.n), (1.0, 2.0, 3.0, 4.0, 5));
+        assert_eq!(Summary::of(&[4.0, 1.0]).unwrap().median, 2.5);
         assert_eq!(Summary::of(&[]), None);
+        assert_eq!([rounded(123.456_789, 6), rounded(1.0 / 3.0, 3)], [123.457, 0.333]);
     }
 
     #[test]
     fn pairs_cancel_what_both_sides_saw() {
         // The machine slows down by half during the run; the ratio is 2 in every pair.
-        let a: Vec<f64> = (0..20).map(|t| 10.0 + 0.5 * f64::from(t)).collect();
+        let a: Vec<f64> = (0..5).map(|t| 10.0 + 2.0 * f64::from(t)).collect();
         let b: Vec<f64> = a.iter().map(|x| x / 2.0).collect();
-        let lengths = [1; 20];
-        let turns = |v| Turns::new(v, &lengths).unwrap();
-        let r = ratio(&turns(&a), &turns(&b), 1).unwrap();
-        assert!((r.interval.value - 2.0).abs() < 1e-12);
-        assert!((r.interval.ci95[1] - r.interval.ci95[0]).abs() < 1e-12, "{:?}", r.interval);
-        assert_eq!(r.replicates.len(), REPLICATES);
-        let alone = median_interval(&turns(&a), 1).unwrap();
+        let r = ratio(2.0, &a, &b, 1).unwrap();
+        assert!((r.ci95[1] - r.ci95[0]).abs() < 1e-12, "{r:?}");
+        let alone = ratio(14.0, &a, &[1.0; 5], 1).unwrap();
         assert!(alone.ci95[1] - alone.ci95[0] > 1.0);
+        assert_eq!(ratio(2.0, &a[..1], &b[..1], 1), None);
+    }
+
+    /// Log ratios about ln 1.2, `n` preparations that each decide 1 %.
+    fn prepared(trial: u64, n: u64) -> Vec<f64> {
+        let noise = |i| f64::from(swiglu_core::random::normal(trial, i));
+        (0..n).map(|i| 1.2 * (0.01 * noise(i)).exp()).collect()
     }
 
     #[test]
     fn the_interval_covers_the_truth_about_as_often_as_it_says() {
-        // Independent noise of 5 % on both sides, true ratio 1.2, 15 turns of 8 samples.
-        let covered = (0..200u64)
-            .filter(|&trial| {
-                let side = |tag: u64, scale: f64| -> Vec<f64> {
-                    let noise = |i| f64::from(swiglu_core::random::normal(trial * 2 + tag, i));
-                    (0..120).map(|i| scale * (1.0 + 0.05 * noise(i))).collect()
-                };
-                let (a, b) = (side(0, 1.2), side(1, 1.0));
-                let lengths = [8; 15];
-                let [a, b] = [&a, &b].map(|v| Turns::new(v, &lengths).unwrap());
-                let [lo, hi] = ratio(&a, &b, trial).unwrap().interval.ci95;
-                (lo..=hi).contains(&1.2)
-            })
-            .count();
-        assert!((176..=200).contains(&covered), "{covered} of 200");
-    }
-
-    /// Two equal profiles, 5 preparations of 3 turns of 8 samples: 2 % of noise in each sample, and 1 %
-    /// that a preparation decides.
-    fn equal(trial: u64) -> [Vec<f64>; 2] {
-        [0, 1].map(|side| {
-            let noise = |stream: u64, i| {
-                f64::from(swiglu_core::random::normal(trial * 4 + side * 2 + stream, i))
-            };
-            (0..120).map(|i| 1.0 + 0.02 * noise(0, i) + 0.01 * noise(1, i / 24)).collect()
-        })
-    }
-
-    #[test]
-    fn the_interval_has_the_spread_between_preparations_in_it() {
-        let trials = 200u64;
-        let covered = |preparations: &[usize]| {
-            let covers = |trial: &u64| {
-                let [a, b] = equal(*trial);
-                let [a, b] = [&a, &b].map(|v| {
-                    Turns::new(v, &[8; 15]).and_then(|t| t.prepared(preparations)).unwrap()
-                });
-                let [low, high] = ratio(&a, &b, *trial).unwrap().interval.ci95;
-                (low..=high).contains(&1.0)
-            };
-            (0..trials).filter(covers).count()
-        };
-        // Taken for one preparation, the same turns say nothing of that spread.
-        let (several, one) = (covered(&[3; 5]), covered(&[15]));
-        assert!((180..=200).contains(&several), "{several} of {trials}");
-        assert!(one < 170, "{one} of {trials}");
-    }
-
-    #[test]
-    fn preparations_of_other_numbers_of_turns_are_not_paired() {
-        let v = [1.0, 2.0, 3.0, 4.0];
-        let turns = || Turns::new(&v, &[1; 4]).unwrap();
-        let halves = turns().prepared(&[2, 2]).unwrap();
-        assert_eq!(ratio(&halves, &turns(), 1), ratio(&turns(), &turns(), 1));
-        assert_ne!(ratio(&halves, &halves, 1), None);
-        for broken in [&[2, 1][..], &[4, 0], &[3, 2], &[usize::MAX, 5]] {
-            assert_eq!(turns().prepared(broken), None, "{broken:?}");
+        for n in [2, 5, 10] {
+            let covered = (0..400u64).filter(|&trial| {
+                let a = prepared(trial, n);
+                let value = a.iter().product::<f64>().powf(1.0 / n as f64);
+                let [low, high] = ratio(value, &a, &vec![1.0; a.len()], trial).unwrap().ci95;
+                (low..=high).contains(&1.2)
+            });
+            let covered = covered.count();
+            assert!((352..=398).contains(&covered), "{covered} of 400 with {n}");
         }
     }
 
     #[test]
-    fn too_few_turns_and_broken_lengths_give_nothing() {
-        let v = [1.0, 2.0, 3.0];
-        let t = Turns::new(&v, &[1, 1, 1]).unwrap();
-        assert_eq!(ratio(&t, &t, 0), None);
-        assert_eq!(Turns::new(&v, &[2]), None);
-        assert_eq!(Turns::new(&v, &[2, 2]), None);
-        assert_eq!(Turns::new(&v, &[3, 0]), None);
+    fn the_mean_of_many_cases_is_known_better_than_each() {
+        let one = Interval { value: 1.1, ci95: [1.0, 1.21] };
+        let mean = geometric_mean(&[one; 4]).unwrap();
+        assert!((mean.value - 1.1).abs() < 1e-12);
+        let width = |i: &Interval| (i.ci95[1] / i.ci95[0]).ln();
+        assert!((width(&mean) - width(&one) / 2.0).abs() < 1e-12, "{mean:?}");
+        assert_eq!(geometric_mean(&[]), None);
+    }
+
+    #[test]
+    fn more_preparations_are_as_many_as_it_takes() {
+        let unsure = Interval { value: 1.01, ci95: [0.99, 1.03] };
+        let more = more_preparations(&unsure, 1.0, 5).unwrap();
+        assert!((3..=15).contains(&more), "{more}");
+        // The nearer the limit the more; at some point nobody would wait.
+        assert!(more_preparations(&unsure, 1.003, 5).unwrap() > more);
+        assert_eq!(more_preparations(&unsure, 1.0099, 5), None);
         assert_ne!(seed_of(&["a", "b"]), seed_of(&["b", "a"]));
     }
 }

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::case::DeviceKind;
+use crate::code::Code;
 use crate::definition::{Experiment, Pace};
 use crate::record::{
-    Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, Status, Summary,
+    CaseFacts, Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, Status, Summary,
 };
+use crate::stats;
 
 pub(crate) const DEFINITION: &str = r#"
-schema = 1
+schema = 2
 id = "made-up"
 title = "A title"
 question = "Is it so?"
@@ -52,9 +54,7 @@ groups = ["latency", "validation"]
 text = "It is so."
 subject = "ours"
 against = "best:baseline,peer"
-statistic = "ratio"
-aggregate = "geomean"
-threshold = 1.0
+kind = "faster"
 
 [boundary]
 text = "Not elsewhere."
@@ -76,7 +76,7 @@ pub(crate) fn with(from: &str, to: &str) -> String {
 }
 
 /// A complete record: `median(case, profile)` is each result's median, with `noise` of it as the
-/// spread over ten turns; a result without a median has the status given instead.
+/// spread over five preparations; a result without a median has the status given instead.
 pub(crate) fn record(
     experiment: &Experiment,
     noise: f64,
@@ -85,19 +85,13 @@ pub(crate) fn record(
     let mut results = Vec::new();
     for (c, case) in experiment.cases.iter().enumerate() {
         for (p, profile) in experiment.profiles.iter().enumerate() {
-            let (samples, status) = match median(c, &profile.id) {
-                Ok(us) => (samples(us, noise, (c * 16 + p) as u64), Status::Ok),
+            let (preparations, status) = match median(c, &profile.id) {
+                Ok(us) => (preparations(us, noise, (c * 16 + p) as u64), Status::Ok),
                 Err(status) => (Vec::new(), status),
             };
-            let entry = ResultEntry::without_samples(case, &profile.id, status, None);
-            results.push(ResultEntry {
-                turn_lengths: vec![3; samples.len() / 3],
-                summary: Summary::of(&samples),
-                samples_us: samples,
-                bytes: 1.0,
-                flops: 1.0,
-                ..entry
-            });
+            let entry = ResultEntry::without_times(case, &profile.id, status, None);
+            let summary = Summary::of(&preparations);
+            results.push(ResultEntry { summary, preparations, bytes: 1.0, flops: 1.0, ..entry });
         }
     }
     Record { results, ..empty_record(experiment) }
@@ -109,7 +103,7 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
         schema: RECORD_SCHEMA,
         experiment: experiment.id.clone(),
         definition_hash: experiment.definition_hash.clone(),
-        source_hash: "tree:1".into(),
+        code: Code { commit: Some("1".into()), dirty: false },
         run_id: "r1".into(),
         started: "2026-01-01T00:00:00Z".into(),
         finished: "2026-01-01T00:10:00Z".into(),
@@ -129,13 +123,11 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
             turns: 10,
             budget_us: 1,
             seed: 1,
-            preparations: 1,
+            preparations: 5,
             pace: Pace::default(),
             quick: false,
         },
-        clocks_before: None,
-        clocks_after: None,
-        case_clocks: BTreeMap::new(),
+        cases: experiment.cases.iter().map(|case| (case.key(), facts(case))).collect(),
         ceilings: None,
         results: Vec::new(),
         profiling: Vec::new(),
@@ -143,10 +135,14 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
     }
 }
 
-/// Ten turns of three samples about a median.
-fn samples(median: f64, noise: f64, stream: u64) -> Vec<f64> {
+fn facts(case: &crate::Case) -> CaseFacts {
+    CaseFacts { case: case.clone(), clocks: None, repeated: false }
+}
+
+/// Medians of five preparations about one.
+fn preparations(median: f64, noise: f64, stream: u64) -> Vec<f64> {
     let normal = |i| f64::from(swiglu_core::random::normal(stream, i));
-    (0..30).map(|i| median * (1.0 + noise * normal(i))).collect()
+    (0..5).map(|i| stats::rounded(median * (1.0 + noise * normal(i)), stats::TIME_DIGITS)).collect()
 }
 
 pub(crate) fn opened(record: Record) -> Opened {

@@ -1,12 +1,6 @@
 use super::*;
-use crate::source::Source;
+use crate::record::{CaseFacts, Clocks, Versus};
 use crate::testkit::{experiment, opened, parse, record, with};
-
-const TREE: &str = "tree:1";
-
-fn source() -> Source {
-    Source::Tree("1".into())
-}
 
 /// Our time is 1 in every case; the baseline's and the rival's are given.
 fn times(baseline: f64, rival: f64) -> impl Fn(usize, &str) -> Result<f64, Status> {
@@ -20,25 +14,72 @@ fn times(baseline: f64, rival: f64) -> impl Fn(usize, &str) -> Result<f64, Statu
     }
 }
 
-fn state_of(experiment: &Experiment, record: Record) -> (VerdictState, Verdict) {
-    let verdict = Verdict::of(experiment, &[opened(record)], &source());
-    (verdict.state, verdict)
+fn state_of(experiment: &Experiment, record: Record) -> (VerdictState, RecordVerdict) {
+    let verdict = Verdict::of(experiment, &[opened(record)]);
+    (verdict.state, verdict.decisive().unwrap().clone())
+}
+
+fn claims(kind: &str) -> Experiment {
+    parse(&with("kind = \"faster\"", kind)).unwrap()
 }
 
 #[test]
-fn the_interval_decides() {
-    let e = experiment();
-    for (baseline, rival, noise, expected) in [
-        (1.5, 1.4, 0.01, VerdictState::Supported),
-        (1.5, 0.8, 0.01, VerdictState::Refuted),
-        (0.8, 1.5, 0.01, VerdictState::Refuted),
-        (1.001, 1.001, 0.2, VerdictState::Inconclusive),
+fn faster_needs_the_interval_above_one_and_the_estimate_at_the_goal() {
+    use VerdictState::{Inconclusive, Refuted, Supported};
+    let (plain, tenth) = (claims("kind = \"faster\""), claims("kind = \"faster\"\ngoal = 1.1"));
+    for (e, rival, noise, expected) in [
+        (&plain, 1.4, 0.01, Supported),
+        (&plain, 0.8, 0.01, Refuted),
+        (&plain, 1.03, 0.1, Inconclusive),
+        (&tenth, 1.15, 0.005, Supported),
+        (&tenth, 1.05, 0.005, Refuted),
+        (&tenth, 1.09, 0.02, Inconclusive),
     ] {
-        let (state, verdict) = state_of(&e, record(&e, noise, times(baseline, rival)));
-        assert_eq!(state, expected, "{baseline} {rival}: {verdict:?}");
-        assert_eq!(verdict.machines[0].cases.len(), 2);
-        assert!(verdict.headline.contains("on here"), "{}", verdict.headline);
-        assert_eq!(verdict.stale, None);
+        let (state, verdict) = state_of(e, record(e, noise, times(1.5, rival)));
+        assert_eq!(state, expected, "{rival}: {verdict:?}");
+        assert_eq!(verdict.undecided.is_some(), state == Inconclusive);
+        assert_eq!(verdict.reasons.is_empty(), state == Supported, "{:?}", verdict.reasons);
+        assert_eq!(verdict.cases.len(), 2);
+    }
+    let (_, verdict) = state_of(&tenth, record(&tenth, 0.02, times(1.5, 1.09)));
+    let undecided = verdict.undecided.unwrap();
+    assert!(undecided.preparations.unwrap() > 0 && undecided.text.contains("more preparations"));
+}
+
+#[test]
+fn not_slower_and_shares_have_a_margin() {
+    use VerdictState::{Refuted, Supported};
+    let (equal, share) =
+        (claims("kind = \"not-slower\""), claims("kind = \"reaches\"\nshare = 0.9"));
+    for (e, rival, expected) in [
+        (&equal, 0.99, Supported),
+        (&equal, 0.96, Refuted),
+        (&share, 0.92, Supported),
+        (&share, 0.88, Refuted),
+    ] {
+        assert_eq!(state_of(e, record(e, 0.002, times(1.5, rival))).0, expected, "{rival}");
+    }
+}
+
+#[test]
+fn exceptions_are_listed_and_more_than_the_claim_allows_refute_it() {
+    use VerdictState::{Refuted, Supported};
+    // Ratios 2 and 0.9.
+    let two = |c: usize, profile: &str| match (c, profile) {
+        (_, "ours") => Ok(1.0),
+        (0, _) => Ok(2.0),
+        _ => Ok(0.9),
+    };
+    for (floor, exceptions, found, expected) in
+        [(0.85, 0, 0, Supported), (0.95, 1, 1, Supported), (0.95, 0, 1, Refuted)]
+    {
+        let kind = format!("kind = \"faster\"\nfloor = {floor}\nexceptions = {exceptions}");
+        let e = claims(&kind);
+        let (state, verdict) = state_of(&e, record(&e, 0.0, two));
+        assert_eq!((state, verdict.exceptions.len()), (expected, found));
+        assert!((verdict.aggregate.unwrap().value - 1.8f64.sqrt()).abs() < 1e-9);
+        assert!(verdict.exceptions.iter().all(|c| c.to_string().contains("m=16 ")));
+        assert_eq!(verdict.headline(&e.claim).contains("1 below 0.95"), found == 1);
     }
 }
 
@@ -46,9 +87,28 @@ fn the_interval_decides() {
 fn the_rival_of_a_case_is_the_fastest_and_never_a_ceiling() {
     let e = experiment();
     let (_, verdict) = state_of(&e, record(&e, 0.0, times(1.5, 1.2)));
-    let case = &verdict.machines[0].cases[0];
+    let case = &verdict.cases[0];
     assert_eq!(case.against, "rival");
     assert!((case.ratio.value - 1.2).abs() < 1e-9);
+}
+
+#[test]
+fn an_interval_that_raw_samples_gave_counts_before_one_of_medians() {
+    let e = experiment();
+    let mut r = record(&e, 0.01, times(1.5, 1.4));
+    for entry in r.results.iter_mut().filter(|e| e.profile == "ours") {
+        entry.versus = vec![Versus {
+            against: "rival".into(),
+            ratio: 1.4,
+            low: 0.7,
+            high: 2.8,
+            method: "bootstrap over turns".into(),
+            preparations: 1,
+        }];
+    }
+    let (state, verdict) = state_of(&e, r);
+    assert_eq!(state, VerdictState::Inconclusive);
+    assert_eq!(verdict.cases[0].ratio, Interval { value: 1.4, ci95: [0.7, 2.8] });
 }
 
 /// What became of `eager` and `rival`, and whether the claim names them.
@@ -76,55 +136,39 @@ fn missing_rivals_leave_a_claim_open_unless_they_do_not_do_the_case() {
     let nobody = |_, profile: &str| if profile == "ours" { Ok(1.0) } else { Err(NotAvailable) };
     let (state, verdict) = state_of(&best, record(&best, 0.01, nobody));
     assert_eq!(state, open);
-    assert!(verdict.headline.contains("not available"), "{}", verdict.headline);
+    assert!(verdict.reasons[0].contains("not available"), "{:?}", verdict.reasons);
+    assert!(verdict.undecided.unwrap().text.contains("results of 2 more cases"));
     let wrong =
         |_, profile: &str| if profile == "ours" { Err(FailedVerification) } else { Ok(2.0) };
     let (state, verdict) = state_of(&best, record(&best, 0.01, wrong));
     assert_eq!(state, open);
-    assert!(verdict.headline.contains("failed verification"), "{}", verdict.headline);
+    assert!(verdict.headline(&best.claim).contains("failed verification"));
+    let once = {
+        let mut r = record(&best, 0.01, times(2.0, 2.0));
+        r.results.iter_mut().for_each(|e| e.preparations.truncate(1));
+        state_of(&best, r)
+    };
+    assert_eq!(once.0, open);
+    assert!(once.1.reasons[0].contains("less than twice"), "{:?}", once.1.reasons);
 }
 
 #[test]
-fn aggregates_are_what_they_are_called() {
-    // Ratios 2 and 0.9.
-    let two = |c: usize, profile: &str| match (c, profile) {
-        (_, "ours") => Ok(1.0),
-        (0, _) => Ok(2.0),
-        _ => Ok(0.9),
-    };
-    let value = |from: &str| {
-        let e = parse(&with("aggregate = \"geomean\"\nthreshold = 1.0", from)).unwrap();
-        let (state, verdict) = state_of(&e, record(&e, 0.0, two));
-        (state, verdict.machines[0].aggregate.unwrap().value)
-    };
-    let (state, geomean) = value("aggregate = \"geomean\"\nthreshold = 1.0");
-    assert!((geomean - 1.8f64.sqrt()).abs() < 1e-9 && state == VerdictState::Supported);
-    let (state, min) = value("aggregate = \"min\"\nthreshold = 1.0");
-    assert!((min - 0.9).abs() < 1e-9 && state == VerdictState::Refuted);
-    let (state, share) = value("aggregate = \"share\"\nthreshold = 0.5\ncase_threshold = 1.0");
-    assert!((share - 0.5).abs() < 1e-9 && state == VerdictState::Supported);
-    let (state, _) = value("aggregate = \"share\"\nthreshold = 0.9");
-    assert_eq!(state, VerdictState::Refuted);
-    // The mean holds, but one case is below the floor.
-    let floor = |f: f64| format!("aggregate = \"geomean\"\nthreshold = 1.0\ncase_floor = {f}");
-    assert_eq!(value(&floor(0.95)).0, VerdictState::Refuted);
-    assert_eq!(value(&floor(0.85)).0, VerdictState::Supported);
-}
-
-#[test]
-fn changing_clocks_settle_nothing() {
+fn a_changed_clock_is_a_mark_and_no_veto() {
     let e = experiment();
     let clocks =
         |cpu: f64, sm: Option<f64>| Clocks { cpu_mhz: Some(cpu), sm_mhz: sm, ..Clocks::default() };
-    for (before, after, expected) in [
-        (clocks(4000.0, None), clocks(3700.0, None), VerdictState::Supported),
-        (clocks(4000.0, None), clocks(3500.0, None), VerdictState::Inconclusive),
-        (clocks(4000.0, Some(1900.0)), clocks(3000.0, Some(1850.0)), VerdictState::Supported),
-        (clocks(4000.0, Some(1900.0)), clocks(4000.0, Some(1500.0)), VerdictState::Inconclusive),
+    for (before, after, marked) in [
+        (clocks(4000.0, None), clocks(3700.0, None), false),
+        (clocks(4000.0, None), clocks(3500.0, None), true),
+        (clocks(4000.0, Some(1900.0)), clocks(3000.0, Some(1850.0)), false),
+        (clocks(4000.0, Some(1900.0)), clocks(4000.0, Some(1500.0)), true),
     ] {
         let mut r = record(&e, 0.01, times(2.0, 2.0));
-        r.case_clocks.insert(e.cases[0].key(), [before, after]);
-        assert_eq!(state_of(&e, r).0, expected, "{before:?} {after:?}");
+        let case = e.cases[0].clone();
+        let facts = CaseFacts { case, clocks: Some([before, after]), repeated: true };
+        r.cases.insert(e.cases[0].key(), facts);
+        let (state, verdict) = state_of(&e, r);
+        assert_eq!((state, !verdict.marks.is_empty()), (VerdictState::Supported, marked));
     }
 }
 
@@ -132,7 +176,7 @@ fn changing_clocks_settle_nothing() {
 fn only_complete_records_of_the_definition_count_and_the_newest_of_a_machine() {
     let e = experiment();
     let of = |records: Vec<Record>| {
-        Verdict::of(&e, &records.into_iter().map(opened).collect::<Vec<_>>(), &source())
+        Verdict::of(&e, &records.into_iter().map(opened).collect::<Vec<_>>())
     };
     let good = || record(&e, 0.01, times(2.0, 2.0));
     assert_eq!(of(vec![]).state, VerdictState::NotRun);
@@ -143,22 +187,21 @@ fn only_complete_records_of_the_definition_count_and_the_newest_of_a_machine() {
     assert_eq!((only_quick.state, only_quick.headline.as_str()), (VerdictState::NotRun, QUICK));
     let foreign = of(vec![Record { definition_hash: "x".into(), ..good() }]);
     assert_eq!(foreign.state, VerdictState::NotRun);
-    assert!(foreign.stale.unwrap().contains("definition"));
+    assert!(foreign.headline.contains("definition"));
 
     let later =
         Record { finished: "2026-01-02T00:00:00Z".into(), ..record(&e, 0.01, times(0.5, 0.5)) };
     assert_eq!(of(vec![later.clone(), good()]).state, VerdictState::Refuted);
-    // On another machine the old one stands as well; the worse of the two is told.
-    let mut elsewhere = good();
-    elsewhere.machine.name = "there".into();
-    let both = of(vec![elsewhere, later]);
+    // On another machine the old one stands as well; the worse of the two is told, with its own figures.
+    let mut newest = good();
+    (newest.machine.name, newest.finished) = ("there".into(), "2026-01-03T00:00:00Z".into());
+    let both = of(vec![newest.clone(), later]);
     assert_eq!((both.state, both.machines.len()), (VerdictState::Refuted, 2));
-    assert_eq!(both.machines[0].machine, "here");
+    assert_eq!(both.decisive().unwrap().machine, "here");
+    assert!(both.headline.starts_with("0.50×"), "{}", both.headline);
     // Of two that agree the newer one's numbers are.
-    let mut newer = Record { finished: "2026-01-03T00:00:00Z".into(), ..good() };
-    newer.machine.name = "there".into();
-    for records in [vec![good(), newer.clone()], vec![newer, good()]] {
-        assert!(of(records).headline.ends_with("on there"));
+    for records in [vec![good(), newest.clone()], vec![newest, good()]] {
+        assert_eq!(of(records).decisive().unwrap().machine, "there");
     }
 }
 
@@ -169,37 +212,20 @@ fn a_record_without_the_subject_says_so() {
         "ours" => Err(Status::NotAvailable),
         _ => Ok(1.0),
     };
-    let (state, verdict) = state_of(&e, record(&e, 0.01, absent));
-    assert_eq!(state, VerdictState::NotRun);
+    let verdict = Verdict::of(&e, &[opened(record(&e, 0.01, absent))]);
     let told = "ours, which the claim is about, was not available on here";
-    assert_eq!((verdict.headline.as_str(), verdict.machines.len()), (told, 0));
+    assert_eq!((verdict.state, verdict.machines.len()), (VerdictState::NotRun, 0));
+    assert_eq!(verdict.headline, told);
     // One that was not finished, or is of another definition, is no news beside it.
     let incomplete = Record { complete: false, ..record(&e, 0.01, absent) };
     let old = Record { definition_hash: "x".into(), ..record(&e, 0.01, absent) };
-    let of = |records: [&Record; 2]| {
-        Verdict::of(&e, &records.map(|r| opened(r.clone())), &source()).headline
-    };
-    assert_eq!(of([&record(&e, 0.01, absent), &old]), told);
-    assert!(of([&incomplete, &old]).contains("present definition"));
-    assert!(of([&incomplete, &incomplete]).contains("finish a run"));
+    let of = |records: [&Record; 2]| Verdict::of(&e, &records.map(|r| opened(r.clone())));
+    assert_eq!(of([&record(&e, 0.01, absent), &old]).headline, told);
+    assert!(of([&incomplete, &old]).headline.contains("present definition"));
+    assert!(of([&incomplete, &incomplete]).headline.contains("finish a run"));
     // Where it is there, that machine decides.
     let there = record(&e, 0.01, times(2.0, 2.0));
     let mut elsewhere = record(&e, 0.01, absent);
     elsewhere.machine.name = "elsewhere".into();
-    assert!(of([&there, &elsewhere]).contains("on here"));
-}
-
-#[test]
-fn records_of_other_code_are_stale() {
-    let e = experiment();
-    let stale = |hash: &str, source: Source| {
-        let r = Record { source_hash: hash.into(), ..record(&e, 0.01, times(2.0, 2.0)) };
-        Verdict::of(&e, &[opened(r)], &source).stale
-    };
-    assert_eq!(stale(TREE, source()), None);
-    assert_eq!(stale(TREE, Source::Unknown), None);
-    assert!(stale(TREE, Source::Tree("2".into())).unwrap().contains("changed since"));
-    assert!(stale(TREE, Source::Dirty("2".into())).unwrap().contains("uncommitted"));
-    assert!(stale("dirty:1", source()).unwrap().contains("uncommitted"));
-    assert!(stale("unknown", source()).unwrap().contains("not known"));
+    assert_eq!(of([&there, &elsewhere]).decisive().unwrap().machine, "here");
 }

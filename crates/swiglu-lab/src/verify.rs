@@ -19,6 +19,7 @@ use crate::peer::protocol::{
     STREAM_UP, STREAM_X,
 };
 use crate::record::ErrorMetrics;
+use crate::stats;
 
 /// Multiply-adds that the oracle may take for one case: a few seconds.
 const BUDGET: f64 = 6e8;
@@ -323,7 +324,7 @@ fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
 
 /// As a record has it.
 pub(crate) fn metrics(judgement: &Judgement) -> ErrorMetrics {
-    let finite = |x: f64| x.is_finite().then_some(x);
+    let finite = |x: f64| x.is_finite().then(|| stats::rounded(x, 3));
     ErrorMetrics {
         relative_frobenius: finite(judgement.relative_frobenius),
         frobenius_limit: finite(judgement.frobenius_limit),

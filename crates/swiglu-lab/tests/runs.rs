@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use support::{Lab, REQUEST, options, run};
 use swiglu_lab::record::Record;
-use swiglu_lab::{Pace, ResultEntry, RunOptions, Source, Status, Verdict, VerdictState};
+use swiglu_lab::{Pace, ResultEntry, RunOptions, Status, Verdict, VerdictState};
 
 fn entry<'a>(record: &'a Record, profile: &str) -> &'a ResultEntry {
     record.results.iter().find(|e| e.profile == profile).unwrap()
@@ -29,30 +29,28 @@ fn a_run_measures_verifies_and_compares() {
     assert!(record.complete);
     assert_eq!(record.results.len(), 4);
     assert_eq!(record.versions["quick"]["fake"], "1.0");
-    assert_eq!(record.case_clocks.len(), 2);
-    assert!(record.clocks_before.unwrap().cpu_mhz.unwrap() > 0.0);
+    assert_eq!(record.cases.len(), 2);
+    for facts in record.cases.values() {
+        assert!(facts.clocks.unwrap().iter().all(|c| c.cpu_mhz.unwrap() > 0.0));
+    }
     for e in &record.results {
         assert_eq!(e.status, Status::Ok, "{:?}", e.reason);
-        assert_eq!((e.turn_lengths.len(), e.preparation_turns.as_slice()), (6, &[3, 3][..]));
-        assert_eq!(e.turn_lengths.iter().sum::<usize>(), e.samples_us.len());
+        assert_eq!(e.preparations.len(), 2);
         assert_eq!(e.notes, ["plain"]);
         let error = e.error.unwrap();
         assert!(error.worst_ratio.unwrap() <= 1.0);
     }
     let ours = entry(&record, "ours");
     assert_eq!(ours.summary.unwrap().median, 10.5);
-    assert_eq!(ours.samples_us.len(), 18);
-    assert!((ours.effective_gbps.unwrap() - 6144.0 / 10.5 / 1e3).abs() < 1e-9);
-    assert!((ours.ratio_to_baseline.unwrap().value - 20.5 / 10.5).abs() < 1e-9);
-    assert!((entry(&record, "base").ratio_to_baseline.unwrap().value - 1.0).abs() < 1e-9);
+    assert_eq!((ours.preparations.as_slice(), ours.summary.unwrap().n), (&[10.5, 10.5][..], 18));
+    assert!((ours.gbps().unwrap() - 6144.0 / 10.5 / 1e3).abs() < 1e-9);
+    let ratio = |profile| record.ratio_to_baseline(&experiment, entry(&record, profile));
+    assert!((ratio("ours").unwrap().value - 20.5 / 10.5).abs() < 1e-9);
+    assert_eq!(ratio("base"), None);
 
-    let (mut records, refused) = lab.store.of_experiment("small").unwrap();
+    let (records, refused) = lab.store.of_experiment("small").unwrap();
     assert!(refused.is_empty() && records[0].record == record);
-    // This machine's clocks may change while the test runs, which is a reason to doubt a measurement.
-    for [before, after] in records[0].record.case_clocks.values_mut() {
-        *after = *before;
-    }
-    let verdict = Verdict::of(&experiment, &records, &Source::Tree("1".into()));
+    let verdict = Verdict::of(&experiment, &records);
     assert_eq!(verdict.state, VerdictState::Supported, "{verdict:?}");
 }
 
@@ -93,19 +91,18 @@ fn whatever_one_peer_does_is_named_and_the_others_are_measured() {
         assert_eq!(bad.status, status, "{behaviour}: {:?}", bad.reason);
         let told = bad.reason.as_deref().unwrap_or_default();
         assert!(told.contains(reason), "{behaviour}: {told}");
-        assert_eq!(bad.ratio_to_baseline, None, "{behaviour}");
-        // No turns without samples.
-        assert_eq!(bad.preparation_turns.is_empty(), bad.samples_us.is_empty(), "{behaviour}");
+        // No preparations without samples.
+        assert_eq!(bad.preparations.is_empty(), bad.summary.is_none(), "{behaviour}");
         for good in ["ours", "other"] {
             let entry = entry(&record, good);
             assert_eq!(entry.status, Status::Ok, "{behaviour}: {:?}", entry.reason);
-            assert_eq!(entry.turn_lengths.len(), 6, "{behaviour}");
+            assert_eq!(entry.preparations.len(), 2, "{behaviour}");
         }
         assert!(record.complete, "{behaviour}");
         // Times of a wrong result are shown and never ranked.
         assert_eq!(bad.summary.is_some(), status == Status::FailedVerification, "{behaviour}");
         let (records, _) = lab.store.of_experiment("small").unwrap();
-        let verdict = Verdict::of(&experiment, &records, &Source::Unknown);
+        let verdict = Verdict::of(&experiment, &records);
         let ranked = verdict.machines[0].cases.iter().any(|c| c.against == "bad");
         assert!(!ranked, "{behaviour}");
     }
@@ -153,7 +150,7 @@ fn every_profile_is_the_first_to_be_prepared_and_the_first_of_a_turn_as_often_as
         options.protocol.turns = 15;
         options.protocol.preparations = 5;
         let record = run(&lab, &experiment, &options).unwrap();
-        assert!(record.results.iter().all(|e| e.turn_lengths.len() == 15), "{record:?}");
+        assert!(record.results.iter().all(|e| e.preparations.len() == 5), "{record:?}");
         let preparations = asked(&lab, "one");
         assert_eq!(preparations.len(), 5);
         let mut begun: BTreeMap<&str, usize> = ids[..count].iter().map(|id| (*id, 0)).collect();
@@ -181,7 +178,7 @@ fn a_pace_comes_before_every_turn_and_does_not_count() {
     let samples = |run_id: &str, experiment: &_| {
         std::fs::remove_file(lab.commands.logs.join("one.log")).ok();
         let record = run(&lab, experiment, &options(run_id)).unwrap();
-        assert!(record.results.iter().all(|e| e.turn_lengths.len() == 6), "{record:?}");
+        assert!(record.results.iter().all(|e| e.preparations.len() == 2), "{record:?}");
         let asked: usize = asked(&lab, "one").iter().map(|(_, sampled)| sampled.len()).sum();
         (asked, record.protocol.pace)
     };
@@ -205,8 +202,8 @@ fn what_a_preparation_decides_is_in_the_interval() {
     assert_eq!(record.protocol.preparations, 2);
     // 10 µs in one preparation and 20 in the other, never anything else: turns alone know no spread.
     let base = entry(&record, "base");
-    assert_eq!(base.samples_us, [[10.0; 6], [20.0; 6]].concat());
-    let [low, high] = entry(&record, "ours").ratio_to_baseline.unwrap().ci95;
+    assert_eq!((base.preparations.as_slice(), base.summary.unwrap().n), (&[10.0, 20.0][..], 12));
+    let [low, high] = record.ratio_to_baseline(&experiment, entry(&record, "ours")).unwrap().ci95;
     assert!(low < 10.01 / 10.5 && high > 19.99 / 10.5, "{low} {high}");
 }
 
@@ -254,7 +251,9 @@ fn a_run_that_goes_on_tries_again_what_was_not_available() {
     let late = RunOptions { profiles: Some(vec!["late".into()]), ..one };
     let with = run(&lab, &experiment, &late).unwrap();
     assert!(with.complete);
-    let kept = |r: &Record| r.results.iter().filter(|e| e.case.m == 3).cloned().collect::<Vec<_>>();
+    let kept = |r: &Record| {
+        r.results.iter().filter(|e| e.case_key.contains("m=3")).cloned().collect::<Vec<_>>()
+    };
     assert_eq!(kept(&with), kept(&without), "only the selected case was measured again");
     let with = run(&lab, &experiment, &options("r1")).unwrap();
     let late: Vec<Status> =

@@ -104,14 +104,14 @@ pub(crate) fn profile(args: &ProfileArgs, terminal: &mut Terminal) -> anyhow::Re
         no_counters: ncu.as_ref().err().map(ToString::to_string),
     };
     for (result, definition) in record.results.iter().zip(&experiment.profiles) {
-        let analysis = analyse_result(&experiment, result, &document.ceilings);
+        let analysis = analyse_result(&experiment, &case, result, &document.ceilings);
         let (Some(analysis), Some(time_us)) = (analysis, result.summary) else {
             let reason = result.reason.as_deref().unwrap_or("no reason was given");
             bail!("{}: {}: {reason}", result.profile, result.status);
         };
         let kernels = match &ncu {
             Ok(_) => {
-                let counted = count(&ncu, &own, &result.case, definition, SEED);
+                let counted = count(&ncu, &own, &case, definition, SEED);
                 document.no_counters = document.no_counters.or(counted.reason);
                 counted.kernels
             }
@@ -163,7 +163,7 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
     let columns = [
         Text("way"),
         Number("median"),
-        Number("p10 – p90"),
+        Number("quartiles"),
         Number("GB/s"),
         Number("GFLOP/s"),
         Number("floor"),
@@ -175,7 +175,7 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
         table.add_row(vec![
             Cell::new(&way.profile),
             Cell::new(table::time(t.median)),
-            Cell::new(format!("{} – {}", table::time(t.p10), table::time(t.p90))),
+            Cell::new(format!("{} – {}", table::time(t.q1), table::time(t.q3))),
             Cell::new(number(c.gbps)),
             Cell::new(number(c.gflops)),
             Cell::new(c.floor_us().map_or("–".into(), table::time)),

@@ -153,10 +153,10 @@ pub fn definition(id: &str, device: &str, profiles: &[Profile<'_>], cases: &str)
         format!("[[profiles]]\nid = \"{id}\"\npeer = \"{peer}\"\nrole = \"{role}\"\n{more}\n")
     });
     format!(
-        "schema = 1\nid = \"{id}\"\ntitle = \"A test\"\nquestion = \"Is it so?\"\nwhy = \"To see.\"\n\
+        "schema = 2\nid = \"{id}\"\ntitle = \"A test\"\nquestion = \"Is it so?\"\nwhy = \"To see.\"\n\
          device = \"{device}\"\n{}{cases}\n[metrics]\ngroups = [\"latency\"]\n[claim]\n\
-         text = \"It is.\"\nsubject = \"{}\"\nagainst = [\"{}\"]\nstatistic = \"ratio\"\n\
-         aggregate = \"min\"\nthreshold = 1.0\n[boundary]\ntext = \"All else.\"\n",
+         text = \"It is.\"\nsubject = \"{}\"\nagainst = [\"{}\"]\nkind = \"faster\"\n\
+         [boundary]\ntext = \"All else.\"\n",
         tables.collect::<String>(),
         profiles[0].0,
         profiles[1].0,

@@ -10,8 +10,7 @@ use toml::Spanned;
 
 use super::values::{Extent, Many, Named, Real};
 use super::{
-    Against, Aggregate, Claim, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
-    Statistic,
+    Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
 };
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::{LabError, Result};
@@ -85,11 +84,12 @@ struct RawClaim {
     text: Spanned<String>,
     subject: Spanned<String>,
     against: Spanned<Many<String>>,
-    statistic: Statistic,
-    aggregate: Aggregate,
-    threshold: Spanned<Real>,
-    case_threshold: Option<Spanned<Real>>,
-    case_floor: Option<Spanned<Real>>,
+    kind: Spanned<String>,
+    goal: Option<Spanned<Real>>,
+    share: Option<Spanned<Real>>,
+    floor: Option<Spanned<Real>>,
+    #[serde(default)]
+    exceptions: Option<Spanned<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -335,30 +335,40 @@ fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -> Result<Cl
             return Err(place.at(span, message));
         }
     }
-    let number = |what: &str, n: &Spanned<Real>, largest: f64| match n.get_ref().0 {
-        x if x > 0.0 && x <= largest => Ok(x),
-        x => {
-            let limit = if largest == 1.0 { " and at most 1" } else { "" };
-            let message = format!("claim.{what} = {x}: expected a number above 0{limit}");
-            Err(place.at(n.span(), message))
+    let number = |what: &str, n: &Spanned<Real>, expected: &str, fits: fn(f64) -> bool| {
+        let Real(x) = *n.get_ref();
+        let message = || format!("claim.{what} = {x}: expected a number {expected}");
+        if fits(x) { Ok(x) } else { Err(place.at(n.span(), message())) }
+    };
+    let goal =
+        raw.goal.as_ref().map(|g| number("goal", g, "from 1 on", |x| x >= 1.0)).transpose()?;
+    let share = |s| number("share", s, "above 0 and at most 1", |x| x > 0.0 && x <= 1.0);
+    let share = raw.share.as_ref().map(share).transpose()?;
+    let floor =
+        raw.floor.as_ref().map(|f| number("floor", f, "above 0", |x| x > 0.0)).transpose()?;
+    let kind = match (raw.kind.get_ref().as_str(), goal, share) {
+        ("faster", goal, None) => ClaimKind::Faster { goal: goal.unwrap_or(1.0) },
+        ("not-slower", None, None) => ClaimKind::NotSlower,
+        ("reaches", None, Some(share)) => ClaimKind::Reaches { share },
+        (kind, ..) => {
+            let message = format!(
+                "claim.kind = `{kind}`: expected faster, with or without a goal; not-slower; or reaches \
+                 with a share"
+            );
+            return Err(place.at(raw.kind.span(), message));
         }
     };
-    let share = raw.aggregate == Aggregate::Share;
-    if let (Some(t), false) = (&raw.case_threshold, share) {
-        let message = "claim.case_threshold: expected only with aggregate = \"share\"";
-        return Err(place.at(t.span(), message));
+    if let (Some(exceptions), None) = (&raw.exceptions, floor) {
+        let message = "claim.exceptions: expected a floor that they are below";
+        return Err(place.at(exceptions.span(), message));
     }
-    let of_case = raw.case_threshold.map(|t| number("case_threshold", &t, f64::MAX)).transpose()?;
-    let floor = raw.case_floor.map(|f| number("case_floor", &f, f64::MAX)).transpose()?;
     Ok(Claim {
         text: raw.text.into_inner(),
         subject: raw.subject.into_inner(),
         against,
-        statistic: raw.statistic,
-        aggregate: raw.aggregate,
-        threshold: number("threshold", &raw.threshold, if share { 1.0 } else { f64::MAX })?,
-        case_threshold: of_case.unwrap_or(1.0),
-        case_floor: floor,
+        kind,
+        floor,
+        exceptions: raw.exceptions.map_or(0, |n| n.into_inner() as usize),
     })
 }
 

@@ -76,7 +76,7 @@ fn prose_does_not_make_records_old_but_cases_and_options_do() {
     let hash = |text: &str| parse(text).unwrap().definition_hash;
     let same = hash(DEFINITION);
     assert_eq!(same, hash(&with("Because.", "Because of this.")));
-    assert_eq!(same, hash(&with("threshold = 1.0", "threshold = 1.1")));
+    assert_eq!(same, hash(&with("kind = \"faster\"", "kind = \"faster\"\ngoal = 1.1")));
     assert_ne!(same, hash(&with("m = [8, 16]", "m = [8, 17]")));
     assert_ne!(same, hash(&with("path = \"fused\"", "path = \"unfused\"")));
 }
@@ -106,8 +106,8 @@ fn a_pace_is_part_of_what_is_measured() {
 fn broken_definitions_are_refused_with_line_and_column() {
     // (replaced, by, line:column, part of the message)
     let cases = [
-        ("schema = 1", "schema = 2", "2:10", "this program reads schema 1"),
-        ("schema = 1", "schema = \"one\"", "2:10", "expected a whole number from 1"),
+        ("schema = 2", "schema = 1", "2:10", "this program reads schema 2"),
+        ("schema = 2", "schema = \"one\"", "2:10", "expected a whole number from 1"),
         ("\"made-up\"", "\"other\"", "3:6", "the name of the file, `made-up`"),
         ("Is it so?", "It is so.", "5:12", "question mark"),
         ("\"A title\"", "\"\"", "4:9", "title is empty"),
@@ -136,11 +136,16 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("\"best:baseline,peer\"", "[\"eager\", \"ours\"]", "43:11", "names the subject"),
         ("\"best:baseline,peer\"", "\"best:all\"", "43:11", "unknown role `all`"),
         ("\"best:baseline,peer\"", "[]", "43:11", "is empty"),
-        ("threshold = 1.0", "threshold = -1.0", "46:13", "above 0"),
-        ("threshold = 1.0", "threshold = nan", "46:13", "above 0"),
-        ("threshold = 1.0", "threshold = \"high\"", "46:13", "expected a number"),
-        ("threshold = 1.0", "threshold = 1.0\ncase_threshold = 1.0", "47:18", "share"),
-        ("aggregate = \"geomean\"", "aggregate = \"share\"", "", ""),
+        ("kind = \"faster\"", "kind = \"better\"", "44:8", "not-slower; or reaches"),
+        ("kind = \"faster\"", "kind = \"reaches\"", "44:8", "reaches with a share"),
+        ("kind = \"faster\"", "kind = \"not-slower\"\ngoal = 1.1", "44:8", "not-slower"),
+        ("kind = \"faster\"", "kind = \"faster\"\ngoal = 0.9", "45:8", "from 1 on"),
+        ("kind = \"faster\"", "kind = \"faster\"\ngoal = nan", "45:8", "from 1 on"),
+        ("kind = \"faster\"", "kind = \"reaches\"\nshare = 1.5", "45:9", "at most 1"),
+        ("kind = \"faster\"", "kind = \"faster\"\nfloor = \"low\"", "45:9", "expected a number"),
+        ("kind = \"faster\"", "kind = \"faster\"\nfloor = -1", "45:9", "above 0"),
+        ("kind = \"faster\"", "kind = \"faster\"\nexceptions = 1", "45:14", "expected a floor"),
+        ("kind = \"faster\"", "kind = \"reaches\"\nshare = 0.9\nfloor = 0.9", "", ""),
         ("[boundary]", "[boundary", "", "boundary"),
     ];
     for (from, to, place, expected) in cases {

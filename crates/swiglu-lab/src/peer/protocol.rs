@@ -123,7 +123,13 @@ pub enum Reply {
         /// Floating-point operations of one call.
         #[serde(default)]
         flops: Option<f64>,
-        /// How it is computed, for people.
+        /// The plan that computes it, where the peer makes one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        plan: Option<String>,
+        /// The hash of each compiled variant or CPU façade that it uses, by its name.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        variants: BTreeMap<String, String>,
+        /// What else to know about it, for people.
         #[serde(default)]
         notes: Vec<String>,
     },

@@ -18,12 +18,13 @@ use crate::record::{Profiled, ResultEntry, Status};
 /// was computed: that is known of our own ways, and of those that show what a habit costs.
 pub fn analyse_result(
     experiment: &Experiment,
+    case: &Case,
     result: &ResultEntry,
     ceilings: &Ceilings,
 ) -> Option<Analysis> {
     let profile = experiment.profile(&result.profile)?;
     let us = result.summary.filter(|_| result.status == Status::Ok)?.median;
-    Some(analyse(&subject(profile, result)?, us, ceilings))
+    Some(analyse(&subject(profile, case, result)?, us, ceilings))
 }
 
 /// What a way does in each call and need not, by the name that peers have for it.
@@ -36,15 +37,16 @@ fn habits(way: &str) -> Vec<Habit> {
     }
 }
 
-fn subject(profile: &ProfileDef, result: &ResultEntry) -> Option<Subject> {
-    let problem = result.case.problem()?;
+fn subject(profile: &ProfileDef, case: &Case, result: &ResultEntry) -> Option<Subject> {
+    let problem = case.problem()?;
     let option = |name: &str| profile.options.get(name);
     let habits = habits(option("way").and_then(|v| v.as_str()).unwrap_or_default());
     if profile.role != Role::Ours && habits.is_empty() {
         return None;
     }
-    // Our peer notes the plan; the other ways with habits are products with an activation behind.
-    let noted = |word: &str| result.notes.iter().any(|n| n.split([' ', ',']).any(|w| w == word));
+    // Our peer tells the plan; the other ways with habits are products with an activation behind.
+    let said = || result.plan.iter().chain(&result.notes);
+    let noted = |word: &str| said().any(|n| n.split([' ', ',']).any(|w| w == word));
     let asked = option("path").and_then(|v| v.as_str()) == Some("unfused");
     let unfused = noted("unfused") || asked || !habits.is_empty();
     let path = if unfused { Path::Unfused } else { Path::Fused };
@@ -56,11 +58,11 @@ fn subject(profile: &ProfileDef, result: &ResultEntry) -> Option<Subject> {
     let graph = option("graph").and_then(|v| v.as_bool()) == Some(true);
     Some(Subject {
         problem,
-        device: result.case.device,
+        device: case.device,
         path,
         launches,
-        graph: graph && result.case.device == DeviceKind::Cuda,
-        heat: result.case.heat,
+        graph: graph && case.device == DeviceKind::Cuda,
+        heat: case.heat,
         habits,
     })
 }

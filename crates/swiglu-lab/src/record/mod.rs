@@ -5,11 +5,10 @@ mod lock;
 mod schema;
 mod store;
 
-pub(crate) use hash::hex;
 pub use hash::{canonical, content_hash};
 pub use lock::{Locks, Measured, RunLock};
 pub use schema::{
-    Clocks, ErrorMetrics, Interval, Machine, Profiled, ProtocolUsed, QUICK, RECORD_SCHEMA, Record,
-    ResultEntry, Status, Summary,
+    CaseFacts, Clocks, ErrorMetrics, Interval, Machine, Profiled, ProtocolUsed, QUICK,
+    RECORD_SCHEMA, Record, ResultEntry, Status, Summary, Versus,
 };
 pub use store::{Opened, Refused, Store};

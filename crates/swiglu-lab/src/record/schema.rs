@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, DeviceKind};
-use crate::definition::Pace;
+use crate::code::Code;
+use crate::definition::{Experiment, Pace, Role};
 use crate::profile::{Ceilings, KernelCounters};
+use crate::stats;
 
 /// The schema that this program writes and reads.
-pub const RECORD_SCHEMA: u32 = 1;
+pub const RECORD_SCHEMA: u32 = 2;
 
 /// One run of an experiment on one machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,8 +22,8 @@ pub struct Record {
     pub experiment: String,
     /// Identity of what was to be measured: [`crate::Experiment::definition_hash`].
     pub definition_hash: String,
-    /// Identity of the code that was measured, or why there is none: see [`crate::Source`].
-    pub source_hash: String,
+    /// The commit that was measured.
+    pub code: Code,
     /// The name of the run.
     pub run_id: String,
     /// When the run began, RFC 3339 in UTC.
@@ -36,16 +38,13 @@ pub struct Record {
     pub versions: BTreeMap<String, BTreeMap<String, String>>,
     /// How it was measured.
     pub protocol: ProtocolUsed,
-    /// Clocks and power when the first case began, warmed up.
-    pub clocks_before: Option<Clocks>,
-    /// Clocks and power when the last case ended.
-    pub clocks_after: Option<Clocks>,
-    /// Clocks and power at the begin and end of each case, by case key.
-    pub case_clocks: BTreeMap<String, [Clocks; 2]>,
+    /// What was computed, and how fast the device ran meanwhile, by [`Case::key`].
+    pub cases: BTreeMap<String, CaseFacts>,
     /// What the machine can do at most, measured beside the cases; none where nobody measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceilings: Option<Ceilings>,
     /// One entry per case and profile.
+    #[serde(with = "grouped")]
     pub results: Vec<ResultEntry>,
     /// What hardware counters said, of the pairs that ran under a profiler.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -84,23 +83,13 @@ pub struct ProtocolUsed {
     pub budget_us: u64,
     /// Seed of all inputs.
     pub seed: u64,
-    /// How often each profile was prepared in a case: its turns are spread over so many preparations.
-    #[serde(default = "once", skip_serializing_if = "is_once")]
+    /// How often each profile was prepared in a case at first: its turns are spread over so many preparations.
     pub preparations: usize,
     /// What came before each turn.
     #[serde(default, skip_serializing_if = "Pace::is_none")]
     pub pace: Pace,
     /// A quick look: shown, but not evidence, see [`QUICK`].
     pub quick: bool,
-}
-
-/// How often profiles were prepared before records said so.
-const fn once() -> usize {
-    1
-}
-
-fn is_once(preparations: &usize) -> bool {
-    *preparations == once()
 }
 
 /// What is said of a quick record wherever it is shown.
@@ -156,12 +145,80 @@ impl std::fmt::Display for Status {
     }
 }
 
+/// Results as files have them: the key of a case stands in its first result alone.
+mod grouped {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::ResultEntry;
+
+    pub(super) fn serialize<S: Serializer>(
+        results: &[ResultEntry],
+        s: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut last = "";
+        let mut entries = results.to_vec();
+        for (entry, full) in entries.iter_mut().zip(results) {
+            if full.case_key == last {
+                entry.case_key.clear();
+            }
+            last = &full.case_key;
+        }
+        entries.serialize(s)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        d: D,
+    ) -> Result<Vec<ResultEntry>, D::Error> {
+        let mut entries = Vec::<ResultEntry>::deserialize(d)?;
+        let mut last = String::new();
+        for entry in &mut entries {
+            if entry.case_key.is_empty() {
+                entry.case_key.clone_from(&last);
+            }
+            last.clone_from(&entry.case_key);
+        }
+        Ok(entries)
+    }
+}
+
+/// A case of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CaseFacts {
+    /// What was computed.
+    pub case: Case,
+    /// Clocks and power before its first turn that counts and after its last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clocks: Option<[Clocks; 2]>,
+    /// Whether clocks changed under the first measurement, so that this is the second.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repeated: bool,
+}
+
+impl CaseFacts {
+    /// Clocks that differ by more than this within a case are marked.
+    const CLOCK_DRIFT: f64 = 0.10;
+
+    /// The mark of a case whose clock changed while it was measured; none if it did not.
+    pub fn drift(&self) -> Option<String> {
+        let [before, after] = self.clocks.as_ref()?;
+        let changed = |what: &str, a: Option<f64>, b: Option<f64>| {
+            let (a, b) = (a?, b?);
+            ((a - b).abs() > Self::CLOCK_DRIFT * a.max(b))
+                .then(|| format!("{what} clock {a:.0} then {b:.0} MHz"))
+        };
+        // The host's clock matters little to an accelerator that has one of its own.
+        match before.sm_mhz.is_some() && after.sm_mhz.is_some() {
+            true => changed("device", before.sm_mhz, after.sm_mhz),
+            false => changed("CPU", before.cpu_mhz, after.cpu_mhz),
+        }
+    }
+}
+
 /// One profile in one case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResultEntry {
-    /// The case.
-    pub case: Case,
-    /// [`Case::key`].
+    /// [`Case::key`] of the case.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub case_key: String,
     /// The profile's id.
     pub profile: String,
@@ -170,23 +227,25 @@ pub struct ResultEntry {
     /// Why it is not ok, or a note of the peer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What the peer says about how it computes the case.
+    /// The plan that computed it, where the peer makes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<String>,
+    /// The hash of each compiled variant or CPU façade that the plan used, by its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub variants: BTreeMap<String, String>,
+    /// What the peer says besides about how it computes the case.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Every sample, in the order they were taken: microseconds per call.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub samples_us: Vec<f64>,
-    /// How many of the samples each turn took; turn t of all profiles of a case are neighbours in
-    /// time.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub turn_lengths: Vec<usize>,
-    /// How many of the turns each preparation took; empty in records from before
-    /// there were several.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub preparation_turns: Vec<usize>,
-    /// Of the samples.
+    /// Of all samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<Summary>,
+    /// The median of each preparation, in µs; the i-th of all profiles of a case are neighbours in time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preparations: Vec<f64>,
+    /// Ratios to other profiles as their raw samples gave them, where those are no longer at hand. Other
+    /// intervals follow from the medians of the preparations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub versus: Vec<Versus>,
     /// Distance from the oracle; none where the profile computes something else (a ceiling).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorMetrics>,
@@ -194,44 +253,94 @@ pub struct ResultEntry {
     pub bytes: f64,
     /// Floating-point operations.
     pub flops: f64,
-    /// Bytes by the median time, in 10⁹ per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub effective_gbps: Option<f64>,
-    /// Operations by the median time, in 10⁹ per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub effective_gflops: Option<f64>,
-    /// The baseline's median by this one's: above 1 is faster than the baseline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ratio_to_baseline: Option<Interval>,
 }
 
 impl ResultEntry {
-    /// An entry without samples.
-    pub(crate) fn without_samples(
+    /// An entry without times.
+    pub(crate) fn without_times(
         case: &Case,
         profile: &str,
         status: Status,
         reason: Option<String>,
     ) -> ResultEntry {
         ResultEntry {
-            case: case.clone(),
             case_key: case.key(),
             profile: profile.to_owned(),
             status,
             reason,
+            plan: None,
+            variants: BTreeMap::new(),
             notes: Vec::new(),
-            samples_us: Vec::new(),
-            turn_lengths: Vec::new(),
-            preparation_turns: Vec::new(),
             summary: None,
+            preparations: Vec::new(),
+            versus: Vec::new(),
             error: None,
             bytes: case.compulsory_bytes(),
             flops: case.flops(),
-            effective_gbps: None,
-            effective_gflops: None,
-            ratio_to_baseline: None,
         }
     }
+
+    /// Bytes by the median time, in 10⁹ per second.
+    pub fn gbps(&self) -> Option<f64> {
+        self.rate(self.bytes)
+    }
+
+    /// Operations by the median time, in 10⁹ per second.
+    pub fn gflops(&self) -> Option<f64> {
+        self.rate(self.flops)
+    }
+
+    fn rate(&self, amount: f64) -> Option<f64> {
+        // Amounts per microsecond are 10⁶ per second.
+        self.summary.filter(|_| amount > 0.0).map(|s| amount / s.median / 1e3)
+    }
+
+    /// How many times as fast this is as `other`, which was measured beside it: the ratio of the medians.
+    /// The interval is what the raw samples gave where it was kept, else it follows from the medians of the
+    /// preparations; none with fewer than two of them.
+    pub fn speed_over(&self, other: &ResultEntry) -> Option<Interval> {
+        if let Some(known) = self.versus.iter().find(|v| v.against == other.profile) {
+            return Some(Interval { value: known.ratio, ci95: [known.low, known.high] });
+        }
+        let value = other.summary?.median / self.summary?.median;
+        let seed = stats::seed_of(&[&self.case_key, &self.profile, &other.profile]);
+        stats::ratio(value, &other.preparations, &self.preparations, seed)
+    }
+
+    /// Adds preparations of the same case. One that could not be measured leaves what is known alone; a
+    /// result that is wrong once is wrong.
+    pub(crate) fn extend(&mut self, more: ResultEntry) {
+        if more.status == Status::Failed {
+            return;
+        }
+        if self.status == Status::Ok && more.status != Status::Ok {
+            (self.status, self.reason, self.error) = (more.status, more.reason, more.error);
+        }
+        self.summary = match (self.summary, more.summary) {
+            (Some(a), Some(b)) => Some(a.with(b)),
+            (a, b) => a.or(b),
+        };
+        self.preparations.extend(more.preparations);
+        // What the first samples gave is not what all of them would.
+        self.versus.clear();
+    }
+}
+
+/// A ratio of speeds with its 95 % confidence interval, as raw samples gave it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Versus {
+    /// The profile that was compared with.
+    pub against: String,
+    /// Its median by this one's: above 1 this one is faster.
+    pub ratio: f64,
+    /// The lower end of the interval.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
+    /// How the interval was worked out.
+    pub method: String,
+    /// Over so many preparations.
+    pub preparations: usize,
 }
 
 /// A pair of case and profile under a profiler. Its times are not those of the results: a profiler
@@ -254,14 +363,30 @@ pub struct Profiled {
 pub struct Summary {
     /// Half of the samples are at most this.
     pub median: f64,
-    /// A tenth of the samples are at most this.
-    pub p10: f64,
-    /// Nine tenths of the samples are at most this.
-    pub p90: f64,
-    /// Median absolute deviation from the median.
-    pub mad: f64,
+    /// A quarter of the samples are at most this.
+    pub q1: f64,
+    /// Three quarters of the samples are at most this.
+    pub q3: f64,
+    /// The least sample.
+    pub min: f64,
     /// Number of samples.
     pub n: usize,
+}
+
+impl Summary {
+    /// Of both sets together, as nearly as their summaries tell: the median and the quartiles are means,
+    /// weighted by the numbers of samples.
+    fn with(self, other: Self) -> Self {
+        let n = self.n + other.n;
+        let mean = |a: f64, b: f64| (a * self.n as f64 + b * other.n as f64) / n.max(1) as f64;
+        Self {
+            median: mean(self.median, other.median),
+            q1: mean(self.q1, other.q1),
+            q3: mean(self.q3, other.q3),
+            min: self.min.min(other.min),
+            n,
+        }
+    }
 }
 
 /// A value with its 95 % confidence interval.
@@ -283,4 +408,31 @@ pub struct ErrorMetrics {
     pub frobenius_limit: Option<f64>,
     /// The largest |error| ÷ its bound; above 1 is wrong.
     pub worst_ratio: Option<f64>,
+}
+
+impl Record {
+    /// The result of a profile in a case.
+    pub fn entry(&self, case_key: &str, profile: &str) -> Option<&ResultEntry> {
+        self.results.iter().find(|e| e.case_key == case_key && e.profile == profile)
+    }
+
+    /// The case of an entry.
+    pub fn case_of(&self, entry: &ResultEntry) -> Option<&Case> {
+        self.cases.get(&entry.case_key).map(|facts| &facts.case)
+    }
+
+    /// How many times as fast an entry is as the first baseline of its case that has a result; none for
+    /// that baseline itself.
+    pub fn ratio_to_baseline(
+        &self,
+        experiment: &Experiment,
+        entry: &ResultEntry,
+    ) -> Option<Interval> {
+        let baselines = experiment.profiles.iter().filter(|p| p.role == Role::Baseline);
+        let mut results = baselines.filter_map(|p| self.entry(&entry.case_key, &p.id));
+        let baseline = results.find(|e| e.status == Status::Ok)?;
+        let value = baseline.summary?.median / entry.summary?.median;
+        let alone = Interval { value, ci95: [f64::NAN; 2] };
+        (baseline.profile != entry.profile).then(|| entry.speed_over(baseline).unwrap_or(alone))
+    }
 }

@@ -192,13 +192,18 @@ impl Store {
     /// Writes a record: the old file or the new one is there at any moment, never half of one.
     ///
     /// # Errors
-    /// [`LabError::Io`]; the old file is then untouched.
+    /// [`LabError::Record`] if the file is not what this record was read from or last written as;
+    /// [`LabError::Io`]. The old file is then untouched.
     pub fn write(&self, record: &mut Record, path: &Path) -> Result<()> {
         let failed = || LabError::io("write", path);
+        if path.exists() && open(path)?.content_hash != record.content_hash {
+            let why = "another program has changed it since it was read".to_owned();
+            let advice = "nothing was written: run again, which goes on with what is there";
+            return Err(LabError::Record { path: path.to_path_buf(), why, advice });
+        }
         let json = |e: serde_json::Error| failed()(e.into());
         record.content_hash = content_hash(&serde_json::to_value(&*record).map_err(json)?);
-        let mut text = serde_json::to_string_pretty(record).map_err(json)?;
-        text.push('\n');
+        let text = laid_out(&serde_json::to_value(&*record).map_err(json)?);
         let dir = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -213,6 +218,30 @@ impl Store {
         // The rename itself must reach the disk too.
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed())
     }
+}
+
+/// A document with a line for each of its parts, and for each part of those with several: short, and changes
+/// of it can be read line by line.
+fn laid_out(document: &Value) -> String {
+    let lines = |open: &str, parts: Vec<String>, close: &str, indent: &str| match parts.len() {
+        0 => format!("{open}{close}"),
+        _ => {
+            format!("{open}\n{indent}  {}\n{indent}{close}", parts.join(&format!(",\n{indent}  ")))
+        }
+    };
+    let named = |name: &String, value: String| format!("{}: {value}", Value::String(name.clone()));
+    let part = |value: &Value| match value {
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            lines("[", items.iter().map(Value::to_string).collect(), "]", "  ")
+        }
+        Value::Object(map) if map.values().any(Value::is_object) => {
+            let parts = map.iter().map(|(name, value)| named(name, value.to_string()));
+            lines("{", parts.collect(), "}", "  ")
+        }
+        other => other.to_string(),
+    };
+    let parts = document.as_object().into_iter().flatten();
+    lines("{", parts.map(|(name, value)| named(name, part(value))).collect(), "}", "") + "\n"
 }
 
 /// A temporary file is its owner's alone; a record is for everybody.

@@ -70,7 +70,7 @@ pub(super) fn page(
                 @for id in &decision.experiments {
                     @match site.experiments.iter().find(|e| e.experiment.id == *id) {
                         Some(e) => li {
-                            (badge(e.verdict.state)) " " (stale_badge(e.verdict.stale.as_deref())) " "
+                            (badge(e.verdict.state)) " "
                             a href={ "../" (experiment::path(id)) } { (e.experiment.title) }
                             span.sub { (e.verdict.headline) }
                         },

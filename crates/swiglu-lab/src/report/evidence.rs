@@ -8,9 +8,9 @@ use crate::definition::{Experiment, Role};
 use crate::profile::{Ceiling, Ceilings};
 use crate::record::{Opened, Record, ResultEntry, Status};
 
-/// The record that the pages show for an experiment: of the newest verdict's, else the newest.
+/// The record that the pages show for an experiment: of the verdict, else the newest.
 pub(super) fn shown(entry: &Entry) -> Option<&Opened> {
-    let judged = entry.verdict.machines.iter().max_by(|a, b| a.finished.cmp(&b.finished));
+    let judged = entry.verdict.decisive();
     let of = |o: &&Opened| {
         judged.is_some_and(|j| o.record.run_id == j.run_id && o.record.machine.name == j.machine)
     };
@@ -63,14 +63,15 @@ fn label(case: &Case) -> String {
 pub(super) fn groups(record: &Record) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for entry in &record.results {
-        let label = label(&entry.case);
+        let Some(case) = record.case_of(entry) else { continue };
+        let label = label(case);
         let at = groups.iter().position(|g| g.label == label).unwrap_or_else(|| {
             groups.push(Group { label, cases: Vec::new() });
             groups.len() - 1
         });
         let cases = &mut groups[at].cases;
         if !cases.iter().any(|c| c.key() == entry.case_key) {
-            cases.push(&entry.case);
+            cases.push(case);
         }
     }
     groups.iter_mut().for_each(|g| g.cases.sort_by_key(|c| c.m));
@@ -109,13 +110,15 @@ pub(super) fn ceilings(experiment: &Experiment, record: &Record) -> Ceilings {
         })
     };
     // A profile without arithmetic moves bytes, all others multiply.
-    let copies = of_ceilings().filter(|r| r.flops == 0.0 || r.case.op == CaseOp::Copy);
-    let memory = copies.filter_map(|r| Some((r.profile.as_str(), r.effective_gbps? * 1e9)));
+    let op = |r: &ResultEntry| record.case_of(r).map(|c| c.op);
+    let copies = of_ceilings().filter(|r| r.flops == 0.0 || op(r) == Some(CaseOp::Copy));
+    let memory = copies.filter_map(|r| Some((r.profile.as_str(), r.gbps()? * 1e9)));
     let memory = fastest(memory);
     let compute = DType::ALL.iter().filter_map(|&dtype| {
-        let products = of_ceilings().filter(|r| r.flops > 0.0 && r.case.dtype == dtype);
-        let rates = products.filter(|r| r.case.op.has_weights());
-        let rates = rates.filter_map(|r| Some((r.profile.as_str(), r.effective_gflops? * 1e9)));
+        let multiplies = |case: &Case| case.dtype == dtype && case.op.has_weights();
+        let products =
+            of_ceilings().filter(|r| r.flops > 0.0 && record.case_of(r).is_some_and(multiplies));
+        let rates = products.filter_map(|r| Some((r.profile.as_str(), r.gflops()? * 1e9)));
         let (name, per_second) = fastest(rates)?;
         Some(Ceiling { name: format!("{dtype} {name}"), per_second })
     });

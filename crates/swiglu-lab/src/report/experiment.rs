@@ -3,9 +3,9 @@
 use maud::{Markup, html};
 
 use super::evidence::{ceilings, shown};
-use super::page::{Depth, badge, frame, key, prose, scroll, stale_badge};
+use super::page::{Depth, badge, frame, key, prose, scroll};
 use super::{Entry, ReportError, Site, decision, plots, run, tables};
-use crate::definition::{Against, Aggregate, Claim, Experiment};
+use crate::definition::{Against, Claim, ClaimKind, Experiment};
 use crate::format::day;
 use crate::profile::analyse_result;
 use crate::record::{Opened, QUICK, Record};
@@ -24,7 +24,7 @@ pub(super) fn page(site: &Site, entry: &Entry) -> Result<String, ReportError> {
     let record = shown(entry);
     let main = html! {
         header.page {
-            p.state { (badge(entry.verdict.state)) (stale_badge(entry.verdict.stale.as_deref())) }
+            p.state { (badge(entry.verdict.state)) }
             h1 { (e.title) }
             p.lead { (e.question) }
             p.headline { (entry.verdict.headline) }
@@ -80,18 +80,26 @@ fn in_words(claim: &Claim) -> Markup {
             format!("the fastest {}", names.join(" or "))
         }
     };
-    let aggregate = match claim.aggregate {
-        Aggregate::Geomean => "the geometric mean over all cases".to_owned(),
-        Aggregate::Min => "the worst case".to_owned(),
-        Aggregate::Share => {
-            format!("the share of cases with a ratio of at least {}", claim.case_threshold)
+    let reaches = match claim.kind {
+        ClaimKind::Faster { goal: 1.0 } => "the whole interval is at least 1".to_owned(),
+        ClaimKind::Faster { goal } => {
+            format!("the whole interval is at least 1, and the estimate at least {goal}")
+        }
+        ClaimKind::NotSlower | ClaimKind::Reaches { .. } => {
+            format!("the whole interval is at least {}", claim.kind.limit())
         }
     };
     html! {
         "In each case, the time of " b { (against) } " is divided by that of " b { (claim.subject) }
-        ". It is supported if " (aggregate) " is at least " b { (claim.threshold) }
-        @if let Some(floor) = claim.case_floor { " and no case is below " b { (floor) } }
-        ", confidence interval included."
+        ". It is supported if, of the geometric mean over all cases, " (reaches)
+        @if let Some(floor) = claim.floor {
+            @match claim.exceptions {
+                0 => ", and no case is below ",
+                n => { ", and at most " b { (n) } " cases are below " }
+            }
+            b { (floor) }
+        }
+        "."
     }
 }
 
@@ -105,7 +113,7 @@ fn card(entry: &Entry, verdict: &RecordVerdict) -> Markup {
     });
     html! {
         article.card {
-            p.state { (badge(verdict.state)) (stale_badge(verdict.stale.as_deref())) }
+            p.state { (badge(verdict.state)) }
             h3 { (verdict.machine) }
             @if let Some(a) = verdict.aggregate { p.figure { (tables::interval(a)) } }
             p.meta {
@@ -115,7 +123,6 @@ fn card(entry: &Entry, verdict: &RecordVerdict) -> Markup {
                     a href={ "../" (run::path(o)) } { "run " (verdict.run_id) }
                 } @else { "run " (verdict.run_id) }
             }
-            @if let Some(why) = &verdict.stale { p.note { "Stale: " (why) } }
             @if !verdict.reasons.is_empty() {
                 ul.reasons { @for reason in &verdict.reasons { li { (reason) } } }
             }
@@ -142,7 +149,7 @@ fn results(e: &Experiment, opened: &Opened) -> Result<Markup, ReportError> {
             @for figure in &times.sweeps { (figure) }
             @if !times.bars.is_empty() {
                 h3 { "Time per call" }
-                p.meta { "Bars end at the median, lines reach from the 10th to the 90th percentile." }
+                p.meta { "Bars end at the median, lines reach over the middle half of the samples." }
                 div.figures { @for figure in &times.bars { (figure) } }
             }
             @if !times.more_bars.is_empty() {
@@ -180,7 +187,10 @@ fn analyses(e: &Experiment, record: &Record) -> Markup {
     let ceilings = ceilings(e, record);
     let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
     let texts: Vec<_> = of_subject
-        .filter_map(|r| Some((r.case_key.as_str(), analyse_result(e, r, &ceilings)?.text)))
+        .filter_map(|r| {
+            let case = record.case_of(r)?;
+            Some((r.case_key.as_str(), analyse_result(e, case, r, &ceilings)?.text))
+        })
         .collect();
     let list = |texts: &[(&str, String)]| {
         html! { dl.analyses { @for (case, text) in texts { dt { (case) } dd { (text) } } } }

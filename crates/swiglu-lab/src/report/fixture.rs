@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use super::{Entry, Site};
 use crate::case::Case;
+use crate::code::Code;
 use crate::decision::Decision;
 use crate::definition::{Experiment, Role};
 use crate::profile::{Ceiling, Ceilings, Counters, KernelCounters};
 use crate::record::{
-    Clocks, ErrorMetrics, Interval, Machine, Opened, Profiled, ProtocolUsed, Record, ResultEntry,
+    CaseFacts, Clocks, ErrorMetrics, Machine, Opened, Profiled, ProtocolUsed, Record, ResultEntry,
     Status, Store, Summary,
 };
-use crate::source::Source;
 use crate::testkit::empty_record;
 use crate::verdict::Verdict;
 
 pub(super) const HOSTILE: &str = "</svg></title><script>alert(1)</script> & \"quotes\" 'too'";
 
 const SWEEP: &str = r##"
-schema = 1
+schema = 2
 id = "gated-linear-sweep"
 title = "Fused gated linear layer over the number of tokens"
 question = "Is the fused kernel faster than cuBLAS and an activation at every size?"
@@ -91,10 +91,8 @@ groups = ["latency", "traffic", "validation"]
 text = "The planned path is at least as fast as the best way that exists, at every size."
 subject = "ours-planned"
 against = "best:peer,baseline"
-statistic = "ratio"
-aggregate = "geomean"
-threshold = 1.0
-case_floor = 0.97
+kind = "faster"
+floor = 0.97
 [boundary]
 text = """
 One device, forward only. `M` above 16384 was not measured.
@@ -103,7 +101,7 @@ decisions = ["0001-plan", "0009-missing"]
 "##;
 
 const DECODE: &str = r##"
-schema = 1
+schema = 2
 id = "cpu-mlp-decode"
 title = "One token through a feed-forward block on a CPU"
 question = "Does the fused block reach the machine's read bandwidth?"
@@ -135,9 +133,7 @@ groups = ["latency", "traffic", "validation"]
 text = "The fused block is at least as fast as the unfused one."
 subject = "ours"
 against = ["unfused"]
-statistic = "ratio"
-aggregate = "geomean"
-threshold = 1.0
+kind = "faster"
 [boundary]
 text = "Two cores of a shared host."
 "##;
@@ -158,7 +154,7 @@ const FACTORS: [f64; 9] = [1.0, 1.1, 1.07, 1.2, 1.13, 1.24, 1.02, 0.98, 40.0];
 
 fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
     let profile = &experiment.profiles[place];
-    let mut entry = ResultEntry::without_samples(case, &profile.id, Status::Ok, None);
+    let mut entry = ResultEntry::without_times(case, &profile.id, Status::Ok, None);
     if profile.id == "quack" && case.hidden == 896 {
         entry.status = Status::NotAvailable;
         entry.reason = Some("no module named quack".into());
@@ -174,9 +170,8 @@ fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
     let base = floor * 1.1 + 2.5;
     let middle = base * FACTORS[place % FACTORS.len()] * wave;
     let noise = |i: usize| 1.0 + 0.01 * ((i * 7919 % 13) as f64 - 6.0) / 6.0;
-    entry.samples_us = (0..60).map(|i| middle * noise(i)).collect();
-    entry.turn_lengths = vec![4; 15];
-    entry.summary = Summary::of(&entry.samples_us);
+    entry.preparations = (0..5).map(|i| middle * noise(i)).collect();
+    entry.summary = Summary::of(&entry.preparations);
     let eager = profile.id.contains("eager") || profile.id.contains("cublas");
     let error = if eager { 3.5e-3 } else { 1.7e-3 };
     entry.error = (profile.role != Role::Ceiling).then_some(ErrorMetrics {
@@ -193,20 +188,16 @@ fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
             worst_ratio: None,
         });
     }
-    entry.effective_gbps = Some(entry.bytes / middle / 1e3);
-    entry.effective_gflops = Some(entry.flops / middle / 1e3);
-    let value = base * FACTORS[2] / middle;
-    entry.ratio_to_baseline = Some(Interval { value, ci95: [value * 0.99, value * 1.01] });
-    entry.notes = match profile.id.as_str() {
-        "ours-unfused" | "unfused" => vec!["cublaslt unfused".into()],
-        _ => Vec::new(),
-    };
+    let unfused = profile.id.ends_with("unfused");
+    entry.plan = unfused.then(|| "cublaslt unfused".into());
     entry
 }
 
-fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
+fn record(experiment: &Experiment, run_id: &str) -> Record {
     let cuda = experiment.device == crate::DeviceKind::Cuda;
     let clocks = Clocks { sm_mhz: cuda.then_some(1755.0), power_w: None, cpu_mhz: Some(3100.0) };
+    let facts =
+        |case: &Case| CaseFacts { case: case.clone(), clocks: Some([clocks; 2]), repeated: false };
     let pairs = experiment.cases.iter().flat_map(|case| {
         (0..experiment.profiles.len()).map(move |place| result(experiment, case, place))
     });
@@ -226,10 +217,7 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
         reason,
     };
     Record {
-        source_hash: match source {
-            Source::Tree(hash) => format!("tree:{hash}"),
-            _ => "unknown".into(),
-        },
+        code: Code { commit: Some("abc".into()), dirty: false },
         run_id: run_id.into(),
         started: "2026-11-19T23:10:00Z".into(),
         finished: "2026-11-20T01:02:03Z".into(),
@@ -255,9 +243,7 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
             pace: experiment.pace,
             quick: false,
         },
-        clocks_before: Some(clocks),
-        clocks_after: Some(clocks),
-        case_clocks: experiment.cases.iter().map(|c| (c.key(), [clocks; 2])).collect(),
+        cases: experiment.cases.iter().map(|case| (case.key(), facts(case))).collect(),
         ceilings: cuda.then(|| Ceilings {
             memory: Some(ceiling("copy", 4.1e12)),
             compute: vec![ceiling("bf16 GEMM", 7.6e14), ceiling("f32 GEMM", 3.9e14)],
@@ -274,19 +260,18 @@ fn record(experiment: &Experiment, run_id: &str, source: &Source) -> Record {
 
 /// A site whose records lie in `dir`.
 pub(super) fn site(dir: &Path) -> Site {
-    let source = Source::Tree("abc".into());
     let store = Store::new(dir);
     let entry = |experiment: Experiment, runs: &[&str]| {
         let records: Vec<Opened> = runs
             .iter()
             .map(|run| {
-                let mut record = record(&experiment, run, &source);
+                let mut record = record(&experiment, run);
                 let path = store.path_of(&record);
                 store.write(&mut record, &path).unwrap();
                 Opened { path, record }
             })
             .collect();
-        let verdict = Verdict::of(&experiment, &records, &source);
+        let verdict = Verdict::of(&experiment, &records);
         Entry { experiment, verdict, records, refused: vec![format!("x.json: {HOSTILE}")] }
     };
     let front = |id: &str, experiments: &str| {

@@ -2,17 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::page::{Depth, badge, frame, stale_badge};
+use super::page::{Depth, badge, frame};
 use super::{Entry, Site, decision, experiment};
 use crate::format::day;
 use crate::verdict::VerdictState;
-
-const STATES: [VerdictState; 4] = [
-    VerdictState::Supported,
-    VerdictState::Refuted,
-    VerdictState::Inconclusive,
-    VerdictState::NotRun,
-];
 
 pub(super) fn page(site: &Site) -> String {
     let count = |state| site.experiments.iter().filter(|e| e.verdict.state == state).count();
@@ -22,7 +15,7 @@ pub(super) fn page(site: &Site) -> String {
             "Each experiment asks one question, states a claim, and is judged by its records alone."
         }
         ul.counts aria-label="Experiments by state" {
-            @for state in STATES {
+            @for state in VerdictState::ALL {
                 li { (badge(state)) " " strong { (count(state)) } }
             }
         }
@@ -57,7 +50,7 @@ fn card(entry: &Entry) -> Markup {
     };
     html! {
         article.card {
-            p.state { (badge(entry.verdict.state)) (stale_badge(entry.verdict.stale.as_deref())) }
+            p.state { (badge(entry.verdict.state)) }
             h3 { a href=(experiment::path(&e.id)) { (e.title) } }
             p { (e.question) }
             p.headline { (entry.verdict.headline) }

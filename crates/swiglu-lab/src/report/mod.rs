@@ -23,7 +23,6 @@ use crate::decision::Decision;
 use crate::definition::Experiment;
 use crate::error::LabError;
 use crate::record::{Opened, Store};
-use crate::source::Sources;
 use crate::verdict::Verdict;
 use chart::ChartError;
 
@@ -101,13 +100,12 @@ impl Site {
     pub fn gather(lab: &Path, store: &Store) -> crate::Result<Self> {
         let mut site = Self::default();
         let definitions = lab.join("experiments");
-        let sources = Sources::new(lab);
         let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
         for definition in Experiment::read_dir(&definitions)? {
             match definition {
                 Ok(experiment) => {
                     let (records, refused) = store.of_experiment(&experiment.id)?;
-                    let verdict = Verdict::of(&experiment, &records, &sources);
+                    let verdict = Verdict::of(&experiment, &records);
                     ids.push(experiment.id.clone());
                     counted.extend(records.iter().map(|r| r.path.clone()));
                     counted.extend(refused.iter().map(|r| r.path.clone()));

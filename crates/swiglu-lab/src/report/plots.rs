@@ -37,7 +37,8 @@ pub(super) fn sweep(
         let points = group.cases.iter().filter_map(|case| {
             let results = results_of(record, case);
             let result = results.into_iter().find(|r| r.profile == profile.id)?;
-            let value = result.ratio_to_baseline.filter(|_| result.status == Status::Ok)?.value;
+            let ratio = record.ratio_to_baseline(experiment, result);
+            let value = ratio.filter(|_| result.status == Status::Ok)?.value;
             Some((case.m as f64, value))
         });
         SweepSeries { label: profile.id.clone(), series: i, points: points.collect() }
@@ -86,7 +87,8 @@ pub(super) fn bars(
     results.sort_by(|a, b| median(a).total_cmp(&median(b)));
     let bar = |r: &&ResultEntry| {
         let s = r.summary?;
-        let against = r.ratio_to_baseline.map(|i| format!(" · {}", ratio(i.value)));
+        let against = record.ratio_to_baseline(experiment, r);
+        let against = against.map(|i| format!(" · {}", ratio(i.value)));
         let role = experiment.profile(&r.profile).map(|p| p.role);
         let note = match (r.status, role) {
             (Status::FailedVerification, _) => " (wrong result)",
@@ -98,8 +100,8 @@ pub(super) fn bars(
             label: format!("{}{note}", r.profile),
             value: format!("{}{}", time(s.median), against.unwrap_or_default()),
             median: s.median,
-            p10: s.p10,
-            p90: s.p90,
+            q1: s.q1,
+            q3: s.q3,
             series: series(experiment, &r.profile),
         })
     };
@@ -124,7 +126,7 @@ pub(super) fn roofline(
         bytes: c.per_second,
     });
     let used = |c: &&crate::profile::Ceiling| {
-        record.results.iter().any(|r| ceilings.compute_of(r.case.dtype) == Some(*c))
+        record.cases.values().any(|f| ceilings.compute_of(f.case.dtype) == Some(*c))
     };
     let compute = ceilings.compute.iter().filter(used).map(|c| Roof::Compute {
         label: format!("{}: {}", c.name, si(c.per_second, "FLOP/s")),
@@ -135,7 +137,7 @@ pub(super) fn roofline(
         Some(RooflinePoint {
             series: series(experiment, &r.profile),
             intensity: r.flops / r.bytes,
-            flops: r.effective_gflops? * 1e9,
+            flops: r.gflops()? * 1e9,
         })
     });
     let chart = Roofline {
@@ -175,7 +177,12 @@ fn legend(
 /// The largest error of each profile, by dtype and numerics of the cases.
 pub(super) fn errors(experiment: &Experiment, record: &Record) -> Result<Vec<Markup>, ChartError> {
     let mut modes: Vec<String> = Vec::new();
-    let mode = |r: &ResultEntry| format!("{} {}", r.case.dtype, r.case.numerics);
+    let mode = |r: &ResultEntry| {
+        record
+            .case_of(r)
+            .map(|case| format!("{} {}", case.dtype, case.numerics))
+            .unwrap_or_default()
+    };
     for result in record.results.iter().filter(|r| r.error.is_some()) {
         if !modes.contains(&mode(result)) {
             modes.push(mode(result));

@@ -31,7 +31,7 @@ pub(super) fn page(entry: &Entry, opened: &Opened) -> Result<String, ReportError
     let ceilings = ceilings(e, r);
     let roofline = plots::roofline(e, r, &ceilings)?;
     let analyses = r.results.iter().filter_map(|result| {
-        let analysis = analyse_result(e, result, &ceilings)?;
+        let analysis = analyse_result(e, r.case_of(result)?, result, &ceilings)?;
         Some((format!("{}: {}", result.profile, result.case_key), analysis.text))
     });
     let main = html! {
@@ -46,14 +46,14 @@ pub(super) fn page(entry: &Entry, opened: &Opened) -> Result<String, ReportError
             p {
                 "Everything is in "
                 a href=(format!("{}.json", stem(opened))) { "the record" }
-                ", samples included."
+                "."
             }
         }
         section aria-labelledby="versions" {
             h2 #versions { "Versions" }
             (versions(r))
         }
-        @if !r.case_clocks.is_empty() {
+        @if r.cases.values().any(|c| c.clocks.is_some()) {
             section aria-labelledby="clocks" {
                 h2 #clocks { "Clocks" }
                 details {
@@ -126,11 +126,15 @@ fn facts(r: &Record) -> Markup {
                 r.protocol.seed,
             )),
         ),
-        ("Clocks before", r.clocks_before.map(|c| clock(&c))),
-        ("Clocks after", r.clocks_after.map(|c| clock(&c))),
         ("Measured ceilings", (!ceilings.is_empty()).then(|| ceilings.join(", "))),
         ("Definition", Some(r.definition_hash.clone())),
-        ("Source", Some(r.source_hash.clone())),
+        (
+            "Commit",
+            r.code
+                .commit
+                .as_ref()
+                .map(|c| format!("{c}{}", if r.code.dirty { ", with changes" } else { "" })),
+        ),
         ("Content", Some(r.content_hash.clone())),
     ];
     html! {
@@ -174,8 +178,8 @@ fn clocks(r: &Record) -> Markup {
             caption { span { "Clocks at the begin and end of each case" } }
             thead { tr { th scope="col" { "case" } th scope="col" { "begin" } th scope="col" { "end" } } }
             tbody {
-                @for (case, [before, after]) in &r.case_clocks {
-                    tr { th.case scope="row" { (case) } td { (clock(before)) } td { (clock(after)) } }
+                @for (case, [before, after]) in r.cases.iter().filter_map(|(key, c)| Some((key, c.clocks?))) {
+                    tr { th.case scope="row" { (case) } td { (clock(&before)) } td { (clock(&after)) } }
                 }
             }
         }

@@ -39,7 +39,7 @@ fn of_group(experiment: &Experiment, record: &Record, group: &Group<'_>) -> Mark
                     tr {
                         th.n scope="row" { (case.m) }
                         @for p in &profiles {
-                            (median(experiment, results, results.iter().find(|r| r.profile == p.id)))
+                            (median(experiment, record, results, results.iter().find(|r| r.profile == p.id)))
                         }
                     }
                 }
@@ -48,7 +48,12 @@ fn of_group(experiment: &Experiment, record: &Record, group: &Group<'_>) -> Mark
     }
 }
 
-fn median(experiment: &Experiment, all: &[&ResultEntry], result: Option<&&ResultEntry>) -> Markup {
+fn median(
+    experiment: &Experiment,
+    record: &Record,
+    all: &[&ResultEntry],
+    result: Option<&&ResultEntry>,
+) -> Markup {
     let Some((result, summary)) = result.and_then(|r| Some((r, r.summary?))) else {
         return html! { td.n { (DASH) } };
     };
@@ -61,7 +66,7 @@ fn median(experiment: &Experiment, all: &[&ResultEntry], result: Option<&&Result
             (time(summary.median))
             @if first { span.hidden { " fastest" } }
             @if wrong { span.sub { "wrong result" } }
-            @else if let Some(r) = result.ratio_to_baseline { span.sub { (ratio(r.value)) } }
+            @else if let Some(r) = record.ratio_to_baseline(experiment, result) { span.sub { (ratio(r.value)) } }
         }
     }
 }
@@ -88,7 +93,7 @@ pub(super) fn all_results(experiment: &Experiment, record: &Record) -> Markup {
                     th scope="col" { "case" }
                     th scope="col" { "profile" }
                     th scope="col" { "status" }
-                    @for name in ["median", "p10 – p90", "MAD", "samples", "GB/s", "GFLOP/s", "ratio",
+                    @for name in ["median", "quartiles", "least", "samples", "GB/s", "GFLOP/s", "ratio",
                         "error", "of limit"]
                     {
                         th.n scope="col" { (name) }
@@ -105,15 +110,15 @@ pub(super) fn all_results(experiment: &Experiment, record: &Record) -> Markup {
                         td.status {
                             (r.status)
                             @if let Some(reason) = &r.reason { span.sub { (reason) } }
-                            @for note in &r.notes { span.sub { (note) } }
+                            @for note in r.plan.iter().chain(&r.notes) { span.sub { (note) } }
                         }
                         td.n { (or_dash(s.map(|s| time(s.median)))) }
-                        td.n { (or_dash(s.map(|s| format!("{} – {}", time(s.p10), time(s.p90))))) }
-                        td.n { (or_dash(s.map(|s| time(s.mad)))) }
+                        td.n { (or_dash(s.map(|s| format!("{} – {}", time(s.q1), time(s.q3))))) }
+                        td.n { (or_dash(s.map(|s| time(s.min)))) }
                         td.n { (or_dash(s.map(|s| s.n.to_string()))) }
-                        td.n { (or_dash(r.effective_gbps.map(number))) }
-                        td.n { (or_dash(r.effective_gflops.map(number))) }
-                        td.n { (or_dash(r.ratio_to_baseline.map(interval))) }
+                        td.n { (or_dash(r.gbps().map(number))) }
+                        td.n { (or_dash(r.gflops().map(number))) }
+                        td.n { (or_dash(record.ratio_to_baseline(experiment, r).map(interval))) }
                         td.n { (or_dash(e.and_then(|e| e.relative_frobenius).map(error))) }
                         td.n {
                             (or_dash(e.and_then(|e| {

@@ -245,7 +245,7 @@ fn a_quick_record_is_called_no_evidence_wherever_it_is_shown() {
     let mut site = site(dir.path());
     for entry in &mut site.experiments {
         entry.records.iter_mut().for_each(|opened| opened.record.protocol.quick = true);
-        entry.verdict = Verdict::of(&entry.experiment, &entry.records, &crate::Source::Unknown);
+        entry.verdict = Verdict::of(&entry.experiment, &entry.records);
     }
     let files = site.files().unwrap();
     let said = |name: &str| {

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use super::peers::{Absent, Peers};
 use super::{Event, RunOptions};
 use crate::case::{Case, DeviceKind};
-use crate::definition::{ProfileDef, Role};
+use crate::definition::ProfileDef;
 use crate::error::Result;
 use crate::machine::cpu_mhz;
 use crate::peer::PeerError;
 use crate::peer::protocol::{ProfileRef, Reply, Request};
 use crate::record::{Clocks, ResultEntry, Status, Summary};
-use crate::stats::{self, Turns};
+use crate::stats;
 use crate::verify::{self, Oracle};
 
 /// A turn is shortened to about this many calls: more add nothing to a median but size.
@@ -54,6 +54,15 @@ struct Contender {
     id: u64,
     budget_us: u64,
     entry: ResultEntry,
+    /// Microseconds per call, of this preparation.
+    samples: Vec<f64>,
+}
+
+/// What is known of a profile so far.
+struct Measured {
+    entry: ResultEntry,
+    /// Of all preparations.
+    samples: Vec<f64>,
 }
 
 type Watch<'w> = dyn FnMut(Event<'_>) + 'w;
@@ -76,13 +85,11 @@ impl CaseRun<'_> {
                 }
             }
         };
-        let mut results: Vec<ResultEntry> = done.into_iter().flatten().collect();
-        self.compare(&mut results);
-        Ok(Outcome { results, clocks })
+        Ok(Outcome { results: done.into_iter().flatten().collect(), clocks })
     }
 
     fn failed(&self, profile: &ProfileDef, reason: String) -> ResultEntry {
-        ResultEntry::without_samples(self.case, &profile.id, Status::Failed, Some(reason))
+        ResultEntry::without_times(self.case, &profile.id, Status::Failed, Some(reason))
     }
 
     /// Measures all profiles that have no result yet, over all preparations.
@@ -93,7 +100,7 @@ impl CaseRun<'_> {
         done: &mut [Option<ResultEntry>],
         watch: &mut Watch<'_>,
     ) -> Result<Option<[Clocks; 2]>, Broken> {
-        let mut measured: Vec<Option<ResultEntry>> = vec![None; done.len()];
+        let mut measured: Vec<Option<Measured>> = done.iter().map(|_| None).collect();
         let mut clocks: Option<[Clocks; 2]> = None;
         for (preparation, turns) in self.preparations().enumerate() {
             let mut contenders = Vec::new();
@@ -121,15 +128,17 @@ impl CaseRun<'_> {
                 let release = Request::Release { id: contender.id };
                 self.ask(peers, contender.profile, &release)?;
                 let profile = contender.profile;
-                match joined(measured[profile].take(), contender.entry, turns.len()) {
-                    entry if entry.status == Status::Failed => done[profile] = Some(entry),
-                    entry => measured[profile] = Some(entry),
+                match joined(measured[profile].take(), contender) {
+                    Measured { entry, .. } if entry.status == Status::Failed => {
+                        done[profile] = Some(entry);
+                    }
+                    joined => measured[profile] = Some(joined),
                 }
             }
         }
-        for (slot, entry) in done.iter_mut().zip(measured) {
-            if slot.is_none() {
-                *slot = entry;
+        for (slot, measured) in done.iter_mut().zip(measured) {
+            if let (None, Some(Measured { entry, samples })) = (&slot, measured) {
+                *slot = Some(ResultEntry { summary: Summary::of(&samples), ..entry });
             }
         }
         Ok(clocks)
@@ -185,7 +194,7 @@ impl CaseRun<'_> {
         let definition = self.profiles[profile];
         let refused = |status, reason| {
             let id = &definition.id;
-            Ok(Err(Box::new(ResultEntry::without_samples(self.case, id, status, Some(reason)))))
+            Ok(Err(Box::new(ResultEntry::without_times(self.case, id, status, Some(reason)))))
         };
         watch(Event::Profile { id: &definition.id, what: "preparing" });
         let id = peers.fresh_id();
@@ -196,13 +205,13 @@ impl CaseRun<'_> {
             seed: self.options.protocol.seed,
             rotations: "auto".into(),
         };
-        let mut entry = ResultEntry::without_samples(self.case, &definition.id, Status::Ok, None);
+        let mut entry = ResultEntry::without_times(self.case, &definition.id, Status::Ok, None);
         match self.ask_if_there(peers, profile, &request)? {
-            Ok(Reply::Prepared { bytes, flops, notes, .. }) => {
+            Ok(Reply::Prepared { bytes, flops, plan, variants, notes, .. }) => {
                 let usable = |x: &f64| x.is_finite() && *x >= 0.0;
                 entry.bytes = bytes.filter(usable).unwrap_or(entry.bytes);
                 entry.flops = flops.filter(usable).unwrap_or(entry.flops);
-                entry.notes = notes;
+                (entry.plan, entry.variants, entry.notes) = (plan, variants, notes);
             }
             Ok(Reply::Unsupported { reason, .. }) => return refused(Status::Unsupported, reason),
             Ok(other) => return refused(Status::Failed, failure(other)),
@@ -237,7 +246,8 @@ impl CaseRun<'_> {
             Ok(mut warm) => {
                 let call = stats::median(&mut warm).unwrap_or(1.0);
                 let enough = (call * CALLS_PER_TURN).ceil() as u64;
-                Ok(Ok(Contender { profile, id, budget_us: enough.clamp(1, budget_us), entry }))
+                let budget_us = enough.clamp(1, budget_us);
+                Ok(Ok(Contender { profile, id, budget_us, entry, samples: Vec::new() }))
             }
             Err(reason) => refused(Status::Failed, reason),
         }
@@ -302,10 +312,7 @@ impl CaseRun<'_> {
         for turn in 0..LEAD_TURNS {
             self.turn(peers, contenders, turn, watch)?;
         }
-        for entry in contenders.iter_mut().map(|c| &mut c.entry) {
-            entry.samples_us.clear();
-            entry.turn_lengths.clear();
-        }
+        contenders.iter_mut().for_each(|contender| contender.samples.clear());
         let before = self.clocks(peers, contenders)?;
         for turn in turns {
             self.turn(peers, contenders, turn, watch)?;
@@ -342,10 +349,7 @@ impl CaseRun<'_> {
                 Err(reason) => Err(reason),
             };
             match sampled {
-                Ok(us) => {
-                    contender.entry.turn_lengths.push(us.len());
-                    contender.entry.samples_us.extend(us);
-                }
+                Ok(us) => contender.samples.extend(us),
                 Err(reason) => {
                     watch(Event::Trouble { profile: &definition.id, reason: &reason });
                     contender.entry = self.failed(definition, reason);
@@ -369,31 +373,8 @@ impl CaseRun<'_> {
                 }
             }
         }
-        clocks.cpu_mhz = Some(cpu_mhz());
+        clocks.cpu_mhz = Some(cpu_mhz().round());
         Ok(clocks)
-    }
-
-    /// Medians, rates and ratios to the first baseline.
-    fn compare(&self, results: &mut [ResultEntry]) {
-        for entry in results.iter_mut() {
-            entry.summary = Summary::of(&entry.samples_us);
-            let Some(summary) = entry.summary else { continue };
-            // Amounts per microsecond are 10⁶ per second.
-            let rate = |amount: f64| (amount > 0.0).then(|| amount / summary.median / 1e3);
-            entry.effective_gbps = rate(entry.bytes);
-            entry.effective_gflops = rate(entry.flops);
-        }
-        let is_baseline = |e: &&ResultEntry| {
-            let role = self.profiles.iter().find(|p| p.id == e.profile).map(|p| p.role);
-            e.status == Status::Ok && role == Some(Role::Baseline)
-        };
-        let Some(baseline) = results.iter().find(is_baseline).cloned() else { return };
-        let Some(base) = Turns::of(&baseline) else { return };
-        for entry in results.iter_mut() {
-            let seed = stats::seed_of(&[&entry.case_key, &entry.profile, &baseline.profile]);
-            let ratio = Turns::of(entry).and_then(|turns| stats::ratio(&base, &turns, seed));
-            entry.ratio_to_baseline = ratio.map(|r| r.interval);
-        }
     }
 }
 
@@ -408,22 +389,15 @@ fn nth(turn: usize, position: usize, count: usize) -> usize {
     (turn + offset) % count
 }
 
-/// What is known of a profile with one preparation more, of so many turns.
-fn joined(before: Option<ResultEntry>, now: ResultEntry, turns: usize) -> ResultEntry {
-    if now.status == Status::Failed {
-        return now;
-    }
-    let Some(mut all) = before else {
-        return ResultEntry { preparation_turns: vec![turns], ..now };
+/// What is known of a profile with one preparation more.
+fn joined(before: Option<Measured>, mut now: Contender) -> Measured {
+    let median = stats::median(&mut now.samples.clone());
+    now.entry.preparations.extend(median.map(|us| stats::rounded(us, stats::TIME_DIGITS)));
+    let Some(mut all) = before.filter(|_| now.entry.status != Status::Failed) else {
+        return Measured { entry: now.entry, samples: now.samples };
     };
-    if all.status == Status::Ok {
-        // A result that is wrong once is wrong.
-        (all.status, all.reason) = (now.status, now.reason);
-        all.error = if all.status == Status::Ok { all.error } else { now.error };
-    }
-    all.samples_us.extend(now.samples_us);
-    all.turn_lengths.extend(now.turn_lengths);
-    all.preparation_turns.push(turns);
+    all.entry.extend(now.entry);
+    all.samples.extend(now.samples);
     all
 }
 

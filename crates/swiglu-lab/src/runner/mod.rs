@@ -4,19 +4,19 @@ mod measure;
 mod peers;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::case::Case;
+use crate::code::Code;
 use crate::definition::{Experiment, Pace, ProfileDef};
 use crate::error::{LabError, Result};
 use crate::peer::{Limits, PeerCommands};
 use crate::place::is_name;
 use crate::record::{
-    Machine, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, RunLock, Status, Store,
+    CaseFacts, Machine, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, RunLock, Status, Store,
 };
-use crate::source::Source;
-use measure::CaseRun;
+use measure::{CaseRun, Outcome};
 use peers::Peers;
 
 /// Seed of every experiment's inputs.
@@ -95,7 +95,7 @@ pub enum Event<'a> {
         /// Cases kept from before.
         kept: usize,
         /// The record.
-        path: &'a std::path::Path,
+        path: &'a Path,
     },
     /// A case begins.
     Case {
@@ -144,7 +144,7 @@ pub struct Laboratory<'a> {
     /// This machine.
     pub machine: &'a Machine,
     /// The code that is measured.
-    pub source: &'a Source,
+    pub code: &'a Code,
 }
 
 impl Laboratory<'_> {
@@ -189,43 +189,102 @@ impl Laboratory<'_> {
             // in time compare.
             let had = |p: &&ProfileDef| {
                 profiles.iter().any(|wanted| wanted.id == p.id)
-                    || entry_of(&record, &key, p).is_some()
+                    || record.entry(&key, &p.id).is_some()
             };
             let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(had).collect();
-            let outcome = CaseRun { case, profiles: &profiles, options }.run(&mut peers, watch)?;
+            let run = CaseRun { case, profiles: &profiles, options };
+            let mut outcome = run.run(&mut peers, watch)?;
+            let drift = |outcome: &Outcome| {
+                CaseFacts { case: case.clone(), clocks: outcome.clocks, repeated: false }.drift()
+            };
+            // Once: where a clock changes again, the case keeps the mark.
+            let repeated = drift(&outcome).is_some() && !options.protocol.quick;
+            if repeated {
+                outcome = run.run(&mut peers, watch)?;
+            }
             record.results.retain(|entry| entry.case_key != key);
             let first = record.results.len();
             record.results.extend(outcome.results);
-            if let Some(clocks) = outcome.clocks {
-                record.clocks_before.get_or_insert(clocks[0]);
-                record.clocks_after = Some(clocks[1]);
-                record.case_clocks.insert(key, clocks);
-            }
-            for (peer, versions) in peers.versions() {
-                record.versions.insert(peer.clone(), versions.clone());
-            }
-            if record.machine.gpu.is_none() {
-                record.machine.gpu = peers.device_name().map(str::to_owned);
-            }
-            record.finished = now();
-            record.complete = is_complete(&record, experiment);
-            self.store.write(&mut record, &path)?;
+            let facts = CaseFacts { case: case.clone(), clocks: outcome.clocks, repeated };
+            record.cases.insert(key, facts);
+            self.save(&mut record, &path, experiment, &peers)?;
             watch(Event::Done { results: &record.results[first..] });
         }
         Ok(Finished { path, record })
     }
 
+    /// Adds preparations to every case of a complete record, so that intervals become narrower; each case is
+    /// written when it is done.
+    ///
+    /// # Errors
+    /// As [`Laboratory::run`].
+    pub fn prepare_more(
+        &self,
+        experiment: &Experiment,
+        finished: &mut Finished,
+        more: usize,
+        options: &RunOptions,
+        watch: &mut dyn FnMut(Event<'_>),
+    ) -> Result<()> {
+        let Finished { path, record } = finished;
+        let mut peers = Peers::new(self.commands, experiment.device, options.limits);
+        let mut options = options.clone();
+        options.protocol = ProtocolUsed { preparations: more, ..record.protocol.clone() };
+        options.protocol.turns =
+            (record.protocol.turns * more).div_ceil(record.protocol.preparations.max(1)).max(more);
+        watch(Event::Started { cases: experiment.cases.len(), kept: 0, path });
+        for case in &experiment.cases {
+            let key = case.key();
+            // Those that have no result have none of more preparations either.
+            let counts = |p: &&ProfileDef| {
+                record.entry(&key, &p.id).is_some_and(|entry| entry.status == Status::Ok)
+            };
+            let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(counts).collect();
+            watch(Event::Case { case });
+            let run = CaseRun { case, profiles: &profiles, options: &options };
+            let outcome = run.run(&mut peers, watch)?;
+            watch(Event::Done { results: &outcome.results });
+            for result in outcome.results {
+                let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
+                if let Some(entry) = record.results.iter_mut().find(same) {
+                    entry.extend(result);
+                }
+            }
+            self.save(record, path, experiment, &peers)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is known by now.
+    fn save(
+        &self,
+        record: &mut Record,
+        path: &Path,
+        experiment: &Experiment,
+        peers: &Peers<'_>,
+    ) -> Result<()> {
+        for (peer, versions) in peers.versions() {
+            record.versions.insert(peer.clone(), versions.clone());
+        }
+        if record.machine.gpu.is_none() {
+            record.machine.gpu = peers.device_name().map(str::to_owned);
+        }
+        record.finished = now();
+        record.complete = is_complete(record, experiment);
+        self.store.write(record, path)
+    }
+
     /// The record to go on with, or a new one. A new one is written at once: a directory that
     /// cannot be written is better found before measuring than after.
     fn begin(&self, experiment: &Experiment, options: &RunOptions) -> Result<(Record, PathBuf)> {
-        let source_hash = self.source.to_string();
         let found = self.store.find(&self.machine.name, &experiment.id, &options.run_id)?;
         if let Some(opened) = found {
             let r = &opened.record;
             let why = if r.definition_hash != experiment.definition_hash {
                 Some("the run began with another definition of the experiment".to_owned())
-            } else if r.source_hash != source_hash {
-                Some(format!("the run began with other code ({})", r.source_hash))
+            } else if r.code != *self.code {
+                let commit = r.code.commit.as_deref().unwrap_or("an unknown commit");
+                Some(format!("the run began with other code: {commit}"))
             } else if r.protocol != options.protocol {
                 Some("the run began with other turns or preparations".to_owned())
             } else {
@@ -245,7 +304,7 @@ impl Laboratory<'_> {
             schema: RECORD_SCHEMA,
             experiment: experiment.id.clone(),
             definition_hash: experiment.definition_hash.clone(),
-            source_hash,
+            code: self.code.clone(),
             run_id: options.run_id.clone(),
             finished: started.clone(),
             started,
@@ -253,9 +312,7 @@ impl Laboratory<'_> {
             machine: self.machine.clone(),
             versions: BTreeMap::new(),
             protocol: options.protocol.clone(),
-            clocks_before: None,
-            clocks_after: None,
-            case_clocks: BTreeMap::new(),
+            cases: BTreeMap::new(),
             ceilings: None,
             results: Vec::new(),
             profiling: Vec::new(),
@@ -271,14 +328,10 @@ fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-fn entry_of<'a>(record: &'a Record, key: &str, profile: &ProfileDef) -> Option<&'a ResultEntry> {
-    record.results.iter().find(|entry| entry.case_key == key && entry.profile == profile.id)
-}
-
 /// Whether a case has a result of each profile, and none that lacked its peer could be had now.
 fn is_done(record: &Record, case: &Case, profiles: &[&ProfileDef], peers: &mut Peers<'_>) -> bool {
     let key = case.key();
-    profiles.iter().all(|p| match entry_of(record, &key, p) {
+    profiles.iter().all(|p| match record.entry(&key, &p.id) {
         None => false,
         Some(entry) if entry.status == Status::NotAvailable => peers.get(&p.peer).is_err(),
         Some(_) => true,

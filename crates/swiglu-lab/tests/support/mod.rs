@@ -18,7 +18,7 @@ use swiglu_core::{DType, Matrix, oracle, random};
 use swiglu_lab::peer::protocol::{ACTIVATION_SCALE, STREAM_GATE, STREAM_UP};
 use swiglu_lab::peer::{Limits, PeerCommands};
 use swiglu_lab::record::{Locks, Machine, Measured, Record, Store};
-use swiglu_lab::{Case, DeviceKind, Experiment, LabError, Laboratory, RunOptions, Source};
+use swiglu_lab::{Case, Code, DeviceKind, Experiment, LabError, Laboratory, RunOptions};
 
 /// What the peer is told to do, by its environment.
 const BEHAVIOUR: &str = "SWIGLU_LAB_FAKE_PEER";
@@ -76,12 +76,11 @@ impl Lab {
             })
             .collect();
         let text = format!(
-            "schema = 1\nid = \"small\"\ntitle = \"T\"\nquestion = \"Q?\"\nwhy = \"W\"\n\
+            "schema = 2\nid = \"small\"\ntitle = \"T\"\nquestion = \"Q?\"\nwhy = \"W\"\n\
              device = \"cpu\"\n{profiles}[[cases]]\nop = \"activation\"\nm = {m:?}\n\
              shapes = [{{ intermediate = 16 }}]\ndtype = \"f32\"\n[metrics]\n\
              groups = [\"latency\"]\n[claim]\ntext = \"C\"\nsubject = \"{}\"\n\
-             against = \"best:baseline,peer\"\nstatistic = \"ratio\"\naggregate = \"min\"\n\
-             threshold = 1.0\n[boundary]\ntext = \"B\"\n",
+             against = \"best:baseline,peer\"\nkind = \"faster\"\n[boundary]\ntext = \"B\"\n",
             who[0].0
         );
         let path = self.dir.join("experiments/small.toml");
@@ -90,12 +89,13 @@ impl Lab {
     }
 }
 
-/// Runs, or goes on with a run, as the code of tree 1.
+/// Runs, or goes on with a run, as the code of commit 1.
 pub(crate) fn run(
     lab: &Lab,
     experiment: &Experiment,
     options: &RunOptions,
 ) -> Result<Record, LabError> {
+    let code = Code { commit: Some("1".into()), dirty: false };
     let user = Locks::new(lab.dir.join("locks"));
     let lock = lab.store.lock(&user, Measured::Machine, &lab.machine.name, "a test")?;
     let laboratory = Laboratory {
@@ -103,7 +103,7 @@ pub(crate) fn run(
         lock: &lock,
         commands: &lab.commands,
         machine: &lab.machine,
-        source: &Source::Tree("1".into()),
+        code: &code,
     };
     laboratory.run(experiment, options, &mut |_| {}).map(|finished| finished.record)
 }

@@ -11,7 +11,9 @@ use serde::Serialize;
 use serde_json::json;
 use swiglu::{Activation, Arrangement, DType, Device, Orientation};
 use swiglu_lab::report::chart::{Bar, Bars, Width, standalone};
-use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, ResultEntry, Role, Status};
+use swiglu_lab::{
+    Case, CaseOp, DeviceKind, Experiment, Heat, ProfileDef, Record, ResultEntry, Role, Status,
+};
 
 use crate::Verdict;
 use crate::args::MathArgs;
@@ -132,7 +134,7 @@ pub(super) fn compare(
         terminal.print_json(&Document { case: case.key(), results, plot: written })?;
     } else {
         writeln!(terminal, "{title}\n")?;
-        show(&record.results, terminal)?;
+        show(&experiment, &record, terminal)?;
         match written {
             Some(plot) => writeln!(terminal, "\nplot: {}", plot.display())?,
             None => writeln!(terminal, "\nno plot: nothing that was asked for was measured")?,
@@ -201,14 +203,14 @@ fn chart(title: &str, results: &[ResultEntry], profiles: &[ProfileDef]) -> Bars 
     measured.sort_by(|a, b| median(a).total_cmp(&median(b)));
     let bar = |r: &&ResultEntry| {
         let s = r.summary?;
-        let rate = r.effective_gbps.map(|g| format!(" · {} GB/s", number(g)));
+        let rate = r.gbps().map(|g| format!(" · {} GB/s", number(g)));
         let wrong = if r.status == Status::FailedVerification { " (wrong result)" } else { "" };
         Some(Bar {
             label: format!("{}{wrong}", r.profile),
             value: format!("{}{}", table::time(s.median), rate.unwrap_or_default()),
             median: s.median,
-            p10: s.p10,
-            p90: s.p90,
+            q1: s.q1,
+            q3: s.q3,
             series: profiles.iter().position(|p| p.id == r.profile).unwrap_or_default(),
         })
     };
@@ -237,28 +239,28 @@ fn write(path: &Path, text: &str, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(results: &[ResultEntry], terminal: &mut Terminal) -> anyhow::Result<()> {
+fn show(experiment: &Experiment, record: &Record, terminal: &mut Terminal) -> anyhow::Result<()> {
     let columns = [
         Text("backend"),
         Number("median"),
-        Number("p10 – p90"),
+        Number("quartiles"),
         Number("GB/s"),
         Number("of torch eager"),
         Number("error"),
         Text(""),
     ];
     let mut table = table::table(terminal, &columns);
-    for r in results {
+    for r in &record.results {
         let or_dash = |text: Option<String>| Cell::new(text.unwrap_or_else(|| "–".into()));
         let spread = |s: swiglu_lab::record::Summary| {
-            format!("{} – {}", table::time(s.p10), table::time(s.p90))
+            format!("{} – {}", table::time(s.q1), table::time(s.q3))
         };
         table.add_row(vec![
             Cell::new(&r.profile),
             or_dash(r.summary.map(|s| table::time(s.median))),
             or_dash(r.summary.map(spread)),
-            or_dash(r.effective_gbps.map(number)),
-            or_dash(r.ratio_to_baseline.map(|i| table::ratio(i.value))),
+            or_dash(r.gbps().map(number)),
+            or_dash(record.ratio_to_baseline(experiment, r).map(|i| table::ratio(i.value))),
             or_dash(r.error.and_then(|e| e.relative_frobenius).map(table::error)),
             match (r.status, &r.reason) {
                 (Status::Ok, _) => table::verdict(true),

@@ -7,8 +7,8 @@ use clap::Args;
 use serde_json::{Map, json};
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
-    Against, Aggregate, Case, Claim, Event, Experiment, Laboratory, MetricGroup, Pace, ProfileDef,
-    Role, RunOptions, Source, Statistic,
+    Against, Case, Claim, ClaimKind, Code, Event, Experiment, Laboratory, MetricGroup, Pace,
+    ProfileDef, Role, RunOptions,
 };
 
 use super::{LabDirArgs, PeerArgs};
@@ -66,11 +66,9 @@ pub(crate) fn experiment(case: Case, profiles: Vec<ProfileDef>) -> Experiment {
             text: String::new(),
             subject,
             against: Against::Best(vec![Role::Baseline, Role::Peer]),
-            statistic: Statistic::Ratio,
-            aggregate: Aggregate::Min,
-            threshold: 1.0,
-            case_threshold: 1.0,
-            case_floor: None,
+            kind: ClaimKind::NotSlower,
+            floor: None,
+            exceptions: 0,
         },
         boundary: String::new(),
         decisions: Vec::new(),
@@ -101,7 +99,7 @@ impl AdHocArgs {
             lock: &lock,
             commands: &commands,
             machine: &machine,
-            source: &Source::Unknown,
+            code: &Code::default(),
         };
         let bar = terminal.spinner();
         // Nothing is claimed of this, so it is prepared once.

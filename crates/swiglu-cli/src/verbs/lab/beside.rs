@@ -108,7 +108,7 @@ pub(super) fn complete(
             .filter(|r| r.status == Status::Ok && !known(&r.case_key, &r.profile))
             .filter_map(|r| {
                 let profile = experiment.profile(&r.profile).filter(|p| p.peer == OWN)?;
-                Some((&r.case, profile))
+                Some((record.case_of(r)?, profile))
             })
             .collect();
         let ncu = counters_of(experiment.device);

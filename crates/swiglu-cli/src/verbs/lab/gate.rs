@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Machine, Opened, Store};
-use swiglu_lab::{Experiment, Laboratory, RunOptions, Source};
+use swiglu_lab::{Code, Experiment, Laboratory, RunOptions};
 
 use super::{Logs, MachineArgs, PeerArgs, PlaceArgs, run};
 use crate::Verdict;
@@ -61,7 +61,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let lock = super::lock(&new_store, &experiment, &machine, &name)?;
     let logs = Logs::of(&format!("{}-gate", experiment.id))?;
     let commands = args.peers.commands(&lab, logs.dir())?;
-    let source = Source::detect(&lab, experiment.device);
+    let code = Code::detect(&lab);
     let needed = swiglu_lab::gate::needed_profiles(&experiment, &old.record);
     run::expect_optimised(experiment.profiles.iter().filter(|p| needed.contains(&p.id)))?;
     let options = RunOptions {
@@ -74,7 +74,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
         lock: &lock,
         commands: &commands,
         machine: &machine,
-        source: &source,
+        code: &code,
     };
     let new = run::watched(&laboratory, &experiment, &options, terminal);
     logs.close(&new);

@@ -7,15 +7,13 @@ use anyhow::bail;
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use serde::Serialize;
-use swiglu_lab::{Experiment, LabError, Source, Sources, Verdict as LabVerdict, VerdictState};
+use swiglu_lab::record::{Interval, Opened};
+use swiglu_lab::{Experiment, History, LabError, Undecided, Verdict as LabVerdict, VerdictState};
 
 use super::{PlaceArgs, warn_of_strays};
 use crate::Verdict;
 use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::{Shown, Terminal};
-
-/// `YYYY-MM-DD`.
-const DATE_LEN: usize = 10;
+use crate::terminal::Terminal;
 
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
@@ -27,23 +25,62 @@ pub(super) struct ListArgs {
 struct Row {
     id: String,
     verdict: VerdictState,
-    headline: String,
-    /// How many there are.
-    records: usize,
-    title: String,
-    /// Why it is not supported, or what to know about it, by machine.
-    reasons: Vec<String>,
-    stale: Option<String>,
-    /// The day of the newest record.
-    measured: Option<String>,
-    /// Whether there is a repository to say if the code has changed since.
-    source_known: bool,
-    record_files: Vec<Shown>,
+    /// Of the record that the verdict is of; none where no case could be compared.
+    headline: Option<Headline>,
+    machine: Option<String>,
+    /// Commits to the backend since that record; none where there is no repository to ask, or it does not
+    /// have the commit.
+    age_commits: Option<u64>,
+    /// What would decide it, where it is inconclusive.
+    undecided: Option<Undecided>,
+    /// Why there is no headline.
+    why: Option<String>,
+}
+
+/// The claim's statistic: the geometric mean over the cases.
+#[derive(Debug, Serialize)]
+struct Headline {
+    ratio: f64,
+    low: f64,
+    high: f64,
+    cases: usize,
+    exceptions: usize,
+}
+
+impl Row {
+    fn new(experiment: &Experiment, records: &[Opened], history: &History) -> Self {
+        let verdict = LabVerdict::of(experiment, records);
+        let decisive = verdict.decisive();
+        let opened = decisive.and_then(|d| {
+            let of =
+                |o: &&Opened| o.record.run_id == d.run_id && o.record.machine.name == d.machine;
+            records.iter().find(of)
+        });
+        let headline = decisive.and_then(|d| {
+            let Interval { value: ratio, ci95: [low, high] } = d.aggregate?;
+            Some(Headline {
+                ratio,
+                low,
+                high,
+                cases: d.cases.len(),
+                exceptions: d.exceptions.len(),
+            })
+        });
+        Self {
+            id: experiment.id.clone(),
+            verdict: verdict.state,
+            why: headline.is_none().then(|| verdict.headline.clone()),
+            headline,
+            machine: decisive.map(|d| d.machine.clone()),
+            age_commits: opened.and_then(|o| history.age(&o.record.code, experiment.device)),
+            undecided: decisive.and_then(|d| d.undecided.clone()),
+        }
+    }
 }
 
 pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let dir = args.places.experiments()?;
-    let sources = Sources::new(args.places.lab()?);
+    let history = History::around(&args.places.lab()?);
     let store = args.places.records()?;
     let (mut rows, mut broken) = (Vec::new(), Vec::new());
     let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
@@ -63,21 +100,8 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
         broken.extend(refused.iter().map(|r| r.error.to_string()));
         counted.extend(refused.into_iter().map(|r| r.path));
         counted.extend(records.iter().map(|r| r.path.clone()));
-        ids.push(experiment.id.clone());
-        let verdict = LabVerdict::of(&experiment, &records, &sources);
-        rows.push(Row {
-            id: experiment.id,
-            reasons: reasons(&verdict),
-            verdict: verdict.state,
-            headline: verdict.headline,
-            records: records.len(),
-            title: experiment.title,
-            stale: verdict.stale,
-            // Oldest first.
-            measured: records.last().map(|r| r.record.finished.chars().take(DATE_LEN).collect()),
-            source_known: *sources.of(experiment.device) != Source::Unknown,
-            record_files: records.into_iter().map(|r| r.path.into()).collect(),
-        });
+        rows.push(Row::new(&experiment, &records, &history));
+        ids.push(experiment.id);
     }
     if terminal.json() {
         terminal.print_json(&rows)?;
@@ -97,50 +121,35 @@ fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
     let columns = [
         Text("experiment"),
         Text("verdict"),
-        Number("records"),
-        Text("measured"),
-        Text("headline"),
+        Number("ratio"),
+        Number("interval"),
+        Number("cases"),
+        Number("below"),
+        Text("machine"),
+        Number("age"),
     ];
     let mut table = table::table(terminal, &columns);
     for row in rows {
+        let h = row.headline.as_ref();
+        let figure = |of: fn(&Headline) -> String| Cell::new(h.map(of).unwrap_or_default());
         table.add_row(vec![
             Cell::new(&row.id),
-            verdict_cell(row),
-            Cell::new(row.records),
-            Cell::new(row.measured.as_deref().unwrap_or("–")),
-            Cell::new(&row.headline),
+            verdict_cell(row.verdict),
+            figure(|h| format!("{:.2}×", h.ratio)),
+            figure(|h| format!("{:.2} – {:.2}", h.low, h.high)),
+            figure(|h| h.cases.to_string()),
+            figure(|h| if h.exceptions > 0 { h.exceptions.to_string() } else { String::new() }),
+            Cell::new(row.machine.as_deref().or(row.why.as_deref()).unwrap_or_default()),
+            Cell::new(row.age_commits.map(|n| n.to_string()).unwrap_or_else(|| "–".into())),
         ]);
     }
-    terminal.write_all(table::lines(&table).as_bytes())?;
-    for row in rows {
-        for reason in &row.reasons {
-            writeln!(terminal, "{}: {reason}", row.id)?;
-        }
-        if let Some(why) = &row.stale {
-            writeln!(terminal, "{} is stale: {why}", row.id)?;
-        }
-    }
-    if rows.iter().any(|row| row.measured.is_some() && !row.source_known) {
-        writeln!(terminal, "no repository here: whether the code has changed since is not known")?;
-    }
-    Ok(())
+    Ok(terminal.write_all(table::lines(&table).as_bytes())?)
 }
 
-fn reasons(verdict: &LabVerdict) -> Vec<String> {
-    let of_machine = verdict
-        .machines
-        .iter()
-        .flat_map(|m| m.reasons.iter().map(move |reason| format!("on {}, {reason}", m.machine)));
-    of_machine.collect()
-}
-
-fn verdict_cell(row: &Row) -> Cell {
-    let text = match row.stale {
-        Some(_) if row.verdict != VerdictState::NotRun => format!("{}, stale", row.verdict),
-        _ => row.verdict.to_string(),
-    };
-    let cell = Cell::new(text);
-    match row.verdict {
+/// A verdict in its colour.
+pub(super) fn verdict_cell(verdict: VerdictState) -> Cell {
+    let cell = Cell::new(verdict);
+    match verdict {
         VerdictState::Supported => cell.fg(Color::Green),
         VerdictState::Refuted => cell.fg(Color::Red).add_attribute(Attribute::Bold),
         VerdictState::Inconclusive => cell.fg(Color::Yellow),

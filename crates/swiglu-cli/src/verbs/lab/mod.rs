@@ -9,6 +9,7 @@ mod peer;
 mod read;
 mod report;
 mod run;
+mod show;
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -34,8 +35,10 @@ pub(crate) struct LabArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show every experiment with the verdict of its records
+    /// Show every experiment with the verdict of its records, a line each
     List(list::ListArgs),
+    /// Show what an experiment asks, what its records say, and why
+    Show(show::ShowArgs),
     /// Run an experiment and record it; the same run id goes on with a run that was ended
     Run(run::RunArgs),
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
@@ -66,6 +69,7 @@ enum OwnPeer {
 pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     match &args.action {
         Action::List(args) => list::list(args, terminal),
+        Action::Show(args) => show::show(args, terminal),
         Action::Run(args) => run::run(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),

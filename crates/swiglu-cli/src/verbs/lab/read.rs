@@ -141,7 +141,14 @@ impl Peer {
             Ok(job) => {
                 let notes = job.notes();
                 self.0.insert(id, job);
-                Reply::Prepared { id, bytes: Some(case.compulsory_bytes()), flops: None, notes }
+                Reply::Prepared {
+                    id,
+                    bytes: Some(case.compulsory_bytes()),
+                    flops: None,
+                    plan: None,
+                    variants: BTreeMap::new(),
+                    notes,
+                }
             }
             Err(error) => Reply::Failed { id, reason: crate::describe(&error) },
         }

@@ -7,9 +7,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use indicatif::ProgressBar;
-use swiglu_lab::record::{Machine, Opened, QUICK, Record};
+use swiglu_lab::record::{Interval, Machine, Opened, QUICK, Record};
 use swiglu_lab::{
-    Event, Experiment, Finished, Laboratory, ProfileDef, ResultEntry, Role, RunOptions, Source,
+    Code, Event, Experiment, Finished, Laboratory, ProfileDef, ResultEntry, Role, RunOptions,
     Status, Verdict as LabVerdict,
 };
 
@@ -63,7 +63,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     }
     options.expect_name()?;
     let run_name = format!("{}-{}", experiment.id, args.run_id);
-    let source = Source::detect(&lab, experiment.device);
+    let code = Code::detect(&lab);
     if !args.quick {
         let begun = store.find(&machine.name, &experiment.id, &args.run_id)?;
         let begun = begun.iter().flat_map(|opened| &opened.record.results);
@@ -83,7 +83,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         lock: &lock,
         commands: &commands,
         machine: &machine,
-        source: &source,
+        code: &code,
     };
     let finished = watched(&laboratory, &experiment, &options, terminal);
     logs.close(&finished);
@@ -183,7 +183,7 @@ fn show(
     for entry in &record.results {
         let case = if entry.case_key == last { "" } else { entry.case_key.as_str() };
         last = &entry.case_key;
-        table.add_row(cells(case, entry));
+        table.add_row(cells(case, entry, record.ratio_to_baseline(experiment, entry)));
     }
     terminal.write_all(table::lines(&table).as_bytes())?;
     for ((profile, reason), cases) in reasons(record) {
@@ -198,7 +198,7 @@ fn show(
         writeln!(terminal, "not every case of every profile: no evidence for a verdict yet")?;
     } else {
         let opened = [Opened { path: path.clone(), record: record.clone() }];
-        let verdict = LabVerdict::of(experiment, &opened, &Source::Unknown);
+        let verdict = LabVerdict::of(experiment, &opened);
         writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
         for reason in verdict.machines.iter().flat_map(|m| &m.reasons) {
             writeln!(terminal, "  {reason}")?;
@@ -230,9 +230,9 @@ fn status_cell(status: Status) -> Cell {
     }
 }
 
-fn cells(case: &str, entry: &ResultEntry) -> Vec<Cell> {
+fn cells(case: &str, entry: &ResultEntry, ratio: Option<Interval>) -> Vec<Cell> {
     let number = |x: Option<f64>| x.map(table::number).unwrap_or_default();
-    let ratio = entry.ratio_to_baseline.map(|r| {
+    let ratio = ratio.map(|r| {
         let [low, high] = r.ci95;
         format!("{} [{low:.2}, {high:.2}]", table::ratio(r.value))
     });
@@ -242,8 +242,8 @@ fn cells(case: &str, entry: &ResultEntry) -> Vec<Cell> {
         Cell::new(&entry.profile),
         status_cell(entry.status),
         Cell::new(entry.summary.map(|s| table::time(s.median)).unwrap_or_default()),
-        Cell::new(number(entry.effective_gbps)),
-        Cell::new(number(entry.effective_gflops)),
+        Cell::new(number(entry.gbps())),
+        Cell::new(number(entry.gflops())),
         Cell::new(ratio.unwrap_or_default()),
         Cell::new(error.unwrap_or_default()),
     ]

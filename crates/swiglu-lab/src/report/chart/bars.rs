@@ -1,4 +1,4 @@
-//! How long each way takes: a bar to the median, a line from the 10th to the 90th percentile.
+//! How long each way takes: a bar to the median, a line from the first to the third quartile.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -16,10 +16,10 @@ pub struct Bar {
     pub value: String,
     /// Median time.
     pub median: f64,
-    /// 10th percentile.
-    pub p10: f64,
-    /// 90th percentile.
-    pub p90: f64,
+    /// first quartile.
+    pub q1: f64,
+    /// third quartile.
+    pub q3: f64,
     /// Colour in the palette.
     pub series: usize,
 }
@@ -51,7 +51,7 @@ impl Bars {
         // beyond the longest bar, the other is drawn as a broken bar.
         let fastest = bars.iter().map(|b| b.median).fold(f64::INFINITY, f64::min);
         let longest = bars.iter().map(|b| b.median).fold(0.0, f64::max);
-        let tail = bars.iter().map(|b| b.p90).filter(|p| p.is_finite()).fold(longest, f64::max);
+        let tail = bars.iter().map(|b| b.q3).filter(|p| p.is_finite()).fold(longest, f64::max);
         let end = tail.min(longest * 1.33).min(fastest * LONGEST);
         if bars.is_empty() {
             return Ok(None);
@@ -85,8 +85,8 @@ impl Bars {
                         let gap = [(x, middle + half + 1), (x + 6, middle - half - 1)];
                         area.draw(&PathElement::new(gap, Ink::Surface.line(3)))?;
                     }
-                } else if positive(bar.p10) && positive(bar.p90) {
-                    let (low, high) = (x(bar.p10), x(bar.p90));
+                } else if positive(bar.q1) && positive(bar.q3) {
+                    let (low, high) = (x(bar.q1), x(bar.q3));
                     let line = Ink::Text.line(1);
                     for (from, to) in [
                         ((low, middle), (high, middle)),

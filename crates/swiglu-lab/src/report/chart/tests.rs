@@ -3,12 +3,12 @@ use super::*;
 const HOSTILE: &str = "a <b> & \"c\" \u{7} ]]> 日本 #FE0001";
 
 fn bars(times: &[[f64; 3]]) -> Bars {
-    let bar = |(series, &[p10, median, p90]): (usize, &[f64; 3])| Bar {
+    let bar = |(series, &[q1, median, q3]): (usize, &[f64; 3])| Bar {
         label: HOSTILE.into(),
         value: format!("{median:.1} µs"),
         median,
-        p10,
-        p90,
+        q1,
+        q3,
         series,
     };
     let bars = times.iter().enumerate().map(bar).collect();

@@ -147,7 +147,7 @@ impl Peer {
         let notes = job.notes();
         self.jobs.insert(id, (case.clone(), job));
         let (bytes, flops) = (Some(case.compulsory_bytes()), Some(case.flops()));
-        Ok(Reply::Prepared { id, bytes, flops, notes })
+        Ok(Reply::Prepared { id, bytes, flops, plan: None, variants: BTreeMap::new(), notes })
     }
 
     fn job(&mut self, id: u64) -> anyhow::Result<&mut (Case, Box<dyn Job>)> {

@@ -1,0 +1,131 @@
+//! Which commit was measured, and how long ago that was.
+//!
+//! A record's age is printed and never a verdict: what changed since may matter or not, and `lab gate`
+//! measures whether it does.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::case::DeviceKind;
+
+/// Where a copy of the lab without its repository keeps the commit that it was made from, as JSON.
+pub const COMMIT_FILE: &str = "commit.json";
+
+/// What may hold measured code, from the root of the repository.
+const MEASURED: [&str; 3] = ["crates", "lab/peers", "Cargo.lock"];
+
+/// The code that a run measured.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Code {
+    /// The commit; none outside a repository.
+    pub commit: Option<String>,
+    /// Whether something differed from that commit.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dirty: bool,
+}
+
+impl Code {
+    /// What was noted in the lab `dir` when it was copied, else what git says of the repository around it.
+    pub fn detect(dir: &Path) -> Self {
+        let noted = || serde_json::from_slice(&std::fs::read(dir.join(COMMIT_FILE)).ok()?).ok();
+        if let Some(noted) = noted() {
+            return noted;
+        }
+        let Some(root) = root(dir) else { return Self::default() };
+        let status = git(&root, ["status", "--porcelain", "--"].iter().chain(&MEASURED));
+        Self {
+            commit: git(&root, ["rev-parse", "HEAD"]),
+            dirty: status.is_none_or(|changed| !changed.is_empty()),
+        }
+    }
+}
+
+/// The repository around a lab, asked for ages.
+#[derive(Debug, Clone)]
+pub struct History {
+    root: Option<PathBuf>,
+}
+
+impl History {
+    /// Of the repository around the lab `dir`, if there is one.
+    pub fn around(dir: &Path) -> Self {
+        Self { root: root(dir) }
+    }
+
+    /// Commits since `code` that touch the backend of a device; none if there is no repository, or it does
+    /// not have that commit.
+    pub fn age(&self, code: &Code, device: DeviceKind) -> Option<u64> {
+        let backend = match device {
+            DeviceKind::Cpu => "crates/swiglu-cpu",
+            DeviceKind::Cuda => "crates/swiglu-cuda",
+        };
+        let range = format!("{}..HEAD", code.commit.as_deref()?);
+        let counted = ["rev-list", "--count", &range, "--", "crates/swiglu-core", backend];
+        git(self.root.as_deref()?, counted)?.parse().ok()
+    }
+}
+
+fn root(dir: &Path) -> Option<PathBuf> {
+    git(dir, ["rev-parse", "--show-toplevel"]).map(PathBuf::from)
+}
+
+/// What git prints; none if it fails, or is not there.
+fn git<S: AsRef<OsStr>>(dir: &Path, arguments: impl IntoIterator<Item = S>) -> Option<String> {
+    let mut command = Command::new("git");
+    command.arg("-C").arg(dir).args(arguments).stdin(Stdio::null());
+    let output = command.output().ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn commit(root: &Path, file: &str, text: &str) {
+        fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
+        fs::write(root.join(file), text).unwrap();
+        for arguments in [
+            &["add", "-A"][..],
+            &["-c", "user.name=n", "-c", "user.email=e@x", "commit", "-qm", "m"],
+        ] {
+            git(root, arguments).unwrap();
+        }
+    }
+
+    #[test]
+    fn age_counts_commits_to_the_backend_whatever_its_files_are_called() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        git(root, ["init", "-q"]).unwrap();
+        commit(root, "crates/swiglu-cuda/src/a.rs", "fn a() {}\nfn b() {}\n");
+        fs::create_dir_all(root.join("lab")).unwrap();
+        let measured = Code::detect(&root.join("lab"));
+        assert!(measured.commit.is_some() && !measured.dirty, "{measured:?}");
+        let age = |device| History::around(&root.join("lab")).age(&measured, device);
+        assert_eq!(age(DeviceKind::Cuda), Some(0));
+        // A file is renamed, a function moves, and another backend changes.
+        fs::remove_file(root.join("crates/swiglu-cuda/src/a.rs")).unwrap();
+        commit(root, "crates/swiglu-cuda/src/b.rs", "fn a() {}\n");
+        commit(root, "crates/swiglu-cuda/src/c.rs", "fn b() {}\n");
+        commit(root, "crates/swiglu-cpu/src/d.rs", "fn d() {}\n");
+        assert_eq!((age(DeviceKind::Cuda), age(DeviceKind::Cpu)), (Some(2), Some(1)));
+        fs::write(root.join("crates/swiglu-cpu/src/d.rs"), "").unwrap();
+        assert!(Code::detect(root).dirty);
+        let elsewhere = Code { commit: Some("0".repeat(40)), dirty: false };
+        assert_eq!(History::around(root).age(&elsewhere, DeviceKind::Cpu), None);
+    }
+
+    #[test]
+    fn a_copy_says_what_it_was_made_from() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Code::detect(dir.path()), Code::default());
+        fs::write(dir.path().join(COMMIT_FILE), r#"{"commit": "abc"}"#).unwrap();
+        assert_eq!(Code::detect(dir.path()).commit.as_deref(), Some("abc"));
+        assert_eq!(History::around(dir.path()).age(&Code::default(), DeviceKind::Cpu), None);
+    }
+}
