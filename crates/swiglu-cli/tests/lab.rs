@@ -168,3 +168,30 @@ fn broken_definitions_and_names_are_refused() {
     let mut nowhere = support::command();
     end(nowhere.current_dir("/").args(["lab", "list"])).refused(&["--lab DIR"]);
 }
+
+#[test]
+fn readiness_names_what_is_missing_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let definition = tiny();
+    let lab = lab(dir.path(), "tiny", &definition);
+    let ready =
+        |id: &str, more: &[&str]| swiglu(&[&["lab", "ready", id, "--lab", &lab], more].concat());
+    let missing = ready("tiny", &["--json"]);
+    assert_eq!(missing.code, Some(1), "{missing:?}");
+    let document = missing.json();
+    let checks = document["experiments"][0]["checks"].as_array().unwrap().clone();
+    let of = |what: &str| checks.iter().find(|c| c["what"] == what).unwrap().clone();
+    assert_eq!(
+        (&of("device cpu")["ok"], &of("peer swiglu on cpu")["ok"]),
+        (&true.into(), &true.into())
+    );
+    let nobody = of("peer nowhere on cpu");
+    assert_eq!((&document["ready"], &nobody["ok"]), (&false.into(), &false.into()));
+    assert!(nobody["advice"].as_str().unwrap().contains("README"), "{nobody}");
+    let text = ready("tiny", &[]).stdout;
+    assert!(
+        text.contains("peer nowhere on cpu  no") && text.contains("0 of 1 experiments"),
+        "{text}"
+    );
+    ready("other", &[]).refused(&["no experiment `other`", "tiny"]);
+}

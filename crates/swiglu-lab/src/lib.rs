@@ -20,6 +20,7 @@ mod machine;
 pub mod peer;
 mod place;
 pub mod profile;
+mod ready;
 pub mod record;
 pub mod report;
 mod runner;
@@ -37,6 +38,7 @@ pub use definition::{
     Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
 };
 pub use error::{LabError, Result};
+pub use ready::{Check, Readiness};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};

@@ -1,7 +1,7 @@
 //! A run: cases × profiles, interleaved, written down after every case.
 
 mod measure;
-mod peers;
+pub(crate) mod peers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

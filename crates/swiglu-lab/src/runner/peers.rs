@@ -13,9 +13,9 @@ const MAX_CRASHES: u32 = 2;
 
 /// Why a peer cannot be used, as a result has it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Absent {
-    pub(super) status: Status,
-    pub(super) reason: String,
+pub(crate) struct Absent {
+    pub(crate) status: Status,
+    pub(crate) reason: String,
 }
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ enum State {
 }
 
 #[derive(Debug)]
-pub(super) struct Peers<'a> {
+pub(crate) struct Peers<'a> {
     commands: &'a PeerCommands,
     device: DeviceKind,
     limits: Limits,
@@ -37,7 +37,7 @@ pub(super) struct Peers<'a> {
 }
 
 impl<'a> Peers<'a> {
-    pub(super) fn new(commands: &'a PeerCommands, device: DeviceKind, limits: Limits) -> Self {
+    pub(crate) fn new(commands: &'a PeerCommands, device: DeviceKind, limits: Limits) -> Self {
         Self {
             commands,
             device,
@@ -50,22 +50,22 @@ impl<'a> Peers<'a> {
         }
     }
 
-    pub(super) fn versions(&self) -> &BTreeMap<String, BTreeMap<String, String>> {
+    pub(crate) fn versions(&self) -> &BTreeMap<String, BTreeMap<String, String>> {
         &self.versions
     }
 
     /// The device as a peer calls it; of the CPU the machine's own facts are better.
-    pub(super) fn device_name(&self) -> Option<&str> {
+    pub(crate) fn device_name(&self) -> Option<&str> {
         self.device_name.as_deref().filter(|_| self.device == DeviceKind::Cuda)
     }
 
-    pub(super) fn fresh_id(&mut self) -> u64 {
+    pub(crate) fn fresh_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
     }
 
     /// The peer's process, started if it is not running.
-    pub(super) fn get(&mut self, peer: &str) -> Result<&mut PeerProcess, Absent> {
+    pub(crate) fn get(&mut self, peer: &str) -> Result<&mut PeerProcess, Absent> {
         if !self.states.contains_key(peer) {
             let state = match self.start(peer) {
                 Ok(process) => State::Running(process),
@@ -108,14 +108,14 @@ impl<'a> Peers<'a> {
     }
 
     /// A profile ended its peer: the next use starts it again.
-    pub(super) fn crashed(&mut self, peer: &str, profile: &str, reason: &str) {
+    pub(crate) fn crashed(&mut self, peer: &str, profile: &str, reason: &str) {
         self.states.remove(peer);
         let entry = self.crashes.entry(profile.to_owned()).or_default();
         *entry = (entry.0 + 1, reason.to_owned());
     }
 
     /// Why a profile is no longer tried.
-    pub(super) fn given_up(&self, profile: &str) -> Option<String> {
+    pub(crate) fn given_up(&self, profile: &str) -> Option<String> {
         let (count, reason) = self.crashes.get(profile)?;
         (*count >= MAX_CRASHES)
             .then(|| format!("not tried again after {count} crashes, the last: {reason}"))

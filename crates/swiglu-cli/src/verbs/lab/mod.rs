@@ -7,6 +7,7 @@ mod gate;
 mod list;
 mod peer;
 mod read;
+mod ready;
 mod report;
 mod run;
 mod show;
@@ -39,6 +40,8 @@ enum Action {
     List(list::ListArgs),
     /// Show what an experiment asks, what its records say, and why
     Show(show::ShowArgs),
+    /// Show what a run would need and whether it is there: exit code 1 if something is missing
+    Ready(ready::ReadyArgs),
     /// Run an experiment and record it; the same run id goes on with a run that was ended
     Run(run::RunArgs),
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
@@ -70,6 +73,7 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     match &args.action {
         Action::List(args) => list::list(args, terminal),
         Action::Show(args) => show::show(args, terminal),
+        Action::Ready(args) => ready::ready(args, terminal),
         Action::Run(args) => run::run(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),

@@ -1,0 +1,123 @@
+//! `swiglu lab ready`: what a run would need, and whether it is there.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use clap::Args;
+use comfy_table::{Cell, Color};
+use serde::Serialize;
+use swiglu_cuda::DeviceFacts;
+use swiglu_lab::record::{Locks, Machine};
+use swiglu_lab::{Check, DeviceKind, Experiment, Readiness};
+
+use super::{Logs, PeerArgs, PlaceArgs};
+use crate::Verdict;
+use crate::table::{self, Column::Text};
+use crate::terminal::Terminal;
+
+#[derive(Debug, Args)]
+pub(super) struct ReadyArgs {
+    /// The experiment's id [default: all of them]
+    experiment: Option<String>,
+    #[command(flatten)]
+    places: PlaceArgs,
+    #[command(flatten)]
+    peers: PeerArgs,
+}
+
+#[derive(Serialize)]
+struct Document {
+    ready: bool,
+    experiments: Vec<Row>,
+}
+
+/// What one experiment needs.
+#[derive(Serialize)]
+struct Row {
+    id: String,
+    ready: bool,
+    checks: Vec<Check>,
+}
+
+pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let dir = args.places.experiments()?;
+    let experiments = match &args.experiment {
+        Some(id) => vec![Experiment::find(&dir, id)?],
+        None => Experiment::read_dir(&dir)?.into_iter().collect::<Result<_, _>>()?,
+    };
+    let logs = Logs::of("ready")?;
+    let commands = args.peers.commands(&args.places.lab()?, logs.dir())?;
+    let store = args.places.store()?;
+    let mut readiness = Readiness::new(&commands, &store, &Locks::of_user()?)?;
+    let bar = terminal.bar(experiments.len() as u64);
+    let mut rows = Vec::new();
+    for experiment in experiments {
+        bar.set_message(experiment.id.clone());
+        let checks = readiness.of(&experiment, &device(experiment.device)?);
+        let ready = checks.iter().all(|check| check.ok);
+        rows.push(Row { id: experiment.id, ready, checks });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let document = Document { ready: rows.iter().all(|row| row.ready), experiments: rows };
+    match terminal.json() {
+        true => terminal.print_json(&document)?,
+        false => show(&document, terminal)?,
+    }
+    Ok(Verdict::from_passed(document.ready))
+}
+
+/// The device that experiments of a kind measure.
+fn device(kind: DeviceKind) -> anyhow::Result<Check> {
+    let what = format!("device {kind}");
+    Ok(match kind {
+        DeviceKind::Cpu => {
+            let machine = Machine::detect(kind, None)?;
+            Check::found(what, format!("{}, {} threads", machine.cpu, machine.threads))
+        }
+        DeviceKind::Cuda => match DeviceFacts::of(0) {
+            Ok(facts) => {
+                let (major, minor) = facts.driver_version;
+                Check::found(what, format!("{}, CUDA driver {major}.{minor}", facts.name))
+            }
+            Err(error) => {
+                let advice = "run on a machine with one: `swiglu lab run ID --on PLACE`";
+                Check::missing(what, advice).instead(error.to_string())
+            }
+        },
+    })
+}
+
+/// Each check once, then which experiments have all that they need.
+fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
+    let mut checks: BTreeMap<&str, &Check> = BTreeMap::new();
+    for row in &document.experiments {
+        for check in &row.checks {
+            checks.entry(&check.what).or_insert(check);
+        }
+    }
+    let mut table =
+        table::table(terminal, &[Text("needed"), Text("here"), Text("found, or what to do")]);
+    for (what, check) in &checks {
+        let state = match check.ok {
+            true => Cell::new("yes").fg(Color::Green),
+            false => Cell::new("no").fg(Color::Red),
+        };
+        let found = check.found.as_deref().unwrap_or_default();
+        let text = match &check.advice {
+            Some(advice) if !found.is_empty() => format!("{found} → {advice}"),
+            Some(advice) => advice.clone(),
+            None => found.to_owned(),
+        };
+        table.add_row(vec![Cell::new(what), state, Cell::new(text)]);
+    }
+    terminal.write_all(table::lines(&table).as_bytes())?;
+    let ready: Vec<&str> =
+        document.experiments.iter().filter(|r| r.ready).map(|r| r.id.as_str()).collect();
+    let count = document.experiments.len();
+    writeln!(terminal, "\n{} of {count} experiments can run here", ready.len())?;
+    if !ready.is_empty() && count > 1 {
+        writeln!(terminal, "  {}", ready.join(", "))?;
+    }
+    Ok(())
+}

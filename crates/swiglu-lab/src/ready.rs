@@ -1,0 +1,216 @@
+//! Readiness: what a run would need, and whether it is there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::case::DeviceKind;
+use crate::definition::Experiment;
+use crate::error::{LabError, Result};
+use crate::machine::cpu_mhz;
+use crate::peer::protocol::{Reply, Request};
+use crate::peer::{Limits, PeerCommands};
+use crate::place::Place;
+use crate::record::{Locks, Measured, Store};
+use crate::runner::peers::Peers;
+
+/// Which command installs what a peer needs, beside the peers.
+const INSTALL_FILE: &str = "install.toml";
+/// Records are small; what peers compile and keep is not.
+const DISK_BYTES: u64 = 1 << 30;
+/// Clocks that differ by more than this between two looks are not quiet.
+const QUIET: f64 = 0.05;
+/// Looks at the clock, and the pause between them.
+const LOOKS: (usize, Duration) = (3, Duration::from_millis(100));
+
+/// One thing that a run needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What is needed: `device cpu`, `peer torch on cpu`, `disk`.
+    pub what: String,
+    /// What was found; none if nothing was.
+    pub found: Option<String>,
+    /// Whether that is enough.
+    pub ok: bool,
+    /// What to do where it is not.
+    pub advice: Option<String>,
+}
+
+impl Check {
+    /// Something that is there.
+    pub fn found(what: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { what: what.into(), found: Some(found.into()), ok: true, advice: None }
+    }
+
+    /// Something that is not, and what to do about it.
+    pub fn missing(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { what: what.into(), found: None, ok: false, advice: Some(advice.into()) }
+    }
+
+    /// The same with what was found instead.
+    pub fn instead(self, found: impl Into<String>) -> Self {
+        Self { found: Some(found.into()), ..self }
+    }
+}
+
+/// Asks the processes, the machine and the disk that runs would have.
+#[derive(Debug)]
+pub struct Readiness<'a> {
+    commands: &'a PeerCommands,
+    install: BTreeMap<String, String>,
+    /// Peers by device: asked once.
+    peers: BTreeMap<(&'static str, String), Check>,
+    place: Vec<Check>,
+}
+
+impl<'a> Readiness<'a> {
+    /// Looks at the disk, the locks and the clocks; peers are asked when an experiment has them.
+    ///
+    /// # Errors
+    /// [`LabError::Definition`] if the file that says how peers are installed is broken; [`LabError::Io`].
+    pub fn new(commands: &'a PeerCommands, store: &Store, locks: &Locks) -> Result<Self> {
+        let path = commands.dir.join(INSTALL_FILE);
+        let install = match fs::read_to_string(&path) {
+            Ok(text) => toml::from_str(&text).map_err(|e| Place::new(&text, &path).toml(&e))?,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+            Err(e) => return Err(LabError::io("read", &path)(e)),
+        };
+        let place = vec![disk(store.root()), nobody_measures(locks)?, clocks()];
+        Ok(Self { commands, install, peers: BTreeMap::new(), place })
+    }
+
+    /// What a run of an experiment needs here: its device and peers, disk, quiet.
+    pub fn of(&mut self, experiment: &Experiment, device: &Check) -> Vec<Check> {
+        let mut names: Vec<&str> = experiment.profiles.iter().map(|p| p.peer.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let kind = experiment.device;
+        let new: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| !self.peers.contains_key(&(kind.name(), (*name).to_owned())))
+            .collect();
+        self.ask(kind, &new);
+        let peers = names
+            .iter()
+            .filter_map(|name| self.peers.get(&(kind.name(), (*name).to_owned())).cloned());
+        let of_device = std::iter::once(device.clone());
+        of_device.chain(peers).chain(self.place.iter().cloned()).collect()
+    }
+
+    fn ask(&mut self, device: DeviceKind, names: &[&str]) {
+        let mut peers = Peers::new(self.commands, device, Limits::default());
+        for name in names {
+            let what = format!("peer {name} on {device}");
+            let advice = self.install.get(*name).cloned();
+            let advice = advice.unwrap_or_else(|| "see README.md beside the peers".into());
+            let check = match peers.get(name) {
+                Err(absent) => Check::missing(what, advice).instead(absent.reason),
+                Ok(process) => {
+                    let clock = match process.ask(&Request::Clocks) {
+                        Ok(Reply::Clocks { sm_mhz: Some(mhz), .. }) => format!(", {mhz:.0} MHz"),
+                        _ => String::new(),
+                    };
+                    let versions = peers.versions().get(*name).into_iter().flatten();
+                    let parts: Vec<_> = versions.map(|(part, v)| format!("{part} {v}")).collect();
+                    Check::found(what, format!("{}{clock}", parts.join(", ")))
+                }
+            };
+            self.peers.insert((device.name(), (*name).to_owned()), check);
+        }
+    }
+}
+
+/// Room for records and what peers compile, where the records will be.
+fn disk(records: &Path) -> Check {
+    let there = records.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("."));
+    let (what, gib) = ("disk", |bytes: u64| bytes as f64 / f64::from(1 << 30));
+    let advice = format!("make room for {:.0} GiB in {}", gib(DISK_BYTES), there.display());
+    match rustix::fs::statvfs(there) {
+        Ok(s) => {
+            let free = s.f_bavail.saturating_mul(s.f_frsize);
+            let found = format!("{:.1} GiB free", gib(free));
+            match free >= DISK_BYTES {
+                true => Check::found(what, found),
+                false => Check::missing(what, advice).instead(found),
+            }
+        }
+        Err(error) => Check::missing(what, advice).instead(error.to_string()),
+    }
+}
+
+fn nobody_measures(locks: &Locks) -> Result<Check> {
+    match locks.take(Measured::Machine, "lab ready") {
+        Ok(_) => Ok(Check::found("nobody measures", "no other run here")),
+        Err(LabError::Busy { holder }) => {
+            Ok(Check::missing("nobody measures", "wait for that run to end").instead(holder))
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// Whether the processor runs at one clock and nobody else uses it.
+fn clocks() -> Check {
+    let (looks, pause) = LOOKS;
+    let seen: Vec<f64> = (0..looks)
+        .map(|_| {
+            thread::sleep(pause);
+            cpu_mhz()
+        })
+        .collect();
+    let (low, high) = (
+        seen.iter().copied().fold(f64::INFINITY, f64::min),
+        seen.iter().copied().fold(0.0, f64::max),
+    );
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load: Option<f64> = load.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    let found = match load {
+        Some(load) => format!("{low:.0} to {high:.0} MHz, load {load:.2}"),
+        None => format!("{low:.0} to {high:.0} MHz"),
+    };
+    let quiet = (high - low) <= QUIET * high && load.is_none_or(|load| load < 1.0);
+    match quiet {
+        true => Check::found("quiet clocks", found),
+        false => Check::missing("quiet clocks", "end what else runs here, or wait").instead(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::experiment;
+
+    #[test]
+    fn what_is_missing_is_named_with_what_installs_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let commands = PeerCommands {
+            own: vec!["/nonexistent/swiglu".into()],
+            python: "python3".into(),
+            dir: dir.path().to_owned(),
+            logs: dir.path().to_owned(),
+        };
+        fs::write(dir.path().join(INSTALL_FILE), "torch = \"pip install torch\"\n").unwrap();
+        let (store, locks) =
+            (Store::new(dir.path().join("records")), Locks::new(dir.path().join("locks")));
+        let mut readiness = Readiness::new(&commands, &store, &locks).unwrap();
+        let checks = readiness.of(&experiment(), &Check::found("device", "a CPU"));
+        let of = |what: &str| checks.iter().find(|c| c.what == what).unwrap();
+        assert!(of("device").ok && of("disk").found.is_some());
+        assert!(of("nobody measures").ok);
+        let torch = of("peer torch on cpu");
+        assert!(!torch.ok && torch.advice.as_deref() == Some("pip install torch"), "{torch:?}");
+        assert!(torch.found.as_deref().unwrap().contains("torch"), "{torch:?}");
+        assert!(of("peer other on cpu").advice.as_deref().unwrap().contains("README"));
+
+        let held = locks.take(Measured::Machine, "somebody").unwrap();
+        assert!(!nobody_measures(&locks).unwrap().ok);
+        drop(held);
+        fs::write(dir.path().join(INSTALL_FILE), "torch = 1\n").unwrap();
+        let broken = Readiness::new(&commands, &store, &locks).unwrap_err().to_string();
+        assert!(broken.contains("install.toml:1:9"), "{broken}");
+    }
+}
