@@ -195,3 +195,56 @@ fn readiness_names_what_is_missing_and_what_to_do() {
     );
     ready("other", &[]).refused(&["no experiment `other`", "tiny"]);
 }
+
+/// Runs git in a directory.
+fn git(dir: &Path, arguments: &[&str]) {
+    let mut command = std::process::Command::new("git");
+    command.args(["-c", "user.name=n", "-c", "user.email=e@x", "-C"]).arg(dir).args(arguments);
+    assert!(command.output().unwrap().status.success(), "{arguments:?}");
+}
+
+#[test]
+fn a_renamed_file_and_a_moved_function_change_no_verdict() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = dir.path().join("lab");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab");
+    for (from, to) in [
+        ("experiments/elementwise-memory.toml", "experiments/elementwise-memory.toml"),
+        ("records/nvidia-h200", "records/nvidia-h200"),
+    ] {
+        let (from, to) = (own.join(from), lab.join(to));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        if from.is_file() {
+            fs::copy(from, to).unwrap();
+            continue;
+        }
+        fs::create_dir_all(&to).unwrap();
+        for file in fs::read_dir(from).unwrap().map(|f| f.unwrap().path()) {
+            let name = file.file_name().unwrap().to_string_lossy().into_owned();
+            if name.contains("-elementwise-memory-") {
+                fs::copy(&file, to.join(name)).unwrap();
+            }
+        }
+    }
+    let kernels = dir.path().join("crates/swiglu-cuda/src");
+    fs::create_dir_all(&kernels).unwrap();
+    fs::write(kernels.join("plan.rs"), "fn plan() {}\nfn cost() {}\n").unwrap();
+    git(dir.path(), &["init", "-q"]);
+    git(dir.path(), &["add", "-A"]);
+    git(dir.path(), &["commit", "-qm", "one"]);
+    let listed = || {
+        let list = swiglu(&["lab", "list", "--json", "--lab", lab.to_str().unwrap()]);
+        assert_eq!(list.code, Some(0), "{list:?}");
+        let row = list.json()[0].clone();
+        (row["verdict"].clone(), row["headline"].clone(), row["undecided"].clone())
+    };
+    let before = listed();
+    assert_eq!(before.0, "refuted");
+    fs::remove_file(kernels.join("plan.rs")).unwrap();
+    fs::write(kernels.join("algorithm.rs"), "fn plan() {}\n").unwrap();
+    fs::write(kernels.join("cost.rs"), "fn cost() {}\n").unwrap();
+    assert_eq!(listed(), before);
+    git(dir.path(), &["add", "-A"]);
+    git(dir.path(), &["commit", "-qm", "two"]);
+    assert_eq!(listed(), before);
+}

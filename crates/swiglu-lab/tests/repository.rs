@@ -1,0 +1,64 @@
+//! The lab of this repository: what it may weigh, and what its records must answer.
+
+// A helper of a test ends by panicking.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use swiglu_lab::record::Store;
+use swiglu_lab::{Decision, Experiment, Verdict, VerdictState};
+
+/// What the lab may weigh in the tree; older records are in the history.
+const MOST_BYTES: u64 = 3 << 20;
+
+fn lab() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab")
+}
+
+fn bytes(path: &Path) -> u64 {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.map(|entry| bytes(&entry.unwrap().path())).sum(),
+        Err(_) => fs::metadata(path).unwrap().len(),
+    }
+}
+
+#[test]
+fn the_lab_stays_small() {
+    // What is installed or compiled beside it is not part of it.
+    let parts =
+        ["decisions", "experiments", "peers", "records"].map(|part| bytes(&lab().join(part)));
+    assert!(parts.iter().all(|part| *part > 0), "{parts:?}");
+    assert!(parts.iter().sum::<u64>() <= MOST_BYTES, "{parts:?}");
+}
+
+#[test]
+fn every_experiment_has_a_verdict_and_what_is_open_says_what_would_decide_it() {
+    let store = Store::new(lab().join("records"));
+    let experiments = Experiment::read_dir(&lab().join("experiments")).unwrap();
+    assert!(experiments.len() >= 22);
+    let mut verdicts = BTreeMap::new();
+    for experiment in experiments {
+        let experiment = experiment.unwrap();
+        let (records, refused) = store.of_experiment(&experiment.id).unwrap();
+        assert!(refused.is_empty(), "{refused:?}");
+        let mut machines: Vec<_> = records.iter().map(|r| &r.record.machine.name).collect();
+        let count = machines.len();
+        machines.sort();
+        machines.dedup();
+        assert_eq!(machines.len(), count, "{}: one record a machine, the newest", experiment.id);
+        let verdict = Verdict::of(&experiment, &records);
+        for machine in &verdict.machines {
+            let open = machine.state == VerdictState::Inconclusive;
+            assert_eq!(machine.undecided.is_some(), open, "{}: {machine:?}", experiment.id);
+        }
+        verdicts.insert(experiment.id, verdict);
+    }
+    for decision in Decision::read_dir(&lab().join("decisions")).unwrap() {
+        let decision = decision.unwrap();
+        for experiment in &decision.experiments {
+            assert!(verdicts.contains_key(experiment), "{}: {experiment}", decision.id);
+        }
+    }
+}
