@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::bail;
-use clap::Args;
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
 use swiglu::cuda::CudaOptions;
 use swiglu::{
     Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
-    MlpWeights, Numerics, Orientation, Rounding, TensorNames,
+    MlpWeights, Numerics, Op, Orientation, QuantizedType, Rounding, TensorNames,
 };
-use swiglu_lab::MAX_EXTENT;
+use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
 
 /// Which device, and how much of it.
 #[derive(Debug, Clone, Args)]
@@ -32,15 +32,7 @@ pub(crate) struct DeviceArgs {
 
 impl DeviceArgs {
     pub(crate) fn open(&self) -> anyhow::Result<Device> {
-        self.open_with(self.isa, self.threads)
-    }
-
-    /// The device with another instruction set or number of threads than was asked for.
-    pub(crate) fn open_with(
-        &self,
-        isa: Option<Isa>,
-        threads: Option<usize>,
-    ) -> anyhow::Result<Device> {
+        let Self { isa, threads, .. } = *self;
         let of_the_cpu = isa.is_some() || threads.is_some();
         let device = match self.device {
             DeviceName::Cuda(_) if of_the_cpu => {
@@ -261,8 +253,36 @@ impl WeightArgs {
     }
 }
 
-/// An operation with weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+/// An operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Operation {
+    /// gate, up → h = act(gate, up)
+    Activation,
+    /// x → h = act(x·Wg + bg, x·Wu + bu)
+    GatedLinear,
+    /// x → y = h·Wd + bd
+    Mlp,
+}
+
+impl Operation {
+    /// The same of what has weights.
+    pub(crate) fn of_layer(self) -> Option<LayerOp> {
+        match self {
+            Operation::Activation => None,
+            Operation::GatedLinear => Some(LayerOp::GatedLinear),
+            Operation::Mlp => Some(LayerOp::Mlp),
+        }
+    }
+}
+
+impl From<Operation> for CaseOp {
+    fn from(op: Operation) -> Self {
+        op.of_layer().map_or(CaseOp::Activation, CaseOp::from)
+    }
+}
+
+/// An operation with weights, where no other will do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LayerOp {
     /// x → h = act(x·Wg + bg, x·Wu + bu)
     GatedLinear,
@@ -270,13 +290,53 @@ pub(crate) enum LayerOp {
     Mlp,
 }
 
-impl From<LayerOp> for swiglu::Op {
+impl From<LayerOp> for Op {
     fn from(op: LayerOp) -> Self {
         match op {
-            LayerOp::GatedLinear => swiglu::Op::GatedLinear,
-            LayerOp::Mlp => swiglu::Op::Mlp,
+            LayerOp::GatedLinear => Op::GatedLinear,
+            LayerOp::Mlp => Op::Mlp,
         }
     }
+}
+
+impl From<LayerOp> for CaseOp {
+    fn from(op: LayerOp) -> Self {
+        match op {
+            LayerOp::GatedLinear => CaseOp::GatedLinear,
+            LayerOp::Mlp => CaseOp::Mlp,
+        }
+    }
+}
+
+/// What the lab calls a device.
+pub(crate) fn kind(device: &Device) -> DeviceKind {
+    match device {
+        Device::Cuda(_) => DeviceKind::Cuda,
+        _ => DeviceKind::Cpu,
+    }
+}
+
+/// Refuses `--weights-type` for a case that nothing on the device computes with such weights.
+pub(crate) fn expect_quantized(
+    device: &Device,
+    case: &Case,
+    kind: QuantizedType,
+) -> anyhow::Result<()> {
+    let (op, inputs) = match case.op {
+        CaseOp::GatedLinear => (Op::GatedLinear, vec![case.hidden]),
+        CaseOp::Mlp => (Op::Mlp, vec![case.hidden, case.intermediate]),
+        op => bail!(
+            "--weights-type {kind}: the {op} has no weights; choose gated-linear or mlp, or leave it out"
+        ),
+    };
+    device
+        .expect_quantized(op, case.dtype, kind)
+        .with_context(|| format!("--weights-type {kind}"))?;
+    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(kind.elements())) {
+        let whole = kind.elements();
+        bail!("--weights-type {kind}: {n} inputs are not whole {kind} blocks of {whole}");
+    }
+    Ok(())
 }
 
 /// A number of rows or columns of a problem that is made up.

@@ -1,73 +1,132 @@
-//! What this machine can do at most, measured beside the work by the device that does it.
+//! What this machine can do at most, measured beside the work by the device that does it, and the floor
+//! under a problem's time that follows.
 
-use swiglu::{Activation, DType, Device, Numerics, Problem, with_dtype};
-pub(crate) use swiglu_cpu::ceilings::{Bandwidth, Ceilings};
-use swiglu_cpu::{Cpu, ceilings};
+use serde::Serialize;
+use swiglu::{DType, Device, Op, Problem, with_dtype};
+use swiglu_cpu::{Cpu, ceilings as cpu};
+use swiglu_cuda::ceilings as cuda;
+use swiglu_lab::profile::{Ceiling, Ceilings, Class, Work, classify};
+use swiglu_lab::{Case, CaseOp, Heat};
 
-use crate::roofline::Rates;
+use crate::table::number;
 
-fn with_cpu<R>(
-    device: &Device,
-    measure: impl FnOnce(&Cpu) -> swiglu_core::Result<R>,
-) -> swiglu_core::Result<R> {
-    match device {
-        Device::Cpu(cpu) => measure(cpu),
-        other => Err(swiglu::CoreError::Unsupported {
-            what: format!("measuring the limits of {other}"),
-            why: "these are limits of the CPU".into(),
-        }),
+/// The ceilings that bind an operation on a device. A shared host gives now more bandwidth, now less: the
+/// best of so many measurements is the limit, each of a tenth of a second.
+pub(crate) fn of(device: &Device, op: CaseOp, measurements: usize) -> swiglu::Result<Ceilings> {
+    let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
+    let cpu = match device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(cuda) => {
+            let measured = cuda::measure(cuda)?;
+            let gemm = |dtype| Some(ceiling(&format!("{dtype} GEMM"), measured.gemm(dtype)?));
+            let compute = DType::ALL.into_iter().filter_map(gemm).collect();
+            let memory = Some(ceiling("copy", measured.copy));
+            return Ok(Ceilings { memory, compute, ..Ceilings::default() });
+        }
+        _ => return Ok(Ceilings::default()),
+    };
+    let mut measured = cpu::measure(cpu)?;
+    for _ in 1..measurements {
+        measured.bandwidth = measured.bandwidth.best(cpu::bandwidth(cpu)?);
     }
+    // Weights are read; an activation reads two matrices and writes a third.
+    let memory = match op {
+        op if op.has_weights() => ceiling("read", measured.bandwidth.read),
+        CaseOp::Copy => ceiling("copy", measured.bandwidth.copy_nt),
+        _ => ceiling("two reads and a write", measured.bandwidth.triad_nt),
+    };
+    // Multiply-adds in f32 serve every type that has no dot product of its own.
+    let mut compute = vec![ceiling("multiply-adds in f32", measured.fma_f32)];
+    compute.extend(measured.dot_bf16.map(|rate| ceiling("bf16 dot products", rate)));
+    Ok(Ceilings { memory: Some(memory), compute, ..Ceilings::default() })
 }
 
-/// All limits of the CPU; a fraction of a second.
-pub(crate) fn measure(device: &Device) -> swiglu_core::Result<Ceilings> {
-    with_cpu(device, ceilings::measure)
-}
-
-/// Its memory bandwidth, which a shared host changes from one second to the next.
-pub(crate) fn bandwidth(device: &Device) -> swiglu_core::Result<Bandwidth> {
-    with_cpu(device, ceilings::bandwidth)
-}
-
-/// Bytes per second of the caches that `bytes` fit in, read, or read twice and written; none of a
-/// device whose caches are not measured.
-pub(crate) fn cached(
+/// The same with what depends on the size of a case and on its activation. Of a CUDA device neither is
+/// measured.
+pub(crate) fn with_case(
+    ceilings: Ceilings,
     device: &Device,
-    bytes: usize,
-    writes: bool,
-) -> swiglu_core::Result<Option<f64>> {
-    of_cpu(device, |cpu| ceilings::cached(cpu, bytes, writes))
+    case: &Case,
+) -> swiglu::Result<Ceilings> {
+    let Device::Cpu(cpu) = device else { return Ok(ceilings) };
+    let (mut ceilings, weights) = (ceilings, case.op.has_weights());
+    if case.heat == Heat::Hot {
+        let bytes = case.compulsory_bytes();
+        let what = if weights { "reads" } else { "two reads and a write" };
+        let name = format!("{what} of {} MB in the caches", number(bytes / 1e6));
+        let per_second = cpu::cached(cpu, bytes as usize, !weights)?;
+        ceilings.cache = Some(Ceiling { name, per_second });
+    }
+    if case.op == CaseOp::Activation {
+        let name = format!(
+            "{} {} in {} on data in a near cache",
+            case.activation, case.numerics, case.dtype
+        );
+        let per_second = results_per_second(cpu, case)?;
+        ceilings.activation = Some(Ceiling { name, per_second });
+    }
+    Ok(ceilings)
 }
 
-/// Results per second of an activation on data in a near cache; likewise.
-pub(crate) fn activation(
-    device: &Device,
-    act: &Activation,
-    numerics: Numerics,
-    dtype: DType,
-) -> swiglu::Result<Option<f64>> {
-    with_dtype!(dtype, T => {
-        Ok(of_cpu(device, |cpu| ceilings::activation::<T>(cpu, act, numerics))?)
+fn results_per_second(cpu: &Cpu, case: &Case) -> swiglu::Result<f64> {
+    with_dtype!(case.dtype, T => {
+        Ok(cpu::activation::<T>(cpu, &case.activation, case.numerics)?)
     })
 }
 
-fn of_cpu(
-    device: &Device,
-    measure: impl FnOnce(&Cpu) -> swiglu_core::Result<f64>,
-) -> swiglu_core::Result<Option<f64>> {
-    match device {
-        Device::Cpu(cpu) => measure(cpu).map(Some),
-        _ => Ok(None),
+/// The least time a problem can take, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Floor {
+    pub(crate) bound: Class,
+    pub(crate) us: f64,
+}
+
+impl Floor {
+    /// The larger of bytes ÷ bandwidth and operations ÷ rate; none where no limit is known.
+    pub(crate) fn of(problem: &Problem, heat: Heat, ceilings: &Ceilings) -> Option<Self> {
+        let (traffic, bound) = match heat {
+            Heat::Cold => (&ceilings.memory, Class::Memory),
+            Heat::Hot => (&ceilings.cache, Class::Cache),
+        };
+        let arithmetic = match problem.op {
+            Op::Activation => ceilings.activation.as_ref(),
+            Op::GatedLinear | Op::Mlp => ceilings.compute_of(problem.dtype),
+        };
+        let work = Work { us: 0.0, bytes: problem.compulsory_bytes(), flops: problem.flops() };
+        let rate = |ceiling: Option<&Ceiling>| ceiling.map(|c| c.per_second);
+        let at = classify(work, rate(traffic.as_ref()), rate(arithmetic));
+        let us = at.floor_us()?;
+        let moves = at.memory_us == Some(us);
+        Some(Self { bound: if moves { bound } else { Class::Compute }, us })
     }
 }
 
-/// What bounds a problem on any device.
-pub(crate) fn rates(device: &Device, problem: &Problem) -> swiglu::Result<Rates> {
-    match device {
-        Device::Cuda(cuda) => Ok(Rates::of_cuda(problem, &swiglu_cuda::ceilings::measure(cuda)?)),
-        _ => {
-            let limits = measure(device)?;
-            Ok(Rates::of_cpu(problem, &limits, limits.bandwidth))
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inputs;
+    use swiglu_lab::DeviceKind;
+
+    #[test]
+    fn one_token_is_bound_by_memory_and_many_by_arithmetic() {
+        let rate = |name: &str, per_second| Ceiling { name: name.into(), per_second };
+        let ceilings = Ceilings {
+            memory: Some(rate("read", 50e9)),
+            compute: vec![rate("multiply-adds in f32", 288e9), rate("bf16 dot products", 575e9)],
+            ..Ceilings::default()
+        };
+        let floor = |m, dtype, heat| {
+            let shape = [m, 1000, 1000];
+            let case = inputs::case(DeviceKind::Cpu, CaseOp::GatedLinear, shape, dtype);
+            Floor::of(&case.problem().unwrap(), heat, &ceilings).unwrap()
+        };
+        let one = floor(1, DType::F32, Heat::Cold);
+        assert_eq!(one.bound, Class::Memory);
+        assert!((one.us - 8_008_000.0 / 50e3).abs() < 1e-9);
+        let many = floor(512, DType::F32, Heat::Cold);
+        assert_eq!(many.bound, Class::Compute);
+        assert!((many.us - 4.0 * 512.0 * 1e6 / 288e3).abs() < 1e-6);
+        assert!(floor(512, DType::Bf16, Heat::Cold).us < many.us / 1.9);
+        assert_eq!(floor(1, DType::F32, Heat::Hot).bound, Class::Compute);
     }
 }

@@ -1,9 +1,8 @@
 //! The command line: options common to all verbs, and the verbs.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::Verdict;
-use crate::terminal::Terminal;
+use crate::terminal::{OutputArgs, Terminal, Verdict};
 use crate::verbs;
 
 /// What the environment says, beside CUDA_VISIBLE_DEVICES and NO_COLOR.
@@ -31,29 +30,15 @@ pub(crate) struct Cli {
     pub(crate) verb: Verb,
 }
 
-/// How results and progress are shown.
-#[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct OutputArgs {
-    /// Print one JSON document instead of text; an error is {"error": {"message": …}} in the last line
-    /// of standard error, but for a command line that cannot be read
-    #[arg(long, global = true, help_heading = "Output")]
-    pub(crate) json: bool,
-    /// Show no progress; automatic where standard error is not a terminal
-    #[arg(long, global = true, help_heading = "Output")]
-    pub(crate) no_progress: bool,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Run a layer: time, speed-up over the unfused way, error against float64
     Run(Box<verbs::run::RunArgs>),
     /// Check every kernel of this machine against the float64 oracle
     Check(verbs::check::CheckArgs),
-    /// Measure speed as a fraction of what this machine can do
-    Bench(verbs::bench::BenchArgs),
-    /// Show where the time of a call goes, and what would make it shorter
-    Profile(Box<verbs::profile::ProfileArgs>),
-    /// Show how a problem would be computed, and what it costs at least
+    /// Measure speed as a fraction of what this machine can do, beside other libraries
+    Bench(Box<verbs::bench::BenchArgs>),
+    /// Show how a problem would be computed and what it costs at least; measure where its time goes
     Explain(Box<verbs::explain::ExplainArgs>),
     /// Measure every way of computing a layer on a CUDA device, for plans to follow
     Tune(Box<verbs::tune::TuneArgs>),
@@ -73,54 +58,14 @@ impl Verb {
             Verb::Run(args) => verbs::run::run(args, terminal),
             Verb::Check(args) => verbs::check::check(args, terminal),
             Verb::Bench(args) => verbs::bench::bench(args, terminal),
-            Verb::Profile(args) => verbs::profile::profile(args, terminal),
             Verb::Explain(args) => verbs::explain::explain(args, terminal),
             Verb::Tune(args) => verbs::tune::tune(args, terminal),
             Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
             Verb::Lab(args) => verbs::lab::lab(args, terminal),
             Verb::Info => verbs::info::info(terminal),
-            Verb::Completions(args) => verbs::completions::completions(args, terminal),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_definition_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    /// Names of environment variables in the sources, but for those of tests.
-    fn variables(dir: &std::path::Path, found: &mut std::collections::BTreeSet<String>) {
-        for entry in std::fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                variables(&path, found);
-            } else if path.extension().is_some_and(|e| e == "rs") {
-                let text = std::fs::read_to_string(&path).unwrap();
-                let quoted = text.split('"').filter(|s| s.starts_with("SWIGLU_"));
-                let names =
-                    quoted.filter(|s| s.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
-                found.extend(names.filter(|s| !s.contains("TEST")).map(str::to_owned));
+            Verb::Completions(args) => {
+                verbs::completions::completions(args, Cli::command(), terminal)
             }
-        }
-    }
-
-    #[test]
-    fn the_help_names_every_variable_that_is_read() {
-        let help = Cli::command().render_help().to_string();
-        let mut found = std::collections::BTreeSet::new();
-        for name in ["swiglu", "swiglu-cpu", "swiglu-cuda", "swiglu-lab"] {
-            let sources = format!("{}/../{name}/src", env!("CARGO_MANIFEST_DIR"));
-            variables(std::path::Path::new(&sources), &mut found);
-        }
-        assert!(found.contains("SWIGLU_CACHE_DIR"), "{found:?}");
-        for name in found {
-            assert!(help.contains(&name), "{name}: {help}");
         }
     }
 }

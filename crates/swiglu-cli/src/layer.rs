@@ -1,42 +1,73 @@
-//! Either operation with weights: parameters on the host, and the layer packed from them.
+//! Either operation with weights, of elements or quantised: parameters on the host, and the layer
+//! packed from them.
 
 use swiglu::cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
 use swiglu::{
-    Device, Element, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp, MlpParams,
-    Numerics, Path, Plan, Problem,
+    CoreError, Device, Element, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp,
+    MlpParams, MlpWeights, Numerics, Path, Plan, Problem, QuantizedGatedLinearParams,
+    QuantizedMlpParams,
 };
-use swiglu_core::{bounds, oracle};
+use swiglu_core::bounds::{self, Reference};
+use swiglu_core::oracle;
 
-/// Parameters of either operation.
+use crate::args::LayerOp;
+
+/// Parameters of either operation, for inputs and outputs of T.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Params<'a, T> {
     GatedLinear(GatedLinearParams<'a, T>),
     Mlp(MlpParams<'a, T>),
+    QuantizedGatedLinear(QuantizedGatedLinearParams<'a>),
+    QuantizedMlp(QuantizedMlpParams<'a>),
 }
 
 impl<'a, T: Element> Params<'a, T> {
-    pub(crate) fn gated(&self) -> &GatedLinearParams<'a, T> {
-        match self {
-            Params::GatedLinear(p) => p,
-            Params::Mlp(p) => &p.gated,
+    /// The quantised weights of a file, where `device` computes with them; else why not, if there are
+    /// any.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn quantized_in(
+        weights: &'a MlpWeights,
+        op: LayerOp,
+        device: &Device,
+    ) -> swiglu::Result<Result<Self, Option<CoreError>>> {
+        let blocks = match op {
+            LayerOp::GatedLinear => weights
+                .quantized_gated_linear_on(device)
+                .map(|blocks| Params::QuantizedGatedLinear(blocks.gated_linear())),
+            LayerOp::Mlp => weights
+                .quantized_on(device)
+                .and_then(|blocks| Ok(Params::QuantizedMlp(blocks.mlp()?))),
+        };
+        match blocks {
+            Ok(blocks) => Ok(Ok(blocks)),
+            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => {
+                Ok(Err(weights.is_quantized(op.into()).then_some(why)))
+            }
+            Err(error) => Err(error),
         }
     }
 
+    /// The problem of `m` tokens.
     pub(crate) fn problem(&self, m: usize) -> Problem {
         match self {
             Params::GatedLinear(p) => p.problem(m),
             Params::Mlp(p) => p.problem(m),
+            Params::QuantizedGatedLinear(p) => p.problem(m, T::DTYPE),
+            Params::QuantizedMlp(p) => p.problem(m, T::DTYPE),
         }
     }
 
     /// The same with other numerics.
-    pub(crate) fn with_numerics(self, numerics: Numerics) -> Self {
-        match self {
-            Params::GatedLinear(p) => Params::GatedLinear(GatedLinearParams { numerics, ..p }),
-            Params::Mlp(p) => {
-                Params::Mlp(MlpParams { gated: GatedLinearParams { numerics, ..p.gated }, ..p })
-            }
-        }
+    pub(crate) fn with_numerics(mut self, numerics: Numerics) -> Self {
+        *match &mut self {
+            Params::GatedLinear(p) => &mut p.numerics,
+            Params::Mlp(p) => &mut p.gated.numerics,
+            Params::QuantizedGatedLinear(p) => &mut p.numerics,
+            Params::QuantizedMlp(p) => &mut p.gated.numerics,
+        } = numerics;
+        self
     }
 
     /// Columns of the output.
@@ -44,19 +75,26 @@ impl<'a, T: Element> Params<'a, T> {
         match self {
             Params::GatedLinear(p) => p.weights.intermediate(),
             Params::Mlp(p) => p.gated.weights.hidden(),
+            Params::QuantizedGatedLinear(p) => p.intermediate(),
+            Params::QuantizedMlp(p) => p.gated.hidden(),
         }
     }
 
     /// Refuses NaN and infinities, also those that rounding to `T` has made.
     pub(crate) fn expect_finite(&self) -> swiglu_core::Result<()> {
-        self.gated().weights.expect_finite()?;
         match self {
-            Params::GatedLinear(_) => Ok(()),
-            Params::Mlp(p) => p.down.expect_finite("down weight"),
+            Params::GatedLinear(p) => p.weights.expect_finite(),
+            Params::Mlp(p) => {
+                p.gated.weights.expect_finite()?;
+                p.down.expect_finite("down weight")
+            }
+            // Those of files were looked at when they were opened, and nothing is rounded.
+            Params::QuantizedGatedLinear(_) | Params::QuantizedMlp(_) => Ok(()),
         }
     }
 
-    /// Packs the layer for a device: by a path, or as the device computes it by itself.
+    /// Packs the layer for a device: by a path, or as the device computes it by itself, which is the
+    /// only way with quantised weights.
     pub(crate) fn pack(&self, device: &Device, path: Option<Path>) -> swiglu::Result<Packed> {
         Ok(match (self, path) {
             (Params::GatedLinear(p), None) => {
@@ -67,27 +105,20 @@ impl<'a, T: Element> Params<'a, T> {
             }
             (Params::Mlp(p), None) => Packed::Mlp(Mlp::from_params(device, p)?),
             (Params::Mlp(p), Some(path)) => Packed::Mlp(Mlp::with_path(device, p, path)?),
+            (Params::QuantizedGatedLinear(p), _) => {
+                Packed::GatedLinear(GatedLinear::from_quantized::<T>(device, p)?)
+            }
+            (Params::QuantizedMlp(p), _) => Packed::Mlp(Mlp::from_quantized::<T>(device, p)?),
         })
     }
 
-    /// The plain loops.
-    pub(crate) fn naive(
-        &self,
-        x: MatrixRef<'_, T>,
-        out: MatrixMut<'_, T>,
-    ) -> swiglu_core::Result<()> {
-        match self {
-            Params::GatedLinear(p) => swiglu_cpu::naive::gated_linear(p, x, out),
-            Params::Mlp(p) => swiglu_cpu::naive::mlp(p, x, out),
-        }
-    }
-
-    /// The float64 result.
+    /// The float64 result of weights that are elements.
     pub(crate) fn oracle(&self, x: MatrixRef<'_, T>) -> swiglu_core::Result<Matrix<f64>> {
-        Ok(match self {
-            Params::GatedLinear(p) => oracle::gated_linear(x, p)?.h,
-            Params::Mlp(p) => oracle::mlp(x, p)?.y.value,
-        })
+        match self {
+            Params::GatedLinear(p) => Ok(oracle::gated_linear(x, p)?.h),
+            Params::Mlp(p) => Ok(oracle::mlp(x, p)?.y.value),
+            _ => Ok(self.reference(x, 0.0)?.value),
+        }
     }
 
     /// The float64 result with the error a correct kernel may have that rounds the factors of its
@@ -96,10 +127,12 @@ impl<'a, T: Element> Params<'a, T> {
         &self,
         x: MatrixRef<'_, T>,
         roundoff: f64,
-    ) -> swiglu_core::Result<bounds::Reference> {
+    ) -> swiglu_core::Result<Reference> {
         match self {
             Params::GatedLinear(p) => bounds::gated_linear_with(x, p, roundoff),
             Params::Mlp(p) => bounds::mlp_with(x, p, roundoff),
+            Params::QuantizedGatedLinear(p) => bounds::quantized_gated_linear(x, p),
+            Params::QuantizedMlp(p) => bounds::quantized_mlp(x, p),
         }
     }
 }

@@ -7,12 +7,8 @@
 mod args;
 mod ceilings;
 mod cli;
-mod gpu;
+mod inputs;
 mod layer;
-mod quantized;
-mod random;
-mod roofline;
-mod stats;
 mod table;
 mod terminal;
 mod timing;
@@ -26,20 +22,7 @@ use clap::Parser;
 use serde_json::json;
 
 use cli::Cli;
-use terminal::Terminal;
-
-/// What a verb found. Everything that is not a finding is an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Passed,
-    Failed,
-}
-
-impl Verdict {
-    fn from_passed(passed: bool) -> Self {
-        if passed { Verdict::Passed } else { Verdict::Failed }
-    }
-}
+use terminal::{Terminal, Verdict, describe};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -93,16 +76,4 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         || error
             .downcast_ref::<serde_json::Error>()
             .is_some_and(|e| e.io_error_kind() == Some(ErrorKind::BrokenPipe))
-}
-
-/// An error and its causes, each said once: many texts quote their cause already.
-fn describe(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
-        match text.is_empty() {
-            true => cause,
-            false if text.contains(&cause) => text,
-            false => format!("{text}: {cause}"),
-        }
-    })
 }

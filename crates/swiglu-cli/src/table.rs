@@ -1,20 +1,26 @@
 //! Tables for people, and the numbers in them.
 
+use std::io::{self, Write};
+
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table, presets};
 
 use crate::terminal::Terminal;
 
-/// A column and how its cells are aligned.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Column {
-    /// To the left.
-    Text(&'static str),
-    /// To the right.
-    Number(&'static str),
+/// A row of cells of anything that can be shown.
+macro_rules! row {
+    ($($cell:expr),* $(,)?) => {
+        vec![$(comfy_table::Cell::from($cell)),*]
+    };
 }
+pub(crate) use row;
 
-/// An empty table with these columns.
-pub(crate) fn table(terminal: &Terminal, columns: &[Column]) -> Table {
+/// Prints rows under the names of their columns. A name with `>` before it is of a column of numbers,
+/// which are aligned to the right.
+pub(crate) fn print(
+    terminal: &mut Terminal,
+    columns: &[&str],
+    rows: impl IntoIterator<Item = Vec<Cell>>,
+) -> io::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     if terminal.colour() {
@@ -22,17 +28,20 @@ pub(crate) fn table(terminal: &Terminal, columns: &[Column]) -> Table {
     } else {
         table.force_no_tty();
     }
-    table.set_header(columns.iter().map(|(Column::Text(name) | Column::Number(name))| {
-        Cell::new(name).add_attribute(Attribute::Bold)
-    }));
+    let name = |column: &&str| column.trim_start_matches('>').to_owned();
+    table.set_header(columns.iter().map(|c| Cell::new(name(c)).add_attribute(Attribute::Bold)));
     for (cells, column) in table.column_iter_mut().zip(columns) {
-        cells.set_cell_alignment(match column {
-            Column::Text(_) => CellAlignment::Left,
-            Column::Number(_) => CellAlignment::Right,
-        });
+        let number = column.starts_with('>');
+        cells.set_cell_alignment(if number { CellAlignment::Right } else { CellAlignment::Left });
         cells.set_padding((0, 2));
     }
-    table
+    table.add_rows(rows);
+    table.lines().try_for_each(|line| writeln!(terminal, "{}", line.trim_end()))
+}
+
+/// A cell that may be empty: then there is a dash.
+pub(crate) fn or_dash(text: Option<impl ToString>) -> Cell {
+    text.map_or_else(|| Cell::new("–"), Cell::new)
 }
 
 /// `ok`, or what is wrong, in the colour of either.
@@ -41,16 +50,6 @@ pub(crate) fn verdict(passed: bool) -> Cell {
         true => Cell::new("ok").fg(Color::Green),
         false => Cell::new("FAILED").fg(Color::Red).add_attribute(Attribute::Bold),
     }
-}
-
-/// The table as lines without trailing blanks.
-pub(crate) fn lines(table: &Table) -> String {
-    let mut out = String::new();
-    for line in table.lines() {
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    out
 }
 
 /// Four significant digits where the number has a fraction.
@@ -73,6 +72,16 @@ pub(crate) fn time(us: f64) -> String {
     }
 }
 
+/// Two times around a median, in the unit of that: `7.02–7.20`.
+pub(crate) fn range(low: f64, high: f64, median: f64) -> String {
+    let unit = match median {
+        us if us < 1e3 => 1.0,
+        us if us < 1e6 => 1e3,
+        _ => 1e6,
+    };
+    format!("{}–{}", number(low / unit), number(high / unit))
+}
+
 /// A relative error: two digits and a power of ten.
 pub(crate) fn error(x: f64) -> String {
     if x == 0.0 { "0".into() } else { format!("{x:.1e}") }
@@ -91,6 +100,7 @@ mod tests {
     fn numbers_are_short_and_keep_their_unit() {
         assert_eq!([time(7.128), time(1534.0), time(2.5e6)], ["7.13 µs", "1.53 ms", "2.50 s"]);
         assert_eq!([number(574.4), number(49.83), number(0.1234)], ["574", "49.8", "0.123"]);
+        assert_eq!(range(998.0, 2040.0, 1534.0), "0.998–2.04");
         assert_eq!([error(0.0), error(1.64e-3)], ["0", "1.6e-3"]);
         assert_eq!([ratio(1.519), ratio(f64::NAN)], ["1.52×", "–"]);
     }

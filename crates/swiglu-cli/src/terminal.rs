@@ -1,14 +1,50 @@
-//! Standard output and the progress on standard error.
+//! Standard output, the progress on standard error, and how the program ends.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 
-use crate::cli::OutputArgs;
+/// How results and progress are shown.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct OutputArgs {
+    /// Print one JSON document instead of text; an error is {"error": {"message": …}} in the last line
+    /// of standard error, but for a command line that cannot be read
+    #[arg(long, global = true, help_heading = "Output")]
+    json: bool,
+    /// Show no progress; automatic where standard error is not a terminal
+    #[arg(long, global = true, help_heading = "Output")]
+    no_progress: bool,
+}
+
+/// What a verb found. Everything that is not a finding is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+}
+
+impl Verdict {
+    pub(crate) fn from_passed(passed: bool) -> Self {
+        if passed { Verdict::Passed } else { Verdict::Failed }
+    }
+}
+
+/// An error and its causes, each said once: many texts quote their cause already.
+pub(crate) fn describe(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| {
+        let cause = cause.to_string();
+        match text.is_empty() {
+            true => cause,
+            false if text.contains(&cause) => text,
+            false => format!("{text}: {cause}"),
+        }
+    })
+}
 
 /// A path in a document. JSON is text: what of a path is not UTF-8 shows as U+FFFD, as it does in messages.
 #[derive(Debug, Clone)]

@@ -1,74 +1,196 @@
-//! One timing protocol: variants take turns (A-B-A-B), so that whatever changes on the machine
-//! changes for all of them.
+//! One way to time: variants take turns (A-B-A-B), so that whatever changes on the machine changes for
+//! all of them. A turn begins with work that is not timed, which wakes threads, brings data back into
+//! the caches where they are hot, and displaces those of the others.
 
 use std::time::{Duration, Instant};
 
-use crate::stats::Summary;
+use serde::Serialize;
+use swiglu::cuda::{Cuda, CudaError, Event, Graph, Stream};
 
-/// Whether a variant finds its data in the caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heat {
-    /// Each turn begins with a call that is not timed: the other variants' data is displaced.
-    Hot,
-    /// The variant rotates through copies of its data that together exceed the caches.
-    Cold,
-}
-
-/// How long to measure.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Protocol {
-    pub(crate) heat: Heat,
-    /// All variants together.
-    pub(crate) budget: Duration,
-    /// Turns of each variant that are taken even if the budget is spent.
-    pub(crate) min_turns: usize,
-}
-
-/// More samples than this add nothing to a median.
+/// More samples of one turn than this add nothing to a median.
+const MAX_PER_TURN: usize = 64;
+/// More samples than this, neither.
 const MAX_SAMPLES: usize = 20_000;
 /// A turn that is long compared with a switch of variants, short compared with the host's drift.
-const TURN: Duration = Duration::from_millis(5);
+const TURN_US: u64 = 5_000;
 
-/// One way of computing something.
-pub(crate) type Variant<'a> = dyn FnMut() -> anyhow::Result<()> + 'a;
-
-fn time_once(run: &mut Variant<'_>) -> anyhow::Result<Duration> {
-    let start = Instant::now();
-    run()?;
-    Ok(start.elapsed())
+/// Something that can be timed.
+pub(crate) trait Timed {
+    /// One turn: microseconds per call.
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
 }
 
-/// Times each variant by the protocol.
+/// Calls of this thread, each by the wall clock.
+pub(crate) struct Wall<F>(pub(crate) F);
+
+impl<F: FnMut() -> anyhow::Result<()>> Timed for Wall<F> {
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        (self.0)()?;
+        let (mut samples, mut spent) = (Vec::new(), 0.0);
+        while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
+            let start = Instant::now();
+            (self.0)()?;
+            let us = start.elapsed().as_secs_f64() * 1e6;
+            samples.push(us);
+            spent += us;
+        }
+        Ok(samples)
+    }
+}
+
+/// A timed batch is long compared with the resolution of events and the start of a turn.
+const BATCH_US: f64 = 2_000.0;
+/// A pass has at least this many calls, so that starting a graph is a small part of each.
+const MIN_CALLS: usize = 8;
+/// Data in rotation on a device, in units of the second-level cache.
+const ROTATION: usize = 4;
+/// Copies beyond which tiny data are cold in every cache that matters.
+const MAX_COPIES: usize = 512;
+
+/// How many copies of data with this many bytes exceed the second-level cache by far.
+pub(crate) fn copies(cuda: &Cuda, bytes: usize) -> usize {
+    (ROTATION * cuda.facts().l2_bytes).div_ceil(bytes.max(1)).clamp(1, MAX_COPIES)
+}
+
+/// Enqueues a call with copy i of its data.
+pub(crate) type Enqueue<'a> = Box<dyn FnMut(&Stream, usize) -> anyhow::Result<()> + 'a>;
+
+/// Calls on a CUDA device by its own clock: passes over all copies of resident data, several times over
+/// where there are few, call by call or as a captured graph. A call is enqueued without waiting for
+/// the one before, as a model does it, so what the host spends on a call counts where it is more than
+/// what the device does; a graph has no such part.
+pub(crate) struct Passes<'a> {
+    // Dropped before what its nodes point to, which `enqueue` holds.
+    graph: Option<Graph>,
+    enqueue: Enqueue<'a>,
+    stream: Stream,
+    copies: usize,
+    calls: usize,
+    /// What one pass takes.
+    pass_us: f64,
+}
+
+impl<'a> Passes<'a> {
+    /// Calls everything once, and captures it for a graph. All that the calls use lives as long as
+    /// `enqueue`.
+    pub(crate) fn new(
+        stream: Stream,
+        copies: usize,
+        graph: bool,
+        enqueue: Enqueue<'a>,
+    ) -> anyhow::Result<Self> {
+        let calls = MIN_CALLS.div_ceil(copies) * copies;
+        let mut passes = Self { graph: None, enqueue, stream, copies, calls, pass_us: 0.0 };
+        // Compiles, loads and allocates what a capture cannot.
+        passes.pass()?;
+        passes.stream.synchronize()?;
+        if graph {
+            let mut outcome = Ok(());
+            let captured = passes.stream.capture(|| {
+                // The capture ends in any case; what went wrong in it is told after that.
+                outcome = enqueue_all(&mut passes.enqueue, &passes.stream, copies, calls);
+                Ok(())
+            });
+            outcome?;
+            passes.graph = Some(captured?);
+        }
+        passes.pass_us = passes.batches(1, 1)?[0] * calls as f64;
+        Ok(passes)
+    }
+
+    /// Enqueues every call once.
+    pub(crate) fn pass(&mut self) -> anyhow::Result<()> {
+        match &self.graph {
+            // SAFETY: the data and layers behind the nodes live in `enqueue`, as the graph does in `self`, and
+            // it runs in the order of the stream that it was captured on.
+            Some(graph) => Ok(unsafe { graph.launch(&self.stream) }?),
+            None => enqueue_all(&mut self.enqueue, &self.stream, self.copies, self.calls),
+        }
+    }
+
+    /// Microseconds per call of each batch. One pass before them is not timed: it keeps the device
+    /// busy while the host enqueues the others.
+    fn batches(&mut self, batches: usize, passes: usize) -> anyhow::Result<Vec<f64>> {
+        self.pass()?;
+        let mut events = vec![self.stream.record()?];
+        for _ in 0..batches {
+            for _ in 0..passes {
+                self.pass()?;
+            }
+            events.push(self.stream.record()?);
+        }
+        let calls = (passes * self.calls) as f64;
+        let per_call = |pair: &[Event]| -> Result<f64, CudaError> {
+            Ok(f64::from(pair[1].elapsed_ms(&pair[0])?) * 1e3 / calls)
+        };
+        Ok(events.windows(2).map(per_call).collect::<Result<_, _>>()?)
+    }
+}
+
+/// `calls` calls, each with the next copy, from the first on.
+fn enqueue_all(
+    enqueue: &mut Enqueue<'_>,
+    stream: &Stream,
+    copies: usize,
+    calls: usize,
+) -> anyhow::Result<()> {
+    (0..calls).try_for_each(|call| enqueue(stream, call % copies))
+}
+
+impl Timed for Passes<'_> {
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
+        let batch_us = (passes * self.pass_us).max(1.0);
+        let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
+        self.batches(batches as usize, passes as usize)
+    }
+}
+
+/// What a set of times says, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) median: f64,
+    pub(crate) p10: f64,
+    pub(crate) p90: f64,
+    pub(crate) samples: usize,
+}
+
+impl Summary {
+    /// By nearest rank: the smallest sample that so many percent do not exceed. Without any, all are 0.
+    pub(crate) fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_unstable_by(f64::total_cmp);
+        let rank = |percent: usize| (samples.len() * percent).div_ceil(100).max(1);
+        let of = |percent| samples.get(rank(percent) - 1).copied().unwrap_or(0.0);
+        Self { median: of(50), p10: of(10), p90: of(90), samples: samples.len() }
+    }
+
+    /// `amount` per second, in units of 10⁹.
+    pub(crate) fn giga_per_second(&self, amount: f64) -> f64 {
+        if self.median > 0.0 { amount / (self.median * 1e3) } else { 0.0 }
+    }
+}
+
+/// Times variants in turns for as long as `budget`, and for `min_turns` even if that is spent.
 pub(crate) fn interleave(
-    variants: &mut [Box<Variant<'_>>],
-    protocol: Protocol,
+    variants: &mut [&mut dyn Timed],
+    budget: Duration,
+    min_turns: usize,
 ) -> anyhow::Result<Vec<Summary>> {
-    // The first call pays for page faults and for waking threads; the second says how long one
-    // takes.
-    let mut calls_per_turn = Vec::with_capacity(variants.len());
-    for run in variants.iter_mut() {
-        run()?;
-        let one = time_once(run)?.max(Duration::from_nanos(100));
-        let calls = TURN.as_nanos() / one.as_nanos();
-        calls_per_turn.push(usize::try_from(calls).unwrap_or(1).clamp(1, 64));
+    // First turns pay for page faults, clocks and waking threads.
+    for variant in variants.iter_mut() {
+        variant.turn(1)?;
     }
     let mut samples = vec![Vec::new(); variants.len()];
-    let start = Instant::now();
-    let mut turns = 0;
-    while turns < protocol.min_turns
-        || (start.elapsed() < protocol.budget && samples.iter().all(|s| s.len() < MAX_SAMPLES))
+    let (start, mut turns) = (Instant::now(), 0);
+    while turns < min_turns
+        || (start.elapsed() < budget && samples.iter().all(|s| s.len() < MAX_SAMPLES))
     {
-        for ((run, &calls), samples) in variants.iter_mut().zip(&calls_per_turn).zip(&mut samples) {
-            if protocol.heat == Heat::Hot {
-                run()?;
-            }
-            for _ in 0..calls {
-                samples.push(time_once(run)?.as_secs_f64() * 1e6);
-            }
+        for (variant, samples) in variants.iter_mut().zip(&mut samples) {
+            samples.extend(variant.turn(TURN_US)?);
         }
         turns += 1;
     }
-    Ok(samples.iter_mut().map(|s| Summary::of(s)).collect())
+    Ok(samples.into_iter().map(Summary::of).collect())
 }
 
 #[cfg(test)]
@@ -81,25 +203,27 @@ mod tests {
         let order = RefCell::new(String::new());
         let slow = |name: char| {
             let order = &order;
-            move || {
+            Wall(move || {
                 order.borrow_mut().push(name);
                 std::thread::sleep(Duration::from_millis(6));
                 Ok(())
-            }
+            })
         };
-        let mut variants: Vec<Box<Variant<'_>>> = vec![Box::new(slow('a')), Box::new(slow('b'))];
-        let protocol = Protocol { heat: Heat::Hot, budget: Duration::ZERO, min_turns: 2 };
-        let times = interleave(&mut variants, protocol).unwrap();
-        drop(variants);
-        // Two warm-up calls each, then per turn one untimed and one timed call.
-        assert_eq!(order.into_inner(), "aabbaabbaabb");
+        let (mut a, mut b) = (slow('a'), slow('b'));
+        let times = interleave(&mut [&mut a, &mut b], Duration::ZERO, 2).unwrap();
+        // A turn that does not count, then two that do; each begins with a call that is not timed.
+        assert_eq!(order.borrow().as_str(), "aabbaabbaabb");
         assert!(times.iter().all(|t| t.samples == 2 && t.median > 5e3), "{times:?}");
+        let mut broken = Wall(|| anyhow::bail!("no"));
+        assert!(interleave(&mut [&mut broken], Duration::ZERO, 1).is_err());
     }
 
     #[test]
-    fn errors_end_the_measurement() {
-        let mut variants: Vec<Box<Variant<'_>>> = vec![Box::new(|| anyhow::bail!("no"))];
-        let protocol = Protocol { heat: Heat::Cold, budget: Duration::ZERO, min_turns: 1 };
-        assert!(interleave(&mut variants, protocol).is_err());
+    fn percentiles_are_samples_by_nearest_rank() {
+        let s = Summary::of((1..=10).rev().map(f64::from).collect());
+        assert_eq!((s.p10, s.median, s.p90, s.samples), (1.0, 5.0, 9.0, 10));
+        assert_eq!(s.giga_per_second(10_000.0), 2.0);
+        let none = Summary::of(Vec::new());
+        assert_eq!((none.median, none.giga_per_second(1.0)), (0.0, 0.0));
     }
 }

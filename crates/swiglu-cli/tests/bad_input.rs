@@ -236,9 +236,8 @@ fn sizes_that_no_layer_has() {
         for verb in [
             &["explain", "--hidden", "8", "--intermediate", "8", "--m"][..],
             &["explain", "--intermediate", "8", "--hidden"],
-            &["profile", "mlp", "--intermediate"],
             &["bench", "mlp", "--hidden"],
-            &["bench", "--backend", "swiglu", "--rows"],
+            &["bench", "activation", "--rows"],
         ] {
             let (name, before) = verb.split_last().unwrap();
             let value = format!("{name}={size}");
@@ -256,10 +255,11 @@ fn options_that_need_others() {
     run(&["--force"]).refused(&["--output"]);
     run(&["--weights", STORIES, "--fixture", "smollm2"]).refused(&["--fixture"]);
     swiglu(&["bench", "--m", "3"]).refused(&["<OP>"]);
-    for option in ["--rows=4", "--cols=4", "--force"] {
-        let name = option.split('=').next().unwrap();
-        swiglu(&["bench", "mlp", option]).refused(&[name]);
-    }
+    swiglu(&["bench", "--rows", "3"]).refused(&["<OP>"]);
+    swiglu(&["bench", "mlp", "--force"]).refused(&["--plot"]);
+    swiglu(&["bench", "mlp", "--plot", "x.svg"]).refused(&["--plot x.svg", "one case, given 3"]);
+    swiglu(&["explain", "--hidden", "8", "--intermediate", "8", "--hot"]).refused(&["--measure"]);
+    swiglu(&["explain", "--weights", STORIES, "--measure"]).refused(&["--measure"]);
 }
 
 #[test]
@@ -384,8 +384,8 @@ fn more_than_this_process_may_have() {
 fn options_that_would_not_be_heeded() {
     // Nothing is recorded of these.
     for option in ["--records", "--machine"] {
-        swiglu(&["profile", option, "x"]).refused(&[option]);
-        swiglu(&["bench", "--backend", "swiglu", option, "x"]).refused(&[option]);
+        swiglu(&["explain", "--measure", option, "x"]).refused(&[option]);
+        swiglu(&["bench", "activation", option, "x"]).refused(&[option]);
     }
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
     // Those of a file where a shape is explained.

@@ -114,14 +114,16 @@ fn bench_has_calls_and_graphs_and_floors() {
     for op in ["activation", "gated-linear", "mlp"] {
         let Some(document) = json_of(&[&["bench", op][..], &bench, &size].concat()) else { return };
         let results = document["results"].as_array().expect("results");
-        let profiles: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
+        let ways: Vec<&str> = results.iter().filter_map(|r| r["way"].as_str()).collect();
         match op {
-            "activation" => assert_eq!(profiles, ["fused", "fused, graph"]),
-            _ => assert_eq!(profiles, ["planned", "planned, graph", "unfused", "unfused, graph"]),
+            "activation" => assert_eq!(ways, ["planned, graph", "planned"]),
+            _ => assert_eq!(ways, ["planned, graph", "unfused, graph", "planned", "unfused"]),
         }
-        assert!(results.iter().all(|r| r["passed"] == true), "{document}");
-        assert!(document["ceilings"][0]["copy"].as_f64() > Some(0.0), "{document}");
-        assert!(document["ceilings"][0]["gemm_bf16"].as_f64() > Some(0.0), "{document}");
+        assert!(results.iter().all(|r| r["status"] == "ok"), "{document}");
+        let ceilings = &document["ceilings"][0]["ceilings"];
+        assert_eq!(ceilings["memory"]["name"], "copy", "{document}");
+        let named = |c: &Value| c["name"] == "bf16 GEMM" && c["per_second"].as_f64() > Some(0.0);
+        assert!(ceilings["compute"].as_array().is_some_and(|c| c.iter().any(named)), "{document}");
     }
 }
 
@@ -139,9 +141,16 @@ fn quantised_weights_are_measured_beside_decoded_ones() {
         return;
     };
     let results = document["results"].as_array().expect("results");
-    let profiles: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
-    assert_eq!(profiles, ["quantized", "quantized, graph", "decoded", "decoded, graph"]);
-    assert!(results.iter().all(|r| r["passed"] == true && r["dtype"] == "bf16"), "{document}");
+    let ways: Vec<&str> = results.iter().filter_map(|r| r["way"].as_str()).collect();
+    assert_eq!(ways, ["planned, graph", "decoded, graph", "planned", "decoded"]);
+    assert!(results.iter().all(|r| r["status"] == "ok"), "{document}");
+    let named = |r: &Value| r["case"].as_str().is_some_and(|c| c.contains(" bf16 Q8_0 "));
+    assert!(results.iter().all(named), "{document}");
+    // A type that files of blocks do not have.
+    let bench = ["--seconds", "0.01", "--weights-type", "f8_e4m3", "--hot"];
+    let document = json_of(&[&["bench", "mlp"][..], &bench, &size, &device].concat()).unwrap();
+    let results = document["results"].as_array().expect("results");
+    assert!(results.len() == 4 && results.iter().all(|r| r["status"] == "ok"), "{document}");
 
     let explain = ["explain", "--weights-type", "q4_0", "--dtype", "f16"];
     let document = json_of(&[&explain[..], &size, &device].concat()).expect("as before");
@@ -160,6 +169,24 @@ fn quantised_weights_are_measured_beside_decoded_ones() {
         let explain = [&["explain", "--weights-type", "q4_0"], more, &size, &device].concat();
         swiglu(&explain).expect("as before").refused(&["--weights-type Q4_0", why]);
     }
+}
+
+/// What the host spends, as it needs no clock of a device.
+#[test]
+fn bench_of_the_host_has_first_and_later_calls() {
+    let Some(document) = json_of(&["bench", "--suite", "host"]) else { return };
+    let rows = document.as_array().expect("rows");
+    assert_eq!(rows.len(), 5, "{document}");
+    assert!(rows.iter().all(|r| r["median"].as_f64() > Some(0.0)), "{document}");
+}
+
+#[test]
+fn explain_measures_calls_of_a_device() {
+    let size = ["--m", "2", "--hidden", "24", "--intermediate", "16", "--dtype", "bf16", "--hot"];
+    let Some(document) = json_of(&[&["explain", "--measure"][..], &size].concat()) else { return };
+    let ways = document["measured"]["ways"].as_array().expect("ways");
+    assert_eq!(ways.len(), 2, "{document}");
+    assert!(ways.iter().all(|w| w["plan"].to_string().contains("cuda/")), "{document}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! One device: its facts, its default stream, its kernels.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::PathBuf;
@@ -270,6 +270,12 @@ impl Cuda {
     /// be kept is compiled again by the next process.
     pub fn cache_warnings(&self) -> Vec<CacheWarning> {
         self.0.functions.cache().warnings()
+    }
+
+    /// The kernels that were launched since this was last called, by file and defines, each with the first 16
+    /// hexadecimal digits of the SHA-256 of all that it was compiled from, but for the compiler.
+    pub fn take_used_kernels(&self) -> BTreeMap<String, String> {
+        self.0.functions.take_used()
     }
 
     /// Free and total bytes of device memory.

@@ -1,6 +1,6 @@
 //! Loaded kernels, and launching them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -19,7 +19,7 @@ use crate::driver::{INVALID_VALUE, cu};
 use crate::error::{CudaError, Result};
 use crate::idle::when_idle;
 use crate::jit::Variant;
-use crate::jit::cache::{KernelCache, Origin};
+use crate::jit::cache::{KernelCache, Origin, digest};
 use crate::remembered::Remembered;
 use crate::stream::Stream;
 
@@ -37,6 +37,8 @@ struct Loaded {
     /// The most dynamic shared memory that was asked for so far.
     shared: AtomicU32,
     keeps_all_shared: AtomicBool,
+    /// Whether it was asked for since [`Functions::take_used`].
+    used: AtomicBool,
     /// How many blocks of a shape a multiprocessor holds: layers of some sizes may take turns.
     resident: Remembered<Shape, u32, 4>,
     module: Arc<Module>,
@@ -84,6 +86,7 @@ impl Function {
             params,
             shared: AtomicU32::new(SHARED_WITHOUT_OPT_IN),
             keeps_all_shared: AtomicBool::new(false),
+            used: AtomicBool::new(false),
             resident: Remembered::new(),
             module: module.clone(),
         })))
@@ -232,8 +235,18 @@ impl Functions {
             Some(function) => function,
             None => self.make(cuda, hash, variant, entry)?,
         };
+        function.0.used.store(true, Ordering::Relaxed);
         function.allow_shared(dynamic_shared)?;
         Ok(function)
+    }
+
+    /// The variants that were asked for since this was last called, each with the digest of all that it was
+    /// compiled from.
+    pub(crate) fn take_used(&self) -> BTreeMap<String, String> {
+        let ready = self.ready.read().unwrap_or_else(|e| e.into_inner());
+        let used =
+            ready.values().flatten().filter(|(_, f)| f.0.used.swap(false, Ordering::Relaxed));
+        used.map(|(variant, _)| (variant.to_string(), digest(variant, self.arch))).collect()
     }
 
     fn find(&self, hash: u64, variant: &Variant, entry: &str) -> Option<Function> {

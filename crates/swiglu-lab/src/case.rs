@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use swiglu_core::{
-    Activation, Arrangement, BlockType, DType, Numerics, Op, Orientation, Problem, QuantizedTypes,
-    WeightLayout,
+    Activation, Arrangement, DType, Numerics, Op, Orientation, Problem, QuantizedType,
+    QuantizedTypes, WeightLayout,
 };
 
 use crate::text;
@@ -120,7 +120,7 @@ pub struct Case {
     pub dtype: DType,
     /// The type of the weights, of all matrices alike, where they are quantised; `Q4_0` in JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<BlockType>,
+    pub weights: Option<QuantizedType>,
     /// The activation.
     pub activation: Activation,
     /// Where values are rounded; `fused+fast` in JSON.
@@ -224,6 +224,7 @@ impl fmt::Display for Case {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use swiglu_core::BlockType;
 
     pub(crate) fn small(op: CaseOp) -> Case {
         Case {
@@ -254,7 +255,7 @@ pub(crate) mod tests {
         assert_eq!(json["device"], "cpu");
         assert!(json.get("weights").is_none());
         assert_eq!(serde_json::from_value::<Case>(json).unwrap(), case);
-        let quantized = Case { weights: Some(BlockType::Q6_K), ..case };
+        let quantized = Case { weights: Some(BlockType::Q6_K.into()), ..case };
         let json = serde_json::to_value(&quantized).unwrap();
         assert_eq!(json["weights"], "Q6_K");
         assert_eq!(serde_json::from_value::<Case>(json).unwrap(), quantized);
@@ -273,7 +274,7 @@ pub(crate) mod tests {
         );
         let biased = Case { bias: true, ..small(CaseOp::Mlp) };
         assert_ne!(biased.key(), small(CaseOp::Mlp).key());
-        let quantized = Case { weights: Some(BlockType::Q4_0), ..small(CaseOp::Mlp) };
+        let quantized = Case { weights: Some(BlockType::Q4_0.into()), ..small(CaseOp::Mlp) };
         assert!(quantized.key().contains(" f32 weights=Q4_0 "), "{quantized}");
     }
 

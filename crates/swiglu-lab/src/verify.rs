@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use swiglu_core::bounds::{self, BlockInputs, Judgement, Reference};
 use swiglu_core::random::{bits, normal, quantized_matrix};
 use swiglu_core::{
-    BlockType, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams,
-    Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMlpParams, bf16, f16,
+    DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams, Numerics,
+    Orientation, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, bf16, f16,
 };
 
 use crate::case::{Case, CaseOp};
@@ -138,7 +138,7 @@ impl Oracle {
                 let case = Case { numerics: key.numerics, ..self.case.clone() };
                 let (seed, rows) = (self.seed, self.rows.as_slice());
                 let reference = of_dtype!(case.dtype, T => match case.weights {
-                    Some(block) => quantized::<T>(&case, block, seed, rows, key.inputs),
+                    Some(kind) => quantized::<T>(&case, kind, seed, rows, key.inputs),
                     None => {
                         let roundoff = if key.tf32 { TF32_ROUNDOFF } else { 0.0 };
                         reference::<T>(&case, seed, rows, roundoff)
@@ -286,14 +286,14 @@ fn beside([gate, up]: &[Reference; 2]) -> Result<Reference> {
 /// The reference of a layer with quantised weights.
 fn quantized<T: Element>(
     case: &Case,
-    block: BlockType,
+    kind: QuantizedType,
     seed: u64,
     rows: &[usize],
     taken: BlockInputs,
 ) -> Result<Reference> {
     let (k, h) = (case.hidden, case.intermediate);
     let weight = |stream, rows, cols: usize| {
-        quantized_matrix(seed ^ stream, block, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
+        quantized_matrix(seed ^ stream, kind, rows, cols, 1.0 / (cols.max(1) as f32).sqrt())
     };
     let x = inputs::<T>(seed ^ STREAM_X, rows, k, 1.0)?;
     let (gate, up) = (weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?);
@@ -352,6 +352,7 @@ pub(crate) fn complaint(judgement: &Judgement, rows: &[usize]) -> String {
 mod tests {
     use super::*;
     use crate::case::tests::small;
+    use swiglu_core::BlockType;
 
     fn profile(role: Role) -> ProfileDef {
         ProfileDef {
@@ -441,7 +442,7 @@ mod tests {
     /// The weights are those of the case's blocks, not of its element type.
     #[test]
     fn quantised_cases_have_the_reference_of_their_blocks() {
-        let (k, h, block) = (64, 96, BlockType::Q4_1);
+        let (k, h, block) = (64, 96, QuantizedType::Block(BlockType::Q4_1));
         let case = Case {
             hidden: k,
             intermediate: h,

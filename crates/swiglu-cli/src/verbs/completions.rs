@@ -1,12 +1,10 @@
 //! `swiglu completions`: a script for a shell.
 
 use anyhow::bail;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::Verdict;
-use crate::cli::Cli;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
@@ -16,6 +14,7 @@ pub(crate) struct CompletionsArgs {
 
 pub(crate) fn completions(
     args: &CompletionsArgs,
+    mut command: Command,
     terminal: &mut Terminal,
 ) -> anyhow::Result<Verdict> {
     if terminal.json() {
@@ -23,7 +22,7 @@ pub(crate) fn completions(
     }
     // Into memory first: the generator panics where a pipe is closed early.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "swiglu", &mut script);
+    clap_complete::generate(args.shell, &mut command, "swiglu", &mut script);
     std::io::Write::write_all(terminal, &script)?;
     Ok(Verdict::Passed)
 }

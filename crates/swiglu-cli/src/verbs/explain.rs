@@ -1,39 +1,45 @@
-//! `swiglu explain`: how a problem would be computed, and what it costs at least.
+//! `swiglu explain`: how a problem would be computed, and what it costs at least; with `--measure` where
+//! the time of a call goes, and what would make it shorter.
 
 use std::io::Write;
 
-use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use anyhow::bail;
+use clap::Args;
+use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::{
     Activation, Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem,
-    QuantizedType, QuantizedTypes, WeightLayout, with_dtype,
+    QuantizedType, WeightLayout, with_dtype,
 };
+use swiglu_lab::profile::{Analysis, Ceilings, Counters, KernelCounters, analyse_result, count};
+use swiglu_lab::record::Summary;
+use swiglu_lab::{Case, Heat, ProfileDef, Role, SEED};
 
-use crate::Verdict;
-use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
-use crate::ceilings;
-use crate::quantized::Blocks;
-use crate::roofline::Floor;
-use crate::table;
-use crate::terminal::Terminal;
-use crate::timing::Heat;
+use crate::args::{self, DeviceArgs, MathArgs, Operation, WeightArgs, extent};
+use crate::ceilings::{self, Floor};
+use crate::inputs;
+use crate::layer::Params;
+use crate::table::{self, number, or_dash, row};
+use crate::terminal::{Terminal, Verdict};
+use crate::verbs::lab::adhoc::{self, AdHocArgs};
+use crate::verbs::lab::beside::{self, BANDWIDTHS};
+use crate::verbs::lab::places::own_peer;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// The operation
     #[arg(long, value_name = "NAME", default_value = "mlp")]
-    op: ExplainedOp,
+    op: Operation,
     /// Tokens
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = crate::args::extent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent, allow_negative_numbers = true)]
     m: usize,
     /// K, input features
     #[arg(long, value_name = "K", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = crate::args::extent, allow_negative_numbers = true)]
+        value_parser = extent, allow_negative_numbers = true)]
     hidden: Option<usize>,
     /// H, intermediate features
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = crate::args::extent, allow_negative_numbers = true)]
+        value_parser = extent, allow_negative_numbers = true)]
     intermediate: Option<usize>,
     /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
     /// CUDA i8, f8_e4m3, f8_e4m3_128x128
@@ -42,33 +48,20 @@ pub(crate) struct ExplainArgs {
     /// Decode quantised weights of the file instead of computing with them as they are
     #[arg(long, requires = "weights")]
     decode_weights: bool,
+    /// Measure a shape with random data: where the time goes, and what would make it shorter
+    #[arg(long, conflicts_with = "weights")]
+    measure: bool,
+    /// Measured data stay in the caches, if they fit
+    #[arg(long, requires = "measure")]
+    hot: bool,
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
     math: MathArgs,
     #[command(flatten)]
     device: DeviceArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ExplainedOp {
-    /// gate, up → h = act(gate, up)
-    Activation,
-    /// x → h = act(x·Wg + bg, x·Wu + bu)
-    GatedLinear,
-    /// x → y = h·Wd + bd
-    Mlp,
-}
-
-impl ExplainedOp {
-    /// The same of what has weights.
-    fn of_layer(self) -> Option<LayerOp> {
-        match self {
-            ExplainedOp::Activation => None,
-            ExplainedOp::GatedLinear => Some(LayerOp::GatedLinear),
-            ExplainedOp::Mlp => Some(LayerOp::Mlp),
-        }
-    }
+    #[command(flatten)]
+    lab: AdHocArgs,
 }
 
 /// An explanation, and the floor under its time by what this machine can do now.
@@ -76,140 +69,281 @@ impl ExplainedOp {
 struct Document {
     #[serde(flatten)]
     explanation: Explanation,
-    floor: Floor,
+    floor: Option<Floor>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Measured>,
+}
+
+/// Where the time of a call goes.
+#[derive(Serialize)]
+struct Measured {
+    case: String,
+    ceilings: Ceilings,
+    ways: Vec<Way>,
+    /// Why there are no hardware counters.
+    no_counters: Option<String>,
+}
+
+/// One way of computing the case.
+#[derive(Serialize)]
+struct Way {
+    way: String,
+    plan: Option<String>,
+    notes: Vec<String>,
+    time_us: Summary,
+    analysis: Analysis,
+    kernels: Vec<KernelCounters>,
 }
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
-    let mut decoded_because = None;
-    let problem = match args.weights.load()? {
-        Some(weights) => {
-            let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
-            let weights = weights.numerics(args.math.numerics(dtype));
-            let weights = match args.math.activation {
-                Some(activation) => weights.activation(activation),
-                None => weights,
-            };
-            let weights = match args.decode_weights {
-                true => weights.decoded(),
-                false => weights,
-            };
-            let weights = weights.dtype(dtype);
-            let blocks = match args.op.of_layer() {
-                Some(op) => Blocks::of_file(&weights, op, &device)?,
-                None => Err(None),
-            };
-            match blocks {
-                Ok(blocks) => with_dtype!(dtype, T => anyhow::Ok(blocks.problem::<T>(args.m)))?,
-                Err(why) => {
-                    decoded_because = why;
-                    with_dtype!(dtype, T => of_file::<T>(args, &weights))?
-                }
-            }
+    let (case, explanation) = match args.weights.load()? {
+        Some(weights) => (None, of_file(args, weights, &device)?),
+        None => {
+            let case = args.case(&device)?;
+            let Some(problem) = case.problem() else { bail!("{case}: nothing plans it") };
+            (Some(case), device.explain(problem, None))
         }
-        None => of_shape(args, &device)?,
     };
-    let explanation = device.explain(problem, None);
-    let explanation = match decoded_because {
-        Some(why) => explanation.with_decoded_weights(&why),
-        None => explanation,
+    let (problem, heat) = (explanation.problem, args.heat());
+    let op = args.op.into();
+    let measurements = if args.measure { BANDWIDTHS } else { 1 };
+    let mut limits = ceilings::of(&device, op, measurements)?;
+    let measured = match case.filter(|_| args.measure) {
+        Some(case) => {
+            limits = ceilings::with_case(limits, &device, &case)?;
+            Some(args.measure(case, limits.clone(), terminal)?)
+        }
+        None => None,
     };
-    let rates = ceilings::rates(&device, &explanation.problem)?;
-    let floor = Floor::of(&explanation.problem, Heat::Cold, rates);
+    let floor = Floor::of(&problem, heat, &limits);
+    let document = Document { explanation, floor, measured };
     if terminal.json() {
-        terminal.print_json(&Document { explanation, floor })?;
-    } else {
-        writeln!(terminal, "{explanation}")?;
-        let (time, bound) = (table::time(floor.us), floor.bound.name());
-        writeln!(
-            terminal,
-            "floor       {time} on this machine, bound by {bound}, nothing in cache"
-        )?;
+        terminal.print_json(&document)?;
+        return Ok(Verdict::Passed);
+    }
+    writeln!(terminal, "{}", document.explanation)?;
+    if let Some(Floor { bound, us }) = floor {
+        let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
+        let time = table::time(us);
+        writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
+    }
+    if let Some(measured) = &document.measured {
+        measured.show(terminal)?;
     }
     Ok(Verdict::Passed)
 }
 
-fn of_file<T: Element>(
+fn of_file(
+    args: &ExplainArgs,
+    weights: swiglu::MlpWeights,
+    device: &Device,
+) -> anyhow::Result<Explanation> {
+    let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
+    let mut weights = weights.numerics(args.math.numerics(dtype)).dtype(dtype);
+    if let Some(activation) = args.math.activation {
+        weights = weights.activation(activation);
+    }
+    if args.decode_weights {
+        weights = weights.decoded();
+    }
+    with_dtype!(dtype, T => {
+        let quantized = match args.op.of_layer() {
+            Some(op) => Params::<T>::quantized_in(&weights, op, device)?,
+            None => Err(None),
+        };
+        let explained = |problem| device.explain(problem, None);
+        anyhow::Ok(match quantized {
+            Ok(params) => explained(params.problem(args.m)),
+            Err(None) => explained(of_elements::<T>(args, &weights)?),
+            Err(Some(why)) => {
+                explained(of_elements::<T>(args, &weights)?).with_decoded_weights(&why)
+            }
+        })
+    })
+}
+
+fn of_elements<T: Element>(
     args: &ExplainArgs,
     weights: &swiglu::MlpWeights,
 ) -> anyhow::Result<Problem> {
     let host = weights.host::<T>()?;
+    let gated = host.gated_linear().problem(args.m);
     Ok(match args.op {
-        ExplainedOp::Activation => activation_of(host.gated_linear().problem(args.m)),
-        ExplainedOp::GatedLinear => host.gated_linear().problem(args.m),
-        ExplainedOp::Mlp => host.mlp()?.problem(args.m),
+        // The activation by itself, over separate gate and up.
+        Operation::Activation => Problem {
+            op: Op::Activation,
+            hidden: 0,
+            layout: WeightLayout::HF,
+            bias: false,
+            ..gated
+        },
+        Operation::GatedLinear => gated,
+        Operation::Mlp => host.mlp()?.problem(args.m),
     })
 }
 
-fn of_shape(args: &ExplainArgs, device: &Device) -> anyhow::Result<Problem> {
-    let of_a_file = args.decode_weights.then_some("--decode-weights");
-    if let Some(option) = of_a_file.or_else(|| args.weights.of_a_file()) {
-        bail!(
-            "{option} is of a layer in a file: give --weights FILE instead of --hidden and \
-             --intermediate, or leave it out"
-        );
+impl ExplainArgs {
+    fn heat(&self) -> Heat {
+        if self.hot { Heat::Hot } else { Heat::Cold }
     }
-    let layout = layout_of_shape(args)?;
-    let dtype = args.math.dtype.unwrap_or(DType::F32);
-    let layer = |op| Problem {
-        op,
-        m: args.m,
-        hidden: args.hidden.unwrap_or_default(),
-        intermediate: args.intermediate.unwrap_or_default(),
-        dtype,
-        activation: args.math.activation.unwrap_or(Activation::SWIGLU),
-        numerics: args.math.numerics(dtype),
-        layout,
-        bias: false,
-        quantized: None,
-    };
-    let problem = match args.op {
-        ExplainedOp::Activation => Problem { layout, ..activation_of(layer(Op::Activation)) },
-        ExplainedOp::GatedLinear => layer(Op::GatedLinear),
-        ExplainedOp::Mlp => layer(Op::Mlp),
-    };
-    let Some(kind) = args.weights_type else { return Ok(problem) };
-    let inputs = match problem.op {
-        Op::Activation => bail!("--weights-type {kind}: the activation has no weights"),
-        Op::GatedLinear => vec![problem.hidden],
-        Op::Mlp => vec![problem.hidden, problem.intermediate],
-    };
-    device.expect_quantized(problem.op, dtype, kind).with_context(|| given(kind))?;
-    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(kind.elements())) {
-        bail!("--weights-type {kind}: {n} inputs are not whole blocks of {}", kind.elements());
+
+    /// The problem of a shape.
+    fn case(&self, device: &Device) -> anyhow::Result<Case> {
+        let of_a_file = self.decode_weights.then_some("--decode-weights");
+        if let Some(option) = of_a_file.or_else(|| self.weights.of_a_file()) {
+            bail!(
+                "{option} is of a layer in a file: give --weights FILE instead of --hidden and \
+                 --intermediate, or leave it out"
+            );
+        }
+        let shape = [self.m, self.hidden.unwrap_or(0), self.intermediate.unwrap_or(0)];
+        let dtype = self.math.dtype.unwrap_or(DType::F32);
+        let layout = self.layout(shape[2])?;
+        let case = Case {
+            activation: self.math.activation.unwrap_or(Activation::SWIGLU),
+            numerics: self.math.numerics(dtype),
+            orientation: layout.orientation,
+            arrangement: layout.arrangement,
+            weights: self.weights_type,
+            heat: self.heat(),
+            ..inputs::case(args::kind(device), self.op.into(), shape, dtype)
+        };
+        if let Some(kind) = self.weights_type {
+            args::expect_quantized(device, &case, kind)?;
+        }
+        Ok(case)
     }
-    Ok(Problem { quantized: Some(QuantizedTypes::of(problem.op, kind)), ..problem })
+
+    /// How gate and up lie, as it was given.
+    fn layout(&self, intermediate: usize) -> anyhow::Result<WeightLayout> {
+        let (orientation, arrangement) = (self.weights.orientation, self.weights.arrangement);
+        if let (Some(orientation), Operation::Activation) = (orientation, self.op) {
+            bail!("--orientation {orientation}: the activation has no weights; leave it out");
+        }
+        let default = WeightLayout::HF;
+        let layout = WeightLayout {
+            orientation: orientation.unwrap_or(default.orientation),
+            arrangement: arrangement.unwrap_or(default.arrangement),
+        };
+        layout.arrangement.validate(intermediate)?;
+        let interleaved = matches!(layout.arrangement, Arrangement::Interleaved { .. });
+        if let Some(kind) =
+            self.weights_type.filter(|_| layout.orientation == Orientation::InOut || interleaved)
+        {
+            bail!(
+                "--weights-type {kind} as {layout}: quantised weights run along the inputs, with gate and \
+                 up each in one piece; expected --orientation out-in, and --arrangement separate, gate-first \
+                 or up-first"
+            );
+        }
+        Ok(layout)
+    }
+
+    /// Our ways in turns by the lab's protocol, and what the hardware counts in them.
+    fn measure(
+        &self,
+        case: Case,
+        ceilings: Ceilings,
+        terminal: &Terminal,
+    ) -> anyhow::Result<Measured> {
+        let ways = adhoc::own_ways(&case, &adhoc::graph(&case, self.device.peer_options()?));
+        // Each is a subject of the analysis, none a baseline.
+        let ways = ways.into_iter().map(|way| ProfileDef { role: Role::Ours, ..way }).collect();
+        let experiment = adhoc::experiment(vec![case.clone()], ways);
+        let record = self.lab.measure(&experiment, SECONDS, terminal)?;
+        let (ncu, own) = (beside::counters_of(experiment.device), own_peer()?);
+        let no_counters = ncu.as_ref().err().map(ToString::to_string);
+        let mut measured = Measured { case: case.key(), ceilings, ways: Vec::new(), no_counters };
+        for (result, definition) in record.results.iter().zip(&experiment.profiles) {
+            let analysis = analyse_result(&experiment, &case, result, &measured.ceilings);
+            let (Some(analysis), Some(time_us)) = (analysis, result.summary) else {
+                let reason = result.reason.as_deref().unwrap_or("no reason was given");
+                bail!("{}: {}: {reason}", result.profile, result.status);
+            };
+            let mut kernels = Vec::new();
+            if ncu.is_ok() {
+                let counted = count(&ncu, &own, &case, definition, SEED);
+                measured.no_counters = measured.no_counters.or(counted.reason);
+                kernels = counted.kernels;
+            }
+            let (way, plan) = (result.profile.clone(), result.plan.clone());
+            let notes = result.notes.clone();
+            measured.ways.push(Way { way, plan, notes, time_us, analysis, kernels });
+        }
+        Ok(measured)
+    }
 }
 
-/// How gate and up lie, as it was given.
-fn layout_of_shape(args: &ExplainArgs) -> anyhow::Result<WeightLayout> {
-    let (orientation, arrangement) = (args.weights.orientation, args.weights.arrangement);
-    if let (Some(orientation), ExplainedOp::Activation) = (orientation, args.op) {
-        bail!("--orientation {orientation}: the activation has no weights; leave it out");
+/// How long a case is measured.
+const SECONDS: f64 = 1.0;
+
+impl Measured {
+    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
+        writeln!(terminal)?;
+        let columns = ["way", ">median", ">quartiles", ">GB/s", ">GFLOP/s", ">floor", "class"];
+        let cells = |way: &Way| {
+            let (t, c) = (&way.time_us, &way.analysis.classified);
+            row![
+                &way.way,
+                table::time(t.median),
+                format!("{} – {}", table::time(t.q1), table::time(t.q3)),
+                number(c.gbps),
+                number(c.gflops),
+                or_dash(c.floor_us().map(table::time)),
+                or_dash(c.class),
+            ]
+        };
+        table::print(terminal, &columns, self.ways.iter().map(cells))?;
+        for way in &self.ways {
+            writeln!(terminal, "\n{}: {}", way.way, way.analysis.text)?;
+            for note in way.plan.iter().chain(&way.notes) {
+                writeln!(terminal, "  computed by {note}")?;
+            }
+            for step in way.analysis.steps.iter().skip(1) {
+                let (gain, because) = (table::time(step.gain_us), &step.because);
+                writeln!(terminal, "  also: {} ({because}): {gain}", step.action)?;
+            }
+        }
+        let kernels = || self.ways.iter().flat_map(|w| w.kernels.iter().map(move |k| (w, k)));
+        if kernels().next().is_some() {
+            writeln!(terminal)?;
+            let cells = |(way, kernel): (&Way, &KernelCounters)| counted(way, kernel);
+            table::print(terminal, COUNTED, kernels().map(cells))?;
+        }
+        if let Some(reason) = &self.no_counters {
+            writeln!(terminal, "\nno hardware counters: {reason}")?;
+        }
+        Ok(())
     }
-    let default = WeightLayout::HF;
-    let layout = WeightLayout {
-        orientation: orientation.unwrap_or(default.orientation),
-        arrangement: arrangement.unwrap_or(default.arrangement),
-    };
-    layout.arrangement.validate(args.intermediate.unwrap_or_default())?;
-    let interleaved = matches!(layout.arrangement, Arrangement::Interleaved { .. });
-    if let Some(kind) =
-        args.weights_type.filter(|_| layout.orientation == Orientation::InOut || interleaved)
-    {
-        bail!(
-            "--weights-type {kind} as {layout}: quantised weights run along the inputs, with gate and up \
-             each in one piece; expected --orientation out-in, and --arrangement separate, gate-first or up-first"
-        );
-    }
-    Ok(layout)
 }
 
-fn given(kind: QuantizedType) -> String {
-    format!("--weights-type {kind}")
-}
+const COUNTED: &[&str] = &[
+    "way",
+    "kernel",
+    "class",
+    ">time",
+    ">DRAM %",
+    ">tensor %",
+    ">occupancy %",
+    ">L2 hit %",
+    ">read MB",
+    ">written MB",
+];
 
-/// The activation of a layer by itself, over separate gate and up.
-fn activation_of(layer: Problem) -> Problem {
-    Problem { op: Op::Activation, hidden: 0, layout: WeightLayout::HF, bias: false, ..layer }
+fn counted(way: &Way, kernel: &KernelCounters) -> Vec<Cell> {
+    let c: &Counters = &kernel.counters;
+    let megabytes = |bytes: Option<f64>| or_dash(bytes.map(|b| number(b / 1e6)));
+    row![
+        &way.way,
+        &kernel.kernel,
+        or_dash(c.class()),
+        or_dash(c.us.map(table::time)),
+        or_dash(c.dram_percent.map(number)),
+        or_dash(c.tensor_percent.map(number)),
+        or_dash(c.occupancy_percent.map(number)),
+        or_dash(c.l2_hit_percent.map(number)),
+        megabytes(c.dram_read_bytes),
+        megabytes(c.dram_written_bytes),
+    ]
 }

@@ -16,9 +16,8 @@ use swiglu_cuda::jit::{CompileLog, Version};
 use swiglu_cuda::kernels::{NamedVariant, registry};
 use swiglu_cuda::{Arch, Cuda, CudaError};
 
-use crate::Verdict;
-use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::{Shown, Terminal};
+use crate::table::{self, row};
+use crate::terminal::{Shown, Terminal, Verdict};
 
 /// A file of this size must find room before anything is compiled for a directory.
 const PROBE_BYTES: usize = 1 << 20;
@@ -275,23 +274,7 @@ fn show(report: &Report, terminal: &mut Terminal) -> anyhow::Result<()> {
     if terminal.json() {
         return terminal.print_json(report);
     }
-    let columns = [
-        Text("file"),
-        Text("variant"),
-        Text("arch"),
-        Number("registers"),
-        Number("shared"),
-        Number("spills"),
-        Number("bytes"),
-        Number("compile ms"),
-        Text("from"),
-        Text("verdict"),
-    ];
-    let mut table = table::table(terminal, &columns);
-    for row in &report.kernels {
-        table.add_row(cells(row));
-    }
-    terminal.write_all(table::lines(&table).as_bytes())?;
+    table::print(terminal, COLUMNS, report.kernels.iter().map(cells))?;
     for row in &report.kernels {
         let texts = row.complaints.iter().chain(&row.error);
         for text in texts {
@@ -308,6 +291,19 @@ fn show(report: &Report, terminal: &mut Terminal) -> anyhow::Result<()> {
     Ok(())
 }
 
+const COLUMNS: &[&str] = &[
+    "file",
+    "variant",
+    "arch",
+    ">registers",
+    ">shared",
+    ">spills",
+    ">bytes",
+    ">compile ms",
+    "from",
+    "verdict",
+];
+
 /// A line of the table. A module has several kernels: the most registers and shared memory of one,
 /// the spills of all.
 fn cells(row: &Row) -> Vec<Cell> {
@@ -321,16 +317,17 @@ fn cells(row: &Row) -> Vec<Cell> {
         Some(Origin::ReadOnly) => "read-only cache",
         None => "",
     };
-    vec![
-        Cell::new(row.file),
-        Cell::new(&row.variant),
-        Cell::new(row.arch),
-        Cell::new(registers),
-        Cell::new(shared),
-        Cell::new(spills),
-        Cell::new(row.bytes),
-        Cell::new(table::number(row.compile_ms)),
-        Cell::new(origin),
-        table::verdict(row.error.is_none() && row.complaints.is_empty()),
+    let verdict = table::verdict(row.error.is_none() && row.complaints.is_empty());
+    row![
+        row.file,
+        &row.variant,
+        row.arch,
+        registers,
+        shared,
+        spills,
+        row.bytes,
+        table::number(row.compile_ms),
+        origin,
+        verdict,
     ]
 }

@@ -7,6 +7,5 @@ pub(crate) mod explain;
 pub(crate) mod info;
 pub(crate) mod kernels;
 pub(crate) mod lab;
-pub(crate) mod profile;
 pub(crate) mod run;
 pub(crate) mod tune;

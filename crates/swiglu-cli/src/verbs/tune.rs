@@ -1,21 +1,24 @@
 //! `swiglu tune`: every way of computing a layer on a CUDA device, measured, for plans to follow.
 
-mod report;
 mod trials;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use comfy_table::Cell;
 use serde::Serialize;
-use swiglu::cuda::tuning::{Entry, TuningOptions};
+use swiglu::cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu::{Activation, CoreError, DType, Device, with_dtype};
+use swiglu_lab::{Case, DeviceKind};
 
-use crate::Verdict;
 use crate::args::{DeviceArgs, LayerOp, MathArgs};
-use crate::terminal::{Shown, Terminal};
+use crate::inputs;
+use crate::table::{self, row};
+use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
@@ -96,21 +99,20 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
-    let subject = trials::Subject {
-        device: &device,
-        cuda,
-        op: args.op,
+    let case = |shape| Case {
         activation: args.math.activation.unwrap_or(Activation::SWIGLU),
         numerics: args.math.numerics(dtype),
-        budget: Duration::from_secs_f64(args.seconds),
+        ..inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype)
     };
+    let cases: Vec<Case> = args.shapes().into_iter().map(case).collect();
+    let budget = Duration::from_secs_f64(args.seconds);
+    let subject = trials::Subject { device: &device, cuda, budget };
     let options = TuningOptions { dir: args.out.clone(), disabled: false };
-    let shapes = args.shapes();
-    let bar = terminal.bar(shapes.len() as u64);
+    let bar = terminal.bar(cases.len() as u64);
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
     let mut entries = Vec::new();
-    let before = |[m, k, h]: [usize; 3]| bar.set_message(format!("{m}x{k}x{h} {dtype}"));
+    let before = |case: &Case| bar.set_message(case.key());
     let after = |entry: Entry| {
         // After each problem: a run that is ended has kept what it measured.
         cuda.keep_tuning(&options, vec![entry.clone()])?;
@@ -118,28 +120,55 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
         bar.inc(1);
         Ok(())
     };
-    with_dtype!(dtype, T => subject.measure_all::<T>(&shapes, before, after))?;
+    with_dtype!(dtype, T => subject.measure_all::<T>(&cases, before, after))?;
     bar.finish_and_clear();
     let replaced = refusal.map(|refusal| refusal.to_string());
     let document =
         Document { device: device.to_string(), record: record.into(), replaced, entries };
     match terminal.json() {
         true => terminal.print_json(&document)?,
-        false => report::show(&document, terminal)?,
+        false => document.show(terminal)?,
     }
     Ok(Verdict::from_passed(document.entries.iter().all(trials::is_sound)))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shapes_are_three_numbers() {
-        assert_eq!("16,896,4864".parse(), Ok(Shape([16, 896, 4864])));
-        for text in ["", "16", "16,896", "16,896,0", "a,b,c", "1,2,3,4", "16 896 4864"] {
-            let error = text.parse::<Shape>().unwrap_err().to_string();
-            assert!(error.contains("three numbers"), "{error}");
+impl Document {
+    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
+        for entry in &self.entries {
+            writeln!(terminal, "{}", entry.problem)?;
+            let medians = entry.trials.iter().filter_map(|trial| match trial.outcome {
+                Outcome::Measured { median_us, .. } => Some(median_us),
+                _ => None,
+            });
+            let best = medians.fold(f64::INFINITY, f64::min);
+            let columns = ["way", ">expected", ">measured", ">p10", ">p90", ">of best", "remark"];
+            table::print(terminal, &columns, entry.trials.iter().map(|t| cells(t, best)))?;
+            writeln!(terminal)?;
         }
+        if let Some(replaced) = &self.replaced {
+            writeln!(terminal, "the record that was there is replaced: {replaced}")?;
+        }
+        writeln!(terminal, "kept in {}", self.record.display())?;
+        Ok(())
     }
+}
+
+fn cells(trial: &Trial, best: f64) -> Vec<Cell> {
+    let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
+    let median = trial.outcome.median_us();
+    let (spread, remark) = match &trial.outcome {
+        Outcome::Measured { p10_us, p90_us, median_us, .. } => {
+            let remark = if *median_us == best { "fastest" } else { "" };
+            (Some([*p10_us, *p90_us]), remark.to_owned())
+        }
+        Outcome::Compared { p10_p90_us, reason, .. } => {
+            (*p10_p90_us, format!("no choice: {reason}"))
+        }
+        Outcome::Refused { reason } => (None, reason.clone()),
+        Outcome::Wrong { reason } => (None, format!("WRONG: {reason}")),
+        Outcome::Failed { reason } => (None, format!("FAILED: {reason}")),
+    };
+    let [p10, p90] = [0, 1].map(|i| time(spread.map(|spread| spread[i])));
+    let ratio = median.map(|us| format!("{:.2}", us / best)).unwrap_or_default();
+    row![&trial.way, time(trial.predicted_us), time(median), p10, p90, ratio, remark]
 }

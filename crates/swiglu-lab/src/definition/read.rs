@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
-use swiglu_core::{Activation, Arrangement, BlockType, DType, Numerics, Orientation};
+use swiglu_core::{
+    Activation, Arrangement, BlockType, DType, Numerics, Orientation, QuantizedType,
+};
 use toml::Spanned;
 
 use super::values::{Extent, Many, Named, Real};
@@ -283,7 +285,7 @@ fn element_types(
     sweep: &RawCases,
     extents: [usize; 2],
     place: &Place<'_>,
-) -> Result<Vec<(DType, Option<BlockType>)>> {
+) -> Result<Vec<(DType, Option<QuantizedType>)>> {
     let dtypes = sweep.dtype.0.iter().map(|&Named(dtype)| dtype);
     let Some(given) = &sweep.weights else { return Ok(dtypes.map(|d| (d, None)).collect()) };
     let blocks: Vec<BlockType> = given.get_ref().0.iter().map(|&Named(block)| block).collect();
@@ -301,7 +303,7 @@ fn element_types(
             return refused(format!("{n} inputs are not whole blocks of {}", block.elements()));
         }
     }
-    Ok(dtypes.flat_map(|d| blocks.iter().map(move |&block| (d, Some(block)))).collect())
+    Ok(dtypes.flat_map(|d| blocks.iter().map(move |&block| (d, Some(block.into())))).collect())
 }
 
 /// K and H of a shape, which an operation without weights has no K of.

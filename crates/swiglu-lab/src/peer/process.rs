@@ -178,7 +178,7 @@ impl PeerCommands {
     pub fn command(&self, peer: &str) -> Result<Vec<OsString>> {
         match peer {
             "swiglu" => return Ok(self.own.clone()),
-            "read" | "blocks" => {
+            "read" => {
                 return Ok(self.own.iter().cloned().chain([peer.into()]).collect());
             }
             _ => {}
@@ -195,7 +195,7 @@ impl PeerCommands {
             Ok(vec![self.python.clone().into(), script.into()])
         } else {
             Err(wrong(
-                "`swiglu`, `read`, `blocks`, or a program <name> or <name>_peer.py in the directory of peers",
+                "`swiglu`, `read`, or a program <name> or <name>_peer.py in the directory of peers",
             ))
         }
     }

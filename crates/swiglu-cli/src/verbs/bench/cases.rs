@@ -1,84 +1,10 @@
-//! What is measured.
-
-use std::fmt;
+//! Lists of cases: the quick ones and the project's goals.
 
 use clap::ValueEnum;
-use swiglu::{BlockType, DType, Op, QuantizedType};
+use swiglu::{Arrangement, BlockType, DType, QuantizedType};
+use swiglu_lab::{Case, CaseOp, DeviceKind, Heat};
 
-use crate::args::LayerOp;
-use crate::quantized::SyntheticBlocks;
-use crate::timing::Heat;
-
-/// Of the weights and inputs that are made up.
-pub(super) const SEED: u64 = 1;
-
-/// One problem to measure.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Case {
-    pub(super) op: Op,
-    pub(super) m: usize,
-    /// K; 0 for the activation.
-    pub(super) hidden: usize,
-    pub(super) intermediate: usize,
-    pub(super) dtype: DType,
-    /// The type of the weights, where they are quantised.
-    pub(super) weights: Option<QuantizedType>,
-    pub(super) heat: Heat,
-    /// Whether the activation's gate and up share a tensor.
-    pub(super) packed: bool,
-}
-
-impl Case {
-    pub(super) fn activation(m: usize, intermediate: usize, dtype: DType) -> Self {
-        let heat = Heat::Cold;
-        Self::layer(Op::Activation, [m, 0, intermediate], dtype, heat)
-    }
-
-    pub(super) fn layer(op: Op, shape: [usize; 3], dtype: DType, heat: Heat) -> Self {
-        let [m, hidden, intermediate] = shape;
-        Self { op, m, hidden, intermediate, dtype, weights: None, heat, packed: false }
-    }
-}
-
-/// What of a case is measured.
-pub(super) enum Subject {
-    Activation,
-    Layer(LayerOp),
-    Blocks(Box<SyntheticBlocks>),
-}
-
-impl Case {
-    pub(super) fn subject(&self) -> swiglu_core::Result<Subject> {
-        let op = match self.op {
-            Op::Activation => return Ok(Subject::Activation),
-            Op::GatedLinear => LayerOp::GatedLinear,
-            Op::Mlp => LayerOp::Mlp,
-        };
-        let Some(kind) = self.weights else { return Ok(Subject::Layer(op)) };
-        let seeds = [0x67, 0x75, 0x64].map(|tag| SEED ^ tag);
-        let extents = [self.hidden, self.intermediate];
-        let blocks = SyntheticBlocks::random(seeds, op, kind, extents)?;
-        Ok(Subject::Blocks(Box::new(blocks)))
-    }
-}
-
-impl fmt::Display for Case {
-    /// `mlp 1x896x4864 Q4_0 cold`: the case's name, without its element type.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}x", self.op, self.m)?;
-        if self.op != Op::Activation {
-            write!(f, "{}x", self.hidden)?;
-        }
-        write!(f, "{}", self.intermediate)?;
-        if self.packed {
-            f.write_str(" packed")?;
-        }
-        if let Some(block) = self.weights {
-            write!(f, " {block}")?;
-        }
-        f.write_str(if self.heat == Heat::Hot { " hot" } else { " cold" })
-    }
-}
+use crate::inputs;
 
 /// A list of cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,108 +17,139 @@ pub(super) enum Suite {
     Host,
 }
 
-const SMALL: [usize; 2] = [896, 4864];
-const LARGE: [usize; 2] = [4096, 14336];
-
-fn layers(
-    op: Op,
-    m: usize,
-    [hidden, intermediate]: [usize; 2],
+/// Cases of one shape (K, H): numbers of tokens × element types × types of quantised weights, if any.
+struct Sweep {
+    op: CaseOp,
+    m: &'static [usize],
+    shape: [usize; 2],
+    dtypes: &'static [DType],
+    weights: &'static [QuantizedType],
     heat: Heat,
-    dtypes: &[DType],
-) -> impl Iterator<Item = Case> {
-    dtypes.iter().map(move |&dtype| Case::layer(op, [m, hidden, intermediate], dtype, heat))
+    arrangement: Arrangement,
 }
 
-/// Decoding with quantised weights, which are the bytes that a call reads. Those in blocks of 256 need
-/// a hidden size that is whole blocks.
-fn quantized_decode() -> impl Iterator<Item = Case> {
-    use BlockType::{Q4_0, Q4_K, Q6_K, Q8_0};
-    let case = |shape: [usize; 2], block: BlockType| Case {
-        weights: Some(block.into()),
-        ..Case::layer(Op::Mlp, [1, shape[0], shape[1]], DType::F32, Heat::Cold)
-    };
-    let small = [Q8_0, Q4_0].map(|block| case(SMALL, block));
-    small.into_iter().chain([Q8_0, Q4_0, Q4_K, Q6_K].map(|block| case(LARGE, block)))
+const SMALL: [usize; 2] = [896, 4864];
+const MIDDLE: [usize; 2] = [2048, 4096];
+const LARGE: [usize; 2] = [4096, 14336];
+
+const F32: &[DType] = &[DType::F32];
+const BF16: &[DType] = &[DType::Bf16];
+const HALVES: &[DType] = &[DType::Bf16, DType::F16];
+const TWO: &[DType] = &[DType::F32, DType::Bf16];
+const ALL: &[DType] = &DType::ALL;
+
+use CaseOp::{GatedLinear, Mlp};
+use Heat::{Cold, Hot};
+
+const fn dense(
+    op: CaseOp,
+    m: &'static [usize],
+    shape: [usize; 2],
+    dtypes: &'static [DType],
+    heat: Heat,
+) -> Sweep {
+    Sweep { op, m, shape, dtypes, weights: &[], heat, arrangement: Arrangement::Separate }
+}
+
+const fn activation(rows: &'static [usize], dtypes: &'static [DType]) -> Sweep {
+    dense(CaseOp::Activation, rows, [0, 4096], dtypes, Cold)
+}
+
+const fn packed(rows: &'static [usize], dtypes: &'static [DType]) -> Sweep {
+    Sweep { arrangement: Arrangement::PackedGateFirst, ..activation(rows, dtypes) }
+}
+
+/// Decoding with quantised weights, which are the bytes that a call reads. Those in blocks of 256 need a
+/// hidden size that is whole blocks.
+const fn quantized(
+    m: &'static [usize],
+    shape: [usize; 2],
+    dtypes: &'static [DType],
+    weights: &'static [QuantizedType],
+) -> Sweep {
+    Sweep { weights, ..dense(Mlp, m, shape, dtypes, Cold) }
+}
+
+const Q8_0: QuantizedType = QuantizedType::Block(BlockType::Q8_0);
+const Q4_0: QuantizedType = QuantizedType::Block(BlockType::Q4_0);
+const Q4_K: QuantizedType = QuantizedType::Block(BlockType::Q4_K);
+const Q6_K: QuantizedType = QuantizedType::Block(BlockType::Q6_K);
+use QuantizedType::{F8E4m3, F8E4m3Blocks, I8};
+
+const QUICK: &[Sweep] = &[
+    activation(&[4096], ALL),
+    dense(GatedLinear, &[1], SMALL, TWO, Cold),
+    dense(GatedLinear, &[16], SMALL, TWO, Hot),
+    dense(GatedLinear, &[128], SMALL, ALL, Hot),
+    dense(Mlp, &[1], SMALL, TWO, Cold),
+];
+
+const GOALS: &[Sweep] = &[
+    activation(&[4096], ALL),
+    packed(&[4096], ALL),
+    dense(GatedLinear, &[1], SMALL, TWO, Cold),
+    dense(GatedLinear, &[1], LARGE, TWO, Cold),
+    dense(GatedLinear, &[16], SMALL, TWO, Hot),
+    dense(GatedLinear, &[16], SMALL, TWO, Cold),
+    dense(GatedLinear, &[128], SMALL, TWO, Hot),
+    dense(GatedLinear, &[512, 2048], MIDDLE, ALL, Hot),
+    dense(Mlp, &[1], SMALL, TWO, Cold),
+    dense(Mlp, &[1], LARGE, TWO, Cold),
+    quantized(&[1], SMALL, F32, &[Q8_0, Q4_0]),
+    quantized(&[1], LARGE, F32, &[Q8_0, Q4_0, Q4_K, Q6_K]),
+];
+
+/// What is long on a processor is short on a CUDA device.
+const CUDA_QUICK: &[Sweep] = &[
+    activation(&[4096], ALL),
+    packed(&[16384], BF16),
+    dense(GatedLinear, &[1, 128], LARGE, BF16, Cold),
+    dense(GatedLinear, &[4096], LARGE, HALVES, Cold),
+    dense(Mlp, &[1], SMALL, BF16, Cold),
+    dense(Mlp, &[4096], LARGE, BF16, Cold),
+    quantized(&[1], LARGE, BF16, &[Q8_0, F8E4m3]),
+];
+
+/// Beside the quick ones.
+const CUDA_GOALS: &[Sweep] = &[
+    dense(GatedLinear, &[16, 64, 512, 1024, 8192], LARGE, HALVES, Cold),
+    dense(GatedLinear, &[1, 512], LARGE, F32, Cold),
+    dense(Mlp, &[1, 16, 128], LARGE, BF16, Cold),
+    dense(Mlp, &[1], SMALL, F32, Cold),
+    quantized(&[1], SMALL, BF16, &[Q8_0, Q4_0, I8, F8E4m3, F8E4m3Blocks]),
+    quantized(&[16], LARGE, BF16, &[Q8_0, Q4_0, I8, F8E4m3, F8E4m3Blocks]),
+    quantized(&[1], LARGE, BF16, &[Q4_0, I8, F8E4m3Blocks]),
+];
+
+impl Sweep {
+    fn cases(&self, device: DeviceKind) -> impl Iterator<Item = Case> {
+        let weights: Vec<_> = match self.weights {
+            [] => vec![None],
+            some => some.iter().copied().map(Some).collect(),
+        };
+        let (heat, arrangement, [hidden, intermediate]) = (self.heat, self.arrangement, self.shape);
+        let shapes = self.m.iter().flat_map(|&m| self.dtypes.iter().map(move |&dtype| (m, dtype)));
+        shapes.flat_map(move |(m, dtype)| {
+            let shape = [m, hidden, intermediate];
+            let case = inputs::case(device, self.op, shape, dtype);
+            let case = Case { heat, arrangement, ..case };
+            weights.clone().into_iter().map(move |weights| Case { weights, ..case.clone() })
+        })
+    }
 }
 
 impl Suite {
-    pub(super) fn cases(self) -> Vec<Case> {
-        match self {
-            Suite::Quick => quick(),
-            Suite::Goals => goals(),
-            Suite::Host => Vec::new(),
-        }
-    }
-
-    /// The cases for a CUDA device: what is long on a processor is short there.
-    pub(super) fn cuda_cases(self) -> Vec<Case> {
-        if self == Suite::Host {
-            return Vec::new();
-        }
-        const HALVES: &[DType] = &[DType::Bf16, DType::F16];
-        const ONE: &[DType] = &[DType::Bf16];
-        let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));
-        let packed = Case { packed: true, ..Case::activation(16384, 4096, DType::Bf16) };
-        let gated = |m, dtypes| layers(Op::GatedLinear, m, LARGE, Heat::Cold, dtypes);
-        let mlp = |m, shape, dtypes| layers(Op::Mlp, m, shape, Heat::Cold, dtypes);
-        let mut cases: Vec<Case> = activations.into_iter().chain([packed]).collect();
-        cases.extend(gated(1, ONE).chain(gated(128, ONE)).chain(gated(4096, HALVES)));
-        cases.extend(mlp(1, SMALL, ONE).chain(mlp(4096, LARGE, ONE)));
-        let quantized = |m, shape, kind| {
-            mlp(m, shape, ONE).map(move |case| Case { weights: Some(kind), ..case })
+    /// The cases for a device; none of what the host spends, which is measured otherwise.
+    pub(super) fn cases(self, device: DeviceKind) -> Vec<Case> {
+        let sweeps: &[&[Sweep]] = match (self, device) {
+            (Suite::Quick, DeviceKind::Cpu) => &[QUICK],
+            (Suite::Goals, DeviceKind::Cpu) => &[GOALS],
+            (Suite::Quick, DeviceKind::Cuda) => &[CUDA_QUICK],
+            (Suite::Goals, DeviceKind::Cuda) => &[CUDA_QUICK, CUDA_GOALS],
+            (Suite::Host, _) => &[],
         };
-        let [q8, q4] = [BlockType::Q8_0, BlockType::Q4_0].map(QuantizedType::Block);
-        cases.extend(quantized(1, LARGE, q8).chain(quantized(1, LARGE, QuantizedType::F8E4m3)));
-        if self == Suite::Goals {
-            cases.extend(gated(16, HALVES).chain(gated(64, HALVES)).chain(gated(512, HALVES)));
-            cases.extend(gated(1024, HALVES).chain(gated(8192, HALVES)));
-            cases.extend(gated(1, &[DType::F32]).chain(gated(512, &[DType::F32])));
-            cases.extend(mlp(1, LARGE, ONE).chain(mlp(16, LARGE, ONE)).chain(mlp(128, LARGE, ONE)));
-            cases.extend(mlp(1, SMALL, &[DType::F32]));
-            let [i8, blocks] = [QuantizedType::I8, QuantizedType::F8E4m3Blocks];
-            for kind in [q8, q4, i8, QuantizedType::F8E4m3, blocks] {
-                cases.extend(quantized(1, SMALL, kind).chain(quantized(16, LARGE, kind)));
-            }
-            for kind in [q4, i8, blocks] {
-                cases.extend(quantized(1, LARGE, kind));
-            }
-        }
-        cases
+        sweeps.iter().copied().flatten().flat_map(|sweep| sweep.cases(device)).collect()
     }
-}
-
-fn quick() -> Vec<Case> {
-    const TWO: &[DType] = &[DType::F32, DType::Bf16];
-    let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));
-    activations
-        .into_iter()
-        .chain(layers(Op::GatedLinear, 1, SMALL, Heat::Cold, TWO))
-        .chain(layers(Op::GatedLinear, 16, SMALL, Heat::Hot, TWO))
-        .chain(layers(Op::GatedLinear, 128, SMALL, Heat::Hot, &DType::ALL))
-        .chain(layers(Op::Mlp, 1, SMALL, Heat::Cold, TWO))
-        .collect()
-}
-
-fn goals() -> Vec<Case> {
-    const TWO: &[DType] = &[DType::F32, DType::Bf16];
-    let activations = DType::ALL.map(|dtype| Case::activation(4096, 4096, dtype));
-    let packed = activations.map(|case| Case { packed: true, ..case });
-    let gated = |m, shape, heat, dtypes| layers(Op::GatedLinear, m, shape, heat, dtypes);
-    activations
-        .into_iter()
-        .chain(packed)
-        .chain(gated(1, SMALL, Heat::Cold, TWO))
-        .chain(gated(1, LARGE, Heat::Cold, TWO))
-        .chain(gated(16, SMALL, Heat::Hot, TWO))
-        .chain(gated(16, SMALL, Heat::Cold, TWO))
-        .chain(gated(128, SMALL, Heat::Hot, TWO))
-        .chain(gated(512, [2048, 4096], Heat::Hot, &DType::ALL))
-        .chain(gated(2048, [2048, 4096], Heat::Hot, &DType::ALL))
-        .chain(layers(Op::Mlp, 1, SMALL, Heat::Cold, TWO))
-        .chain(layers(Op::Mlp, 1, LARGE, Heat::Cold, TWO))
-        .chain(quantized_decode())
-        .collect()
 }
 
 #[cfg(test)]
@@ -200,25 +157,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_what_is_measured() {
-        let case = Case::layer(Op::Mlp, [1, 896, 4864], DType::F32, Heat::Cold);
-        assert_eq!(case.to_string(), "mlp 1x896x4864 cold");
-        let case = Case { weights: Some(BlockType::Q4_0.into()), ..case };
-        assert_eq!(case.to_string(), "mlp 1x896x4864 Q4_0 cold");
-        let case = Case { packed: true, ..Case::activation(4096, 4096, DType::F16) };
-        assert_eq!(case.to_string(), "activation 4096x4096 packed cold");
-    }
-
-    #[test]
-    fn the_names_within_a_suite_differ() {
-        for suite in [Suite::Quick, Suite::Goals] {
-            for cases in [suite.cases(), suite.cuda_cases()] {
-                let mut names: Vec<String> =
-                    cases.iter().map(|c| format!("{c} {}", c.dtype)).collect();
-                let all = names.len();
-                names.sort();
-                names.dedup();
-                assert_eq!(names.len(), all);
+    fn the_cases_of_a_suite_differ_and_have_whole_blocks() {
+        for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
+            for suite in [Suite::Quick, Suite::Goals] {
+                let cases = suite.cases(device);
+                let keys: std::collections::BTreeSet<String> =
+                    cases.iter().map(Case::key).collect();
+                assert_eq!((keys.len(), cases.is_empty()), (cases.len(), false));
+                let whole = |c: &Case| {
+                    c.weights
+                        .is_none_or(|w| (c.hidden * c.intermediate).is_multiple_of(w.elements()))
+                };
+                assert!(cases.iter().all(whole));
             }
         }
     }

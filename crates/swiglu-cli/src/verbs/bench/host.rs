@@ -5,18 +5,17 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::cuda::jit::cache::CacheOptions;
-use swiglu::cuda::{Cuda, CudaOptions, DeviceGateUp, DeviceMatrix, GatedLinear, Mlp};
-use swiglu::{Activation, MlpParams, Numerics, bf16};
+use swiglu::cuda::{Cuda, CudaOptions, DeviceGateUp, DeviceMatrix, GatedLinear, Mlp, Stream};
+use swiglu::{DType, bf16};
+use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::args::LayerOp;
+use crate::inputs::{self, Dense};
 use crate::layer::Params;
-use crate::random::SyntheticLayer;
-use crate::stats::Summary;
-use crate::table::{self, Column::Number, Column::Text};
+use crate::table::{self, row};
 use crate::terminal::Terminal;
+use crate::timing::Summary;
 
 /// A small layer, so that the host is what is measured: M, K, H.
 const SHAPE: [usize; 3] = [1, 256, 512];
@@ -27,89 +26,96 @@ const TURNS: usize = 15;
 #[derive(Debug, Serialize)]
 struct Row {
     what: &'static str,
-    median_us: f64,
-    p10_us: f64,
-    p90_us: f64,
-    samples: usize,
+    #[serde(flatten)]
+    us: Summary,
 }
 
-impl Row {
-    fn new(what: &'static str, mut samples: Vec<f64>) -> Self {
-        let Summary { median, p10, p90, samples } = Summary::of(&mut samples);
-        Self { what, median_us: median, p10_us: p10, p90_us: p90, samples }
+/// Measures and prints. The device is there already: the context it made is not part of a first call.
+pub(super) fn bench(cuda: &Cuda, terminal: &mut Terminal) -> anyhow::Result<()> {
+    let case = |op| inputs::case(DeviceKind::Cuda, op, SHAPE, DType::Bf16);
+    let cache = tempfile::tempdir()?;
+    let first = |case: &Case| Ok::<_, anyhow::Error>(vec![first_call(cuda, case, cache.path())?]);
+    let mlp = case(CaseOp::Mlp);
+    let samples = [
+        ("first call, empty kernel cache", first(&mlp)?),
+        ("first call, filled kernel cache", first(&mlp)?),
+        ("enqueue the activation", later_calls(cuda, &case(CaseOp::Activation))?),
+        ("enqueue a gated linear layer", later_calls(cuda, &case(CaseOp::GatedLinear))?),
+        ("enqueue a feed-forward block", later_calls(cuda, &mlp)?),
+    ];
+    let rows = samples.map(|(what, us)| Row { what, us: Summary::of(us) });
+    if terminal.json() {
+        return terminal.print_json(&rows);
     }
+    let cells = |Row { what, us }: &Row| {
+        let [median, p10, p90] = [us.median, us.p10, us.p90].map(table::time);
+        row![what, median, p10, p90, us.samples]
+    };
+    let columns = ["host time", ">median", ">p10", ">p90", ">samples"];
+    table::print(terminal, &columns, rows.iter().map(cells))?;
+    Ok(terminal.flush()?)
+}
+
+/// A call, to be enqueued on a stream.
+type Call = Box<dyn FnMut(&Stream) -> anyhow::Result<()>>;
+
+/// A call of the case on a device, on data of zeros.
+fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Call> {
+    let stream = cuda.stream();
+    let zeros = |cols| DeviceMatrix::<bf16>::zeros(&stream, case.m, cols);
+    let (activation, numerics) = (case.activation, case.numerics);
+    if !case.op.has_weights() {
+        let (cuda, h) = (cuda.clone(), case.intermediate);
+        let (gate, up, mut out) = (zeros(h)?, zeros(h)?, zeros(h)?);
+        return Ok(Box::new(move |stream| {
+            let inputs = DeviceGateUp::separate(gate.view(), up.view())?;
+            Ok(cuda.activation(stream, &activation, numerics, inputs, out.view_mut())?)
+        }));
+    }
+    let (x, mut out) = (zeros(case.hidden)?, zeros(case.output_shape()[1])?);
+    let weights = Dense::<bf16>::derive(case, 1)?;
+    Ok(match weights.params() {
+        Params::Mlp(params) => {
+            let layer = Mlp::new(cuda, &params)?;
+            Box::new(move |stream| Ok(layer.forward(stream, x.view(), out.view_mut())?))
+        }
+        Params::GatedLinear(params) => {
+            let layer = GatedLinear::new(cuda, &params)?;
+            Box::new(move |stream| Ok(layer.forward(stream, x.view(), out.view_mut())?))
+        }
+        _ => anyhow::bail!("{case}: expected weights of elements"),
+    })
 }
 
 fn microseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e6
 }
 
-/// Measures and prints. The device is there already: the context it made is not part of a first call.
-pub(super) fn bench(cuda: &Cuda, terminal: &mut Terminal) -> anyhow::Result<()> {
-    let layer = SyntheticLayer::<bf16>::normal(1, LayerOp::Mlp, SHAPE[1], SHAPE[2])?;
-    let cache = tempfile::tempdir()?;
-    let mut rows = vec![
-        Row::new("first call, empty kernel cache", vec![first_call(cuda, &layer, cache.path())?]),
-        Row::new("first call, filled kernel cache", vec![first_call(cuda, &layer, cache.path())?]),
-    ];
-    rows.extend(later_calls(cuda, &layer)?);
-    if terminal.json() {
-        return terminal.print_json(&rows);
-    }
-    let columns =
-        [Text("host time"), Number("median"), Number("p10"), Number("p90"), Number("samples")];
-    let mut table = table::table(terminal, &columns);
-    for row in &rows {
-        table.add_row([
-            Cell::new(row.what),
-            Cell::new(table::time(row.median_us)),
-            Cell::new(table::time(row.p10_us)),
-            Cell::new(table::time(row.p90_us)),
-            Cell::new(row.samples),
-        ]);
-    }
-    writeln!(terminal, "{}", table::lines(&table))?;
-    Ok(())
-}
-
-fn block<'a, 'b>(params: &'b Params<'a, bf16>) -> anyhow::Result<&'b MlpParams<'a, bf16>> {
-    match params {
-        Params::Mlp(params) => Ok(params),
-        Params::GatedLinear(_) => anyhow::bail!("a feed-forward block has a down projection"),
-    }
-}
-
-/// Until the result of the first feed-forward block is there, as a process with this cache sees it:
-/// compiling or loading kernels, cuBLASLt's choice of an algorithm, the call. Not: packing weights.
-fn first_call(cuda: &Cuda, layer: &SyntheticLayer<bf16>, cache: &Path) -> anyhow::Result<f64> {
+/// Until the first result is there, as a process with this cache sees it: compiling or loading kernels,
+/// cuBLASLt's choice of an algorithm, the call. Not: packing weights.
+fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> anyhow::Result<f64> {
     let cache = CacheOptions { dir: Some(cache.to_owned()), ..CacheOptions::default() };
     // Nothing is loaded in this one yet, whatever others have.
     let (device, tf32) = (cuda.ordinal(), cuda.tf32());
     let fresh = CudaOptions { device, tf32, cache, ..CudaOptions::default() };
     let fresh = Cuda::with_options(&fresh)?;
-    let params = layer.params(Activation::SWIGLU, Numerics::default())?;
-    let mlp = Mlp::new(&fresh, block(&params)?)?;
-    let stream = fresh.stream();
-    let x = DeviceMatrix::<bf16>::zeros(&stream, SHAPE[0], SHAPE[1])?;
-    let mut y = DeviceMatrix::<bf16>::zeros(&stream, SHAPE[0], SHAPE[1])?;
+    let (mut call, stream) = (call(&fresh, case)?, fresh.stream());
     stream.synchronize()?;
     let start = Instant::now();
-    mlp.forward(&stream, x.view(), y.view_mut())?;
+    call(&stream)?;
     stream.synchronize()?;
     Ok(microseconds(start))
 }
 
 /// Microseconds that the host spends on a call that is enqueued behind others.
-fn enqueue(
-    synchronize: impl Fn() -> anyhow::Result<()>,
-    mut call: impl FnMut() -> anyhow::Result<()>,
-) -> anyhow::Result<Vec<f64>> {
+fn later_calls(cuda: &Cuda, case: &Case) -> anyhow::Result<Vec<f64>> {
+    let (mut call, stream) = (call(cuda, case)?, cuda.stream());
     let mut samples = Vec::with_capacity(TURNS);
     for turn in 0..=TURNS {
-        synchronize()?;
+        stream.synchronize()?;
         let start = Instant::now();
         for _ in 0..CALLS {
-            call()?;
+            call(&stream)?;
         }
         let spent = microseconds(start) / CALLS as f64;
         // The first turn compiles and grows workspaces.
@@ -117,31 +123,6 @@ fn enqueue(
             samples.push(spent);
         }
     }
-    synchronize()?;
+    stream.synchronize()?;
     Ok(samples)
-}
-
-fn later_calls(cuda: &Cuda, layer: &SyntheticLayer<bf16>) -> anyhow::Result<Vec<Row>> {
-    let [m, k, h] = SHAPE;
-    let stream = cuda.stream();
-    let synchronize = || Ok(stream.synchronize()?);
-    let params = layer.params(Activation::SWIGLU, Numerics::default())?;
-    let zeros = |cols| DeviceMatrix::<bf16>::zeros(&stream, m, cols);
-    let (x, mut hidden, mut y) = (zeros(k)?, zeros(h)?, zeros(k)?);
-    let (gate, up) = (zeros(h)?, zeros(h)?);
-    let gated = GatedLinear::new(cuda, params.gated())?;
-    let mlp = Mlp::new(cuda, block(&params)?)?;
-    let inputs = DeviceGateUp::separate(gate.view(), up.view())?;
-    let act = enqueue(synchronize, || {
-        let out = hidden.view_mut();
-        Ok(cuda.activation(&stream, &Activation::SWIGLU, Numerics::default(), inputs, out)?)
-    })?;
-    let linear =
-        enqueue(synchronize, || Ok(gated.forward(&stream, x.view(), hidden.view_mut())?))?;
-    let block = enqueue(synchronize, || Ok(mlp.forward(&stream, x.view(), y.view_mut())?))?;
-    Ok(vec![
-        Row::new("enqueue the activation", act),
-        Row::new("enqueue a gated linear layer", linear),
-        Row::new("enqueue a feed-forward block", block),
-    ])
 }

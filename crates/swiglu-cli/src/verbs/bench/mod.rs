@@ -1,45 +1,49 @@
-//! `swiglu bench`: speed as a fraction of what this machine can do, every result verified.
+//! `swiglu bench`: speed as a fraction of what this machine can do, every result verified. It is a run of
+//! the lab without a definition: the same processes, protocol and oracle.
 
 mod backends;
 mod cases;
-mod cuda;
 mod host;
-mod measure;
 mod report;
-mod way;
 
-use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
-use swiglu::{Activation, DType, Device, Op, QuantizedType};
+use std::path::PathBuf;
 
-use crate::Verdict;
-use crate::args::{DeviceArgs, MathArgs};
-use crate::terminal::Terminal;
-use crate::timing::Heat;
-use backends::BackendArgs;
-use cases::{Case, Suite};
-use cuda::CudaBench;
-use measure::Bench;
+use anyhow::bail;
+use clap::Args;
+use serde::Serialize;
+use serde_json::{Value, json};
+use swiglu::{Activation, CpuOptions, DType, Device, QuantizedType};
+use swiglu_lab::profile::Ceilings;
+use swiglu_lab::{Case, DeviceKind, Heat, ProfileDef, Role};
+
+use crate::args::{self, DeviceArgs, MathArgs, Operation, extent};
+use crate::ceilings;
+use crate::inputs;
+use crate::terminal::{Shown, Terminal, Verdict};
+use crate::verbs::lab::adhoc::{self, AdHocArgs};
+use crate::verbs::lab::beside::BANDWIDTHS;
+use backends::Backend;
+use cases::Suite;
 use report::Row;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// The operation; without one, a suite of cases
-    op: Option<BenchOp>,
+    op: Option<Operation>,
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
-    /// Tokens
-    #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
-        value_parser = crate::args::extent, allow_negative_numbers = true)]
-    m: Option<usize>,
+    /// Tokens, separated by commas; rows of an activation [default: 1, of an activation 4096]
+    #[arg(long, visible_alias = "rows", value_name = "M", requires = "op", conflicts_with = "suite",
+        value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
+    m: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
-        value_parser = crate::args::extent, allow_negative_numbers = true)]
+        value_parser = extent, allow_negative_numbers = true)]
     hidden: Option<usize>,
-    /// H, intermediate features [default: 4864]
-    #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
-        value_parser = crate::args::extent, allow_negative_numbers = true)]
+    /// H, intermediate features; columns of an activation [default: 4864, of an activation 4096]
+    #[arg(long, visible_alias = "cols", value_name = "H", requires = "op", conflicts_with = "suite",
+        value_parser = extent, allow_negative_numbers = true)]
     intermediate: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
@@ -52,143 +56,195 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
     weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
-    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = crate::args::seconds,
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds,
         allow_negative_numbers = true)]
     seconds: f64,
+    /// Other libraries beside ours, separated by commas; what is not installed says so
+    #[arg(long, visible_alias = "providers", value_name = "NAMES", value_delimiter = ',')]
+    backend: Vec<Backend>,
+    /// Draw the times of a case: FILE.svg
+    #[arg(long, value_name = "FILE", requires = "op")]
+    plot: Option<PathBuf>,
+    /// Replace a plot that exists
+    #[arg(long, requires = "plot")]
+    force: bool,
     #[command(flatten)]
     math: MathArgs,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    backends: BackendArgs,
+    lab: AdHocArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum BenchOp {
-    /// gate, up → h = act(gate, up)
-    Activation,
-    /// x → h = act(x·Wg, x·Wu)
-    GatedLinear,
-    /// x → y = h·Wd
-    Mlp,
+/// Ceilings as they were measured once, beside the cases.
+#[derive(Debug, Serialize)]
+struct Limits {
+    threads: usize,
+    #[serde(skip)]
+    weights: bool,
+    ceilings: Ceilings,
 }
 
-impl BenchArgs {
-    fn cases(&self, device: &Device) -> Vec<Case> {
-        let mut cases = match (self.op, device) {
-            (None, Device::Cuda(_)) => self.suite.cuda_cases(),
-            (None, _) => self.suite.cases(),
-            (Some(op), device) if self.weights_type.is_some() => {
-                vec![self.case(op, self.quantized_dtype(device))]
-            }
-            (Some(op), _) => DType::ALL.map(|dtype| self.case(op, dtype)).to_vec(),
-        };
-        if let Some(dtype) = self.math.dtype {
-            cases.retain(|c| c.dtype == dtype);
-        }
-        cases
-    }
-
-    /// The element type beside quantised weights, where none is given.
-    fn quantized_dtype(&self, device: &Device) -> DType {
-        let usual = if matches!(device, Device::Cuda(_)) { DType::Bf16 } else { DType::F32 };
-        self.math.dtype.unwrap_or(usual)
-    }
-
-    fn case(&self, op: BenchOp, dtype: DType) -> Case {
-        let heat = if self.hot { Heat::Hot } else { Heat::Cold };
-        let (hidden, intermediate) =
-            (self.hidden.unwrap_or(896), self.intermediate.unwrap_or(4864));
-        let m = self.m.unwrap_or(1);
-        let layer = |op| Case {
-            weights: self.weights_type,
-            ..Case::layer(op, [m, hidden, intermediate], dtype, heat)
-        };
-        match op {
-            BenchOp::Activation => Case { heat, ..Case::activation(m, intermediate, dtype) },
-            BenchOp::GatedLinear => layer(Op::GatedLinear),
-            BenchOp::Mlp => layer(Op::Mlp),
-        }
-    }
-
-    /// Refuses quantised weights where nothing computes with them.
-    fn expect_weights(&self, device: &Device) -> anyhow::Result<()> {
-        let Some(kind) = self.weights_type else { return Ok(()) };
-        let op = match self.op {
-            Some(BenchOp::Activation) => bail!(
-                "--weights-type {kind}: the activation has no weights; choose gated-linear or mlp"
-            ),
-            Some(BenchOp::GatedLinear) => Op::GatedLinear,
-            Some(BenchOp::Mlp) | None => Op::Mlp,
-        };
-        device
-            .expect_quantized(op, self.quantized_dtype(device), kind)
-            .with_context(|| format!("--weights-type {kind}"))?;
-        if !self.backends.backend.is_empty() {
-            bail!("--weights-type {kind}: peers are compared with it by `swiglu lab run`");
-        }
-        Ok(())
-    }
-
-    /// The number of threads that was asked for; for the goals also one alone.
-    fn devices(&self, all: Device) -> anyhow::Result<Vec<Device>> {
-        let alone = self.op.is_none()
-            && self.suite == Suite::Goals
-            && self.device.threads.is_none()
-            && all.threads() > 1;
-        let mut devices = Vec::new();
-        if alone {
-            devices.push(self.device.open_with(self.device.isa, Some(1))?);
-        }
-        devices.push(all);
-        Ok(devices)
-    }
+#[derive(Debug, Serialize)]
+struct Document {
+    results: Vec<Row>,
+    ceilings: Vec<Limits>,
+    plot: Option<Shown>,
 }
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
-    args.expect_weights(&device)?;
-    if !args.backends.backend.is_empty() {
-        let device = (&device, args.device.peer_options()?);
-        return backends::compare(&args.backends, &args.math, device, terminal);
-    }
     if args.op.is_none() && args.suite == Suite::Host {
         let Device::Cuda(cuda) = &device else {
-            anyhow::bail!("the host suite measures calls of a CUDA device, given {device}");
+            bail!("the host suite measures calls of a CUDA device, given {device}");
         };
         host::bench(cuda, terminal)?;
-        return Ok(Verdict::from_passed(true));
+        return Ok(Verdict::Passed);
     }
-    let cases = args.cases(&device);
-    let activation = args.math.activation.unwrap_or(Activation::SWIGLU);
-    let (rows, limits) = match &device {
-        Device::Cuda(cuda) => {
-            let bench = CudaBench::new(&device, cuda, activation, &args.math, args.seconds)?;
-            (measure_all(terminal, &cases, |case| bench.case(case))?, bench.limits())
+    let cases = args.cases(&device)?;
+    args.expect_plot(&cases)?;
+    let options = args.device.peer_options()?;
+    // For the goals also one thread alone.
+    let alone = args.op.is_none()
+        && args.suite == Suite::Goals
+        && args.device.threads.is_none()
+        && device.threads() > 1;
+    let single = || Device::cpu_with(CpuOptions { isa: args.device.isa, threads: Some(1) });
+    let single = alone.then(single).transpose()?;
+    let profiles = |case: &Case| {
+        let mut profiles = ways(case, &options, "");
+        if single.is_some() {
+            let one = adhoc::with(options.clone(), &json!({ "threads": 1 }));
+            profiles.extend(ways(case, &one, ", 1 thread"));
         }
-        _ => {
-            let devices = args.devices(device)?;
-            let bench = Bench::new(&devices, activation, &args.math, args.seconds)?;
-            (measure_all(terminal, &cases, |case| bench.case(case))?, bench.limits())
-        }
+        profiles.extend(backends::profiles(&args.backend, case));
+        profiles
     };
-    let passed = rows.iter().all(|r| r.passed);
-    report::print(terminal, rows, limits)?;
-    Ok(Verdict::from_passed(passed))
+    let (mut limits, mut rows) = (Vec::new(), Vec::new());
+    // Cases with the same ways are one run: each peer is started once.
+    for cases in cases.chunk_by(|a, b| profiles(a) == profiles(b)) {
+        let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
+        let record = args.lab.measure(&experiment, args.seconds, terminal)?;
+        for case in cases {
+            let all = limits_of(&mut limits, &device, case)?;
+            let one = match &single {
+                Some(single) => limits_of(&mut limits, single, case)?,
+                None => all.clone(),
+            };
+            let of = |way: &str| if way.ends_with(ALONE) { &one } else { &all };
+            rows.extend(report::rows(&experiment, &record, case, of));
+        }
+    }
+    args.finish(Document { results: rows, ceilings: limits, plot: None }, terminal)
 }
 
-fn measure_all(
-    terminal: &Terminal,
-    cases: &[Case],
-    measure: impl Fn(&Case) -> anyhow::Result<Vec<Row>>,
-) -> anyhow::Result<Vec<Row>> {
-    let bar = terminal.bar(cases.len() as u64);
-    let mut rows = Vec::new();
-    for case in cases {
-        bar.set_message(format!("{case} {}", case.dtype));
-        rows.extend(measure(case)?);
-        bar.inc(1);
+/// What the names of ways of one thread end with, beside those of all.
+const ALONE: &str = ", 1 thread";
+
+/// Our ways of a case: on a device call by call and as a graph; and reading alone, as the limit.
+fn ways(case: &Case, options: &Value, suffix: &str) -> Vec<ProfileDef> {
+    let mut ways = adhoc::own_ways(case, options);
+    if case.device == DeviceKind::Cuda {
+        let graphs = adhoc::own_ways(case, &adhoc::graph(case, options.clone()));
+        let graph = |way: ProfileDef| ProfileDef { id: format!("{}, graph", way.id), ..way };
+        // Graphs come first: the first baseline is the one that ratios are of.
+        ways = graphs.into_iter().map(graph).chain(ways).collect();
+    } else if case.op.has_weights() && case.heat == Heat::Cold {
+        let asks = adhoc::with(json!({ "asks": true }), options);
+        ways.push(adhoc::way("read", "read", Role::Ceiling, asks));
     }
-    bar.finish_and_clear();
-    Ok(rows)
+    ways.into_iter().map(|way| ProfileDef { id: way.id + suffix, ..way }).collect()
+}
+
+/// The ceilings of a case. Those that no case decides are measured once, but for the bandwidth of an
+/// activation on the CPU, beside which nothing reads in turns: a shared host changes it within seconds.
+fn limits_of(known: &mut Vec<Limits>, device: &Device, case: &Case) -> anyhow::Result<Ceilings> {
+    let (threads, weights) = (device.threads(), case.op.has_weights());
+    let changes = case.device == DeviceKind::Cpu && !weights;
+    let same = |l: &&Limits| l.threads == threads && l.weights == weights;
+    let ceilings = match known.iter().find(same).filter(|_| !changes) {
+        Some(limits) => limits.ceilings.clone(),
+        None => {
+            let ceilings = ceilings::of(device, case.op, BANDWIDTHS)?;
+            known.retain(|l| !same(&l));
+            known.push(Limits { threads, weights, ceilings: ceilings.clone() });
+            ceilings
+        }
+    };
+    Ok(ceilings::with_case(ceilings, device, case)?)
+}
+
+impl BenchArgs {
+    fn cases(&self, device: &Device) -> anyhow::Result<Vec<Case>> {
+        let mut cases = match self.op {
+            None => self.suite.cases(args::kind(device)),
+            Some(op) => self.cases_of(op, device),
+        };
+        if let Some(dtype) = self.math.dtype {
+            cases.retain(|case| case.dtype == dtype);
+        }
+        for case in &mut cases {
+            case.activation = self.math.activation.unwrap_or(Activation::SWIGLU);
+            case.numerics = self.math.numerics(case.dtype);
+            if let Some(kind) = self.weights_type {
+                args::expect_quantized(device, case, kind)?;
+            }
+        }
+        Ok(cases)
+    }
+
+    /// The cases that were asked for, in every element type.
+    fn cases_of(&self, op: Operation, device: &Device) -> Vec<Case> {
+        let (kind, usual) =
+            (args::kind(device), if op == Operation::Activation { 4096 } else { 1 });
+        let dtypes = match (self.weights_type, kind) {
+            (None, _) => DType::ALL.to_vec(),
+            (Some(_), DeviceKind::Cuda) => vec![self.math.dtype.unwrap_or(DType::Bf16)],
+            (Some(_), DeviceKind::Cpu) => vec![self.math.dtype.unwrap_or(DType::F32)],
+        };
+        let columns = if op == Operation::Activation { 4096 } else { 4864 };
+        let (hidden, intermediate) =
+            (self.hidden.unwrap_or(896), self.intermediate.unwrap_or(columns));
+        let m = if self.m.is_empty() { vec![usual] } else { self.m.clone() };
+        let case = |m, dtype| Case {
+            weights: self.weights_type,
+            heat: if self.hot { Heat::Hot } else { Heat::Cold },
+            ..inputs::case(kind, op.into(), [m, hidden, intermediate], dtype)
+        };
+        m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
+    }
+
+    /// Refuses a plot that cannot be drawn before anything is measured for it.
+    fn expect_plot(&self, cases: &[Case]) -> anyhow::Result<()> {
+        let Some(path) = &self.plot else { return Ok(()) };
+        let shown = path.display();
+        if cases.len() != 1 {
+            bail!(
+                "--plot {shown}: it shows one case, given {}: choose one --m and --dtype",
+                cases.len()
+            );
+        }
+        if !self.force && path.exists() {
+            bail!("{shown}: exists already; remove it or give --force");
+        }
+        Ok(())
+    }
+
+    /// Shows what was found. What of ours was not computed right is a failure; if nothing was, an error.
+    fn finish(&self, mut found: Document, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+        let ours = || found.results.iter().filter(|row| row.is_ours());
+        if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
+            bail!(why);
+        }
+        let passed = ours().all(Row::is_ok);
+        if let Some(path) = &self.plot {
+            report::plot(&found.results, path, self.force)?;
+            found.plot = Some(path.clone().into());
+        }
+        match terminal.json() {
+            true => terminal.print_json(&found)?,
+            false => report::show(&found.results, terminal)?,
+        }
+        Ok(Verdict::from_passed(passed))
+    }
 }

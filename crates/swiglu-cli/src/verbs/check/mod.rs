@@ -10,9 +10,8 @@ use swiglu_core::conformance::{self, Backend, Case};
 use swiglu_cpu::{Cpu, CpuBackend};
 use swiglu_cuda::{Cuda, CudaBackend};
 
-use crate::Verdict;
 use crate::args::DeviceArgs;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, Verdict};
 use report::{Finding, Report, Subject};
 
 #[derive(Debug, Args)]

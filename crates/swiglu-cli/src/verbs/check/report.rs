@@ -2,12 +2,11 @@
 
 use std::io::Write;
 
-use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::DType;
 use swiglu_core::conformance::Outcome;
 
-use crate::table::{self, Column::Number, Column::Text};
+use crate::table::{self, row};
 use crate::terminal::Terminal;
 
 /// How one case ended.
@@ -146,7 +145,22 @@ impl Report {
         if terminal.json() {
             return terminal.print_json(self);
         }
-        let mut text = self.table(terminal);
+        let columns =
+            ["kernel", "op", "dtype", ">cases", ">failed", ">worst element", ">worst error", ""];
+        let cells = |r: &Row| {
+            row![
+                &r.kernel,
+                r.op,
+                r.dtype,
+                r.cases,
+                r.failed,
+                format!("{:.2}", r.worst_element),
+                table::error(r.worst_relative_error),
+                table::verdict(r.failed == 0),
+            ]
+        };
+        table::print(terminal, &columns, self.rows.iter().map(cells))?;
+        let mut text = String::new();
         for f in &self.failures {
             text += &format!("\nFAILED {} on {}:\n       {}\n", f.case, f.backend, f.what);
         }
@@ -159,32 +173,5 @@ impl Report {
             self.passed, self.cases,
         );
         Ok(terminal.write_all(text.as_bytes())?)
-    }
-
-    fn table(&self, terminal: &Terminal) -> String {
-        let columns = [
-            Text("kernel"),
-            Text("op"),
-            Text("dtype"),
-            Number("cases"),
-            Number("failed"),
-            Number("worst element"),
-            Number("worst error"),
-            Text(""),
-        ];
-        let mut table = table::table(terminal, &columns);
-        for r in &self.rows {
-            table.add_row(vec![
-                Cell::new(&r.kernel),
-                Cell::new(r.op),
-                Cell::new(r.dtype),
-                Cell::new(r.cases),
-                Cell::new(r.failed),
-                Cell::new(format!("{:.2}", r.worst_element)),
-                Cell::new(table::error(r.worst_relative_error)),
-                table::verdict(r.failed == 0),
-            ]);
-        }
-        table::lines(&table)
     }
 }

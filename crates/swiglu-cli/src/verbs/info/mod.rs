@@ -7,8 +7,7 @@ use std::io::Write;
 use serde::Serialize;
 use swiglu::Isa;
 
-use crate::Verdict;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, Verdict};
 use cuda::CudaInfo;
 
 #[derive(Debug, Serialize)]

@@ -1,18 +1,25 @@
-//! A case without a definition: the lab's protocol and peers for a question asked at the prompt.
+//! Cases without a definition: the lab's protocol and peers for a question asked at the prompt.
 
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
+use swiglu::Rounding;
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
-    Against, Case, Claim, ClaimKind, Code, Event, Experiment, Laboratory, MetricGroup, Pace,
-    ProfileDef, Role, RunOptions,
+    Against, Case, Claim, ClaimKind, Code, DeviceKind, Event, Experiment, Laboratory, MetricGroup,
+    Pace, ProfileDef, Role, RunOptions,
 };
 
-use super::{LabDirArgs, PeerArgs};
+use super::beside::OWN;
+use super::places::{self, LabDirArgs, PeerArgs};
 use crate::terminal::Terminal;
+
+/// Fewer turns say nothing of ratios; more take longer than anybody looks on.
+const TURNS: [f64; 2] = [5.0, 200.0];
+/// Turns of a second.
+const TURNS_PER_SECOND: f64 = 10.0;
 
 /// Where peers are found.
 #[derive(Debug, Clone, Args)]
@@ -20,56 +27,81 @@ pub(crate) struct AdHocArgs {
     #[command(flatten)]
     dir: LabDirArgs,
     #[command(flatten)]
-    pub(super) peers: PeerArgs,
+    peers: PeerArgs,
 }
 
-/// A way of computing the case.
-pub(crate) fn way(id: &str, peer: &str, role: Role, options: serde_json::Value) -> ProfileDef {
+/// A way of computing a case.
+pub(crate) fn way(id: &str, peer: &str, role: Role, options: Value) -> ProfileDef {
     let options = match options {
-        serde_json::Value::Object(options) => options,
+        Value::Object(options) => options,
         _ => Map::new(),
     };
     ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None }
 }
 
 /// Options with a graph on a device, where calls are shorter than what starting them takes.
-pub(crate) fn options(case: &Case, options: serde_json::Value) -> serde_json::Value {
+pub(crate) fn graph(case: &Case, options: Value) -> Value {
     match case.device {
-        swiglu_lab::DeviceKind::Cuda => with(options, &json!({ "graph": true })),
-        swiglu_lab::DeviceKind::Cpu => options,
+        DeviceKind::Cuda => with(options, &json!({ "graph": true })),
+        DeviceKind::Cpu => options,
     }
 }
 
 /// Both together; what is in both is of the second.
-pub(crate) fn with(mut options: serde_json::Value, more: &serde_json::Value) -> serde_json::Value {
+pub(crate) fn with(mut options: Value, more: &Value) -> Value {
     for (name, value) in more.as_object().into_iter().flatten() {
         options[name] = value.clone();
     }
     options
 }
 
-/// What the lab would call this: an experiment of one case, which claims nothing.
-pub(crate) fn experiment(case: Case, profiles: Vec<ProfileDef>) -> Experiment {
-    let subject = profiles.first().map(|p| p.id.clone()).unwrap_or_default();
+/// Our ways of a case, the one that is planned first; then the baseline, which passes gate and up through
+/// memory or, with quantised weights, decodes them once. `options` are those of the device.
+pub(crate) fn own_ways(case: &Case, options: &Value) -> Vec<ProfileDef> {
+    // Gate and up that lie in memory are rounded; on a device the plan may be that path too.
+    let mut stored = case.numerics;
+    if stored.rounding == Rounding::Fused {
+        stored.rounding = Rounding::PreRound;
+    }
+    let own = |id, role, more| ProfileDef {
+        numerics: Some(stored),
+        ..way(id, OWN, role, with(more, options))
+    };
+    let mut planned = own("planned", Role::Ours, json!({}));
+    if case.device == DeviceKind::Cpu || !case.op.has_weights() {
+        planned.numerics = None;
+    }
+    let mut ways = vec![planned];
+    if case.weights.is_some() {
+        ways.push(own("decoded", Role::Baseline, json!({ "decode": true })));
+    } else if case.op.has_weights() {
+        ways.push(own("unfused", Role::Baseline, json!({ "path": "unfused" })));
+    }
+    ways
+}
+
+/// What the lab would call this: an experiment that claims nothing.
+pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experiment {
+    let first = cases.first();
     Experiment {
         id: "ad-hoc".into(),
-        title: case.key(),
+        title: first.map(Case::key).unwrap_or_default(),
         question: String::new(),
         why: String::new(),
         focus: Vec::new(),
-        device: case.device,
-        profiles,
-        cases: vec![case],
-        metrics: vec![MetricGroup::Latency, MetricGroup::Traffic, MetricGroup::Validation],
-        pace: Pace::default(),
+        device: first.map_or(DeviceKind::Cpu, |case| case.device),
         claim: Claim {
             text: String::new(),
-            subject,
+            subject: profiles.first().map(|p| p.id.clone()).unwrap_or_default(),
             against: Against::Best(vec![Role::Baseline, Role::Peer]),
             kind: ClaimKind::NotSlower,
             floor: None,
             exceptions: 0,
         },
+        profiles,
+        cases,
+        metrics: vec![MetricGroup::Latency, MetricGroup::Traffic, MetricGroup::Validation],
+        pace: Pace::default(),
         boundary: String::new(),
         decisions: Vec::new(),
         definition_hash: String::new(),
@@ -78,11 +110,11 @@ pub(crate) fn experiment(case: Case, profiles: Vec<ProfileDef>) -> Experiment {
 }
 
 impl AdHocArgs {
-    /// Measures, and keeps no record.
+    /// Measures for about so many seconds a case, and keeps no record.
     pub(crate) fn measure(
         &self,
         experiment: &Experiment,
-        quick: bool,
+        seconds: f64,
         terminal: &Terminal,
     ) -> anyhow::Result<Record> {
         let scratch = tempfile::tempdir().context("a directory for the measurements")?;
@@ -90,7 +122,7 @@ impl AdHocArgs {
         std::fs::create_dir(&logs).context("a directory for the peers' logs")?;
         let store = Store::new(records);
         let machine = Machine::detect(experiment.device, None)?;
-        let lock = super::lock(&store, experiment, &machine, &experiment.id)?;
+        let lock = places::lock(&store, experiment, &machine, &experiment.id)?;
         // Without a lab in sight there is still this program to measure.
         let lab = self.dir.lab().unwrap_or_else(|_| scratch.path().to_owned());
         let commands = self.peers.commands(&lab, &logs)?;
@@ -102,14 +134,19 @@ impl AdHocArgs {
             code: &Code::default(),
         };
         let bar = terminal.spinner();
+        let mut options = RunOptions::new("once", false);
+        let turns = (seconds * TURNS_PER_SECOND).clamp(TURNS[0], TURNS[1]).ceil();
+        let each = seconds * 1e6 / (turns * experiment.profiles.len().max(1) as f64);
+        options.protocol.turns = turns as usize;
+        options.protocol.budget_us = each.max(1.0) as u64;
         // Nothing is claimed of this, so it is prepared once.
-        let mut options = RunOptions::new("once", quick);
         options.protocol.preparations = 1;
-        let finished = laboratory.run(experiment, &options, &mut |event| {
+        let mut case = String::new();
+        let finished = laboratory.run(experiment, &options, &mut |event| match event {
+            Event::Case { case: next } => case = next.key(),
             // What went wrong with a profile is in its result, which the caller shows.
-            if let Event::Profile { id, what } = event {
-                bar.set_message(format!("{what} {id}"));
-            }
+            Event::Profile { id, what } => bar.set_message(format!("{case}: {what} {id}")),
+            _ => {}
         });
         bar.finish_and_clear();
         Ok(finished?.record)

@@ -10,10 +10,10 @@ use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Machine, Opened, Store};
 use swiglu_lab::{Code, Experiment, Laboratory, RunOptions};
 
-use super::{Logs, MachineArgs, PeerArgs, PlaceArgs, run};
-use crate::Verdict;
-use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use super::places::{self, Logs, MachineArgs, PeerArgs, PlaceArgs};
+use super::run;
+use crate::table::{self, row};
+use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct GateArgs {
@@ -58,7 +58,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
     let new_store = Store::new(scratch.path());
     let name = format!("gate of {}", experiment.id);
-    let lock = super::lock(&new_store, &experiment, &machine, &name)?;
+    let lock = places::lock(&new_store, &experiment, &machine, &name)?;
     let logs = Logs::of(&format!("{}-gate", experiment.id))?;
     let commands = args.peers.commands(&lab, logs.dir())?;
     let code = Code::detect(&lab);
@@ -105,19 +105,8 @@ fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::R
     if terminal.json() {
         return terminal.print_json(report);
     }
-    let columns = [
-        Text("case"),
-        Text("profile"),
-        Text("measured as"),
-        Number("record"),
-        Number("now"),
-        Text("outcome"),
-    ];
-    let mut table = table::table(terminal, &columns);
-    for comparison in &report.comparisons {
-        table.add_row(cells(comparison));
-    }
-    terminal.write_all(table::lines(&table).as_bytes())?;
+    let columns = ["case", "profile", "measured as", ">record", ">now", "outcome"];
+    table::print(terminal, &columns, report.comparisons.iter().map(cells))?;
     let count = |outcome| report.comparisons.iter().filter(|c| c.outcome == outcome).count();
     writeln!(
         terminal,
@@ -143,12 +132,12 @@ fn cells(comparison: &Comparison) -> Vec<Cell> {
         Some(reason) => format!("{}: {reason}", comparison.outcome),
         None => comparison.outcome.to_string(),
     });
-    vec![
-        Cell::new(&comparison.case_key),
-        Cell::new(&comparison.profile),
-        Cell::new(&comparison.measure),
-        Cell::new(interval(comparison.old)),
-        Cell::new(interval(comparison.new)),
+    row![
+        &comparison.case_key,
+        &comparison.profile,
+        &comparison.measure,
+        interval(comparison.old),
+        interval(comparison.new),
         match comparison.outcome {
             Outcome::Regressed => outcome.fg(Color::Red).add_attribute(Attribute::Bold),
             Outcome::Improved => outcome.fg(Color::Green),

@@ -1,7 +1,6 @@
 //! `swiglu lab list`: every experiment with the verdict of its records.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 
 use anyhow::bail;
 use clap::Args;
@@ -10,10 +9,9 @@ use serde::Serialize;
 use swiglu_lab::record::{Interval, Opened};
 use swiglu_lab::{Experiment, History, LabError, Undecided, Verdict as LabVerdict, VerdictState};
 
-use super::{PlaceArgs, warn_of_strays};
-use crate::Verdict;
-use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use super::places::{PlaceArgs, warn_of_strays};
+use crate::table::{self, or_dash, row};
+use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
@@ -118,32 +116,23 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
 }
 
 fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let columns = [
-        Text("experiment"),
-        Text("verdict"),
-        Number("ratio"),
-        Number("interval"),
-        Number("cases"),
-        Number("below"),
-        Text("machine"),
-        Number("age"),
-    ];
-    let mut table = table::table(terminal, &columns);
-    for row in rows {
-        let h = row.headline.as_ref();
-        let figure = |of: fn(&Headline) -> String| Cell::new(h.map(of).unwrap_or_default());
-        table.add_row(vec![
-            Cell::new(&row.id),
-            verdict_cell(row.verdict),
+    let columns =
+        ["experiment", "verdict", ">ratio", ">interval", ">cases", ">below", "machine", ">age"];
+    let cells = |r: &Row| {
+        let h = r.headline.as_ref();
+        let figure = |of: fn(&Headline) -> String| h.map(of).unwrap_or_default();
+        row![
+            &r.id,
+            verdict_cell(r.verdict),
             figure(|h| format!("{:.2}×", h.ratio)),
             figure(|h| format!("{:.2} – {:.2}", h.low, h.high)),
             figure(|h| h.cases.to_string()),
             figure(|h| if h.exceptions > 0 { h.exceptions.to_string() } else { String::new() }),
-            Cell::new(row.machine.as_deref().or(row.why.as_deref()).unwrap_or_default()),
-            Cell::new(row.age_commits.map(|n| n.to_string()).unwrap_or_else(|| "–".into())),
-        ]);
-    }
-    Ok(terminal.write_all(table::lines(&table).as_bytes())?)
+            r.machine.as_deref().or(r.why.as_deref()).unwrap_or_default(),
+            or_dash(r.age_commits),
+        ]
+    };
+    Ok(table::print(terminal, &columns, rows.iter().map(cells))?)
 }
 
 /// A verdict in its colour.

@@ -10,10 +10,9 @@ use swiglu_cuda::DeviceFacts;
 use swiglu_lab::record::{Locks, Machine};
 use swiglu_lab::{Check, DeviceKind, Experiment, Readiness};
 
-use super::{Logs, PeerArgs, PlaceArgs};
-use crate::Verdict;
-use crate::table::{self, Column::Text};
-use crate::terminal::Terminal;
+use super::places::{Logs, PeerArgs, PlaceArgs};
+use crate::table::{self, row};
+use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct ReadyArgs {
@@ -96,9 +95,7 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
             checks.entry(&check.what).or_insert(check);
         }
     }
-    let mut table =
-        table::table(terminal, &[Text("needed"), Text("here"), Text("found, or what to do")]);
-    for (what, check) in &checks {
+    let cells = |(what, check): (&&str, &&Check)| {
         let state = match check.ok {
             true => Cell::new("yes").fg(Color::Green),
             false => Cell::new("no").fg(Color::Red),
@@ -109,9 +106,9 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
             Some(advice) => advice.clone(),
             None => found.to_owned(),
         };
-        table.add_row(vec![Cell::new(what), state, Cell::new(text)]);
-    }
-    terminal.write_all(table::lines(&table).as_bytes())?;
+        row![*what, state, text]
+    };
+    table::print(terminal, &["needed", "here", "found, or what to do"], checks.iter().map(cells))?;
     let ready: Vec<&str> =
         document.experiments.iter().filter(|r| r.ready).map(|r| r.id.as_str()).collect();
     let count = document.experiments.len();

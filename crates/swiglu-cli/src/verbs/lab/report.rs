@@ -8,9 +8,8 @@ use clap::Args;
 use serde::Serialize;
 use swiglu_lab::report::Site;
 
-use super::{PlaceArgs, warn_of_strays};
-use crate::Verdict;
-use crate::terminal::{Shown, Terminal};
+use super::places::{PlaceArgs, warn_of_strays};
+use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {

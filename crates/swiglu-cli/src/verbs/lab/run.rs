@@ -13,10 +13,10 @@ use swiglu_lab::{
     Status, Verdict as LabVerdict,
 };
 
-use super::{Logs, MachineArgs, PeerArgs, PlaceArgs, beside};
-use crate::Verdict;
-use crate::table::{self, Column::Number, Column::Text};
-use crate::terminal::Terminal;
+use super::beside;
+use super::places::{self, Logs, MachineArgs, PeerArgs, PlaceArgs};
+use crate::table::{self, row};
+use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -75,7 +75,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         };
         expect_optimised(experiment.profiles.iter().filter(measured))?;
     }
-    let lock = super::lock(&store, &experiment, &machine, &run_name)?;
+    let lock = places::lock(&store, &experiment, &machine, &run_name)?;
     let logs = Logs::of(&run_name)?;
     let commands = args.peers.commands(&lab, logs.dir())?;
     let laboratory = Laboratory {
@@ -168,24 +168,15 @@ fn show(
     if terminal.json() {
         return terminal.print_json(record);
     }
-    let columns = [
-        Text("case"),
-        Text("profile"),
-        Text("status"),
-        Number("median"),
-        Number("GB/s"),
-        Number("GFLOP/s"),
-        Number("of baseline"),
-        Number("error"),
-    ];
-    let mut table = table::table(terminal, &columns);
+    let columns =
+        ["case", "profile", "status", ">median", ">GB/s", ">GFLOP/s", ">of baseline", ">error"];
     let mut last = "";
-    for entry in &record.results {
+    let rows = record.results.iter().map(|entry| {
         let case = if entry.case_key == last { "" } else { entry.case_key.as_str() };
         last = &entry.case_key;
-        table.add_row(cells(case, entry, record.ratio_to_baseline(experiment, entry)));
-    }
-    terminal.write_all(table::lines(&table).as_bytes())?;
+        cells(case, entry, record.ratio_to_baseline(experiment, entry))
+    });
+    table::print(terminal, &columns, rows)?;
     for ((profile, reason), cases) in reasons(record) {
         let more =
             if cases.len() > 1 { format!(" and {} more", cases.len() - 1) } else { String::new() };
@@ -237,14 +228,14 @@ fn cells(case: &str, entry: &ResultEntry, ratio: Option<Interval>) -> Vec<Cell> 
         format!("{} [{low:.2}, {high:.2}]", table::ratio(r.value))
     });
     let error = entry.error.and_then(|e| e.relative_frobenius).map(table::error);
-    vec![
-        Cell::new(case),
-        Cell::new(&entry.profile),
+    row![
+        case,
+        &entry.profile,
         status_cell(entry.status),
-        Cell::new(entry.summary.map(|s| table::time(s.median)).unwrap_or_default()),
-        Cell::new(number(entry.gbps())),
-        Cell::new(number(entry.gflops())),
-        Cell::new(ratio.unwrap_or_default()),
-        Cell::new(error.unwrap_or_default()),
+        entry.summary.map(|s| table::time(s.median)).unwrap_or_default(),
+        number(entry.gbps()),
+        number(entry.gflops()),
+        ratio.unwrap_or_default(),
+        error.unwrap_or_default(),
     ]
 }

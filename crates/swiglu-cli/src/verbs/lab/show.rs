@@ -7,9 +7,8 @@ use serde::Serialize;
 use swiglu_lab::record::Opened;
 use swiglu_lab::{Experiment, History, RecordVerdict, Verdict as LabVerdict, VerdictState};
 
-use super::PlaceArgs;
-use crate::Verdict;
-use crate::terminal::{Shown, Terminal};
+use super::places::PlaceArgs;
+use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {

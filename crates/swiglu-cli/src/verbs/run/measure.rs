@@ -4,24 +4,23 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use swiglu::cuda::Cuda;
+use swiglu::cuda::{Cuda, CudaError, DeviceMatrix};
 use swiglu::{CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 use swiglu_formats::FormatError;
 
-use super::RunArgs;
+use super::args::RunArgs;
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use crate::args::LayerOp;
-use crate::gpu::{self, Rotation, Step};
 use crate::layer::{Packed, Params};
-use crate::quantized::Blocks;
-use crate::stats::Summary;
-use crate::timing::{Heat, Protocol, Variant, interleave};
+use crate::timing::{self, Enqueue, Passes, Summary, Wall, interleave};
 use crate::verify::{Check, gather_rows};
 
-/// The quantised blocks of the file where the layer holds these; where it holds decoded ones, why.
-type Storage<'w> = Result<Blocks<'w>, Option<String>>;
+/// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
+type Storage<'w, T> = Result<Params<'w, T>, Option<String>>;
+/// Turns that are taken even if the time is spent.
+const MIN_TURNS: usize = 3;
 
 pub(super) struct Measurement<'a> {
     args: &'a RunArgs,
@@ -56,21 +55,16 @@ impl<'a> Measurement<'a> {
             params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
             x.view().expect_finite("input").map_err(|e| rounded_away(e, T::DTYPE))?;
         }
-        let storage = self.storage(&weights, x.rows())?;
-        let layer = match &storage {
-            Ok(blocks) => blocks.pack::<T>(self.device)?,
-            Err(_) => params.pack(self.device, None)?,
-        };
+        let storage = self.storage::<T>(&weights, x.rows())?;
+        let layer = storage.as_ref().unwrap_or(&params).pack(self.device, None)?;
         let unfused = params.pack(self.device, Some(Path::Unfused))?;
         let mut y = Matrix::zeros(x.rows(), params.out_features())?;
         layer.forward_into(x.view(), y.view_mut())?;
         // A path that passes gate and up through memory rounds them, and is judged as such.
         let plan = layer.plan(x.rows());
-        let params = params.with_numerics(plan.problem.numerics);
-        let check = match &storage {
-            Ok(blocks) => Check::of_blocks(blocks, x.view())?,
-            Err(_) => Check::of_layer(self.device, &params, x.view())?,
-        };
+        let computed = storage.as_ref().unwrap_or(&params);
+        let check =
+            Check::of(self.device, &computed.with_numerics(plan.problem.numerics), x.view())?;
         let mut error = self.judge(&check, &y)?;
         error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
         if let Some(path) = output {
@@ -104,8 +98,12 @@ impl<'a> Measurement<'a> {
     }
 
     /// How a layer for this many tokens holds the weights.
-    fn storage<'w>(&self, weights: &'w MlpWeights, tokens: usize) -> anyhow::Result<Storage<'w>> {
-        let blocks = match Blocks::of_file(weights, self.args.op, self.device)? {
+    fn storage<'w, T: Element>(
+        &self,
+        weights: &'w MlpWeights,
+        tokens: usize,
+    ) -> anyhow::Result<Storage<'w, T>> {
+        let blocks = match Params::quantized_in(weights, self.args.op, self.device)? {
             Ok(blocks) => blocks,
             Err(why) if self.args.keep_blocks => match why {
                 Some(why) => return Err(anyhow::Error::new(why).context("--keep-blocks")),
@@ -113,7 +111,8 @@ impl<'a> Measurement<'a> {
             },
             Err(why) => return Ok(Err(why.map(|why| why.to_string()))),
         };
-        let (dtype, kind) = (weights.resolved_dtype(), blocks.gate_up());
+        let (dtype, types) = (weights.resolved_dtype(), blocks.problem(1).quantized);
+        let Some(kind) = types.map(|types| types.gate_up) else { return Ok(Ok(blocks)) };
         let most = self.device.quantized_tokens(dtype, kind);
         if tokens > most && !self.args.keep_blocks {
             let why =
@@ -152,9 +151,9 @@ impl<'a> Measurement<'a> {
                 passed: judgement.passed(),
             });
         };
-        let expected = check.part(reference.matrix.to_f64()?.view())?;
-        let part = check.part(y.view())?;
-        let unlike = check.unlike(&part, &expected);
+        let expected = gather_rows(reference.matrix.to_f64()?.view(), check.rows())?;
+        let part = gather_rows(y.view(), check.rows())?;
+        let unlike = unlike(check.rows(), &part, &expected);
         let relative = relative_frobenius(part.view(), expected.view());
         let limit =
             self.file_limit(check, &judgement)? + reference_roundoff(reference.matrix.dtype_name());
@@ -169,7 +168,7 @@ impl<'a> Measurement<'a> {
             rows_checked,
             overflow,
             passed: judgement.passed() && unlike.is_none() && relative <= limit,
-            unlike: unlike.map(|unlike| unlike.to_string()),
+            unlike,
         })
     }
 
@@ -188,8 +187,7 @@ impl<'a> Measurement<'a> {
             self.exact = Some(self.params(&host)?.oracle(x.view())?);
         }
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
-        let exact = check.columns_of(exact.try_clone()?)?;
-        Ok(judgement.frobenius_limit + relative_difference(check.value().as_slice(), &exact))
+        Ok(judgement.frobenius_limit + relative_difference(check.value(), exact))
     }
 
     fn time<T: Element>(
@@ -203,17 +201,14 @@ impl<'a> Measurement<'a> {
             return self.time_on(cuda, [layer, unfused], x, y.cols());
         }
         let mut unfused_y = y.try_clone()?;
-        let mut variants: Vec<Box<Variant<'_>>> = vec![
-            Box::new(|| Ok(layer.forward_into(x.view(), y.view_mut())?)),
-            Box::new(|| Ok(unfused.forward_into(x.view(), unfused_y.view_mut())?)),
-        ];
-        let protocol = Protocol {
-            heat: Heat::Hot,
-            budget: Duration::from_secs_f64(self.args.seconds),
-            min_turns: 3,
-        };
-        let times = interleave(&mut variants, protocol)?;
+        let mut layer = Wall(|| Ok(layer.forward_into(x.view(), y.view_mut())?));
+        let mut unfused = Wall(|| Ok(unfused.forward_into(x.view(), unfused_y.view_mut())?));
+        let times = interleave(&mut [&mut layer, &mut unfused], self.budget(), MIN_TURNS)?;
         Ok([times[0], times[1]])
+    }
+
+    fn budget(&self) -> Duration {
+        Duration::from_secs_f64(self.args.seconds)
     }
 
     /// On a device the data is resident, and inputs and outputs come from beyond its cache.
@@ -224,22 +219,30 @@ impl<'a> Measurement<'a> {
         x: &Matrix<T>,
         out_features: usize,
     ) -> anyhow::Result<[Summary; 2]> {
-        let stream = cuda.stream();
-        let bytes = x.rows() * (x.cols() + out_features) * size_of::<T>();
-        let copies = gpu::copies(cuda, bytes);
-        let mut data = Vec::new();
-        for _ in layers {
-            data.push(Rotation::new(&stream, copies, x.view(), out_features)?);
-        }
-        let mut steps: Vec<Step<'_>> = layers
-            .into_iter()
-            .zip(&mut data)
-            .map(|(layer, data)| gpu::layer_calls(&stream, std::slice::from_ref(layer), data))
-            .collect();
-        let budget = Duration::from_secs_f64(self.args.seconds);
-        let times = gpu::interleave(&stream, &mut steps, budget, 3)?;
+        let passes = |layer| passes(cuda, layer, x, out_features);
+        let [mut planned, mut unfused] = [passes(layers[0])?, passes(layers[1])?];
+        let times = interleave(&mut [&mut planned, &mut unfused], self.budget(), MIN_TURNS)?;
         Ok([times[0], times[1]])
     }
+}
+
+/// Calls of a layer on a device, with data of their own.
+fn passes<'a, T: Element>(
+    cuda: &Cuda,
+    layer: &'a Packed,
+    x: &Matrix<T>,
+    out_features: usize,
+) -> anyhow::Result<Passes<'a>> {
+    let stream = cuda.stream();
+    let copies = timing::copies(cuda, x.rows() * (x.cols() + out_features) * size_of::<T>());
+    let input = |_| DeviceMatrix::from_host(&stream, x.view());
+    let out = |_| DeviceMatrix::<T>::new(&stream, x.rows(), out_features);
+    let inputs = (0..copies).map(input).collect::<Result<Vec<_>, CudaError>>()?;
+    let mut outs = (0..copies).map(out).collect::<Result<Vec<_>, CudaError>>()?;
+    let enqueue: Enqueue<'_> = Box::new(move |stream, at| {
+        Ok(layer.forward_on(stream, inputs[at].view(), outs[at].view_mut())?)
+    });
+    Passes::new(stream.clone(), copies, false, enqueue)
 }
 
 /// Whether the way that speed is compared with, on elements, computes the same: a fast wrong result
@@ -253,7 +256,7 @@ fn verify_unfused<T: Element>(
     let mut y = Matrix::zeros(x.rows(), params.out_features())?;
     unfused.forward_into(x, y.view_mut())?;
     let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
-    Ok(Check::of_layer(device, &own, x)?.judge(y.view())?.passed())
+    Ok(Check::of(device, &own, x)?.judge(y.view())?.passed())
 }
 
 /// As [`swiglu_formats::npy::write`], with an error that names the option.
@@ -282,10 +285,22 @@ fn rounded_away(error: CoreError, dtype: DType) -> anyhow::Error {
     }
 }
 
+/// The first element that is no finite number where another one is expected, or the reverse: an error
+/// that has no size.
+fn unlike<T: Element>(rows: &[usize], part: &Matrix<T>, expected: &Matrix<f64>) -> Option<String> {
+    let pairs = part.as_slice().iter().map(|v| v.to_f64()).zip(expected.as_slice().iter().copied());
+    let like =
+        |a: f64, b: f64| a == b || (a.is_finite() && b.is_finite()) || (a.is_nan() && b.is_nan());
+    let (i, (computed, expected)) = pairs.enumerate().find(|&(_, (a, b))| !like(a, b))?;
+    let columns = part.cols().max(1);
+    let at = (rows[i / columns], i % columns);
+    Some(format!("element {at:?} is {computed}, expected {expected}"))
+}
+
 /// ‖a − b‖ / ‖b‖ of the elements that are finite in both.
-fn relative_difference(a: &[f64], b: &Matrix<f64>) -> f64 {
+fn relative_difference(a: MatrixRef<'_, f64>, b: &Matrix<f64>) -> f64 {
     let finite = |(a, b): &(&f64, &f64)| a.is_finite() && b.is_finite();
-    let pairs = a.iter().zip(b.as_slice()).filter(finite);
+    let pairs = a.as_slice().iter().zip(b.as_slice()).filter(finite);
     let (difference, norm) = pairs.fold((0.0, 0.0), |(difference, norm), (a, b)| {
         (difference + (a - b).powi(2), norm + b * b)
     });

@@ -7,9 +7,9 @@ use serde::Serialize;
 use swiglu::{Activation, DType, Device, Op, Problem};
 
 use super::subject::Subject;
-use crate::stats::Summary;
-use crate::table::{self, Column::Number, Column::Text, number};
+use crate::table::{self, number, row};
 use crate::terminal::Terminal;
+use crate::timing::Summary;
 
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Shape {
@@ -95,9 +95,24 @@ pub(super) fn print(
         let all = (reports.len() > 1).then_some(reports);
         return terminal.print_json(&Document { first, all });
     }
-    let text =
-        head(subject, device, first) + &table(terminal, device, reports) + &foot(device, reports);
-    Ok(terminal.write_all(text.as_bytes())?)
+    terminal.write_all(head(subject, device, first).as_bytes())?;
+    // A GPU may plan the unfused path itself.
+    let ours = if matches!(device, Device::Cuda(_)) { ">planned" } else { ">fused" };
+    let columns = [
+        "dtype",
+        "weights",
+        "numerics",
+        ours,
+        ">unfused",
+        ">speed-up",
+        ">GFLOP/s",
+        ">GB/s",
+        ">error",
+        ">limit",
+        "",
+    ];
+    table::print(terminal, &columns, reports.iter().map(cells))?;
+    Ok(terminal.write_all(foot(device, reports).as_bytes())?)
 }
 
 fn head(subject: &Subject, device: &Device, first: &Report) -> String {
@@ -123,38 +138,20 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
     head + "\n"
 }
 
-fn table(terminal: &Terminal, device: &Device, reports: &[Report]) -> String {
-    let columns = [
-        Text("dtype"),
-        Text("weights"),
-        Text("numerics"),
-        // A GPU may plan the unfused path itself.
-        Number(if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" }),
-        Number("unfused"),
-        Number("speed-up"),
-        Number("GFLOP/s"),
-        Number("GB/s"),
-        Number("error"),
-        Number("limit"),
-        Text(""),
-    ];
-    let mut table = table::table(terminal, &columns);
-    for r in reports {
-        table.add_row(vec![
-            Cell::new(r.dtype),
-            Cell::new(&r.weights),
-            Cell::new(&r.numerics),
-            Cell::new(table::time(r.time_us.median)),
-            Cell::new(table::time(r.unfused_time_us.median)),
-            Cell::new(if r.shape.m == 0 { "–".into() } else { table::ratio(r.speedup) }),
-            Cell::new(number(r.gflops)),
-            Cell::new(number(r.gbytes_per_s)),
-            Cell::new(table::error(r.error.relative_frobenius)),
-            Cell::new(table::error(r.error.limit)),
-            table::verdict(r.passed),
-        ]);
-    }
-    table::lines(&table)
+fn cells(r: &Report) -> Vec<Cell> {
+    row![
+        r.dtype,
+        &r.weights,
+        &r.numerics,
+        table::time(r.time_us.median),
+        table::time(r.unfused_time_us.median),
+        if r.shape.m == 0 { "–".into() } else { table::ratio(r.speedup) },
+        number(r.gflops),
+        number(r.gbytes_per_s),
+        table::error(r.error.relative_frobenius),
+        table::error(r.error.limit),
+        table::verdict(r.passed),
+    ]
 }
 
 /// What the table leaves out: plans, the worst element, and what was not checked.

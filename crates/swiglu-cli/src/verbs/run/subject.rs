@@ -3,25 +3,14 @@
 use std::ffi::OsStr;
 
 use anyhow::{anyhow, bail};
-use clap::ValueEnum;
 use swiglu::{CoreError, LoadOptions, MlpWeights};
 use swiglu_formats::{
     DynMatrix, FormatError, matrix_file, matrix_from_safetensors_bytes, read_matrix,
 };
 
-use super::RunArgs;
+use super::args::{Fixture, RunArgs};
 use crate::args::LayerOp;
-use crate::random;
-
-/// A layer that is part of this program.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Fixture {
-    /// SmolLM2-135M, block 28, Q4_1, with large outliers
-    #[default]
-    Smollm2,
-    /// stories15M, layer 0, f32
-    Stories15m,
-}
+use crate::inputs;
 
 struct Embedded {
     title: &'static str,
@@ -55,15 +44,6 @@ static STORIES15M: Embedded = Embedded {
     input: "acts.layers.0.mlp_in",
     reference: "acts.layers.0.mlp_out_f64ref",
 };
-
-impl Fixture {
-    fn embedded(self) -> &'static Embedded {
-        match self {
-            Fixture::Smollm2 => &SMOLLM2,
-            Fixture::Stories15m => &STORIES15M,
-        }
-    }
-}
 
 /// A matrix and where it is from, for people.
 pub(super) struct Sourced {
@@ -113,7 +93,10 @@ impl Subject {
         input: Option<Sourced>,
         reference: Option<Sourced>,
     ) -> anyhow::Result<Self> {
-        let from = args.fixture.unwrap_or_default().embedded();
+        let from = match args.fixture.unwrap_or_default() {
+            Fixture::Smollm2 => &SMOLLM2,
+            Fixture::Stories15m => &STORIES15M,
+        };
         let title = format!("{} (embedded)", from.title);
         let options = LoadOptions { layer: from.layer, ..LoadOptions::default() };
         // Both embedded layers are of Llama models; one of their files does not say so.
@@ -146,7 +129,7 @@ impl Subject {
                 let (tokens, hidden) = (args.tokens.unwrap_or(16), weights.stored().hidden());
                 let seed = args.seed.unwrap_or(0);
                 Sourced {
-                    matrix: DynMatrix::F32(random::normal(seed, tokens, hidden, 1.0)?),
+                    matrix: DynMatrix::F32(inputs::normal(seed, tokens, hidden, 1.0)?),
                     source: format!("random, normal, seed {seed}"),
                 }
             }

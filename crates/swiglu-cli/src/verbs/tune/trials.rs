@@ -3,17 +3,17 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use anyhow::bail;
 use swiglu::cuda::tuning::{Entry, Outcome, Trial};
 use swiglu::cuda::{
-    Cuda, CudaError, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp, Stream, Way,
+    Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp, Stream, Way,
 };
-use swiglu::{Activation, Device, Element, Matrix, Numerics};
+use swiglu::{Device, Element, Matrix, Numerics};
+use swiglu_lab::Case;
 
-use crate::args::LayerOp;
-use crate::gpu::{self, Rotation, Step};
+use crate::inputs::{self, Dense};
 use crate::layer::Params;
-use crate::random::{self, SyntheticLayer};
-use crate::stats::Summary;
+use crate::timing::{self, Enqueue, Passes, Summary, Timed, interleave};
 use crate::verify::Check;
 
 const SEED: u64 = 3;
@@ -24,13 +24,10 @@ const MIN_TURNS: usize = 5;
 /// Of the free memory, what copies of the weights may take: a large layer has fewer copies.
 const MEMORY_SHARE: usize = 2;
 
-/// What is measured, except the shape.
+/// What is measured on.
 pub(super) struct Subject<'a> {
     pub(super) device: &'a Device,
     pub(super) cuda: &'a Cuda,
-    pub(super) op: LayerOp,
-    pub(super) activation: Activation,
-    pub(super) numerics: Numerics,
     pub(super) budget: Duration,
 }
 
@@ -47,12 +44,13 @@ enum Layer<T> {
 }
 
 impl<T: Element> Layer<T> {
-    fn new(cuda: &Cuda, params: &Params<'_, T>) -> Result<Self, CudaError> {
+    fn new(cuda: &Cuda, params: &Params<'_, T>) -> anyhow::Result<Self> {
         Ok(match params {
             Params::GatedLinear(params) => {
                 Layer::GatedLinear(Box::new(GatedLinear::new(cuda, params)?))
             }
             Params::Mlp(params) => Layer::Mlp(Box::new(Mlp::new(cuda, params)?)),
+            _ => bail!("quantised weights have one way"),
         })
     }
 
@@ -77,48 +75,60 @@ struct OnDevice<'a, T> {
     x: Matrix<T>,
     /// Copies that together exceed the second-level cache.
     layers: Vec<Layer<T>>,
-    data: RefCell<Rotation<T>>,
+    inputs: Vec<DeviceMatrix<T>>,
+    outs: RefCell<Vec<DeviceMatrix<T>>>,
+}
+
+impl<T: Element> OnDevice<'_, T> {
+    /// One call with copy i of the data.
+    fn call(&self, way: &Way, at: usize) -> Result<(), CudaError> {
+        let (x, mut outs) = (self.inputs[at].view(), self.outs.borrow_mut());
+        self.layers[at].forward(&self.stream, way, x, outs[at].view_mut())
+    }
+
+    /// The result of a call, in memory that held NaN.
+    fn result(&self, way: &Way) -> Result<Matrix<T>, CudaError> {
+        self.outs.borrow_mut()[0].buffer_mut().poison(0xFF)?;
+        self.call(way, 0)?;
+        self.outs.borrow()[0].to_host()
+    }
 }
 
 impl Subject<'_> {
-    /// Measures one shape after the other and passes on what came of each.
+    /// Measures one case after the other and passes on what came of each.
     pub(super) fn measure_all<T: Element>(
         &self,
-        shapes: &[[usize; 3]],
-        mut before: impl FnMut([usize; 3]),
+        cases: &[Case],
+        mut before: impl FnMut(&Case),
         mut after: impl FnMut(Entry) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         // Large weights take longer to make than to multiply.
-        let mut made: Option<([usize; 2], SyntheticLayer<T>)> = None;
-        for &[m, k, h] in shapes {
-            before([m, k, h]);
-            let layer = match made.take() {
-                Some((extents, layer)) if extents == [k, h] => layer,
-                _ => SyntheticLayer::normal(SEED, self.op, k, h)?,
-            };
-            after(self.measure(&layer, [m, k])?)?;
-            made = Some(([k, h], layer));
+        let same = |a: &Case, b: &Case| (a.hidden, a.intermediate) == (b.hidden, b.intermediate);
+        for cases in cases.chunk_by(same) {
+            let layer = Dense::<T>::derive(&cases[0], SEED)?;
+            for case in cases {
+                before(case);
+                after(self.measure(&layer, case)?)?;
+            }
         }
         Ok(())
     }
 
-    fn measure<T: Element>(
-        &self,
-        layer: &SyntheticLayer<T>,
-        [m, k]: [usize; 2],
-    ) -> anyhow::Result<Entry> {
-        let params = layer.params(self.activation, self.numerics)?;
-        let problem = params.problem(m);
-        let x: Matrix<T> = random::normal(SEED ^ 0x78, m, k, 1.0)?;
+    fn measure<T: Element>(&self, layer: &Dense<T>, case: &Case) -> anyhow::Result<Entry> {
+        let params = layer.params();
+        let (problem, x) = (params.problem(case.m), inputs::x(case, SEED)?);
         let stream = self.cuda.stream();
         let bytes = problem.compulsory_bytes() as usize;
         let (free, _) = self.cuda.memory_info()?;
         let room = (free / MEMORY_SHARE / bytes.max(1)).max(1);
-        let copies = gpu::copies(self.cuda, bytes).min(room);
-        let layers = (0..copies).map(|_| Layer::new(self.cuda, &params));
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let data = RefCell::new(Rotation::new(&stream, copies, x.view(), params.out_features())?);
-        let data = OnDevice { stream, params, x, layers, data };
+        let copies = 0..timing::copies(self.cuda, bytes).min(room);
+        let layers = copies.clone().map(|_| Layer::new(self.cuda, &params));
+        let layers = layers.collect::<anyhow::Result<Vec<_>>>()?;
+        let input = |_| DeviceMatrix::from_host(&stream, x.view());
+        let inputs = copies.clone().map(input).collect::<Result<_, _>>()?;
+        let out = |_| DeviceMatrix::new(&stream, case.m, params.out_features());
+        let outs = RefCell::new(copies.map(out).collect::<Result<_, _>>()?);
+        let data = OnDevice { stream, params, x, layers, inputs, outs };
         let ways = self.cuda.ways(&problem);
         let mut checks = Vec::new();
         let mut outcomes = Vec::with_capacity(ways.len());
@@ -146,14 +156,7 @@ impl Subject<'_> {
             let reason = way.refusal.clone().unwrap_or_default();
             return Ok(Some(Outcome::Refused { reason }));
         };
-        let result = (|| {
-            let mut rotation = data.data.borrow_mut();
-            let Rotation { inputs, outs } = &mut *rotation;
-            outs[0].buffer_mut().poison(0xFF)?;
-            data.layers[0].forward(&data.stream, way, inputs[0].view(), outs[0].view_mut())?;
-            outs[0].to_host()
-        })();
-        let result: Matrix<T> = match result {
+        let result = match data.result(way) {
             Ok(result) => result,
             Err(error) => return Ok(Some(Outcome::Failed { reason: error.to_string() })),
         };
@@ -162,7 +165,7 @@ impl Subject<'_> {
             Some(at) => at,
             None => {
                 let params = data.params.with_numerics(numerics);
-                checks.push((numerics, Check::of_layer(self.device, &params, data.x.view())?));
+                checks.push((numerics, Check::of(self.device, &params, data.x.view())?));
                 checks.len() - 1
             }
         };
@@ -179,47 +182,33 @@ impl Subject<'_> {
         data: &OnDevice<'_, T>,
         outcomes: &mut [Option<Outcome>],
     ) -> anyhow::Result<()> {
-        let mut timed = Vec::new();
-        let mut steps = Vec::new();
-        for (i, way) in ways.iter().enumerate() {
-            if outcomes[i].is_some() {
-                continue;
-            }
-            let mut turn = 0;
-            let call = Step::call(move || {
-                let at = turn % data.layers.len();
-                turn += 1;
-                let mut rotation = data.data.borrow_mut();
-                let Rotation { inputs, outs } = &mut *rotation;
-                let (x, out) = (inputs[at].view(), outs[at].view_mut());
-                Ok(data.layers[at].forward(&data.stream, way, x, out)?)
-            });
+        let (mut timed, mut failed) = (Vec::new(), Vec::new());
+        for (i, way) in ways.iter().enumerate().filter(|(i, _)| outcomes[*i].is_none()) {
+            let enqueue: Enqueue<'_> = Box::new(move |_, at| Ok(data.call(way, at)?));
             // A graph: what the host spends on a call is the same for all, and not what is asked.
-            match gpu::captured(&data.stream, data.layers.len(), call) {
-                Ok(step) => {
-                    timed.push(i);
-                    steps.push(step);
-                }
-                Err(error) => {
-                    let reason = format!("{error:#}");
-                    outcomes[i] = Some(Outcome::Failed { reason });
-                }
+            match Passes::new(data.stream.clone(), data.layers.len(), true, enqueue) {
+                Ok(passes) => timed.push((i, passes)),
+                Err(error) => failed.push((i, format!("{error:#}"))),
             }
         }
-        let mut times = gpu::interleave(&data.stream, &mut steps, Duration::ZERO, 1)?;
-        let best = times.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
-        let hopeful: Vec<bool> = times.iter().map(|t| t.median <= HOPELESS * best).collect();
-        let mut finalists: Vec<Step<'_>> = Vec::new();
-        for (step, hopeful) in steps.into_iter().zip(&hopeful) {
-            if *hopeful {
-                finalists.push(step);
-            }
+        let turns = |passes: &mut [(usize, Passes<'_>)], budget, min_turns| {
+            let mut timed: Vec<&mut dyn Timed> =
+                passes.iter_mut().map(|(_, passes)| passes as &mut dyn Timed).collect();
+            interleave(&mut timed, budget, min_turns)
+        };
+        let first = turns(&mut timed, Duration::ZERO, 1)?;
+        let best = first.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
+        for ((i, _), time) in timed.iter().zip(&first) {
+            outcomes[*i] = Some(outcome(&ways[*i], *time));
         }
-        let last = gpu::interleave(&data.stream, &mut finalists, self.budget, MIN_TURNS)?;
-        let places = times.iter_mut().zip(&hopeful).filter(|(_, hopeful)| **hopeful);
-        places.zip(last).for_each(|((time, _), last)| *time = last);
-        for (i, time) in timed.into_iter().zip(times) {
-            outcomes[i] = Some(outcome(&ways[i], time));
+        let mut hopeful = first.iter().map(|t| t.median <= HOPELESS * best);
+        timed.retain(|_| hopeful.next().unwrap_or(false));
+        let last = turns(&mut timed, self.budget, MIN_TURNS)?;
+        for ((i, _), time) in timed.iter().zip(last) {
+            outcomes[*i] = Some(outcome(&ways[*i], time));
+        }
+        for (i, reason) in failed {
+            outcomes[i] = Some(Outcome::Failed { reason });
         }
         Ok(())
     }

@@ -51,8 +51,16 @@ impl Identity {
     }
 
     fn prefix(&self) -> String {
-        let hex: String = self.digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{}-{hex}-nvrtc", self.label)
+        format!("{}-{}-nvrtc", self.label, self.hex(16))
+    }
+
+    /// The first digits of the digest.
+    pub(super) fn short(&self) -> String {
+        self.hex(8)
+    }
+
+    fn hex(&self, bytes: usize) -> String {
+        self.digest[..bytes].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 

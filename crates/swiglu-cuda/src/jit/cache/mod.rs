@@ -90,6 +90,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
+/// Of all that a module is compiled from but the compiler: 16 hexadecimal digits of the digest that entries
+/// are named by.
+pub(crate) fn digest(variant: &Variant, arch: Arch) -> String {
+    Identity::of(variant, arch).short()
+}
+
 /// Keeps compiled kernels on disk.
 #[derive(Debug)]
 pub struct KernelCache {

@@ -1,56 +1,28 @@
-//! Cases on the CPU: each call by the wall clock.
+//! Cases on the CPU, and reading alone: each call by the wall clock.
 
-use std::time::Instant;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
-use anyhow::bail;
-use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, Problem};
-use swiglu_lab::{CaseOp, Heat};
+use anyhow::{Context, bail};
+use sha2::{Digest, Sha256};
+use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, MatrixMut, Plan};
+use swiglu_core::Result;
+use swiglu_cpu::ceilings::Reading;
+use swiglu_lab::CaseOp;
 
-use super::inputs::{self, ActivationInputs, LayerInputs};
-use super::{Job, MAX_PER_TURN, Order, notes, rows_of};
+use super::job::{Job, Order, Prepared, notes, push_row};
+use crate::inputs::{self, Dense, Quantized};
 use crate::layer::Packed;
+use crate::timing::{Timed, Wall};
 
-/// Copies of cold data together have at least this many bytes: far more than any cache.
-const COLD_BYTES: f64 = 400e6;
-/// Tiny data are in a cache whatever is done; this many copies are enough of them.
-const MAX_COPIES: f64 = 1000.0;
-
-/// Bytes that a call touches: each copy has a layer, which has weights and a workspace, its tokens and results. With many
-/// tokens the weights are the smaller part.
-fn touched(problem: &Problem) -> f64 {
-    let between = 2 * problem.m * problem.intermediate * problem.dtype.size();
-    problem.compulsory_bytes() + between as f64
-}
+/// Computes into an output, with copy i of the data.
+type Call<T> = Box<dyn Fn(usize, MatrixMut<'_, T>) -> swiglu::Result<()>>;
 
 /// A case on the CPU, with its copies of the data.
-pub(super) struct CpuJob<T> {
-    work: Work<T>,
+struct CpuJob<T> {
+    call: Call<T>,
     outs: Vec<Matrix<T>>,
     next: usize,
-    notes: Vec<String>,
-}
-
-/// What a call does with copy i.
-enum Work<T> {
-    Layer { layers: Vec<Packed>, inputs: Vec<Matrix<T>> },
-    Activation { activation: GatedActivation, inputs: Vec<ActivationInputs<T>> },
-}
-
-fn copies(order: &Order<'_>) -> usize {
-    let case = order.case;
-    let held = |problem: Problem| match order.options.decode {
-        true => touched(&Problem { quantized: None, ..problem }),
-        false => touched(&problem),
-    };
-    let of_layer = matches!(case.op, CaseOp::GatedLinear | CaseOp::Mlp);
-    let layer = case.problem().filter(|_| of_layer).map(held);
-    order.copies.unwrap_or(match case.heat {
-        Heat::Hot => 1,
-        Heat::Cold => {
-            let bytes = layer.unwrap_or_else(|| case.compulsory_bytes());
-            (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, MAX_COPIES) as usize
-        }
-    })
 }
 
 /// Copies of the case's layer.
@@ -58,152 +30,186 @@ fn layers<T: Element>(
     device: &Device,
     order: &Order<'_>,
     count: usize,
-) -> anyhow::Result<Vec<Packed>> {
+) -> swiglu::Result<Vec<Packed>> {
     let (case, options) = (order.case, &order.options);
-    let Some(block) = case.weights else {
-        let weights = LayerInputs::<T>::derive(case, order.seed)?;
-        let params = weights.params();
-        let pack = |_| params.pack(device, options.path.path());
-        return Ok((0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?);
+    let dense = match case.weights.map(|kind| Quantized::derive(case, kind, order.seed)) {
+        Some(weights) if !options.decode => {
+            let weights = weights?;
+            let params = weights.params::<T>();
+            return (0..count).map(|_| params.pack(device, None)).collect();
+        }
+        Some(weights) => weights?.decode::<T>(case)?,
+        None => Dense::derive(case, order.seed)?,
     };
-    let blocks = inputs::blocks(case, block, order.seed)?;
-    let biases = inputs::biases(case, order.seed);
-    let quantized = blocks.params(case.activation, case.numerics, biases.as_ref());
-    if !options.decode {
-        let pack = |_| quantized.pack::<T>(device);
-        return Ok((0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?);
+    let params = dense.params();
+    (0..count).map(|_| params.pack(device, options.path.path())).collect()
+}
+
+/// As many of the same.
+fn repeated<T>(first: T, count: usize, copy: impl Fn(&T) -> Result<T>) -> Result<Vec<T>> {
+    let mut copies = (1..count).map(|_| copy(&first)).collect::<Result<Vec<_>>>()?;
+    copies.push(first);
+    Ok(copies)
+}
+
+/// A case on the CPU.
+pub(super) fn prepare<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepared> {
+    let (job, plan) = job::<T>(device, order)?;
+    let notes = notes(plan.problem.numerics, job.outs.len());
+    let (plan, variants) = (Some(plan.to_string()), this_program(device)?);
+    Ok(Prepared { job: Box::new(job), plan, variants, notes })
+}
+
+/// The program that computes, by the façade that it computes with.
+fn this_program(device: &Device) -> anyhow::Result<BTreeMap<String, String>> {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    let Device::Cpu(cpu) = device else { bail!("expected a CPU, given {device}") };
+    if DIGEST.get().is_none() {
+        let path = std::env::current_exe().context("the path of this program")?;
+        let program = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        let hex = |byte: &u8| format!("{byte:02x}");
+        // Whoever was first has set the same.
+        let _ = DIGEST.set(Sha256::digest(&program)[..8].iter().map(hex).collect());
     }
-    if case.bias {
-        bail!("decoded weights are compared without biases");
-    }
-    let decoded = blocks.decode::<T>()?;
-    let params = decoded.params(case.activation, case.numerics)?;
-    let pack = |_| params.pack(device, options.path.path());
-    Ok((0..count).map(pack).collect::<swiglu::Result<Vec<_>>>()?)
+    let digest = DIGEST.get().cloned().unwrap_or_default();
+    Ok(BTreeMap::from([(cpu.isa().to_string(), digest)]))
+}
+
+fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob<T>, Plan)> {
+    let (case, seed) = (order.case, order.seed);
+    // Each copy has a layer, which has weights and a workspace, its tokens and results. With many tokens
+    // the weights are the smaller part.
+    let between = 2 * case.m * case.intermediate * case.dtype.size();
+    let touched = match order.held().filter(|_| case.op.has_weights()) {
+        Some(problem) => problem.compulsory_bytes() + between as f64,
+        None => case.compulsory_bytes(),
+    };
+    let count = order.copies_of(touched);
+    let (call, plan): (Call<T>, _) = match case.op {
+        CaseOp::Activation | CaseOp::Copy => {
+            let activation =
+                GatedActivation::new(device, case.activation).with_numerics(case.numerics);
+            let plan = activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
+            let copy = |tensors: &Vec<Matrix<T>>| tensors.iter().map(Matrix::try_clone).collect();
+            let inputs = repeated(inputs::activation::<T>(case, seed)?, count, copy)?;
+            let arrangement = case.arrangement;
+            let call: Call<T> = Box::new(move |at, out| {
+                activation.forward_into(inputs::gate_up(&inputs[at], arrangement)?, out)
+            });
+            (call, plan)
+        }
+        CaseOp::ActivationBackward => {
+            let what = "the backward pass of the activation on the CPU".into();
+            let why = "it is not available there; expected a CUDA device".into();
+            return Err(CoreError::Unsupported { what, why }.into());
+        }
+        CaseOp::GatedLinear | CaseOp::Mlp => {
+            let layers = layers::<T>(device, order, count)?;
+            let plan = layers[0].plan(case.m);
+            let inputs = repeated(inputs::x::<T>(case, seed)?, count, Matrix::try_clone)?;
+            (Box::new(move |at, out| layers[at].forward_into(inputs[at].view(), out)), plan)
+        }
+    };
+    let [rows, cols] = case.output_shape();
+    let outs = (0..count).map(|_| Matrix::zeros(rows, cols)).collect::<Result<_>>()?;
+    let mut job = CpuJob { call, outs, next: 0 };
+    // Page faults, threads and workspaces of first calls, which each copy has: with many tokens they take
+    // as long as what is measured.
+    (0..count.max(3)).try_for_each(|_| job.step())?;
+    Ok((job, plan))
 }
 
 impl<T: Element> CpuJob<T> {
-    pub(super) fn new(device: &Device, order: &Order<'_>) -> anyhow::Result<Self> {
-        let (case, seed, count) = (order.case, order.seed, copies(order));
-        let [rows, cols] = case.output_shape();
-        let (work, notes) = match case.op {
-            CaseOp::Activation | CaseOp::Copy => {
-                let activation =
-                    GatedActivation::new(device, case.activation).with_numerics(case.numerics);
-                let first = ActivationInputs::derive(case, seed)?;
-                let plan = activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
-                let copies = (1..count).map(|_| first.copy());
-                let mut inputs = copies.collect::<swiglu_core::Result<Vec<_>>>()?;
-                inputs.push(first);
-                let notes = notes(Some(&plan), plan.problem.numerics, count);
-                (Work::Activation { activation, inputs }, notes)
-            }
-            CaseOp::ActivationBackward => {
-                let what = "the backward pass of the activation on the CPU".into();
-                let why = "it is not available there; expected a CUDA device".into();
-                return Err(CoreError::Unsupported { what, why }.into());
-            }
-            CaseOp::GatedLinear | CaseOp::Mlp => {
-                let layers = layers::<T>(device, order, count)?;
-                let plan = layers.first().map(|layer| layer.plan(case.m));
-                let numerics = plan.as_ref().map_or(case.numerics, |p| p.problem.numerics);
-                let x = inputs::x(case, seed)?;
-                let copies = (1..count).map(|_| x.try_clone());
-                let mut inputs = copies.collect::<swiglu_core::Result<Vec<_>>>()?;
-                inputs.push(x);
-                (Work::Layer { layers, inputs }, notes(plan.as_ref(), numerics, count))
-            }
-        };
-        let out = |_| Matrix::zeros(rows, cols);
-        let outs = (0..count).map(out).collect::<swiglu_core::Result<_>>()?;
-        let mut job = Self { work, outs, next: 0, notes };
-        // Page faults, threads and workspaces of first calls, which each copy has: with many tokens they take as long as
-        // what is measured.
-        for _ in 0..count.max(3) {
-            job.step()?;
-        }
-        Ok(job)
-    }
-
     /// One call, with the next copy.
     fn step(&mut self) -> anyhow::Result<()> {
         let at = self.next;
         self.next = (at + 1) % self.outs.len();
-        let out = self.outs[at].view_mut();
-        match &self.work {
-            Work::Layer { layers, inputs } => layers[at].forward_into(inputs[at].view(), out)?,
-            Work::Activation { activation, inputs } => {
-                activation.forward_into(inputs[at].view()?, out)?;
-            }
-        }
-        Ok(())
+        Ok((self.call)(at, self.outs[at].view_mut())?)
     }
 }
 
 impl<T: Element> Job for CpuJob<T> {
-    fn notes(&self) -> Vec<String> {
-        self.notes.clone()
-    }
-
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
         self.outs[0].as_mut_slice().fill(T::from_f32(f32::NAN));
         self.next = 0;
         self.step()?;
-        Ok(rows_of(self.outs[0].view(), rows))
-    }
-
-    fn sample(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        // Wakes the threads and, where data are hot, brings them back into the caches.
-        self.step()?;
-        let (mut samples, mut spent) = (Vec::new(), 0.0);
-        while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
-            let start = Instant::now();
-            self.step()?;
-            let us = start.elapsed().as_secs_f64() * 1e6;
-            samples.push(us);
-            spent += us;
-        }
-        Ok(samples)
+        let mut bytes = Vec::new();
+        rows.iter().for_each(|&r| push_row(&mut bytes, self.outs[0].view().row(r)));
+        Ok(bytes)
     }
 }
 
+impl<T: Element> Timed for CpuJob<T> {
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        Wall(|| self.step()).turn(budget_us)
+    }
+}
+
+/// Memory of as many bytes as a case's weights have, several times over, that is read, and nothing done
+/// with it: what an operation with weights cannot beat where they come from memory. It takes turns with
+/// the others, because bandwidth that was measured before or after a run says little about a machine that
+/// gives half of it a second later.
+struct ReadJob {
+    copies: Vec<Reading>,
+    asks: bool,
+    next: usize,
+}
+
+/// Reading as many bytes as a case on the CPU must.
+pub(super) fn read(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepared> {
+    let Device::Cpu(cpu) = device else { bail!("it reads the memory of a CPU, given {device}") };
+    let (bytes, asks) = (order.case.compulsory_bytes(), order.options.asks);
+    let read = |_| Reading::new(cpu, bytes as usize);
+    let copies = (0..order.copies_of(bytes)).map(read).collect::<Result<Vec<_>>>()?;
+    let way = if asks { "asked for as kernels do" } else { "left to the processor" };
+    let rotation = format!("{} copies in rotation", copies.len());
+    let notes = vec![format!("what comes later is {way}"), rotation];
+    let mut job = ReadJob { copies, asks, next: 0 };
+    // Threads of first calls.
+    (0..3).for_each(|_| job.step());
+    Ok(Prepared { job: Box::new(job), plan: None, variants: this_program(device)?, notes })
+}
+
+impl ReadJob {
+    fn step(&mut self) {
+        self.copies[self.next].pass(self.asks);
+        self.next = (self.next + 1) % self.copies.len();
+    }
+}
+
+impl Timed for ReadJob {
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        let mut calls = Wall(|| {
+            self.step();
+            Ok(())
+        });
+        calls.turn(budget_us)
+    }
+}
+
+impl Job for ReadJob {}
+
 #[cfg(test)]
 mod tests {
-    use swiglu::{Activation, Arrangement, DType, Numerics, Orientation, bf16};
+    use swiglu::{DType, bf16};
     use swiglu_lab::{Case, DeviceKind};
 
     use super::*;
 
-    fn case(op: CaseOp, [m, hidden, intermediate]: [usize; 3]) -> Case {
-        Case {
-            device: DeviceKind::Cpu,
-            op,
-            m,
-            hidden,
-            intermediate,
-            model: None,
-            dtype: DType::Bf16,
-            weights: None,
-            activation: Activation::SWIGLU,
-            numerics: Numerics::default(),
-            arrangement: Arrangement::Separate,
-            orientation: Orientation::OutIn,
-            bias: false,
-            heat: Heat::Cold,
-        }
+    fn case(op: CaseOp, shape: [usize; 3]) -> Case {
+        inputs::case(DeviceKind::Cpu, op, shape, DType::Bf16)
     }
 
-    fn order(case: &Case, copies: Option<usize>) -> Order<'_> {
-        Order { case, options: Default::default(), seed: 1, copies }
+    fn made(case: &Case, copies: Option<usize>) -> CpuJob<bf16> {
+        let order = Order { case, options: Default::default(), seed: 1, copies };
+        job(&Device::cpu().unwrap(), &order).unwrap().0
     }
 
     /// Results are zeros until a call has left its own.
     #[test]
     fn every_copy_has_had_a_call_before_one_is_timed() {
-        let device = Device::cpu().unwrap();
         for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp] {
-            let case = case(op, [5, if op == CaseOp::Activation { 0 } else { 24 }, 16]);
-            let job = CpuJob::<bf16>::new(&device, &order(&case, Some(20))).unwrap();
+            let job = made(&case(op, [5, 24, 16]), Some(20));
             let has_result = |out: &Matrix<bf16>| out.as_slice().iter().any(|v| *v != bf16::ZERO);
             assert_eq!(job.outs.iter().filter(|out| has_result(out)).count(), 20, "{op:?}");
         }
@@ -212,8 +218,7 @@ mod tests {
     /// With many tokens a copy is far more than its weights.
     #[test]
     fn copies_are_counted_by_all_that_a_call_touches() {
-        let copies_of = |shape| copies(&order(&case(CaseOp::Mlp, shape), None));
-        assert_eq!(copies_of([1, 256, 512]), 507);
+        let copies_of = |shape| made(&case(CaseOp::Mlp, shape), None).outs.len();
         assert_eq!(copies_of([4096, 256, 512]), 30);
         assert_eq!(copies_of([1, 8, 8]), 1000);
     }

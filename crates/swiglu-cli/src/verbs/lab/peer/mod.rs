@@ -1,69 +1,49 @@
-//! `swiglu lab peer`: this project as the lab sees it, a process that computes cases and times them.
+//! `swiglu lab peer`: this project as the lab sees it, a process that computes cases and times them; and,
+//! as the peer `read`, one that reads as many bytes, which is the limit of what has weights.
 //!
 //! It is timed as the others are, see METHODOLOGY.md: copies of the data take turns, a turn begins
 //! with work that is not timed, results are verified in memory that held NaN.
 
 mod cpu;
 mod cuda;
-mod inputs;
+mod job;
 mod options;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
 use std::process::Command;
 
 use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use clap::ValueEnum;
 use swiglu::cuda::CudaError;
-use swiglu::{CoreError, DType, Device, Element, MatrixRef, Numerics, Plan, bf16, f16, with_dtype};
+use swiglu::{CoreError, Device, with_dtype};
 use swiglu_lab::peer::protocol::{MAX_VERIFIED, PROTOCOL, ProfileRef, Reply, Request};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::Verdict;
-use cpu::CpuJob;
-use cuda::CudaJob;
+use crate::terminal::{Verdict, describe};
+use job::{Job, Order, Prepared};
 use options::{Devices, Options};
 
-/// More samples of one turn than this add nothing to a median.
-const MAX_PER_TURN: usize = 64;
+/// The peers that this program is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum OwnPeer {
+    /// What this project computes
+    #[default]
+    Swiglu,
+    /// Reading alone: a ceiling
+    Read,
+}
 
 /// Answers requests until `quit` or the end of the input.
-pub(crate) fn serve() -> anyhow::Result<Verdict> {
-    let mut peer = Peer::default();
-    let mut replies = std::io::stdout().lock();
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("reading a request")?;
-        let request = serde_json::from_str(&line).with_context(|| format!("request `{line}`"))?;
-        let Some(reply) = peer.answer(&request) else { break };
-        serde_json::to_writer(&mut replies, &reply)?;
-        writeln!(replies)?;
-        replies.flush()?;
-    }
+pub(super) fn serve(who: OwnPeer) -> anyhow::Result<Verdict> {
+    let mut peer = Peer { who, devices: Devices::default(), jobs: BTreeMap::new() };
+    swiglu_lab::peer::serve(|request| peer.answer(request))?;
     Ok(Verdict::Passed)
 }
 
-/// A prepared case: data in place and kernels compiled.
-trait Job {
-    /// How it is computed, for people.
-    fn notes(&self) -> Vec<String>;
-    /// Those rows of a result of the calls that are timed, little-endian.
-    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>>;
-    /// One turn: microseconds per call.
-    fn sample(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
-}
-
-/// What a job is made from.
-struct Order<'a> {
-    case: &'a Case,
-    options: Options,
-    seed: u64,
-    /// Copies of the data; by default as many as exceed the caches.
-    copies: Option<usize>,
-}
-
-#[derive(Default)]
 struct Peer {
+    who: OwnPeer,
     devices: Devices,
     jobs: BTreeMap<u64, (Case, Box<dyn Job>)>,
 }
@@ -87,7 +67,7 @@ impl Peer {
         };
         Some(answer.unwrap_or_else(|error| {
             self.jobs.remove(&id);
-            let reason = crate::describe(&error);
+            let reason = describe(&error);
             let preparing = matches!(request, Request::Prepare { .. });
             match preparing && is_lacking(&error) {
                 true => Reply::Unsupported { id, reason },
@@ -97,17 +77,26 @@ impl Peer {
     }
 
     fn hello(&mut self, protocol: u32, device: DeviceKind) -> Reply {
-        if protocol != PROTOCOL {
-            let reason = format!("protocol {protocol}; this program speaks {PROTOCOL}");
-            return Reply::Unavailable { reason };
-        }
+        let unavailable = |reason| Reply::Unavailable { reason };
+        let name = match self.who {
+            _ if protocol != PROTOCOL => {
+                return unavailable(format!("protocol {protocol}; this program speaks {PROTOCOL}"));
+            }
+            OwnPeer::Read if device != DeviceKind::Cpu => {
+                return unavailable(
+                    "it reads the memory of a CPU; expected device = \"cpu\"".into(),
+                );
+            }
+            OwnPeer::Read => "read",
+            OwnPeer::Swiglu => "swiglu",
+        };
         match self.devices.open(device, &Options::default()) {
             Ok(device) => Reply::Hello {
-                name: "swiglu".into(),
+                name: name.into(),
                 versions: versions(&device),
-                device: Some(name(&device)),
+                device: Some(self::name(&device)),
             },
-            Err(error) => Reply::Unavailable { reason: crate::describe(&error) },
+            Err(error) => unavailable(describe(&error)),
         }
     }
 
@@ -121,33 +110,34 @@ impl Peer {
     ) -> anyhow::Result<Reply> {
         // What an earlier case of this id held makes room first.
         self.jobs.remove(&id);
-        let options = Options::read(profile)?;
+        let reads = self.who == OwnPeer::Read;
+        let unsupported = |reason: String| Ok(Reply::Unsupported { id, reason });
+        if reads && !case.op.has_weights() {
+            let op = case.op;
+            return unsupported(format!("{op} has no weights: a copy is its limit, peer `copy`"));
+        }
+        if case.op == CaseOp::Copy {
+            return unsupported("a copy is not an operation of it".into());
+        }
+        let options = Options::read(profile, reads)?;
         let copies = match rotations {
             "auto" => None,
             count => Some(count.parse::<usize>().context("rotations: `auto` or a number")?.max(1)),
         };
-        if case.op == CaseOp::Copy {
-            return Ok(Reply::Unsupported {
-                id,
-                reason: "a copy is not an operation of it".into(),
-            });
-        }
-        if case.weights.is_some() && case.device == DeviceKind::Cuda {
-            let reason = "quantised weights on CUDA devices: its kernels compute with decoded ones";
-            return Ok(Reply::Unsupported { id, reason: reason.into() });
-        }
         let device = self.devices.open(case.device, &options)?;
         let order = Order { case, options, seed, copies };
-        let job: Box<dyn Job> = with_dtype!(case.dtype, T => match &device {
-            Device::Cuda(cuda) => Ok::<_, anyhow::Error>(Box::new(CudaJob::<T>::new(
-                &device, cuda, &order,
-            )?) as Box<dyn Job>),
-            _ => Ok(Box::new(CpuJob::<T>::new(&device, &order)?) as Box<dyn Job>),
-        })?;
-        let notes = job.notes();
+        let prepared = match &device {
+            _ if reads => cpu::read(&device, &order),
+            Device::Cuda(cuda) => {
+                with_dtype!(case.dtype, T => cuda::prepare::<T>(&device, cuda, &order))
+            }
+            _ => with_dtype!(case.dtype, T => cpu::prepare::<T>(&device, &order)),
+        };
+        let Prepared { job, plan, variants, notes } = prepared?;
         self.jobs.insert(id, (case.clone(), job));
         let (bytes, flops) = (Some(case.compulsory_bytes()), Some(case.flops()));
-        Ok(Reply::Prepared { id, bytes, flops, plan: None, variants: BTreeMap::new(), notes })
+        let flops = flops.filter(|_| !reads);
+        Ok(Reply::Prepared { id, bytes, flops, plan, variants, notes })
     }
 
     fn job(&mut self, id: u64) -> anyhow::Result<&mut (Case, Box<dyn Job>)> {
@@ -169,7 +159,7 @@ impl Peer {
         let (_, job) = self.job(id)?;
         let mut us = Vec::new();
         for _ in 0..turns {
-            us.extend(job.sample(budget_us)?);
+            us.extend(job.turn(budget_us)?);
         }
         Ok(Reply::Samples { id, us })
     }
@@ -190,7 +180,8 @@ fn is_lacking(error: &anyhow::Error) -> bool {
 }
 
 fn versions(device: &Device) -> BTreeMap<String, String> {
-    let mut versions = BTreeMap::from([("swiglu".into(), env!("CARGO_PKG_VERSION").into())]);
+    let own = [("swiglu", env!("CARGO_PKG_VERSION")), ("rustc", env!("RUSTC_VERSION"))];
+    let mut versions = BTreeMap::from(own.map(|(name, version)| (name.into(), version.into())));
     match device {
         Device::Cuda(cuda) => {
             let (major, minor) = cuda.facts().driver_version;
@@ -235,33 +226,4 @@ fn clocks(device: Option<&Device>) -> Reply {
     let mut numbers = text.trim().split(',').map(|n| n.trim().parse().ok());
     let mut next = || numbers.next().flatten();
     Reply::Clocks { sm_mhz: next(), power_w: next() }
-}
-
-/// What a record says about how a case is computed.
-fn notes(plan: Option<&Plan>, numerics: Numerics, copies: usize) -> Vec<String> {
-    let plan = plan.map(Plan::to_string);
-    [Some(format!("rounds as {numerics}")), plan, Some(format!("{copies} copies in rotation"))]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
-/// The elements of one row, little-endian.
-fn push_row<T: Element>(bytes: &mut Vec<u8>, row: &[T]) {
-    for value in row {
-        // Exact: these are values of T.
-        let value = value.to_f32();
-        match T::DTYPE {
-            DType::F32 => bytes.extend(value.to_le_bytes()),
-            DType::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
-            _ => bytes.extend(bf16::from_f32(value).to_le_bytes()),
-        }
-    }
-}
-
-/// Chosen rows, little-endian.
-fn rows_of<T: Element>(out: MatrixRef<'_, T>, rows: &[usize]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    rows.iter().for_each(|&r| push_row(&mut bytes, out.row(r)));
-    bytes
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 use swiglu::cuda::{CudaOptions, DecodeDesign};
@@ -20,7 +20,7 @@ pub(super) struct Options {
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
     pub(super) design: Option<DesignChoice>,
-    /// Decode quantised weights to the element type.
+    /// Decode quantised weights to the element type, once.
     pub(super) decode: bool,
     /// CUDA: replay a captured graph.
     pub(super) graph: bool,
@@ -34,6 +34,9 @@ pub(super) struct Options {
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
     isa: Option<IsaName>,
+    /// The peer `read`: ask the processor for what comes later, as our kernels do; else leave it to the
+    /// processor.
+    pub(super) asks: bool,
 }
 
 /// Fused, unfused, or whichever a call's plan takes.
@@ -98,10 +101,21 @@ impl TryFrom<String> for IsaName {
 }
 
 impl Options {
-    /// Reads what a definition says.
-    pub(super) fn read(profile: &ProfileRef) -> anyhow::Result<Self> {
-        serde_json::from_value(Value::Object(profile.options.clone()))
-            .with_context(|| format!("the options of profile `{}`", profile.id))
+    /// Reads what a definition says, of a profile that reads alone or of one that computes.
+    pub(super) fn read(profile: &ProfileRef, reads: bool) -> anyhow::Result<Self> {
+        let what = || format!("the options of profile `{}`", profile.id);
+        let given: Self =
+            serde_json::from_value(Value::Object(profile.options.clone())).with_context(what)?;
+        let of_reading =
+            Self { asks: given.asks, threads: given.threads, isa: given.isa, ..Self::default() };
+        match reads {
+            true if given != of_reading => {
+                Err(anyhow!("the peer `read` has asks, threads and isa, and no others"))
+            }
+            false if given.asks => Err(anyhow!("asks is an option of the peer `read`")),
+            _ => Ok(given),
+        }
+        .with_context(what)
     }
 
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {

@@ -1,0 +1,278 @@
+//! Inputs that are made up: matrices, filled by all processors, and all that a case of the lab has,
+//! derived from its seed as every peer derives it.
+
+use std::collections::BTreeSet;
+
+use rayon::prelude::*;
+use swiglu::{
+    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, Half, Matrix, MlpParams,
+    Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
+    QuantizedType, WeightLayout,
+};
+use swiglu_core::random::{bits, quantized_matrix};
+use swiglu_core::{OwnedGateUp, Result};
+use swiglu_lab::peer::protocol::{
+    ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
+};
+use swiglu_lab::{Case, CaseOp, DeviceKind, Heat};
+
+use crate::layer::Params;
+
+/// Elements that one task fills.
+const CHUNK: usize = 1 << 16;
+
+/// A case of this shape (M, K, H), with all else as it is where nobody says otherwise.
+pub(crate) fn case(device: DeviceKind, op: CaseOp, shape: [usize; 3], dtype: DType) -> Case {
+    let [m, hidden, intermediate] = shape;
+    Case {
+        device,
+        op,
+        m,
+        hidden: if op.has_weights() { hidden } else { 0 },
+        intermediate,
+        model: None,
+        dtype,
+        weights: None,
+        activation: Activation::SWIGLU,
+        numerics: Numerics::default_for(dtype),
+        arrangement: Arrangement::Separate,
+        orientation: Orientation::OutIn,
+        bias: false,
+        heat: Heat::Cold,
+    }
+}
+
+/// The matrix of [`swiglu_core::random::normal_matrix`], filled in parallel.
+pub(crate) fn normal<T: Element>(
+    seed: u64,
+    rows: usize,
+    cols: usize,
+    scale: f32,
+) -> Result<Matrix<T>> {
+    let mut m = Matrix::zeros(rows, cols)?;
+    m.as_mut_slice().par_chunks_mut(CHUNK).enumerate().for_each(|(c, chunk)| {
+        for (i, v) in chunk.iter_mut().enumerate() {
+            let index = (c * CHUNK + i) as u64;
+            *v = T::from_f32(swiglu_core::random::normal(seed, index) * scale);
+        }
+    });
+    Ok(m)
+}
+
+/// Up to `count` distinct indices below `n`, ascending, with the first and the last among them.
+pub(crate) fn sample(seed: u64, n: usize, count: usize) -> Vec<usize> {
+    if count >= n {
+        return (0..n).collect();
+    }
+    let others = (0..).map(|i| (bits(seed, i) % n as u64) as usize);
+    let mut chosen = BTreeSet::new();
+    for i in [n - 1, 0].into_iter().chain(others) {
+        if chosen.len() == count {
+            break;
+        }
+        chosen.insert(i);
+    }
+    chosen.into_iter().collect()
+}
+
+/// x `[M, K]`.
+pub(crate) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
+    normal(seed ^ STREAM_X, case.m, case.hidden, 1.0)
+}
+
+/// ∂L/∂h `[M, H]`.
+pub(crate) fn out_grad<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
+    normal(seed ^ STREAM_OUT_GRAD, case.m, case.intermediate, 1.0)
+}
+
+/// Weights have a variance of about 1 / inputs, so that pre-activations of normal inputs are normal.
+fn scale(inputs: usize) -> f32 {
+    1.0 / (inputs.max(1) as f32).sqrt()
+}
+
+/// What a layer has beside its weights.
+struct Rest {
+    /// Of gate, up and down, where there are any.
+    biases: Option<[Vec<f32>; 3]>,
+    activation: Activation,
+    numerics: Numerics,
+}
+
+impl Rest {
+    fn of(case: &Case, seed: u64) -> Self {
+        let bias = |stream: u64, n: usize| -> Vec<f32> {
+            (0..n as u64).map(|i| swiglu_core::random::normal(seed ^ stream, i)).collect()
+        };
+        let ([gate, up, down], h) = (STREAM_BIAS, case.intermediate);
+        let biases = case.bias.then(|| [bias(gate, h), bias(up, h), bias(down, case.hidden)]);
+        Self { biases, activation: case.activation, numerics: case.numerics }
+    }
+
+    fn bias(&self, which: usize) -> Option<&[f32]> {
+        self.biases.as_ref().map(|biases| biases[which].as_slice())
+    }
+}
+
+/// The layer of a case, of elements in its layout.
+pub(crate) struct Dense<T> {
+    gate_up: OwnedGateUp<T>,
+    down: Option<Matrix<T>>,
+    orientation: Orientation,
+    rest: Rest,
+}
+
+impl<T: Element> Dense<T> {
+    pub(crate) fn derive(case: &Case, seed: u64) -> Result<Self> {
+        let (k, h) = (case.hidden, case.intermediate);
+        let weight = |stream, rows, cols| normal(seed ^ stream, rows, cols, scale(cols));
+        let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
+        let down = (case.op == CaseOp::Mlp).then(|| weight(STREAM_DOWN, k, h)).transpose()?;
+        Self::of(tensors, down, case, Rest::of(case, seed))
+    }
+
+    /// Of gate and up `[out, in]` and down, laid out as the case has them.
+    fn of(
+        tensors: Vec<Matrix<T>>,
+        down: Option<Matrix<T>>,
+        case: &Case,
+        rest: Rest,
+    ) -> Result<Self> {
+        let layout = WeightLayout { orientation: case.orientation, arrangement: case.arrangement };
+        let mut gate_up = OwnedGateUp::new(tensors, WeightLayout::HF)?;
+        if layout != WeightLayout::HF {
+            gate_up = gate_up.view().convert(layout)?;
+        }
+        let down = match (down, case.orientation) {
+            (Some(down), Orientation::InOut) => Some(transposed(&down)?),
+            (down, _) => down,
+        };
+        Ok(Self { gate_up, down, orientation: case.orientation, rest })
+    }
+
+    pub(crate) fn params(&self) -> Params<'_, T> {
+        let rest = &self.rest;
+        let gated = GatedLinearParams {
+            weights: self.gate_up.view(),
+            gate_bias: rest.bias(0),
+            up_bias: rest.bias(1),
+            activation: rest.activation,
+            numerics: rest.numerics,
+        };
+        match &self.down {
+            None => Params::GatedLinear(gated),
+            Some(down) => Params::Mlp(MlpParams {
+                gated,
+                down: down.view(),
+                down_orientation: self.orientation,
+                down_bias: rest.bias(2),
+            }),
+        }
+    }
+}
+
+fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
+    let [rows, cols] = [m.rows(), m.cols()];
+    let from = m.as_slice();
+    let values = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c]));
+    Matrix::from_values(values, cols, rows)
+}
+
+/// The layer of a case with quantised weights.
+pub(crate) struct Quantized {
+    gate: QuantizedMatrix,
+    up: QuantizedMatrix,
+    down: Option<QuantizedMatrix>,
+    rest: Rest,
+}
+
+impl Quantized {
+    pub(crate) fn derive(case: &Case, kind: QuantizedType, seed: u64) -> Result<Self> {
+        let (k, h) = (case.hidden, case.intermediate);
+        let weight =
+            |stream, rows, cols| quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols));
+        Ok(Self {
+            gate: weight(STREAM_GATE, h, k)?,
+            up: weight(STREAM_UP, h, k)?,
+            down: (case.op == CaseOp::Mlp).then(|| weight(STREAM_DOWN, k, h)).transpose()?,
+            rest: Rest::of(case, seed),
+        })
+    }
+
+    pub(crate) fn params<T>(&self) -> Params<'_, T> {
+        let rest = &self.rest;
+        let gated = QuantizedGatedLinearParams {
+            gate: self.gate.view(),
+            up: self.up.view(),
+            gate_bias: rest.bias(0),
+            up_bias: rest.bias(1),
+            activation: rest.activation,
+            numerics: rest.numerics,
+        };
+        match &self.down {
+            None => Params::QuantizedGatedLinear(gated),
+            Some(down) => Params::QuantizedMlp(QuantizedMlpParams {
+                gated,
+                down: down.view(),
+                down_bias: rest.bias(2),
+            }),
+        }
+    }
+
+    /// The values as T, to compute with in the usual way.
+    pub(crate) fn decode<T: Element>(self, case: &Case) -> Result<Dense<T>> {
+        let down = self.down.as_ref().map(|down| down.view().to_matrix()).transpose()?;
+        let tensors = vec![self.gate.view().to_matrix()?, self.up.view().to_matrix()?];
+        Dense::of(tensors, down, case, self.rest)
+    }
+}
+
+/// Gate and up, or their gradients, of the tensors that hold them.
+pub(crate) fn gate_up<T: Element>(
+    tensors: &[Matrix<T>],
+    arrangement: Arrangement,
+) -> Result<GateUpRef<'_, T>> {
+    match tensors {
+        [gate, up] => GateUpRef::separate(gate.view(), up.view()),
+        tensors => GateUpRef::packed(tensors[0].view(), arrangement),
+    }
+}
+
+/// Gate and up of an activation, in the arrangement of the case: one tensor where they share it, else two.
+pub(crate) fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
+    let (m, h, arrangement) = (case.m, case.intermediate, case.arrangement);
+    let half = |stream| normal(seed ^ stream, m, h, ACTIVATION_SCALE);
+    let (gate, up) = (half(STREAM_GATE)?, half(STREAM_UP)?);
+    if !arrangement.is_packed() {
+        return Ok(vec![gate, up]);
+    }
+    let mut packed = Matrix::zeros(m, 2 * h)?;
+    for (row, out) in packed.as_mut_slice().chunks_exact_mut((2 * h).max(1)).enumerate() {
+        for (half, from) in [(Half::Gate, &gate), (Half::Up, &up)] {
+            for (i, &value) in from.view().row(row).iter().enumerate() {
+                out[arrangement.locate(half, i, h).1] = value;
+            }
+        }
+    }
+    Ok(vec![packed])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parallel_generation_is_the_published_stream() {
+        let a = normal::<f32>(5, 3, CHUNK, 0.5).unwrap();
+        assert_eq!(a, swiglu_core::random::normal_matrix(5, 3, CHUNK, 0.5).unwrap());
+    }
+
+    #[test]
+    fn samples_are_distinct_and_hold_both_ends() {
+        let s = sample(1, 1000, 8);
+        assert_eq!((s.len(), s[0], s[7]), (8, 0, 999));
+        assert!(s.is_sorted_by(|a, b| a < b));
+        assert_eq!(sample(1, 3, 8), [0, 1, 2]);
+        assert_eq!(sample(1, 5, 1), [4]);
+        assert!(sample(1, 0, 8).is_empty());
+    }
+}

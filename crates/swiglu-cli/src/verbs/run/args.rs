@@ -1,0 +1,132 @@
+//! What `swiglu run` is told.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use swiglu::DType;
+use swiglu_formats::matrix_file;
+
+use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
+
+/// A layer that is part of this program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Fixture {
+    /// SmolLM2-135M, block 28, Q4_1, with large outliers
+    #[default]
+    Smollm2,
+    /// stories15M, layer 0, f32
+    Stories15m,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// A real layer that is part of this program, with real activations [default: smollm2]
+    #[arg(long, value_name = "NAME", conflicts_with_all = [
+        "weights", "layer", "expert", "orientation", "arrangement", "NameArgs",
+    ])]
+    pub(super) fixture: Option<Fixture>,
+    /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
+    #[arg(long, value_name = "FILE")]
+    pub(super) input: Option<OsString>,
+    /// Tokens of random input, where only --weights is given [default: 16]
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::whole::<usize>,
+        allow_negative_numbers = true)]
+    pub(super) tokens: Option<usize>,
+    /// Seed of that input [default: 0]
+    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole::<u64>,
+        allow_negative_numbers = true)]
+    pub(super) seed: Option<u64>,
+    /// The expected result, as for --input [default: the float64 oracle]
+    #[arg(long, value_name = "FILE", requires = "input")]
+    pub(super) reference: Option<OsString>,
+    /// Write the result here: FILE.npy; of several element types the first
+    #[arg(long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+    /// Replace an output that exists
+    #[arg(long, requires = "output")]
+    pub(super) force: bool,
+    /// The operation
+    #[arg(long, value_name = "NAME", default_value = "mlp")]
+    pub(super) op: LayerOp,
+    /// Time to measure for, per element type
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds,
+        allow_negative_numbers = true)]
+    pub(super) seconds: f64,
+    /// Compute with quantised weights as they are [default: where the input has few tokens]
+    #[arg(long)]
+    pub(super) keep_blocks: bool,
+    /// Decode quantised weights to the element type
+    #[arg(long, conflicts_with = "keep_blocks")]
+    pub(super) decode_weights: bool,
+    /// Compute with NaN and infinities in input or weights instead of refusing them
+    #[arg(long)]
+    pub(super) allow_non_finite: bool,
+    #[command(flatten)]
+    pub(super) weights: WeightArgs,
+    #[command(flatten)]
+    pub(super) math: MathArgs,
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
+}
+
+impl RunArgs {
+    /// Refuses an output that exists before any work is done for it; writing refuses one that
+    /// appears meanwhile.
+    pub(super) fn expect_free_output(&self) -> anyhow::Result<()> {
+        let Some(path) = &self.output else { return Ok(()) };
+        let shown = path.display();
+        if path.is_dir() {
+            bail!("--output {shown}: it is a directory; give a name in it that ends in .npy");
+        }
+        if path.extension().is_none_or(|suffix| suffix != "npy") {
+            bail!("--output {shown}: results are written as npy; give a name that ends in .npy");
+        }
+        if !path.is_file() {
+            return Ok(());
+        }
+        if !self.force {
+            bail!("{shown}: exists already; remove it or give --force");
+        }
+        let here = path.canonicalize()?;
+        let specs = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
+        let files = specs.map(|spec| matrix_file(spec).0);
+        let mut read = files.chain(self.weights.weights.as_deref());
+        match read.find(|file| file.canonicalize().is_ok_and(|file| file == here)) {
+            Some(_) => bail!("--output {shown}: this run reads that file; give another name"),
+            None => Ok(()),
+        }
+    }
+
+    /// The layers of this program have activations of a real text as their input: nothing of it is
+    /// random.
+    pub(super) fn expect_random_input(&self) -> anyhow::Result<()> {
+        let given = match (self.tokens, self.seed) {
+            (Some(tokens), _) => format!("--tokens {tokens}"),
+            (None, Some(seed)) => format!("--seed {seed}"),
+            (None, None) => return Ok(()),
+        };
+        match self.weights.weights {
+            Some(_) => Ok(()),
+            None => bail!(
+                "{given}: random input is for a layer of your own, and this program's layers come \
+                 with an input: give --weights FILE too, or leave it out"
+            ),
+        }
+    }
+
+    /// The element types to run, the one that results are written in first: the one asked for;
+    /// for an embedded layer all of them; for a file the one it stores.
+    pub(super) fn dtypes(&self, stored: DType) -> Vec<DType> {
+        match (self.math.dtype, &self.weights.weights) {
+            (Some(dtype), _) => vec![dtype],
+            (None, Some(_)) => vec![stored],
+            (None, None) => {
+                let others = [DType::F32, DType::Bf16, DType::F16];
+                let others = others.into_iter().filter(|&d| d != stored);
+                std::iter::once(stored).chain(others).collect()
+            }
+        }
+    }
+}
