@@ -100,8 +100,20 @@ fn our_own_peer_computes_what_every_case_says() {
     let definition = definition("own", "cpu", &profiles, CASES);
     let results = results("own", &definition, command(), Path::new("no-python"));
     assert_eq!(expect_ok(&results), 2 * (18 + 12 + 16));
-    let notes = results[0]["notes"].to_string();
-    assert!(notes.contains("rounds as") && notes.contains("cpu/"), "{notes}");
+    assert!(results[0]["notes"].to_string().contains("rounds as"), "{}", results[0]);
+    for result in &results {
+        assert!(text(result, "plan").starts_with("cpu/"), "{result}");
+        // The program, by the façade that it computed with.
+        let variants = result["variants"].as_object().unwrap();
+        assert_eq!(variants.len(), 1, "{result}");
+        for (isa, digest) in variants {
+            let of = |r: &Value| r["variants"][isa] == *digest;
+            assert!(digest.as_str().is_some_and(|d| d.len() == 16), "{result}");
+            assert!(results.iter().filter(|r| r["variants"].get(isa).is_some()).all(of));
+        }
+        let portable = variants.contains_key("portable");
+        assert_eq!(portable, text(result, "profile") == "b", "{result}");
+    }
 }
 
 /// What takes turns with ours as its limit: reading as many bytes.
@@ -202,6 +214,17 @@ fn our_own_peer_computes_on_the_device() {
     let results = results("device", &definition, program, Path::new("no-python"));
     let (ours, others): (Vec<_>, Vec<_>) =
         results.iter().partition(|result| text(result, "profile") != "c");
+    // Each has the kernels that it launched, and none of those of other cases.
+    for result in &ours {
+        let variants = result["variants"].as_object().unwrap();
+        let elementwise = variants.keys().any(|name| name.starts_with("elementwise"));
+        let op = text(result, "case_key").split(' ').next().unwrap();
+        let digests = variants.values().filter_map(Value::as_str);
+        assert!(digests.clone().count() > 0 && digests.clone().all(|d| d.len() == 16), "{result}");
+        if op.starts_with("activation") {
+            assert!(elementwise && variants.len() == 1, "{result}");
+        }
+    }
     assert_eq!(expect_ok(ours), 2 * (4 + 12 + 2 + 1));
     // There is no Python by that name.
     assert!(others.iter().all(|result| text(result, "status") != "ok"), "{others:?}");

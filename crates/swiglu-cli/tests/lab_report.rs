@@ -74,11 +74,15 @@ fn a_report_does_not_replace_what_is_not_its_own() {
 }
 
 #[test]
-fn a_profile_names_what_binds_each_way() {
+fn what_binds_each_way_is_measured_and_named() {
     let size = ["--m", "2", "--hidden", "64", "--intermediate", "96", "--device", "cpu"];
+    let measure = |op: &str, more: &[&str]| {
+        json_of(&[&["explain", "--measure", "--op", op], &size[..], more].concat())
+    };
     for (op, ways) in [("mlp", 2), ("gated-linear", 2), ("activation", 1)] {
-        let document = json_of(&[&["profile", op], &size[..]].concat());
-        let list = document["ways"].as_array().unwrap();
+        let document = measure(op, &["--dtype", "bf16"]);
+        let measured = &document["measured"];
+        let list = measured["ways"].as_array().unwrap();
         assert_eq!(list.len(), ways, "{document}");
         for way in list {
             let classified = &way["analysis"]["classified"];
@@ -88,13 +92,13 @@ fn a_profile_names_what_binds_each_way() {
             let text = way["analysis"]["text"].as_str().unwrap();
             assert!(text.contains("-bound") && !text.contains("NaN"), "{text}");
         }
-        assert!(document["no_counters"].as_str().unwrap().contains("NVIDIA"), "{document}");
+        assert!(measured["no_counters"].as_str().unwrap().contains("NVIDIA"), "{document}");
     }
-    let one = [&["profile", "mlp", "--threads", "1", "--isa", "portable"], &size[..]].concat();
-    let plan = json_of(&one)["ways"][0]["plan"].to_string();
+    let one = measure("mlp", &["--threads", "1", "--isa", "portable"]);
+    let plan = one["measured"]["ways"][0]["plan"].to_string();
     assert!(plan.contains("cpu/portable fused mlp, 1 thread,"), "{plan}");
     // Hot data are held against the caches, and an activation against its own arithmetic.
-    let hot = json_of(&[&["profile", "activation", "--hot"], &size[..]].concat());
+    let hot = &measure("activation", &["--hot"])["measured"];
     for ceiling in ["cache", "activation"] {
         assert!(hot["ceilings"][ceiling]["per_second"].as_f64() > Some(0.0), "{hot}");
     }
@@ -102,9 +106,17 @@ fn a_profile_names_what_binds_each_way() {
     for floor in ["memory_us", "compute_us"] {
         assert!(classified[floor].as_f64() > Some(0.0), "{hot}");
     }
-    let text = swiglu(&[&["profile", "mlp", "--hot"], &size[..]].concat());
+    let text = swiglu(&[&["explain", "--measure", "--hot"], &size[..]].concat());
     assert_eq!(text.code, Some(0), "{text:?}");
-    for part in ["planned", "unfused", "floor", "class", "in the caches", "no hardware counters"] {
+    for part in [
+        "candidates",
+        "planned: A call takes",
+        "unfused: A call takes",
+        "floor",
+        "class",
+        "in the caches",
+        "no hardware counters",
+    ] {
         assert!(text.stdout.contains(part), "{part}: {text:?}");
     }
 }
@@ -115,10 +127,10 @@ fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
     let bench = |extra: &[&str]| {
         let size = ["--rows", "8", "--cols", "72", "--dtype", "float32", "--device", "cpu"];
         let mut command = command();
-        command.current_dir(dir.path()).arg("bench").args(size).args(extra);
-        end(&mut command)
+        command.current_dir(dir.path()).args(["bench", "activation", "--seconds", "0.01"]);
+        end(command.args(size).args(extra))
     };
-    let all = ["--backend", "all", "--python", "/nowhere/python3"];
+    let all = ["--backend", "all", "--python", "/nowhere/python3", "--plot", "times.svg"];
     // Not beside a run, wherever that writes its record.
     let lock = Locks::new(locks()).take(Measured::Machine, "mlp-decode-1").unwrap();
     bench(&all).refused(&["another run is measuring here (mlp-decode-1, process"]);
@@ -126,34 +138,37 @@ fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
     // No Python here: what is not there is said, and the rest is measured.
     let ended = bench(&all);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    for part in ["8 × 72 f32", "swiglu", "torch-compile", "copy", "not available", "plot: "] {
+    for part in ["activation 8x72 f32", "planned", "torch-compile", "copy", "not available"] {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
-    // Once: in the table.
+    assert!(ended.stdout.starts_with("case "), "{ended:?}");
+    // Once: under the table.
     assert!(!ended.stderr.contains("python3"), "{ended:?}");
-    let plot = dir.path().join("swiglu-bench-8x72-f32-cpu.svg");
+    let plot = dir.path().join("times.svg");
     let first = fs::read_to_string(&plot).unwrap();
     assert!(first.starts_with("<svg") && first.contains("prefers-color-scheme"), "{first}");
-    bench(&all).refused(&["swiglu-bench-8x72-f32-cpu.svg", "--force"]);
+    assert!(first.contains("activation 8x72 f32"), "{first}");
+    bench(&all).refused(&["times.svg", "--force"]);
     assert_eq!(fs::read_to_string(&plot).unwrap(), first);
-    let ended = bench(&["--backend", "swiglu", "--force", "--json"]);
+    let ended = bench(&["--plot", "times.svg", "--force", "--json"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let results = ended.json()["results"].as_array().unwrap().clone();
     assert_eq!((results.len(), &results[0]["status"]), (1, &"ok".into()));
     assert_ne!(fs::read_to_string(&plot).unwrap(), first);
-    // What was asked for has a row with its reason, and without it there is nothing to plot.
-    fs::remove_file(&plot).unwrap();
+    // What was asked for has a row, and its reason under the table.
     let peers = dir.path().join("peers");
     fs::create_dir_all(&peers).unwrap();
-    let ended =
-        bench(&["--backend", "triton", "--peers", peers.to_str().unwrap(), "--python", "/nowhere"]);
+    let ended = bench(&[
+        "--providers",
+        "triton",
+        "--peers",
+        peers.to_str().unwrap(),
+        "--python",
+        "/nowhere",
+    ]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let row = ended.stdout.lines().find(|line| line.starts_with("triton")).unwrap();
-    assert!(row.contains("not available: peer"), "{ended:?}");
-    assert!(ended.stdout.contains("no plot: nothing that was asked for was measured"), "{ended:?}");
-    assert!(!plot.exists());
+    assert!(ended.stdout.contains("triton: not available: peer"), "{ended:?}");
     bench(&["--backend", "numpy"]).refused_by_usage("numpy");
-    bench(&[]).refused_by_usage("--backend");
 }
 
 impl support::Ended {
