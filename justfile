@@ -58,8 +58,8 @@ lab-report OUT="target/lab-report":
     cargo run --release -- lab report --out "{{ OUT }}"
 
 # Show where the time of a call goes, and what would make it shorter
-profile *ARGS:
-    cargo run --release -- profile "$@"
+measure *ARGS:
+    cargo run --release -- explain --measure "$@"
 
 # Gather what a GPU machine without Rust needs to test and measure this: target/gpu-bundle
 gpu-bundle:

@@ -16,30 +16,34 @@ pub(super) const NAME: &str = "activation bits";
 const RANDOM_VALUES: usize = 1021;
 
 /// Values where a shortcut would show: zeros, subnormals, the ends of exp, overflow, no number.
-const SPECIAL: [f32; 22] = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-45,
-    1e-38,
-    -1e-38,
-    1.0,
-    -1.0,
-    7.0,
-    -7.0,
-    17.3,
-    -17.3,
-    88.8,
-    -88.8,
-    104.5,
-    -104.5,
-    65504.0,
-    f32::MAX,
-    f32::MIN,
-    f32::INFINITY,
-    f32::NEG_INFINITY,
-    f32::NAN,
-];
+const SPECIAL: [f32; 22] = {
+    const MAX: f32 = f32::MAX;
+    const INF: f32 = f32::INFINITY;
+    [
+        0.0,
+        -0.0,
+        1e-45,
+        -1e-45,
+        1e-38,
+        -1e-38,
+        1.0,
+        -1.0,
+        7.0,
+        -7.0,
+        17.3,
+        -17.3,
+        88.8,
+        -88.8,
+        104.5,
+        -104.5,
+        65504.0,
+        MAX,
+        -MAX,
+        INF,
+        -INF,
+        f32::NAN,
+    ]
+};
 
 pub(super) fn check(
     backend: &CpuBackend,
