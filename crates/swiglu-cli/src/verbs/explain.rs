@@ -297,9 +297,10 @@ impl Measured {
         table::print(terminal, &columns, self.ways.iter().map(cells))?;
         for way in &self.ways {
             writeln!(terminal, "\n{}: {}", way.way, way.analysis.text)?;
-            for note in way.plan.iter().chain(&way.notes) {
-                writeln!(terminal, "  computed by {note}")?;
+            if let Some(plan) = &way.plan {
+                writeln!(terminal, "  computed by {plan}")?;
             }
+            writeln!(terminal, "  {}", way.notes.join(", "))?;
             for step in way.analysis.steps.iter().skip(1) {
                 let (gain, because) = (table::time(step.gain_us), &step.because);
                 writeln!(terminal, "  also: {} ({because}): {gain}", step.action)?;

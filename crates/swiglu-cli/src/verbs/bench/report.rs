@@ -1,5 +1,6 @@
 //! What a benchmark found: rows for machines, a table for people, and a plot.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 
@@ -44,6 +45,8 @@ pub(super) struct Row {
     notes: Vec<String>,
     #[serde(skip)]
     ours: bool,
+    #[serde(skip)]
+    linear: bool,
 }
 
 /// `mlp 1x896x4864 f32 Q4_0`: a case, with what is not as usual.
@@ -117,6 +120,7 @@ pub(super) fn rows<'c>(
             limit: r.error.and_then(|e| e.frobenius_limit),
             plan: r.plan.clone(),
             notes: r.notes.clone(),
+            linear: case.op.has_weights(),
             ours: experiment.profile(&r.profile).is_some_and(|p| p.peer == OWN),
         }
     };
@@ -136,14 +140,16 @@ impl Row {
     /// Why there is no result, or a wrong one.
     pub(super) fn complaint(&self) -> Option<String> {
         let reason = self.reason.as_deref().filter(|_| !self.is_ok())?;
-        Some(format!("{}, {}: {}: {reason}", self.case, self.way, self.status))
+        Some(format!("{}: {}: {reason}", self.way, self.status))
     }
 
     fn cells(&self, case: &str) -> Vec<Cell> {
         let range = self.q1_us.zip(self.q3_us).zip(self.median_us);
-        // Operations where these bind, and bytes everywhere else, also of what reads alone.
+        // Operations of linear maps where these bind, and bytes everywhere else, also of what reads alone.
         let rate = match self.bound {
-            Some(Class::Compute) => self.gflops.map(|rate| format!("{} GFLOP/s", number(rate))),
+            Some(Class::Compute) if self.linear => {
+                self.gflops.map(|rate| format!("{} GFLOP/s", number(rate)))
+            }
             _ => self.gbytes_per_s.map(|rate| format!("{} GB/s", number(rate))),
         };
         let bound = self.bound.map(|bound| match bound {
@@ -186,8 +192,12 @@ pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> 
         row.cells(case)
     });
     table::print(terminal, COLUMNS, cells)?;
-    for complaint in rows.iter().filter_map(Row::complaint) {
-        writeln!(terminal, "{complaint}")?;
+    // What is missing is missing in every case: told once, with the first of them.
+    let mut told = BTreeSet::new();
+    for row in rows {
+        if let Some(complaint) = row.complaint().filter(|text| told.insert(text.clone())) {
+            writeln!(terminal, "{complaint} ({})", row.case)?;
+        }
     }
     Ok(())
 }
