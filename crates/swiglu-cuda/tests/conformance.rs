@@ -135,6 +135,54 @@ fn edges_of_tiles() {
     }
 }
 
+/// Cases of a way that fill every stage of its rings again, and more than two tiles each way: of one element type and
+/// mode, or of all.
+fn going_round(backend: &CudaBackend, all: bool) -> Vec<Case> {
+    let quantized = quantized_types().iter().map(|&kind| Some(kind));
+    let of = |dtype| {
+        let weights = std::iter::once(None).chain(quantized.clone());
+        weights.filter_map(move |kind| backend.going_round(dtype, kind))
+    };
+    let cases = DType::ALL.into_iter().rev().flat_map(of);
+    if !all {
+        return cases.take(1).collect();
+    }
+    let modes = |case: Case| {
+        Numerics::all().enumerate().map(move |(i, numerics)| Case {
+            numerics,
+            bias: i % 2 == 0,
+            layout: WeightLayout {
+                orientation: Orientation::ALL[i / 2 % 2],
+                arrangement: Arrangement::PackedUpFirst,
+            },
+            // Every second an odd number of features, whose rows the copy engine does not store.
+            intermediate: case.intermediate - if case.quantized.is_none() { i % 2 * 7 } else { 0 },
+            ..case
+        })
+    };
+    cases.flat_map(modes).filter(|case| backend.computes(case)).collect()
+}
+
+/// Shapes that follow from a kernel's own tile and stages. A kernel that is added has them by itself.
+#[test]
+fn rings_go_round() {
+    let Some(cuda) = common::device() else { return };
+    let all = common::every_case();
+    let sms = cuda.facts().sm_count;
+    for backend in CudaBackend::all(&cuda) {
+        let (name, cases) = (backend.name(), going_round(&backend, all));
+        let of_cublas = ["planned", "unfused", "cublaslt f32 + elementwise"];
+        if of_cublas.iter().any(|way| name.ends_with(way)) {
+            assert!(cases.is_empty(), "{name}");
+        } else if name.ends_with("sm90_register_gemm") && sms < 72 {
+            // Registers of so few multiprocessors hold the down rows of one step of k.
+            swiglu_testing::not_run(format_args!("{name} on {sms} multiprocessors"));
+        } else if cuda.facts().compute_capability == (9, 0) || !name.contains("sm90") {
+            assert!(judge(&backend, cases.into_iter()) > 0, "{name} computes nothing");
+        }
+    }
+}
+
 /// The kernel of every architecture alone, in every tile: few enough cases for compute-sanitizer. Rows that end within a
 /// copy end where their memory does.
 #[test]
