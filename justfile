@@ -21,9 +21,17 @@ lint:
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features "$@"
 
+# After a change in one crate: its tests, lints, format
+quick *BASE:
+    .ci/quick "$@"
+
 # What CI runs, in CI's order
 ci:
     bash .ci/run
+
+# What CI has no time for: every simulated variant, every kernel, long property tests, fuzzing
+nightly:
+    .ci/nightly
 
 # Run a real layer (part of the program): time, error, speed-up over the unfused way
 run *ARGS:
