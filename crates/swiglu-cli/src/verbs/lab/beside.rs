@@ -90,7 +90,7 @@ pub(super) fn complete(
     own: Option<&[OsString]>,
     terminal: &Terminal,
 ) -> anyhow::Result<()> {
-    let Finished { path, record } = finished;
+    let Finished { path, record, .. } = finished;
     let mut changed = false;
     let measured = record.results.iter().any(|r| r.status == Status::Ok);
     if record.ceilings.is_none() && measured {

@@ -4,7 +4,9 @@ pub(crate) mod adhoc;
 pub(crate) mod beside;
 mod blocks;
 mod gate;
+mod jobs;
 mod list;
+mod on;
 mod peer;
 mod read;
 mod ready;
@@ -43,7 +45,13 @@ enum Action {
     /// Show what a run would need and whether it is there: exit code 1 if something is missing
     Ready(ready::ReadyArgs),
     /// Run an experiment and record it; the same run id goes on with a run that was ended
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
+    /// Show the runs that happen elsewhere
+    Status(jobs::StatusArgs),
+    /// Bring back the records of runs that happen elsewhere: exit code 75 if one is not done
+    Fetch(jobs::FetchArgs),
+    /// End a run that happens elsewhere; finished cases are kept
+    Cancel(jobs::CancelArgs),
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
     Gate(gate::GateArgs),
     /// Write a static site: every experiment, its evidence and plots, and the decisions
@@ -75,6 +83,9 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Show(args) => show::show(args, terminal),
         Action::Ready(args) => ready::ready(args, terminal),
         Action::Run(args) => run::run(args, terminal),
+        Action::Status(args) => jobs::status(args, terminal),
+        Action::Fetch(args) => jobs::fetch(args, terminal),
+        Action::Cancel(args) => jobs::cancel(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
         Action::Peer { name: OwnPeer::Swiglu } => peer::serve(),
@@ -168,7 +179,7 @@ pub(super) struct PeerArgs {
     peers: Option<PathBuf>,
     /// What runs peers written in Python
     #[arg(long, value_name = "PATH", default_value = "python3")]
-    python: PathBuf,
+    pub(super) python: PathBuf,
 }
 
 /// What records say of where they were taken.
@@ -181,12 +192,17 @@ pub(super) struct MachineArgs {
 }
 
 impl PeerArgs {
+    /// Where peers are.
+    pub(super) fn dir(&self, lab: &Path) -> PathBuf {
+        self.peers.clone().unwrap_or_else(|| lab.join("peers"))
+    }
+
     /// The commands, with logs in a directory that exists.
     pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
         Ok(PeerCommands {
             own: own_peer()?,
             python: self.python.clone(),
-            dir: self.peers.clone().unwrap_or_else(|| lab.join("peers")),
+            dir: self.dir(lab),
             logs: logs.to_owned(),
         })
     }
