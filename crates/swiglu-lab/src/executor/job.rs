@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::bundle::Bundle;
 use super::error::ExecutorError;
@@ -16,7 +17,7 @@ use super::transport::Transport;
 use crate::case::DeviceKind;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
-use crate::record::{Store, entries};
+use crate::record::{Store, entries, hex};
 
 /// Jobs of a lab lie in it under this name.
 const DIRECTORY: &str = ".jobs";
@@ -41,6 +42,8 @@ pub struct Job {
     pub spec: ExecutorSpec,
     /// Bundles and jobs lie there in this directory.
     pub root: String,
+    /// What it is called there, where jobs of other labs may be.
+    pub far_name: String,
     /// Where its records go.
     pub records: PathBuf,
     /// Options of the run.
@@ -174,7 +177,11 @@ impl Jobs {
         let program = spec.program.as_deref().unwrap_or(request.program);
         let bundle = Bundle::new(program, request.lab, request.peers)?;
         let records = request.store.root();
+        let records = std::path::absolute(records).map_err(LabError::io("find", records))?;
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let lab = hex(&Sha256::digest(format!("{host}{}", records.display())));
         let mut job = Job {
+            far_name: format!("{name}-{}", lab.get(..8).unwrap_or_default()),
             name,
             experiment: experiment.id.clone(),
             run_id: (*run_id).to_owned(),
@@ -183,7 +190,7 @@ impl Jobs {
             bundle: bundle.hash.clone(),
             spec: spec.clone(),
             root: String::new(),
-            records: std::path::absolute(records).map_err(LabError::io("find", records))?,
+            records,
             arguments: request.arguments.clone(),
             made: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             id: None,
@@ -204,12 +211,12 @@ impl Job {
 
     /// Where it lies.
     pub(super) fn dir(&self) -> String {
-        format!("{}/jobs/{}", self.root, self.name)
+        format!("{}/jobs/{}", self.root, self.far_name)
     }
 
     pub(super) fn on<T>(&self, ask: impl FnOnce(Place<'_>) -> Result<T>) -> Result<T> {
         let (transport, dir) = (self.transport(), self.dir());
-        ask(Place { spec: &self.spec, transport: &transport, dir: &dir, name: &self.name })
+        ask(Place { spec: &self.spec, transport: &transport, dir: &dir, name: &self.far_name })
     }
 
     /// What is known of it now.

@@ -20,6 +20,6 @@ pub use bundle::Bundle;
 pub use error::ExecutorError;
 pub use flow::{JobEvent, Merged, Outcome};
 pub use job::{Job, Jobs, Request, Watch};
-pub use ready::{Check, readiness};
+pub use ready::readiness;
 pub use scheduler::{JobState, Polled, STOPPED};
 pub use spec::{ExecutorKind, ExecutorSpec};

@@ -156,10 +156,14 @@ fn slurm(queue: Option<&str>, job: Option<&str>, exit: Option<i32>) -> JobState 
     match (field("JobState"), exit) {
         (Some("CANCELLED"), _) => JobState::Cancelled,
         (_, Some(code)) => JobState::Ended(code),
-        (Some("COMPLETED"), None) => JobState::Ended(0),
-        (Some("FAILED"), None) => {
-            let code = field("ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
-            JobState::Ended(code.filter(|code| *code != 0).unwrap_or(1))
+        // What a signal ended has no code, and did not end by itself.
+        (Some("COMPLETED" | "FAILED"), None) => {
+            let code = field("ExitCode").and_then(|code| code.split_once(':'));
+            match code.map(|(code, signal)| (code.parse(), signal)) {
+                Some((Ok(code), "0")) => JobState::Ended(code),
+                Some((_, signal)) => JobState::Lost(format!("was killed by signal {signal}")),
+                None => JobState::Unknown(job.unwrap_or_default().to_owned()),
+            }
         }
         (Some(state), None) => {
             JobState::Lost(format!("was ended by Slurm ({})", state.to_ascii_lowercase()))
@@ -199,6 +203,12 @@ mod tests {
             // Its own word counts more, and lasts longer.
             ("", failed, "2", JobState::Ended(2)),
             (gone, gone, "75", JobState::Ended(75)),
+            (
+                "",
+                "JobState=FAILED ExitCode=0:9",
+                "",
+                JobState::Lost("was killed by signal 9".into()),
+            ),
             ("", "JobState=COMPLETED ExitCode=0:0", "", JobState::Ended(0)),
             ("", "JobState=CANCELLED ExitCode=0:15", "75", JobState::Cancelled),
             ("", "JobState=NODE_FAIL ExitCode=0:0", "", lost("node_fail")),

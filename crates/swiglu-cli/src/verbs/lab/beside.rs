@@ -26,8 +26,12 @@ fn device_of(experiment: &Experiment) -> swiglu::Result<Device> {
     }
 }
 
-/// The ceilings that bind the cases of an experiment on a device.
-pub(crate) fn ceilings(experiment: &Experiment, device: &Device) -> anyhow::Result<Ceilings> {
+/// The ceilings that bind the cases of an experiment on a device, by so many measurements of bandwidth.
+fn ceilings(
+    experiment: &Experiment,
+    device: &Device,
+    bandwidths: usize,
+) -> anyhow::Result<Ceilings> {
     let ceiling = |name: String, per_second| Ceiling { name, per_second };
     if let Device::Cuda(cuda) = device {
         let measured = swiglu_cuda::ceilings::measure(cuda)?;
@@ -38,7 +42,7 @@ pub(crate) fn ceilings(experiment: &Experiment, device: &Device) -> anyhow::Resu
     }
     let mut measured = crate::ceilings::measure(device)?;
     // A shared host gives now more, now less: the most that was seen is the limit.
-    for _ in 1..BANDWIDTHS {
+    for _ in 1..bandwidths {
         measured.bandwidth = measured.bandwidth.best(crate::ceilings::bandwidth(device)?);
     }
     // Weights are read; an activation reads two matrices and writes a third.
@@ -61,7 +65,7 @@ pub(crate) fn ceilings_of_case(
     case: &Case,
     device: &Device,
 ) -> anyhow::Result<Ceilings> {
-    let mut ceilings = ceilings(experiment, device)?;
+    let mut ceilings = ceilings(experiment, device, BANDWIDTHS)?;
     if case.heat == Heat::Hot {
         let bytes = case.compulsory_bytes();
         ceilings.cache = crate::ceilings::cached(device, bytes as usize, !case.op.has_weights())?
@@ -95,7 +99,10 @@ pub(super) fn complete(
     let measured = record.results.iter().any(|r| r.status == Status::Ok);
     if record.ceilings.is_none() && measured {
         // A device that peers can use and this program cannot has no ceilings; the run stands.
-        record.ceilings = device_of(experiment).ok().and_then(|d| ceilings(experiment, &d).ok());
+        // A quick look is none at the ceilings either.
+        let bandwidths = if record.protocol.quick { 1 } else { BANDWIDTHS };
+        record.ceilings =
+            device_of(experiment).ok().and_then(|d| ceilings(experiment, &d, bandwidths).ok());
         changed = record.ceilings.is_some();
     }
     if let Some(own) = own {

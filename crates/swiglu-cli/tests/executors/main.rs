@@ -1,157 +1,22 @@
 //! Runs that happen elsewhere: with a scheduler that fails in every way, by a command, and, where
-//! `scripts/executors-test` has started them, with a real Slurm and an ssh server over loopback.
+//! `scripts/executors-test` has started it, with a real Slurm and an ssh server over loopback.
 
 #![cfg(unix)]
 // A helper of a test ends by panicking.
 #![allow(clippy::unwrap_used)]
 
+mod cluster;
+mod lab;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::Value;
-use support::{Ended, Files, definition, end};
-
-const SCHEDULER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scheduler");
-/// Cases of the experiment, each with a result.
-const CASES: usize = 5;
-/// What waits for anything here gives up after that long.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A lab, and the scheduler that it finds.
-struct Lab {
-    files: Files,
-    lab: String,
-}
-
-impl Lab {
-    /// One experiment, whose cases take about half a second each.
-    fn new() -> Self {
-        let profiles = [("ours", "swiglu", "ours", ""), ("plain", "swiglu", "baseline", "")];
-        let cases = format!(
-            "[[cases]]\nop = \"activation\"\nm = {:?}\nshapes = [{{ intermediate = 16 }}]\n\
-             dtype = \"f32\"\nheat = \"hot\"\n[pace]\nrest_ms = 30\n",
-            (1..=CASES).collect::<Vec<_>>()
-        );
-        let files = Files::new();
-        fs::create_dir(files.path("fake")).unwrap();
-        let lab =
-            support::lab(&files.path(""), "tiny", &definition("tiny", "cpu", &profiles, &cases));
-        Self { files, lab }
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = support::command();
-        let path = std::env::var("PATH").unwrap();
-        command.env("FAKE", self.files.path("fake"));
-        command.env("PATH", format!("{}:{SCHEDULER}:{path}", self.files.path("bin").display()));
-        command.env("XDG_CACHE_HOME", self.files.path("cache"));
-        command.env("SWIGLU_LAB_LOCK_DIR", self.files.path("locks"));
-        command.arg("lab").args(args).args(["--lab", &self.lab]);
-        command
-    }
-
-    fn swiglu(&self, args: &[&str]) -> Ended {
-        end(&mut self.command(args))
-    }
-
-    fn run(&self, more: &[&str]) -> Ended {
-        self.swiglu(&[&["run", "tiny", "--quick", "--json"], more].concat())
-    }
-
-    /// Starts a run and goes on once it has so many results.
-    fn start(&self, more: &[&str], results: usize) -> Child {
-        let args = [&["run", "tiny", "--quick"], more].concat();
-        let mut command = self.command(&args);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        self.wait_for(results);
-        child
-    }
-
-    /// Waits until a record anywhere has so many results.
-    fn wait_for(&self, results: usize) {
-        let begun = Instant::now();
-        let found = || {
-            let records = self.records_below(&self.files.path(""));
-            records.iter().map(|record| results_of(record)).max().unwrap_or(0)
-        };
-        while found() < results {
-            assert!(begun.elapsed() < LIMIT, "{} of {results} results", found());
-            sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn records_below(&self, dir: &Path) -> Vec<Value> {
-        let mut records = Vec::new();
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                records.extend(self.records_below(&path));
-            } else if path.parent().unwrap().parent().unwrap().ends_with("records") {
-                let text = fs::read(&path).unwrap_or_default();
-                records.extend(serde_json::from_slice::<Value>(&text));
-            }
-        }
-        records
-    }
-
-    /// The records of the lab itself.
-    fn records(&self) -> Vec<Value> {
-        self.records_below(&Path::new(&self.lab).join("records"))
-    }
-
-    fn fake(&self, name: &str, text: &str) {
-        fs::write(self.files.path("fake").join(name), text).unwrap();
-    }
-
-    fn submitted(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.files.path("fake/submitted")).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    /// A program that is found before all others.
-    fn program(&self, name: &str, text: &str) {
-        fs::create_dir_all(self.files.path("bin")).unwrap();
-        let path = self.files.path("bin").join(name);
-        fs::write(&path, text).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(path, mode).unwrap();
-    }
-
-    /// The directory of the only job, where it is staged here.
-    fn job(&self) -> PathBuf {
-        let jobs = Path::new(&self.lab).join(".jobs/swiglu-lab/jobs");
-        fs::read_dir(jobs).unwrap().next().unwrap().unwrap().path()
-    }
-}
-
-fn results_of(record: &Value) -> usize {
-    record["results"].as_array().map_or(0, Vec::len)
-}
-
-fn signal(child: &Child, name: &str) {
-    let ended = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
-    assert!(ended.unwrap().success());
-}
-
-fn ended(child: Child) -> Ended {
-    let output = child.wait_with_output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
-}
-
-/// The record in the document of a run that was done.
-#[track_caller]
-fn done(ended: &Ended) -> Value {
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let document = ended.json();
-    assert_eq!(document["record"]["complete"], true, "{ended:?}");
-    document
-}
+use lab::{CASES, Lab, done, ended, results_of, signal};
 
 #[test]
 fn a_run_as_a_job_says_where_it_was() {
@@ -213,7 +78,7 @@ fn a_job_that_is_killed_twice_goes_on_twice() {
         assert!(ended.stderr.contains(part), "{part}: {ended:?}");
     }
     // No finished case was measured again.
-    let log = fs::read_to_string(lab.job().join("log")).unwrap();
+    let log = fs::read_to_string(lab.job("").join("log")).unwrap();
     assert!(log.contains("4 cases to measure, 1 cases kept"), "{log}");
     assert!(log.contains("2 cases to measure, 3 cases kept"), "{log}");
 }
@@ -250,9 +115,8 @@ fn what_is_not_the_jobs_own_is_refused() {
 
     // A record of another run, and one that was edited.
     let other = done(&lab.run(&["--on", "slurm:fake", "--run-id", "r2"]))["record"].clone();
-    let jobs = Path::new(&lab.lab).join(".jobs/swiglu-lab/jobs");
     let file = |run: &str| {
-        let records = fs::read_dir(jobs.join(format!("tiny-{run}/records"))).unwrap();
+        let records = fs::read_dir(lab.job(run).join("records")).unwrap();
         let machine = records.map(|entry| entry.unwrap().path()).find(|path| path.is_dir());
         fs::read_dir(machine.unwrap()).unwrap().next().unwrap().unwrap().path()
     };
@@ -260,7 +124,7 @@ fn what_is_not_the_jobs_own_is_refused() {
     fs::copy(file("r2"), file("r1")).unwrap();
     let fetch = || lab.swiglu(&["fetch", "tiny-r1"]);
     fetch().refused(&["run id", "is r2, expected r1", "not merged"]);
-    fs::write(file("r1"), own.replacen("\"turns\":5", "\"turns\":50", 1)).unwrap();
+    fs::write(file("r1"), own.replacen("\"turns\": 5", "\"turns\": 50", 1)).unwrap();
     fetch().refused(&["tiny-r1", "content hash"]);
     // What claims another bundle is not of this job, however it is hashed.
     fs::write(file("r1"), &own).unwrap();
@@ -377,7 +241,7 @@ fn a_command_takes_a_script_and_prints_records() {
     }
     // Whoever ends it gently loses no case that is done: it goes on with what came back.
     let stops = "#!/bin/sh\nsh \"$@\" & child=$!\n[ -e \"$FAKE/stopped\" ] || {\n\
-                 while ! grep -q '^[3]/' \"$FAKE\"/../lab/.jobs/swiglu-lab/jobs/tiny-r3/log; do\n\
+                 while ! grep -q '^[3]/' \"$FAKE\"/../lab/.jobs/swiglu-lab/jobs/tiny-r3-*/log; do\n\
                  sleep 0.02; done\n: >\"$FAKE/stopped\"; kill -s TERM \"$child\"; }\nwait \"$child\"\n";
     lab.program("launcher", stops);
     let ended = lab.run(&["--on", "command:launcher {script}", "--run-id", "r3"]);
