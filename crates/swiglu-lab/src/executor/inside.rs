@@ -11,7 +11,7 @@ use super::error::ExecutorError;
 use super::scheduler::value;
 use super::script::ENVIRONMENT;
 use super::spec::ExecutorKind;
-use crate::error::Result;
+use crate::error::{LabError, Result};
 use crate::record::Executed;
 
 /// What the script of a job tells the run that it starts.
@@ -25,7 +25,8 @@ pub(super) struct Origin {
 
 impl Executed {
     /// Where this process runs, if an executor started it for the lab in `lab`; the bundle around that is
-    /// what it was when it was made.
+    /// what it was when it was made. From then on this process ends with the script of the job: nobody would
+    /// wait for what it still measures, and the next start could not measure beside it.
     ///
     /// # Errors
     /// [`ExecutorError::Foreign`] if a file of the bundle has changed; [`ExecutorError::Place`] if the
@@ -37,6 +38,9 @@ impl Executed {
             let expected = format!("what the script of a job sets ({e}); unset it");
             ExecutorError::Place { what: ENVIRONMENT, given, expected }
         })?;
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+            .map_err(|e| LabError::io("end with the script of", lab)(e.into()))?;
         Bundle::check(lab.parent().unwrap_or(lab), &origin.bundle)?;
         let Origin { kind, place, host, bundle } = origin;
         let here = said("uname", &["-n"]);
