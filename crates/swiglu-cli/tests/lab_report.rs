@@ -26,7 +26,7 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     let dir = tempfile::tempdir().unwrap();
     let lab = tiny_lab(dir.path());
     let run = ["lab", "run", "tiny", "--lab", &lab, "--machine", "here", "--run-id", "r1"];
-    let record = json_of(&[&run[..], &["--quick", "--with-profiling"]].concat());
+    let record = json_of(&[&run[..], &["--quick", "--with-profiling"]].concat())["record"].clone();
     assert!(record["ceilings"]["memory"]["per_second"].as_f64() > Some(1e8), "{record}");
     assert_eq!(record["ceilings"]["memory"]["name"], "read");
     let profiling = record["profiling"].as_array().unwrap();
