@@ -1,6 +1,7 @@
 //! What a benchmark found: rows for machines, a table for people, and a plot.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
@@ -202,8 +203,7 @@ pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Draws the times of one case; written beside, then renamed, and one that appeared meanwhile is kept
-/// unless `force`.
+/// Draws the times of one case; a plot that appeared meanwhile is kept unless `force`.
 pub(super) fn plot(rows: &[Row], path: &Path, force: bool) -> anyhow::Result<()> {
     let mut measured: Vec<(usize, &Row)> =
         rows.iter().enumerate().filter(|(_, r)| r.median_us.is_some()).collect();
@@ -232,16 +232,8 @@ pub(super) fn plot(rows: &[Row], path: &Path, force: bool) -> anyhow::Result<()>
         bail!("--plot {}: nothing was measured that could be drawn", path.display());
     };
     let failed = || format!("writing {}", path.display());
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(failed)?;
-    file.write_all(standalone(&svg, &title).as_bytes()).with_context(failed)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::Permissions::from_mode(0o644);
-        file.as_file().set_permissions(mode).with_context(failed)?;
-    }
-    let done = if force { file.persist(path) } else { file.persist_noclobber(path) };
-    done.map_err(|e| e.error).with_context(failed)?;
-    Ok(())
+    let mut options = File::options();
+    options.write(true).truncate(force).create(force).create_new(!force);
+    let mut file = options.open(path).with_context(failed)?;
+    file.write_all(standalone(&svg, &title).as_bytes()).with_context(failed)
 }
