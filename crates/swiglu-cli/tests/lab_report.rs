@@ -88,7 +88,7 @@ fn what_binds_each_way_is_measured_and_named() {
             let classified = &way["analysis"]["classified"];
             let class = classified["class"].as_str().unwrap();
             assert!(["memory", "compute", "latency"].contains(&class), "{way}");
-            assert!(way["time_us"]["median"].as_f64() > Some(0.0), "{way}");
+            assert!(way["summary"]["median"].as_f64() > Some(0.0), "{way}");
             let text = way["analysis"]["text"].as_str().unwrap();
             assert!(text.contains("-bound") && !text.contains("NaN"), "{text}");
         }
