@@ -21,9 +21,17 @@ lint:
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features "$@"
 
+# After a change in one crate: its tests, lints, format
+quick *BASE:
+    .ci/quick "$@"
+
 # What CI runs, in CI's order
 ci:
     bash .ci/run
+
+# What CI has no time for: every simulated variant, every kernel, long property tests, fuzzing
+nightly:
+    .ci/nightly
 
 # Run a real layer (part of the program): time, error, speed-up over the unfused way
 run *ARGS:
@@ -58,8 +66,8 @@ lab-report OUT="target/lab-report":
     cargo run --release -- lab report --out "{{ OUT }}"
 
 # Show where the time of a call goes, and what would make it shorter
-profile *ARGS:
-    cargo run --release -- profile "$@"
+measure *ARGS:
+    cargo run --release -- explain --measure "$@"
 
 # Gather what a GPU machine without Rust needs to test and measure this: target/gpu-bundle
 gpu-bundle:

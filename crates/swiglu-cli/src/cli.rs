@@ -13,8 +13,10 @@ Environment:
   SWIGLU_CACHE_READ_ONLY_DIR  Where kernels are looked for first: what `kernels build` made
   SWIGLU_TUNING_DIR           Where measurements of plans are kept [default: in the user's data]
   SWIGLU_LAB_LOCK_DIR         Where runs of the lab keep each other out [default: temporary files]
+  SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
-Exit codes: 0 done, 1 a check failed or a result is wrong, 2 bad input or usage";
+Exit codes: 0 done, 1 a check failed or a result is wrong, 2 bad input or usage, 75 a run of the lab \
+stopped early or goes on elsewhere";
 
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///

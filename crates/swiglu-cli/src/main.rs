@@ -1,7 +1,7 @@
 //! The `swiglu` command.
 //!
 //! Exit codes: 0 done, 1 a check failed or a result is outside its tolerance, 2 bad input or
-//! usage. Results go to standard output, everything else to standard error; with `--json` an error
+//! usage, 75 a run of the lab has stopped early or goes on elsewhere. Results go to standard output, everything else to standard error; with `--json` an error
 //! is one line of it, `{"error": {"message": "…"}}`.
 
 mod args;
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Verdict::Passed) => ExitCode::SUCCESS,
         Ok(Verdict::Failed) => ExitCode::from(1),
+        Ok(Verdict::Unfinished) => ExitCode::from(swiglu_lab::executor::STOPPED),
         // The reader has seen enough, for example `swiglu info | head -1`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

@@ -26,11 +26,18 @@ pub(crate) struct OutputArgs {
 pub(crate) enum Verdict {
     Passed,
     Failed,
+    /// Nothing yet: a run stopped early, or goes on elsewhere.
+    Unfinished,
 }
 
 impl Verdict {
     pub(crate) fn from_passed(passed: bool) -> Self {
         if passed { Verdict::Passed } else { Verdict::Failed }
+    }
+
+    /// Of something that happens elsewhere.
+    pub(crate) fn of_job(over: bool) -> Self {
+        if over { Verdict::Passed } else { Verdict::Unfinished }
     }
 }
 

@@ -247,6 +247,15 @@ fn sizes_that_no_layer_has() {
 }
 
 #[test]
+fn shapes_to_tune_are_three_numbers() {
+    for text in ["", "16", "16,896", "16,896,0", "a,b,c", "1,2,3,4", "16 896 4864"] {
+        swiglu(&["tune", "--shape", text]).refused(&["three numbers above 0"]);
+    }
+    // One that is a shape is refused for the device alone.
+    swiglu(&["tune", "--shape", "16,896,4864", "--device", "cpu"]).refused(&["nothing to tune"]);
+}
+
+#[test]
 fn options_that_need_others() {
     run(&["--layer", "1"]).refused(&["--weights"]);
     run(&["--tokens", "2"]).refused(&["--tokens 2: random input", "--weights FILE"]);

@@ -114,7 +114,7 @@ fn bench_has_calls_and_graphs_and_floors() {
     for op in ["activation", "gated-linear", "mlp"] {
         let Some(document) = json_of(&[&["bench", op][..], &bench, &size].concat()) else { return };
         let results = document["results"].as_array().expect("results");
-        let ways: Vec<&str> = results.iter().filter_map(|r| r["way"].as_str()).collect();
+        let ways: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
         match op {
             "activation" => assert_eq!(ways, ["planned, graph", "planned"]),
             _ => assert_eq!(ways, ["planned, graph", "unfused, graph", "planned", "unfused"]),
@@ -141,7 +141,7 @@ fn quantised_weights_are_measured_beside_decoded_ones() {
         return;
     };
     let results = document["results"].as_array().expect("results");
-    let ways: Vec<&str> = results.iter().filter_map(|r| r["way"].as_str()).collect();
+    let ways: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
     assert_eq!(ways, ["planned, graph", "decoded, graph", "planned", "decoded"]);
     assert!(results.iter().all(|r| r["status"] == "ok"), "{document}");
     let named = |r: &Value| r["case"].as_str().is_some_and(|c| c.contains(" bf16 Q8_0 "));

@@ -32,7 +32,7 @@ fn an_experiment_is_run_kept_and_listed() {
     };
     let first = run(&["--json"]);
     assert_eq!(first.code, Some(0), "{first:?}");
-    let record = first.json();
+    let record = first.json()["record"].clone();
     assert_eq!(record["complete"], true);
     let status = |i: usize| record["results"][i]["status"].as_str().unwrap().to_owned();
     assert_eq!([status(0), status(1)], ["ok", "not available"]);

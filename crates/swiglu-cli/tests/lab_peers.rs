@@ -53,7 +53,7 @@ fn results(id: &str, definition: &str, mut program: Command, python: &Path) -> V
     program.arg("--lab").arg(&lab).arg("--peers").arg(format!("{LAB}/peers"));
     program.arg("--python").arg(python);
     let ended = end(&mut program);
-    let record = ended.json();
+    let record = ended.json()["record"].clone();
     let mut results = record["results"].as_array().expect("a record has results").clone();
     // The key of a case stands in its first result alone.
     let mut key = String::new();

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPoolBuilder;
 use swiglu_core::{BlockType, DType, Error, Op, Path, Plan, Problem, Result};
 
 use crate::isa::Isa;
-use crate::team::{self, Step};
+use crate::team::{self, Step, Team};
 use crate::{elementwise, layers, simd};
 
 /// Choices for [`Cpu::new`]; `None` means detected.
@@ -24,7 +24,7 @@ pub struct CpuOptions {
 pub struct Cpu {
     isa: Isa,
     threads: usize,
-    pool: Option<Arc<ThreadPool>>,
+    team: Option<Arc<Team>>,
 }
 
 impl Cpu {
@@ -58,11 +58,11 @@ impl Cpu {
             });
         }
         simd::learn();
-        let pool = Self::pool(threads)?;
-        Ok(Self { isa, threads, pool })
+        let team = Self::team(threads)?;
+        Ok(Self { isa, threads, team })
     }
 
-    fn pool(threads: usize) -> Result<Option<Arc<ThreadPool>>> {
+    fn team(threads: usize) -> Result<Option<Arc<Team>>> {
         match threads {
             0 | 1 => Ok(None),
             // The caller takes part, so the pool has one thread less than the call.
@@ -70,7 +70,7 @@ impl Cpu {
                 .num_threads(n - 1)
                 .thread_name(|i| format!("swiglu-{i}"))
                 .build()
-                .map(|pool| Some(Arc::new(pool)))
+                .map(|pool| Some(Arc::new(Team::new(pool))))
                 .map_err(|e| Error::Unavailable {
                     what: format!("a pool of {n} threads"),
                     why: e.to_string(),
@@ -97,7 +97,7 @@ impl Cpu {
 
     /// Runs steps on up to `workers` threads.
     pub(crate) fn run(&self, workers: usize, steps: &[Step<'_>]) {
-        team::run(self.pool.as_deref(), workers.min(self.threads), steps);
+        team::run(self.team.as_deref(), workers.min(self.threads), steps);
     }
 
     /// Threads worth waking for this much work: handing work to another thread costs some

@@ -5,9 +5,18 @@
 //! to the next step when every unit of the last one is done. It only ever waits for units another
 //! thread is computing at that moment, never for a thread to arrive, so calls from several threads
 //! at once cannot block each other even where they share one pool.
+//!
+//! So a call cannot wait for the jobs by which it asks the pool for helpers: they may stand behind another call's. A job
+//! looks at the caller's [`Desk`] when it starts. It helps with the call that lies there, the one that asked for it or a
+//! later one of this caller, or finds the desk closed and is over. The caller closes its desk before it returns, and then
+//! waits for the helpers that are inside, who have no units left.
 
+use std::any::Any;
+use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::ThreadPool;
 
@@ -46,17 +55,17 @@ impl Progress {
         }
         None
     }
+}
 
-    fn wait(&self, units: usize) {
-        let mut spins = 0u32;
-        // Acquire: the units' results are visible once they are counted.
-        while self.done.load(Ordering::Acquire) < units {
-            spins += 1;
-            if spins.is_multiple_of(256) {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+/// Waits for what other threads are about to do. Acquire: what they did before is visible then.
+fn wait_until(counter: &AtomicUsize, reached: impl Fn(usize) -> bool) {
+    let mut spins = 0u32;
+    while !reached(counter.load(Ordering::Acquire)) {
+        spins += 1;
+        if spins.is_multiple_of(256) {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
         }
     }
 }
@@ -70,93 +79,166 @@ impl Drop for Counted<'_> {
     }
 }
 
-fn work(steps: &[Step<'_>], progress: &[Progress], workers: usize, worker: usize) {
-    for (step, progress) in steps.iter().zip(progress) {
-        while let Some(range) = progress.claim(step.units, workers) {
-            let _counted = Counted(&progress.done, range.len());
-            (step.run)(range, worker);
+/// What the threads of a call share.
+struct Call<'a> {
+    steps: &'a [Step<'a>],
+    progress: [Progress; MAX_STEPS],
+    workers: usize,
+    /// The caller's processor.
+    processor: usize,
+    /// The number of the next helper.
+    next: AtomicUsize,
+    /// What a helper panicked with.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl<'a> Call<'a> {
+    fn new(steps: &'a [Step<'a>], workers: usize) -> Self {
+        assert!(steps.len() <= MAX_STEPS, "a call has at most {MAX_STEPS} steps");
+        let (progress, panic) = Default::default();
+        let processor = if workers > 1 { placement::current() } else { usize::MAX };
+        Self { steps, progress, workers, processor, next: AtomicUsize::new(1), panic }
+    }
+
+    fn work(&self, worker: usize) {
+        for (step, progress) in self.steps.iter().zip(&self.progress) {
+            while let Some(range) = progress.claim(step.units, self.workers) {
+                let _counted = Counted(&progress.done, range.len());
+                (step.run)(range, worker);
+            }
+            wait_until(&progress.done, |done| done >= step.units);
         }
-        progress.wait(step.units);
+    }
+
+    fn help(&self) {
+        let worker = self.next.fetch_add(1, Ordering::Relaxed);
+        if worker >= self.workers {
+            return;
+        }
+        let _ = placement::leave(self.processor);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work(worker))) {
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+        }
+    }
+}
+
+/// Of [`Desk::state`]: helpers may enter. The rest counts those inside.
+const OPEN: usize = 1 << (usize::BITS - 1);
+
+/// Where jobs look for the call of one caller.
+#[derive(Default)]
+struct Desk {
+    state: AtomicUsize,
+    /// Jobs that have not looked yet.
+    asked: AtomicUsize,
+    /// Of a caller that is in [`Open`]; written only while the desk is closed and nobody inside.
+    call: UnsafeCell<Option<*const Call<'static>>>,
+}
+
+// SAFETY: `call` is written by the one thread that has taken the desk from its team, while `state` lets nobody in, and read
+// by threads that `state` let in after that; the call itself is shared as `Call` allows, see below.
+unsafe impl Send for Desk {}
+// SAFETY: as above.
+unsafe impl Sync for Desk {}
+
+/// Steps are called by all threads of a call, and the rest of it is atomic or locked.
+const _: fn() = || {
+    fn shared<T: Sync>() {}
+    shared::<Call<'static>>();
+};
+
+impl Desk {
+    /// What a job does.
+    fn help(&self) {
+        // Before it looks: a caller that opens the desk in between counts on it, or asks for one more.
+        self.asked.fetch_sub(1, Ordering::SeqCst);
+        let enter = |state: usize| (state & OPEN != 0).then(|| state + 1);
+        if self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_err() {
+            return;
+        }
+        // SAFETY: the desk was open, so a call lies there, and its caller waits until `state` says that this thread has left.
+        let call = unsafe { (*self.call.get()).map(|call| &*call) };
+        if let Some(call) = call {
+            call.help();
+        }
+        // Release: what this thread did happened before the caller goes on.
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A desk while it is open. It is closed when this is dropped, also where the caller's own part panics.
+struct Open<'a>(&'a Desk);
+
+impl<'a> Open<'a> {
+    /// # Safety
+    /// No other thread opens this desk, and the call lives until what is returned is dropped.
+    unsafe fn new(desk: &'a Desk, call: &Call<'_>) -> Self {
+        // SAFETY: the desk is closed and nobody inside, since the last `Open` was dropped. The caller vouches for the
+        // call's life, so its lifetime need not be known.
+        unsafe { *desk.call.get() = Some(std::ptr::from_ref(call).cast()) };
+        desk.state.store(OPEN, Ordering::SeqCst);
+        Self(desk)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.state.fetch_and(!OPEN, Ordering::SeqCst);
+        wait_until(&self.0.state, |inside| inside == 0);
+    }
+}
+
+/// A pool of helpers, with a desk for each of the callers that there were at the same time.
+pub(crate) struct Team {
+    pool: ThreadPool,
+    desks: Mutex<Vec<Arc<Desk>>>,
+}
+
+impl std::fmt::Debug for Team {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.pool.fmt(f)
+    }
+}
+
+impl Team {
+    pub(crate) fn new(pool: ThreadPool) -> Self {
+        Self { pool, desks: Mutex::default() }
+    }
+
+    fn desks(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Desk>>> {
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, call: &Call<'_>) {
+        let desk = self.desks().pop().unwrap_or_default();
+        // SAFETY: the desk is this thread's until it is given back, and the call outlives what is returned.
+        let open = unsafe { Open::new(&desk, call) };
+        // Jobs of earlier calls that are still to look come here, too.
+        let asked = desk.asked.load(Ordering::SeqCst);
+        for _ in asked + 1..call.workers {
+            let desk = desk.clone();
+            desk.asked.fetch_add(1, Ordering::SeqCst);
+            self.pool.spawn(move || desk.help());
+        }
+        call.work(0);
+        drop(open);
+        self.desks().push(desk);
+        let panic = call.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
     }
 }
 
 /// Runs `steps` one after the other, each on up to `workers` threads, the caller among them.
-pub(crate) fn run(pool: Option<&ThreadPool>, workers: usize, steps: &[Step<'_>]) {
-    let progress: [Progress; MAX_STEPS] = Default::default();
-    assert!(steps.len() <= MAX_STEPS, "a call has at most {MAX_STEPS} steps");
+pub(crate) fn run(team: Option<&Team>, workers: usize, steps: &[Step<'_>]) {
     let workers = workers.min(steps.iter().map(|s| s.units).max().unwrap_or(0)).max(1);
-    match pool {
-        Some(pool) if workers > 1 => pool.in_place_scope(|scope| {
-            let progress = &progress;
-            let caller = placement::current();
-            for worker in 1..workers {
-                scope.spawn(move |_| {
-                    placement::leave(caller);
-                    work(steps, progress, workers, worker);
-                });
-            }
-            work(steps, progress, workers, 0);
-        }),
-        _ => work(steps, &progress, 1, 0),
+    match team {
+        Some(team) if workers > 1 => team.run(&Call::new(steps, workers)),
+        _ => Call::new(steps, 1).work(0),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_unit_runs_once_and_steps_follow_each_other() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
-        for (pool, workers) in [(None, 1), (Some(&pool), 4), (Some(&pool), 2)] {
-            let counts: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
-            let first = |range: Range<usize>, _: usize| {
-                range.for_each(|i| _ = counts[i].fetch_add(1, Ordering::Relaxed));
-            };
-            let second = |range: Range<usize>, worker: usize| {
-                assert!(worker < workers);
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) > 0));
-                range.for_each(|i| _ = counts[i].fetch_add(10, Ordering::Relaxed));
-            };
-            let none = |_: Range<usize>, _: usize| panic!("no units");
-            let steps = [
-                Step { units: 97, run: &first },
-                Step { units: 0, run: &none },
-                Step { units: 50, run: &second },
-            ];
-            run(pool, workers, &steps);
-            let expected = (0..97).map(|i| if i < 50 { 11 } else { 1 });
-            assert!(counts.iter().map(|c| c.load(Ordering::Relaxed)).eq(expected));
-        }
-    }
-
-    #[test]
-    fn calls_from_many_threads_share_one_pool_without_blocking() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let total = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        let add = |r: Range<usize>, _: usize| {
-                            total.fetch_add(r.len(), Ordering::Relaxed);
-                        };
-                        let step = || Step { units: 33, run: &add };
-                        run(Some(&pool), 2, &[step(), step()]);
-                    }
-                });
-            }
-        });
-        assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 66);
-    }
-
-    #[test]
-    fn a_panic_is_passed_on_and_does_not_hang() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let fails = |r: Range<usize>, _: usize| assert!(!r.contains(&7), "unit 7");
-        let fine = |_: Range<usize>, _: usize| {};
-        let steps = [Step { units: 20, run: &fails }, Step { units: 20, run: &fine }];
-        let call = std::panic::AssertUnwindSafe(|| run(Some(&pool), 2, &steps));
-        assert!(std::panic::catch_unwind(call).is_err());
-    }
-}
+#[path = "team_tests.rs"]
+mod tests;

@@ -1,15 +1,16 @@
 //! The shared conformance suite on every façade this machine can run, with one and two threads.
 
 // Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 use swiglu_core::conformance::{Backend, Case, quantized_suite, run, suite};
 use swiglu_core::{DType, Path, Rounding};
 use swiglu_cpu::{Cpu, CpuBackend, CpuOptions, Isa};
+use swiglu_testing::not_run;
 
 fn conforms(isa: Isa, threads: usize, path: Path) {
     if !isa.is_available() {
-        println!("{isa}: not run, this machine lacks it");
+        not_run(format_args!("this machine lacks {isa}"));
         return;
     }
     let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();

@@ -1,7 +1,7 @@
 //! Properties of the layers on random problems.
 
 // Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
@@ -11,6 +11,7 @@ use swiglu_core::{
     bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
+use swiglu_testing::{cases as cases_of, not_run};
 
 fn cpu(isa: Isa, threads: usize) -> Cpu {
     Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap()
@@ -96,7 +97,7 @@ fn layers_agree<T: Element>(isa: Isa, case: &Case) -> Result<(), TestCaseError> 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: cases_of(200), failure_persistence: None, ..Default::default() })]
     #[test]
     fn random_problems_stay_within_their_bounds(isa in facades(), case in cases()) {
         match case.dtype {
@@ -222,7 +223,7 @@ fn equal_rows_of_a_call_have_equal_bits() {
 fn tiles_take_any_number_of_rows_and_inputs() {
     let isa = Isa::AmxBf16;
     if !isa.is_available() {
-        println!("{isa}: not run, this machine lacks it");
+        not_run(format_args!("this machine lacks {isa}"));
         return;
     }
     for [m, hidden, intermediate] in

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use swiglu_core::conformance::{Backend, Case};
-use swiglu_core::quant::{QuantizedMlpParams, QuantizedType};
+use swiglu_core::quant::{QuantizedMlpParams, QuantizedType, QuantizedTypes};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
     MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
@@ -15,8 +15,9 @@ use crate::context::Cuda;
 use crate::error::Result as CudaResult;
 use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::Kernel;
-use crate::layers::Choice;
+use crate::kernels::gated_gemm::{Kernel, Shape};
+use crate::kernels::ring::Ring;
+use crate::layers::{Choice, Down};
 use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::stream::Stream;
 use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_tokens, quantized_types};
@@ -111,7 +112,72 @@ impl CudaBackend {
 
 const SUMS: Choice = Choice::Unfused(Stored::Sums);
 
+/// More input features than any ring needs to go round.
+const MOST_FEATURES: usize = 1 << 14;
+/// More tokens than any way takes that is for few of them.
+const MOST_TOKENS: usize = 64;
+
 impl CudaBackend {
+    /// The least case of this element type, and of weights of this type if there is one, that fills more than two tiles
+    /// each way, or as many tokens as the way takes, and every stage of every ring again; or nothing where the way has no
+    /// kernel of ours, or none for such a case on this device.
+    pub fn going_round(&self, dtype: DType, quantized: Option<QuantizedType>) -> Option<Case> {
+        let sms = self.cuda.facts().sm_count as usize;
+        match self.way {
+            Way::Planned | Way::Unfused | Way::By(Choice::Unfused(_)) => None,
+            Way::By(Choice::Decode(design)) => {
+                Self { way: Way::Decode(design), ..self.clone() }.going_round(dtype, quantized)
+            }
+            Way::By(Choice::Fused(kernel)) | Way::Kernel(kernel) => {
+                let case = |m, k, h| Case::new(Op::GatedLinear, [m, k, h], dtype);
+                let tile = |m, h| kernel.tile(Shape::of(&problem(&case(m, 1, h)), sms));
+                let m = 2 * tile(1, 1)[0] + 1;
+                // A tile that is fitted to the features grows with them, up to its widest. Rows of whole 16 bytes are what
+                // the copy engine stores.
+                let mut h = 8;
+                while h <= 2 * tile(m, h)[1] {
+                    h = 2 * tile(m, h)[1] + 8;
+                }
+                self.least((1..).map(|i| case(m, 8 * i, h)))
+            }
+            Way::By(Choice::Skinny(_)) | Way::Decode(_) => {
+                let quantized = quantized.map(|kind| QuantizedTypes::of(Op::Mlp, kind));
+                let case = |m, k, h| Case { quantized, ..Case::new(Op::Mlp, [m, k, h], dtype) };
+                // Two tiles of 16 rows for each multiprocessor, and a part of them a third.
+                let features = 32 * sms + 32;
+                let mut m = (1..=MOST_TOKENS).rev();
+                let m = m.find(|&m| self.computes(&case(m, features, features)))?;
+                self.least((0..).map(|i| case(m, features + 64 * i, features + 64 * (i / 2))))
+            }
+        }
+    }
+
+    /// The first whose rings go round.
+    fn least(&self, cases: impl Iterator<Item = Case>) -> Option<Case> {
+        let mut cases = cases.take_while(|case| case.hidden <= MOST_FEATURES);
+        cases.find(|case| {
+            let rings =
+                if self.computes(case) { self.rings(&problem(case)) } else { return false };
+            rings.into_iter().all(Ring::goes_round)
+        })
+    }
+
+    fn rings(&self, problem: &Problem) -> Vec<Ring> {
+        let sms = self.cuda.facts().sm_count as usize;
+        match self.way {
+            Way::Kernel(kernel) | Way::By(Choice::Fused(kernel)) => vec![kernel.ring(problem, sms)],
+            Way::By(Choice::Skinny(kernel)) => {
+                let down = Down::of(kernel.next()).ring(&self.cuda, problem);
+                [kernel.ring(problem, sms)].into_iter().chain(down).collect()
+            }
+            Way::Decode(design) | Way::By(Choice::Decode(design)) => {
+                let decode = Decode::check_problem(design, problem, self.cuda.decode_limits());
+                decode.map_or_else(|_| Vec::new(), |decode| decode.rings(problem))
+            }
+            Way::Planned | Way::Unfused | Way::By(Choice::Unfused(_)) => Vec::new(),
+        }
+    }
+
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
     fn aligned_x(&self) -> bool {
         matches!(self.way, Way::Kernel(kernel) if kernel.needs_copy_engine())

@@ -22,10 +22,10 @@ use swiglu_cuda::{
 /// Of many cases every n-th on the simulator, four times as many on a GPU, and all of them where
 /// SWIGLU_TEST_ALL is set: minutes, since thousands of kernels are compiled.
 fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
-    let n = match (std::env::var_os("SWIGLU_TEST_ALL"), common::has_gpu()) {
-        (Some(_), _) => 1,
-        (None, true) => n.div_ceil(4),
-        (None, false) => n,
+    let n = match (common::every_case(), common::has_gpu()) {
+        (true, _) => 1,
+        (false, true) => n.div_ceil(4),
+        (false, false) => n,
     };
     cases.into_iter().step_by(n)
 }
@@ -125,8 +125,61 @@ fn edges_of_tiles() {
     for (i, backend) in CudaBackend::all(&cuda).iter().enumerate() {
         let mut cases = DType::ALL.into_iter().flat_map(large_cases).collect::<Vec<_>>();
         cases.retain(|case| backend.computes(case));
-        // Another part of them for each; none where a way computes only whole blocks.
-        judge(backend, some(cases.into_iter().skip(i).collect(), 23));
+        // Some ways compute whole blocks alone.
+        let of_layers = !cases.is_empty();
+        assert_eq!(of_layers, !is_of_blocks(&backend.name()), "{}", backend.name());
+        // Another part of them for each.
+        let first = if of_layers { i % cases.len().min(23) } else { 0 };
+        let count = judge(backend, some(cases.split_off(first), 23));
+        assert_eq!(count > 0, of_layers, "{}", backend.name());
+    }
+}
+
+/// Cases of a way that fill every stage of its rings again, and more than two tiles each way: of one element type and
+/// mode, or of all.
+fn going_round(backend: &CudaBackend, all: bool) -> Vec<Case> {
+    let quantized = quantized_types().iter().map(|&kind| Some(kind));
+    let of = |dtype| {
+        let weights = std::iter::once(None).chain(quantized.clone());
+        weights.filter_map(move |kind| backend.going_round(dtype, kind))
+    };
+    let cases = DType::ALL.into_iter().rev().flat_map(of);
+    if !all {
+        return cases.take(1).collect();
+    }
+    let modes = |case: Case| {
+        Numerics::all().enumerate().map(move |(i, numerics)| Case {
+            numerics,
+            bias: i % 2 == 0,
+            layout: WeightLayout {
+                orientation: Orientation::ALL[i / 2 % 2],
+                arrangement: Arrangement::PackedUpFirst,
+            },
+            // Every second an odd number of features, whose rows the copy engine does not store.
+            intermediate: case.intermediate - if case.quantized.is_none() { i % 2 * 7 } else { 0 },
+            ..case
+        })
+    };
+    cases.flat_map(modes).filter(|case| backend.computes(case)).collect()
+}
+
+/// Shapes that follow from a kernel's own tile and stages. A kernel that is added has them by itself.
+#[test]
+fn rings_go_round() {
+    let Some(cuda) = common::device() else { return };
+    let all = common::every_case();
+    let sms = cuda.facts().sm_count;
+    for backend in CudaBackend::all(&cuda) {
+        let (name, cases) = (backend.name(), going_round(&backend, all));
+        let of_cublas = ["planned", "unfused", "cublaslt f32 + elementwise"];
+        if of_cublas.iter().any(|way| name.ends_with(way)) {
+            assert!(cases.is_empty(), "{name}");
+        } else if name.ends_with("sm90_register_gemm") && sms < 72 {
+            // Registers of so few multiprocessors hold the down rows of one step of k.
+            swiglu_testing::not_run(format_args!("{name} on {sms} multiprocessors"));
+        } else if cuda.facts().compute_capability == (9, 0) || !name.contains("sm90") {
+            assert!(judge(&backend, cases.into_iter()) > 0, "{name} computes nothing");
+        }
     }
 }
 
@@ -244,10 +297,12 @@ fn of_layers<'a>(
     backends: &'a [CudaBackend],
     word: &'a str,
 ) -> impl Iterator<Item = &'a CudaBackend> {
-    let is_layers = move |name: String| {
-        name.contains(word) && !name.contains("fitted beside") && !name.contains(" + sm90")
-    };
-    backends.iter().filter(move |backend| is_layers(backend.name()))
+    backends.iter().filter(move |b| b.name().contains(word) && !is_of_blocks(&b.name()))
+}
+
+/// Whether a way computes feed-forward blocks alone.
+fn is_of_blocks(name: &str) -> bool {
+    ["_mlp", "fitted beside", " + sm90"].iter().any(|word| name.contains(word))
 }
 
 #[test]
@@ -332,11 +387,14 @@ fn tf32_on_request() {
     let Some(cuda) = common::device() else { return };
     let options = CudaOptions { device: cuda.ordinal(), tf32: true, ..common::options().unwrap() };
     let cuda = Cuda::with_options(&options).unwrap();
+    let mut by_tensor_cores = 0;
     for backend in CudaBackend::all(&cuda) {
         let mut cases = large_cases(DType::F32);
         cases.extend(suite(&[DType::F32]).into_iter().filter(|c| c.op != Op::Activation));
-        judge(&backend, some(cases, 29));
+        let count = judge(&backend, some(cases, 29));
+        by_tensor_cores += if backend.name().contains("mma_gated_gemm") { count } else { 0 };
     }
+    assert!(by_tensor_cores > 0);
 }
 
 /// Gradients of every activation, mode and arrangement against the oracle.
@@ -400,7 +458,7 @@ fn backward<T: Element>(cuda: &Cuda, turn: usize) {
 fn gradients_of_the_activation() {
     let Some(cuda) = common::device() else { return };
     let types = [backward::<f32>, backward::<f16>, backward::<bf16>];
-    if common::has_gpu() || std::env::var_os("SWIGLU_TEST_ALL").is_some() {
+    if !common::partly() {
         for turn in some((0..108).collect(), 11) {
             types.iter().for_each(|backward| backward(&cuda, turn));
         }
@@ -574,7 +632,7 @@ fn row_of(matrix: &mut DeviceMatrix<bf16>, row: usize) -> DeviceMatrixMut<'_, bf
 #[test]
 fn more_than_2_to_the_31_elements() {
     if !common::has_gpu() {
-        println!("not run: the simulator has no room for 2^31 elements");
+        swiglu_testing::not_run("the simulator has no room for 2^31 elements");
         return;
     }
     let cuda = common::device().unwrap();

@@ -29,7 +29,7 @@ fn hopper() -> Option<Cuda> {
     if cuda.facts().compute_capability == (9, 0) {
         return Some(cuda);
     }
-    println!("not run: {} is not of sm_90", cuda.facts().name);
+    swiglu_testing::not_run(format_args!("{} is not of sm_90", cuda.facts().name));
     None
 }
 

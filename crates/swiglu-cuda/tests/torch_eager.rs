@@ -78,11 +78,11 @@ impl Case<'_> {
 #[test]
 fn eager_has_the_bits_of_pytorch() {
     let Some(directory) = std::env::var_os("SWIGLU_TORCH_EAGER").map(PathBuf::from) else {
-        println!("not run: SWIGLU_TORCH_EAGER names no directory of scripts/torch_eager.py");
+        swiglu_testing::not_run("SWIGLU_TORCH_EAGER names no directory of scripts/torch_eager.py");
         return;
     };
     if !common::has_gpu() {
-        println!("not run: the simulator has the host's exp, tanh and erf, not the GPU's");
+        swiglu_testing::not_run("the simulator has the host's exp, tanh and erf, not the GPU's");
         return;
     }
     let cuda = common::device().unwrap();

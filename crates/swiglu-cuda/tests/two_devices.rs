@@ -15,7 +15,7 @@ fn devices_are_kept_apart() {
     let Some(first) = open(0) else { return };
     let first = first.unwrap();
     if Cuda::device_count().unwrap() < 2 {
-        println!("not run: one GPU");
+        swiglu_testing::not_run("one GPU");
         return;
     }
     let second = open(1).unwrap().unwrap();

@@ -310,11 +310,6 @@ fn exercise(bytes: &[u8]) {
     }
 }
 
-/// Cases of the mutation test; more by SWIGLU_FUZZ_CASES.
-fn cases() -> u32 {
-    std::env::var("SWIGLU_FUZZ_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(2000)
-}
-
 fn seeds() -> Vec<Vec<u8>> {
     let q = |name: &str, dtype| T {
         name: name.into(),
@@ -333,7 +328,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: cases(), failure_persistence: None, ..ProptestConfig::default()
+        cases: swiglu_testing::cases(2000), failure_persistence: None, ..ProptestConfig::default()
     })]
 
     #[test]

@@ -199,7 +199,7 @@ fn round_trip<T: Element>(values: &[f32], rows: usize, cols: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(swiglu_testing::cases(48)))]
     #[test]
     fn written_matrices_read_back(
         rows in 0usize..5, cols in 0usize..5, seed in 0usize..100, stride in 0usize..3

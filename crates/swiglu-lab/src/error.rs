@@ -91,6 +91,9 @@ pub enum LabError {
         /// Why it failed.
         source: io::Error,
     },
+    /// What goes wrong where a run happens.
+    #[error(transparent)]
+    Executor(#[from] crate::executor::ExecutorError),
     /// A problem that the oracle refuses.
     #[error(transparent)]
     Core(#[from] swiglu_core::Error),

@@ -14,6 +14,7 @@ mod code;
 mod decision;
 mod definition;
 mod error;
+pub mod executor;
 mod format;
 pub mod gate;
 mod machine;
@@ -40,5 +41,5 @@ pub use definition::{
 pub use error::{LabError, Result};
 pub use ready::{Check, Readiness};
 pub use record::{Record, ResultEntry, Status};
-pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
+pub use runner::{Event, Finished, Laboratory, RunOptions, SEED, Stop};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};

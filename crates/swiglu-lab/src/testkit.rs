@@ -119,6 +119,7 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
             driver: None,
         },
         versions: BTreeMap::new(),
+        executor: None,
         protocol: ProtocolUsed {
             turns: 10,
             budget_us: 1,

@@ -35,7 +35,7 @@ fn device() -> Option<Device> {
                 library::prefer(simulator.directory());
             }
             Err(reason) => {
-                println!("not run: {reason}");
+                swiglu_testing::not_run(reason);
                 return None;
             }
         }

@@ -12,8 +12,7 @@ use swiglu::{
     QuantizedType, WeightLayout, with_dtype,
 };
 use swiglu_lab::profile::{Analysis, Ceilings, Counters, KernelCounters, analyse_result, count};
-use swiglu_lab::record::Summary;
-use swiglu_lab::{Case, Heat, ProfileDef, Role, SEED};
+use swiglu_lab::{Case, Heat, ProfileDef, ResultEntry, Role, SEED};
 
 use crate::args::{self, DeviceArgs, MathArgs, Operation, WeightArgs, extent};
 use crate::ceilings::{self, Floor};
@@ -87,10 +86,8 @@ struct Measured {
 /// One way of computing the case.
 #[derive(Serialize)]
 struct Way {
-    way: String,
-    plan: Option<String>,
-    notes: Vec<String>,
-    time_us: Summary,
+    #[serde(flatten)]
+    result: ResultEntry,
     analysis: Analysis,
     kernels: Vec<KernelCounters>,
 }
@@ -257,7 +254,7 @@ impl ExplainArgs {
         let mut measured = Measured { case: case.key(), ceilings, ways: Vec::new(), no_counters };
         for (result, definition) in record.results.iter().zip(&experiment.profiles) {
             let analysis = analyse_result(&experiment, &case, result, &measured.ceilings);
-            let (Some(analysis), Some(time_us)) = (analysis, result.summary) else {
+            let Some(analysis) = analysis else {
                 let reason = result.reason.as_deref().unwrap_or("no reason was given");
                 bail!("{}: {}: {reason}", result.profile, result.status);
             };
@@ -267,9 +264,7 @@ impl ExplainArgs {
                 measured.no_counters = measured.no_counters.or(counted.reason);
                 kernels = counted.kernels;
             }
-            let (way, plan) = (result.profile.clone(), result.plan.clone());
-            let notes = result.notes.clone();
-            measured.ways.push(Way { way, plan, notes, time_us, analysis, kernels });
+            measured.ways.push(Way { result: result.clone(), analysis, kernels });
         }
         Ok(measured)
     }
@@ -283,11 +278,11 @@ impl Measured {
         writeln!(terminal)?;
         let columns = ["way", ">median", ">quartiles", ">GB/s", ">GFLOP/s", ">floor", "class"];
         let cells = |way: &Way| {
-            let (t, c) = (&way.time_us, &way.analysis.classified);
+            let (time, c) = (way.result.summary, &way.analysis.classified);
             row![
-                &way.way,
-                table::time(t.median),
-                format!("{} – {}", table::time(t.q1), table::time(t.q3)),
+                &way.result.profile,
+                or_dash(time.map(|t| table::time(t.median))),
+                or_dash(time.map(|t| table::range(t.q1, t.q3, t.median))),
                 number(c.gbps),
                 number(c.gflops),
                 or_dash(c.floor_us().map(table::time)),
@@ -296,10 +291,11 @@ impl Measured {
         };
         table::print(terminal, &columns, self.ways.iter().map(cells))?;
         for way in &self.ways {
-            writeln!(terminal, "\n{}: {}", way.way, way.analysis.text)?;
-            for note in way.plan.iter().chain(&way.notes) {
-                writeln!(terminal, "  computed by {note}")?;
+            writeln!(terminal, "\n{}: {}", way.result.profile, way.analysis.text)?;
+            if let Some(plan) = &way.result.plan {
+                writeln!(terminal, "  computed by {plan}")?;
             }
+            writeln!(terminal, "  {}", way.result.notes.join(", "))?;
             for step in way.analysis.steps.iter().skip(1) {
                 let (gain, because) = (table::time(step.gain_us), &step.because);
                 writeln!(terminal, "  also: {} ({because}): {gain}", step.action)?;
@@ -335,7 +331,7 @@ fn counted(way: &Way, kernel: &KernelCounters) -> Vec<Cell> {
     let c: &Counters = &kernel.counters;
     let megabytes = |bytes: Option<f64>| or_dash(bytes.map(|b| number(b / 1e6)));
     row![
-        &way.way,
+        &way.result.profile,
         &kernel.kernel,
         or_dash(c.class()),
         or_dash(c.us.map(table::time)),

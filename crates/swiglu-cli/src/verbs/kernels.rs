@@ -85,28 +85,46 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    kernels: Vec<Row>,
-    compiled: usize,
-    failed: usize,
-    with_complaints: usize,
-    cache_warnings: Vec<Warning>,
-}
-
-/// What kept a kernel from being read or kept.
-#[derive(Debug, Serialize)]
 struct Warning {
     path: Shown,
     what: String,
 }
 
-impl From<CacheWarning> for Warning {
-    fn from(warning: CacheWarning) -> Self {
-        Self { path: warning.path.into(), what: warning.what }
-    }
+#[derive(Debug, Serialize)]
+struct Report {
+    kernels: Vec<Row>,
+    compiled: usize,
+    failed: usize,
+    with_complaints: usize,
+    /// What kept a kernel from being read or kept: path and what happened.
+    cache_warnings: Vec<Warning>,
 }
 
 impl Report {
+    fn verdict(&self, selection: &Selection) -> Verdict {
+        let clean = self.with_complaints == 0 || !selection.strict;
+        Verdict::from_passed(self.failed == 0 && clean)
+    }
+
+    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
+        if terminal.json() {
+            return terminal.print_json(self);
+        }
+        table::print(terminal, COLUMNS, self.kernels.iter().map(cells))?;
+        for row in &self.kernels {
+            for text in row.complaints.iter().chain(&row.error) {
+                writeln!(terminal, "{} ({}) {}: {text}", row.file, row.variant, row.arch)?;
+            }
+        }
+        let Report { kernels, compiled, failed, with_complaints, .. } = self;
+        let variants = kernels.len();
+        writeln!(
+            terminal,
+            "{variants} variants: {compiled} compiled now, {failed} do not compile, {with_complaints} with complaints"
+        )?;
+        Ok(())
+    }
+
     /// What the cache could not do, in one line: where one file cannot be kept, most cannot.
     fn cache_warnings(&self) -> Option<String> {
         let (first, others) = self.cache_warnings.split_first()?;
@@ -127,17 +145,17 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
             };
             let cache = KernelCache::new(&CacheOptions::default());
             let report = gather(&jobs(&archs, &list.selection)?, &cache, terminal)?;
-            show(&report, terminal)?;
+            report.show(terminal)?;
             if let (Some(warnings), false) = (report.cache_warnings(), terminal.json()) {
                 writeln!(terminal, "cache: {warnings}")?;
             }
-            Ok(verdict(&report, &list.selection))
+            Ok(report.verdict(&list.selection))
         }
         Action::Build(build) => {
             let jobs = jobs(&build.arch, &build.selection)?;
             expect_room(&build.out)?;
             let report = gather(&jobs, &KernelCache::at(&build.out), terminal)?;
-            show(&report, terminal)?;
+            report.show(terminal)?;
             let warnings = report.cache_warnings();
             if let Some(warnings) = &warnings {
                 expect_kept(&jobs, &report, &build.out, warnings)?;
@@ -150,14 +168,9 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
                     .with_context(|| build.out.display().to_string())?;
                 writeln!(terminal, "to use it: SWIGLU_CACHE_READ_ONLY_DIR={}", out.display())?;
             }
-            Ok(verdict(&report, &build.selection))
+            Ok(report.verdict(&build.selection))
         }
     }
-}
-
-fn verdict(report: &Report, selection: &Selection) -> Verdict {
-    let clean = report.with_complaints == 0 || !selection.strict;
-    Verdict::from_passed(report.failed == 0 && clean)
 }
 
 /// Finds out before minutes of compiling whether what comes of it can be kept.
@@ -226,12 +239,13 @@ fn gather(
         })
         .collect::<Result<_, CudaError>>()?;
     bar.finish_and_clear();
+    let warning = |w: CacheWarning| Warning { path: w.path.into(), what: w.what };
     let count = |what: fn(&Row) -> bool| kernels.iter().filter(|row| what(row)).count();
     Ok(Report {
         compiled: count(|row| row.origin == Some(Origin::Compiled)),
         failed: count(|row| row.error.is_some()),
         with_complaints: count(|row| !row.complaints.is_empty()),
-        cache_warnings: cache.warnings().into_iter().map(Warning::from).collect(),
+        cache_warnings: cache.warnings().into_iter().map(warning).collect(),
         kernels,
     })
 }
@@ -268,27 +282,6 @@ fn row(
         log,
         error,
     })
-}
-
-fn show(report: &Report, terminal: &mut Terminal) -> anyhow::Result<()> {
-    if terminal.json() {
-        return terminal.print_json(report);
-    }
-    table::print(terminal, COLUMNS, report.kernels.iter().map(cells))?;
-    for row in &report.kernels {
-        let texts = row.complaints.iter().chain(&row.error);
-        for text in texts {
-            writeln!(terminal, "{} ({}) {}: {text}", row.file, row.variant, row.arch)?;
-        }
-    }
-    let Report { kernels, compiled, failed, with_complaints, .. } = report;
-    writeln!(
-        terminal,
-        "{} variants: {compiled} compiled now, {failed} do not compile, \
-         {with_complaints} with complaints",
-        kernels.len()
-    )?;
-    Ok(())
 }
 
 const COLUMNS: &[&str] = &[

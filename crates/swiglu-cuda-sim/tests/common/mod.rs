@@ -1,12 +1,14 @@
 //! The simulated libraries, called as a program would that opens them at run time.
 // Each test file uses its part; a test may panic.
-#![allow(dead_code, unused_imports, clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used, clippy::panic)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use swiglu_cuda_sim::NotRun;
+use swiglu_testing::not_run;
 
 pub(crate) type Handle = *mut c_void;
 
@@ -34,19 +36,18 @@ unsafe impl Send for Sim {}
 
 /// The simulator with a current context, or None after saying why not.
 pub(crate) fn sim() -> Option<&'static Sim> {
-    static SIM: OnceLock<Option<Sim>> = OnceLock::new();
+    static SIM: OnceLock<Result<Sim, NotRun>> = OnceLock::new();
     let sim = SIM.get_or_init(|| {
-        let built =
-            swiglu_cuda_sim::build().map_err(|reason| println!("not run: {reason}")).ok()?;
+        let built = swiglu_cuda_sim::build()?;
         let open = |name| {
             let path = built.directory().join(name);
             // SAFETY: the libraries have no initialisers of their own.
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.unwrap()
         };
         let cuda = open("libcuda.so.1");
-        Some(Sim { cuda, nvrtc: open("libnvrtc.so.13"), lt: open("libcublasLt.so.13") })
+        Ok(Sim { cuda, nvrtc: open("libnvrtc.so.13"), lt: open("libcublasLt.so.13") })
     });
-    let sim = sim.as_ref()?;
+    let sim = sim.as_ref().map_err(not_run).ok()?;
     let mut context: Handle = null_mut();
     assert_eq!(call!(sim.cuda, b"cuInit"(0 => u32)), 0);
     assert_eq!(

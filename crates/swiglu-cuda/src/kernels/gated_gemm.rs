@@ -7,6 +7,7 @@ use swiglu_core::{DType, Op, Orientation, Problem};
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
 use super::obstacle::Obstacle;
+use super::ring::Ring;
 use super::sm90_skinny_gated_gemm::Next;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::{
@@ -396,15 +397,32 @@ impl Kernel {
         }
     }
 
-    /// Tile sizes and the like, by name.
-    pub(crate) fn parameters(self, shape: Shape) -> [(&'static str, usize); 4] {
-        let [tile_m, tile_h] = self.tile(shape);
-        let stages = match self {
+    fn stages(self, shape: Shape) -> usize {
+        match self {
             Kernel::Sm90(config) => config.stages(),
             Kernel::Sm90Skinny(config) => config.tiling(shape).stages(),
             Kernel::Mma(config) => config.stages(),
             Kernel::Simt => simt_gated_gemm::STAGES,
+        }
+    }
+
+    /// Its ring for a problem.
+    pub(crate) fn ring(self, problem: &Problem, multiprocessors: usize) -> Ring {
+        // Of k, that the blocks which split it take together.
+        let step = match self {
+            Kernel::Sm90(_) => sm90_gated_gemm::TILE_K,
+            Kernel::Sm90Skinny(config) => config.cluster() * sm90_skinny_gated_gemm::TILE_K,
+            Kernel::Mma(config) => config.step(problem.dtype),
+            Kernel::Simt => simt_gated_gemm::TILE_K,
         };
+        let stages = self.stages(Shape::of(problem, multiprocessors));
+        Ring { stages, filled: problem.hidden / step }
+    }
+
+    /// Tile sizes and the like, by name.
+    pub(crate) fn parameters(self, shape: Shape) -> [(&'static str, usize); 4] {
+        let [tile_m, tile_h] = self.tile(shape);
+        let stages = self.stages(shape);
         [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("cluster", self.cluster())]
     }
 

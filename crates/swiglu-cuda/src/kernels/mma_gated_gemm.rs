@@ -53,6 +53,11 @@ impl Config {
         self.stages
     }
 
+    /// k of a stage.
+    pub(super) fn step(self, dtype: DType) -> usize {
+        self.k_bytes / dtype.size()
+    }
+
     /// Blocks on a multiprocessor are those of an H200, as registers and its shared memory allow. The shares of mma.sync's
     /// rate are of it too, in bf16 with 4096 rows of 4096, 14336 features: 369, 404, 376, 349 and, of a tile twice as
     /// wide as the flat one, 165 TFLOP/s in one run; with few tokens, which it is for, that is better than it says.

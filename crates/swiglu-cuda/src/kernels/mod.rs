@@ -8,6 +8,7 @@ pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
 pub(crate) mod obstacle;
 mod raster;
+pub(crate) mod ring;
 mod simt_gated_gemm;
 pub(crate) mod sm90_gated_gemm;
 pub(crate) mod sm90_register_gemm;

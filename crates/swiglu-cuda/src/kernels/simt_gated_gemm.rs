@@ -20,8 +20,10 @@ pub(crate) const TILE: [usize; 2] = [128, 64];
 /// Stages of the ring.
 pub(crate) const STAGES: usize = 3;
 const THREADS: u32 = 256;
-/// x and two halves of the weights, 16 k each, four floats of padding per k.
-const SHARED_BYTES: usize = STAGES * 16 * (TILE[0] + 4 + 2 * (TILE[1] + 4)) * 4;
+/// Of a stage.
+pub(super) const TILE_K: usize = 16;
+/// x and two halves of the weights, four floats of padding per k.
+const SHARED_BYTES: usize = STAGES * TILE_K * (TILE[0] + 4 + 2 * (TILE[1] + 4)) * 4;
 
 #[repr(C)]
 struct Params {

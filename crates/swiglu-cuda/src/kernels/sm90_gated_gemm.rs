@@ -21,7 +21,7 @@ pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_gated_gemm.cu", include_str!("../../device/sm90_gated_gemm.cu"));
 
 const TILE_M: usize = 128;
-const TILE_K: usize = 64;
+pub(super) const TILE_K: usize = 64;
 const CONSUMERS: usize = 2;
 const THREADS: u32 = 384;
 /// What a block can have on sm_90.

@@ -20,7 +20,7 @@ pub(super) static FILE: KernelFile = KernelFile::new(
     include_str!("../../device/sm90_skinny_gated_gemm.cu"),
 );
 
-const TILE_K: usize = 64;
+pub(super) const TILE_K: usize = 64;
 /// Features or tokens of the rows of an instruction, which a warpgroup multiplies.
 const GROUP: usize = 64;
 /// Three warpgroups of features.

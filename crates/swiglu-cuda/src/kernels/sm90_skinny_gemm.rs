@@ -6,6 +6,7 @@ use super::NamedVariant;
 use super::elementwise::Tensor;
 use super::gate::element_define;
 use super::gated_gemm::{Extents, Shape};
+use super::ring::Ring;
 use super::sm90_skinny_gated_gemm::even_share;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap};
 use crate::context::Cuda;
@@ -104,6 +105,11 @@ impl Tiling {
 
     fn ring(self) -> usize {
         self.stages * self.panels * (self.tile_m + self.tile_h) * LINE
+    }
+
+    /// The ring for a product with so many input features.
+    pub(crate) fn ring_for(self, inputs: usize) -> Ring {
+        Ring { stages: self.stages, filled: inputs / (self.panels * PANEL as usize) }
     }
 
     fn sums(self) -> usize {

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::obstacle::Obstacle;
+use crate::kernels::ring::Ring;
 use crate::kernels::sm90_register_gemm::{self, Call as RegisterCall};
 use crate::kernels::sm90_skinny_gated_gemm::Next;
 use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
@@ -17,7 +18,7 @@ use crate::stream::Stream;
 
 /// The kernel of the down projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Down {
+pub(crate) enum Down {
     CublasLt,
     /// `sm90_skinny_gemm`, for few tokens.
     Skinny {
@@ -41,7 +42,7 @@ pub(super) struct DownCall<'a> {
 
 impl Down {
     /// What follows a kernel.
-    pub(super) fn of(next: Next) -> Self {
+    pub(crate) fn of(next: Next) -> Self {
         match next {
             Next::Unknown => Self::CublasLt,
             Next::SkinnyGemm => Self::Skinny { beside: false },
@@ -113,6 +114,14 @@ impl Down {
             Self::Registers => register_tiling(cuda, [intermediate, hidden])
                 .map_or_else(|_| Vec::new(), |tiling| tiling.parameters().to_vec()),
         }
+    }
+
+    /// Its ring for a problem, if it has one.
+    pub(crate) fn ring(self, cuda: &Cuda, problem: &Problem) -> Option<Ring> {
+        let Problem { m, intermediate, hidden, .. } = *problem;
+        let Self::Skinny { beside } = self else { return None };
+        let tiling = sm90_skinny_gemm::tiling(cuda, [m, intermediate, hidden], beside);
+        Some(tiling.ring_for(intermediate))
     }
 
     /// Compiles what launches of ours need.

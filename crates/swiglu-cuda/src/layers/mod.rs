@@ -10,6 +10,7 @@ mod saving;
 mod weights;
 
 pub(crate) use cost::Machine;
+pub(crate) use down::Down;
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
 pub(crate) use plan::Choice;

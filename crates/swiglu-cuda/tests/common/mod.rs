@@ -3,7 +3,7 @@
 // Every test program uses its own part of this.
 #![allow(dead_code, unreachable_pub, clippy::print_stdout)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use swiglu_core::Problem;
@@ -11,12 +11,16 @@ use swiglu_core::conformance::{Backend, Case, run};
 use swiglu_cuda::jit::cache::CacheOptions;
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{Cuda, CudaBackend, CudaError, CudaOptions, library};
+use swiglu_cuda_sim::NotRun;
+use swiglu_testing::not_run;
 
 /// The first device, or nothing after saying why. `SWIGLU_TEST_DEVICE=sim` takes the simulator also
 /// where there is a GPU.
 pub fn device() -> Option<Cuda> {
-    static DEVICE: OnceLock<Option<Cuda>> = OnceLock::new();
-    DEVICE.get_or_init(|| open(0).map(|opened| opened.expect("the device opens"))).clone()
+    static DEVICE: OnceLock<Cuda> = OnceLock::new();
+    let options = options()?;
+    let open = || Cuda::with_options(&options).expect("the device opens");
+    Some(DEVICE.get_or_init(open).clone())
 }
 
 /// A device by number, or nothing after saying why.
@@ -34,31 +38,35 @@ pub fn options() -> Option<CudaOptions> {
 /// Makes a device's libraries known, which must happen before any is used, and returns a directory
 /// to keep kernels in; or nothing after saying why there is no device.
 pub fn libraries() -> Option<&'static Path> {
-    static CACHE: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
+    static CACHE: OnceLock<Result<PathBuf, NotRun>> = OnceLock::new();
     let cache = CACHE.get_or_init(|| {
         if has_gpu() {
-            return Some(std::env::temp_dir().join("swiglu-test-kernels"));
+            return Ok(std::env::temp_dir().join("swiglu-test-kernels"));
         }
-        match swiglu_cuda_sim::build() {
-            Ok(simulator) => {
-                let first = library::prefer(simulator.directory());
-                assert!(first, "a library was looked for before the simulator was named");
-                // The directory's name says which simulator made the kernels in it.
-                Some(simulator.directory().join("kernels"))
-            }
-            Err(reason) => {
-                println!("not run: {reason}");
-                None
-            }
-        }
+        let simulator = swiglu_cuda_sim::build()?;
+        let first = library::prefer(simulator.directory());
+        assert!(first, "a library was looked for before the simulator was named");
+        // The directory's name says which simulator made the kernels in it.
+        Ok(simulator.directory().join("kernels"))
     });
-    cache.as_deref()
+    // Of each test that has no device, not of the first alone.
+    cache.as_deref().map_err(not_run).ok()
 }
 
 /// Whether tests run on a GPU.
 pub fn has_gpu() -> bool {
     let simulated = std::env::var("SWIGLU_TEST_DEVICE").is_ok_and(|name| name == "sim");
     !simulated && ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+}
+
+/// Whether the simulator has every case too, not only a part of them: SWIGLU_TEST_ALL is set.
+pub fn every_case() -> bool {
+    std::env::var_os(swiglu_testing::ALL).is_some()
+}
+
+/// Whether tests run on the simulator with a part of their cases.
+pub fn partly() -> bool {
+    !has_gpu() && !every_case()
 }
 
 /// Compiling kernels takes longest, on a GPU and in the simulator, so cases are run by as many threads as

@@ -37,7 +37,7 @@ fn quantised_weights() {
         }
     }
     // Every design has every case on a GPU, a part of them on the simulator.
-    let every = if common::has_gpu() { 1 } else { 2 * backends.len() + 1 };
+    let every = if common::partly() { 2 * backends.len() + 1 } else { 1 };
     for (b, backend) in backends.iter().enumerate() {
         let part: Vec<_> = cases.iter().copied().skip(b % every).step_by(every).collect();
         judge(backend, &part);
@@ -71,7 +71,7 @@ fn codes_with_scales_of_every_size() {
     }
     let designs: Vec<_> = designs(&cuda).into_iter().chain(held(&cuda)).collect();
     // One after the other has a turn; on the simulator every second turn is left out.
-    let every = designs.len() * if common::has_gpu() { 1 } else { 2 };
+    let every = designs.len() * if common::partly() { 2 } else { 1 };
     for (d, design) in designs.iter().enumerate() {
         let part = cases.iter().copied().skip(d).step_by(every);
         judge(design, &part.collect::<Vec<_>>());
@@ -92,8 +92,8 @@ fn pieces_of_quantised_rows() {
                 quantized: Some(QuantizedTypes::of(Op::Mlp, kind)),
                 ..Case::new(Op::Mlp, [m, k, h], DType::Bf16)
             };
-            // On the simulator three of five for each type: every shape has three types.
-            if !common::has_gpu() && (t + i) % 5 > 2 {
+            // Of a part two of five for each type: every shape has two types.
+            if common::partly() && (t + i) % 5 > 1 {
                 continue;
             }
             // The copy engine's two forms take turns, where the device has one and they compute the case.
@@ -110,7 +110,7 @@ fn pieces_of_quantised_rows() {
 fn weights_held() {
     let Some(cuda) = common::device() else { return };
     let Some(design) = held(&cuda) else {
-        println!("not run: the device is not of sm_90a");
+        swiglu_testing::not_run("the device is not of sm_90a");
         return;
     };
     // The first are of a whole GPU.
@@ -146,7 +146,7 @@ fn weights_held() {
 fn held_weights_behind_each_other() {
     let Some(cuda) = common::device() else { return };
     if held(&cuda).is_none() {
-        println!("not run: the device is not of sm_90a");
+        swiglu_testing::not_run("the device is not of sm_90a");
         return;
     }
     let ([k, h], replays) = if common::has_gpu() { ([896, 4864], 1000) } else { ([64, 96], 3) };

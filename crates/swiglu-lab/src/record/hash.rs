@@ -52,7 +52,7 @@ pub fn content_hash(value: &Value) -> String {
 }
 
 /// Bytes in hexadecimal.
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::case::{Case, DeviceKind};
 use crate::code::Code;
 use crate::definition::{Experiment, Pace, Role};
+use crate::executor::ExecutorKind;
 use crate::profile::{Ceilings, KernelCounters};
 use crate::stats;
 
@@ -38,6 +39,9 @@ pub struct Record {
     pub versions: BTreeMap<String, BTreeMap<String, String>>,
     /// How it was measured.
     pub protocol: ProtocolUsed,
+    /// Where it ran, if an executor started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executed>,
     /// What was computed, and how fast the device ran meanwhile, by [`Case::key`].
     pub cases: BTreeMap<String, CaseFacts>,
     /// What the machine can do at most, measured beside the cases; none where nobody measured it.
@@ -72,6 +76,43 @@ pub struct Machine {
     pub gpu: Option<String>,
     /// The accelerator's driver.
     pub driver: Option<String>,
+}
+
+/// Where a run happened that an executor started. A run that went on elsewhere was in every place that
+/// this names.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Executed {
+    /// How that place runs things.
+    pub kind: ExecutorKind,
+    /// As it was named to `--on`.
+    pub place: String,
+    /// The host that was reached by ssh.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The last job, as its scheduler calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+    /// The partition of Slurm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    /// All nodes that it ran on.
+    pub nodes: Vec<String>,
+    /// Generic resources that the job asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gres: Option<String>,
+    /// `CUDA_VISIBLE_DEVICES`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<String>,
+    /// Whether no other job could be on the nodes; none where nobody could be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclusive: Option<bool>,
+    /// Other jobs on the nodes when the run began or went on; none where nobody could be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_jobs: Option<Vec<String>>,
+    /// The content hash of the program, definitions and peers that it was started with.
+    pub bundle: String,
+    /// How often it went on.
+    pub resumed: u32,
 }
 
 /// How samples were taken.

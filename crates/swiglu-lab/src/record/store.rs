@@ -204,6 +204,12 @@ impl Store {
         let json = |e: serde_json::Error| failed()(e.into());
         record.content_hash = content_hash(&serde_json::to_value(&*record).map_err(json)?);
         let text = laid_out(&serde_json::to_value(&*record).map_err(json)?);
+        self.keep(text.as_bytes(), path)
+    }
+
+    /// Writes the text of a record as it is.
+    pub(crate) fn keep(&self, text: &[u8], path: &Path) -> Result<()> {
+        let failed = || LabError::io("write", path);
         let dir = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -211,7 +217,7 @@ impl Store {
             .prefix(&format!("{TEMPORARY}{stem}{UNFINISHED_END}"))
             .tempfile_in(dir)
             .map_err(LabError::io("create a file in", dir))?;
-        file.write_all(text.as_bytes()).map_err(failed())?;
+        file.write_all(text).map_err(failed())?;
         file.as_file().sync_all().map_err(failed())?;
         readable_by_all(file.as_file()).map_err(failed())?;
         file.persist(path).map_err(|e| failed()(e.error))?;
@@ -265,30 +271,38 @@ const DATE_LEN: usize = 10;
 /// [`LabError::Record`] with what is wrong and what to do, [`LabError::Io`].
 fn open(path: &Path) -> Result<Record> {
     let text = fs::read(path).map_err(LabError::io("read", path))?;
-    let refuse = |why: String, advice| LabError::Record { path: path.to_path_buf(), why, advice };
-    let value: Value = serde_json::from_slice(&text).map_err(|e| {
-        let advice = "it is cut off or damaged: restore it, or delete it and measure again";
-        refuse(format!("not JSON ({e})"), advice)
-    })?;
-    match value.get("schema") {
-        Some(schema) if *schema == RECORD_SCHEMA => {}
-        Some(other) => {
-            let why = format!("record schema {other}, this program reads {RECORD_SCHEMA}");
-            return Err(refuse(why, "use the version of the program that wrote it"));
+    Record::from_bytes(&text, path)
+}
+
+impl Record {
+    /// Believes text that came from `path` only if it is a whole record, of this schema and unchanged.
+    pub(crate) fn from_bytes(text: &[u8], path: &Path) -> Result<Self> {
+        let refuse =
+            |why: String, advice| LabError::Record { path: path.to_path_buf(), why, advice };
+        let value: Value = serde_json::from_slice(text).map_err(|e| {
+            let advice = "it is cut off or damaged: restore it, or delete it and measure again";
+            refuse(format!("not JSON ({e})"), advice)
+        })?;
+        match value.get("schema") {
+            Some(schema) if *schema == RECORD_SCHEMA => {}
+            Some(other) => {
+                let why = format!("record schema {other}, this program reads {RECORD_SCHEMA}");
+                return Err(refuse(why, "use the version of the program that wrote it"));
+            }
+            None => {
+                let why = "it has no `schema`: not a record of the lab".to_owned();
+                return Err(refuse(why, "move it elsewhere"));
+            }
         }
-        None => {
-            let why = "it has no `schema`: not a record of the lab".to_owned();
-            return Err(refuse(why, "move it elsewhere"));
+        let hash = content_hash(&value);
+        if value.get("content_hash").and_then(Value::as_str) != Some(&hash) {
+            let why = "its content hash does not fit its content".to_owned();
+            return Err(refuse(why, "it was edited or damaged: restore it, or measure again"));
         }
+        serde_json::from_value(value).map_err(|e| {
+            refuse(format!("not a record of schema {RECORD_SCHEMA} ({e})"), "measure again")
+        })
     }
-    let hash = content_hash(&value);
-    if value.get("content_hash").and_then(Value::as_str) != Some(&hash) {
-        let why = "its content hash does not fit its content".to_owned();
-        return Err(refuse(why, "it was edited or damaged: restore it, or measure again"));
-    }
-    serde_json::from_value(value).map_err(|e| {
-        refuse(format!("not a record of schema {RECORD_SCHEMA} ({e})"), "measure again")
-    })
 }
 
 /// Whether a file is JSON, and not of a record.
@@ -313,7 +327,7 @@ fn files_of(dir: &Path, experiment: &str) -> Result<Vec<PathBuf>> {
 }
 
 /// What is in a directory, sorted; nothing if there is no such directory.
-pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = || LabError::io("read directory", dir);
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

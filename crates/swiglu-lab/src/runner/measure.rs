@@ -39,6 +39,8 @@ pub(super) struct CaseRun<'a> {
 pub(super) struct Outcome {
     pub(super) results: Vec<ResultEntry>,
     pub(super) clocks: Option<[Clocks; 2]>,
+    /// Whether a peer broke.
+    pub(super) broken: bool,
 }
 
 /// A profile that broke its peer.
@@ -74,10 +76,12 @@ impl CaseRun<'_> {
         for (slot, profile) in done.iter_mut().zip(self.profiles) {
             *slot = peers.given_up(&profile.id).map(|why| self.failed(profile, why));
         }
+        let mut broken = false;
         let clocks = loop {
             match self.attempt(peers, &mut oracle, &mut done, watch) {
                 Ok(clocks) => break clocks,
                 Err(Broken { profile, reason }) => {
+                    broken = true;
                     let at_fault = self.profiles[profile];
                     watch(Event::Trouble { profile: &at_fault.id, reason: &reason });
                     peers.crashed(&at_fault.peer, &at_fault.id, &reason);
@@ -85,7 +89,7 @@ impl CaseRun<'_> {
                 }
             }
         };
-        Ok(Outcome { results: done.into_iter().flatten().collect(), clocks })
+        Ok(Outcome { results: done.into_iter().flatten().collect(), clocks, broken })
     }
 
     fn failed(&self, profile: &ProfileDef, reason: String) -> ResultEntry {

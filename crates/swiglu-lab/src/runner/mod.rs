@@ -5,6 +5,8 @@ pub(crate) mod peers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::case::Case;
@@ -14,7 +16,8 @@ use crate::error::{LabError, Result};
 use crate::peer::{Limits, PeerCommands};
 use crate::place::is_name;
 use crate::record::{
-    CaseFacts, Machine, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, RunLock, Status, Store,
+    CaseFacts, Executed, Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry,
+    RunLock, Status, Store,
 };
 use measure::{CaseRun, Outcome};
 use peers::Peers;
@@ -43,6 +46,27 @@ pub struct RunOptions {
     pub limits: Limits,
     /// Pause between turns of different peers on the CPU.
     pub settle: Duration,
+    /// Where this happens, if an executor started it.
+    pub executor: Option<Executed>,
+    /// Ends the run after the case in progress.
+    pub stop: Stop,
+}
+
+/// Asks a run to end after the case in progress; what is measured does not depend on it.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(pub Arc<AtomicBool>);
+
+impl Stop {
+    /// Whether it was asked.
+    pub fn asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl PartialEq for Stop {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 impl RunOptions {
@@ -64,6 +88,8 @@ impl RunOptions {
             },
             limits: Limits::default(),
             settle: SETTLE,
+            executor: None,
+            stop: Stop::default(),
         }
     }
 
@@ -130,6 +156,8 @@ pub struct Finished {
     pub path: PathBuf,
     /// What it holds.
     pub record: Record,
+    /// Whether it was asked to stop, with cases left.
+    pub stopped: bool,
 }
 
 /// Everything that a run needs and does not decide.
@@ -182,7 +210,12 @@ impl Laboratory<'_> {
             kept: cases.len() - missing.len(),
             path: &path,
         });
+        let mut stopped = false;
         for case in missing {
+            stopped = options.stop.asked();
+            if stopped {
+                break;
+            }
             watch(Event::Case { case });
             let key = case.key();
             // A case that was measured in part is measured anew, with what it had: only neighbours
@@ -197,10 +230,16 @@ impl Laboratory<'_> {
             let drift = |outcome: &Outcome| {
                 CaseFacts { case: case.clone(), clocks: outcome.clocks, repeated: false }.drift()
             };
+            // Whoever ends a job may end its peers, too: that is no result of theirs.
+            let cut_short = |outcome: &Outcome| outcome.broken && options.stop.asked();
             // Once: where a clock changes again, the case keeps the mark.
             let repeated = drift(&outcome).is_some() && !options.protocol.quick;
-            if repeated {
+            if repeated && !cut_short(&outcome) {
                 outcome = run.run(&mut peers, watch)?;
+            }
+            stopped = cut_short(&outcome);
+            if stopped {
+                break;
             }
             record.results.retain(|entry| entry.case_key != key);
             let first = record.results.len();
@@ -210,7 +249,7 @@ impl Laboratory<'_> {
             self.save(&mut record, &path, experiment, &peers)?;
             watch(Event::Done { results: &record.results[first..] });
         }
-        Ok(Finished { path, record })
+        Ok(Finished { path, record, stopped })
     }
 
     /// Adds preparations to every case of a complete record, so that intervals become narrower; each case is
@@ -226,7 +265,7 @@ impl Laboratory<'_> {
         options: &RunOptions,
         watch: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        let Finished { path, record } = finished;
+        let Finished { path, record, stopped } = finished;
         let mut peers = Peers::new(self.commands, experiment.device, options.limits);
         let mut options = options.clone();
         options.protocol = ProtocolUsed { preparations: more, ..record.protocol.clone() };
@@ -234,6 +273,10 @@ impl Laboratory<'_> {
             (record.protocol.turns * more).div_ceil(record.protocol.preparations.max(1)).max(more);
         watch(Event::Started { cases: experiment.cases.len(), kept: 0, path });
         for case in &experiment.cases {
+            *stopped = options.stop.asked();
+            if *stopped {
+                break;
+            }
             let key = case.key();
             // Those that have no result have none of more preparations either.
             let counts = |p: &&ProfileDef| {
@@ -291,7 +334,14 @@ impl Laboratory<'_> {
                 None
             };
             return match why {
-                None => Ok((opened.record, opened.path)),
+                None => {
+                    let Opened { path, mut record } = opened;
+                    if let Some(executed) = options.executor.clone() {
+                        record.executor = Some(executed.after(record.executor.as_ref()));
+                        self.store.write(&mut record, &path)?;
+                    }
+                    Ok((record, path))
+                }
                 Some(why) => Err(LabError::Record {
                     path: opened.path,
                     why,
@@ -312,6 +362,7 @@ impl Laboratory<'_> {
             machine: self.machine.clone(),
             versions: BTreeMap::new(),
             protocol: options.protocol.clone(),
+            executor: options.executor.clone(),
             cases: BTreeMap::new(),
             ceilings: None,
             results: Vec::new(),

@@ -1,5 +1,7 @@
 //! What a benchmark found: rows for machines, a table for people, and a plot.
 
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
@@ -8,27 +10,22 @@ use comfy_table::{Cell, Color};
 use serde::Serialize;
 use swiglu::Arrangement;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class};
-use swiglu_lab::record::Record;
+use swiglu_lab::record::{Record, Summary};
 use swiglu_lab::report::chart::{Bar, Bars, Width, standalone};
-use swiglu_lab::{Case, Experiment, Heat, Role, Status};
+use swiglu_lab::{Case, Experiment, Heat, ResultEntry, Role, Status};
 
 use crate::ceilings::Floor;
 use crate::table::{self, number, or_dash, row};
 use crate::terminal::Terminal;
 use crate::verbs::lab::beside::OWN;
 
-/// One way of computing a case.
+/// One way of computing a case: its result as records have it, beside what the machine can do.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Row {
     case: String,
-    way: String,
     role: Role,
-    status: Status,
-    reason: Option<String>,
-    median_us: Option<f64>,
-    q1_us: Option<f64>,
-    q3_us: Option<f64>,
-    samples: usize,
+    #[serde(flatten)]
+    result: ResultEntry,
     gbytes_per_s: Option<f64>,
     gflops: Option<f64>,
     /// What binds the case: `memory`, `cache` or `compute`.
@@ -37,13 +34,11 @@ pub(super) struct Row {
     fraction: Option<f64>,
     /// How often the way's median fits into that of the baseline.
     ratio: Option<f64>,
-    relative_error: Option<f64>,
-    limit: Option<f64>,
-    plan: Option<String>,
-    /// What else the peer says about how it computes the case.
-    notes: Vec<String>,
     #[serde(skip)]
     ours: bool,
+    /// Whether operations are those of linear maps.
+    #[serde(skip)]
+    linear: bool,
 }
 
 /// `mlp 1x896x4864 f32 Q4_0`: a case, with what is not as usual.
@@ -74,19 +69,13 @@ pub(super) fn rows<'c>(
 ) -> Vec<Row> {
     let key = case.key();
     let results = || record.results.iter().filter(|r| r.case_key == key);
-    let role = |id: &str| experiment.profile(id).map_or(Role::Peer, |p| p.role);
-    let median = |wanted: &dyn Fn(Role) -> bool| {
-        let of = |r: &&swiglu_lab::ResultEntry| wanted(role(&r.profile)) && r.status == Status::Ok;
-        results().find(of).and_then(|r| r.summary).map(|s| s.median)
-    };
-    let baseline = median(&|role| role == Role::Baseline);
-    let floor = |id: &str| {
+    let profile = |r: &ResultEntry| experiment.profile(&r.profile);
+    let role = |r: &ResultEntry| profile(r).map_or(Role::Peer, |p| p.role);
+    let floor = |of: &ResultEntry| {
         // The ceiling of a way with as many threads.
-        let threads = |id: &str| experiment.profile(id).and_then(|p| p.options.get("threads"));
-        let same = |r: &&swiglu_lab::ResultEntry| {
-            role(&r.profile) == Role::Ceiling && threads(&r.profile) == threads(id)
-        };
-        let mut ceilings = limits(id).clone();
+        let threads = |r: &ResultEntry| profile(r).and_then(|p| p.options.get("threads").cloned());
+        let same = |r: &&ResultEntry| role(r) == Role::Ceiling && threads(r) == threads(of);
+        let mut ceilings = limits(&of.profile).clone();
         let read = results().find(same).and_then(|r| r.summary).filter(|_| case.heat == Heat::Cold);
         if let Some(read) = read {
             let per_second = case.compulsory_bytes() / read.median * 1e6;
@@ -94,30 +83,22 @@ pub(super) fn rows<'c>(
         }
         Floor::of(&case.problem()?, case.heat, &ceilings)
     };
-    let row = |r: &swiglu_lab::ResultEntry| {
-        let floor = floor(&r.profile).filter(|_| role(&r.profile) != Role::Ceiling);
-        let us = r.summary.map(|s| s.median);
-        let ranked = r.status == Status::Ok && role(&r.profile).is_ranked();
+    let row = |r: &ResultEntry| {
+        let role = role(r);
+        let floor = floor(r).filter(|_| role != Role::Ceiling);
+        let ranked = r.status == Status::Ok && role.is_ranked();
+        let ratio = record.ratio_to_baseline(experiment, r).filter(|_| ranked);
         Row {
             case: name(case),
-            way: r.profile.clone(),
-            role: role(&r.profile),
-            status: r.status,
-            reason: r.reason.clone(),
-            median_us: us,
-            q1_us: r.summary.map(|s| s.q1),
-            q3_us: r.summary.map(|s| s.q3),
-            samples: r.summary.map_or(0, |s| s.n),
+            role,
             gbytes_per_s: r.gbps(),
             gflops: r.gflops(),
             bound: floor.map(|f| f.bound),
-            fraction: floor.zip(us).map(|(f, us)| f.us / us),
-            ratio: baseline.zip(us).filter(|_| ranked).map(|(base, us)| base / us),
-            relative_error: r.error.and_then(|e| e.relative_frobenius),
-            limit: r.error.and_then(|e| e.frobenius_limit),
-            plan: r.plan.clone(),
-            notes: r.notes.clone(),
-            ours: experiment.profile(&r.profile).is_some_and(|p| p.peer == OWN),
+            fraction: floor.zip(r.summary).map(|(floor, s)| floor.us / s.median),
+            ratio: ratio.map(|ratio| ratio.value),
+            ours: profile(r).is_some_and(|p| p.peer == OWN),
+            linear: case.op.has_weights(),
+            result: r.clone(),
         }
     };
     results().map(row).collect()
@@ -130,20 +111,23 @@ impl Row {
     }
 
     pub(super) fn is_ok(&self) -> bool {
-        self.status == Status::Ok
+        self.result.status == Status::Ok
     }
 
     /// Why there is no result, or a wrong one.
     pub(super) fn complaint(&self) -> Option<String> {
-        let reason = self.reason.as_deref().filter(|_| !self.is_ok())?;
-        Some(format!("{}, {}: {}: {reason}", self.case, self.way, self.status))
+        let ResultEntry { profile, status, reason, .. } = &self.result;
+        let reason = reason.as_deref().filter(|_| !self.is_ok())?;
+        Some(format!("{profile}: {status}: {reason}"))
     }
 
     fn cells(&self, case: &str) -> Vec<Cell> {
-        let range = self.q1_us.zip(self.q3_us).zip(self.median_us);
-        // Operations where these bind, and bytes everywhere else, also of what reads alone.
+        let ResultEntry { profile, status, summary, error, .. } = &self.result;
+        // Operations of linear maps where these bind, and bytes everywhere else, also of what reads alone.
         let rate = match self.bound {
-            Some(Class::Compute) => self.gflops.map(|rate| format!("{} GFLOP/s", number(rate))),
+            Some(Class::Compute) if self.linear => {
+                self.gflops.map(|rate| format!("{} GFLOP/s", number(rate)))
+            }
             _ => self.gbytes_per_s.map(|rate| format!("{} GB/s", number(rate))),
         };
         let bound = self.bound.map(|bound| match bound {
@@ -152,24 +136,24 @@ impl Row {
             _ => "memory",
         });
         let part = |(fraction, bound)| format!("{:.0} % {bound}", 100.0 * fraction);
-        let status = match self.status {
+        let verdict = match *status {
             Status::Ok => table::verdict(true),
             Status::FailedVerification => table::verdict(false),
             other => Cell::new(other).fg(Color::Yellow),
         };
         row![
             case,
-            &self.way,
-            or_dash(self.median_us.map(table::time)),
-            or_dash(range.map(|((low, high), median)| table::range(low, high, median))),
+            profile,
+            or_dash(summary.map(|s| table::time(s.median))),
+            or_dash(summary.map(|s| table::range(s.q1, s.q3, s.median))),
             or_dash(rate),
             or_dash(self.fraction.zip(bound).map(part)),
             match self.role {
-                Role::Baseline if self.ratio == Some(1.0) => Cell::new("base"),
+                Role::Baseline if self.is_ok() && self.ratio.is_none() => Cell::new("base"),
                 _ => or_dash(self.ratio.map(table::ratio)),
             },
-            or_dash(self.relative_error.map(table::error)),
-            status,
+            or_dash(error.and_then(|e| e.relative_frobenius).map(table::error)),
+            verdict,
         ]
     }
 }
@@ -186,34 +170,28 @@ pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> 
         row.cells(case)
     });
     table::print(terminal, COLUMNS, cells)?;
-    for complaint in rows.iter().filter_map(Row::complaint) {
-        writeln!(terminal, "{complaint}")?;
+    // What is missing is missing in every case: told once, with the first of them.
+    let mut told = BTreeSet::new();
+    for row in rows {
+        if let Some(complaint) = row.complaint().filter(|text| told.insert(text.clone())) {
+            writeln!(terminal, "{complaint} ({})", row.case)?;
+        }
     }
     Ok(())
 }
 
-/// Draws the times of one case; written beside, then renamed, and one that appeared meanwhile is kept
-/// unless `force`.
+/// Draws the times of one case; a plot that appeared meanwhile is kept unless `force`.
 pub(super) fn plot(rows: &[Row], path: &Path, force: bool) -> anyhow::Result<()> {
-    let mut measured: Vec<(usize, &Row)> =
-        rows.iter().enumerate().filter(|(_, r)| r.median_us.is_some()).collect();
-    measured.sort_by(|(_, a), (_, b)| {
-        a.median_us.partial_cmp(&b.median_us).unwrap_or_else(|| 0.cmp(&0))
-    });
-    let bar = |&(series, r): &(usize, &Row)| {
-        let (median, rate) = (r.median_us?, r.gbytes_per_s);
-        let wrong = if r.is_ok() { "" } else { " (wrong result)" };
-        let rate = rate.map(|g| format!(" · {} GB/s", number(g))).unwrap_or_default();
-        Some(Bar {
-            label: format!("{}{wrong}", r.way),
-            value: table::time(median) + &rate,
-            median,
-            q1: r.q1_us?,
-            q3: r.q3_us?,
-            series,
-        })
+    let measured = rows.iter().enumerate().filter_map(|(i, r)| Some((i, r, r.result.summary?)));
+    let mut measured: Vec<_> = measured.collect();
+    measured.sort_by(|(_, _, a), (_, _, b)| a.median.total_cmp(&b.median));
+    let bar = |&(series, row, Summary { median, q1, q3, .. }): &(usize, &Row, Summary)| {
+        let wrong = if row.is_ok() { "" } else { " (wrong result)" };
+        let rate = row.gbytes_per_s.map(|g| format!(" · {} GB/s", number(g))).unwrap_or_default();
+        let label = format!("{}{wrong}", row.result.profile);
+        Bar { label, value: table::time(median) + &rate, median, q1, q3, series }
     };
-    let bars: Vec<Bar> = measured.iter().filter_map(bar).collect();
+    let bars: Vec<Bar> = measured.iter().map(bar).collect();
     let said: Vec<_> = bars.iter().map(|b| format!("{} {}", b.label, b.value)).collect();
     let title = rows.first().map(|r| r.case.clone()).unwrap_or_default();
     let description = format!("Fastest first: {}.", said.join("; "));
@@ -222,16 +200,8 @@ pub(super) fn plot(rows: &[Row], path: &Path, force: bool) -> anyhow::Result<()>
         bail!("--plot {}: nothing was measured that could be drawn", path.display());
     };
     let failed = || format!("writing {}", path.display());
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(failed)?;
-    file.write_all(standalone(&svg, &title).as_bytes()).with_context(failed)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::Permissions::from_mode(0o644);
-        file.as_file().set_permissions(mode).with_context(failed)?;
-    }
-    let done = if force { file.persist(path) } else { file.persist_noclobber(path) };
-    done.map_err(|e| e.error).with_context(failed)?;
-    Ok(())
+    let mut options = File::options();
+    options.write(true).truncate(force).create(force).create_new(!force);
+    let mut file = options.open(path).with_context(failed)?;
+    file.write_all(standalone(&svg, &title).as_bytes()).with_context(failed)
 }

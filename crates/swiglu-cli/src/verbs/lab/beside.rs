@@ -20,7 +20,7 @@ pub(crate) const BANDWIDTHS: usize = 5;
 
 /// The ceilings that bind the cases of an experiment; none of a device that peers can use and this program
 /// cannot: the run stands without.
-fn ceilings_of(experiment: &Experiment) -> Option<Ceilings> {
+fn ceilings_of(experiment: &Experiment, bandwidths: usize) -> Option<Ceilings> {
     let device = match experiment.device {
         DeviceKind::Cpu => Device::cpu_with(CpuOptions::default()),
         DeviceKind::Cuda => Device::cuda(0),
@@ -28,7 +28,7 @@ fn ceilings_of(experiment: &Experiment) -> Option<Ceilings> {
     let ops = || experiment.cases.iter().map(|case| case.op);
     let copies = || ops().find(|op| *op == CaseOp::Copy);
     let op = ops().find(|op| op.has_weights()).or_else(copies).unwrap_or(CaseOp::Activation);
-    ceilings::of(&device.ok()?, op, BANDWIDTHS).ok()
+    ceilings::of(&device.ok()?, op, bandwidths).ok()
 }
 
 /// Adds what is missing in the record of a run that has ended, which still holds the machine.
@@ -39,11 +39,13 @@ pub(super) fn complete(
     own: Option<&[OsString]>,
     terminal: &Terminal,
 ) -> anyhow::Result<()> {
-    let Finished { path, record } = finished;
+    let Finished { path, record, .. } = finished;
     let mut changed = false;
     let measured = record.results.iter().any(|r| r.status == Status::Ok);
     if record.ceilings.is_none() && measured {
-        record.ceilings = ceilings_of(experiment);
+        // A quick look is none at the ceilings either.
+        let bandwidths = if record.protocol.quick { 1 } else { BANDWIDTHS };
+        record.ceilings = ceilings_of(experiment, bandwidths);
         changed = record.ceilings.is_some();
     }
     if let Some(own) = own {

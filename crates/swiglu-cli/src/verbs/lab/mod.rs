@@ -3,7 +3,9 @@
 pub(crate) mod adhoc;
 pub(crate) mod beside;
 mod gate;
+mod jobs;
 mod list;
+mod on;
 mod peer;
 pub(crate) mod places;
 mod ready;
@@ -30,7 +32,13 @@ enum Action {
     /// Show what a run would need and whether it is there: exit code 1 if something is missing
     Ready(ready::ReadyArgs),
     /// Run an experiment and record it; the same run id goes on with a run that was ended
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
+    /// Show the runs that happen elsewhere
+    Status(jobs::StatusArgs),
+    /// Bring back the records of runs that happen elsewhere: exit code 75 if one is not done
+    Fetch(jobs::FetchArgs),
+    /// End a run that happens elsewhere; finished cases are kept
+    Cancel(jobs::CancelArgs),
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
     Gate(gate::GateArgs),
     /// Write a static site: every experiment, its evidence and plots, and the decisions
@@ -50,6 +58,9 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Show(args) => show::show(args, terminal),
         Action::Ready(args) => ready::ready(args, terminal),
         Action::Run(args) => run::run(args, terminal),
+        Action::Status(args) => jobs::status(args, terminal),
+        Action::Fetch(args) => jobs::fetch(args, terminal),
+        Action::Cancel(args) => jobs::cancel(args, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
         Action::Peer { name } => peer::serve(*name),

@@ -98,7 +98,7 @@ pub(super) struct PeerArgs {
     peers: Option<PathBuf>,
     /// What runs peers written in Python
     #[arg(long, value_name = "PATH", default_value = "python3")]
-    python: PathBuf,
+    pub(super) python: PathBuf,
 }
 
 /// What records say of where they were taken.
@@ -111,12 +111,17 @@ pub(super) struct MachineArgs {
 }
 
 impl PeerArgs {
+    /// Where peers are.
+    pub(super) fn dir(&self, lab: &Path) -> PathBuf {
+        self.peers.clone().unwrap_or_else(|| lab.join("peers"))
+    }
+
     /// The commands, with logs in a directory that exists.
     pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
         Ok(PeerCommands {
             own: own_peer()?,
             python: self.python.clone(),
-            dir: self.peers.clone().unwrap_or_else(|| lab.join("peers")),
+            dir: self.dir(lab),
             logs: logs.to_owned(),
         })
     }

@@ -7,6 +7,7 @@ use clap::Args;
 use comfy_table::{Cell, Color};
 use serde::Serialize;
 use swiglu_cuda::DeviceFacts;
+use swiglu_lab::executor::{self, ExecutorSpec};
 use swiglu_lab::record::{Locks, Machine};
 use swiglu_lab::{Check, DeviceKind, Experiment, Readiness};
 
@@ -18,6 +19,9 @@ use crate::terminal::{Terminal, Verdict};
 pub(super) struct ReadyArgs {
     /// The experiment's id [default: all of them]
     experiment: Option<String>,
+    /// What a place elsewhere has of what jobs need, see `lab run --on`
+    #[arg(long, value_name = "PLACE", conflicts_with = "experiment")]
+    on: Option<String>,
     #[command(flatten)]
     places: PlaceArgs,
     #[command(flatten)]
@@ -38,7 +42,24 @@ struct Row {
     checks: Vec<Check>,
 }
 
+/// What a place has.
+#[derive(Serialize)]
+struct Place {
+    ready: bool,
+    checks: Vec<Check>,
+}
+
 pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    if let Some(place) = &args.on {
+        let spec = ExecutorSpec::find(place, &args.places.lab()?)?;
+        let checks = executor::readiness(&spec);
+        let ready = checks.iter().all(|check| check.ok);
+        match terminal.json() {
+            true => terminal.print_json(&Place { ready, checks })?,
+            false => table_of(&checks.iter().collect::<Vec<_>>(), terminal)?,
+        }
+        return Ok(Verdict::from_passed(ready));
+    }
     let dir = args.places.experiments()?;
     let experiments = match &args.experiment {
         Some(id) => vec![Experiment::find(&dir, id)?],
@@ -95,7 +116,19 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
             checks.entry(&check.what).or_insert(check);
         }
     }
-    let cells = |(what, check): (&&str, &&Check)| {
+    table_of(&checks.into_values().collect::<Vec<_>>(), terminal)?;
+    let ready: Vec<&str> =
+        document.experiments.iter().filter(|r| r.ready).map(|r| r.id.as_str()).collect();
+    let count = document.experiments.len();
+    writeln!(terminal, "\n{} of {count} experiments can run here", ready.len())?;
+    if !ready.is_empty() && count > 1 {
+        writeln!(terminal, "  {}", ready.join(", "))?;
+    }
+    Ok(())
+}
+
+fn table_of(checks: &[&Check], terminal: &mut Terminal) -> anyhow::Result<()> {
+    let cells = |check: &&Check| {
         let state = match check.ok {
             true => Cell::new("yes").fg(Color::Green),
             false => Cell::new("no").fg(Color::Red),
@@ -106,15 +139,8 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
             Some(advice) => advice.clone(),
             None => found.to_owned(),
         };
-        row![*what, state, text]
+        row![&check.what, state, text]
     };
-    table::print(terminal, &["needed", "here", "found, or what to do"], checks.iter().map(cells))?;
-    let ready: Vec<&str> =
-        document.experiments.iter().filter(|r| r.ready).map(|r| r.id.as_str()).collect();
-    let count = document.experiments.len();
-    writeln!(terminal, "\n{} of {count} experiments can run here", ready.len())?;
-    if !ready.is_empty() && count > 1 {
-        writeln!(terminal, "  {}", ready.join(", "))?;
-    }
-    Ok(())
+    let columns = ["needed", "there", "found, or what to do"];
+    Ok(table::print(terminal, &columns, checks.iter().map(cells))?)
 }

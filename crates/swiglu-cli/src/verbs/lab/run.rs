@@ -7,13 +7,17 @@ use anyhow::{Context, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use indicatif::ProgressBar;
-use swiglu_lab::record::{Interval, Machine, Opened, QUICK, Record};
+use serde::Serialize;
+use signal_hook::consts::SIGTERM;
+use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, Jobs};
+use swiglu_lab::record::{Executed, Interval, Machine, Opened, QUICK, Record, Store};
 use swiglu_lab::{
     Code, Event, Experiment, Finished, Laboratory, ProfileDef, ResultEntry, Role, RunOptions,
     Status, Verdict as LabVerdict,
 };
 
 use super::beside;
+use super::on::{self, Named};
 use super::places::{self, Logs, MachineArgs, PeerArgs, PlaceArgs};
 use crate::table::{self, row};
 use crate::terminal::{Terminal, Verdict};
@@ -22,30 +26,79 @@ use crate::terminal::{Terminal, Verdict};
 pub(super) struct RunArgs {
     /// The experiment's id
     experiment: String,
-    /// Names the run; the same again goes on with it
+    /// Names the run; the same again goes on with it [default: date, commit and place]
     #[arg(long, value_name = "ID")]
-    run_id: String,
+    pub(super) run_id: Option<String>,
+    /// Go on with the newest incomplete run of this experiment and place, or with that of --run-id
+    #[arg(long)]
+    pub(super) resume: bool,
+    /// Where it happens: local, ssh:HOST, slurm, slurm:PARTITION, 'command:… {script} …', or a name in
+    /// executors.toml of the lab
+    #[arg(long, value_name = "PLACE", default_value = "local")]
+    on: String,
     /// Only these profiles, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    profiles: Option<Vec<String>>,
+    pub(super) profiles: Option<Vec<String>>,
     /// Only cases that have all these words, for example "m=1 bf16"
     #[arg(long, value_name = "WORDS")]
-    cases: Option<String>,
+    pub(super) cases: Option<String>,
     /// Few and short turns: a look that is no evidence, and never counts for a verdict
     #[arg(long)]
-    quick: bool,
+    pub(super) quick: bool,
     /// How often every profile is prepared anew; fewer take less time and make intervals wider
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=5), conflicts_with = "quick")]
-    preparations: Option<u64>,
+    pub(super) preparations: Option<u64>,
     /// Count with Nsight Compute what the kernels of this program do, once per case, after the run
     #[arg(long)]
-    with_profiling: bool,
+    pub(super) with_profiling: bool,
     #[command(flatten)]
-    places: PlaceArgs,
+    pub(super) places: PlaceArgs,
     #[command(flatten)]
-    machine: MachineArgs,
+    pub(super) machine: MachineArgs,
     #[command(flatten)]
-    peers: PeerArgs,
+    pub(super) peers: PeerArgs,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    record: &'a Record,
+    verdict: LabVerdict,
+    executor: Where<'a>,
+}
+
+/// Where a run happened; what this process is has no name there.
+#[derive(Debug, Serialize)]
+struct Where<'a> {
+    kind: ExecutorKind,
+    job_id: Option<&'a str>,
+    partition: Option<&'a str>,
+    nodes: &'a [String],
+    gres: Option<&'a str>,
+    resumed: u32,
+}
+
+impl<'a> Where<'a> {
+    fn of(record: &'a Record, resumed: bool) -> Self {
+        match &record.executor {
+            Some(executed) => Self {
+                kind: executed.kind,
+                job_id: executed.job_id.as_deref(),
+                partition: executed.partition.as_deref(),
+                nodes: &executed.nodes,
+                gres: executed.gres.as_deref(),
+                resumed: executed.resumed,
+            },
+            None => Self {
+                kind: ExecutorKind::Local,
+                job_id: None,
+                partition: None,
+                nodes: &[],
+                gres: None,
+                resumed: resumed.into(),
+            },
+        }
+    }
 }
 
 pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -53,20 +106,11 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.store()?;
-    let mut options = RunOptions {
-        profiles: args.profiles.clone(),
-        cases: args.cases.clone(),
-        ..RunOptions::new(&args.run_id, args.quick)
-    };
-    if let Some(preparations) = args.preparations {
-        options.protocol.preparations = preparations as usize;
-    }
-    options.expect_name()?;
-    let run_name = format!("{}-{}", experiment.id, args.run_id);
-    let code = Code::detect(&lab);
+    let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
+    let named = Named::find(args, &experiment, &store, &jobs, &spec, &machine.name)?;
+    let options = options(args, &named)?;
     if !args.quick {
-        let begun = store.find(&machine.name, &experiment.id, &args.run_id)?;
-        let begun = begun.iter().flat_map(|opened| &opened.record.results);
+        let begun = named.begun.iter().flat_map(|opened| &opened.record.results);
         // What a case had is measured again beside what is missing.
         let had: BTreeSet<&str> = begun.map(|entry| entry.profile.as_str()).collect();
         let measured = |p: &&ProfileDef| {
@@ -75,33 +119,72 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         };
         expect_optimised(experiment.profiles.iter().filter(measured))?;
     }
-    let lock = places::lock(&store, &experiment, &machine, &run_name)?;
-    let logs = Logs::of(&run_name)?;
-    let commands = args.peers.commands(&lab, logs.dir())?;
-    let laboratory = Laboratory {
-        store: &store,
-        lock: &lock,
-        commands: &commands,
-        machine: &machine,
-        code: &code,
+    let opened = match spec.kind {
+        ExecutorKind::Local => here(args, &experiment, &store, &machine, options, terminal)?,
+        _ => on::run(args, &experiment, &store, &jobs, &spec, &named, terminal)?,
     };
-    let finished = watched(&laboratory, &experiment, &options, terminal);
-    logs.close(&finished);
-    let mut finished = finished?;
-    let own = args.with_profiling.then_some(commands.own.as_slice());
-    beside::complete(&experiment, &mut finished, &store, own, terminal)?;
-    show(&experiment, &finished, terminal)?;
+    let Some(opened) = opened else { return Ok(Verdict::Unfinished) };
+    show(&experiment, &opened, named.begun.is_some(), terminal)?;
+    let Opened { record, .. } = opened;
     let ours = |entry: &&ResultEntry| {
         experiment.profile(&entry.profile).is_some_and(|p| p.role == Role::Ours)
     };
-    let wrong = finished
-        .record
+    let wrong = record
         .results
         .iter()
         .filter(ours)
         .any(|entry| matches!(entry.status, Status::FailedVerification | Status::Failed));
-    let measured = finished.record.results.iter().any(|entry| entry.status == Status::Ok);
+    let measured = record.results.iter().any(|entry| entry.status == Status::Ok);
     Ok(Verdict::from_passed(!wrong && measured))
+}
+
+fn options(args: &RunArgs, named: &Named) -> anyhow::Result<RunOptions> {
+    let mut options = RunOptions {
+        profiles: args.profiles.clone(),
+        cases: args.cases.clone(),
+        ..RunOptions::new(&named.run_id, args.quick)
+    };
+    if let Some(preparations) = args.preparations {
+        options.protocol.preparations = preparations as usize;
+    }
+    options.expect_name()?;
+    Ok(options)
+}
+
+/// Runs in this process; none if it was asked to stop before the end.
+fn here(
+    args: &RunArgs,
+    experiment: &Experiment,
+    store: &Store,
+    machine: &Machine,
+    mut options: RunOptions,
+    terminal: &Terminal,
+) -> anyhow::Result<Option<Opened>> {
+    let lab = args.places.lab()?;
+    options.executor = Executed::detect(&lab)?;
+    // The second time it ends at once.
+    let stop = &options.stop.0;
+    signal_hook::flag::register_conditional_default(SIGTERM, stop.clone())
+        .and_then(|_| signal_hook::flag::register(SIGTERM, stop.clone()))
+        .context("listening to SIGTERM")?;
+    let run_name = format!("{}-{}", experiment.id, options.run_id);
+    let code = Code::detect(&lab);
+    let lock = places::lock(store, experiment, machine, &run_name)?;
+    let logs = Logs::of(&run_name)?;
+    let commands = args.peers.commands(&lab, logs.dir())?;
+    let laboratory = Laboratory { store, lock: &lock, commands: &commands, machine, code: &code };
+    let finished = watched(&laboratory, experiment, &options, terminal);
+    logs.close(&finished);
+    let mut finished = finished?;
+    if finished.stopped {
+        let run = &options.run_id;
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "stopped: --run-id {run} --resume goes on");
+        return Ok(None);
+    }
+    let own = args.with_profiling.then_some(commands.own.as_slice());
+    beside::complete(experiment, &mut finished, store, own, terminal)?;
+    Ok(Some(Opened { path: finished.path, record: finished.record }))
 }
 
 /// A program that is not optimised measures its compiler's settings, where it measures itself.
@@ -126,16 +209,23 @@ pub(super) fn watched(
 ) -> anyhow::Result<Finished> {
     let mut bar = ProgressBar::hidden();
     let mut case = String::new();
+    let (mut begun, mut all) = (0, 0);
     let mut told = BTreeSet::new();
     let finished = laboratory.run(experiment, options, &mut |event| match event {
         Event::Started { cases, kept, path } => {
             bar = terminal.bar(cases as u64);
+            all = cases;
             let kept = if kept > 0 { format!(", {kept} cases kept") } else { String::new() };
             tell(&bar, &format!("{cases} cases to measure{kept}: {}", path.display()));
         }
         Event::Case { case: next } => {
             case = next.key();
             bar.set_message(case.clone());
+            begun += 1;
+            // Whoever waits for a job sees the last line of its log.
+            if options.executor.is_some() {
+                tell(&bar, &format!("{begun}/{all} {case}"));
+            }
         }
         Event::Profile { id, what } => bar.set_message(format!("{case}: {what} {id}")),
         // What is missing is missing in every case: told once.
@@ -152,7 +242,7 @@ pub(super) fn watched(
 }
 
 /// A line on standard error that does not disturb the bar.
-fn tell(bar: &ProgressBar, line: &str) {
+pub(super) fn tell(bar: &ProgressBar, line: &str) {
     bar.suspend(|| {
         // Without a standard error there is nobody to tell.
         let _ = writeln!(std::io::stderr(), "{line}");
@@ -161,12 +251,15 @@ fn tell(bar: &ProgressBar, line: &str) {
 
 fn show(
     experiment: &Experiment,
-    finished: &Finished,
+    opened: &Opened,
+    resumed: bool,
     terminal: &mut Terminal,
 ) -> anyhow::Result<()> {
-    let Finished { path, record } = finished;
+    let Opened { path, record } = opened;
+    let verdict = || LabVerdict::of(experiment, std::slice::from_ref(opened));
     if terminal.json() {
-        return terminal.print_json(record);
+        let executor = Where::of(record, resumed);
+        return terminal.print_json(&Document { record, verdict: verdict(), executor });
     }
     let columns =
         ["case", "profile", "status", ">median", ">GB/s", ">GFLOP/s", ">of baseline", ">error"];
@@ -188,12 +281,17 @@ fn show(
     } else if !record.complete {
         writeln!(terminal, "not every case of every profile: no evidence for a verdict yet")?;
     } else {
-        let opened = [Opened { path: path.clone(), record: record.clone() }];
-        let verdict = LabVerdict::of(experiment, &opened);
+        let verdict = verdict();
         writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
         for reason in verdict.machines.iter().flat_map(|m| &m.reasons) {
             writeln!(terminal, "  {reason}")?;
         }
+    }
+    if let Some(executed) = &record.executor {
+        let job = executed.job_id.as_deref().map(|id| format!("job {id} on ")).unwrap_or_default();
+        let times = executed.resumed;
+        let resumed = if times > 0 { format!(", went on {times} times") } else { String::new() };
+        writeln!(terminal, "{}: {job}{}{resumed}", executed.place, executed.nodes.join(", "))?;
     }
     writeln!(terminal, "record: {}", path.display())?;
     Ok(())

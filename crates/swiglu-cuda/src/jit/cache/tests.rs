@@ -27,7 +27,7 @@ fn compiler() -> bool {
     common::libraries();
     let version = nvrtc::version();
     if let Err(e) = &version {
-        println!("not run: {e}");
+        swiglu_testing::not_run(e);
     }
     version.is_ok()
 }
@@ -276,7 +276,7 @@ fn without_a_compiler_the_cache_is_enough() {
     };
     let missing = bare(empty.path());
     if !missing.contains("error") {
-        println!("not run: the system has a compiler that cannot be hidden");
+        swiglu_testing::not_run("the system has a compiler that cannot be hidden");
         return;
     }
     for expected in ["libnvrtc", "the loader's path", "/usr/local/cuda/lib64", "pip install"] {

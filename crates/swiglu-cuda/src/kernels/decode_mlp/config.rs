@@ -4,6 +4,7 @@ use swiglu_core::quant::{BlockType, QuantizedType};
 use swiglu_core::{Activation, DType, Numerics, Problem};
 
 use super::super::gate::GateCode;
+use super::super::ring::Ring;
 use super::sm90_decode_mlp::{self, Feeding};
 use super::sm90_held_mlp::{self, Held};
 use super::{Limits, Obstacle};
@@ -274,6 +275,35 @@ impl Config {
             Feed::Lanes => Self::ring_bytes(self.warps, self.depth, self.formats),
             Feed::CopyEngine(feeding) => feeding.ring.bytes(),
             Feed::Held(_) => 0,
+        }
+    }
+
+    /// The rings of a block, or of a warp where each has its own, with the least that is left for one.
+    pub(super) fn rings(&self, problem: &Problem) -> Vec<Ring> {
+        match self.feed {
+            Feed::Lanes => {
+                let units = |rows: usize, tile: usize, format: Format, extent: usize| {
+                    let unit = UNIT_BYTES / problem.dtype.size();
+                    let row = match format {
+                        Format::Elements => extent.div_ceil(unit),
+                        _ => format.units(extent),
+                    };
+                    (rows / self.grid).div_ceil(tile) * row / self.warps
+                };
+                let (k, h) = (problem.hidden, problem.intermediate);
+                let gate_up = units(h, UNIT_PAIRS, self.formats[0], k);
+                let down = units(k, UNIT_ROWS, self.formats[1], h);
+                let filled = match self.part {
+                    Part::Both => gate_up + down,
+                    Part::GateUp => gate_up,
+                    Part::Down => down,
+                    Part::Sequential => return Vec::new(),
+                };
+                vec![Ring { stages: self.depth, filled }]
+            }
+            Feed::CopyEngine(feeding) => feeding.ring.rings(self.stage_x).to_vec(),
+            // All of it is there at once.
+            Feed::Held(_) => Vec::new(),
         }
     }
 

@@ -15,6 +15,7 @@ use swiglu_core::{DType, Op, Problem};
 use super::elementwise::{Tensor, signed};
 use super::gate::{Formula, GateCode};
 use super::gated_gemm::counted;
+use super::ring::Ring;
 use crate::arch::Arch;
 use crate::context::{Context, Cuda, DeviceFacts};
 use crate::error::Result;
@@ -276,6 +277,12 @@ impl Decode {
         let whole = end.is_multiple_of(16) && is_wide(x, problem.m, problem.dtype);
         let by_elements = self.first.stage_x || matches!(self.first.feed, Feed::Held(_));
         if by_elements || whole { Ok(()) } else { Err(Obstacle::Unaligned) }
+    }
+
+    /// The rings of all launches for a problem that has been checked.
+    pub(crate) fn rings(&self, problem: &Problem) -> Vec<Ring> {
+        let launches = [Some(self.first), self.second].into_iter().flatten();
+        launches.flat_map(|config| config.rings(problem)).collect()
     }
 
     /// Compiles what a call needs.

@@ -3,6 +3,7 @@
 use swiglu_core::Problem;
 
 use super::super::gated_gemm::counted;
+use super::super::ring;
 use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES as UNIT, pitch};
 use super::{Limits, Obstacle};
 use crate::jit::{Define, KernelFile, define};
@@ -164,6 +165,14 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn bytes(&self) -> usize {
         (self.stages * self.stage_bytes) as usize
+    }
+
+    /// That of weights and that of tokens, which has pieces of x only where x is not in shared memory as a whole.
+    pub(super) fn rings(&self, stage_x: bool) -> [ring::Ring; 2] {
+        let weights = self.gate_up.stages() + self.down.stages();
+        let tokens = if stage_x { self.down.stages() } else { weights };
+        [(self.stages, weights), (self.token_stages, tokens)]
+            .map(|(stages, filled)| ring::Ring { stages: stages as usize, filled })
     }
 }
 

@@ -42,7 +42,7 @@ fn layers<T: Element>(
         None => Dense::derive(case, order.seed)?,
     };
     let params = dense.params();
-    (0..count).map(|_| params.pack(device, options.path.path())).collect()
+    (0..count).map(|_| params.pack(device, options.path())).collect()
 }
 
 /// As many of the same.

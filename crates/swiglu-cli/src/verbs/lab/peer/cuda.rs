@@ -122,7 +122,7 @@ impl<T: Element> Setting<'_, T> {
     fn layer(&self) -> anyhow::Result<Work> {
         let (case, Order { options, seed, .. }) = (self.case(), self.order);
         let pack = |params: Params<'_, T>| -> swiglu::Result<Vec<Packed>> {
-            (0..self.count).map(|_| params.pack(self.device, options.path.path())).collect()
+            (0..self.count).map(|_| params.pack(self.device, options.path())).collect()
         };
         let layers = match case.weights {
             None => pack(Dense::derive(case, *seed)?.params())?,
@@ -145,7 +145,7 @@ impl<T: Element> Setting<'_, T> {
     /// A feed-forward block by a design that was asked for, with its name.
     fn block(&self, choice: DesignChoice) -> anyhow::Result<(Work, String)> {
         let (case, order) = (self.case(), self.order);
-        if order.options.path.path().is_some() || case.weights.is_some() {
+        if order.options.path().is_some() || case.weights.is_some() {
             bail!("option design: it is one of blocks of elements, without path; give one of them");
         }
         let weights = Dense::<T>::derive(case, order.seed)?;

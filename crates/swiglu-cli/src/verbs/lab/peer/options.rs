@@ -1,10 +1,11 @@
 //! What a profile of this peer can say, and the devices that it names.
 
-use std::fmt;
+use std::fmt::Display;
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow, bail};
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use swiglu::cuda::{CudaOptions, DecodeDesign};
 use swiglu::{CpuOptions, Device, Isa, Path};
@@ -16,7 +17,7 @@ use swiglu_lab::peer::protocol::ProfileRef;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Options {
     /// Which path; by default the one that is planned.
-    pub(super) path: PathChoice,
+    path: PathChoice,
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
     pub(super) design: Option<DesignChoice>,
@@ -33,30 +34,27 @@ pub(super) struct Options {
     /// CPU: threads of one call [default: all].
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
-    isa: Option<IsaName>,
+    #[serde(deserialize_with = "by_name")]
+    isa: Option<Isa>,
     /// The peer `read`: ask the processor for what comes later, as our kernels do; else leave it to the
     /// processor.
     pub(super) asks: bool,
 }
 
+fn by_name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    d: D,
+) -> Result<Option<T>, D::Error> {
+    Ok(Some(String::deserialize(d)?.parse().map_err(D::Error::custom)?))
+}
+
 /// Fused, unfused, or whichever a call's plan takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum PathChoice {
+enum PathChoice {
     #[default]
     Planned,
     Fused,
     Unfused,
-}
-
-impl PathChoice {
-    pub(super) fn path(self) -> Option<Path> {
-        match self {
-            PathChoice::Planned => None,
-            PathChoice::Fused => Some(Path::Fused),
-            PathChoice::Unfused => Some(Path::Unfused),
-        }
-    }
 }
 
 /// How few tokens go through a feed-forward block.
@@ -76,27 +74,14 @@ pub(super) enum DesignChoice {
 
 impl DesignChoice {
     pub(super) fn design(self) -> Option<DecodeDesign> {
-        match self {
-            DesignChoice::OneLaunch => Some(DecodeDesign::OneLaunch),
-            DesignChoice::TwoLaunches => Some(DecodeDesign::TwoLaunches),
-            DesignChoice::BulkOneLaunch => Some(DecodeDesign::BulkOneLaunch),
-            DesignChoice::BulkOneLaunchWide => Some(DecodeDesign::BulkOneLaunchWide),
-            DesignChoice::Steps => None,
-            DesignChoice::Sequential => Some(DecodeDesign::Sequential),
-        }
-    }
-}
-
-/// An instruction set by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(try_from = "String")]
-struct IsaName(Isa);
-
-impl TryFrom<String> for IsaName {
-    type Error = <Isa as FromStr>::Err;
-
-    fn try_from(name: String) -> Result<Self, Self::Error> {
-        name.parse().map(IsaName)
+        Some(match self {
+            DesignChoice::OneLaunch => DecodeDesign::OneLaunch,
+            DesignChoice::TwoLaunches => DecodeDesign::TwoLaunches,
+            DesignChoice::BulkOneLaunch => DecodeDesign::BulkOneLaunch,
+            DesignChoice::BulkOneLaunchWide => DecodeDesign::BulkOneLaunchWide,
+            DesignChoice::Steps => return None,
+            DesignChoice::Sequential => DecodeDesign::Sequential,
+        })
     }
 }
 
@@ -106,32 +91,40 @@ impl Options {
         let what = || format!("the options of profile `{}`", profile.id);
         let given: Self =
             serde_json::from_value(Value::Object(profile.options.clone())).with_context(what)?;
-        let of_reading =
-            Self { asks: given.asks, threads: given.threads, isa: given.isa, ..Self::default() };
+        let Self { asks, threads, isa, .. } = given;
         match reads {
-            true if given != of_reading => {
+            true if given != (Self { asks, threads, isa, ..Self::default() }) => {
                 Err(anyhow!("the peer `read` has asks, threads and isa, and no others"))
             }
-            false if given.asks => Err(anyhow!("asks is an option of the peer `read`")),
+            false if asks => Err(anyhow!("asks is an option of the peer `read`")),
             _ => Ok(given),
         }
         .with_context(what)
     }
 
+    pub(super) fn path(&self) -> Option<Path> {
+        match self.path {
+            PathChoice::Planned => None,
+            PathChoice::Fused => Some(Path::Fused),
+            PathChoice::Unfused => Some(Path::Unfused),
+        }
+    }
+
+    /// What of them is the device's.
+    fn of_device(&self) -> Self {
+        let Self { tf32, plain_allocations, portable_kernels, threads, isa, .. } = *self;
+        let others = Self::default();
+        Self { tf32, plain_allocations, portable_kernels, threads, isa, ..others }
+    }
+
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
-        let of_cuda = self.graph
-            || self.tf32
-            || self.plain_allocations
-            || self.portable_kernels
-            || self.design.is_some();
+        let switches = [self.graph, self.tf32, self.plain_allocations, self.portable_kernels];
+        let of_cuda = switches.contains(&true) || self.design.is_some();
         let of_cpu = self.threads.is_some() || self.isa.is_some();
         match device {
-            DeviceKind::Cpu if of_cuda => {
-                bail!(
-                    "graph, tf32, plain_allocations, portable_kernels and design are options of \
-                     CUDA devices"
-                )
-            }
+            DeviceKind::Cpu if of_cuda => bail!(
+                "graph, tf32, plain_allocations, portable_kernels and design are options of CUDA devices"
+            ),
             DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
             _ => Ok(()),
         }
@@ -139,51 +132,32 @@ impl Options {
 }
 
 /// The devices that were opened: threads and kernels are kept from case to case.
-#[derive(Default)]
-pub(super) struct Devices(Vec<(Key, Device)>);
-
-#[derive(PartialEq)]
-struct Key {
-    kind: DeviceKind,
-    tf32: bool,
-    plain_allocations: bool,
-    portable_kernels: bool,
-    threads: Option<usize>,
-    isa: Option<IsaName>,
-}
+#[derive(Debug, Default)]
+pub(super) struct Devices(Vec<(DeviceKind, Options, Device)>);
 
 impl Devices {
     pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> anyhow::Result<Device> {
         options.expect_device(kind)?;
-        let Options { tf32, plain_allocations, portable_kernels, threads, isa, .. } = *options;
-        let key = Key { kind, tf32, plain_allocations, portable_kernels, threads, isa };
-        if let Some((_, device)) = self.0.iter().find(|(k, _)| *k == key) {
+        let options = options.of_device();
+        let same = |(k, o, _): &&(DeviceKind, Options, Device)| (*k, o) == (kind, &options);
+        if let Some((_, _, device)) = self.0.iter().find(same) {
             return Ok(device.clone());
         }
+        let Options { tf32, plain_allocations, portable_kernels, threads, isa, .. } = options;
         let device = match kind {
-            DeviceKind::Cpu => Device::cpu_with(CpuOptions { isa: isa.map(|i| i.0), threads })?,
+            DeviceKind::Cpu => Device::cpu_with(CpuOptions { isa, threads })?,
             DeviceKind::Cuda => {
-                let options = CudaOptions {
-                    tf32,
-                    plain_allocations,
-                    portable_kernels,
-                    ..CudaOptions::default()
-                };
+                let others = CudaOptions::default();
+                let options = CudaOptions { tf32, plain_allocations, portable_kernels, ..others };
                 Device::cuda_with(&options)?
             }
         };
-        self.0.push((key, device.clone()));
+        self.0.push((kind, options, device.clone()));
         Ok(device)
     }
 
     /// The device of the run.
     pub(super) fn first(&self) -> Option<&Device> {
-        self.0.first().map(|(_, device)| device)
-    }
-}
-
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(_, device)| device.to_string())).finish()
+        self.0.first().map(|(_, _, device)| device)
     }
 }

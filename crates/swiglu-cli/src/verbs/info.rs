@@ -1,0 +1,197 @@
+//! `swiglu info`: this program, this processor, CUDA devices and libraries: what is here, or why not.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use swiglu::Isa;
+use swiglu_cuda::jit::{self, cache::CacheOptions, cache::KernelCache};
+use swiglu_cuda::library::{self, Library};
+use swiglu_cuda::{Cuda, CudaError, cublaslt_version};
+
+use crate::terminal::{Shown, Terminal, Verdict};
+
+pub(crate) fn info(terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let mut lines = Vec::new();
+    let mut document = processor(&mut lines);
+    document["cuda"] = cuda(&mut lines);
+    if terminal.json() {
+        terminal.print_json(&document)?;
+    } else {
+        for (name, value) in lines {
+            let value = if value.is_empty() { "unknown" } else { &value };
+            writeln!(terminal, "{name:<10} {value}")?;
+        }
+    }
+    Ok(Verdict::Passed)
+}
+
+/// What is said of something, under its name.
+type Lines = Vec<(&'static str, String)>;
+
+fn processor(lines: &mut Lines) -> Value {
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    let (version, isa, features) = (env!("CARGO_PKG_VERSION"), Isa::detect(), features());
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").ok().as_deref().and_then(cpu_model);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let isas: Vec<Isa> = Isa::ALL.into_iter().rev().collect();
+    let caches = caches();
+    let kernel = |name: &Isa| match (*name == isa, name.is_available()) {
+        (true, _) => format!("{name} (used)"),
+        (_, true) => name.to_string(),
+        (_, false) => format!("{name} (not on this processor)"),
+    };
+    let cache = |[level, _, size]: &[String; 3]| format!("L{level} {size}");
+    lines.extend([
+        ("swiglu", format!("{version} ({target})")),
+        ("processor", cpu.clone().unwrap_or_default()),
+        ("threads", threads.to_string()),
+        ("caches", caches.iter().map(cache).collect::<Vec<_>>().join(", ")),
+        ("kernels", isas.iter().map(kernel).collect::<Vec<_>>().join(", ")),
+        ("features", features.join(" ")),
+    ]);
+    let kernel = |name: &Isa| json!({ "name": name, "available": name.is_available() });
+    let cache = |[level, kind, size]: &[String; 3]| json!({ "level": level.parse::<u32>().ok(), "kind": kind, "size": size });
+    json!({
+        "version": version, "target": target, "cpu": cpu, "threads": threads, "isa": isa,
+        "isas": isas.iter().map(kernel).collect::<Vec<_>>(),
+        "features": features, "caches": caches.iter().map(cache).collect::<Vec<_>>(),
+    })
+}
+
+/// The model's name in the text of `/proc/cpuinfo`.
+fn cpu_model(text: &str) -> Option<String> {
+    let value = |line: &str| line.split_once(':').map(|(_, v)| v.trim().to_owned());
+    text.lines().find(|l| l.starts_with("model name")).and_then(value)
+}
+
+/// The processor features that a kernel may use.
+fn features() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! detected {
+            ($($name:tt)*) => {
+                [$(($name, is_x86_feature_detected!($name))),*]
+            };
+        }
+        let all = detected!(
+            "sse4.2" "avx" "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl"
+            "avx512bf16" "avx512fp16" "avx512vnni"
+        );
+        all.into_iter().filter(|&(_, has)| has).map(|(name, _)| name).collect()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    Vec::new()
+}
+
+/// Level, kind and size of the first processor's data caches, where the system tells.
+fn caches() -> Vec<[String; 3]> {
+    let read = |index: usize, file: &str| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{file}");
+        std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    };
+    let cache = |i| Some([read(i, "level")?, read(i, "type")?, read(i, "size")?]);
+    (0..8).filter_map(cache).filter(|[_, kind, _]| kind != "Instruction").collect()
+}
+
+fn cuda(lines: &mut Lines) -> Value {
+    let mut said = Vec::new();
+    let (devices, none) = match Cuda::device_count() {
+        Ok(0) => (Vec::new(), Some(CudaError::NoDevice.to_string())),
+        Ok(count) => ((0..count).map(|ordinal| device(ordinal, &mut said)).collect(), None),
+        Err(error) => (Vec::new(), Some(brief(&error))),
+    };
+    said.extend(none.iter().map(|why| format!("no device: {why}")));
+    let libraries = [
+        // The driver's version is that of a device.
+        library(Library::Driver, || Ok(None)),
+        library(Library::Nvrtc, || jit::version().map(|(a, b)| Some(format!("{a}.{b}")))),
+        library(Library::CublasLt, || {
+            cublaslt_version().map(|(a, b, c)| Some(format!("{a}.{b}.{c}")))
+        }),
+    ];
+    // What the line about devices has said already is not said again.
+    let news = |(line, _): &&(String, Value)| none.as_deref() != Some(line);
+    said.extend(libraries.iter().filter(news).map(|(line, _)| line.clone()));
+    let cache = KernelCache::new(&CacheOptions::default());
+    let [read_only, kept] = cache.directories();
+    let dir = |what: &str, dir: Option<&Path>| dir.map(|d| format!("{what} {}", d.display()));
+    said.extend(dir("kernels read from", read_only));
+    said.extend(dir("kernels kept in", kept));
+    let heads = std::iter::once("CUDA").chain(std::iter::repeat(""));
+    lines.extend(heads.zip(said));
+    let shown = |dir: Option<&Path>| dir.map(|dir| Shown::from(dir.to_owned()));
+    json!({
+        "devices": devices, "none": none, "libraries": libraries.map(|(_, document)| document),
+        "read_only_cache": shown(read_only), "cache": shown(kept),
+    })
+}
+
+/// A device, or why it cannot be used.
+fn device(ordinal: usize, said: &mut Vec<String>) -> Value {
+    let cuda = match Cuda::new(ordinal) {
+        Ok(cuda) => cuda,
+        Err(error) => {
+            said.push(format!("cuda:{ordinal} cannot be used: {error}"));
+            return json!({ "ordinal": ordinal, "why": error.to_string() });
+        }
+    };
+    let (f, arch) = (cuda.facts(), cuda.arch());
+    let (major, minor) = f.driver_version;
+    let (l2, memory) = (f.l2_bytes >> 20, f.memory_bytes as f64 / f64::from(1 << 30));
+    said.push(format!(
+        "cuda:{ordinal} {}, {arch}, {} SMs, L2 {l2} MiB, {memory:.1} GiB, driver for CUDA {major}.{minor}",
+        f.name, f.sm_count
+    ));
+    let mut document = json!(f);
+    document["arch"] = json!(arch);
+    document
+}
+
+/// A library's line, and its part of the document.
+fn library(
+    library: Library,
+    version: impl FnOnce() -> Result<Option<String>, CudaError>,
+) -> (String, Value) {
+    let (mut path, mut found) = (None, None);
+    let version = library::load(library).and_then(|loaded| {
+        (path, found) = (Some(loaded.path.clone()), Some(loaded.how));
+        version()
+    });
+    let (version, missing) = match version {
+        Ok(version) => (version, None),
+        Err(error) => (None, Some(brief(&error))),
+    };
+    let name = [Some(library.to_string()), version.clone()].into_iter().flatten();
+    let name = name.collect::<Vec<_>>().join(" ");
+    let line = match (&missing, &path) {
+        (Some(why), _) => why.clone(),
+        (None, Some(path)) => format!("{name}: {}", path.display()),
+        (None, None) => name,
+    };
+    let path = path.map(Shown::from);
+    let document = json!({
+        "library": library, "path": path, "found": found, "version": version, "missing": missing,
+    });
+    (line, document)
+}
+
+/// One plain line: where a library was looked for is told by whoever needs it.
+fn brief(error: &CudaError) -> String {
+    match error {
+        CudaError::LibraryMissing { library, .. } => format!("{library} was not found"),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_read_from_cpuinfo() {
+        let text = "processor\t: 0\nmodel name\t: A: CPU\nmodel name\t: B\n";
+        assert_eq!(cpu_model(text).as_deref(), Some("A: CPU"));
+        assert_eq!(cpu_model("Hardware : x\n"), None);
+    }
+}

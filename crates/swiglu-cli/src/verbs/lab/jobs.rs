@@ -1,0 +1,133 @@
+//! `swiglu lab status`, `fetch` and `cancel`: runs that happen elsewhere.
+
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+use swiglu_lab::executor::{Job, Jobs};
+
+use super::on::line;
+use super::places::LabDirArgs;
+use crate::table::{self, row};
+use crate::terminal::{Shown, Terminal, Verdict};
+
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// Those that are done and fetched, too
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    places: LabDirArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct FetchArgs {
+    /// The job [default: every one that is not done and fetched]
+    job: Option<String>,
+    #[command(flatten)]
+    places: LabDirArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CancelArgs {
+    /// The job
+    job: String,
+    #[command(flatten)]
+    places: LabDirArgs,
+}
+
+/// A job as `status` shows it.
+#[derive(Debug, Serialize)]
+struct Row {
+    job: String,
+    experiment: String,
+    run_id: String,
+    place: String,
+    id: Option<String>,
+    state: String,
+    fetched: bool,
+}
+
+pub(super) fn status(args: &StatusArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&args.places.lab()?);
+    let mut rows = Vec::new();
+    for mut job in jobs.all()?.into_iter().filter(|job| args.all || !job.fetched) {
+        let state = match job.fetched {
+            true => "fetched".to_owned(),
+            false => line(&job.poll(&jobs)?),
+        };
+        rows.push(Row {
+            place: job.spec.place().to_owned(),
+            job: job.name,
+            experiment: job.experiment,
+            run_id: job.run_id,
+            id: job.id,
+            state,
+            fetched: job.fetched,
+        });
+    }
+    if terminal.json() {
+        terminal.print_json(&rows)?;
+        return Ok(Verdict::Passed);
+    }
+    let cells = |r: &Row| row![&r.job, &r.place, r.id.as_deref().unwrap_or("–"), &r.state];
+    table::print(terminal, &["job", "place", "id", "state"], rows.iter().map(cells))?;
+    Ok(Verdict::Passed)
+}
+
+/// What `fetch` did for a job.
+#[derive(Debug, Serialize)]
+struct Fetched {
+    job: String,
+    state: String,
+    /// Records that are new here or have more results than before.
+    merged: usize,
+    records: Vec<Shown>,
+}
+
+pub(super) fn fetch(args: &FetchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&args.places.lab()?);
+    let chosen: Vec<Job> = match &args.job {
+        Some(name) => vec![jobs.find(name)?],
+        None => jobs.all()?.into_iter().filter(|job| !job.fetched).collect(),
+    };
+    let (mut fetched, mut over) = (Vec::new(), true);
+    for mut job in chosen {
+        let merged = job.fetch(&jobs)?;
+        over &= job.fetched;
+        fetched.push(Fetched {
+            state: line(&job.poll(&jobs)?),
+            job: job.name,
+            merged: merged.news,
+            records: merged.records.into_iter().map(|opened| opened.path.into()).collect(),
+        });
+    }
+    if terminal.json() {
+        terminal.print_json(&fetched)?;
+        return Ok(Verdict::of_job(over));
+    }
+    for Fetched { job, state, merged, records } in &fetched {
+        writeln!(terminal, "{job}: {state}; {merged} of {} records are new", records.len())?;
+        for path in records {
+            writeln!(terminal, "record: {}", path.display())?;
+        }
+    }
+    Ok(Verdict::of_job(over))
+}
+
+pub(super) fn cancel(args: &CancelArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&args.places.lab()?);
+    let mut job = jobs.find(&args.job)?;
+    job.cancel(&jobs)?;
+    let state = job.poll(&jobs)?.state.to_string();
+    if terminal.json() {
+        terminal.print_json(&serde_json::json!({ "job": job.name, "state": state }))?;
+    } else {
+        writeln!(
+            terminal,
+            "{}: {state}; `swiglu lab fetch {}` brings finished cases",
+            job.name, job.name
+        )?;
+    }
+    Ok(Verdict::Passed)
+}

@@ -1,0 +1,149 @@
+//! What a call waits for, and what it does not.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use super::*;
+
+fn team(helpers: usize) -> Team {
+    Team::new(rayon::ThreadPoolBuilder::new().num_threads(helpers).build().unwrap())
+}
+
+/// Waits for a message that must come; what is late by a minute hangs.
+fn expect<T>(messages: &Mutex<Receiver<T>>, what: &str) -> T {
+    let received = messages.lock().unwrap().recv_timeout(Duration::from_secs(60));
+    received.unwrap_or_else(|e: RecvTimeoutError| panic!("{what}: {e}"))
+}
+
+#[test]
+fn every_unit_runs_once_and_steps_follow_each_other() {
+    let team = team(3);
+    for (team, workers) in [(None, 1), (Some(&team), 4), (Some(&team), 2)] {
+        let counts: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
+        let first = |range: Range<usize>, _: usize| {
+            range.for_each(|i| _ = counts[i].fetch_add(1, Ordering::Relaxed));
+        };
+        let second = |range: Range<usize>, worker: usize| {
+            assert!(worker < workers);
+            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) > 0));
+            range.for_each(|i| _ = counts[i].fetch_add(10, Ordering::Relaxed));
+        };
+        let none = |_: Range<usize>, _: usize| panic!("no units");
+        let steps = [
+            Step { units: 97, run: &first },
+            Step { units: 0, run: &none },
+            Step { units: 50, run: &second },
+        ];
+        run(team, workers, &steps);
+        let expected = (0..97).map(|i| if i < 50 { 11 } else { 1 });
+        assert!(counts.iter().map(|c| c.load(Ordering::Relaxed)).eq(expected));
+    }
+}
+
+/// Two units, each of which waits until the other is computed too: by the caller and by a helper.
+fn call_that_needs_a_helper(team: &Team) {
+    let ((to_first, first), (to_second, second)) = (channel(), channel());
+    let (first, second) = (Mutex::new(first), Mutex::new(second));
+    let meet = |units: Range<usize>, _: usize| match units.start {
+        0 => {
+            to_second.send(()).unwrap();
+            expect(&first, "the second unit");
+        }
+        _ => {
+            to_first.send(()).unwrap();
+            expect(&second, "the first unit");
+        }
+    };
+    run(Some(team), 2, &[Step { units: 2, run: &meet }]);
+}
+
+/// The pool's only thread is inside one call, in a unit that ends when the test says so. Other calls are over before
+/// that: they do not wait for a helper that cannot come. The jobs that they left in the queue harm nobody afterwards.
+#[test]
+fn calls_from_many_threads_share_one_pool_without_blocking() {
+    let team = team(1);
+    let ((inside, is_inside), (open, gate)) = (channel(), channel());
+    let (is_inside, gate) = (Mutex::new(is_inside), Mutex::new(gate));
+    let (caller_may_end, caller_ends) = channel();
+    let caller_ends = Mutex::new(caller_ends);
+    let held = |_: Range<usize>, worker: usize| match worker {
+        0 => expect(&caller_ends, "a helper"),
+        _ => {
+            inside.send(()).unwrap();
+            expect(&gate, "the end of the other calls");
+        }
+    };
+    let total = AtomicUsize::new(0);
+    let add = |r: Range<usize>, worker: usize| {
+        assert_eq!(worker, 0, "the helper is in another call");
+        total.fetch_add(r.len(), Ordering::Relaxed);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(Some(&team), 2, &[Step { units: 2, run: &held }]));
+        expect(&is_inside, "the helper");
+        caller_may_end.send(()).unwrap();
+        let others: Vec<_> = (0..4)
+            .map(|_| {
+                let (team, step) = (&team, || Step { units: 33, run: &add });
+                let calls = move || (0..200).for_each(|_| run(Some(team), 2, &[step(), step()]));
+                let (done, is_done) = channel();
+                scope.spawn(move || {
+                    calls();
+                    // The test may have given up.
+                    let _ = done.send(());
+                });
+                is_done
+            })
+            .collect();
+        let ends: Vec<_> =
+            others.iter().map(|done| done.recv_timeout(Duration::from_secs(60))).collect();
+        // Whatever they came to: threads are waited for.
+        open.send(()).unwrap();
+        assert!(ends.iter().all(Result::is_ok), "calls waited for a helper: {ends:?}");
+    });
+    assert_eq!(total.load(Ordering::Relaxed), 4 * 200 * 66);
+    for _ in 0..100 {
+        call_that_needs_a_helper(&team);
+    }
+}
+
+/// Callers ask for no more jobs while earlier ones are still to look.
+#[test]
+fn jobs_do_not_pile_up() {
+    let team = team(1);
+    let (open, gate) = channel();
+    let gate = Mutex::new(gate);
+    team.pool.spawn(move || expect(&gate, "the calls"));
+    let nothing = |_: Range<usize>, _: usize| {};
+    for _ in 0..100 {
+        run(Some(&team), 2, &[Step { units: 8, run: &nothing }]);
+    }
+    let asked: Vec<_> = team.desks().iter().map(|d| d.asked.load(Ordering::SeqCst)).collect();
+    open.send(()).unwrap();
+    assert_eq!(asked, [1]);
+    call_that_needs_a_helper(&team);
+}
+
+#[test]
+fn a_panic_is_passed_on_and_does_not_hang() {
+    let team = team(1);
+    let fine = |_: Range<usize>, _: usize| {};
+    // In whichever thread takes the unit, in the caller, and in the helper.
+    for panics in [None, Some(0), Some(1)] {
+        let (met, meeting) = channel();
+        let meeting = Mutex::new(meeting);
+        let fails = |r: Range<usize>, worker: usize| match panics {
+            None => assert!(!r.contains(&7), "unit 7"),
+            Some(who) if who == worker => {
+                met.send(()).unwrap();
+                panic!("worker {worker}");
+            }
+            Some(_) => expect(&meeting, "the other worker"),
+        };
+        let units = if panics.is_none() { 20 } else { 2 };
+        let steps = [Step { units, run: &fails }, Step { units: 20, run: &fine }];
+        let call = AssertUnwindSafe(|| run(Some(&team), 2, &steps));
+        assert!(catch_unwind(call).is_err(), "{panics:?}");
+    }
+    call_that_needs_a_helper(&team);
+}

@@ -1,0 +1,111 @@
+//! What a run needs where it happens, as one directory with a content hash: the program, the
+//! definitions, the peers.
+
+use std::fs;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use super::error::ExecutorError;
+use crate::code::{COMMIT_FILE, Code};
+use crate::error::{LabError, Result};
+use crate::record::{entries, hex};
+
+/// The hash and path of every other file.
+const MANIFEST: &str = "MANIFEST";
+/// The program in a bundle.
+pub(super) const PROGRAM: &str = "swiglu";
+/// The lab in a bundle.
+pub(super) const LAB: &str = "lab";
+/// What is no part of a bundle, beside what is hidden.
+const LEFT_OUT: [&str; 2] = ["__pycache__", "tests"];
+
+/// A bundle, removed with this.
+#[derive(Debug)]
+pub struct Bundle {
+    dir: TempDir,
+    /// SHA-256 of its list of files with theirs.
+    pub hash: String,
+    /// How large it is.
+    pub bytes: u64,
+}
+
+impl Bundle {
+    /// Gathers a program, the definitions of a lab and the peers in a directory.
+    ///
+    /// # Errors
+    /// [`LabError::Io`].
+    pub fn new(program: &Path, lab: &Path, peers: &Path) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("swiglu-bundle-").tempdir();
+        let dir = dir.map_err(LabError::io("create a directory in", &std::env::temp_dir()))?;
+        let root = dir.path();
+        let (mut manifest, mut bytes) = (String::new(), 0);
+        let mut add = |from: &Path, to: &str| copy(from, root, to, &mut manifest, &mut bytes);
+        add(program, PROGRAM)?;
+        add(&lab.join("experiments"), &format!("{LAB}/experiments"))?;
+        if peers.is_dir() {
+            add(peers, &format!("{LAB}/peers"))?;
+        }
+        // There is no repository to ask which commit it is of.
+        let code = serde_json::to_string(&Code::detect(lab))
+            .map_err(|e| LabError::io("describe", lab)(e.into()))?;
+        let noted = root.join(MANIFEST);
+        let write = |text: String| fs::write(&noted, text).map_err(LabError::io("write", &noted));
+        write(code)?;
+        copy(&noted, root, &format!("{LAB}/{COMMIT_FILE}"), &mut manifest, &mut bytes)?;
+        let hash = hex(&Sha256::digest(&manifest));
+        write(manifest)?;
+        Ok(Self { hash, bytes, dir })
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// That a copy of a bundle in `dir` has the files that it was made of.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Foreign`] with the first file that differs; [`LabError::Io`].
+    pub fn check(dir: &Path, expected: &str) -> Result<()> {
+        let expect = |file: &str, expected: &str| {
+            let path = dir.join(file);
+            let found = sha256(&path)?;
+            if found == expected {
+                return Ok(());
+            }
+            let (what, expected) = (format!("SHA-256 of {}", path.display()), expected.to_owned());
+            let advice = "it was changed or not copied whole: remove the directory and run again";
+            Err(ExecutorError::Foreign { what, found, expected, advice }.into())
+        };
+        expect(MANIFEST, expected)?;
+        let path = dir.join(MANIFEST);
+        let manifest = fs::read_to_string(&path).map_err(LabError::io("read", &path))?;
+        let mut listed = manifest.lines().filter_map(|line| line.split_once("  "));
+        listed.try_for_each(|(hash, file)| expect(file, hash))
+    }
+}
+
+/// Copies a file, or what is in a directory, and lists it.
+fn copy(from: &Path, root: &Path, to: &str, manifest: &mut String, bytes: &mut u64) -> Result<()> {
+    if from.is_dir() {
+        for entry in entries(from)? {
+            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if !name.starts_with('.') && !LEFT_OUT.contains(&name.as_str()) {
+                copy(&entry, root, &format!("{to}/{name}"), manifest, bytes)?;
+            }
+        }
+        return Ok(());
+    }
+    let path = root.join(to);
+    let dir = path.parent().unwrap_or(root);
+    fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
+    *bytes += fs::copy(from, &path).map_err(LabError::io("copy", from))?;
+    manifest.push_str(&format!("{}  {to}\n", sha256(&path)?));
+    Ok(())
+}
+
+fn sha256(path: &Path) -> Result<String> {
+    Ok(hex(&Sha256::digest(fs::read(path).map_err(LabError::io("read", path))?)))
+}

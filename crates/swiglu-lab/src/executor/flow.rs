@@ -1,0 +1,350 @@
+//! The way of a job: from a bundle to a place, from there to records here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::bundle::Bundle;
+use super::error::ExecutorError;
+use super::inside::Origin;
+use super::job::{Job, Jobs, Watch};
+use super::scheduler::{JobState, Polled};
+use super::script::{self, CARRIED, Start};
+use super::spec::ExecutorKind;
+use super::transport::{Script, input, pack, quote, version};
+use crate::error::{LabError, Result};
+use crate::place::is_name;
+use crate::record::{Opened, Record, Store};
+
+/// The bundle of a job whose script carries it, packed.
+const PACKED: &str = "bundle.tar.gz";
+/// A job that was cut short so often without one more result is not started again.
+const FRUITLESS: u32 = 3;
+/// The first pause between two questions, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(15)];
+
+const PROBE: Script = Script {
+    what: "looking for a place for jobs",
+    text: include_str!("sh/probe.sh"),
+    advice: "name one that can be written as `stage` in lab/executors.toml",
+};
+const STAGE: Script = Script {
+    what: "copying the bundle",
+    text: include_str!("sh/stage.sh"),
+    advice: "free space there, or name another `stage` in lab/executors.toml, and do it again",
+};
+const KEEP: Script = Script {
+    what: "copying the record to go on with",
+    text: include_str!("sh/keep.sh"),
+    advice: "free space there, and do it again",
+};
+const COLLECT: Script = Script {
+    what: "bringing back records",
+    text: include_str!("sh/collect.sh"),
+    advice: "`swiglu lab fetch` tries again",
+};
+const PRINTED: Script = Script {
+    what: "reading what the command printed",
+    text: "[ ! -e \"$1/output\" ] || cat \"$1/output\"",
+    advice: "`swiglu lab fetch` tries again",
+};
+const NOT_MERGED: &str = "it was not merged, and the records here are as they were";
+
+/// What happens to a job, for whoever waits.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum JobEvent<'a> {
+    /// A bundle of so many bytes was copied; one that was there already is not.
+    Staged(u64),
+    /// It is a job from now on.
+    Submitted {
+        /// As the scheduler calls it.
+        id: &'a str,
+        /// Why it was submitted again.
+        again: Option<&'a JobState>,
+    },
+    /// It was asked for.
+    Polled(&'a Polled),
+}
+
+/// What came back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Merged {
+    /// The records of the job as they are here now.
+    pub records: Vec<Opened>,
+    /// How many of them are new, or have more results than before.
+    pub news: usize,
+}
+
+impl Merged {
+    fn results(&self) -> usize {
+        self.records.iter().map(|opened| opened.record.results.len()).sum()
+    }
+}
+
+/// How waiting for a job ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The run ended, and its records are here.
+    Done(Merged),
+    /// Whoever waited was interrupted; the job goes on.
+    Left,
+}
+
+impl Job {
+    fn bundle_dir(&self) -> String {
+        format!("{}/bundles/{}", self.root, self.bundle)
+    }
+
+    /// Brings a bundle there, if it is not.
+    pub(super) fn stage(
+        &mut self,
+        jobs: &Jobs,
+        bundle: &Bundle,
+        tell: &mut dyn FnMut(JobEvent<'_>),
+    ) -> Result<()> {
+        let transport = self.transport();
+        let own = jobs.dir.to_string_lossy();
+        let default = if transport.host.is_none() { &*own } else { "" };
+        let stage = self.spec.stage.as_deref().unwrap_or(default);
+        let probed = transport.run(PROBE, &[stage], Stdio::null())?;
+        let [root, machine, rsync] = probed.lines().collect::<Vec<_>>()[..] else {
+            let why = format!("expected a directory, an architecture and rsync, not `{probed}`");
+            let (place, Script { what, advice, .. }) = (transport.name(), PROBE);
+            return Err(ExecutorError::Refused { place, what, why, advice }.into());
+        };
+        self.root = root.to_owned();
+        if self.spec.kind == ExecutorKind::Command {
+            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir())?);
+            fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
+            let path = dir.join(PACKED);
+            fs::write(&path, &packed).map_err(LabError::io("write", &path))?;
+            tell(JobEvent::Staged(packed.len() as u64));
+            return Ok(());
+        }
+        let here = std::env::consts::ARCH;
+        if self.spec.program.is_none() && machine.replace("arm64", "aarch64") != here {
+            return Err(ExecutorError::Refused {
+                place: transport.name(),
+                what: "staging",
+                why: format!("it is {machine}, and this program is for {here}"),
+                advice: "name a program for it as `program` in lab/executors.toml",
+            }
+            .into());
+        }
+        let to = self.bundle_dir();
+        if transport.output(STAGE.text, &["has", &to], Stdio::null())?.status.success() {
+            return Ok(());
+        }
+        let with_rsync = rsync != "none" && version("rsync", "--version").is_some();
+        match transport.host.as_deref().filter(|_| with_rsync) {
+            Some(host) => {
+                let sent = transport.rsync(host, STAGE, bundle.dir(), &format!("{to}.part"));
+                let then = if sent.is_ok() { "rsynced" } else { "failed" };
+                transport.run(STAGE, &[then, &to], Stdio::null())?;
+                sent?;
+            }
+            None => {
+                transport.run(STAGE, &["tar", &to], input(&pack(bundle.dir())?)?)?;
+            }
+        }
+        tell(JobEvent::Staged(bundle.bytes));
+        Ok(())
+    }
+
+    /// Submits it, with the record to go on with. What is known of it is written before, so that a program
+    /// that is killed on the way finds it again, by the id that lies beside its script or by its name.
+    pub(super) fn start(
+        &mut self,
+        jobs: &Jobs,
+        again: Option<&JobState>,
+        tell: &mut dyn FnMut(JobEvent<'_>),
+    ) -> Result<()> {
+        let begun = self.begun()?;
+        let begun = begun.as_ref().map(|(path, text)| (path.as_str(), text.as_str()));
+        let origin = Origin {
+            kind: self.spec.kind,
+            place: self.spec.place().to_owned(),
+            host: self.spec.host.clone(),
+            bundle: self.bundle.clone(),
+        };
+        let origin = serde_json::to_string(&origin)
+            .map_err(|e| LabError::io("describe", Path::new(&self.name))(e.into()))?;
+        let run = ["lab", "run", &self.experiment, "--run-id", &self.run_id, "--resume"];
+        let mut arguments: Vec<String> = run.iter().map(|word| (*word).to_owned()).collect();
+        arguments.extend(self.arguments.iter().cloned());
+        let dir = self.dir();
+        let start = Start { spec: &self.spec, origin: &origin, arguments: &arguments, dir: &dir };
+        let script = match (self.spec.kind, begun) {
+            (ExecutorKind::Command, begun) => {
+                let [packed, carried] = [PACKED, CARRIED].map(|name| Path::new(&dir).join(name));
+                let bundle = fs::read(&packed).map_err(LabError::io("read", &packed))?;
+                let text = start.carried(&bundle, begun);
+                fs::write(&carried, text).map_err(LabError::io("write", &carried))?;
+                start.command()
+            }
+            (_, Some((path, text))) => {
+                let to = format!("{dir}/records/{path}");
+                self.transport().run(KEEP, &[&to], input(text.as_bytes())?)?;
+                start.staged(&self.bundle_dir())
+            }
+            (_, None) => start.staged(&self.bundle_dir()),
+        };
+        (self.id, self.cancelled, self.fetched) = (None, false, false);
+        jobs.write(self)?;
+        let id = self.on(|place| place.submit(&script, self.device))?;
+        self.id = Some(id.clone());
+        jobs.write(self)?;
+        tell(JobEvent::Submitted { id: &id, again });
+        Ok(())
+    }
+
+    /// The newest record of the run here: its place among records, and its text.
+    fn begun(&self) -> Result<Option<(String, String)>> {
+        let (records, _) = Store::new(&self.records).of_experiment(&self.experiment)?;
+        let Some(opened) = records.into_iter().rev().find(|o| o.record.run_id == self.run_id)
+        else {
+            return Ok(None);
+        };
+        let text = fs::read_to_string(&opened.path).map_err(LabError::io("read", &opened.path))?;
+        let file = opened.path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Some((format!("{}/{file}", opened.record.machine.name), text)))
+    }
+
+    /// Brings back the records that there are, finished or not, and merges them. Once more is no harm.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Foreign`] if one is of something else, [`LabError::Record`] if it is damaged;
+    /// what was here before is then as it was.
+    pub fn fetch(&mut self, jobs: &Jobs) -> Result<Merged> {
+        let Polled { state, .. } = self.poll(jobs)?;
+        let merged = self.collect()?;
+        if state.is_over() && !state.is_cut_short() && !self.fetched {
+            self.fetched = true;
+            jobs.write(self)?;
+        }
+        Ok(merged)
+    }
+
+    fn collect(&self) -> Result<Merged> {
+        let script = if self.spec.kind == ExecutorKind::Command { PRINTED } else { COLLECT };
+        let printed = self.transport().run(script, &[&self.dir()], Stdio::null())?;
+        let store = Store::new(&self.records);
+        let mut merged = Merged { records: Vec::new(), news: 0 };
+        for text in script::records(&printed) {
+            let label = PathBuf::from(format!("a record of job {}", self.name));
+            let record = Record::from_bytes(text.as_bytes(), &label)?;
+            self.expect_own(&record)?;
+            let path = store.path_of(&record);
+            let here = path.exists().then(|| Opened::read(&path)).transpose()?;
+            if let Some(here) = &here {
+                self.expect("start", &record.started, &here.record.started)?;
+            }
+            let extent = |record: &Record| (record.results.len(), record.finished.clone());
+            let opened = match here {
+                Some(here) if extent(&here.record) >= extent(&record) => here,
+                _ => {
+                    store.keep(text.as_bytes(), &path)?;
+                    merged.news += 1;
+                    Opened { path, record }
+                }
+            };
+            merged.records.push(opened);
+        }
+        merged.records.sort_by(|a, b| a.record.finished.cmp(&b.record.finished));
+        Ok(merged)
+    }
+
+    /// That a record is of this job, and its names make no other path.
+    fn expect_own(&self, record: &Record) -> Result<()> {
+        self.expect("experiment", &record.experiment, &self.experiment)?;
+        self.expect("definition hash", &record.definition_hash, &self.definition_hash)?;
+        self.expect("run id", &record.run_id, &self.run_id)?;
+        let bundle = record.executor.as_ref().map_or("none", |executed| executed.bundle.as_str());
+        self.expect("bundle hash", bundle, &self.bundle)?;
+        if !is_name(&record.machine.name) {
+            self.expect("machine", &record.machine.name, "lowercase letters, digits and -")?;
+        }
+        match humantime::parse_rfc3339(&record.started) {
+            Ok(_) => Ok(()),
+            Err(_) => self.expect("start", &record.started, "a date and time"),
+        }
+    }
+
+    fn expect(&self, what: &str, found: &str, expected: &str) -> Result<()> {
+        if found == expected {
+            return Ok(());
+        }
+        let what = format!("the {what} of a record that job {} brought", self.name);
+        let (found, expected) = (found.to_owned(), expected.to_owned());
+        Err(ExecutorError::Foreign { what, found, expected, advice: NOT_MERGED }.into())
+    }
+
+    /// Waits until the run has ended and its records are here. A job that stopped early, or was ended from
+    /// outside, is submitted again and goes on, as long as it gets any further.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unfinished`] if the run did not end by itself; those of [`Job::fetch`].
+    pub fn follow(
+        &mut self,
+        jobs: &Jobs,
+        _watch: &Watch,
+        interrupted: &AtomicBool,
+        tell: &mut dyn FnMut(JobEvent<'_>),
+    ) -> Result<Outcome> {
+        let (mut done, mut fruitless, mut pause) = (0, 0, PAUSES[0]);
+        let mut last = None;
+        loop {
+            let polled = self.poll(jobs)?;
+            tell(JobEvent::Polled(&polled));
+            match &polled.state {
+                JobState::Ended(0 | 1) => {
+                    let merged = self.fetch(jobs)?;
+                    return match merged.records.is_empty() {
+                        true => Err(self.unfinished(&polled, "without a record", 0)),
+                        false => Ok(Outcome::Done(merged)),
+                    };
+                }
+                state if state.is_cut_short() => {
+                    let now = self.collect()?.results();
+                    fruitless = if now > done { 0 } else { fruitless + 1 };
+                    done = now;
+                    if fruitless == FRUITLESS {
+                        return Err(self.unfinished(&polled, "again and again", done));
+                    }
+                    self.start(jobs, Some(state), tell)?;
+                }
+                state if state.is_over() => {
+                    // Finished cases count, whatever ended it.
+                    let done = self.collect()?.results();
+                    return Err(self.unfinished(&polled, "before its run was done", done));
+                }
+                _ => {}
+            }
+            let same = last.as_ref() == Some(&polled.state);
+            pause = if same { pause.mul_f64(1.2).min(PAUSES[1]) } else { PAUSES[0] };
+            last = Some(polled.state);
+            let since = Instant::now();
+            while since.elapsed() < pause {
+                if interrupted.load(Ordering::Relaxed) {
+                    return Ok(Outcome::Left);
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+
+    fn unfinished(&self, polled: &Polled, how: &str, done: usize) -> LabError {
+        let log = match polled.log.is_empty() {
+            true => String::new(),
+            false => format!("; the end of its log: {}", polled.log.join(" / ")),
+        };
+        let (job, why) = (self.name.clone(), format!("{} {how}", polled.state));
+        let (id, place, run) = (&self.experiment, quote(&self.spec.name), &self.run_id);
+        let advice = format!("`swiglu lab run {id} --on {place} --run-id {run}` goes on");
+        ExecutorError::Unfinished { job, why, done, log, advice }.into()
+    }
+}

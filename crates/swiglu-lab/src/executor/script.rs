@@ -1,0 +1,161 @@
+//! The script of a job, as text.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::bundle::{LAB, PROGRAM};
+use super::spec::{ExecutorKind, ExecutorSpec, SCRIPT};
+use super::transport::{quote, words};
+
+/// Tells a run in its environment which executor started it, as [`super::inside::Origin`] in JSON.
+pub(super) const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
+/// The script that a command takes, in the directory of its job.
+pub(super) const CARRIED: &str = "carried";
+/// Around each record in what a job prints.
+const RECORD: [&str; 2] = ["=== swiglu-lab record", "=== swiglu-lab end"];
+/// A line of base64.
+const WIDTH: usize = 76;
+
+const JOB: &str = include_str!("sh/job.sh");
+const REQUEUE: &str = include_str!("sh/requeue.sh");
+const LEAVE: &str = "echo \"$code\" >exit.part && mv exit.part exit\nexit \"$code\"\n";
+
+/// What a script starts, and where it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) spec: &'a ExecutorSpec,
+    /// Tells the run by whom it was started.
+    pub(super) origin: &'a str,
+    /// Of `swiglu`, but for those that name a directory.
+    pub(super) arguments: &'a [String],
+    /// Of the job.
+    pub(super) dir: &'a str,
+}
+
+impl Start<'_> {
+    /// Goes to the directory of the job, where all that it says is kept.
+    fn enter(&self) -> String {
+        format!("#!/bin/sh\nset -u\ncd {} || exit\nrm -f exit\nexec >>log 2>&1\n", quote(self.dir))
+    }
+
+    /// Sets `"$@"` to what starts the program of a bundle; both directories are as a shell has them.
+    fn words(&self, bundle: &str, dir: &str) -> String {
+        format!(
+            "{ENVIRONMENT}={}\nexport {ENVIRONMENT}\nset -- {} {bundle}/{PROGRAM} {} --lab \
+             {bundle}/{LAB} --records {dir}/records\n",
+            quote(self.origin),
+            words(&self.spec.container),
+            words(self.arguments),
+        )
+    }
+
+    /// For a bundle that lies where the job runs.
+    pub(super) fn staged(&self, bundle: &str) -> String {
+        let slurm = self.spec.kind == ExecutorKind::Slurm;
+        let [before, after] = if slurm { ["before=$(lines)\n", "again\n"] } else { [""; 2] };
+        let functions = if slurm { REQUEUE } else { "" };
+        format!(
+            "{}{functions}{}input=/dev/null out=1\n{before}{JOB}{after}{LEAVE}",
+            self.enter(),
+            self.words(&quote(bundle), &quote(self.dir)),
+        )
+    }
+
+    /// For nothing but a shell with `tar` and `base64`: the bundle, packed, is part of the script, and so
+    /// is the record to go on with, with its place among records. It prints records.
+    pub(super) fn carried(&self, packed: &[u8], begun: Option<(&str, &str)>) -> String {
+        let text = STANDARD.encode(packed);
+        let mut lines = String::with_capacity(text.len() + text.len() / WIDTH + 1);
+        for (i, c) in text.chars().enumerate() {
+            lines.extend((i % WIDTH == 0 && i > 0).then_some('\n'));
+            lines.push(c);
+        }
+        let begun = begun.map_or(String::new(), |(path, text)| {
+            let keep = include_str!("sh/keep.sh");
+            let path = format!("\"$work\"/records/{}", quote(path));
+            format!("(\nset -- {path}\n{keep}) <<'RECORD' || exit\n{text}\nRECORD\n")
+        });
+        // As a function: a shell that reads its script from standard input has all of it before it starts
+        // anything that could read it too.
+        format!(
+            "#!/bin/sh\nmain() {{\nset -u\nwork=$(mktemp -d) || exit\ntrap 'rm -rf \"$work\"' EXIT\n\
+             mkdir \"$work/bundle\" || exit\nbase64 -d <<'BUNDLE' | tar -C \"$work/bundle\" -xzf - || \
+             exit\n{lines}\nBUNDLE\n{begun}{}input=/dev/null out=2\n{JOB}(\nset -- \"$work\"\n{})\n\
+             echo \"=== swiglu-lab exit $code\"\nexit \"$code\"\n}}\nmain\n",
+            self.words("\"$work\"/bundle", "\"$work\""),
+            include_str!("sh/collect.sh"),
+        )
+    }
+
+    /// Runs a command that takes the carried script.
+    pub(super) fn command(&self) -> String {
+        let command = self.spec.command.as_deref().unwrap_or_default();
+        let script = quote(&format!("{}/{CARRIED}", self.dir));
+        let input = if command.contains(SCRIPT) { "/dev/null" } else { &script };
+        let command = quote(&command.replace(SCRIPT, &script));
+        format!(
+            "{}exec 3>output\nset -- sh -c {command}\ninput={input} out=3\n{JOB}\
+             # What the script said counts, if the command ends otherwise.\n\
+             own=$(sed -n 's/^=== swiglu-lab exit //p' output | tr -d '\\r' | tail -n 1)\n\
+             code=${{own:-$code}}\n{LEAVE}",
+            self.enter(),
+        )
+    }
+}
+
+/// The records in what a job printed.
+pub(super) fn records(printed: &str) -> Vec<String> {
+    let mut records = Vec::new();
+    let mut record: Option<String> = None;
+    for line in printed.lines().map(|line| line.trim_end_matches('\r')) {
+        if line == RECORD[0] {
+            record = Some(String::new());
+        } else if line == RECORD[1] {
+            records.extend(record.take());
+        } else if let Some(text) = &mut record {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::transport::{input, pack};
+    use std::fs;
+    use std::process::Command;
+
+    /// A program that shows how it was started and leaves a record.
+    const SHOWS: &str = "#!/bin/sh\nfor last; do :; done\nls \"$last/m\" >&2\n\
+        echo '{\"a\": 1}' >\"$last/m/r.json\"\necho \"$SWIGLU_LAB_EXECUTOR $1 $2\" >&2\n\
+        echo noise\nexit 75\n";
+
+    #[test]
+    fn a_script_carries_all_it_needs_and_prints_records() {
+        let bundle = tempfile::tempdir().unwrap();
+        fs::write(bundle.path().join("swiglu"), SHOWS).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(bundle.path().join("swiglu"), mode).unwrap();
+        let spec = ExecutorSpec::find("command:sh -", bundle.path()).unwrap();
+        let arguments = ["it's".to_owned(), "$HOME".to_owned()];
+        let start =
+            Start { spec: &spec, origin: "{\"a\": \"it's\"}", arguments: &arguments, dir: "" };
+        let text = start.carried(&pack(bundle.path()).unwrap(), Some(("m/old.json", "{}")));
+        let mut shell = Command::new("sh");
+        let output = shell.arg("-").stdin(input(text.as_bytes()).unwrap()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(75), "{said}");
+        for part in ["{\"a\": \"it's\"} it's $HOME", "old.json", "noise"] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(records(&printed), ["{}\n\n", "{\"a\": 1}\n"]);
+        assert!(printed.ends_with("=== swiglu-lab exit 75\n"), "{printed}");
+        // A terminal in between does no harm; a record without its end is none.
+        let terminal = printed.replace('\n', "\r\n");
+        assert_eq!(records(&terminal), records(&printed));
+        assert_eq!(records(terminal.rsplit_once(RECORD[1]).unwrap().0).len(), 1);
+    }
+}
