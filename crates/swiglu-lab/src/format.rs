@@ -1,5 +1,7 @@
 //! Numbers for people: short, with the unit that suits them.
 
+use crate::record::Interval;
+
 /// Three or four significant digits.
 pub(crate) fn number(x: f64) -> String {
     let digits = match x.abs() {
@@ -41,6 +43,15 @@ pub(crate) fn ratio(x: f64) -> String {
     if x.is_finite() { format!("{x:.2}×") } else { DASH.into() }
 }
 
+/// `1.20× [1.18, 1.22]`; the ratio alone where nobody knows the interval.
+pub(crate) fn interval(i: Interval) -> String {
+    let Interval { value, ci95: [low, high] } = i;
+    match low.is_finite() && high.is_finite() {
+        true => format!("{} [{low:.2}, {high:.2}]", ratio(value)),
+        false => ratio(value),
+    }
+}
+
 /// A relative error: two digits and a power of ten.
 pub(crate) fn error(x: f64) -> String {
     match x {
@@ -68,6 +79,8 @@ mod tests {
         for unknown in [f64::NAN, f64::INFINITY] {
             assert_eq!([number(unknown), time(unknown), ratio(unknown), error(unknown)], [DASH; 4]);
         }
+        let of = |low| interval(Interval { value: 1.2, ci95: [low, 1.226] });
+        assert_eq!([of(1.184), of(f64::NAN)], ["1.20× [1.18, 1.23]", "1.20×"]);
         assert_eq!([day("2026-11-20T10:00:00Z"), day("soon")], ["2026-11-20", "soon"]);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::page::{Depth, badge, frame, prose, stale_badge};
+use super::page::{Depth, badge, frame, prose, section};
 use super::{Site, experiment};
 use crate::decision::Decision;
 use crate::verdict::Verdict;
@@ -27,10 +27,7 @@ pub(super) fn list(
                 @let doubts = d.doubts(verdicts);
                 li {
                     article.card {
-                        p.state {
-                            span.badge.none { (d.status) }
-                            @if !doubts.is_empty() { (stale_badge(Some(&doubts.join("; ")))) }
-                        }
+                        (state(d, &doubts))
                         h3 { a href={ (depth.root()) (path(&d.id)) } { (d.title) } }
                         p { (d.claim) }
                         p.meta { time datetime=(d.date) { (d.date) } }
@@ -47,12 +44,23 @@ pub(super) fn page(
     verdicts: &BTreeMap<String, Verdict>,
 ) -> String {
     let doubts = decision.doubts(verdicts);
+    let evidence = html! {
+        ul.plain {
+            @for id in &decision.experiments {
+                @match site.experiments.iter().find(|e| e.experiment.id == *id) {
+                    Some(e) => li {
+                        (badge(e.verdict.state)) " "
+                        a href={ "../" (experiment::path(id)) } { (e.experiment.title) }
+                        span.sub { (e.verdict.headline) }
+                    },
+                    None => li { (id) ", which is not defined" },
+                }
+            }
+        }
+    };
     let main = html! {
         header.page {
-            p.state {
-                span.badge.none { (decision.status) }
-                @if !doubts.is_empty() { (stale_badge(Some(&doubts.join("; ")))) }
-            }
+            (state(decision, &doubts))
             h1 { (decision.title) }
             p.lead { (decision.claim) }
             p.meta { (decision.id) " · " time datetime=(decision.date) { (decision.date) } }
@@ -64,21 +72,19 @@ pub(super) fn page(
             }
         }
         section.prose aria-label="Text" { (prose(&decision.body)) }
-        section aria-labelledby="evidence" {
-            h2 #evidence { "Rests on" }
-            ul.plain {
-                @for id in &decision.experiments {
-                    @match site.experiments.iter().find(|e| e.experiment.id == *id) {
-                        Some(e) => li {
-                            (badge(e.verdict.state)) " "
-                            a href={ "../" (experiment::path(id)) } { (e.experiment.title) }
-                            span.sub { (e.verdict.headline) }
-                        },
-                        None => li { (id) ", which is not defined" },
-                    }
-                }
-            }
-        }
+        (section("evidence", "Rests on", Some(evidence)))
     };
     frame(Depth::Folder, &decision.title, &main)
+}
+
+/// What was decided, and whether its evidence still carries it.
+fn state(decision: &Decision, doubts: &[String]) -> Markup {
+    html! {
+        p.state {
+            span.badge.none { (decision.status) }
+            @if !doubts.is_empty() {
+                " " span.badge.open { span aria-hidden="true" { "⚠ " } "doubted" }
+            }
+        }
+    }
 }

@@ -1,84 +1,121 @@
-//! Records arranged for pages: which one is shown, cases that differ only in M, profiles as series.
+//! Records arranged for pages: which one is shown, cases in a few words, cases that differ only in M.
 
 use swiglu_core::DType;
 
 use super::Entry;
-use crate::case::{Case, CaseOp, Heat};
-use crate::definition::{Experiment, Role};
+use crate::case::{Case, CaseOp};
+use crate::definition::{Against, Claim, Experiment, Role};
 use crate::profile::{Ceiling, Ceilings};
 use crate::record::{Opened, Record, ResultEntry, Status};
+use crate::verdict::RecordVerdict;
+
+/// The place among its experiment's records of the one that a verdict is of.
+pub(super) fn place_of(entry: &Entry, verdict: &RecordVerdict) -> Option<usize> {
+    let of =
+        |o: &Opened| o.record.run_id == verdict.run_id && o.record.machine.name == verdict.machine;
+    entry.records.iter().position(of)
+}
 
 /// The record that the pages show for an experiment: of the verdict, else the newest.
 pub(super) fn shown(entry: &Entry) -> Option<&Opened> {
-    let judged = entry.verdict.decisive();
-    let of = |o: &&Opened| {
-        judged.is_some_and(|j| o.record.run_id == j.run_id && o.record.machine.name == j.machine)
-    };
-    entry.records.iter().find(of).or(entry.records.last())
+    let judged = entry.verdict.decisive().and_then(|verdict| place_of(entry, verdict));
+    judged.map_or(entry.records.last(), |place| entry.records.get(place))
 }
 
-/// Cases that differ in M alone.
-pub(super) struct Group<'a> {
-    /// What they have in common.
-    pub(super) label: String,
-    pub(super) cases: Vec<&'a Case>,
+/// What the claim compares its subject with.
+pub(super) fn rivals(claim: &Claim) -> String {
+    match &claim.against {
+        Against::Profiles(ids) if ids.len() == 1 => ids[0].clone(),
+        Against::Profiles(ids) => format!("the fastest of {}", ids.join(", ")),
+        Against::Best(roles) => {
+            let names: Vec<_> = roles.iter().map(|r| r.name()).collect();
+            format!("the fastest {}", names.join(" or "))
+        }
+    }
 }
 
-/// What a case is without its M.
-fn label(case: &Case) -> String {
-    let mut out = match case.op {
-        CaseOp::GatedLinear | CaseOp::Mlp => {
-            format!("{} {} → {}", case.op, case.hidden, case.intermediate)
-        }
-        CaseOp::Activation | CaseOp::ActivationBackward | CaseOp::Copy => {
-            format!("{} × {}", case.op, case.intermediate)
-        }
-    };
-    if let Some(model) = &case.model {
-        out += &format!(" ({model})");
-    }
-    out += &format!(", {}", case.dtype);
-    if let Some(block) = case.weights {
-        out += &format!(" with {block} weights");
-    }
-    if case.op != CaseOp::Copy {
-        out += &format!(", {} {}", case.activation, case.numerics);
-    }
-    if case.arrangement != swiglu_core::Arrangement::Separate {
-        out += &format!(", {}", case.arrangement);
-    }
-    if case.op.has_weights() && case.orientation != swiglu_core::Orientation::OutIn {
-        out += &format!(", {}", case.orientation);
-    }
-    if case.bias {
-        out += ", bias";
-    }
-    if case.heat == Heat::Hot {
-        out += ", hot";
-    }
-    out
+/// Where in a case's parts its number of tokens is.
+const M: usize = 2;
+
+fn parts(case: &Case) -> [String; 10] {
+    let weighs = case.op.has_weights();
+    let given = |given: bool, text: String| if given { text } else { String::new() };
+    [
+        case.op.to_string(),
+        match weighs {
+            true => format!("{} → {}", case.hidden, case.intermediate),
+            false => format!("{} columns", case.intermediate),
+        },
+        format!("M = {}", case.m),
+        case.dtype.to_string(),
+        case.weights.map(|block| format!("{block} weights")).unwrap_or_default(),
+        given(case.op != CaseOp::Copy, format!("{} {}", case.activation, case.numerics)),
+        case.arrangement.to_string(),
+        given(weighs, case.orientation.to_string()),
+        given(case.bias, "bias".into()),
+        case.heat.to_string(),
+    ]
 }
 
-/// The cases of a record in groups, both in order of appearance, each group by M.
-pub(super) fn groups(record: &Record) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    for entry in &record.results {
-        let Some(case) = record.case_of(entry) else { continue };
-        let label = label(case);
-        let at = groups.iter().position(|g| g.label == label).unwrap_or_else(|| {
-            groups.push(Group { label, cases: Vec::new() });
-            groups.len() - 1
-        });
-        let cases = &mut groups[at].cases;
-        if !cases.iter().any(|c| c.key() == entry.case_key) {
-            cases.push(case);
+/// Names of cases that say only what differs among them.
+pub(super) struct Labels {
+    differs: [bool; 10],
+    /// What all have in common.
+    pub(super) common: String,
+}
+
+impl Labels {
+    pub(super) fn of<'a>(cases: impl Iterator<Item = &'a Case>) -> Self {
+        let all: Vec<_> = cases.map(parts).collect();
+        let differs = std::array::from_fn(|i| all.iter().any(|parts| parts[i] != all[0][i]));
+        let common = |first: &[String; 10]| joined(first, |i| !differs[i]);
+        Self { differs, common: all.first().map(common).unwrap_or_default() }
+    }
+
+    /// A case among the others.
+    pub(super) fn case(&self, case: &Case) -> String {
+        let label = joined(&parts(case), |i| self.differs[i]);
+        if label.is_empty() { format!("M = {}", case.m) } else { label }
+    }
+
+    /// The same whatever its M; empty where nothing else differs.
+    pub(super) fn group(&self, case: &Case) -> String {
+        joined(&parts(case), |i| i != M && self.differs[i])
+    }
+}
+
+fn joined(parts: &[String; 10], takes: impl Fn(usize) -> bool) -> String {
+    let taken = (0..parts.len()).filter(|&i| takes(i) && !parts[i].is_empty());
+    taken.map(|i| parts[i].as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Cases in groups that differ in M alone, in order of appearance, each group by M.
+pub(super) fn groups<'a>(
+    labels: &Labels,
+    cases: impl Iterator<Item = &'a Case>,
+) -> Vec<(String, Vec<&'a Case>)> {
+    let mut groups: Vec<(String, Vec<&Case>)> = Vec::new();
+    for case in cases {
+        let label = labels.group(case);
+        match groups.iter_mut().find(|(known, _)| *known == label) {
+            Some((_, cases)) => cases.push(case),
+            None => groups.push((label, vec![case])),
         }
     }
-    groups.iter_mut().for_each(|g| g.cases.sort_by_key(|c| c.m));
+    groups.iter_mut().for_each(|(_, cases)| cases.sort_by_key(|c| c.m));
     groups
 }
 
-/// The results of a case, in the order of the definition's profiles.
+/// The cases of a record, in the order in which they were measured.
+pub(super) fn cases(record: &Record) -> impl Iterator<Item = &Case> {
+    let first = |(i, entry): (usize, &ResultEntry)| {
+        i == 0 || record.results.get(i - 1).is_none_or(|last| last.case_key != entry.case_key)
+    };
+    let entries = record.results.iter().enumerate();
+    entries.filter(move |&pair| first(pair)).filter_map(|(_, entry)| record.case_of(entry))
+}
+
+/// The results of a case.
 pub(super) fn results_of<'a>(record: &'a Record, case: &Case) -> Vec<&'a ResultEntry> {
     let key = case.key();
     record.results.iter().filter(|r| r.case_key == key).collect()

@@ -1,14 +1,17 @@
-//! The page of an experiment: question, evidence, plots, boundary, how to run it.
+//! The page of an experiment: answer, plot, table, boundary, decision; then how that came about.
 
 use maud::{Markup, html};
 
-use super::evidence::{ceilings, shown};
-use super::page::{Depth, badge, frame, key, prose, scroll};
-use super::{Entry, ReportError, Site, decision, plots, run, tables};
-use crate::definition::{Against, Claim, ClaimKind, Experiment};
-use crate::format::day;
+use super::evidence::{Labels, cases, ceilings, place_of, ranked, rivals, series, shown};
+use super::index::{headline, ready_badge, whence};
+use super::page::{Depth, badge, folded, frame, key, numbers, prose, section, table, words};
+use super::{Entry, Site, age_in_words, decision, plots, run};
+use crate::case::Case;
+use crate::decision::Decision;
+use crate::definition::{Claim, ClaimKind, Experiment};
+use crate::format::{DASH, day, interval, ratio, time};
 use crate::profile::analyse_result;
-use crate::record::{Opened, QUICK, Record};
+use crate::record::{Opened, QUICK, Record, ResultEntry, Status};
 use crate::verdict::RecordVerdict;
 
 /// Its place in the site.
@@ -16,81 +19,133 @@ pub(super) fn path(id: &str) -> String {
     format!("experiments/{id}.html")
 }
 
-/// Analyses that are shown at once; the others open.
-const SHOWN_ANALYSES: usize = 3;
-
-pub(super) fn page(site: &Site, entry: &Entry) -> Result<String, ReportError> {
+pub(super) fn page(site: &Site, entry: &Entry) -> String {
     let e = &entry.experiment;
-    let record = shown(entry);
+    let decisive = entry.verdict.decisive();
     let main = html! {
         header.page {
-            p.state { (badge(entry.verdict.state)) }
+            p.state { (badge(entry.verdict.state)) " " (ready_badge(site, &e.id)) }
             h1 { (e.title) }
             p.lead { (e.question) }
-            p.headline { (entry.verdict.headline) }
-        }
-        section aria-labelledby="why" {
-            h2 #why { "Why it matters" }
-            (prose(&e.why))
-        }
-        section aria-labelledby="claim" {
-            h2 #claim { "Claim" }
-            blockquote { p { (e.claim.text) } }
-            p { (in_words(&e.claim)) }
-        }
-        section aria-labelledby="evidence" {
-            h2 #evidence { "Evidence" }
-            @if entry.verdict.machines.is_empty() { p { "There is no complete run yet." } }
-            div.evidence {
-                @for verdict in &entry.verdict.machines { (card(entry, verdict)) }
+            div.answer {
+                (headline(entry))
+                @if decisive.is_some_and(|d| d.aggregate.is_some()) {
+                    p {
+                        "as fast as " b { (rivals(&e.claim)) }
+                        @if e.cases.len() > 1 { ", in the geometric mean of all cases" }
+                        "; ours is " b { (e.claim.subject) }
+                    }
+                }
+                p.meta { (whence(entry)) }
             }
-            @if !entry.refused.is_empty() {
-                h3 { "Refused" }
-                ul { @for text in &entry.refused { li { code { (text) } } } }
+            @if let Some(undecided) = decisive.and_then(|d| d.undecided.as_ref()) {
+                p.note { "What would decide it: " (undecided.text) "." }
             }
+            @if let Some(decisive) = decisive { (exceptions(e, decisive)) }
         }
-        @if let Some(opened) = record { (results(e, opened)?) }
-        (profiles(e))
-        section aria-labelledby="boundary" {
-            h2 #boundary { "What the evidence does not cover" }
-            (prose(&e.boundary))
+        @if let Some(decisive) = decisive {
+            @if let Some(plot) = plots::answer(entry, decisive) { (plot) }
+            @if let Some(record) = shown(entry) { (claimed(e, decisive, &record.record)) }
         }
-        (how_to_run(e))
-        section aria-labelledby="runs" {
-            h2 #runs { "Runs" }
-            (runs(entry))
-        }
-        @if !e.decisions.is_empty() {
-            section aria-labelledby="decisions" {
-                h2 #decisions { "Decisions that rest on it" }
-                (decisions(site, e))
-            }
-        }
+        (section("boundary", "What this does not cover", Some(prose(&e.boundary))))
+        (section("decisions", "Decisions that rest on it", decisions(site, e)))
+        (section("claim", "Claim and judgement", Some(judgement(entry))))
+        @if let Some(opened) = shown(entry) { (everything(e, opened)) }
+        (section("why", "Why it matters", Some(prose(&e.why))))
+        (section("runs", "Runs", Some(runs(site, entry))))
     };
-    Ok(frame(Depth::Folder, &e.title, &main))
+    frame(Depth::Folder, &e.title, &main)
+}
+
+/// Cases below the floor, each with its figure.
+fn exceptions(e: &Experiment, verdict: &RecordVerdict) -> Markup {
+    let labels = Labels::of(e.cases.iter());
+    let case = |key: &str| e.cases.iter().find(|c| c.key() == key);
+    html! {
+        @if let (false, Some(floor)) = (verdict.exceptions.is_empty(), e.claim.floor) {
+            p.note { "Below " (floor) ", where the claim allows " (e.claim.exceptions) ":" }
+            ul.note {
+                @for found in &verdict.exceptions {
+                    li {
+                        (case(&found.case_key).map_or(found.case_key.clone(), |c| labels.case(c)))
+                        ": " (interval(found.ratio)) " of " (found.against)
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The claim case by case: ours and the best rival.
+fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
+    let labels = Labels::of(e.cases.iter());
+    let median = |key: &str, profile: &str| {
+        let summary = record.entry(key, profile).and_then(|r| r.summary);
+        summary.map_or(DASH.to_owned(), |s| time(s.median))
+    };
+    let row = |case: &Case| {
+        let key = case.key();
+        let found = verdict.cases.iter().find(|c| c.case_key == key);
+        let below = found.is_some_and(|f| e.claim.floor.is_some_and(|floor| f.ratio.value < floor));
+        vec![
+            html! {
+                (labels.case(case))
+                @if let Some(model) = &case.model { " " span.meta { (model) } }
+            },
+            html! { (median(&key, &e.claim.subject)) },
+            html! { (found.map_or(DASH.to_owned(), |f| median(&key, &f.against))) },
+            html! { (found.map_or(DASH, |f| &f.against)) },
+            html! {
+                span.wrong[below] {
+                    (found.map_or(DASH.to_owned(), |f| interval(f.ratio)))
+                    @if below { ", below the floor" }
+                }
+            },
+        ]
+    };
+    let rows: Vec<_> = e.cases.iter().map(row).collect();
+    let columns = [
+        words("case"),
+        numbers(&e.claim.subject),
+        numbers("best of the others"),
+        words("which"),
+        numbers("ratio"),
+    ];
+    table(&format!("All cases: {}", labels.common), &columns, &rows)
+}
+
+/// What the claim asks for, and why it is judged so.
+fn judgement(entry: &Entry) -> Markup {
+    html! {
+        blockquote { p { (entry.experiment.claim.text) } }
+        p { (in_words(&entry.experiment.claim)) }
+        @for verdict in &entry.verdict.machines {
+            @let said: Vec<&String> = verdict.reasons.iter().chain(&verdict.marks).collect();
+            @if !said.is_empty() {
+                (folded(
+                    html! { "Reasons and marks on " (verdict.machine) " (" (said.len()) ")" },
+                    &html! { ul.reasons { @for text in said { li { (text) } } } },
+                ))
+            }
+        }
+        @if !entry.refused.is_empty() {
+            (folded("Files that are no records", &html! {
+                ul { @for text in &entry.refused { li { code { (text) } } } }
+            }))
+        }
+    }
 }
 
 /// The claim's test in a sentence.
 fn in_words(claim: &Claim) -> Markup {
-    let against = match &claim.against {
-        Against::Profiles(ids) if ids.len() == 1 => ids[0].clone(),
-        Against::Profiles(ids) => format!("the fastest of {}", ids.join(", ")),
-        Against::Best(roles) => {
-            let names: Vec<_> = roles.iter().map(|r| r.name()).collect();
-            format!("the fastest {}", names.join(" or "))
-        }
-    };
     let reaches = match claim.kind {
-        ClaimKind::Faster { goal: 1.0 } => "the whole interval is at least 1".to_owned(),
-        ClaimKind::Faster { goal } => {
+        ClaimKind::Faster { goal } if goal > 1.0 => {
             format!("the whole interval is at least 1, and the estimate at least {goal}")
         }
-        ClaimKind::NotSlower | ClaimKind::Reaches { .. } => {
-            format!("the whole interval is at least {}", claim.kind.limit())
-        }
+        kind => format!("the whole interval is at least {}", kind.limit()),
     };
     html! {
-        "In each case, the time of " b { (against) } " is divided by that of " b { (claim.subject) }
+        "In each case, the time of " b { (rivals(claim)) } " is divided by that of " b { (claim.subject) }
         ". It is supported if, of the geometric mean over all cases, " (reaches)
         @if let Some(floor) = claim.floor {
             @match claim.exceptions {
@@ -103,189 +158,201 @@ fn in_words(claim: &Claim) -> Markup {
     }
 }
 
-fn card(entry: &Entry, verdict: &RecordVerdict) -> Markup {
-    let of =
-        |o: &&Opened| o.record.run_id == verdict.run_id && o.record.machine.name == verdict.machine;
-    let opened = entry.records.iter().find(of);
-    let device = opened.map(|o| {
-        let m = &o.record.machine;
-        m.gpu.clone().unwrap_or_else(|| m.cpu.clone())
-    });
-    html! {
-        article.card {
-            p.state { (badge(verdict.state)) }
-            h3 { (verdict.machine) }
-            @if let Some(a) = verdict.aggregate { p.figure { (tables::interval(a)) } }
-            p.meta {
-                @if let Some(device) = device { (device) " · " }
-                (verdict.cases.len()) " cases compared · " (day(&verdict.finished)) " · "
-                @if let Some(o) = opened {
-                    a href={ "../" (run::path(o)) } { "run " (verdict.run_id) }
-                } @else { "run " (verdict.run_id) }
-            }
-            @if !verdict.reasons.is_empty() {
-                ul.reasons { @for reason in &verdict.reasons { li { (reason) } } }
-            }
+/// All ways, not only those of the claim.
+fn everything(e: &Experiment, opened: &Opened) -> Markup {
+    let record = &opened.record;
+    let ceilings = ceilings(e, record);
+    let bars = plots::times(e, record);
+    let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
+    let labels = Labels::of(cases(record));
+    let analyses: Vec<_> = of_subject
+        .filter_map(|r| {
+            let case = record.case_of(r)?;
+            Some((labels.case(case), analyse_result(e, case, r, &ceilings)?.text))
+        })
+        .collect();
+    let machine = html! {
+        @if let Some(roofline) = plots::roofline(e, record, &ceilings) { (roofline) }
+        @if !analyses.is_empty() {
+            (folded(html! { "What binds " (e.claim.subject) ", case by case" }, &html! {
+                dl.analyses { @for (case, text) in &analyses { dt { (case) } dd { (text) } } }
+            }))
         }
+    };
+    let all = html! {
+        p.meta {
+            "Of " a href={ "../" (run::path(opened)) } { "run " (record.run_id) } " on "
+            (record.machine.name) ", " (run::place(record)) ", " (day(&record.finished))
+            @if record.protocol.quick { "; " (QUICK) }
+            @if !record.complete { ", not complete" }
+            "."
+        }
+        @for sweep in plots::sweeps(e, record) { (sweep) }
+        @if !bars.is_empty() {
+            p.meta { "Bars end at the median, lines reach over the middle half of the samples." }
+            div.figures { @for figure in &bars { (figure) } }
+        }
+        (folded("Median times of all ways", &medians(e, record)))
+        (folded("Who competes, and how each is asked", &profiles(e)))
+        (absent(record))
+    };
+    let is_there = !machine.0.is_empty();
+    html! {
+        (section("results", "All ways", Some(all)))
+        (section("machine", "Against the machine", is_there.then_some(machine)))
     }
 }
 
-fn results(e: &Experiment, opened: &Opened) -> Result<Markup, ReportError> {
-    let record = &opened.record;
-    let times = plots::times(e, record)?;
-    let ceilings = ceilings(e, record);
-    let roofline = plots::roofline(e, record, &ceilings)?;
-    let errors = plots::errors(e, record)?;
-    Ok(html! {
-        section aria-labelledby="results" {
-            h2 #results { "Results" }
-            p.meta {
-                "Of " a href={ "../" (run::path(opened)) } { "run " (record.run_id) } " on "
-                (record.machine.name) ", " (day(&record.finished))
-                @if record.protocol.quick { "; " (QUICK) }
-                @if !record.complete { ", not complete" }
-                "."
-            }
-            @for figure in &times.sweeps { (figure) }
-            @if !times.bars.is_empty() {
-                h3 { "Time per call" }
-                p.meta { "Bars end at the median, lines reach over the middle half of the samples." }
-                div.figures { @for figure in &times.bars { (figure) } }
-            }
-            @if !times.more_bars.is_empty() {
-                details {
-                    summary { "Time per call, case by case (" (times.more_bars.len()) ")" }
-                    div.figures { @for figure in &times.more_bars { (figure) } }
-                }
-            }
-            h3 { "Medians" }
-            (tables::medians(e, record))
-            (tables::absent(record))
-        }
-        @if let Some(roofline) = roofline {
-            section aria-labelledby="roofline" {
-                h2 #roofline { "Against the machine" }
-                (roofline)
-            }
-        }
-        (analyses(e, record))
-        @if !errors.is_empty() {
-            section aria-labelledby="errors" {
-                h2 #errors { "Correctness" }
-                p {
-                    "The case of each profile that is nearest to its limit: the sign is its error against \
-                     float64, the bar the limit that was derived for it."
-                }
-                div.figures { @for figure in &errors { (figure) } }
-            }
-        }
-    })
+/// Medians of all profiles with the largest error of each, as a part of its limit.
+fn medians(e: &Experiment, record: &Record) -> Markup {
+    let labels = Labels::of(cases(record));
+    let measured = |id: &str| record.results.iter().any(|r| r.profile == id && r.summary.is_some());
+    let shown: Vec<_> = e.profiles.iter().filter(|p| measured(&p.id)).collect();
+    let columns = [words("case")].into_iter();
+    let columns: Vec<_> =
+        columns.chain(shown.iter().map(|p| numbers(key(series(e, &p.id), &p.id)))).collect();
+    let row = |case: &Case| {
+        let of = |id: &str| record.entry(&case.key(), id);
+        let times = shown.iter().filter_map(|p| of(&p.id)).filter(|r| ranked(e, r));
+        let best = times.filter_map(|r| Some(r.summary?.median)).fold(f64::INFINITY, f64::min);
+        let cells = shown.iter().map(|p| median(e, record, of(&p.id), best));
+        std::iter::once(html! { (labels.case(case)) }).chain(cells).collect()
+    };
+    let mut rows: Vec<Vec<Markup>> = cases(record).map(row).collect();
+    let error = |id: &str| {
+        let of = record.results.iter().filter(|r| r.profile == id).filter_map(|r| r.error);
+        let parts = of.filter_map(|e| Some(e.relative_frobenius? / e.frobenius_limit?));
+        parts.max_by(f64::total_cmp).map_or(DASH.to_owned(), |part| format!("{part:.2}"))
+    };
+    let errors = shown.iter().map(|p| html! { (error(&p.id)) });
+    rows.push(std::iter::once(html! { "largest error, of its limit" }).chain(errors).collect());
+    let caption =
+        format!("Median time per call, and speed relative to the baseline: {}", labels.common);
+    table(&caption, &columns, &rows)
 }
 
-/// What binds the subject of the claim, case by case.
-fn analyses(e: &Experiment, record: &Record) -> Markup {
-    let ceilings = ceilings(e, record);
-    let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
-    let texts: Vec<_> = of_subject
-        .filter_map(|r| {
-            let case = record.case_of(r)?;
-            Some((r.case_key.as_str(), analyse_result(e, case, r, &ceilings)?.text))
-        })
-        .collect();
-    let list = |texts: &[(&str, String)]| {
-        html! { dl.analyses { @for (case, text) in texts { dt { (case) } dd { (text) } } } }
+fn median(e: &Experiment, record: &Record, result: Option<&ResultEntry>, best: f64) -> Markup {
+    let Some((result, summary)) = result.and_then(|r| Some((r, r.summary?))) else {
+        return html! { (DASH) };
     };
-    let (first, rest) = texts.split_at(texts.len().min(SHOWN_ANALYSES));
+    let first = ranked(e, result) && summary.median <= best;
+    let wrong = result.status == Status::FailedVerification;
     html! {
-        @if !texts.is_empty() {
-            section aria-labelledby="analysis" {
-                h2 #analysis { "What binds " (e.claim.subject) }
-                (list(first))
-                @if !rest.is_empty() {
-                    details { summary { (rest.len()) " more cases" } (list(rest)) }
+        span.best[first].wrong[wrong] { (time(summary.median)) }
+        @if first { span.hidden { " fastest" } }
+        @if wrong { span.sub { "wrong result" } }
+        @else if let Some(r) = record.ratio_to_baseline(e, result) { span.sub { (ratio(r.value)) } }
+    }
+}
+
+/// What became of profiles that have no time, once for each reason.
+fn absent(record: &Record) -> Markup {
+    let mut lines: Vec<(String, usize)> = Vec::new();
+    for r in record.results.iter().filter(|r| r.status != Status::Ok) {
+        let reason = r.reason.as_deref().unwrap_or("no reason was given");
+        let line = format!("{} ({}): {reason}", r.profile, r.status);
+        match lines.iter_mut().find(|(l, _)| *l == line) {
+            Some((_, count)) => *count += 1,
+            None => lines.push((line, 1)),
+        }
+    }
+    html! {
+        @if !lines.is_empty() {
+            (folded(html! { "Without a result that counts (" (lines.len()) ")" }, &html! {
+                ul {
+                    @for (line, count) in &lines {
+                        li { (line) @if *count > 1 { " – " (count) " cases" } }
+                    }
                 }
-            }
+            }))
         }
     }
 }
 
 fn profiles(e: &Experiment) -> Markup {
-    let table = html! {
-        table {
-            caption { span { "Who competes, and how each is asked" } }
-            thead {
-                tr {
-                    th scope="col" { "profile" } th scope="col" { "peer" }
-                    th scope="col" { "role" } th scope="col" { "options" }
-                }
+    let row = |(i, p): (usize, &crate::ProfileDef)| {
+        vec![
+            key(i, &p.id),
+            html! { (p.peer) },
+            html! { (p.role) },
+            html! { @for (name, value) in &p.options { code { (name) "=" (value) } " " } },
+        ]
+    };
+    let rows: Vec<_> = e.profiles.iter().enumerate().map(row).collect();
+    let columns = [words("profile"), words("peer"), words("role"), words("options")];
+    table("Who competes, and how each is asked", &columns, &rows)
+}
+
+/// Every run with what it says and where it ran, whether one could run here now, and how to start it.
+fn runs(site: &Site, entry: &Entry) -> Markup {
+    let id = &entry.experiment.id;
+    let verdict_of = |place| {
+        let mut all = entry.verdict.machines.iter();
+        all.find(|verdict| place_of(entry, verdict) == Some(place))
+    };
+    let row = |(place, opened): (usize, &Opened)| {
+        let r = &opened.record;
+        let verdict = verdict_of(place);
+        let state = match (r.protocol.quick, r.complete) {
+            (true, _) => QUICK,
+            (_, false) => "not complete",
+            _ => "does not count",
+        };
+        vec![
+            html! { a href={ "../" (run::path(opened)) } { (r.run_id) } },
+            html! { (r.machine.name) ", " (run::place(r)) },
+            html! { @match verdict { Some(v) => (badge(v.state)), None => (state) } },
+            html! { (verdict.and_then(|v| v.aggregate).map_or(DASH.to_owned(), interval)) },
+            html! { (verdict.map_or(DASH.to_owned(), |v| v.exceptions.len().to_string())) },
+            html! {
+                (day(&r.finished)) " at " (run::commit(r))
+                span.sub { (age_in_words(entry.ages.get(place).copied().flatten())) }
+            },
+        ]
+    };
+    let rows: Vec<_> = entry.records.iter().enumerate().rev().map(row).collect();
+    let columns = [
+        words("run"),
+        words("where"),
+        words("verdict"),
+        numbers("ratio"),
+        numbers("exceptions"),
+        words("measured"),
+    ];
+    html! {
+        @if rows.is_empty() { p { "There is no run yet." } }
+        @else {
+            (table("Of each machine the newest complete run counts, and the worst of them decides", &columns, &rows))
+        }
+        @if let Some(checks) = site.ready.get(id) { (run::readiness(checks)) }
+        h3 { "How to run it" }
+        p {
+            "From the root of the repository, on a machine that is otherwise idle. The same id goes \
+             on with a run that was stopped."
+        }
+        pre tabindex="0" aria-label="Commands" {
+            code {
+                "cargo build --release\n"
+                "target/release/swiglu lab run " (id) " --run-id NAME\n"
+                "target/release/swiglu lab report --out report"
             }
-            tbody {
-                @for (i, p) in e.profiles.iter().enumerate() {
-                    tr {
-                        th scope="row" { (key(i, &p.id)) }
-                        td { (p.peer) }
-                        td { (p.role) }
-                        td {
-                            @for (name, value) in &p.options { code { (name) "=" (value) } " " }
-                        }
-                    }
-                }
+        }
+    }
+}
+
+/// Those that the definition names, and those that name it.
+fn decisions(site: &Site, e: &Experiment) -> Option<Markup> {
+    let named = |d: &&Decision| e.decisions.contains(&d.id) || d.experiments.contains(&e.id);
+    let written: Vec<_> = site.decisions.iter().filter(named).collect();
+    let is_missing = |id: &&String| !written.iter().any(|d| d.id == **id);
+    let missing: Vec<_> = e.decisions.iter().filter(is_missing).collect();
+    let list = html! {
+        ul {
+            @for d in &written {
+                li { a href={ "../" (decision::path(&d.id)) } { (d.title) } ", " (d.status) }
             }
+            @for id in &missing { li { (id) ", which is not written" } }
         }
     };
-    html! {
-        section aria-labelledby="profiles" {
-            h2 #profiles { "Profiles" }
-            (scroll("Profiles", &table))
-        }
-    }
-}
-
-fn how_to_run(e: &Experiment) -> Markup {
-    html! {
-        section aria-labelledby="run" {
-            h2 #run { "How to run it" }
-            p {
-                "From the root of the repository, on a machine that is otherwise idle. The same id goes \
-                 on with a run that was stopped."
-            }
-            pre tabindex="0" aria-label="Commands" {
-                code {
-                    "cargo build --release\n"
-                    "target/release/swiglu lab run " (e.id) " --run-id NAME\n"
-                    "target/release/swiglu lab report --out report"
-                }
-            }
-        }
-    }
-}
-
-fn runs(entry: &Entry) -> Markup {
-    html! {
-        @if entry.records.is_empty() { p { "None." } }
-        ul {
-            @for opened in entry.records.iter().rev() {
-                @let r = &opened.record;
-                li {
-                    a href={ "../" (run::path(opened)) } { (r.run_id) } ", " (r.machine.name) ", "
-                    time datetime=(r.finished) { (day(&r.finished)) }
-                    @if !r.complete { ", not complete" }
-                    @if r.protocol.quick { "; " (QUICK) }
-                }
-            }
-        }
-    }
-}
-
-fn decisions(site: &Site, e: &Experiment) -> Markup {
-    html! {
-        ul {
-            @for id in &e.decisions {
-                @match site.decisions.iter().find(|d| d.id == *id) {
-                    Some(d) => li { a href={ "../" (decision::path(id)) } { (d.title) } ", " (d.status) },
-                    None => li { (id) ", which is not written" },
-                }
-            }
-        }
-    }
+    (!written.is_empty() || !missing.is_empty()).then_some(list)
 }

@@ -1,10 +1,10 @@
-//! The first page: every experiment with its state.
+//! The first page: every experiment with its answer, by verdict.
 
 use maud::{Markup, html};
 
-use super::page::{Depth, badge, frame};
-use super::{Entry, Site, decision, experiment};
-use crate::format::day;
+use super::page::{Depth, badge, frame, sign};
+use super::{Entry, Site, decision, experiment, plots};
+use crate::format::{day, ratio};
 use crate::verdict::VerdictState;
 
 pub(super) fn page(site: &Site) -> String {
@@ -14,16 +14,28 @@ pub(super) fn page(site: &Site) -> String {
         p.lead {
             "Each experiment asks one question, states a claim, and is judged by its records alone."
         }
-        ul.counts aria-label="Experiments by state" {
-            @for state in VerdictState::ALL {
-                li { (badge(state)) " " strong { (count(state)) } }
-            }
-        }
         section aria-labelledby="experiments" {
             h2 #experiments { "Experiments" }
             @if site.experiments.is_empty() { p { "There are none." } }
-            ol.cards {
-                @for entry in &site.experiments { li { (card(entry)) } }
+            @else {
+                // The stylesheet hides what was not chosen: no script is needed.
+                fieldset.filter {
+                    legend.hidden { "Show experiments by verdict" }
+                    input #show-all type="radio" name="show" checked;
+                    label for="show-all" { "all " strong { (site.experiments.len()) } }
+                    @for state in VerdictState::ALL {
+                        @let (class, sign) = sign(state);
+                        input id={ "show-" (class) } type="radio" name="show";
+                        label.{ (class) } for={ "show-" (class) } {
+                            span aria-hidden="true" { (sign) " " } (state) " " strong { (count(state)) }
+                        }
+                    }
+                }
+            }
+            ol.cards.experiments {
+                @for entry in &site.experiments {
+                    li.{ "is-" (sign(entry.verdict.state).0) } { (card(site, entry)) }
+                }
             }
         }
         section aria-labelledby="decisions" {
@@ -40,24 +52,63 @@ pub(super) fn page(site: &Site) -> String {
     frame(Depth::Root, "Experiments", &main)
 }
 
-fn card(entry: &Entry) -> Markup {
+fn card(site: &Site, entry: &Entry) -> Markup {
     let e = &entry.experiment;
-    let newest = entry.records.last().map(|o| day(&o.record.finished));
-    let runs = match entry.records.len() {
-        0 => "no runs".to_owned(),
-        1 => "1 run".to_owned(),
-        n => format!("{n} runs"),
-    };
     html! {
         article.card {
-            p.state { (badge(entry.verdict.state)) }
-            h3 { a href=(experiment::path(&e.id)) { (e.title) } }
-            p { (e.question) }
-            p.headline { (entry.verdict.headline) }
-            p.meta {
-                (e.device) " · " (e.cases.len()) " cases · " (e.profiles.len()) " profiles · " (runs)
-                @if let Some(day) = newest { " · " time datetime=(day) { (day) } }
+            div.asked {
+                p.state { (badge(entry.verdict.state)) " " (ready_badge(site, &e.id)) }
+                h3 { a href=(experiment::path(&e.id)) { (e.title) } }
+                p { (e.question) }
+                p.meta { (whence(entry)) }
             }
+            div.answered {
+                (headline(entry))
+                @if let Some(thumb) = plots::thumb(entry) { div.thumb { (thumb) } }
+            }
+        }
+    }
+}
+
+/// The claim's figure with its interval, or why there is none.
+pub(super) fn headline(entry: &Entry) -> Markup {
+    let verdict = &entry.verdict;
+    match verdict.decisive().filter(|d| d.aggregate.is_some()) {
+        Some(_) => {
+            let (figure, rest) =
+                verdict.headline.split_once(' ').unwrap_or((&verdict.headline, ""));
+            html! { p.headline { strong { (figure) } " " (rest) } }
+        }
+        None => html! { p.headline { (verdict.headline) } },
+    }
+}
+
+/// Where and when the record of the verdict was taken, and what has changed since.
+pub(super) fn whence(entry: &Entry) -> Markup {
+    let machines = &entry.verdict.machines;
+    let all = || machines.iter().filter_map(|m| m.aggregate).map(|a| a.value);
+    let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+    html! {
+        @if let Some(decisive) = machines.first() {
+            (decisive.machine)
+            @if machines.len() > 1 {
+                ", one of " (machines.len()) " machines, " (ratio(low)) " to " (ratio(high))
+            }
+            " · " time datetime=(day(&decisive.finished)) { (day(&decisive.finished)) }
+            " · " (entry.age_of(decisive))
+        } @else {
+            (entry.experiment.device) ", " (entry.records.len()) " runs"
+        }
+    }
+}
+
+/// Whether everything that a run needs is here; nothing where nobody looked.
+pub(super) fn ready_badge(site: &Site, id: &str) -> Markup {
+    let checks = site.ready.get(id);
+    html! {
+        @if let Some(checks) = checks {
+            @if checks.iter().all(|c| c.ok) { span.badge.good { "ready here" } }
+            @else { span.badge.none { "not ready here" } }
         }
     }
 }

@@ -1,16 +1,16 @@
 //! The static site: what was asked, what was measured, what it says. It opens from disk, needs no
-//! network and no scripts, and is a function of definitions, records and decisions alone: the same
-//! evidence gives the same bytes.
+//! network and no scripts, and is a function of definitions, records, decisions and their place in the
+//! history: the same evidence gives the same bytes. Beside it the document of all figures (`measured`).
 
 pub mod chart;
 mod decision;
 mod evidence;
 mod experiment;
 mod index;
+mod measured;
 mod page;
 mod plots;
 mod run;
-mod tables;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,12 +19,13 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::code::History;
 use crate::decision::Decision;
 use crate::definition::Experiment;
 use crate::error::LabError;
+use crate::ready::Check;
 use crate::record::{Opened, Store};
-use crate::verdict::Verdict;
-use chart::ChartError;
+use crate::verdict::{RecordVerdict, Verdict};
 
 /// Says that a directory is a report of ours, which may be replaced.
 const MARK: &str = ".swiglu-lab-report";
@@ -33,9 +34,6 @@ const STYLE: &str = include_str!("style.css");
 /// Why there is no site.
 #[derive(Debug, Error)]
 pub enum ReportError {
-    /// A plot failed.
-    #[error(transparent)]
-    Chart(#[from] ChartError),
     /// The directory has other things in it.
     #[error(
         "{}: is not empty and not a report of this program; choose another directory, or empty it",
@@ -63,8 +61,26 @@ pub struct Entry {
     pub verdict: Verdict,
     /// All of them, oldest first.
     pub records: Vec<Opened>,
+    /// Of each record, how many commits to the backend came after it; none where nobody knows.
+    pub ages: Vec<Option<u64>>,
     /// Files that are no believable records, each with the reason.
     pub refused: Vec<String>,
+}
+
+impl Entry {
+    /// The age of the record that a verdict is of, in words.
+    fn age_of(&self, verdict: &RecordVerdict) -> String {
+        let place = evidence::place_of(self, verdict);
+        age_in_words(place.and_then(|place| self.ages.get(place).copied().flatten()))
+    }
+}
+
+fn age_in_words(age: Option<u64>) -> String {
+    match age {
+        Some(1) => "1 commit to this backend since".into(),
+        Some(n) => format!("{n} commits to this backend since"),
+        None => "age not known".into(),
+    }
 }
 
 /// Everything that the site shows.
@@ -78,6 +94,8 @@ pub struct Site {
     pub broken: Vec<String>,
     /// Records that no experiment counts, each with the reason: they are not shown.
     pub strays: Vec<String>,
+    /// What a run would need here and whether it is there, by experiment; nothing is said of others.
+    pub ready: BTreeMap<String, Vec<Check>>,
 }
 
 /// What was written.
@@ -93,11 +111,12 @@ pub struct Written {
 pub type Files = BTreeMap<String, Vec<u8>>;
 
 impl Site {
-    /// Everything in a lab: definitions, their records, decisions. What cannot be read is listed.
+    /// Everything in a lab: definitions, their records with their age, decisions. What cannot be read is
+    /// listed.
     ///
     /// # Errors
     /// [`LabError::Io`] if a directory cannot be read.
-    pub fn gather(lab: &Path, store: &Store) -> crate::Result<Self> {
+    pub fn gather(lab: &Path, store: &Store, history: &History) -> crate::Result<Self> {
         let mut site = Self::default();
         let definitions = lab.join("experiments");
         let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
@@ -110,7 +129,9 @@ impl Site {
                     counted.extend(records.iter().map(|r| r.path.clone()));
                     counted.extend(refused.iter().map(|r| r.path.clone()));
                     let refused = refused.iter().map(|r| r.error.to_string()).collect();
-                    site.experiments.push(Entry { experiment, verdict, records, refused });
+                    let age = |o: &Opened| history.age(&o.record.code, experiment.device);
+                    let ages = records.iter().map(age).collect();
+                    site.experiments.push(Entry { experiment, verdict, records, ages, refused });
                 }
                 Err(error) => {
                     let LabError::Definition { path, .. } = &error else { return Err(error) };
@@ -142,17 +163,17 @@ impl Site {
     /// All files: pages, the stylesheet, and copies of the records that pages link to.
     ///
     /// # Errors
-    /// [`ReportError::Chart`]; [`ReportError::Io`] if a record vanished meanwhile.
+    /// [`ReportError::Io`] if a record vanished meanwhile.
     pub fn files(&self) -> Result<Files, ReportError> {
         let mut files = Files::new();
         let style = format!("{}\n{STYLE}", chart::PALETTE);
         files.insert("style.css".into(), style.into_bytes());
         files.insert("index.html".into(), index::page(self).into_bytes());
         for entry in &self.experiments {
-            let html = experiment::page(self, entry)?;
+            let html = experiment::page(self, entry);
             files.insert(experiment::path(&entry.experiment.id), html.into_bytes());
             for opened in &entry.records {
-                let html = run::page(entry, opened)?;
+                let html = run::page(entry, opened);
                 files.insert(run::path(opened), html.into_bytes());
                 let read =
                     |source| ReportError::Io { action: "read", path: opened.path.clone(), source };
@@ -235,10 +256,3 @@ fn write_file(path: &Path, content: &[u8]) -> Result<(), ReportError> {
     file.persist(path).map_err(|e| failed(e.error))?;
     Ok(())
 }
-
-#[cfg(test)]
-mod browser_tests;
-#[cfg(test)]
-mod fixture;
-#[cfg(test)]
-mod tests;

@@ -1,9 +1,9 @@
 //! What every page has: the frame, badges, figures, prose.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 use pulldown_cmark::{Event, Parser, Tag, TagEnd};
 
-use super::chart::{ChartError, Width, marker};
+use super::chart::{Width, glyph};
 use crate::verdict::VerdictState;
 
 /// Where a page lies, as the way back to the root.
@@ -48,7 +48,7 @@ pub(super) fn frame(depth: Depth, title: &str, main: &Markup) -> String {
                 footer.site {
                     p {
                         "Made by " code { "swiglu lab report" } " from definitions and records. Times \
-                        are medians of interleaved turns; every sample is in the record."
+                        are medians of interleaved turns."
                     }
                 }
             }
@@ -57,50 +57,32 @@ pub(super) fn frame(depth: Depth, title: &str, main: &Markup) -> String {
     .into_string()
 }
 
-/// A state as a word with a sign, so that its colour is not needed.
-pub(super) fn badge(state: VerdictState) -> Markup {
-    let (class, sign) = match state {
+/// The class of a state's colour, and its sign.
+pub(super) const fn sign(state: VerdictState) -> (&'static str, &'static str) {
+    match state {
         VerdictState::Supported => ("good", "✓"),
         VerdictState::Refuted => ("bad", "✕"),
         VerdictState::Inconclusive => ("open", "≈"),
         VerdictState::NotRun => ("none", "○"),
-    };
-    html! { span class={ "badge " (class) } { span aria-hidden="true" { (sign) " " } (state) } }
-}
-
-/// The badge of evidence that is not of the present code or definition.
-pub(super) fn stale_badge(why: Option<&str>) -> Markup {
-    html! {
-        @if let Some(why) = why {
-            span.badge.open title=(why) { span aria-hidden="true" { "⟲ " } "stale" }
-        }
     }
 }
 
+/// A state as a word with a sign, so that its colour is not needed.
+pub(super) fn badge(state: VerdictState) -> Markup {
+    let (class, sign) = sign(state);
+    html! { span class={ "badge " (class) } { span aria-hidden="true" { (sign) " " } (state) } }
+}
+
 /// A plot in both widths, of which the stylesheet shows one; nothing if there is nothing to plot.
-pub(super) fn figure(
-    draw: impl Fn(Width) -> Result<Option<String>, ChartError>,
-    caption: &Markup,
-) -> Result<Option<Markup>, ChartError> {
-    let (Some(narrow), Some(wide)) = (draw(Width::Narrow)?, draw(Width::Wide)?) else {
-        return Ok(None);
-    };
-    Ok(Some(html! {
+pub(super) fn figure(draw: impl Fn(Width) -> Option<String>, caption: &Markup) -> Option<Markup> {
+    let (narrow, wide) = (draw(Width::Narrow)?, draw(Width::Wide)?);
+    Some(html! {
         figure {
             div.narrow { (PreEscaped(narrow)) }
             div.wide { (PreEscaped(wide)) }
             figcaption { (caption) }
         }
-    }))
-}
-
-/// A plot in the narrow width only, for rows of small ones.
-pub(super) fn small_figure(
-    draw: impl Fn(Width) -> Result<Option<String>, ChartError>,
-    caption: &Markup,
-) -> Result<Option<Markup>, ChartError> {
-    let Some(svg) = draw(Width::Narrow)? else { return Ok(None) };
-    Ok(Some(html! { figure.small { figcaption { (caption) } (PreEscaped(svg)) } }))
+    })
 }
 
 /// A profile's colour and marker, and its name.
@@ -108,16 +90,58 @@ pub(super) fn key(series: usize, label: &str) -> Markup {
     html! {
         span.key {
             span.mark style={ "color:var(--c" (series % 9) ")" } aria-hidden="true" {
-                (marker(series).glyph())
+                (glyph(series))
             }
             " " (label)
         }
     }
 }
 
-/// A table that scrolls by itself where it is too wide, by keyboard too.
-pub(super) fn scroll(label: &str, table: &Markup) -> Markup {
-    html! { div.scroll role="region" aria-label=(label) tabindex="0" { (table) } }
+/// The head of a column, and whether numbers are below it.
+pub(super) struct Column(Markup, bool);
+
+pub(super) fn words(head: impl Render) -> Column {
+    Column(head.render(), false)
+}
+
+pub(super) fn numbers(head: impl Render) -> Column {
+    Column(head.render(), true)
+}
+
+/// A table that scrolls by itself where it is too wide, by keyboard too. The first cell of a row names it.
+pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+    html! {
+        div.scroll role="region" aria-label=(caption) tabindex="0" {
+            table {
+                caption { span { (caption) } }
+                thead { tr { @for Column(head, n) in columns { th.n[*n] scope="col" { (head) } } } }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            @for (i, (cell, Column(_, n))) in row.iter().zip(columns).enumerate() {
+                                @if i == 0 { th.n[*n] scope="row" { (cell) } }
+                                @else { td.n[*n] { (cell) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is not for everybody, closed until somebody asks.
+pub(super) fn folded(summary: impl Render, content: &Markup) -> Markup {
+    html! { details { summary { (summary) } (content) } }
+}
+
+/// A section with its heading; nothing if there is nothing in it.
+pub(super) fn section(id: &str, heading: impl Render, content: Option<Markup>) -> Markup {
+    html! {
+        @if let Some(content) = content {
+            section aria-labelledby=(id) { h2 id=(id) { (heading) } (content) }
+        }
+    }
 }
 
 /// Markdown as HTML. Definitions and decisions are text: HTML in them is shown, not obeyed; links

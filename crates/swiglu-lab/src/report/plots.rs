@@ -2,18 +2,66 @@
 
 use std::collections::BTreeSet;
 
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
 
-use super::chart::{
-    Bar, Bars, ChartError, ErrorDots, ErrorRow, Roof, Roofline, RooflinePoint, Sweep, SweepSeries,
-};
-use super::evidence::{Group, groups, ranked, results_of, series};
-use super::page::{figure, key, small_figure};
+use super::Entry;
+use super::chart::{Bar, Bars, Roofline, RooflinePoint, Sweep, SweepSeries, Width};
+use super::evidence::{Labels, cases, groups, ranked, results_of, series};
+use super::page::{figure, key};
 use crate::case::Case;
 use crate::definition::{Experiment, Role};
-use crate::format::{ratio, si, time};
+use crate::format::{interval, ratio, time};
 use crate::profile::Ceilings;
 use crate::record::{Record, ResultEntry, Status};
+use crate::verdict::RecordVerdict;
+
+/// The claim's ratio in each case, from the limit that it must reach; with the rival where there is room.
+fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width) -> (f64, Bars) {
+    let e = &entry.experiment;
+    let (limit, labels) = (e.claim.kind.limit(), Labels::of(e.cases.iter()));
+    let bar = |case: &Case| {
+        let key = case.key();
+        let found = verdict.cases.iter().find(|c| c.case_key == key)?;
+        let [q1, q3] = found.ratio.ci95;
+        let rival = format!(" of {}", found.against);
+        Some(Bar {
+            label: labels.case(case),
+            value: interval(found.ratio) + if width == Width::Wide { &rival } else { "" },
+            median: found.ratio.value,
+            q1,
+            q3,
+            series: usize::from(found.ratio.value < limit),
+        })
+    };
+    let bars: Vec<Bar> = e.cases.iter().filter_map(bar).collect();
+    let behind = bars.iter().filter(|b| b.series > 0).count();
+    let bars = Bars {
+        title: format!("{}, case by case", e.claim.subject),
+        description: format!("Speed in {} cases, {behind} of them below {limit}.", bars.len()),
+        bars,
+    };
+    (limit, bars)
+}
+
+/// It at a glance.
+pub(super) fn thumb(entry: &Entry) -> Option<Markup> {
+    let (limit, bars) = claimed(entry, entry.verdict.decisive()?, Width::Narrow);
+    bars.thumb(limit).map(PreEscaped)
+}
+
+/// It in full.
+pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
+    let claim = &entry.experiment.claim;
+    let caption = html! {
+        "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at "
+        (claim.kind.limit()) ", what the claim asks for; thin lines are 95 % intervals."
+    };
+    let draw = |width| {
+        let (limit, bars) = claimed(entry, verdict, width);
+        bars.ratios(limit, width)
+    };
+    figure(draw, &caption)
+}
 
 /// The id of the profile that ratios of a record are relative to: the first baseline that has one.
 fn baseline(experiment: &Experiment) -> Option<&str> {
@@ -21,25 +69,28 @@ fn baseline(experiment: &Experiment) -> Option<&str> {
     first.map(|p| p.id.as_str())
 }
 
-/// Whether ratios of these cases are worth a line over M: two sizes are better read as bars.
-fn sweeps(group: &Group<'_>) -> bool {
-    group.cases.iter().map(|c| c.m).collect::<BTreeSet<_>>().len() > 2
+/// Whether cases are worth a line over M: two sizes are better read as bars.
+fn sweeps_over(cases: &[&Case]) -> bool {
+    cases.iter().map(|c| c.m).collect::<BTreeSet<_>>().len() > 2
 }
 
-/// Ratio to the baseline over M, one line per profile; nothing for groups with one size.
-pub(super) fn sweep(
-    experiment: &Experiment,
-    record: &Record,
-    group: &Group<'_>,
-) -> Result<Option<Markup>, ChartError> {
-    let Some(baseline) = baseline(experiment).filter(|_| sweeps(group)) else { return Ok(None) };
+/// Ratio to the baseline over M, one line per profile, for each group of more than two sizes.
+pub(super) fn sweeps(experiment: &Experiment, record: &Record) -> Vec<Markup> {
+    let labels = Labels::of(cases(record));
+    let groups = groups(&labels, cases(record));
+    groups.iter().filter_map(|(label, cases)| sweep(experiment, record, label, cases)).collect()
+}
+
+fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case]) -> Option<Markup> {
+    let baseline = baseline(experiment)?;
+    if !sweeps_over(cases) {
+        return None;
+    }
     let line = |(i, profile): (usize, &crate::ProfileDef)| {
-        let points = group.cases.iter().filter_map(|case| {
-            let results = results_of(record, case);
-            let result = results.into_iter().find(|r| r.profile == profile.id)?;
+        let points = cases.iter().filter_map(|case| {
+            let result = record.entry(&case.key(), &profile.id)?;
             let ratio = record.ratio_to_baseline(experiment, result);
-            let value = ratio.filter(|_| result.status == Status::Ok)?.value;
-            Some((case.m as f64, value))
+            Some((case.m as f64, ratio.filter(|_| result.status == Status::Ok)?.value))
         });
         SweepSeries { label: profile.id.clone(), series: i, points: points.collect() }
     };
@@ -48,21 +99,21 @@ pub(super) fn sweep(
     let others = profiles.filter(|(_, p)| p.id != baseline);
     let series: Vec<_> = others.map(line).filter(|s| !s.points.is_empty()).collect();
     let chart = Sweep {
-        title: format!("Speed relative to {baseline}: {}", group.label),
+        title: format!("Speed relative to {baseline}: {label}"),
         description: format!(
             "A line for each profile over M. {}",
             series.iter().map(spoken).collect::<Vec<_>>().join(" ")
         ),
-        x_label: "M, tokens".into(),
         series,
     };
     let legend = html! {
-        strong { (group.label) } ": speed over M relative to " b { (baseline) }
-        ", the line at 1; above it is faster."
-        ul.legend { @for s in &chart.series { li {
-                    (key(s.series, &s.label))
-                    @if s.is_below() { ", below the plot" }
-                } } }
+        @if !label.is_empty() { strong { (label) } ": " }
+        "speed over M relative to " b { (baseline) } ", the line at 1; above it is faster."
+        ul.legend {
+            @for s in &chart.series {
+                li { (key(s.series, &s.label)) @if s.is_below() { ", below the plot" } }
+            }
+        }
     };
     figure(|width| chart.svg(width), &legend)
 }
@@ -74,13 +125,15 @@ fn spoken(series: &SweepSeries) -> String {
     format!("{}: {} to {}.", series.label, ratio(low), ratio(high))
 }
 
-/// Times of one case, fastest first.
-pub(super) fn bars(
-    experiment: &Experiment,
-    record: &Record,
-    case: &Case,
-    caption: &str,
-) -> Result<Option<Markup>, ChartError> {
+/// Times of each case that is in no sweep, fastest first.
+pub(super) fn times(experiment: &Experiment, record: &Record) -> Vec<Markup> {
+    let labels = Labels::of(cases(record));
+    let alone = groups(&labels, cases(record)).into_iter().filter(|(_, cases)| !sweeps_over(cases));
+    let cases = alone.flat_map(|(_, cases)| cases);
+    cases.filter_map(|case| bars(experiment, record, case, &labels.case(case))).collect()
+}
+
+fn bars(experiment: &Experiment, record: &Record, case: &Case, caption: &str) -> Option<Markup> {
     let mut results: Vec<&ResultEntry> = results_of(record, case);
     results.retain(|r| r.summary.is_some());
     let median = |r: &ResultEntry| r.summary.map_or(f64::INFINITY, |s| s.median);
@@ -112,7 +165,8 @@ pub(super) fn bars(
         description: format!("Fastest first: {}.", said.join("; ")),
         bars,
     };
-    small_figure(|width| chart.svg(width), &html! { (caption) })
+    let svg = chart.svg(Width::Narrow)?;
+    Some(html! { figure.small { figcaption { (caption) } (PreEscaped(svg)) } })
 }
 
 /// All results under the ceilings.
@@ -120,18 +174,10 @@ pub(super) fn roofline(
     experiment: &Experiment,
     record: &Record,
     ceilings: &Ceilings,
-) -> Result<Option<Markup>, ChartError> {
-    let memory = ceilings.memory.iter().map(|c| Roof::Memory {
-        label: format!("{}: {}", c.name, si(c.per_second, "B/s")),
-        bytes: c.per_second,
-    });
+) -> Option<Markup> {
     let used = |c: &&crate::profile::Ceiling| {
         record.cases.values().any(|f| ceilings.compute_of(f.case.dtype) == Some(*c))
     };
-    let compute = ceilings.compute.iter().filter(used).map(|c| Roof::Compute {
-        label: format!("{}: {}", c.name, si(c.per_second, "FLOP/s")),
-        flops: c.per_second,
-    });
     let results = || record.results.iter().filter(|r| ranked(experiment, r));
     let points = results().filter_map(|r| {
         Some(RooflinePoint {
@@ -147,90 +193,19 @@ pub(super) fn roofline(
              level arithmetic, both measured.",
             results().count()
         ),
-        roofs: memory.chain(compute).collect(),
+        memory: ceilings.memory.clone(),
+        compute: ceilings.compute.iter().filter(used).cloned().collect(),
         points: points.collect(),
     };
+    let drawn = |id: &str| results().any(|r| r.profile == id);
     let caption = html! {
         strong { "Roofline." } " Each point is a case; lines are what this machine was measured to do. \
         Bytes are those each way must move, so a point above the slope found data in a cache."
-        (legend(experiment, record, |r| ranked(experiment, r)))
-    };
-    figure(|width| chart.svg(width), &caption)
-}
-
-/// The signs of profiles with a result that counts.
-fn legend(
-    experiment: &Experiment,
-    record: &Record,
-    counts: impl Fn(&ResultEntry) -> bool,
-) -> Markup {
-    let drawn = |id: &str| record.results.iter().any(|r| r.profile == id && counts(r));
-    html! {
         ul.legend {
             @for (i, profile) in experiment.profiles.iter().enumerate() {
                 @if drawn(&profile.id) { li { (key(i, &profile.id)) } }
             }
         }
-    }
-}
-
-/// The largest error of each profile, by dtype and numerics of the cases.
-pub(super) fn errors(experiment: &Experiment, record: &Record) -> Result<Vec<Markup>, ChartError> {
-    let mut modes: Vec<String> = Vec::new();
-    let mode = |r: &ResultEntry| {
-        record
-            .case_of(r)
-            .map(|case| format!("{} {}", case.dtype, case.numerics))
-            .unwrap_or_default()
     };
-    for result in record.results.iter().filter(|r| r.error.is_some()) {
-        if !modes.contains(&mode(result)) {
-            modes.push(mode(result));
-        }
-    }
-    let mut figures = Vec::new();
-    for name in modes {
-        let rows = experiment.profiles.iter().enumerate().filter_map(|(i, profile)| {
-            let of = |r: &&ResultEntry| r.profile == profile.id && mode(r) == name;
-            let errors =
-                record.results.iter().filter(of).filter_map(|r| {
-                    Some((r.error?.relative_frobenius?, r.error?.frobenius_limit?))
-                });
-            // The case nearest to its limit.
-            let (error, limit) = errors.max_by(|a, b| (a.0 / a.1).total_cmp(&(b.0 / b.1)))?;
-            Some(ErrorRow { label: profile.id.clone(), error, limit, series: i })
-        });
-        let chart = ErrorDots {
-            title: format!("Error against float64: {name}"),
-            description: "The largest relative Frobenius error of each profile, and its limit."
-                .into(),
-            rows: rows.collect(),
-        };
-        let caption = html! { strong { (name) } };
-        figures.extend(small_figure(|width| chart.svg(width), &caption)?);
-    }
-    Ok(figures)
-}
-
-/// All plots of times: a sweep for each group that has one, bars for the cases of the others.
-pub(super) struct Times {
-    pub(super) sweeps: Vec<Markup>,
-    /// Of cases that are in no sweep.
-    pub(super) bars: Vec<Markup>,
-    /// Of cases that are in one too.
-    pub(super) more_bars: Vec<Markup>,
-}
-
-pub(super) fn times(experiment: &Experiment, record: &Record) -> Result<Times, ChartError> {
-    let mut out = Times { sweeps: Vec::new(), bars: Vec::new(), more_bars: Vec::new() };
-    for group in groups(record) {
-        let sweep = sweep(experiment, record, &group)?;
-        for case in &group.cases {
-            let caption = format!("M = {}, {}", case.m, group.label);
-            let bars = bars(experiment, record, case, &caption)?;
-            if sweep.is_some() { out.more_bars.extend(bars) } else { out.bars.extend(bars) }
-        }
-        out.sweeps.extend(sweep);
-    }
-    Ok(out)
+    figure(|width| chart.svg(width), &caption)
 }

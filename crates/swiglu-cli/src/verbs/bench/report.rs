@@ -196,7 +196,7 @@ pub(super) fn plot(rows: &[Row], path: &Path, force: bool) -> anyhow::Result<()>
     let title = rows.first().map(|r| r.case.clone()).unwrap_or_default();
     let description = format!("Fastest first: {}.", said.join("; "));
     let chart = Bars { title: format!("Time of one call, {title}"), description, bars };
-    let Some(svg) = chart.svg(Width::Wide)? else {
+    let Some(svg) = chart.svg(Width::Wide) else {
         bail!("--plot {}: nothing was measured that could be drawn", path.display());
     };
     let failed = || format!("writing {}", path.display());

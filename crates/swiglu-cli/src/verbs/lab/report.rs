@@ -1,53 +1,76 @@
-//! `swiglu lab report`: a static site of everything in the lab.
+//! `swiglu lab report`: a static site of everything in the lab, and the document of its figures.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::bail;
-use clap::Args;
+use anyhow::{Context, bail};
+use clap::{ArgGroup, Args};
 use serde::Serialize;
+use swiglu_lab::History;
 use swiglu_lab::report::Site;
 
 use super::places::{PlaceArgs, warn_of_strays};
 use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).multiple(true))]
 pub(super) struct ReportArgs {
     /// Where to write the site: a new or empty directory, or an old report, which is replaced
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
+    #[arg(long, value_name = "DIR", group = "what")]
+    out: Option<PathBuf>,
+    /// Write all figures as one Markdown document [default: MEASURED.md beside the lab]
+    #[arg(long, value_name = "FILE", group = "what", num_args = 0..=1)]
+    measured: Option<Option<PathBuf>>,
     #[command(flatten)]
     places: PlaceArgs,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Document {
-    index: Shown,
+    index: Option<Shown>,
     pages: usize,
     plots: usize,
+    measured: Option<Shown>,
     troubles: Vec<String>,
 }
 
 pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let shown = args.out.display();
-    if args.out.exists() && !args.out.is_dir() {
+    if let Some(out) = args.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
+        let shown = out.display();
         bail!("--out {shown}: it is a file; expected a new or empty directory, or an old report");
     }
-    let site = Site::gather(&args.places.lab()?, &args.places.records()?)?;
-    let written = site.write(&args.out)?;
-    let index = Shown::from(args.out.join("index.html"));
-    let troubles: Vec<String> = site.troubles().into_iter().map(str::to_owned).collect();
+    let lab = args.places.lab()?;
+    let site = Site::gather(&lab, &args.places.records()?, &History::around(&lab))?;
+    let troubles = site.troubles().into_iter().map(str::to_owned).collect();
+    let mut document = Document { troubles, ..Document::default() };
+    let root = lab.parent().unwrap_or(Path::new(""));
+    if let Some(file) = &args.measured {
+        let file = file.clone().unwrap_or_else(|| root.join("MEASURED.md"));
+        std::fs::write(&file, site.measured(root))
+            .with_context(|| format!("writing {}", file.display()))?;
+        document.measured = Some(file.into());
+    }
+    if let Some(out) = &args.out {
+        let written = site.write(out)?;
+        document.index = Some(out.join("index.html").into());
+        (document.pages, document.plots) = (written.pages, written.plots);
+    }
     if terminal.json() {
-        let (pages, plots) = (written.pages, written.plots);
-        terminal.print_json(&Document { index, pages, plots, troubles: troubles.clone() })?;
+        terminal.print_json(&document)?;
     } else {
-        let (pages, plots) = (written.pages, written.plots);
-        writeln!(terminal, "{}: {pages} pages, {plots} plots", index.display())?;
+        if let Some(index) = &document.index {
+            let Document { pages, plots, .. } = document;
+            writeln!(terminal, "{}: {pages} pages, {plots} plots", index.display())?;
+        }
+        if let Some(file) = &document.measured {
+            let count = site.experiments.len();
+            writeln!(terminal, "{}: figures of {count} experiments", file.display())?;
+        }
     }
     warn_of_strays(&site.strays);
-    if !troubles.is_empty() {
-        // The site shows what could be read; what could not is an error all the same.
-        bail!("{}", troubles.join("\nerror: "));
+    if !document.troubles.is_empty() {
+        // What could be read is shown; what could not is an error all the same.
+        bail!("{}", document.troubles.join("\nerror: "));
     }
     Ok(Verdict::Passed)
 }

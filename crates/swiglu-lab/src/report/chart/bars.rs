@@ -1,33 +1,29 @@
-//! How long each way takes: a bar to the median, a line from the first to the third quartile.
+//! A bar for each of several values, with a line over its spread: times from nothing, ratios from the one
+//! that they are to reach.
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, VPos};
+use super::canvas::{Axis, Canvas, Ink, SMALL, TEXT, Width, positive, shortened};
 
-use super::canvas::{
-    ChartError, Ink, Meaning, SMALL, TEXT, Width, positive, rows_height, shortened, svg, text,
-};
-
-/// One way of computing a case.
+/// One value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
     /// Its name.
     pub label: String,
     /// What the bar's end is labelled with, for example `12.3 µs · 1.20×`.
     pub value: String,
-    /// Median time.
+    /// The median time, or the ratio.
     pub median: f64,
-    /// first quartile.
+    /// First quartile, or the lower end of the interval.
     pub q1: f64,
-    /// third quartile.
+    /// Third quartile, or the upper end.
     pub q3: f64,
     /// Colour in the palette.
     pub series: usize,
 }
 
-/// Times of one case.
+/// Values beside each other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// The case.
+    /// What they are of.
     pub title: String,
     /// What is shown, in a sentence.
     pub description: String,
@@ -37,68 +33,121 @@ pub struct Bars {
 
 /// A bar of more than so many times the shortest is broken.
 const LONGEST: f64 = 6.0;
-const ROW: i32 = 36;
-const THICK: i32 = 10;
+/// Half the thickness of a bar.
+const HALF: f64 = 5.0;
+/// Columns of labels and of values beside bars.
+const BESIDE: [f64; 2] = [236.0, 246.0];
+/// A picture of ratios without any text.
+const THUMB: (f64, f64) = (240.0, 56.0);
 
 impl Bars {
-    /// The SVG element; none if no bar has a finite positive time.
-    ///
-    /// # Errors
-    /// [`ChartError`] if the drawing library fails.
-    pub fn svg(&self, width: Width) -> Result<Option<String>, ChartError> {
-        let bars: Vec<&Bar> = self.bars.iter().filter(|b| positive(b.median)).collect();
+    fn usable(&self) -> Vec<&Bar> {
+        self.bars.iter().filter(|b| positive(b.median)).collect()
+    }
+
+    /// Times as an SVG element, bars from 0; none if no bar has a finite positive time.
+    pub fn svg(&self, width: Width) -> Option<String> {
+        let bars = self.usable();
         // Neither a long tail nor one hopeless way may squeeze the others: the one is cut at a third
         // beyond the longest bar, the other is drawn as a broken bar.
         let fastest = bars.iter().map(|b| b.median).fold(f64::INFINITY, f64::min);
         let longest = bars.iter().map(|b| b.median).fold(0.0, f64::max);
         let tail = bars.iter().map(|b| b.q3).filter(|p| p.is_finite()).fold(longest, f64::max);
         let end = tail.min(longest * 1.33).min(fastest * LONGEST);
-        if bars.is_empty() {
-            return Ok(None);
-        }
-        let size = (width.pixels(), rows_height(bars.len(), ROW) + 6);
-        let meaning = Meaning { title: &self.title, description: &self.description };
-        let full = size.0 - 2;
-        let x = |value: f64| (value.clamp(0.0, end) / end * f64::from(full)).round() as i32 + 1;
-        svg(&meaning, size, |area| {
-            for (i, bar) in (0..).zip(&bars) {
-                let top = i * ROW + 2;
-                let (middle, ink) = (top + 22, Ink::Series(bar.series));
-                let limit = if width == Width::Narrow { 30 } else { 64 };
-                area.draw(&Text::new(
-                    shortened(&bar.label, limit),
-                    (1, top + 12),
-                    text(Ink::Text, TEXT, HPos::Left, VPos::Bottom),
-                ))?;
-                area.draw(&Text::new(
-                    shortened(&bar.value, 40),
-                    (full, top + 12),
-                    text(Ink::Muted, SMALL, HPos::Right, VPos::Bottom),
-                ))?;
-                let half = THICK / 2;
-                let track = [(1, middle - half), (full, middle + half)];
-                area.draw(&Rectangle::new(track, Ink::Grid.colour().mix(0.45).filled()))?;
-                let to = x(bar.median).max(2);
-                area.draw(&Rectangle::new([(1, middle - half), (to, middle + half)], ink.fill()))?;
-                if bar.median > end {
-                    for x in [full - 26, full - 18] {
-                        let gap = [(x, middle + half + 1), (x + 6, middle - half - 1)];
-                        area.draw(&PathElement::new(gap, Ink::Surface.line(3)))?;
-                    }
-                } else if positive(bar.q1) && positive(bar.q3) {
-                    let (low, high) = (x(bar.q1), x(bar.q3));
-                    let line = Ink::Text.line(1);
-                    for (from, to) in [
-                        ((low, middle), (high, middle)),
-                        ((low, middle - 3), (low, middle + 3)),
-                        ((high, middle - 3), (high, middle + 3)),
-                    ] {
-                        area.draw(&PathElement::new([from, to], line))?;
-                    }
-                }
-            }
-            Ok(())
-        })
-        .map(Some)
+        let place = |value: f64, [from, to]: [f64; 2]| from + value.min(end) / end * (to - from);
+        self.draw(&bars, width, false, 0.0, end, place)
     }
+
+    /// Ratios as an SVG element, bars from `from` to either side; none if there is nothing to draw.
+    pub fn ratios(&self, from: f64, width: Width) -> Option<String> {
+        let bars = self.usable();
+        let values = spread(&bars, from)?;
+        let place =
+            |value: f64, pixels| Axis { values, pixels }.at(value.clamp(values[0], values[1]));
+        self.draw(&bars, width, width == Width::Wide, from, values[1], place)
+    }
+
+    fn draw(
+        &self,
+        bars: &[&Bar],
+        width: Width,
+        beside: bool,
+        from: f64,
+        end: f64,
+        place: impl Fn(f64, [f64; 2]) -> f64,
+    ) -> Option<String> {
+        if bars.is_empty() {
+            return None;
+        }
+        let full = width.pixels() - 1.0;
+        let (row, down, baseline, pixels, room) = match beside {
+            true => (23.0, 11.0, 15.0, [BESIDE[0], full - BESIDE[1]], 36),
+            false => (36.0, 24.0, 14.0, [1.0, full], width.pick(29, 64)),
+        };
+        let height = row * bars.len() as f64 + 6.0;
+        let mut canvas = Canvas::new(width.pixels(), height);
+        for (i, bar) in bars.iter().enumerate() {
+            let top = row * i as f64;
+            let middle = top + down;
+            let around = [middle - HALF, middle + HALF];
+            let label = shortened(&bar.label, room);
+            canvas.text((Ink::Text, TEXT), "start", (1.0, top + baseline), &label);
+            let value = shortened(&bar.value, 42);
+            canvas.text((Ink::Muted, SMALL), "end", (full, top + baseline), &value);
+            canvas.rect(Ink::Grid, pixels, [middle - 0.5, middle + 0.5]);
+            let (start, to) = (place(from, pixels), place(bar.median, pixels));
+            let to = if (to - start).abs() < 1.0 { start + 1.0 } else { to };
+            canvas.rect(Ink::Series(bar.series), [start, to], around);
+            if bar.median > end {
+                for x in [pixels[1] - 26.0, pixels[1] - 18.0] {
+                    let gap = [(x, middle + HALF + 1.0), (x + 6.0, middle - HALF - 1.0)];
+                    canvas.line(Ink::Surface, 3, &gap);
+                }
+            } else if positive(bar.q1) && positive(bar.q3) {
+                let (low, high) = (place(bar.q1, pixels), place(bar.q3, pixels));
+                let tick = |x: f64| [(x, middle - 3.0), (x, middle + 3.0)];
+                canvas.line(Ink::Text, 1, &[(low, middle), (high, middle)]);
+                canvas.line(Ink::Text, 1, &tick(low));
+                canvas.line(Ink::Text, 1, &tick(high));
+            }
+            if from > 0.0 {
+                let at = place(from, pixels);
+                let (above, below) = (middle - HALF - 2.0, middle + HALF + 2.0);
+                canvas.line(Ink::Text, 2, &[(at, above), (at, below)]);
+            }
+        }
+        Some(canvas.finish(&self.title, &self.description))
+    }
+
+    /// Ratios at a glance, without text: a column for each, up from `from` or down; none if there is
+    /// nothing to draw.
+    pub fn thumb(&self, from: f64) -> Option<String> {
+        let bars = self.usable();
+        let values = spread(&bars, from)?;
+        let (width, height) = THUMB;
+        let axis = Axis { values, pixels: [height - 2.0, 2.0] };
+        let mut canvas = Canvas::new(width, height);
+        let column = (width / bars.len() as f64).min(24.0);
+        let zero = axis.at(from);
+        for (i, bar) in bars.iter().enumerate() {
+            let left = column * i as f64;
+            let to = axis.at(bar.median.clamp(values[0], values[1]));
+            let to = if (to - zero).abs() < 1.5 { zero - 1.5 } else { to };
+            canvas.rect(Ink::Series(bar.series), [left + 1.0, left + column * 0.8], [zero, to]);
+        }
+        canvas.line(Ink::Text, 1, &[(0.0, zero), (column * bars.len() as f64, zero)]);
+        Some(canvas.finish(&self.title, &self.description))
+    }
+}
+
+/// What ratios lie within, with where they begin; none of nothing. A tenth at least: what is equal looks so.
+fn spread(bars: &[&Bar], from: f64) -> Option<[f64; 2]> {
+    let within =
+        |limit: f64| move |v: &f64| positive(*v) && (from / limit..from * limit).contains(v);
+    // An interval that reaches far is cut: it would press everything else together.
+    let all =
+        || bars.iter().flat_map(|b| [b.q1, b.q3].into_iter().filter(within(4.0)).chain([b.median]));
+    let low = all().fold(from / 1.02, f64::min);
+    let high = all().fold(from * 1.1, f64::max);
+    (!bars.is_empty() && positive(from)).then_some([low / 1.005, high * 1.005])
 }

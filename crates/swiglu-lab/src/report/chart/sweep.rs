@@ -1,12 +1,6 @@
 //! Speed over a size, as a ratio to one way of computing it.
 
-use plotters::coord::combinators::BindKeyPoints;
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, VPos};
-
-use super::canvas::{
-    ChartError, Drawn, Ink, Meaning, SMALL, Width, marker, positive, shortened, svg, text,
-};
+use super::canvas::{Axis, Canvas, Ink, Width, positive};
 
 /// One way of computing the cases.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,8 +20,6 @@ pub struct Sweep {
     pub title: String,
     /// What is shown, in a sentence.
     pub description: String,
-    /// What the horizontal axis counts.
-    pub x_label: String,
     /// Each a line.
     pub series: Vec<SweepSeries>,
 }
@@ -48,84 +40,49 @@ impl SweepSeries {
 
 impl Sweep {
     /// The SVG element; none without at least two sizes to compare.
-    ///
-    /// # Errors
-    /// [`ChartError`] if the drawing library fails.
-    pub fn svg(&self, width: Width) -> Result<Option<String>, ChartError> {
-        let all = || {
-            let points = self.series.iter().flat_map(|s| s.points.iter().copied());
-            points.filter(|&(x, y)| positive(x) && positive(y))
-        };
+    pub fn svg(&self, width: Width) -> Option<String> {
+        let usable = |&(x, y): &(f64, f64)| positive(x) && positive(y);
+        let all = || self.series.iter().flat_map(|s| s.points.iter().copied()).filter(usable);
         let mut sizes: Vec<f64> = all().map(|(x, _)| x).collect();
         sizes.sort_by(f64::total_cmp);
         sizes.dedup();
-        let (Some(&first), Some(&last)) = (sizes.first(), sizes.last()) else { return Ok(None) };
+        let (&first, &last) = (sizes.first()?, sizes.last()?);
         if first == last {
-            return Ok(None);
+            return None;
         }
-        let low = all().map(|(_, y)| y).filter(|y| *y >= LOWEST).fold(0.9, f64::min) / 1.06;
-        let high = all().map(|(_, y)| y).fold(1.1, f64::max) * 1.06;
-        let room = if width == Width::Narrow { 5 } else { 10 };
-        let (x_ticks, y_ticks) = (thinned(&sizes, room), ratio_ticks(low, high));
-        let size = (width.pixels(), if width == Width::Narrow { 250 } else { 330 });
-        let meaning = Meaning { title: &self.title, description: &self.description };
-        svg(&meaning, size, |area| {
-            let mut chart = ChartBuilder::on(area)
-                .margin_right(14)
-                .margin_top(10)
-                .x_label_area_size(38)
-                .y_label_area_size(46)
-                .build_cartesian_2d(
-                    (first / 1.15..last * 1.15).log_scale().with_key_points(x_ticks),
-                    (low..high).log_scale().with_key_points(y_ticks),
-                )?;
-            let label = text(Ink::Muted, SMALL, HPos::Center, VPos::Top);
-            chart
-                .configure_mesh()
-                .bold_line_style(Ink::Grid.line(1))
-                .light_line_style(TRANSPARENT)
-                .axis_style(Ink::Grid.line(1))
-                .label_style(text(Ink::Muted, SMALL, HPos::Center, VPos::Center))
-                .x_label_formatter(&|x| size_label(*x))
-                .y_label_formatter(&|y| format!("{}×", short(*y)))
-                .draw()?;
-            area.draw(&Text::new(
-                shortened(&self.x_label, 40),
-                ((size.0 + 46) / 2, size.1 - 14),
-                label,
-            ))?;
-            let one = [(first / 1.15, 1.0), (last * 1.15, 1.0)];
-            chart.draw_series(LineSeries::new(one, Ink::Text.line(2)))?;
-            for series in &self.series {
-                let ink = Ink::Series(series.series);
-                let points = series.points.iter().copied();
-                let inside = |&(x, y): &(f64, f64)| positive(x) && positive(y) && y >= LOWEST;
-                let points: Vec<_> = points.filter(inside).collect();
-                chart.draw_series(LineSeries::new(points.iter().copied(), ink.line(2)))?;
-                let at: Vec<_> = points.iter().map(|p| chart.backend_coord(p)).collect();
-                at.into_iter()
-                    .try_for_each(|p| -> Drawn { marker(series.series).draw(area, p, ink) })?;
-            }
-            Ok(())
-        })
-        .map(Some)
+        let drawn = || all().map(|(_, y)| y).filter(|y| *y >= LOWEST);
+        let low = drawn().fold(0.9, f64::min) / 1.06;
+        let high = drawn().fold(1.1, f64::max) * 1.06;
+        let (full, height) = (width.pixels(), width.pick(250.0, 330.0));
+        let x = Axis { values: [first / 1.15, last * 1.15], pixels: [48.0, full - 12.0] };
+        let y = Axis { values: [low, high], pixels: [height - 38.0, 10.0] };
+        let sizes = thinned(&sizes, width.pick(5, 10));
+        let x_ticks: Vec<_> = sizes.into_iter().map(|m| (m, size_label(m))).collect();
+        let y_ticks: Vec<_> =
+            ratio_ticks(low, high).into_iter().map(|r| (r, format!("{}×", short(r)))).collect();
+        let mut canvas = Canvas::new(full, height);
+        canvas.axes((&x, &x_ticks), (&y, &y_ticks), "M, tokens");
+        canvas.line(Ink::Text, 2, &[(x.pixels[0], y.at(1.0)), (x.pixels[1], y.at(1.0))]);
+        for series in &self.series {
+            let points = series.points.iter().filter(|p| usable(p) && p.1 >= LOWEST);
+            let points: Vec<_> = points.map(|&(a, b)| (x.at(a), y.at(b))).collect();
+            canvas.line(Ink::Series(series.series), 2, &points);
+            points.into_iter().for_each(|at| canvas.marker(series.series, at));
+        }
+        Some(canvas.finish(&self.title, &self.description))
     }
 }
 
 /// At most `room` of the sizes, the first and the last among them, evenly by position on the axis.
 fn thinned(sizes: &[f64], room: usize) -> Vec<f64> {
     let (Some(first), Some(last)) = (sizes.first(), sizes.last()) else { return Vec::new() };
-    let step = (last / first).ln() / room as f64;
+    let step = (last / first).ln() / room as f64 * 0.9;
     let mut kept: Vec<f64> = vec![*first];
     for &size in &sizes[1..] {
-        let from_last = (last / size).ln();
         let from_kept = kept.last().map_or(f64::INFINITY, |k| (size / k).ln());
-        if from_kept >= step * 0.9 && (from_last >= step * 0.9 || size == *last) {
+        if size == *last || (from_kept >= step && (last / size).ln() >= step) {
             kept.push(size);
         }
-    }
-    if kept.last() != Some(last) {
-        kept.push(*last);
     }
     kept
 }

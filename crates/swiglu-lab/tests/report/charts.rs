@@ -1,4 +1,7 @@
-use super::*;
+use swiglu_lab::profile::Ceiling;
+use swiglu_lab::report::chart::{
+    Bar, Bars, PALETTE, Roofline, RooflinePoint, Sweep, SweepSeries, Width, glyph, standalone,
+};
 
 const HOSTILE: &str = "a <b> & \"c\" \u{7} ]]> 日本 #FE0001";
 
@@ -20,34 +23,26 @@ fn sweep(points: &[(f64, f64)]) -> Sweep {
     Sweep {
         title: HOSTILE.into(),
         description: HOSTILE.into(),
-        x_label: HOSTILE.into(),
         series: (0..9).map(series).collect(),
     }
 }
 
-fn roofline(points: &[(f64, f64)], roofs: Vec<Roof>) -> Roofline {
+fn roofline(points: &[(f64, f64)], memory: f64, compute: &[f64]) -> Roofline {
     let point = |(i, &(intensity, flops))| RooflinePoint { series: i, intensity, flops };
+    let ceiling = |&per_second: &f64| Ceiling { name: HOSTILE.into(), per_second };
     Roofline {
         title: HOSTILE.into(),
         description: HOSTILE.into(),
-        roofs,
+        memory: Some(ceiling(&memory)),
+        compute: compute.iter().map(ceiling).collect(),
         points: points.iter().enumerate().map(point).collect(),
     }
 }
 
-fn roofs() -> Vec<Roof> {
-    let compute = |flops| Roof::Compute { label: HOSTILE.into(), flops };
-    vec![Roof::Memory { label: HOSTILE.into(), bytes: 4e12 }, compute(8e14), compute(4e14)]
-}
-
-fn errors(errors: &[(f64, f64)]) -> ErrorDots {
-    let row = |(series, &(error, limit))| ErrorRow { label: HOSTILE.into(), error, limit, series };
-    let rows = errors.iter().enumerate().map(row).collect();
-    ErrorDots { title: HOSTILE.into(), description: HOSTILE.into(), rows }
-}
+const LEVELS: [f64; 2] = [8e14, 4e14];
 
 /// Well-formed, named, coloured by the palette alone, and inside its frame.
-fn check(svg: &str, width: Width) {
+fn check(svg: &str) {
     let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
     let root = document.root_element();
     assert_eq!((root.tag_name().name(), root.attribute("role")), ("svg", Some("img")));
@@ -60,20 +55,21 @@ fn check(svg: &str, width: Width) {
         let named = attributes.filter(|a| a.name() != "aria-label");
         assert!(named.clone().all(|a| !a.value().contains(word)), "{word} in {svg}");
     }
-    let height: f64 = root.attribute("height").unwrap().parse().unwrap();
+    let size = |name| root.attribute(name).unwrap().parse::<f64>().unwrap();
     let mut drawn = 0;
+    let mut inside = |value: &str, limit: f64| {
+        let value: f64 = value.parse().unwrap();
+        assert!((-1.0..=limit + 1.0).contains(&value), "{value} of {limit} in {svg}");
+        drawn += 1;
+    };
     for node in root.descendants() {
-        for (name, limit) in [
-            ("x", f64::from(width.pixels())),
-            ("cx", f64::from(width.pixels())),
-            ("y", height),
-            ("cy", height),
-        ] {
-            if let Some(value) = node.attribute(name) {
-                let value: f64 = value.parse().unwrap();
-                assert!((-1.0..=limit + 1.0).contains(&value), "{name}={value} in {svg}");
-                drawn += 1;
-            }
+        for (name, limit) in [("x", "width"), ("cx", "width"), ("y", "height"), ("cy", "height")] {
+            node.attribute(name).into_iter().for_each(|value| inside(value, size(limit)));
+        }
+        for pair in node.attribute("points").unwrap_or_default().split_whitespace() {
+            let (x, y) = pair.split_once(',').unwrap();
+            inside(x, size("width"));
+            inside(y, size("height"));
         }
     }
     assert!(drawn > 3, "nothing drawn: {svg}");
@@ -86,20 +82,22 @@ const WIDTHS: [Width; 2] = [Width::Narrow, Width::Wide];
 fn plots_are_well_formed_named_and_within_their_frame() {
     let over_sizes: Vec<_> =
         (0..15).map(|i| (f64::from(1 << i), 0.3 + f64::from(i) * 0.2)).collect();
+    let ratios = bars(&[[1.1, 1.2, 1.3], [0.01, 0.97, 80.0], [1.0, 1.0, 1.0]]);
     for width in WIDTHS {
         let drawn = [
             bars(&[[9.0, 10.0, 12.0], [1e4, 2e4, 9e9], [0.1, 0.2, 0.3]]).svg(width),
+            ratios.ratios(1.0, width),
+            ratios.ratios(0.97, width),
+            ratios.thumb(1.0),
             sweep(&over_sizes).svg(width),
             sweep(&[(1.0, 1.0), (2.0, 1.0)]).svg(width),
             sweep(&[(1.0, 1e-3), (16384.0, 1e3)]).svg(width),
-            roofline(&[(0.3, 1e12), (700.0, 6e14), (1e-3, 1e6)], roofs()).svg(width),
-            roofline(&[(0.3, 1e12)], roofs()[..1].to_vec()).svg(width),
-            errors(&[(1.6e-3, 7e-3), (3e-8, 1e-6)]).svg(width),
-            errors(&[(1e-3, 1e-3)]).svg(width),
+            roofline(&[(0.3, 1e12), (700.0, 6e14), (1e-3, 1e6)], 4e12, &LEVELS).svg(width),
+            roofline(&[(0.3, 1e12)], 4e12, &[]).svg(width),
         ];
         for svg in drawn {
-            let svg = svg.unwrap().expect("something to draw");
-            check(&svg, width);
+            let svg = svg.expect("something to draw");
+            check(&svg);
             let alone = standalone(&svg, HOSTILE);
             let document = roxmltree::Document::parse(&alone).unwrap();
             assert_eq!(document.descendants().filter(|n| n.has_tag_name((NS, "svg"))).count(), 2);
@@ -109,37 +107,50 @@ fn plots_are_well_formed_named_and_within_their_frame() {
 }
 
 #[test]
+fn a_ratio_below_its_limit_goes_the_other_way_than_one_above() {
+    let svg = bars(&[[1.2, 1.2, 1.2], [0.9, 0.9, 0.9]]).thumb(1.0).unwrap();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let of = |name: &'static str| {
+        let bars = document.descendants().filter(|n| n.has_tag_name((NS, "rect")));
+        bars.map(|n| n.attribute(name).unwrap().parse::<f64>().unwrap()).collect::<Vec<_>>()
+    };
+    let (top, height) = (of("y"), of("height"));
+    assert!((top[0] + height[0] - top[1]).abs() < 0.2, "both begin at the line: {svg}");
+    assert!(height[0] > height[1] && height[1] > 5.0, "{svg}");
+}
+
+#[test]
 fn numbers_that_cannot_be_drawn_are_left_out() {
-    let nothing = [f64::NAN, f64::INFINITY, 0.0, -1.0];
     for width in WIDTHS {
-        for bad in nothing {
-            assert_eq!(bars(&[[bad; 3]]).svg(width), Ok(None), "{bad}");
-            assert_eq!(sweep(&[(1.0, bad), (bad, 1.0)]).svg(width), Ok(None), "{bad}");
-            assert_eq!(roofline(&[(bad, 1.0), (1.0, bad)], roofs()).svg(width), Ok(None), "{bad}");
-            let roof = Roof::Memory { label: String::new(), bytes: bad };
-            assert_eq!(roofline(&[(1.0, 1.0)], vec![roof]).svg(width), Ok(None), "{bad}");
-            assert_eq!(errors(&[(bad, 1.0)]).svg(width), Ok(None), "{bad}");
+        for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            assert_eq!(bars(&[[bad; 3]]).svg(width), None, "{bad}");
+            assert_eq!(bars(&[[bad; 3]]).ratios(1.0, width), None, "{bad}");
+            assert_eq!(bars(&[[1.0; 3]]).thumb(bad), None, "{bad}");
+            assert_eq!(sweep(&[(1.0, bad), (bad, 1.0)]).svg(width), None, "{bad}");
+            assert_eq!(roofline(&[(bad, 1.0), (1.0, bad)], 4e12, &LEVELS).svg(width), None);
+            assert_eq!(roofline(&[(1.0, 1.0)], bad, &LEVELS).svg(width), None, "{bad}");
             let some = [
                 bars(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]]).svg(width),
+                bars(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]]).ratios(1.0, width),
                 sweep(&[(1.0, 1.0), (4.0, bad), (16.0, 2.0)]).svg(width),
-                roofline(&[(1.0, 1e12), (bad, bad)], roofs()).svg(width),
-                errors(&[(1e-3, bad), (bad, bad)]).svg(width),
+                roofline(&[(1.0, 1e12), (bad, bad)], 4e12, &[bad]).svg(width),
             ];
-            some.into_iter().for_each(|svg| check(&svg.unwrap().expect("something left"), width));
+            some.into_iter().for_each(|svg| check(&svg.expect("something left")));
         }
-        assert_eq!(sweep(&[(4.0, 1.0), (4.0, 2.0)]).svg(width), Ok(None), "one size is no sweep");
-        assert_eq!(roofline(&[(1.0, 1.0)], Vec::new()).svg(width), Ok(None));
+        assert_eq!(sweep(&[(4.0, 1.0), (4.0, 2.0)]).svg(width), None, "one size is no sweep");
+        let nothing = Roofline { memory: None, ..roofline(&[(1.0, 1.0)], 1.0, &LEVELS) };
+        assert_eq!(nothing.svg(width), None);
     }
 }
 
 #[test]
 fn neighbouring_series_differ_in_colour_and_marker_and_pairs_repeat_late() {
-    let svg = sweep(&[(1.0, 1.0), (4.0, 1.2)]).svg(Width::Wide).unwrap().unwrap();
+    let svg = sweep(&[(1.0, 1.0), (4.0, 1.2)]).svg(Width::Wide).unwrap();
     for colour in 0..9 {
         assert!(svg.contains(&format!("var(--c{colour})")), "--c{colour}");
         assert!(PALETTE.matches(&format!("--c{colour}:")).count() == 2, "light and dark");
     }
-    let mut pairs: Vec<_> = (0..63).map(|s| (s % 9, marker(s).glyph())).collect();
+    let mut pairs: Vec<_> = (0..63).map(|s| (s % 9, glyph(s))).collect();
     pairs.sort_unstable();
     pairs.dedup();
     assert_eq!(pairs.len(), 63);

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::fixture::site;
+use swiglu_lab::VerdictState;
+
+use super::made_up::site;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -53,17 +55,22 @@ fn run(browser: &Path, page: &Path, width: u32, dark: bool, extra: &[String]) ->
 /// Measures every frame and writes a line about each into the document. Pages themselves have no
 /// scripts.
 const PROBE: &str = r#"<pre id="out">nothing</pre><script>
+// How many experiments are shown after each choice of a verdict.
+const chosen = d => [...d.querySelectorAll(".filter input")].map(input => {
+  input.click();
+  return [...d.querySelectorAll(".experiments > li")].filter(li => li.offsetHeight > 0).length;
+}).join(",");
 onload = () => {
   out.textContent = [...document.querySelectorAll("iframe")].map(f => {
     const d = f.contentDocument, root = d.documentElement;
     const shown = [...d.querySelectorAll("svg")].filter(s => s.getBoundingClientRect().width > 0);
-    const small = shown.filter(s => s.getBoundingClientRect().width < 240).length;
+    const small = shown.filter(s => s.querySelector("text") && s.getBoundingClientRect().width < 240).length;
     const sizes = shown.flatMap(s => {
       const scale = s.getBoundingClientRect().width / s.viewBox.baseVal.width;
       return [...s.querySelectorAll("text")].map(t => parseFloat(t.getAttribute("font-size")) * scale);
     });
     return [root.scrollWidth, root.clientWidth, shown.length, small,
-      Math.min(99, ...sizes).toFixed(1), f.contentWindow.getComputedStyle(d.body).backgroundColor].join(";");
+      Math.min(99, ...sizes).toFixed(1), chosen(d), f.contentWindow.getComputedStyle(d.body).backgroundColor].join(";");
   }).join("\n");
 };
 </script>"#;
@@ -76,7 +83,11 @@ fn pages_fit_phones_and_desks_in_light_and_dark() {
     };
     let dir = tempfile::tempdir().unwrap();
     let report = dir.path().join("report");
-    site(&dir.path().join("records")).write(&report).unwrap();
+    let site = site(&dir.path().join("records"));
+    site.write(&report).unwrap();
+    let of = |state| site.experiments.iter().filter(|e| e.verdict.state == state).count();
+    let by_verdict = VerdictState::ALL.map(|state| of(state).to_string()).join(",");
+    let by_verdict = format!("{},{by_verdict}", site.experiments.len());
     let pages = [
         "index.html",
         "experiments/gated-linear-sweep.html",
@@ -109,8 +120,12 @@ fn pages_fit_phones_and_desks_in_light_and_dark() {
             assert_eq!(number(1), f64::from(*width), "{at}");
             assert!(number(3) == 0.0, "plots that are too small to read: {at}");
             assert!(number(4) >= 9.0, "text in a plot that is too small to read: {at}");
-            assert_eq!(number(2) > 0.0, page.contains("gated") || page.contains("decode"), "{at}");
-            backgrounds.insert((dark, parts[5].to_owned()));
+            let is_plotted = page.starts_with("experiments") || *page == "index.html";
+            assert_eq!(number(2) > 0.0, is_plotted && !page.contains("hostile"), "{at}");
+            // All, refuted, inconclusive, supported, not run.
+            let chosen = if *page == "index.html" { by_verdict.as_str() } else { "" };
+            assert_eq!(parts[5], chosen, "{at}");
+            backgrounds.insert((dark, parts[6].to_owned()));
         }
     }
     assert_eq!(backgrounds.len(), 2, "one background for each scheme: {backgrounds:?}");

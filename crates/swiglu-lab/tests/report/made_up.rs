@@ -4,20 +4,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{Entry, Site};
-use crate::case::Case;
-use crate::code::Code;
-use crate::decision::Decision;
-use crate::definition::{Experiment, Role};
-use crate::profile::{Ceiling, Ceilings, Counters, KernelCounters};
-use crate::record::{
-    CaseFacts, Clocks, ErrorMetrics, Machine, Opened, Profiled, ProtocolUsed, Record, ResultEntry,
-    Status, Store, Summary,
+use serde_json::json;
+use swiglu_lab::profile::{Ceiling, Ceilings, Counters, KernelCounters};
+use swiglu_lab::record::{
+    ErrorMetrics, Opened, Profiled, RECORD_SCHEMA, Record, ResultEntry, Status, Store, Summary,
 };
-use crate::testkit::empty_record;
-use crate::verdict::Verdict;
+use swiglu_lab::report::{Entry, Site};
+use swiglu_lab::{Case, Check, Decision, DeviceKind, Experiment, Role, Verdict};
 
-pub(super) const HOSTILE: &str = "</svg></title><script>alert(1)</script> & \"quotes\" 'too'";
+pub(crate) const HOSTILE: &str = "</svg></title><script>alert(1)</script> & \"quotes\" 'too'";
 
 const SWEEP: &str = r##"
 schema = 2
@@ -154,7 +149,14 @@ const FACTORS: [f64; 9] = [1.0, 1.1, 1.07, 1.2, 1.13, 1.24, 1.02, 0.98, 40.0];
 
 fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
     let profile = &experiment.profiles[place];
-    let mut entry = ResultEntry::without_times(case, &profile.id, Status::Ok, None);
+    let mut entry: ResultEntry = serde_json::from_value(json!({
+        "case_key": case.key(),
+        "profile": profile.id,
+        "status": "ok",
+        "bytes": case.compulsory_bytes(),
+        "flops": case.flops(),
+    }))
+    .unwrap();
     if profile.id == "quack" && case.hidden == 896 {
         entry.status = Status::NotAvailable;
         entry.reason = Some("no module named quack".into());
@@ -194,13 +196,39 @@ fn result(experiment: &Experiment, case: &Case, place: usize) -> ResultEntry {
 }
 
 fn record(experiment: &Experiment, run_id: &str) -> Record {
-    let cuda = experiment.device == crate::DeviceKind::Cuda;
-    let clocks = Clocks { sm_mhz: cuda.then_some(1755.0), power_w: None, cpu_mhz: Some(3100.0) };
-    let facts =
-        |case: &Case| CaseFacts { case: case.clone(), clocks: Some([clocks; 2]), repeated: false };
-    let pairs = experiment.cases.iter().flat_map(|case| {
-        (0..experiment.profiles.len()).map(move |place| result(experiment, case, place))
-    });
+    let cuda = experiment.device == DeviceKind::Cuda;
+    let clocks = json!({ "sm_mhz": cuda.then_some(1755.0), "power_w": null, "cpu_mhz": 3100.0 });
+    let facts = |case: &Case| json!({ "case": case, "clocks": [clocks, clocks] });
+    let cases: BTreeMap<_, _> = experiment.cases.iter().map(|c| (c.key(), facts(c))).collect();
+    // As text, so that it need not name what a record may leave out.
+    let mut record: Record = serde_json::from_value(json!({
+        "schema": RECORD_SCHEMA,
+        "experiment": experiment.id,
+        "definition_hash": experiment.definition_hash,
+        "code": { "commit": "abcdef0123456789" },
+        "run_id": run_id,
+        "started": "2026-11-19T23:10:00Z",
+        "finished": "2026-11-20T01:02:03Z",
+        "complete": true,
+        "machine": {
+            "name": if cuda { "imaginary-gpu" } else { "imaginary-cpu" },
+            "device": experiment.device,
+            "cpu": "Imaginary 9",
+            "threads": 2,
+            "memory_bytes": 24_u64 << 30,
+            "os": "Linux 6.1",
+            "gpu": cuda.then_some("Imaginary GPU 141 GB"),
+            "driver": cuda.then_some("999.1"),
+        },
+        "versions": { "torch": { "torch": "2.11.0" } },
+        "protocol": {
+            "turns": 15, "budget_us": 20_000, "seed": 0x5eed, "preparations": 5, "quick": false,
+        },
+        "cases": cases,
+        "results": [],
+        "content_hash": "",
+    }))
+    .unwrap();
     let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
     let counters = Counters {
         us: Some(1502.0),
@@ -216,50 +244,24 @@ fn record(experiment: &Experiment, run_id: &str) -> Record {
         kernels,
         reason,
     };
-    Record {
-        code: Code { commit: Some("abc".into()), dirty: false },
-        run_id: run_id.into(),
-        started: "2026-11-19T23:10:00Z".into(),
-        finished: "2026-11-20T01:02:03Z".into(),
-        machine: Machine {
-            name: if cuda { "imaginary-gpu" } else { "imaginary-cpu" }.into(),
-            device: experiment.device,
-            cpu: "Imaginary 9".into(),
-            threads: 2,
-            memory_bytes: 24 << 30,
-            os: "Linux 6.1".into(),
-            gpu: cuda.then(|| "Imaginary GPU 141 GB".into()),
-            driver: cuda.then(|| "999.1".into()),
-        },
-        versions: BTreeMap::from([(
-            "torch".to_owned(),
-            BTreeMap::from([("torch".to_owned(), "2.11.0".to_owned())]),
-        )]),
-        protocol: ProtocolUsed {
-            turns: 15,
-            budget_us: 20_000,
-            seed: 0x5eed,
-            preparations: 5,
-            pace: experiment.pace,
-            quick: false,
-        },
-        cases: experiment.cases.iter().map(|case| (case.key(), facts(case))).collect(),
-        ceilings: cuda.then(|| Ceilings {
+    if cuda {
+        record.ceilings = Some(Ceilings {
             memory: Some(ceiling("copy", 4.1e12)),
             compute: vec![ceiling("bf16 GEMM", 7.6e14), ceiling("f32 GEMM", 3.9e14)],
             ..Ceilings::default()
-        }),
-        results: pairs.collect(),
-        profiling: match cuda {
-            true => vec![profiled(None, kernels), profiled(Some("no ncu".into()), Vec::new())],
-            false => Vec::new(),
-        },
-        ..empty_record(experiment)
+        });
+        record.profiling =
+            vec![profiled(None, kernels), profiled(Some("no ncu".into()), Vec::new())];
     }
+    let pairs = experiment.cases.iter().flat_map(|case| {
+        (0..experiment.profiles.len()).map(move |place| result(experiment, case, place))
+    });
+    record.results = pairs.collect();
+    record
 }
 
 /// A site whose records lie in `dir`.
-pub(super) fn site(dir: &Path) -> Site {
+pub(crate) fn site(dir: &Path) -> Site {
     let store = Store::new(dir);
     let entry = |experiment: Experiment, runs: &[&str]| {
         let records: Vec<Opened> = runs
@@ -272,7 +274,10 @@ pub(super) fn site(dir: &Path) -> Site {
             })
             .collect();
         let verdict = Verdict::of(&experiment, &records);
-        Entry { experiment, verdict, records, refused: vec![format!("x.json: {HOSTILE}")] }
+        // Nobody knows the age of all but the first.
+        let ages = [Some(17), None].into_iter().take(records.len()).collect();
+        let refused = vec![format!("x.json: {HOSTILE}")];
+        Entry { experiment, verdict, records, ages, refused }
     };
     let front = |id: &str, experiments: &str| {
         format!(
@@ -298,5 +303,15 @@ pub(super) fn site(dir: &Path) -> Site {
         ],
         broken: vec![format!("lab/experiments/x.toml:3:1: {HOSTILE}")],
         strays: Vec::new(),
+        ready: BTreeMap::from([
+            ("cpu-mlp-decode".to_owned(), vec![Check::found("device cpu", "Imaginary 9")]),
+            (
+                "gated-linear-sweep".to_owned(),
+                vec![
+                    Check::found("disk", "12.0 GiB free"),
+                    Check::missing("peer quack on cuda", HOSTILE).instead("no module"),
+                ],
+            ),
+        ]),
     }
 }

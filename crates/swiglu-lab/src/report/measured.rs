@@ -1,0 +1,172 @@
+//! All figures in one document, as Markdown.
+
+use std::path::Path;
+
+use super::evidence::{Labels, groups, place_of, rivals};
+use super::{Entry, Site, run};
+use crate::case::Case;
+use crate::format::{DASH, interval, time};
+use crate::record::Record;
+use crate::verdict::RecordVerdict;
+
+/// So many sizes become columns of a table; more become rows.
+const COLUMNS: usize = 4;
+
+/// What the document says of itself, and how to read it.
+const HEAD: &str = "# Measured
+
+Written by `swiglu lab report --measured` from the definitions and records of the lab; not to be edited. A ratio is the \
+time of the fastest of the others by that of ours, so above 1 ours is faster; \
+[low, high] is its 95 % interval, and over several cases it is the geometric mean. An exception is a case below the \
+floor that its claim sets. [METHODOLOGY.md](METHODOLOGY.md) says how this is measured and where it can mislead, \
+[notes](docs/notes-on-measurements.md) what else was seen.
+";
+
+impl Site {
+    /// The figures of all experiments: a table, then a section for each. Links lead from the directory `root`.
+    pub fn measured(&self, root: &Path) -> String {
+        let mut out = HEAD.to_owned();
+        let heads = [
+            "experiment",
+            "question",
+            "verdict",
+            "ratio",
+            "cases",
+            "exceptions",
+            "machine",
+            "commit",
+        ];
+        let summary = self.experiments.iter().flat_map(|e| summary(root, e)).collect();
+        push_table(&mut out, &heads.map(str::to_owned), summary);
+        self.experiments.iter().for_each(|entry| section(&mut out, root, self, entry));
+        out
+    }
+}
+
+/// A row for each machine, the first with the question.
+fn summary(root: &Path, entry: &Entry) -> Vec<Vec<String>> {
+    let e = &entry.experiment;
+    let row = |(i, verdict): (usize, &RecordVerdict)| {
+        let opened = place_of(entry, verdict).and_then(|place| entry.records.get(place));
+        let of = |text: String| if i == 0 { text } else { String::new() };
+        let machine = match opened {
+            Some(opened) => link(&verdict.machine, root, &opened.path),
+            None => verdict.machine.clone(),
+        };
+        vec![
+            of(format!("[{0}](#{0})", e.id)),
+            of(e.question.clone()),
+            verdict.state.to_string(),
+            verdict.aggregate.map_or(DASH.into(), interval),
+            verdict.cases.len().to_string(),
+            verdict.exceptions.len().to_string(),
+            machine,
+            opened.map_or(DASH.into(), |o| run::commit(&o.record)),
+        ]
+    };
+    let rows: Vec<_> = entry.verdict.machines.iter().enumerate().map(row).collect();
+    if !rows.is_empty() {
+        return rows;
+    }
+    let state = entry.verdict.state.to_string();
+    let mut only = vec![format!("[{0}](#{0})", e.id), e.question.clone(), state];
+    only.extend([DASH, DASH, DASH, &entry.verdict.headline, DASH].map(str::to_owned));
+    vec![only]
+}
+
+fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
+    let e = &entry.experiment;
+    let labels = Labels::of(e.cases.iter());
+    let decisive = entry.verdict.decisive();
+    *out += &format!("\n## {}\n\n{}", e.id, link(&e.title, root, &e.path));
+    *out += &format!(": {}, {}. ", entry.verdict.state, entry.verdict.headline);
+    if let Some(undecided) = decisive.and_then(|d| d.undecided.as_ref()) {
+        *out += &format!("To decide it: {}. ", undecided.text);
+    }
+    *out += &format!("Ours is `{}`, beside {}", e.claim.subject, rivals(&e.claim));
+    *out += &decisive.map_or(String::new(), |d| format!(", on {}", d.machine));
+    *out += &format!("; {}. Not covered: {}", labels.common, first_sentence(&e.boundary));
+    for id in &e.decisions {
+        if let Some(decision) = site.decisions.iter().find(|d| d.id == *id) {
+            *out += &format!(" Decision: {}.", link(&decision.title, root, &decision.path));
+        }
+    }
+    *out += "\n";
+    let Some((verdict, record)) = decisive.and_then(|verdict| {
+        let opened = entry.records.get(place_of(entry, verdict)?)?;
+        Some((verdict, &opened.record))
+    }) else {
+        return;
+    };
+    let (mut sizes, groups) = (Vec::new(), groups(&labels, e.cases.iter()));
+    sizes.extend(e.cases.iter().map(|case| case.m));
+    sizes.sort_unstable();
+    sizes.dedup();
+    if (2..=COLUMNS).contains(&sizes.len()) && groups.len() < e.cases.len() {
+        let head =
+            std::iter::once("case".to_owned()).chain(sizes.iter().map(|m| format!("M = {m}")));
+        let row = |(label, cases): &(String, Vec<&Case>)| {
+            let of = |m| cases.iter().filter(move |c| c.m == m);
+            let cell = |m: &usize| {
+                let cells: Vec<_> =
+                    of(*m).map(|case| figures(&e.claim.subject, verdict, record, case)).collect();
+                cells.into_iter().map(|cell| cell.join(" · ")).collect::<Vec<_>>().join("; ")
+            };
+            let name = if label.is_empty() { "all" } else { label };
+            std::iter::once(name.to_owned()).chain(sizes.iter().map(cell)).collect()
+        };
+        push_table(out, &head.collect::<Vec<_>>(), groups.iter().map(row).collect());
+    } else {
+        let row = |case: &Case| {
+            std::iter::once(labels.case(case))
+                .chain(figures(&e.claim.subject, verdict, record, case))
+                .collect()
+        };
+        let heads = ["case", "ours", "best of the others", "ratio"].map(str::to_owned);
+        push_table(out, &heads, e.cases.iter().map(row).collect());
+    }
+}
+
+/// Ours, the best of the others, the ratio.
+fn figures(subject: &str, verdict: &RecordVerdict, record: &Record, case: &Case) -> [String; 3] {
+    let key = case.key();
+    let median = |profile: &str| {
+        let summary = record.entry(&key, profile).and_then(|r| r.summary);
+        summary.map_or(DASH.to_owned(), |s| time(s.median))
+    };
+    match verdict.cases.iter().find(|c| c.case_key == key) {
+        Some(found) => {
+            let rival = format!("{} {}", found.against, median(&found.against));
+            [median(subject), rival, interval(found.ratio)]
+        }
+        None => [median(subject), DASH.into(), DASH.into()],
+    }
+}
+
+fn push_table(out: &mut String, head: &[String], rows: Vec<Vec<String>>) {
+    let line = |cells: &[String]| {
+        let cells: Vec<_> =
+            cells.iter().map(|c| c.replace('|', "\\|").replace('\n', " ")).collect();
+        format!("| {} |\n", cells.join(" | "))
+    };
+    *out += "\n";
+    *out += &line(head);
+    *out += &format!("|{}\n", "---|".repeat(head.len()));
+    rows.iter().for_each(|row| *out += &line(row));
+}
+
+/// A link where the file lies below `root`, else its text.
+fn link(text: &str, root: &Path, path: &Path) -> String {
+    match path.strip_prefix(root) {
+        Ok(below) => format!("[{text}]({})", below.display()),
+        Err(_) => text.to_owned(),
+    }
+}
+
+fn first_sentence(text: &str) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.split_once(". ") {
+        Some((first, _)) => format!("{first}."),
+        None => text,
+    }
+}
