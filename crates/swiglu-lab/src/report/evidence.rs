@@ -1,5 +1,7 @@
 //! Records arranged for pages: which one is shown, cases in a few words, cases that differ only in M.
 
+use std::collections::BTreeSet;
+
 use super::Entry;
 use crate::case::{Case, CaseOp};
 use crate::definition::{Against, Claim, Experiment, Role};
@@ -54,9 +56,12 @@ fn parts(case: &Case) -> [String; 10] {
     ]
 }
 
+/// Where its activation and numerics are, which a type of elements mostly decides.
+const NUMERICS: usize = 5;
+
 /// Names of cases that say only what differs among them.
 pub(super) struct Labels {
-    differs: [bool; 10],
+    named: [bool; 10],
     /// What all have in common.
     pub(super) common: String,
 }
@@ -64,20 +69,26 @@ pub(super) struct Labels {
 impl Labels {
     pub(super) fn of<'a>(cases: impl Iterator<Item = &'a Case>) -> Self {
         let all: Vec<_> = cases.map(parts).collect();
-        let differs = std::array::from_fn(|i| all.iter().any(|parts| parts[i] != all[0][i]));
-        let common = |first: &[String; 10]| joined(first, |i| !differs[i]);
-        Self { differs, common: all.first().map(common).unwrap_or_default() }
+        let mut named = std::array::from_fn(|i| all.iter().any(|parts| parts[i] != all[0][i]));
+        let rest = all.iter().map(|parts| joined(parts, |i| named[i] && i != NUMERICS));
+        named[NUMERICS] &= rest.collect::<BTreeSet<_>>().len() < all.len();
+        let values = |i: usize| {
+            let values: BTreeSet<_> = all.iter().map(|parts| parts[i].as_str()).collect();
+            values.into_iter().collect::<Vec<_>>().join(" or ")
+        };
+        let common: [String; 10] = std::array::from_fn(values);
+        Self { common: joined(&common, |i| !named[i]), named }
     }
 
     /// A case among the others.
     pub(super) fn case(&self, case: &Case) -> String {
-        let label = joined(&parts(case), |i| self.differs[i]);
+        let label = joined(&parts(case), |i| self.named[i]);
         if label.is_empty() { format!("M = {}", case.m) } else { label }
     }
 
     /// The same whatever its M; empty where nothing else differs.
     pub(super) fn group(&self, case: &Case) -> String {
-        joined(&parts(case), |i| i != M && self.differs[i])
+        joined(&parts(case), |i| i != M && self.named[i])
     }
 }
 

@@ -96,14 +96,12 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
                 @if let Some(model) = &case.model { " " span.meta { (model) } }
             },
             html! {
-                span.wrong[below] {
-                    (found.map_or(DASH.to_owned(), |f| interval(f.ratio)))
-                    @if below { ", below the floor" }
-                }
+                span.wrong[below] { (found.map_or(DASH.to_owned(), |f| interval(f.ratio))) }
+                @if below { span.sub { "below the floor" } }
             },
             html! { (median(&key, &e.claim.subject)) },
             html! { (found.map_or(DASH.to_owned(), |f| median(&key, &f.against))) },
-            html! { (found.map_or(DASH, |f| &f.against)) },
+            html! { span.key { (found.map_or(DASH, |f| &f.against)) } },
         ]
     };
     let rows: Vec<_> = e.cases.iter().map(row).collect();

@@ -1,7 +1,7 @@
 //! The report as its readers have it: pages of a made-up lab, plots, a browser, and the document of figures.
 
 // A helper of a test ends by panicking.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod browser;
 mod charts;

@@ -3,8 +3,8 @@ use std::path::Path;
 
 use scraper::{ElementRef, Html, Selector};
 
+use swiglu_lab::Verdict;
 use swiglu_lab::report::{Files, ReportError, Site};
-use swiglu_lab::{Verdict, VerdictState};
 
 use super::made_up::{HOSTILE, site};
 
