@@ -208,6 +208,35 @@ fn what_a_preparation_decides_is_in_the_interval() {
 }
 
 #[test]
+fn what_noise_leaves_open_is_prepared_more_often_until_it_is_decided() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    lab.peer("settles", "settles");
+    let who = [("ours", "good", "ours"), ("base", "settles", "baseline")];
+    let experiment = lab.experiment(&[2], &who);
+    let state = || {
+        let verdict = Verdict::of(&experiment, &lab.store.of_experiment("small").unwrap().0);
+        (verdict.state, verdict.decisive().unwrap().undecided.clone())
+    };
+    // 10 and 12 µs beside 10.5: nobody can tell.
+    let first = run(&lab, &experiment, &options("r1")).unwrap();
+    let (open, undecided) = state();
+    assert_eq!((open, first.results[0].preparations.len()), (VerdictState::Inconclusive, 2));
+    assert!(undecided.unwrap().preparations.unwrap() > 0);
+    let longer = RunOptions { until_decided: Some(Duration::from_secs(60)), ..options("r1") };
+    let decided = run(&lab, &experiment, &longer).unwrap();
+    assert_eq!(state(), (VerdictState::Supported, None));
+    let base = entry(&decided, "base");
+    assert!(
+        base.preparations.len() > 3
+            && base.summary.unwrap().n > first.results[1].summary.unwrap().n
+    );
+    // Decided, there is nothing left to do; with no time, nothing is begun.
+    assert_eq!(run(&lab, &experiment, &longer).unwrap(), decided);
+}
+
+#[test]
 fn profiles_that_share_a_broken_peer_are_still_measured_and_it_is_not_tried_forever() {
     let dir = tempfile::tempdir().unwrap();
     let lab = Lab::new(dir.path());

@@ -151,7 +151,7 @@ mod tests {
             assert!(said.contains(part), "{part}: {said}");
         }
         let printed = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(records(&printed), ["{}\n\n", "{\"a\": 1}\n"]);
+        assert_eq!(records(&printed), ["{}\n", "{\"a\": 1}\n"]);
         assert!(printed.ends_with("=== swiglu-lab exit 75\n"), "{printed}");
         // A terminal in between does no harm; a record without its end is none.
         let terminal = printed.replace('\n', "\r\n");

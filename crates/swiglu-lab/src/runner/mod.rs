@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::case::Case;
 use crate::code::Code;
@@ -19,6 +19,7 @@ use crate::record::{
     CaseFacts, Executed, Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry,
     RunLock, Status, Store,
 };
+use crate::verdict::RecordVerdict;
 use measure::{CaseRun, Outcome};
 use peers::Peers;
 
@@ -44,6 +45,8 @@ pub struct RunOptions {
     pub protocol: ProtocolUsed,
     /// How long peers may be silent.
     pub limits: Limits,
+    /// Prepare profiles more often until the claim is decided, for at most so long after the run.
+    pub until_decided: Option<Duration>,
     /// Pause between turns of different peers on the CPU.
     pub settle: Duration,
     /// Where this happens, if an executor started it.
@@ -87,6 +90,7 @@ impl RunOptions {
                 quick,
             },
             limits: Limits::default(),
+            until_decided: None,
             settle: SETTLE,
             executor: None,
             stop: Stop::default(),
@@ -141,6 +145,11 @@ pub enum Event<'a> {
         profile: &'a str,
         /// What happened.
         reason: &'a str,
+    },
+    /// The claim is not decided: every case is prepared so many times more.
+    Deciding {
+        /// Preparations more.
+        preparations: usize,
     },
     /// A case is done and written.
     Done {
@@ -249,53 +258,70 @@ impl Laboratory<'_> {
             self.save(&mut record, &path, experiment, &peers)?;
             watch(Event::Done { results: &record.results[first..] });
         }
-        Ok(Finished { path, record, stopped })
+        let mut finished = Finished { path, record, stopped };
+        if finished.record.complete && !finished.stopped {
+            self.decide(experiment, &mut finished, options, &mut peers, watch)?;
+        }
+        Ok(finished)
     }
 
-    /// Adds preparations to every case of a complete record, so that intervals become narrower; each case is
-    /// written when it is done.
-    ///
-    /// # Errors
-    /// As [`Laboratory::run`].
-    pub fn prepare_more(
+    /// Prepares every case more often until noise no longer forbids an answer, or the time is over.
+    fn decide(
         &self,
         experiment: &Experiment,
         finished: &mut Finished,
-        more: usize,
         options: &RunOptions,
+        peers: &mut Peers<'_>,
         watch: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        let Finished { path, record, stopped } = finished;
-        let mut peers = Peers::new(self.commands, experiment.device, options.limits);
-        let mut options = options.clone();
-        options.protocol = ProtocolUsed { preparations: more, ..record.protocol.clone() };
-        options.protocol.turns =
-            (record.protocol.turns * more).div_ceil(record.protocol.preparations.max(1)).max(more);
-        watch(Event::Started { cases: experiment.cases.len(), kept: 0, path });
-        for case in &experiment.cases {
-            *stopped = options.stop.asked();
-            if *stopped {
-                break;
-            }
-            let key = case.key();
-            // Those that have no result have none of more preparations either.
-            let counts = |p: &&ProfileDef| {
-                record.entry(&key, &p.id).is_some_and(|entry| entry.status == Status::Ok)
-            };
-            let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(counts).collect();
-            watch(Event::Case { case });
-            let run = CaseRun { case, profiles: &profiles, options: &options };
-            let outcome = run.run(&mut peers, watch)?;
-            watch(Event::Done { results: &outcome.results });
-            for result in outcome.results {
-                let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
-                if let Some(entry) = record.results.iter_mut().find(same) {
-                    entry.extend(result);
+        let Some(limit) = options.until_decided else { return Ok(()) };
+        let begun = Instant::now();
+        loop {
+            let undecided = RecordVerdict::of(experiment, &finished.record).undecided;
+            let Some(more) = undecided.and_then(|u| u.preparations) else { return Ok(()) };
+            let more = more.clamp(2, PREPARATIONS);
+            watch(Event::Deciding { preparations: more });
+            for case in &experiment.cases {
+                finished.stopped = options.stop.asked();
+                if finished.stopped || begun.elapsed() > limit {
+                    return Ok(());
                 }
+                self.prepare_more(experiment, case, finished, (more, options), peers, watch)?;
             }
-            self.save(record, path, experiment, &peers)?;
         }
-        Ok(())
+    }
+
+    /// Adds preparations to a case, which is written when it is done.
+    fn prepare_more(
+        &self,
+        experiment: &Experiment,
+        case: &Case,
+        finished: &mut Finished,
+        (more, options): (usize, &RunOptions),
+        peers: &mut Peers<'_>,
+        watch: &mut dyn FnMut(Event<'_>),
+    ) -> Result<()> {
+        let Finished { path, record, .. } = finished;
+        let mut options = options.clone();
+        let each = record.protocol.turns.div_ceil(record.protocol.preparations.max(1));
+        options.protocol =
+            ProtocolUsed { preparations: more, turns: more * each, ..record.protocol.clone() };
+        let key = case.key();
+        // Those that have no result have none of more preparations either.
+        let counts = |p: &&ProfileDef| {
+            record.entry(&key, &p.id).is_some_and(|entry| entry.status == Status::Ok)
+        };
+        let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(counts).collect();
+        watch(Event::Case { case });
+        let outcome = CaseRun { case, profiles: &profiles, options: &options }.run(peers, watch)?;
+        watch(Event::Done { results: &outcome.results });
+        for result in outcome.results {
+            let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
+            if let Some(entry) = record.results.iter_mut().find(same) {
+                entry.extend(result);
+            }
+        }
+        self.save(record, path, experiment, peers)
     }
 
     /// Writes what is known by now.

@@ -1,7 +1,7 @@
 //! The report as its readers have it: pages of a made-up lab, plots, a browser, and the document of figures.
 
 // A helper of a test ends by panicking.
-#![allow(clippy::panic, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod browser;
 mod charts;

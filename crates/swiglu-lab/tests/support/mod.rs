@@ -193,6 +193,11 @@ fn fake_peer() {
                     ("nan", 3..) => say(json!({"type": "samples", "id": id, "us": [null]})),
                     ("negative", 3..) => say(json!({"type": "samples", "id": id, "us": [-1.0]})),
                     ("empty", 3..) => say(json!({"type": "samples", "id": id, "us": []})),
+                    // The first preparation differs from all others.
+                    ("settles", _) => {
+                        let us = if prepared == 1 { 10.0 } else { 12.0 };
+                        say(json!({"type": "samples", "id": id, "us": [us, us]}))
+                    }
                     // Each preparation finds another place for its data.
                     ("misplaced", _) => {
                         let us = 10.0 * f64::from(prepared);

@@ -161,6 +161,7 @@ fn arguments(args: &RunArgs, spec: &ExecutorSpec) -> Vec<String> {
     option("machine", args.machine.machine.clone());
     let python = spec.python.clone();
     option("python", python.or_else(|| Some(args.peers.python.to_string_lossy().into_owned())));
+    words.extend(args.until_decided.map(|minutes| format!("--until-decided={minutes}")));
     words.extend(args.quick.then(|| "--quick".to_owned()));
     words.extend(args.with_profiling.then(|| "--with-profiling".to_owned()));
     words

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -48,6 +49,12 @@ pub(super) struct RunArgs {
     /// How often every profile is prepared anew; fewer take less time and make intervals wider
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=5), conflicts_with = "quick")]
     pub(super) preparations: Option<u64>,
+    /// Prepare profiles more often until noise no longer forbids an answer, for at most so many minutes
+    /// after the run [default: 30]
+    #[arg(long, value_name = "MINUTES", num_args = 0..=1, require_equals = true,
+        default_missing_value = "30", value_parser = clap::value_parser!(u64).range(1..=600),
+        conflicts_with_all = ["quick", "profiles", "cases"])]
+    pub(super) until_decided: Option<u64>,
     /// Count with Nsight Compute what the kernels of this program do, once per case, after the run
     #[arg(long)]
     pub(super) with_profiling: bool,
@@ -147,6 +154,7 @@ fn options(args: &RunArgs, named: &Named) -> anyhow::Result<RunOptions> {
     if let Some(preparations) = args.preparations {
         options.protocol.preparations = preparations as usize;
     }
+    options.until_decided = args.until_decided.map(|minutes| Duration::from_secs(60 * minutes));
     options.expect_name()?;
     Ok(options)
 }
@@ -233,6 +241,9 @@ pub(super) fn watched(
             if told.insert((profile.to_owned(), reason.to_owned())) =>
         {
             tell(&bar, &format!("{case}: {profile}: {reason}"));
+        }
+        Event::Deciding { preparations } => {
+            tell(&bar, &format!("not decided: every case is prepared {preparations} times more"));
         }
         Event::Done { .. } => bar.inc(1),
         _ => {}
