@@ -254,6 +254,7 @@ fn pages_say_what_the_records_say() {
         "17 commits to this backend since",
         "no record",
         "not ready here",
+        "claimed: at least 1×",
         "doubted",
     ] {
         assert!(index.contains(expected), "{expected}: {index}");
