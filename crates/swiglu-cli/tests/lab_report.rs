@@ -37,14 +37,24 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     let report = ["lab", "report", "--lab", &lab, "--out", out.to_str().unwrap()];
     let document = json_of(&report);
     assert_eq!(document["pages"], 3, "index, experiment, run: {document}");
-    assert!(document["plots"].as_u64() > Some(1), "{document}");
     let index = fs::read_to_string(out.join("index.html")).unwrap();
-    assert!(index.contains("A test") && index.contains("1 run"), "{index}");
+    assert!(index.contains("A test") && index.contains("quick: not evidence"), "{index}");
     let page = fs::read_to_string(out.join("experiments/tiny.html")).unwrap();
     assert!(page.contains("What binds ours"), "{page}");
     // Its data are hot, and a run measures no caches: arithmetic is all that can explain the time.
     let said = ["-bound", "how fast the caches deliver was not measured"];
     assert!(said.iter().any(|part| page.contains(part)), "{page}");
+    // A quick run proves nothing: it is shown, and its experiment is not run.
+    assert!(page.contains("r1") && page.contains("quick: not evidence"), "{page}");
+    let file = dir.path().join("figures.md");
+    let measured = ["lab", "report", "--lab", &lab, "--measured"];
+    let written = json_of(&[&measured[..], &[file.to_str().unwrap()]].concat());
+    assert_eq!((&written["pages"], &written["index"]), (&0.into(), &serde_json::Value::Null));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("lab report --measured") && text.contains("| not run |"), "{text}");
+    // Without a name it lies beside the lab.
+    assert_eq!(swiglu(&measured).code, Some(0));
+    assert_eq!(fs::read_to_string(dir.path().join("MEASURED.md")).unwrap(), text);
     // The same record again is the same report.
     assert_eq!(json_of(&report), document);
     // A broken definition is shown, and is an error.
@@ -66,6 +76,7 @@ fn a_report_does_not_replace_what_is_not_its_own() {
     let ended = swiglu(&["lab", "report", "--lab", &lab, "--out", out.to_str().unwrap()]);
     ended.refused(&["mine", "not a report", "choose another directory"]);
     swiglu(&["lab", "report", "--lab", "/nowhere", "--out", "x"]).refused(&["/nowhere"]);
+    swiglu(&["lab", "report", "--lab", &lab]).refused_by_usage("--out");
     // Before the lab is read.
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();

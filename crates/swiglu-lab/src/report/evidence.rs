@@ -1,11 +1,10 @@
 //! Records arranged for pages: which one is shown, cases in a few words, cases that differ only in M.
 
-use swiglu_core::DType;
+use std::collections::BTreeSet;
 
 use super::Entry;
 use crate::case::{Case, CaseOp};
 use crate::definition::{Against, Claim, Experiment, Role};
-use crate::profile::{Ceiling, Ceilings};
 use crate::record::{Opened, Record, ResultEntry, Status};
 use crate::verdict::RecordVerdict;
 
@@ -48,7 +47,7 @@ fn parts(case: &Case) -> [String; 10] {
         },
         format!("M = {}", case.m),
         case.dtype.to_string(),
-        case.weights.map(|block| format!("{block} weights")).unwrap_or_default(),
+        case.weights.map(|kind| kind.to_string()).unwrap_or_default(),
         given(case.op != CaseOp::Copy, format!("{} {}", case.activation, case.numerics)),
         case.arrangement.to_string(),
         given(weighs, case.orientation.to_string()),
@@ -57,9 +56,12 @@ fn parts(case: &Case) -> [String; 10] {
     ]
 }
 
+/// Where its activation and numerics are, which a type of elements mostly decides.
+const NUMERICS: usize = 5;
+
 /// Names of cases that say only what differs among them.
 pub(super) struct Labels {
-    differs: [bool; 10],
+    named: [bool; 10],
     /// What all have in common.
     pub(super) common: String,
 }
@@ -67,20 +69,26 @@ pub(super) struct Labels {
 impl Labels {
     pub(super) fn of<'a>(cases: impl Iterator<Item = &'a Case>) -> Self {
         let all: Vec<_> = cases.map(parts).collect();
-        let differs = std::array::from_fn(|i| all.iter().any(|parts| parts[i] != all[0][i]));
-        let common = |first: &[String; 10]| joined(first, |i| !differs[i]);
-        Self { differs, common: all.first().map(common).unwrap_or_default() }
+        let mut named = std::array::from_fn(|i| all.iter().any(|parts| parts[i] != all[0][i]));
+        let rest = all.iter().map(|parts| joined(parts, |i| named[i] && i != NUMERICS));
+        named[NUMERICS] &= rest.collect::<BTreeSet<_>>().len() < all.len();
+        let values = |i: usize| {
+            let values: BTreeSet<_> = all.iter().map(|parts| parts[i].as_str()).collect();
+            values.into_iter().collect::<Vec<_>>().join(" or ")
+        };
+        let common: [String; 10] = std::array::from_fn(values);
+        Self { common: joined(&common, |i| !named[i]), named }
     }
 
     /// A case among the others.
     pub(super) fn case(&self, case: &Case) -> String {
-        let label = joined(&parts(case), |i| self.differs[i]);
+        let label = joined(&parts(case), |i| self.named[i]);
         if label.is_empty() { format!("M = {}", case.m) } else { label }
     }
 
     /// The same whatever its M; empty where nothing else differs.
     pub(super) fn group(&self, case: &Case) -> String {
-        joined(&parts(case), |i| i != M && self.differs[i])
+        joined(&parts(case), |i| i != M && self.named[i])
     }
 }
 
@@ -115,12 +123,6 @@ pub(super) fn cases(record: &Record) -> impl Iterator<Item = &Case> {
     entries.filter(move |&pair| first(pair)).filter_map(|(_, entry)| record.case_of(entry))
 }
 
-/// The results of a case.
-pub(super) fn results_of<'a>(record: &'a Record, case: &Case) -> Vec<&'a ResultEntry> {
-    let key = case.key();
-    record.results.iter().filter(|r| r.case_key == key).collect()
-}
-
 /// The colour and marker of a profile: its place in the definition. One that the definition no longer
 /// has comes after all that it has.
 pub(super) fn series(experiment: &Experiment, profile: &str) -> usize {
@@ -132,40 +134,4 @@ pub(super) fn series(experiment: &Experiment, profile: &str) -> usize {
 pub(super) fn ranked(experiment: &Experiment, result: &ResultEntry) -> bool {
     let role = experiment.profile(&result.profile).map(|p| p.role);
     result.status == Status::Ok && role.is_none_or(Role::is_ranked)
-}
-
-/// The ceilings of a record: those measured beside it, else the fastest of the profiles that are
-/// there as ceilings.
-pub(super) fn ceilings(experiment: &Experiment, record: &Record) -> Ceilings {
-    if let Some(ceilings) = &record.ceilings {
-        return ceilings.clone();
-    }
-    let of_ceilings = || {
-        record.results.iter().filter(|r| {
-            let role = experiment.profile(&r.profile).map(|p| p.role);
-            r.status == Status::Ok && role == Some(Role::Ceiling)
-        })
-    };
-    // A profile without arithmetic moves bytes, all others multiply.
-    let op = |r: &ResultEntry| record.case_of(r).map(|c| c.op);
-    let copies = of_ceilings().filter(|r| r.flops == 0.0 || op(r) == Some(CaseOp::Copy));
-    let memory = copies.filter_map(|r| Some((r.profile.as_str(), r.gbps()? * 1e9)));
-    let memory = fastest(memory);
-    let compute = DType::ALL.iter().filter_map(|&dtype| {
-        let multiplies = |case: &Case| case.dtype == dtype && case.op.has_weights();
-        let products =
-            of_ceilings().filter(|r| r.flops > 0.0 && record.case_of(r).is_some_and(multiplies));
-        let rates = products.filter_map(|r| Some((r.profile.as_str(), r.gflops()? * 1e9)));
-        let (name, per_second) = fastest(rates)?;
-        Some(Ceiling { name: format!("{dtype} {name}"), per_second })
-    });
-    Ceilings {
-        memory: memory.map(|(name, per_second)| Ceiling { name: name.into(), per_second }),
-        compute: compute.collect(),
-        ..Ceilings::default()
-    }
-}
-
-fn fastest<'a>(rates: impl Iterator<Item = (&'a str, f64)>) -> Option<(&'a str, f64)> {
-    rates.max_by(|a, b| a.1.total_cmp(&b.1))
 }

@@ -1,10 +1,12 @@
 //! The page of an experiment: answer, plot, table, boundary, decision; then how that came about.
 
+use std::collections::BTreeMap;
+
 use maud::{Markup, html};
 
-use super::evidence::{Labels, cases, ceilings, place_of, ranked, rivals, series, shown};
+use super::evidence::{Labels, cases, place_of, ranked, rivals, series, shown};
 use super::index::{headline, ready_badge, whence};
-use super::page::{Depth, badge, folded, frame, key, numbers, prose, section, table, words};
+use super::page::{Depth, badge, columns, folded, frame, key, prose, section, table};
 use super::{Entry, Site, age_in_words, decision, plots, run};
 use crate::case::Case;
 use crate::decision::Decision;
@@ -66,9 +68,10 @@ fn exceptions(e: &Experiment, verdict: &RecordVerdict) -> Markup {
             p.note { "Below " (floor) ", where the claim allows " (e.claim.exceptions) ":" }
             ul.note {
                 @for found in &verdict.exceptions {
+                    @let crate::record::Interval { value, ci95: [low, high] } = found.ratio;
                     li {
                         (case(&found.case_key).map_or(found.case_key.clone(), |c| labels.case(c)))
-                        ": " (interval(found.ratio)) " of " (found.against)
+                        (format!(": {value:.3}× [{low:.3}, {high:.3}] of {}", found.against))
                     }
                 }
             }
@@ -92,25 +95,17 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
                 (labels.case(case))
                 @if let Some(model) = &case.model { " " span.meta { (model) } }
             },
+            html! {
+                span.wrong[below] { (found.map_or(DASH.to_owned(), |f| interval(f.ratio))) }
+                @if below { span.sub { "below the floor" } }
+            },
             html! { (median(&key, &e.claim.subject)) },
             html! { (found.map_or(DASH.to_owned(), |f| median(&key, &f.against))) },
-            html! { (found.map_or(DASH, |f| &f.against)) },
-            html! {
-                span.wrong[below] {
-                    (found.map_or(DASH.to_owned(), |f| interval(f.ratio)))
-                    @if below { ", below the floor" }
-                }
-            },
+            html! { span.key { (found.map_or(DASH, |f| &f.against)) } },
         ]
     };
     let rows: Vec<_> = e.cases.iter().map(row).collect();
-    let columns = [
-        words("case"),
-        numbers(&e.claim.subject),
-        numbers("best of the others"),
-        words("which"),
-        numbers("ratio"),
-    ];
+    let columns = columns(["case", "#ratio", "#ours", "#best of the others", "which"]);
     table(&format!("All cases: {}", labels.common), &columns, &rows)
 }
 
@@ -161,8 +156,8 @@ fn in_words(claim: &Claim) -> Markup {
 /// All ways, not only those of the claim.
 fn everything(e: &Experiment, opened: &Opened) -> Markup {
     let record = &opened.record;
-    let ceilings = ceilings(e, record);
-    let bars = plots::times(e, record);
+    let ceilings = record.ceilings.clone().unwrap_or_default();
+    let sweeps = plots::sweeps(e, record);
     let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
     let labels = Labels::of(cases(record));
     let analyses: Vec<_> = of_subject
@@ -187,12 +182,9 @@ fn everything(e: &Experiment, opened: &Opened) -> Markup {
             @if !record.complete { ", not complete" }
             "."
         }
-        @for sweep in plots::sweeps(e, record) { (sweep) }
-        @if !bars.is_empty() {
-            p.meta { "Bars end at the median, lines reach over the middle half of the samples." }
-            div.figures { @for figure in &bars { (figure) } }
-        }
-        (folded("Median times of all ways", &medians(e, record)))
+        @for sweep in &sweeps { (sweep) }
+        @if sweeps.is_empty() { (medians(e, record)) }
+        @else { (folded("Median times of all ways", &medians(e, record))) }
         (folded("Who competes, and how each is asked", &profiles(e)))
         (absent(record))
     };
@@ -208,9 +200,8 @@ fn medians(e: &Experiment, record: &Record) -> Markup {
     let labels = Labels::of(cases(record));
     let measured = |id: &str| record.results.iter().any(|r| r.profile == id && r.summary.is_some());
     let shown: Vec<_> = e.profiles.iter().filter(|p| measured(&p.id)).collect();
-    let columns = [words("case")].into_iter();
-    let columns: Vec<_> =
-        columns.chain(shown.iter().map(|p| numbers(key(series(e, &p.id), &p.id)))).collect();
+    let mut columns = columns(["case"]);
+    columns.extend(shown.iter().map(|p| (key(series(e, &p.id), &p.id), true)));
     let row = |case: &Case| {
         let of = |id: &str| record.entry(&case.key(), id);
         let times = shown.iter().filter_map(|p| of(&p.id)).filter(|r| ranked(e, r));
@@ -245,26 +236,18 @@ fn median(e: &Experiment, record: &Record, result: Option<&ResultEntry>, best: f
     }
 }
 
-/// What became of profiles that have no time, once for each reason.
+/// What became of profiles that have no result that counts, once for each reason.
 fn absent(record: &Record) -> Markup {
-    let mut lines: Vec<(String, usize)> = Vec::new();
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
     for r in record.results.iter().filter(|r| r.status != Status::Ok) {
         let reason = r.reason.as_deref().unwrap_or("no reason was given");
-        let line = format!("{} ({}): {reason}", r.profile, r.status);
-        match lines.iter_mut().find(|(l, _)| *l == line) {
-            Some((_, count)) => *count += 1,
-            None => lines.push((line, 1)),
-        }
+        *lines.entry(format!("{} ({}): {reason}", r.profile, r.status)).or_default() += 1;
     }
+    let list =
+        html! { ul { @for (line, count) in &lines { li { (line) " – " (count) " cases" } } } };
     html! {
         @if !lines.is_empty() {
-            (folded(html! { "Without a result that counts (" (lines.len()) ")" }, &html! {
-                ul {
-                    @for (line, count) in &lines {
-                        li { (line) @if *count > 1 { " – " (count) " cases" } }
-                    }
-                }
-            }))
+            (folded(html! { "Without a result that counts (" (lines.len()) ")" }, &list))
         }
     }
 }
@@ -279,7 +262,7 @@ fn profiles(e: &Experiment) -> Markup {
         ]
     };
     let rows: Vec<_> = e.profiles.iter().enumerate().map(row).collect();
-    let columns = [words("profile"), words("peer"), words("role"), words("options")];
+    let columns = columns(["profile", "peer", "role", "options"]);
     table("Who competes, and how each is asked", &columns, &rows)
 }
 
@@ -311,14 +294,7 @@ fn runs(site: &Site, entry: &Entry) -> Markup {
         ]
     };
     let rows: Vec<_> = entry.records.iter().enumerate().rev().map(row).collect();
-    let columns = [
-        words("run"),
-        words("where"),
-        words("verdict"),
-        numbers("ratio"),
-        numbers("exceptions"),
-        words("measured"),
-    ];
+    let columns = columns(["run", "where", "verdict", "#ratio", "#exceptions", "measured"]);
     html! {
         @if rows.is_empty() { p { "There is no run yet." } }
         @else {

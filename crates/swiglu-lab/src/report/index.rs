@@ -77,7 +77,10 @@ pub(super) fn headline(entry: &Entry) -> Markup {
         Some(_) => {
             let (figure, rest) =
                 verdict.headline.split_once(' ').unwrap_or((&verdict.headline, ""));
-            html! { p.headline { strong { (figure) } " " (rest) } }
+            html! {
+                p.headline { strong { (figure) } " " (rest) }
+                p.meta { "claimed: at least " (entry.experiment.claim.kind.goal()) "×" }
+            }
         }
         None => html! { p.headline { (verdict.headline) } },
     }

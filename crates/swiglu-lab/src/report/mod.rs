@@ -14,7 +14,6 @@ mod run;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -41,15 +40,8 @@ pub enum ReportError {
     )]
     Foreign(PathBuf),
     /// A file or directory cannot be read or written.
-    #[error("{action} {path}: {source}", path = path.display())]
-    Io {
-        /// What was attempted.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Lab(#[from] LabError),
 }
 
 /// An experiment with all its evidence.
@@ -96,15 +88,6 @@ pub struct Site {
     pub strays: Vec<String>,
     /// What a run would need here and whether it is there, by experiment; nothing is said of others.
     pub ready: BTreeMap<String, Vec<Check>>,
-}
-
-/// What was written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Written {
-    /// Pages.
-    pub pages: usize,
-    /// Plots in them, each in one or two widths.
-    pub plots: usize,
 }
 
 /// Files of the site by their path in it.
@@ -163,7 +146,7 @@ impl Site {
     /// All files: pages, the stylesheet, and copies of the records that pages link to.
     ///
     /// # Errors
-    /// [`ReportError::Io`] if a record vanished meanwhile.
+    /// [`ReportError::Lab`] if a record vanished meanwhile.
     pub fn files(&self) -> Result<Files, ReportError> {
         let mut files = Files::new();
         let style = format!("{}\n{STYLE}", chart::PALETTE);
@@ -175,9 +158,8 @@ impl Site {
             for opened in &entry.records {
                 let html = run::page(entry, opened);
                 files.insert(run::path(opened), html.into_bytes());
-                let read =
-                    |source| ReportError::Io { action: "read", path: opened.path.clone(), source };
-                files.insert(run::data_path(opened), fs::read(&opened.path).map_err(read)?);
+                let record = fs::read(&opened.path).map_err(LabError::io("read", &opened.path))?;
+                files.insert(run::data_path(opened), record);
             }
         }
         let verdicts = self.verdicts();
@@ -194,28 +176,26 @@ impl Site {
     }
 
     /// Writes the site to a directory: an empty one, a new one, or a report to be replaced. Files of
-    /// the old report that are not in the new one go.
+    /// the old report that are not in the new one go. The number of pages.
     ///
     /// # Errors
     /// [`ReportError`]; the old report is complete until all pages are made.
-    pub fn write(&self, out: &Path) -> Result<Written, ReportError> {
+    pub fn write(&self, out: &Path) -> Result<usize, ReportError> {
         let old = listed(out)?;
         let files = self.files()?;
-        for (name, content) in &files {
-            write_file(&out.join(name), content)?;
-        }
         let names: String = files.keys().flat_map(|name| [name.as_str(), "\n"]).collect();
-        write_file(&out.join(MARK), names.as_bytes())?;
+        let mark = [(MARK, names.as_bytes())].into_iter();
+        for (name, content) in mark.chain(files.iter().map(|(n, c)| (n.as_str(), c.as_slice()))) {
+            let path = out.join(name);
+            let dir = path.parent().unwrap_or(out);
+            fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
+            fs::write(&path, content).map_err(LabError::io("write", &path))?;
+        }
         for name in old.iter().filter(|name| !files.contains_key(*name)) {
             // Gone already is as good.
             let _ = fs::remove_file(out.join(name));
         }
-        let pages = files.keys().filter(|name| name.ends_with(".html")).count();
-        let figures = |content: &Vec<u8>| {
-            let needle = b"<figure";
-            content.windows(needle.len()).filter(|w| w == needle).count()
-        };
-        Ok(Written { pages, plots: files.values().map(figures).sum() })
+        Ok(files.keys().filter(|name| name.ends_with(".html")).count())
     }
 }
 
@@ -236,23 +216,6 @@ fn listed(out: &Path) -> Result<Vec<String>, ReportError> {
             None => Ok(Vec::new()),
         },
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(source) => Err(ReportError::Io { action: "read directory", path: out.into(), source }),
+        Err(source) => Err(LabError::io("read directory", out)(source).into()),
     }
-}
-
-/// Writes beside, then renames: a reader sees the old page or the new one.
-fn write_file(path: &Path, content: &[u8]) -> Result<(), ReportError> {
-    let failed = |source| ReportError::Io { action: "write", path: path.into(), source };
-    let dir = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(dir).map_err(failed)?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(failed)?;
-    file.write_all(content).map_err(failed)?;
-    // Temporary files are private; pages are for everyone who may read the directory.
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)?;
-    }
-    file.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
 }

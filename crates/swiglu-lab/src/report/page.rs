@@ -98,14 +98,12 @@ pub(super) fn key(series: usize, label: &str) -> Markup {
 }
 
 /// The head of a column, and whether numbers are below it.
-pub(super) struct Column(Markup, bool);
+pub(super) type Column = (Markup, bool);
 
-pub(super) fn words(head: impl Render) -> Column {
-    Column(head.render(), false)
-}
-
-pub(super) fn numbers(head: impl Render) -> Column {
-    Column(head.render(), true)
+/// Heads in words; those of numbers begin with `#`.
+pub(super) fn columns<'a>(heads: impl IntoIterator<Item = &'a str>) -> Vec<Column> {
+    let column = |head: &str| (head.trim_start_matches('#').render(), head.starts_with('#'));
+    heads.into_iter().map(column).collect()
 }
 
 /// A table that scrolls by itself where it is too wide, by keyboard too. The first cell of a row names it.
@@ -114,12 +112,12 @@ pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
         div.scroll role="region" aria-label=(caption) tabindex="0" {
             table {
                 caption { span { (caption) } }
-                thead { tr { @for Column(head, n) in columns { th.n[*n] scope="col" { (head) } } } }
+                thead { tr { @for (head, n) in columns { th.n[*n] scope="col" { (head) } } } }
                 tbody {
                     @for row in rows {
                         tr {
-                            @for (i, (cell, Column(_, n))) in row.iter().zip(columns).enumerate() {
-                                @if i == 0 { th.n[*n] scope="row" { (cell) } }
+                            @for (i, (cell, (_, n))) in row.iter().zip(columns).enumerate() {
+                                @if i == 0 { th scope="row" { (cell) } }
                                 @else { td.n[*n] { (cell) } }
                             }
                         }

@@ -6,13 +6,13 @@ use maud::{Markup, PreEscaped, html};
 
 use super::Entry;
 use super::chart::{Bar, Bars, Roofline, RooflinePoint, Sweep, SweepSeries, Width};
-use super::evidence::{Labels, cases, groups, ranked, results_of, series};
+use super::evidence::{Labels, cases, groups, ranked, series};
 use super::page::{figure, key};
 use crate::case::Case;
 use crate::definition::{Experiment, Role};
-use crate::format::{interval, ratio, time};
+use crate::format::{interval, ratio};
 use crate::profile::Ceilings;
-use crate::record::{Record, ResultEntry, Status};
+use crate::record::{Record, Status};
 use crate::verdict::RecordVerdict;
 
 /// The claim's ratio in each case, from the limit that it must reach; with the rival where there is room.
@@ -54,7 +54,7 @@ pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
     let claim = &entry.experiment.claim;
     let caption = html! {
         "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at "
-        (claim.kind.limit()) ", what the claim asks for; thin lines are 95 % intervals."
+        (claim.kind.limit()) ", the least that the claim asks for; thin lines are 95 % intervals."
     };
     let draw = |width| {
         let (limit, bars) = claimed(entry, verdict, width);
@@ -69,11 +69,6 @@ fn baseline(experiment: &Experiment) -> Option<&str> {
     first.map(|p| p.id.as_str())
 }
 
-/// Whether cases are worth a line over M: two sizes are better read as bars.
-fn sweeps_over(cases: &[&Case]) -> bool {
-    cases.iter().map(|c| c.m).collect::<BTreeSet<_>>().len() > 2
-}
-
 /// Ratio to the baseline over M, one line per profile, for each group of more than two sizes.
 pub(super) fn sweeps(experiment: &Experiment, record: &Record) -> Vec<Markup> {
     let labels = Labels::of(cases(record));
@@ -83,7 +78,8 @@ pub(super) fn sweeps(experiment: &Experiment, record: &Record) -> Vec<Markup> {
 
 fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case]) -> Option<Markup> {
     let baseline = baseline(experiment)?;
-    if !sweeps_over(cases) {
+    // Two sizes are no line.
+    if cases.iter().map(|c| c.m).collect::<BTreeSet<_>>().len() < 3 {
         return None;
     }
     let line = |(i, profile): (usize, &crate::ProfileDef)| {
@@ -123,50 +119,6 @@ fn spoken(series: &SweepSeries) -> String {
     let ys = || series.points.iter().map(|&(_, y)| y);
     let (low, high) = (ys().fold(f64::INFINITY, f64::min), ys().fold(0.0, f64::max));
     format!("{}: {} to {}.", series.label, ratio(low), ratio(high))
-}
-
-/// Times of each case that is in no sweep, fastest first.
-pub(super) fn times(experiment: &Experiment, record: &Record) -> Vec<Markup> {
-    let labels = Labels::of(cases(record));
-    let alone = groups(&labels, cases(record)).into_iter().filter(|(_, cases)| !sweeps_over(cases));
-    let cases = alone.flat_map(|(_, cases)| cases);
-    cases.filter_map(|case| bars(experiment, record, case, &labels.case(case))).collect()
-}
-
-fn bars(experiment: &Experiment, record: &Record, case: &Case, caption: &str) -> Option<Markup> {
-    let mut results: Vec<&ResultEntry> = results_of(record, case);
-    results.retain(|r| r.summary.is_some());
-    let median = |r: &ResultEntry| r.summary.map_or(f64::INFINITY, |s| s.median);
-    results.sort_by(|a, b| median(a).total_cmp(&median(b)));
-    let bar = |r: &&ResultEntry| {
-        let s = r.summary?;
-        let against = record.ratio_to_baseline(experiment, r);
-        let against = against.map(|i| format!(" · {}", ratio(i.value)));
-        let role = experiment.profile(&r.profile).map(|p| p.role);
-        let note = match (r.status, role) {
-            (Status::FailedVerification, _) => " (wrong result)",
-            (_, Some(Role::Ceiling)) => " (ceiling)",
-            (_, Some(Role::Warning)) => " (warning)",
-            _ => "",
-        };
-        Some(Bar {
-            label: format!("{}{note}", r.profile),
-            value: format!("{}{}", time(s.median), against.unwrap_or_default()),
-            median: s.median,
-            q1: s.q1,
-            q3: s.q3,
-            series: series(experiment, &r.profile),
-        })
-    };
-    let bars: Vec<Bar> = results.iter().filter_map(bar).collect();
-    let said: Vec<_> = bars.iter().map(|b| format!("{} {}", b.label, b.value)).collect();
-    let chart = Bars {
-        title: format!("Time per call: {caption}"),
-        description: format!("Fastest first: {}.", said.join("; ")),
-        bars,
-    };
-    let svg = chart.svg(Width::Narrow)?;
-    Some(html! { figure.small { figcaption { (caption) } (PreEscaped(svg)) } })
 }
 
 /// All results under the ceilings.

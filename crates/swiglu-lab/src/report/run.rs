@@ -3,12 +3,13 @@
 use maud::{Markup, html};
 
 use super::evidence::series;
-use super::page::{Depth, frame, key, numbers, section, table, words};
+use super::page::{Depth, columns, frame, key, section, table};
 use super::{Entry, experiment};
 use crate::definition::Experiment;
 use crate::format::{DASH, error, interval, number, si, time};
+use crate::profile::KernelCounters;
 use crate::ready::Check;
-use crate::record::{Clocks, Opened, Profiled, QUICK, Record, ResultEntry, Status};
+use crate::record::{Clocks, Executed, Opened, Profiled, QUICK, Record, ResultEntry, Status};
 
 /// The record's file without its folder and extension, after the machine's name.
 fn stem(opened: &Opened) -> String {
@@ -26,9 +27,32 @@ pub(super) fn data_path(opened: &Opened) -> String {
     format!("runs/{}.json", stem(opened))
 }
 
-/// Where it ran, beside the machine.
-pub(super) fn place(_record: &Record) -> String {
-    "local".into()
+/// Where it ran, beside the machine's name: here, or in a place with its job.
+pub(super) fn place(record: &Record) -> String {
+    let Some(e) = &record.executor else { return "local".into() };
+    let job = e.job_id.as_ref().map(|id| format!(", job {id}")).unwrap_or_default();
+    let nodes =
+        if e.nodes.is_empty() { String::new() } else { format!(" on {}", e.nodes.join(", ")) };
+    format!("{}{job}{nodes}", e.place)
+}
+
+/// What more is known of that place.
+fn executed(e: &Executed) -> String {
+    let others = e.other_jobs.as_ref().map(|jobs| match jobs.len() {
+        0 => "no other job on its nodes".to_owned(),
+        _ => format!("beside jobs {}", jobs.join(", ")),
+    });
+    let known = [
+        e.host.as_ref().map(|host| format!("by ssh to {host}")),
+        e.partition.as_ref().map(|partition| format!("partition {partition}")),
+        e.gres.clone(),
+        e.devices.as_ref().map(|devices| format!("devices {devices}")),
+        e.exclusive.map(|yes| if yes { "exclusive" } else { "not exclusive" }.to_owned()),
+        others,
+        (e.resumed > 0).then(|| format!("resumed {}×", e.resumed)),
+        Some(format!("bundle {}", e.bundle)),
+    ];
+    known.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// The commit that was measured.
@@ -57,7 +81,6 @@ pub(super) fn page(entry: &Entry, opened: &Opened) -> String {
             }
         }
         (section("results", "Results", Some(html! { div.dense { (results(e, r)) } })))
-        (section("counters", "Hardware counters", counters(&r.profiling)))
     };
     frame(Depth::Folder, &title, &main)
 }
@@ -83,6 +106,7 @@ fn facts(r: &Record) -> Markup {
     let complete = if r.complete { "" } else { ", not complete" };
     let mut rows: Vec<(&str, Option<String>)> = vec![
         ("Machine", Some(format!("{}, {}", m.name, place(r)))),
+        ("Executor", r.executor.as_ref().map(executed)),
         ("GPU", m.gpu.clone()),
         ("Driver", m.driver.clone()),
         ("CPU", Some(format!("{}, {} threads", m.cpu, m.threads))),
@@ -133,13 +157,17 @@ fn or_dash(text: Option<String>) -> Markup {
 fn results(e: &Experiment, record: &Record) -> Markup {
     let row = |r: &ResultEntry| {
         let (s, error_of) = (r.summary, r.error);
+        let of = |p: &&Profiled| (&p.case_key, &p.profile) == (&r.case_key, &r.profile);
+        let counters: Vec<_> = record.profiling.iter().filter(of).flat_map(counted).collect();
         let part = error_of.and_then(|e| Some(number(e.relative_frobenius? / e.frobenius_limit?)));
         vec![
             html! { (r.case_key) },
             key(series(e, &r.profile), &r.profile),
             html! {
                 span.wrong[r.status == Status::FailedVerification] { (r.status) }
-                @for note in r.reason.iter().chain(&r.plan).chain(&r.notes) { span.sub { (note) } }
+                @for note in r.reason.iter().chain(&r.plan).chain(&r.notes).chain(&counters) {
+                    span.sub { (note) }
+                }
             },
             or_dash(s.map(|s| time(s.median))),
             or_dash(s.map(|s| format!("{} – {}", time(s.q1), time(s.q3)))),
@@ -153,69 +181,34 @@ fn results(e: &Experiment, record: &Record) -> Markup {
         ]
     };
     let rows: Vec<_> = record.results.iter().map(row).collect();
-    let heads = [
-        "median",
-        "quartiles",
-        "least",
-        "samples",
-        "GB/s",
-        "GFLOP/s",
-        "ratio",
-        "error",
-        "of limit",
-    ];
-    let columns = [words("case"), words("profile"), words("status")];
-    let columns: Vec<_> = columns.into_iter().chain(heads.map(numbers)).collect();
+    let heads = "case|profile|status|#median|#quartiles|#least|#samples|#GB/s|#GFLOP/s|#ratio|#error|#of limit";
     let caption = "Every result. Ratios are relative to the baseline with their 95 % confidence interval; \
                    error is the relative Frobenius error against float64, as a part of its limit too.";
-    table(caption, &columns, &rows)
+    table(caption, &columns(heads.split('|')), &rows)
 }
 
-fn counters(profiled: &[Profiled]) -> Option<Markup> {
-    const HEADS: [&str; 10] = [
-        "class",
-        "µs",
-        "DRAM %",
-        "read MB",
-        "written MB",
-        "tensor %",
-        "SM %",
-        "occupancy %",
-        "L2 hit %",
-        "registers",
-    ];
-    let mut rows = Vec::new();
-    for p in profiled {
-        let names = || [html! { (p.case_key) }, html! { (p.profile) }].into_iter();
-        if p.kernels.is_empty() {
-            let reason = p.reason.as_deref().unwrap_or("nothing was counted");
-            let none = HEADS.map(|_| or_dash(None));
-            rows.push(names().chain([html! { (reason) }]).chain(none).collect());
-        }
-        for k in &p.kernels {
-            let c = &k.counters;
-            let class = html! { (c.class().map_or(DASH.to_owned(), |c| c.to_string())) };
-            let values = [
-                c.us,
-                c.dram_percent,
-                c.dram_read_bytes.map(|b| b / 1e6),
-                c.dram_written_bytes.map(|b| b / 1e6),
-                c.tensor_percent,
-                c.sm_percent,
-                c.occupancy_percent,
-                c.l2_hit_percent,
-                c.registers,
-            ];
-            let values = values.map(|x| or_dash(x.map(number)));
-            rows.push(names().chain([html! { (k.kernel) }, class]).chain(values).collect());
-        }
-    }
-    let columns = [words("case"), words("profile"), words("kernel")];
-    let columns: Vec<_> = columns.into_iter().chain(HEADS.map(numbers)).collect();
-    let caption =
-        "Counted by Nsight Compute in the last launch of each kernel, clocks as they were";
-    let table = html! { div.dense { (table(caption, &columns, &rows)) } };
-    (!profiled.is_empty()).then_some(table)
+/// What a profiler counted in the last launch of each kernel, a line for each.
+fn counted(profiled: &Profiled) -> Vec<String> {
+    let line = |k: &KernelCounters| {
+        let c = &k.counters;
+        let class = c.class().map(|class| format!(": {class}")).unwrap_or_default();
+        let values = [
+            ("µs under the profiler", c.us),
+            ("% DRAM", c.dram_percent),
+            ("MB read", c.dram_read_bytes.map(|b| b / 1e6)),
+            ("MB written", c.dram_written_bytes.map(|b| b / 1e6)),
+            ("% tensor", c.tensor_percent),
+            ("% SM", c.sm_percent),
+            ("% occupancy", c.occupancy_percent),
+            ("% L2 hits", c.l2_hit_percent),
+            ("registers", c.registers),
+        ];
+        let known =
+            values.iter().filter_map(|(what, x)| Some(format!(", {} {what}", number((*x)?))));
+        format!("{}{class}{}", k.kernel, known.collect::<String>())
+    };
+    let nothing = profiled.reason.clone().filter(|_| profiled.kernels.is_empty());
+    profiled.kernels.iter().map(line).chain(nothing).collect()
 }
 
 /// What a run needs and whether it is here; what is missing comes first, with what to do.
@@ -230,20 +223,17 @@ pub(super) fn readiness(checks: &[Check]) -> Markup {
             },
         ]
     };
-    let rows: Vec<_> = checks.iter().map(row).collect();
-    let missing: Vec<_> = checks.iter().filter(|c| !c.ok).collect();
-    let columns = [words("needed"), words("here"), words("found, or what to do")];
+    let (there, missing): (Vec<_>, Vec<_>) = checks.iter().partition(|c| c.ok);
+    let rows: Vec<_> = missing.iter().chain(&there).map(|c| row(c)).collect();
+    let caption = match missing.len() {
+        0 => "Everything that a run needs is here.".to_owned(),
+        n => format!(
+            "A run is not possible here as it is: {n} of {} things are missing.",
+            checks.len()
+        ),
+    };
     html! {
         h3 { "Here" }
-        @if missing.is_empty() { p { "Everything that a run needs is here." } }
-        @else {
-            p { "A run is not possible here as it is:" }
-            ul {
-                @for c in missing {
-                    li { (c.what) @if let Some(advice) = &c.advice { ": " (advice) } }
-                }
-            }
-        }
-        details { summary { "All that a run needs" } (table("What a run needs", &columns, &rows)) }
+        (table(&caption, &columns(["needed", "here", "found, or what to do"]), &rows))
     }
 }

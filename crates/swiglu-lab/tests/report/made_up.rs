@@ -220,6 +220,10 @@ fn record(experiment: &Experiment, run_id: &str) -> Record {
             "gpu": cuda.then_some("Imaginary GPU 141 GB"),
             "driver": cuda.then_some("999.1"),
         },
+        "executor": (run_id == "two").then(|| json!({
+            "kind": "slurm", "place": "slurm:gpu", "job_id": "4711", "partition": "gpu",
+            "nodes": ["node7"], "exclusive": false, "other_jobs": ["4712"], "bundle": "b0d1", "resumed": 1,
+        })),
         "versions": { "torch": { "torch": "2.11.0" } },
         "protocol": {
             "turns": 15, "budget_us": 20_000, "seed": 0x5eed, "preparations": 5, "quick": false,

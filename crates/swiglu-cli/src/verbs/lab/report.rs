@@ -29,7 +29,6 @@ pub(super) struct ReportArgs {
 struct Document {
     index: Option<Shown>,
     pages: usize,
-    plots: usize,
     measured: Option<Shown>,
     troubles: Vec<String>,
 }
@@ -51,16 +50,14 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         document.measured = Some(file.into());
     }
     if let Some(out) = &args.out {
-        let written = site.write(out)?;
+        document.pages = site.write(out)?;
         document.index = Some(out.join("index.html").into());
-        (document.pages, document.plots) = (written.pages, written.plots);
     }
     if terminal.json() {
         terminal.print_json(&document)?;
     } else {
         if let Some(index) = &document.index {
-            let Document { pages, plots, .. } = document;
-            writeln!(terminal, "{}: {pages} pages, {plots} plots", index.display())?;
+            writeln!(terminal, "{}: {} pages", index.display(), document.pages)?;
         }
         if let Some(file) = &document.measured {
             let count = site.experiments.len();

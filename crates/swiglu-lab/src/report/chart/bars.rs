@@ -35,8 +35,8 @@ pub struct Bars {
 const LONGEST: f64 = 6.0;
 /// Half the thickness of a bar.
 const HALF: f64 = 5.0;
-/// Columns of labels and of values beside bars.
-const BESIDE: [f64; 2] = [236.0, 246.0];
+/// The most that labels and values beside bars take.
+const BESIDE: f64 = 282.0;
 /// A picture of ratios without any text.
 const THUMB: (f64, f64) = (240.0, 56.0);
 
@@ -80,8 +80,14 @@ impl Bars {
             return None;
         }
         let full = width.pixels() - 1.0;
+        // A column of text is as wide as the longest in it.
+        let column = |of: fn(&Bar) -> &str, size: f64| {
+            let longest = bars.iter().map(|bar| of(bar).chars().count()).max().unwrap_or(0);
+            (longest as f64 * size * 0.54 + 16.0).min(BESIDE)
+        };
+        let (labels, values) = (column(|b| &b.label, TEXT), column(|b| &b.value, SMALL));
         let (row, down, baseline, pixels, room) = match beside {
-            true => (23.0, 11.0, 15.0, [BESIDE[0], full - BESIDE[1]], 36),
+            true => (23.0, 11.0, 15.0, [labels, full - values], 40),
             false => (36.0, 24.0, 14.0, [1.0, full], width.pick(29, 64)),
         };
         let height = row * bars.len() as f64 + 6.0;
@@ -92,7 +98,7 @@ impl Bars {
             let around = [middle - HALF, middle + HALF];
             let label = shortened(&bar.label, room);
             canvas.text((Ink::Text, TEXT), "start", (1.0, top + baseline), &label);
-            let value = shortened(&bar.value, 42);
+            let value = shortened(&bar.value, 46);
             canvas.text((Ink::Muted, SMALL), "end", (full, top + baseline), &value);
             canvas.rect(Ink::Grid, pixels, [middle - 0.5, middle + 0.5]);
             let (start, to) = (place(from, pixels), place(bar.median, pixels));

@@ -67,7 +67,7 @@ impl Roofline {
         canvas.line(Ink::Text, 2, &[at(start, slope * start), at(end, slope * end)]);
         let (a, b) = at(start, slope * start);
         let text = format!("{}: {}", memory.name, si(slope, "B/s"));
-        let mut labels = vec![(text, "start", (a + 22.0, b.min(height - 44.0) - 4.0))];
+        let mut labels = vec![(text, "start", (a + 30.0, (b + 4.0).min(height - 44.0)))];
         for ceiling in levels {
             let level = ceiling.per_second;
             canvas.line(
