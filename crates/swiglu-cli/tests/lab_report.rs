@@ -57,6 +57,11 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     assert_eq!(fs::read_to_string(dir.path().join("MEASURED.md")).unwrap(), text);
     // The same record again is the same report.
     assert_eq!(json_of(&report), document);
+    // Whether it can run here is asked where that is wanted.
+    assert!(!page.contains("ready here"));
+    json_of(&[&report[..], &["--ready"]].concat());
+    let asked = fs::read_to_string(out.join("experiments/tiny.html")).unwrap();
+    assert!(asked.contains("ready here") && asked.contains("peer swiglu on cpu"), "{asked}");
     // A broken definition is shown, and is an error.
     fs::write(dir.path().join("lab/experiments/broken.toml"), "schema = 1\nid = 7\n").unwrap();
     let ended = swiglu(&report);

@@ -248,6 +248,7 @@ impl RecordVerdict {
         if is_open && let Some(aggregate) = self.aggregate.filter(|_| lacking.is_empty()) {
             let more = stats::more_preparations(&aggregate, within, preparations);
             let text = match more {
+                Some(1) => "1 more preparation of every case, if the ratio stays".into(),
                 Some(n) => format!("{n} more preparations of every case, if the ratio stays"),
                 None => format!(
                     "more than {} preparations: the ratio lies too near to {within}",

@@ -65,26 +65,42 @@ pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result
         Some(id) => vec![Experiment::find(&dir, id)?],
         None => Experiment::read_dir(&dir)?.into_iter().collect::<Result<_, _>>()?,
     };
-    let logs = Logs::of("ready")?;
-    let commands = args.peers.commands(&args.places.lab()?, logs.dir())?;
-    let store = args.places.store()?;
-    let mut readiness = Readiness::new(&commands, &store, &Locks::of_user()?)?;
-    let bar = terminal.bar(experiments.len() as u64);
-    let mut rows = Vec::new();
-    for experiment in experiments {
-        bar.set_message(experiment.id.clone());
-        let checks = readiness.of(&experiment, &device(experiment.device)?);
-        let ready = checks.iter().all(|check| check.ok);
-        rows.push(Row { id: experiment.id, ready, checks });
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+    let checked = checks(experiments.iter(), &args.places, &args.peers, terminal)?;
+    let row = |(id, checks): (String, Vec<Check>)| Row {
+        id,
+        ready: checks.iter().all(|check| check.ok),
+        checks,
+    };
+    let rows: Vec<Row> = checked.into_iter().map(row).collect();
     let document = Document { ready: rows.iter().all(|row| row.ready), experiments: rows };
     match terminal.json() {
         true => terminal.print_json(&document)?,
         false => show(&document, terminal)?,
     }
     Ok(Verdict::from_passed(document.ready))
+}
+
+/// What each experiment needs here, by its id.
+pub(super) fn checks<'a>(
+    experiments: impl ExactSizeIterator<Item = &'a Experiment>,
+    places: &PlaceArgs,
+    peers: &PeerArgs,
+    terminal: &Terminal,
+) -> anyhow::Result<BTreeMap<String, Vec<Check>>> {
+    let logs = Logs::of("ready")?;
+    let commands = peers.commands(&places.lab()?, logs.dir())?;
+    let store = places.store()?;
+    let mut readiness = Readiness::new(&commands, &store, &Locks::of_user()?)?;
+    let bar = terminal.bar(experiments.len() as u64);
+    let mut checked = BTreeMap::new();
+    for experiment in experiments {
+        bar.set_message(experiment.id.clone());
+        let checks = readiness.of(experiment, &device(experiment.device)?);
+        checked.insert(experiment.id.clone(), checks);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(checked)
 }
 
 /// The device that experiments of a kind measure.

@@ -9,7 +9,8 @@ use serde::Serialize;
 use swiglu_lab::History;
 use swiglu_lab::report::Site;
 
-use super::places::{PlaceArgs, warn_of_strays};
+use super::places::{PeerArgs, PlaceArgs, warn_of_strays};
+use super::ready;
 use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
@@ -21,8 +22,13 @@ pub(super) struct ReportArgs {
     /// Write all figures as one Markdown document [default: MEASURED.md beside the lab]
     #[arg(long, value_name = "FILE", group = "what", num_args = 0..=1)]
     measured: Option<Option<PathBuf>>,
+    /// Ask the peers and the device of this machine whether each experiment can run here
+    #[arg(long, requires = "out")]
+    ready: bool,
     #[command(flatten)]
     places: PlaceArgs,
+    #[command(flatten)]
+    peers: PeerArgs,
 }
 
 #[derive(Default, Serialize)]
@@ -39,7 +45,11 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         bail!("--out {shown}: it is a file; expected a new or empty directory, or an old report");
     }
     let lab = args.places.lab()?;
-    let site = Site::gather(&lab, &args.places.records()?, &History::around(&lab))?;
+    let mut site = Site::gather(&lab, &args.places.records()?, &History::around(&lab))?;
+    if args.ready {
+        let experiments = site.experiments.iter().map(|entry| &entry.experiment);
+        site.ready = ready::checks(experiments, &args.places, &args.peers, terminal)?;
+    }
     let troubles = site.troubles().into_iter().map(str::to_owned).collect();
     let mut document = Document { troubles, ..Document::default() };
     let root = lab.parent().unwrap_or(Path::new(""));
