@@ -1,4 +1,4 @@
-//! `swiglu lab report`, `swiglu profile` and `swiglu bench --backend` as their users call them.
+//! `swiglu lab report`, `swiglu explain --measure` and `swiglu bench --backend` as their users call them.
 
 // A helper of a test ends by panicking.
 #![allow(clippy::unwrap_used)]

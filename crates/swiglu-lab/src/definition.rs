@@ -310,7 +310,3 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     files.sort();
     Ok(files)
 }
-
-#[cfg(test)]
-#[path = "definition/tests.rs"]
-mod tests;

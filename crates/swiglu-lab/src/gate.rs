@@ -207,7 +207,3 @@ fn judge(old: Interval, new: Interval, tolerance: f64) -> Outcome {
         Outcome::Held
     }
 }
-
-#[cfg(test)]
-#[path = "gate_tests.rs"]
-mod tests;

@@ -26,8 +26,6 @@ pub mod record;
 pub mod report;
 mod runner;
 mod stats;
-#[cfg(test)]
-mod testkit;
 mod text;
 mod verdict;
 mod verify;

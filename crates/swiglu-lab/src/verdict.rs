@@ -341,7 +341,3 @@ fn ratio(experiment: &Experiment, record: &Record, key: &str) -> Result<CaseRati
         .ok_or("it was prepared less than twice, which tells no interval")?;
     Ok(CaseRatio { case_key: key.to_owned(), against: against.profile.clone(), ratio })
 }
-
-#[cfg(test)]
-#[path = "verdict_tests.rs"]
-mod tests;

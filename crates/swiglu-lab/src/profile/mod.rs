@@ -14,6 +14,3 @@ pub use class::{Class, Classified, Work, classify};
 pub use counters::{Counters, KernelCounters};
 pub use ncu::{CsvError, METRICS, Ncu, NcuError, parse_csv};
 pub use result::{analyse_result, count};
-
-#[cfg(test)]
-mod tests;

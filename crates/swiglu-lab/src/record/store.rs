@@ -340,7 +340,3 @@ pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     paths.sort();
     Ok(paths)
 }
-
-#[cfg(test)]
-#[path = "store_tests.rs"]
-mod tests;

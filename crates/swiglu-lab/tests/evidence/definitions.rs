@@ -1,6 +1,6 @@
-use super::*;
-use crate::case::{CaseOp, Heat};
-use crate::testkit::{DEFINITION, experiment, parse, with};
+use swiglu_lab::{Against, CaseOp, DeviceKind, Experiment, Heat, Pace, Role};
+
+use super::made_up::{DEFINITION, experiment, parse, with};
 
 #[test]
 fn a_definition_becomes_cases_and_a_claim() {

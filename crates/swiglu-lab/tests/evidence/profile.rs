@@ -1,6 +1,6 @@
-use super::*;
-use crate::case::{DeviceKind, Heat};
 use swiglu_core::{Activation, DType, Numerics, Op, Path, Problem, WeightLayout};
+use swiglu_lab::profile::*;
+use swiglu_lab::{DeviceKind, Heat};
 
 fn subject(op: Op, m: usize, path: Path) -> Subject {
     let problem = Problem {
@@ -287,12 +287,12 @@ fn a_profiled_program_gives_counters_or_a_reason() {
 #[cfg(unix)]
 #[test]
 fn a_peer_is_asked_for_one_call_under_the_profiler() {
-    let case = crate::case::tests::small(crate::CaseOp::GatedLinear);
-    let profile = crate::ProfileDef {
+    let case = super::made_up::experiment().cases[0].clone();
+    let profile = swiglu_lab::ProfileDef {
         id: "ours".into(),
         peer: "swiglu".into(),
         options: Default::default(),
-        role: crate::Role::Ours,
+        role: swiglu_lab::Role::Ours,
         numerics: None,
     };
     // The stand-in keeps what the peer was told.

@@ -1,5 +1,7 @@
-use super::*;
-use crate::testkit::{experiment, opened, record};
+use swiglu_lab::gate::{GateReport, Outcome, expect_comparable, needed_profiles};
+use swiglu_lab::record::{Record, Status};
+
+use super::made_up::{experiment, opened, record};
 
 fn times(ours: f64, others: f64) -> impl Fn(usize, &str) -> std::result::Result<f64, Status> {
     move |_, profile| Ok(if profile == "ours" { ours } else { others })

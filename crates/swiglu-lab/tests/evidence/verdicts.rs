@@ -1,6 +1,7 @@
-use super::*;
-use crate::record::{CaseFacts, Clocks, Versus};
-use crate::testkit::{experiment, opened, parse, record, with};
+use swiglu_lab::record::{CaseFacts, Clocks, Interval, QUICK, Record, Status, Versus};
+use swiglu_lab::{Experiment, RecordVerdict, Verdict, VerdictState};
+
+use super::made_up::{experiment, opened, parse, record, with};
 
 /// Our time is 1 in every case; the baseline's and the rival's are given.
 fn times(baseline: f64, rival: f64) -> impl Fn(usize, &str) -> Result<f64, Status> {
@@ -15,8 +16,14 @@ fn times(baseline: f64, rival: f64) -> impl Fn(usize, &str) -> Result<f64, Statu
 }
 
 fn state_of(experiment: &Experiment, record: Record) -> (VerdictState, RecordVerdict) {
+    let (verdict, decisive) = told(experiment, record);
+    (verdict.state, decisive)
+}
+
+fn told(experiment: &Experiment, record: Record) -> (Verdict, RecordVerdict) {
     let verdict = Verdict::of(experiment, &[opened(record)]);
-    (verdict.state, verdict.decisive().unwrap().clone())
+    let decisive = verdict.decisive().unwrap().clone();
+    (verdict, decisive)
 }
 
 fn claims(kind: &str) -> Experiment {
@@ -75,11 +82,11 @@ fn exceptions_are_listed_and_more_than_the_claim_allows_refute_it() {
     {
         let kind = format!("kind = \"faster\"\nfloor = {floor}\nexceptions = {exceptions}");
         let e = claims(&kind);
-        let (state, verdict) = state_of(&e, record(&e, 0.0, two));
-        assert_eq!((state, verdict.exceptions.len()), (expected, found));
+        let (whole, verdict) = told(&e, record(&e, 0.0, two));
+        assert_eq!((whole.state, verdict.exceptions.len()), (expected, found));
         assert!((verdict.aggregate.unwrap().value - 1.8f64.sqrt()).abs() < 1e-9);
         assert!(verdict.exceptions.iter().all(|c| c.to_string().contains("m=16 ")));
-        assert_eq!(verdict.headline(&e.claim).contains("1 below 0.95"), found == 1);
+        assert_eq!(whole.headline.contains("1 below 0.95"), found == 1);
     }
 }
 
@@ -140,9 +147,9 @@ fn missing_rivals_leave_a_claim_open_unless_they_do_not_do_the_case() {
     assert!(verdict.undecided.unwrap().text.contains("results of 2 more cases"));
     let wrong =
         |_, profile: &str| if profile == "ours" { Err(FailedVerification) } else { Ok(2.0) };
-    let (state, verdict) = state_of(&best, record(&best, 0.01, wrong));
-    assert_eq!(state, open);
-    assert!(verdict.headline(&best.claim).contains("failed verification"));
+    let (whole, _) = told(&best, record(&best, 0.01, wrong));
+    assert_eq!(whole.state, open);
+    assert!(whole.headline.contains("failed verification"));
     let once = {
         let mut r = record(&best, 0.01, times(2.0, 2.0));
         r.results.iter_mut().for_each(|e| e.preparations.truncate(1));

@@ -1,5 +1,15 @@
-use super::*;
-use crate::testkit::{experiment, record};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use swiglu_lab::LabError;
+use swiglu_lab::record::{Locks, Measured, Opened, Record, Store, content_hash};
+
+use super::made_up::{experiment, record};
+
+/// How the name of a file begins that is being written, and what stands behind its run in it.
+const TEMPORARY: &str = ".unfinished-";
+const UNFINISHED_END: &str = "-part-";
 
 fn some() -> Record {
     record(&experiment(), 0.01, |_, _| Ok(1.0))
@@ -182,8 +192,10 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_old_file_stays() {
         Err(LabError::Io { .. })
     ));
     assert_eq!(fs::read(&path).unwrap(), good);
-    let names: Vec<_> = entries(&dir.path().join("here")).unwrap();
-    assert!(!names.iter().any(|n| file_name(n).starts_with(TEMPORARY)), "{names:?}");
+    let files = fs::read_dir(dir.path().join("here")).unwrap();
+    let names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    let unfinished = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(TEMPORARY);
+    assert!(!names.iter().any(unfinished), "{names:?}");
 }
 
 #[test]
@@ -216,4 +228,20 @@ fn records_that_count_for_nothing_are_found() {
     said("here/2026-01-01-made-up-r1.json.bak", "would count as");
     said("broken.json", "not JSON");
     assert_eq!(strays(&[], &["other"]).iter().filter(|s| s.contains("no experiment")).count(), 4);
+}
+
+#[test]
+fn a_record_that_another_program_changed_is_not_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let path = written(&store);
+    let [mut ours, mut theirs] = [(); 2].map(|()| Opened::read(&path).unwrap().record);
+    theirs.complete = false;
+    store.write(&mut theirs, &path).unwrap();
+    let refused = store.write(&mut ours, &path).unwrap_err().to_string();
+    assert!(refused.contains("another program") && refused.contains("nothing was written"));
+    assert_eq!(Opened::read(&path).unwrap().record, theirs);
+    // Who wrote last goes on, one write after the other.
+    store.write(&mut theirs, &path).unwrap();
+    assert!(store.write(&mut some(), &path).unwrap_err().to_string().contains("another program"));
 }

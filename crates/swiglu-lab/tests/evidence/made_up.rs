@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::case::DeviceKind;
-use crate::code::Code;
-use crate::definition::{Experiment, Pace};
-use crate::record::{
+use swiglu_lab::record::{
     CaseFacts, Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, Status, Summary,
 };
-use crate::stats;
+use swiglu_lab::{Case, Code, DeviceKind, Experiment, Pace};
 
 pub(crate) const DEFINITION: &str = r#"
 schema = 2
@@ -61,7 +58,7 @@ text = "Not elsewhere."
 decisions = ["0001-x"]
 "#;
 
-pub(crate) fn parse(text: &str) -> crate::Result<Experiment> {
+pub(crate) fn parse(text: &str) -> swiglu_lab::Result<Experiment> {
     Experiment::parse(text, Path::new("lab/experiments/made-up.toml"))
 }
 
@@ -89,9 +86,21 @@ pub(crate) fn record(
                 Ok(us) => (preparations(us, noise, (c * 16 + p) as u64), Status::Ok),
                 Err(status) => (Vec::new(), status),
             };
-            let entry = ResultEntry::without_times(case, &profile.id, status, None);
-            let summary = Summary::of(&preparations);
-            results.push(ResultEntry { summary, preparations, bytes: 1.0, flops: 1.0, ..entry });
+            results.push(ResultEntry {
+                case_key: case.key(),
+                profile: profile.id.clone(),
+                status,
+                reason: None,
+                plan: None,
+                variants: BTreeMap::new(),
+                notes: Vec::new(),
+                summary: Summary::of(&preparations),
+                preparations,
+                versus: Vec::new(),
+                error: None,
+                bytes: 1.0,
+                flops: 1.0,
+            });
         }
     }
     Record { results, ..empty_record(experiment) }
@@ -136,14 +145,14 @@ pub(crate) fn empty_record(experiment: &Experiment) -> Record {
     }
 }
 
-fn facts(case: &crate::Case) -> CaseFacts {
+fn facts(case: &Case) -> CaseFacts {
     CaseFacts { case: case.clone(), clocks: None, repeated: false }
 }
 
 /// Medians of five preparations about one.
 fn preparations(median: f64, noise: f64, stream: u64) -> Vec<f64> {
     let normal = |i| f64::from(swiglu_core::random::normal(stream, i));
-    (0..5).map(|i| stats::rounded(median * (1.0 + noise * normal(i)), stats::TIME_DIGITS)).collect()
+    (0..5).map(|i| median * (1.0 + noise * normal(i))).collect()
 }
 
 pub(crate) fn opened(record: Record) -> Opened {
