@@ -405,8 +405,16 @@ fn options_that_would_not_be_heeded() {
     }
     swiglu(&[&shape[..], &["--decode-weights"]].concat())
         .refused(&["--decode-weights", "--weights FILE"]);
-    swiglu(&[&shape[..], &["--op", "activation", "--orientation", "in-out"]].concat())
+    let activation = ["explain", "--op", "activation", "--intermediate", "96"];
+    swiglu(&[&activation[..], &["--orientation", "in-out"]].concat())
         .refused(&["--orientation in-out", "no weights"]);
+    swiglu(&[&activation[..], &["--hidden", "64"]].concat())
+        .refused(&["--hidden 64", "leave it out"]);
+    swiglu(&["explain", "--intermediate", "96"]).refused(&["--hidden", "--weights FILE"]);
+    swiglu(&["bench", "activation", "--dtype", "f32", "--plot", "x.png"])
+        .refused(&["ends in .svg"]);
+    swiglu(&["bench", "activation", "--lab", "/nonexistent"]).refused(&["/nonexistent"]);
+    swiglu(&["bench", "activation", "--peers", "/nonexistent"]).refused(&["--peers /nonexistent"]);
     swiglu(&[&shape[..], &["--arrangement", "interleaved-5"]].concat()).refused(&["5", "divisor"]);
     for layout in [["--orientation", "in-out"], ["--arrangement", "interleaved-2"]] {
         swiglu(&[&shape[..], &["--weights-type", "q8_0"], &layout].concat()).refused(&[

@@ -62,7 +62,7 @@ fn an_experiment_is_run_kept_and_listed() {
     fs::copy(path, &other).unwrap();
     let list = swiglu(&[&["lab", "list", "--json"], &places[..]].concat());
     assert_eq!(list.code, Some(0), "{list:?}");
-    for part in ["warning: ", "copy.json", path, "rename it"] {
+    for part in ["warning: ", "copy.json", path, "a copy"] {
         assert!(list.stderr.contains(part), "{part}: {list:?}");
     }
     let out = dir.path().join("report");

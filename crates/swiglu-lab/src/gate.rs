@@ -1,15 +1,15 @@
 //! The gate: a record, measured again.
 //!
 //! What is compared is the time of our profiles relative to a yardstick in the same run, the
-//! fastest profile of others that both runs verified, so that another state of the machine is no
-//! regression. Without a yardstick it is the time itself. A regression is *beyond noise* if the new
+//! fastest profile of others that both runs verified, else the faster ceiling, so that another state of
+//! the machine is no regression. Without a yardstick it is the time itself. A regression is *beyond noise* if the new
 //! interval lies below the old one by more than the tolerance.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use crate::definition::{Experiment, Role};
+use crate::definition::{Experiment, ProfileDef, Role};
 use crate::error::{LabError, Result};
 use crate::record::{Interval, Machine, Opened, Record, ResultEntry, Status};
 use crate::stats;
@@ -99,9 +99,9 @@ pub fn expect_comparable(
 /// The profiles to measure again: ours, and those that can be a yardstick.
 pub fn needed_profiles(experiment: &Experiment, old: &Record) -> Vec<String> {
     let worked = |id: &str| old.results.iter().any(|e| e.profile == id && e.status == Status::Ok);
-    let needed =
-        |p: &&crate::ProfileDef| p.role == Role::Ours || (p.role.is_ranked() && worked(&p.id));
-    experiment.profiles.iter().filter(needed).map(|p| p.id.clone()).collect()
+    let needed = |p: &&ProfileDef| p.role == Role::Ours || worked(&p.id);
+    let measures = |p: &&ProfileDef| p.role == Role::Ours || is_yardstick(experiment, p);
+    experiment.profiles.iter().filter(measures).filter(needed).map(|p| p.id.clone()).collect()
 }
 
 impl GateReport {
@@ -183,6 +183,14 @@ fn calls_per_second(entry: &ResultEntry) -> Option<Interval> {
     stats::ratio(rate, &ones, &entry.preparations, seed)
 }
 
+/// Whether times can be held against a profile's: another way of computing the cases, or a ceiling where an
+/// experiment has no other way.
+fn is_yardstick(experiment: &Experiment, profile: &ProfileDef) -> bool {
+    let other = |p: &ProfileDef| p.role.is_ranked() && p.role != Role::Ours;
+    let alone = !experiment.profiles.iter().any(other);
+    other(profile) || (alone && profile.role == Role::Ceiling)
+}
+
 /// The fastest profile of others, by the record, that both runs verified.
 fn yardstick<'a>(
     experiment: &'a Experiment,
@@ -190,7 +198,7 @@ fn yardstick<'a>(
     new: &Record,
     like: &ResultEntry,
 ) -> Option<&'a str> {
-    let others = experiment.profiles.iter().filter(|p| p.role.is_ranked() && p.role != Role::Ours);
+    let others = experiment.profiles.iter().filter(|p| is_yardstick(experiment, p));
     let timed = others.filter_map(|p| {
         good(new, like, &p.id)?;
         Some((p.id.as_str(), good(old, like, &p.id)?.summary?.median))

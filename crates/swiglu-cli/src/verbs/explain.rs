@@ -33,8 +33,8 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent, allow_negative_numbers = true)]
     m: usize,
     /// K, input features
-    #[arg(long, value_name = "K", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = extent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", conflicts_with = "weights", value_parser = extent,
+        allow_negative_numbers = true)]
     hidden: Option<usize>,
     /// H, intermediate features
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
@@ -194,7 +194,18 @@ impl ExplainArgs {
                  --intermediate, or leave it out"
             );
         }
-        let shape = [self.m, self.hidden.unwrap_or(0), self.intermediate.unwrap_or(0)];
+        let hidden = match (self.hidden, self.op) {
+            (Some(k), Operation::Activation) => {
+                bail!(
+                    "--hidden {k}: the activation has no weights and no hidden size; leave it out"
+                )
+            }
+            (None, Operation::GatedLinear | Operation::Mlp) => {
+                bail!("--hidden: expected K, the input features, or --weights FILE")
+            }
+            (hidden, _) => hidden.unwrap_or(0),
+        };
+        let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
         let case = Case {

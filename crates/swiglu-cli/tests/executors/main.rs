@@ -41,7 +41,10 @@ fn a_run_as_a_job_says_where_it_was() {
     let rows = lab.swiglu(&["status", "--json"]).json();
     assert_eq!(rows.as_array().unwrap().len(), 0, "{rows}");
     let rows = lab.swiglu(&["status", "--all", "--json"]).json();
-    assert_eq!((&rows[0]["state"], &rows[0]["id"]), (&"fetched".into(), &"101".into()));
+    assert_eq!(
+        (&rows[0]["state"], &rows[0]["id"]),
+        (&"ended with exit code 0; fetched".into(), &"101".into())
+    );
     let fetch = lab.swiglu(&["fetch", rows[0]["job"].as_str().unwrap(), "--json"]);
     assert_eq!((fetch.code, &fetch.json()[0]["merged"]), (Some(0), &0.into()), "{fetch:?}");
     let again = done(&lab.run(&["--on", "slurm:fake"]));
@@ -64,6 +67,25 @@ fn a_rejected_job_is_submitted_by_the_same_command_later() {
     assert!(lab.records().is_empty());
     fs::remove_file(lab.files.path("fake/reject")).unwrap();
     assert_eq!(done(&lab.run(&run))["executor"]["job_id"], "102");
+    // Nothing is submitted for a selection that leaves nothing, or to go on with a run that never was.
+    let submitted = lab.submitted().len();
+    let nothing = [&run[..2], &["--run-id", "r2", "--profiles", "nobody"]].concat();
+    assert!(lab.run(&nothing).refused_as_json().contains("nobody"));
+    let never = [&run[..2], &["--run-id", "r2", "--resume"]].concat();
+    assert!(lab.run(&never).refused_as_json().contains("no such run"));
+    assert_eq!(lab.submitted().len(), submitted);
+}
+
+#[test]
+fn a_job_that_was_never_submitted_is_forgotten_when_it_is_cancelled() {
+    let lab = Lab::new();
+    lab.fake("reject", "");
+    lab.run(&["--on", "slurm:fake", "--run-id", "r1"]).refused_as_json();
+    let cancel = lab.swiglu(&["cancel", "tiny-r1"]);
+    assert_eq!(cancel.code, Some(0), "{cancel:?}");
+    assert!(cancel.stdout.contains("was not submitted"), "{cancel:?}");
+    assert_eq!(lab.swiglu(&["fetch"]).code, Some(0));
+    assert_eq!(lab.swiglu(&["status", "--json"]).json().as_array().unwrap().len(), 0);
 }
 
 #[test]

@@ -344,7 +344,11 @@ impl Job {
         };
         let (job, why) = (self.name.clone(), format!("{} {how}", polled.state));
         let (id, place, run) = (&self.experiment, quote(&self.spec.name), &self.run_id);
-        let advice = format!("`swiglu lab run {id} --on {place} --run-id {run}` goes on");
+        // The program of that place and its progress are not what a person types.
+        let typed = |word: &&String| !word.starts_with("--no-") && !word.starts_with("--python");
+        let options: String =
+            self.arguments.iter().filter(typed).map(|w| format!(" {}", quote(w))).collect();
+        let advice = format!("`swiglu lab run {id} --on {place} --run-id {run}{options}` goes on");
         ExecutorError::Unfinished { job, why, done, log, advice }.into()
     }
 }

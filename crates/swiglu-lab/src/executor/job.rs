@@ -248,10 +248,15 @@ impl Job {
     /// [`ExecutorError::Refused`] if it could not be ended.
     pub fn cancel(&mut self, jobs: &Jobs) -> Result<()> {
         let Polled { id, state, .. } = self.poll(jobs)?;
-        if let (Some(id), false) = (&id, state.is_over()) {
-            self.on(|place| place.cancel(id))?;
+        match &id {
+            // What never got a name there is not there: nothing is to be ended or brought back.
+            None => (self.cancelled, self.fetched) = (true, true),
+            Some(id) if !state.is_over() => {
+                self.on(|place| place.cancel(id))?;
+                self.cancelled = true;
+            }
+            Some(_) => return Ok(()),
         }
-        self.cancelled = true;
         jobs.write(self)
     }
 }

@@ -22,4 +22,5 @@ pub use flow::{JobEvent, Merged, Outcome};
 pub use job::{Job, Jobs, Request, Watch};
 pub use ready::readiness;
 pub use scheduler::{JobState, Polled, STOPPED};
+pub use script::ENVIRONMENT;
 pub use spec::{ExecutorKind, ExecutorSpec};

@@ -8,7 +8,7 @@ use super::spec::{ExecutorKind, ExecutorSpec, SCRIPT};
 use super::transport::{quote, words};
 
 /// Tells a run in its environment which executor started it, as [`super::inside::Origin`] in JSON.
-pub(super) const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
+pub const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
 /// The script that a command takes, in the directory of its job.
 pub(super) const CARRIED: &str = "carried";
 /// Around each record in what a job prints.

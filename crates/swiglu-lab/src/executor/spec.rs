@@ -113,7 +113,7 @@ impl ExecutorSpec {
                 "`local`, `ssh:HOST`, `slurm`, `slurm:PARTITION`, `command:… {SCRIPT} …`, or a name in \
                  {} ({})",
                 path.display(),
-                names.join(", ")
+                if names.is_empty() { "which has none".to_owned() } else { names.join(", ") }
             );
             return Err(wrong("--on", Some(&given.to_owned()), &expected).into());
         };
@@ -138,7 +138,11 @@ impl ExecutorSpec {
             ("time", &self.time, false),
         ] {
             if !value.as_ref().map_or(!needed, plain) {
-                return Err(wrong(what, value.as_ref(), "a word that does not begin with `-`"));
+                return Err(wrong(
+                    what,
+                    value.as_ref(),
+                    "a word without blanks that does not begin with `-`",
+                ));
             }
         }
         let takes_script =

@@ -116,7 +116,15 @@ impl Store {
             Ok(record) if experiments.contains(&record.experiment.as_str()) => {
                 let right = self.path_of(&record);
                 let why = format!("a record that would count as {}", right.display());
-                (why, "it counts for nothing: rename it, or delete a copy")
+                match right.exists() {
+                    // Of an experiment whose definition is broken.
+                    true if right == path => return None,
+                    true => (
+                        why,
+                        "it counts for nothing: it is a copy, or one of them is to be renamed",
+                    ),
+                    false => (why, "it counts for nothing: rename it"),
+                }
             }
             Ok(record) => {
                 let why =

@@ -97,6 +97,15 @@ impl RunOptions {
         }
     }
 
+    /// Refuses a selection that leaves nothing of an experiment, before anything is begun for it.
+    ///
+    /// # Errors
+    /// [`LabError::NothingSelected`].
+    pub fn expect_selection(&self, experiment: &Experiment) -> Result<()> {
+        selected_profiles(experiment, self)?;
+        selected_cases(experiment, self).map(|_| ())
+    }
+
     /// Refuses a run id that cannot be part of a file name; for callers that make files of their
     /// own for the run.
     ///

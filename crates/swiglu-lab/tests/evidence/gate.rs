@@ -1,7 +1,7 @@
 use swiglu_lab::gate::{GateReport, Outcome, expect_comparable, needed_profiles};
 use swiglu_lab::record::{Record, Status};
 
-use super::made_up::{experiment, opened, record};
+use super::made_up::{experiment, opened, parse, record, with};
 
 fn times(ours: f64, others: f64) -> impl Fn(usize, &str) -> std::result::Result<f64, Status> {
     move |_, profile| Ok(if profile == "ours" { ours } else { others })
@@ -26,6 +26,24 @@ fn a_slower_machine_is_no_regression_and_slower_code_is() {
         let (found, report) = outcomes(&old, &record(&e, 0.01, times(ours, others)));
         assert_eq!((found, report.passed()), (vec![expected; 2], passed), "{ours} {others}");
         assert!(report.comparisons[0].measure.contains("relative to"));
+    }
+}
+
+#[test]
+fn where_nobody_else_computes_a_ceiling_is_the_yardstick() {
+    let text = with("role = \"baseline\"", "role = \"ceiling\"").replacen(
+        "role = \"peer\"",
+        "role = \"ceiling\"",
+        1,
+    );
+    let e = parse(&text.replacen("\"best:baseline,peer\"", "[\"limit\"]", 1)).unwrap();
+    let old = record(&e, 0.01, times(2.0, 1.0));
+    assert_eq!(needed_profiles(&e, &old), ["ours", "eager", "rival", "limit"]);
+    for (ours, others, expected) in
+        [(4.0, 2.0, Outcome::Held), (3.0, 1.0, Outcome::Regressed), (2.0, 0.9, Outcome::Regressed)]
+    {
+        let report = GateReport::of(&e, &old, &record(&e, 0.01, times(ours, others)), 0.05);
+        assert!(report.comparisons.iter().all(|c| c.outcome == expected), "{ours} {others}");
     }
 }
 

@@ -224,6 +224,9 @@ impl BenchArgs {
                 cases.len()
             );
         }
+        if path.extension().is_none_or(|extension| extension != "svg") {
+            bail!("--plot {shown}: it is an SVG image; expected a name that ends in .svg");
+        }
         if !self.force && path.exists() {
             bail!("{shown}: exists already; remove it or give --force");
         }

@@ -124,7 +124,10 @@ impl AdHocArgs {
         let machine = Machine::detect(experiment.device, None)?;
         let lock = places::lock(&store, experiment, &machine, &experiment.id)?;
         // Without a lab in sight there is still this program to measure.
-        let lab = self.dir.lab().unwrap_or_else(|_| scratch.path().to_owned());
+        let lab = match self.dir.lab() {
+            Err(_) if !self.dir.is_given() => scratch.path().to_owned(),
+            lab => lab?,
+        };
         let commands = self.peers.commands(&lab, &logs)?;
         let laboratory = Laboratory {
             store: &store,

@@ -52,9 +52,10 @@ pub(super) fn status(args: &StatusArgs, terminal: &mut Terminal) -> anyhow::Resu
     let jobs = Jobs::new(&args.places.lab()?);
     let mut rows = Vec::new();
     for mut job in jobs.all()?.into_iter().filter(|job| args.all || !job.fetched) {
-        let state = match job.fetched {
-            true => "fetched".to_owned(),
-            false => line(&job.poll(&jobs)?),
+        let state = match (job.fetched, &job.id) {
+            (true, None) => "was not submitted".to_owned(),
+            (true, Some(_)) => format!("{}; fetched", line(&job.poll(&jobs)?)),
+            (false, _) => line(&job.poll(&jobs)?),
         };
         rows.push(Row {
             place: job.spec.place().to_owned(),
@@ -119,7 +120,12 @@ pub(super) fn cancel(args: &CancelArgs, terminal: &mut Terminal) -> anyhow::Resu
     let jobs = Jobs::new(&args.places.lab()?);
     let mut job = jobs.find(&args.job)?;
     job.cancel(&jobs)?;
-    let state = job.poll(&jobs)?.state.to_string();
+    let polled = job.poll(&jobs)?;
+    let state = match (&job.id, job.cancelled && !polled.state.is_over()) {
+        (None, _) => "was not submitted, and is forgotten".to_owned(),
+        (Some(_), true) => format!("is being cancelled, {}", polled.state),
+        (Some(_), false) => polled.state.to_string(),
+    };
     if terminal.json() {
         terminal.print_json(&serde_json::json!({ "job": job.name, "state": state }))?;
     } else {

@@ -6,9 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_lab::Experiment;
-use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, JobEvent, Jobs, Outcome, Polled, Request};
+use swiglu_lab::executor::{
+    ENVIRONMENT, ExecutorKind, ExecutorSpec, JobEvent, Jobs, Outcome, Polled, Request,
+};
 use swiglu_lab::record::{Opened, Store};
 
 use super::run::{RunArgs, tell};
@@ -66,15 +68,25 @@ impl Named {
                 match found {
                     Some(run_id) => run_id,
                     None => bail!(
-                        "--resume: there is no incomplete run of {} on {} with this definition; \
-                         leave it out to begin one",
+                        "--resume: there is no incomplete run of {} on {} with this definition and \
+                         {} --quick; leave it out to begin one",
                         experiment.id,
-                        spec.place()
+                        spec.place(),
+                        if args.quick { "with" } else { "without" }
                     ),
                 }
             }
         };
         let begun = records.into_iter().rev().find(|opened| opened.record.run_id == run_id);
+        let known = begun.is_some() || jobs.iter().any(|job| job.run_id == run_id);
+        // A job starts with both, also for the first time.
+        let inside = std::env::var_os(ENVIRONMENT).is_some();
+        if args.resume && !known && !inside {
+            bail!(
+                "--resume --run-id {run_id}: there is no such run of {}; leave --resume out to begin one",
+                experiment.id
+            );
+        }
         Ok(Self { run_id, begun })
     }
 }
@@ -101,7 +113,9 @@ pub(super) fn run(
         store,
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGINT, interrupted.clone()).context("listening to Ctrl-C")?;
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone()).context("listening to Ctrl-C")?;
+    }
     let (bar, place) = (terminal.spinner(), spec.place());
     let (mut told, mut at) = (String::new(), Instant::now());
     let mut watch = |event: JobEvent<'_>| match event {

@@ -42,6 +42,11 @@ pub(super) struct PlaceArgs {
 }
 
 impl LabDirArgs {
+    /// Whether a directory was named.
+    pub(super) fn is_given(&self) -> bool {
+        self.lab.is_some()
+    }
+
     /// The lab's directory.
     pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
         if let Some(lab) = &self.lab {
@@ -118,6 +123,9 @@ impl PeerArgs {
 
     /// The commands, with logs in a directory that exists.
     pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
+        if let Some(peers) = self.peers.as_ref().filter(|peers| !peers.is_dir()) {
+            bail!("--peers {}: expected a directory with peers", peers.display());
+        }
         Ok(PeerCommands {
             own: own_peer()?,
             python: self.python.clone(),

@@ -9,7 +9,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use indicatif::ProgressBar;
 use serde::Serialize;
-use signal_hook::consts::SIGTERM;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Executed, Interval, Machine, Opened, QUICK, Record, Store};
 use swiglu_lab::{
@@ -116,6 +116,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
     let named = Named::find(args, &experiment, &store, &jobs, &spec, &machine.name)?;
     let options = options(args, &named)?;
+    options.expect_selection(&experiment)?;
     if !args.quick {
         let begun = named.begun.iter().flat_map(|opened| &opened.record.results);
         // What a case had is measured again beside what is missing.
@@ -172,9 +173,11 @@ fn here(
     options.executor = Executed::detect(&lab)?;
     // The second time it ends at once.
     let stop = &options.stop.0;
-    signal_hook::flag::register_conditional_default(SIGTERM, stop.clone())
-        .and_then(|_| signal_hook::flag::register(SIGTERM, stop.clone()))
-        .context("listening to SIGTERM")?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register_conditional_default(signal, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .context("listening to SIGTERM and Ctrl-C")?;
+    }
     let run_name = format!("{}-{}", experiment.id, options.run_id);
     let code = Code::detect(&lab);
     let lock = places::lock(store, experiment, machine, &run_name)?;
