@@ -91,9 +91,11 @@ fn a_report_does_not_replace_what_is_not_its_own() {
 
 #[test]
 fn what_binds_each_way_is_measured_and_named() {
-    let size = ["--m", "2", "--hidden", "64", "--intermediate", "96", "--device", "cpu"];
+    let size = ["--hidden", "64", "--m", "2", "--intermediate", "96", "--device", "cpu"];
     let measure = |op: &str, more: &[&str]| {
-        json_of(&[&["explain", "--measure", "--op", op], &size[..], more].concat())
+        // An activation has no hidden size.
+        let size = &size[if op == "activation" { 2 } else { 0 }..];
+        json_of(&[&["explain", "--measure", "--op", op], size, more].concat())
     };
     for (op, ways) in [("mlp", 2), ("gated-linear", 2), ("activation", 1)] {
         let document = measure(op, &["--dtype", "bf16"]);
