@@ -101,8 +101,10 @@ fn bench_of_cold_weights_has_reading_alone_as_the_ceiling() {
 #[test]
 fn explain_names_the_plan_its_rivals_and_the_floor() {
     let size = ["--hidden", "64", "--intermediate", "96", "--m", "2", "--dtype", "f16"];
+    // An activation has no hidden size.
+    let of = |op: &str| &size[if op == "activation" { 2 } else { 0 }..];
     for op in ["activation", "gated-linear", "mlp"] {
-        let document = json_of(&[&["explain", "--op", op], &size[..]].concat());
+        let document = json_of(&[&["explain", "--op", op], of(op)].concat());
         assert_eq!(
             (&document["problem"]["op"], &document["plan"]["backend"]),
             (&op.into(), &"cpu".into())
@@ -112,7 +114,7 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
     }
     let packed = ["--arrangement", "gate-first", "--orientation", "in-out"];
     for (op, layout) in [("mlp", &packed[..]), ("activation", &packed[..2])] {
-        let document = json_of(&[&["explain", "--op", op], &size[..], layout].concat());
+        let document = json_of(&[&["explain", "--op", op], of(op), layout].concat());
         let expected = serde_json::json!({
             "orientation": layout.get(3).unwrap_or(&"out-in"), "arrangement": "packed-gate-first"
         });
