@@ -7,7 +7,7 @@ use super::bundle::{LAB, PROGRAM};
 use super::spec::{ExecutorKind, ExecutorSpec, SCRIPT};
 use super::transport::{quote, words};
 
-/// Tells a run in its environment which executor started it, as [`super::inside::Origin`] in JSON.
+/// Tells a run in its environment which executor started it, as JSON of its origin.
 pub const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
 /// The script that a command takes, in the directory of its job.
 pub(super) const CARRIED: &str = "carried";
