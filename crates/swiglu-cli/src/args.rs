@@ -170,6 +170,15 @@ pub(crate) struct WeightArgs {
     /// How gate and up share a tensor: separate, gate-first, up-first or interleaved-G
     #[arg(long, value_name = "NAME", requires = "weights")]
     pub(crate) arrangement: Option<Arrangement>,
+    /// What tensor names start with before the layer, where several parts of a model have it
+    #[arg(long, value_name = "TEXT", requires = "weights")]
+    prefix: Option<String>,
+    /// A key of the configuration or a tensor of the block to compute without; may be repeated
+    #[arg(long, value_name = "NAME", requires = "weights")]
+    ignore: Vec<String>,
+    /// Do without the config.json beside the weights
+    #[arg(long, requires = "weights")]
+    no_config: bool,
     #[command(flatten)]
     names: NameArgs,
 }
@@ -217,6 +226,9 @@ impl WeightArgs {
         let given = [
             ("--layer", self.layer.is_some()),
             ("--expert", self.expert.is_some()),
+            ("--prefix", self.prefix.is_some()),
+            ("--ignore", !self.ignore.is_empty()),
+            ("--no-config", self.no_config),
             ("--gate-name", n.gate_name.is_some()),
             ("--up-name", n.up_name.is_some()),
             ("--gate-up-name", n.gate_up_name.is_some()),
@@ -247,7 +259,10 @@ impl WeightArgs {
             names,
             orientation: self.orientation,
             arrangement: self.arrangement,
-            hidden: None,
+            prefix: self.prefix.clone(),
+            ignore: self.ignore.clone(),
+            no_config: self.no_config,
+            ..LoadOptions::default()
         };
         swiglu::Mlp::load_with(path, &options)
     }

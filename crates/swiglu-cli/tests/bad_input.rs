@@ -355,12 +355,16 @@ fn a_square_packed_layer_is_not_guessed() {
 
 #[test]
 fn a_configuration_that_cannot_be_understood() {
-    for config in ["{", "[]", r#"{"hidden_act":5}"#, r#"{"model_type":"gpt_oss","swiglu_limit":0}"#]
-    {
+    for (config, part) in [
+        ("{", "no JSON"),
+        ("[]", "no object"),
+        (r#"{"hidden_act":5}"#, "hidden_act = 5"),
+        (r#"{"model_type":"gpt_oss","swiglu_limit":-1}"#, "swiglu_limit = -1"),
+    ] {
         let files = Files::new();
         let path = files.write("layer.safetensors", safetensors(&layer_tensors()));
         files.write("config.json", config);
-        run(&["--weights", &path]).refused(&["config.json", "expected"]);
+        run(&["--weights", &path]).refused(&["config.json", part]);
     }
 }
 

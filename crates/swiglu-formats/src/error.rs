@@ -178,6 +178,69 @@ pub enum FormatError {
         /// The choices, as they can be given.
         choices: String,
     },
+    /// A model's configuration that cannot be read.
+    #[error(
+        "{}: the model's configuration {why}; correct it, or --no-config does without it (then \
+         --activation and, for a packed tensor, --arrangement say what it would have)",
+        path.display()
+    )]
+    Configuration {
+        /// The configuration.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A key of a configuration that may change the block's mathematics, and is not understood.
+    #[error(
+        "{}: `{key}` = {value} may change what the block computes and is not understood here; \
+         --ignore {key} computes without it",
+        path.display()
+    )]
+    NotUnderstood {
+        /// The configuration.
+        path: PathBuf,
+        /// The key, with those of the objects around it.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+    /// A key that is understood, and asks for something that is not computed here.
+    #[error(
+        "{}: `{key}` = {value}: {why}; --ignore {key} computes without it",
+        path.display()
+    )]
+    NotComputed {
+        /// The configuration.
+        path: PathBuf,
+        /// The key, with those of the objects around it.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it asks for.
+        why: &'static str,
+    },
+    /// A tensor of the block that the block as it is computed here has no place for.
+    #[error("{}: {tensor} is in the block: {why}; --ignore {tensor} computes without it", path.display())]
+    Unused {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What it is, as far as its name says.
+        why: &'static str,
+    },
+    /// A model that does not say which activation its block has, or names one that is not known.
+    #[error(
+        "{}: {why}; --activation chooses one of: {}",
+        path.display(),
+        swiglu_core::ACTIVATION_NAMES
+    )]
+    UnknownActivation {
+        /// The configuration, or the model.
+        path: PathBuf,
+        /// What it says.
+        why: String,
+    },
     /// Options that contradict each other or the file.
     #[error("{}: {what}: {why}", path.display())]
     Contradiction {

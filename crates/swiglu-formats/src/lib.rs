@@ -32,6 +32,7 @@
 mod bytes;
 mod config;
 mod error;
+pub mod family;
 pub mod gguf;
 mod layer;
 mod matrix;
@@ -44,6 +45,7 @@ mod tensor;
 
 pub use bytes::Bytes;
 pub use error::{FormatError, Result};
+pub use family::ActivationSource;
 pub use layer::{
     LayerWeights, LoadOptions, TensorNames, load_layer, load_layer_from, load_layer_from_bytes,
 };

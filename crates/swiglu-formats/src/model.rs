@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::bytes::Bytes;
+use crate::config::Config;
 use crate::error::{FormatError, Result, list};
 use crate::shards::Shards;
 use crate::tensor::Tensor;
-use crate::{config, gguf, npy, safetensors};
+use crate::{gguf, npy, safetensors};
 
 /// The path in errors about data that came as bytes.
 pub(crate) const MEMORY: &str = "<memory>";
@@ -95,8 +97,10 @@ pub struct Model {
     path: PathBuf,
     format: FileFormat,
     tensors: Tensors,
-    /// What the model says about itself.
-    facts: config::Facts,
+    /// What the file says about its model.
+    own: Config,
+    /// That and what stands beside it, once it is read.
+    beside: OnceLock<Config>,
 }
 
 impl Model {
@@ -111,14 +115,10 @@ impl Model {
         let format = FileFormat::detect(&bytes, &path)?;
         if format == FileFormat::SafeTensorsIndex {
             let tensors = Tensors::Sharded(Shards::open(&path)?);
-            let facts = config::beside(&path)?;
-            return Ok(Self { path, format, tensors, facts });
+            let own = Config::none(&path);
+            return Ok(Self { path, format, tensors, own, beside: OnceLock::new() });
         }
-        let mut model = Self::parse(&bytes, format, &path)?;
-        if format == FileFormat::SafeTensors {
-            model.facts = model.facts.or(config::beside(&path)?);
-        }
-        Ok(model)
+        Self::parse(&bytes, format, &path)
     }
 
     /// Reads a whole model file that is in memory.
@@ -135,15 +135,15 @@ impl Model {
     }
 
     fn parse(bytes: &Bytes, format: FileFormat, path: &Path) -> Result<Self> {
-        let (tensors, facts) = match format {
+        let (tensors, own) = match format {
             FileFormat::SafeTensors => {
                 let file = safetensors::parse(bytes, path)?;
-                (file.tensors, config::from_metadata(&file.metadata))
+                (file.tensors, Config::from_metadata(&file.metadata, path))
             }
             FileFormat::Gguf => {
                 let file = gguf::parse(bytes, path)?;
-                let facts = config::from_gguf(&file);
-                (file.tensors, facts)
+                let own = Config::from_gguf(&file, path);
+                (file.tensors, own)
             }
             other => {
                 return Err(FormatError::UnknownFormat {
@@ -154,7 +154,8 @@ impl Model {
             }
         };
         let tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
-        Ok(Self { path: path.to_owned(), format, tensors: Tensors::Whole(tensors), facts })
+        let tensors = Tensors::Whole(tensors);
+        Ok(Self { path: path.to_owned(), format, tensors, own, beside: OnceLock::new() })
     }
 
     /// The file, or `<memory>`.
@@ -167,13 +168,18 @@ impl Model {
         self.format
     }
 
-    /// The architecture as the file or the `config.json` beside it names it.
-    pub fn architecture(&self) -> Option<&str> {
-        self.facts.architecture.as_deref()
-    }
-
-    pub(crate) fn facts(&self) -> &config::Facts {
-        &self.facts
+    /// What the model says about itself: the file, and the `config.json` beside safetensors.
+    ///
+    /// # Errors
+    /// [`FormatError::Configuration`].
+    pub(crate) fn config(&self) -> Result<&Config> {
+        if let Some(config) = self.beside.get() {
+            return Ok(config);
+        }
+        let beside = self.format != FileFormat::Gguf && self.path != Path::new(MEMORY);
+        let own = self.own.clone();
+        let config = if beside { own.beside(&self.path)? } else { own };
+        Ok(self.beside.get_or_init(|| config))
     }
 
     /// The tensors' names, sorted.

@@ -68,8 +68,8 @@ fn gguf_metadata_of_every_kind_is_read() {
         assert_eq!(f.metadata["a.f32"], Value::Float(1.5));
         assert_eq!(f.metadata["a.i64"], Value::Int(-7));
         assert_eq!(f.metadata["a.f64"], Value::Float(2.5));
-        assert_eq!(f.metadata["a.strings"], Value::Array { len: 2 });
-        assert_eq!(f.metadata["a.nested"], Value::Array { len: 1 });
+        assert_eq!(f.metadata["a.strings"], Value::Array { len: 2, items: None });
+        assert_eq!(f.metadata["a.nested"], Value::Array { len: 1, items: None });
         assert_eq!(f.architecture_value("embedding_length"), Some(5));
         assert_eq!(f.tensors[0].shape, [3, 5]);
     }

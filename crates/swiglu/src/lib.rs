@@ -138,7 +138,6 @@ mod error;
 mod explain;
 pub mod kind;
 mod layer;
-mod model_activation;
 #[cfg(feature = "ndarray")]
 pub mod ndarray;
 mod weights;
@@ -163,7 +162,7 @@ pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
 /// The CUDA backend: devices, streams, graphs, and matrices in device memory.
 #[cfg(feature = "cuda")]
 pub use swiglu_cuda as cuda;
-pub use swiglu_formats::{FormatError, LayerWeights, LoadOptions, TensorNames};
+pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};
 
 /// A gated linear layer, x `[M, K]` → h `[M, H]`, packed for a device.
 pub type GatedLinear = Layer<kind::GatedLinearKind>;

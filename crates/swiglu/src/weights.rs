@@ -7,13 +7,12 @@ use swiglu_core::{
     MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, QuantizedGatedLinearParams,
     QuantizedMlpParams, QuantizedRef, QuantizedTypes,
 };
-use swiglu_formats::{FormatError, LayerWeights, StoredType};
+use swiglu_formats::{ActivationSource, FormatError, LayerWeights, StoredType};
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::kind::{Kind, MlpKind};
 use crate::layer::Layer;
-use crate::model_activation::{Stated, model_activation};
 use crate::with_dtype;
 
 /// A layer as its file stores it, with choices to make before it is packed: use it as
@@ -71,23 +70,25 @@ impl<K: Kind> Weights<K> {
         self.dtype.or_else(|| self.stored.stored_dtype().dtype()).unwrap_or(DType::F32)
     }
 
-    /// The activation the layer will have: the one asked for, else what the model is known to
-    /// use, else [`Activation::SWIGLU`].
+    /// The activation the layer will have: the one asked for, else what its model says
+    /// ([`LayerWeights::activation`]).
     ///
     /// # Errors
-    /// [`swiglu_core::Error::UnknownName`] if the file names an activation that is not known
-    /// here and none was asked for.
+    /// [`FormatError::UnknownActivation`], as [`crate::Error::Format`], if the model names an activation
+    /// that is not known here, or is none whose activation is, and none was asked for.
     pub fn resolved_activation(&self) -> Result<Activation> {
         match self.activation {
             Some(activation) => Ok(activation),
-            None => Ok(model_activation(Stated::of(&self.stored))?),
+            None => Ok(self.stored.activation()?.0),
         }
     }
 
-    /// Whether [`Self::resolved_activation`] is an assumption: none was asked for, and the file says
-    /// nothing that names one.
-    pub fn activation_is_assumed(&self) -> bool {
-        self.activation.is_none() && Stated::of(&self.stored).nothing()
+    /// Where [`Self::resolved_activation`] was read; none where it was asked for, or is refused.
+    pub fn activation_source(&self) -> Option<&ActivationSource> {
+        match self.activation {
+            Some(_) => None,
+            None => self.stored.activation().ok().map(|(_, source)| source),
+        }
     }
 
     /// The numerics the layer will have.

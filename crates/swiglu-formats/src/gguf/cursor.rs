@@ -8,6 +8,7 @@ use crate::error::{FormatError, Result};
 const MAX_NAME: u64 = 65_535;
 
 /// A position in a byte slice that is never moved past its end.
+#[derive(Clone)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,

@@ -8,10 +8,12 @@ use crate::error::{FormatError, Result};
 
 /// Arrays of arrays are legal; nobody nests them deeper than this.
 const MAX_DEPTH: usize = 8;
+/// No model has more layers than this.
+pub const MAX_ITEMS: u64 = 1024;
 /// The shortest pair: an empty key, a type, one byte.
 const LEAST_PAIR: u64 = 8 + 4 + 1;
 
-/// A metadata value. Arrays are checked and skipped: no layer needs a vocabulary.
+/// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
@@ -25,10 +27,12 @@ pub enum Value {
     Bool(bool),
     /// Text.
     String(String),
-    /// An array, of which only the length is kept.
+    /// An array. Short ones of numbers are kept, such as a limit for each layer; a vocabulary is not.
     Array {
         /// Elements.
         len: u64,
+        /// The numbers or booleans, where there are at most [`MAX_ITEMS`].
+        items: Option<Vec<Value>>,
     },
 }
 
@@ -96,7 +100,7 @@ fn read_value(cursor: &mut Cursor<'_>, kind: u32, path: &Path) -> Result<Value> 
             // Text is only ever shown or compared: broken UTF-8 in it is no reason to refuse.
             Ok(Value::String(String::from_utf8_lossy(bytes).into_owned()))
         }
-        9 => skip_array(cursor, path, MAX_DEPTH).map(|len| Value::Array { len }),
+        9 => read_array(cursor, path),
         _ => Err(FormatError::malformed(path, at, "metadata type", "0 to 12", kind)),
     }
 }
@@ -115,6 +119,19 @@ fn scalar(kind: u32, wide: [u8; 8]) -> Option<Value> {
         7 => Value::Bool(bits == 1),
         _ => Value::Uint(bits),
     })
+}
+
+fn read_array(cursor: &mut Cursor<'_>, path: &Path) -> Result<Value> {
+    let mut ahead = cursor.clone();
+    let kind = ahead.u32("array type")?;
+    let len = skip_array(cursor, path, MAX_DEPTH)?;
+    let kept = len <= MAX_ITEMS && scalar_size(kind).is_some();
+    let mut items = || {
+        ahead.u64("array length")?;
+        (0..len).map(|_| read_value(&mut ahead, kind, path)).collect::<Result<Vec<_>>>()
+    };
+    // Booleans other than 0 and 1 in an array state nothing: they are no reason to refuse the file.
+    Ok(Value::Array { len, items: if kept { items().ok() } else { None } })
 }
 
 fn skip_array(cursor: &mut Cursor<'_>, path: &Path, depth: usize) -> Result<u64> {

@@ -2,23 +2,47 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::TensorNames;
-use super::names::{Convention, LANGUAGE_PREFIXES, Part, Place, Role, TRIED, classify};
+use super::names::{Convention, Kind, LANGUAGE_PREFIXES, Part, Place, Role, TRIED};
+use super::names::{classify, unwrapped};
+use super::{LoadOptions, TensorNames};
+use crate::config::Config;
 use crate::error::{FormatError, Result, list, ranges};
-use crate::model::Model;
+use crate::family::Family;
+use crate::model::{FileFormat, Model};
 
 /// How a caller names tensors when a file cannot be read in one way only.
-const BY_NAME: &str = "explicit tensor names (gate and up, or gate_up, and down)";
+const BY_NAME: &str =
+    "the tensors by name (--gate-name and --up-name, or --gate-up-name; --down-name)";
 
 /// The tensors of a layer and the convention that names them so.
 pub(super) struct Discovered {
     pub(super) names: TensorNames,
-    pub(super) convention: Convention,
+    pub(super) convention: &'static Convention,
+    pub(super) kind: Kind,
+    /// What the names of all tensors of the block start with.
+    pub(super) block: String,
 }
 
-pub(super) fn discover(model: &Model, layer: usize, expert: Option<usize>) -> Result<Discovered> {
+/// Finds the tensors of the layer that `options` ask for.
+pub(super) fn discover(
+    model: &Model,
+    config: &Config,
+    options: &LoadOptions,
+) -> Result<Discovered> {
+    let LoadOptions { layer, expert, .. } = *options;
     let all = model.names();
-    let places: Vec<Place<'_>> = all.iter().filter_map(|n| classify(n)).collect();
+    let mut families: BTreeMap<&str, Option<&'static Family>> = BTreeMap::new();
+    let mut places: Vec<Place<'_>> = Vec::new();
+    for place in all.iter().flat_map(|name| classify(name)) {
+        let of = place.convention.families;
+        let mut family = || {
+            let of_prefix = || Family::of(&config.scope(place.block));
+            *families.entry(place.prefix).or_insert_with(of_prefix)
+        };
+        if of.is_empty() || family().is_some_and(|f| of.contains(&f.name)) {
+            places.push(place);
+        }
+    }
     if places.is_empty() {
         return Err(FormatError::NoLayer {
             path: model.path().to_owned(),
@@ -35,62 +59,114 @@ pub(super) fn discover(model: &Model, layer: usize, expert: Option<usize>) -> Re
             available: ranges(layers),
         });
     }
-    let at = one_prefix(model, layer, at)?;
-    let (convention, at) = one_convention(model, layer, expert, at)?;
-    let at = one_expert(model, layer, expert, convention, at)?;
-    let names = by_role(model, layer, &at)?;
-    Ok(Discovered { names: complete(model, layer, convention, names)?, convention })
+    let at = one_prefix(model, options, at)?;
+    let family = Family::of(&config.scope(at[0].block));
+    let packed_up = model.format() == FileFormat::Gguf && family.is_some_and(|f| f.gguf_packed);
+    let at = one_kind(model, layer, expert, at, packed_up)?;
+    let at = one_expert(model, layer, expert, at)?;
+    let names = complete(model, layer, packed_up, by_role(model, layer, &at)?)?;
+    let Place { convention, kind, block, .. } = at[0];
+    Ok(Discovered { names, convention, kind, block: block.to_owned() })
 }
 
 fn ambiguous(model: &Model, what: &'static str, why: String, choices: String) -> FormatError {
     FormatError::Ambiguous { path: model.path().to_owned(), what, why, choices }
 }
 
-/// Keeps the tensors of one block: that of a language model if exactly one is, or the only one.
-fn one_prefix<'a>(model: &Model, layer: usize, at: Vec<Place<'a>>) -> Result<Vec<Place<'a>>> {
+/// Keeps the tensors of one part of the model: the one asked for, that of a language model if exactly one
+/// is, or the only one.
+fn one_prefix<'a>(
+    model: &Model,
+    options: &LoadOptions,
+    at: Vec<Place<'a>>,
+) -> Result<Vec<Place<'a>>> {
+    let layer = options.layer;
     let all: BTreeSet<&str> = at.iter().map(|p| p.prefix).collect();
-    let known: BTreeSet<&str> =
-        all.iter().copied().filter(|p| LANGUAGE_PREFIXES.contains(p)).collect();
+    let shown = |prefixes: &BTreeSet<&str>| {
+        list(prefixes.iter().map(|p| if p.is_empty() { "(none)" } else { p }), 8)
+    };
+    if let Some(asked) = &options.prefix {
+        let fits = |p: &str| p == asked || p.strip_suffix('.') == Some(asked);
+        let at: Vec<_> = at.into_iter().filter(|p| fits(p.prefix)).collect();
+        if at.is_empty() {
+            return Err(FormatError::Contradiction {
+                path: model.path().to_owned(),
+                what: "prefix",
+                why: format!("{asked} given; a layer {layer} is there with: {}", shown(&all)),
+            });
+        }
+        return Ok(at);
+    }
+    let is_known = |p: &&str| LANGUAGE_PREFIXES.contains(&unwrapped(p));
+    let known: BTreeSet<&str> = all.iter().copied().filter(is_known).collect();
     let candidates = if known.is_empty() { &all } else { &known };
     if candidates.len() > 1 {
         let why = format!(
-            "{} blocks have a layer {layer}: {}",
+            "{} parts of the model have a layer {layer}: {}",
             candidates.len(),
-            list(candidates.iter().map(|p| if p.is_empty() { "(no prefix)" } else { p }), 8)
+            shown(candidates)
         );
-        return Err(ambiguous(model, "the layer", why, BY_NAME.into()));
+        return Err(ambiguous(model, "the layer", why, format!("--prefix, or {BY_NAME}")));
     }
     Ok(at.iter().copied().filter(|p| candidates.contains(p.prefix)).collect())
 }
 
-fn one_convention<'a>(
+/// Which of a layer's blocks, whatever the expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Group {
+    Dense,
+    Shared,
+    Experts,
+}
+
+fn group(kind: Kind) -> Group {
+    match kind {
+        Kind::Dense => Group::Dense,
+        Kind::Shared => Group::Shared,
+        Kind::Expert(_) | Kind::Stack => Group::Experts,
+    }
+}
+
+/// Keeps the tensors of one convention and kind.
+fn one_kind<'a>(
     model: &Model,
     layer: usize,
     expert: Option<usize>,
     at: Vec<Place<'a>>,
-) -> Result<(Convention, Vec<Place<'a>>)> {
-    let mut found: BTreeSet<Convention> = at.iter().map(|p| p.convention).collect();
-    if found.contains(&Convention::HuggingFaceMxfp4) {
-        return Err(FormatError::UnsupportedDtype {
-            path: model.path().to_owned(),
-            tensor: format!("layer {layer}, gate_up_proj_blocks"),
-            dtype: "MXFP4".into(),
-            supported: "F64, F32, F16 and BF16; convert the checkpoint to bfloat16",
-        });
+    packed_up: bool,
+) -> Result<Vec<Place<'a>>> {
+    let key = |p: &Place<'a>| (group(p.kind), p.kind == Kind::Stack, p.convention.name);
+    let mut found: BTreeMap<_, Vec<Place<'a>>> = BTreeMap::new();
+    for place in at {
+        found.entry(key(&place)).or_default().push(place);
     }
-    // Next to experts, a dense block is another layer; a given expert decides.
-    if expert.is_some() && found.iter().any(|c| c.has_experts()) {
-        found.retain(|c| c.has_experts());
+    let has = |places: &[Place<'_>], role| {
+        places.iter().any(|p| p.role == role && p.part == Part::Weight)
+    };
+    let is_complete = |places: &[Place<'_>]| {
+        let up = has(places, Role::Up);
+        has(places, Role::GateUp) || up && (has(places, Role::Gate) || packed_up)
+    };
+    // A name may fit several conventions: the others of its layer tell.
+    if found.values().any(|places| is_complete(places)) {
+        found.retain(|_, places| is_complete(places));
     }
-    let mut rest = found.iter();
-    match (rest.next(), rest.next()) {
-        (Some(&only), None) => {
-            Ok((only, at.into_iter().filter(|p| p.convention == only).collect()))
-        }
+    // Where none is complete, the one that has most says best what is missing.
+    else if let Some((&most, _)) = found.iter().max_by_key(|(_, places)| places.len()) {
+        found.retain(|key, _| *key == most);
+    }
+    // Next to experts, a dense or shared block is another; a given expert decides.
+    let experts = found.keys().any(|(group, ..)| *group == Group::Experts);
+    let dense = found.keys().any(|(group, ..)| *group == Group::Dense);
+    if experts && (expert.is_some() || !dense) {
+        found.retain(|(group, ..), _| *group == Group::Experts);
+    }
+    match found.len() {
+        1 => Ok(found.into_values().flatten().collect()),
         _ => {
-            let why =
-                format!("layer {layer} is there under {}", list(found.iter().map(|c| c.name()), 8));
-            Err(ambiguous(model, "the layer", why, format!("an expert, or {BY_NAME}")))
+            let names = list(found.keys().map(|(.., name)| *name), 8);
+            let why = format!("layer {layer} is there under {names}");
+            Err(ambiguous(model, "the layer", why, format!("--expert, or {BY_NAME}")))
         }
     }
 }
@@ -99,39 +175,38 @@ fn one_expert<'a>(
     model: &Model,
     layer: usize,
     expert: Option<usize>,
-    convention: Convention,
     at: Vec<Place<'a>>,
 ) -> Result<Vec<Place<'a>>> {
-    if !convention.has_experts() {
-        return match expert {
-            None => Ok(at),
-            Some(expert) => Err(FormatError::ExpertOutOfRange {
-                path: model.path().to_owned(),
-                expert,
-                available: format!("layer {layer} has no experts"),
-            }),
-        };
-    }
-    let experts: BTreeSet<usize> = at.iter().filter_map(|p| p.expert).collect();
-    if experts.is_empty() {
-        // Stacked: the shape says how many there are.
-        return Ok(at);
-    }
-    match expert {
-        Some(e) if experts.contains(&e) => {
-            Ok(at.into_iter().filter(|p| p.expert == Some(e)).collect())
+    let out_of_range = |expert, available| FormatError::ExpertOutOfRange {
+        path: model.path().to_owned(),
+        expert,
+        available,
+    };
+    let experts: BTreeSet<usize> = at
+        .iter()
+        .filter_map(|p| match p.kind {
+            Kind::Expert(expert) => Some(expert),
+            _ => None,
+        })
+        .collect();
+    match (expert, experts.is_empty()) {
+        (Some(e), false) if experts.contains(&e) => {
+            Ok(at.into_iter().filter(|p| p.kind == Kind::Expert(e)).collect())
         }
-        Some(expert) => Err(FormatError::ExpertOutOfRange {
-            path: model.path().to_owned(),
-            expert,
-            available: format!("layer {layer} has experts {}", ranges(experts)),
-        }),
-        None => Err(ambiguous(
+        (Some(e), false) => {
+            Err(out_of_range(e, format!("layer {layer} has experts {}", ranges(experts))))
+        }
+        (None, false) => Err(ambiguous(
             model,
             "the expert",
             format!("layer {layer} has experts"),
-            format!("expert {}; a shared expert by {BY_NAME}", ranges(experts)),
+            format!("--expert {}, or for a shared expert {BY_NAME}", ranges(experts)),
         )),
+        // Stacked: the shape says how many there are.
+        (Some(e), true) if at.iter().all(|p| p.kind != Kind::Stack) => {
+            Err(out_of_range(e, format!("layer {layer} has no experts")))
+        }
+        _ => Ok(at),
     }
 }
 
@@ -156,27 +231,25 @@ fn by_role(model: &Model, layer: usize, at: &[Place<'_>]) -> Result<TensorNames>
     })
 }
 
-/// GGUF architectures whose `ffn_up` is gate and up in one tensor.
-pub(super) const GGUF_PACKED: [&str; 3] = ["phi3", "chatglm", "glm4"];
-
 fn complete(
     model: &Model,
     layer: usize,
-    convention: Convention,
+    packed_up: bool,
     mut names: TensorNames,
 ) -> Result<TensorNames> {
-    let packed_up = convention == Convention::LlamaCpp
-        && model.architecture().is_some_and(|a| GGUF_PACKED.contains(&a));
     if packed_up && names.gate.is_none() && names.gate_up.is_none() {
         names.gate_up = names.up.take();
         names.gate_up_bias = names.up_bias.take();
     }
     let missing = match (&names.gate, &names.up, &names.gate_up) {
         (Some(_), Some(_), None) | (None, None, Some(_)) => return Ok(names),
-        (None, None, None) => "no gate and no up weight",
+        (None, None, None) => {
+            "no gate and no up weight under names that are known here; name them (--gate-name and \
+             --up-name, or --gate-up-name)"
+        }
         (None, Some(_), None) => {
             "no gate weight; a layer without a gate is not a gated linear unit, and one whose up \
-             weight holds both must be given as gate_up with its arrangement"
+             weight holds both must be given as --gate-up-name with its --arrangement"
         }
         (Some(_), None, None) => "no up weight",
         _ => {

@@ -4,19 +4,13 @@
 use swiglu_core::{Arrangement, Orientation};
 
 use super::TensorNames;
-use super::discover::GGUF_PACKED;
-use super::names::{Convention, is_linear_weight};
+use super::names::{Convention, Kind, is_linear_weight};
 use crate::error::{FormatError, Result};
+use crate::family::Family;
 use crate::model::{FileFormat, Model};
 use crate::tensor::StoredMatrix;
 
-/// Hugging Face architectures whose `mlp.gate_up_proj` holds the gate first.
-const PHI_LIKE: [&str; 8] =
-    ["phi3", "phi4", "phi4mm", "phi4_multimodal", "glm", "glm4", "glm4v_text", "glm4v"];
-const LLAMA4: [&str; 2] = ["llama4", "llama4_text"];
-const GPT_OSS: &str = "gpt_oss";
-
-/// What convention and architecture fix.
+/// What convention and family fix.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) orientation: Option<Orientation>,
@@ -24,32 +18,31 @@ pub(super) struct Known {
     pub(super) arrangement: Option<Arrangement>,
 }
 
-pub(super) fn known(model: &Model, convention: Option<Convention>, names: &TensorNames) -> Known {
-    let architecture = model.architecture().unwrap_or("");
-    let gate_first = Some(Arrangement::PackedGateFirst);
-    let (orientation, arrangement) = match convention {
-        Some(Convention::HuggingFaceStacked) if architecture == GPT_OSS => {
-            (Some(Orientation::InOut), Some(Arrangement::Interleaved { group: 1 }))
-        }
-        Some(Convention::HuggingFaceStacked) if LLAMA4.contains(&architecture) => {
-            (Some(Orientation::InOut), gate_first)
-        }
-        Some(Convention::HuggingFaceStacked | Convention::Plain) => (None, None),
-        Some(Convention::HuggingFace) if PHI_LIKE.contains(&architecture) => {
-            (Some(Orientation::OutIn), gate_first)
-        }
-        Some(Convention::LlamaCpp) if GGUF_PACKED.contains(&architecture) => {
-            (Some(Orientation::OutIn), gate_first)
-        }
-        Some(_) => (Some(Orientation::OutIn), None),
-        None => (None, None),
-    };
+pub(super) fn known(
+    model: &Model,
+    found: Option<(&'static Convention, Kind)>,
+    family: Option<&'static Family>,
+    names: &TensorNames,
+) -> Known {
+    if let Some((convention, kind)) = found {
+        let stack = family.and_then(|f| f.stack).filter(|_| kind == Kind::Stack);
+        // A parameter's name says nothing of its order; its family does.
+        let of_family = match convention.orientation {
+            None => stack.map(|(orientation, _)| orientation),
+            fixed => fixed,
+        };
+        let packed = match stack {
+            Some((_, arrangement)) => Some(arrangement),
+            None => family.and_then(|f| f.packed),
+        };
+        return Known { orientation: of_family, arrangement: convention.arrangement.or(packed) };
+    }
     // GGUF multiplies by the adjacent dimension, and a torch linear layer's name fixes its shape,
     // also where a caller picked the tensors.
     let weights = [&names.gate, &names.up, &names.gate_up, &names.down];
     let linear = weights.into_iter().flatten().all(|n| is_linear_weight(n));
-    let by_name = convention.is_none() && (model.format() == FileFormat::Gguf || linear);
-    Known { orientation: orientation.or(by_name.then_some(Orientation::OutIn)), arrangement }
+    let fixed = model.format() == FileFormat::Gguf || linear;
+    Known { orientation: fixed.then_some(Orientation::OutIn), arrangement: None }
 }
 
 /// The shapes a layer consists of.
@@ -149,9 +142,7 @@ impl<'a> Shapes<'a> {
                     "{} is [{}, {}], which fits both ways, and its name fixes neither",
                     self.gate.name, self.gate.rows, self.gate.cols
                 ),
-                choices: "orientation out-in (one row per output feature) or in-out, or the \
-                          hidden size (--orientation, --hidden)"
-                    .into(),
+                choices: "--orientation out-in (one row per output feature) or in-out".into(),
             }),
         }
     }
@@ -163,6 +154,7 @@ pub(super) fn arrange(
     packed: Option<&str>,
     stated: Option<Arrangement>,
     known: Option<Arrangement>,
+    architecture: Option<&str>,
 ) -> Result<Arrangement> {
     let contradiction = |why: String| FormatError::Contradiction {
         path: model.path().to_owned(),
@@ -184,12 +176,12 @@ pub(super) fn arrange(
             what: "the arrangement",
             why: format!(
                 "{name} holds gate and up, models differ in the order, and {}",
-                match model.architecture() {
+                match architecture {
                     Some(a) => format!("that of `{a}` is not known here"),
-                    None => "no config.json beside the file names the architecture".into(),
+                    None => "nothing names the architecture".into(),
                 }
             ),
-            choices: "arrangement gate-first, up-first or interleaved-G".into(),
+            choices: "--arrangement gate-first, up-first or interleaved-G".into(),
         }),
     }
 }

@@ -8,15 +8,18 @@ mod weights;
 
 use std::path::Path;
 
+use serde_json::Value;
 use swiglu_core::{Arrangement, Half, Orientation, WeightLayout};
 
 use crate::bytes::Bytes;
-use crate::error::{FormatError, Result};
-use crate::model::Model;
+use crate::config::{Config, Scope};
+use crate::error::{FormatError, Result, clip};
+use crate::family::{self, Blocks, Effect, Family};
+use crate::model::{FileFormat, Model};
 use crate::stored::StoredType;
 use crate::tensor::{StoredMatrix, Tensor};
 use layout::{BiasOf, Shapes};
-use names::Convention;
+use names::{Convention, Kind};
 use weights::Bias;
 pub use weights::LayerWeights;
 
@@ -35,6 +38,13 @@ pub struct LoadOptions {
     pub arrangement: Option<Arrangement>,
     /// K, where neither file nor names decide the orientation but the hidden size does.
     pub hidden: Option<usize>,
+    /// What tensor names start with before the layer, where several parts of a model have it:
+    /// `encoder` or `decoder`.
+    pub prefix: Option<String>,
+    /// Keys of the configuration and tensors of the block to compute without, which would else be refused.
+    pub ignore: Vec<String>,
+    /// Whether to do without the model's configuration.
+    pub no_config: bool,
 }
 
 /// Explicit tensor names. With `gate` and `up`, or `gate_up`, only the named tensors are used;
@@ -110,7 +120,14 @@ pub fn load_layer_from_bytes(
 /// # Errors
 /// Any [`FormatError`].
 pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
-    let (names, convention) = choose_names(model, options)?;
+    let none = Config::none(model.path());
+    let config = if options.no_config { &none } else { model.config()? };
+    let Chosen { names, found, block } = choose_names(model, config, options)?;
+    let scope = config.scope(&block);
+    let family = Family::of(&scope);
+    let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
+    expect_understood(config, &scope, family, number, options)?;
+    expect_used(model, &names, &block, (found, family), options)?;
     let gate_up = match (&names.gate_up, &names.gate, &names.up) {
         (Some(both), ..) => vec![weight(model, both, options.expert)?],
         (None, Some(gate), Some(up)) => {
@@ -134,19 +151,21 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         None => None,
     };
     let packed = gate_up.len() == 1;
-    let known = layout::known(model, convention, &names);
+    let known = layout::known(model, found, family, &names);
+    let architecture = scope.model_types().first().copied();
     let arrangement = layout::arrange(
         model,
         packed.then_some(gate.name.as_str()),
         options.arrangement,
         known.arrangement,
+        architecture,
     )?;
     let biases = load_biases(model, &names, options.expert, packed)?;
     // The model's own hidden size speaks for the layers of its language model. Tensors that a
     // caller picked may be of another part, and a caller who states the orientation knows best.
-    let picked = convention.is_none() && known.orientation.is_some();
+    let picked = found.is_none() && known.orientation.is_some();
     let stated_hidden = match options.orientation {
-        None if !picked => model.facts().hidden,
+        None if !picked => scope.size(&HIDDEN),
         _ => None,
     };
     let shapes = Shapes {
@@ -164,13 +183,16 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         why: format!("{arrangement} given for {}: {e}", gate.name),
     })?;
 
+    let blocks = blocks_of(&names, found);
+    let activation = family::stated_activation(family, &scope, number, blocks, config.is_present());
     let mut layer = LayerWeights {
         path: model.path().to_owned(),
         format: model.format(),
-        architecture: model.facts().architecture.clone(),
-        hidden_act: model.facts().hidden_act.clone(),
-        swiglu_limit: model.facts().swiglu_limit,
-        convention: convention.map_or("explicit names", Convention::name),
+        architecture: architecture.map(str::to_owned),
+        family: family.map(|f| f.name),
+        activation,
+        config: config.path().to_owned(),
+        convention: found.map_or("explicit names", |(convention, _)| convention.name),
         layer: options.layer,
         expert: options.expert,
         layout: WeightLayout { orientation, arrangement },
@@ -200,14 +222,30 @@ fn contradiction(model: &Model, why: String) -> FormatError {
     FormatError::Contradiction { path: model.path().to_owned(), what: "tensor names", why }
 }
 
-fn choose_names(model: &Model, options: &LoadOptions) -> Result<(TensorNames, Option<Convention>)> {
+/// Keys for K.
+const HIDDEN: [&str; 5] = ["hidden_size", "embedding_length", "d_model", "n_embd", "dim"];
+
+/// The tensors to load and what is known of their block.
+struct Chosen {
+    names: TensorNames,
+    /// None where the caller named the tensors.
+    found: Option<(&'static Convention, Kind)>,
+    /// What the names of all tensors of the block start with; empty where that is not known.
+    block: String,
+}
+
+fn choose_names(model: &Model, config: &Config, options: &LoadOptions) -> Result<Chosen> {
     let names = &options.names;
     match (&names.gate, &names.up, &names.gate_up) {
-        (Some(_), Some(_), None) | (None, None, Some(_)) => Ok((names.clone(), None)),
+        (Some(_), Some(_), None) | (None, None, Some(_)) => {
+            let block = block_of(names);
+            Ok(Chosen { names: names.clone(), found: None, block })
+        }
         (None, None, None) => {
-            let found = discover::discover(model, options.layer, options.expert)?;
+            let found = discover::discover(model, config, options)?;
             let replaced = names.clone().or(found.names);
-            Ok((replaced, Some(found.convention)))
+            let convention = Some((found.convention, found.kind));
+            Ok(Chosen { names: replaced, found: convention, block: found.block })
         }
         (Some(_), None, None) => {
             Err(contradiction(model, "gate given without up; name both, or gate_up".into()))
@@ -217,6 +255,117 @@ fn choose_names(model: &Model, options: &LoadOptions) -> Result<(TensorNames, Op
         }
         _ => Err(contradiction(model, "gate_up given together with gate or up".into())),
     }
+}
+
+/// Which of the layer's blocks it is, for what a configuration says of some of them.
+fn blocks_of(names: &TensorNames, found: Option<(&'static Convention, Kind)>) -> Blocks {
+    let of_name = || names.given().find_map(|n| names::classify(n).first().map(|p| p.kind));
+    match found.map(|(_, kind)| kind).or_else(of_name) {
+        Some(Kind::Dense) => Blocks::All,
+        Some(Kind::Shared) => Blocks::Shared,
+        Some(Kind::Expert(_) | Kind::Stack) => Blocks::Experts,
+        None if names.given().any(|n| n.contains("shared")) => Blocks::Shared,
+        None if names.given().any(|n| n.contains("exp")) => Blocks::Experts,
+        None => Blocks::All,
+    }
+}
+
+/// What the given names have in common up to a dot: the block, where they are of one.
+fn block_of(names: &TensorNames) -> String {
+    if let Some(place) = names.given().find_map(|n| names::classify(n).into_iter().next()) {
+        return place.block.to_owned();
+    }
+    let mut given = names.given();
+    let first = given.next().unwrap_or_default();
+    let common = given.fold(first, |common, name| {
+        let same = common.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
+        common.get(..same).unwrap_or_default()
+    });
+    match common.rfind('.') {
+        Some(dot) => common[..=dot].to_owned(),
+        None => String::new(),
+    }
+}
+
+/// Refuses a configuration that may say something about the block that is not understood, or that asks
+/// for what is not computed here.
+fn expect_understood(
+    config: &Config,
+    scope: &Scope<'_>,
+    family: Option<&'static Family>,
+    layer: usize,
+    options: &LoadOptions,
+) -> Result<()> {
+    for effect in family.map_or(&[][..], |f| f.effects) {
+        let &Effect::Refused(key, why, first) = effect else { continue };
+        let stated = scope.get(key);
+        // A list has a value for each layer.
+        let changes = match &stated {
+            Some((_, Value::Array(layers))) => {
+                layers.get(layer).is_some_and(|v| !family::is_neutral(v))
+            }
+            Some((_, value)) => !family::is_neutral(value),
+            None => layer < first,
+        };
+        let (path, value) = stated.map_or((key.to_owned(), &Value::Null), |stated| stated);
+        if changes && !options.ignore.iter().any(|i| *i == path || i == key) {
+            let value = clip(&value.to_string(), 100);
+            let (file, key) = (config.path().to_owned(), path);
+            return Err(FormatError::NotComputed { path: file, key, value, why });
+        }
+    }
+    match family::not_understood(family, scope, &options.ignore) {
+        Some((key, value)) => {
+            let value = clip(&value, 100);
+            let (path, key) = (config.path().to_owned(), clip(&key, 200));
+            Err(FormatError::NotUnderstood { path, key, value })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a block of which a tensor is not used.
+fn expect_used(
+    model: &Model,
+    names: &TensorNames,
+    block: &str,
+    (found, family): (Option<(&'static Convention, Kind)>, Option<&'static Family>),
+    options: &LoadOptions,
+) -> Result<()> {
+    // Next to a layer's number stand its other parts too, and these have no name for the block.
+    if block.is_empty() || names::is_layer(block) {
+        return Ok(());
+    }
+    let weights: Vec<&str> = [&names.gate, &names.up, &names.gate_up, &names.down]
+        .into_iter()
+        .flatten()
+        .map(String::as_str)
+        .collect();
+    let own: Vec<Kind> = match found {
+        Some((_, kind)) => vec![kind],
+        None => weights.iter().flat_map(|n| names::classify(n)).map(|p| p.kind).collect(),
+    };
+    let is_gguf = model.format() == FileFormat::Gguf;
+    for name in model.names() {
+        let Some(rest) = name.strip_prefix(block) else { continue };
+        let given = names.given().any(|n| n == name) || options.ignore.iter().any(|i| i == name);
+        // What stands beside quantised weights is looked at with them.
+        let beside =
+            || weights.iter().filter_map(|w| w.strip_suffix("weight")).any(|b| name.starts_with(b));
+        // Of another expert, or of the dense block beside experts.
+        let elsewhere = || {
+            let places = names::classify(name);
+            !places.is_empty() && places.iter().all(|p| !own.contains(&p.kind))
+        };
+        if given || beside() || elsewhere() {
+            continue;
+        }
+        if let Some(why) = family::unused(family, rest, is_gguf) {
+            let (path, tensor) = (model.path().to_owned(), clip(name, 200));
+            return Err(FormatError::Unused { path, tensor, why });
+        }
+    }
+    Ok(())
 }
 
 /// One expert of a stack, or the tensor itself.

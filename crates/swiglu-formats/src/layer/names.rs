@@ -1,5 +1,7 @@
 //! Naming conventions: what a tensor's name says about its place.
 
+use swiglu_core::{Arrangement, Orientation};
+
 /// What a tensor is in its layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
@@ -8,6 +10,7 @@ pub(super) enum Role {
     Down,
     GateUp,
 }
+use Role::{Down, Gate, GateUp, Up};
 
 /// Weight or bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,78 +19,327 @@ pub(super) enum Part {
     Bias,
 }
 
-/// Who names tensors this way.
+/// Which of a layer's blocks a tensor is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Convention {
-    /// `layers.{i}.mlp.gate_proj.weight`: torch linear layers.
-    HuggingFace,
-    /// `layers.{i}.mlp.experts.{e}.gate_proj.weight`.
-    HuggingFaceExperts,
-    /// `layers.{i}.mlp.experts.gate_up_proj`: one 3-D parameter for all experts.
-    HuggingFaceStacked,
-    /// `layers.{i}.mlp.experts.gate_up_proj_blocks`: recognised so that it can be refused.
-    HuggingFaceMxfp4,
-    /// `layers.{i}.block_sparse_moe.experts.{e}.w1.weight`.
-    Mixtral,
-    /// `blk.{i}.ffn_gate.weight`.
-    LlamaCpp,
-    /// `blk.{i}.ffn_gate.{e}.weight`.
-    LlamaCppExperts,
-    /// `blk.{i}.ffn_gate_exps.weight`: 3-D.
-    LlamaCppStacked,
-    /// `layers.{i}.feed_forward.w1.weight`.
-    Meta,
-    /// `layers.{i}.w1`: an export without a stated orientation.
-    Plain,
+pub(super) enum Kind {
+    /// The layer's only one.
+    Dense,
+    /// One of several, in tensors of its own.
+    Expert(usize),
+    /// All experts, in one tensor.
+    Stack,
+    /// The one beside experts that every token passes.
+    Shared,
 }
+
+/// How a tensor's role becomes its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Suffix {
+    /// `gate_proj.weight`, `gate_proj.bias`; with an adapter's `gate_proj.base_layer.weight`.
+    Module,
+    /// `gate_up_proj`, `gate_up_proj_bias`.
+    Parameter,
+    /// `gate_up_proj_blocks`, `gate_up_proj_bias`.
+    Blocks,
+}
+
+/// One way to name the tensors of a block.
+#[derive(Debug)]
+pub(super) struct Convention {
+    /// For descriptions.
+    pub(super) name: &'static str,
+    /// What stands between the layer and the role; `{e}` is an expert's number.
+    containers: &'static [(&'static str, Of)],
+    roles: &'static [(&'static str, Role)],
+    suffix: Suffix,
+    /// Where the names fix them.
+    pub(super) orientation: Option<Orientation>,
+    pub(super) arrangement: Option<Arrangement>,
+    /// Families that name a gated block so, where others name an ungated one alike; else empty.
+    pub(super) families: &'static [&'static str],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Dense,
+    Expert,
+    Stack,
+    Shared,
+}
+
+const LINEAR: Convention = Convention {
+    name: "",
+    containers: &[("mlp", Of::Dense)],
+    roles: &[],
+    suffix: Suffix::Module,
+    orientation: Some(Orientation::OutIn),
+    arrangement: None,
+    families: &[],
+};
+const GATE_FIRST: Option<Arrangement> = Some(Arrangement::PackedGateFirst);
+const UP_FIRST: Option<Arrangement> = Some(Arrangement::PackedUpFirst);
+const PROJECTIONS: &[(&str, Role)] =
+    &[("gate_proj", Gate), ("up_proj", Up), ("down_proj", Down), ("gate_up_proj", GateUp)];
+const NUMBERED: &[(&str, Role)] = &[("w1", Gate), ("w3", Up), ("w2", Down)];
+
+/// All conventions; a name may fit several, of which the layer's other tensors leave one.
+pub(super) static CONVENTIONS: [Convention; 27] = [
+    Convention {
+        name: "Hugging Face names",
+        containers: &[("mlp", Of::Dense), ("feed_forward", Of::Dense), ("ffn", Of::Dense)],
+        roles: PROJECTIONS,
+        ..LINEAR
+    },
+    Convention {
+        name: "Hugging Face expert names",
+        containers: &[
+            ("mlp.experts.{e}", Of::Expert),
+            ("feed_forward.experts.{e}", Of::Expert),
+            ("ffn.experts.{e}", Of::Expert),
+            ("block_sparse_moe.experts.{e}", Of::Expert),
+            ("moe.experts.{e}", Of::Expert),
+            ("experts.{e}", Of::Expert),
+        ],
+        roles: PROJECTIONS,
+        ..LINEAR
+    },
+    Convention {
+        name: "Hugging Face shared expert names",
+        containers: &[
+            ("mlp.shared_expert", Of::Shared),
+            ("mlp.shared_experts", Of::Shared),
+            ("mlp.shared_mlp", Of::Shared),
+            ("feed_forward.shared_expert", Of::Shared),
+            ("feed_forward.shared_experts", Of::Shared),
+            ("block_sparse_moe.shared_experts", Of::Shared),
+            ("shared_expert", Of::Shared),
+            ("share_expert", Of::Shared),
+            ("shared_mlp", Of::Shared),
+        ],
+        roles: PROJECTIONS,
+        ..LINEAR
+    },
+    Convention {
+        name: "Hugging Face stacked experts",
+        containers: &[
+            ("mlp.experts", Of::Stack),
+            ("feed_forward.experts", Of::Stack),
+            ("block_sparse_moe.experts", Of::Stack),
+            ("experts", Of::Stack),
+        ],
+        roles: PROJECTIONS,
+        suffix: Suffix::Parameter,
+        orientation: None,
+        ..LINEAR
+    },
+    Convention {
+        name: "Hugging Face MXFP4 experts",
+        containers: &[("mlp.experts", Of::Stack)],
+        roles: &[("gate_up_proj", GateUp), ("down_proj", Down)],
+        suffix: Suffix::Blocks,
+        ..LINEAR
+    },
+    Convention {
+        name: "stacked linear experts",
+        containers: &[
+            ("mlp.switch_mlp", Of::Stack),
+            ("block_sparse_moe.switch_mlp", Of::Stack),
+            ("moe", Of::Stack),
+        ],
+        roles: PROJECTIONS,
+        ..LINEAR
+    },
+    Convention {
+        name: "Mixtral names",
+        containers: &[
+            ("block_sparse_moe.experts.{e}", Of::Expert),
+            ("mlp.experts.{e}", Of::Expert),
+            ("feed_forward.experts.{e}", Of::Expert),
+            ("ffn.experts.{e}", Of::Expert),
+            ("ffn.shared_experts", Of::Shared),
+            ("feed_forward.shared_experts", Of::Shared),
+        ],
+        roles: NUMBERED,
+        ..LINEAR
+    },
+    Convention {
+        name: "Meta Llama names",
+        containers: &[("feed_forward", Of::Dense), ("ffn", Of::Dense)],
+        roles: NUMBERED,
+        ..LINEAR
+    },
+    Convention {
+        name: "layers.N.w1 names",
+        containers: &[("", Of::Dense)],
+        roles: NUMBERED,
+        orientation: None,
+        ..LINEAR
+    },
+    Convention {
+        name: "layers.N.w1 names",
+        containers: &[("", Of::Dense)],
+        roles: NUMBERED,
+        suffix: Suffix::Parameter,
+        orientation: None,
+        ..LINEAR
+    },
+    Convention {
+        name: "Granite names",
+        containers: &[("shared_mlp", Of::Shared), ("block_sparse_moe", Of::Stack)],
+        roles: &[("input_linear", GateUp), ("output_linear", Down)],
+        arrangement: GATE_FIRST,
+        ..LINEAR
+    },
+    Convention {
+        name: "ChatGLM names",
+        roles: &[("dense_h_to_4h", GateUp), ("dense_4h_to_h", Down)],
+        arrangement: GATE_FIRST,
+        families: &["ChatGLM"],
+        ..LINEAR
+    },
+    Convention {
+        name: "Qwen 1 names",
+        roles: &[("w2", Gate), ("w1", Up), ("c_proj", Down)],
+        // Elsewhere w1 is the gate.
+        families: &["Qwen 1"],
+        ..LINEAR
+    },
+    Convention {
+        name: "EXAONE 3 names",
+        roles: &[("c_fc_0", Gate), ("c_fc_1", Up), ("c_proj", Down)],
+        ..LINEAR
+    },
+    Convention {
+        name: "SwiGLUFFN names",
+        containers: &[("mlp", Of::Dense), ("ffn", Of::Dense)],
+        roles: &[("w12", GateUp), ("w3", Down)],
+        arrangement: GATE_FIRST,
+        ..LINEAR
+    },
+    Convention {
+        name: "DINOv2 names",
+        roles: &[("weights_in", GateUp), ("weights_out", Down)],
+        arrangement: GATE_FIRST,
+        ..LINEAR
+    },
+    Convention {
+        name: "EVA-02 names",
+        roles: &[("fc1_g", Gate), ("fc1_x", Up), ("fc2", Down)],
+        ..LINEAR
+    },
+    Convention {
+        name: "Nomic BERT names",
+        roles: &[("fc12", Gate), ("fc11", Up), ("fc2", Down)],
+        ..LINEAR
+    },
+    Convention {
+        name: "T5 names",
+        containers: &[("layer.1.DenseReluDense", Of::Dense), ("layer.2.DenseReluDense", Of::Dense)],
+        roles: &[("wi_0", Gate), ("wi_1", Up), ("wo", Down)],
+        ..LINEAR
+    },
+    Convention {
+        name: "ModernBERT names",
+        roles: &[("Wi", GateUp), ("Wo", Down)],
+        arrangement: GATE_FIRST,
+        families: &["ModernBERT"],
+        ..LINEAR
+    },
+    Convention {
+        name: "Moonshine names",
+        roles: &[("fc1", GateUp), ("fc2", Down)],
+        arrangement: UP_FIRST,
+        families: &["Moonshine"],
+        ..LINEAR
+    },
+    Convention {
+        name: "Lumina names",
+        containers: &[("feed_forward", Of::Dense)],
+        roles: &[("linear_1", Gate), ("linear_3", Up), ("linear_2", Down)],
+        ..LINEAR
+    },
+    Convention {
+        name: "up_gate_proj names",
+        roles: &[("up_gate_proj", GateUp), ("down_proj", Down)],
+        ..LINEAR
+    },
+    Convention {
+        name: "Jina BERT names",
+        roles: &[("gated_layers", GateUp), ("wo", Down)],
+        arrangement: GATE_FIRST,
+        families: &["Jina BERT", "Mosaic BERT"],
+        ..LINEAR
+    },
+    Convention {
+        name: "Grok 1 names",
+        containers: &[("moe.{e}", Of::Expert)],
+        roles: &[("linear_v", Up), ("linear_1", Down), ("linear", Gate)],
+        ..LINEAR
+    },
+    Convention {
+        name: "LLaDA names",
+        containers: &[("", Of::Dense)],
+        roles: &[("ff_proj", Gate), ("up_proj", Up), ("ff_out", Down)],
+        families: &["LLaDA"],
+        ..LINEAR
+    },
+    Convention {
+        name: "diffusers names",
+        containers: &[("ff", Of::Dense), ("ff_context", Of::Shared)],
+        roles: &[("net.0.proj", GateUp), ("net.2", Down)],
+        arrangement: UP_FIRST,
+        families: &["diffusers GEGLU"],
+        ..LINEAR
+    },
+];
+
+/// llama.cpp's own: `ffn_ROLE`, for experts `ffn_ROLE_exps` or `ffn_ROLE.{e}`, shared `ffn_ROLE_shexp`.
+pub(super) static LLAMA_CPP: Convention = Convention {
+    name: "llama.cpp names",
+    containers: &[],
+    roles: &[("gate", Gate), ("up", Up), ("down", Down), ("gate_up", GateUp)],
+    // Of `ffn_gate_up_exps`; a packed `ffn_up` is its architecture's.
+    arrangement: GATE_FIRST,
+    ..LINEAR
+};
 
 /// All conventions, for errors.
 pub(super) const TRIED: &str = "Hugging Face (layers.N.mlp.{gate,up,down,gate_up}_proj, \
      .experts.E.*_proj, block_sparse_moe.experts.E.w{1,2,3}), llama.cpp (blk.N.ffn_{gate,up,down}), \
-     Meta (layers.N.feed_forward.w{1,2,3}) and layers.N.w{1,2,3}; give explicit tensor names for \
-     anything else";
+     Meta (layers.N.feed_forward.w{1,2,3}), layers.N.w{1,2,3} and those of single families; for \
+     anything else name the tensors (--gate-name and --up-name, or --gate-up-name; --down-name)";
 
-impl Convention {
-    /// For descriptions.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Convention::HuggingFace => "Hugging Face names",
-            Convention::HuggingFaceExperts => "Hugging Face expert names",
-            Convention::HuggingFaceStacked => "Hugging Face stacked experts",
-            Convention::HuggingFaceMxfp4 => "Hugging Face MXFP4 experts",
-            Convention::Mixtral => "Mixtral names",
-            Convention::LlamaCpp => "llama.cpp names",
-            Convention::LlamaCppExperts => "llama.cpp expert names",
-            Convention::LlamaCppStacked => "llama.cpp stacked experts",
-            Convention::Meta => "Meta Llama names",
-            Convention::Plain => "layers.N.w1 names",
-        }
-    }
-
-    /// Whether the layer is one of several experts.
-    pub(super) fn has_experts(self) -> bool {
-        !matches!(
-            self,
-            Convention::HuggingFace | Convention::LlamaCpp | Convention::Meta | Convention::Plain
-        )
-    }
-}
+/// What stands before a layer's number.
+const MARKERS: [&str; 10] = [
+    "decoder_layer",
+    "transformer_encoder",
+    "layers",
+    "blk",
+    "blocks",
+    "block",
+    "h",
+    "layer",
+    "transformer_blocks",
+    "resblocks",
+];
 
 /// A tensor's place, read from its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) name: &'a str,
     /// What stands before the layer: several blocks of one model may count layers.
     pub(super) prefix: &'a str,
-    pub(super) convention: Convention,
+    /// What the names of all tensors of the block start with.
+    pub(super) block: &'a str,
+    pub(super) convention: &'static Convention,
     pub(super) layer: usize,
-    pub(super) expert: Option<usize>,
+    pub(super) kind: Kind,
     pub(super) role: Role,
     pub(super) part: Part,
 }
 
 /// Prefixes of the language model, preferred over an encoder that also counts layers.
-pub(super) const LANGUAGE_PREFIXES: [&str; 8] = [
+pub(super) const LANGUAGE_PREFIXES: [&str; 10] = [
     "",
     "model.",
     "model.language_model.",
@@ -96,30 +348,115 @@ pub(super) const LANGUAGE_PREFIXES: [&str; 8] = [
     "language_model.model.",
     "transformer.",
     "transformer.encoder.",
+    "thinker.model.",
+    "model.text_model.",
 ];
 
-/// Reads a name; `None` if it is no gated feed-forward tensor of a known convention.
-pub(super) fn classify(name: &str) -> Option<Place<'_>> {
-    let (prefix, layer, rest, blk) = match after_marker(name, "blk.") {
-        Some((prefix, layer, rest)) => (prefix, layer, rest, true),
-        None => {
-            let (prefix, layer, rest) = after_marker(name, "layers.")?;
-            (prefix, layer, rest, false)
-        }
-    };
-    let (convention, expert, role, part) = if blk { llama_cpp(rest) } else { torch(rest) }?;
-    Some(Place { name, prefix, convention, layer, expert, role, part })
+/// Prefixes that programs put before a whole model's names.
+const WRAPPERS: [&str; 3] = ["_orig_mod.", "module.", "base_model.model."];
+
+/// A model's prefix without those of programs that wrapped it.
+pub(super) fn unwrapped(prefix: &str) -> &str {
+    WRAPPERS.iter().fold(prefix, |rest, wrapper| rest.strip_prefix(wrapper).unwrap_or(rest))
 }
 
-/// Splits at the last whole-word `marker` followed by a number.
-fn after_marker<'a>(name: &'a str, marker: &str) -> Option<(&'a str, usize, &'a str)> {
-    let at = name.rfind(marker)?;
-    let (prefix, rest) = name.split_at(at);
-    if !(prefix.is_empty() || prefix.ends_with('.')) {
-        return None;
+/// The places that a name may have; none if it is no gated feed-forward tensor of a known convention.
+pub(super) fn classify(name: &str) -> Vec<Place<'_>> {
+    let mut end = name.len();
+    while let Some(at) = name[..end].rfind('.') {
+        end = at;
+        if let Some((prefix, layer, rest)) = numbered_layer(name, at) {
+            let found = places(name, prefix, layer, rest);
+            if !found.is_empty() {
+                return found;
+            }
+        }
     }
-    let (number, rest) = rest[marker.len()..].split_once('.')?;
-    Some((prefix, parse_index(number)?, rest))
+    Vec::new()
+}
+
+/// The layer's number that the dot at `at` ends, what stands before its marker, and where the rest starts.
+fn numbered_layer(name: &str, at: usize) -> Option<(&str, usize, usize)> {
+    let (before, number) = name[..at].rsplit_once('.')?;
+    let layer = parse_index(number)?;
+    let (prefix, marker) = match before.rfind('.') {
+        Some(dot) => before.split_at(dot + 1),
+        None => ("", before),
+    };
+    MARKERS.contains(&marker).then_some((prefix, layer, at + 1))
+}
+
+/// The layer that a name of any convention, or of none, says it is of.
+pub(super) fn layer_of(name: &str) -> Option<usize> {
+    let dots = name.char_indices().filter(|&(_, c)| c == '.').map(|(at, _)| at);
+    dots.filter_map(|at| numbered_layer(name, at)).map(|(_, layer, _)| layer).next()
+}
+
+/// Whether a prefix ends with a layer's number: of a whole layer, not of its block.
+pub(super) fn is_layer(prefix: &str) -> bool {
+    prefix.strip_suffix('.').is_some_and(|p| numbered_layer(prefix, p.len()).is_some())
+}
+
+fn places<'a>(name: &'a str, prefix: &'a str, layer: usize, start: usize) -> Vec<Place<'a>> {
+    let rest = &name[start..];
+    let place = |convention, kind, role, part, block| Place {
+        name,
+        prefix,
+        block: &name[..block],
+        convention,
+        layer,
+        kind,
+        role,
+        part,
+    };
+    if let Some(found) = rest.strip_prefix("ffn_").and_then(llama_cpp) {
+        let (kind, role, part) = found;
+        return vec![place(&LLAMA_CPP, kind, role, part, start + "ffn_".len())];
+    }
+    let mut out = Vec::new();
+    for convention in &CONVENTIONS {
+        for &(container, of) in convention.containers {
+            let Some((kind, rest)) = within(rest, container, of) else { continue };
+            if let Some((role, part)) = convention.role(rest) {
+                out.push(place(convention, kind, role, part, name.len() - rest.len()));
+            }
+        }
+    }
+    out
+}
+
+/// What follows a container, and which block it is.
+fn within<'a>(rest: &'a str, container: &str, of: Of) -> Option<(Kind, &'a str)> {
+    let Some(experts) = container.strip_suffix("{e}") else {
+        let kind = match of {
+            Of::Stack => Kind::Stack,
+            Of::Shared => Kind::Shared,
+            Of::Dense | Of::Expert => Kind::Dense,
+        };
+        let rest = match container {
+            "" => rest,
+            _ => rest.strip_prefix(container)?.strip_prefix('.')?,
+        };
+        return Some((kind, rest));
+    };
+    let (expert, rest) = rest.strip_prefix(experts)?.split_once('.')?;
+    Some((Kind::Expert(parse_index(expert)?), rest))
+}
+
+impl Convention {
+    fn role(&self, rest: &str) -> Option<(Role, Part)> {
+        self.roles.iter().find_map(|&(word, role)| {
+            let rest = rest.strip_prefix(word)?;
+            let part = match (self.suffix, rest) {
+                (Suffix::Module, ".weight" | ".base_layer.weight") => Part::Weight,
+                (Suffix::Module, ".bias" | ".base_layer.bias") => Part::Bias,
+                (Suffix::Parameter, "") | (Suffix::Blocks, "_blocks") => Part::Weight,
+                (Suffix::Parameter | Suffix::Blocks, "_bias") => Part::Bias,
+                _ => return None,
+            };
+            Some((role, part))
+        })
+    }
 }
 
 /// A number as conventions write it: digits, no sign, no leading zero.
@@ -128,154 +465,209 @@ fn parse_index(text: &str) -> Option<usize> {
     if plain { text.parse().ok() } else { None }
 }
 
-type Found = (Convention, Option<usize>, Role, Part);
-
-fn torch(rest: &str) -> Option<Found> {
-    if let Some(rest) = rest.strip_prefix("block_sparse_moe.experts.") {
-        let (expert, rest) = rest.split_once('.')?;
-        let (role, part) = numbered(rest)?;
-        return Some((Convention::Mixtral, Some(parse_index(expert)?), role, part));
-    }
-    if let Some(rest) = rest.strip_prefix("mlp.").or_else(|| rest.strip_prefix("feed_forward.")) {
-        if let Some(rest) = rest.strip_prefix("experts.") {
-            return experts(rest);
-        }
-        if let Some((role, part)) = projection(rest) {
-            return Some((Convention::HuggingFace, None, role, part));
-        }
-    }
-    if let Some(rest) = rest.strip_prefix("feed_forward.") {
-        let (role, part) = numbered(rest)?;
-        return Some((Convention::Meta, None, role, part));
-    }
-    let (role, part) = numbered(rest).or_else(|| Some((numbered_role(rest)?, Part::Weight)))?;
-    Some((Convention::Plain, None, role, part))
-}
-
-fn experts(rest: &str) -> Option<Found> {
-    let stacked = |role, part| Some((Convention::HuggingFaceStacked, None, role, part));
-    match rest {
-        "gate_up_proj" => stacked(Role::GateUp, Part::Weight),
-        "gate_up_proj_bias" => stacked(Role::GateUp, Part::Bias),
-        "gate_proj" => stacked(Role::Gate, Part::Weight),
-        "up_proj" => stacked(Role::Up, Part::Weight),
-        "down_proj" => stacked(Role::Down, Part::Weight),
-        "down_proj_bias" => stacked(Role::Down, Part::Bias),
-        "gate_up_proj_blocks" => {
-            Some((Convention::HuggingFaceMxfp4, None, Role::GateUp, Part::Weight))
-        }
-        _ => {
-            let (expert, rest) = rest.split_once('.')?;
-            let expert = parse_index(expert)?;
-            if let Some((role, part)) = projection(rest) {
-                return Some((Convention::HuggingFaceExperts, Some(expert), role, part));
-            }
-            let (role, part) = numbered(rest)?;
-            Some((Convention::Mixtral, Some(expert), role, part))
-        }
-    }
-}
-
-fn part(text: &str) -> Option<Part> {
-    match text {
+fn llama_cpp(rest: &str) -> Option<(Kind, Role, Part)> {
+    let (role, rest) = rest.split_once('.')?;
+    let (role, kind) = match (role.strip_suffix("_exps"), role.strip_suffix("_shexp")) {
+        (Some(role), _) => (role, Kind::Stack),
+        (None, Some(role)) => (role, Kind::Shared),
+        (None, None) => (role, Kind::Dense),
+    };
+    let &(_, role) = LLAMA_CPP.roles.iter().find(|(word, _)| *word == role)?;
+    let part = |text| match text {
         "weight" => Some(Part::Weight),
         "bias" => Some(Part::Bias),
         _ => None,
-    }
-}
-
-fn projection(rest: &str) -> Option<(Role, Part)> {
-    let (role, rest) = rest.split_once('.')?;
-    let role = match role {
-        "gate_proj" => Role::Gate,
-        "up_proj" => Role::Up,
-        "down_proj" => Role::Down,
-        "gate_up_proj" => Role::GateUp,
-        _ => return None,
     };
-    Some((role, part(rest)?))
-}
-
-/// w1 is the gate, w3 the up, w2 the down projection.
-fn numbered_role(text: &str) -> Option<Role> {
-    match text {
-        "w1" => Some(Role::Gate),
-        "w2" => Some(Role::Down),
-        "w3" => Some(Role::Up),
+    match (part(rest), kind) {
+        (Some(part), _) => Some((kind, role, part)),
+        (None, Kind::Dense) => {
+            let (expert, rest) = rest.split_once('.')?;
+            Some((Kind::Expert(parse_index(expert)?), role, part(rest)?))
+        }
         _ => None,
     }
-}
-
-fn numbered(rest: &str) -> Option<(Role, Part)> {
-    let (role, rest) = rest.split_once('.')?;
-    Some((numbered_role(role)?, part(rest)?))
-}
-
-fn llama_cpp(rest: &str) -> Option<Found> {
-    let (role, rest) = rest.strip_prefix("ffn_")?.split_once('.')?;
-    let (role, stacked) = match role.strip_suffix("_exps") {
-        Some(role) => (role, true),
-        None => (role, false),
-    };
-    let role = match role {
-        "gate" => Role::Gate,
-        "up" => Role::Up,
-        "down" => Role::Down,
-        _ => return None,
-    };
-    if let Some(part) = part(rest) {
-        let convention = if stacked { Convention::LlamaCppStacked } else { Convention::LlamaCpp };
-        return Some((convention, None, role, part));
-    }
-    let (expert, rest) = rest.split_once('.')?;
-    Some((Convention::LlamaCppExperts, Some(parse_index(expert)?), role, part(rest)?))
 }
 
 /// Whether a weight's own name says that it is a torch linear layer, stored `[out, in]`.
 pub(super) fn is_linear_weight(name: &str) -> bool {
-    const LINEAR: [&str; 9] =
-        ["gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "fc1", "fc2"];
-    let mut parts = name.rsplit('.');
-    parts.next() == Some("weight") && parts.next().is_some_and(|p| LINEAR.contains(&p))
+    let Some(module) = name.strip_suffix(".weight") else { return false };
+    let module = module.strip_suffix(".base_layer").unwrap_or(module);
+    let word = module.rsplit('.').next();
+    let linear = CONVENTIONS.iter().filter(|c| c.suffix == Suffix::Module);
+    let mut words = linear.flat_map(|c| c.roles).map(|(word, _)| *word);
+    word == Some("fc1") || words.any(|known| Some(known) == word || module.ends_with(known))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(name: &str) -> Option<(Convention, usize, Option<usize>, Role, Part)> {
-        classify(name).map(|p| (p.convention, p.layer, p.expert, p.role, p.part))
+    fn read(name: &str) -> Vec<(&'static str, usize, Kind, Role, Part, &str)> {
+        let all = classify(name).into_iter();
+        all.map(|p| (p.convention.name, p.layer, p.kind, p.role, p.part, p.block)).collect()
     }
 
     #[test]
     fn every_convention_is_read() {
-        use Convention::*;
+        use Kind::*;
         use Part::*;
-        use Role::*;
-        for (name, want) in [
-            ("model.layers.3.mlp.gate_proj.weight", (HuggingFace, 3, None, Gate, Weight)),
-            ("layers.0.mlp.down_proj.bias", (HuggingFace, 0, None, Down, Bias)),
-            ("m.layers.12.mlp.gate_up_proj.weight", (HuggingFace, 12, None, GateUp, Weight)),
+        for (name, convention, layer, kind, role, part, block) in [
+            (
+                "model.layers.3.mlp.gate_proj.weight",
+                0,
+                3,
+                Dense,
+                Gate,
+                Weight,
+                "model.layers.3.mlp.",
+            ),
+            ("layers.0.mlp.down_proj.bias", 0, 0, Dense, Down, Bias, "layers.0.mlp."),
+            (
+                "m.layers.12.mlp.gate_up_proj.weight",
+                0,
+                12,
+                Dense,
+                GateUp,
+                Weight,
+                "m.layers.12.mlp.",
+            ),
             (
                 "a.layers.1.mlp.experts.7.up_proj.weight",
-                (HuggingFaceExperts, 1, Some(7), Up, Weight),
+                1,
+                1,
+                Expert(7),
+                Up,
+                Weight,
+                "a.layers.1.mlp.experts.7.",
             ),
-            ("a.layers.1.mlp.experts.gate_up_proj", (HuggingFaceStacked, 1, None, GateUp, Weight)),
-            ("a.layers.1.mlp.experts.down_proj_bias", (HuggingFaceStacked, 1, None, Down, Bias)),
+            (
+                "layers.1.mlp.shared_expert.up_proj.weight",
+                2,
+                1,
+                Shared,
+                Up,
+                Weight,
+                "layers.1.mlp.shared_expert.",
+            ),
+            (
+                "a.layers.1.mlp.experts.gate_up_proj",
+                3,
+                1,
+                Stack,
+                GateUp,
+                Weight,
+                "a.layers.1.mlp.experts.",
+            ),
+            (
+                "a.layers.1.mlp.experts.down_proj_bias",
+                3,
+                1,
+                Stack,
+                Down,
+                Bias,
+                "a.layers.1.mlp.experts.",
+            ),
             (
                 "a.layers.1.mlp.experts.gate_up_proj_blocks",
-                (HuggingFaceMxfp4, 1, None, GateUp, Weight),
+                4,
+                1,
+                Stack,
+                GateUp,
+                Weight,
+                "a.layers.1.mlp.experts.",
             ),
-            ("layers.2.block_sparse_moe.experts.5.w3.weight", (Mixtral, 2, Some(5), Up, Weight)),
-            ("blk.28.ffn_gate.weight", (LlamaCpp, 28, None, Gate, Weight)),
-            ("blk.28.ffn_down.bias", (LlamaCpp, 28, None, Down, Bias)),
-            ("blk.0.ffn_up_exps.weight", (LlamaCppStacked, 0, None, Up, Weight)),
-            ("blk.0.ffn_up.4.weight", (LlamaCppExperts, 0, Some(4), Up, Weight)),
-            ("layers.0.feed_forward.w2.weight", (Meta, 0, None, Down, Weight)),
-            ("layers.9.w1", (Plain, 9, None, Gate, Weight)),
-            ("layers.9.w2.weight", (Plain, 9, None, Down, Weight)),
+            (
+                "layers.1.mlp.switch_mlp.up_proj.weight",
+                5,
+                1,
+                Stack,
+                Up,
+                Weight,
+                "layers.1.mlp.switch_mlp.",
+            ),
+            (
+                "layers.2.block_sparse_moe.experts.5.w3.weight",
+                6,
+                2,
+                Expert(5),
+                Up,
+                Weight,
+                "layers.2.block_sparse_moe.experts.5.",
+            ),
+            (
+                "layers.0.ffn.experts.0.w1.weight",
+                6,
+                0,
+                Expert(0),
+                Gate,
+                Weight,
+                "layers.0.ffn.experts.0.",
+            ),
+            (
+                "layers.0.feed_forward.w2.weight",
+                7,
+                0,
+                Dense,
+                Down,
+                Weight,
+                "layers.0.feed_forward.",
+            ),
+            ("layers.9.w1", 9, 9, Dense, Gate, Weight, "layers.9."),
+            ("layers.9.w2.weight", 8, 9, Dense, Down, Weight, "layers.9."),
+            (
+                "model.layers.0.shared_mlp.input_linear.weight",
+                10,
+                0,
+                Shared,
+                GateUp,
+                Weight,
+                "model.layers.0.shared_mlp.",
+            ),
+            ("transformer.h.0.mlp.w2.weight", 12, 0, Dense, Gate, Weight, "transformer.h.0.mlp."),
+            ("blocks.0.mlp.w12.bias", 14, 0, Dense, GateUp, Bias, "blocks.0.mlp."),
+            ("blocks.0.mlp.fc1_g.weight", 16, 0, Dense, Gate, Weight, "blocks.0.mlp."),
+            (
+                "encoder.block.3.layer.1.DenseReluDense.wi_1.weight",
+                18,
+                3,
+                Dense,
+                Up,
+                Weight,
+                "encoder.block.3.layer.1.DenseReluDense.",
+            ),
+            (
+                "transformer_blocks.0.ff.net.0.proj.weight",
+                26,
+                0,
+                Dense,
+                GateUp,
+                Weight,
+                "transformer_blocks.0.ff.",
+            ),
+            (
+                "x.layers.1.mlp.up_proj.base_layer.weight",
+                0,
+                1,
+                Dense,
+                Up,
+                Weight,
+                "x.layers.1.mlp.",
+            ),
         ] {
-            assert_eq!(read(name), Some(want), "{name}");
+            let convention = CONVENTIONS[convention].name;
+            let expected = (convention, layer, kind, role, part, block);
+            assert_eq!(read(name).first(), Some(&expected), "{name}");
+        }
+        for (name, layer, kind, role, part) in [
+            ("blk.28.ffn_gate.weight", 28, Dense, Gate, Weight),
+            ("blk.28.ffn_down.bias", 28, Dense, Down, Bias),
+            ("v.blk.0.ffn_up_exps.weight", 0, Stack, Up, Weight),
+            ("blk.0.ffn_gate_up_exps.weight", 0, Stack, GateUp, Weight),
+            ("blk.0.ffn_up_shexp.weight", 0, Shared, Up, Weight),
+            ("blk.0.ffn_up.4.weight", 0, Expert(4), Up, Weight),
+        ] {
+            let block = &name[..name.find("ffn_").unwrap() + 4];
+            assert_eq!(read(name), [(LLAMA_CPP.name, layer, kind, role, part, block)], "{name}");
         }
     }
 
@@ -283,8 +675,7 @@ mod tests {
     fn other_tensors_are_not_mistaken() {
         for name in [
             "model.layers.0.mlp.gate.weight",
-            "model.layers.0.mlp.shared_expert.gate_proj.weight",
-            "model.layers.0.mlp.shared_experts.gate_proj.weight",
+            "model.layers.0.mlp.shared_expert_gate.weight",
             "model.layers.0.self_attn.q_proj.weight",
             "model.layers.0.block_sparse_moe.gate.weight",
             "model.layers.x.mlp.gate_proj.weight",
@@ -292,14 +683,22 @@ mod tests {
             "model.layers.+1.mlp.gate_proj.weight",
             "model.layers.99999999999999999999.mlp.gate_proj.weight",
             "model.sublayers.0.mlp.gate_proj.weight",
+            "model.layers.0.mlp.w12.lora_A.weight",
             "blk.0.ffn_norm.weight",
             "blk.0.ffn_gate_inp.weight",
-            "blk.0.ffn_gate_shexp.weight",
+            "blk.0.ffn_gate_exps.3.weight",
             "layers.",
             "blk.",
+            "layers.0.",
             "",
         ] {
-            assert_eq!(read(name), None, "{name}");
+            assert!(classify(name).is_empty(), "{name}: {:?}", read(name));
         }
+    }
+
+    #[test]
+    fn a_layer_is_known_from_any_name() {
+        assert_eq!(layer_of("layers.7.ffn.experts.0.w1.weight"), Some(7));
+        assert_eq!((layer_of("gate"), layer_of("a.7.b")), (None, None));
     }
 }

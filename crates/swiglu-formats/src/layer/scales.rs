@@ -99,9 +99,9 @@ pub(super) fn with_scales(
             if codes == StoredType::F8E4m3
                 && [down, across] == QuantizedType::F8E4m3Blocks.scales(rows, cols) =>
         {
-            let stated = model.facts().scale_block.as_deref();
+            let stated = scale_block(model);
             let ours = [SCALE_BLOCK as u64; 2];
-            if let Some(stated) = stated.filter(|stated| **stated != ours) {
+            if let Some(stated) = stated.filter(|stated| *stated != ours) {
                 let why = format!("blocks of {stated:?} share a scale; expected {ours:?}");
                 return Err(refused(why));
             }
@@ -127,6 +127,14 @@ pub(super) fn with_scales(
         data: tensor.data,
         scales: Arc::from(values),
     })
+}
+
+/// `quantization_config.weight_block_size`: rows and columns of weights with one scale.
+fn scale_block(model: &Model) -> Option<Vec<u64>> {
+    // Where a configuration cannot be read, who loads the layer has been told or does without it.
+    let config = model.config().ok()?;
+    let sizes = config.root().get("quantization_config")?.get("weight_block_size")?.as_array()?;
+    sizes.iter().map(serde_json::Value::as_u64).collect()
 }
 
 fn rows_kind(codes: &StoredType) -> QuantizedType {

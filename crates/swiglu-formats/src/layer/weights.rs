@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use swiglu_core::{
-    Arrangement, Element, Error as CoreError, GateUpWeights, Matrix, MatrixRef, Orientation,
-    OwnedGateUp, QuantizedRef, WeightLayout,
+    Activation, Arrangement, Element, Error as CoreError, GateUpWeights, Matrix, MatrixRef,
+    Orientation, OwnedGateUp, QuantizedRef, WeightLayout,
 };
 
-use crate::error::Result;
+use crate::error::{FormatError, Result};
+use crate::family::{ActivationSource, Stated};
 use crate::model::FileFormat;
 use crate::stored::StoredType;
 use crate::tensor::StoredMatrix;
@@ -28,8 +29,10 @@ pub struct LayerWeights {
     pub(super) path: PathBuf,
     pub(super) format: FileFormat,
     pub(super) architecture: Option<String>,
-    pub(super) hidden_act: Option<String>,
-    pub(super) swiglu_limit: Option<f32>,
+    pub(super) family: Option<&'static str>,
+    pub(super) activation: Stated,
+    /// Where the model says what it is, for messages.
+    pub(super) config: PathBuf,
     pub(super) convention: &'static str,
     pub(super) layer: usize,
     pub(super) expert: Option<usize>,
@@ -219,14 +222,29 @@ impl LayerWeights {
         self.architecture.as_deref()
     }
 
-    /// The activation as the model's `config.json` names it, for example `silu`.
-    pub fn hidden_act(&self) -> Option<&str> {
-        self.hidden_act.as_deref()
+    /// The family of models it is of, as the table of families here calls it; none if it is not known.
+    pub fn family(&self) -> Option<&'static str> {
+        self.family
     }
 
-    /// Where gate and up are clamped, as the model's `config.json` says (gpt-oss).
-    pub fn swiglu_limit(&self) -> Option<f32> {
-        self.swiglu_limit
+    /// The activation of the layer's model, and where that was read.
+    ///
+    /// # Errors
+    /// [`FormatError::UnknownActivation`] if the model names one that is not known here, or says what it
+    /// is and nothing that fixes one.
+    pub fn activation(&self) -> Result<(Activation, &ActivationSource)> {
+        let why = match &self.activation {
+            Stated::Known(activation, source) => return Ok((*activation, source)),
+            Stated::Unknown(key) => format!("{} is not known here", crate::error::clip(key, 200)),
+            Stated::Nothing => match &self.architecture {
+                Some(name) => {
+                    let name = crate::error::clip(name, 100);
+                    format!("names no activation, and that of `{name}` is not known here")
+                }
+                None => "names neither an activation nor a model that is known here".into(),
+            },
+        };
+        Err(FormatError::UnknownActivation { path: self.config.clone(), why })
     }
 
     /// One line: where the layer came from, its size, layout and types.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use swiglu::cuda::{Cuda, CudaError, DeviceMatrix};
-use swiglu::{CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path};
+use swiglu::{
+    ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path,
+};
 use swiglu_core::bounds::{Judgement, relative_frobenius};
 use swiglu_formats::FormatError;
 
@@ -80,7 +82,8 @@ impl<'a> Measurement<'a> {
             dtype: T::DTYPE,
             numerics: problem.numerics.to_string(),
             activation: problem.activation,
-            activation_assumed: weights.activation_is_assumed(),
+            activation_source: weights.activation_source().map(ToString::to_string),
+            activation_assumed: weights.activation_source() == Some(&ActivationSource::Assumed),
             shape: Shape::of(&problem),
             layer: self.subject.title.clone(),
             input: self.subject.input.source.clone(),

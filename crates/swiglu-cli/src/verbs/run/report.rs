@@ -52,6 +52,9 @@ pub(super) struct Report {
     pub(super) dtype: DType,
     pub(super) numerics: String,
     pub(super) activation: Activation,
+    /// Where the model says so; none if the caller chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) activation_source: Option<String>,
     /// The file does not name it and neither did the caller.
     pub(super) activation_assumed: bool,
     pub(super) shape: Shape,
@@ -121,15 +124,16 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
         Op::Mlp => format!("{hidden} → {intermediate} → {hidden}"),
         _ => format!("{hidden} → {intermediate}"),
     };
-    let assumed = match first.activation_assumed {
-        true => " (assumed: the file names none; --activation chooses)",
-        false => "",
+    let source = match (&first.activation_source, first.activation_assumed) {
+        (Some(source), true) => format!(" ({source}; --activation chooses)"),
+        (Some(source), false) => format!(" ({source})"),
+        (None, _) => String::new(),
     };
     let tokens = if m == 1 { "token" } else { "tokens" };
     let against = subject.reference.as_ref().map_or("the float64 oracle", |r| &r.source);
     let lines = [
         ("layer", subject.title.clone()),
-        ("work", format!("{} {shape}, {}{assumed}, {m} {tokens}", first.op, first.activation)),
+        ("work", format!("{} {shape}, {}{source}, {m} {tokens}", first.op, first.activation)),
         ("input", subject.input.source.clone()),
         ("device", device.to_string()),
         ("compared", format!("with {against}")),
