@@ -170,6 +170,9 @@ pub(crate) struct WeightArgs {
     /// How gate and up share a tensor: separate, gate-first, up-first or interleaved-G
     #[arg(long, value_name = "NAME", requires = "weights")]
     pub(crate) arrangement: Option<Arrangement>,
+    /// Weights of 8 bits (F8_E4M3, F8_E5M2) without scales are a plain cast: take the codes' values
+    #[arg(long, requires = "weights")]
+    plain_fp8: bool,
     #[command(flatten)]
     names: NameArgs,
 }
@@ -217,6 +220,7 @@ impl WeightArgs {
         let given = [
             ("--layer", self.layer.is_some()),
             ("--expert", self.expert.is_some()),
+            ("--plain-fp8", self.plain_fp8),
             ("--gate-name", n.gate_name.is_some()),
             ("--up-name", n.up_name.is_some()),
             ("--gate-up-name", n.gate_up_name.is_some()),
@@ -248,6 +252,7 @@ impl WeightArgs {
             orientation: self.orientation,
             arrangement: self.arrangement,
             hidden: None,
+            plain_fp8: self.plain_fp8,
         };
         swiglu::Mlp::load_with(path, &options)
     }

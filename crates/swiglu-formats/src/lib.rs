@@ -30,6 +30,7 @@
 //! ```
 
 mod bytes;
+mod coded;
 mod config;
 mod error;
 pub mod gguf;
@@ -43,6 +44,7 @@ mod stored;
 mod tensor;
 
 pub use bytes::Bytes;
+pub use coded::{Coded, Codes};
 pub use error::{FormatError, Result};
 pub use layer::{
     LayerWeights, LoadOptions, TensorNames, load_layer, load_layer_from, load_layer_from_bytes,

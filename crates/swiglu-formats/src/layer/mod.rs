@@ -1,5 +1,6 @@
 //! A gated feed-forward layer: found by naming convention or explicit names, with its layout.
 
+mod beside;
 mod discover;
 mod layout;
 mod names;
@@ -13,10 +14,10 @@ use swiglu_core::{Arrangement, Half, Orientation, WeightLayout};
 use crate::bytes::Bytes;
 use crate::error::{FormatError, Result};
 use crate::model::Model;
-use crate::stored::StoredType;
-use crate::tensor::{StoredMatrix, Tensor};
+use crate::tensor::Tensor;
 use layout::{BiasOf, Shapes};
 use names::Convention;
+use scales::weight;
 use weights::Bias;
 pub use weights::LayerWeights;
 
@@ -35,6 +36,9 @@ pub struct LoadOptions {
     pub arrangement: Option<Arrangement>,
     /// K, where neither file nor names decide the orientation but the hidden size does.
     pub hidden: Option<usize>,
+    /// Whether weights of 8 bits (F8_E4M3, F8_E5M2) that have no scales beside them are a plain cast: the
+    /// values are those of the codes.
+    pub plain_fp8: bool,
 }
 
 /// Explicit tensor names. With `gate` and `up`, or `gate_up`, only the named tensors are used;
@@ -112,9 +116,9 @@ pub fn load_layer_from_bytes(
 pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
     let (names, convention) = choose_names(model, options)?;
     let gate_up = match (&names.gate_up, &names.gate, &names.up) {
-        (Some(both), ..) => vec![weight(model, both, options.expert)?],
+        (Some(both), ..) => vec![weight(model, both, options)?],
         (None, Some(gate), Some(up)) => {
-            vec![weight(model, gate, options.expert)?, weight(model, up, options.expert)?]
+            vec![weight(model, gate, options)?, weight(model, up, options)?]
         }
         // `choose_names` gives one of the two.
         _ => Vec::new(),
@@ -130,7 +134,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         return Err(contradiction(model, "no gate and up weights were named".into()));
     };
     let down = match &names.down {
-        Some(name) => Some(weight(model, name, options.expert)?),
+        Some(name) => Some(weight(model, name, options)?),
         None => None,
     };
     let packed = gate_up.len() == 1;
@@ -235,14 +239,6 @@ fn select(model: &Model, tensor: Tensor, rank: usize, expert: Option<usize>) -> 
                 None => "none, the stack is empty".into(),
             },
         }),
-    }
-}
-
-fn weight(model: &Model, name: &str, expert: Option<usize>) -> Result<StoredMatrix> {
-    let tensor = model.tensor(name)?;
-    match tensor.stored {
-        StoredType::I8 | StoredType::F8E4m3 => scales::with_scales(model, tensor, expert),
-        _ => select(model, tensor, 2, expert)?.into_matrix(model.path(), false),
     }
 }
 
