@@ -67,16 +67,15 @@ fn one_convention<'a>(
     model: &Model,
     layer: usize,
     expert: Option<usize>,
-    at: Vec<Place<'a>>,
+    mut at: Vec<Place<'a>>,
 ) -> Result<(Convention, Vec<Place<'a>>)> {
     let mut found: BTreeSet<Convention> = at.iter().map(|p| p.convention).collect();
     if found.contains(&Convention::HuggingFaceMxfp4) {
-        return Err(FormatError::UnsupportedDtype {
-            path: model.path().to_owned(),
-            tensor: format!("layer {layer}, gate_up_proj_blocks"),
-            dtype: "MXFP4".into(),
-            supported: "F64, F32, F16 and BF16; convert the checkpoint to bfloat16",
-        });
+        // Biases have the names that they have beside elements.
+        found.remove(&Convention::HuggingFaceStacked);
+        at.iter_mut()
+            .filter(|p| p.convention == Convention::HuggingFaceStacked)
+            .for_each(|p| p.convention = Convention::HuggingFaceMxfp4);
     }
     // Next to experts, a dense block is another layer; a given expert decides.
     if expert.is_some() && found.iter().any(|c| c.has_experts()) {

@@ -28,6 +28,10 @@ pub(super) fn known(model: &Model, convention: Option<Convention>, names: &Tenso
     let architecture = model.architecture().unwrap_or("");
     let gate_first = Some(Arrangement::PackedGateFirst);
     let (orientation, arrangement) = match convention {
+        // Blocks run along the inputs, where elements are stored in-out.
+        Some(Convention::HuggingFaceMxfp4) if architecture == GPT_OSS => {
+            (Some(Orientation::OutIn), Some(Arrangement::Interleaved { group: 1 }))
+        }
         Some(Convention::HuggingFaceStacked) if architecture == GPT_OSS => {
             (Some(Orientation::InOut), Some(Arrangement::Interleaved { group: 1 }))
         }

@@ -3,6 +3,7 @@
 mod beside;
 mod discover;
 mod layout;
+mod mxfp4;
 mod names;
 mod scales;
 mod weights;

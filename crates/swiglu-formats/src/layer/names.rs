@@ -25,7 +25,7 @@ pub(super) enum Convention {
     HuggingFaceExperts,
     /// `layers.{i}.mlp.experts.gate_up_proj`: one 3-D parameter for all experts.
     HuggingFaceStacked,
-    /// `layers.{i}.mlp.experts.gate_up_proj_blocks`: recognised so that it can be refused.
+    /// `layers.{i}.mlp.experts.gate_up_proj_blocks`, and `_scales`; biases as [`Self::HuggingFaceStacked`].
     HuggingFaceMxfp4,
     /// `layers.{i}.block_sparse_moe.experts.{e}.w1.weight`.
     Mixtral,
@@ -164,6 +164,7 @@ fn experts(rest: &str) -> Option<Found> {
         "gate_up_proj_blocks" => {
             Some((Convention::HuggingFaceMxfp4, None, Role::GateUp, Part::Weight))
         }
+        "down_proj_blocks" => Some((Convention::HuggingFaceMxfp4, None, Role::Down, Part::Weight)),
         _ => {
             let (expert, rest) = rest.split_once('.')?;
             let expert = parse_index(expert)?;
@@ -266,6 +267,7 @@ mod tests {
                 "a.layers.1.mlp.experts.gate_up_proj_blocks",
                 (HuggingFaceMxfp4, 1, None, GateUp, Weight),
             ),
+            ("a.layers.1.mlp.experts.down_proj_blocks", (HuggingFaceMxfp4, 1, None, Down, Weight)),
             ("layers.2.block_sparse_moe.experts.5.w3.weight", (Mixtral, 2, Some(5), Up, Weight)),
             ("blk.28.ffn_gate.weight", (LlamaCpp, 28, None, Gate, Weight)),
             ("blk.28.ffn_down.bias", (LlamaCpp, 28, None, Down, Bias)),

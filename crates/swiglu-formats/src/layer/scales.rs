@@ -15,7 +15,7 @@ use swiglu_core::QuantizedType;
 use swiglu_core::quant::SCALE_BLOCK;
 
 use super::beside::Beside;
-use super::{LoadOptions, select};
+use super::{LoadOptions, mxfp4, select};
 use crate::coded::{Coded, Codes, e8m0_to_f32};
 use crate::error::{FormatError, Result};
 use crate::model::{FileFormat, Model};
@@ -57,6 +57,9 @@ pub(super) fn weight(model: &Model, name: &str, options: &LoadOptions) -> Result
     let tensor = model.tensor(name)?;
     let beside = Beside::new(model, name);
     match tensor.stored {
+        StoredType::U8 if mxfp4::is_blocks(&tensor) => {
+            mxfp4::matrix(model, tensor, &beside, options.expert)
+        }
         StoredType::I8 | StoredType::F8E4m3 | StoredType::F8E5m2 | StoredType::U8 => {
             Weight { model, tensor, beside, options }.read()
         }
