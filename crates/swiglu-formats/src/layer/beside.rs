@@ -27,6 +27,11 @@ impl<'a> Beside<'a> {
         Self { model, all }
     }
 
+    /// What follows the prefix, of each tensor that has it.
+    pub(super) fn rests(&self) -> impl Iterator<Item = &'a str> {
+        self.all.iter().map(|(_, rest)| *rest)
+    }
+
     /// The full name of the first tensor whose rest is none of these.
     pub(super) fn other_than(&self, known: &[&[&str]]) -> Option<&'a str> {
         let is_known = |rest: &str| known.iter().any(|names| names.contains(&rest));

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::TensorNames;
+use super::foreign::instead_of_layer;
 use super::names::{Convention, LANGUAGE_PREFIXES, Part, Place, Role, TRIED, classify};
 use crate::error::{FormatError, Result, list, ranges};
 use crate::model::Model;
@@ -20,26 +21,32 @@ pub(super) fn discover(model: &Model, layer: usize, expert: Option<usize>) -> Re
     let all = model.names();
     let places: Vec<Place<'_>> = all.iter().filter_map(|n| classify(n)).collect();
     if places.is_empty() {
-        return Err(FormatError::NoLayer {
+        return Err(instead_of_layer(model, None).unwrap_or_else(|| FormatError::NoLayer {
             path: model.path().to_owned(),
             tried: TRIED,
             present: list(all.iter().copied(), 6),
-        });
+        }));
     }
     let at: Vec<Place<'_>> = places.iter().filter(|p| p.layer == layer).copied().collect();
     if at.is_empty() {
         let layers: BTreeSet<usize> = places.iter().map(|p| p.layer).collect();
-        return Err(FormatError::LayerOutOfRange {
+        let foreign = instead_of_layer(model, Some(layer));
+        return Err(foreign.unwrap_or_else(|| FormatError::LayerOutOfRange {
             path: model.path().to_owned(),
             layer,
             available: ranges(layers),
-        });
+        }));
     }
     let at = one_prefix(model, layer, at)?;
     let (convention, at) = one_convention(model, layer, expert, at)?;
     let at = one_expert(model, layer, expert, convention, at)?;
     let names = by_role(model, layer, &at)?;
-    Ok(Discovered { names: complete(model, layer, convention, names)?, convention })
+    let names = complete(model, layer, convention, names)
+        .map_err(|e| instead_of_layer(model, Some(layer)).unwrap_or(e))?;
+    match instead_of_layer(model, Some(layer)).filter(|_| names.down.is_none()) {
+        Some(foreign) => Err(foreign),
+        None => Ok(Discovered { names, convention }),
+    }
 }
 
 fn ambiguous(model: &Model, what: &'static str, why: String, choices: String) -> FormatError {

@@ -2,6 +2,7 @@
 
 mod beside;
 mod discover;
+mod foreign;
 mod layout;
 mod mxfp4;
 mod names;

@@ -15,7 +15,7 @@ use swiglu_core::QuantizedType;
 use swiglu_core::quant::SCALE_BLOCK;
 
 use super::beside::Beside;
-use super::{LoadOptions, mxfp4, select};
+use super::{LoadOptions, foreign, mxfp4, select};
 use crate::coded::{Coded, Codes, e8m0_to_f32};
 use crate::error::{FormatError, Result};
 use crate::model::{FileFormat, Model};
@@ -56,6 +56,9 @@ const MX_GROUP: usize = 32;
 pub(super) fn weight(model: &Model, name: &str, options: &LoadOptions) -> Result<StoredMatrix> {
     let tensor = model.tensor(name)?;
     let beside = Beside::new(model, name);
+    if let Some(error) = foreign::beside(model, &beside, &tensor) {
+        return Err(error);
+    }
     match tensor.stored {
         StoredType::U8 if mxfp4::is_blocks(&tensor) => {
             mxfp4::matrix(model, tensor, &beside, options.expert)
@@ -255,9 +258,11 @@ impl Weight<'_> {
             (StoredType::F8E4m3, _) => Ok(Codes::F8E4m3),
             (StoredType::F8E5m2, _) => Ok(Codes::F8E5m2),
             (other, scale) => {
+                let one = scale.is_some_and(|s| s.shape.iter().product::<usize>() == 1);
                 let seen =
                     scale.map_or("no scales".into(), |s| format!("{} {:?}", s.name, s.shape));
-                Err(self.refused(format!("what is packed in {other} is not known from {seen}")))
+                let (name, dtype) = (&self.tensor.name, other.to_string());
+                Err(foreign::packed(self.model, name, &dtype, &seen, one))
             }
         }
     }
