@@ -179,6 +179,9 @@ pub(crate) struct WeightArgs {
     /// Do without the config.json beside the weights
     #[arg(long, requires = "weights")]
     no_config: bool,
+    /// Weights of 8 bits (F8_E4M3, F8_E5M2) without scales are a plain cast: take the codes' values
+    #[arg(long, requires = "weights")]
+    plain_fp8: bool,
     #[command(flatten)]
     names: NameArgs,
 }
@@ -229,6 +232,7 @@ impl WeightArgs {
             ("--prefix", self.prefix.is_some()),
             ("--ignore", !self.ignore.is_empty()),
             ("--no-config", self.no_config),
+            ("--plain-fp8", self.plain_fp8),
             ("--gate-name", n.gate_name.is_some()),
             ("--up-name", n.up_name.is_some()),
             ("--gate-up-name", n.gate_up_name.is_some()),
@@ -262,7 +266,8 @@ impl WeightArgs {
             prefix: self.prefix.clone(),
             ignore: self.ignore.clone(),
             no_config: self.no_config,
-            ..LoadOptions::default()
+            plain_fp8: self.plain_fp8,
+            hidden: None,
         };
         swiglu::Mlp::load_with(path, &options)
     }

@@ -30,6 +30,7 @@
 //! ```
 
 mod bytes;
+mod coded;
 mod config;
 mod error;
 pub mod family;
@@ -44,6 +45,7 @@ mod stored;
 mod tensor;
 
 pub use bytes::Bytes;
+pub use coded::{Coded, Codes};
 pub use error::{FormatError, Result};
 pub use family::ActivationSource;
 pub use layer::{

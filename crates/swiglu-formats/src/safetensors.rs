@@ -148,7 +148,10 @@ fn type_of(name: &str) -> StoredType {
         "F16" => StoredType::F16,
         "BF16" => StoredType::Bf16,
         "I8" => StoredType::I8,
+        "U8" => StoredType::U8,
         "F8_E4M3" => StoredType::F8E4m3,
+        "F8_E5M2" => StoredType::F8E5m2,
+        "F8_E8M0" => StoredType::F8E8m0,
         other => StoredType::Other(clip(other, 40)),
     }
 }

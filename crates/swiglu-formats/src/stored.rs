@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use swiglu_core::{DType, Element, QuantizedType};
 
 use crate::bytes::as_elements;
+use crate::coded::Coded;
 use crate::gguf::quant::BlockType;
 
 /// How a file stores the elements of a tensor.
@@ -26,30 +27,54 @@ pub enum StoredType {
     I8,
     /// e4m3, the variant without infinities: codes, as [`StoredType::I8`].
     F8E4m3,
+    /// e5m2: codes, as [`StoredType::I8`].
+    F8E5m2,
+    /// Powers of two: scales of codes.
+    F8E8m0,
+    /// Unsigned bytes: packed codes, or scales as [`StoredType::F8E8m0`].
+    U8,
     /// Codes together with the scales that the file has beside them.
     Scaled(QuantizedType),
+    /// As [`StoredType::Scaled`], in a form that is always decoded.
+    Coded(Coded),
     /// A type that is known to exist and cannot be read here, as the file names it.
     Other(String),
 }
 
 /// What can be read, for errors.
 pub(crate) const READABLE: &str = "F64, F32, F16, BF16, in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, \
-     Q5_K, Q6_K, and in safetensors, as weights of a layer with their scales, I8 and F8_E4M3";
+     Q5_K, Q6_K, and in safetensors, as weights of a layer with their scales, I8, F8_E4M3, F8_E5M2 and \
+     MXFP4";
 
 impl StoredType {
     /// Elements of one block (1 unless quantised) and its bytes; `None` for types that cannot be read by
     /// themselves.
     pub fn block(&self) -> Option<(usize, usize)> {
         match self {
-            StoredType::I8 | StoredType::F8E4m3 => None,
+            StoredType::I8
+            | StoredType::F8E4m3
+            | StoredType::F8E5m2
+            | StoredType::F8E8m0
+            | StoredType::U8 => None,
             _ => self.size(),
         }
+    }
+
+    /// Whether these are codes with their scales, in blocks or beside them.
+    pub fn is_quantized(&self) -> bool {
+        matches!(self, StoredType::Block(_) | StoredType::Scaled(_) | StoredType::Coded(_))
     }
 
     /// As [`Self::block`], also of codes whose scales are elsewhere.
     pub(crate) fn size(&self) -> Option<(usize, usize)> {
         match self {
-            StoredType::I8 | StoredType::F8E4m3 | StoredType::Scaled(_) => Some((1, 1)),
+            StoredType::I8
+            | StoredType::F8E4m3
+            | StoredType::F8E5m2
+            | StoredType::F8E8m0
+            | StoredType::U8
+            | StoredType::Scaled(_) => Some((1, 1)),
+            StoredType::Coded(coded) => Some(coded.codes.size()),
             StoredType::F64 => Some((1, 8)),
             StoredType::F32 => Some((1, 4)),
             StoredType::F16 | StoredType::Bf16 => Some((1, 2)),
@@ -88,7 +113,13 @@ impl StoredType {
             }
             StoredType::Block(b) => b.decode(bytes, |v| out.push(T::from_f32(v))),
             // These are decoded by the matrix that has their scales.
-            StoredType::I8 | StoredType::F8E4m3 | StoredType::Scaled(_) => {}
+            StoredType::I8
+            | StoredType::F8E4m3
+            | StoredType::F8E5m2
+            | StoredType::F8E8m0
+            | StoredType::U8
+            | StoredType::Scaled(_)
+            | StoredType::Coded(_) => {}
             StoredType::Other(_) => {}
         }
     }
@@ -137,6 +168,10 @@ impl fmt::Display for StoredType {
             StoredType::Block(b) => b.name(),
             StoredType::I8 => "I8",
             StoredType::F8E4m3 => "F8_E4M3",
+            StoredType::F8E5m2 => "F8_E5M2",
+            StoredType::F8E8m0 => "F8_E8M0",
+            StoredType::U8 => "U8",
+            StoredType::Coded(coded) => return coded.fmt(f),
             StoredType::Scaled(kind) => kind.name(),
             StoredType::Other(name) => name,
         })

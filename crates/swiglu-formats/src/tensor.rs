@@ -85,7 +85,17 @@ impl Tensor {
             return Err(FormatError::shape(path, &self.name, expected, &self.shape));
         }
         let Tensor { name, stored, data, .. } = self;
-        Ok(StoredMatrix { name, stored, rows, cols, data, scales: Arc::new([]) })
+        let none = || Arc::new([]);
+        Ok(StoredMatrix {
+            name,
+            stored,
+            rows,
+            cols,
+            data,
+            scales: none(),
+            offsets: none(),
+            factor: 1.0,
+        })
     }
 
     /// All elements in order, as `f32`.
@@ -115,22 +125,41 @@ pub struct StoredMatrix {
     pub cols: usize,
     /// The bytes, row by row.
     pub data: Bytes,
-    /// The scales of [`StoredType::Scaled`], as many as [`swiglu_core::QuantizedType::scales`] says; else none.
+    /// The scales of [`StoredType::Scaled`], as many as [`swiglu_core::QuantizedType::scales`] says, or of
+    /// [`StoredType::Coded`]; else none.
     pub(crate) scales: Arc<[f32]>,
+    /// The offsets of [`StoredType::Coded`] that has them, one for each scale; else none.
+    pub(crate) offsets: Arc<[f32]>,
+    /// What every value is multiplied by.
+    pub(crate) factor: f32,
 }
 
 impl StoredMatrix {
-    /// The elements without a copy, if they are stored as `T` and lie aligned.
+    /// The matrix with every value multiplied by `factor`: what the file states beside the tensor.
+    #[must_use]
+    pub(crate) fn scaled_by(self, factor: f32) -> Self {
+        Self { factor: self.factor * factor, ..self }
+    }
+
+    /// What every stored value is multiplied by: 1 unless the file says so.
+    pub fn factor(&self) -> f32 {
+        self.factor
+    }
+
+    /// The elements without a copy, if they are stored as `T`, lie aligned and have no factor.
     pub fn view<T: Element>(&self) -> Option<MatrixRef<'_, T>> {
-        if self.stored.dtype() != Some(T::DTYPE) {
+        if self.stored.dtype() != Some(T::DTYPE) || self.factor != 1.0 {
             return None;
         }
         MatrixRef::new(as_elements(&self.data)?, self.rows, self.cols).ok()
     }
 
-    /// The blocks or codes without a copy, if the elements are quantised: rows along the inputs where the
-    /// matrix is `[out, in]`, as GGUF files have it.
+    /// The blocks or codes without a copy, if the elements are quantised in a form that kernels may take
+    /// and have no factor: rows along the inputs where the matrix is `[out, in]`, as GGUF files have it.
     pub fn quantized(&self) -> Option<QuantizedRef<'_>> {
+        if self.factor != 1.0 {
+            return None;
+        }
         match self.stored {
             StoredType::Block(block) => {
                 QuantizedRef::new(block, &self.data, self.rows, self.cols).ok()
@@ -152,12 +181,21 @@ impl StoredMatrix {
         Ok(QuantizedRef::scaled(kind, &self.data, &self.scales, self.rows, self.cols)?)
     }
 
-    /// The elements as `T`; quantised values are `f32` first, so narrowing rounds their `f32`.
+    /// The elements as `T`; values that are quantised or have a factor are `f32` first, so narrowing rounds
+    /// their `f32`.
     ///
     /// # Errors
     /// [`FormatError::Core`] if there is no memory for them, or the extents do not fit the data, which a
     /// parsed file excludes.
     pub fn to_matrix<T: Element>(&self) -> Result<Matrix<T>> {
+        if self.is_computed() {
+            let mut out = Matrix::room(self.rows, self.cols)?;
+            self.for_each_row(|_, values| {
+                out.extend(values.iter().map(|&v| T::from_f32(v as f32)));
+                Ok(())
+            })?;
+            return Ok(Matrix::from_vec(out, self.rows, self.cols)?);
+        }
         if matches!(self.stored, StoredType::Scaled(_)) {
             return Ok(self.codes()?.to_matrix()?);
         }
@@ -166,21 +204,51 @@ impl StoredMatrix {
         Ok(Matrix::from_vec(out, self.rows, self.cols)?)
     }
 
-    /// The elements as float64, exactly as stored (quantised ones in blocks as their `f32`).
+    /// The elements as float64, exactly as stored (quantised ones in blocks as their `f32`) and times their
+    /// factor.
     ///
     /// # Errors
     /// As [`Self::to_matrix`].
     pub fn to_matrix_f64(&self) -> Result<Matrix<f64>> {
-        if matches!(self.stored, StoredType::Scaled(_)) {
-            let (codes, mut values) = (self.codes()?, Matrix::room(self.rows, self.cols)?);
-            (0..self.rows).for_each(|r| codes.terms(r, |value, _| values.push(value)));
-            return Ok(Matrix::from_vec(values, self.rows, self.cols)?);
-        }
         let mut out = Matrix::room(self.rows, self.cols)?;
-        // Row by row: types that are decoded by way of `f32` need room for that too.
-        let row_bytes = self.row_bytes().max(1);
-        self.data.chunks(row_bytes).for_each(|row| self.stored.decode_f64(row, &mut out));
+        self.for_each_row(|_, values| {
+            out.extend_from_slice(values);
+            Ok(())
+        })?;
         Ok(Matrix::from_vec(out, self.rows, self.cols)?)
+    }
+
+    /// Whether a value is more than what the bytes, or a kernel's type of weights, say.
+    fn is_computed(&self) -> bool {
+        matches!(self.stored, StoredType::Coded(_)) || self.factor != 1.0
+    }
+
+    /// Gives each row's values as float64. Row by row, so that neither checking a large layer nor types
+    /// that are decoded by way of `f32` need a decoded copy of it.
+    fn for_each_row(&self, mut each: impl FnMut(usize, &[f64]) -> Result<()>) -> Result<()> {
+        let codes = match self.stored {
+            StoredType::Scaled(_) => Some(self.codes()?),
+            _ => None,
+        };
+        let row_bytes = self.row_bytes();
+        let mut values: Vec<f64> = Vec::new();
+        for row in 0..self.rows {
+            values.clear();
+            let Some(part) = self.data.get(row * row_bytes..(row + 1) * row_bytes) else { break };
+            match (&codes, &self.stored) {
+                (Some(codes), _) => codes.terms(row, |value, _| values.push(value)),
+                (None, StoredType::Coded(coded)) => {
+                    let beside = [&self.scales[..], &self.offsets[..]];
+                    coded.row(row, part, self.cols, beside, &mut values);
+                }
+                (None, stored) => stored.decode_f64(part, &mut values),
+            }
+            if self.factor != 1.0 {
+                values.iter_mut().for_each(|v| *v *= f64::from(self.factor));
+            }
+            each(row, &values)?;
+        }
+        Ok(())
     }
 
     fn row_bytes(&self) -> usize {
@@ -188,31 +256,38 @@ impl StoredMatrix {
         self.cols / elements * bytes
     }
 
-    /// Refuses NaN and infinities, naming the first one.
+    /// Refuses NaN and infinities, naming a factor or scale that is one, else the first value.
     ///
     /// # Errors
     /// [`swiglu_core::Error::NonFinite`], as [`FormatError::Core`].
     pub fn expect_finite(&self) -> Result<()> {
-        if matches!(self.stored, StoredType::Scaled(_)) {
-            return Ok(self.codes()?.expect_finite(&self.name)?);
+        let refuse = |what: String, row, col, value: f64| -> Result<()> {
+            Err(swiglu_core::Error::NonFinite { what, row, col, value }.into())
+        };
+        if !self.factor.is_finite() {
+            return refuse(format!("the factor of {}", self.name), 0, 0, self.factor.into());
         }
-        // Row by row, so that checking a large layer does not need a decoded copy of it.
-        let row_bytes = self.row_bytes();
-        let mut values: Vec<f64> = Vec::new();
-        for row in 0..self.rows {
-            let Some(part) = self.data.get(row * row_bytes..(row + 1) * row_bytes) else { break };
-            values.clear();
-            self.stored.decode_f64(part, &mut values);
-            if let Some(col) = values.iter().position(|v| !v.is_finite()) {
-                return Err(swiglu_core::Error::NonFinite {
-                    what: self.name.clone(),
-                    row,
-                    col,
-                    value: values[col],
+        if let StoredType::Coded(coded) = self.stored {
+            let across = coded.scales(self.rows, self.cols)[1].max(1);
+            for (what, all) in [("scale", &self.scales), ("offset", &self.offsets)] {
+                if let Some(at) = all.iter().position(|v| !v.is_finite()) {
+                    let what = format!("{what} of {}", self.name);
+                    return refuse(what, at / across, at % across, all[at].into());
                 }
-                .into());
             }
         }
-        Ok(())
+        if matches!(self.stored, StoredType::Scaled(_)) {
+            self.codes()?.expect_finite(&self.name)?;
+            if self.factor == 1.0 {
+                return Ok(());
+            }
+        }
+        // What is computed becomes an `f32`, which may overflow.
+        let narrow = self.is_computed();
+        let lost = |v: f64| if narrow { !(v as f32).is_finite() } else { !v.is_finite() };
+        self.for_each_row(|row, values| match values.iter().position(|&v| lost(v)) {
+            Some(col) => refuse(self.name.clone(), row, col, values[col]),
+            None => Ok(()),
+        })
     }
 }

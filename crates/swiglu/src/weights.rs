@@ -7,7 +7,7 @@ use swiglu_core::{
     MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, QuantizedGatedLinearParams,
     QuantizedMlpParams, QuantizedRef, QuantizedTypes,
 };
-use swiglu_formats::{ActivationSource, FormatError, LayerWeights, StoredType};
+use swiglu_formats::{ActivationSource, FormatError, LayerWeights};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -144,9 +144,7 @@ impl<K: Kind> Weights<K> {
     /// Whether the file has quantised weights among those that `op` takes.
     pub fn is_quantized(&self, op: Op) -> bool {
         let down = self.stored.stored_down().filter(|_| op == Op::Mlp);
-        let is_quantized =
-            |s: &StoredType| matches!(s, StoredType::Block(_) | StoredType::Scaled(_));
-        self.stored.stored_gate_up().iter().chain(down).any(|m| is_quantized(&m.stored))
+        self.stored.stored_gate_up().iter().chain(down).any(|m| m.stored.is_quantized())
     }
 
     /// Packs the weights for a device: once, when the layer is built. Quantised ones stay as they are

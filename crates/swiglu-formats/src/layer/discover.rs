@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::foreign::instead_of_layer;
 use super::names::{Convention, Kind, LANGUAGE_PREFIXES, Part, Place, Role, TRIED};
 use super::names::{classify, unwrapped};
 use super::{LoadOptions, TensorNames};
@@ -44,27 +45,32 @@ pub(super) fn discover(
         }
     }
     if places.is_empty() {
-        return Err(FormatError::NoLayer {
+        return Err(instead_of_layer(model, None).unwrap_or_else(|| FormatError::NoLayer {
             path: model.path().to_owned(),
             tried: TRIED,
             present: list(all.iter().copied(), 6),
-        });
+        }));
     }
     let at: Vec<Place<'_>> = places.iter().filter(|p| p.layer == layer).copied().collect();
     if at.is_empty() {
         let layers: BTreeSet<usize> = places.iter().map(|p| p.layer).collect();
-        return Err(FormatError::LayerOutOfRange {
+        let foreign = instead_of_layer(model, Some(layer));
+        return Err(foreign.unwrap_or_else(|| FormatError::LayerOutOfRange {
             path: model.path().to_owned(),
             layer,
             available: ranges(layers),
-        });
+        }));
     }
     let at = one_prefix(model, options, at)?;
     let family = Family::of(&config.scope(at[0].block));
     let packed_up = model.format() == FileFormat::Gguf && family.is_some_and(|f| f.gguf_packed);
     let at = one_kind(model, layer, expert, at, packed_up)?;
     let at = one_expert(model, layer, expert, at)?;
-    let names = complete(model, layer, packed_up, by_role(model, layer, &at)?)?;
+    let names = complete(model, layer, packed_up, by_role(model, layer, &at)?)
+        .map_err(|e| instead_of_layer(model, Some(layer)).unwrap_or(e))?;
+    if let Some(foreign) = instead_of_layer(model, Some(layer)).filter(|_| names.down.is_none()) {
+        return Err(foreign);
+    }
     let Place { convention, kind, block, .. } = at[0];
     Ok(Discovered { names, convention, kind, block: block.to_owned() })
 }

@@ -1,7 +1,10 @@
 //! A gated feed-forward layer: found by naming convention or explicit names, with its layout.
 
+mod beside;
 mod discover;
+mod foreign;
 mod layout;
+mod mxfp4;
 mod names;
 mod scales;
 mod weights;
@@ -16,10 +19,11 @@ use crate::config::{Config, Scope};
 use crate::error::{FormatError, Result, clip};
 use crate::family::{self, Blocks, Effect, Family};
 use crate::model::{FileFormat, Model};
-use crate::stored::StoredType;
-use crate::tensor::{StoredMatrix, Tensor};
+use crate::tensor::Tensor;
+use beside::Beside;
 use layout::{BiasOf, Shapes};
 use names::{Convention, Kind};
+use scales::weight;
 use weights::Bias;
 pub use weights::LayerWeights;
 
@@ -45,6 +49,9 @@ pub struct LoadOptions {
     pub ignore: Vec<String>,
     /// Whether to do without the model's configuration.
     pub no_config: bool,
+    /// Whether weights of 8 bits (F8_E4M3, F8_E5M2) that have no scales beside them are a plain cast: the
+    /// values are those of the codes.
+    pub plain_fp8: bool,
 }
 
 /// Explicit tensor names. With `gate` and `up`, or `gate_up`, only the named tensors are used;
@@ -127,15 +134,23 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
     expect_understood(config, &scope, family, number, options)?;
-    expect_used(model, &names, &block, (found, family), options)?;
-    let gate_up = match (&names.gate_up, &names.gate, &names.up) {
-        (Some(both), ..) => vec![weight(model, both, options.expert)?],
+    let [of_gate, of_down] = multipliers(config, &scope, family)?;
+    let mut gate_up = match (&names.gate_up, &names.gate, &names.up) {
+        (Some(both), ..) => vec![weight(model, both, options)?],
         (None, Some(gate), Some(up)) => {
-            vec![weight(model, gate, options.expert)?, weight(model, up, options.expert)?]
+            vec![weight(model, gate, options)?, weight(model, up, options)?]
         }
         // `choose_names` gives one of the two.
         _ => Vec::new(),
     };
+    match gate_up.as_mut_slice() {
+        [gate, _] => *gate = gate.clone().scaled_by(of_gate),
+        _ if of_gate == 1.0 => {}
+        _ => {
+            let why = "a multiplier of the gate needs gate and up in two tensors";
+            return Err(contradiction(model, why.into()));
+        }
+    }
     if let [gate, up] = gate_up.as_slice()
         && [gate.rows, gate.cols] != [up.rows, up.cols]
     {
@@ -147,9 +162,10 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         return Err(contradiction(model, "no gate and up weights were named".into()));
     };
     let down = match &names.down {
-        Some(name) => Some(weight(model, name, options.expert)?),
+        Some(name) => Some(weight(model, name, options)?.scaled_by(of_down)),
         None => None,
     };
+    expect_used(model, &names, &block, (found, family), options)?;
     let packed = gate_up.len() == 1;
     let known = layout::known(model, found, family, &names);
     let architecture = scope.model_types().first().copied();
@@ -160,7 +176,20 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         known.arrangement,
         architecture,
     )?;
-    let biases = load_biases(model, &names, options.expert, packed)?;
+    let mut biases = load_biases(model, &names, options.expert, packed)?;
+    for (bias, _, place) in &mut biases {
+        let (factor, weight) = match place {
+            BiasPlace::Gate => (of_gate, gate_up.first()),
+            BiasPlace::Up | BiasPlace::Both => (1.0, gate_up.last()),
+            BiasPlace::Down => (of_down, down.as_ref()),
+        };
+        // A multiplier is of the whole product; of a factor beside a weight it is not said.
+        if weight.is_some_and(|w| w.factor() != factor) {
+            let why = format!("{} is there beside a factor of its weight", bias.name);
+            return Err(contradiction(model, why));
+        }
+        bias.values.iter_mut().for_each(|v| *v *= factor);
+    }
     // The model's own hidden size speaks for the layers of its language model. Tensors that a
     // caller picked may be of another part, and a caller who states the orientation knows best.
     let picked = found.is_none() && known.orientation.is_some();
@@ -287,6 +316,29 @@ fn block_of(names: &TensorNames) -> String {
     }
 }
 
+/// What the configuration multiplies the gate's and the down projection's products by.
+fn multipliers(
+    config: &Config,
+    scope: &Scope<'_>,
+    family: Option<&'static Family>,
+) -> Result<[f32; 2]> {
+    let keys = family.map_or(&[][..], |f| f.effects).iter().filter_map(|effect| match *effect {
+        Effect::Multipliers(key) => scope.get(key),
+        _ => None,
+    });
+    let mut out = [1.0; 2];
+    for (key, value) in keys {
+        let of = |at: usize| value.get(at)?.as_f64().map(|m| m as f32).filter(|m| m.is_finite());
+        let (Some(gate), Some(down)) = (of(0), of(1)) else {
+            let path = config.path().to_owned();
+            let why = format!("has `{key}` = {value}, expected two numbers, of gate and down");
+            return Err(FormatError::Configuration { path, why: clip(&why, 200) });
+        };
+        out = [gate, down];
+    }
+    Ok(out)
+}
+
 /// Refuses a configuration that may say something about the block that is not understood, or that asks
 /// for what is not computed here.
 fn expect_understood(
@@ -346,18 +398,23 @@ fn expect_used(
         None => weights.iter().flat_map(|n| names::classify(n)).map(|p| p.kind).collect(),
     };
     let is_gguf = model.format() == FileFormat::Gguf;
-    for name in model.names() {
-        let Some(rest) = name.strip_prefix(block) else { continue };
+    // What stands beside codes is looked at with them, and so is a factor of GGUF.
+    let mut looked_at: Vec<&str> = Vec::new();
+    for weight in &weights {
+        let coded = scales::is_coded(&model.tensor(weight)?);
+        let rests = |rest: &str| if is_gguf { rest.ends_with("scale") } else { coded };
+        let beside = Beside::new(model, weight);
+        looked_at.extend(beside.names(|rest| rest != "bias" && rests(rest)));
+    }
+    for name in beside::with_prefix(&model.names(), block) {
+        let rest = &name[block.len()..];
         let given = names.given().any(|n| n == name) || options.ignore.iter().any(|i| i == name);
-        // What stands beside quantised weights is looked at with them.
-        let beside =
-            || weights.iter().filter_map(|w| w.strip_suffix("weight")).any(|b| name.starts_with(b));
         // Of another expert, or of the dense block beside experts.
         let elsewhere = || {
             let places = names::classify(name);
             !places.is_empty() && places.iter().all(|p| !own.contains(&p.kind))
         };
-        if given || beside() || elsewhere() {
+        if given || looked_at.contains(&name) || elsewhere() {
             continue;
         }
         if let Some(why) = family::unused(family, rest, is_gguf) {
@@ -384,14 +441,6 @@ fn select(model: &Model, tensor: Tensor, rank: usize, expert: Option<usize>) -> 
                 None => "none, the stack is empty".into(),
             },
         }),
-    }
-}
-
-fn weight(model: &Model, name: &str, expert: Option<usize>) -> Result<StoredMatrix> {
-    let tensor = model.tensor(name)?;
-    match tensor.stored {
-        StoredType::I8 | StoredType::F8E4m3 => scales::with_scales(model, tensor, expert),
-        _ => select(model, tensor, 2, expert)?.into_matrix(model.path(), false),
     }
 }
 

@@ -156,9 +156,14 @@ impl LayerWeights {
 
     fn blocks<'a>(&self, m: &'a StoredMatrix) -> Result<QuantizedRef<'a>, CoreError> {
         let Some(blocks) = m.quantized() else {
+            let why = match (m.stored.is_quantized(), m.factor) {
+                (true, 1.0) => "there are no kernels for this form; decode them",
+                (true, _) => "the file multiplies them by a factor of the tensor; decode them",
+                (false, _) => "all of them must be quantised; decode them",
+            };
             return Err(CoreError::Unsupported {
                 what: format!("{} as {} among quantised weights", m.name, m.stored),
-                why: "all of them must be quantised; decode them".into(),
+                why: why.into(),
             });
         };
         match self.layout.orientation {
@@ -265,6 +270,9 @@ impl LayerWeights {
         for (i, m) in self.gate_up.iter().chain(&self.down).enumerate() {
             let comma = if i == 0 { "" } else { "," };
             out += &format!("{comma} {} {}", crate::error::clip(&m.name, 100), m.stored);
+            if m.factor != 1.0 {
+                out += &format!(" × {}", m.factor);
+            }
         }
         for bias in [&self.gate_bias, &self.up_bias, &self.down_bias].into_iter().flatten() {
             out += &format!(", {}", crate::error::clip(&bias.name, 100));

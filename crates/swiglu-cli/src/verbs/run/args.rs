@@ -24,7 +24,8 @@ pub(super) enum Fixture {
 pub(crate) struct RunArgs {
     /// A real layer that is part of this program, with real activations [default: smollm2]
     #[arg(long, value_name = "NAME", conflicts_with_all = [
-        "weights", "layer", "expert", "orientation", "arrangement", "NameArgs",
+        "weights", "layer", "expert", "orientation", "arrangement", "plain_fp8",
+        "NameArgs",
     ])]
     pub(super) fixture: Option<Fixture>,
     /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
