@@ -31,6 +31,7 @@
 
 mod bytes;
 mod config;
+mod directory;
 mod error;
 pub mod family;
 pub mod gguf;
@@ -38,6 +39,8 @@ mod layer;
 mod matrix;
 mod model;
 pub mod npy;
+mod parts;
+mod recognise;
 pub mod safetensors;
 mod shards;
 mod stored;

@@ -10,6 +10,7 @@ use crate::bytes::Bytes;
 use crate::error::{FormatError, Result, list};
 use crate::model::{FileFormat, Model};
 use crate::npy;
+use crate::recognise::Wanted;
 use crate::stored::{StoredType, narrow};
 use crate::tensor::{StoredMatrix, Tensor};
 
@@ -162,7 +163,7 @@ pub fn read_matrix(spec: impl AsRef<OsStr>) -> Result<DynMatrix> {
         return matrix_of(&Model::open(path)?, tensor);
     }
     let bytes = Bytes::map(path)?;
-    if FileFormat::detect(&bytes, path)? != FileFormat::Npy {
+    if FileFormat::of(&bytes, path, Wanted::Matrix)? != FileFormat::Npy {
         return matrix_of(&Model::open(path)?, tensor);
     }
     match tensor {

@@ -97,6 +97,28 @@ impl Tensor {
     }
 }
 
+/// Which of these (offset, length) lie in bytes that an earlier one has too, each with that one.
+pub(crate) fn overlaps(places: &[(u64, u64)]) -> Vec<(usize, usize)> {
+    let mut order: Vec<usize> = (0..places.len()).filter(|&i| places[i].1 > 0).collect();
+    order.sort_by_key(|&i| places[i]);
+    let mut furthest: Option<(u64, usize)> = None;
+    let mut out = Vec::new();
+    for i in order {
+        let (begin, len) = places[i];
+        let end = begin.saturating_add(len);
+        match furthest {
+            Some((stop, owner)) if begin < stop => {
+                out.push((i, owner));
+                if end > stop {
+                    furthest = Some((end, i));
+                }
+            }
+            _ => furthest = Some((end, i)),
+        }
+    }
+    out
+}
+
 /// Elements in `len` bytes: what decoding will write, known without trusting a shape.
 fn decoded_len(stored: &StoredType, len: usize) -> usize {
     stored.block().map_or(0, |(elements, bytes)| len / bytes * elements)

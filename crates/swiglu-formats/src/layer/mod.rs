@@ -122,7 +122,8 @@ pub fn load_layer_from_bytes(
 pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
     let none = Config::none(model.path());
     let config = if options.no_config { &none } else { model.config()? };
-    let Chosen { names, found, block } = choose_names(model, config, options)?;
+    let Chosen { names, found, block } =
+        choose_names(model, config, options).map_err(|e| model.explain(e))?;
     let scope = config.scope(&block);
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
@@ -148,6 +149,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
     };
     let down = match &names.down {
         Some(name) => Some(weight(model, name, options.expert)?),
+        None if found.is_some() => model.none("the down weight")?,
         None => None,
     };
     let packed = gate_up.len() == 1;
