@@ -69,14 +69,19 @@ impl Tensor {
     /// As a matrix: two extents; with `flatten`, all but the last are rows.
     pub(crate) fn into_matrix(self, path: &Path, flatten: bool) -> Result<StoredMatrix> {
         self.expect_readable(path)?;
-        let (rows, cols) = match *self.shape.as_slice() {
-            [rows, cols] => (Some(rows), cols),
-            [cols] if flatten => (Some(1), cols),
-            [a, b, cols] if flatten => (a.checked_mul(b), cols),
+        let (rows, cols) = match self.shape.split_last() {
+            Some((&cols, leading)) if flatten || leading.len() == 1 => {
+                (leading.iter().try_fold(1usize, |n, &d| n.checked_mul(d)), cols)
+            }
             _ => (None, 0),
         };
         let Some(rows) = rows else {
-            let expected = if flatten { "one, two or three extents" } else { "two extents" };
+            let expected = match flatten {
+                true => {
+                    "at least one extent, the last of which is the columns, and fewer than 2^64 rows"
+                }
+                false => "two extents",
+            };
             return Err(FormatError::shape(path, &self.name, expected, &self.shape));
         };
         // Without elements the data does not bound the other extent, and loops run over rows.
