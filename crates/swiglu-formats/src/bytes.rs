@@ -115,6 +115,11 @@ impl From<Arc<[u8]>> for Bytes {
     }
 }
 
+/// Text without the byte-order mark that some editors put before it.
+pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
 /// Little-endian bytes as elements, where the machine's byte order and the address allow it.
 pub(crate) fn as_elements<T: Element>(bytes: &[u8]) -> Option<&[T]> {
     let plain = [TypeId::of::<f32>(), TypeId::of::<f16>(), TypeId::of::<bf16>()];

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Result with [`FormatError`].
 pub type Result<T, E = FormatError> = std::result::Result<T, E>;
 
 /// Why a file, tensor or layer was refused. `path` is `<memory>` for data that came as bytes.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
     /// A directory, device or pipe where a regular file is needed.
@@ -26,7 +27,7 @@ pub enum FormatError {
         /// What was attempted, as a verb: `open`, `write`.
         action: &'static str,
         /// The system's reason.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
     /// Neither the content nor the extension is one that is read here.
     #[error("{}: unknown format: {why}; expected {expected}", path.display())]
@@ -38,9 +39,19 @@ pub enum FormatError {
         /// The formats that would be accepted.
         expected: &'static str,
     },
+    /// Something else that is recognised: what a failed download leaves, or a format that others read.
+    #[error("{}: {found}; {help}", path.display())]
+    Recognised {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What to do.
+        help: String,
+    },
     /// A directory without a model in it.
     #[error(
-        "{}: no model here: expected model.safetensors.index.json or model.safetensors, found {found}",
+        "{}: no model here: expected model.safetensors, its index or a GGUF file, found {found}{help}",
         path.display()
     )]
     NoModel {
@@ -48,10 +59,25 @@ pub enum FormatError {
         path: PathBuf,
         /// Some of the files that are there.
         found: String,
+        /// What to do, where there is something; begins with a semicolon.
+        help: String,
+    },
+    /// A file of a model in several that is not there, and is needed.
+    #[error(
+        "{}: this part of the model is not there, and is needed: {why}; a partial download serves only \
+         the layers it has: fetch this file",
+        path.display()
+    )]
+    MissingPart {
+        /// The file that is missing.
+        path: PathBuf,
+        /// For what.
+        why: String,
     },
     /// The file ends before something it announces.
     #[error(
-        "{}: truncated: {what} at byte {offset} needs {needed} bytes, the file has {available} there",
+        "{}: truncated: {what} at byte {offset} needs {needed} bytes, the file has {available} there; \
+         fetch or write the whole file again",
         path.display()
     )]
     Truncated {
@@ -305,9 +331,14 @@ impl FormatError {
         }
     }
 
+    pub(crate) fn recognised(path: &Path, found: impl Into<String>, help: &str) -> Self {
+        let (found, help) = (found.into(), help.into());
+        FormatError::Recognised { path: path.to_owned(), found, help }
+    }
+
     pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| FormatError::Io { path, action, source }
+        move |source| FormatError::Io { path, action, source: Arc::new(source) }
     }
 }
 

@@ -32,6 +32,7 @@
 mod bytes;
 mod coded;
 mod config;
+mod directory;
 mod error;
 pub mod family;
 pub mod gguf;
@@ -39,6 +40,8 @@ mod layer;
 mod matrix;
 mod model;
 pub mod npy;
+mod parts;
+mod recognise;
 pub mod safetensors;
 mod shards;
 mod stored;

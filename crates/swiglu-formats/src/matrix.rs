@@ -10,6 +10,7 @@ use crate::bytes::Bytes;
 use crate::error::{FormatError, Result, list};
 use crate::model::{FileFormat, Model};
 use crate::npy;
+use crate::recognise::Wanted;
 use crate::stored::{StoredType, narrow};
 use crate::tensor::{StoredMatrix, Tensor};
 
@@ -99,12 +100,13 @@ impl DynMatrix {
         Err(swiglu_core::Error::NonFinite { what: what.to_owned(), row, col, value })
     }
 
-    fn transposed(&self) -> swiglu_core::Result<Self> {
+    /// The transpose, whose row r is column `column(r)` of this.
+    fn transposed(&self, column: impl Fn(usize) -> usize) -> swiglu_core::Result<Self> {
         Ok(match self {
-            DynMatrix::F32(m) => DynMatrix::F32(transpose(m)?),
-            DynMatrix::F16(m) => DynMatrix::F16(transpose(m)?),
-            DynMatrix::Bf16(m) => DynMatrix::Bf16(transpose(m)?),
-            DynMatrix::F64(m) => DynMatrix::F64(transpose(m)?),
+            DynMatrix::F32(m) => DynMatrix::F32(transpose(m, column)?),
+            DynMatrix::F16(m) => DynMatrix::F16(transpose(m, column)?),
+            DynMatrix::Bf16(m) => DynMatrix::Bf16(transpose(m, column)?),
+            DynMatrix::F64(m) => DynMatrix::F64(transpose(m, column)?),
         })
     }
 }
@@ -116,11 +118,28 @@ fn map<A: Copy + Default, B: Copy + Default>(
     Matrix::from_values(m.as_slice().iter().map(|&v| f(v)), m.rows(), m.cols())
 }
 
-fn transpose<T: Copy + Default>(m: &Matrix<T>) -> swiglu_core::Result<Matrix<T>> {
+fn transpose<T: Copy + Default>(
+    m: &Matrix<T>,
+    column: impl Fn(usize) -> usize,
+) -> swiglu_core::Result<Matrix<T>> {
     let [rows, cols] = m.shape();
     let source = m.as_slice();
-    let values = (0..cols).flat_map(|c| (0..rows).map(move |r| source[r * cols + c]));
+    if source.is_empty() {
+        return Matrix::from_vec(Vec::new(), cols, rows);
+    }
+    let values = (0..cols).map(column).flat_map(|c| (0..rows).map(move |r| source[r * cols + c]));
     Matrix::from_values(values, cols, rows)
+}
+
+/// Where the row that is `row`th in C order is in Fortran order, of the extents that count rows.
+fn in_fortran_order(extents: &[usize], row: usize) -> usize {
+    let (mut rest, mut stride, mut out) = (row, extents.iter().product::<usize>(), 0);
+    for &extent in extents.iter().rev() {
+        stride /= extent;
+        out += rest % extent * stride;
+        rest /= extent;
+    }
+    out
 }
 
 /// The file of `FILE.npy`, `FILE.safetensors#TENSOR` or `FILE.gguf#TENSOR`, and the tensor where one is named. A file
@@ -149,7 +168,7 @@ fn split_at_last_hash(spec: &OsStr) -> Option<(&OsStr, &OsStr)> {
 }
 
 /// Reads a matrix: `FILE.npy`, `FILE.safetensors#TENSOR` or `FILE.gguf#TENSOR`. The tensor may be
-/// left out if the file has only one. A vector is read as one row, `[b, t, k]` as `[b·t, k]`.
+/// left out if the file has only one. A vector is read as one row, `[b, t, k]` as `[b·t, k]`, and so on.
 ///
 /// # Errors
 /// Any [`FormatError`]; [`FormatError::TensorNotNamed`] lists the tensors to choose from.
@@ -162,7 +181,7 @@ pub fn read_matrix(spec: impl AsRef<OsStr>) -> Result<DynMatrix> {
         return matrix_of(&Model::open(path)?, tensor);
     }
     let bytes = Bytes::map(path)?;
-    if FileFormat::detect(&bytes, path)? != FileFormat::Npy {
+    if FileFormat::of(&bytes, path, Wanted::Matrix)? != FileFormat::Npy {
         return matrix_of(&Model::open(path)?, tensor);
     }
     match tensor {
@@ -196,12 +215,14 @@ fn matrix_from_npy(bytes: &Bytes, path: &Path) -> Result<DynMatrix> {
     if !fortran_order || tensor.shape.len() < 2 {
         return DynMatrix::new(&tensor.into_matrix(path, true)?);
     }
-    let &[rows, cols] = tensor.shape.as_slice() else {
-        let expected = "two extents in Fortran order; save it in C order";
-        return Err(FormatError::shape(path, &tensor.name, expected, &tensor.shape));
+    // Read as what it is in C order, with the extents the other way round: k rows of tokens.
+    let (lying, leading) = match tensor.shape.split_last() {
+        Some((&cols, leading)) => (vec![cols, leading.iter().product()], leading.to_vec()),
+        None => (Vec::new(), Vec::new()),
     };
-    let lying = Tensor { shape: vec![cols, rows], ..tensor };
-    Ok(DynMatrix::new(&lying.into_matrix(path, true)?)?.transposed()?)
+    let lying = Tensor { shape: lying, ..tensor };
+    let matrix = DynMatrix::new(&lying.into_matrix(path, true)?)?;
+    Ok(matrix.transposed(|row| in_fortran_order(&leading, row))?)
 }
 
 fn matrix_of(model: &Model, tensor: Option<&str>) -> Result<DynMatrix> {

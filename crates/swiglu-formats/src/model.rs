@@ -1,21 +1,21 @@
 //! A model file of any format: its tensors by name and what it says about itself.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, without_mark};
 use crate::config::Config;
+use crate::directory::{index_beside, model_in};
 use crate::error::{FormatError, Result, list};
+use crate::parts::{self, Parts};
+use crate::recognise::{Wanted, refuse_others};
 use crate::shards::Shards;
 use crate::tensor::Tensor;
 use crate::{gguf, npy, safetensors};
 
 /// The path in errors about data that came as bytes.
 pub(crate) const MEMORY: &str = "<memory>";
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
 
 /// The formats that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,8 +46,12 @@ impl FileFormat {
     /// The format, by content first and extension second.
     ///
     /// # Errors
-    /// [`FormatError::UnknownFormat`].
+    /// [`FormatError::Recognised`] for something else that is known; [`FormatError::UnknownFormat`].
     pub fn detect(bytes: &[u8], path: &Path) -> Result<Self> {
+        Self::of(bytes, path, Wanted::Model)
+    }
+
+    pub(crate) fn of(bytes: &[u8], path: &Path, wanted: Wanted) -> Result<Self> {
         if bytes.starts_with(gguf::MAGIC) {
             return Ok(FileFormat::Gguf);
         }
@@ -58,36 +62,33 @@ impl FileFormat {
         if bytes.len() > 8 && bytes[8] == b'{' && bytes[4..8] == [0; 4] {
             return Ok(FileFormat::SafeTensors);
         }
-        if bytes.first() == Some(&b'{') {
+        refuse_others(bytes, path, wanted)?;
+        if without_mark(bytes).trim_ascii_start().first() == Some(&b'{') {
             return Ok(FileFormat::SafeTensorsIndex);
         }
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(FileFormat::SafeTensors),
             Some("json") => Ok(FileFormat::SafeTensorsIndex),
             Some("gguf") => Ok(FileFormat::Gguf),
-            Some("npy") => Ok(FileFormat::Npy),
+            Some("npy") if wanted == Wanted::Model => Ok(FileFormat::Npy),
             _ => Err(FormatError::UnknownFormat {
                 path: path.to_owned(),
-                why: seen(bytes),
-                expected: "safetensors, an index of safetensors, GGUF or npy",
+                why: format!("it starts with \"{}\"", bytes[..bytes.len().min(8)].escape_ascii()),
+                expected: match wanted {
+                    Wanted::Model => "safetensors, an index of safetensors, or GGUF",
+                    Wanted::Matrix => {
+                        "npy, or a tensor of safetensors or GGUF; raw values become npy by \
+                         `np.save('x.npy', np.fromfile(FILE, '<f4').reshape(-1, COLUMNS))`"
+                    }
+                },
             }),
         }
     }
 }
 
-fn seen(bytes: &[u8]) -> String {
-    if bytes.is_empty() {
-        return "the file is empty".into();
-    }
-    if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(&[0x80, 2]) {
-        return "it looks like a PyTorch or NumPy archive; convert it to safetensors".into();
-    }
-    format!("it starts with \"{}\"", bytes[..bytes.len().min(8)].escape_ascii())
-}
-
 #[derive(Debug)]
 enum Tensors {
-    Whole(BTreeMap<String, Tensor>),
+    Parts(Parts),
     Sharded(Shards),
 }
 
@@ -104,15 +105,22 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a file, an index, or a directory that holds `model.safetensors.index.json` or
-    /// `model.safetensors`.
+    /// Opens a file, an index, or a directory with a model in it: `model.safetensors.index.json`,
+    /// `model.safetensors`, or the only file, index or set of parts under another name. A part of a split GGUF
+    /// and a shard of safetensors are opened with the others beside them.
     ///
     /// # Errors
     /// Any [`FormatError`] of opening and parsing.
     pub fn open(path: &Path) -> Result<Self> {
-        let path = if path.is_dir() { in_directory(path)? } else { path.to_owned() };
+        let path = if path.is_dir() { model_in(path)? } else { path.to_owned() };
         let bytes = Bytes::map(&path)?;
-        let format = FileFormat::detect(&bytes, &path)?;
+        let (format, path) = match FileFormat::detect(&bytes, &path)? {
+            FileFormat::SafeTensors => match index_beside(&path) {
+                Some(index) => (FileFormat::SafeTensorsIndex, index),
+                None => (FileFormat::SafeTensors, path),
+            },
+            other => (other, path),
+        };
         if format == FileFormat::SafeTensorsIndex {
             let tensors = Tensors::Sharded(Shards::open(&path)?);
             let own = Config::none(&path);
@@ -130,21 +138,29 @@ impl Model {
         Self::parse(bytes, FileFormat::detect(bytes, path)?, path)
     }
 
+    /// Reads the parts of a split GGUF that are in memory, in their order.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_gguf_parts(parts: &[Bytes]) -> Result<Self> {
+        let path = Path::new(MEMORY);
+        let (parts, own) = parts::gguf_in_memory(parts, path)?;
+        let (tensors, format) = (Tensors::Parts(parts), FileFormat::Gguf);
+        Ok(Self { path: path.to_owned(), format, tensors, own, beside: OnceLock::new() })
+    }
+
     pub(crate) fn from_safetensors(bytes: &Bytes) -> Result<Self> {
         Self::parse(bytes, FileFormat::SafeTensors, Path::new(MEMORY))
     }
 
     fn parse(bytes: &Bytes, format: FileFormat, path: &Path) -> Result<Self> {
-        let (tensors, own) = match format {
+        let (parts, own) = match format {
             FileFormat::SafeTensors => {
                 let file = safetensors::parse(bytes, path)?;
-                (file.tensors, Config::from_metadata(&file.metadata, path))
+                let own = Config::from_metadata(&file.metadata, path);
+                (parts::safetensors(file, path), own)
             }
-            FileFormat::Gguf => {
-                let file = gguf::parse(bytes, path)?;
-                let own = Config::from_gguf(&file, path);
-                (file.tensors, own)
-            }
+            FileFormat::Gguf => parts::gguf(gguf::parse(bytes, path)?, path)?,
             other => {
                 return Err(FormatError::UnknownFormat {
                     path: path.to_owned(),
@@ -153,8 +169,7 @@ impl Model {
                 });
             }
         };
-        let tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
-        let tensors = Tensors::Whole(tensors);
+        let tensors = Tensors::Parts(parts);
         Ok(Self { path: path.to_owned(), format, tensors, own, beside: OnceLock::new() })
     }
 
@@ -185,7 +200,7 @@ impl Model {
     /// The tensors' names, sorted.
     pub fn names(&self) -> Vec<&str> {
         match &self.tensors {
-            Tensors::Whole(map) => map.keys().map(String::as_str).collect(),
+            Tensors::Parts(parts) => parts.names().collect(),
             Tensors::Sharded(shards) => shards.names().collect(),
         }
     }
@@ -196,30 +211,47 @@ impl Model {
     /// [`FormatError::TensorNotFound`] with the nearest names; errors of opening a shard.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let found = match &self.tensors {
-            Tensors::Whole(map) => map.get(name).cloned(),
+            Tensors::Parts(parts) => parts.tensor(name)?,
             Tensors::Sharded(shards) => shards.tensor(name)?,
         };
-        found.ok_or_else(|| FormatError::TensorNotFound {
-            path: self.path.clone(),
-            name: crate::error::clip(name, 200),
-            near: near(name, &self.names()),
+        found.ok_or_else(|| {
+            self.explain(FormatError::TensorNotFound {
+                path: self.path.clone(),
+                name: crate::error::clip(name, 200),
+                near: near(name, &self.names()),
+            })
         })
     }
-}
 
-fn in_directory(dir: &Path) -> Result<PathBuf> {
-    for name in [INDEX, SINGLE] {
-        let path = dir.join(name);
-        if path.is_file() {
-            return Ok(path);
+    /// No tensor, or an error if `what` may be in a part that is not there.
+    pub(crate) fn none<T>(&self, what: &str) -> Result<Option<T>> {
+        self.lacking(format!("{what} is not in the others"))?;
+        Ok(None)
+    }
+
+    /// The reason for not finding something: where parts are missing, that.
+    pub(crate) fn explain(&self, error: FormatError) -> FormatError {
+        let why = match &error {
+            FormatError::NoLayer { .. } => "no layer is in the others".into(),
+            FormatError::LayerOutOfRange { layer, available, .. } => {
+                format!("layer {layer} is not in the others, which have {available}")
+            }
+            FormatError::IncompleteLayer { layer, missing, .. } => {
+                format!("layer {layer} is not whole in the others: {missing}")
+            }
+            FormatError::TensorNotFound { name, .. } => format!("`{name}` is not in the others"),
+            _ => return error,
+        };
+        self.lacking(why).err().unwrap_or(error)
+    }
+
+    fn lacking(&self, why: String) -> Result<()> {
+        match &self.tensors {
+            Tensors::Parts(parts) => parts.none(why),
+            // The index says what is where.
+            Tensors::Sharded(_) => Ok(()),
         }
     }
-    let entries = std::fs::read_dir(dir).map_err(FormatError::io(dir, "list"))?;
-    let mut found: Vec<String> =
-        entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    found.sort();
-    let found = list(found.iter().map(String::as_str), 8);
-    Err(FormatError::NoModel { path: dir.to_owned(), found })
 }
 
 /// The names closest to `name`, for an error.

@@ -4,29 +4,26 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::bytes::Bytes;
-use crate::error::{FormatError, Result};
-use crate::safetensors::{self, SafeTensors};
-use crate::tensor::Tensor;
+use serde_json::value::RawValue;
 
-#[derive(serde::Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
+use crate::bytes::{Bytes, without_mark};
+use crate::error::{FormatError, Result, clip, list};
+use crate::parts::{Parts, open_shard};
+use crate::tensor::Tensor;
 
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
     /// Opened when a tensor in it is first read: a partial download serves the layers it has.
-    file: OnceLock<SafeTensors>,
+    file: OnceLock<Parts>,
 }
 
 /// An index and the shards it names.
 #[derive(Debug)]
 pub(crate) struct Shards {
     index: PathBuf,
-    /// Tensor name to position in `shards`.
-    names: BTreeMap<String, usize>,
+    /// Tensor name to position in `shards`, or why it has none.
+    names: BTreeMap<String, Result<usize>>,
     shards: Vec<Shard>,
 }
 
@@ -38,21 +35,27 @@ impl Shards {
     }
 
     fn parse(bytes: &[u8], index: &Path, dir: &Path) -> Result<Self> {
-        let parsed: Index = serde_json::from_slice(bytes).map_err(|e| {
+        let malformed = |e: serde_json::Error| {
             let expected = "a JSON object with weight_map, from tensor names to file names";
             FormatError::malformed(index, e.column() as u64, "index", expected, e)
-        })?;
-        let mut positions: BTreeMap<&str, usize> = BTreeMap::new();
+        };
+        let keys: BTreeMap<String, &RawValue> =
+            serde_json::from_slice(without_mark(bytes)).map_err(malformed)?;
+        let Some(map) = keys.get("weight_map") else { return Err(no_index(&keys, index)) };
+        let map: BTreeMap<String, &RawValue> =
+            serde_json::from_str(map.get()).map_err(malformed)?;
+        let mut positions: BTreeMap<String, usize> = BTreeMap::new();
         let mut shards = Vec::new();
         let mut names = BTreeMap::new();
-        for (name, file) in &parsed.weight_map {
-            let next = shards.len();
-            let position = *positions.entry(file).or_insert(next);
-            if position == next {
-                let path = dir.join(inside(file, index)?);
-                shards.push(Shard { path, file: OnceLock::new() });
-            }
-            names.insert(name.clone(), position);
+        for (name, file) in map {
+            let position = inside(file, index).map(|file| {
+                let path = dir.join(&file);
+                *positions.entry(file).or_insert_with(|| {
+                    shards.push(Shard { path, file: OnceLock::new() });
+                    shards.len() - 1
+                })
+            });
+            names.insert(name, position);
         }
         Ok(Self { index: index.to_owned(), names, shards })
     }
@@ -61,24 +64,36 @@ impl Shards {
         self.names.keys().map(String::as_str)
     }
 
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.path.as_path())
+    }
+
+    /// Whether all shards are there; `None` if none is.
+    pub(crate) fn present(&self) -> Option<bool> {
+        let there = self.files().filter(|file| file.is_file()).count();
+        (there > 0).then_some(there == self.shards.len())
+    }
+
     /// The tensor, or `None` if the index does not name it.
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let Some(shard) = self.names.get(name).and_then(|&i| self.shards.get(i)) else {
-            return Ok(None);
-        };
+        let Some(position) = self.names.get(name) else { return Ok(None) };
+        let Some(shard) = self.shards.get(position.clone()?) else { return Ok(None) };
         let file = match shard.file.get() {
             Some(file) => file,
             None => {
-                let file = safetensors::parse(&Bytes::map(&shard.path)?, &shard.path)?;
-                shard.file.get_or_init(|| file)
+                let file = open_shard(&shard.path, || {
+                    let index = self.index.file_name().unwrap_or_default().to_string_lossy();
+                    format!("{index} says that {} is in it", clip(name, 100))
+                })?;
+                shard.file.get_or_init(|| Parts::whole(file.tensors, file.faults))
             }
         };
-        match file.tensors.iter().find(|t| t.name == name) {
-            Some(tensor) => Ok(Some(tensor.clone())),
+        match file.tensor(name)? {
+            Some(tensor) => Ok(Some(tensor)),
             None => Err(FormatError::malformed(
                 &self.index,
                 0,
-                format!("weight_map: {name}"),
+                format!("weight_map: {}", clip(name, 200)),
                 format!("a tensor of {}", shard.path.display()),
                 "it has none of that name",
             )),
@@ -86,16 +101,39 @@ impl Shards {
     }
 }
 
+/// JSON of another kind: a model's configuration, or what a server answers.
+fn no_index(keys: &BTreeMap<String, &RawValue>, path: &Path) -> FormatError {
+    let text = |key: &str| -> Option<String> { serde_json::from_str(keys.get(key)?.get()).ok() };
+    let said = ["error", "message", "detail"].into_iter().find_map(text);
+    let (found, help) = match said {
+        Some(said) => (
+            format!("JSON that says {:?}, as a server answers", clip(&said, 100)),
+            "download the file again",
+        ),
+        None => {
+            let keys = list(keys.keys().map(String::as_str), 4);
+            (
+                format!("JSON without weight_map, so no index; it has {keys}"),
+                "give the model's file, its index or its directory",
+            )
+        }
+    };
+    FormatError::recognised(path, found, help)
+}
+
 /// A shard's name as a path that cannot leave the index's directory.
-fn inside<'a>(file: &'a str, index: &Path) -> Result<&'a Path> {
-    let path = Path::new(file);
-    let normal = path.components().all(|c| matches!(c, Component::Normal(_)));
+fn inside(file: &RawValue, index: &Path) -> Result<String> {
+    let bad = |given: &str| {
+        let expected = "a file name inside the index's directory";
+        FormatError::malformed(index, 0, "weight_map", expected, given)
+    };
+    let file: String = serde_json::from_str(file.get()).map_err(|_| bad(file.get()))?;
+    let normal = Path::new(&file).components().all(|c| matches!(c, Component::Normal(_)));
     // A backslash separates on some systems and not on others; no checkpoint uses one.
     if file.is_empty() || !normal || file.contains(['\\', '\0']) {
-        let expected = "a file name inside the index's directory";
-        return Err(FormatError::malformed(index, 0, "weight_map", expected, file));
+        return Err(bad(&file));
     }
-    Ok(path)
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -106,8 +144,9 @@ mod tests {
     fn shards_stay_inside_the_directory() {
         for bad in ["../x.safetensors", "/etc/passwd", "a/../../b", "", ".", "a\\b", "a\0b"] {
             let json = serde_json::json!({ "weight_map": { "t": bad } }).to_string();
-            let e = Shards::parse(json.as_bytes(), Path::new("i.json"), Path::new("d"));
-            assert!(matches!(e, Err(FormatError::Malformed { .. })), "{bad}");
+            let s = Shards::parse(json.as_bytes(), Path::new("i.json"), Path::new("d")).unwrap();
+            assert!(matches!(s.tensor("t"), Err(FormatError::Malformed { .. })), "{bad}");
+            assert_eq!(s.files().count(), 0);
         }
         let json =
             br#"{"metadata":{},"weight_map":{"a":"x-1.safetensors","b":"sub/x-2.safetensors"}}"#;
@@ -118,9 +157,29 @@ mod tests {
 
     #[test]
     fn broken_indices_are_refused() {
-        for bad in ["", "{", "[]", "{}", r#"{"weight_map":{"a":1}}"#, r#"{"weight_map":[]}"#] {
-            let e = Shards::parse(bad.as_bytes(), Path::new("i.json"), Path::new(""));
-            assert!(matches!(e, Err(FormatError::Malformed { .. })), "{bad}");
+        let parse = |text: &str| Shards::parse(text.as_bytes(), Path::new("i.json"), Path::new(""));
+        for bad in ["", "{", "[]", r#"{"weight_map":[]}"#, "{\"weight_map\":{}}x"] {
+            assert!(matches!(parse(bad), Err(FormatError::Malformed { .. })), "{bad}");
         }
+        for (other, said) in [
+            ("{}", "it has nothing"),
+            (r#"{"model_type":"llama"}"#, "it has model_type"),
+            (r#"{"error":"Repository not found"}"#, "says \"Repository not found\""),
+        ] {
+            let e = parse(other).unwrap_err().to_string();
+            assert!(e.contains(said), "{e}");
+        }
+    }
+
+    #[test]
+    fn an_odd_entry_stops_nothing_but_itself() {
+        let json = "\u{feff}{\"weight_map\":{\"a\":1,\"b\":\"x.safetensors\"}}";
+        let s = Shards::parse(json.as_bytes(), Path::new("i.json"), Path::new("nowhere")).unwrap();
+        assert!(matches!(s.tensor("a"), Err(FormatError::Malformed { .. })));
+        let e = s.tensor("b").unwrap_err();
+        assert!(
+            matches!(&e, FormatError::MissingPart { path, .. } if path.ends_with("x.safetensors")),
+            "{e}"
+        );
     }
 }

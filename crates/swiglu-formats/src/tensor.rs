@@ -69,14 +69,19 @@ impl Tensor {
     /// As a matrix: two extents; with `flatten`, all but the last are rows.
     pub(crate) fn into_matrix(self, path: &Path, flatten: bool) -> Result<StoredMatrix> {
         self.expect_readable(path)?;
-        let (rows, cols) = match *self.shape.as_slice() {
-            [rows, cols] => (Some(rows), cols),
-            [cols] if flatten => (Some(1), cols),
-            [a, b, cols] if flatten => (a.checked_mul(b), cols),
+        let (rows, cols) = match self.shape.split_last() {
+            Some((&cols, leading)) if flatten || leading.len() == 1 => {
+                (leading.iter().try_fold(1usize, |n, &d| n.checked_mul(d)), cols)
+            }
             _ => (None, 0),
         };
         let Some(rows) = rows else {
-            let expected = if flatten { "one, two or three extents" } else { "two extents" };
+            let expected = match flatten {
+                true => {
+                    "at least one extent, the last of which is the columns, and fewer than 2^64 rows"
+                }
+                false => "two extents",
+            };
             return Err(FormatError::shape(path, &self.name, expected, &self.shape));
         };
         // Without elements the data does not bound the other extent, and loops run over rows.
@@ -105,6 +110,28 @@ impl Tensor {
         self.stored.decode(&self.data, &mut out);
         Ok(out)
     }
+}
+
+/// Which of these (offset, length) lie in bytes that an earlier one has too, each with that one.
+pub(crate) fn overlaps(places: &[(u64, u64)]) -> Vec<(usize, usize)> {
+    let mut order: Vec<usize> = (0..places.len()).filter(|&i| places[i].1 > 0).collect();
+    order.sort_by_key(|&i| places[i]);
+    let mut furthest: Option<(u64, usize)> = None;
+    let mut out = Vec::new();
+    for i in order {
+        let (begin, len) = places[i];
+        let end = begin.saturating_add(len);
+        match furthest {
+            Some((stop, owner)) if begin < stop => {
+                out.push((i, owner));
+                if end > stop {
+                    furthest = Some((end, i));
+                }
+            }
+            _ => furthest = Some((end, i)),
+        }
+    }
+    out
 }
 
 /// Elements in `len` bytes: what decoding will write, known without trusting a shape.

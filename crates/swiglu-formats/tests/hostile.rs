@@ -4,11 +4,12 @@
 mod support;
 
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::path::Path;
 use support::*;
 use swiglu_formats::{
-    Bytes, FormatError, LoadOptions, Model, gguf as gguf_format, load_layer, load_layer_from_bytes,
-    matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,
+    Bytes, FileFormat, FormatError, LoadOptions, Model, gguf as gguf_format, load_layer,
+    load_layer_from_bytes, matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,
     safetensors as safetensors_format,
 };
 
@@ -18,6 +19,22 @@ fn parse_st(bytes: Vec<u8>) -> Result<safetensors_format::SafeTensors, FormatErr
 
 fn parse_gguf(bytes: Vec<u8>) -> Result<gguf_format::Gguf, FormatError> {
     gguf_format::parse(&Bytes::from(bytes), Path::new("f.gguf"))
+}
+
+/// The first thing that is wrong, with the file or with one of its tensors.
+fn wrong(faults: Result<BTreeMap<String, FormatError>, FormatError>) -> String {
+    faults.map_or_else(
+        |e| e.to_string(),
+        |faults| faults.values().next().map(ToString::to_string).unwrap_or_default(),
+    )
+}
+
+fn wrong_st(bytes: Vec<u8>) -> String {
+    wrong(parse_st(bytes).map(|f| f.faults))
+}
+
+fn wrong_gguf(bytes: Vec<u8>) -> String {
+    wrong(parse_gguf(bytes).map(|f| f.faults))
 }
 
 fn layer_tensors() -> Vec<T> {
@@ -79,19 +96,16 @@ fn gguf_metadata_of_every_kind_is_read() {
 fn every_truncation_is_an_error() {
     let st = safetensors(&layer_tensors());
     for len in 0..st.len() {
-        let e = parse_st(st[..len].to_vec()).unwrap_err();
-        assert!(matches!(e, FormatError::Truncated { .. }), "{len}: {e}");
+        let e = wrong_st(st[..len].to_vec());
+        assert!(e.contains("truncated"), "{len}: {e}");
         load_layer_from_bytes(st[..len].to_vec(), &LoadOptions::default()).unwrap_err();
     }
     let full = gguf(&layer_tensors(), &metadata());
     // The last tensor's padding is not part of its data.
     for len in 0..full.len() - 2 {
-        let e = parse_gguf(full[..len].to_vec()).err();
-        assert!(
-            matches!(e, Some(FormatError::Truncated { .. }))
-                || (e.is_none() && len + 32 > full.len()),
-            "{len}: {e:?}"
-        );
+        let e = wrong_gguf(full[..len].to_vec());
+        let padding = e.is_empty() && len + 32 > full.len();
+        assert!(padding || e.contains("truncated"), "{len}: {e}");
     }
 }
 
@@ -119,9 +133,8 @@ fn safetensors_headers_are_checked() {
         ("".into(), 0, "JSON"),
         ("{}{}".into(), 0, "JSON"),
         (format!("{{\"t\":{}", "[".repeat(100_000)), 0, "JSON"),
-        (r#"{"__metadata__":{"a":1}}"#.into(), 0, "JSON"),
     ] {
-        let e = parse_st(raw_safetensors(&header, &vec![0; data])).unwrap_err().to_string();
+        let e = wrong_st(raw_safetensors(&header, &vec![0; data]));
         assert!(e.contains(what), "{}: {e}", &header[..header.len().min(80)]);
         assert!(e.len() < 600);
     }
@@ -134,36 +147,17 @@ fn safetensors_headers_are_checked() {
             &[0; 16],
         )
     };
-    assert!(parse_st(two("[0,8]", "[8,16]", "b")).is_ok());
-    assert!(parse_st(two("[8,16]", "[0,8]", "b")).is_ok());
-    assert!(parse_st(two("[0,8]", "[4,12]", "b")).is_err());
-    assert!(parse_st(two("[0,8]", "[0,8]", "b")).is_err());
-    assert!(
-        parse_st(two("[0,8]", "[8,16]", "a")).unwrap_err().to_string().contains("each name once")
-    );
+    assert_eq!(wrong_st(two("[0,8]", "[8,16]", "b")), "");
+    assert_eq!(wrong_st(two("[8,16]", "[0,8]", "b")), "");
+    for shared in [two("[0,8]", "[4,12]", "b"), two("[0,8]", "[0,8]", "b")] {
+        assert!(parse_st(shared).is_err(), "bytes of no tensor are behind them");
+    }
+    assert!(wrong_st(two("[0,8]", "[8,16]", "a")).contains("each name once"));
     // A header length of no file.
     for len in [u64::MAX, 1 << 63, 100_000_001, 100_000_000] {
         let bytes = [&len.to_le_bytes()[..], b"{}"].concat();
         assert!(parse_st(bytes).is_err());
     }
-}
-
-#[test]
-fn unknown_types_only_matter_when_read() {
-    let header = r#"{"t":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]},"u":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#;
-    let file = raw_safetensors(header, &[0; 6]);
-    assert!(matrix_from_safetensors_bytes(file.clone(), "u").is_ok());
-    let e = matrix_from_safetensors_bytes(file, "t").unwrap_err();
-    assert!(matches!(&e, FormatError::UnsupportedDtype { dtype, .. } if dtype == "F8_E4M3"), "{e}");
-
-    let other = T { name: "q".into(), dtype: "IQ4_XS", shape: vec![1, 256], bytes: vec![0; 136] };
-    let f = gguf(&[other, t("f", "F32", &[1, 4], 1)], &[]);
-    let model = Model::from_bytes(&Bytes::from(f)).unwrap();
-    assert_eq!(model.names(), ["f", "q"]);
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    std::fs::write(&path, gguf(&[t("f", "F32", &[1, 4], 1)], &[])).unwrap();
-    assert_eq!(read_matrix(path.to_str().unwrap()).unwrap().shape(), [1, 4]);
 }
 
 /// A GGUF file from raw header fields.
@@ -202,7 +196,6 @@ fn gguf_headers_are_checked() {
         (raw_gguf(3, 0, 1, &long), "truncated"),
         (raw_gguf(3, 0, 1, &pair("k", 8, &long)), "truncated"),
         (raw_gguf(3, 0, 1, &pair("k", 13, &[])), "0 to 12"),
-        (raw_gguf(3, 0, 1, &pair("k", 7, &[2])), "0 or 1"),
         (raw_gguf(3, 0, 1, &pair("k", 9, &array(8, u64::MAX))), "truncated"),
         (raw_gguf(3, 0, 1, &pair("k", 9, &array(9, u64::MAX))), "truncated"),
         (raw_gguf(3, 0, 1, &pair("k", 9, &array(10, 1 << 61))), "truncated"),
@@ -232,7 +225,7 @@ fn gguf_headers_are_checked() {
                 0,
                 &[raw_tensor("a", &[16], 0, 0), raw_tensor("b", &[16], 0, 32)].concat(),
             ),
-            "the end of a",
+            "that b has too",
         ),
         (
             raw_gguf(
@@ -243,13 +236,11 @@ fn gguf_headers_are_checked() {
             ),
             "each name once",
         ),
-        (raw_gguf(3, 1, 0, &[&2u64.to_le_bytes()[..], &[0xff, 0xfe]].concat()), "UTF-8"),
     ] {
-        match parse_gguf(bytes) {
-            Err(e) => assert!(e.to_string().contains(what), "{what}: {e}"),
-            // No elements, so no data: legal, and refused as a matrix.
-            Ok(f) => assert!(what == "truncated" && f.tensors[0].shape.contains(&0), "{what}"),
-        }
+        let e = wrong_gguf(bytes.clone());
+        // No elements, so no data: legal, and refused as a matrix.
+        let nothing = || parse_gguf(bytes).is_ok_and(|f| f.tensors[0].shape.contains(&0));
+        assert!(e.contains(what) || (what == "truncated" && nothing()), "{what}: {e}");
     }
 }
 
@@ -266,24 +257,12 @@ fn things_that_are_no_model_are_named() {
     assert!(matches!(&e, FormatError::NoModel { found, .. } if found == "nothing"), "{e}");
     let e = load_layer(&dir.path().join("absent.gguf"), &o).unwrap_err();
     assert!(matches!(&e, FormatError::Io { .. }) && e.to_string().contains("absent.gguf"), "{e}");
-    let e = load_layer(&at("empty", b""), &o).unwrap_err();
-    assert!(
-        matches!(&e, FormatError::UnknownFormat { .. }) && e.to_string().contains("empty"),
-        "{e}"
-    );
-    for name in ["empty.gguf", "empty.safetensors"] {
-        let e = load_layer(&at(name, b""), &o).unwrap_err();
-        assert!(matches!(&e, FormatError::Truncated { available: 0, .. }), "{e}");
-    }
-    let e = load_layer(&at("pytorch_model.bin", b"PK\x03\x04...."), &o).unwrap_err();
-    assert!(e.to_string().contains("convert it to safetensors"), "{e}");
     let e = load_layer(&at("x.npy", &npy(1, "{}", &[])), &o).unwrap_err();
     assert!(e.to_string().contains("npy does not hold a model"), "{e}");
     // Content decides over the extension.
     let st = safetensors(&layer_tensors());
     assert!(load_layer(&at("model.gguf", &st), &o).is_ok());
-    let e = load_layer(dir.path(), &o).unwrap_err();
-    assert!(e.to_string().contains("model.gguf"), "{e}");
+    assert!(load_layer(dir.path(), &o).is_ok());
     let sub = dir.path().join("model.safetensors");
     std::fs::create_dir(&sub).unwrap();
     let e = Bytes::map(&sub).unwrap_err();
@@ -300,7 +279,13 @@ fn exercise(bytes: &[u8]) {
     if let Ok(f) = safetensors_format::parse(&shared, Path::new("f")) {
         f.tensors.iter().for_each(|t| drop(matrix_from_safetensors_bytes(shared.clone(), &t.name)));
     }
-    let _ = gguf_format::parse(&shared, Path::new("f"));
+    let _ = FileFormat::detect(bytes, Path::new("f.npz"));
+    for model in
+        [Model::from_bytes(&shared), Model::from_gguf_parts(&[shared.clone(), shared.clone()])]
+    {
+        let Ok(model) = model else { continue };
+        model.names().into_iter().for_each(|name| drop(model.tensor(name)));
+    }
     if let Ok(m) = matrix_from_npy_bytes(shared.clone()) {
         m.to_f64().unwrap();
     }
@@ -320,6 +305,10 @@ fn seeds() -> Vec<Vec<u8>> {
     vec![
         safetensors(&layer_tensors()),
         gguf(&layer_tensors(), &metadata()),
+        gguf(
+            &layer_tensors(),
+            &[uint("split.count", 2), uint("split.no", 0), uint("split.tensors.count", 6)],
+        ),
         gguf(&[q("blk.0.ffn_gate.weight", "Q6_K"), q("blk.0.ffn_up.weight", "Q4_1")], &metadata()),
         npy(1, "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", &[0; 24]),
         npy(2, "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 1, 3), }", &[0; 12]),
@@ -333,7 +322,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(
-        which in 0usize..5,
+        which in 0usize..6,
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..6),
         cut in prop::option::weighted(0.1, any::<prop::sample::Index>()),
     ) {
@@ -377,9 +366,9 @@ proptest! {
                 }
             }
             Err(e) => {
-                // Only a type name that it does not know may be let through.
+                // Only a type name that it does not know may be let through, and a tensor that is refused.
                 let unknown = |f: &safetensors_format::SafeTensors| {
-                    f.tensors.iter().any(|t| t.stored.block().is_none())
+                    !f.faults.is_empty() || f.tensors.iter().any(|t| t.stored.block().is_none())
                 };
                 prop_assert!(ours.is_err() || ours.is_ok_and(|f| unknown(&f)), "{}", e);
             }

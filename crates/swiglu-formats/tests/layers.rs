@@ -302,7 +302,7 @@ fn sharded_checkpoints_open_only_what_they_need() {
     }
     // The third shard was not downloaded; the index lies about layer 2.
     let e = refused(load_layer(dir.path(), &at(1)), &["model-00003-of-00003.safetensors"]);
-    assert!(matches!(e, FormatError::Io { .. }));
+    assert!(matches!(e, FormatError::MissingPart { .. }));
     let e = refused(load_layer(dir.path(), &at(2)), &["weight_map", "has none of that name"]);
     assert!(matches!(e, FormatError::Malformed { .. }));
 }

@@ -72,7 +72,7 @@ impl<'a> Cursor<'a> {
         self.take(what, len)
     }
 
-    /// A key or tensor name.
+    /// A key or tensor name. Broken UTF-8 in one is no reason to refuse the others.
     pub(super) fn name(&mut self, what: &str) -> Result<String> {
         let start = self.offset();
         let bytes = self.string_bytes(what)?;
@@ -80,9 +80,6 @@ impl<'a> Cursor<'a> {
             let expected = format!("at most {MAX_NAME} bytes");
             return Err(FormatError::malformed(self.path, start, what, expected, bytes.len()));
         }
-        match std::str::from_utf8(bytes) {
-            Ok(s) => Ok(s.to_owned()),
-            Err(e) => Err(FormatError::malformed(self.path, start, what, "UTF-8", e)),
-        }
+        Ok(String::from_utf8_lossy(bytes).into_owned())
     }
 }

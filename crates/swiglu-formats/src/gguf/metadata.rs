@@ -67,9 +67,12 @@ pub(super) fn read(
         let key = cursor.name("metadata key")?;
         let kind = cursor.u32("metadata type")?;
         let value = read_value(cursor, kind, path)?;
-        if out.insert(key.clone(), value).is_some() {
+        // The same twice says it once, and no layer depends on a vocabulary.
+        let again = out.get(&key).is_some_and(|first| *first != value);
+        if again && !key.starts_with("tokenizer.") {
             return Err(FormatError::malformed(path, at, "metadata key", "each key once", key));
         }
+        out.insert(key, value);
     }
     Ok(out)
 }
@@ -91,8 +94,7 @@ fn read_value(cursor: &mut Cursor<'_>, kind: u32, path: &Path) -> Result<Value> 
         let bytes = cursor.take("metadata value", size)?;
         let mut wide = [0u8; 8];
         wide[..bytes.len()].copy_from_slice(bytes);
-        return scalar(kind, wide)
-            .ok_or_else(|| FormatError::malformed(path, at, "boolean", "0 or 1", wide[0]));
+        return Ok(scalar(kind, wide));
     }
     match kind {
         8 => {
@@ -105,9 +107,9 @@ fn read_value(cursor: &mut Cursor<'_>, kind: u32, path: &Path) -> Result<Value> 
     }
 }
 
-fn scalar(kind: u32, wide: [u8; 8]) -> Option<Value> {
+fn scalar(kind: u32, wide: [u8; 8]) -> Value {
     let bits = u64::from_le_bytes(wide);
-    Some(match kind {
+    match kind {
         // Sign extension of the low bytes: truncation is the point.
         1 => Value::Int(i64::from(wide[0].cast_signed())),
         3 => Value::Int(i64::from((bits as u16).cast_signed())),
@@ -115,10 +117,10 @@ fn scalar(kind: u32, wide: [u8; 8]) -> Option<Value> {
         11 => Value::Int(bits.cast_signed()),
         6 => Value::Float(f64::from(f32::from_bits(bits as u32))),
         12 => Value::Float(f64::from_bits(bits)),
-        7 if bits > 1 => return None,
-        7 => Value::Bool(bits == 1),
+        // Any other byte is no boolean, and stays the number that it is.
+        7 if bits <= 1 => Value::Bool(bits == 1),
         _ => Value::Uint(bits),
-    })
+    }
 }
 
 fn read_array(cursor: &mut Cursor<'_>, path: &Path) -> Result<Value> {

@@ -31,6 +31,8 @@ pub struct Gguf {
     pub metadata: BTreeMap<String, Value>,
     /// The tensors in the order of the file. Shapes are row-major: the file's `ne` reversed.
     pub tensors: Vec<Tensor>,
+    /// The tensors that cannot be read, with what is wrong: no reason to refuse the others.
+    pub faults: BTreeMap<String, FormatError>,
 }
 
 impl Gguf {
@@ -48,8 +50,8 @@ impl Gguf {
 /// Parses a file. `path` is only used in errors.
 ///
 /// # Errors
-/// [`FormatError::Truncated`] and [`FormatError::Malformed`]. A tensor of an unknown type is no
-/// error until it is read.
+/// [`FormatError::Truncated`] and [`FormatError::Malformed`] where nothing can be read. A tensor whose own entry
+/// is wrong is among [`Gguf::faults`]; one of an unknown type is no error until it is read.
 pub fn parse(bytes: &Bytes, path: &Path) -> Result<Gguf> {
     let mut cursor = Cursor::new(bytes, path);
     let magic = cursor.take("magic", 4)?;
@@ -66,21 +68,51 @@ pub fn parse(bytes: &Bytes, path: &Path) -> Result<Gguf> {
 
     cursor.expect_room("tensors", tensor_count, LEAST_TENSOR)?;
     let mut headers = Vec::new();
+    let mut faults = BTreeMap::new();
     let mut names = BTreeSet::new();
     for _ in 0..tensor_count {
         let at = cursor.offset();
-        let header = read_header(&mut cursor, alignment, path)?;
-        if !names.insert(header.name.clone()) {
+        let raw = Raw::read(&mut cursor)?;
+        if !names.insert(raw.name.clone()) {
             let expected = "each name once";
-            return Err(FormatError::malformed(path, at, "tensor name", expected, header.name));
+            let fault = FormatError::malformed(path, at, "tensor name", expected, &raw.name);
+            faults.insert(raw.name, fault);
+            continue;
         }
-        headers.push(header);
+        match raw.check(alignment, path) {
+            Ok(header) => headers.push(header),
+            Err(fault) => drop(faults.insert(raw.name, fault)),
+        }
     }
     let start = (cursor.position() as u64).next_multiple_of(alignment);
-    let tensors =
-        headers.iter().map(|h| h.locate(bytes, start, path)).collect::<Result<Vec<_>>>()?;
-    refuse_overlap(&headers, path)?;
-    Ok(Gguf { version, metadata, tensors })
+    let mut tensors = Vec::new();
+    let mut places = Vec::new();
+    for header in headers {
+        match header.locate(bytes, start, path) {
+            Ok(tensor) => {
+                tensors.push(tensor);
+                places.push((header.offset, header.len.unwrap_or(0)));
+            }
+            Err(fault) => drop(faults.insert(header.name, fault)),
+        }
+    }
+    for (second, first) in crate::tensor::overlaps(&places) {
+        for (one, other) in [(second, first), (first, second)] {
+            let (name, other) = (&tensors[one].name, &tensors[other].name);
+            let what = format!("data of {}", clip(name, 100));
+            let given = format!("bytes that {} has too", clip(other, 60));
+            let fault = FormatError::malformed(
+                path,
+                start + places[one].0,
+                what,
+                "bytes of its own",
+                given,
+            );
+            faults.entry(name.clone()).or_insert(fault);
+        }
+    }
+    tensors.retain(|t| !faults.contains_key(&t.name));
+    Ok(Gguf { version, metadata, tensors, faults })
 }
 
 fn read_version(cursor: &mut Cursor<'_>, path: &Path) -> Result<u32> {
@@ -88,9 +120,14 @@ fn read_version(cursor: &mut Cursor<'_>, path: &Path) -> Result<u32> {
     if version == 2 || version == 3 {
         return Ok(version);
     }
-    let given = match version.swap_bytes() {
-        v @ 1..=3 => format!("version {v} in big-endian order; convert the file to little endian"),
-        _ => version.to_string(),
+    let given = match (version, version.swap_bytes()) {
+        (_, v @ 1..=3) => format!(
+            "version {v} in big-endian order; `gguf-convert-endian FILE little` of the Python package gguf converts it"
+        ),
+        (0 | 1, _) => {
+            format!("{version}, of early 2023; convert the model again with a current llama.cpp")
+        }
+        _ => format!("{version}, which is newer than this program; write it as version 3"),
     };
     Err(FormatError::malformed(path, 4, "version", "2 or 3", given))
 }
@@ -110,6 +147,17 @@ fn read_alignment(metadata: &BTreeMap<String, Value>, path: &Path) -> Result<u64
     }
 }
 
+/// A tensor's entry as it stands, of which nothing is believed.
+struct Raw {
+    name: String,
+    ne: Vec<u64>,
+    rank: u32,
+    kind: u32,
+    offset: u64,
+    at: u64,
+}
+
+/// An entry that makes sense by itself.
 struct Header {
     name: String,
     stored: StoredType,
@@ -117,102 +165,86 @@ struct Header {
     /// Bytes, unless the type is unknown.
     len: Option<u64>,
     offset: u64,
-    at: u64,
 }
 
-fn read_header(cursor: &mut Cursor<'_>, alignment: u64, path: &Path) -> Result<Header> {
-    let at = cursor.offset();
-    let name = cursor.name("tensor name")?;
-    let bad = |what: &str, expected: String, given: String| {
-        let what = format!("{what} of {}", clip(&name, 100));
-        Err(FormatError::malformed(path, at, what, expected, given))
-    };
-    let rank = cursor.u32("rank")?;
-    if !(1..=4).contains(&rank) {
-        return bad("rank", "1 to 4".into(), rank.to_string());
+impl Raw {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
+        let at = cursor.offset();
+        let name = cursor.name("tensor name")?;
+        let rank = cursor.u32("rank")?;
+        cursor.expect_room("dimensions", u64::from(rank), 8)?;
+        let ne = (0..rank).map(|_| cursor.u64("dimension")).collect::<Result<_>>()?;
+        let (kind, offset) = (cursor.u32("tensor type")?, cursor.u64("tensor offset")?);
+        Ok(Self { name, ne, rank, kind, offset, at })
     }
-    let mut ne = Vec::new();
-    for _ in 0..rank {
-        ne.push(cursor.u64("dimension")?);
-    }
-    let stored = type_of(cursor.u32("tensor type")?);
-    let offset = cursor.u64("tensor offset")?;
-    if !offset.is_multiple_of(alignment) {
-        return bad("offset", format!("a multiple of {alignment}"), offset.to_string());
-    }
-    let count = ne.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-    let shape: Option<Vec<usize>> = ne.iter().rev().map(|&d| usize::try_from(d).ok()).collect();
-    let (Some(count), Some(shape)) = (count, shape) else {
-        return bad("shape", "fewer than 2^64 elements".into(), format!("ne = {ne:?}"));
-    };
-    let len = match stored.block() {
-        None => None,
-        Some((elements, bytes)) => {
-            if !ne[0].is_multiple_of(elements as u64) {
-                let expected = format!("rows of whole {stored} blocks of {elements}");
-                return bad("shape", expected, format!("ne = {ne:?}"));
-            }
-            match (count / elements as u64).checked_mul(bytes as u64) {
-                Some(len) => Some(len),
-                None => {
-                    return bad("shape", "fewer than 2^64 bytes".into(), format!("ne = {ne:?}"));
+
+    fn check(&self, alignment: u64, path: &Path) -> Result<Header> {
+        let Self { name, ne, rank, kind, offset, at } = self;
+        let bad = |what: &str, expected: String, given: String| {
+            let what = format!("{what} of {}", clip(name, 100));
+            Err(FormatError::malformed(path, *at, what, expected, given))
+        };
+        if !(1..=4).contains(rank) {
+            return bad("rank", "1 to 4".into(), rank.to_string());
+        }
+        let stored = type_of(*kind);
+        if !offset.is_multiple_of(alignment) {
+            return bad("offset", format!("a multiple of {alignment}"), offset.to_string());
+        }
+        let count = ne.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        let shape: Option<Vec<usize>> = ne.iter().rev().map(|&d| usize::try_from(d).ok()).collect();
+        let (Some(count), Some(shape)) = (count, shape) else {
+            return bad("shape", "fewer than 2^64 elements".into(), format!("ne = {ne:?}"));
+        };
+        let len = match stored.block() {
+            None => None,
+            Some((elements, bytes)) => {
+                if !ne[0].is_multiple_of(elements as u64) {
+                    let expected = format!("rows of whole {stored} blocks of {elements}");
+                    return bad("shape", expected, format!("ne = {ne:?}"));
+                }
+                match (count / elements as u64).checked_mul(bytes as u64) {
+                    Some(len) => Some(len),
+                    None => {
+                        return bad(
+                            "shape",
+                            "fewer than 2^64 bytes".into(),
+                            format!("ne = {ne:?}"),
+                        );
+                    }
                 }
             }
-        }
-    };
-    Ok(Header { name, stored, shape, len, offset, at })
+        };
+        Ok(Header { name: name.clone(), stored, shape, len, offset: *offset })
+    }
 }
 
 impl Header {
     fn locate(&self, bytes: &Bytes, start: u64, path: &Path) -> Result<Tensor> {
+        // A tensor without elements may stand where the data would start if there were any, and one of an
+        // unknown type has no known length: of neither is there anything to read.
+        let (Some(len), true) = (self.len, self.len != Some(0)) else {
+            return Ok(self.tensor(Bytes::from(Vec::new())));
+        };
         let begin = start.checked_add(self.offset);
-        let end = begin.and_then(|b| b.checked_add(self.len.unwrap_or(0)));
-        let range = match (begin, end) {
-            (Some(b), Some(e)) => usize::try_from(b).ok().zip(usize::try_from(e).ok()),
-            _ => None,
-        };
-        // A tensor without elements may stand where the data would start if there were any.
-        let data = match range {
-            _ if self.len == Some(0) => bytes.slice(0..0),
-            Some((b, e)) => bytes.slice(b..e),
-            None => None,
-        };
-        let Some(data) = data else {
-            return Err(FormatError::Truncated {
+        let end = begin.and_then(|b| b.checked_add(len));
+        let range = begin.zip(end).and_then(|(b, e)| Some(b.try_into().ok()?..e.try_into().ok()?));
+        match range.and_then(|range| bytes.slice(range)) {
+            Some(data) => Ok(self.tensor(data)),
+            None => Err(FormatError::Truncated {
                 path: path.to_owned(),
                 what: format!("data of {}", clip(&self.name, 100)),
                 offset: begin.unwrap_or(u64::MAX),
-                needed: self.len.unwrap_or(0),
+                needed: len,
                 available: (bytes.len() as u64).saturating_sub(begin.unwrap_or(u64::MAX)),
-            });
-        };
-        Ok(Tensor {
-            name: self.name.clone(),
-            stored: self.stored.clone(),
-            shape: self.shape.clone(),
-            data,
-        })
-    }
-}
-
-fn refuse_overlap(headers: &[Header], path: &Path) -> Result<()> {
-    let mut spans: Vec<(u64, u64, &Header)> =
-        headers.iter().filter_map(|h| Some((h.offset, h.len?, h))).filter(|s| s.1 > 0).collect();
-    spans.sort_by_key(|&(offset, ..)| offset);
-    for pair in spans.windows(2) {
-        let [(a, len, first), (b, _, second)] = pair else { continue };
-        // The sum was checked when the data was located.
-        if a + len > *b {
-            return Err(FormatError::malformed(
-                path,
-                second.at,
-                format!("offset of {}", clip(&second.name, 100)),
-                format!("{} or more, the end of {}", a + len, clip(&first.name, 100)),
-                b,
-            ));
+            }),
         }
     }
-    Ok(())
+
+    fn tensor(&self, data: Bytes) -> Tensor {
+        let Self { name, stored, shape, .. } = self;
+        Tensor { name: name.clone(), stored: stored.clone(), shape: shape.clone(), data }
+    }
 }
 
 fn type_of(id: u32) -> StoredType {

@@ -129,7 +129,8 @@ pub fn load_layer_from_bytes(
 pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
     let none = Config::none(model.path());
     let config = if options.no_config { &none } else { model.config()? };
-    let Chosen { names, found, block } = choose_names(model, config, options)?;
+    let Chosen { names, found, block } =
+        choose_names(model, config, options).map_err(|e| model.explain(e))?;
     let scope = config.scope(&block);
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
@@ -163,6 +164,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
     };
     let down = match &names.down {
         Some(name) => Some(weight(model, name, options)?.scaled_by(of_down)),
+        None if found.is_some() => model.none("the down weight")?,
         None => None,
     };
     expect_used(model, &names, &block, (found, family), options)?;

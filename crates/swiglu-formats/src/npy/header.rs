@@ -136,11 +136,25 @@ impl Literal<'_> {
         Ok(text)
     }
 
-    /// A plain type; a list would be a record array.
+    /// A plain type, or the list of a record's fields as it stands.
     fn descr(&mut self) -> Parsed<String> {
-        match self.peek() {
-            Some(b'[') => Err("a plain element type such as '<f4', not a record"),
-            _ => self.string(),
+        if self.peek() != Some(b'[') {
+            return self.string();
+        }
+        let (start, mut depth) = (self.at, 0usize);
+        loop {
+            match self.peek() {
+                Some(b'\'' | b'"') => drop(self.string()?),
+                Some(byte) => {
+                    depth += usize::from(byte == b'[');
+                    depth -= usize::from(byte == b']');
+                    self.at += 1;
+                }
+                None => return Err("the end of a list"),
+            }
+            if depth == 0 {
+                return Ok(String::from_utf8_lossy(&self.text[start..self.at]).into_owned());
+            }
         }
     }
 

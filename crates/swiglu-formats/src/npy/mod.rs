@@ -1,17 +1,19 @@
 //! NumPy's `.npy`: one array with a small header.
 //!
-//! Read: versions 1.0, 2.0 and 3.0, `<f4`, `<f2` and `<f8`, C order and, for matrices, Fortran
-//! order. bfloat16 has no descriptor in this format: NumPy writes it as the opaque `|V2`, which
+//! Read: versions 1.0, 2.0 and 3.0, floats of 2, 4 and 8 bytes in either byte order, C and Fortran order.
+//! bfloat16 has no descriptor in this format: NumPy writes it as the opaque `<V2` or `|V2`, which
 //! is refused, because two bytes may be anything.
 
 mod header;
+mod types;
 mod write;
 
 use std::path::Path;
 
+use swiglu_core::Matrix;
+
 use crate::bytes::Bytes;
 use crate::error::{FormatError, Result};
-use crate::stored::StoredType;
 use crate::tensor::Tensor;
 pub use write::{write, write_f64};
 
@@ -34,11 +36,11 @@ pub struct Npy {
 /// [`FormatError::UnsupportedDtype`].
 pub fn parse(bytes: &Bytes, path: &Path) -> Result<Npy> {
     let header = header::parse(bytes, path)?;
-    let stored = type_of(&header.descr, path)?;
-    let size = stored.block().map_or(0, |(_, bytes)| bytes as u64);
+    let types::Kind { stored, size, big } = types::of(&header.descr, path)?;
     let count = header.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     let shape: Option<Vec<usize>> = header.shape.iter().map(|&d| usize::try_from(d).ok()).collect();
-    let (Some(needed), Some(shape)) = (count.and_then(|n| n.checked_mul(size)), shape) else {
+    let (Some(needed), Some(shape)) = (count.and_then(|n| n.checked_mul(size as u64)), shape)
+    else {
         let given = format!("{:?}", header.shape);
         return Err(FormatError::malformed(path, 10, "shape", "fewer than 2^64 bytes", given));
     };
@@ -52,33 +54,25 @@ pub fn parse(bytes: &Bytes, path: &Path) -> Result<Npy> {
             available,
         });
     }
+    let data = bytes.slice(header.end..bytes.len()).unwrap_or_else(|| Bytes::from(Vec::new()));
     if available > needed {
+        // Both are at most the file's length.
+        let more = data.get(needed as usize..).unwrap_or_default();
+        let given = match more.starts_with(MAGIC) {
+            true => "another array behind it; np.save each to a file of its own".into(),
+            false => format!("{available} bytes"),
+        };
         let expected = format!("{needed} bytes of {stored} {shape:?}");
-        let given = format!("{available} bytes");
         return Err(FormatError::malformed(path, header.end as u64, "data", expected, given));
     }
-    let data = bytes.slice(header.end..bytes.len()).unwrap_or_else(|| Bytes::from(Vec::new()));
+    let data = if big { swapped(&data, size)? } else { data };
     let tensor = Tensor { name: "array".into(), stored, shape, data };
     Ok(Npy { tensor, fortran_order: header.fortran_order })
 }
 
-fn type_of(descr: &str, path: &Path) -> Result<StoredType> {
-    let supported = match descr {
-        "<f4" => return Ok(StoredType::F32),
-        "<f2" => return Ok(StoredType::F16),
-        "<f8" => return Ok(StoredType::F64),
-        "|V2" => {
-            "'<f4', '<f2' and '<f8'; if this is bfloat16, save it as float32 or in safetensors"
-        }
-        ">f4" | ">f2" | ">f8" => {
-            "'<f4', '<f2' and '<f8'; save it in little-endian order, for example a.astype('<f4')"
-        }
-        _ => "'<f4', '<f2' and '<f8'; save it as one of these, for example a.astype('<f4')",
-    };
-    Err(FormatError::UnsupportedDtype {
-        path: path.to_owned(),
-        tensor: "the array".into(),
-        dtype: format!("'{}'", crate::error::clip(descr, 60)),
-        supported,
-    })
+/// Elements of `size` bytes in the other byte order.
+fn swapped(data: &[u8], size: usize) -> Result<Bytes> {
+    let mut out = Matrix::<u8>::room(1, data.len())?;
+    out.extend(data.chunks_exact(size).flat_map(|element| element.iter().rev()));
+    Ok(Bytes::from(out))
 }
