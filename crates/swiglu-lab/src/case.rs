@@ -8,94 +8,52 @@ use swiglu_core::{
     QuantizedTypes, WeightLayout,
 };
 
-use crate::text;
+use crate::text::{self, named};
 
 /// The most rows or columns that a case has: far more than any layer, and few enough that products
 /// of two of them are exact.
 pub const MAX_EXTENT: usize = 1 << 30;
 
-/// What is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CaseOp {
-    /// gate, up `[M, H]` → h = act(gate, up).
-    Activation,
-    /// ∂L/∂h, gate, up `[M, H]` → ∂L/∂gate, ∂L/∂up, arranged as gate and up are.
-    ActivationBackward,
-    /// x `[M, K]` → h = act(x·Wg + bg, x·Wu + bu), `[M, H]`.
-    GatedLinear,
-    /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
-    Mlp,
-    /// x `[M, H]` → x: the cost of moving bytes.
-    Copy,
+named! {
+    /// What is computed.
+    pub enum CaseOp {
+        /// gate, up `[M, H]` → h = act(gate, up).
+        Activation = "activation",
+        /// ∂L/∂h, gate, up `[M, H]` → ∂L/∂gate, ∂L/∂up, arranged as gate and up are.
+        ActivationBackward = "activation-backward",
+        /// x `[M, K]` → h = act(x·Wg + bg, x·Wu + bu), `[M, H]`.
+        GatedLinear = "gated-linear",
+        /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
+        Mlp = "mlp",
+        /// x `[M, H]` → x: the cost of moving bytes.
+        Copy = "copy",
+    }
 }
 
 impl CaseOp {
-    /// The name as definitions and records have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CaseOp::Activation => "activation",
-            CaseOp::ActivationBackward => "activation-backward",
-            CaseOp::GatedLinear => "gated-linear",
-            CaseOp::Mlp => "mlp",
-            CaseOp::Copy => "copy",
-        }
-    }
-
     /// Whether there are weights, and so a hidden size.
     pub const fn has_weights(self) -> bool {
         matches!(self, CaseOp::GatedLinear | CaseOp::Mlp)
     }
 }
 
-impl fmt::Display for CaseOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+named! {
+    /// Where an experiment runs.
+    pub enum DeviceKind {
+        /// The processor.
+        Cpu = "cpu",
+        /// The first CUDA device.
+        Cuda = "cuda",
     }
 }
 
-/// Where an experiment runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DeviceKind {
-    /// The processor.
-    Cpu,
-    /// The first CUDA device.
-    Cuda,
-}
-
-impl DeviceKind {
-    /// `cpu` or `cuda`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DeviceKind::Cpu => "cpu",
-            DeviceKind::Cuda => "cuda",
-        }
-    }
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// Whether a call finds its data in the caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Heat {
-    /// One set of data, used over and over.
-    Hot,
-    /// Copies of the data that together exceed the caches take turns.
-    Cold,
-}
-
-impl fmt::Display for Heat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Heat::Hot => "hot",
-            Heat::Cold => "cold",
-        })
+named! {
+    /// Whether a call finds its data in the caches.
+    pub enum Heat {
+        /// One set of data, used over and over.
+        Hot = "hot",
+        /// Copies of the data that together exceed the caches take turns.
+        Cold = "cold",
     }
 }
 

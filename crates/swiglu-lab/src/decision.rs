@@ -1,7 +1,6 @@
 //! Decisions: Markdown with front matter, resting on experiments.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -9,37 +8,21 @@ use toml::Spanned;
 
 use crate::error::{LabError, Result};
 use crate::place::Place;
+use crate::text::named;
 use crate::verdict::{Verdict, VerdictState};
 
 /// Begins and ends the front matter.
 const FENCE: &str = "+++";
 
-/// Where a decision stands, as its authors say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DecisionStatus {
-    /// Not yet acted on.
-    Proposed,
-    /// Acted on.
-    Accepted,
-    /// Another decision replaced it.
-    Superseded,
-}
-
-impl DecisionStatus {
-    /// The name as the front matter has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DecisionStatus::Proposed => "proposed",
-            DecisionStatus::Accepted => "accepted",
-            DecisionStatus::Superseded => "superseded",
-        }
-    }
-}
-
-impl fmt::Display for DecisionStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+named! {
+    /// Where a decision stands, as its authors say.
+    pub enum DecisionStatus {
+        /// Not yet acted on.
+        Proposed = "proposed",
+        /// Acted on.
+        Accepted = "accepted",
+        /// Another decision replaced it.
+        Superseded = "superseded",
     }
 }
 

@@ -1,6 +1,5 @@
 //! Experiments as data: what is asked, who competes, over which cases, and what is claimed.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,7 @@ use swiglu_core::Numerics;
 use crate::case::{Case, DeviceKind};
 use crate::error::{LabError, Result};
 use crate::record::content_hash;
-use crate::text;
+use crate::text::{self, named};
 
 mod read;
 mod values;
@@ -101,20 +100,20 @@ pub struct ProfileDef {
     pub numerics: Option<Numerics>,
 }
 
-/// What part a profile plays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Role {
-    /// This project.
-    Ours,
-    /// What users have today: ratios are relative to the first baseline.
-    Baseline,
-    /// A competitor.
-    Peer,
-    /// A limit, which computes less than the case: not verified, never ranked.
-    Ceiling,
-    /// A way that is known to be bad, shown so that nobody takes it: never ranked.
-    Warning,
+named! {
+    /// What part a profile plays.
+    pub enum Role {
+        /// This project.
+        Ours = "ours",
+        /// What users have today: ratios are relative to the first baseline.
+        Baseline = "baseline",
+        /// A competitor.
+        Peer = "peer",
+        /// A limit, which computes less than the case: not verified, never ranked.
+        Ceiling = "ceiling",
+        /// A way that is known to be bad, shown so that nobody takes it: never ranked.
+        Warning = "warning",
+    }
 }
 
 impl Role {
@@ -126,23 +125,6 @@ impl Role {
     /// Whether its output is the case's result.
     pub const fn is_verified(self) -> bool {
         !matches!(self, Role::Ceiling)
-    }
-
-    /// The name as definitions have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Role::Ours => "ours",
-            Role::Baseline => "baseline",
-            Role::Peer => "peer",
-            Role::Ceiling => "ceiling",
-            Role::Warning => "warning",
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

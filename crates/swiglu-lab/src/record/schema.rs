@@ -10,6 +10,7 @@ use crate::definition::{Experiment, Pace, Role};
 use crate::executor::ExecutorKind;
 use crate::profile::{Ceilings, KernelCounters};
 use crate::stats;
+use crate::text::named;
 
 /// The schema that this program writes and reads.
 pub const RECORD_SCHEMA: u32 = 2;
@@ -147,42 +148,19 @@ pub struct Clocks {
     pub cpu_mhz: Option<f64>,
 }
 
-/// What became of one profile in one case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Status {
-    /// Measured, and verified where it computes the case.
-    #[serde(rename = "ok")]
-    Ok,
-    /// The peer or its device is not on this machine.
-    #[serde(rename = "not available")]
-    NotAvailable,
-    /// The peer does not do this case.
-    #[serde(rename = "unsupported")]
-    Unsupported,
-    /// The result is wrong: the times are shown and never ranked.
-    #[serde(rename = "failed verification")]
-    FailedVerification,
-    /// The peer crashed, hung, broke the protocol or reported a failure.
-    #[serde(rename = "failed")]
-    Failed,
-}
-
-impl Status {
-    /// The name as records have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::NotAvailable => "not available",
-            Status::Unsupported => "unsupported",
-            Status::FailedVerification => "failed verification",
-            Status::Failed => "failed",
-        }
-    }
-}
-
-impl std::fmt::Display for Status {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
+named! {
+    /// What became of one profile in one case.
+    pub enum Status {
+        /// Measured, and verified where it computes the case.
+        Ok = "ok",
+        /// The peer or its device is not on this machine.
+        NotAvailable = "not available",
+        /// The peer does not do this case.
+        Unsupported = "unsupported",
+        /// The result is wrong: the times are shown and never ranked.
+        FailedVerification = "failed verification",
+        /// The peer crashed, hung, broke the protocol or reported a failure.
+        Failed = "failed",
     }
 }
 
