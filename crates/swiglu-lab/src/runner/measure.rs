@@ -409,7 +409,7 @@ fn joined(before: Option<Measured>, mut now: Contender) -> Measured {
 fn failure(reply: Reply) -> String {
     match reply {
         Reply::Failed { reason, .. } => reason,
-        other => format!("answered with {}", other.name()),
+        other => format!("answered with {}", other.type_and_id().0),
     }
 }
 
