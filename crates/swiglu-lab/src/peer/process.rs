@@ -213,12 +213,13 @@ impl PeerProcess {
         if let Ok(line) = self.lines.try_recv() {
             return Err(Fault::Unasked { request, line: beginning(&line) });
         }
-        let sent = serde_json::to_string(asked).map_err(io::Error::from).and_then(|line| {
-            match &mut self.stdin {
+        let sent =
+            serde_json::to_string(asked).map_err(io::Error::from).and_then(|line| match &mut self
+                .stdin
+            {
                 Some(stdin) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()),
                 None => Err(io::ErrorKind::BrokenPipe.into()),
-            }
-        });
+            });
         if sent.is_err() {
             return Err(self.died(request));
         }
@@ -226,8 +227,11 @@ impl PeerProcess {
             RecvTimeoutError::Disconnected => self.died(request),
             RecvTimeoutError::Timeout => Fault::Silent { request, limit, tail: self.tail() },
         })?;
-        let reply: Reply = serde_json::from_slice(&line)
-            .map_err(|why| Fault::Garbage { request, why, line: beginning(&line) })?;
+        let reply: Reply = serde_json::from_slice(&line).map_err(|why| Fault::Garbage {
+            request,
+            why,
+            line: beginning(&line),
+        })?;
         let (name, id) = reply.type_and_id();
         let given = match (replies.contains(&name), id == asked.id()) {
             (true, true) => return Ok(reply),

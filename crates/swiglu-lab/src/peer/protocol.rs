@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use swiglu_core::DType;
 
 use crate::case::{Case, DeviceKind};
+use crate::definition::ProfileDef;
 
 /// The version of the protocol.
 pub const PROTOCOL: u32 = 1;
@@ -184,6 +185,17 @@ pub enum Reply {
 }
 
 impl Request {
+    pub(crate) fn prepare(id: u64, case: &Case, profile: &ProfileDef, seed: u64) -> Self {
+        let ProfileDef { id: name, options, .. } = profile.clone();
+        Request::Prepare {
+            id,
+            case: Box::new(case.clone()),
+            profile: ProfileRef { id: name, options },
+            seed,
+            rotations: "auto".into(),
+        }
+    }
+
     /// Its type, and the types of the replies to it.
     pub(crate) const fn types(&self) -> (&'static str, &'static [&'static str]) {
         match self {

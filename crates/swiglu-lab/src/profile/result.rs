@@ -11,7 +11,7 @@ use super::ceilings::Ceilings;
 use super::ncu::{Ncu, NcuError};
 use crate::case::{Case, DeviceKind};
 use crate::definition::{Experiment, ProfileDef, Role};
-use crate::peer::protocol::{PROTOCOL, ProfileRef, Request};
+use crate::peer::protocol::{PROTOCOL, Request};
 use crate::record::{Profiled, ResultEntry, Status};
 
 /// The written analysis of a result; none where nothing was measured, or where it is not known how it
@@ -103,13 +103,7 @@ fn requests(
     let id = 1;
     let asked = [
         Request::Hello { protocol: PROTOCOL, device: case.device },
-        Request::Prepare {
-            id,
-            case: Box::new(case.clone()),
-            profile: ProfileRef { id: profile.id.clone(), options: profile.options.clone() },
-            seed,
-            rotations: "auto".into(),
-        },
+        Request::prepare(id, case, profile, seed),
         Request::Verify { id, rows: vec![0] },
         Request::Quit,
     ];
