@@ -5,34 +5,23 @@ use std::io::{Seek, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use super::error::ExecutorError;
 use crate::error::{LabError, Result};
 
 /// Never asks, gives up in time, and notices a connection that has died.
-const SSH: [&str; 9] = [
-    "ssh",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=15",
-    "-o",
-    "ServerAliveInterval=15",
-    "-o",
-    "ServerAliveCountMax=4",
-];
+const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 \
+                   -o ServerAliveCountMax=4";
 /// How ssh ends where it is ssh that failed.
 const SSH_FAILED: i32 = 255;
 /// How much of what a command said a message quotes.
 const QUOTED: usize = 600;
 
 /// A machine on which shell scripts can be run.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Transport {
     pub(super) host: Option<String>,
 }
 
 /// A script that must succeed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct Script {
     /// What it does.
     pub(super) what: &'static str,
@@ -50,20 +39,19 @@ impl Transport {
 
     /// Runs a script with arguments, which the shell there sees as they are, whatever is in them.
     pub(super) fn output(&self, script: &str, args: &[&str], input: Stdio) -> Result<Output> {
-        let mut command = match &self.host {
+        let mut command;
+        match &self.host {
             None => {
-                let mut command = Command::new("sh");
+                command = Command::new("sh");
                 command.args(["-c", script, "sh"]).args(args);
-                command
             }
             Some(host) => {
-                let mut command = Command::new(SSH[0]);
-                command.args(&SSH[1..]).arg("--").arg(host).arg(remote(script, args));
-                command
+                let mut words = SSH.split(' ');
+                command = Command::new(words.next().unwrap_or_default());
+                command.args(words).arg("--").arg(host).arg(remote(script, args));
             }
-        };
+        }
         // Ctrl-C is for this program, which leaves jobs as they are, and not for what it started.
-        #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let output = ended(command.stdin(input))?;
         match &self.host {
@@ -76,7 +64,16 @@ impl Transport {
     }
 
     /// Runs a script that must succeed; what it printed.
-    pub(super) fn run(&self, script: Script, args: &[&str], input: Stdio) -> Result<String> {
+    pub(super) fn run(&self, script: Script, args: &[&str]) -> Result<String> {
+        self.printed(script, args, Stdio::null())
+    }
+
+    /// The same with these bytes as its input.
+    pub(super) fn send(&self, script: Script, args: &[&str], bytes: &[u8]) -> Result<String> {
+        self.printed(script, args, input(bytes)?)
+    }
+
+    fn printed(&self, script: Script, args: &[&str], input: Stdio) -> Result<String> {
         let output = self.output(script.text, args, input)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -88,7 +85,7 @@ impl Transport {
     pub(super) fn rsync(&self, host: &str, script: Script, dir: &Path, to: &str) -> Result<()> {
         let mut command = Command::new("rsync");
         // `-s`: the shell there does not read the path.
-        command.args(["-rlptzs", "--delete", "-e", &SSH.join(" "), "--"]);
+        command.args(["-rlptzs", "--delete", "-e", SSH, "--"]);
         let output = ended(command.arg(dir.join("")).arg(format!("{host}:{to}/")))?;
         match output.status.success() {
             true => Ok(()),
@@ -101,7 +98,7 @@ impl Transport {
         let said = String::from_utf8_lossy(&output.stderr[from..]);
         let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
         let why = format!("{} ({})", lines.join(" / "), output.status);
-        ExecutorError::Refused { place: self.name(), what, why, advice }.into()
+        LabError::Refused { place: self.name(), what, why, advice }
     }
 }
 

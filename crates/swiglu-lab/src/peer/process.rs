@@ -131,7 +131,11 @@ impl PeerCommands {
             }
             _ => {}
         }
-        let wrong = |expected| LabError::Name { what: "peer", given: peer.to_owned(), expected };
+        let wrong = |expected: &str| LabError::Name {
+            what: "peer",
+            given: peer.to_owned(),
+            expected: expected.to_owned(),
+        };
         if !is_name(peer) {
             return Err(wrong("lowercase letters, digits and -"));
         }

@@ -203,13 +203,17 @@ impl Store {
     /// [`LabError::Record`] if the file is not what this record was read from or last written as;
     /// [`LabError::Io`]. The old file is then untouched.
     pub fn write(&self, record: &mut Record, path: &Path) -> Result<()> {
-        let failed = || LabError::io("write", path);
         if path.exists() && open(path)?.content_hash != record.content_hash {
             let why = "another program has changed it since it was read".to_owned();
             let advice = "nothing was written: run again, which goes on with what is there";
             return Err(LabError::Record { path: path.to_path_buf(), why, advice });
         }
-        let json = |e: serde_json::Error| failed()(e.into());
+        self.replace(record, path)
+    }
+
+    /// Writes a record, whatever is there.
+    pub(crate) fn replace(&self, record: &mut Record, path: &Path) -> Result<()> {
+        let json = |e: serde_json::Error| LabError::io("write", path)(e.into());
         record.content_hash = content_hash(&serde_json::to_value(&*record).map_err(json)?);
         let text = laid_out(&serde_json::to_value(&*record).map_err(json)?);
         self.keep(text.as_bytes(), path)

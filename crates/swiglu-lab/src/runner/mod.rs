@@ -148,7 +148,7 @@ impl RunOptions {
             false => Err(LabError::Name {
                 what: "run id",
                 given: self.run_id.clone(),
-                expected: "lowercase letters, digits and -",
+                expected: "lowercase letters, digits and -".into(),
             }),
         }
     }
