@@ -4,6 +4,6 @@ mod process;
 pub mod protocol;
 mod serve;
 
-pub(crate) use process::{Fault, PeerError, PeerProcess};
+pub(crate) use process::{Fault, PeerError, PeerProcess, wait};
 pub use process::{Limits, PeerCommands};
 pub use serve::serve;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -276,18 +276,10 @@ impl PeerProcess {
         }
     }
 
-    fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
-        let start = Instant::now();
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => {
-                    self.ended = true;
-                    return Some(status);
-                }
-                Ok(None) if start.elapsed() < limit => thread::sleep(Duration::from_millis(5)),
-                _ => return None,
-            }
-        }
+    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let status = wait(&mut self.child, limit).ok().flatten();
+        self.ended |= status.is_some();
+        status
     }
 
     /// Ends it with everything it started.
@@ -317,6 +309,17 @@ impl Drop for PeerProcess {
             self.wait(GRACE);
         }
         self.kill();
+    }
+}
+
+/// How a process ended, if it did so in time.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait()? {
+            None if start.elapsed() < limit => thread::sleep(Duration::from_millis(5)),
+            status => return Ok(status),
+        }
     }
 }
 
