@@ -232,15 +232,15 @@ impl Job {
             let label = PathBuf::from(format!("a record of job {}", self.name));
             let mut record = Record::from_bytes(text.as_bytes(), &label)?;
             self.expect_own(&record)?;
-            let path = store.path_of(&record);
-            let here = path.exists().then(|| Opened::read(&path)).transpose()?;
+            let here = store.find(&record.machine.name, &record.experiment, &record.run_id)?;
             if let Some(here) = &here {
                 self.expect("start", &record.started, &here.record.started)?;
             }
             let extent = |record: &Record| (record.results.len(), record.finished.clone());
             let opened = match here {
                 Some(here) if extent(&here.record) >= extent(&record) => here,
-                _ => {
+                here => {
+                    let path = here.map_or_else(|| store.path_of(&record), |here| here.path);
                     match &mut record.executor {
                         // Nobody tells a command what its job is called here.
                         Some(executed) if executed.kind == ExecutorKind::Command => {

@@ -163,7 +163,10 @@ fn everything(e: &Experiment, opened: &Opened) -> Markup {
     let analyses: Vec<_> = of_subject
         .filter_map(|r| {
             let case = record.case_of(r)?;
-            Some((labels.case(case), analyse_result(e, case, r, &ceilings)?.text))
+            Some((
+                labels.case(case),
+                analyse_result(e, case, r, &record.ceilings_of(e, case))?.text,
+            ))
         })
         .collect();
     let machine = html! {

@@ -204,7 +204,8 @@ impl<'a, 'p> CaseRun<'a, 'p> {
                 let usable = |x: &f64| x.is_finite() && *x >= 0.0;
                 entry.bytes = bytes.filter(usable).unwrap_or(entry.bytes);
                 entry.flops = flops.filter(usable).unwrap_or(entry.flops);
-                (entry.plan, entry.variants, entry.notes) = (plan, variants, notes);
+                (entry.plan, entry.notes) = (plan, notes);
+                entry.variants = variants.into_iter().map(shortened).collect();
             }
             other => return Err(Fault::of(profile, other)),
         }
@@ -343,6 +344,14 @@ fn nth(turn: usize, position: usize, count: usize) -> usize {
     let away = position.div_ceil(2);
     let offset = if position % 2 == 1 { away } else { count - away };
     (turn + offset) % count
+}
+
+/// A variant as records have it: `file (defines)` is long, and its hash tells it from others of the file.
+fn shortened((name, hash): (String, String)) -> (String, String) {
+    match name.split_once(" (") {
+        Some((file, _)) => (format!("{file} {}", hash.get(..6).unwrap_or(&hash)), hash),
+        None => (name, hash),
+    }
 }
 
 /// What is known of a profile with one preparation more.
