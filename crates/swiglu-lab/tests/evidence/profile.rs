@@ -167,6 +167,20 @@ fn a_ceiling_belongs_to_the_element_type_that_its_name_begins_with() {
     assert_eq!(with_any.compute_of(DType::F16).unwrap().name, "FMA");
 }
 
+#[test]
+fn a_ceiling_that_was_measured_in_turns_stands_for_one_that_was_measured_beside() {
+    use super::made_up::{experiment, record};
+    let mut e = experiment();
+    let mut record = record(&e, 0.01, |_, profile| Ok(if profile == "limit" { 1.0 } else { 2.0 }));
+    record.ceilings = Some(ceilings());
+    let case = e.cases[0].clone();
+    assert_eq!(record.ceilings_of(&e, &case), ceilings());
+    e.profiles.iter_mut().find(|p| p.id == "limit").unwrap().peer = "read".into();
+    let read = record.ceilings_of(&e, &case).memory.unwrap();
+    let measured = record.entry(&case.key(), "limit").unwrap().gbps().unwrap() * 1e9;
+    assert_eq!((read.name.as_str(), read.per_second), ("limit", measured));
+}
+
 /// Two launches of one kernel and one of another, as the documentation shows the table.
 const SAMPLE: &str = r#"==PROF== Connected to process 4242 (/usr/bin/swiglu)
 ==PROF== Profiling "sm90_gated_gemm" - 0: 0%....50%....100% - 4 passes
