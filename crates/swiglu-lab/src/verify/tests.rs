@@ -1,14 +1,34 @@
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{
-    BlockType, GateUpWeights, GatedLinearParams, MlpParams, Orientation, QuantizedType,
+    Activation, Arrangement, BlockType, GateUpWeights, GatedLinearParams, MlpParams, Orientation,
+    QuantizedType,
 };
 
 use super::reference::{biases, inputs};
 use super::*;
-use crate::case::tests::small;
+use crate::case::{DeviceKind, Heat};
 use crate::peer::protocol::{
     ACTIVATION_SCALE, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
 };
+
+fn small(op: CaseOp) -> Case {
+    Case {
+        device: DeviceKind::Cpu,
+        op,
+        m: 5,
+        hidden: if op.has_weights() { 24 } else { 0 },
+        intermediate: 16,
+        model: None,
+        dtype: DType::F32,
+        weights: None,
+        activation: Activation::SWIGLU,
+        numerics: Numerics::default(),
+        arrangement: Arrangement::Separate,
+        orientation: Orientation::OutIn,
+        bias: false,
+        heat: Heat::Hot,
+    }
+}
 
 fn profile(role: Role) -> ProfileDef {
     ProfileDef {
