@@ -12,7 +12,6 @@ use crate::record::entries;
 use crate::text::named;
 use crate::verdict::{Verdict, VerdictState};
 
-/// Begins and ends the front matter.
 const FENCE: &str = "+++";
 
 named! {

@@ -129,6 +129,12 @@ pub enum LabError {
         /// What to do.
         advice: String,
     },
+    /// A directory for a report has other things in it.
+    #[error(
+        "{}: is not empty and not a report of this program; choose another directory, or empty it",
+        .0.display()
+    )]
+    ForeignDirectory(PathBuf),
     /// A problem that the oracle refuses.
     #[error(transparent)]
     Core(#[from] swiglu_core::Error),

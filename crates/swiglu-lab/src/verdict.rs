@@ -10,7 +10,6 @@ use crate::record::{Interval, Opened, QUICK, Record, ResultEntry, Status};
 use crate::stats;
 use crate::text::named;
 
-/// How many cases a reason names.
 const NAMED: usize = 3;
 
 named! {
@@ -203,6 +202,11 @@ impl RecordVerdict {
         verdict
     }
 
+    /// The claim's statistic in a case, if it could be compared.
+    pub(crate) fn case(&self, key: &str) -> Option<&CaseRatio> {
+        self.cases.iter().find(|case| case.case_key == key)
+    }
+
     fn judge(&mut self, claim: &Claim, lacking: Vec<String>, preparations: usize) {
         let (limit, goal) = (claim.kind.limit(), claim.kind.goal());
         if self.exceptions.len() > claim.exceptions {
@@ -284,7 +288,6 @@ fn measured<'a>(
     }
 }
 
-/// The claim's ratio in a case: against the fastest rival there.
 fn ratio(experiment: &Experiment, record: &Record, key: &str) -> Result<CaseRatio, String> {
     let claim = &experiment.claim;
     let (subject, _) = measured(record, key, &claim.subject)?;

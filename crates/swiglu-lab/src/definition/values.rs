@@ -31,7 +31,6 @@ impl<'de> Deserialize<'de> for Extent {
     }
 }
 
-/// A number with or without a fraction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Real(pub(super) f64);
 
@@ -53,7 +52,6 @@ fn unexpected(value: &Value) -> Unexpected<'_> {
     }
 }
 
-/// One value or an array of them.
 pub(super) struct Many<T>(pub(super) Vec<T>);
 
 impl<T> Default for Many<T> {

@@ -13,9 +13,7 @@ use crate::record::{entries, hex};
 
 /// The hash and path of every other file.
 const MANIFEST: &str = "MANIFEST";
-/// The program in a bundle.
 pub(super) const PROGRAM: &str = "swiglu";
-/// The lab in a bundle.
 pub(super) const LAB: &str = "lab";
 /// What is no part of a bundle, beside what is hidden.
 const LEFT_OUT: [&str; 2] = ["__pycache__", "tests"];

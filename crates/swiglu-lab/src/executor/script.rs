@@ -13,7 +13,6 @@ pub const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
 pub(super) const CARRIED: &str = "carried";
 /// Around each record in what a job prints.
 const RECORD: [&str; 2] = ["=== swiglu-lab record", "=== swiglu-lab end"];
-/// A line of base64.
 const WIDTH: usize = 76;
 
 const JOB: &str = include_str!("sh/job.sh");

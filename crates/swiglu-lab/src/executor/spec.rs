@@ -183,7 +183,6 @@ impl ExecutorSpec {
         names.find(|name| !taken(name)).unwrap_or(name)
     }
 
-    /// The options of `sbatch` that this asks for.
     pub(super) fn sbatch(&self, device: DeviceKind) -> Vec<String> {
         let gpu = (device == DeviceKind::Cuda).then(|| "gpu:1".to_owned());
         let valued = [

@@ -32,7 +32,6 @@ pub(super) struct Script {
 }
 
 impl Transport {
-    /// Its name in messages.
     pub(super) fn name(&self) -> String {
         self.host.clone().unwrap_or_else(|| "this machine".into())
     }
@@ -119,7 +118,6 @@ pub(super) fn pack(dir: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Bytes as a file that a command can read.
 pub(super) fn input(bytes: &[u8]) -> Result<Stdio> {
     let dir = std::env::temp_dir();
     let mut file: File = tempfile::tempfile().map_err(LabError::io("make a file in", &dir))?;
@@ -141,7 +139,6 @@ pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Words, each quoted.
 pub(super) fn words(words: &[String]) -> String {
     words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
 }

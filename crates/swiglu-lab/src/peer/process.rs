@@ -153,7 +153,6 @@ impl PeerCommands {
     }
 }
 
-/// A running peer.
 #[derive(Debug)]
 pub(crate) struct PeerProcess {
     name: String,

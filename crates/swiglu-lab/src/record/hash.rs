@@ -51,7 +51,6 @@ pub fn content_hash(value: &Value) -> String {
     hex(&Sha256::digest(canonical(&value)))
 }
 
-/// Bytes in hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -77,7 +77,6 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Whether there is a process of this number.
 fn runs(process: i32) -> bool {
     let Some(pid) = Pid::from_raw(process) else { return false };
     test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)

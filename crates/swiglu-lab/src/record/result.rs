@@ -67,7 +67,6 @@ pub struct ResultEntry {
 }
 
 impl ResultEntry {
-    /// An entry without times.
     pub(crate) fn without_times(
         case: &Case,
         profile: &str,

@@ -26,7 +26,6 @@ const LEAD_TURNS: usize = 2;
 /// No turn gives more samples than this.
 const MAX_SAMPLES: usize = 1 << 16;
 
-/// One case of a run.
 pub(super) struct CaseRun<'a, 'p> {
     case: &'a Case,
     profiles: &'a [&'a ProfileDef],
@@ -37,11 +36,9 @@ pub(super) struct CaseRun<'a, 'p> {
     oracle: Oracle,
 }
 
-/// What came of a case.
 pub(super) struct Outcome {
     pub(super) results: Vec<ResultEntry>,
     pub(super) clocks: Option<[Clocks; 2]>,
-    /// Whether a peer broke.
     pub(super) broken: bool,
 }
 
@@ -70,7 +67,6 @@ impl Fault {
     }
 }
 
-/// A prepared profile.
 struct Contender {
     /// Index among the profiles.
     profile: usize,
@@ -81,7 +77,6 @@ struct Contender {
     samples: Vec<f64>,
 }
 
-/// What is known of a profile so far.
 struct Measured {
     entry: ResultEntry,
     /// Of all preparations.
@@ -192,7 +187,6 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         process.ask(request).map_err(|e| Fault { profile, status: None, reason: e.to_string() })
     }
 
-    /// Prepares, verifies and warms up one profile.
     fn prepare(&mut self, profile: usize) -> Result<Contender, Fault> {
         let definition = self.profiles[profile];
         (self.watch)(Event::Profile { id: &definition.id, what: "preparing" });
@@ -236,7 +230,6 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         Ok(Contender { profile, id, budget_us, entry, samples: Vec::new() })
     }
 
-    /// One turn of samples.
     fn sample(&mut self, profile: usize, id: u64, budget_us: u64) -> Result<Vec<f64>, Fault> {
         let us = match self.ask(profile, &Request::Sample { id, turns: 1, budget_us })? {
             Reply::Samples { us, .. } => us,

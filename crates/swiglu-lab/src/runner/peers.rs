@@ -59,7 +59,6 @@ impl<'a> Peers<'a> {
         self.next_id - 1
     }
 
-    /// The peer's process, started if it is not running.
     pub(crate) fn get(&mut self, peer: &str) -> Result<&mut PeerProcess, Absent> {
         let state = self.states.remove(peer).unwrap_or_else(|| self.start(peer));
         let state = self.states.entry(peer.to_owned()).or_insert(state);
@@ -99,7 +98,6 @@ impl<'a> Peers<'a> {
         *entry = (entry.0 + 1, reason.to_owned());
     }
 
-    /// Why a profile is no longer tried.
     pub(crate) fn given_up(&self, profile: &str) -> Option<String> {
         let (count, reason) = self.crashes.get(profile)?;
         (*count >= MAX_CRASHES)

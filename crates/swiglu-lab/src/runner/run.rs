@@ -53,7 +53,6 @@ impl<'a> Run<'a> {
         Ok(Self { lab, experiment, options, watch, peers, path, record })
     }
 
-    /// Measures what is missing.
     pub(super) fn finish(mut self) -> Result<Finished> {
         let experiment = self.experiment;
         let profiles = self.options.selected_profiles(experiment)?;
@@ -175,7 +174,6 @@ impl<'a> Run<'a> {
         self.save()
     }
 
-    /// Writes what is known by now.
     fn save(&mut self) -> Result<()> {
         let record = &mut self.record;
         let versions = self.peers.versions().iter();
