@@ -14,8 +14,11 @@ use thiserror::Error;
 use super::class::{Class, EXPLAINED};
 use crate::peer::wait;
 
-/// The metrics that are asked for, by Nsight Compute's names, and where each is kept.
-const METRICS: [(&str, fn(&mut Counters) -> &mut Option<f64>); 9] = [
+/// Where a metric is kept.
+type Kept = fn(&mut Counters) -> &mut Option<f64>;
+
+/// The metrics that are asked for, by Nsight Compute's names.
+const METRICS: [(&str, Kept); 9] = [
     ("gpu__time_duration.sum", |c| &mut c.us),
     ("dram__throughput.avg.pct_of_peak_sustained_elapsed", |c| &mut c.dram_percent),
     ("dram__bytes_read.sum", |c| &mut c.dram_read_bytes),
