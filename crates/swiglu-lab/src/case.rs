@@ -8,94 +8,52 @@ use swiglu_core::{
     QuantizedTypes, WeightLayout,
 };
 
-use crate::text;
+use crate::text::{self, named};
 
 /// The most rows or columns that a case has: far more than any layer, and few enough that products
 /// of two of them are exact.
 pub const MAX_EXTENT: usize = 1 << 30;
 
-/// What is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CaseOp {
-    /// gate, up `[M, H]` → h = act(gate, up).
-    Activation,
-    /// ∂L/∂h, gate, up `[M, H]` → ∂L/∂gate, ∂L/∂up, arranged as gate and up are.
-    ActivationBackward,
-    /// x `[M, K]` → h = act(x·Wg + bg, x·Wu + bu), `[M, H]`.
-    GatedLinear,
-    /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
-    Mlp,
-    /// x `[M, H]` → x: the cost of moving bytes.
-    Copy,
+named! {
+    /// What is computed.
+    pub enum CaseOp {
+        /// gate, up `[M, H]` → h = act(gate, up).
+        Activation = "activation",
+        /// ∂L/∂h, gate, up `[M, H]` → ∂L/∂gate, ∂L/∂up, arranged as gate and up are.
+        ActivationBackward = "activation-backward",
+        /// x `[M, K]` → h = act(x·Wg + bg, x·Wu + bu), `[M, H]`.
+        GatedLinear = "gated-linear",
+        /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
+        Mlp = "mlp",
+        /// x `[M, H]` → x: the cost of moving bytes.
+        Copy = "copy",
+    }
 }
 
 impl CaseOp {
-    /// The name as definitions and records have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CaseOp::Activation => "activation",
-            CaseOp::ActivationBackward => "activation-backward",
-            CaseOp::GatedLinear => "gated-linear",
-            CaseOp::Mlp => "mlp",
-            CaseOp::Copy => "copy",
-        }
-    }
-
     /// Whether there are weights, and so a hidden size.
     pub const fn has_weights(self) -> bool {
         matches!(self, CaseOp::GatedLinear | CaseOp::Mlp)
     }
 }
 
-impl fmt::Display for CaseOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+named! {
+    /// Where an experiment runs.
+    pub enum DeviceKind {
+        /// The processor.
+        Cpu = "cpu",
+        /// The first CUDA device.
+        Cuda = "cuda",
     }
 }
 
-/// Where an experiment runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DeviceKind {
-    /// The processor.
-    Cpu,
-    /// The first CUDA device.
-    Cuda,
-}
-
-impl DeviceKind {
-    /// `cpu` or `cuda`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DeviceKind::Cpu => "cpu",
-            DeviceKind::Cuda => "cuda",
-        }
-    }
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// Whether a call finds its data in the caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Heat {
-    /// One set of data, used over and over.
-    Hot,
-    /// Copies of the data that together exceed the caches take turns.
-    Cold,
-}
-
-impl fmt::Display for Heat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Heat::Hot => "hot",
-            Heat::Cold => "cold",
-        })
+named! {
+    /// Whether a call finds its data in the caches.
+    pub enum Heat {
+        /// One set of data, used over and over.
+        Hot = "hot",
+        /// Copies of the data that together exceed the caches take turns.
+        Cold = "cold",
     }
 }
 
@@ -218,75 +176,5 @@ impl Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.key())
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use swiglu_core::BlockType;
-
-    pub(crate) fn small(op: CaseOp) -> Case {
-        Case {
-            device: DeviceKind::Cpu,
-            op,
-            m: 5,
-            hidden: if op.has_weights() { 24 } else { 0 },
-            intermediate: 16,
-            model: None,
-            dtype: DType::F32,
-            weights: None,
-            activation: Activation::SWIGLU,
-            numerics: Numerics::default(),
-            arrangement: Arrangement::Separate,
-            orientation: Orientation::OutIn,
-            bias: false,
-            heat: Heat::Hot,
-        }
-    }
-
-    #[test]
-    fn a_case_travels_as_names() {
-        let case = small(CaseOp::GatedLinear);
-        let json = serde_json::to_value(&case).unwrap();
-        assert_eq!(json["numerics"], "fused+precise");
-        assert_eq!(json["arrangement"], "separate");
-        assert_eq!(json["orientation"], "out-in");
-        assert_eq!(json["device"], "cpu");
-        assert!(json.get("weights").is_none());
-        assert_eq!(serde_json::from_value::<Case>(json).unwrap(), case);
-        let quantized = Case { weights: Some(BlockType::Q6_K.into()), ..case };
-        let json = serde_json::to_value(&quantized).unwrap();
-        assert_eq!(json["weights"], "Q6_K");
-        assert_eq!(serde_json::from_value::<Case>(json).unwrap(), quantized);
-    }
-
-    #[test]
-    fn keys_name_what_matters() {
-        assert_eq!(
-            small(CaseOp::Mlp).key(),
-            "mlp m=5 hidden=24 intermediate=16 f32 swiglu fused+precise separate out-in hot"
-        );
-        assert_eq!(small(CaseOp::Copy).key(), "copy m=5 intermediate=16 f32 hot");
-        assert_eq!(
-            small(CaseOp::ActivationBackward).key(),
-            "activation-backward m=5 intermediate=16 f32 swiglu fused+precise separate hot"
-        );
-        let biased = Case { bias: true, ..small(CaseOp::Mlp) };
-        assert_ne!(biased.key(), small(CaseOp::Mlp).key());
-        let quantized = Case { weights: Some(BlockType::Q4_0.into()), ..small(CaseOp::Mlp) };
-        assert!(quantized.key().contains(" f32 weights=Q4_0 "), "{quantized}");
-    }
-
-    #[test]
-    fn gradients_read_three_tensors_and_write_two() {
-        let case = Case { dtype: DType::Bf16, ..small(CaseOp::ActivationBackward) };
-        assert_eq!(serde_json::to_value(&case).unwrap()["op"], "activation-backward");
-        assert_eq!(case.output_shape(), [5, 32]);
-        assert_eq!(case.compulsory_bytes(), 5.0 * (5 * 16 * 2) as f64);
-        assert_eq!(case.flops(), 2.0 * (5 * 16) as f64);
-        assert!(case.problem().is_none());
-        let forward = small(CaseOp::Activation);
-        assert_eq!(forward.compulsory_bytes(), 3.0 * (5 * 16 * 4) as f64);
     }
 }

@@ -1,7 +1,6 @@
 //! Decisions: Markdown with front matter, resting on experiments.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -9,37 +8,21 @@ use toml::Spanned;
 
 use crate::error::{LabError, Result};
 use crate::place::Place;
+use crate::record::entries;
+use crate::text::named;
 use crate::verdict::{Verdict, VerdictState};
 
-/// Begins and ends the front matter.
 const FENCE: &str = "+++";
 
-/// Where a decision stands, as its authors say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DecisionStatus {
-    /// Not yet acted on.
-    Proposed,
-    /// Acted on.
-    Accepted,
-    /// Another decision replaced it.
-    Superseded,
-}
-
-impl DecisionStatus {
-    /// The name as the front matter has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DecisionStatus::Proposed => "proposed",
-            DecisionStatus::Accepted => "accepted",
-            DecisionStatus::Superseded => "superseded",
-        }
-    }
-}
-
-impl fmt::Display for DecisionStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+named! {
+    /// Where a decision stands, as its authors say.
+    pub enum DecisionStatus {
+        /// Not yet acted on.
+        Proposed = "proposed",
+        /// Acted on.
+        Accepted = "accepted",
+        /// Another decision replaced it.
+        Superseded = "superseded",
     }
 }
 
@@ -91,20 +74,11 @@ impl Decision {
     /// # Errors
     /// [`LabError::Io`] if the directory cannot be read.
     pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
-        let failed = || LabError::io("read directory", dir);
-        let entries = match std::fs::read_dir(dir) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(failed())?,
-        };
-        let mut paths = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(failed())?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.ends_with(".md") && name.starts_with(|c: char| c.is_ascii_digit()) {
-                paths.push(path);
-            }
-        }
-        paths.sort();
+        let mut paths = entries(dir)?;
+        paths.retain(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.ends_with(".md") && name.starts_with(|c: char| c.is_ascii_digit())
+        });
         Ok(paths.iter().map(|path| Self::read(path)).collect())
     }
 
@@ -163,54 +137,5 @@ impl Decision {
             Some(_) => None,
         };
         self.experiments.iter().filter_map(doubt).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = "+++\nid = \"0001-x\"\ntitle = \"T\"\ndate = 2026-01-31\n\
-        status = \"accepted\"\nexperiments = [\"a\", \"b\", \"c\", \"d\"]\nclaim = \"C.\"\n+++\n\n\
-        ## Context\n\nText.\n";
-
-    fn parse(text: &str) -> Result<Decision> {
-        Decision::parse(text, Path::new("lab/decisions/0001-x.md"))
-    }
-
-    #[test]
-    fn front_matter_and_body_are_read() {
-        let d = parse(GOOD).unwrap();
-        assert_eq!((d.date.as_str(), d.status), ("2026-01-31", DecisionStatus::Accepted));
-        assert!(d.body.starts_with("## Context") && d.body.ends_with("Text."));
-    }
-
-    #[test]
-    fn errors_name_the_line_of_the_file() {
-        let cases = [
-            ("no front matter", ":1:1: "),
-            ("+++\nid = \"0001-x\"\n", "does not end"),
-            (&GOOD.replace("\"0001-x\"", "\"0002-x\""), ":2:6: id `0002-x`"),
-            (&GOOD.replace("accepted", "agreed"), ":5:10: "),
-            (&GOOD.replace("2026-01-31", "12:00:00"), ":4:8: expected a date"),
-            (&GOOD.replace("title", "titel"), ":3:1: unknown field `titel`"),
-            (&GOOD.replace("\"C.\"", "\" \""), ":7:9: claim is empty"),
-        ];
-        for (text, expected) in cases {
-            let message = parse(text).unwrap_err().to_string();
-            assert!(message.contains(expected), "{message} lacks {expected}");
-        }
-    }
-
-    #[test]
-    fn a_decision_is_doubted_with_its_evidence() {
-        let verdict = |state| Verdict { state, headline: "no record".into(), machines: Vec::new() };
-        let verdicts = BTreeMap::from([
-            ("a".to_owned(), verdict(VerdictState::Supported)),
-            ("b".to_owned(), verdict(VerdictState::Refuted)),
-            ("c".to_owned(), verdict(VerdictState::NotRun)),
-        ]);
-        let doubts = parse(GOOD).unwrap().doubts(&verdicts);
-        assert_eq!(doubts, ["b is refuted", "c: no record", "d: there is no such experiment"]);
     }
 }

@@ -1,6 +1,5 @@
 //! Experiments as data: what is asked, who competes, over which cases, and what is claimed.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -9,11 +8,14 @@ use swiglu_core::Numerics;
 
 use crate::case::{Case, DeviceKind};
 use crate::error::{LabError, Result};
-use crate::record::content_hash;
-use crate::text;
+use crate::record::{content_hash, entries};
+use crate::text::{self, named};
 
+mod claim;
 mod read;
 mod values;
+
+pub use claim::{Against, Claim, ClaimKind};
 
 /// The schema of definitions that this program reads.
 pub const DEFINITION_SCHEMA: usize = 2;
@@ -101,20 +103,20 @@ pub struct ProfileDef {
     pub numerics: Option<Numerics>,
 }
 
-/// What part a profile plays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Role {
-    /// This project.
-    Ours,
-    /// What users have today: ratios are relative to the first baseline.
-    Baseline,
-    /// A competitor.
-    Peer,
-    /// A limit, which computes less than the case: not verified, never ranked.
-    Ceiling,
-    /// A way that is known to be bad, shown so that nobody takes it: never ranked.
-    Warning,
+named! {
+    /// What part a profile plays.
+    pub enum Role {
+        /// This project.
+        Ours = "ours",
+        /// What users have today: ratios are relative to the first baseline.
+        Baseline = "baseline",
+        /// A competitor.
+        Peer = "peer",
+        /// A limit, which computes less than the case: not verified, never ranked.
+        Ceiling = "ceiling",
+        /// A way that is known to be bad, shown so that nobody takes it: never ranked.
+        Warning = "warning",
+    }
 }
 
 impl Role {
@@ -126,23 +128,6 @@ impl Role {
     /// Whether its output is the case's result.
     pub const fn is_verified(self) -> bool {
         !matches!(self, Role::Ceiling)
-    }
-
-    /// The name as definitions have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Role::Ours => "ours",
-            Role::Baseline => "baseline",
-            Role::Peer => "peer",
-            Role::Ceiling => "ceiling",
-            Role::Warning => "warning",
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -156,74 +141,6 @@ pub enum MetricGroup {
     Traffic,
     /// Distance from the oracle.
     Validation,
-}
-
-/// What is claimed, in a form that records can answer. The statistic is the geometric mean over all cases of
-/// median(against) ÷ median(subject): above 1 the subject is faster.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Claim {
-    /// The claim in words.
-    pub text: String,
-    /// The profile it is about.
-    pub subject: String,
-    /// What the subject is compared with in each case.
-    pub against: Against,
-    /// What the statistic must reach.
-    pub kind: ClaimKind,
-    /// A case whose ratio is below this is an exception.
-    pub floor: Option<f64>,
-    /// So many exceptions leave the claim standing.
-    pub exceptions: usize,
-}
-
-/// What the statistic of a claim must reach, with a margin that noise allows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
-pub enum ClaimKind {
-    /// The whole interval is at least 1, and the estimate at least the goal.
-    Faster {
-        /// At least 1.
-        goal: f64,
-    },
-    /// The whole interval is at least [`ClaimKind::NOT_SLOWER`].
-    NotSlower,
-    /// The whole interval is at least this share of what a ceiling gives.
-    Reaches {
-        /// Above 0 and at most 1.
-        share: f64,
-    },
-}
-
-impl ClaimKind {
-    /// What measurement can tell from 1.
-    pub const NOT_SLOWER: f64 = 0.98;
-
-    /// What the lower end of the interval must be at least.
-    pub const fn limit(self) -> f64 {
-        match self {
-            ClaimKind::Faster { .. } => 1.0,
-            ClaimKind::NotSlower => Self::NOT_SLOWER,
-            ClaimKind::Reaches { share } => share,
-        }
-    }
-
-    /// What the estimate must be at least.
-    pub const fn goal(self) -> f64 {
-        match self {
-            ClaimKind::Faster { goal } => goal,
-            ClaimKind::NotSlower | ClaimKind::Reaches { .. } => self.limit(),
-        }
-    }
-}
-
-/// What a subject is compared with.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Against {
-    /// In each case the fastest of these; every one of them must be available.
-    Profiles(Vec<String>),
-    /// In each case the fastest of those with these roles that are available.
-    Best(Vec<Role>),
 }
 
 impl Experiment {
@@ -297,16 +214,11 @@ impl Experiment {
     }
 }
 
-/// The definitions in a directory, sorted.
+/// The definitions in a directory, which must exist, sorted.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let failed = || LabError::io("read directory", dir);
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed())? {
-        let path = entry.map_err(failed())?.path();
-        if path.extension().is_some_and(|e| e == "toml") {
-            files.push(path);
-        }
-    }
+    std::fs::metadata(dir).map_err(LabError::io("read directory", dir))?;
+    let mut files = entries(dir)?;
+    files.retain(|path| path.extension().is_some_and(|e| e == "toml"));
     files.sort_by(|a, b| a.file_stem().cmp(&b.file_stem()));
     Ok(files)
 }

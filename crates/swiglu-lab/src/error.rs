@@ -61,15 +61,15 @@ pub enum LabError {
         /// Why there is none.
         why: String,
     },
-    /// A name that becomes part of a file name or a command.
+    /// A name that becomes part of a file name or a command, or should be of something that is there.
     #[error("{what} `{given}`: expected {expected}")]
     Name {
         /// What is named.
         what: &'static str,
         /// The name given.
         given: String,
-        /// The names that are accepted.
-        expected: &'static str,
+        /// What is accepted.
+        expected: String,
     },
     /// A selection that leaves nothing.
     #[error("{what} `{given}` matches nothing; choose from: {choices}")]
@@ -91,9 +91,50 @@ pub enum LabError {
         /// Why it failed.
         source: io::Error,
     },
-    /// What goes wrong where a run happens.
-    #[error(transparent)]
-    Executor(#[from] crate::executor::ExecutorError),
+    /// Something could not be done where a run happens. What was there before is as it was.
+    #[error("{place}: {what} failed: {why}; {advice}")]
+    Refused {
+        /// Where.
+        place: String,
+        /// What was attempted.
+        what: &'static str,
+        /// What was said, or found.
+        why: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// What a job is made of, or brought, is not what it should be by its hash or its names, and was not used.
+    #[error("{what} is {found}, expected {expected}; {advice}")]
+    Foreign {
+        /// What, and of what.
+        what: String,
+        /// As it is.
+        found: String,
+        /// As it should be.
+        expected: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A job ended, and its run did not.
+    #[error("job {job} {why}; {done} results are here{log}; {advice}")]
+    Unfinished {
+        /// The job.
+        job: String,
+        /// What became of it.
+        why: String,
+        /// Results in the records that came back.
+        done: usize,
+        /// The end of its log.
+        log: String,
+        /// What to do.
+        advice: String,
+    },
+    /// A directory for a report has other things in it.
+    #[error(
+        "{}: is not empty and not a report of this program; choose another directory, or empty it",
+        .0.display()
+    )]
+    ForeignDirectory(PathBuf),
     /// A problem that the oracle refuses.
     #[error(transparent)]
     Core(#[from] swiglu_core::Error),

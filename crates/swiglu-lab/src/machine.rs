@@ -30,7 +30,11 @@ impl Machine {
         };
         if let Some(given) = name.filter(|name| !is_name(name)) {
             let expected = "lowercase letters, digits and -";
-            return Err(LabError::Name { what: "machine", given: given.to_owned(), expected });
+            return Err(LabError::Name {
+                what: "machine",
+                given: given.to_owned(),
+                expected: expected.into(),
+            });
         }
         Ok(Self {
             name: name.map_or(default, str::to_owned),

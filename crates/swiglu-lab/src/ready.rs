@@ -1,6 +1,6 @@
 //! Readiness: what a run would need, and whether it is there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -18,7 +18,6 @@ use crate::place::Place;
 use crate::record::{Locks, Measured, Store};
 use crate::runner::peers::Peers;
 
-/// Which command installs what a peer needs, beside the peers.
 const INSTALL_FILE: &str = "install.toml";
 /// Records are small; what peers compile and keep is not.
 const DISK_BYTES: u64 = 1 << 30;
@@ -62,8 +61,8 @@ impl Check {
 pub struct Readiness<'a> {
     commands: &'a PeerCommands,
     install: BTreeMap<String, String>,
-    /// Peers by device: asked once.
-    peers: BTreeMap<(&'static str, String), Check>,
+    /// By what is needed: asked once.
+    peers: BTreeMap<String, Check>,
     place: Vec<Check>,
 }
 
@@ -85,43 +84,37 @@ impl<'a> Readiness<'a> {
 
     /// What a run of an experiment needs here: its device and peers, disk, quiet.
     pub fn of(&mut self, experiment: &Experiment, device: &Check) -> Vec<Check> {
-        let mut names: Vec<&str> = experiment.profiles.iter().map(|p| p.peer.as_str()).collect();
-        names.sort_unstable();
-        names.dedup();
-        let kind = experiment.device;
-        let new: Vec<&str> = names
-            .iter()
-            .copied()
-            .filter(|name| !self.peers.contains_key(&(kind.name(), (*name).to_owned())))
-            .collect();
-        self.ask(kind, &new);
-        let peers = names
-            .iter()
-            .filter_map(|name| self.peers.get(&(kind.name(), (*name).to_owned())).cloned());
-        let of_device = std::iter::once(device.clone());
-        of_device.chain(peers).chain(self.place.iter().cloned()).collect()
+        let names: BTreeSet<&str> = experiment.profiles.iter().map(|p| p.peer.as_str()).collect();
+        let mut checks = vec![device.clone()];
+        checks.extend(names.into_iter().map(|name| self.peer(experiment.device, name)));
+        checks.extend(self.place.iter().cloned());
+        checks
     }
 
-    fn ask(&mut self, device: DeviceKind, names: &[&str]) {
-        let mut peers = Peers::new(self.commands, device, Limits::default());
-        for name in names {
-            let what = format!("peer {name} on {device}");
-            let advice = self.install.get(*name).cloned();
-            let advice = advice.unwrap_or_else(|| "see README.md beside the peers".into());
-            let check = match peers.get(name) {
-                Err(absent) => Check::missing(what, advice).instead(absent.reason),
-                Ok(process) => {
-                    let clock = match process.ask(&Request::Clocks) {
-                        Ok(Reply::Clocks { sm_mhz: Some(mhz), .. }) => format!(", {mhz:.0} MHz"),
-                        _ => String::new(),
-                    };
-                    let versions = peers.versions().get(*name).into_iter().flatten();
-                    let parts: Vec<_> = versions.map(|(part, v)| format!("{part} {v}")).collect();
-                    Check::found(what, format!("{}{clock}", parts.join(", ")))
-                }
-            };
-            self.peers.insert((device.name(), (*name).to_owned()), check);
+    fn peer(&mut self, device: DeviceKind, name: &str) -> Check {
+        let what = format!("peer {name} on {device}");
+        if let Some(known) = self.peers.get(&what) {
+            return known.clone();
         }
+        let mut peers = Peers::new(self.commands, device, Limits::default());
+        let check = match peers.get(name) {
+            Err(absent) => {
+                let advice = self.install.get(name).map(String::as_str);
+                let advice = advice.unwrap_or("see README.md beside the peers");
+                Check::missing(&what, advice).instead(absent.reason)
+            }
+            Ok(process) => {
+                let clock = match process.ask(&Request::Clocks) {
+                    Ok(Reply::Clocks { sm_mhz: Some(mhz), .. }) => format!(", {mhz:.0} MHz"),
+                    _ => String::new(),
+                };
+                let versions = peers.versions().get(name).into_iter().flatten();
+                let parts: Vec<_> = versions.map(|(part, v)| format!("{part} {v}")).collect();
+                Check::found(&what, format!("{}{clock}", parts.join(", ")))
+            }
+        };
+        self.peers.insert(what, check.clone());
+        check
     }
 }
 
@@ -153,25 +146,18 @@ fn nobody_measures(locks: &Locks) -> Result<Check> {
     }
 }
 
-/// Whether the processor runs at one clock and nobody else uses it.
 fn clocks() -> Check {
     let (looks, pause) = LOOKS;
-    let seen: Vec<f64> = (0..looks)
-        .map(|_| {
-            thread::sleep(pause);
-            cpu_mhz()
-        })
-        .collect();
-    let (low, high) = (
-        seen.iter().copied().fold(f64::INFINITY, f64::min),
-        seen.iter().copied().fold(0.0, f64::max),
-    );
+    let (mut low, mut high) = (f64::INFINITY, 0.0f64);
+    for _ in 0..looks {
+        thread::sleep(pause);
+        let mhz = cpu_mhz();
+        (low, high) = (low.min(mhz), high.max(mhz));
+    }
     let load = fs::read_to_string("/proc/loadavg").ok();
     let load: Option<f64> = load.and_then(|text| text.split_whitespace().next()?.parse().ok());
-    let found = match load {
-        Some(load) => format!("{low:.0} to {high:.0} MHz, load {load:.2}"),
-        None => format!("{low:.0} to {high:.0} MHz"),
-    };
+    let beside = load.map_or(String::new(), |load| format!(", load {load:.2}"));
+    let found = format!("{low:.0} to {high:.0} MHz{beside}");
     let quiet = (high - low) <= QUIET * high && load.is_none_or(|load| load < 1.0);
     match quiet {
         true => Check::found("quiet clocks", found),

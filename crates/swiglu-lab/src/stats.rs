@@ -15,7 +15,6 @@ use swiglu_core::random::bits;
 
 use crate::record::{Interval, Summary};
 
-/// Draws of a bootstrap.
 const REPLICATES: usize = 1000;
 /// The normal distribution's 97.5th percentile.
 const NORMAL: f64 = 1.960;

@@ -5,6 +5,32 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
+/// An enum whose values have one name each: in definitions, in records and for people.
+macro_rules! named {
+    (
+        $(#[$meta:meta])*
+        pub enum $type:ident { $($(#[$doc:meta])* $value:ident = $name:literal,)+ }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+        pub enum $type { $($(#[$doc])* #[serde(rename = $name)] $value,)+ }
+
+        impl $type {
+            /// The name in definitions, in records and for people.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$value => $name,)+ }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+}
+pub(crate) use named;
+
 pub(crate) fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
     s.collect_str(value)
 }

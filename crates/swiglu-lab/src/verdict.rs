@@ -3,54 +3,35 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::definition::{Against, Claim, Experiment, ProfileDef};
 use crate::record::{Interval, Opened, QUICK, Record, ResultEntry, Status};
 use crate::stats;
+use crate::text::named;
 
-/// How many cases a reason names.
 const NAMED: usize = 3;
 
-/// What the evidence says about a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum VerdictState {
-    /// The claim holds.
-    #[serde(rename = "supported")]
-    Supported,
-    /// The claim does not hold.
-    #[serde(rename = "refuted")]
-    Refuted,
-    /// There are records, but noise or missing results forbid an answer.
-    #[serde(rename = "inconclusive")]
-    Inconclusive,
-    /// There is no complete record of a machine that has the subject.
-    #[serde(rename = "not run")]
-    NotRun,
+named! {
+    /// What the evidence says about a claim.
+    pub enum VerdictState {
+        /// The claim holds.
+        Supported = "supported",
+        /// The claim does not hold.
+        Refuted = "refuted",
+        /// There are records, but noise or missing results forbid an answer.
+        Inconclusive = "inconclusive",
+        /// There is no complete record of a machine that has the subject.
+        NotRun = "not run",
+    }
 }
 
 impl VerdictState {
     /// All of them, the worst news first.
     pub const ALL: [Self; 4] = [Self::Refuted, Self::Inconclusive, Self::Supported, Self::NotRun];
 
-    /// The name as lists and pages have it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            VerdictState::Supported => "supported",
-            VerdictState::Refuted => "refuted",
-            VerdictState::Inconclusive => "inconclusive",
-            VerdictState::NotRun => "not run",
-        }
-    }
-
     fn rank(self) -> usize {
         Self::ALL.iter().position(|state| *state == self).unwrap_or(Self::ALL.len())
-    }
-}
-
-impl fmt::Display for VerdictState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -221,6 +202,11 @@ impl RecordVerdict {
         verdict
     }
 
+    /// The claim's statistic in a case, if it could be compared.
+    pub(crate) fn case(&self, key: &str) -> Option<&CaseRatio> {
+        self.cases.iter().find(|case| case.case_key == key)
+    }
+
     fn judge(&mut self, claim: &Claim, lacking: Vec<String>, preparations: usize) {
         let (limit, goal) = (claim.kind.limit(), claim.kind.goal());
         if self.exceptions.len() > claim.exceptions {
@@ -302,7 +288,6 @@ fn measured<'a>(
     }
 }
 
-/// The claim's ratio in a case: against the fastest rival there.
 fn ratio(experiment: &Experiment, record: &Record, key: &str) -> Result<CaseRatio, String> {
     let claim = &experiment.claim;
     let (subject, _) = measured(record, key, &claim.subject)?;

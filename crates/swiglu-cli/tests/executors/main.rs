@@ -259,6 +259,8 @@ fn a_command_takes_a_script_and_prints_records() {
         }
         let document = done(&ended);
         assert_eq!(document["executor"]["kind"], "command");
+        let job = document["executor"]["job_id"].as_str().unwrap();
+        assert!(job.parse::<u32>().is_ok() && ended.stderr.contains(job), "{job}: {ended:?}");
         assert_eq!(document["record"]["executor"]["place"], "command");
     }
     // Whoever ends it gently loses no case that is done: it goes on with what came back.

@@ -1,7 +1,6 @@
 //! From TOML to an [`Experiment`], with the place of everything that is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -10,12 +9,11 @@ use swiglu_core::{
 };
 use toml::Spanned;
 
-use super::values::{Extent, Many, Named, Real};
-use super::{
-    Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
-};
+use super::claim::{RawClaim, claim};
+use super::values::{Extent, Many, Named};
+use super::{DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::place::{Place, is_name};
 
 /// More cases than this are a slip of the sweep, not an experiment.
@@ -78,20 +76,6 @@ struct Shape {
 #[serde(deny_unknown_fields)]
 struct RawMetrics {
     groups: Spanned<Vec<MetricGroup>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawClaim {
-    text: Spanned<String>,
-    subject: Spanned<String>,
-    against: Spanned<Many<String>>,
-    kind: Spanned<String>,
-    goal: Option<Spanned<Real>>,
-    share: Option<Spanned<Real>>,
-    floor: Option<Spanned<Real>>,
-    #[serde(default)]
-    exceptions: Option<Spanned<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -233,50 +217,58 @@ fn cases(raw: &Raw, place: &Place<'_>) -> Result<Vec<Case>> {
 
 /// The product of a sweep's arrays, the first field varying slowest.
 fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec<Case>> {
-    let mut out = Vec::new();
+    let mut all = Vec::new();
     for shape in sweep.shapes.get_ref() {
         let [hidden, intermediate] = extents(sweep.op, shape, place)?;
+        for Named(arrangement) in &sweep.arrangement.0 {
+            let fits = arrangement.validate(intermediate);
+            fits.map_err(|e| place.at(shape.span(), e.to_string()))?;
+        }
         for &Extent(m) in &sweep.m.get_ref().0 {
             for (dtype, weights) in element_types(sweep, [hidden, intermediate], place)? {
-                let numerics = sweep.numerics.or(Named(Numerics::default_for(dtype)));
-                for activation in sweep.activation.or(Activation::SWIGLU) {
-                    for Named(numerics) in numerics.iter().copied() {
-                        for Named(arrangement) in sweep.arrangement.or(Named(Arrangement::Separate))
-                        {
-                            arrangement
-                                .validate(intermediate)
-                                .map_err(|e| place.at(shape.span(), e.to_string()))?;
-                            for Named(orientation) in
-                                sweep.orientation.or(Named(Orientation::OutIn))
-                            {
-                                for bias in sweep.bias.or(false) {
-                                    for heat in sweep.heat.or(Heat::Cold) {
-                                        out.push(Case {
-                                            device,
-                                            op: sweep.op,
-                                            m,
-                                            hidden,
-                                            intermediate,
-                                            model: shape.get_ref().model.clone(),
-                                            dtype,
-                                            weights,
-                                            activation,
-                                            numerics,
-                                            arrangement,
-                                            orientation,
-                                            bias,
-                                            heat,
-                                        });
-                                    }
-                                }
-                            }
-                        }
-                    }
-                }
+                let mut cases = vec![Case {
+                    device,
+                    op: sweep.op,
+                    m,
+                    hidden,
+                    intermediate,
+                    model: shape.get_ref().model.clone(),
+                    dtype,
+                    weights,
+                    activation: Activation::SWIGLU,
+                    numerics: Numerics::default_for(dtype),
+                    arrangement: Arrangement::Separate,
+                    orientation: Orientation::OutIn,
+                    bias: false,
+                    heat: Heat::Cold,
+                }];
+                vary(&mut cases, &sweep.activation, |case, activation| {
+                    case.activation = activation
+                });
+                vary(&mut cases, &sweep.numerics, |case, Named(n)| case.numerics = n);
+                vary(&mut cases, &sweep.arrangement, |case, Named(a)| case.arrangement = a);
+                vary(&mut cases, &sweep.orientation, |case, Named(o)| case.orientation = o);
+                vary(&mut cases, &sweep.bias, |case, bias| case.bias = bias);
+                vary(&mut cases, &sweep.heat, |case, heat| case.heat = heat);
+                all.extend(cases);
             }
         }
     }
-    Ok(out)
+    Ok(all)
+}
+
+/// Each case with each value; as it is, if none was given.
+fn vary<T: Copy>(cases: &mut Vec<Case>, values: &Many<T>, set: impl Fn(&mut Case, T)) {
+    if values.0.is_empty() {
+        return;
+    }
+    for case in std::mem::take(cases) {
+        for value in &values.0 {
+            let mut varied = case.clone();
+            set(&mut varied, *value);
+            cases.push(varied);
+        }
+    }
 }
 
 /// The products of element types and types of quantised weights: of `[out, in]` matrices whose rows
@@ -316,85 +308,4 @@ fn extents(op: CaseOp, shape: &Spanned<Shape>, place: &Place<'_>) -> Result<[usi
         (_, hidden) => return Ok([hidden.unwrap_or(0), intermediate]),
     };
     Err(place.at(shape.span(), message))
-}
-
-fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -> Result<Claim> {
-    let known = |id: &str, span: Range<usize>| match profiles.iter().any(|p| p.id == id) {
-        true => Ok(()),
-        false => {
-            let ids: Vec<&str> = profiles.iter().map(|p| p.id.as_str()).collect();
-            let message = format!("unknown profile `{id}`: expected one of {}", ids.join(", "));
-            Err(place.at(span, message))
-        }
-    };
-    known(raw.subject.get_ref(), raw.subject.span())?;
-    let span = raw.against.span();
-    let against = against(raw.against.get_ref(), span.clone(), place)?;
-    if let Against::Profiles(ids) = &against {
-        ids.iter().try_for_each(|id| known(id, span.clone()))?;
-        if ids.contains(raw.subject.get_ref()) {
-            let message = "claim.against names the subject itself: expected other profiles";
-            return Err(place.at(span, message));
-        }
-    }
-    let number = |what: &str, n: &Spanned<Real>, expected: &str, fits: fn(f64) -> bool| {
-        let Real(x) = *n.get_ref();
-        let message = || format!("claim.{what} = {x}: expected a number {expected}");
-        if fits(x) { Ok(x) } else { Err(place.at(n.span(), message())) }
-    };
-    let goal =
-        raw.goal.as_ref().map(|g| number("goal", g, "from 1 on", |x| x >= 1.0)).transpose()?;
-    let share = |s| number("share", s, "above 0 and at most 1", |x| x > 0.0 && x <= 1.0);
-    let share = raw.share.as_ref().map(share).transpose()?;
-    let floor =
-        raw.floor.as_ref().map(|f| number("floor", f, "above 0", |x| x > 0.0)).transpose()?;
-    let kind = match (raw.kind.get_ref().as_str(), goal, share) {
-        ("faster", goal, None) => ClaimKind::Faster { goal: goal.unwrap_or(1.0) },
-        ("not-slower", None, None) => ClaimKind::NotSlower,
-        ("reaches", None, Some(share)) => ClaimKind::Reaches { share },
-        (kind, ..) => {
-            let message = format!(
-                "claim.kind = `{kind}`: expected faster, with or without a goal; not-slower; or reaches \
-                 with a share"
-            );
-            return Err(place.at(raw.kind.span(), message));
-        }
-    };
-    if let (Some(exceptions), None) = (&raw.exceptions, floor) {
-        let message = "claim.exceptions: expected a floor that they are below";
-        return Err(place.at(exceptions.span(), message));
-    }
-    Ok(Claim {
-        text: raw.text.into_inner(),
-        subject: raw.subject.into_inner(),
-        against,
-        kind,
-        floor,
-        exceptions: raw.exceptions.map_or(0, |n| n.into_inner() as usize),
-    })
-}
-
-/// `["a", "b"]`, `"a"`, or `"best:peer,baseline"`.
-fn against(given: &Many<String>, span: Range<usize>, place: &Place<'_>) -> Result<Against> {
-    let roles = match given.0.as_slice() {
-        [] => {
-            return Err(place.at(span, "claim.against is empty: expected profiles to compare with"));
-        }
-        [one] => one.strip_prefix("best:"),
-        _ => None,
-    };
-    let Some(roles) = roles else { return Ok(Against::Profiles(given.0.clone())) };
-    let role = |name: &str| match name.trim() {
-        "baseline" => Ok(Role::Baseline),
-        "peer" => Ok(Role::Peer),
-        "ceiling" => Ok(Role::Ceiling),
-        other => {
-            let message = format!(
-                "claim.against: unknown role `{other}`: expected best: with some of baseline, \
-                 peer, ceiling"
-            );
-            Err(place.at(span.clone(), message))
-        }
-    };
-    roles.split(',').map(role).collect::<Result<_, LabError>>().map(Against::Best)
 }

@@ -9,7 +9,8 @@ use serde::de::value::{
     BoolDeserializer, F64Deserializer, I64Deserializer, MapAccessDeserializer,
     SeqAccessDeserializer, StrDeserializer,
 };
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{self, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use toml::Value;
 
 use crate::case::MAX_EXTENT;
 
@@ -19,53 +20,38 @@ pub(super) struct Extent(pub(super) usize);
 
 impl<'de> Deserialize<'de> for Extent {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(ExtentVisitor)
-    }
-}
-
-struct ExtentVisitor;
-
-impl Visitor<'_> for ExtentVisitor {
-    type Value = Extent;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a whole number from 1 to {MAX_EXTENT}")
-    }
-    fn visit_i64<E: de::Error>(self, v: i64) -> Result<Extent, E> {
-        match usize::try_from(v) {
-            Ok(n @ 1..=MAX_EXTENT) => Ok(Extent(n)),
-            _ => Err(E::invalid_value(Unexpected::Signed(v), &self)),
+        let expected = format!("a whole number from 1 to {MAX_EXTENT}");
+        match Value::deserialize(d)? {
+            Value::Integer(n) => match usize::try_from(n) {
+                Ok(n @ 1..=MAX_EXTENT) => Ok(Extent(n)),
+                _ => Err(D::Error::invalid_value(Unexpected::Signed(n), &&*expected)),
+            },
+            other => Err(D::Error::invalid_type(unexpected(&other), &&*expected)),
         }
     }
 }
 
-/// A number with or without a fraction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Real(pub(super) f64);
 
 impl<'de> Deserialize<'de> for Real {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(RealVisitor)
+        match Value::deserialize(d)? {
+            Value::Float(x) => Ok(Real(x)),
+            Value::Integer(n) => Ok(Real(n as f64)),
+            other => Err(D::Error::invalid_type(unexpected(&other), &"a number")),
+        }
     }
 }
 
-struct RealVisitor;
-
-impl Visitor<'_> for RealVisitor {
-    type Value = Real;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number")
-    }
-    fn visit_f64<E: de::Error>(self, v: f64) -> Result<Real, E> {
-        Ok(Real(v))
-    }
-    fn visit_i64<E: de::Error>(self, v: i64) -> Result<Real, E> {
-        Ok(Real(v as f64))
+fn unexpected(value: &Value) -> Unexpected<'_> {
+    match value {
+        Value::String(text) => Unexpected::Str(text),
+        Value::Float(x) => Unexpected::Float(*x),
+        other => Unexpected::Other(other.type_str()),
     }
 }
 
-/// One value or an array of them.
 pub(super) struct Many<T>(pub(super) Vec<T>);
 
 impl<T> Default for Many<T> {
@@ -115,12 +101,5 @@ pub(super) struct Named<T>(pub(super) T);
 impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Named<T> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         crate::text::deserialize(d).map(Named)
-    }
-}
-
-impl<T: Clone> Many<T> {
-    /// The values, or the one that stands where none was given.
-    pub(super) fn or(&self, default: T) -> Vec<T> {
-        if self.0.is_empty() { vec![default] } else { self.0.clone() }
     }
 }

@@ -7,36 +7,28 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::error::ExecutorError;
 use crate::code::{COMMIT_FILE, Code};
 use crate::error::{LabError, Result};
 use crate::record::{entries, hex};
 
 /// The hash and path of every other file.
 const MANIFEST: &str = "MANIFEST";
-/// The program in a bundle.
 pub(super) const PROGRAM: &str = "swiglu";
-/// The lab in a bundle.
 pub(super) const LAB: &str = "lab";
 /// What is no part of a bundle, beside what is hidden.
 const LEFT_OUT: [&str; 2] = ["__pycache__", "tests"];
 
 /// A bundle, removed with this.
-#[derive(Debug)]
-pub struct Bundle {
-    dir: TempDir,
+pub(super) struct Bundle {
+    pub(super) dir: TempDir,
     /// SHA-256 of its list of files with theirs.
-    pub hash: String,
-    /// How large it is.
-    pub bytes: u64,
+    pub(super) hash: String,
+    pub(super) bytes: u64,
 }
 
 impl Bundle {
     /// Gathers a program, the definitions of a lab and the peers in a directory.
-    ///
-    /// # Errors
-    /// [`LabError::Io`].
-    pub fn new(program: &Path, lab: &Path, peers: &Path) -> Result<Self> {
+    pub(super) fn new(program: &Path, lab: &Path, peers: &Path) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("swiglu-bundle-").tempdir();
         let dir = dir.map_err(LabError::io("create a directory in", &std::env::temp_dir()))?;
         let root = dir.path();
@@ -50,25 +42,17 @@ impl Bundle {
         // There is no repository to ask which commit it is of.
         let code = serde_json::to_string(&Code::detect(lab))
             .map_err(|e| LabError::io("describe", lab)(e.into()))?;
-        let noted = root.join(MANIFEST);
-        let write = |text: String| fs::write(&noted, text).map_err(LabError::io("write", &noted));
-        write(code)?;
-        copy(&noted, root, &format!("{LAB}/{COMMIT_FILE}"), &mut manifest, &mut bytes)?;
+        let listed = root.join(MANIFEST);
+        let write = |text: &str| fs::write(&listed, text).map_err(LabError::io("write", &listed));
+        write(&code)?;
+        copy(&listed, root, &format!("{LAB}/{COMMIT_FILE}"), &mut manifest, &mut bytes)?;
+        write(&manifest)?;
         let hash = hex(&Sha256::digest(&manifest));
-        write(manifest)?;
         Ok(Self { hash, bytes, dir })
     }
 
-    /// Where it is.
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
-    }
-
     /// That a copy of a bundle in `dir` has the files that it was made of.
-    ///
-    /// # Errors
-    /// [`ExecutorError::Foreign`] with the first file that differs; [`LabError::Io`].
-    pub fn check(dir: &Path, expected: &str) -> Result<()> {
+    pub(super) fn check(dir: &Path, expected: &str) -> Result<()> {
         let expect = |file: &str, expected: &str| {
             let path = dir.join(file);
             let found = sha256(&path)?;
@@ -77,7 +61,7 @@ impl Bundle {
             }
             let (what, expected) = (format!("SHA-256 of {}", path.display()), expected.to_owned());
             let advice = "it was changed or not copied whole: remove the directory and run again";
-            Err(ExecutorError::Foreign { what, found, expected, advice }.into())
+            Err(LabError::Foreign { what, found, expected, advice })
         };
         expect(MANIFEST, expected)?;
         let path = dir.join(MANIFEST);

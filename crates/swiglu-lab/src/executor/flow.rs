@@ -8,16 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::bundle::Bundle;
-use super::error::ExecutorError;
-use super::inside::Origin;
 use super::job::{Job, Jobs, Watch};
 use super::scheduler::{JobState, Polled};
 use super::script::{self, CARRIED, Start};
 use super::spec::ExecutorKind;
-use super::transport::{Script, input, pack, quote, version};
+use super::transport::{Script, pack, quote, version};
 use crate::error::{LabError, Result};
 use crate::place::is_name;
-use crate::record::{Opened, Record, Store};
+use crate::record::{Executed, Opened, Record, Store};
 
 /// The bundle of a job whose script carries it, packed.
 const PACKED: &str = "bundle.tar.gz";
@@ -106,19 +104,21 @@ impl Job {
         bundle: &Bundle,
         tell: &mut dyn FnMut(JobEvent<'_>),
     ) -> Result<()> {
-        let transport = self.transport();
+        let transport = self.spec.transport();
         let own = jobs.dir.to_string_lossy();
         let default = if transport.host.is_none() { &*own } else { "" };
         let stage = self.spec.stage.as_deref().unwrap_or(default);
-        let probed = transport.run(PROBE, &[stage], Stdio::null())?;
+        let refused = |what, why, advice| {
+            Err(LabError::Refused { place: transport.name(), what, why, advice })
+        };
+        let probed = transport.run(PROBE, &[stage])?;
         let [root, machine, rsync] = probed.lines().collect::<Vec<_>>()[..] else {
             let why = format!("expected a directory, an architecture and rsync, not `{probed}`");
-            let (place, Script { what, advice, .. }) = (transport.name(), PROBE);
-            return Err(ExecutorError::Refused { place, what, why, advice }.into());
+            return refused(PROBE.what, why, PROBE.advice);
         };
         self.root = root.to_owned();
         if self.spec.kind == ExecutorKind::Command {
-            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir())?);
+            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir.path())?);
             fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
             let path = dir.join(PACKED);
             fs::write(&path, &packed).map_err(LabError::io("write", &path))?;
@@ -127,13 +127,9 @@ impl Job {
         }
         let here = std::env::consts::ARCH;
         if self.spec.program.is_none() && machine.replace("arm64", "aarch64") != here {
-            return Err(ExecutorError::Refused {
-                place: transport.name(),
-                what: "staging",
-                why: format!("it is {machine}, and this program is for {here}"),
-                advice: "name a program for it as `program` in lab/executors.toml",
-            }
-            .into());
+            let why = format!("it is {machine}, and this program is for {here}");
+            let advice = "name a program for it as `program` in lab/executors.toml";
+            return refused("staging", why, advice);
         }
         let to = self.bundle_dir();
         if transport.output(STAGE.text, &["has", &to], Stdio::null())?.status.success() {
@@ -142,13 +138,13 @@ impl Job {
         let with_rsync = rsync != "none" && version("rsync", "--version").is_some();
         match transport.host.as_deref().filter(|_| with_rsync) {
             Some(host) => {
-                let sent = transport.rsync(host, STAGE, bundle.dir(), &format!("{to}.part"));
+                let sent = transport.rsync(host, STAGE, bundle.dir.path(), &format!("{to}.part"));
                 let then = if sent.is_ok() { "rsynced" } else { "failed" };
-                transport.run(STAGE, &[then, &to], Stdio::null())?;
+                transport.run(STAGE, &[then, &to])?;
                 sent?;
             }
             None => {
-                transport.run(STAGE, &["tar", &to], input(&pack(bundle.dir())?)?)?;
+                transport.send(STAGE, &["tar", &to], &pack(bundle.dir.path())?)?;
             }
         }
         tell(JobEvent::Staged(bundle.bytes));
@@ -164,12 +160,12 @@ impl Job {
         tell: &mut dyn FnMut(JobEvent<'_>),
     ) -> Result<()> {
         let begun = self.begun()?;
-        let begun = begun.as_ref().map(|(path, text)| (path.as_str(), text.as_str()));
-        let origin = Origin {
+        let origin = Executed {
             kind: self.spec.kind,
             place: self.spec.place().to_owned(),
             host: self.spec.host.clone(),
             bundle: self.bundle.clone(),
+            ..Executed::default()
         };
         let origin = serde_json::to_string(&origin)
             .map_err(|e| LabError::io("describe", Path::new(&self.name))(e.into()))?;
@@ -178,24 +174,22 @@ impl Job {
         arguments.extend(self.arguments.iter().cloned());
         let dir = self.dir();
         let start = Start { spec: &self.spec, origin: &origin, arguments: &arguments, dir: &dir };
-        let script = match (self.spec.kind, begun) {
-            (ExecutorKind::Command, begun) => {
-                let [packed, carried] = [PACKED, CARRIED].map(|name| Path::new(&dir).join(name));
-                let bundle = fs::read(&packed).map_err(LabError::io("read", &packed))?;
-                let text = start.carried(&bundle, begun);
-                fs::write(&carried, text).map_err(LabError::io("write", &carried))?;
-                start.command()
-            }
-            (_, Some((path, text))) => {
+        let script = if self.spec.kind == ExecutorKind::Command {
+            let [packed, carried] = [PACKED, CARRIED].map(|name| Path::new(&dir).join(name));
+            let bundle = fs::read(&packed).map_err(LabError::io("read", &packed))?;
+            let text = start.carried(&bundle, begun.as_ref());
+            fs::write(&carried, text).map_err(LabError::io("write", &carried))?;
+            start.command()
+        } else {
+            if let Some((path, text)) = &begun {
                 let to = format!("{dir}/records/{path}");
-                self.transport().run(KEEP, &[&to], input(text.as_bytes())?)?;
-                start.staged(&self.bundle_dir())
+                self.spec.transport().send(KEEP, &[&to], text.as_bytes())?;
             }
-            (_, None) => start.staged(&self.bundle_dir()),
+            start.staged(&self.bundle_dir())
         };
         (self.id, self.cancelled, self.fetched) = (None, false, false);
         jobs.write(self)?;
-        let id = self.on(|place| place.submit(&script, self.device))?;
+        let id = self.submit_script(&script)?;
         self.id = Some(id.clone());
         jobs.write(self)?;
         tell(JobEvent::Submitted { id: &id, again });
@@ -217,7 +211,7 @@ impl Job {
     /// Brings back the records that there are, finished or not, and merges them. Once more is no harm.
     ///
     /// # Errors
-    /// [`ExecutorError::Foreign`] if one is of something else, [`LabError::Record`] if it is damaged;
+    /// [`LabError::Foreign`] if one is of something else, [`LabError::Record`] if it is damaged;
     /// what was here before is then as it was.
     pub fn fetch(&mut self, jobs: &Jobs) -> Result<Merged> {
         let Polled { state, .. } = self.poll(jobs)?;
@@ -231,23 +225,30 @@ impl Job {
 
     fn collect(&self) -> Result<Merged> {
         let script = if self.spec.kind == ExecutorKind::Command { PRINTED } else { COLLECT };
-        let printed = self.transport().run(script, &[&self.dir()], Stdio::null())?;
+        let printed = self.spec.transport().run(script, &[&self.dir()])?;
         let store = Store::new(&self.records);
         let mut merged = Merged { records: Vec::new(), news: 0 };
         for text in script::records(&printed) {
             let label = PathBuf::from(format!("a record of job {}", self.name));
-            let record = Record::from_bytes(text.as_bytes(), &label)?;
+            let mut record = Record::from_bytes(text.as_bytes(), &label)?;
             self.expect_own(&record)?;
-            let path = store.path_of(&record);
-            let here = path.exists().then(|| Opened::read(&path)).transpose()?;
+            let here = store.find(&record.machine.name, &record.experiment, &record.run_id)?;
             if let Some(here) = &here {
                 self.expect("start", &record.started, &here.record.started)?;
             }
             let extent = |record: &Record| (record.results.len(), record.finished.clone());
             let opened = match here {
                 Some(here) if extent(&here.record) >= extent(&record) => here,
-                _ => {
-                    store.keep(text.as_bytes(), &path)?;
+                here => {
+                    let path = here.map_or_else(|| store.path_of(&record), |here| here.path);
+                    match &mut record.executor {
+                        // Nobody tells a command what its job is called here.
+                        Some(executed) if executed.kind == ExecutorKind::Command => {
+                            executed.job_id.clone_from(&self.id);
+                            store.replace(&mut record, &path)?;
+                        }
+                        _ => store.keep(text.as_bytes(), &path)?,
+                    }
                     merged.news += 1;
                     Opened { path, record }
                 }
@@ -280,14 +281,14 @@ impl Job {
         }
         let what = format!("the {what} of a record that job {} brought", self.name);
         let (found, expected) = (found.to_owned(), expected.to_owned());
-        Err(ExecutorError::Foreign { what, found, expected, advice: NOT_MERGED }.into())
+        Err(LabError::Foreign { what, found, expected, advice: NOT_MERGED })
     }
 
     /// Waits until the run has ended and its records are here. A job that stopped early, or was ended from
     /// outside, is submitted again and goes on, as long as it gets any further.
     ///
     /// # Errors
-    /// [`ExecutorError::Unfinished`] if the run did not end by itself; those of [`Job::fetch`].
+    /// [`LabError::Unfinished`] if the run did not end by itself; those of [`Job::fetch`].
     pub fn follow(
         &mut self,
         jobs: &Jobs,
@@ -349,6 +350,6 @@ impl Job {
         let options: String =
             self.arguments.iter().filter(typed).map(|w| format!(" {}", quote(w))).collect();
         let advice = format!("`swiglu lab run {id} --on {place} --run-id {run}{options}` goes on");
-        ExecutorError::Unfinished { job, why, done, log, advice }.into()
+        LabError::Unfinished { job, why, done, log, advice }
     }
 }

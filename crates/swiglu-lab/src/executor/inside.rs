@@ -4,24 +4,12 @@ use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde::{Deserialize, Serialize};
-
 use super::bundle::Bundle;
-use super::error::ExecutorError;
 use super::scheduler::value;
 use super::script::ENVIRONMENT;
 use super::spec::ExecutorKind;
 use crate::error::{LabError, Result};
 use crate::record::Executed;
-
-/// What the script of a job tells the run that it starts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Origin {
-    pub(super) kind: ExecutorKind,
-    pub(super) place: String,
-    pub(super) host: Option<String>,
-    pub(super) bundle: String,
-}
 
 impl Executed {
     /// Where this process runs, if an executor started it for the lab in `lab`; the bundle around that is
@@ -29,31 +17,22 @@ impl Executed {
     /// wait for what it still measures, and the next start could not measure beside it.
     ///
     /// # Errors
-    /// [`ExecutorError::Foreign`] if a file of the bundle has changed; [`ExecutorError::Place`] if the
-    /// environment is not one that a script of a job makes.
+    /// [`LabError::Foreign`] if a file of the bundle has changed; [`LabError::Name`] if the environment is not
+    /// one that a script of a job makes.
     pub fn detect(lab: &Path) -> Result<Option<Self>> {
         let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let Some(given) = set(ENVIRONMENT) else { return Ok(None) };
-        let origin: Origin = serde_json::from_str(&given).map_err(|e| {
+        let mut executed: Self = serde_json::from_str(&given).map_err(|e| {
             let expected = format!("what the script of a job sets ({e}); unset it");
-            ExecutorError::Place { what: ENVIRONMENT, given, expected }
+            LabError::Name { what: ENVIRONMENT, given, expected }
         })?;
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
             .map_err(|e| LabError::io("end with the script of", lab)(e.into()))?;
-        Bundle::check(lab.parent().unwrap_or(lab), &origin.bundle)?;
-        let Origin { kind, place, host, bundle } = origin;
-        let here = said("uname", &["-n"]);
-        let mut executed = Self {
-            kind,
-            place,
-            host,
-            bundle,
-            nodes: here.into_iter().collect(),
-            devices: set("CUDA_VISIBLE_DEVICES"),
-            ..Self::default()
-        };
-        if let (ExecutorKind::Slurm, Some(id)) = (kind, set("SLURM_JOB_ID")) {
+        Bundle::check(lab.parent().unwrap_or(lab), &executed.bundle)?;
+        executed.nodes.extend(said("uname", &["-n"]));
+        executed.devices = set("CUDA_VISIBLE_DEVICES");
+        if let (ExecutorKind::Slurm, Some(id)) = (executed.kind, set("SLURM_JOB_ID")) {
             executed.of_slurm(id, set);
         }
         Ok(Some(executed))

@@ -1,7 +1,7 @@
 //! A job, and what is known of it on disk: enough to find it again after this program was killed.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -9,11 +9,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::bundle::Bundle;
-use super::error::ExecutorError;
 use super::flow::JobEvent;
-use super::scheduler::{JobState, Place, Polled};
-use super::spec::{ExecutorKind, ExecutorSpec};
-use super::transport::Transport;
+use super::scheduler::{JobState, Polled};
+use super::spec::ExecutorSpec;
 use crate::case::DeviceKind;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
@@ -135,7 +133,7 @@ impl Jobs {
     /// The right to submit a job and to wait for it.
     ///
     /// # Errors
-    /// [`ExecutorError::Refused`] if another process has it; [`LabError::Io`].
+    /// [`LabError::Refused`] if another process has it; [`LabError::Io`].
     pub fn watch(&self, name: &str) -> Result<Watch> {
         let dir = self.dir.join(name);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
@@ -143,13 +141,12 @@ impl Jobs {
         let file = File::create(&path).map_err(LabError::io("open", &path))?;
         match file.try_lock() {
             Ok(()) => Ok(Watch { _lock: file }),
-            Err(fs::TryLockError::WouldBlock) => Err(ExecutorError::Refused {
+            Err(fs::TryLockError::WouldBlock) => Err(LabError::Refused {
                 place: format!("job {name}"),
                 what: "waiting for it",
                 why: "another `swiglu lab run` does".into(),
                 advice: "see it with `swiglu lab status`",
-            }
-            .into()),
+            }),
             Err(fs::TryLockError::Error(e)) => Err(LabError::io("lock", &path)(e)),
         }
     }
@@ -158,7 +155,7 @@ impl Jobs {
     /// again.
     ///
     /// # Errors
-    /// What the place refuses, see [`ExecutorError`]; what was there before is as it was.
+    /// [`LabError::Refused`] by the place; what was there before is as it was.
     pub fn submit(
         &self,
         _watch: &Watch,
@@ -204,19 +201,9 @@ impl Jobs {
 }
 
 impl Job {
-    pub(super) fn transport(&self) -> Transport {
-        let here = matches!(self.spec.kind, ExecutorKind::Command | ExecutorKind::Local);
-        Transport { host: self.spec.host.clone().filter(|_| !here) }
-    }
-
     /// Where it lies.
     pub(super) fn dir(&self) -> String {
         format!("{}/jobs/{}", self.root, self.far_name)
-    }
-
-    pub(super) fn on<T>(&self, ask: impl FnOnce(Place<'_>) -> Result<T>) -> Result<T> {
-        let (transport, dir) = (self.transport(), self.dir());
-        ask(Place { spec: &self.spec, transport: &transport, dir: &dir, name: &self.far_name })
     }
 
     /// What is known of it now.
@@ -224,12 +211,11 @@ impl Job {
     /// # Errors
     /// [`LabError::Io`]; that a place does not answer is a state.
     pub fn poll(&mut self, jobs: &Jobs) -> Result<Polled> {
-        let mut polled = match self.on(|place| place.poll()) {
-            Err(LabError::Executor(error)) => Polled {
-                id: self.id.clone(),
-                state: JobState::Unknown(error.to_string()),
-                log: Vec::new(),
-            },
+        let mut polled = match self.ask() {
+            Err(error @ LabError::Refused { .. }) => {
+                let state = JobState::Unknown(error.to_string());
+                Polled { id: self.id.clone(), state, log: Vec::new() }
+            }
             polled => polled?,
         };
         if polled.id.is_some() && polled.id != self.id {
@@ -245,14 +231,14 @@ impl Job {
     /// Ends it; finished cases stay, and can be brought back.
     ///
     /// # Errors
-    /// [`ExecutorError::Refused`] if it could not be ended.
+    /// [`LabError::Refused`] if it could not be ended.
     pub fn cancel(&mut self, jobs: &Jobs) -> Result<()> {
         let Polled { id, state, .. } = self.poll(jobs)?;
         match &id {
             // What never got a name there is not there: nothing is to be ended or brought back.
             None => (self.cancelled, self.fetched) = (true, true),
             Some(id) if !state.is_over() => {
-                self.on(|place| place.cancel(id))?;
+                self.end(id)?;
                 self.cancelled = true;
             }
             Some(_) => return Ok(()),
@@ -262,16 +248,13 @@ impl Job {
 }
 
 fn read(path: &Path) -> Result<Option<Job>> {
-    let text = match fs::read(path) {
-        Err(e)
-            if matches!(
-                e.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(None);
+    match fs::read(path) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        text => {
+            let text = text.map_err(LabError::io("read", path))?;
+            let job =
+                serde_json::from_slice(&text).map_err(|e| LabError::io("read", path)(e.into()));
+            job.map(Some)
         }
-        text => text.map_err(LabError::io("read", path))?,
-    };
-    serde_json::from_slice(&text).map(Some).map_err(|e| LabError::io("read", path)(e.into()))
+    }
 }

@@ -2,11 +2,10 @@
 //!
 //! All of it is two questions. How a shell script runs somewhere, and bytes get there: `transport`.
 //! How a script becomes a job that goes on alone: `scheduler`. A [`Job`] is the same in every place:
-//! a [`Bundle`] is staged, a script submitted, polled until it has ended, and its records are merged if
+//! a bundle is staged, a script submitted, polled until it has ended, and its records are merged if
 //! they are of that bundle. What must survive this program is in a file of the lab.
 
 mod bundle;
-mod error;
 mod flow;
 mod inside;
 mod job;
@@ -16,8 +15,6 @@ mod script;
 mod spec;
 mod transport;
 
-pub use bundle::Bundle;
-pub use error::ExecutorError;
 pub use flow::{JobEvent, Merged, Outcome};
 pub use job::{Job, Jobs, Request, Watch};
 pub use ready::readiness;

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use super::spec::{ExecutorKind, ExecutorSpec};
-use super::transport::{Transport, version};
+use super::transport::version;
 use crate::ready::Check;
 
 /// Prints what a place has: a word, and what was found.
@@ -20,14 +20,14 @@ pub fn readiness(spec: &ExecutorSpec) -> Vec<Check> {
         check("this machine", Some(std::env::consts::ARCH.into()), true, "");
         return checks;
     }
-    let remote = spec.kind != ExecutorKind::Command && spec.host.is_some();
+    let transport = spec.transport();
+    let remote = transport.host.is_some();
     check("tar here", version("tar", "--version"), true, "install tar");
     if remote {
         check("ssh here", version("ssh", "-V"), true, "install OpenSSH");
         let rsync = version("rsync", "--version");
         check("rsync here", rsync, false, "install rsync on both sides");
     }
-    let transport = Transport { host: spec.host.clone().filter(|_| remote) };
     let words = [spec.command.as_deref().unwrap_or("sh").split_whitespace().next().unwrap_or("sh")];
     let (said, silent) = match transport.output(ASK, &words, Stdio::null()) {
         Ok(output) => (String::from_utf8_lossy(&output.stdout).into_owned(), String::new()),

@@ -1,11 +1,10 @@
 //! How a script becomes a job: what submits it, what is known of it, what ends it.
 
 use std::fmt;
-use std::process::Stdio;
 
-use super::spec::{ExecutorKind, ExecutorSpec};
-use super::transport::{Script, Transport, input};
-use crate::case::DeviceKind;
+use super::job::Job;
+use super::spec::ExecutorKind;
+use super::transport::Script;
 use crate::error::Result;
 
 /// The program stopped early, and goes on when it is started again: EX_TEMPFAIL.
@@ -82,38 +81,29 @@ pub struct Polled {
     pub log: Vec<String>,
 }
 
-/// A job by its directory and name.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
-    pub(super) spec: &'a ExecutorSpec,
-    pub(super) transport: &'a Transport,
-    pub(super) dir: &'a str,
-    pub(super) name: &'a str,
-}
-
-impl Place<'_> {
+impl Job {
     /// Slurm, or nobody but the system.
     fn scheduler(&self) -> &'static str {
         if self.spec.kind == ExecutorKind::Slurm { "slurm" } else { "process" }
     }
 
-    /// Submits a script; the job's id.
-    pub(super) fn submit(&self, script: &str, device: DeviceKind) -> Result<String> {
-        let options = self.spec.sbatch(device);
-        let mut args = vec![self.scheduler(), self.dir, self.name];
+    /// Submits a script; what the job is called from now on.
+    pub(super) fn submit_script(&self, script: &str) -> Result<String> {
+        let (dir, options) = (self.dir(), self.spec.sbatch(self.device));
+        let mut args = vec![self.scheduler(), &dir, &self.far_name];
         args.extend(options.iter().map(String::as_str));
-        let id = self.transport.run(SUBMIT, &args, input(script.as_bytes())?)?;
+        let id = self.spec.transport().send(SUBMIT, &args, script.as_bytes())?;
         Ok(id.trim().to_owned())
     }
 
-    pub(super) fn poll(&self) -> Result<Polled> {
-        let args = [self.scheduler(), self.dir, self.name];
-        let said = self.transport.run(POLL, &args, Stdio::null())?;
+    pub(super) fn ask(&self) -> Result<Polled> {
+        let args = [self.scheduler(), &self.dir(), &self.far_name];
+        let said = self.spec.transport().run(POLL, &args)?;
         Ok(Polled::read(self.scheduler(), &said))
     }
 
-    pub(super) fn cancel(&self, id: &str) -> Result<()> {
-        self.transport.run(CANCEL, &[self.scheduler(), id], Stdio::null()).map(|_| ())
+    pub(super) fn end(&self, id: &str) -> Result<()> {
+        self.spec.transport().run(CANCEL, &[self.scheduler(), id]).map(|_| ())
     }
 }
 

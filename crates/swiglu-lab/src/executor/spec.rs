@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::ExecutorError;
+use super::transport::Transport;
 use crate::case::DeviceKind;
 use crate::code::Code;
 use crate::error::{LabError, Result};
@@ -80,7 +80,7 @@ impl ExecutorSpec {
     /// The place that `given` names, by itself or in `executors.toml` of a lab.
     ///
     /// # Errors
-    /// [`ExecutorError::Place`] if it names none, or one that could be taken for something else;
+    /// [`LabError::Name`] if it names none, or one that could be taken for something else;
     /// [`LabError::Definition`] if the file is wrong.
     pub fn find(given: &str, lab: &Path) -> Result<Self> {
         let (word, rest) = match given.split_once(':') {
@@ -115,7 +115,7 @@ impl ExecutorSpec {
                 path.display(),
                 if names.is_empty() { "which has none".to_owned() } else { names.join(", ") }
             );
-            return Err(wrong("--on", Some(&given.to_owned()), &expected).into());
+            return Err(wrong("--on", Some(&given.to_owned()), &expected));
         };
         let span = entry.span();
         let spec = Self { name: given.to_owned(), ..entry.into_inner() };
@@ -128,7 +128,7 @@ impl ExecutorSpec {
     }
 
     /// That it has what its kind needs, and nothing that a command would take for an option.
-    fn expect_sound(&self) -> Result<(), ExecutorError> {
+    fn expect_sound(&self) -> Result<()> {
         let strange = |c: char| c.is_whitespace() || c.is_control();
         let plain = |s: &String| !s.is_empty() && !s.starts_with('-') && !s.contains(strange);
         for (what, value, needed) in [
@@ -156,6 +156,12 @@ impl ExecutorSpec {
         Ok(())
     }
 
+    /// How it is reached; a command and this process are here.
+    pub(super) fn transport(&self) -> Transport {
+        let here = matches!(self.kind, ExecutorKind::Command | ExecutorKind::Local);
+        Transport { host: self.host.clone().filter(|_| !here) }
+    }
+
     /// What records call this place: a command as such, for it may be long.
     pub fn place(&self) -> &str {
         if self.name.starts_with("command:") { "command" } else { &self.name }
@@ -177,7 +183,6 @@ impl ExecutorSpec {
         names.find(|name| !taken(name)).unwrap_or(name)
     }
 
-    /// The options of `sbatch` that this asks for.
     pub(super) fn sbatch(&self, device: DeviceKind) -> Vec<String> {
         let gpu = (device == DeviceKind::Cuda).then(|| "gpu:1".to_owned());
         let valued = [
@@ -196,9 +201,9 @@ impl ExecutorSpec {
     }
 }
 
-fn wrong(what: &'static str, given: Option<&String>, expected: &str) -> ExecutorError {
+fn wrong(what: &'static str, given: Option<&String>, expected: &str) -> LabError {
     let given = given.cloned().unwrap_or_default();
-    ExecutorError::Place { what, given, expected: expected.to_owned() }
+    LabError::Name { what, given, expected: expected.to_owned() }
 }
 
 #[cfg(test)]
@@ -206,21 +211,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_asks_slurm_for_what_it_says() {
-        let lab = tempfile::tempdir().unwrap();
-        let slurm = ExecutorSpec::find("slurm:gpu", lab.path()).unwrap();
-        assert_eq!(
-            slurm.sbatch(DeviceKind::Cuda),
-            ["--partition=gpu", "--gres=gpu:1", "--nodes=1"]
-        );
-        let file = "[executor.big]\nkind = \"slurm\"\ngres = \"gpu:h200:1\"\nexclusive = true\n\
-                    time = \"1:00:00\"\noptions = [\"--account=a\"]\n";
-        std::fs::write(lab.path().join(FILE), file).unwrap();
-        let big = ExecutorSpec::find("big", lab.path()).unwrap();
-        let options =
-            ["--gres=gpu:h200:1", "--time=1:00:00", "--nodes=1", "--exclusive", "--account=a"];
-        assert_eq!(big.sbatch(DeviceKind::Cuda), options);
+    fn a_gpu_or_all_of_a_node_is_asked_for_unless_a_place_says_otherwise() {
         let any = ExecutorSpec::default();
+        assert_eq!(any.sbatch(DeviceKind::Cuda), ["--gres=gpu:1", "--nodes=1"]);
         assert_eq!(any.sbatch(DeviceKind::Cpu), ["--nodes=1", "--exclusive"]);
+        let big = ExecutorSpec { gres: Some("gpu:h200:1".into()), exclusive: Some(true), ..any };
+        assert_eq!(big.sbatch(DeviceKind::Cuda), ["--gres=gpu:h200:1", "--nodes=1", "--exclusive"]);
     }
 }

@@ -5,34 +5,23 @@ use std::io::{Seek, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use super::error::ExecutorError;
 use crate::error::{LabError, Result};
 
 /// Never asks, gives up in time, and notices a connection that has died.
-const SSH: [&str; 9] = [
-    "ssh",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=15",
-    "-o",
-    "ServerAliveInterval=15",
-    "-o",
-    "ServerAliveCountMax=4",
-];
+const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 \
+                   -o ServerAliveCountMax=4";
 /// How ssh ends where it is ssh that failed.
 const SSH_FAILED: i32 = 255;
 /// How much of what a command said a message quotes.
 const QUOTED: usize = 600;
 
 /// A machine on which shell scripts can be run.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Transport {
     pub(super) host: Option<String>,
 }
 
 /// A script that must succeed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct Script {
     /// What it does.
     pub(super) what: &'static str,
@@ -43,27 +32,25 @@ pub(super) struct Script {
 }
 
 impl Transport {
-    /// Its name in messages.
     pub(super) fn name(&self) -> String {
         self.host.clone().unwrap_or_else(|| "this machine".into())
     }
 
     /// Runs a script with arguments, which the shell there sees as they are, whatever is in them.
     pub(super) fn output(&self, script: &str, args: &[&str], input: Stdio) -> Result<Output> {
-        let mut command = match &self.host {
+        let mut command;
+        match &self.host {
             None => {
-                let mut command = Command::new("sh");
+                command = Command::new("sh");
                 command.args(["-c", script, "sh"]).args(args);
-                command
             }
             Some(host) => {
-                let mut command = Command::new(SSH[0]);
-                command.args(&SSH[1..]).arg("--").arg(host).arg(remote(script, args));
-                command
+                let mut words = SSH.split(' ');
+                command = Command::new(words.next().unwrap_or_default());
+                command.args(words).arg("--").arg(host).arg(remote(script, args));
             }
-        };
+        }
         // Ctrl-C is for this program, which leaves jobs as they are, and not for what it started.
-        #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let output = ended(command.stdin(input))?;
         match &self.host {
@@ -76,7 +63,16 @@ impl Transport {
     }
 
     /// Runs a script that must succeed; what it printed.
-    pub(super) fn run(&self, script: Script, args: &[&str], input: Stdio) -> Result<String> {
+    pub(super) fn run(&self, script: Script, args: &[&str]) -> Result<String> {
+        self.printed(script, args, Stdio::null())
+    }
+
+    /// The same with these bytes as its input.
+    pub(super) fn send(&self, script: Script, args: &[&str], bytes: &[u8]) -> Result<String> {
+        self.printed(script, args, input(bytes)?)
+    }
+
+    fn printed(&self, script: Script, args: &[&str], input: Stdio) -> Result<String> {
         let output = self.output(script.text, args, input)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -88,7 +84,7 @@ impl Transport {
     pub(super) fn rsync(&self, host: &str, script: Script, dir: &Path, to: &str) -> Result<()> {
         let mut command = Command::new("rsync");
         // `-s`: the shell there does not read the path.
-        command.args(["-rlptzs", "--delete", "-e", &SSH.join(" "), "--"]);
+        command.args(["-rlptzs", "--delete", "-e", SSH, "--"]);
         let output = ended(command.arg(dir.join("")).arg(format!("{host}:{to}/")))?;
         match output.status.success() {
             true => Ok(()),
@@ -101,7 +97,7 @@ impl Transport {
         let said = String::from_utf8_lossy(&output.stderr[from..]);
         let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
         let why = format!("{} ({})", lines.join(" / "), output.status);
-        ExecutorError::Refused { place: self.name(), what, why, advice }.into()
+        LabError::Refused { place: self.name(), what, why, advice }
     }
 }
 
@@ -122,7 +118,6 @@ pub(super) fn pack(dir: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Bytes as a file that a command can read.
 pub(super) fn input(bytes: &[u8]) -> Result<Stdio> {
     let dir = std::env::temp_dir();
     let mut file: File = tempfile::tempfile().map_err(LabError::io("make a file in", &dir))?;
@@ -144,7 +139,6 @@ pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Words, each quoted.
 pub(super) fn words(words: &[String]) -> String {
     words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
 }

@@ -4,5 +4,6 @@ mod process;
 pub mod protocol;
 mod serve;
 
-pub use process::{Limits, PeerCommands, PeerError, PeerProcess};
+pub(crate) use process::{Fault, PeerError, PeerProcess, wait};
+pub use process::{Limits, PeerCommands};
 pub use serve::serve;

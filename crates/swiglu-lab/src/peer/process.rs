@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -66,81 +66,29 @@ impl Limits {
 
 /// Why a peer was given up. It is killed by then.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PeerError {
-    /// There is no such program.
-    #[error("peer `{peer}` cannot be started as {program}: {source}")]
-    Start {
-        /// The peer.
-        peer: String,
-        /// What was run.
-        program: String,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// No answer in time.
-    #[error("peer `{peer}` did not answer `{request}` within {} s and was killed{tail}", limit.as_secs_f64())]
-    Silent {
-        /// The peer.
-        peer: String,
-        /// The request.
-        request: &'static str,
-        /// How long it had.
-        limit: Duration,
-        /// The end of its standard error.
-        tail: String,
-    },
-    /// It ended, or closed its output.
-    #[error("peer `{peer}` ended on `{request}` ({status}){tail}")]
-    Died {
-        /// The peer.
-        peer: String,
-        /// The request.
-        request: &'static str,
-        /// Its exit status.
-        status: String,
-        /// The end of its standard error.
-        tail: String,
-    },
-    /// A line that is no reply.
+#[error("peer `{peer}` {fault}")]
+pub(crate) struct PeerError {
+    peer: String,
+    pub(crate) fault: Fault,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("cannot be started as {program}: {source}")]
+    Start { program: String, source: io::Error },
+    #[error("did not answer `{request}` within {} s and was killed{tail}", limit.as_secs_f64())]
+    Silent { request: &'static str, limit: Duration, tail: String },
+    #[error("ended on `{request}` ({status}){tail}")]
+    Died { request: &'static str, status: String, tail: String },
+    #[error("answered `{request}` with what is no reply ({why}): `{line}`; it was killed")]
+    Garbage { request: &'static str, why: serde_json::Error, line: String },
     #[error(
-        "peer `{peer}` answered `{request}` with what is no reply ({why}): `{line}`; it was killed"
+        "spoke before `{request}` was asked: `{line}`: expected one reply to each request; it was \
+         killed"
     )]
-    Garbage {
-        /// The peer.
-        peer: String,
-        /// The request.
-        request: &'static str,
-        /// What the line lacks.
-        why: String,
-        /// The beginning of the line.
-        line: String,
-    },
-    /// It said something before it was asked.
-    #[error(
-        "peer `{peer}` spoke before `{request}` was asked: `{line}`: expected one reply to each \
-         request; it was killed"
-    )]
-    Unasked {
-        /// The peer.
-        peer: String,
-        /// The request that was about to be sent.
-        request: &'static str,
-        /// The beginning of the line.
-        line: String,
-    },
-    /// A reply to something else.
-    #[error("peer `{peer}` answered `{request}` {}: expected {expected}; it was killed", given)]
-    Mismatch {
-        /// The peer.
-        peer: String,
-        /// The request.
-        request: &'static str,
-        /// What came.
-        given: String,
-        /// What should have come.
-        expected: &'static str,
-    },
+    Unasked { request: &'static str, line: String },
+    #[error("answered `{request}` {given}: expected {expected}; it was killed")]
+    Mismatch { request: &'static str, given: String, expected: String },
 }
 
 /// A peer ends with the thread that started it, which is that of the run, however that ends: nobody
@@ -183,7 +131,11 @@ impl PeerCommands {
             }
             _ => {}
         }
-        let wrong = |expected| LabError::Name { what: "peer", given: peer.to_owned(), expected };
+        let wrong = |expected: &str| LabError::Name {
+            what: "peer",
+            given: peer.to_owned(),
+            expected: expected.to_owned(),
+        };
         if !is_name(peer) {
             return Err(wrong("lowercase letters, digits and -"));
         }
@@ -201,9 +153,8 @@ impl PeerCommands {
     }
 }
 
-/// A running peer.
 #[derive(Debug)]
-pub struct PeerProcess {
+pub(crate) struct PeerProcess {
     name: String,
     child: Child,
     stdin: Option<ChildStdin>,
@@ -215,20 +166,16 @@ pub struct PeerProcess {
 
 impl PeerProcess {
     /// Starts a peer. Its standard error is appended to the log.
-    ///
-    /// # Errors
-    /// [`PeerError::Start`].
-    pub fn start(
+    pub(crate) fn start(
         name: &str,
         command: &[OsString],
         log: &Path,
         limits: Limits,
     ) -> Result<Self, PeerError> {
         let program = command.first().cloned().unwrap_or_default();
-        let failed = |source| PeerError::Start {
+        let failed = |source| PeerError {
             peer: name.to_owned(),
-            program: program.to_string_lossy().into_owned(),
-            source,
+            fault: Fault::Start { program: program.to_string_lossy().into_owned(), source },
         };
         let stderr = File::options().create(true).append(true).open(log).map_err(&failed)?;
         let mut command_line = Command::new(&program);
@@ -238,13 +185,12 @@ impl PeerProcess {
             .stdout(Stdio::piped())
             .stderr(stderr);
         // A group of its own: compilers and pools that it starts end with it.
-        #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command_line, 0);
         #[cfg(target_os = "linux")]
         end_with_parent(&mut command_line);
         let mut child = command_line.spawn().map_err(&failed)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(failed(std::io::ErrorKind::BrokenPipe.into()));
+            return Err(failed(io::ErrorKind::BrokenPipe.into()));
         };
         Ok(Self {
             name: name.to_owned(),
@@ -257,111 +203,64 @@ impl PeerProcess {
         })
     }
 
-    /// The peer's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Sends a request and waits for its reply. After an error the peer is dead.
-    ///
-    /// # Errors
-    /// [`PeerError`], all but `Start`.
-    pub fn ask(&mut self, request: &Request) -> Result<Reply, PeerError> {
-        let result = self.try_ask(request);
-        if result.is_err() {
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply, PeerError> {
+        self.try_ask(request).map_err(|fault| {
             self.kill();
-        }
-        result
+            PeerError { peer: self.name.clone(), fault }
+        })
     }
 
-    fn try_ask(&mut self, request: &Request) -> Result<Reply, PeerError> {
-        let peer = || self.name.clone();
-        let what = name_of(request);
-        let limit = self.limits.of(request);
+    fn try_ask(&mut self, asked: &Request) -> Result<Reply, Fault> {
+        let ((request, replies), limit) = (asked.types(), self.limits.of(asked));
         if let Ok(line) = self.lines.try_recv() {
-            return Err(PeerError::Unasked { peer: peer(), request: what, line: beginning(&line) });
+            return Err(Fault::Unasked { request, line: beginning(&line) });
         }
-        let sent = serde_json::to_string(request).map_err(std::io::Error::from).and_then(|line| {
-            match &mut self.stdin {
+        let sent =
+            serde_json::to_string(asked).map_err(io::Error::from).and_then(|line| match &mut self
+                .stdin
+            {
                 Some(stdin) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()),
-                None => Err(std::io::ErrorKind::BrokenPipe.into()),
-            }
-        });
+                None => Err(io::ErrorKind::BrokenPipe.into()),
+            });
         if sent.is_err() {
-            return Err(self.died(what));
+            return Err(self.died(request));
         }
-        let line = match self.lines.recv_timeout(limit) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Disconnected) => return Err(self.died(what)),
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(PeerError::Silent {
-                    peer: peer(),
-                    request: what,
-                    limit,
-                    tail: self.tail(),
-                });
-            }
-        };
-        let reply: Reply = serde_json::from_slice(&line).map_err(|e| PeerError::Garbage {
-            peer: peer(),
-            request: what,
-            why: e.to_string(),
+        let line = self.lines.recv_timeout(limit).map_err(|e| match e {
+            RecvTimeoutError::Disconnected => self.died(request),
+            RecvTimeoutError::Timeout => Fault::Silent { request, limit, tail: self.tail() },
+        })?;
+        let reply: Reply = serde_json::from_slice(&line).map_err(|why| Fault::Garbage {
+            request,
+            why,
             line: beginning(&line),
         })?;
-        self.fits(request, &reply)?;
-        Ok(reply)
+        let (name, id) = reply.type_and_id();
+        let given = match (replies.contains(&name), id == asked.id()) {
+            (true, true) => return Ok(reply),
+            (false, _) => format!("with `{name}`"),
+            (true, false) => format!("of id {:?} with id {id:?}", asked.id()),
+        };
+        let expected = match replies.split_last() {
+            None => "nothing".to_owned(),
+            Some((only, [])) => (*only).to_owned(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        };
+        Err(Fault::Mismatch { request, given, expected })
     }
 
-    /// Whether the reply is one to this request.
-    fn fits(&self, request: &Request, reply: &Reply) -> Result<(), PeerError> {
-        let (expected, fits) = match request {
-            Request::Hello { .. } => (
-                "hello or unavailable",
-                matches!(reply, Reply::Hello { .. } | Reply::Unavailable { .. }),
-            ),
-            Request::Prepare { .. } => (
-                "prepared, unsupported or failed",
-                matches!(
-                    reply,
-                    Reply::Prepared { .. } | Reply::Unsupported { .. } | Reply::Failed { .. }
-                ),
-            ),
-            Request::Verify { .. } => (
-                "verified or failed",
-                matches!(reply, Reply::Verified { .. } | Reply::Failed { .. }),
-            ),
-            Request::Sample { .. } => {
-                ("samples or failed", matches!(reply, Reply::Samples { .. } | Reply::Failed { .. }))
-            }
-            Request::Release { .. } => (
-                "released or failed",
-                matches!(reply, Reply::Released { .. } | Reply::Failed { .. }),
-            ),
-            Request::Clocks => ("clocks", matches!(reply, Reply::Clocks { .. })),
-            Request::Quit => ("nothing", false),
-        };
-        let id = id_of(request);
-        let given = match (fits, reply.id() == id) {
-            (true, true) => return Ok(()),
-            (false, _) => format!("with `{}`", reply.name()),
-            (true, false) => format!("of id {id:?} with id {:?}", reply.id()),
-        };
-        let request = name_of(request);
-        Err(PeerError::Mismatch { peer: self.name.clone(), request, given, expected })
-    }
-
-    fn died(&mut self, request: &'static str) -> PeerError {
+    fn died(&mut self, request: &'static str) -> Fault {
         // Its output is closed; the process itself may take a moment longer.
         let status = match self.wait(GRACE) {
             Some(status) => status.to_string(),
             None => "its output is closed".to_owned(),
         };
-        PeerError::Died { peer: self.name.clone(), request, status, tail: self.tail() }
+        Fault::Died { request, status, tail: self.tail() }
     }
 
     /// The last line of its standard error, as part of a message.
     fn tail(&self) -> String {
-        let read = || -> std::io::Result<String> {
+        let read = || -> io::Result<String> {
             let mut file = File::open(&self.log)?;
             let length = file.metadata()?.len();
             file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
@@ -376,24 +275,15 @@ impl PeerProcess {
         }
     }
 
-    fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
-        let start = Instant::now();
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => {
-                    self.ended = true;
-                    return Some(status);
-                }
-                Ok(None) if start.elapsed() < limit => thread::sleep(Duration::from_millis(5)),
-                _ => return None,
-            }
-        }
+    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let status = wait(&mut self.child, limit).ok().flatten();
+        self.ended |= status.is_some();
+        status
     }
 
     /// Ends it with everything it started.
     fn kill(&mut self) {
         self.stdin = None;
-        #[cfg(unix)]
         if let Some(group) =
             i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw)
         {
@@ -421,6 +311,17 @@ impl Drop for PeerProcess {
     }
 }
 
+/// How a process ended, if it did so in time.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait()? {
+            None if start.elapsed() < limit => thread::sleep(Duration::from_millis(5)),
+            status => return Ok(status),
+        }
+    }
+}
+
 /// As much of a line as a message quotes.
 fn beginning(line: &[u8]) -> String {
     String::from_utf8_lossy(line.get(..200).unwrap_or(line)).trim_end().to_owned()
@@ -445,26 +346,4 @@ fn read_lines(stdout: ChildStdout) -> Receiver<Vec<u8>> {
         }
     });
     receiver
-}
-
-fn name_of(request: &Request) -> &'static str {
-    match request {
-        Request::Hello { .. } => "hello",
-        Request::Prepare { .. } => "prepare",
-        Request::Verify { .. } => "verify",
-        Request::Sample { .. } => "sample",
-        Request::Release { .. } => "release",
-        Request::Clocks => "clocks",
-        Request::Quit => "quit",
-    }
-}
-
-fn id_of(request: &Request) -> Option<u64> {
-    match request {
-        Request::Prepare { id, .. }
-        | Request::Verify { id, .. }
-        | Request::Sample { id, .. }
-        | Request::Release { id } => Some(*id),
-        Request::Hello { .. } | Request::Clocks | Request::Quit => None,
-    }
 }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use swiglu_core::DType;
 
 use crate::case::{Case, DeviceKind};
+use crate::definition::ProfileDef;
 
 /// The version of the protocol.
 pub const PROTOCOL: u32 = 1;
@@ -183,32 +184,56 @@ pub enum Reply {
     },
 }
 
-impl Reply {
-    /// The pair it is about.
-    pub fn id(&self) -> Option<u64> {
-        match self {
-            Reply::Prepared { id, .. }
-            | Reply::Unsupported { id, .. }
-            | Reply::Failed { id, .. }
-            | Reply::Verified { id, .. }
-            | Reply::Samples { id, .. }
-            | Reply::Released { id } => Some(*id),
-            Reply::Hello { .. } | Reply::Unavailable { .. } | Reply::Clocks { .. } => None,
+impl Request {
+    pub(crate) fn prepare(id: u64, case: &Case, profile: &ProfileDef, seed: u64) -> Self {
+        let ProfileDef { id: name, options, .. } = profile.clone();
+        Request::Prepare {
+            id,
+            case: Box::new(case.clone()),
+            profile: ProfileRef { id: name, options },
+            seed,
+            rotations: "auto".into(),
         }
     }
 
-    /// Its type, for messages.
-    pub const fn name(&self) -> &'static str {
+    /// Its type, and the types of the replies to it.
+    pub(crate) const fn types(&self) -> (&'static str, &'static [&'static str]) {
         match self {
-            Reply::Hello { .. } => "hello",
-            Reply::Unavailable { .. } => "unavailable",
-            Reply::Prepared { .. } => "prepared",
-            Reply::Unsupported { .. } => "unsupported",
-            Reply::Failed { .. } => "failed",
-            Reply::Verified { .. } => "verified",
-            Reply::Samples { .. } => "samples",
-            Reply::Released { .. } => "released",
-            Reply::Clocks { .. } => "clocks",
+            Request::Hello { .. } => ("hello", &["hello", "unavailable"]),
+            Request::Prepare { .. } => ("prepare", &["prepared", "unsupported", "failed"]),
+            Request::Verify { .. } => ("verify", &["verified", "failed"]),
+            Request::Sample { .. } => ("sample", &["samples", "failed"]),
+            Request::Release { .. } => ("release", &["released", "failed"]),
+            Request::Clocks => ("clocks", &["clocks"]),
+            Request::Quit => ("quit", &[]),
+        }
+    }
+
+    /// The pair it is about.
+    pub(crate) const fn id(&self) -> Option<u64> {
+        match self {
+            Request::Prepare { id, .. }
+            | Request::Verify { id, .. }
+            | Request::Sample { id, .. }
+            | Request::Release { id } => Some(*id),
+            Request::Hello { .. } | Request::Clocks | Request::Quit => None,
+        }
+    }
+}
+
+impl Reply {
+    /// Its type, and the pair it is about.
+    pub(crate) const fn type_and_id(&self) -> (&'static str, Option<u64>) {
+        match self {
+            Reply::Hello { .. } => ("hello", None),
+            Reply::Unavailable { .. } => ("unavailable", None),
+            Reply::Prepared { id, .. } => ("prepared", Some(*id)),
+            Reply::Unsupported { id, .. } => ("unsupported", Some(*id)),
+            Reply::Failed { id, .. } => ("failed", Some(*id)),
+            Reply::Verified { id, .. } => ("verified", Some(*id)),
+            Reply::Samples { id, .. } => ("samples", Some(*id)),
+            Reply::Released { id } => ("released", Some(*id)),
+            Reply::Clocks { .. } => ("clocks", None),
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Memory-, compute- or latency-bound: what a time is compared with.
+//! What a machine can do at most, as it was measured, and what binds a time beside that.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use swiglu_core::DType;
 
 /// What a kernel's time consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +43,7 @@ pub struct Work {
 
 /// Below this fraction of both ceilings neither of them explains the time. It is the fraction under
 /// which Nsight Compute, too, speaks of latency.
-const EXPLAINED: f64 = 0.6;
+pub(super) const EXPLAINED: f64 = 0.6;
 
 /// A time beside the least that the ceilings allow.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -80,9 +81,46 @@ pub fn classify(work: Work, memory: Option<f64>, compute: Option<f64>) -> Classi
         None => None,
         Some(_) if work.us.is_nan() || work.us <= 0.0 => None,
         Some(_) if m.max(c) < EXPLAINED * work.us => Some(Class::Latency),
-        Some(_) if m > c => Some(Class::Memory),
-        Some(_) => Some(Class::Compute),
+        Some(_) => Some(if m > c { Class::Memory } else { Class::Compute }),
     };
     let rate = |amount: f64| if work.us > 0.0 { amount / (work.us * 1e3) } else { 0.0 };
     Classified { class, gbps: rate(work.bytes), gflops: rate(work.flops), memory_us, compute_us }
+}
+
+/// One measured limit, with what it is the limit of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ceiling {
+    /// What was measured, for example `copy` or `bf16 GEMM`.
+    pub name: String,
+    /// Bytes or operations per second.
+    pub per_second: f64,
+}
+
+/// The limits that bind a kind of work.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// Bytes per second, to and from memory.
+    pub memory: Option<Ceiling>,
+    /// Operations per second, by element type (`f32`, `f16`, `bf16`) where the name begins so.
+    pub compute: Vec<Ceiling>,
+    /// Bytes per second of the caches that the data of one case fit in; none where it was not
+    /// measured, or for several cases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Ceiling>,
+    /// Results per second of the activation of one case; likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Ceiling>,
+}
+
+impl Ceilings {
+    /// The limit of arithmetic in an element type: its own, else that of any type, which is the one
+    /// whose name begins with none.
+    pub fn compute_of(&self, dtype: DType) -> Option<&Ceiling> {
+        let named = |c: &&Ceiling, name: &str| {
+            c.name.split_whitespace().next().is_some_and(|word| word == name)
+        };
+        let any = |c: &&Ceiling| !DType::ALL.iter().any(|d| named(c, &d.to_string()));
+        let own = dtype.to_string();
+        self.compute.iter().find(|c| named(c, &own)).or_else(|| self.compute.iter().find(any))
+    }
 }

@@ -2,26 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::counters::{Counters, KernelCounters};
+use super::class::{Class, EXPLAINED};
+use crate::peer::wait;
+
+/// Where a metric is kept.
+type Kept = fn(&mut Counters) -> &mut Option<f64>;
 
 /// The metrics that are asked for, by Nsight Compute's names.
-pub const METRICS: [&str; 9] = [
-    "gpu__time_duration.sum",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "dram__bytes_read.sum",
-    "dram__bytes_write.sum",
-    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-    "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "lts__t_sector_hit_rate.pct",
-    "launch__registers_per_thread",
+const METRICS: [(&str, Kept); 9] = [
+    ("gpu__time_duration.sum", |c| &mut c.us),
+    ("dram__throughput.avg.pct_of_peak_sustained_elapsed", |c| &mut c.dram_percent),
+    ("dram__bytes_read.sum", |c| &mut c.dram_read_bytes),
+    ("dram__bytes_write.sum", |c| &mut c.dram_written_bytes),
+    ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", |c| &mut c.tensor_percent),
+    ("sm__throughput.avg.pct_of_peak_sustained_elapsed", |c| &mut c.sm_percent),
+    ("sm__warps_active.avg.pct_of_peak_sustained_active", |c| &mut c.occupancy_percent),
+    ("lts__t_sector_hit_rate.pct", |c| &mut c.l2_hit_percent),
+    ("launch__registers_per_thread", |c| &mut c.registers),
 ];
 
 /// How long a profiled program may take: each kernel is replayed once per group of counters.
@@ -38,68 +44,73 @@ pub enum NcuError {
     /// The work runs on a processor, which it does not count.
     #[error("Nsight Compute counts on NVIDIA devices only; times are our own count")]
     NoDevice,
-    /// It could not be started or read.
-    #[error("{program}: {error}", program = program.display())]
-    Io {
-        /// The program.
-        program: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// It took longer than its limit and was ended.
-    #[error("{program}: no end after {seconds} s; it was stopped", program = program.display())]
-    Slow {
-        /// The program.
-        program: PathBuf,
-        /// The limit.
-        seconds: u64,
-    },
     /// Users may not read counters on this machine, which is the driver's default.
     #[error(
         "the driver keeps performance counters to administrators (ERR_NVGPUCTRPERM): run as root, or \
          load the driver with NVreg_RestrictProfilingToAdminUsers=0"
     )]
     NotPermitted,
-    /// It ended with an error.
-    #[error("{program}: {status}: {text}", program = program.display())]
+    /// It could not be run, or not to its end.
+    #[error("{}: {why}", program.display())]
     Failed {
         /// The program.
         program: PathBuf,
-        /// Its exit status.
-        status: String,
-        /// The last of what it said.
-        text: String,
+        /// What the system or the program said.
+        why: String,
     },
-    /// Its answer is not what is documented.
-    #[error(transparent)]
-    Csv(#[from] CsvError),
+    /// Its answer is not the documented table; what is wrong with it.
+    #[error("{0}")]
+    Table(String),
 }
 
-/// An answer that is not the documented table.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum CsvError {
-    /// No header line.
-    #[error("no table in the output of Nsight Compute: expected a line beginning with \"ID\"")]
-    NoTable,
-    /// A column is not there.
-    #[error("the table of Nsight Compute has no column `{column}`, only {given}")]
-    NoColumn {
-        /// What was looked for.
-        column: &'static str,
-        /// What there is.
-        given: String,
-    },
-    /// A line has no such shape.
-    #[error("line {line} of the table of Nsight Compute: {reason}")]
-    Line {
-        /// The line, the header being the first.
-        line: u64,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A table without kernels.
-    #[error("Nsight Compute saw no kernel: the program launched none on the device")]
-    Empty,
+/// Counters of one launch; what the device does not count is absent.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Counters {
+    /// Microseconds, with the profiler attached: longer than without.
+    pub us: Option<f64>,
+    /// Of the device memory's peak, in percent.
+    pub dram_percent: Option<f64>,
+    /// Bytes read from device memory.
+    pub dram_read_bytes: Option<f64>,
+    /// Bytes written to device memory.
+    pub dram_written_bytes: Option<f64>,
+    /// Cycles in which the tensor pipe worked, in percent.
+    pub tensor_percent: Option<f64>,
+    /// Of the multiprocessors' peak in any pipe, in percent.
+    pub sm_percent: Option<f64>,
+    /// Warps that were resident, in percent of the most.
+    pub occupancy_percent: Option<f64>,
+    /// Sectors found in the second-level cache, in percent.
+    pub l2_hit_percent: Option<f64>,
+    /// Registers of each thread.
+    pub registers: Option<f64>,
+}
+
+/// A kernel and what was counted in its last launch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelCounters {
+    /// Its name.
+    pub kernel: String,
+    /// Launches that were seen.
+    pub launches: usize,
+    /// Counters of the last one: the first ones warm up.
+    pub counters: Counters,
+}
+
+impl Counters {
+    /// What the counters say the time consists of; none if they are absent.
+    pub fn class(&self) -> Option<Class> {
+        let compute = match (self.tensor_percent, self.sm_percent) {
+            (Some(t), Some(s)) => Some(t.max(s)),
+            (t, s) => t.or(s),
+        };
+        let (memory, compute) = (self.dram_percent?, compute?);
+        Some(match memory.max(compute) {
+            most if most < 100.0 * EXPLAINED => Class::Latency,
+            _ if memory >= compute => Class::Memory,
+            _ => Class::Compute,
+        })
+    }
 }
 
 /// The profiler of this machine.
@@ -131,14 +142,9 @@ impl Ncu {
         Ok(Self { program })
     }
 
-    /// Its path.
-    pub fn program(&self) -> &Path {
-        &self.program
-    }
-
     /// The arguments before the profiled program's own.
     pub fn arguments(log: &Path) -> Vec<OsString> {
-        let metrics = METRICS.join(",");
+        let metrics = METRICS.map(|(name, _)| name).join(",");
         let fixed = [
             "--csv",
             // One row per metric, whose layout does not depend on what was asked for.
@@ -170,11 +176,12 @@ impl Ncu {
         arguments: &[A],
         input: Option<&Path>,
     ) -> Result<Vec<KernelCounters>, NcuError> {
-        let failed = |error| NcuError::Io { program: self.program.clone(), error };
-        let directory = tempfile::tempdir().map_err(failed)?;
+        let failed = |why: String| NcuError::Failed { program: self.program.clone(), why };
+        let io = |error: io::Error| failed(error.to_string());
+        let directory = tempfile::tempdir().map_err(io)?;
         let log = directory.path().join("ncu.csv");
         let stdin = match input {
-            Some(path) => Stdio::from(std::fs::File::open(path).map_err(failed)?),
+            Some(path) => Stdio::from(fs::File::open(path).map_err(io)?),
             None => Stdio::null(),
         };
         let mut child = Command::new(&self.program)
@@ -187,91 +194,88 @@ impl Ncu {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(failed)?;
-        let start = Instant::now();
-        let status = loop {
-            match child.try_wait().map_err(failed)? {
-                Some(status) => break status,
-                None if start.elapsed() > LIMIT => {
-                    // It may have ended meanwhile, which is as good.
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    let (program, seconds) = (self.program.clone(), LIMIT.as_secs());
-                    return Err(NcuError::Slow { program, seconds });
-                }
-                None => std::thread::sleep(Duration::from_millis(20)),
-            }
+            .map_err(io)?;
+        let Some(status) = wait(&mut child, LIMIT).map_err(io)? else {
+            // It may have ended meanwhile, which is as good.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failed(format!("no end after {} s; it was stopped", LIMIT.as_secs())));
         };
-        let mut text = String::new();
         // Without a log there is still the status to report.
-        if let Ok(mut file) = std::fs::File::open(&log) {
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).map_err(failed)?;
-            text = String::from_utf8_lossy(&bytes).into_owned();
-        }
+        let text = fs::read(&log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
         if text.contains("ERR_NVGPUCTRPERM") {
             return Err(NcuError::NotPermitted);
         }
         if !status.success() {
-            let program = self.program.clone();
-            let last = text.lines().rev().take(5).collect::<Vec<_>>();
-            let text = last.into_iter().rev().collect::<Vec<_>>().join(" / ");
-            return Err(NcuError::Failed { program, status: status.to_string(), text });
+            let mut last: Vec<&str> = text.lines().rev().take(5).collect();
+            last.reverse();
+            return Err(failed(format!("{status}: {}", last.join(" / "))));
         }
-        Ok(parse_csv(&text)?)
+        parse_csv(&text)
     }
 }
+
+/// What a row is read for, of all its columns.
+#[derive(Deserialize)]
+struct Row {
+    #[serde(rename = "ID")]
+    id: String,
+    #[serde(rename = "Kernel Name")]
+    kernel: String,
+    #[serde(rename = "Metric Name")]
+    metric: String,
+    #[serde(rename = "Metric Unit")]
+    unit: String,
+    #[serde(rename = "Metric Value")]
+    value: String,
+}
+
+const COLUMNS: [&str; 5] = ["ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"];
 
 /// Reads the table of `ncu --csv --page details`: one row per launch and metric. Lines before the
 /// header, and the profiler's own remarks (`==PROF== …`), are passed over.
 ///
 /// # Errors
-/// [`CsvError`].
-pub fn parse_csv(text: &str) -> Result<Vec<KernelCounters>, CsvError> {
+/// [`NcuError::Table`].
+pub fn parse_csv(text: &str) -> Result<Vec<KernelCounters>, NcuError> {
     let ours = |line: &&str| !line.starts_with("==");
     let lines = text.lines().filter(ours).skip_while(|l| !l.starts_with("\"ID\","));
     let table: String = lines.flat_map(|line| [line, "\n"]).collect();
     if table.is_empty() {
-        return Err(CsvError::NoTable);
+        let why = "no table in the output of Nsight Compute: expected a line beginning with \"ID\"";
+        return Err(NcuError::Table(why.into()));
     }
-    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(table.as_bytes());
-    let header = reader.headers().map_err(|e| of_line(1, &e))?.clone();
-    let column = |name: &'static str| {
-        let given = || header.iter().collect::<Vec<_>>().join(", ");
-        let found = header.iter().position(|h| h == name);
-        found.ok_or_else(|| CsvError::NoColumn { column: name, given: given() })
+    let at = |line: usize, reason: String| {
+        NcuError::Table(format!("line {line} of the table of Nsight Compute: {reason}"))
     };
-    let (id, kernel) = (column("ID")?, column("Kernel Name")?);
-    let (metric, unit, value) =
-        (column("Metric Name")?, column("Metric Unit")?, column("Metric Value")?);
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(table.as_bytes());
+    let header: Vec<_> = reader.headers().map_err(|e| at(1, e.to_string()))?.iter().collect();
+    if let Some(missing) = COLUMNS.iter().find(|column| !header.contains(column)) {
+        let given = header.join(", ");
+        let why = format!("the table of Nsight Compute has no column `{missing}`, only {given}");
+        return Err(NcuError::Table(why));
+    }
     // By name and in order of the first launch; the launches of a kernel differ in their ID.
     let mut kernels: Vec<(String, BTreeMap<u64, Counters>)> = Vec::new();
-    for (i, row) in reader.records().enumerate() {
-        let line = i as u64 + 2;
-        let row = row.map_err(|e| of_line(line, &e))?;
-        let cell = |at: usize| {
-            row.get(at).ok_or_else(|| CsvError::Line {
-                line,
-                reason: format!("{} columns, expected more than {at}", row.len()),
-            })
-        };
-        let launch = cell(id)?;
-        let launch = launch.parse().map_err(|_| CsvError::Line {
-            line,
-            reason: format!("the ID is `{launch}`, expected a number"),
-        })?;
-        let name = cell(kernel)?;
-        let at = kernels.iter().position(|(k, _)| k == name).unwrap_or_else(|| {
-            kernels.push((name.to_owned(), BTreeMap::new()));
+    for (i, row) in reader.deserialize().enumerate() {
+        let at = |reason| at(i + 2, reason);
+        let row: Row = row.map_err(|e| at(e.to_string()))?;
+        let launch =
+            row.id.parse().map_err(|_| at(format!("the ID is `{}`, expected a number", row.id)))?;
+        let known = kernels.iter().position(|(kernel, _)| *kernel == row.kernel);
+        let known = known.unwrap_or_else(|| {
+            kernels.push((row.kernel, BTreeMap::new()));
             kernels.len() - 1
         });
-        let counters = kernels[at].1.entry(launch).or_default();
-        if let Some(number) = number(cell(value)?, cell(unit)?) {
-            counters.set(cell(metric)?, number);
+        let counters = kernels[known].1.entry(launch).or_default();
+        if let Some((_, kept)) = METRICS.iter().find(|(name, _)| *name == row.metric) {
+            *kept(counters) = number(&row.value, &row.unit).or(*kept(counters));
         }
     }
     if kernels.is_empty() {
-        return Err(CsvError::Empty);
+        let why = "Nsight Compute saw no kernel: the program launched none on the device";
+        return Err(NcuError::Table(why.into()));
     }
     let last = |(kernel, launches): (String, BTreeMap<u64, Counters>)| KernelCounters {
         kernel,
@@ -281,41 +285,16 @@ pub fn parse_csv(text: &str) -> Result<Vec<KernelCounters>, CsvError> {
     Ok(kernels.into_iter().map(last).collect())
 }
 
-fn of_line(line: u64, error: &csv::Error) -> CsvError {
-    CsvError::Line { line, reason: error.to_string() }
-}
-
-/// A value in bytes, nanoseconds or percent; none for `n/a`, which is what a device says that does
+/// A value in bytes, microseconds or percent; none for `n/a`, which is what a device says that does
 /// not count it.
 fn number(text: &str, unit: &str) -> Option<f64> {
     let value: f64 = text.replace(',', "").parse().ok()?;
     let scale = match unit {
-        "Kbyte" | "usecond" | "us" => 1e3,
-        "Mbyte" | "msecond" | "ms" => 1e6,
-        "Gbyte" | "second" | "s" => 1e9,
+        "nsecond" | "ns" => 1e-3,
+        "msecond" | "ms" | "Kbyte" => 1e3,
+        "second" | "s" | "Mbyte" => 1e6,
+        "Gbyte" => 1e9,
         _ => 1.0,
     };
     value.is_finite().then_some(value * scale)
-}
-
-impl Counters {
-    fn set(&mut self, metric: &str, value: f64) {
-        let fields = [
-            // Nanoseconds.
-            (&mut self.us, 1e-3),
-            (&mut self.dram_percent, 1.0),
-            (&mut self.dram_read_bytes, 1.0),
-            (&mut self.dram_written_bytes, 1.0),
-            (&mut self.tensor_percent, 1.0),
-            (&mut self.sm_percent, 1.0),
-            (&mut self.occupancy_percent, 1.0),
-            (&mut self.l2_hit_percent, 1.0),
-            (&mut self.registers, 1.0),
-        ];
-        for (name, (field, scale)) in METRICS.iter().zip(fields) {
-            if *name == metric {
-                *field = Some(value * scale);
-            }
-        }
-    }
 }

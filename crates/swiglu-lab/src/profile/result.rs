@@ -6,12 +6,12 @@ use std::path::Path as File;
 
 use swiglu_core::{Op, Path};
 
-use super::bottleneck::{Analysis, Habit, Subject, analyse};
-use super::ceilings::Ceilings;
+use super::analysis::{Analysis, Subject, analyse};
+use super::class::Ceilings;
 use super::ncu::{Ncu, NcuError};
 use crate::case::{Case, DeviceKind};
 use crate::definition::{Experiment, ProfileDef, Role};
-use crate::peer::protocol::{PROTOCOL, ProfileRef, Request};
+use crate::peer::protocol::{PROTOCOL, Request};
 use crate::record::{Profiled, ResultEntry, Status};
 
 /// The written analysis of a result; none where nothing was measured, or where it is not known how it
@@ -27,28 +27,25 @@ pub fn analyse_result(
     Some(analyse(&subject(profile, case, result)?, us, ceilings))
 }
 
-/// What a way does in each call and need not, by the name that peers have for it.
-fn habits(way: &str) -> Vec<Habit> {
-    match way {
-        "alloc_each_call" => vec![Habit::Allocates],
-        "pack_each_call" => vec![Habit::PacksWeights],
-        "alloc_and_pack_each_call" => vec![Habit::Allocates, Habit::PacksWeights],
-        _ => Vec::new(),
-    }
-}
-
 fn subject(profile: &ProfileDef, case: &Case, result: &ResultEntry) -> Option<Subject> {
     let problem = case.problem()?;
     let option = |name: &str| profile.options.get(name);
-    let habits = habits(option("way").and_then(|v| v.as_str()).unwrap_or_default());
-    if profile.role != Role::Ours && habits.is_empty() {
+    // What a way does in each call and need not, by the name that peers have for it.
+    let (allocates, packs_weights) = match option("way").and_then(|v| v.as_str()) {
+        Some("alloc_each_call") => (true, false),
+        Some("pack_each_call") => (false, true),
+        Some("alloc_and_pack_each_call") => (true, true),
+        _ => (false, false),
+    };
+    let wasteful = allocates || packs_weights;
+    if profile.role != Role::Ours && !wasteful {
         return None;
     }
-    // Our peer tells the plan; the other ways with habits are products with an activation behind.
+    // Our peer tells the plan; the wasteful ways are products with an activation behind.
     let said = || result.plan.iter().chain(&result.notes);
     let noted = |word: &str| said().any(|n| n.split([' ', ',']).any(|w| w == word));
     let asked = option("path").and_then(|v| v.as_str()) == Some("unfused");
-    let unfused = noted("unfused") || asked || !habits.is_empty();
+    let unfused = noted("unfused") || asked || wasteful;
     let path = if unfused { Path::Unfused } else { Path::Fused };
     let launches = match (problem.op, path) {
         (Op::Activation, _) | (Op::GatedLinear, Path::Fused) => 1,
@@ -63,7 +60,8 @@ fn subject(profile: &ProfileDef, case: &Case, result: &ResultEntry) -> Option<Su
         launches,
         graph: graph && case.device == DeviceKind::Cuda,
         heat: case.heat,
-        habits,
+        allocates,
+        packs_weights,
     })
 }
 
@@ -75,18 +73,12 @@ pub fn count(
     profile: &ProfileDef,
     seed: u64,
 ) -> Profiled {
-    let counted = match ncu {
-        Ok(ncu) => requests(case, profile, seed)
-            .map_err(|error| NcuError::Io { program: ncu.program().to_path_buf(), error })
-            .and_then(|requests| match peer.split_first() {
-                Some((program, arguments)) => {
-                    ncu.profile(File::new(program), arguments, Some(requests.path()))
-                }
-                None => Ok(Vec::new()),
-            })
-            .map_err(|e| e.to_string()),
-        Err(missing) => Err(missing.to_string()),
-    };
+    let counted = ncu.as_ref().map_err(ToString::to_string).and_then(|ncu| {
+        let Some((program, arguments)) = peer.split_first() else { return Ok(Vec::new()) };
+        let requests = requests(case, profile, seed).map_err(|e| e.to_string())?;
+        let counted = ncu.profile(File::new(program), arguments, Some(requests.path()));
+        counted.map_err(|e| e.to_string())
+    });
     let (kernels, reason) = match counted {
         Ok(kernels) => (kernels, None),
         Err(reason) => (Vec::new(), Some(reason)),
@@ -103,13 +95,7 @@ fn requests(
     let id = 1;
     let asked = [
         Request::Hello { protocol: PROTOCOL, device: case.device },
-        Request::Prepare {
-            id,
-            case: Box::new(case.clone()),
-            profile: ProfileRef { id: profile.id.clone(), options: profile.options.clone() },
-            seed,
-            rotations: "auto".into(),
-        },
+        Request::prepare(id, case, profile, seed),
         Request::Verify { id, rows: vec![0] },
         Request::Quit,
     ];

@@ -2,8 +2,12 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Error, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, getuid, test_kill_process};
 
 use super::store::{entries, file_name};
 use crate::error::{LabError, Result};
@@ -73,18 +77,9 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Whether there is a process of this number.
 fn runs(process: i32) -> bool {
-    #[cfg(unix)]
-    {
-        use rustix::{io::Errno, process};
-        let Some(pid) = process::Pid::from_raw(process) else { return false };
-        process::test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)
-    }
-    #[cfg(not(unix))]
-    {
-        process > 0
-    }
+    let Some(pid) = Pid::from_raw(process) else { return false };
+    test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)
 }
 
 /// A directory of locks. Whoever takes them there knows of each other.
@@ -118,12 +113,8 @@ impl Locks {
         one.is_some() && one == two
     }
 
-    #[cfg(unix)]
     fn below(temporary: &Path) -> Result<Self> {
-        use std::io::{Error, ErrorKind};
-        use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-
-        let user = rustix::process::getuid().as_raw();
+        let user = getuid().as_raw();
         let root = temporary.join(format!("swiglu-lab-{user}"));
         match fs::DirBuilder::new().mode(0o700).create(&root) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => {
@@ -139,11 +130,6 @@ impl Locks {
             return Err(LabError::io("use the locks in", &root)(source));
         }
         Ok(Self::new(root))
-    }
-
-    #[cfg(not(unix))]
-    fn below(temporary: &Path) -> Result<Self> {
-        Ok(Self::new(temporary.join("swiglu-lab")))
     }
 
     /// The right to measure, signed with a run's name.
@@ -206,9 +192,7 @@ impl Locks {
                 let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
                 Err(LabError::Busy { holder: holders.join("; ") })
             }
-            Err(fs::TryLockError::Error(source)) => {
-                Err(LabError::Io { action: "lock", path: path.to_path_buf(), source })
-            }
+            Err(fs::TryLockError::Error(e)) => Err(LabError::io("lock", path)(e)),
         }
     }
 
@@ -237,16 +221,15 @@ mod tests {
         drop(copy);
     }
 
-    #[cfg(unix)]
     #[test]
     fn locks_of_a_user_lie_in_a_directory_that_no_other_can_change() {
-        use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+        use std::os::unix::fs::{PermissionsExt, symlink};
 
         let dir = tempfile::tempdir().unwrap();
         let locks = Locks::below(dir.path()).unwrap();
         let found = fs::metadata(&locks.root).unwrap();
         assert_eq!(found.permissions().mode() & 0o777, 0o700);
-        assert_eq!(found.uid(), rustix::process::getuid().as_raw());
+        assert_eq!(found.uid(), getuid().as_raw());
         // Every process finds the same ones.
         let held = locks.take(Measured::Device("GPU-1"), "a run").unwrap();
         let again = Locks::below(dir.path()).unwrap();

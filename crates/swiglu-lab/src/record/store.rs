@@ -1,8 +1,10 @@
-//! Records on disk: `<root>/<machine>/<date>-<experiment>-<run-id>.json`.
+//! Records on disk: `<root>/<machine>/<date>-<experiment>-<run-id>.json`, where a run id that begins with the
+//! date has it there alone.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -47,7 +49,8 @@ impl Opened {
     /// # Errors
     /// [`LabError::Record`] with what is wrong and what to do, [`LabError::Io`].
     pub fn read(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_path_buf(), record: open(path)? })
+        let text = fs::read(path).map_err(LabError::io("read", path))?;
+        Ok(Self { path: path.to_path_buf(), record: Record::from_bytes(&text, path)? })
     }
 }
 
@@ -71,10 +74,10 @@ impl Store {
         let (mut records, mut refused) = (Vec::new(), Vec::new());
         for dir in entries(&self.root)?.into_iter().filter(|path| path.is_dir()) {
             for path in files_of(&dir, experiment)? {
-                match open(&path) {
+                match Opened::read(&path) {
                     // `mlp-decode-1` is a run of `mlp-decode`, or run `decode-1` of `mlp`.
-                    Ok(record) if record.experiment != experiment => {}
-                    Ok(record) => records.push(Opened { path, record }),
+                    Ok(opened) if opened.record.experiment != experiment => {}
+                    Ok(opened) => records.push(opened),
                     Err(error) => refused.push(Refused { path, error }),
                 }
             }
@@ -112,19 +115,18 @@ impl Store {
     }
 
     fn stray(&self, path: PathBuf, experiments: &[&str]) -> Option<Refused> {
-        let (why, advice) = match open(&path) {
+        let (why, advice) = match Opened::read(&path).map(|opened| opened.record) {
             Ok(record) if experiments.contains(&record.experiment.as_str()) => {
                 let right = self.path_of(&record);
-                let why = format!("a record that would count as {}", right.display());
-                match right.exists() {
-                    // Of an experiment whose definition is broken.
-                    true if right == path => return None,
-                    true => (
-                        why,
-                        "it counts for nothing: it is a copy, or one of them is to be renamed",
-                    ),
-                    false => (why, "it counts for nothing: rename it"),
+                // Of an experiment whose definition is broken.
+                if right == path {
+                    return None;
                 }
+                let advice = match right.exists() {
+                    true => "it counts for nothing: it is a copy, or one of them is to be renamed",
+                    false => "it counts for nothing: rename it",
+                };
+                (format!("a record that would count as {}", right.display()), advice)
             }
             Ok(record) => {
                 let why =
@@ -144,21 +146,27 @@ impl Store {
     /// # Errors
     /// [`LabError::Record`] if its file is not a believable record.
     pub fn find(&self, machine: &str, experiment: &str, run_id: &str) -> Result<Option<Opened>> {
-        let end = format!("-{experiment}-{run_id}.json");
-        let named = |path: &PathBuf| {
-            file_name(path).strip_suffix(&end).is_some_and(|date| date.len() == DATE_LEN)
-        };
         let dir = self.root.join(machine);
-        match files_of(&dir, experiment)?.into_iter().find(named) {
-            None => Ok(None),
-            Some(path) => Ok(Some(Opened { record: open(&path)?, path })),
+        let named = |path: &PathBuf| {
+            let name = file_name(path);
+            let date = name.get(..DATE_LEN).unwrap_or_default();
+            let of = |run: &str| name == format!("{date}-{experiment}-{run}.json");
+            of(run_id) || of(undated(run_id, date))
+        };
+        for path in files_of(&dir, experiment)?.into_iter().filter(named) {
+            let opened = Opened::read(&path)?;
+            if opened.record.run_id == run_id {
+                return Ok(Some(opened));
+            }
         }
+        Ok(None)
     }
 
     /// The file of a run that begins now.
     pub fn path_of(&self, record: &Record) -> PathBuf {
         let date = record.started.get(..DATE_LEN).unwrap_or_default();
-        let name = format!("{date}-{}-{}.json", record.experiment, record.run_id);
+        let run = undated(&record.run_id, date);
+        let name = format!("{date}-{}-{run}.json", record.experiment);
         self.root.join(&record.machine.name).join(name)
     }
 
@@ -185,11 +193,13 @@ impl Store {
             lock.add(here.take(measured, run)?);
         }
         here.expect_alone(measured, run)?;
-        let of_this_run = format!("-{run}{UNFINISHED_END}");
         for leftover in entries(&dir)? {
             let name = file_name(&leftover);
             let Some(rest) = name.strip_prefix(TEMPORARY) else { continue };
-            let own = rest.get(DATE_LEN..).is_some_and(|rest| rest.starts_with(&of_this_run));
+            let own = rest.split_at_checked(DATE_LEN).is_some_and(|(date, rest)| {
+                let of = |run: &str| rest.starts_with(&format!("-{run}{UNFINISHED_END}"));
+                of(run) || of(&run.replacen(&format!("{date}-"), "", 1))
+            });
             if measured == Measured::Machine || own {
                 fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;
             }
@@ -203,13 +213,17 @@ impl Store {
     /// [`LabError::Record`] if the file is not what this record was read from or last written as;
     /// [`LabError::Io`]. The old file is then untouched.
     pub fn write(&self, record: &mut Record, path: &Path) -> Result<()> {
-        let failed = || LabError::io("write", path);
-        if path.exists() && open(path)?.content_hash != record.content_hash {
+        if path.exists() && Opened::read(path)?.record.content_hash != record.content_hash {
             let why = "another program has changed it since it was read".to_owned();
             let advice = "nothing was written: run again, which goes on with what is there";
             return Err(LabError::Record { path: path.to_path_buf(), why, advice });
         }
-        let json = |e: serde_json::Error| failed()(e.into());
+        self.replace(record, path)
+    }
+
+    /// Writes a record, whatever is there.
+    pub(crate) fn replace(&self, record: &mut Record, path: &Path) -> Result<()> {
+        let json = |e: serde_json::Error| LabError::io("write", path)(e.into());
         record.content_hash = content_hash(&serde_json::to_value(&*record).map_err(json)?);
         let text = laid_out(&serde_json::to_value(&*record).map_err(json)?);
         self.keep(text.as_bytes(), path)
@@ -223,11 +237,12 @@ impl Store {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let mut file = tempfile::Builder::new()
             .prefix(&format!("{TEMPORARY}{stem}{UNFINISHED_END}"))
+            // A temporary file is its owner's alone; a record is for everybody.
+            .permissions(fs::Permissions::from_mode(0o644))
             .tempfile_in(dir)
             .map_err(LabError::io("create a file in", dir))?;
         file.write_all(text).map_err(failed())?;
         file.as_file().sync_all().map_err(failed())?;
-        readable_by_all(file.as_file()).map_err(failed())?;
         file.persist(path).map_err(|e| failed()(e.error))?;
         // The rename itself must reach the disk too.
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed())
@@ -258,28 +273,13 @@ fn laid_out(document: &Value) -> String {
     lines("{", parts.map(|(name, value)| named(name, part(value))).collect(), "}", "") + "\n"
 }
 
-/// A temporary file is its owner's alone; a record is for everybody.
-fn readable_by_all(file: &File) -> std::io::Result<()> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.set_permissions(fs::Permissions::from_mode(0o644))?;
-    }
-    #[cfg(not(unix))]
-    let _ = file;
-    Ok(())
-}
-
 /// `YYYY-MM-DD`.
 const DATE_LEN: usize = 10;
 
-/// Reads a record and believes it only if it is whole, of this schema and unchanged.
-///
-/// # Errors
-/// [`LabError::Record`] with what is wrong and what to do, [`LabError::Io`].
-fn open(path: &Path) -> Result<Record> {
-    let text = fs::read(path).map_err(LabError::io("read", path))?;
-    Record::from_bytes(&text, path)
+/// A run's id in the name of a file that begins with this date: an id made of the date would repeat it.
+fn undated<'a>(run_id: &'a str, date: &str) -> &'a str {
+    let rest = run_id.strip_prefix(date).and_then(|rest| rest.strip_prefix('-'));
+    rest.unwrap_or(run_id)
 }
 
 impl Record {

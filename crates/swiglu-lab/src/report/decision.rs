@@ -14,7 +14,6 @@ pub(super) fn path(id: &str) -> String {
     format!("decisions/{id}.html")
 }
 
-/// All decisions, each with its state.
 pub(super) fn list(
     depth: Depth,
     decisions: &[Decision],

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::Entry;
 use crate::case::{Case, CaseOp};
 use crate::definition::{Against, Claim, Experiment, Role};
+use crate::format::{DASH, time};
 use crate::record::{Opened, Record, ResultEntry, Status};
 use crate::verdict::RecordVerdict;
 
@@ -15,10 +16,20 @@ pub(super) fn place_of(entry: &Entry, verdict: &RecordVerdict) -> Option<usize> 
     entry.records.iter().position(of)
 }
 
+pub(super) fn opened_of<'a>(entry: &'a Entry, verdict: &RecordVerdict) -> Option<&'a Opened> {
+    entry.records.get(place_of(entry, verdict)?)
+}
+
 /// The record that the pages show for an experiment: of the verdict, else the newest.
 pub(super) fn shown(entry: &Entry) -> Option<&Opened> {
-    let judged = entry.verdict.decisive().and_then(|verdict| place_of(entry, verdict));
-    judged.map_or(entry.records.last(), |place| entry.records.get(place))
+    let judged = entry.verdict.decisive().and_then(|verdict| opened_of(entry, verdict));
+    judged.or(entry.records.last())
+}
+
+/// The median time of a profile in a case, in words.
+pub(super) fn median(record: &Record, case_key: &str, profile: &str) -> String {
+    let summary = record.entry(case_key, profile).and_then(|result| result.summary);
+    summary.map_or(DASH.into(), |summary| time(summary.median))
 }
 
 /// What the claim compares its subject with.
@@ -80,7 +91,6 @@ impl Labels {
         Self { common: joined(&common, |i| !named[i]), named }
     }
 
-    /// A case among the others.
     pub(super) fn case(&self, case: &Case) -> String {
         let label = joined(&parts(case), |i| self.named[i]);
         if label.is_empty() { format!("M = {}", case.m) } else { label }

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::evidence::{Labels, cases, place_of, ranked, rivals, series, shown};
 use super::index::{headline, ready_badge, whence};
 use super::page::{Depth, badge, columns, folded, frame, key, prose, section, table};
-use super::{Entry, Site, age_in_words, decision, plots, run};
+use super::{Entry, Site, age_in_words, decision, evidence, plots, run};
 use crate::case::Case;
 use crate::decision::Decision;
 use crate::definition::{Claim, ClaimKind, Experiment};
@@ -82,13 +82,9 @@ fn exceptions(e: &Experiment, verdict: &RecordVerdict) -> Markup {
 /// The claim case by case: ours and the best rival.
 fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
     let labels = Labels::of(e.cases.iter());
-    let median = |key: &str, profile: &str| {
-        let summary = record.entry(key, profile).and_then(|r| r.summary);
-        summary.map_or(DASH.to_owned(), |s| time(s.median))
-    };
     let row = |case: &Case| {
         let key = case.key();
-        let found = verdict.cases.iter().find(|c| c.case_key == key);
+        let found = verdict.case(&key);
         let below = found.is_some_and(|f| e.claim.floor.is_some_and(|floor| f.ratio.value < floor));
         vec![
             html! {
@@ -99,8 +95,10 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
                 span.wrong[below] { (found.map_or(DASH.to_owned(), |f| interval(f.ratio))) }
                 @if below { span.sub { "below the floor" } }
             },
-            html! { (median(&key, &e.claim.subject)) },
-            html! { (found.map_or(DASH.to_owned(), |f| median(&key, &f.against))) },
+            html! { (evidence::median(record, &key, &e.claim.subject)) },
+            html! {
+                (found.map_or(DASH.to_owned(), |f| evidence::median(record, &key, &f.against)))
+            },
             html! { span.key { (found.map_or(DASH, |f| &f.against)) } },
         ]
     };
@@ -163,7 +161,10 @@ fn everything(e: &Experiment, opened: &Opened) -> Markup {
     let analyses: Vec<_> = of_subject
         .filter_map(|r| {
             let case = record.case_of(r)?;
-            Some((labels.case(case), analyse_result(e, case, r, &ceilings)?.text))
+            Some((
+                labels.case(case),
+                analyse_result(e, case, r, &record.ceilings_of(e, case))?.text,
+            ))
         })
         .collect();
     let machine = html! {

@@ -1,12 +1,13 @@
 //! All figures in one document, as Markdown.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::evidence::{Labels, groups, place_of, rivals};
+use super::evidence::{Labels, groups, median, opened_of, rivals};
 use super::{Entry, Site, run};
 use crate::case::Case;
-use crate::format::{DASH, interval, time};
-use crate::record::Record;
+use crate::format::{DASH, interval};
+use crate::record::{Opened, Record};
 use crate::verdict::RecordVerdict;
 
 /// So many sizes become columns of a table; more become rows.
@@ -47,7 +48,7 @@ impl Site {
 fn summary(root: &Path, entry: &Entry) -> Vec<Vec<String>> {
     let e = &entry.experiment;
     let row = |(i, verdict): (usize, &RecordVerdict)| {
-        let opened = place_of(entry, verdict).and_then(|place| entry.records.get(place));
+        let opened = opened_of(entry, verdict);
         let of = |text: String| if i == 0 { text } else { String::new() };
         let machine = match opened {
             Some(opened) => link(&verdict.machine, root, &opened.path),
@@ -92,16 +93,10 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
         }
     }
     *out += "\n";
-    let Some((verdict, record)) = decisive.and_then(|verdict| {
-        let opened = entry.records.get(place_of(entry, verdict)?)?;
-        Some((verdict, &opened.record))
-    }) else {
-        return;
-    };
-    let (mut sizes, groups) = (Vec::new(), groups(&labels, e.cases.iter()));
-    sizes.extend(e.cases.iter().map(|case| case.m));
-    sizes.sort_unstable();
-    sizes.dedup();
+    let judged = decisive.and_then(|verdict| Some((verdict, opened_of(entry, verdict)?)));
+    let Some((verdict, Opened { record, .. })) = judged else { return };
+    let groups = groups(&labels, e.cases.iter());
+    let sizes: BTreeSet<usize> = e.cases.iter().map(|case| case.m).collect();
     if (2..=COLUMNS).contains(&sizes.len()) && groups.len() < e.cases.len() {
         let head =
             std::iter::once("case".to_owned()).chain(sizes.iter().map(|m| format!("M = {m}")));
@@ -130,16 +125,13 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
 /// Ours, the best of the others, the ratio.
 fn figures(subject: &str, verdict: &RecordVerdict, record: &Record, case: &Case) -> [String; 3] {
     let key = case.key();
-    let median = |profile: &str| {
-        let summary = record.entry(&key, profile).and_then(|r| r.summary);
-        summary.map_or(DASH.to_owned(), |s| time(s.median))
-    };
-    match verdict.cases.iter().find(|c| c.case_key == key) {
+    let ours = median(record, &key, subject);
+    match verdict.case(&key) {
         Some(found) => {
-            let rival = format!("{} {}", found.against, median(&found.against));
-            [median(subject), rival, interval(found.ratio)]
+            let rival = format!("{} {}", found.against, median(record, &key, &found.against));
+            [ours, rival, interval(found.ratio)]
         }
-        None => [median(subject), DASH.into(), DASH.into()],
+        None => [ours, DASH.into(), DASH.into()],
     }
 }
 

@@ -14,14 +14,12 @@ mod run;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
-
-use thiserror::Error;
+use std::path::Path;
 
 use crate::code::History;
 use crate::decision::Decision;
 use crate::definition::Experiment;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::ready::Check;
 use crate::record::{Opened, Store};
 use crate::verdict::{RecordVerdict, Verdict};
@@ -29,20 +27,6 @@ use crate::verdict::{RecordVerdict, Verdict};
 /// Says that a directory is a report of ours, which may be replaced.
 const MARK: &str = ".swiglu-lab-report";
 const STYLE: &str = include_str!("style.css");
-
-/// Why there is no site.
-#[derive(Debug, Error)]
-pub enum ReportError {
-    /// The directory has other things in it.
-    #[error(
-        "{}: is not empty and not a report of this program; choose another directory, or empty it",
-        .0.display()
-    )]
-    Foreign(PathBuf),
-    /// A file or directory cannot be read or written.
-    #[error(transparent)]
-    Lab(#[from] LabError),
-}
 
 /// An experiment with all its evidence.
 #[derive(Debug)]
@@ -99,7 +83,7 @@ impl Site {
     ///
     /// # Errors
     /// [`LabError::Io`] if a directory cannot be read.
-    pub fn gather(lab: &Path, store: &Store, history: &History) -> crate::Result<Self> {
+    pub fn gather(lab: &Path, store: &Store, history: &History) -> Result<Self> {
         let mut site = Self::default();
         let definitions = lab.join("experiments");
         let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
@@ -146,8 +130,8 @@ impl Site {
     /// All files: pages, the stylesheet, and copies of the records that pages link to.
     ///
     /// # Errors
-    /// [`ReportError::Lab`] if a record vanished meanwhile.
-    pub fn files(&self) -> Result<Files, ReportError> {
+    /// [`LabError::Io`] if a record vanished meanwhile.
+    pub fn files(&self) -> Result<Files> {
         let mut files = Files::new();
         let style = format!("{}\n{STYLE}", chart::PALETTE);
         files.insert("style.css".into(), style.into_bytes());
@@ -179,8 +163,8 @@ impl Site {
     /// the old report that are not in the new one go. The number of pages.
     ///
     /// # Errors
-    /// [`ReportError`]; the old report is complete until all pages are made.
-    pub fn write(&self, out: &Path) -> Result<usize, ReportError> {
+    /// [`LabError::ForeignDirectory`], [`LabError::Io`]; the old report is complete until all pages are made.
+    pub fn write(&self, out: &Path) -> Result<usize> {
         let old = listed(out)?;
         let files = self.files()?;
         let names: String = files.keys().flat_map(|name| [name.as_str(), "\n"]).collect();
@@ -200,7 +184,7 @@ impl Site {
 }
 
 /// The files of a report that is in a directory; none if it is empty or not there.
-fn listed(out: &Path) -> Result<Vec<String>, ReportError> {
+fn listed(out: &Path) -> Result<Vec<String>> {
     let mark = out.join(MARK);
     if let Ok(names) = fs::read_to_string(&mark) {
         // Names come from a file: nothing outside the directory is ever removed.
@@ -212,10 +196,10 @@ fn listed(out: &Path) -> Result<Vec<String>, ReportError> {
     }
     match fs::read_dir(out) {
         Ok(mut entries) => match entries.next() {
-            Some(_) => Err(ReportError::Foreign(out.into())),
+            Some(_) => Err(LabError::ForeignDirectory(out.into())),
             None => Ok(Vec::new()),
         },
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(source) => Err(LabError::io("read directory", out)(source).into()),
+        Err(source) => Err(LabError::io("read directory", out)(source)),
     }
 }

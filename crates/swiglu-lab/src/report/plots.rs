@@ -20,8 +20,7 @@ fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width) -> (f64, Bars) 
     let e = &entry.experiment;
     let (limit, labels) = (e.claim.kind.limit(), Labels::of(e.cases.iter()));
     let bar = |case: &Case| {
-        let key = case.key();
-        let found = verdict.cases.iter().find(|c| c.case_key == key)?;
+        let found = verdict.case(&case.key())?;
         let [q1, q3] = found.ratio.ci95;
         let rival = format!(" of {}", found.against);
         Some(Bar {

@@ -12,11 +12,9 @@ use super::peers::{Absent, Peers};
 use super::{Event, RunOptions};
 use crate::case::{Case, DeviceKind};
 use crate::definition::ProfileDef;
-use crate::error::Result;
 use crate::machine::cpu_mhz;
-use crate::peer::PeerError;
-use crate::peer::protocol::{ProfileRef, Reply, Request};
-use crate::record::{Clocks, ResultEntry, Status, Summary};
+use crate::peer::protocol::{Reply, Request};
+use crate::record::{Clocks, ProtocolUsed, ResultEntry, Status, Summary};
 use crate::stats;
 use crate::verify::{self, Oracle};
 
@@ -28,28 +26,47 @@ const LEAD_TURNS: usize = 2;
 /// No turn gives more samples than this.
 const MAX_SAMPLES: usize = 1 << 16;
 
-/// One case of a run.
-pub(super) struct CaseRun<'a> {
-    pub(super) case: &'a Case,
-    pub(super) profiles: &'a [&'a ProfileDef],
-    pub(super) options: &'a RunOptions,
+pub(super) struct CaseRun<'a, 'p> {
+    case: &'a Case,
+    profiles: &'a [&'a ProfileDef],
+    protocol: &'a ProtocolUsed,
+    settle: Duration,
+    peers: &'a mut Peers<'p>,
+    watch: &'a mut dyn FnMut(Event<'_>),
+    oracle: Oracle,
 }
 
-/// What came of a case.
 pub(super) struct Outcome {
     pub(super) results: Vec<ResultEntry>,
     pub(super) clocks: Option<[Clocks; 2]>,
-    /// Whether a peer broke.
     pub(super) broken: bool,
 }
 
-/// A profile that broke its peer.
-struct Broken {
+/// Why a profile was not measured.
+struct Fault {
     profile: usize,
+    /// What becomes of it; none where its peer is gone, and with it what its other profiles had.
+    status: Option<Status>,
     reason: String,
 }
 
-/// A prepared profile.
+impl Fault {
+    fn failed(profile: usize, reason: String) -> Self {
+        Self { profile, status: Some(Status::Failed), reason }
+    }
+
+    /// What the peer says went wrong; any other reply was refused before.
+    fn of(profile: usize, reply: Reply) -> Self {
+        match reply {
+            Reply::Failed { reason, .. } => Self::failed(profile, reason),
+            Reply::Unsupported { reason, .. } => {
+                Self { profile, status: Some(Status::Unsupported), reason }
+            }
+            other => Self::failed(profile, format!("answered with {}", other.type_and_id().0)),
+        }
+    }
+}
+
 struct Contender {
     /// Index among the profiles.
     profile: usize,
@@ -60,36 +77,44 @@ struct Contender {
     samples: Vec<f64>,
 }
 
-/// What is known of a profile so far.
 struct Measured {
     entry: ResultEntry,
     /// Of all preparations.
     samples: Vec<f64>,
 }
 
-type Watch<'w> = dyn FnMut(Event<'_>) + 'w;
+impl<'a, 'p> CaseRun<'a, 'p> {
+    pub(super) fn new(
+        case: &'a Case,
+        profiles: &'a [&'a ProfileDef],
+        options: &'a RunOptions,
+        peers: &'a mut Peers<'p>,
+        watch: &'a mut dyn FnMut(Event<'_>),
+    ) -> Self {
+        let (protocol, settle) = (&options.protocol, options.settle);
+        let oracle = Oracle::new(case, protocol.seed);
+        Self { case, profiles, protocol, settle, peers, watch, oracle }
+    }
 
-impl CaseRun<'_> {
-    pub(super) fn run(&self, peers: &mut Peers<'_>, watch: &mut Watch<'_>) -> Result<Outcome> {
-        let mut oracle = Oracle::new(self.case, self.options.protocol.seed);
+    pub(super) fn run(&mut self) -> Outcome {
         let mut done: Vec<Option<ResultEntry>> = vec![None; self.profiles.len()];
         for (slot, profile) in done.iter_mut().zip(self.profiles) {
-            *slot = peers.given_up(&profile.id).map(|why| self.failed(profile, why));
+            *slot = self.peers.given_up(&profile.id).map(|why| self.failed(profile, why));
         }
         let mut broken = false;
         let clocks = loop {
-            match self.attempt(peers, &mut oracle, &mut done, watch) {
+            match self.attempt(&mut done) {
                 Ok(clocks) => break clocks,
-                Err(Broken { profile, reason }) => {
+                Err(Fault { profile, reason, .. }) => {
                     broken = true;
                     let at_fault = self.profiles[profile];
-                    watch(Event::Trouble { profile: &at_fault.id, reason: &reason });
-                    peers.crashed(&at_fault.peer, &at_fault.id, &reason);
+                    (self.watch)(Event::Trouble { profile: &at_fault.id, reason: &reason });
+                    self.peers.crashed(&at_fault.peer, &at_fault.id, &reason);
                     done[profile] = Some(self.failed(at_fault, reason));
                 }
             }
         };
-        Ok(Outcome { results: done.into_iter().flatten().collect(), clocks, broken })
+        Outcome { results: done.into_iter().flatten().collect(), clocks, broken }
     }
 
     fn failed(&self, profile: &ProfileDef, reason: String) -> ResultEntry {
@@ -97,13 +122,7 @@ impl CaseRun<'_> {
     }
 
     /// Measures all profiles that have no result yet, over all preparations.
-    fn attempt(
-        &self,
-        peers: &mut Peers<'_>,
-        oracle: &mut Oracle,
-        done: &mut [Option<ResultEntry>],
-        watch: &mut Watch<'_>,
-    ) -> Result<Option<[Clocks; 2]>, Broken> {
+    fn attempt(&mut self, done: &mut [Option<ResultEntry>]) -> Result<Option<[Clocks; 2]>, Fault> {
         let mut measured: Vec<Option<Measured>> = done.iter().map(|_| None).collect();
         let mut clocks: Option<[Clocks; 2]> = None;
         for (preparation, turns) in self.preparations().enumerate() {
@@ -112,26 +131,26 @@ impl CaseRun<'_> {
                 if done[profile].is_some() {
                     continue;
                 }
-                match self.prepare(peers, profile, oracle, watch)? {
+                match self.prepare(profile) {
                     Ok(contender) => contenders.push(contender),
-                    Err(entry) => {
-                        if let Some(reason) = &entry.reason {
-                            watch(Event::Trouble { profile: &entry.profile, reason });
-                        }
-                        done[profile] = Some(*entry);
+                    Err(Fault { status: Some(status), reason, .. }) => {
+                        let id = &self.profiles[profile].id;
+                        (self.watch)(Event::Trouble { profile: id, reason: &reason });
+                        let entry = ResultEntry::without_times(self.case, id, status, Some(reason));
+                        done[profile] = Some(entry);
                     }
+                    Err(gone) => return Err(gone),
                 }
             }
             // Turns count on through the preparations, so who begins a turn moves on by itself;
             // another order here would shift that, and some profile would never begin.
             contenders.sort_by_key(|contender| contender.profile);
-            let now = self.take_turns(peers, &mut contenders, turns.clone(), watch)?;
+            let now = self.take_turns(&mut contenders, turns.clone())?;
             clocks =
                 clocks.zip(now).map(|([before, _], [_, after])| [before, after]).or(clocks).or(now);
             for contender in contenders {
-                let release = Request::Release { id: contender.id };
-                self.ask(peers, contender.profile, &release)?;
-                let profile = contender.profile;
+                let (profile, id) = (contender.profile, contender.id);
+                self.ask(profile, &Request::Release { id })?;
                 match joined(measured[profile].take(), contender) {
                     Measured { entry, .. } if entry.status == Status::Failed => {
                         done[profile] = Some(entry);
@@ -150,8 +169,8 @@ impl CaseRun<'_> {
 
     /// The turns of each preparation: about as many of each.
     fn preparations(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let turns = self.options.protocol.turns;
-        let count = self.options.protocol.preparations.clamp(1, turns.max(1));
+        let turns = self.protocol.turns;
+        let count = self.protocol.preparations.clamp(1, turns.max(1));
         (0..count).map(move |i| i * turns / count..(i + 1) * turns / count)
     }
 
@@ -162,176 +181,108 @@ impl CaseRun<'_> {
         (0..count).map(move |i| (preparation + i) % count)
     }
 
-    /// Asks the peer of a profile. The inner error is of a peer that is not there.
-    fn ask_if_there(
-        &self,
-        peers: &mut Peers<'_>,
-        profile: usize,
-        request: &Request,
-    ) -> Result<Result<Reply, Absent>, Broken> {
-        let process = match peers.get(&self.profiles[profile].peer) {
-            Ok(process) => process,
-            Err(absent) => return Ok(Err(absent)),
-        };
-        let broken = |e: PeerError| Broken { profile, reason: e.to_string() };
-        process.ask(request).map(Ok).map_err(broken)
+    fn ask(&mut self, profile: usize, request: &Request) -> Result<Reply, Fault> {
+        let refused = |a: Absent| Fault { profile, status: Some(a.status), reason: a.reason };
+        let process = self.peers.get(&self.profiles[profile].peer).map_err(refused)?;
+        process.ask(request).map_err(|e| Fault { profile, status: None, reason: e.to_string() })
     }
 
-    fn ask(
-        &self,
-        peers: &mut Peers<'_>,
-        profile: usize,
-        request: &Request,
-    ) -> Result<Reply, Broken> {
-        let absent = |a: Absent| Broken { profile, reason: a.reason };
-        self.ask_if_there(peers, profile, request)?.map_err(absent)
-    }
-
-    /// Prepares, verifies and warms up one profile; or says what became of it.
-    fn prepare(
-        &self,
-        peers: &mut Peers<'_>,
-        profile: usize,
-        oracle: &mut Oracle,
-        watch: &mut Watch<'_>,
-    ) -> Result<Result<Contender, Box<ResultEntry>>, Broken> {
+    fn prepare(&mut self, profile: usize) -> Result<Contender, Fault> {
         let definition = self.profiles[profile];
-        let refused = |status, reason| {
-            let id = &definition.id;
-            Ok(Err(Box::new(ResultEntry::without_times(self.case, id, status, Some(reason)))))
-        };
-        watch(Event::Profile { id: &definition.id, what: "preparing" });
-        let id = peers.fresh_id();
-        let request = Request::Prepare {
-            id,
-            case: Box::new(self.case.clone()),
-            profile: ProfileRef { id: definition.id.clone(), options: definition.options.clone() },
-            seed: self.options.protocol.seed,
-            rotations: "auto".into(),
-        };
+        (self.watch)(Event::Profile { id: &definition.id, what: "preparing" });
+        let id = self.peers.fresh_id();
+        let request = Request::prepare(id, self.case, definition, self.protocol.seed);
         let mut entry = ResultEntry::without_times(self.case, &definition.id, Status::Ok, None);
-        match self.ask_if_there(peers, profile, &request)? {
-            Ok(Reply::Prepared { bytes, flops, plan, variants, notes, .. }) => {
+        match self.ask(profile, &request)? {
+            Reply::Prepared { bytes, flops, plan, variants, notes, .. } => {
                 let usable = |x: &f64| x.is_finite() && *x >= 0.0;
                 entry.bytes = bytes.filter(usable).unwrap_or(entry.bytes);
                 entry.flops = flops.filter(usable).unwrap_or(entry.flops);
-                (entry.plan, entry.variants, entry.notes) = (plan, variants, notes);
+                (entry.plan, entry.notes) = (plan, notes);
+                entry.variants = variants.into_iter().map(shortened).collect();
             }
-            Ok(Reply::Unsupported { reason, .. }) => return refused(Status::Unsupported, reason),
-            Ok(other) => return refused(Status::Failed, failure(other)),
-            Err(Absent { status, reason }) => return refused(status, reason),
+            other => return Err(Fault::of(profile, other)),
         }
         if definition.role.is_verified() {
-            watch(Event::Profile { id: &definition.id, what: "verifying" });
-            let request = Request::Verify { id, rows: oracle.rows().to_vec() };
-            match self.ask(peers, profile, &request)? {
-                Reply::Verified { shape, dtype, rows, data, .. } => {
-                    let told = (shape, dtype, rows.as_slice());
-                    match oracle.judge(definition, told, &data) {
-                        Ok(judgement) => {
-                            entry.error = Some(verify::metrics(&judgement));
-                            if !judgement.passed() {
-                                entry.status = Status::FailedVerification;
-                                entry.reason = Some(verify::complaint(&judgement, &rows));
-                            }
-                        }
-                        Err(reason) => {
-                            entry.status = Status::FailedVerification;
-                            entry.reason = Some(reason);
-                        }
-                    }
+            (self.watch)(Event::Profile { id: &definition.id, what: "verifying" });
+            let request = Request::Verify { id, rows: self.oracle.rows().to_vec() };
+            let (shape, dtype, rows, data) = match self.ask(profile, &request)? {
+                Reply::Verified { shape, dtype, rows, data, .. } => (shape, dtype, rows, data),
+                other => return Err(Fault::of(profile, other)),
+            };
+            let judgement = self.oracle.judge(definition, (shape, dtype, &rows), &data);
+            entry.error = judgement.as_ref().ok().map(verify::metrics);
+            let complaint = match judgement {
+                Ok(judgement) => {
+                    (!judgement.passed()).then(|| verify::complaint(&judgement, &rows))
                 }
-                other => return refused(Status::Failed, failure(other)),
+                Err(reason) => Some(reason),
+            };
+            if complaint.is_some() {
+                (entry.status, entry.reason) = (Status::FailedVerification, complaint);
             }
         }
-        watch(Event::Profile { id: &definition.id, what: "warming up" });
-        let budget_us = self.options.protocol.budget_us;
-        match self.sample(peers, profile, id, budget_us)? {
-            Ok(mut warm) => {
-                let call = stats::median(&mut warm).unwrap_or(1.0);
-                let enough = (call * CALLS_PER_TURN).ceil() as u64;
-                let budget_us = enough.clamp(1, budget_us);
-                Ok(Ok(Contender { profile, id, budget_us, entry, samples: Vec::new() }))
-            }
-            Err(reason) => refused(Status::Failed, reason),
-        }
+        (self.watch)(Event::Profile { id: &definition.id, what: "warming up" });
+        let budget_us = self.protocol.budget_us;
+        let mut warm = self.sample(profile, id, budget_us)?;
+        let call = stats::median(&mut warm).unwrap_or(1.0);
+        let budget_us = ((call * CALLS_PER_TURN).ceil() as u64).clamp(1, budget_us);
+        Ok(Contender { profile, id, budget_us, entry, samples: Vec::new() })
     }
 
-    /// One turn of samples; the inner error is what the peer says went wrong.
-    fn sample(
-        &self,
-        peers: &mut Peers<'_>,
-        profile: usize,
-        id: u64,
-        budget_us: u64,
-    ) -> Result<Result<Vec<f64>, String>, Broken> {
-        match self.ask(peers, profile, &Request::Sample { id, turns: 1, budget_us })? {
-            Reply::Samples { us, .. } => {
-                let bad = us.iter().find(|t| !t.is_finite() || **t <= 0.0);
-                let reason = match bad {
-                    Some(time) => format!("a sample is {time} µs: expected a positive time"),
-                    None if us.is_empty() => "no samples: expected at least one".into(),
-                    None if us.len() > MAX_SAMPLES => {
-                        format!("{} samples in one turn: expected at most {MAX_SAMPLES}", us.len())
-                    }
-                    None => return Ok(Ok(us)),
-                };
-                Ok(Err(reason))
+    fn sample(&mut self, profile: usize, id: u64, budget_us: u64) -> Result<Vec<f64>, Fault> {
+        let us = match self.ask(profile, &Request::Sample { id, turns: 1, budget_us })? {
+            Reply::Samples { us, .. } => us,
+            other => return Err(Fault::of(profile, other)),
+        };
+        let bad = us.iter().find(|t| !t.is_finite() || **t <= 0.0);
+        let reason = match bad {
+            Some(time) => format!("a sample is {time} µs: expected a positive time"),
+            None if us.is_empty() => "no samples: expected at least one".into(),
+            None if us.len() > MAX_SAMPLES => {
+                format!("{} samples in one turn: expected at most {MAX_SAMPLES}", us.len())
             }
-            other => Ok(Err(failure(other))),
-        }
+            None => return Ok(us),
+        };
+        Err(Fault::failed(profile, reason))
     }
 
-    /// What comes before a turn that counts; the inner error is what the peer says went wrong.
-    fn pace(
-        &self,
-        peers: &mut Peers<'_>,
-        profile: usize,
-        id: u64,
-    ) -> Result<Result<(), String>, Broken> {
-        let pace = self.options.protocol.pace;
+    /// A turn that counts, after its pace.
+    fn paced_sample(&mut self, contender: &Contender) -> Result<Vec<f64>, Fault> {
+        let (profile, id) = (contender.profile, contender.id);
+        let pace = self.protocol.pace;
         thread::sleep(Duration::from_millis(pace.rest_ms));
         let (start, warm) = (Instant::now(), Duration::from_millis(pace.warm_ms));
         // A peer ends a request of short calls before its time.
         while let Some(left) = warm.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             let budget_us = left.as_micros().clamp(1, u128::from(u32::MAX)) as u64;
-            if let Err(reason) = self.sample(peers, profile, id, budget_us)? {
-                return Ok(Err(reason));
-            }
+            self.sample(profile, id, budget_us)?;
         }
-        Ok(Ok(()))
+        self.sample(profile, id, contender.budget_us)
     }
 
     /// A-B-A-B: in each turn every contender is measured once, in an order of that turn.
     fn take_turns(
-        &self,
-        peers: &mut Peers<'_>,
+        &mut self,
         contenders: &mut [Contender],
         turns: Range<usize>,
-        watch: &mut Watch<'_>,
-    ) -> Result<Option<[Clocks; 2]>, Broken> {
+    ) -> Result<Option<[Clocks; 2]>, Fault> {
         if contenders.is_empty() {
             return Ok(None);
         }
         for turn in 0..LEAD_TURNS {
-            self.turn(peers, contenders, turn, watch)?;
+            self.turn(contenders, turn)?;
         }
         contenders.iter_mut().for_each(|contender| contender.samples.clear());
-        let before = self.clocks(peers, contenders)?;
+        let before = self.clocks(contenders)?;
         for turn in turns {
-            self.turn(peers, contenders, turn, watch)?;
+            self.turn(contenders, turn)?;
         }
-        let after = self.clocks(peers, contenders)?;
+        let after = self.clocks(contenders)?;
         Ok(Some([before, after]))
     }
 
-    fn turn(
-        &self,
-        peers: &mut Peers<'_>,
-        contenders: &mut [Contender],
-        turn: usize,
-        watch: &mut Watch<'_>,
-    ) -> Result<(), Broken> {
+    fn turn(&mut self, contenders: &mut [Contender], turn: usize) -> Result<(), Fault> {
         let count = contenders.len();
         let mut last_peer = None;
         for position in 0..count {
@@ -340,24 +291,19 @@ impl CaseRun<'_> {
                 continue;
             }
             let definition = self.profiles[contender.profile];
-            watch(Event::Profile { id: &definition.id, what: "measuring" });
+            (self.watch)(Event::Profile { id: &definition.id, what: "measuring" });
             if self.case.device == DeviceKind::Cpu
                 && last_peer.replace(&definition.peer) != Some(&definition.peer)
             {
-                thread::sleep(self.options.settle);
+                thread::sleep(self.settle);
             }
-            let (profile, id) = (contender.profile, contender.id);
-            let paced = self.pace(peers, profile, id)?;
-            let sampled = match paced {
-                Ok(()) => self.sample(peers, profile, id, contender.budget_us)?,
-                Err(reason) => Err(reason),
-            };
-            match sampled {
+            match self.paced_sample(contender) {
                 Ok(us) => contender.samples.extend(us),
-                Err(reason) => {
-                    watch(Event::Trouble { profile: &definition.id, reason: &reason });
+                Err(Fault { status: Some(_), reason, .. }) => {
+                    (self.watch)(Event::Trouble { profile: &definition.id, reason: &reason });
                     contender.entry = self.failed(definition, reason);
                 }
+                Err(gone) => return Err(gone),
             }
         }
         Ok(())
@@ -365,12 +311,12 @@ impl CaseRun<'_> {
 
     /// How fast the device runs right now: the accelerator is asked through the first contender
     /// that can tell.
-    fn clocks(&self, peers: &mut Peers<'_>, contenders: &[Contender]) -> Result<Clocks, Broken> {
+    fn clocks(&mut self, contenders: &[Contender]) -> Result<Clocks, Fault> {
         let mut clocks = Clocks::default();
         if self.case.device == DeviceKind::Cuda {
             // At once: an idle device changes its clock.
             for contender in contenders {
-                let reply = self.ask(peers, contender.profile, &Request::Clocks)?;
+                let reply = self.ask(contender.profile, &Request::Clocks)?;
                 if let Reply::Clocks { sm_mhz: Some(mhz), power_w } = reply {
                     (clocks.sm_mhz, clocks.power_w) = (Some(mhz), power_w);
                     break;
@@ -393,6 +339,14 @@ fn nth(turn: usize, position: usize, count: usize) -> usize {
     (turn + offset) % count
 }
 
+/// A variant as records have it: `file (defines)` is long, and its hash tells it from others of the file.
+fn shortened((name, hash): (String, String)) -> (String, String) {
+    match name.split_once(" (") {
+        Some((file, _)) => (format!("{file} {}", hash.get(..6).unwrap_or(&hash)), hash),
+        None => (name, hash),
+    }
+}
+
 /// What is known of a profile with one preparation more.
 fn joined(before: Option<Measured>, mut now: Contender) -> Measured {
     let median = stats::median(&mut now.samples.clone());
@@ -403,14 +357,6 @@ fn joined(before: Option<Measured>, mut now: Contender) -> Measured {
     all.entry.extend(now.entry);
     all.samples.extend(now.samples);
     all
-}
-
-/// What the peer says went wrong; any other reply was refused before.
-fn failure(reply: Reply) -> String {
-    match reply {
-        Reply::Failed { reason, .. } => reason,
-        other => format!("answered with {}", other.name()),
-    }
 }
 
 #[cfg(test)]

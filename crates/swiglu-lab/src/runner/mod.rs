@@ -2,12 +2,12 @@
 
 mod measure;
 pub(crate) mod peers;
+mod run;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use crate::case::Case;
 use crate::code::Code;
@@ -15,13 +15,8 @@ use crate::definition::{Experiment, Pace, ProfileDef};
 use crate::error::{LabError, Result};
 use crate::peer::{Limits, PeerCommands};
 use crate::place::is_name;
-use crate::record::{
-    CaseFacts, Executed, Machine, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry,
-    RunLock, Status, Store,
-};
-use crate::verdict::RecordVerdict;
-use measure::{CaseRun, Outcome};
-use peers::Peers;
+use crate::record::{Executed, Machine, ProtocolUsed, Record, ResultEntry, RunLock, Store};
+use run::Run;
 
 /// Seed of every experiment's inputs.
 pub const SEED: u64 = 0x5eed;
@@ -102,8 +97,44 @@ impl RunOptions {
     /// # Errors
     /// [`LabError::NothingSelected`].
     pub fn expect_selection(&self, experiment: &Experiment) -> Result<()> {
-        selected_profiles(experiment, self)?;
-        selected_cases(experiment, self).map(|_| ())
+        self.selected_profiles(experiment)?;
+        self.selected_cases(experiment).map(|_| ())
+    }
+
+    fn selected_profiles<'e>(&self, experiment: &'e Experiment) -> Result<Vec<&'e ProfileDef>> {
+        let all = &experiment.profiles;
+        let Some(wanted) = &self.profiles else { return Ok(all.iter().collect()) };
+        let unknown = wanted.iter().find(|id| experiment.profile(id).is_none());
+        if unknown.is_some() || wanted.is_empty() {
+            let choices: Vec<&str> = all.iter().map(|p| p.id.as_str()).collect();
+            return Err(LabError::NothingSelected {
+                what: "profile",
+                given: unknown.cloned().unwrap_or_default(),
+                choices: choices.join(", "),
+            });
+        }
+        // In the definition's order: its first baseline is the baseline.
+        Ok(all.iter().filter(|p| wanted.contains(&p.id)).collect())
+    }
+
+    fn selected_cases<'e>(&self, experiment: &'e Experiment) -> Result<Vec<&'e Case>> {
+        let filter = self.cases.as_deref().unwrap_or_default();
+        let fits = |case: &&Case| {
+            let key = format!("{} {}", case.key(), case.model.as_deref().unwrap_or_default());
+            filter.split_whitespace().all(|word| key.split(' ').any(|part| part == word))
+        };
+        let cases: Vec<&Case> = experiment.cases.iter().filter(fits).collect();
+        if cases.is_empty() {
+            let keys: Vec<String> = experiment.cases.iter().take(20).map(Case::key).collect();
+            let more = experiment.cases.len() - keys.len();
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            return Err(LabError::NothingSelected {
+                what: "case filter",
+                given: filter.to_owned(),
+                choices: format!("words of these: {}{more}", keys.join("; ")),
+            });
+        }
+        Ok(cases)
     }
 
     /// Refuses a run id that cannot be part of a file name; for callers that make files of their
@@ -117,7 +148,7 @@ impl RunOptions {
             false => Err(LabError::Name {
                 what: "run id",
                 given: self.run_id.clone(),
-                expected: "lowercase letters, digits and -",
+                expected: "lowercase letters, digits and -".into(),
             }),
         }
     }
@@ -209,269 +240,6 @@ impl Laboratory<'_> {
         watch: &mut dyn FnMut(Event<'_>),
     ) -> Result<Finished> {
         options.expect_name()?;
-        let mut options = options.clone();
-        options.protocol.pace = experiment.pace;
-        if experiment.pace.turn_ms > 0 {
-            let budget_us = experiment.pace.turn_ms * 1000;
-            options.protocol.budget_us = options.protocol.budget_us.min(budget_us);
-        }
-        let options = &options;
-        let profiles = selected_profiles(experiment, options)?;
-        let cases = selected_cases(experiment, options)?;
-        let (mut record, path) = self.begin(experiment, options)?;
-        let mut peers = Peers::new(self.commands, experiment.device, options.limits);
-        let done = |case: &&Case, peers: &mut Peers<'_>| is_done(&record, case, &profiles, peers);
-        let missing: Vec<&Case> =
-            cases.iter().copied().filter(|case| !done(case, &mut peers)).collect();
-        watch(Event::Started {
-            cases: missing.len(),
-            kept: cases.len() - missing.len(),
-            path: &path,
-        });
-        let mut stopped = false;
-        for case in missing {
-            stopped = options.stop.asked();
-            if stopped {
-                break;
-            }
-            watch(Event::Case { case });
-            let key = case.key();
-            // A case that was measured in part is measured anew, with what it had: only neighbours
-            // in time compare.
-            let had = |p: &&ProfileDef| {
-                profiles.iter().any(|wanted| wanted.id == p.id)
-                    || record.entry(&key, &p.id).is_some()
-            };
-            let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(had).collect();
-            let run = CaseRun { case, profiles: &profiles, options };
-            let mut outcome = run.run(&mut peers, watch)?;
-            let drift = |outcome: &Outcome| {
-                CaseFacts { case: case.clone(), clocks: outcome.clocks, repeated: false }.drift()
-            };
-            // Whoever ends a job may end its peers, too: that is no result of theirs.
-            let cut_short = |outcome: &Outcome| outcome.broken && options.stop.asked();
-            // Once: where a clock changes again, the case keeps the mark.
-            let repeated = drift(&outcome).is_some() && !options.protocol.quick;
-            if repeated && !cut_short(&outcome) {
-                outcome = run.run(&mut peers, watch)?;
-            }
-            stopped = cut_short(&outcome);
-            if stopped {
-                break;
-            }
-            record.results.retain(|entry| entry.case_key != key);
-            let first = record.results.len();
-            record.results.extend(outcome.results);
-            let facts = CaseFacts { case: case.clone(), clocks: outcome.clocks, repeated };
-            record.cases.insert(key, facts);
-            self.save(&mut record, &path, experiment, &peers)?;
-            watch(Event::Done { results: &record.results[first..] });
-        }
-        let mut finished = Finished { path, record, stopped };
-        if finished.record.complete && !finished.stopped {
-            self.decide(experiment, &mut finished, options, &mut peers, watch)?;
-        }
-        Ok(finished)
+        Run::begin(self, experiment, options, watch)?.finish()
     }
-
-    /// Prepares every case more often until noise no longer forbids an answer, or the time is over.
-    fn decide(
-        &self,
-        experiment: &Experiment,
-        finished: &mut Finished,
-        options: &RunOptions,
-        peers: &mut Peers<'_>,
-        watch: &mut dyn FnMut(Event<'_>),
-    ) -> Result<()> {
-        let Some(limit) = options.until_decided else { return Ok(()) };
-        let begun = Instant::now();
-        loop {
-            let undecided = RecordVerdict::of(experiment, &finished.record).undecided;
-            let Some(more) = undecided.and_then(|u| u.preparations) else { return Ok(()) };
-            let more = more.clamp(2, PREPARATIONS);
-            watch(Event::Deciding { preparations: more });
-            for case in &experiment.cases {
-                finished.stopped = options.stop.asked();
-                if finished.stopped || begun.elapsed() > limit {
-                    return Ok(());
-                }
-                self.prepare_more(experiment, case, finished, (more, options), peers, watch)?;
-            }
-        }
-    }
-
-    /// Adds preparations to a case, which is written when it is done.
-    fn prepare_more(
-        &self,
-        experiment: &Experiment,
-        case: &Case,
-        finished: &mut Finished,
-        (more, options): (usize, &RunOptions),
-        peers: &mut Peers<'_>,
-        watch: &mut dyn FnMut(Event<'_>),
-    ) -> Result<()> {
-        let Finished { path, record, .. } = finished;
-        let mut options = options.clone();
-        let each = record.protocol.turns.div_ceil(record.protocol.preparations.max(1));
-        options.protocol =
-            ProtocolUsed { preparations: more, turns: more * each, ..record.protocol.clone() };
-        let key = case.key();
-        // Those that have no result have none of more preparations either.
-        let counts = |p: &&ProfileDef| {
-            record.entry(&key, &p.id).is_some_and(|entry| entry.status == Status::Ok)
-        };
-        let profiles: Vec<&ProfileDef> = experiment.profiles.iter().filter(counts).collect();
-        watch(Event::Case { case });
-        let outcome = CaseRun { case, profiles: &profiles, options: &options }.run(peers, watch)?;
-        watch(Event::Done { results: &outcome.results });
-        for result in outcome.results {
-            let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
-            if let Some(entry) = record.results.iter_mut().find(same) {
-                entry.extend(result);
-            }
-        }
-        self.save(record, path, experiment, peers)
-    }
-
-    /// Writes what is known by now.
-    fn save(
-        &self,
-        record: &mut Record,
-        path: &Path,
-        experiment: &Experiment,
-        peers: &Peers<'_>,
-    ) -> Result<()> {
-        for (peer, versions) in peers.versions() {
-            record.versions.insert(peer.clone(), versions.clone());
-        }
-        if record.machine.gpu.is_none() {
-            record.machine.gpu = peers.device_name().map(str::to_owned);
-        }
-        record.finished = now();
-        record.complete = is_complete(record, experiment);
-        self.store.write(record, path)
-    }
-
-    /// The record to go on with, or a new one. A new one is written at once: a directory that
-    /// cannot be written is better found before measuring than after.
-    fn begin(&self, experiment: &Experiment, options: &RunOptions) -> Result<(Record, PathBuf)> {
-        let found = self.store.find(&self.machine.name, &experiment.id, &options.run_id)?;
-        if let Some(opened) = found {
-            let r = &opened.record;
-            let why = if r.definition_hash != experiment.definition_hash {
-                Some("the run began with another definition of the experiment".to_owned())
-            } else if r.code != *self.code {
-                let commit = r.code.commit.as_deref().unwrap_or("an unknown commit");
-                Some(format!("the run began with other code: {commit}"))
-            } else if r.protocol != options.protocol {
-                Some("the run began with other turns or preparations".to_owned())
-            } else {
-                None
-            };
-            return match why {
-                None => {
-                    let Opened { path, mut record } = opened;
-                    if let Some(executed) = options.executor.clone() {
-                        record.executor = Some(executed.after(record.executor.as_ref()));
-                        self.store.write(&mut record, &path)?;
-                    }
-                    Ok((record, path))
-                }
-                Some(why) => Err(LabError::Record {
-                    path: opened.path,
-                    why,
-                    advice: "begin a new run with another --run-id",
-                }),
-            };
-        }
-        let started = now();
-        let mut record = Record {
-            schema: RECORD_SCHEMA,
-            experiment: experiment.id.clone(),
-            definition_hash: experiment.definition_hash.clone(),
-            code: self.code.clone(),
-            run_id: options.run_id.clone(),
-            finished: started.clone(),
-            started,
-            complete: false,
-            machine: self.machine.clone(),
-            versions: BTreeMap::new(),
-            protocol: options.protocol.clone(),
-            executor: options.executor.clone(),
-            cases: BTreeMap::new(),
-            ceilings: None,
-            results: Vec::new(),
-            profiling: Vec::new(),
-            content_hash: String::new(),
-        };
-        let path = self.store.path_of(&record);
-        self.store.write(&mut record, &path)?;
-        Ok((record, path))
-    }
-}
-
-fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
-}
-
-/// Whether a case has a result of each profile, and none that lacked its peer could be had now.
-fn is_done(record: &Record, case: &Case, profiles: &[&ProfileDef], peers: &mut Peers<'_>) -> bool {
-    let key = case.key();
-    profiles.iter().all(|p| match record.entry(&key, &p.id) {
-        None => false,
-        Some(entry) if entry.status == Status::NotAvailable => peers.get(&p.peer).is_err(),
-        Some(_) => true,
-    })
-}
-
-fn is_complete(record: &Record, experiment: &Experiment) -> bool {
-    let there: BTreeSet<(&str, &str)> =
-        record.results.iter().map(|e| (e.case_key.as_str(), e.profile.as_str())).collect();
-    experiment.cases.iter().all(|case| {
-        let key = case.key();
-        experiment.profiles.iter().all(|p| there.contains(&(key.as_str(), p.id.as_str())))
-    })
-}
-
-fn selected_profiles<'a>(
-    experiment: &'a Experiment,
-    options: &RunOptions,
-) -> Result<Vec<&'a ProfileDef>> {
-    let Some(wanted) = &options.profiles else { return Ok(experiment.profiles.iter().collect()) };
-    let choices =
-        || experiment.profiles.iter().map(|p| p.id.as_str()).collect::<Vec<_>>().join(", ");
-    let nothing = |given: &str| LabError::NothingSelected {
-        what: "profile",
-        given: given.to_owned(),
-        choices: choices(),
-    };
-    if let Some(unknown) = wanted.iter().find(|id| experiment.profile(id).is_none()) {
-        return Err(nothing(unknown));
-    }
-    match wanted.is_empty() {
-        true => Err(nothing("")),
-        // In the definition's order: its first baseline is the baseline.
-        false => Ok(experiment.profiles.iter().filter(|p| wanted.contains(&p.id)).collect()),
-    }
-}
-
-fn selected_cases<'a>(experiment: &'a Experiment, options: &RunOptions) -> Result<Vec<&'a Case>> {
-    let filter = options.cases.as_deref().unwrap_or_default();
-    let words: Vec<&str> = filter.split_whitespace().collect();
-    let fits = |case: &&Case| {
-        let key = format!("{} {}", case.key(), case.model.as_deref().unwrap_or_default());
-        words.iter().all(|word| key.split(' ').any(|part| part == *word))
-    };
-    let cases: Vec<&Case> = experiment.cases.iter().filter(fits).collect();
-    if cases.is_empty() {
-        let keys: Vec<String> = experiment.cases.iter().take(20).map(Case::key).collect();
-        let more = experiment.cases.len() - keys.len();
-        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-        return Err(LabError::NothingSelected {
-            what: "case filter",
-            given: filter.to_owned(),
-            choices: format!("words of these: {}{more}", keys.join("; ")),
-        });
-    }
-    Ok(cases)
 }

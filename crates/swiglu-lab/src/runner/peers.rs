@@ -2,10 +2,11 @@
 //! again after a crash.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 use crate::case::DeviceKind;
 use crate::peer::protocol::{PROTOCOL, Reply, Request};
-use crate::peer::{Limits, PeerCommands, PeerError, PeerProcess};
+use crate::peer::{Fault, Limits, PeerCommands, PeerError, PeerProcess};
 use crate::record::Status;
 
 /// A profile that ended its peer this often is not tried in further cases.
@@ -19,17 +20,11 @@ pub(crate) struct Absent {
 }
 
 #[derive(Debug)]
-enum State {
-    Running(PeerProcess),
-    Absent(Absent),
-}
-
-#[derive(Debug)]
 pub(crate) struct Peers<'a> {
     commands: &'a PeerCommands,
     device: DeviceKind,
     limits: Limits,
-    states: BTreeMap<String, State>,
+    states: BTreeMap<String, Result<PeerProcess, Absent>>,
     crashes: BTreeMap<String, (u32, String)>,
     versions: BTreeMap<String, BTreeMap<String, String>>,
     device_name: Option<String>,
@@ -64,36 +59,25 @@ impl<'a> Peers<'a> {
         self.next_id - 1
     }
 
-    /// The peer's process, started if it is not running.
     pub(crate) fn get(&mut self, peer: &str) -> Result<&mut PeerProcess, Absent> {
-        if !self.states.contains_key(peer) {
-            let state = match self.start(peer) {
-                Ok(process) => State::Running(process),
-                Err(absent) => State::Absent(absent),
-            };
-            self.states.insert(peer.to_owned(), state);
-        }
-        match self.states.get_mut(peer) {
-            Some(State::Running(process)) => Ok(process),
-            Some(State::Absent(absent)) => Err(absent.clone()),
-            None => Err(Absent { status: Status::Failed, reason: "it was not started".into() }),
-        }
+        let state = self.states.remove(peer).unwrap_or_else(|| self.start(peer));
+        let state = self.states.entry(peer.to_owned()).or_insert(state);
+        state.as_mut().map_err(|absent| absent.clone())
     }
 
     fn start(&mut self, peer: &str) -> Result<PeerProcess, Absent> {
         let absent = |status| move |reason: String| Absent { status, reason };
-        let command =
-            self.commands.command(peer).map_err(|e| absent(Status::NotAvailable)(e.to_string()))?;
+        let (missing, failed) = (absent(Status::NotAvailable), absent(Status::Failed));
+        let command = self.commands.command(peer).map_err(|e| missing(e.to_string()))?;
         let log = self.commands.logs.join(format!("{peer}.log"));
+        let not_started = |e: PeerError| match &e.fault {
+            Fault::Start { source, .. } if source.kind() == ErrorKind::NotFound => {
+                missing(e.to_string())
+            }
+            _ => failed(e.to_string()),
+        };
         let mut process =
-            PeerProcess::start(peer, &command, &log, self.limits).map_err(|e| match &e {
-                PeerError::Start { source, .. }
-                    if source.kind() == std::io::ErrorKind::NotFound =>
-                {
-                    absent(Status::NotAvailable)(e.to_string())
-                }
-                _ => absent(Status::Failed)(e.to_string()),
-            })?;
+            PeerProcess::start(peer, &command, &log, self.limits).map_err(not_started)?;
         let hello = Request::Hello { protocol: PROTOCOL, device: self.device };
         match process.ask(&hello) {
             Ok(Reply::Hello { versions, device, .. }) => {
@@ -101,9 +85,9 @@ impl<'a> Peers<'a> {
                 self.device_name = self.device_name.take().or(device);
                 Ok(process)
             }
-            Ok(Reply::Unavailable { reason }) => Err(absent(Status::NotAvailable)(reason)),
-            Ok(other) => Err(absent(Status::Failed)(format!("answered with {}", other.name()))),
-            Err(error) => Err(absent(Status::Failed)(error.to_string())),
+            Ok(Reply::Unavailable { reason }) => Err(missing(reason)),
+            Ok(other) => Err(failed(format!("answered with {}", other.type_and_id().0))),
+            Err(error) => Err(failed(error.to_string())),
         }
     }
 
@@ -114,7 +98,6 @@ impl<'a> Peers<'a> {
         *entry = (entry.0 + 1, reason.to_owned());
     }
 
-    /// Why a profile is no longer tried.
     pub(crate) fn given_up(&self, profile: &str) -> Option<String> {
         let (count, reason) = self.crashes.get(profile)?;
         (*count >= MAX_CRASHES)

@@ -3,6 +3,9 @@
 // A helper of a test ends by panicking.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod cases;
+mod code;
+mod decisions;
 mod definitions;
 mod gate;
 mod made_up;

@@ -1,9 +1,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use swiglu_lab::LabError;
-use swiglu_lab::record::{Locks, Measured, Opened, Record, Store, content_hash};
+use swiglu_lab::record::{Locks, Measured, Opened, Record, Store, canonical, content_hash};
 
 use super::made_up::{experiment, record};
 
@@ -35,6 +35,18 @@ fn records_come_back_as_they_were() {
     assert_eq!(store.find("here", "made-up", "r1").unwrap().unwrap().path, path);
     assert_eq!(store.find("here", "made-up", "1").unwrap(), None);
     assert_eq!(store.find("there", "made-up", "r1").unwrap(), None);
+    // A run id that begins with the date has it once in the file's name; that of an older program twice.
+    let run = "2026-01-01-abc-local";
+    let mut dated = Record { run_id: run.into(), ..some() };
+    let path = store.path_of(&dated);
+    assert!(path.ends_with("here/2026-01-01-made-up-abc-local.json"), "{path:?}");
+    for path in [path.clone(), path.with_file_name(format!("2026-01-01-made-up-{run}.json"))] {
+        dated.content_hash.clear();
+        store.write(&mut dated, &path).unwrap();
+        assert_eq!(store.find("here", "made-up", run).unwrap().unwrap().path, path);
+        assert_eq!(store.find("here", "made-up", "abc-local").unwrap(), None);
+        fs::remove_file(path).unwrap();
+    }
     // `made` has no run `up-r1`.
     assert!(store.of_experiment("made").unwrap().0.is_empty());
     assert!(Store::new(dir.path().join("none")).of_experiment("made-up").unwrap().0.is_empty());
@@ -244,4 +256,22 @@ fn a_record_that_another_program_changed_is_not_written_over() {
     // Who wrote last goes on, one write after the other.
     store.write(&mut theirs, &path).unwrap();
     assert!(store.write(&mut some(), &path).unwrap_err().to_string().contains("another program"));
+}
+
+#[test]
+fn order_and_blanks_do_not_matter() {
+    let a: Value = serde_json::from_str(r#"{"b": [1, 2.50], "a": "x\n"}"#).unwrap();
+    assert_eq!(canonical(&a), r#"{"a":"x\n","b":[1,2.5]}"#);
+    let b = json!({"a": "x\n", "b": [1, 2.5], "content_hash": "whatever"});
+    assert_eq!(content_hash(&a), content_hash(&b));
+    assert_ne!(content_hash(&a), content_hash(&json!({"a": "x\n", "b": [2.5, 1]})));
+}
+
+#[test]
+fn numbers_survive_a_round_trip() {
+    for x in [0.1 + 0.2, 1e-310, 123_456_789.123_456_79, 5e-324, 1.0] {
+        let text = json!(x).to_string();
+        let back: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((back.as_f64(), back.to_string()), (Some(x), text));
+    }
 }

@@ -3,8 +3,9 @@ use std::path::Path;
 
 use scraper::{ElementRef, Html, Selector};
 
+use swiglu_lab::LabError;
 use swiglu_lab::Verdict;
-use swiglu_lab::report::{Files, ReportError, Site};
+use swiglu_lab::report::{Files, Site};
 
 use super::made_up::{HOSTILE, site};
 
@@ -311,7 +312,7 @@ fn a_directory_with_other_things_is_refused() {
     std::fs::write(out.path().join("thesis.tex"), "years of work").unwrap();
     let error = Site::default().write(out.path()).unwrap_err();
     assert!(
-        matches!(error, ReportError::Foreign(_)) && error.to_string().contains("choose"),
+        matches!(error, LabError::ForeignDirectory(_)) && error.to_string().contains("choose"),
         "{error}"
     );
     // A list of files that leads outside removes nothing outside.
@@ -325,7 +326,7 @@ fn a_directory_with_other_things_is_refused() {
     Site::default().write(&inside).unwrap();
     assert!(out.path().join("thesis.tex").exists() && inside.join("index.html").exists());
     let file = out.path().join("thesis.tex");
-    assert!(matches!(Site::default().write(&file), Err(ReportError::Lab(_))));
+    assert!(matches!(Site::default().write(&file), Err(LabError::Io { .. })));
 }
 
 #[test]

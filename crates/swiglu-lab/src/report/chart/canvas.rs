@@ -96,7 +96,6 @@ impl Axis {
     }
 }
 
-/// A drawing under way.
 pub(super) struct Canvas {
     size: (f64, f64),
     body: String,
@@ -201,7 +200,6 @@ fn joined(points: &[(f64, f64)]) -> String {
     points.join(" ")
 }
 
-/// To a tenth of a pixel.
 fn short(pixels: f64) -> f64 {
     (pixels * 10.0).round() / 10.0
 }

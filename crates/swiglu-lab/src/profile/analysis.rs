@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 use swiglu_core::{Op, Path, Problem};
 
-use super::ceilings::{Ceiling, Ceilings};
-use super::class::{Class, Classified, Work, classify};
+use super::class::{Ceiling, Ceilings, Class, Classified, Work, classify};
 use crate::case::{DeviceKind, Heat};
 use crate::format::{number, si, time};
 
@@ -18,16 +17,6 @@ const ALLOCATION_US: f64 = 10.0;
 const WORTH: f64 = 0.01;
 /// A time is not just noise below its floor if it is by more than this.
 const ABOVE: f64 = 1.05;
-
-/// Something that a call does each time and need not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Habit {
-    /// Allocates its workspace.
-    Allocates,
-    /// Rearranges the weights.
-    PacksWeights,
-}
 
 /// What was measured, and how it is computed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,8 +33,10 @@ pub struct Subject {
     pub graph: bool,
     /// Whether the data comes from memory.
     pub heat: Heat,
-    /// What the call does that need not be.
-    pub habits: Vec<Habit>,
+    /// Whether each call allocates its workspace.
+    pub allocates: bool,
+    /// Whether each call rearranges the weights.
+    pub packs_weights: bool,
 }
 
 /// A change and what it would gain.
@@ -74,9 +65,9 @@ pub struct Analysis {
 
 impl Subject {
     /// Bytes that have to move: those of the problem, those of pre-activations that are written and
-    /// read again, those that habits move. From and to memory, or the caches where data are hot.
+    /// read again, those of weights that are packed. From and to memory, or the caches where data are hot.
     pub fn bytes(&self) -> f64 {
-        let packing = if self.has(Habit::PacksWeights) { 2.0 } else { 0.0 };
+        let packing = if self.packs_weights { 2.0 } else { 0.0 };
         self.problem.compulsory_bytes()
             + self.intermediate_bytes()
             + packing * self.problem.weight_bytes()
@@ -96,10 +87,6 @@ impl Subject {
             Op::Activation => ceilings.activation.as_ref(),
             Op::GatedLinear | Op::Mlp => ceilings.compute_of(self.problem.dtype),
         }
-    }
-
-    fn has(&self, habit: Habit) -> bool {
-        self.habits.contains(&habit)
     }
 
     /// Gate and up, written by one kernel and read by the next.
@@ -146,47 +133,44 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
     let mut steps = Vec::new();
     let mut propose = |action: String, because: String, gain: f64| {
         // No change takes the time below what the ceilings allow.
-        let gain = gain.min(us - floor.min(us)).max(0.0);
-        if gain >= WORTH * us {
+        let gain = gain.min(us - floor.min(us));
+        if gain > 0.0 && gain >= WORTH * us {
             steps.push(Step { action, because, gain_us: gain, predicted_us: us - gain });
         }
     };
-    let bandwidth = memory.filter(|b| *b > 0.0);
-    let moved = |bytes: f64| bandwidth.map(|b| bytes / b * 1e6);
-    if let Some(gain) = moved(subject.intermediate_bytes()).filter(|g| *g > 0.0) {
-        let bytes = subject.intermediate_bytes();
-        propose(
-            "keep gate and up in registers: the fused path".into(),
-            format!("{} written and read again, at the measured bandwidth", si(bytes, "B")),
-            gain,
-        );
-    }
-    if let Some(gain) = moved(2.0 * subject.problem.weight_bytes())
-        && subject.has(Habit::PacksWeights)
-    {
+    let moved = |bytes: f64| memory.filter(|b| *b > 0.0).map_or(0.0, |b| bytes / b * 1e6);
+    let (between, weights) = (subject.intermediate_bytes(), subject.problem.weight_bytes());
+    propose(
+        "keep gate and up in registers: the fused path".into(),
+        format!("{} written and read again, at the measured bandwidth", si(between, "B")),
+        moved(between),
+    );
+    if subject.packs_weights {
         propose(
             "pack the weights once, when the layer is built".into(),
-            format!("{} read and written per call", si(subject.problem.weight_bytes(), "B")),
-            gain,
+            format!("{} read and written per call", si(weights, "B")),
+            moved(2.0 * weights),
         );
     }
     if subject.device == DeviceKind::Cuda {
-        let spare = subject.launches.saturating_sub(subject.fewest_launches());
+        let fewest = subject.fewest_launches();
+        let spare = subject.launches.saturating_sub(fewest);
+        let kernels = if spare == 1 { "kernel" } else { "kernels" };
         let each = if subject.graph { GRAPH_NODE_US } else { LAUNCH_US };
-        if spare > 0 {
-            let kernels = if spare == 1 { "kernel" } else { "kernels" };
-            let action = format!("start {spare} {kernels} fewer: {} do", subject.fewest_launches());
-            propose(action, format!("about {each} µs each"), spare as f64 * each);
-        }
+        propose(
+            format!("start {spare} {kernels} fewer: {fewest} do"),
+            format!("about {each} µs each"),
+            spare as f64 * each,
+        );
         if !subject.graph {
-            let gain = subject.launches as f64 * (LAUNCH_US - GRAPH_NODE_US);
+            let each = LAUNCH_US - GRAPH_NODE_US;
             propose(
                 "replay the calls as a captured graph".into(),
-                format!("about {} µs for each launch", LAUNCH_US - GRAPH_NODE_US),
-                gain,
+                format!("about {each} µs for each launch"),
+                subject.launches as f64 * each,
             );
         }
-        if subject.has(Habit::Allocates) {
+        if subject.allocates {
             propose(
                 "keep the workspace between calls".into(),
                 format!("an allocation waits for the device, about {ALLOCATION_US} µs"),
@@ -271,12 +255,10 @@ fn paragraph(
         out += " Its data was in the caches.";
     }
     out += &match steps.first() {
-        Some(step) => format!(
-            " Next: {} ({}); predicted gain {}, to {}.",
-            step.action,
-            step.because,
-            time(step.gain_us),
-            time(step.predicted_us)
+        Some(Step { action, because, gain_us, predicted_us }) => format!(
+            " Next: {action} ({because}); predicted gain {}, to {}.",
+            time(*gain_us),
+            time(*predicted_us)
         ),
         None => match at.class {
             Some(Class::Latency) => {

@@ -1,0 +1,171 @@
+//! What an experiment claims.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::values::{Many, Real};
+use super::{ProfileDef, Role};
+use crate::error::{LabError, Result};
+use crate::place::Place;
+
+/// What is claimed, in a form that records can answer. The statistic is the geometric mean over all cases of
+/// median(against) ÷ median(subject): above 1 the subject is faster.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Claim {
+    /// The claim in words.
+    pub text: String,
+    /// The profile it is about.
+    pub subject: String,
+    /// What the subject is compared with in each case.
+    pub against: Against,
+    /// What the statistic must reach.
+    pub kind: ClaimKind,
+    /// A case whose ratio is below this is an exception.
+    pub floor: Option<f64>,
+    /// So many exceptions leave the claim standing.
+    pub exceptions: usize,
+}
+
+/// What the statistic of a claim must reach, with a margin that noise allows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum ClaimKind {
+    /// The whole interval is at least 1, and the estimate at least the goal.
+    Faster {
+        /// At least 1.
+        goal: f64,
+    },
+    /// The whole interval is at least [`ClaimKind::NOT_SLOWER`].
+    NotSlower,
+    /// The whole interval is at least this share of what a ceiling gives.
+    Reaches {
+        /// Above 0 and at most 1.
+        share: f64,
+    },
+}
+
+impl ClaimKind {
+    /// What measurement can tell from 1.
+    pub const NOT_SLOWER: f64 = 0.98;
+
+    /// What the lower end of the interval must be at least.
+    pub const fn limit(self) -> f64 {
+        match self {
+            ClaimKind::Faster { .. } => 1.0,
+            ClaimKind::NotSlower => Self::NOT_SLOWER,
+            ClaimKind::Reaches { share } => share,
+        }
+    }
+
+    /// What the estimate must be at least.
+    pub const fn goal(self) -> f64 {
+        match self {
+            ClaimKind::Faster { goal } => goal,
+            ClaimKind::NotSlower | ClaimKind::Reaches { .. } => self.limit(),
+        }
+    }
+}
+
+/// What a subject is compared with.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Against {
+    /// In each case the fastest of these; every one of them must be available.
+    Profiles(Vec<String>),
+    /// In each case the fastest of those with these roles that are available.
+    Best(Vec<Role>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawClaim {
+    pub(super) text: Spanned<String>,
+    subject: Spanned<String>,
+    against: Spanned<Many<String>>,
+    kind: Spanned<String>,
+    goal: Option<Spanned<Real>>,
+    share: Option<Spanned<Real>>,
+    floor: Option<Spanned<Real>>,
+    exceptions: Option<Spanned<u32>>,
+}
+
+pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -> Result<Claim> {
+    let known = |id: &str, span: Range<usize>| match profiles.iter().any(|p| p.id == id) {
+        true => Ok(()),
+        false => {
+            let ids: Vec<&str> = profiles.iter().map(|p| p.id.as_str()).collect();
+            let message = format!("unknown profile `{id}`: expected one of {}", ids.join(", "));
+            Err(place.at(span, message))
+        }
+    };
+    known(raw.subject.get_ref(), raw.subject.span())?;
+    let span = raw.against.span();
+    let against = against(raw.against.get_ref(), span.clone(), place)?;
+    if let Against::Profiles(ids) = &against {
+        ids.iter().try_for_each(|id| known(id, span.clone()))?;
+        if ids.contains(raw.subject.get_ref()) {
+            let message = "claim.against names the subject itself: expected other profiles";
+            return Err(place.at(span, message));
+        }
+    }
+    let number = |what: &str, n: &Option<Spanned<Real>>, expected: &str, fits: fn(f64) -> bool| {
+        let Some(n) = n else { return Ok(None) };
+        let Real(x) = *n.get_ref();
+        let message = || format!("claim.{what} = {x}: expected a number {expected}");
+        if fits(x) { Ok(Some(x)) } else { Err(place.at(n.span(), message())) }
+    };
+    let goal = number("goal", &raw.goal, "from 1 on", |x| x >= 1.0)?;
+    let share = number("share", &raw.share, "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
+    let floor = number("floor", &raw.floor, "above 0", |x| x > 0.0)?;
+    let kind = match (raw.kind.get_ref().as_str(), goal, share) {
+        ("faster", goal, None) => ClaimKind::Faster { goal: goal.unwrap_or(1.0) },
+        ("not-slower", None, None) => ClaimKind::NotSlower,
+        ("reaches", None, Some(share)) => ClaimKind::Reaches { share },
+        (kind, ..) => {
+            let message = format!(
+                "claim.kind = `{kind}`: expected faster, with or without a goal; not-slower; or reaches \
+                 with a share"
+            );
+            return Err(place.at(raw.kind.span(), message));
+        }
+    };
+    if let (Some(exceptions), None) = (&raw.exceptions, floor) {
+        let message = "claim.exceptions: expected a floor that they are below";
+        return Err(place.at(exceptions.span(), message));
+    }
+    Ok(Claim {
+        text: raw.text.into_inner(),
+        subject: raw.subject.into_inner(),
+        against,
+        kind,
+        floor,
+        exceptions: raw.exceptions.map_or(0, |n| n.into_inner() as usize),
+    })
+}
+
+/// `["a", "b"]`, `"a"`, or `"best:peer,baseline"`.
+fn against(given: &Many<String>, span: Range<usize>, place: &Place<'_>) -> Result<Against> {
+    let roles = match given.0.as_slice() {
+        [] => {
+            return Err(place.at(span, "claim.against is empty: expected profiles to compare with"));
+        }
+        [one] => one.strip_prefix("best:"),
+        _ => None,
+    };
+    let Some(roles) = roles else { return Ok(Against::Profiles(given.0.clone())) };
+    let role = |name: &str| match name.trim() {
+        "baseline" => Ok(Role::Baseline),
+        "peer" => Ok(Role::Peer),
+        "ceiling" => Ok(Role::Ceiling),
+        other => {
+            let message = format!(
+                "claim.against: unknown role `{other}`: expected best: with some of baseline, \
+                 peer, ceiling"
+            );
+            Err(place.at(span.clone(), message))
+        }
+    };
+    roles.split(',').map(role).collect::<Result<_, LabError>>().map(Against::Best)
+}
