@@ -1,7 +1,6 @@
 //! What the host spends: on the first call of a process, with an empty and with a filled kernel
 //! cache, and on enqueuing each later one.
 
-use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -13,7 +12,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::inputs::{self, Dense};
 use crate::layer::Params;
-use crate::table::{self, row};
+use crate::table::{self, Table};
 use crate::terminal::Terminal;
 use crate::timing::Summary;
 
@@ -44,16 +43,15 @@ pub(super) fn bench(cuda: &Cuda, terminal: &mut Terminal) -> anyhow::Result<()> 
         ("enqueue a feed-forward block", later_calls(cuda, &mlp)?),
     ];
     let rows = samples.map(|(what, us)| Row { what, us: Summary::of(us) });
-    if terminal.json() {
-        return terminal.print_json(&rows);
-    }
-    let cells = |Row { what, us }: &Row| {
-        let [median, p10, p90] = [us.median, us.p10, us.p90].map(table::time);
-        row![what, median, p10, p90, us.samples]
-    };
-    let columns = ["host time", ">median", ">p10", ">p90", ">samples"];
-    table::print(terminal, &columns, rows.iter().map(cells))?;
-    Ok(terminal.flush()?)
+    terminal.print(&rows, |rows, terminal| {
+        Table::of(rows)
+            .text("host time", |r| r.what)
+            .number("median", |r| table::time(r.us.median))
+            .number("p10", |r| table::time(r.us.p10))
+            .number("p90", |r| table::time(r.us.p90))
+            .number("samples", |r| r.us.samples)
+            .print(terminal)
+    })
 }
 
 /// A call, to be enqueued on a stream.

@@ -244,10 +244,7 @@ impl BenchArgs {
             report::plot(&found.results, path, self.force)?;
             found.plot = Some(path.clone().into());
         }
-        match terminal.json() {
-            true => terminal.print_json(&found)?,
-            false => report::show(&found.results, terminal)?,
-        }
+        terminal.print(&found, |found, terminal| report::show(&found.results, terminal))?;
         Ok(Verdict::from_passed(passed))
     }
 }

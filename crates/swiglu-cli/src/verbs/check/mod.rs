@@ -92,7 +92,7 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     if let Some(threads) = cpu {
         on.push(check_cpu(args, threads, terminal, &mut report)?);
     }
-    report.print(terminal, &on.join(" and "))?;
+    terminal.print(&report, |report, terminal| report.show(&on.join(" and "), terminal))?;
     Ok(Verdict::from_passed(report.passed()))
 }
 
