@@ -339,6 +339,33 @@ pub(crate) fn expect_quantized(
     Ok(())
 }
 
+/// Refuses a file to write that cannot be written, before any work is done for it; writing it refuses one
+/// that appears meanwhile.
+pub(crate) fn expect_free(
+    option: &str,
+    path: &Path,
+    suffix: &str,
+    force: bool,
+) -> anyhow::Result<()> {
+    let shown = path.display();
+    if path.is_dir() {
+        bail!("{option} {shown}: it is a directory; give a name in it that ends in .{suffix}");
+    }
+    if path.extension().is_none_or(|extension| extension != suffix) {
+        bail!(
+            "{option} {shown}: it is written as {suffix}; expected a name that ends in .{suffix}"
+        );
+    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.is_dir());
+    if let Some(dir) = dir {
+        bail!("{option} {shown}: no such directory: {}", dir.display());
+    }
+    if path.exists() && !force {
+        bail!("{shown}: exists already; remove it or give --force");
+    }
+    Ok(())
+}
+
 /// A number of rows or columns of a problem that is made up.
 pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
     match s.parse() {

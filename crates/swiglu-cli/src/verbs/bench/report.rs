@@ -114,6 +114,11 @@ impl Row {
         self.result.status == Status::Ok
     }
 
+    /// Whether whoever computes so crashed, or gave no answer.
+    pub(super) fn is_broken(&self) -> bool {
+        self.result.status == Status::Failed
+    }
+
     /// Why there is no result, or a wrong one.
     pub(super) fn complaint(&self) -> Option<String> {
         let ResultEntry { profile, status, reason, .. } = &self.result;
