@@ -6,7 +6,7 @@ mod gate;
 mod jobs;
 mod list;
 mod on;
-mod peer;
+pub(crate) mod peer;
 pub(crate) mod places;
 mod ready;
 mod report;
