@@ -176,6 +176,6 @@ impl Write for Terminal {
 }
 
 /// The system does not say what it could not write.
-fn named(error: io::Error) -> io::Error {
+pub(crate) fn named(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("standard output: {error}"))
 }
