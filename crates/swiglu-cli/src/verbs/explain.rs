@@ -7,8 +7,8 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::{
-    Activation, Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem,
-    QuantizedType, WeightLayout, with_dtype,
+    Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem, QuantizedType,
+    WeightLayout, with_dtype,
 };
 use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
 use swiglu_lab::{Case, Heat, ProfileDef, ResultEntry, Role, SEED};
@@ -92,6 +92,7 @@ struct Way {
 }
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    args.lab.expect_places()?;
     let device = args.device.open()?;
     let (case, explanation) = match args.weights.load()? {
         Some(weights) => (None, of_file(args, weights, &device)?),
@@ -132,10 +133,7 @@ fn of_file(
     device: &Device,
 ) -> anyhow::Result<Explanation> {
     let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
-    let mut weights = weights.numerics(args.math.numerics(dtype)).dtype(dtype);
-    if let Some(activation) = args.math.activation {
-        weights = weights.activation(activation);
-    }
+    let mut weights = args.math.layer(weights, dtype);
     if args.decode_weights {
         weights = weights.decoded();
     }
@@ -203,14 +201,13 @@ impl ExplainArgs {
         let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
+        let case = inputs::case(args::kind(device), self.op.into(), shape, dtype);
         let case = Case {
-            activation: self.math.activation.unwrap_or(Activation::SWIGLU),
-            numerics: self.math.numerics(dtype),
             orientation: layout.orientation,
             arrangement: layout.arrangement,
             weights: self.weights_type,
             heat: self.heat(),
-            ..inputs::case(args::kind(device), self.op.into(), shape, dtype)
+            ..self.math.case(case)
         };
         if let Some(kind) = self.weights_type {
             args::expect_quantized(device, &case, kind)?;

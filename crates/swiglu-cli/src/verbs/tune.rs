@@ -11,7 +11,7 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
-use swiglu::{Activation, CoreError, DType, Device, with_dtype};
+use swiglu::{CoreError, DType, Device, with_dtype};
 use swiglu_lab::{Case, DeviceKind};
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs};
@@ -98,12 +98,9 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
-    let case = |shape| Case {
-        activation: args.math.activation.unwrap_or(Activation::SWIGLU),
-        numerics: args.math.numerics(dtype),
-        ..inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype)
-    };
-    let cases: Vec<Case> = args.shapes().into_iter().map(case).collect();
+    let case = |shape| inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype);
+    let cases: Vec<Case> =
+        args.shapes().into_iter().map(|shape| args.math.case(case(shape))).collect();
     let budget = Duration::from_secs_f64(args.seconds);
     let subject = trials::Subject { device: &device, cuda, budget };
     let options = TuningOptions { dir: args.out.clone(), disabled: false };

@@ -12,7 +12,7 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
-use swiglu::{Activation, CpuOptions, DType, Device, QuantizedType};
+use swiglu::{CpuOptions, DType, Device, QuantizedType};
 use swiglu_lab::profile::Ceilings;
 use swiglu_lab::{Case, DeviceKind, Heat, ProfileDef, Role};
 
@@ -104,6 +104,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
     if let Some(plot) = &args.plot {
         args::expect_free("--plot", plot, "svg", args.force)?;
     }
+    args.lab.expect_places()?;
     let device = args.device.open()?;
     if args.op.is_none() && args.suite == Suite::Host {
         let Device::Cuda(cuda) = &device else {
@@ -198,8 +199,7 @@ impl BenchArgs {
             cases.retain(|case| case.dtype == dtype);
         }
         for case in &mut cases {
-            case.activation = self.math.activation.unwrap_or(Activation::SWIGLU);
-            case.numerics = self.math.numerics(case.dtype);
+            *case = self.math.case(case.clone());
             if let Some(kind) = self.weights_type {
                 args::expect_quantized(device, case, kind)?;
             }
@@ -209,14 +209,13 @@ impl BenchArgs {
 
     /// The cases that were asked for, in every element type.
     fn cases_of(&self, op: Operation, device: &Device) -> Vec<Case> {
-        let (kind, usual) =
-            (args::kind(device), if op == Operation::Activation { 4096 } else { 1 });
-        let dtypes = match (self.weights_type, kind) {
-            (None, _) => DType::ALL.to_vec(),
-            (Some(_), DeviceKind::Cuda) => vec![self.math.dtype.unwrap_or(DType::Bf16)],
-            (Some(_), DeviceKind::Cpu) => vec![self.math.dtype.unwrap_or(DType::F32)],
+        let kind = args::kind(device);
+        let (usual, columns) = if op == Operation::Activation { (4096, 4096) } else { (1, 4864) };
+        let usual_dtype = if kind == DeviceKind::Cuda { DType::Bf16 } else { DType::F32 };
+        let dtypes = match self.weights_type {
+            None => DType::ALL.to_vec(),
+            Some(_) => vec![self.math.dtype.unwrap_or(usual_dtype)],
         };
-        let columns = if op == Operation::Activation { 4096 } else { 4864 };
         let intermediate = self.intermediate.or(self.cols).unwrap_or(columns);
         let hidden = self.hidden.unwrap_or(896);
         let mut m = [self.m.as_slice(), &self.rows].concat();

@@ -111,6 +111,14 @@ pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experim
 }
 
 impl AdHocArgs {
+    /// Refuses places that are not there, before anything is measured.
+    pub(crate) fn expect_places(&self) -> anyhow::Result<()> {
+        if self.dir.is_given() {
+            self.dir.lab()?;
+        }
+        self.peers.expect_dir()
+    }
+
     /// Measures for about so many seconds a case, and keeps no record.
     pub(crate) fn measure(
         &self,

@@ -114,11 +114,17 @@ impl PeerArgs {
         self.peers.clone().unwrap_or_else(|| lab.join("peers"))
     }
 
-    /// The commands, with logs in a directory that exists.
-    pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
+    /// Refuses a directory that was named and is not there.
+    pub(super) fn expect_dir(&self) -> anyhow::Result<()> {
         if let Some(peers) = self.peers.as_ref().filter(|peers| !peers.is_dir()) {
             bail!("--peers {}: expected a directory with peers", peers.display());
         }
+        Ok(())
+    }
+
+    /// The commands, with logs in a directory that exists.
+    pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
+        self.expect_dir()?;
         Ok(PeerCommands {
             own: own_peer()?,
             python: self.python.clone(),

@@ -39,22 +39,27 @@ struct Document {
 #[derive(Serialize)]
 struct Row {
     id: String,
+    #[serde(flatten)]
+    needs: Needs,
+}
+
+/// What is needed, there or not.
+#[derive(Serialize)]
+struct Needs {
     ready: bool,
     checks: Vec<Check>,
 }
 
-/// What a place has.
-#[derive(Serialize)]
-struct Place {
-    ready: bool,
-    checks: Vec<Check>,
+impl Needs {
+    fn of(checks: Vec<Check>) -> Self {
+        Self { ready: checks.iter().all(|check| check.ok), checks }
+    }
 }
 
 pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(place) = &args.on {
         let spec = ExecutorSpec::find(place, &args.places.lab()?)?;
-        let checks = executor::readiness(&spec);
-        let place = Place { ready: all_there(&checks), checks };
+        let place = Needs::of(executor::readiness(&spec));
         terminal.print(&place, |place, terminal| print(place.checks.iter(), terminal))?;
         return Ok(Verdict::from_passed(place.ready));
     }
@@ -64,15 +69,12 @@ pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result
         None => Experiment::read_dir(&dir)?.into_iter().collect::<Result<_, _>>()?,
     };
     let checked = checks(experiments.iter(), &args.places, &args.peers, terminal)?;
-    let row = |(id, checks): (String, Vec<Check>)| Row { id, ready: all_there(&checks), checks };
+    let row = |(id, checks)| Row { id, needs: Needs::of(checks) };
     let experiments: Vec<Row> = checked.into_iter().map(row).collect();
-    let document = Document { ready: experiments.iter().all(|row| row.ready), experiments };
+    let ready = experiments.iter().all(|row| row.needs.ready);
+    let document = Document { ready, experiments };
     terminal.print(&document, show)?;
     Ok(Verdict::from_passed(document.ready))
-}
-
-fn all_there(checks: &[Check]) -> bool {
-    checks.iter().all(|check| check.ok)
 }
 
 /// What each experiment needs here, by its id.
@@ -125,13 +127,13 @@ fn device(kind: DeviceKind, places: &PlaceArgs) -> anyhow::Result<Check> {
 fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
     let mut checks: BTreeMap<&str, &Check> = BTreeMap::new();
     for row in &document.experiments {
-        for check in &row.checks {
+        for check in &row.needs.checks {
             checks.entry(&check.what).or_insert(check);
         }
     }
     print(checks.into_values(), terminal)?;
     let ready: Vec<&str> =
-        document.experiments.iter().filter(|r| r.ready).map(|r| r.id.as_str()).collect();
+        document.experiments.iter().filter(|r| r.needs.ready).map(|r| r.id.as_str()).collect();
     let count = document.experiments.len();
     writeln!(terminal, "\n{} of {count} experiments can run here", ready.len())?;
     if !ready.is_empty() && count > 1 {

@@ -31,11 +31,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) input: Option<OsString>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::whole::<usize>,
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::count,
         allow_negative_numbers = true)]
     pub(super) tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole::<u64>,
+    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole,
         allow_negative_numbers = true)]
     pub(super) seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
