@@ -1,10 +1,13 @@
 //! Options that several verbs share.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use serde_json::Value;
 use swiglu::cuda::CudaOptions;
 use swiglu::{
     Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
@@ -39,7 +42,12 @@ impl DeviceArgs {
                 bail!("--isa and --threads are of the CPU: leave them out, or give --device cpu")
             }
             DeviceName::Cuda(device) => Device::cuda_with(&self.cuda_options(device))?,
-            DeviceName::Best if !of_the_cpu => self.best()?,
+            DeviceName::Best if !of_the_cpu => match Device::best()? {
+                Device::Cuda(cuda) if self.tf32 => {
+                    Device::cuda_with(&self.cuda_options(cuda.ordinal()))?
+                }
+                device => device,
+            },
             DeviceName::Best | DeviceName::Cpu => Device::cpu_with(CpuOptions { isa, threads })?,
         };
         if self.tf32 && !matches!(device, Device::Cuda(_)) {
@@ -54,33 +62,19 @@ impl DeviceArgs {
     }
 
     /// What a process is told that computes on this device in our place.
-    pub(crate) fn peer_options(&self) -> anyhow::Result<serde_json::Value> {
+    pub(crate) fn peer_options(&self) -> anyhow::Result<Value> {
         if let DeviceName::Cuda(device @ 1..) = self.device {
             bail!(
                 "peers use the first CUDA device, given cuda:{device}: choose the device with \
                  CUDA_VISIBLE_DEVICES={device} and --device cuda"
             );
         }
-        let mut options = serde_json::Map::new();
-        if let Some(isa) = self.isa {
-            options.insert("isa".into(), isa.to_string().into());
-        }
-        if let Some(threads) = self.threads {
-            options.insert("threads".into(), threads.into());
-        }
-        if self.tf32 {
-            options.insert("tf32".into(), true.into());
-        }
-        Ok(options.into())
-    }
-
-    fn best(&self) -> anyhow::Result<Device> {
-        Ok(match Device::best()? {
-            Device::Cuda(cuda) if self.tf32 => {
-                Device::cuda_with(&self.cuda_options(cuda.ordinal()))?
-            }
-            device => device,
-        })
+        let options: [(_, Option<Value>); 3] = [
+            ("isa", self.isa.map(|isa| isa.to_string().into())),
+            ("threads", self.threads.map(Value::from)),
+            ("tf32", self.tf32.then_some(true.into())),
+        ];
+        Ok(options.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
     }
 
     fn cuda_options(&self, device: usize) -> CudaOptions {
@@ -137,9 +131,28 @@ pub(crate) struct MathArgs {
 }
 
 impl MathArgs {
+    /// The layer of a file as it was asked for, in an element type.
+    pub(crate) fn layer(&self, weights: MlpWeights, dtype: DType) -> MlpWeights {
+        self.activated(weights).numerics(self.numerics(dtype)).dtype(dtype)
+    }
+
+    /// The layer of a file with the activation that was asked for, else its own.
+    pub(crate) fn activated(&self, weights: MlpWeights) -> MlpWeights {
+        match self.activation {
+            Some(activation) => weights.activation(activation),
+            None => weights,
+        }
+    }
+
+    /// A case as it was asked for.
+    pub(crate) fn case(&self, case: Case) -> Case {
+        let activation = self.activation.unwrap_or(Activation::SWIGLU);
+        Case { activation, numerics: self.numerics(case.dtype), ..case }
+    }
+
     /// The numerics for an element type. `eager` reproduces another program's results, so there
     /// the exponential is that program's unless asked for otherwise.
-    pub(crate) fn numerics(&self, dtype: DType) -> Numerics {
+    fn numerics(&self, dtype: DType) -> Numerics {
         let default = Numerics::default_for(dtype);
         let rounding = self.numerics.unwrap_or(default.rounding);
         let exp = match rounding {
@@ -158,7 +171,7 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
     /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", value_parser = whole::<usize>,
+    #[arg(long, value_name = "N", requires = "weights", value_parser = count,
         allow_negative_numbers = true)]
     layer: Option<usize>,
     /// The expert, where the layer has several
@@ -359,35 +372,63 @@ pub(crate) fn expect_quantized(
     Ok(())
 }
 
-/// A number of rows or columns of a problem that is made up.
-pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
-    match s.parse() {
-        Ok(extent @ 1..=MAX_EXTENT) => Ok(extent),
-        _ => Err(CoreError::OutOfRange {
-            what: "size",
-            given: s.to_owned(),
-            expected: format!("a whole number from 1 to {MAX_EXTENT}"),
-        }),
+/// Refuses a file to write that cannot be written, before any work is done for it; writing it refuses one
+/// that appears meanwhile.
+pub(crate) fn expect_free(
+    option: &str,
+    path: &Path,
+    suffix: &str,
+    force: bool,
+) -> anyhow::Result<()> {
+    let shown = path.display();
+    if path.is_dir() {
+        bail!("{option} {shown}: it is a directory; give a name in it that ends in .{suffix}");
     }
+    if path.extension().is_none_or(|extension| extension != suffix) {
+        bail!(
+            "{option} {shown}: it is written as {suffix}; expected a name that ends in .{suffix}"
+        );
+    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.is_dir());
+    if let Some(dir) = dir {
+        bail!("{option} {shown}: no such directory: {}", dir.display());
+    }
+    if path.exists() && !force {
+        bail!("{shown}: exists already; remove it or give --force");
+    }
+    Ok(())
 }
 
-/// A number of anything.
-pub(crate) fn whole<N: FromStr>(s: &str) -> Result<N, CoreError> {
-    s.parse().map_err(|_| CoreError::OutOfRange {
-        what: "number",
-        given: s.to_owned(),
-        expected: format!("a whole number from 0 to {}", u64::MAX),
-    })
+/// A number of rows or columns of a problem that is made up.
+pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
+    within("size", s, 1..=MAX_EXTENT, "whole number")
+}
+
+/// A number of anything: a seed, a place in a list.
+pub(crate) fn whole(s: &str) -> Result<u64, CoreError> {
+    within("number", s, 0..=u64::MAX, "whole number")
+}
+
+/// A number of things in memory.
+pub(crate) fn count(s: &str) -> Result<usize, CoreError> {
+    within("number", s, 0..=usize::MAX, "whole number")
 }
 
 /// A time to measure for.
 pub(crate) fn seconds(s: &str) -> Result<f64, CoreError> {
-    match s.parse::<f64>() {
-        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(CoreError::OutOfRange {
-            what: "seconds",
-            given: s.to_owned(),
-            expected: "a number from 0 to 3600".into(),
-        }),
-    }
+    within("seconds", s, 0.0..=3600.0, "number")
+}
+
+fn within<N: FromStr + PartialOrd + Display>(
+    what: &'static str,
+    s: &str,
+    range: RangeInclusive<N>,
+    kind: &str,
+) -> Result<N, CoreError> {
+    let number = s.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| CoreError::OutOfRange {
+        what,
+        given: s.to_owned(),
+        expected: format!("a {kind} from {} to {}", range.start(), range.end()),
+    })
 }

@@ -1,6 +1,10 @@
 //! The command line: options common to all verbs, and the verbs.
 
+use std::io::Write;
+
+use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::terminal::{OutputArgs, Terminal, Verdict};
 use crate::verbs;
@@ -15,8 +19,8 @@ Environment:
   SWIGLU_LAB_LOCK_DIR         Where runs of the lab keep each other out [default: temporary files]
   SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
-Exit codes: 0 done, 1 a check failed or a result is wrong, 2 bad input or usage, 75 a run of the lab \
-stopped early or goes on elsewhere";
+Exit codes: 0 done, 1 a check failed, a result is wrong or a peer broke, 2 bad input or usage, 75 a run \
+of the lab stopped early or goes on elsewhere";
 
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///
@@ -51,7 +55,10 @@ pub(crate) enum Verb {
     /// Show this program, processor and what is available
     Info,
     /// Print a completion script for a shell
-    Completions(verbs::completions::CompletionsArgs),
+    Completions {
+        /// The shell the script is for
+        shell: Shell,
+    },
 }
 
 impl Verb {
@@ -65,9 +72,18 @@ impl Verb {
             Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
             Verb::Lab(args) => verbs::lab::lab(args, terminal),
             Verb::Info => verbs::info::info(terminal),
-            Verb::Completions(args) => {
-                verbs::completions::completions(args, Cli::command(), terminal)
-            }
+            Verb::Completions { shell } => completions(*shell, terminal),
         }
     }
+}
+
+fn completions(shell: Shell, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    if terminal.json() {
+        bail!("--json: a script for a shell is no JSON document; leave the option out");
+    }
+    // Into memory first: the generator panics where a pipe is closed early.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "swiglu", &mut script);
+    terminal.write_all(&script)?;
+    Ok(Verdict::Passed)
 }

@@ -1,5 +1,6 @@
 //! Standard output, the progress on standard error, and how the program ends.
 
+use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,16 @@ impl Verdict {
     pub(crate) fn of_job(over: bool) -> Self {
         if over { Verdict::Passed } else { Verdict::Unfinished }
     }
+}
+
+/// A line on standard error. Without one there is nobody to tell.
+pub(crate) fn say(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// The same, and it does not disturb the bar.
+pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
+    bar.suspend(|| say(line));
 }
 
 /// An error and its causes, each said once: many texts quote their cause already.
@@ -109,8 +120,17 @@ impl Terminal {
         self.colour
     }
 
+    /// Prints what was found: as the JSON document, or as `show` says it to people.
+    pub(crate) fn print<T: Serialize + ?Sized>(
+        &mut self,
+        found: &T,
+        show: impl FnOnce(&T, &mut Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if self.json { self.print_json(found) } else { show(found, self) }
+    }
+
     /// Prints the JSON document.
-    pub(crate) fn print_json(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+    fn print_json(&mut self, value: &(impl Serialize + ?Sized)) -> anyhow::Result<()> {
         // Whole or not at all: what cannot be a document is an error without half of one before it.
         let document = serde_json::to_string_pretty(value)?;
         writeln!(self.out, "{document}")?;
@@ -120,8 +140,7 @@ impl Terminal {
     /// Says what begins and takes long, where a bar would not be seen.
     pub(crate) fn announce(&self, what: &str) {
         if self.logged {
-            // Without a standard error there is nobody to tell.
-            let _ = writeln!(io::stderr(), "{what}");
+            say(what);
         }
     }
 
@@ -157,6 +176,6 @@ impl Write for Terminal {
 }
 
 /// The system does not say what it could not write.
-fn named(error: io::Error) -> io::Error {
+pub(crate) fn named(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("standard output: {error}"))
 }

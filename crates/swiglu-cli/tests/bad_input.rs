@@ -418,7 +418,9 @@ fn options_that_would_not_be_heeded() {
     swiglu(&["bench", "activation", "--dtype", "f32", "--plot", "x.png"])
         .refused(&["ends in .svg"]);
     swiglu(&["bench", "activation", "--lab", "/nonexistent"]).refused(&["/nonexistent"]);
-    swiglu(&["bench", "activation", "--peers", "/nonexistent"]).refused(&["--peers /nonexistent"]);
+    for verb in [&["bench", "activation"][..], &[&shape[..], &["--measure"]].concat()] {
+        swiglu(&[verb, &["--peers", "/nonexistent"]].concat()).refused(&["--peers /nonexistent"]);
+    }
     swiglu(&[&shape[..], &["--arrangement", "interleaved-5"]].concat()).refused(&["5", "divisor"]);
     for layout in [["--orientation", "in-out"], ["--arrangement", "interleaved-2"]] {
         swiglu(&[&shape[..], &["--weights-type", "q8_0"], &layout].concat()).refused(&[

@@ -187,6 +187,14 @@ fn backends_are_compared_in_a_table_and_a_plot_that_is_not_overwritten() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("triton: not available: peer"), "{ended:?}");
     bench(&["--backend", "numpy"]).refused_by_usage("numpy");
+    bench(&["--rows", "-1"]).refused_by_usage("'--rows <M>'");
+    bench(&["--plot", "no/such/times.svg"]).refused(&["no/such/times.svg", "no such directory"]);
+    // One that breaks is told, and the comparison is not whole.
+    fs::write(peers.join("triton_peer.py"), "").unwrap();
+    let broken = ["--backend", "triton", "--peers", peers.to_str().unwrap(), "--python", "false"];
+    let ended = bench(&broken);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("triton: failed: "), "{ended:?}");
 }
 
 impl support::Ended {

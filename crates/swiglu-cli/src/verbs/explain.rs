@@ -5,20 +5,19 @@ use std::io::Write;
 
 use anyhow::bail;
 use clap::Args;
-use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::{
-    Activation, Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem,
-    QuantizedType, WeightLayout, with_dtype,
+    Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem, QuantizedType,
+    WeightLayout, with_dtype,
 };
-use swiglu_lab::profile::{Analysis, Ceilings, Counters, KernelCounters, analyse_result, count};
+use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
 use swiglu_lab::{Case, Heat, ProfileDef, ResultEntry, Role, SEED};
 
 use crate::args::{self, DeviceArgs, MathArgs, Operation, WeightArgs, extent};
 use crate::ceilings::{self, Floor};
 use crate::inputs;
 use crate::layer::Params;
-use crate::table::{self, number, or_dash, row};
+use crate::table::{self, Table, number, or_dash};
 use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use crate::verbs::lab::beside::{self, BANDWIDTHS};
@@ -93,6 +92,7 @@ struct Way {
 }
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    args.lab.expect_places()?;
     let device = args.device.open()?;
     let (case, explanation) = match args.weights.load()? {
         Some(weights) => (None, of_file(args, weights, &device)?),
@@ -115,19 +115,15 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
     };
     let floor = Floor::of(&problem, heat, &limits);
     let document = Document { explanation, floor, measured };
-    if terminal.json() {
-        terminal.print_json(&document)?;
-        return Ok(Verdict::Passed);
-    }
-    writeln!(terminal, "{}", document.explanation)?;
-    if let Some(Floor { bound, us }) = floor {
-        let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
-        let time = table::time(us);
-        writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
-    }
-    if let Some(measured) = &document.measured {
-        measured.show(terminal)?;
-    }
+    terminal.print(&document, |document, terminal| {
+        writeln!(terminal, "{}", document.explanation)?;
+        if let Some(Floor { bound, us }) = floor {
+            let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
+            let time = table::time(us);
+            writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
+        }
+        document.measured.iter().try_for_each(|measured| measured.show(terminal))
+    })?;
     Ok(Verdict::Passed)
 }
 
@@ -137,10 +133,7 @@ fn of_file(
     device: &Device,
 ) -> anyhow::Result<Explanation> {
     let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
-    let mut weights = weights.numerics(args.math.numerics(dtype)).dtype(dtype);
-    if let Some(activation) = args.math.activation {
-        weights = weights.activation(activation);
-    }
+    let mut weights = args.math.layer(weights, dtype);
     if args.decode_weights {
         weights = weights.decoded();
     }
@@ -208,14 +201,13 @@ impl ExplainArgs {
         let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
+        let case = inputs::case(args::kind(device), self.op.into(), shape, dtype);
         let case = Case {
-            activation: self.math.activation.unwrap_or(Activation::SWIGLU),
-            numerics: self.math.numerics(dtype),
             orientation: layout.orientation,
             arrangement: layout.arrangement,
             weights: self.weights_type,
             heat: self.heat(),
-            ..inputs::case(args::kind(device), self.op.into(), shape, dtype)
+            ..self.math.case(case)
         };
         if let Some(kind) = self.weights_type {
             args::expect_quantized(device, &case, kind)?;
@@ -287,20 +279,15 @@ const SECONDS: f64 = 1.0;
 impl Measured {
     fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
         writeln!(terminal)?;
-        let columns = ["way", ">median", ">quartiles", ">GB/s", ">GFLOP/s", ">floor", "class"];
-        let cells = |way: &Way| {
-            let (time, c) = (way.result.summary, &way.analysis.classified);
-            row![
-                &way.result.profile,
-                or_dash(time.map(|t| table::time(t.median))),
-                or_dash(time.map(|t| table::range(t.q1, t.q3, t.median))),
-                number(c.gbps),
-                number(c.gflops),
-                or_dash(c.floor_us().map(table::time)),
-                or_dash(c.class),
-            ]
-        };
-        table::print(terminal, &columns, self.ways.iter().map(cells))?;
+        Table::of(&self.ways)
+            .text("way", |way| &way.result.profile)
+            .number("median", |way| or_dash(way.result.summary.map(|t| table::time(t.median))))
+            .number("quartiles", |way| or_dash(way.result.summary.map(table::quartiles)))
+            .number("GB/s", |way| number(way.analysis.classified.gbps))
+            .number("GFLOP/s", |way| number(way.analysis.classified.gflops))
+            .number("floor", |way| or_dash(way.analysis.classified.floor_us().map(table::time)))
+            .text("class", |way| or_dash(way.analysis.classified.class))
+            .print(terminal)?;
         for way in &self.ways {
             writeln!(terminal, "\n{}: {}", way.result.profile, way.analysis.text)?;
             if let Some(plan) = &way.result.plan {
@@ -312,45 +299,27 @@ impl Measured {
                 writeln!(terminal, "  also: {} ({because}): {gain}", step.action)?;
             }
         }
-        let kernels = || self.ways.iter().flat_map(|w| w.kernels.iter().map(move |k| (w, k)));
-        if kernels().next().is_some() {
+        let counted = self.ways.iter().flat_map(|way| way.kernels.iter().map(move |k| (way, k)));
+        let kernels: Vec<_> = counted.map(|(way, k)| (way, k, &k.counters)).collect();
+        if !kernels.is_empty() {
             writeln!(terminal)?;
-            let cells = |(way, kernel): (&Way, &KernelCounters)| counted(way, kernel);
-            table::print(terminal, COUNTED, kernels().map(cells))?;
+            let megabytes = |bytes: Option<f64>| or_dash(bytes.map(|b| number(b / 1e6)));
+            Table::of(&kernels)
+                .text("way", |(way, _, _)| &way.result.profile)
+                .text("kernel", |(_, kernel, _)| &kernel.kernel)
+                .text("class", |(_, _, c)| or_dash(c.class()))
+                .number("time", |(_, _, c)| or_dash(c.us.map(table::time)))
+                .number("DRAM %", |(_, _, c)| or_dash(c.dram_percent.map(number)))
+                .number("tensor %", |(_, _, c)| or_dash(c.tensor_percent.map(number)))
+                .number("occupancy %", |(_, _, c)| or_dash(c.occupancy_percent.map(number)))
+                .number("L2 hit %", |(_, _, c)| or_dash(c.l2_hit_percent.map(number)))
+                .number("read MB", |(_, _, c)| megabytes(c.dram_read_bytes))
+                .number("written MB", |(_, _, c)| megabytes(c.dram_written_bytes))
+                .print(terminal)?;
         }
         if let Some(reason) = &self.no_counters {
             writeln!(terminal, "\nno hardware counters: {reason}")?;
         }
         Ok(())
     }
-}
-
-const COUNTED: &[&str] = &[
-    "way",
-    "kernel",
-    "class",
-    ">time",
-    ">DRAM %",
-    ">tensor %",
-    ">occupancy %",
-    ">L2 hit %",
-    ">read MB",
-    ">written MB",
-];
-
-fn counted(way: &Way, kernel: &KernelCounters) -> Vec<Cell> {
-    let c: &Counters = &kernel.counters;
-    let megabytes = |bytes: Option<f64>| or_dash(bytes.map(|b| number(b / 1e6)));
-    row![
-        &way.result.profile,
-        &kernel.kernel,
-        or_dash(c.class()),
-        or_dash(c.us.map(table::time)),
-        or_dash(c.dram_percent.map(number)),
-        or_dash(c.tensor_percent.map(number)),
-        or_dash(c.occupancy_percent.map(number)),
-        or_dash(c.l2_hit_percent.map(number)),
-        megabytes(c.dram_read_bytes),
-        megabytes(c.dram_written_bytes),
-    ]
 }

@@ -15,14 +15,13 @@ pub(crate) fn info(terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let mut lines = Vec::new();
     let mut document = processor(&mut lines);
     document["cuda"] = cuda(&mut lines);
-    if terminal.json() {
-        terminal.print_json(&document)?;
-    } else {
+    terminal.print(&document, |_, terminal| {
         for (name, value) in lines {
             let value = if value.is_empty() { "unknown" } else { &value };
             writeln!(terminal, "{name:<10} {value}")?;
         }
-    }
+        Ok(())
+    })?;
     Ok(Verdict::Passed)
 }
 

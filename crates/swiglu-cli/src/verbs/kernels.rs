@@ -8,15 +8,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use comfy_table::Cell;
 use rayon::prelude::*;
 use serde::Serialize;
 use swiglu_cuda::jit::cache::{CacheOptions, CacheWarning, KernelCache, Module, Origin};
-use swiglu_cuda::jit::{CompileLog, Version};
+use swiglu_cuda::jit::{CompileLog, EntryLog, Version};
 use swiglu_cuda::kernels::{NamedVariant, registry};
 use swiglu_cuda::{Arch, Cuda, CudaError};
 
-use crate::table::{self, row};
+use crate::table::{self, Table};
 use crate::terminal::{Shown, Terminal, Verdict};
 
 /// A file of this size must find room before anything is compiled for a directory.
@@ -107,10 +106,28 @@ impl Report {
     }
 
     fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
-        if terminal.json() {
-            return terminal.print_json(self);
-        }
-        table::print(terminal, COLUMNS, self.kernels.iter().map(cells))?;
+        // A module has several kernels: the most registers and shared memory of one, the spills of all.
+        let most =
+            |row: &Row, of: fn(&EntryLog) -> u32| row.log.entries.iter().map(of).max().unwrap_or(0);
+        Table::of(&self.kernels)
+            .text("file", |row| row.file)
+            .text("variant", |row| &row.variant)
+            .text("arch", |row| row.arch)
+            .number("registers", |row| most(row, |e| e.registers))
+            .number("shared", |row| most(row, |e| e.shared))
+            .number("spills", |row| {
+                row.log.entries.iter().map(|e| e.spill_stores + e.spill_loads).sum::<u32>()
+            })
+            .number("bytes", |row| row.bytes)
+            .number("compile ms", |row| table::number(row.compile_ms))
+            .text("from", |row| match row.origin {
+                Some(Origin::Compiled) => "compiler",
+                Some(Origin::Cache) => "cache",
+                Some(Origin::ReadOnly) => "read-only cache",
+                None => "",
+            })
+            .text("verdict", |row| table::verdict(row.error.is_none() && row.complaints.is_empty()))
+            .print(terminal)?;
         for row in &self.kernels {
             for text in row.complaints.iter().chain(&row.error) {
                 writeln!(terminal, "{} ({}) {}: {text}", row.file, row.variant, row.arch)?;
@@ -145,7 +162,7 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
             };
             let cache = KernelCache::new(&CacheOptions::default());
             let report = gather(&jobs(&archs, &list.selection)?, &cache, terminal)?;
-            report.show(terminal)?;
+            terminal.print(&report, Report::show)?;
             if let (Some(warnings), false) = (report.cache_warnings(), terminal.json()) {
                 writeln!(terminal, "cache: {warnings}")?;
             }
@@ -155,7 +172,7 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
             let jobs = jobs(&build.arch, &build.selection)?;
             expect_room(&build.out)?;
             let report = gather(&jobs, &KernelCache::at(&build.out), terminal)?;
-            report.show(terminal)?;
+            terminal.print(&report, Report::show)?;
             let warnings = report.cache_warnings();
             if let Some(warnings) = &warnings {
                 expect_kept(&jobs, &report, &build.out, warnings)?;
@@ -282,45 +299,4 @@ fn row(
         log,
         error,
     })
-}
-
-const COLUMNS: &[&str] = &[
-    "file",
-    "variant",
-    "arch",
-    ">registers",
-    ">shared",
-    ">spills",
-    ">bytes",
-    ">compile ms",
-    "from",
-    "verdict",
-];
-
-/// A line of the table. A module has several kernels: the most registers and shared memory of one,
-/// the spills of all.
-fn cells(row: &Row) -> Vec<Cell> {
-    let entries = &row.log.entries;
-    let registers = entries.iter().map(|e| e.registers).max().unwrap_or(0);
-    let shared = entries.iter().map(|e| e.shared).max().unwrap_or(0);
-    let spills: u32 = entries.iter().map(|e| e.spill_stores + e.spill_loads).sum();
-    let origin = match row.origin {
-        Some(Origin::Compiled) => "compiler",
-        Some(Origin::Cache) => "cache",
-        Some(Origin::ReadOnly) => "read-only cache",
-        None => "",
-    };
-    let verdict = table::verdict(row.error.is_none() && row.complaints.is_empty());
-    row![
-        row.file,
-        &row.variant,
-        row.arch,
-        registers,
-        shared,
-        spills,
-        row.bytes,
-        table::number(row.compile_ms),
-        origin,
-        verdict,
-    ]
 }

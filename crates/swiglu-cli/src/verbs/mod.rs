@@ -2,7 +2,6 @@
 
 pub(crate) mod bench;
 pub(crate) mod check;
-pub(crate) mod completions;
 pub(crate) mod explain;
 pub(crate) mod info;
 pub(crate) mod kernels;

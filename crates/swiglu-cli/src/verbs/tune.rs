@@ -9,15 +9,14 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
-use swiglu::{Activation, CoreError, DType, Device, with_dtype};
+use swiglu::{CoreError, DType, Device, with_dtype};
 use swiglu_lab::{Case, DeviceKind};
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs};
 use crate::inputs;
-use crate::table::{self, row};
+use crate::table::{self, Table};
 use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
@@ -99,12 +98,9 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
-    let case = |shape| Case {
-        activation: args.math.activation.unwrap_or(Activation::SWIGLU),
-        numerics: args.math.numerics(dtype),
-        ..inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype)
-    };
-    let cases: Vec<Case> = args.shapes().into_iter().map(case).collect();
+    let case = |shape| inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype);
+    let cases: Vec<Case> =
+        args.shapes().into_iter().map(|shape| args.math.case(case(shape))).collect();
     let budget = Duration::from_secs_f64(args.seconds);
     let subject = trials::Subject { device: &device, cuda, budget };
     let options = TuningOptions { dir: args.out.clone(), disabled: false };
@@ -125,10 +121,7 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let replaced = refusal.map(|refusal| refusal.to_string());
     let document =
         Document { device: device.to_string(), record: record.into(), replaced, entries };
-    match terminal.json() {
-        true => terminal.print_json(&document)?,
-        false => document.show(terminal)?,
-    }
+    terminal.print(&document, Document::show)?;
     Ok(Verdict::from_passed(document.entries.iter().all(trials::is_sound)))
 }
 
@@ -141,8 +134,17 @@ impl Document {
                 _ => None,
             });
             let best = medians.fold(f64::INFINITY, f64::min);
-            let columns = ["way", ">expected", ">measured", ">p10", ">p90", ">of best", "remark"];
-            table::print(terminal, &columns, entry.trials.iter().map(|t| cells(t, best)))?;
+            let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
+            let ratio = |us: f64| format!("{:.2}", us / best);
+            Table::of(&entry.trials)
+                .text("way", |t| &t.way)
+                .number("expected", |t| time(t.predicted_us))
+                .number("measured", |t| time(t.outcome.median_us()))
+                .number("p10", |t| time(spread(t).map(|[p10, _]| p10)))
+                .number("p90", |t| time(spread(t).map(|[_, p90]| p90)))
+                .number("of best", |t| t.outcome.median_us().map(ratio).unwrap_or_default())
+                .text("remark", |t| remark(t, best))
+                .print(terminal)?;
             writeln!(terminal)?;
         }
         if let Some(replaced) = &self.replaced {
@@ -153,22 +155,21 @@ impl Document {
     }
 }
 
-fn cells(trial: &Trial, best: f64) -> Vec<Cell> {
-    let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
-    let median = trial.outcome.median_us();
-    let (spread, remark) = match &trial.outcome {
-        Outcome::Measured { p10_us, p90_us, median_us, .. } => {
-            let remark = if *median_us == best { "fastest" } else { "" };
-            (Some([*p10_us, *p90_us]), remark.to_owned())
-        }
-        Outcome::Compared { p10_p90_us, reason, .. } => {
-            (*p10_p90_us, format!("no choice: {reason}"))
-        }
-        Outcome::Refused { reason } => (None, reason.clone()),
-        Outcome::Wrong { reason } => (None, format!("WRONG: {reason}")),
-        Outcome::Failed { reason } => (None, format!("FAILED: {reason}")),
-    };
-    let [p10, p90] = [0, 1].map(|i| time(spread.map(|spread| spread[i])));
-    let ratio = median.map(|us| format!("{:.2}", us / best)).unwrap_or_default();
-    row![&trial.way, time(trial.predicted_us), time(median), p10, p90, ratio, remark]
+fn spread(trial: &Trial) -> Option<[f64; 2]> {
+    match trial.outcome {
+        Outcome::Measured { p10_us, p90_us, .. } => Some([p10_us, p90_us]),
+        Outcome::Compared { p10_p90_us, .. } => p10_p90_us,
+        _ => None,
+    }
+}
+
+fn remark(trial: &Trial, best: f64) -> String {
+    match &trial.outcome {
+        Outcome::Measured { median_us, .. } if *median_us == best => "fastest".into(),
+        Outcome::Measured { .. } => String::new(),
+        Outcome::Compared { reason, .. } => format!("no choice: {reason}"),
+        Outcome::Refused { reason } => reason.clone(),
+        Outcome::Wrong { reason } => format!("WRONG: {reason}"),
+        Outcome::Failed { reason } => format!("FAILED: {reason}"),
+    }
 }

@@ -205,7 +205,7 @@ fn a_job_outlives_who_waits_for_it() {
     signal(&child, "INT");
     let left = ended(child);
     assert_eq!(left.code, Some(75), "{left:?}");
-    for part in ["job 101", "swiglu lab fetch tiny-r1", "swiglu lab cancel tiny-r1"] {
+    for part in ["job 101", "`swiglu lab fetch tiny-r1 --lab '", "swiglu lab cancel tiny-r1"] {
         assert!(left.stderr.contains(part), "{part}: {left:?}");
     }
     // What is finished by now can be had by now.

@@ -1,21 +1,21 @@
 //! What the host spends: on the first call of a process, with an empty and with a filled kernel
 //! cache, and on enqueuing each later one.
 
-use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
 use swiglu::cuda::jit::cache::CacheOptions;
-use swiglu::cuda::{Cuda, CudaOptions, DeviceGateUp, DeviceMatrix, GatedLinear, Mlp, Stream};
-use swiglu::{DType, bf16};
+use swiglu::cuda::{Cuda, CudaOptions};
+use swiglu::{DType, Device, bf16};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::inputs::{self, Dense};
-use crate::layer::Params;
-use crate::table::{self, row};
+use crate::inputs;
+use crate::table::{self, Table};
 use crate::terminal::Terminal;
-use crate::timing::Summary;
+use crate::timing::{Enqueue, Summary};
+use crate::verbs::lab::peer::cuda::Setting;
+use crate::verbs::lab::peer::job::Order;
 
 /// A small layer, so that the host is what is measured: M, K, H.
 const SHAPE: [usize; 3] = [1, 256, 512];
@@ -44,47 +44,23 @@ pub(super) fn bench(cuda: &Cuda, terminal: &mut Terminal) -> anyhow::Result<()> 
         ("enqueue a feed-forward block", later_calls(cuda, &mlp)?),
     ];
     let rows = samples.map(|(what, us)| Row { what, us: Summary::of(us) });
-    if terminal.json() {
-        return terminal.print_json(&rows);
-    }
-    let cells = |Row { what, us }: &Row| {
-        let [median, p10, p90] = [us.median, us.p10, us.p90].map(table::time);
-        row![what, median, p10, p90, us.samples]
-    };
-    let columns = ["host time", ">median", ">p10", ">p90", ">samples"];
-    table::print(terminal, &columns, rows.iter().map(cells))?;
-    Ok(terminal.flush()?)
+    terminal.print(&rows, |rows, terminal| {
+        Table::of(rows)
+            .text("host time", |r| r.what)
+            .number("median", |r| table::time(r.us.median))
+            .number("p10", |r| table::time(r.us.p10))
+            .number("p90", |r| table::time(r.us.p90))
+            .number("samples", |r| r.us.samples)
+            .print(terminal)
+    })
 }
 
-/// A call, to be enqueued on a stream.
-type Call = Box<dyn FnMut(&Stream) -> anyhow::Result<()>>;
-
-/// A call of the case on a device, on data of zeros.
-fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Call> {
-    let stream = cuda.stream();
-    let zeros = |cols| DeviceMatrix::<bf16>::zeros(&stream, case.m, cols);
-    let (activation, numerics) = (case.activation, case.numerics);
-    if !case.op.has_weights() {
-        let (cuda, h) = (cuda.clone(), case.intermediate);
-        let (gate, up, mut out) = (zeros(h)?, zeros(h)?, zeros(h)?);
-        return Ok(Box::new(move |stream| {
-            let inputs = DeviceGateUp::separate(gate.view(), up.view())?;
-            Ok(cuda.activation(stream, &activation, numerics, inputs, out.view_mut())?)
-        }));
-    }
-    let (x, mut out) = (zeros(case.hidden)?, zeros(case.output_shape()[1])?);
-    let weights = Dense::<bf16>::derive(case, 1)?;
-    Ok(match weights.params() {
-        Params::Mlp(params) => {
-            let layer = Mlp::new(cuda, &params)?;
-            Box::new(move |stream| Ok(layer.forward(stream, x.view(), out.view_mut())?))
-        }
-        Params::GatedLinear(params) => {
-            let layer = GatedLinear::new(cuda, &params)?;
-            Box::new(move |stream| Ok(layer.forward(stream, x.view(), out.view_mut())?))
-        }
-        _ => anyhow::bail!("{case}: expected weights of elements"),
-    })
+/// A call of the case on a device, to be enqueued on a stream.
+fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Enqueue<'static>> {
+    let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
+    let order = Order { case, options: Default::default(), seed: 1, copies: Some(1) };
+    let (enqueue, ..) = Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?;
+    Ok(enqueue)
 }
 
 fn microseconds(since: Instant) -> f64 {
@@ -102,7 +78,7 @@ fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> anyhow::Result<f64> {
     let (mut call, stream) = (call(&fresh, case)?, fresh.stream());
     stream.synchronize()?;
     let start = Instant::now();
-    call(&stream)?;
+    call(&stream, 0)?;
     stream.synchronize()?;
     Ok(microseconds(start))
 }
@@ -115,7 +91,7 @@ fn later_calls(cuda: &Cuda, case: &Case) -> anyhow::Result<Vec<f64>> {
         stream.synchronize()?;
         let start = Instant::now();
         for _ in 0..CALLS {
-            call(&stream)?;
+            call(&stream, 0)?;
         }
         let spent = microseconds(start) / CALLS as f64;
         // The first turn compiles and grows workspaces.

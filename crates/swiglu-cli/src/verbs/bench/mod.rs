@@ -12,7 +12,7 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
-use swiglu::{Activation, CpuOptions, DType, Device, QuantizedType};
+use swiglu::{CpuOptions, DType, Device, QuantizedType};
 use swiglu_lab::profile::Ceilings;
 use swiglu_lab::{Case, DeviceKind, Heat, ProfileDef, Role};
 
@@ -33,18 +33,26 @@ pub(crate) struct BenchArgs {
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
-    /// Tokens, separated by commas; rows of an activation [default: 1, of an activation 4096]
-    #[arg(long, visible_alias = "rows", value_name = "M", requires = "op", conflicts_with = "suite",
+    /// Tokens, separated by commas [default: 1, of an activation 4096]
+    #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
         value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
     m: Vec<usize>,
+    /// Rows of an activation, another name of --m
+    #[arg(long, value_name = "M", requires = "op", conflicts_with_all = ["suite", "m"],
+        value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
+    rows: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
         value_parser = extent, allow_negative_numbers = true)]
     hidden: Option<usize>,
-    /// H, intermediate features; columns of an activation [default: 4864, of an activation 4096]
-    #[arg(long, visible_alias = "cols", value_name = "H", requires = "op", conflicts_with = "suite",
+    /// H, intermediate features [default: 4864, of an activation 4096]
+    #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
         value_parser = extent, allow_negative_numbers = true)]
     intermediate: Option<usize>,
+    /// Columns of an activation, another name of --intermediate
+    #[arg(long, value_name = "H", requires = "op", conflicts_with_all = ["suite", "intermediate"],
+        value_parser = extent, allow_negative_numbers = true)]
+    cols: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
     hot: bool,
@@ -93,6 +101,10 @@ struct Document {
 }
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    if let Some(plot) = &args.plot {
+        args::expect_free("--plot", plot, "svg", args.force)?;
+    }
+    args.lab.expect_places()?;
     let device = args.device.open()?;
     if args.op.is_none() && args.suite == Suite::Host {
         let Device::Cuda(cuda) = &device else {
@@ -102,7 +114,10 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         return Ok(Verdict::Passed);
     }
     let cases = args.cases(&device)?;
-    args.expect_plot(&cases)?;
+    if let (Some(plot), n @ (0 | 2..)) = (&args.plot, cases.len()) {
+        let plot = plot.display();
+        bail!("--plot {plot}: it shows one case, given {n}: choose one --m and --dtype");
+    }
     let options = args.device.peer_options()?;
     // For the goals also one thread alone.
     let alone = args.op.is_none()
@@ -184,8 +199,7 @@ impl BenchArgs {
             cases.retain(|case| case.dtype == dtype);
         }
         for case in &mut cases {
-            case.activation = self.math.activation.unwrap_or(Activation::SWIGLU);
-            case.numerics = self.math.numerics(case.dtype);
+            *case = self.math.case(case.clone());
             if let Some(kind) = self.weights_type {
                 args::expect_quantized(device, case, kind)?;
             }
@@ -195,17 +209,19 @@ impl BenchArgs {
 
     /// The cases that were asked for, in every element type.
     fn cases_of(&self, op: Operation, device: &Device) -> Vec<Case> {
-        let (kind, usual) =
-            (args::kind(device), if op == Operation::Activation { 4096 } else { 1 });
-        let dtypes = match (self.weights_type, kind) {
-            (None, _) => DType::ALL.to_vec(),
-            (Some(_), DeviceKind::Cuda) => vec![self.math.dtype.unwrap_or(DType::Bf16)],
-            (Some(_), DeviceKind::Cpu) => vec![self.math.dtype.unwrap_or(DType::F32)],
+        let kind = args::kind(device);
+        let (usual, columns) = if op == Operation::Activation { (4096, 4096) } else { (1, 4864) };
+        let usual_dtype = if kind == DeviceKind::Cuda { DType::Bf16 } else { DType::F32 };
+        let dtypes = match self.weights_type {
+            None => DType::ALL.to_vec(),
+            Some(_) => vec![self.math.dtype.unwrap_or(usual_dtype)],
         };
-        let columns = if op == Operation::Activation { 4096 } else { 4864 };
-        let (hidden, intermediate) =
-            (self.hidden.unwrap_or(896), self.intermediate.unwrap_or(columns));
-        let m = if self.m.is_empty() { vec![usual] } else { self.m.clone() };
+        let intermediate = self.intermediate.or(self.cols).unwrap_or(columns);
+        let hidden = self.hidden.unwrap_or(896);
+        let mut m = [self.m.as_slice(), &self.rows].concat();
+        if m.is_empty() {
+            m.push(usual);
+        }
         let case = |m, dtype| Case {
             weights: self.weights_type,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },
@@ -214,40 +230,20 @@ impl BenchArgs {
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
     }
 
-    /// Refuses a plot that cannot be drawn before anything is measured for it.
-    fn expect_plot(&self, cases: &[Case]) -> anyhow::Result<()> {
-        let Some(path) = &self.plot else { return Ok(()) };
-        let shown = path.display();
-        if cases.len() != 1 {
-            bail!(
-                "--plot {shown}: it shows one case, given {}: choose one --m and --dtype",
-                cases.len()
-            );
-        }
-        if path.extension().is_none_or(|extension| extension != "svg") {
-            bail!("--plot {shown}: it is an SVG image; expected a name that ends in .svg");
-        }
-        if !self.force && path.exists() {
-            bail!("{shown}: exists already; remove it or give --force");
-        }
-        Ok(())
-    }
-
-    /// Shows what was found. What of ours was not computed right is a failure; if nothing was, an error.
+    /// Shows what was found. What of ours was not computed right is a failure, as is a peer that broke; if
+    /// nothing was computed, it is an error.
     fn finish(&self, mut found: Document, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
         let ours = || found.results.iter().filter(|row| row.is_ours());
         if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
             bail!(why);
         }
-        let passed = ours().all(Row::is_ok);
+        // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
+        let passed = ours().all(Row::is_ok) && !found.results.iter().any(Row::is_broken);
         if let Some(path) = &self.plot {
             report::plot(&found.results, path, self.force)?;
             found.plot = Some(path.clone().into());
         }
-        match terminal.json() {
-            true => terminal.print_json(&found)?,
-            false => report::show(&found.results, terminal)?,
-        }
+        terminal.print(&found, |found, terminal| report::show(&found.results, terminal))?;
         Ok(Verdict::from_passed(passed))
     }
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use comfy_table::{Cell, Color};
+use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::Arrangement;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class};
@@ -15,7 +15,7 @@ use swiglu_lab::report::chart::{Bar, Bars, Width, standalone};
 use swiglu_lab::{Case, Experiment, Heat, ResultEntry, Role, Status};
 
 use crate::ceilings::Floor;
-use crate::table::{self, number, or_dash, row};
+use crate::table::{self, Table, number, or_dash};
 use crate::terminal::Terminal;
 use crate::verbs::lab::beside::OWN;
 
@@ -114,6 +114,11 @@ impl Row {
         self.result.status == Status::Ok
     }
 
+    /// Whether whoever computes so crashed, or gave no answer.
+    pub(super) fn is_broken(&self) -> bool {
+        self.result.status == Status::Failed
+    }
+
     /// Why there is no result, or a wrong one.
     pub(super) fn complaint(&self) -> Option<String> {
         let ResultEntry { profile, status, reason, .. } = &self.result;
@@ -121,55 +126,51 @@ impl Row {
         Some(format!("{profile}: {status}: {reason}"))
     }
 
-    fn cells(&self, case: &str) -> Vec<Cell> {
-        let ResultEntry { profile, status, summary, error, .. } = &self.result;
+    fn rate(&self) -> Option<String> {
         // Operations of linear maps where these bind, and bytes everywhere else, also of what reads alone.
-        let rate = match self.bound {
+        match self.bound {
             Some(Class::Compute) if self.linear => {
                 self.gflops.map(|rate| format!("{} GFLOP/s", number(rate)))
             }
             _ => self.gbytes_per_s.map(|rate| format!("{} GB/s", number(rate))),
-        };
-        let bound = self.bound.map(|bound| match bound {
+        }
+    }
+
+    fn of_ceiling(&self) -> Option<String> {
+        let bound = match self.bound? {
             Class::Compute => "arithmetic",
             Class::Cache => "caches",
             _ => "memory",
-        });
-        let part = |(fraction, bound)| format!("{:.0} % {bound}", 100.0 * fraction);
-        let verdict = match *status {
-            Status::Ok => table::verdict(true),
-            Status::FailedVerification => table::verdict(false),
-            other => Cell::new(other).fg(Color::Yellow),
         };
-        row![
-            case,
-            profile,
-            or_dash(summary.map(|s| table::time(s.median))),
-            or_dash(summary.map(|s| table::range(s.q1, s.q3, s.median))),
-            or_dash(rate),
-            or_dash(self.fraction.zip(bound).map(part)),
-            match self.role {
-                Role::Baseline if self.is_ok() && self.ratio.is_none() => Cell::new("base"),
-                _ => or_dash(self.ratio.map(table::ratio)),
-            },
-            or_dash(error.and_then(|e| e.relative_frobenius).map(table::error)),
-            verdict,
-        ]
+        self.fraction.map(|fraction| format!("{:.0} % {bound}", 100.0 * fraction))
+    }
+
+    fn ratio(&self) -> Cell {
+        match self.role {
+            Role::Baseline if self.is_ok() && self.ratio.is_none() => Cell::new("base"),
+            _ => or_dash(self.ratio.map(table::ratio)),
+        }
     }
 }
 
-const COLUMNS: &[&str] =
-    &["case", "way", ">median", ">quartiles", ">rate", ">of ceiling", ">ratio", ">error", ""];
-
 /// The table, and under it what is missing or wrong.
 pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let mut last = "";
-    let cells = rows.iter().map(|row| {
-        let case = if row.case == last { "" } else { row.case.as_str() };
-        last = &row.case;
-        row.cells(case)
-    });
-    table::print(terminal, COLUMNS, cells)?;
+    let error = |r: &Row| r.result.error.and_then(|e| e.relative_frobenius);
+    Table::of(rows)
+        .group("case", |r| &r.case)
+        .text("way", |r| &r.result.profile)
+        .number("median", |r| or_dash(r.result.summary.map(|s| table::time(s.median))))
+        .number("quartiles", |r| or_dash(r.result.summary.map(table::quartiles)))
+        .number("rate", |r| or_dash(r.rate()))
+        .number("of ceiling", |r| or_dash(r.of_ceiling()))
+        .number("ratio", Row::ratio)
+        .number("error", |r| or_dash(error(r).map(table::error)))
+        .text("", |r| match r.result.status {
+            Status::Ok => table::verdict(true),
+            Status::FailedVerification => table::verdict(false),
+            other => table::open(other),
+        })
+        .print(terminal)?;
     // What is missing is missing in every case: told once, with the first of them.
     let mut told = BTreeSet::new();
     for row in rows {

@@ -17,7 +17,7 @@ use report::{Finding, Report, Subject};
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::args::whole::<u64>,
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::args::whole,
         allow_negative_numbers = true)]
     seed: u64,
     /// One case in seven, of those with quantised weights one in five
@@ -92,7 +92,7 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     if let Some(threads) = cpu {
         on.push(check_cpu(args, threads, terminal, &mut report)?);
     }
-    report.print(terminal, &on.join(" and "))?;
+    terminal.print(&report, |report, terminal| report.show(&on.join(" and "), terminal))?;
     Ok(Verdict::from_passed(report.passed()))
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use swiglu::DType;
 use swiglu_core::conformance::Outcome;
 
-use crate::table::{self, row};
+use crate::table::{self, Table};
 use crate::terminal::Terminal;
 
 /// How one case ended.
@@ -125,53 +125,41 @@ impl Report {
     fn row(&mut self, kernel: &str, op: &'static str, dtype: DType) -> &mut Row {
         let same = |r: &Row| r.kernel == kernel && r.op == op && r.dtype == dtype;
         let at = self.rows.iter().position(same).unwrap_or_else(|| {
-            let (worst_element, worst_relative_error) = (0.0, 0.0);
-            let (cases, failed) = (0, 0);
+            let kernel = kernel.to_owned();
             self.rows.push(Row {
-                kernel: kernel.to_owned(),
+                kernel,
                 op,
                 dtype,
-                cases,
-                failed,
-                worst_element,
-                worst_relative_error,
+                cases: 0,
+                failed: 0,
+                worst_element: 0.0,
+                worst_relative_error: 0.0,
             });
             self.rows.len() - 1
         });
         &mut self.rows[at]
     }
 
-    pub(super) fn print(&self, terminal: &mut Terminal, on: &str) -> anyhow::Result<()> {
-        if terminal.json() {
-            return terminal.print_json(self);
-        }
-        let columns =
-            ["kernel", "op", "dtype", ">cases", ">failed", ">worst element", ">worst error", ""];
-        let cells = |r: &Row| {
-            row![
-                &r.kernel,
-                r.op,
-                r.dtype,
-                r.cases,
-                r.failed,
-                format!("{:.2}", r.worst_element),
-                table::error(r.worst_relative_error),
-                table::verdict(r.failed == 0),
-            ]
-        };
-        table::print(terminal, &columns, self.rows.iter().map(cells))?;
-        let mut text = String::new();
+    pub(super) fn show(&self, on: &str, terminal: &mut Terminal) -> anyhow::Result<()> {
+        Table::of(&self.rows)
+            .text("kernel", |r| &r.kernel)
+            .text("op", |r| r.op)
+            .text("dtype", |r| r.dtype)
+            .number("cases", |r| r.cases)
+            .number("failed", |r| r.failed)
+            .number("worst element", |r| format!("{:.2}", r.worst_element))
+            .number("worst error", |r| table::error(r.worst_relative_error))
+            .text("", |r| table::verdict(r.failed == 0))
+            .print(terminal)?;
         for f in &self.failures {
-            text += &format!("\nFAILED {} on {}:\n       {}\n", f.case, f.backend, f.what);
+            writeln!(terminal, "\nFAILED {} on {}:\n       {}", f.case, f.backend, f.what)?;
         }
         let unlisted = self.failed - self.failures.len();
         if unlisted > 0 {
-            text += &format!("\nand {unlisted} more\n");
+            writeln!(terminal, "\nand {unlisted} more")?;
         }
-        text += &format!(
-            "\n{} of {} cases passed, {on}; elements as a fraction of their bound\n",
-            self.passed, self.cases,
-        );
-        Ok(terminal.write_all(text.as_bytes())?)
+        let Self { passed, cases, .. } = self;
+        let said = "elements as a fraction of their bound";
+        Ok(writeln!(terminal, "\n{passed} of {cases} cases passed, {on}; {said}")?)
     }
 }

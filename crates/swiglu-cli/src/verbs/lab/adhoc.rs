@@ -8,12 +8,13 @@ use serde_json::{Map, Value, json};
 use swiglu::Rounding;
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
-    Against, Case, Claim, ClaimKind, Code, DeviceKind, Event, Experiment, Laboratory, MetricGroup,
-    Pace, ProfileDef, Role, RunOptions,
+    Against, Case, Claim, ClaimKind, DeviceKind, Event, Experiment, MetricGroup, Pace, ProfileDef,
+    Role, RunOptions,
 };
 
 use super::beside::OWN;
-use super::places::{self, LabDirArgs, PeerArgs};
+use super::places::{LabDirArgs, PeerArgs};
+use super::session::{Session, doing};
 use crate::terminal::Terminal;
 
 /// Fewer turns say nothing of ratios; more take longer than anybody looks on.
@@ -110,6 +111,14 @@ pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experim
 }
 
 impl AdHocArgs {
+    /// Refuses places that are not there, before anything is measured.
+    pub(crate) fn expect_places(&self) -> anyhow::Result<()> {
+        if self.dir.is_given() {
+            self.dir.lab()?;
+        }
+        self.peers.expect_dir()
+    }
+
     /// Measures for about so many seconds a case, and keeps no record.
     pub(crate) fn measure(
         &self,
@@ -118,24 +127,15 @@ impl AdHocArgs {
         terminal: &Terminal,
     ) -> anyhow::Result<Record> {
         let scratch = tempfile::tempdir().context("a directory for the measurements")?;
-        let (records, logs) = (scratch.path().join("records"), scratch.path().join("logs"));
-        std::fs::create_dir(&logs).context("a directory for the peers' logs")?;
-        let store = Store::new(records);
+        let store = Store::new(scratch.path().join("records"));
         let machine = Machine::detect(experiment.device, None)?;
-        let lock = places::lock(&store, experiment, &machine, &experiment.id)?;
         // Without a lab in sight there is still this program to measure.
         let lab = match self.dir.lab() {
             Err(_) if !self.dir.is_given() => scratch.path().to_owned(),
             lab => lab?,
         };
-        let commands = self.peers.commands(&lab, &logs)?;
-        let laboratory = Laboratory {
-            store: &store,
-            lock: &lock,
-            commands: &commands,
-            machine: &machine,
-            code: &Code::default(),
-        };
+        let name = &experiment.id;
+        let mut session = Session::begin(name, experiment, &store, &machine, &lab, &self.peers)?;
         let bar = terminal.spinner();
         let mut options = RunOptions::new("once", false);
         let turns = (seconds * TURNS_PER_SECOND).clamp(TURNS[0], TURNS[1]).ceil();
@@ -145,10 +145,10 @@ impl AdHocArgs {
         // Nothing is claimed of this, so it is prepared once.
         options.protocol.preparations = 1;
         let mut case = String::new();
-        let finished = laboratory.run(experiment, &options, &mut |event| match event {
+        let finished = session.run(&options, &mut |event| match event {
             Event::Case { case: next } => case = next.key(),
             // What went wrong with a profile is in its result, which the caller shows.
-            Event::Profile { id, what } => bar.set_message(format!("{case}: {what} {id}")),
+            Event::Profile { id, what } => bar.set_message(doing(&case, id, what, &options)),
             _ => {}
         });
         bar.finish_and_clear();

@@ -5,14 +5,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use comfy_table::{Attribute, Cell, Color};
 use swiglu_lab::gate::{Comparison, GateReport, Outcome};
-use swiglu_lab::record::{Machine, Opened, Store};
-use swiglu_lab::{Code, Experiment, Laboratory, RunOptions};
+use swiglu_lab::record::{Interval, Machine, Opened, Store};
+use swiglu_lab::{Experiment, RunOptions};
 
-use super::places::{self, Logs, MachineArgs, PeerArgs, PlaceArgs};
-use super::run;
-use crate::table::{self, row};
+use super::places::{MachineArgs, PeerArgs, PlaceArgs};
+use super::session::{Session, expect_optimised};
+use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
@@ -44,7 +43,6 @@ fn fraction(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
     let store = args.places.records()?;
@@ -57,29 +55,19 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     // several accelerators.
     let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
     let new_store = Store::new(scratch.path());
-    let name = format!("gate of {}", experiment.id);
-    let lock = places::lock(&new_store, &experiment, &machine, &name)?;
-    let logs = Logs::of(&format!("{}-gate", experiment.id))?;
-    let commands = args.peers.commands(&lab, logs.dir())?;
-    let code = Code::detect(&lab);
     let needed = swiglu_lab::gate::needed_profiles(&experiment, &old.record);
-    run::expect_optimised(experiment.profiles.iter().filter(|p| needed.contains(&p.id)))?;
+    expect_optimised(experiment.profiles.iter().filter(|p| needed.contains(&p.id)))?;
     let options = RunOptions {
         profiles: Some(needed),
         cases: args.cases.clone(),
         ..RunOptions::new("gate", false)
     };
-    let laboratory = Laboratory {
-        store: &new_store,
-        lock: &lock,
-        commands: &commands,
-        machine: &machine,
-        code: &code,
-    };
-    let new = run::watched(&laboratory, &experiment, &options, terminal);
-    logs.close(&new);
-    let report = GateReport::of(&experiment, &old.record, &new?.record, args.tolerance);
-    show(&report, &old, terminal)?;
+    let name = format!("{}-gate", experiment.id);
+    let lab = args.places.lab()?;
+    let mut session = Session::begin(&name, &experiment, &new_store, &machine, &lab, &args.peers)?;
+    let new = session.watched(&options, terminal)?;
+    let report = GateReport::of(&experiment, &old.record, &new.record, args.tolerance);
+    terminal.print(&report, |report, terminal| show(report, &old, terminal))?;
     Ok(Verdict::from_passed(report.passed()))
 }
 
@@ -102,46 +90,30 @@ fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Resu
 }
 
 fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {
-    if terminal.json() {
-        return terminal.print_json(report);
-    }
-    let columns = ["case", "profile", "measured as", ">record", ">now", "outcome"];
-    table::print(terminal, &columns, report.comparisons.iter().map(cells))?;
-    let count = |outcome| report.comparisons.iter().filter(|c| c.outcome == outcome).count();
-    writeln!(
-        terminal,
-        "against {}: {} held, {} improved, {} regressed, {} not comparable",
-        old.path.display(),
-        count(Outcome::Held),
-        count(Outcome::Improved),
-        count(Outcome::Regressed),
-        count(Outcome::NotComparable)
-    )?;
-    Ok(())
-}
-
-fn cells(comparison: &Comparison) -> Vec<Cell> {
-    let interval = |i: Option<swiglu_lab::record::Interval>| match i {
-        Some(i) => {
-            let [low, high] = i.ci95.map(table::number);
-            format!("{} [{low}, {high}]", table::number(i.value))
-        }
-        None => String::new(),
+    let interval = |i: Option<Interval>| {
+        let shown = i.map(|i| (table::number(i.value), i.ci95.map(table::number)));
+        shown.map(|(value, [low, high])| format!("{value} [{low}, {high}]")).unwrap_or_default()
     };
-    let outcome = Cell::new(match &comparison.reason {
-        Some(reason) => format!("{}: {reason}", comparison.outcome),
-        None => comparison.outcome.to_string(),
-    });
-    row![
-        &comparison.case_key,
-        &comparison.profile,
-        &comparison.measure,
-        interval(comparison.old),
-        interval(comparison.new),
-        match comparison.outcome {
-            Outcome::Regressed => outcome.fg(Color::Red).add_attribute(Attribute::Bold),
-            Outcome::Improved => outcome.fg(Color::Green),
-            Outcome::Held | Outcome::NotComparable => outcome,
-        },
-    ]
+    let outcome = |c: &Comparison| match &c.reason {
+        Some(reason) => format!("{}: {reason}", c.outcome),
+        None => c.outcome.to_string(),
+    };
+    Table::of(&report.comparisons)
+        .text("case", |c| &c.case_key)
+        .text("profile", |c| &c.profile)
+        .text("measured as", |c| &c.measure)
+        .number("record", |c| interval(c.old))
+        .number("now", |c| interval(c.new))
+        .text("outcome", |c| match c.outcome {
+            Outcome::Regressed => table::bad(outcome(c)),
+            Outcome::Improved => table::good(outcome(c)),
+            Outcome::Held | Outcome::NotComparable => outcome(c).into(),
+        })
+        .print(terminal)?;
+    let count = |outcome| report.comparisons.iter().filter(|c| c.outcome == outcome).count();
+    let [held, improved] = [Outcome::Held, Outcome::Improved].map(count);
+    let [regressed, other] = [Outcome::Regressed, Outcome::NotComparable].map(count);
+    let outcomes =
+        format!("{held} held, {improved} improved, {regressed} regressed, {other} not comparable");
+    Ok(writeln!(terminal, "against {}: {outcomes}", old.path.display())?)
 }

@@ -4,11 +4,12 @@ use std::io::Write;
 
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 use swiglu_lab::executor::{Job, Jobs};
 
 use super::on::line;
 use super::places::LabDirArgs;
-use crate::table::{self, row};
+use crate::table::{Table, or_dash};
 use crate::terminal::{Shown, Terminal, Verdict};
 
 #[derive(Debug, Args)]
@@ -67,12 +68,14 @@ pub(super) fn status(args: &StatusArgs, terminal: &mut Terminal) -> anyhow::Resu
             fetched: job.fetched,
         });
     }
-    if terminal.json() {
-        terminal.print_json(&rows)?;
-        return Ok(Verdict::Passed);
-    }
-    let cells = |r: &Row| row![&r.job, &r.place, r.id.as_deref().unwrap_or("–"), &r.state];
-    table::print(terminal, &["job", "place", "id", "state"], rows.iter().map(cells))?;
+    terminal.print(&rows, |rows, terminal| {
+        Table::of(rows)
+            .text("job", |r| &r.job)
+            .text("place", |r| &r.place)
+            .text("id", |r| or_dash(r.id.as_ref()))
+            .text("state", |r| &r.state)
+            .print(terminal)
+    })?;
     Ok(Verdict::Passed)
 }
 
@@ -103,16 +106,15 @@ pub(super) fn fetch(args: &FetchArgs, terminal: &mut Terminal) -> anyhow::Result
             records: merged.records.into_iter().map(|opened| opened.path.into()).collect(),
         });
     }
-    if terminal.json() {
-        terminal.print_json(&fetched)?;
-        return Ok(Verdict::of_job(over));
-    }
-    for Fetched { job, state, merged, records } in &fetched {
-        writeln!(terminal, "{job}: {state}; {merged} of {} records are new", records.len())?;
-        for path in records {
-            writeln!(terminal, "record: {}", path.display())?;
+    terminal.print(&fetched, |fetched, terminal| {
+        for Fetched { job, state, merged, records } in fetched {
+            writeln!(terminal, "{job}: {state}; {merged} of {} records are new", records.len())?;
+            for path in records {
+                writeln!(terminal, "record: {}", path.display())?;
+            }
         }
-    }
+        Ok(())
+    })?;
     Ok(Verdict::of_job(over))
 }
 
@@ -126,14 +128,10 @@ pub(super) fn cancel(args: &CancelArgs, terminal: &mut Terminal) -> anyhow::Resu
         (Some(_), true) => format!("is being cancelled, {}", polled.state),
         (Some(_), false) => polled.state.to_string(),
     };
-    if terminal.json() {
-        terminal.print_json(&serde_json::json!({ "job": job.name, "state": state }))?;
-    } else {
-        writeln!(
-            terminal,
-            "{}: {state}; `swiglu lab fetch {}` brings finished cases",
-            job.name, job.name
-        )?;
-    }
+    let name = &job.name;
+    terminal.print(&json!({ "job": name, "state": state }), |_, terminal| {
+        let fetch = args.places.command(&format!("fetch {name}"));
+        Ok(writeln!(terminal, "{name}: {state}; {fetch} brings finished cases")?)
+    })?;
     Ok(Verdict::Passed)
 }

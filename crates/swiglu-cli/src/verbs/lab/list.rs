@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 use clap::Args;
-use comfy_table::{Attribute, Cell, Color};
 use serde::Serialize;
 use swiglu_lab::record::{Interval, Opened};
 use swiglu_lab::{Experiment, History, LabError, Undecided, Verdict as LabVerdict, VerdictState};
 
-use super::places::{PlaceArgs, warn_of_strays};
-use crate::table::{self, or_dash, row};
-use crate::terminal::{Terminal, Verdict};
+use super::places::PlaceArgs;
+use crate::table::{self, Table, or_dash};
+use crate::terminal::{Terminal, Verdict, say};
 
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
@@ -56,13 +55,8 @@ impl Row {
         });
         let headline = decisive.and_then(|d| {
             let Interval { value: ratio, ci95: [low, high] } = d.aggregate?;
-            Some(Headline {
-                ratio,
-                low,
-                high,
-                cases: d.cases.len(),
-                exceptions: d.exceptions.len(),
-            })
+            let (cases, exceptions) = (d.cases.len(), d.exceptions.len());
+            Some(Headline { ratio, low, high, cases, exceptions })
         });
         Self {
             id: experiment.id.clone(),
@@ -101,13 +95,11 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
         rows.push(Row::new(&experiment, &records, &history));
         ids.push(experiment.id);
     }
-    if terminal.json() {
-        terminal.print_json(&rows)?;
-    } else {
-        show(&rows, terminal)?;
-    }
+    terminal.print(rows.as_slice(), show)?;
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    warn_of_strays(store.strays(&counted, &ids)?.iter().map(|stray| &stray.error));
+    for stray in store.strays(&counted, &ids)? {
+        say(format!("warning: {}", stray.error));
+    }
     if !broken.is_empty() {
         // What could be read has been shown; what could not is an error all the same.
         bail!("{}", broken.join("\nerror: "));
@@ -116,32 +108,24 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
 }
 
 fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let columns =
-        ["experiment", "verdict", ">ratio", ">interval", ">cases", ">below", "machine", ">age"];
-    let cells = |r: &Row| {
-        let h = r.headline.as_ref();
-        let figure = |of: fn(&Headline) -> String| h.map(of).unwrap_or_default();
-        row![
-            &r.id,
-            verdict_cell(r.verdict),
-            figure(|h| format!("{:.2}×", h.ratio)),
-            figure(|h| format!("{:.2} – {:.2}", h.low, h.high)),
-            figure(|h| h.cases.to_string()),
-            figure(|h| if h.exceptions > 0 { h.exceptions.to_string() } else { String::new() }),
-            r.machine.as_deref().or(r.why.as_deref()).unwrap_or_default(),
-            or_dash(r.age_commits),
-        ]
-    };
-    Ok(table::print(terminal, &columns, rows.iter().map(cells))?)
-}
-
-/// A verdict in its colour.
-pub(super) fn verdict_cell(verdict: VerdictState) -> Cell {
-    let cell = Cell::new(verdict);
-    match verdict {
-        VerdictState::Supported => cell.fg(Color::Green),
-        VerdictState::Refuted => cell.fg(Color::Red).add_attribute(Attribute::Bold),
-        VerdictState::Inconclusive => cell.fg(Color::Yellow),
-        VerdictState::NotRun => cell,
-    }
+    let figure =
+        |r: &Row, of: fn(&Headline) -> String| r.headline.as_ref().map(of).unwrap_or_default();
+    Table::of(rows)
+        .text("experiment", |r| &r.id)
+        .text("verdict", |r| match r.verdict {
+            VerdictState::Supported => table::good(r.verdict),
+            VerdictState::Refuted => table::bad(r.verdict),
+            VerdictState::Inconclusive => table::open(r.verdict),
+            VerdictState::NotRun => r.verdict.into(),
+        })
+        .number("ratio", |r| figure(r, |h| format!("{:.2}×", h.ratio)))
+        .number("interval", |r| figure(r, |h| format!("{:.2} – {:.2}", h.low, h.high)))
+        .number("cases", |r| figure(r, |h| h.cases.to_string()))
+        .number("below", |r| match &r.headline {
+            Some(h) if h.exceptions > 0 => h.exceptions.to_string(),
+            _ => String::new(),
+        })
+        .text("machine", |r| r.machine.as_deref().or(r.why.as_deref()).unwrap_or_default())
+        .number("age", |r| or_dash(r.age_commits))
+        .print(terminal)
 }

@@ -6,11 +6,13 @@ mod gate;
 mod jobs;
 mod list;
 mod on;
-mod peer;
+pub(crate) mod peer;
 pub(crate) mod places;
 mod ready;
 mod report;
+mod request;
 mod run;
+mod session;
 mod show;
 
 use clap::{Args, Subcommand};
@@ -32,7 +34,7 @@ enum Action {
     /// Show what a run would need and whether it is there: exit code 1 if something is missing
     Ready(ready::ReadyArgs),
     /// Run an experiment and record it; the same run id goes on with a run that was ended
-    Run(Box<run::RunArgs>),
+    Run(Box<request::RunArgs>),
     /// Show the runs that happen elsewhere
     Status(jobs::StatusArgs),
     /// Bring back the records of runs that happen elsewhere: exit code 75 if one is not done

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
-use comfy_table::{Cell, Color};
 use serde::Serialize;
 use swiglu_cuda::DeviceFacts;
 use swiglu_lab::executor::{self, ExecutorSpec};
+use swiglu_lab::peer::Limits;
 use swiglu_lab::record::{Locks, Machine};
 use swiglu_lab::{Check, DeviceKind, Experiment, Readiness};
 
-use super::places::{Logs, PeerArgs, PlaceArgs};
-use crate::table::{self, row};
+use super::places::{PeerArgs, PlaceArgs};
+use super::session::Logs;
+use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict};
 
 #[derive(Debug, Args)]
@@ -38,27 +39,29 @@ struct Document {
 #[derive(Serialize)]
 struct Row {
     id: String,
+    #[serde(flatten)]
+    needs: Needs,
+}
+
+/// What is needed, there or not.
+#[derive(Serialize)]
+struct Needs {
     ready: bool,
     checks: Vec<Check>,
 }
 
-/// What a place has.
-#[derive(Serialize)]
-struct Place {
-    ready: bool,
-    checks: Vec<Check>,
+impl Needs {
+    fn of(checks: Vec<Check>) -> Self {
+        Self { ready: checks.iter().all(|check| check.ok), checks }
+    }
 }
 
 pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(place) = &args.on {
         let spec = ExecutorSpec::find(place, &args.places.lab()?)?;
-        let checks = executor::readiness(&spec);
-        let ready = checks.iter().all(|check| check.ok);
-        match terminal.json() {
-            true => terminal.print_json(&Place { ready, checks })?,
-            false => table_of(&checks.iter().collect::<Vec<_>>(), terminal)?,
-        }
-        return Ok(Verdict::from_passed(ready));
+        let place = Needs::of(executor::readiness(&spec));
+        terminal.print(&place, |place, terminal| print(place.checks.iter(), terminal))?;
+        return Ok(Verdict::from_passed(place.ready));
     }
     let dir = args.places.experiments()?;
     let experiments = match &args.experiment {
@@ -66,17 +69,11 @@ pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result
         None => Experiment::read_dir(&dir)?.into_iter().collect::<Result<_, _>>()?,
     };
     let checked = checks(experiments.iter(), &args.places, &args.peers, terminal)?;
-    let row = |(id, checks): (String, Vec<Check>)| Row {
-        id,
-        ready: checks.iter().all(|check| check.ok),
-        checks,
-    };
-    let rows: Vec<Row> = checked.into_iter().map(row).collect();
-    let document = Document { ready: rows.iter().all(|row| row.ready), experiments: rows };
-    match terminal.json() {
-        true => terminal.print_json(&document)?,
-        false => show(&document, terminal)?,
-    }
+    let row = |(id, checks)| Row { id, needs: Needs::of(checks) };
+    let experiments: Vec<Row> = checked.into_iter().map(row).collect();
+    let ready = experiments.iter().all(|row| row.needs.ready);
+    let document = Document { ready, experiments };
+    terminal.print(&document, show)?;
     Ok(Verdict::from_passed(document.ready))
 }
 
@@ -94,8 +91,9 @@ pub(super) fn checks<'a>(
     let bar = terminal.bar(experiments.len() as u64);
     let mut checked = BTreeMap::new();
     for experiment in experiments {
-        bar.set_message(experiment.id.clone());
-        let checks = readiness.of(experiment, &device(experiment.device)?);
+        let limit = Limits::default().hello.as_secs();
+        bar.set_message(format!("{}: a peer has {limit} s to answer", experiment.id));
+        let checks = readiness.of(experiment, &device(experiment.device, places)?);
         checked.insert(experiment.id.clone(), checks);
         bar.inc(1);
     }
@@ -104,7 +102,7 @@ pub(super) fn checks<'a>(
 }
 
 /// The device that experiments of a kind measure.
-fn device(kind: DeviceKind) -> anyhow::Result<Check> {
+fn device(kind: DeviceKind, places: &PlaceArgs) -> anyhow::Result<Check> {
     let what = format!("device {kind}");
     Ok(match kind {
         DeviceKind::Cpu => {
@@ -117,7 +115,8 @@ fn device(kind: DeviceKind) -> anyhow::Result<Check> {
                 Check::found(what, format!("{}, CUDA driver {major}.{minor}", facts.name))
             }
             Err(error) => {
-                let advice = "run on a machine with one: `swiglu lab run ID --on PLACE`";
+                let run = places.dir.command("run ID --on PLACE");
+                let advice = format!("run on a machine with one: {run}");
                 Check::missing(what, advice).instead(error.to_string())
             }
         },
@@ -128,13 +127,13 @@ fn device(kind: DeviceKind) -> anyhow::Result<Check> {
 fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
     let mut checks: BTreeMap<&str, &Check> = BTreeMap::new();
     for row in &document.experiments {
-        for check in &row.checks {
+        for check in &row.needs.checks {
             checks.entry(&check.what).or_insert(check);
         }
     }
-    table_of(&checks.into_values().collect::<Vec<_>>(), terminal)?;
+    print(checks.into_values(), terminal)?;
     let ready: Vec<&str> =
-        document.experiments.iter().filter(|r| r.ready).map(|r| r.id.as_str()).collect();
+        document.experiments.iter().filter(|r| r.needs.ready).map(|r| r.id.as_str()).collect();
     let count = document.experiments.len();
     writeln!(terminal, "\n{} of {count} experiments can run here", ready.len())?;
     if !ready.is_empty() && count > 1 {
@@ -143,20 +142,16 @@ fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn table_of(checks: &[&Check], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let cells = |check: &&Check| {
-        let state = match check.ok {
-            true => Cell::new("yes").fg(Color::Green),
-            false => Cell::new("no").fg(Color::Red),
-        };
-        let found = check.found.as_deref().unwrap_or_default();
-        let text = match &check.advice {
-            Some(advice) if !found.is_empty() => format!("{found} → {advice}"),
-            Some(advice) => advice.clone(),
-            None => found.to_owned(),
-        };
-        row![&check.what, state, text]
-    };
-    let columns = ["needed", "there", "found, or what to do"];
-    Ok(table::print(terminal, &columns, checks.iter().map(cells))?)
+fn print<'a>(
+    checks: impl Iterator<Item = &'a Check>,
+    terminal: &mut Terminal,
+) -> anyhow::Result<()> {
+    Table::of(&checks.collect::<Vec<_>>())
+        .text("needed", |check| &check.what)
+        .text("there", |check| if check.ok { table::good("yes") } else { table::bad("no") })
+        .text("found, or what to do", |check| {
+            let said = [check.found.as_deref(), check.advice.as_deref()].into_iter().flatten();
+            said.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" → ")
+        })
+        .print(terminal)
 }

@@ -9,9 +9,9 @@ use serde::Serialize;
 use swiglu_lab::History;
 use swiglu_lab::report::Site;
 
-use super::places::{PeerArgs, PlaceArgs, warn_of_strays};
+use super::places::{PeerArgs, PlaceArgs};
 use super::ready;
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Shown, Terminal, Verdict, say};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true))]
@@ -63,9 +63,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         document.pages = site.write(out)?;
         document.index = Some(out.join("index.html").into());
     }
-    if terminal.json() {
-        terminal.print_json(&document)?;
-    } else {
+    terminal.print(&document, |document, terminal| {
         if let Some(index) = &document.index {
             writeln!(terminal, "{}: {} pages", index.display(), document.pages)?;
         }
@@ -73,8 +71,9 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
             let count = site.experiments.len();
             writeln!(terminal, "{}: figures of {count} experiments", file.display())?;
         }
-    }
-    warn_of_strays(&site.strays);
+        Ok(())
+    })?;
+    site.strays.iter().for_each(|stray| say(format!("warning: {stray}")));
     if !document.troubles.is_empty() {
         // What could be read is shown; what could not is an error all the same.
         bail!("{}", document.troubles.join("\nerror: "));

@@ -71,10 +71,7 @@ pub(super) fn show(args: &ShowArgs, terminal: &mut Terminal) -> anyhow::Result<V
         machines: verdict.machines,
         boundary: experiment.boundary,
     };
-    match terminal.json() {
-        true => terminal.print_json(&document)?,
-        false => print(&document, terminal)?,
-    }
+    terminal.print(&document, print)?;
     Ok(Verdict::Passed)
 }
 

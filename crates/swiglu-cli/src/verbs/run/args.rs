@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use swiglu::DType;
 use swiglu_formats::matrix_file;
 
-use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs};
+use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs, expect_free};
 
 /// A layer that is part of this program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -32,11 +32,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) input: Option<OsString>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::whole::<usize>,
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::count,
         allow_negative_numbers = true)]
     pub(super) tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole::<u64>,
+    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole,
         allow_negative_numbers = true)]
     pub(super) seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
@@ -73,29 +73,22 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Refuses an output that exists before any work is done for it; writing refuses one that
-    /// appears meanwhile.
+    /// Refuses an output that cannot be written, or that would replace what is read.
     pub(super) fn expect_free_output(&self) -> anyhow::Result<()> {
         let Some(path) = &self.output else { return Ok(()) };
-        let shown = path.display();
-        if path.is_dir() {
-            bail!("--output {shown}: it is a directory; give a name in it that ends in .npy");
-        }
-        if path.extension().is_none_or(|suffix| suffix != "npy") {
-            bail!("--output {shown}: results are written as npy; give a name that ends in .npy");
-        }
+        expect_free("--output", path, "npy", self.force)?;
         if !path.is_file() {
             return Ok(());
-        }
-        if !self.force {
-            bail!("{shown}: exists already; remove it or give --force");
         }
         let here = path.canonicalize()?;
         let specs = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
         let files = specs.map(|spec| matrix_file(spec).0);
         let mut read = files.chain(self.weights.weights.as_deref());
         match read.find(|file| file.canonicalize().is_ok_and(|file| file == here)) {
-            Some(_) => bail!("--output {shown}: this run reads that file; give another name"),
+            Some(_) => {
+                let shown = path.display();
+                bail!("--output {shown}: this run reads that file; give another name")
+            }
             None => Ok(()),
         }
     }

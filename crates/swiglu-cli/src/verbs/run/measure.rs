@@ -4,7 +4,7 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use swiglu::cuda::{Cuda, CudaError, DeviceMatrix};
+use swiglu::cuda::{CudaError, DeviceMatrix};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path,
 };
@@ -16,7 +16,7 @@ use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use crate::args::LayerOp;
 use crate::layer::{Packed, Params};
-use crate::timing::{self, Enqueue, Passes, Summary, Wall, interleave};
+use crate::timing::{self, Enqueue, Passes, Summary, Timed, Wall, interleave};
 use crate::verify::{Check, gather_rows};
 
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
@@ -42,14 +42,10 @@ impl<'a> Measurement<'a> {
         &mut self,
         output: Option<&FilePath>,
     ) -> anyhow::Result<Report> {
-        let mut weights = self.subject.weights.clone().numerics(self.args.math.numerics(T::DTYPE));
-        if let Some(activation) = self.args.math.activation {
-            weights = weights.activation(activation);
-        }
+        let mut weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
         if self.args.decode_weights {
             weights = weights.decoded();
         }
-        let weights = weights.dtype(T::DTYPE);
         let host = weights.host::<T>()?;
         let params = self.params(&host)?;
         let x = self.subject.input.matrix.to::<T>()?;
@@ -72,7 +68,7 @@ impl<'a> Measurement<'a> {
         if let Some(path) = output {
             write(path, y.view(), self.args.force)?;
         }
-        let [time, unfused_time] = self.time(&layer, &unfused, &x, &mut y)?;
+        let [time, unfused_time] = self.time([&layer, &unfused], &x, y.cols())?;
         let problem = plan.problem;
         let decoded_because = storage.err().flatten();
         Ok(Report {
@@ -139,21 +135,18 @@ impl<'a> Measurement<'a> {
     /// `T`; and, where there is a reference file, the whole against that.
     fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
         let judgement = check.judge(y.view())?;
-        let rows_checked = check.rows().len();
-        let overflow = judgement.overflow.map(|overflow| overflow.to_string());
-        let Some(reference) = &self.subject.reference else {
-            return Ok(ErrorReport {
-                relative_frobenius: judgement.relative_frobenius,
-                max_abs: judgement.max_abs,
-                reference: "oracle",
-                limit: judgement.frobenius_limit,
-                worst_element: judgement.worst_ratio,
-                rows_checked,
-                overflow,
-                unlike: None,
-                passed: judgement.passed(),
-            });
+        let report = ErrorReport {
+            relative_frobenius: judgement.relative_frobenius,
+            max_abs: judgement.max_abs,
+            reference: "oracle",
+            limit: judgement.frobenius_limit,
+            worst_element: judgement.worst_ratio,
+            rows_checked: check.rows().len(),
+            overflow: judgement.overflow.map(|overflow| overflow.to_string()),
+            unlike: None,
+            passed: judgement.passed(),
         };
+        let Some(reference) = &self.subject.reference else { return Ok(report) };
         let expected = gather_rows(reference.matrix.to_f64()?.view(), check.rows())?;
         let part = gather_rows(y.view(), check.rows())?;
         let unlike = unlike(check.rows(), &part, &expected);
@@ -167,11 +160,9 @@ impl<'a> Measurement<'a> {
             max_abs: errors.filter(|e| e.is_finite()).fold(0.0, f64::max),
             reference: "file",
             limit,
-            worst_element: judgement.worst_ratio,
-            rows_checked,
-            overflow,
-            passed: judgement.passed() && unlike.is_none() && relative <= limit,
+            passed: report.passed && unlike.is_none() && relative <= limit,
             unlike,
+            ..report
         })
     }
 
@@ -180,11 +171,7 @@ impl<'a> Measurement<'a> {
     /// measured between two oracles, without the file: a wrong file cannot widen its own limit.
     fn file_limit(&mut self, check: &Check, judgement: &Judgement) -> anyhow::Result<f64> {
         if self.exact.is_none() {
-            let weights = self.subject.weights.clone();
-            let weights = match self.args.math.activation {
-                Some(activation) => weights.activation(activation),
-                None => weights,
-            };
+            let weights = self.args.math.activated(self.subject.weights.clone());
             let host = weights.host::<f32>()?;
             let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), check.rows())?;
             self.exact = Some(self.params(&host)?.oracle(x.view())?);
@@ -195,47 +182,30 @@ impl<'a> Measurement<'a> {
 
     fn time<T: Element>(
         &self,
-        layer: &Packed,
-        unfused: &Packed,
-        x: &Matrix<T>,
-        y: &mut Matrix<T>,
-    ) -> anyhow::Result<[Summary; 2]> {
-        if let Device::Cuda(cuda) = self.device {
-            return self.time_on(cuda, [layer, unfused], x, y.cols());
-        }
-        let mut unfused_y = y.try_clone()?;
-        let mut layer = Wall(|| Ok(layer.forward_into(x.view(), y.view_mut())?));
-        let mut unfused = Wall(|| Ok(unfused.forward_into(x.view(), unfused_y.view_mut())?));
-        let times = interleave(&mut [&mut layer, &mut unfused], self.budget(), MIN_TURNS)?;
-        Ok([times[0], times[1]])
-    }
-
-    fn budget(&self) -> Duration {
-        Duration::from_secs_f64(self.args.seconds)
-    }
-
-    /// On a device the data is resident, and inputs and outputs come from beyond its cache.
-    fn time_on<T: Element>(
-        &self,
-        cuda: &Cuda,
         layers: [&Packed; 2],
         x: &Matrix<T>,
         out_features: usize,
     ) -> anyhow::Result<[Summary; 2]> {
-        let passes = |layer| passes(cuda, layer, x, out_features);
-        let [mut planned, mut unfused] = [passes(layers[0])?, passes(layers[1])?];
-        let times = interleave(&mut [&mut planned, &mut unfused], self.budget(), MIN_TURNS)?;
+        let timed = |layer| timed(self.device, layer, x, out_features);
+        let [mut planned, mut unfused] = [timed(layers[0])?, timed(layers[1])?];
+        let budget = Duration::from_secs_f64(self.args.seconds);
+        let times = interleave(&mut [&mut *planned, &mut *unfused], budget, MIN_TURNS)?;
         Ok([times[0], times[1]])
     }
 }
 
-/// Calls of a layer on a device, with data of their own.
-fn passes<'a, T: Element>(
-    cuda: &Cuda,
+/// Calls of a layer, with data of their own. On a device they are resident, and inputs and outputs come
+/// from beyond its cache.
+fn timed<'a, T: Element>(
+    device: &Device,
     layer: &'a Packed,
-    x: &Matrix<T>,
+    x: &'a Matrix<T>,
     out_features: usize,
-) -> anyhow::Result<Passes<'a>> {
+) -> anyhow::Result<Box<dyn Timed + 'a>> {
+    let Device::Cuda(cuda) = device else {
+        let mut y = Matrix::zeros(x.rows(), out_features)?;
+        return Ok(Box::new(Wall(move || Ok(layer.forward_into(x.view(), y.view_mut())?))));
+    };
     let stream = cuda.stream();
     let copies = timing::copies(cuda, x.rows() * (x.cols() + out_features) * size_of::<T>());
     let input = |_| DeviceMatrix::from_host(&stream, x.view());
@@ -245,7 +215,7 @@ fn passes<'a, T: Element>(
     let enqueue: Enqueue<'_> = Box::new(move |stream, at| {
         Ok(layer.forward_on(stream, inputs[at].view(), outs[at].view_mut())?)
     });
-    Passes::new(stream.clone(), copies, false, enqueue)
+    Ok(Box::new(Passes::new(stream.clone(), copies, false, enqueue)?))
 }
 
 /// Whether the way that speed is compared with, on elements, computes the same: a fast wrong result

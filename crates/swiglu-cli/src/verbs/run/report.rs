@@ -2,12 +2,11 @@
 
 use std::io::Write;
 
-use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::{Activation, DType, Device, Op, Problem};
 
 use super::subject::Subject;
-use crate::table::{self, number, row};
+use crate::table::{self, Table, number};
 use crate::terminal::Terminal;
 use crate::timing::Summary;
 
@@ -94,28 +93,26 @@ pub(super) fn print(
     reports: &[Report],
 ) -> anyhow::Result<()> {
     let Some(first) = reports.first() else { return Ok(()) };
-    if terminal.json() {
-        let all = (reports.len() > 1).then_some(reports);
-        return terminal.print_json(&Document { first, all });
-    }
-    terminal.write_all(head(subject, device, first).as_bytes())?;
-    // A GPU may plan the unfused path itself.
-    let ours = if matches!(device, Device::Cuda(_)) { ">planned" } else { ">fused" };
-    let columns = [
-        "dtype",
-        "weights",
-        "numerics",
-        ours,
-        ">unfused",
-        ">speed-up",
-        ">GFLOP/s",
-        ">GB/s",
-        ">error",
-        ">limit",
-        "",
-    ];
-    table::print(terminal, &columns, reports.iter().map(cells))?;
-    Ok(terminal.write_all(foot(device, reports).as_bytes())?)
+    let all = (reports.len() > 1).then_some(reports);
+    terminal.print(&Document { first, all }, |_, terminal| {
+        terminal.write_all(head(subject, device, first).as_bytes())?;
+        // A GPU may plan the unfused path itself.
+        let ours = if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" };
+        Table::of(reports)
+            .text("dtype", |r| r.dtype)
+            .text("weights", |r| &r.weights)
+            .text("numerics", |r| &r.numerics)
+            .number(ours, |r| table::time(r.time_us.median))
+            .number("unfused", |r| table::time(r.unfused_time_us.median))
+            .number("speed-up", |r| table::ratio(if r.shape.m == 0 { f64::NAN } else { r.speedup }))
+            .number("GFLOP/s", |r| number(r.gflops))
+            .number("GB/s", |r| number(r.gbytes_per_s))
+            .number("error", |r| table::error(r.error.relative_frobenius))
+            .number("limit", |r| table::error(r.error.limit))
+            .text("", |r| table::verdict(r.passed))
+            .print(terminal)?;
+        Ok(terminal.write_all(foot(device, reports).as_bytes())?)
+    })
 }
 
 fn head(subject: &Subject, device: &Device, first: &Report) -> String {
@@ -140,22 +137,6 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
     ];
     let head: String = lines.iter().map(|(name, value)| format!("{name:<9} {value}\n")).collect();
     head + "\n"
-}
-
-fn cells(r: &Report) -> Vec<Cell> {
-    row![
-        r.dtype,
-        &r.weights,
-        &r.numerics,
-        table::time(r.time_us.median),
-        table::time(r.unfused_time_us.median),
-        if r.shape.m == 0 { "–".into() } else { table::ratio(r.speedup) },
-        number(r.gflops),
-        number(r.gbytes_per_s),
-        table::error(r.error.relative_frobenius),
-        table::error(r.error.limit),
-        table::verdict(r.passed),
-    ]
 }
 
 /// What the table leaves out: plans, the worst element, and what was not checked.

@@ -37,35 +37,24 @@ pub(super) fn is_sound(entry: &Entry) -> bool {
     !entry.trials.iter().any(unsound)
 }
 
+/// A call of a layer by one of its ways.
+type Layer<T> = Box<
+    dyn Fn(&Stream, &Way, DeviceMatrixRef<'_, T>, DeviceMatrixMut<'_, T>) -> Result<(), CudaError>,
+>;
+
 /// A layer of either operation.
-enum Layer<T> {
-    GatedLinear(Box<GatedLinear<T>>),
-    Mlp(Box<Mlp<T>>),
-}
-
-impl<T: Element> Layer<T> {
-    fn new(cuda: &Cuda, params: &Params<'_, T>) -> anyhow::Result<Self> {
-        Ok(match params {
-            Params::GatedLinear(params) => {
-                Layer::GatedLinear(Box::new(GatedLinear::new(cuda, params)?))
-            }
-            Params::Mlp(params) => Layer::Mlp(Box::new(Mlp::new(cuda, params)?)),
-            _ => bail!("quantised weights have one way"),
-        })
-    }
-
-    fn forward(
-        &self,
-        stream: &Stream,
-        way: &Way,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-    ) -> Result<(), CudaError> {
-        match self {
-            Layer::GatedLinear(layer) => layer.forward_by(stream, way, x, out),
-            Layer::Mlp(layer) => layer.forward_by(stream, way, x, out),
+fn layer<T: Element>(cuda: &Cuda, params: &Params<'_, T>) -> anyhow::Result<Layer<T>> {
+    Ok(match params {
+        Params::GatedLinear(params) => {
+            let layer = GatedLinear::new(cuda, params)?;
+            Box::new(move |stream, way, x, out| layer.forward_by(stream, way, x, out))
         }
-    }
+        Params::Mlp(params) => {
+            let layer = Mlp::new(cuda, params)?;
+            Box::new(move |stream, way, x, out| layer.forward_by(stream, way, x, out))
+        }
+        _ => bail!("quantised weights have one way"),
+    })
 }
 
 /// The data of a problem on the device.
@@ -83,7 +72,7 @@ impl<T: Element> OnDevice<'_, T> {
     /// One call with copy i of the data.
     fn call(&self, way: &Way, at: usize) -> Result<(), CudaError> {
         let (x, mut outs) = (self.inputs[at].view(), self.outs.borrow_mut());
-        self.layers[at].forward(&self.stream, way, x, outs[at].view_mut())
+        self.layers[at](&self.stream, way, x, outs[at].view_mut())
     }
 
     /// The result of a call, in memory that held NaN.
@@ -105,24 +94,24 @@ impl Subject<'_> {
         // Large weights take longer to make than to multiply.
         let same = |a: &Case, b: &Case| (a.hidden, a.intermediate) == (b.hidden, b.intermediate);
         for cases in cases.chunk_by(same) {
-            let layer = Dense::<T>::derive(&cases[0], SEED)?;
+            let weights = Dense::<T>::derive(&cases[0], SEED)?;
             for case in cases {
                 before(case);
-                after(self.measure(&layer, case)?)?;
+                after(self.measure(&weights, case)?)?;
             }
         }
         Ok(())
     }
 
-    fn measure<T: Element>(&self, layer: &Dense<T>, case: &Case) -> anyhow::Result<Entry> {
-        let params = layer.params();
+    fn measure<T: Element>(&self, weights: &Dense<T>, case: &Case) -> anyhow::Result<Entry> {
+        let params = weights.params();
         let (problem, x) = (params.problem(case.m), inputs::x(case, SEED)?);
         let stream = self.cuda.stream();
         let bytes = problem.compulsory_bytes() as usize;
         let (free, _) = self.cuda.memory_info()?;
         let room = (free / MEMORY_SHARE / bytes.max(1)).max(1);
         let copies = 0..timing::copies(self.cuda, bytes).min(room);
-        let layers = copies.clone().map(|_| Layer::new(self.cuda, &params));
+        let layers = copies.clone().map(|_| layer(self.cuda, &params));
         let layers = layers.collect::<anyhow::Result<Vec<_>>>()?;
         let input = |_| DeviceMatrix::from_host(&stream, x.view());
         let inputs = copies.clone().map(input).collect::<Result<_, _>>()?;

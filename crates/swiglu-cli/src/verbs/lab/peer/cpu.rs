@@ -11,8 +11,7 @@ use swiglu_cpu::ceilings::Reading;
 use swiglu_lab::CaseOp;
 
 use super::job::{Job, Order, Prepared, notes, push_row};
-use crate::inputs::{self, Dense, Quantized};
-use crate::layer::Packed;
+use crate::inputs;
 use crate::timing::{Timed, Wall};
 
 /// Computes into an output, with copy i of the data.
@@ -23,26 +22,6 @@ struct CpuJob<T> {
     call: Call<T>,
     outs: Vec<Matrix<T>>,
     next: usize,
-}
-
-/// Copies of the case's layer.
-fn layers<T: Element>(
-    device: &Device,
-    order: &Order<'_>,
-    count: usize,
-) -> swiglu::Result<Vec<Packed>> {
-    let (case, options) = (order.case, &order.options);
-    let dense = match case.weights.map(|kind| Quantized::derive(case, kind, order.seed)) {
-        Some(weights) if !options.decode => {
-            let weights = weights?;
-            let params = weights.params::<T>();
-            return (0..count).map(|_| params.pack(device, None)).collect();
-        }
-        Some(weights) => weights?.decode::<T>(case)?,
-        None => Dense::derive(case, order.seed)?,
-    };
-    let params = dense.params();
-    (0..count).map(|_| params.pack(device, options.path())).collect()
 }
 
 /// As many of the same.
@@ -104,7 +83,7 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
             return Err(CoreError::Unsupported { what, why }.into());
         }
         CaseOp::GatedLinear | CaseOp::Mlp => {
-            let layers = layers::<T>(device, order, count)?;
+            let layers = order.layers::<T>(device, count)?;
             let plan = layers[0].plan(case.m);
             let inputs = repeated(inputs::x::<T>(case, seed)?, count, Matrix::try_clone)?;
             (Box::new(move |at, out| layers[at].forward_into(inputs[at].view(), out)), plan)

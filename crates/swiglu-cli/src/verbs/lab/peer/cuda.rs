@@ -14,7 +14,7 @@ use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::job::{Job, Order, Prepared, notes, push_row};
 use super::options::DesignChoice;
-use crate::inputs::{self, Dense, Quantized};
+use crate::inputs::{self, Dense};
 use crate::layer::{Packed, Params};
 use crate::timing::{self, Enqueue, Passes, Timed};
 
@@ -31,17 +31,17 @@ struct CudaJob<T> {
 }
 
 /// How calls are enqueued, how it is planned where the layer says so, and where it rounds.
-type Work = (Enqueue<'static>, Option<Plan>, Numerics);
+pub(crate) type Work = (Enqueue<'static>, Option<Plan>, Numerics);
 
 /// What a case is computed with.
-struct Setting<'a, T> {
+pub(crate) struct Setting<'a, T> {
     device: &'a Device,
     cuda: &'a Cuda,
     stream: &'a Stream,
     order: &'a Order<'a>,
     /// Copies of the data.
     count: usize,
-    outs: &'a Outs<T>,
+    outs: Outs<T>,
 }
 
 /// A case on a CUDA device.
@@ -50,45 +50,57 @@ pub(super) fn prepare<T: Element>(
     cuda: &Cuda,
     order: &Order<'_>,
 ) -> anyhow::Result<Prepared> {
-    let (case, stream) = (order.case, cuda.new_stream()?);
-    let bytes = order.held().map_or(case.compulsory_bytes(), |held| held.compulsory_bytes());
-    let count = order.copies.unwrap_or(match case.heat {
-        Heat::Hot => 1,
-        Heat::Cold => timing::copies(cuda, bytes as usize),
-    });
-    let backward = case.op == CaseOp::ActivationBackward;
-    let [rows, cols] = case.output_shape();
-    // Gradients are arranged as gate and up are.
-    let tensors = if backward && !case.arrangement.is_packed() { 2 } else { 1 };
-    let out = |_| -> Result<Vec<_>, CudaError> {
-        (0..tensors).map(|_| DeviceMatrix::new(&stream, rows, cols / tensors)).collect()
-    };
-    let outs = (0..count).map(out).collect::<Result<Vec<_>, CudaError>>()?;
-    let outs: Outs<T> = Rc::new(RefCell::new(outs));
-    let setting = Setting { device, cuda, stream: &stream, order, count, outs: &outs };
+    let stream = cuda.new_stream()?;
+    let setting = Setting::<T>::new(device, cuda, &stream, order)?;
     let mut design = None;
-    let (enqueue, plan, numerics) = match (case.op, order.options.design) {
-        (CaseOp::GatedLinear | CaseOp::Mlp, None) => setting.layer()?,
-        (CaseOp::GatedLinear | CaseOp::Mlp, Some(choice)) => {
+    let (enqueue, plan, numerics) = match order.options.design {
+        None => setting.work()?,
+        Some(choice) => {
             let (work, name) = setting.block(choice)?;
             design = Some(name);
             work
         }
-        (_, Some(_)) => {
-            bail!("option design: it is one of feed-forward blocks, and the case is {}", case.op)
-        }
-        (_, None) => setting.activation()?,
     };
     // Those of other cases are not of this one.
     cuda.take_used_kernels();
+    let Setting { count, outs, .. } = setting;
     let passes = Passes::new(stream.clone(), count, order.options.graph, enqueue)?;
     let (variants, plan) = (cuda.take_used_kernels(), plan.as_ref().map(Plan::to_string));
-    let gradients = backward.then_some(case.arrangement);
+    let backward = order.case.op == CaseOp::ActivationBackward;
+    let gradients = backward.then_some(order.case.arrangement);
     let job = Box::new(CudaJob { passes, outs, stream, gradients });
     Ok(Prepared { job, plan: plan.or(design), variants, notes: notes(numerics, count) })
 }
 
-impl<T: Element> Setting<'_, T> {
+impl<'a, T: Element> Setting<'a, T> {
+    pub(crate) fn new(
+        device: &'a Device,
+        cuda: &'a Cuda,
+        stream: &'a Stream,
+        order: &'a Order<'a>,
+    ) -> anyhow::Result<Self> {
+        let case = order.case;
+        let bytes = order.held().map_or(case.compulsory_bytes(), |held| held.compulsory_bytes());
+        let count = order.copies.unwrap_or(match case.heat {
+            Heat::Hot => 1,
+            Heat::Cold => timing::copies(cuda, bytes as usize),
+        });
+        let [rows, cols] = case.output_shape();
+        // Gradients are arranged as gate and up are.
+        let backward = case.op == CaseOp::ActivationBackward;
+        let tensors = if backward && !case.arrangement.is_packed() { 2 } else { 1 };
+        let out = |_| -> Result<Vec<_>, CudaError> {
+            (0..tensors).map(|_| DeviceMatrix::new(stream, rows, cols / tensors)).collect()
+        };
+        let outs = (0..count).map(out).collect::<Result<Vec<_>, CudaError>>()?;
+        Ok(Self { device, cuda, stream, order, count, outs: Rc::new(RefCell::new(outs)) })
+    }
+
+    /// The case as it is planned.
+    pub(crate) fn work(&self) -> anyhow::Result<Work> {
+        if self.case().op.has_weights() { self.layer() } else { self.activation() }
+    }
+
     fn case(&self) -> &Case {
         self.order.case
     }
@@ -118,23 +130,10 @@ impl<T: Element> Setting<'_, T> {
         }))
     }
 
-    /// A layer by the path that was asked for; of quantised weights as they are, or decoded once.
+    /// A layer.
     fn layer(&self) -> anyhow::Result<Work> {
-        let (case, Order { options, seed, .. }) = (self.case(), self.order);
-        let pack = |params: Params<'_, T>| -> swiglu::Result<Vec<Packed>> {
-            (0..self.count).map(|_| params.pack(self.device, options.path())).collect()
-        };
-        let layers = match case.weights {
-            None => pack(Dense::derive(case, *seed)?.params())?,
-            Some(kind) => {
-                let weights = Quantized::derive(case, kind, *seed)?;
-                match options.decode {
-                    true => pack(weights.decode(case)?.params())?,
-                    false => pack(weights.params())?,
-                }
-            }
-        };
-        let plan = layers[0].plan(case.m);
+        let layers = self.order.layers::<T>(self.device, self.count)?;
+        let plan = layers[0].plan(self.case().m);
         let numerics = plan.problem.numerics;
         let calls = self.calls(layers, |layer: &Packed, stream, x, out| {
             Ok(layer.forward_on(stream, x, out)?)
@@ -145,7 +144,7 @@ impl<T: Element> Setting<'_, T> {
     /// A feed-forward block by a design that was asked for, with its name.
     fn block(&self, choice: DesignChoice) -> anyhow::Result<(Work, String)> {
         let (case, order) = (self.case(), self.order);
-        if order.options.path().is_some() || case.weights.is_some() {
+        if order.options.path.is_some() || case.weights.is_some() {
             bail!("option design: it is one of blocks of elements, without path; give one of them");
         }
         let weights = Dense::<T>::derive(case, order.seed)?;

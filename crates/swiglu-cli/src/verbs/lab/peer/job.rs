@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::bail;
-use swiglu::{DType, Element, Numerics, Problem, bf16, f16};
+use swiglu::{DType, Device, Element, Numerics, Problem, bf16, f16};
 use swiglu_lab::{Case, Heat};
 
 use super::options::Options;
+use crate::inputs::{Dense, Quantized};
+use crate::layer::Packed;
 use crate::timing::Timed;
 
 /// Copies of cold data on the CPU together have at least this many bytes: far more than any cache.
@@ -37,12 +39,12 @@ pub(super) fn notes(numerics: Numerics, copies: usize) -> Vec<String> {
 }
 
 /// What a job is made from.
-pub(super) struct Order<'a> {
-    pub(super) case: &'a Case,
-    pub(super) options: Options,
-    pub(super) seed: u64,
+pub(crate) struct Order<'a> {
+    pub(crate) case: &'a Case,
+    pub(crate) options: Options,
+    pub(crate) seed: u64,
     /// Copies of the data; by default as many as exceed the caches.
-    pub(super) copies: Option<usize>,
+    pub(crate) copies: Option<usize>,
 }
 
 impl Order<'_> {
@@ -50,6 +52,27 @@ impl Order<'_> {
     pub(super) fn held(&self) -> Option<Problem> {
         let quantized = |problem: &Problem| problem.quantized.filter(|_| !self.options.decode);
         self.case.problem().map(|problem| Problem { quantized: quantized(&problem), ..problem })
+    }
+
+    /// As many copies of the case's layer, by the path that was asked for; quantised weights as they are, or
+    /// decoded once.
+    pub(super) fn layers<T: Element>(
+        &self,
+        device: &Device,
+        count: usize,
+    ) -> swiglu::Result<Vec<Packed>> {
+        let (case, options) = (self.case, &self.options);
+        let dense = match case.weights.map(|kind| Quantized::derive(case, kind, self.seed)) {
+            Some(weights) if !options.decode => {
+                let weights = weights?;
+                let params = weights.params::<T>();
+                return (0..count).map(|_| params.pack(device, None)).collect();
+            }
+            Some(weights) => weights?.decode::<T>(case)?,
+            None => Dense::derive(case, self.seed)?,
+        };
+        let params = dense.params();
+        (0..count).map(|_| params.pack(device, options.path)).collect()
     }
 
     /// Copies of the data on the CPU, of which a call touches this many bytes.

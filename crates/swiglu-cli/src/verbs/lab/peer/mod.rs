@@ -5,8 +5,8 @@
 //! with work that is not timed, results are verified in memory that held NaN.
 
 mod cpu;
-mod cuda;
-mod job;
+pub(crate) mod cuda;
+pub(crate) mod job;
 mod options;
 
 use std::collections::BTreeMap;

@@ -15,9 +15,10 @@ use swiglu_lab::peer::protocol::ProfileRef;
 /// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Options {
+pub(crate) struct Options {
     /// Which path; by default the one that is planned.
-    path: PathChoice,
+    #[serde(deserialize_with = "planned")]
+    pub(super) path: Option<Path>,
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
     pub(super) design: Option<DesignChoice>,
@@ -47,14 +48,14 @@ fn by_name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     Ok(Some(String::deserialize(d)?.parse().map_err(D::Error::custom)?))
 }
 
-/// Fused, unfused, or whichever a call's plan takes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum PathChoice {
-    #[default]
-    Planned,
-    Fused,
-    Unfused,
+/// A path, or `planned`: whichever a call's plan takes.
+fn planned<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Path>, D::Error> {
+    match String::deserialize(d)?.as_str() {
+        "planned" => Ok(None),
+        "fused" => Ok(Some(Path::Fused)),
+        "unfused" => Ok(Some(Path::Unfused)),
+        other => Err(D::Error::unknown_variant(other, &["planned", "fused", "unfused"])),
+    }
 }
 
 /// How few tokens go through a feed-forward block.
@@ -100,14 +101,6 @@ impl Options {
             _ => Ok(given),
         }
         .with_context(what)
-    }
-
-    pub(super) fn path(&self) -> Option<Path> {
-        match self.path {
-            PathChoice::Planned => None,
-            PathChoice::Fused => Some(Path::Fused),
-            PathChoice::Unfused => Some(Path::Unfused),
-        }
     }
 
     /// What of them is the device's.
