@@ -15,7 +15,7 @@ mod pairs;
 use std::ops::Range;
 
 use swiglu_core::{
-    BlockType, DType, Error, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
+    BlockType, DType, Error, Op, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
 };
 
 use self::blocks::{Blocks, WithBlocks, file_halves, file_words, with_blocks};
@@ -148,12 +148,10 @@ impl QuantizedPanels {
         bias: Option<impl Fn(usize, usize) -> f32>,
     ) -> Result<Self> {
         let inputs = like.cols();
-        let Some(block) = like.kind().block() else {
-            return Err(Error::Unsupported {
-                what: format!("computing with {} weights", like.kind()),
-                why: "the CPU has kernels for blocks; decode them".into(),
-            });
-        };
+        let block = computed_block(like.kind()).map_err(|why| Error::Unsupported {
+            what: format!("computing with {} weights", like.kind()),
+            why: format!("{why}; decode them"),
+        })?;
         let lanes = simd::lanes(cpu.isa());
         let mut this = Self { block, data: Buffer::zeroed(0)?, bias: None, panels, inputs, lanes };
         this.data = Buffer::zeroed(panels * this.panel_bytes())?;
@@ -261,6 +259,23 @@ pub fn quantized_types() -> &'static [QuantizedType] {
         Block(Q5_K),
         Block(Q6_K),
     ]
+}
+
+/// Refuses quantised weights that there are no kernels for, saying what would be computed: they are decoded.
+///
+/// # Errors
+/// [`Error::Unsupported`], which says what there are kernels for.
+pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> Result<()> {
+    let what = || format!("computing {op} of {dtype} with {kind} weights");
+    computed_block(kind).map(drop).map_err(|why| Error::Unsupported { what: what(), why })
+}
+
+/// The block type, if there are kernels for it, or why not.
+fn computed_block(kind: QuantizedType) -> std::result::Result<BlockType, String> {
+    kind.block().filter(|_| quantized_types().contains(&kind)).ok_or_else(|| {
+        let names: Vec<&str> = quantized_types().iter().map(|t| t.name()).collect();
+        format!("the CPU has kernels for {}", names.join(", "))
+    })
 }
 
 /// Copies the blocks of one output feature to its lane of every group.
