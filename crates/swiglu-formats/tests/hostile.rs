@@ -6,6 +6,7 @@ mod support;
 use proptest::prelude::*;
 use std::path::Path;
 use support::*;
+use swiglu_core::BlockType;
 use swiglu_formats::{
     Bytes, FormatError, LoadOptions, Model, gguf as gguf_format, load_layer, load_layer_from_bytes,
     matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,
@@ -156,7 +157,7 @@ fn unknown_types_only_matter_when_read() {
     let e = matrix_from_safetensors_bytes(file, "t").unwrap_err();
     assert!(matches!(&e, FormatError::UnsupportedDtype { dtype, .. } if dtype == "F8_E4M3"), "{e}");
 
-    let other = T { name: "q".into(), dtype: "IQ4_XS", shape: vec![1, 256], bytes: vec![0; 136] };
+    let other = T { name: "q".into(), dtype: "Q8_K", shape: vec![1, 256], bytes: vec![0; 292] };
     let f = gguf(&[other, t("f", "F32", &[1, 4], 1)], &[]);
     let model = Model::from_bytes(&Bytes::from(f)).unwrap();
     assert_eq!(model.names(), ["f", "q"]);
@@ -311,16 +312,22 @@ fn exercise(bytes: &[u8]) {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let q = |name: &str, dtype| T {
+    let q = |name: &str, dtype: &'static str| T {
         name: name.into(),
         dtype,
         shape: vec![2, 256],
-        bytes: random_blocks(dtype, 512 / support::reference::block_elements(dtype), 5),
+        bytes: random_blocks(dtype, 512 / dtype.parse::<BlockType>().unwrap().elements(), 5),
+    };
+    let blocks = |gate, up| {
+        let tensors = [q("blk.0.ffn_gate.weight", gate), q("blk.0.ffn_up.weight", up)];
+        gguf(&tensors, &metadata())
     };
     vec![
         safetensors(&layer_tensors()),
         gguf(&layer_tensors(), &metadata()),
-        gguf(&[q("blk.0.ffn_gate.weight", "Q6_K"), q("blk.0.ffn_up.weight", "Q4_1")], &metadata()),
+        blocks("Q6_K", "Q4_1"),
+        blocks("IQ1_M", "Q3_K"),
+        blocks("NVFP4", "IQ3_S"),
         npy(1, "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", &[0; 24]),
         npy(2, "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 1, 3), }", &[0; 12]),
     ]
@@ -333,7 +340,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(
-        which in 0usize..5,
+        which in 0..seeds().len(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..6),
         cut in prop::option::weighted(0.1, any::<prop::sample::Index>()),
     ) {
