@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::dtype::Element;
 use crate::matrix::Matrix;
-use crate::quant::{BlockType, QuantizedMatrix, QuantizedType};
+use crate::quant::{BlockType, QuantizedMatrix, QuantizedType, Scale, e4m3_from_f32};
 
 /// SplitMix64's finaliser over `seed + (index + 1) · φ`: the `index`-th value of stream `seed`.
 #[inline]
@@ -48,9 +48,9 @@ const SCALES: u64 = 0x73;
 
 /// A `[rows, cols]` matrix of quantised weights of mean about 0 and standard deviation about `deviation`,
 /// without values to quantise. Its bytes are the words of [`bits`] in order, little endian, the last
-/// one cut. Then block b, or what shares scale b beside the weights, gets its scale d (in blocks an f16),
-/// 0.75 to 1.25 of what gives the deviation, and the f16 minimum that centres its values, where the type
-/// has one. e4m3 has 448 where the bytes are NaN.
+/// one cut. Then block b, or what shares scale b beside the weights, gets its scale d (in blocks an f16, or
+/// the nearest that the type has), 0.75 to 1.25 of what gives the deviation, and the f16 minimum that centres
+/// its values, where the type has one. e4m3 has 448 where the bytes are NaN, TQ2_0 the pair 1 instead of 3.
 ///
 /// # Errors
 /// As [`QuantizedMatrix::scaled`]: rows of blocks must be whole ones.
@@ -93,13 +93,32 @@ pub fn quantized_matrix(
         );
     };
     for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
-        let (d, at) = (scale(b), block.scale_at());
-        bytes[at..at + 2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
-        if block.has_minimum() {
+        let d = scale(b);
+        if block == BlockType::TQ2_0 {
+            bytes.iter_mut().for_each(|pairs| *pairs &= !((*pairs & *pairs << 1) & 0xAA));
+        }
+        set_scale(block, bytes, d);
+        if let (Scale::Half(at), true) = (block.scale(), block.has_minimum()) {
             bytes[at + 2..at + 4].copy_from_slice(&f16::from_f32(d * minimum).to_le_bytes());
         }
     }
     QuantizedMatrix::from_vec(block, data, rows, cols)
+}
+
+/// Gives a block the scale nearest to `d`, a positive number.
+fn set_scale(block: BlockType, bytes: &mut [u8], d: f32) {
+    let half = f16::from_f32(d).to_bits();
+    match block.scale() {
+        Scale::Half(at) => bytes[at..at + 2].copy_from_slice(&half.to_le_bytes()),
+        // A significand from 1.5 on carries into the exponent.
+        Scale::Exponent => bytes[0] = (((d.to_bits() + 0x40_0000) >> 23) + 1).min(254) as u8,
+        Scale::FourE4m3 => bytes[..4].fill(e4m3_from_f32(2.0 * d)),
+        Scale::Nibbles(at) => {
+            for (w, word) in bytes[at..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                word[1] = word[1] & 15 | ((half >> (4 * w) & 15) as u8) << 4;
+            }
+        }
+    }
 }
 
 /// The scale at which random bytes have values of standard deviation about 1, and the minimum, relative
@@ -118,10 +137,24 @@ fn unit_scale(kind: QuantizedType) -> (f32, f32) {
         BlockType::Q5_0 => (1.0 / 9.2, 0.0),
         BlockType::Q5_1 => (1.0 / 9.2, -15.5),
         BlockType::Q8_0 => (1.0 / 74.0, 0.0),
-        // Scales and minima of sub-blocks are uniform in 0..64, with a root mean square of 36.6.
+        // Scales and minima of sub-blocks are uniform in 0..16 or 0..64, with a root mean square of 8.8 or 36.6.
+        BlockType::Q2_K => (1.0 / 13.9, 1.5),
+        BlockType::Q3_K => (1.0 / 43.5, 0.0),
         BlockType::Q4_K => (1.0 / 256.0, 7.5),
         BlockType::Q5_K => (1.0 / 512.0, 15.5),
         BlockType::Q6_K => (1.0 / 1368.0, 0.0),
+        // Root mean squares of the values that there are, with those of the scales.
+        BlockType::IQ4_NL => (1.0 / 67.2, 0.0),
+        BlockType::IQ4_XS => (1.0 / 1247.0, 0.0),
+        BlockType::MXFP4 | BlockType::NVFP4 => (1.0 / 5.85, 0.0),
+        BlockType::TQ1_0 => (1.0 / 0.82, 0.0),
+        BlockType::TQ2_0 => (1.0 / 0.71, 0.0),
+        BlockType::IQ1_S | BlockType::IQ1_M => (1.0 / 7.2, 0.0),
+        BlockType::IQ2_XXS => (1.0 / 53.7, 0.0),
+        BlockType::IQ2_XS => (1.0 / 55.8, 0.0),
+        BlockType::IQ2_S => (1.0 / 56.4, 0.0),
+        BlockType::IQ3_XXS => (1.0 / 142.0, 0.0),
+        BlockType::IQ3_S => (1.0 / 140.0, 0.0),
     }
 }
 
@@ -155,7 +188,9 @@ mod tests {
             let mean = w.as_slice().iter().map(|&v| f64::from(v)).sum::<f64>() / n;
             let square = w.as_slice().iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n;
             let deviation = (square - mean * mean).sqrt();
-            assert!((0.2..0.32).contains(&deviation), "{block}: {deviation}");
+            // Powers of two are up to 1/3 off.
+            let off = if block == BlockType::MXFP4.into() { 0.16..0.38 } else { 0.2..0.32 };
+            assert!(off.contains(&deviation), "{block}: {deviation}");
             assert!(mean.abs() < 0.06, "{block}: {mean}");
             assert_eq!(m, quantized_matrix(3, block, 5, 512 * 8, 0.25).unwrap());
         }

@@ -26,4 +26,4 @@ pub use conformance::CpuBackend;
 pub use cpu::{Cpu, CpuOptions};
 pub use isa::Isa;
 pub use layers::{GatedLinear, Mlp};
-pub use quant::quantized_types;
+pub use quant::{expect_quantized, quantized_types};

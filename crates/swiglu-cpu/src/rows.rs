@@ -18,9 +18,9 @@ pub(crate) enum Steps {
     /// Each a `f32`, also of bfloat16.
     Wide,
     /// Of bfloat16 in whole runs: inputs 4i and 4i + 2, then 4i + 1 and 4i + 3, as
-    /// [`Simd::bytes_to_bf16`] pairs weights; with `sums` every run ends with the sum of its inputs as
-    /// a `f32`, times [`INTEGER_UNIT`].
-    Runs { sums: bool },
+    /// [`Simd::bytes_to_bf16`] pairs weights; with `sums`, 1 or 2, every run, or every half of one, ends with
+    /// the sum of its inputs as a `f32`, times [`INTEGER_UNIT`].
+    Runs { sums: usize },
 }
 
 impl Steps {
@@ -29,7 +29,7 @@ impl Steps {
         match self {
             Steps::Dense => inputs.div_ceil(features_per_step(dtype)),
             Steps::Wide => inputs,
-            Steps::Runs { sums } => inputs / RUN * (PAIRS + usize::from(sums)),
+            Steps::Runs { sums } => inputs / RUN * (PAIRS + sums),
         }
     }
 }
@@ -73,7 +73,7 @@ impl<T: Element> Kernel for PackBlocks<'_, T> {
 unsafe fn pack_row<S: Simd, T: Element>(row: &[T], steps: Steps, out: *mut u32, stride: usize) {
     match (T::DTYPE, steps) {
         (DType::Bf16, Steps::Runs { sums }) => {
-            let run_out = (PAIRS + usize::from(sums)) * stride;
+            let run_out = (PAIRS + sums) * stride;
             for (i, run) in row.as_chunks::<RUN>().0.iter().enumerate() {
                 // SAFETY: the caller's, for every run.
                 unsafe { pack_run::<S>(run.as_ptr().cast(), sums, out.add(i * run_out), stride) };
@@ -112,30 +112,42 @@ unsafe fn pack_row<S: Simd, T: Element>(row: &[T], steps: Steps, out: *mut u32, 
 
 /// Writes a run of bfloat16 as [`Steps::Runs`].
 #[inline(always)]
-unsafe fn pack_run<S: Simd>(bits: *const u16, sums: bool, out: *mut u32, stride: usize) {
-    // SAFETY: `bits` holds a run, four elements a quad; `out` its steps.
-    unsafe {
-        for q in 0..RUN / 4 {
-            let quad = bits.add(4 * q).cast::<[u16; 4]>().read_unaligned().map(u32::from);
-            *out.add(2 * q * stride) = quad[0] | quad[2] << 16;
-            *out.add((2 * q + 1) * stride) = quad[1] | quad[3] << 16;
-        }
-        if sums {
-            let mut sum = S::V::splat(0.0);
-            for k in (0..RUN).step_by(S::LANES) {
-                // No sum of a run overflows.
-                sum = sum.add(S::load_bf16(bits.add(k)).mul(S::V::splat(INTEGER_UNIT)));
+unsafe fn pack_run<S: Simd>(bits: *const u16, sums: usize, out: *mut u32, stride: usize) {
+    let parts = sums.max(1);
+    let (inputs, steps) = (RUN / parts, PAIRS / parts + usize::from(sums > 0));
+    for part in 0..parts {
+        // SAFETY: `bits` holds a run, four elements a quad; `out` its steps, those of each part and its sum.
+        unsafe {
+            let (bits, out) = (bits.add(part * inputs), out.add(part * steps * stride));
+            for q in 0..inputs / 4 {
+                let quad = bits.add(4 * q).cast::<[u16; 4]>().read_unaligned().map(u32::from);
+                *out.add(2 * q * stride) = quad[0] | quad[2] << 16;
+                *out.add((2 * q + 1) * stride) = quad[1] | quad[3] << 16;
             }
-            let mut lanes = [0.0f32; 64];
-            S::store_f32(lanes.as_mut_ptr(), sum);
-            let mut n = S::LANES;
-            while n > 1 {
-                n /= 2;
-                for i in 0..n {
-                    lanes[i] += lanes[i + n];
-                }
+            if sums > 0 {
+                *out.add((steps - 1) * stride) = sum_of::<S>(bits, inputs).to_bits();
             }
-            *out.add(PAIRS * stride) = lanes[0].to_bits();
         }
     }
+}
+
+/// The sum of some inputs of a run, times [`INTEGER_UNIT`]: none overflows.
+#[inline(always)]
+unsafe fn sum_of<S: Simd>(bits: *const u16, inputs: usize) -> f32 {
+    let (mut sum, mut lanes) = (S::V::splat(0.0), [0.0f32; 64]);
+    // SAFETY: `bits` holds the inputs, a multiple of every vector; there is room for one.
+    unsafe {
+        for k in (0..inputs).step_by(S::LANES) {
+            sum = sum.add(S::load_bf16(bits.add(k)).mul(S::V::splat(INTEGER_UNIT)));
+        }
+        S::store_f32(lanes.as_mut_ptr(), sum);
+    }
+    let mut n = S::LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            lanes[i] += lanes[i + n];
+        }
+    }
+    lanes[0]
 }

@@ -9,7 +9,7 @@ use crate::cpu::Cpu;
 use crate::gemm::Blocks;
 use crate::isa::Isa;
 use crate::panels::{Panels, SendPtr};
-use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, Way};
+use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, RUN, Way};
 use crate::rows::{PackBlocks, PackRows, Steps};
 use crate::simd;
 use crate::tiles;
@@ -64,7 +64,8 @@ impl<T: Element> Weights<T> {
                 Packing::Digits { m, inputs, offset, halves }
             }
             Way::Pairs => {
-                Packing::steps::<T>(cpu, m, Steps::Runs { sums: block.has_minimum() }, inputs)
+                let sums = block.minimum_span().map_or(0, |span| RUN / span);
+                Packing::steps::<T>(cpu, m, Steps::Runs { sums }, inputs)
             }
             Way::Decoded => Packing::steps::<T>(cpu, m, Steps::Wide, inputs),
         }

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 use swiglu_core::{
-    Activation, BlockType, DType, Element, Matrix, MatrixRef, QuantizedGatedLinearParams,
+    Activation, BlockType, DType, Element, Matrix, MatrixRef, Op, Path, QuantizedGatedLinearParams,
     QuantizedMatrix, QuantizedRef, bf16, bounds, random,
 };
-use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, quantized_types};
+use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, expect_quantized, quantized_types};
 
 /// x·W as the gate of a layer whose up features are 1: their weights are 0.
 fn linear<T: Element>(cpu: &Cpu, gate: QuantizedRef<'_>) -> GatedLinear<T> {
@@ -27,13 +27,48 @@ fn blocks(block: BlockType, rows: usize, cols: usize) -> Vec<u8> {
     let mut data: Vec<u8> =
         (0..bytes).map(|i| random::bits(block.id().into(), i as u64) as u8).collect();
     for b in data.chunks_exact_mut(block.bytes()) {
-        let minimum = block.has_minimum().then_some(2);
-        let first = if block == BlockType::Q6_K { 208 } else { 0 };
-        for at in [Some(first), minimum].into_iter().flatten() {
-            b[at + 1] &= 0xBF;
+        halves(block).iter().for_each(|&at| b[at + 1] &= 0xBF);
+        if block == BlockType::MXFP4 {
+            // Subnormal scales, and others at which no sum overflows.
+            b[0] = b[0].min(190);
         }
     }
     data
+}
+
+/// Where a block has its f16 scale, and behind it its minimum.
+fn halves(block: BlockType) -> &'static [usize] {
+    match block {
+        BlockType::Q2_K => &[80, 82],
+        BlockType::Q3_K => &[108],
+        BlockType::Q6_K => &[208],
+        BlockType::MXFP4 => &[],
+        _ if block.has_minimum() => &[0, 2],
+        _ => &[0],
+    }
+}
+
+/// What has no kernels is refused with the types that have, and planned all the same.
+#[test]
+fn types_without_kernels_are_refused() {
+    let cpu = Cpu::new(&CpuOptions { isa: None, threads: Some(1) }).unwrap();
+    let others = BlockType::ALL.into_iter().filter(|&b| !quantized_types().contains(&b.into()));
+    let mut refused = 0;
+    for block in others {
+        let data = blocks(block, 3, block.elements());
+        let weights = QuantizedRef::new(block, &data, 3, block.elements()).unwrap();
+        let params =
+            QuantizedGatedLinearParams::new(weights, weights, Activation::SWIGLU, DType::F32);
+        let e = GatedLinear::<f32>::quantized(&cpu, &params).unwrap_err().to_string();
+        assert!(e.contains(block.name()) && e.contains("kernels for Q4_0, "), "{e}");
+        let e = expect_quantized(Op::Mlp, DType::Bf16, block.into()).unwrap_err().to_string();
+        assert!(e.contains(&format!("mlp of bf16 with {block} weights")), "{e}");
+        for m in [1, 100] {
+            cpu.plan(params.problem(m, DType::F32), Path::Fused);
+        }
+        refused += 1;
+    }
+    assert_eq!(refused + quantized_types().len(), BlockType::ALL.len());
 }
 
 /// A row of x that is 1 at one input reads the weights of that input, to the bit: through the digits
@@ -97,10 +132,11 @@ fn extremes_keep_to_the_bound() {
             let outputs = 19;
             let mut data = vec![byte; outputs * COLS / block.elements() * block.bytes()];
             for b in data.chunks_exact_mut(block.bytes()) {
-                let first = if block == BlockType::Q6_K { 208 } else { 0 };
-                b[first..first + 2].copy_from_slice(&0x3C00_u16.to_le_bytes());
-                if block.has_minimum() {
-                    b[2..4].copy_from_slice(&0x3400_u16.to_le_bytes());
+                for (&at, value) in halves(block).iter().zip([0x3C00_u16, 0x3400]) {
+                    b[at..at + 2].copy_from_slice(&value.to_le_bytes());
+                }
+                if block == BlockType::MXFP4 {
+                    b[0] = 128;
                 }
             }
             let gate = QuantizedRef::new(block, &data, outputs, COLS).unwrap();

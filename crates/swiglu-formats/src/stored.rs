@@ -42,9 +42,10 @@ pub enum StoredType {
 }
 
 /// What can be read, for errors.
-pub(crate) const READABLE: &str = "F64, F32, F16, BF16, in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, \
-     Q5_K, Q6_K, and in safetensors, as weights of a layer with their scales, I8, F8_E4M3, F8_E5M2 and \
-     MXFP4";
+pub(crate) const READABLE: &str = "F64, F32, F16, BF16, in GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, \
+     Q3_K, Q4_K, Q5_K, Q6_K, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, \
+     TQ1_0, TQ2_0, MXFP4 and NVFP4, and in safetensors, as weights of a layer with their scales, I8, \
+     F8_E4M3, F8_E5M2 and MXFP4";
 
 impl StoredType {
     /// Elements of one block (1 unless quantised) and its bytes; `None` for types that cannot be read by
@@ -181,6 +182,14 @@ impl fmt::Display for StoredType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_block_type_is_said_to_be_readable() {
+        for block in BlockType::ALL {
+            let named = READABLE.split([' ', ',']).any(|word| word == block.name());
+            assert!(named, "{block}");
+        }
+    }
 
     #[test]
     fn float64_is_rounded_once() {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 use support::*;
+use swiglu_core::BlockType;
 use swiglu_formats::{
     Bytes, FileFormat, FormatError, LoadOptions, Model, gguf as gguf_format, load_layer,
     load_layer_from_bytes, matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,
@@ -296,11 +297,15 @@ fn exercise(bytes: &[u8]) {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let q = |name: &str, dtype| T {
+    let q = |name: &str, dtype: &'static str| T {
         name: name.into(),
         dtype,
         shape: vec![2, 256],
-        bytes: random_blocks(dtype, 512 / support::reference::block_elements(dtype), 5),
+        bytes: random_blocks(dtype, 512 / dtype.parse::<BlockType>().unwrap().elements(), 5),
+    };
+    let blocks = |gate, up| {
+        let tensors = [q("blk.0.ffn_gate.weight", gate), q("blk.0.ffn_up.weight", up)];
+        gguf(&tensors, &metadata())
     };
     vec![
         safetensors(&layer_tensors()),
@@ -309,7 +314,9 @@ fn seeds() -> Vec<Vec<u8>> {
             &layer_tensors(),
             &[uint("split.count", 2), uint("split.no", 0), uint("split.tensors.count", 6)],
         ),
-        gguf(&[q("blk.0.ffn_gate.weight", "Q6_K"), q("blk.0.ffn_up.weight", "Q4_1")], &metadata()),
+        blocks("Q6_K", "Q4_1"),
+        blocks("IQ1_M", "Q3_K"),
+        blocks("NVFP4", "IQ3_S"),
         npy(1, "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", &[0; 24]),
         npy(2, "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 1, 3), }", &[0; 12]),
     ]
@@ -322,7 +329,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(
-        which in 0usize..6,
+        which in 0..seeds().len(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..6),
         cut in prop::option::weighted(0.1, any::<prop::sample::Index>()),
     ) {

@@ -101,8 +101,8 @@ fn k_blocks_by_hand() {
 
 #[test]
 fn every_type_matches_the_independent_decoder() {
-    for (kind, block) in TYPES.into_iter().zip(BlockType::ALL) {
-        assert_eq!(block.name(), kind);
+    for kind in TYPES {
+        let block: BlockType = kind.parse().unwrap();
         assert_eq!(block.bytes(), reference::block_bytes(kind));
         assert_eq!(block.elements(), reference::block_elements(kind));
         for seed in 0..40 {
@@ -119,15 +119,57 @@ fn every_type_matches_the_independent_decoder() {
     }
 }
 
+/// Values of the Python package gguf, see `scripts/make_gguf_types.py`.
+#[test]
+fn every_type_decodes_as_the_gguf_package_does() {
+    let dir = fixture("gguf-types");
+    for block in BlockType::ALL {
+        let file = std::fs::read(dir.join(format!("{block}.bin"))).unwrap();
+        let blocks = file.len() / (block.bytes() + 4 * block.elements());
+        let (bytes, values) = file.split_at(blocks * block.bytes());
+        let mut values = values.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v));
+        let mut at = 0;
+        block.decode(bytes, |ours| {
+            let theirs = values.next().unwrap();
+            let same = ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan();
+            assert!(same, "{block}, element {at}: {ours:e}, not {theirs:e}");
+            at += 1;
+        });
+        assert_eq!((at, blocks), (8 * block.elements(), 8), "{block}");
+        assert!(values.next().is_none());
+    }
+}
+
+/// As [`every_type_decodes_as_the_gguf_package_does`], for so many blocks that every code is met.
+#[test]
+fn digests_of_many_blocks_are_those_of_the_gguf_package() {
+    use swiglu_core::random::bits;
+    let text = std::fs::read_to_string(fixture("gguf-types").join("digests.txt")).unwrap();
+    assert_eq!(text.lines().count(), BlockType::ALL.len());
+    for (line, block) in text.lines().zip(BlockType::ALL) {
+        let words = (2048 * block.bytes() / 8) as u64;
+        let bytes: Vec<u8> =
+            (0..words).flat_map(|i| bits(block.id().into(), i).to_le_bytes()).collect();
+        let (mut digest, mut i) = (0u64, 0);
+        block.decode(&bytes, |v| {
+            let value = if v.is_nan() { 0x7FC0_0000 } else { v.to_bits() };
+            digest = digest.wrapping_add(u64::from(value).wrapping_mul(bits(1, i) | 1));
+            i += 1;
+        });
+        assert_eq!(line, format!("{block} {} {digest:#018x}", block.id()));
+    }
+}
+
 #[test]
 fn a_layer_of_every_type_loads_and_keeps_its_blocks() {
-    for kind in TYPES {
+    for block in BlockType::ALL {
+        let kind = block.name();
         let (k, h) = (256usize, 512usize);
         let tensor = |name: &str, rows: usize, cols: usize, seed| T {
             name: name.into(),
             dtype: kind,
             shape: vec![rows, cols],
-            bytes: random_blocks(kind, rows * cols / reference::block_elements(kind), seed),
+            bytes: random_blocks(kind, rows * cols / block.elements(), seed),
         };
         let tensors = [
             tensor("blk.3.ffn_gate.weight", h, k, 1),
@@ -141,8 +183,8 @@ fn a_layer_of_every_type_loads_and_keeps_its_blocks() {
         assert_eq!(layer.stored_dtype().to_string(), kind);
         assert_eq!(*layer.stored_gate_up()[1].data, tensors[1].bytes[..]);
         let gate_up = layer.gate_up::<f32>().unwrap();
-        let want: Vec<f32> =
-            reference::decode(kind, &tensors[1].bytes).into_iter().map(|v| v as f32).collect();
+        let mut want = Vec::new();
+        block.decode(&tensors[1].bytes, |v| want.push(v));
         assert_eq!(gate_up.tensors()[1].as_slice(), want);
         layer.expect_finite().unwrap();
 
@@ -223,12 +265,44 @@ fn blocks_are_given_as_they_are_or_refused_with_a_reason() {
     refused(layer, "orientation in-out");
 }
 
+/// Rows that are no whole blocks, and data that ends within them.
 #[test]
-fn ragged_rows_are_refused() {
-    let t = T { name: "t".into(), dtype: "Q4_0", shape: vec![2, 48], bytes: vec![0; 54] };
-    let file = gguf::parse(&Bytes::from(gguf(&[t], &[])), Path::new("f")).unwrap();
-    let e = file.faults["t"].to_string();
-    assert!(e.contains("whole Q4_0 blocks of 32"), "{e}");
+fn ragged_rows_and_short_data_are_refused() {
+    for block in BlockType::ALL {
+        let refusal = |cols, bytes| {
+            let bytes = vec![0; bytes];
+            let t = T { name: "t".into(), dtype: block.name(), shape: vec![3, cols], bytes };
+            let file = gguf(&[t], &[]);
+            let file = gguf::parse(&Bytes::from(file), Path::new("f")).unwrap();
+            file.faults["t"].to_string()
+        };
+        let (elements, bytes) = (block.elements(), block.bytes());
+        let whole = format!("whole {block} blocks of {elements}");
+        for cols in [1, elements / 2, elements - 1, elements + 1, 3 * elements / 2] {
+            assert!(refusal(cols, 6 * bytes).contains(&whole), "{block} {cols}");
+        }
+        for missing in [bytes, 3 * bytes] {
+            // The file is padded to 32 bytes.
+            let e = refusal(elements * 8, 3 * 8 * bytes - missing - 32);
+            assert!(e.contains("truncated") && e.contains("data of t"), "{block}: {e}");
+        }
+    }
+}
+
+/// Any bytes are weights, or refused for values that are not finite.
+#[test]
+fn blocks_of_any_bytes_decode() {
+    for block in BlockType::ALL {
+        for byte in [0x00, 0x7F, 0x80, 0xAA, 0xFF] {
+            let bytes = vec![byte; 2 * block.bytes()];
+            let mut values = 0;
+            block.decode(&bytes[1..], |_| values += 1);
+            assert_eq!(values, block.elements(), "{block}: the rest is no whole block");
+            let w = QuantizedRef::new(block, &bytes, 2, block.elements()).unwrap();
+            assert_eq!(w.to_matrix::<f32>().unwrap().shape(), [2, block.elements()]);
+            let _ = w.expect_finite("w");
+        }
+    }
 }
 
 #[test]

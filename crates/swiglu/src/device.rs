@@ -105,15 +105,7 @@ impl Device {
         kind: QuantizedType,
     ) -> std::result::Result<(), CoreError> {
         match self {
-            Device::Cpu(_) if swiglu_cpu::quantized_types().contains(&kind) => Ok(()),
-            Device::Cpu(_) => {
-                let names: Vec<&str> =
-                    swiglu_cpu::quantized_types().iter().map(|t| t.name()).collect();
-                Err(CoreError::Unsupported {
-                    what: format!("computing {op} of {dtype} with {kind} weights"),
-                    why: format!("the CPU has kernels for {}", names.join(", ")),
-                })
-            }
+            Device::Cpu(_) => swiglu_cpu::expect_quantized(op, dtype, kind),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, kind),
         }

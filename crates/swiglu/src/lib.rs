@@ -40,11 +40,12 @@
 //! # Quantised weights
 //!
 //! The blocks of a GGUF file, and weights of 8 bits with scales beside them of a safetensors file, are
-//! computed with as they are where the device has kernels for their type (every [`BlockType`] on the CPU;
-//! on a CUDA device Q8_0, Q4_0, I8 and F8_E4M3 in an [`Mlp`] of f16 or bf16, for a few tokens at a time:
-//! [`Device::expect_quantized`]), so that a call reads about as many bytes as the file has. Others are
-//! decoded when the layer is packed, as [`Weights::decoded`] asks for, and [`Layer::explain`] says which
-//! and why. Weights in memory are quantised by [`BlockType::quantize`]:
+//! computed with as they are where the device has kernels for their type, so that a call reads about as
+//! many bytes as the file has. The CPU has them for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL,
+//! IQ4_XS and MXFP4; a CUDA device for Q8_0, Q4_0, I8 and F8_E4M3 in an [`Mlp`] of f16 or bf16, for a
+//! few tokens at a time ([`Device::expect_quantized`]). Others are decoded when the layer is packed, as
+//! [`Weights::decoded`] asks for, and [`Layer::explain`] says which and why. Weights in memory are
+//! quantised by [`BlockType::quantize`]:
 //!
 //! ```
 //! use swiglu::{

@@ -37,8 +37,8 @@ pub enum BlockInputs {
     EightBits,
 }
 
-/// Features that share a minimum, in every type that has one; every block is whole runs of them.
-const MINIMUM: usize = 32;
+/// Features that share a scale as fixed-point numbers; every block is whole runs of them.
+const RUN: usize = 32;
 /// Half a unit of a fixed-point number of 23 bits and a sign, relative to the largest of its run. In three
 /// signed bytes the largest number is 0x7F7F7F; of a run whose largest input would be above that, numbers have a unit
 /// twice as large, and the largest may be as little as half of it.
@@ -52,7 +52,7 @@ const U16: f64 = DType::F16.unit_roundoff();
 
 /// The error of a sum in `f32`, relative to its magnitude.
 fn sum_error(weights: &QuantizedRef<'_>) -> f64 {
-    let minima = if weights.kind().has_minimum() { weights.cols().div_ceil(MINIMUM) } else { 0 };
+    let minima = weights.kind().minimum_span().map_or(0, |span| weights.cols().div_ceil(span));
     // Three scalings, the bias, and joining partial sums.
     gamma(weights.cols() + minima + 5)
 }
@@ -72,7 +72,7 @@ fn input_errors(
         Some(BlockInputs::Exact) => {
             let flushed = if dtype == DType::Bf16 { FLUSHED } else { 0.0 };
             let error = |part: &[f64]| vec![largest(part) * FIXED_POINT + flushed; part.len()];
-            return magnitudes.chunks(MINIMUM).flat_map(error).collect();
+            return magnitudes.chunks(RUN).flat_map(error).collect();
         }
         Some(BlockInputs::EightBits) => {}
     }

@@ -12,6 +12,7 @@ use crate::numerics::Numerics;
 use crate::problem::Op;
 use crate::quant::{
     QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType, QuantizedTypes,
+    Scale,
 };
 use crate::random;
 
@@ -140,15 +141,21 @@ fn blocks(seed: u64, kind: QuantizedType, rows: usize, cols: usize) -> Result<Qu
     };
     for (b, bytes) in data.chunks_exact_mut(block.bytes()).enumerate() {
         let kind = random::bits(seed ^ 0x6B, b as u64);
-        let at = block.scale_at();
-        let d = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let d = match kind % 6 {
-            0 => f16::ZERO,
-            1 | 2 => -d,
-            3 => f16::from_bits(d.to_bits() & 0x83FF | 1),
-            _ => d,
-        };
-        bytes[at..at + 2].copy_from_slice(&d.to_le_bytes());
+        match block.scale() {
+            Scale::Half(at) => {
+                let d = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
+                let d = match kind % 6 {
+                    0 => f16::ZERO,
+                    1 | 2 => -d,
+                    3 => f16::from_bits(d.to_bits() & 0x83FF | 1),
+                    _ => d,
+                };
+                bytes[at..at + 2].copy_from_slice(&d.to_le_bytes());
+            }
+            // There is no zero, and next to nothing is 2^-101.
+            Scale::Exponent if kind % 6 == 3 => bytes[0] = 27,
+            Scale::Exponent | Scale::FourE4m3 | Scale::Nibbles(_) => {}
+        }
         // All bits set is 63 of 6 bits and −1 of 8; the highest alone is −128 of 8.
         let extreme = match kind >> 8 & 7 {
             0 => 0,

@@ -94,12 +94,17 @@ impl QuantizedType {
         data + 4.0 * down as f64 * across as f64
     }
 
+    /// Elements that share a minimum beside `scale · q`; none where values have none.
+    pub const fn minimum_span(self) -> Option<usize> {
+        match self {
+            QuantizedType::Block(block) => block.minimum_span(),
+            _ => None,
+        }
+    }
+
     /// Whether a value has a minimum beside `scale · q`.
     pub const fn has_minimum(self) -> bool {
-        match self {
-            QuantizedType::Block(block) => block.has_minimum(),
-            _ => false,
-        }
+        self.minimum_span().is_some()
     }
 
     /// The value of a code, without its scale: exact.

@@ -87,7 +87,7 @@ impl<T: Element> Call<'_, T> {
 fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize {
     let steps = match quantized {
         false => Steps::Dense,
-        true if takes_pairs(cpu.isa(), dtype) => Steps::Runs { sums: true },
+        true if takes_pairs(cpu.isa(), dtype) => Steps::Runs { sums: 2 },
         true => Steps::Wide,
     };
     steps.count(dtype, n) * size_of::<u32>()

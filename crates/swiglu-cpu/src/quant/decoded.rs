@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 
 use swiglu_core::F32Lanes;
 
-use super::blocks::{Blocks, WithBlocks, byte, runs, with_blocks};
+use super::blocks::{Blocks, WithBlocks, byte, group_block_bytes, runs, with_blocks};
 use super::{QuantizedPanels, RUN, Weights};
 use crate::gemm::{Ahead, CHUNK_BYTES, Chunk, PackedRows, fetches};
 use crate::simd::{Kernel, Simd};
@@ -54,7 +54,7 @@ impl Kernel for DecodedSums {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Weights { block, start, end, groups } = self.weights;
-        let group_bytes = 2 * S::LANES * block.bytes();
+        let group_bytes = 2 * S::LANES * group_block_bytes(block);
         let step_bytes = 2 * S::LANES * size_of::<f32>();
         let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
         let chunk = (chunk_bytes / (step_bytes * block.elements())).max(1);
@@ -117,7 +117,7 @@ unsafe fn decode<S: Simd, B: Blocks>(mut w: *const u8, groups: usize, mut out: *
                     }
                 }
             }
-            w = w.add(step * B::TYPE.bytes());
+            w = w.add(step * B::BYTES);
             out = out.add(step * B::TYPE.elements());
         }
     }
@@ -138,7 +138,7 @@ unsafe fn decode_run<S: Simd, B: Blocks>(
         ($span:literal: $($q:literal)*) => {{
             let scale = B::scale::<S>(head, run, $span);
             let term = if B::TYPE.has_minimum() {
-                B::minimum::<S>(head, run)
+                B::minimum::<S>(head, run, $span)
             } else {
                 scale.mul(S::V::splat(-(B::OFFSET as f32)))
             };

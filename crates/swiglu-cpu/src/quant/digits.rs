@@ -69,8 +69,8 @@ pub(super) struct Run {
     pub(super) start: [[u32; 2]; 2],
     /// The common scale; NaN where an input is infinite or NaN.
     pub(super) scale: f32,
-    /// The sum of the inputs.
-    pub(super) sum: f32,
+    /// The sums of the inputs of the two halves; where the run is one span, that of both is in each.
+    pub(super) sums: [f32; 2],
 }
 
 /// Rows to be packed for weights of one type.
@@ -80,7 +80,7 @@ pub(crate) struct PackDigits<'a, T> {
     pub(crate) first: usize,
     /// What is subtracted from the unsigned weights.
     pub(crate) offset: u32,
-    /// Whether the halves of a run have scales of their own.
+    /// Whether the halves of a run have scales (and minima) of their own.
     pub(crate) halves: bool,
     pub(crate) out: SendPtr<u8>,
 }
@@ -184,14 +184,13 @@ unsafe fn pack_run<S: Simd, T: Element>(
         Digits::TwoHalves => [t[0].wrapping_add(t[1]), t[2].wrapping_add(t[3])],
     });
     let [low, high] = [0, 1].map(|p| totals[0][p].wrapping_add(totals[1][p]));
-    let starts = if halves { totals } else { [[low, high]; 2] };
-    out.start = starts.map(|half| half.map(|s| s.wrapping_mul(offset).wrapping_neg()));
-    let number = i64::from(low.cast_signed()) + (i64::from(high.cast_signed()) << 16);
+    let totals = if halves { totals } else { [[low, high]; 2] };
+    out.start = totals.map(|half| half.map(|s| s.wrapping_mul(offset).wrapping_neg()));
     out.scale = if finite { power(-a) * power(-b) } else { f32::NAN };
-    out.sum = number as f32 * power(-a) * power(-b);
-    if !finite {
-        out.sum = f32::NAN;
-    }
+    out.sums = totals.map(|[low, high]| {
+        let number = i64::from(low.cast_signed()) + (i64::from(high.cast_signed()) << 16);
+        if finite { number as f32 * power(-a) * power(-b) } else { f32::NAN }
+    });
 }
 
 /// 2ⁿ for n in [−126, 127].

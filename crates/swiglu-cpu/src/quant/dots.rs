@@ -57,12 +57,12 @@ use std::marker::PhantomData;
 
 use swiglu_core::{BlockType, F32Lanes};
 
-use super::blocks::{Blocks, Unsigned, WithBlocks, runs, with_blocks};
+use super::blocks::{Blocks, WithBlocks, runs, with_blocks};
 use super::digits::{Digits, Run};
 use super::{QuantizedPanels, Weights};
 use crate::gemm::{Ahead, Blocks as RowBlocks, CHUNK_BYTES};
 use crate::isa::Isa;
-use crate::simd::{Bytes, Fetch, Kernel, Simd, dispatch, streams_wait_in_second};
+use crate::simd::{Fetch, Kernel, Simd, dispatch, streams_wait_in_second};
 
 /// How far ahead of use streamed weights are asked for, to the second-level cache or else to the first-level one.
 const fn stream_ahead(to_second: bool) -> usize {
@@ -132,7 +132,7 @@ impl Dots {
     #[inline(always)]
     unsafe fn sums<S: Simd, B: Blocks>(self) {
         let Weights { start, end, groups, block } = self.weights;
-        let group_bytes = 2 * S::LANES * block.bytes();
+        let group_bytes = 2 * S::LANES * B::BYTES;
         let blocks = RowBlocks::new(self.m, S::DOT_ROWS);
         let passes = blocks.count();
         let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
@@ -217,7 +217,7 @@ impl Pass {
         ahead: &mut Ahead,
     ) {
         let runs = const { runs(B::TYPE) };
-        let group_bytes = 2 * S::LANES * B::TYPE.bytes();
+        let group_bytes = 2 * S::LANES * B::BYTES;
         // SAFETY: `w` holds the groups, `x` their runs for ROWS rows, `sums` ROWS rows.
         unsafe {
             let mut acc = [[S::V::splat(0.0); 2]; ROWS];
@@ -270,10 +270,11 @@ struct Sums<I, const ROWS: usize> {
     shorts: [[[I; 3]; 2]; ROWS],
 }
 
-/// Quads whose products with digits of 8 bits may be summed in 16.
-const fn short_quads(bits: u32) -> usize {
+/// Quads whose products with digits of 8 bits may be summed in 16, at most those of a span.
+const fn short_quads(bits: u32, span: usize) -> usize {
     let largest = 2 * ((1 << bits) - 1) * 128;
-    i16::MAX as usize / largest
+    let quads = i16::MAX as usize / largest;
+    if quads < span { quads } else { span }
 }
 
 /// How x is taken for the weights of B.
@@ -293,7 +294,7 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize, const SECOND: bool>(
     stream: bool,
 ) {
     const { assert!(B::SPANS == 1 || B::SPANS == 2) };
-    let run_bytes = 2 * S::LANES * B::TYPE.bytes() / runs(B::TYPE);
+    let run_bytes = 2 * S::LANES * B::BYTES / runs(B::TYPE);
     let lines = run_bytes.div_ceil(64);
     let ahead = w.wrapping_add(run * run_bytes + const { stream_ahead(SECOND) });
     if stream && !SECOND && S::WRITTEN_OUT {
@@ -327,6 +328,15 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize, const SECOND: bool>(
                         acc[r][v] = S::accumulate(acc[r][v], joined.mul(scale), x_scale);
                     }
                 }
+                if B::TYPE.has_minimum() {
+                    for v in 0..2 {
+                        let minimum = B::minimum::<S>(&heads[v], run, $span);
+                        for r in 0..ROWS {
+                            let x_sum = S::V::splat(x[r].sums[$span]);
+                            acc[r][v] = S::accumulate(acc[r][v], minimum, x_sum);
+                        }
+                    }
+                }
             }};
         }
         if B::SPANS == 1 {
@@ -334,15 +344,6 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize, const SECOND: bool>(
         } else {
             span!(0: 0 1 2 3);
             span!(1: 4 5 6 7);
-        }
-        if B::TYPE.has_minimum() {
-            for v in 0..2 {
-                let minimum = B::minimum::<S>(&heads[v], run);
-                for r in 0..ROWS {
-                    let x_sum = S::V::splat(x[r].sum);
-                    acc[r][v] = S::accumulate(acc[r][v], minimum, x_sum);
-                }
-            }
         }
     }
 }
@@ -383,7 +384,7 @@ unsafe fn add_quad<S: Simd, B: Blocks, const ROWS: usize>(
     match const { digits_of::<S, B>() } {
         Digits::ThreeBytes if !S::SHORT_SUMS => add_bytes::<S, B, ROWS>(sums, x, u, q),
         Digits::ThreeBytes => {
-            let quads = const { short_quads(Unsigned::<B>::BITS) };
+            let quads = const { short_quads(B::BITS, 8 / B::SPANS) };
             add_shorts::<S, ROWS>(sums, x, u, q, q.is_multiple_of(quads));
             if q % quads == quads - 1 {
                 join_shorts::<S, ROWS>(sums);

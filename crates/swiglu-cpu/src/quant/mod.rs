@@ -15,10 +15,10 @@ mod pairs;
 use std::ops::Range;
 
 use swiglu_core::{
-    BlockType, DType, Error, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
+    BlockType, DType, Error, Op, QuantizedGatedLinearParams, QuantizedRef, QuantizedType, Result,
 };
 
-use self::blocks::{Blocks, WithBlocks, file_halves, file_words, with_blocks};
+use self::blocks::{Blocks, WithBlocks, group_block_bytes, with_blocks};
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::isa::Isa;
@@ -26,6 +26,7 @@ use crate::panels::{SendPtr, pack_bias};
 use crate::simd;
 use crate::team::Step;
 
+pub use blocks::quantized_types;
 pub(crate) use decoded::{DecodedSums, scratch_bytes};
 pub(crate) use digits::{PackDigits, PackUnits, row_bytes, units};
 pub(crate) use dots::Dots;
@@ -148,12 +149,10 @@ impl QuantizedPanels {
         bias: Option<impl Fn(usize, usize) -> f32>,
     ) -> Result<Self> {
         let inputs = like.cols();
-        let Some(block) = like.kind().block() else {
-            return Err(Error::Unsupported {
-                what: format!("computing with {} weights", like.kind()),
-                why: "the CPU has kernels for blocks; decode them".into(),
-            });
-        };
+        let block = computed_block(like.kind()).map_err(|why| Error::Unsupported {
+            what: format!("computing with {} weights", like.kind()),
+            why: format!("{why}; decode them"),
+        })?;
         let lanes = simd::lanes(cpu.isa());
         let mut this = Self { block, data: Buffer::zeroed(0)?, bias: None, panels, inputs, lanes };
         this.data = Buffer::zeroed(panels * this.panel_bytes())?;
@@ -168,7 +167,7 @@ impl QuantizedPanels {
                 };
                 for lane in 0..2 * lanes {
                     if let Some(row) = row(panel, lane) {
-                        pack_lane(out, block, 2 * lanes, lane, row);
+                        with_blocks(block, PackLane { out, lanes: 2 * lanes, lane, row });
                     }
                 }
             }
@@ -191,7 +190,7 @@ impl QuantizedPanels {
     }
     /// Bytes of one block of every lane.
     fn group_bytes(&self) -> usize {
-        2 * self.lanes * self.block.bytes()
+        2 * self.lanes * group_block_bytes(self.block)
     }
     fn panel_bytes(&self) -> usize {
         self.groups() * self.group_bytes()
@@ -224,7 +223,7 @@ impl QuantizedPanels {
     }
 
     /// What digits of inputs must know of the weights: their offset, and whether the halves of a run
-    /// have scales of their own.
+    /// have scales (and minima) of their own.
     pub(crate) fn offset_and_halves(&self) -> (u32, bool) {
         struct Of;
         impl WithBlocks for Of {
@@ -247,37 +246,49 @@ struct Weights {
     groups: usize,
 }
 
-/// Types with kernels: those of `with_blocks`.
-pub fn quantized_types() -> &'static [QuantizedType] {
-    use BlockType::{Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
-    use QuantizedType::Block;
-    &[
-        Block(Q4_0),
-        Block(Q4_1),
-        Block(Q5_0),
-        Block(Q5_1),
-        Block(Q8_0),
-        Block(Q4_K),
-        Block(Q5_K),
-        Block(Q6_K),
-    ]
+/// Refuses quantised weights that there are no kernels for, saying what would be computed: they are decoded.
+///
+/// # Errors
+/// [`Error::Unsupported`], which says what there are kernels for.
+pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> Result<()> {
+    let what = || format!("computing {op} of {dtype} with {kind} weights");
+    computed_block(kind).map(drop).map_err(|why| Error::Unsupported { what: what(), why })
+}
+
+/// The block type, if there are kernels for it, or why not.
+fn computed_block(kind: QuantizedType) -> std::result::Result<BlockType, String> {
+    kind.block().filter(|_| quantized_types().contains(&kind)).ok_or_else(|| {
+        let names: Vec<&str> = quantized_types().iter().map(|t| t.name()).collect();
+        format!("the CPU has kernels for {}", names.join(", "))
+    })
 }
 
 /// Copies the blocks of one output feature to its lane of every group.
-fn pack_lane(out: &mut [u8], block: BlockType, lanes: usize, lane: usize, row: &[u8]) {
-    let halves = file_halves(block);
-    let groups = out.chunks_exact_mut(lanes * block.bytes());
-    for (group, b) in groups.zip(row.chunks_exact(block.bytes())) {
-        let (head, words) = group.split_at_mut(2 * lanes * halves.len());
-        for (values, &at) in head.chunks_exact_mut(2 * lanes).zip(halves) {
-            values[2 * lane..][..2].copy_from_slice(&b[at..at + 2]);
-        }
-        let mut words = words.chunks_exact_mut(4 * lanes);
-        file_words(block, b, &mut |w| {
-            if let Some(word) = words.next() {
-                word[4 * lane..][..4].copy_from_slice(&w.to_le_bytes());
+struct PackLane<'a> {
+    out: &'a mut [u8],
+    lanes: usize,
+    lane: usize,
+    row: &'a [u8],
+}
+
+impl WithBlocks for PackLane<'_> {
+    type Output = ();
+
+    fn run<B: Blocks>(self) {
+        let Self { out, lanes, lane, row } = self;
+        let groups = out.chunks_exact_mut(lanes * B::BYTES);
+        for (group, b) in groups.zip(row.chunks_exact(B::TYPE.bytes())) {
+            let (head, words) = group.split_at_mut(2 * lanes * B::HALVES);
+            for (i, values) in head.chunks_exact_mut(2 * lanes).enumerate() {
+                values[2 * lane..][..2].copy_from_slice(&B::file_half(b, i).to_le_bytes());
             }
-        });
+            let mut words = words.chunks_exact_mut(4 * lanes);
+            B::file_words(b, &mut |w| {
+                if let Some(word) = words.next() {
+                    word[4 * lane..][..4].copy_from_slice(&w.to_le_bytes());
+                }
+            });
+        }
     }
 }
 

@@ -32,7 +32,7 @@ use std::marker::PhantomData;
 
 use swiglu_core::{F32Lanes, bf16};
 
-use super::blocks::{Blocks, Unsigned, WithBlocks, runs, with_blocks};
+use super::blocks::{Blocks, Unsigned, WithBlocks, group_block_bytes, runs, with_blocks};
 use super::{QuantizedPanels, RUN, Weights};
 use crate::gemm::{Ahead, PackedRows, step};
 use crate::isa::Isa;
@@ -59,7 +59,7 @@ struct Spans {
     runs: usize,
     /// Spans of a run: each has its steps, then two vectors of scales.
     spans: usize,
-    /// Whether two vectors of minima follow.
+    /// Whether two vectors of minima follow those of scales.
     minima: bool,
 }
 
@@ -106,7 +106,7 @@ impl PairSums {
         let spans = with_blocks(block, SpansOf);
         let vectors = 2 * lanes(isa) * size_of::<f32>();
         let decoded_bytes = spans.runs * spans.run_vectors() * vectors;
-        let group_bytes = vectors / size_of::<f32>() * block.bytes();
+        let group_bytes = vectors / size_of::<f32>() * group_block_bytes(block);
         let blocks = self.rows.blocks;
         let chunk = (CHUNK_BYTES / decoded_bytes).max(1);
         // SAFETY: there is room for this many sums.
@@ -130,7 +130,8 @@ impl PairSums {
                     (1, false) => dispatch(isa, OverSpans::<1, false>(over)),
                     (1, true) => dispatch(isa, OverSpans::<1, true>(over)),
                     (2, false) => dispatch(isa, OverSpans::<2, false>(over)),
-                    (n, _) => unreachable!("no type has {n} spans a run, or minima of such"),
+                    (2, true) => dispatch(isa, OverSpans::<2, true>(over)),
+                    (n, _) => unreachable!("no type has {n} spans a run"),
                 }
             }
         }
@@ -178,7 +179,7 @@ impl<B: Blocks> Kernel for DecodeOf<B> {
                         out = out.add(run_values);
                     }
                 }
-                w = w.add(2 * S::LANES * B::TYPE.bytes());
+                w = w.add(2 * S::LANES * B::BYTES);
             }
         }
     }
@@ -208,7 +209,7 @@ unsafe fn decode_run<S: Simd, B: Blocks>(
                     let out = out.add(v * S::LANES);
                     S::store_f32(out, B::scale::<S>(head, run, $span).mul(unit));
                     if B::TYPE.has_minimum() {
-                        S::store_f32(out.add(2 * S::LANES), B::minimum::<S>(head, run).mul(unit));
+                        S::store_f32(out.add(2 * S::LANES), B::minimum::<S>(head, run, $span).mul(unit));
                     }
                 }
             }
@@ -218,8 +219,8 @@ unsafe fn decode_run<S: Simd, B: Blocks>(
         span!(0: 0 1 2 3 4 5 6 7);
     } else {
         span!(0: 0 1 2 3);
-        // SAFETY: the scales of the first span are two vectors.
-        out = unsafe { out.add(2 * S::LANES) };
+        // SAFETY: the scales of the first span are two vectors, and so are its minima.
+        out = unsafe { out.add(2 * S::LANES * (1 + usize::from(B::TYPE.has_minimum()))) };
         span!(1: 4 5 6 7);
     }
     let _ = out;
@@ -248,7 +249,7 @@ impl<const SPANS: usize, const MINIMA: bool> Kernel for OverSpans<SPANS, MINIMA>
         if !S::PAIR_DOTS {
             unreachable!("planned where pair dot products are");
         }
-        let run_values = PAIRS + usize::from(MINIMA);
+        let run_values = PAIRS + if MINIMA { SPANS } else { 0 };
         for block in 0..blocks.count() {
             let rows = blocks.range(block);
             macro_rules! choose {

@@ -286,6 +286,13 @@ impl Simd for Avx2 {
         lanes!(_mm256_cvtps_epi32(v.0))
     }
     #[inline(always)]
+    fn look_up(table: &[u8; 16], at: __m256i) -> __m256i {
+        lanes!({
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at)
+        })
+    }
+    #[inline(always)]
     fn transpose_bytes(a: __m256i) -> __m256i {
         lanes!({
             let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

@@ -238,6 +238,13 @@ macro_rules! common {
             lanes!(_mm512_cvtps_epi32(v.0))
         }
         #[inline(always)]
+        fn look_up(table: &[u8; 16], at: __m512i) -> __m512i {
+            lanes!({
+                let table = _mm_loadu_si128(table.as_ptr().cast());
+                _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at)
+            })
+        }
+        #[inline(always)]
         fn transpose_bytes(a: __m512i) -> __m512i {
             lanes!({
                 let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

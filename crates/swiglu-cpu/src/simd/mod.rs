@@ -266,6 +266,8 @@ pub(crate) trait Simd: Copy + 'static {
     fn words_to_f32(a: Self::I) -> Self::V;
     /// The nearest signed words, ties to even; lanes are below 2³¹ in magnitude.
     fn f32_to_words(v: Self::V) -> Self::I;
+    /// What the table has for each byte; all are below 16.
+    fn look_up(table: &[u8; 16], at: Self::I) -> Self::I;
     /// Bytes of groups of four words transposed: byte p of word f goes to byte f of word p.
     fn transpose_bytes(a: Self::I) -> Self::I;
     /// `acc + Σ u·s` of the four bytes of each word, those of `u` unsigned, those of `s` signed. With

@@ -280,6 +280,11 @@ impl Simd for Portable {
         v.0.map(|x| (x.round_ties_even() as i32).cast_unsigned())
     }
     #[inline(always)]
+    fn look_up(table: &[u8; 16], at: Words) -> Words {
+        let value = |w: u32, n: u32| u32::from(table[(w >> n & 15) as usize]) << n;
+        from_fn(|i| [0, 8, 16, 24].iter().fold(0, |word, &n| word | value(at[i], n)))
+    }
+    #[inline(always)]
     fn transpose_bytes(a: Words) -> Words {
         let byte = |w: u32, p: usize| w >> (8 * p) & 0xFF;
         from_fn(|i| {

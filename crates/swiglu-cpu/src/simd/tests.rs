@@ -401,6 +401,16 @@ impl Kernel for Words {
                 |a, b, c| S::dot::<true>(a, S::and(b, S::words(small(u32::MAX))), c),
                 |a, b, c, i| dot_of_bytes(a[i], small(b[i]), c[i]),
             );
+            let table: [u8; 16] = std::array::from_fn(|i| (i * 37 + 200) as u8);
+            let nibbles = 0x0F0F_0F0F;
+            Self::check::<S>(
+                "look_up",
+                |a, _, _| S::look_up(&table, S::and(a, S::words(nibbles))),
+                |a, _, _, i| {
+                    let codes = (a[i] & nibbles).to_le_bytes();
+                    u32::from_le_bytes(codes.map(|code| table[usize::from(code)]))
+                },
+            );
             Self::check::<S>(
                 "transpose_bytes",
                 |a, _, _| S::transpose_bytes(a),
@@ -410,6 +420,7 @@ impl Kernel for Words {
                 },
             );
             Self::halves::<S>();
+            Self::bytes_as_bf16::<S, Integer<3, 4>>();
             Self::bytes_as_bf16::<S, Integer<4, 8>>();
             Self::bytes_as_bf16::<S, Integer<5, 16>>();
             Self::bytes_as_bf16::<S, Integer<6, 32>>();

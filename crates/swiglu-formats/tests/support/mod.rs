@@ -6,6 +6,7 @@ pub mod reference;
 
 use half::{bf16, f16};
 use std::path::{Path, PathBuf};
+use swiglu_core::BlockType;
 
 /// A tensor to write: name, type name, row-major shape, bytes.
 #[derive(Clone)]
@@ -79,18 +80,10 @@ pub fn type_id(dtype: &str) -> u32 {
     match dtype {
         "F32" => 0,
         "F16" => 1,
-        "Q4_0" => 2,
-        "Q4_1" => 3,
-        "Q5_0" => 6,
-        "Q5_1" => 7,
-        "Q8_0" => 8,
-        "Q4_K" => 12,
-        "Q5_K" => 13,
-        "Q6_K" => 14,
         "F64" => 28,
         "BF16" => 30,
-        "IQ4_XS" => 23,
-        other => panic!("{other}"),
+        "Q8_K" => 15,
+        block => block.parse::<BlockType>().unwrap().id(),
     }
 }
 
@@ -145,9 +138,9 @@ pub fn gguf_with(version: u32, alignment: usize, tensors: &[T], pairs: &[Vec<u8>
     out
 }
 
-/// Blocks of pseudo-random bits with finite half-precision scales.
-pub fn random_blocks(dtype: &'static str, count: usize, seed: u64) -> Vec<u8> {
-    let size = reference::block_bytes(dtype);
+/// Blocks of pseudo-random bits with finite scales.
+pub fn random_blocks(dtype: &str, count: usize, seed: u64) -> Vec<u8> {
+    let size = dtype.parse::<BlockType>().unwrap().bytes();
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -160,6 +153,12 @@ pub fn random_blocks(dtype: &'static str, count: usize, seed: u64) -> Vec<u8> {
         for &at in reference::half_offsets(dtype) {
             // An exponent of 31 would be infinity or NaN.
             block[at + 1] &= 0xbf;
+        }
+        match dtype {
+            // 12 times the largest powers of two would be infinite.
+            "MXFP4" => block[0] = block[0].min(250),
+            "IQ1_M" => block[55] &= 0xbf,
+            _ => {}
         }
     }
     out
