@@ -65,7 +65,7 @@ fn quantised_weights_multiply_with_element_types() {
         assert!(message.contains(part), "{message}");
     };
     refused("\"Q4_K\"", "{ hidden = 256, intermediate = 320 }", "320 inputs are not whole blocks");
-    refused("\"Q3_K\"", shape, "unknown type of quantised weights `Q3_K`");
+    refused("\"Q8_K\"", shape, "unknown type of quantised weights `Q8_K`");
     refused("\"Q4_0\"\norientation = \"in-out\"", shape, "expected no others");
     let e = parse(&with("m = [8, 16]", "m = 8\nweights = \"Q4_0\"")).unwrap_err().to_string();
     assert!(e.contains("activation has no weights"), "{e}");
