@@ -264,3 +264,55 @@ fn a_code_that_is_no_number_is_located() {
     assert!(e.contains("down_proj.weight") && e.contains('3') && e.contains('5'), "{e}");
     assert_eq!(e4m3_from_f32(1.0), 0x38);
 }
+
+/// Rows, blocks and groups of each type of codes and scales, also where they do not fit: read with values
+/// in every place, or refused, and nothing else.
+#[test]
+fn shapes_and_types_of_all_kinds_are_read_whole_or_refused() {
+    let extents = [0, 1, 2, 3, 5, 16, 32, 64, 128, 129];
+    let mut shapes: Vec<Vec<usize>> = vec![vec![]];
+    for a in extents {
+        shapes.push(vec![a]);
+        shapes.extend([1, 2, 4, 8, 32].map(|b| vec![a, b]));
+        shapes.extend([1, 2, 32].map(|b| vec![2, a, b]));
+    }
+    let n = |tensor: &str| format!("layers.0.mlp.{tensor}");
+    let part = |name: &str, dtype, shape: &[usize], size: usize| {
+        let bytes = (0..shape.iter().product::<usize>() * size).map(|i| (i * 29) as u8).collect();
+        T { name: n(name), dtype, shape: shape.into(), bytes }
+    };
+    let (mut read, mut all) = (0, 0);
+    for dtype in ["I8", "F8_E4M3", "F8_E5M2", "U8"] {
+        for weight in
+            [&[129, 64][..], &[32, 32], &[1, 32], &[2, 32, 64], &[0, 4], &[64], &[2, 2, 2, 2]]
+        {
+            for scale in &shapes {
+                for (scale_dtype, size) in [("F32", 4), ("U8", 1), ("F8_E8M0", 1), ("F8_E4M3", 1)] {
+                    let tensors = [
+                        part("gate_proj.weight", dtype, weight, 1),
+                        part("gate_proj.weight_scale", scale_dtype, scale, size),
+                        part("up_proj.weight", dtype, weight, 1),
+                        part("up_proj.weight_scale", scale_dtype, scale, size),
+                        part("up_proj.weight_offset", "I8", &[1], 1),
+                    ];
+                    all += 1;
+                    let expert = (weight.len() == 3).then_some(1);
+                    let names = swiglu_formats::TensorNames {
+                        gate: Some(n("gate_proj.weight")),
+                        up: Some(n("up_proj.weight")),
+                        ..Default::default()
+                    };
+                    let o = LoadOptions { expert, names, ..LoadOptions::default() };
+                    let Ok(layer) = load_layer_from_bytes(safetensors(&tensors), &o) else {
+                        continue;
+                    };
+                    read += 1;
+                    let _ = layer.expect_finite();
+                    let gate_up = layer.gate_up::<f32>().unwrap();
+                    assert_eq!(gate_up.view().hidden(), layer.hidden());
+                }
+            }
+        }
+    }
+    assert!(read > 50 && read < all / 10, "{read} of {all}");
+}

@@ -1,10 +1,8 @@
 //! Quantisers whose files are recognised, so that they can be refused by name, with what to do instead.
 
-use serde_json::Value;
-
 use super::beside::{Beside, with_prefix};
 use crate::error::{FormatError, clip};
-use crate::model::{MEMORY, Model};
+use crate::model::Model;
 use crate::tensor::Tensor;
 
 /// A way of writing weights that is not read here.
@@ -218,17 +216,11 @@ fn mark_of(all: &[&str], name: &str) -> Option<&'static Foreign> {
     })
 }
 
-/// `quantization_config.quant_method` of the `config.json` beside the model, where there is one that can be
-/// understood: it makes an error clearer, and nothing else depends on it.
+/// `quantization_config.quant_method` of the configuration, where there is one: it makes an error clearer,
+/// and nothing else depends on it.
 fn method(model: &Model) -> Option<String> {
-    if model.path().as_os_str() == MEMORY {
-        return None;
-    }
-    let text = std::fs::read_to_string(model.path().with_file_name("config.json")).ok()?;
-    let config: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).ok()?;
-    let stated = |config: &Value| {
-        let quantization = config.get("quantization_config")?;
-        Some(quantization.get("quant_method")?.as_str()?.to_lowercase())
-    };
-    stated(&config).or_else(|| stated(config.get("text_config")?))
+    let root = model.config().ok()?.root();
+    let inner = root.get("text_config").and_then(|c| c.get("quantization_config"));
+    let quantization = root.get("quantization_config").or(inner)?;
+    Some(quantization.get("quant_method")?.as_str()?.to_lowercase())
 }
