@@ -189,6 +189,9 @@ pub(crate) struct WeightArgs {
     /// A key of the configuration or a tensor of the block to compute without; may be repeated
     #[arg(long, value_name = "NAME", requires = "weights")]
     ignore: Vec<String>,
+    /// Compute h smaller by so many powers of two, which the down weights undo: half precision may hold it
+    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
+    rescale: Option<i32>,
     /// Do without the config.json beside the weights
     #[arg(long, requires = "weights")]
     no_config: bool,
@@ -245,6 +248,7 @@ impl WeightArgs {
             ("--prefix", self.prefix.is_some()),
             ("--ignore", !self.ignore.is_empty()),
             ("--no-config", self.no_config),
+            ("--rescale", self.rescale.is_some()),
             ("--plain-fp8", self.plain_fp8),
             ("--gate-name", n.gate_name.is_some()),
             ("--up-name", n.up_name.is_some()),
@@ -279,6 +283,7 @@ impl WeightArgs {
             prefix: self.prefix.clone(),
             ignore: self.ignore.clone(),
             no_config: self.no_config,
+            rescale: self.rescale.unwrap_or(0),
             plain_fp8: self.plain_fp8,
             hidden: None,
         };

@@ -1,7 +1,8 @@
 //! Results against the float64 oracle, whole or by a sample of rows.
 
+use anyhow::bail;
 use swiglu::{DType, Device, Element, Matrix, MatrixRef, Problem};
-use swiglu_core::bounds::{Judgement, Reference};
+use swiglu_core::bounds::{Judgement, Reference, relative_frobenius};
 use swiglu_core::conformance::Backend;
 use swiglu_cuda::CudaBackend;
 
@@ -49,7 +50,31 @@ impl Check {
         if let Some(overflow) = &mut judgement.overflow {
             overflow.at.0 = self.rows[overflow.at.0];
         }
+        if let Some(lost) = &mut judgement.lost {
+            lost.at.0 = self.rows[lost.at.0];
+        }
         Ok(judgement)
+    }
+
+    /// Refuses an element type that cannot hold the exact result: rounding alone would lose more than
+    /// some roundings of normal numbers do.
+    pub(crate) fn expect_representable<T: Element>(&self) -> anyhow::Result<()> {
+        /// Of the unit roundoff, which is the most a normal number loses.
+        const TOLERATED: f64 = 4.0;
+        let exact = &self.reference.value;
+        let rounded: Vec<T> = exact.as_slice().iter().map(|v| T::from_f64(*v)).collect();
+        let rounded = Matrix::from_vec(rounded, exact.rows(), exact.cols())?;
+        let loss = relative_frobenius(rounded.view(), exact.view());
+        let finite = exact.as_slice().iter().map(|v| v.abs()).filter(|v| v.is_finite());
+        let largest = finite.fold(0.0, f64::max);
+        let what = if largest >= T::DTYPE.least_infinite() {
+            format!("reaches {largest:.3e}, beyond the {:.3e} of", T::DTYPE.max_finite())
+        } else if loss > TOLERATED * T::DTYPE.unit_roundoff() {
+            format!("is of at most {largest:.3e}, so small that {loss:.1e} of it is lost in")
+        } else {
+            return Ok(());
+        };
+        bail!("the exact result {what} {}; --dtype bf16 or --dtype f32 holds it", T::DTYPE)
     }
 
     /// The oracle's values of the checked rows.

@@ -304,16 +304,67 @@ fn numbers_beyond_an_element_type_are_told_as_such() {
     for part in ["FAILED", "the exact value of element (0, ", "beyond the 3.403e38 of f32"] {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
-    // Also where every bound admits it, which the table shows as errors of NaN.
+    // Also where every bound admits it, which the table shows as errors of NaN: nobody can use it.
     let mut x = [1.0; 6];
     x[2] = 1e38;
     let input = files.write("x.npy", npy(1, 6, &x));
     let ended = run(&large_layer(&files, 1.0), "f32", &["--input", &input]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
     for part in ["NaN", "the exact value of element (0, ", "beyond the 3.403e38 of f32"] {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
     // What was stored is finite; what rounding makes of it is not.
     let refused = run(&large_layer(&files, 1e6), "f16", &[]);
     refused.refused(&["weight[", "becomes", "in f16, whose largest number is 65504", "--dtype"]);
+}
+
+/// The layer with up weights so many times as large and down weights as much smaller.
+fn large_h(files: &Files, factor: f32) -> String {
+    let mut tensors = layer_tensors();
+    tensors[1].values.iter_mut().for_each(|value| *value *= factor);
+    tensors[2].values.iter_mut().for_each(|value| *value /= factor);
+    files.write("large-h.safetensors", safetensors(&tensors))
+}
+
+#[test]
+fn an_intermediate_beyond_half_precision_fails_and_rescaling_brings_it_back() {
+    let files = Files::new();
+    let input = files.write("x.npy", npy(1, 6, &[30.0; 6]));
+    let layer = large_h(&files, 2f32.powi(12));
+    let run = |more: &[&str]| {
+        let args = ["run", "--weights", &layer, "--seconds", "0.01", "--device", "cpu"];
+        swiglu(&[&args, &["--input", &input, "--dtype", "f16"][..], more].concat())
+    };
+    let ended = run(&[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for part in
+        ["h reaches", "beyond the 6.550e4 of f16", "--dtype bf16 or --dtype f32", "--rescale"]
+    {
+        assert!(ended.stdout.contains(part), "{part}: {ended:?}");
+    }
+    let ended = run(&["--rescale", "12"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    run(&["--rescale", "12", "--activation", "clamped-swiglu"]).refused(&["leave --rescale out"]);
+    run(&["--rescale", "99"]).refused(&["99 given", "at most 64"]);
+}
+
+#[test]
+fn a_result_that_half_precision_cannot_hold_is_refused() {
+    let files = Files::new();
+    let run = |factor: f32| {
+        let layer = large_layer(&files, factor);
+        swiglu(&[
+            "run",
+            "--weights",
+            &layer,
+            "--seconds",
+            "0.01",
+            "--dtype",
+            "f16",
+            "--device",
+            "cpu",
+        ])
+    };
+    run(1e2).refused(&["the exact result reaches", "beyond the 6.550e4 of f16", "--dtype bf16"]);
+    run(1e-2).refused(&["so small that", "is lost in f16", "--dtype f32"]);
 }

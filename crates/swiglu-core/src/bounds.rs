@@ -113,6 +113,23 @@ pub struct Reference {
     pub bound: Matrix<f64>,
     /// What the relative Frobenius error may be.
     pub frobenius_limit: f64,
+    /// The largest finite |value| of each intermediate that is rounded to T on the way.
+    pub intermediates: Vec<(&'static str, f64)>,
+}
+
+/// The intermediates of a gated linear layer that its numerics round to T; and h, where it is one.
+fn intermediates(
+    forward: &oracle::GatedLinear,
+    numerics: Numerics,
+    with_h: bool,
+) -> Vec<(&'static str, f64)> {
+    let largest = |m: &Matrix<f64>| {
+        let finite = m.as_slice().iter().map(|v| v.abs()).filter(|v| v.is_finite());
+        finite.fold(0.0, f64::max)
+    };
+    let halves = [("gate", &forward.gate.value), ("up", &forward.up.value)];
+    let rounded = halves.into_iter().filter(|_| numerics.rounding != Rounding::Fused);
+    rounded.chain(with_h.then_some(("h", &forward.h))).map(|(n, m)| (n, largest(m))).collect()
 }
 
 /// Twice the baseline's error (PyTorch's order of roundings on the same inputs) plus a few u₃₂, the
@@ -163,7 +180,7 @@ pub fn activation<T: Element>(
         }
     }
     let frobenius_limit = frobenius_limit(&eager, &value, numerics, T::DTYPE.unit_roundoff());
-    Ok(Reference { value, bound, frobenius_limit })
+    Ok(Reference { value, bound, frobenius_limit, intermediates: Vec::new() })
 }
 
 /// References of the gradients of gate and up, `[M, H]` each, from ∂L/∂h.
@@ -199,7 +216,7 @@ pub fn activation_backward<T: Element>(
             0.0 => f64::INFINITY,
             n => norm(&bound) / n,
         };
-        Reference { value, bound, frobenius_limit }
+        Reference { value, bound, frobenius_limit, intermediates: Vec::new() }
     };
     Ok([reference(dgate, gate_bound), reference(dup, up_bound)])
 }
@@ -425,7 +442,8 @@ pub fn gated_linear_with<T: Element>(
     let eager = eager_gated_linear(x, params, roundoff)?;
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
     let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit);
-    Ok(Reference { value: forward.h, bound, frobenius_limit })
+    let intermediates = intermediates(&forward, numerics, false);
+    Ok(Reference { value: forward.h, bound, frobenius_limit, intermediates })
 }
 
 /// Reference of the feed-forward block.
@@ -463,7 +481,8 @@ pub fn mlp_with<T: Element>(
     let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, down)?;
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
     let frobenius_limit = frobenius_limit(&eager, &forward.y.value, gated.numerics, unit);
-    Ok(Reference { value: forward.y.value, bound, frobenius_limit })
+    let intermediates = intermediates(&forward.gated, numerics, true);
+    Ok(Reference { value: forward.y.value, bound, frobenius_limit, intermediates })
 }
 
 /// ‖out − reference‖ / ‖reference‖ in the Frobenius norm, of the elements whose reference is finite: what
@@ -494,6 +513,37 @@ pub struct Judgement {
     pub worst_at: (usize, usize),
     /// The first element whose exact value rounds to infinity: no result of it is right.
     pub overflow: Option<Overflow>,
+    /// The first element that is not finite where its exact value is, and would fit.
+    pub lost: Option<Lost>,
+}
+
+/// A result that is not finite where the exact one fits the element type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lost {
+    /// Row and column.
+    pub at: (usize, usize),
+    /// The exact value.
+    pub value: f64,
+    /// What was computed.
+    pub given: f64,
+    /// The intermediate that exceeds the element type, and its largest value; none if none does.
+    pub intermediate: Option<(&'static str, f64)>,
+    /// The element type.
+    pub dtype: DType,
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { at, value, given, intermediate, dtype } = self;
+        write!(f, "element {at:?} is {given}, exactly {value:.3e}")?;
+        match intermediate {
+            Some((name, largest)) => {
+                let most = dtype.max_finite();
+                write!(f, ": {name} reaches {largest:.3e}, beyond the {most:.3e} of {dtype}")
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// An exact value that is not near the largest of the element type any more: it rounds to infinity.
@@ -537,6 +587,12 @@ impl Reference {
         Some(Overflow { at: (i / columns, i % columns), value, dtype })
     }
 
+    fn lost(&self, at: (usize, usize), value: f64, given: f64, dtype: DType) -> Lost {
+        let beyond = |&&(_, largest): &&(_, f64)| largest >= dtype.least_infinite();
+        let intermediate = self.intermediates.iter().find(beyond).copied();
+        Lost { at, value, given, intermediate, dtype }
+    }
+
     /// Compares a result with the reference.
     ///
     /// # Errors
@@ -550,11 +606,16 @@ impl Reference {
             worst_ratio: 0.0,
             worst_at: (0, 0),
             overflow: self.overflow(T::DTYPE),
+            lost: None,
         };
         for i in 0..out.rows() {
             for (c, o) in out.row(i).iter().enumerate() {
                 let r = self.value.view().row(i)[c];
                 let error = (o.to_f64() - r).abs();
+                let fits = r.abs() < T::DTYPE.least_infinite();
+                if j.lost.is_none() && fits && !o.to_f64().is_finite() {
+                    j.lost = Some(self.lost((i, c), r, o.to_f64(), T::DTYPE));
+                }
                 let ratio = if r.is_nan() {
                     if o.to_f64().is_nan() { 0.0 } else { f64::INFINITY }
                 } else if o.to_f64() == r {

@@ -168,6 +168,17 @@ impl StoredMatrix {
         Self { factor: self.factor * factor, ..self }
     }
 
+    /// The upper and the lower half of the rows; none where scales are shared.
+    pub(crate) fn row_halves(&self) -> Option<[Self; 2]> {
+        let (rows, len) = (self.rows / 2, self.row_bytes() * (self.rows / 2));
+        let plain = self.rows.is_multiple_of(2) && self.scales.is_empty();
+        let half = |start: usize| {
+            let data = self.data.slice(start..start + len)?;
+            Some(Self { rows, data, ..self.clone() })
+        };
+        if plain { Some([half(0)?, half(len)?]) } else { None }
+    }
+
     /// What every stored value is multiplied by: 1 unless the file says so.
     pub fn factor(&self) -> f32 {
         self.factor

@@ -75,12 +75,24 @@ impl<K: Kind> Weights<K> {
     ///
     /// # Errors
     /// [`FormatError::UnknownActivation`], as [`crate::Error::Format`], if the model names an activation
-    /// that is not known here, or is none whose activation is, and none was asked for.
+    /// that is not known here, or is none whose activation is, and none was asked for;
+    /// [`CoreError::Unsupported`] for one that a smaller h changes.
     pub fn resolved_activation(&self) -> Result<Activation> {
-        match self.activation {
-            Some(activation) => Ok(activation),
-            None => Ok(self.stored.activation()?.0),
+        let activation = match self.activation {
+            Some(activation) => activation,
+            None => self.stored.activation()?.0,
+        };
+        // A clamp and an offset are of up as it is.
+        if self.stored.rescale() != 0
+            && (activation.limit().is_some() || activation.up_offset() != 0.0)
+        {
+            return Err(CoreError::Unsupported {
+                what: format!("{activation} with h made smaller by a power of two"),
+                why: "up is clamped or moved before it is multiplied; leave --rescale out".into(),
+            }
+            .into());
         }
+        Ok(activation)
     }
 
     /// Where [`Self::resolved_activation`] was read; none where it was asked for, or is refused.

@@ -208,7 +208,8 @@ pub fn quantized_gated_linear_with<T: Element>(
     let eager = eager_gated_linear(x, params, inputs)?;
     let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.h, inputs);
-    Ok(Reference { value: forward.h, bound, frobenius_limit })
+    let intermediates = super::intermediates(&forward, params.numerics, false);
+    Ok(Reference { value: forward.h, bound, frobenius_limit, intermediates })
 }
 
 /// What the inputs' own errors may add to the relative Frobenius error: the baseline has those of 8
@@ -295,7 +296,8 @@ pub fn quantized_mlp_with<T: Element>(
     let (value, numerics) = (&forward.y.value, params.gated.numerics);
     let frobenius_limit = frobenius_limit(&eager, value, numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.y.value, inputs);
-    Ok(Reference { value: forward.y.value, bound, frobenius_limit })
+    let intermediates = super::intermediates(&forward.gated, numerics, true);
+    Ok(Reference { value: forward.y.value, bound, frobenius_limit, intermediates })
 }
 
 #[cfg(test)]

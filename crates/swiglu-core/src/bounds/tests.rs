@@ -10,7 +10,8 @@ fn judged(dtype: DType, value: f64) -> Judgement {
     }
     let value = Matrix::from_vec(vec![value, 1.0], 1, 2).unwrap();
     let bound = Matrix::from_vec(vec![f64::INFINITY; 2], 1, 2).unwrap();
-    let reference = Reference { value, bound, frobenius_limit: f64::INFINITY };
+    let reference =
+        Reference { value, bound, frobenius_limit: f64::INFINITY, intermediates: Vec::new() };
     match dtype {
         DType::F32 => judge::<f32>(&reference),
         DType::F16 => judge::<f16>(&reference),
@@ -32,6 +33,23 @@ fn only_what_rounds_to_infinity_overflows() {
     }
     let message = judged(DType::F16, 65520.0).overflow.unwrap().to_string();
     assert!(message.contains("6.552e4, beyond the 6.550e4 of f16"), "{message}");
+}
+
+/// A result that is lost on the way is told with what exceeded its type, whatever the bound admits.
+#[test]
+fn a_lost_result_names_the_intermediate_that_exceeds_the_type() {
+    let value = Matrix::from_vec(vec![2.0, 1.0], 1, 2).unwrap();
+    let bound = Matrix::from_vec(vec![f64::INFINITY; 2], 1, 2).unwrap();
+    let intermediates = vec![("gate", 3e3), ("h", 1e5)];
+    let reference = Reference { value, bound, frobenius_limit: f64::INFINITY, intermediates };
+    let judge = |out: [f16; 2]| reference.judge(MatrixRef::new(&out, 1, 2).unwrap()).unwrap();
+    let [one, two] = [1.0, 2.0].map(f16::from_f32);
+    assert_eq!(judge([two, one]).lost, None);
+    let lost = judge([two, f16::INFINITY]);
+    assert!(lost.passed());
+    let message = lost.lost.unwrap().to_string();
+    assert!(message.contains("(0, 1) is inf, exactly 1.000e0: h reaches 1.000e5"), "{message}");
+    assert!(message.contains("beyond the 6.550e4 of f16"), "{message}");
 }
 
 /// What is no number has no distance; whether it is right is a matter of its element.

@@ -1,7 +1,9 @@
 //! A gated feed-forward layer: found by naming convention or explicit names, with its layout.
 
 mod beside;
+mod block;
 mod discover;
+mod factors;
 mod foreign;
 mod layout;
 mod mxfp4;
@@ -11,18 +13,16 @@ mod weights;
 
 use std::path::Path;
 
-use serde_json::Value;
 use swiglu_core::{Arrangement, Half, Orientation, WeightLayout};
 
 use crate::bytes::Bytes;
-use crate::config::{Config, Scope};
-use crate::error::{FormatError, Result, clip};
-use crate::family::{self, Blocks, Effect, Family};
-use crate::model::{FileFormat, Model};
+use crate::config::Config;
+use crate::error::{FormatError, Result};
+use crate::family::{self, Family};
+use crate::model::Model;
 use crate::tensor::Tensor;
-use beside::Beside;
+use block::{Chosen, HIDDEN, blocks_of, choose_names, expect_understood, expect_used};
 use layout::{BiasOf, Shapes};
-use names::{Convention, Kind};
 use scales::weight;
 use weights::Bias;
 pub use weights::LayerWeights;
@@ -49,6 +49,9 @@ pub struct LoadOptions {
     pub ignore: Vec<String>,
     /// Whether to do without the model's configuration.
     pub no_config: bool,
+    /// Powers of two by which the up weights are made smaller and the down weights larger: the same result
+    /// from a smaller h, which may else exceed half precision.
+    pub rescale: i32,
     /// Whether weights of 8 bits (F8_E4M3, F8_E5M2) that have no scales beside them are a plain cast: the
     /// values are those of the codes.
     pub plain_fp8: bool,
@@ -135,8 +138,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
     expect_understood(config, &scope, family, number, options)?;
-    let [of_gate, of_down] = multipliers(config, &scope, family)?;
-    let mut gate_up = match (&names.gate_up, &names.gate, &names.up) {
+    let gate_up = match (&names.gate_up, &names.gate, &names.up) {
         (Some(both), ..) => vec![weight(model, both, options)?],
         (None, Some(gate), Some(up)) => {
             vec![weight(model, gate, options)?, weight(model, up, options)?]
@@ -144,14 +146,6 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         // `choose_names` gives one of the two.
         _ => Vec::new(),
     };
-    match gate_up.as_mut_slice() {
-        [gate, _] => *gate = gate.clone().scaled_by(of_gate),
-        _ if of_gate == 1.0 => {}
-        _ => {
-            let why = "a multiplier of the gate needs gate and up in two tensors";
-            return Err(contradiction(model, why.into()));
-        }
-    }
     if let [gate, up] = gate_up.as_slice()
         && [gate.rows, gate.cols] != [up.rows, up.cols]
     {
@@ -163,7 +157,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         return Err(contradiction(model, "no gate and up weights were named".into()));
     };
     let down = match &names.down {
-        Some(name) => Some(weight(model, name, options)?.scaled_by(of_down)),
+        Some(name) => Some(weight(model, name, options)?),
         None if found.is_some() => model.none("the down weight")?,
         None => None,
     };
@@ -178,20 +172,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         known.arrangement,
         architecture,
     )?;
-    let mut biases = load_biases(model, &names, options.expert, packed)?;
-    for (bias, _, place) in &mut biases {
-        let (factor, weight) = match place {
-            BiasPlace::Gate => (of_gate, gate_up.first()),
-            BiasPlace::Up | BiasPlace::Both => (1.0, gate_up.last()),
-            BiasPlace::Down => (of_down, down.as_ref()),
-        };
-        // A multiplier is of the whole product; of a factor beside a weight it is not said.
-        if weight.is_some_and(|w| w.factor() != factor) {
-            let why = format!("{} is there beside a factor of its weight", bias.name);
-            return Err(contradiction(model, why));
-        }
-        bias.values.iter_mut().for_each(|v| *v *= factor);
-    }
+    let biases = load_biases(model, &names, options.expert, packed)?;
     // The model's own hidden size speaks for the layers of its language model. Tensors that a
     // caller picked may be of another part, and a caller who states the orientation knows best.
     let picked = found.is_none() && known.orientation.is_some();
@@ -234,6 +215,7 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
         gate_bias: None,
         up_bias: None,
         down_bias: None,
+        rescale: 0,
     };
     for (bias, _, place) in biases {
         match place {
@@ -246,185 +228,11 @@ pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeig
             }
         }
     }
-    Ok(layer)
+    factors::apply(layer, config, &scope, family, options.rescale)
 }
 
 fn contradiction(model: &Model, why: String) -> FormatError {
     FormatError::Contradiction { path: model.path().to_owned(), what: "tensor names", why }
-}
-
-/// Keys for K.
-const HIDDEN: [&str; 5] = ["hidden_size", "embedding_length", "d_model", "n_embd", "dim"];
-
-/// The tensors to load and what is known of their block.
-struct Chosen {
-    names: TensorNames,
-    /// None where the caller named the tensors.
-    found: Option<(&'static Convention, Kind)>,
-    /// What the names of all tensors of the block start with; empty where that is not known.
-    block: String,
-}
-
-fn choose_names(model: &Model, config: &Config, options: &LoadOptions) -> Result<Chosen> {
-    let names = &options.names;
-    match (&names.gate, &names.up, &names.gate_up) {
-        (Some(_), Some(_), None) | (None, None, Some(_)) => {
-            let block = block_of(names);
-            Ok(Chosen { names: names.clone(), found: None, block })
-        }
-        (None, None, None) => {
-            let found = discover::discover(model, config, options)?;
-            let replaced = names.clone().or(found.names);
-            let convention = Some((found.convention, found.kind));
-            Ok(Chosen { names: replaced, found: convention, block: found.block })
-        }
-        (Some(_), None, None) => {
-            Err(contradiction(model, "gate given without up; name both, or gate_up".into()))
-        }
-        (None, Some(_), None) => {
-            Err(contradiction(model, "up given without gate; name both, or gate_up".into()))
-        }
-        _ => Err(contradiction(model, "gate_up given together with gate or up".into())),
-    }
-}
-
-/// Which of the layer's blocks it is, for what a configuration says of some of them.
-fn blocks_of(names: &TensorNames, found: Option<(&'static Convention, Kind)>) -> Blocks {
-    let of_name = || names.given().find_map(|n| names::classify(n).first().map(|p| p.kind));
-    match found.map(|(_, kind)| kind).or_else(of_name) {
-        Some(Kind::Dense) => Blocks::All,
-        Some(Kind::Shared) => Blocks::Shared,
-        Some(Kind::Expert(_) | Kind::Stack) => Blocks::Experts,
-        None if names.given().any(|n| n.contains("shared")) => Blocks::Shared,
-        None if names.given().any(|n| n.contains("exp")) => Blocks::Experts,
-        None => Blocks::All,
-    }
-}
-
-/// What the given names have in common up to a dot: the block, where they are of one.
-fn block_of(names: &TensorNames) -> String {
-    if let Some(place) = names.given().find_map(|n| names::classify(n).into_iter().next()) {
-        return place.block.to_owned();
-    }
-    let mut given = names.given();
-    let first = given.next().unwrap_or_default();
-    let common = given.fold(first, |common, name| {
-        let same = common.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
-        common.get(..same).unwrap_or_default()
-    });
-    match common.rfind('.') {
-        Some(dot) => common[..=dot].to_owned(),
-        None => String::new(),
-    }
-}
-
-/// What the configuration multiplies the gate's and the down projection's products by.
-fn multipliers(
-    config: &Config,
-    scope: &Scope<'_>,
-    family: Option<&'static Family>,
-) -> Result<[f32; 2]> {
-    let keys = family.map_or(&[][..], |f| f.effects).iter().filter_map(|effect| match *effect {
-        Effect::Multipliers(key) => scope.get(key),
-        _ => None,
-    });
-    let mut out = [1.0; 2];
-    for (key, value) in keys {
-        let of = |at: usize| value.get(at)?.as_f64().map(|m| m as f32).filter(|m| m.is_finite());
-        let (Some(gate), Some(down)) = (of(0), of(1)) else {
-            let path = config.path().to_owned();
-            let why = format!("has `{key}` = {value}, expected two numbers, of gate and down");
-            return Err(FormatError::Configuration { path, why: clip(&why, 200) });
-        };
-        out = [gate, down];
-    }
-    Ok(out)
-}
-
-/// Refuses a configuration that may say something about the block that is not understood, or that asks
-/// for what is not computed here.
-fn expect_understood(
-    config: &Config,
-    scope: &Scope<'_>,
-    family: Option<&'static Family>,
-    layer: usize,
-    options: &LoadOptions,
-) -> Result<()> {
-    for effect in family.map_or(&[][..], |f| f.effects) {
-        let &Effect::Refused(key, why, first) = effect else { continue };
-        let stated = scope.get(key);
-        // A list has a value for each layer.
-        let changes = match &stated {
-            Some((_, Value::Array(layers))) => {
-                layers.get(layer).is_some_and(|v| !family::is_neutral(v))
-            }
-            Some((_, value)) => !family::is_neutral(value),
-            None => layer < first,
-        };
-        let (path, value) = stated.map_or((key.to_owned(), &Value::Null), |stated| stated);
-        if changes && !options.ignore.iter().any(|i| *i == path || i == key) {
-            let value = clip(&value.to_string(), 100);
-            let (file, key) = (config.path().to_owned(), path);
-            return Err(FormatError::NotComputed { path: file, key, value, why });
-        }
-    }
-    match family::not_understood(family, scope, &options.ignore) {
-        Some((key, value)) => {
-            let value = clip(&value, 100);
-            let (path, key) = (config.path().to_owned(), clip(&key, 200));
-            Err(FormatError::NotUnderstood { path, key, value })
-        }
-        None => Ok(()),
-    }
-}
-
-/// Refuses a block of which a tensor is not used.
-fn expect_used(
-    model: &Model,
-    names: &TensorNames,
-    block: &str,
-    (found, family): (Option<(&'static Convention, Kind)>, Option<&'static Family>),
-    options: &LoadOptions,
-) -> Result<()> {
-    // Next to a layer's number stand its other parts too, and these have no name for the block.
-    if block.is_empty() || names::is_layer(block) {
-        return Ok(());
-    }
-    let weights: Vec<&str> = [&names.gate, &names.up, &names.gate_up, &names.down]
-        .into_iter()
-        .flatten()
-        .map(String::as_str)
-        .collect();
-    let own: Vec<Kind> = match found {
-        Some((_, kind)) => vec![kind],
-        None => weights.iter().flat_map(|n| names::classify(n)).map(|p| p.kind).collect(),
-    };
-    let is_gguf = model.format() == FileFormat::Gguf;
-    // What stands beside codes is looked at with them, and so is a factor of GGUF.
-    let mut looked_at: Vec<&str> = Vec::new();
-    for weight in &weights {
-        let coded = scales::is_coded(&model.tensor(weight)?);
-        let rests = |rest: &str| if is_gguf { rest.ends_with("scale") } else { coded };
-        let beside = Beside::new(model, weight);
-        looked_at.extend(beside.names(|rest| rest != "bias" && rests(rest)));
-    }
-    for name in beside::with_prefix(&model.names(), block) {
-        let rest = &name[block.len()..];
-        let given = names.given().any(|n| n == name) || options.ignore.iter().any(|i| i == name);
-        // Of another expert, or of the dense block beside experts.
-        let elsewhere = || {
-            let places = names::classify(name);
-            !places.is_empty() && places.iter().all(|p| !own.contains(&p.kind))
-        };
-        if given || looked_at.contains(&name) || elsewhere() {
-            continue;
-        }
-        if let Some(why) = family::unused(family, rest, is_gguf) {
-            let (path, tensor) = (model.path().to_owned(), clip(name, 200));
-            return Err(FormatError::Unused { path, tensor, why });
-        }
-    }
-    Ok(())
 }
 
 /// One expert of a stack, or the tensor itself.

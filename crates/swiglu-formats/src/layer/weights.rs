@@ -45,6 +45,7 @@ pub struct LayerWeights {
     pub(super) gate_bias: Option<Bias>,
     pub(super) up_bias: Option<Bias>,
     pub(super) down_bias: Option<Bias>,
+    pub(super) rescale: i32,
 }
 
 impl LayerWeights {
@@ -225,6 +226,12 @@ impl LayerWeights {
     /// The architecture as the model names it: `model_type` or `general.architecture`.
     pub fn architecture(&self) -> Option<&str> {
         self.architecture.as_deref()
+    }
+
+    /// Powers of two by which h is smaller than the model's, and the down weights larger: what
+    /// [`LoadOptions::rescale`](crate::LoadOptions::rescale) asked for.
+    pub fn rescale(&self) -> i32 {
+        self.rescale
     }
 
     /// The family of models it is of, as the table of families here calls it; none if it is not known.

@@ -43,7 +43,7 @@ impl Derived<'_> {
                 let value = x.as_slice().iter().map(|v| v.to_f64()).collect();
                 let value = Matrix::from_vec(value, self.rows.len(), h)?;
                 let bound = Matrix::zeros(self.rows.len(), h)?;
-                Ok(Reference { bound, value, frobenius_limit: 0.0 })
+                Ok(Reference { bound, value, frobenius_limit: 0.0, intermediates: Vec::new() })
             }
             CaseOp::Activation | CaseOp::ActivationBackward => {
                 let gate = self.inputs::<T>(STREAM_GATE, h, ACTIVATION_SCALE)?;
@@ -175,5 +175,6 @@ fn beside([gate, up]: &[Reference; 2]) -> Result<Reference> {
         value: joined(&gate.value, &up.value)?,
         bound: joined(&gate.bound, &up.bound)?,
         frobenius_limit: gate.frobenius_limit.max(up.frobenius_limit),
+        intermediates: Vec::new(),
     })
 }

@@ -8,7 +8,7 @@ use swiglu::cuda::{CudaError, DeviceMatrix};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path,
 };
-use swiglu_core::bounds::{Judgement, relative_frobenius};
+use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_formats::FormatError;
 
 use super::args::RunArgs;
@@ -63,6 +63,10 @@ impl<'a> Measurement<'a> {
         let computed = storage.as_ref().unwrap_or(&params);
         let check =
             Check::of(self.device, &computed.with_numerics(plan.problem.numerics), x.view())?;
+        // Half precision has a wider type beside it, the others have not.
+        if T::DTYPE == DType::F16 && !self.args.allow_non_finite {
+            check.expect_representable::<T>()?;
+        }
         let mut error = self.judge(&check, &y)?;
         error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
         if let Some(path) = output {
@@ -142,9 +146,14 @@ impl<'a> Measurement<'a> {
             limit: judgement.frobenius_limit,
             worst_element: judgement.worst_ratio,
             rows_checked: check.rows().len(),
-            overflow: judgement.overflow.map(|overflow| overflow.to_string()),
+            overflow: match (judgement.overflow, judgement.lost) {
+                (Some(overflow), _) => Some(overflow.to_string()),
+                (None, Some(lost)) => Some(lost.to_string() + &remedy(&lost)),
+                (None, None) => None,
+            },
             unlike: None,
-            passed: judgement.passed(),
+            // Nobody can use what is not finite where the exact result is, whatever a bound admits.
+            passed: judgement.passed() && judgement.overflow.is_none() && judgement.lost.is_none(),
         };
         let Some(reference) = &self.subject.reference else { return Ok(report) };
         let expected = gather_rows(reference.matrix.to_f64()?.view(), check.rows())?;
@@ -240,6 +249,20 @@ fn write<T: Element>(path: &FilePath, y: MatrixRef<'_, T>, force: bool) -> anyho
         }
         e => e.into(),
     })
+}
+
+/// What brings a lost result back: a wider type, or h smaller by a power of two.
+fn remedy(lost: &Lost) -> String {
+    let Some((name, largest)) = lost.intermediate else { return String::new() };
+    let wider = match lost.dtype {
+        DType::F16 => "--dtype bf16 or --dtype f32",
+        _ => return String::new(),
+    };
+    let powers = (largest / lost.dtype.max_finite()).log2().ceil() + 1.0;
+    match name {
+        "h" => format!("; {wider} holds it, --rescale {powers} keeps {}", lost.dtype),
+        _ => format!("; {wider} holds it"),
+    }
 }
 
 /// What was stored is finite, as opening it has shown: an infinity comes from rounding to a type.
