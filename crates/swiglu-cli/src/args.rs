@@ -183,6 +183,9 @@ pub(crate) struct WeightArgs {
     /// How gate and up share a tensor: separate, gate-first, up-first or interleaved-G
     #[arg(long, value_name = "NAME", requires = "weights")]
     pub(crate) arrangement: Option<Arrangement>,
+    /// The block beside the layer's experts: the shared one, or a dense one
+    #[arg(long, requires = "weights", conflicts_with = "expert")]
+    beside_experts: bool,
     /// What tensor names start with before the layer, where several parts of a model have it
     #[arg(long, value_name = "TEXT", requires = "weights")]
     prefix: Option<String>,
@@ -245,6 +248,7 @@ impl WeightArgs {
         let given = [
             ("--layer", self.layer.is_some()),
             ("--expert", self.expert.is_some()),
+            ("--beside-experts", self.beside_experts),
             ("--prefix", self.prefix.is_some()),
             ("--ignore", !self.ignore.is_empty()),
             ("--no-config", self.no_config),
@@ -280,6 +284,7 @@ impl WeightArgs {
             names,
             orientation: self.orientation,
             arrangement: self.arrangement,
+            beside_experts: self.beside_experts,
             prefix: self.prefix.clone(),
             ignore: self.ignore.clone(),
             no_config: self.no_config,

@@ -40,6 +40,8 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Run a layer: time, speed-up over the unfused way, error against float64
     Run(Box<verbs::run::RunArgs>),
+    /// Say what a model file holds: layers, experts, types, activation, and what would be refused
+    Inspect(verbs::inspect::InspectArgs),
     /// Check every kernel of this machine against the float64 oracle
     Check(verbs::check::CheckArgs),
     /// Measure speed as a fraction of what this machine can do, beside other libraries
@@ -65,6 +67,7 @@ impl Verb {
     pub(crate) fn execute(&self, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
         match self {
             Verb::Run(args) => verbs::run::run(args, terminal),
+            Verb::Inspect(args) => verbs::inspect::inspect(args, terminal),
             Verb::Check(args) => verbs::check::check(args, terminal),
             Verb::Bench(args) => verbs::bench::bench(args, terminal),
             Verb::Explain(args) => verbs::explain::explain(args, terminal),

@@ -7,6 +7,7 @@
 //!   [`LayerWeights`]: gate and up weights with their [`WeightLayout`](swiglu_core::WeightLayout),
 //!   the down weight and biases, all checked against each other. Files are mapped; weights are
 //!   decoded when they are asked for.
+//! - [`inspect`] says what a model holds and what would be refused, without computing.
 //! - [`read_matrix`] reads an input or a reference: `x.npy`, `acts.safetensors#NAME`.
 //! - [`npy::write`] writes a result, whole or not at all.
 //! - [`Model`], [`gguf`], [`safetensors`] and [`npy`] give the tensors themselves.
@@ -52,7 +53,8 @@ pub use coded::{Coded, Codes};
 pub use error::{FormatError, Result};
 pub use family::ActivationSource;
 pub use layer::{
-    LayerWeights, LoadOptions, TensorNames, load_layer, load_layer_from, load_layer_from_bytes,
+    Block, Inspection, LayerWeights, LoadOptions, TensorNames, inspect, load_layer,
+    load_layer_from, load_layer_from_bytes,
 };
 pub use matrix::{
     DynMatrix, matrix_file, matrix_from_npy_bytes, matrix_from_safetensors_bytes, read_matrix,

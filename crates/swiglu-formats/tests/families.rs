@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use support::layer::*;
+use support::*;
 use swiglu_core::Activation;
-use swiglu_formats::{ActivationSource, FormatError, LoadOptions, load_layer};
+use swiglu_formats::{ActivationSource, FormatError, LoadOptions, inspect, load_layer};
 
 const NAMES: [&str; 3] = [
     "model.layers.0.mlp.gate_proj.weight",
@@ -70,4 +71,290 @@ fn strip(config: &mut Value) {
         object.remove(key);
     }
     object.values_mut().for_each(strip);
+}
+
+fn named(prefix: &str, roles: [&str; 3]) -> Vec<String> {
+    roles.iter().map(|role| format!("{prefix}{role}")).collect()
+}
+
+fn checkpoint(prefix: &str, config: &str) -> Checkpoint {
+    let names = named(prefix, ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]);
+    let names: [&str; 3] = [&names[0], &names[1], &names[2]];
+    Checkpoint::new(&triple(names, "F32", K, H, 1), config)
+}
+
+fn activation_of(prefix: &str, config: &str, options: &LoadOptions) -> Activation {
+    let layer = checkpoint(prefix, config).load(options).unwrap();
+    layer.activation().unwrap().0
+}
+
+#[test]
+fn an_activation_is_read_where_its_family_says_it() {
+    let (encoder, language) = ("model.encoder.layers.0.mlp.", "model.layers.0.mlp.");
+    for (prefix, config, expected) in [
+        (
+            encoder,
+            r#"{"model_type":"t5gemma","encoder":{"hidden_activation":"silu"},"decoder":{}}"#,
+            Activation::SWIGLU,
+        ),
+        (
+            encoder,
+            r#"{"model_type":"t5gemma","encoder":{},"decoder":{"hidden_activation":"silu"}}"#,
+            Activation::GEGLU_TANH,
+        ),
+        (
+            language,
+            r#"{"model_type":"gemma","hidden_act":"gelu","hidden_activation":null}"#,
+            Activation::GEGLU_TANH,
+        ),
+        (
+            language,
+            r#"{"model_type":"gemma","hidden_act":"gelu","hidden_activation":"gelu"}"#,
+            Activation::GEGLU,
+        ),
+        (
+            language,
+            r#"{"model_type":"internvl_chat","llm_config":{"model_type":"qwen2","hidden_act":"silu"},"vision_config":{"hidden_act":"gelu"}}"#,
+            Activation::SWIGLU,
+        ),
+        (
+            language,
+            r#"{"model_type":"dbrx","ffn_config":{"ffn_act_fn":{"name":"gelu"}}}"#,
+            Activation::GEGLU,
+        ),
+        (
+            language,
+            r#"{"model_type":"t5","feed_forward_proj":"gated-gelu","dense_act_fn":"gelu_new"}"#,
+            Activation::GEGLU_TANH,
+        ),
+        (language, r#"{"model_type":"gpt_oss","hidden_act":"silu"}"#, Activation::CLAMPED_SWIGLU),
+        (language, r#"{"model_type":"lfm2"}"#, Activation::SWIGLU),
+        (language, r#"{"hidden_act":"quick_gelu"}"#, Activation::swiglu_beta(1.702).unwrap()),
+        (language, r#"{"hidden_act":"GELU-python"}"#, Activation::GEGLU),
+    ] {
+        assert_eq!(activation_of(prefix, config, &at(0)), expected, "{config}");
+    }
+}
+
+#[test]
+fn a_vision_tower_is_not_described_by_its_language_model() {
+    let config = r#"{"model_type":"qwen2_5_vl","hidden_act":"gelu","hidden_size":2048,
+        "vision_config":{"hidden_act":"relu","hidden_size":12}}"#;
+    assert_eq!(activation_of("visual.blocks.0.mlp.", config, &at(0)), Activation::REGLU);
+}
+
+#[test]
+fn a_limit_is_that_of_the_block_and_the_layer() {
+    let expert = |layer| LoadOptions { layer, expert: Some(0), ..Default::default() };
+    let limit = |prefix: &str, config: &str, options: &LoadOptions| {
+        activation_of(prefix, config, options).limit()
+    };
+    let (dense, routed, second) =
+        ("model.layers.0.mlp.", "model.layers.0.mlp.experts.0.", "model.layers.1.mlp.experts.0.");
+    let v4 = r#"{"model_type":"deepseek_v4","swiglu_limit":3.5}"#;
+    assert_eq!(limit(routed, v4, &expert(0)), Some(3.5));
+    // What the family's code does without the key.
+    assert_eq!(limit(routed, r#"{"model_type":"deepseek_v4"}"#, &expert(0)), Some(10.0));
+    assert_eq!(limit(routed, r#"{"model_type":"deepseek_v4","swiglu_limit":0}"#, &expert(0)), None);
+    let hy = r#"{"model_type":"hy_v4","swiglu_limit":3.5}"#;
+    assert_eq!(limit(routed, hy, &expert(0)), Some(3.5));
+    assert_eq!(limit(dense, hy, &at(0)), None);
+    let lists = r#"{"model_type":"deepseek_v4","swiglu_limit":[3.5,0.0]}"#;
+    assert_eq!(limit(routed, lists, &expert(0)), Some(3.5));
+    assert_eq!(limit(second, lists, &expert(1)), None);
+    let odd = r#"{"model_type":"deepseek_v4","swiglu_limit":"much"}"#;
+    let layer = checkpoint(routed, odd).load(&expert(0)).unwrap();
+    assert!(layer.activation().unwrap_err().to_string().contains("swiglu_limit = \"much\""));
+}
+
+#[test]
+fn what_a_configuration_asks_for_and_is_not_computed_is_refused() {
+    let (first, eleventh) = ("model.layers.0.mlp.", "model.layers.10.mlp.");
+    let load = |prefix: &str, config: &str, options: &LoadOptions| {
+        checkpoint(prefix, config).load(options)
+    };
+    for (prefix, layer, config, key) in [
+        (first, 0, r#"{"model_type":"gemma3n_text"}"#, "activation_sparsity_pattern"),
+        (
+            first,
+            0,
+            r#"{"model_type":"gemma3n_text","activation_sparsity_pattern":[0.95]}"#,
+            "activation_sparsity_pattern",
+        ),
+        (
+            first,
+            0,
+            r#"{"model_type":"step3p5","swiglu_limits_shared":[7.0]}"#,
+            "swiglu_limits_shared",
+        ),
+        (first, 0, r#"{"model_type":"llama","mlp_gate_scale":2.5}"#, "mlp_gate_scale"),
+        (first, 0, r#"{"model_type":"llama","ffn_config":{"act_clip":3}}"#, "ffn_config.act_clip"),
+    ] {
+        let error = load(prefix, config, &at(layer)).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains("--ignore"), "{error}");
+        let ignored = LoadOptions { ignore: vec![key.to_owned()], ..at(layer) };
+        load(prefix, config, &ignored).unwrap();
+        load(prefix, config, &LoadOptions { no_config: true, ..at(layer) }).unwrap();
+    }
+    for (prefix, layer, config) in [
+        (eleventh, 10, r#"{"model_type":"gemma3n_text"}"#),
+        (first, 0, r#"{"model_type":"gemma3n_text","activation_sparsity_pattern":[0.0, 0.95]}"#),
+        (first, 0, r#"{"model_type":"step3p5","swiglu_limits_shared":[null, 7.0]}"#),
+        (
+            first,
+            0,
+            r#"{"model_type":"llama","mlp_gate_scale":1.0,"rope_factor":2.5,"vision_config":{"mlp_gate_scale":3}}"#,
+        ),
+    ] {
+        load(prefix, config, &at(layer)).unwrap();
+    }
+}
+
+#[test]
+fn a_tensor_of_the_block_that_is_not_used_is_refused_by_name() {
+    for (extra, why) in [
+        ("model.layers.0.mlp.ffn_sub_norm.weight", "norm inside the block"),
+        ("model.layers.0.mlp.mystery", "not known here"),
+    ] {
+        let mut tensors = triple(NAMES, "F32", K, H, 1);
+        tensors.push(t(extra, "F32", &[H], 7));
+        let checkpoint = Checkpoint::new(&tensors, "");
+        let error = checkpoint.load(&at(0)).unwrap_err().to_string();
+        assert!(error.contains(extra) && error.contains(why), "{error}");
+    }
+    let mut tensors = triple(NAMES, "F32", K, H, 1);
+    tensors.push(t("model.layers.0.mlp.mystery", "F32", &[H], 7));
+    tensors.push(t("model.layers.0.mlp.gate.weight", "F32", &[8, K], 8));
+    tensors.push(t("model.layers.0.post_norm.weight", "F32", &[K], 9));
+    let ignored =
+        LoadOptions { ignore: vec!["model.layers.0.mlp.mystery".into()], ..Default::default() };
+    expect_triple(&Checkpoint::new(&tensors, "").load(&ignored).unwrap(), K, H, 1);
+}
+
+#[test]
+fn multipliers_of_a_configuration_are_of_gate_and_down() {
+    let config = r#"{"model_type":"falcon_h1","mlp_multipliers":[0.5,4.0]}"#;
+    let layer = checkpoint("model.layers.0.feed_forward.", config).load(&at(0)).unwrap();
+    let gate_up = layer.gate_up::<f32>().unwrap();
+    let times = |seed, by: f32| -> Vec<f32> { ramp(H * K, seed).iter().map(|v| v * by).collect() };
+    assert_eq!(gate_up.tensors()[0].as_slice(), times(1, 0.5));
+    assert_eq!(gate_up.tensors()[1].as_slice(), times(2, 1.0));
+    assert_eq!(layer.down::<f32>().unwrap().unwrap().0.as_slice(), times(3, 4.0));
+    let odd = r#"{"model_type":"falcon_h1","mlp_multipliers":[0.5]}"#;
+    refused(checkpoint("model.layers.0.feed_forward.", odd).load(&at(0)), &["mlp_multipliers"]);
+}
+
+#[test]
+fn a_smaller_h_moves_a_power_of_two_into_the_down_weights() {
+    let names = ["model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.mlp.down_proj.weight"];
+    let tensors = [t(names[0], "F32", &[2 * H, K], 1), t(names[1], "F32", &[K, H], 2)];
+    let options = LoadOptions { rescale: 3, ..Default::default() };
+    let layer = Checkpoint::new(&tensors, r#"{"model_type":"phi3"}"#).load(&options).unwrap();
+    let (both, gate_up) = (ramp(2 * H * K, 1), layer.gate_up::<f32>().unwrap());
+    assert_eq!(gate_up.tensors()[0].as_slice(), &both[..H * K]);
+    let up: Vec<f32> = both[H * K..].iter().map(|v| v / 8.0).collect();
+    assert_eq!(gate_up.tensors()[1].as_slice(), up);
+    let down: Vec<f32> = ramp(H * K, 2).iter().map(|v| v * 8.0).collect();
+    assert_eq!(layer.down::<f32>().unwrap().unwrap().0.as_slice(), down);
+}
+
+#[test]
+fn layers_are_found_under_the_names_of_their_families() {
+    for (prefix, roles, model_type) in [
+        (
+            "visual.blocks.0.mlp.",
+            ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+            "qwen2_5_vl",
+        ),
+        ("layer.0.mlp.", ["gate_proj.weight", "up_proj.weight", "down_proj.weight"], "dinov3_vit"),
+        (
+            "model.layers.0.shared_mlp.",
+            ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+            "hunyuan",
+        ),
+        ("layers.0.ffn.", ["w1.weight", "w3.weight", "w2.weight"], "llama"),
+        ("transformer.h.0.mlp.", ["w2.weight", "w1.weight", "c_proj.weight"], "qwen"),
+        ("transformer.h.0.mlp.", ["c_fc_0.weight", "c_fc_1.weight", "c_proj.weight"], "exaone"),
+        ("blocks.0.mlp.", ["fc1_g.weight", "fc1_x.weight", "fc2.weight"], "eva02"),
+        ("encoder.layers.0.mlp.", ["fc12.weight", "fc11.weight", "fc2.weight"], "nomic_bert"),
+        (
+            "encoder.block.0.layer.1.DenseReluDense.",
+            ["wi_0.weight", "wi_1.weight", "wo.weight"],
+            "t5",
+        ),
+        (
+            "layers.0.feed_forward.",
+            ["linear_1.weight", "linear_3.weight", "linear_2.weight"],
+            "llama",
+        ),
+        (
+            "base_model.model.model.layers.0.mlp.",
+            [
+                "gate_proj.base_layer.weight",
+                "up_proj.base_layer.weight",
+                "down_proj.base_layer.weight",
+            ],
+            "llama",
+        ),
+        (
+            "_orig_mod.model.layers.0.mlp.",
+            ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+            "llama",
+        ),
+    ] {
+        let names = named(prefix, roles);
+        let names: [&str; 3] = [&names[0], &names[1], &names[2]];
+        let config = format!(r#"{{"model_type":"{model_type}"}}"#);
+        let layer = Checkpoint::new(&triple(names, "F32", K, H, 5), &config).load(&at(0));
+        expect_triple(&layer.unwrap_or_else(|e| panic!("{prefix}: {e}")), K, H, 5);
+    }
+    // The same names of a family that has no gate.
+    let names = named("transformer.h.0.mlp.", ["w2.weight", "w1.weight", "c_proj.weight"]);
+    let names: [&str; 3] = [&names[0], &names[1], &names[2]];
+    let other = Checkpoint::new(&triple(names, "F32", K, H, 5), r#"{"model_type":"gpt2"}"#);
+    assert!(other.load(&at(0)).is_err());
+}
+
+#[test]
+fn inspecting_lists_blocks_and_what_would_be_refused() {
+    let mut tensors = Vec::new();
+    for layer in 0..4 {
+        let names = named(
+            &format!("model.layers.{layer}.mlp."),
+            ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+        );
+        tensors.extend(triple([&names[0], &names[1], &names[2]], "F32", K, H, layer));
+    }
+    for expert in 0..3 {
+        let names = named(
+            &format!("model.layers.4.mlp.experts.{expert}."),
+            ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+        );
+        tensors.extend(triple([&names[0], &names[1], &names[2]], "BF16", K, 8, expert));
+    }
+    let names = named(
+        "model.layers.4.mlp.shared_expert.",
+        ["gate_proj.weight", "up_proj.weight", "down_proj.weight"],
+    );
+    tensors.extend(triple([&names[0], &names[1], &names[2]], "F32", K, H, 9));
+    tensors.push(t("model.layers.2.mlp.ffn_sub_norm.weight", "F32", &[H], 7));
+    let checkpoint = Checkpoint::new(&tensors, &model_type("qwen3_moe"));
+    let found = inspect(checkpoint.dir.path(), &LoadOptions::default()).unwrap();
+    assert_eq!((found.architecture.as_deref(), found.family), (Some("qwen3_moe"), Some("Qwen")));
+    let blocks: Vec<(&str, &str, Option<usize>, bool)> = found
+        .blocks
+        .iter()
+        .map(|b| (b.layers.as_str(), b.kind, b.experts, b.refused.is_some()))
+        .collect();
+    let expected = [
+        ("0 to 1, 3", "dense", None, false),
+        ("2", "dense", None, true),
+        ("4", "experts", Some(3), false),
+        ("4", "shared", None, false),
+    ];
+    assert_eq!(blocks, expected);
+    let contents = found.blocks[2].contents.as_ref().unwrap();
+    assert_eq!((contents.hidden, contents.intermediate), (K, 8));
+    assert_eq!(contents.activation.as_deref(), Some("swiglu"));
+    assert!(found.blocks[1].refused.as_ref().unwrap().contains("--ignore model.layers.2.mlp"));
 }

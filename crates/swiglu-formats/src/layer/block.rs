@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::beside::{self, Beside};
-use super::names::{self, Convention, Kind};
+use super::names::{self, Convention, Kind, Place};
 use super::{LoadOptions, TensorNames, contradiction, discover, scales};
 use crate::config::{Config, Scope};
 use crate::error::{FormatError, Result, clip};
@@ -27,6 +27,7 @@ pub(super) fn choose_names(
     model: &Model,
     config: &Config,
     options: &LoadOptions,
+    places: &[Place<'_>],
 ) -> Result<Chosen> {
     let names = &options.names;
     match (&names.gate, &names.up, &names.gate_up) {
@@ -35,7 +36,7 @@ pub(super) fn choose_names(
             Ok(Chosen { names: names.clone(), found: None, block })
         }
         (None, None, None) => {
-            let found = discover::discover(model, config, options)?;
+            let found = discover::discover(model, config, options, places)?;
             let replaced = names.clone().or(found.names);
             let convention = Some((found.convention, found.kind));
             Ok(Chosen { names: replaced, found: convention, block: found.block })

@@ -24,17 +24,11 @@ pub(super) struct Discovered {
     pub(super) block: String,
 }
 
-/// Finds the tensors of the layer that `options` ask for.
-pub(super) fn discover(
-    model: &Model,
-    config: &Config,
-    options: &LoadOptions,
-) -> Result<Discovered> {
-    let LoadOptions { layer, expert, .. } = *options;
-    let all = model.names();
+/// The places of all tensors of gated blocks, in the order of their names.
+pub(super) fn places<'m>(model: &'m Model, config: &Config) -> Vec<Place<'m>> {
     let mut families: BTreeMap<&str, Option<&'static Family>> = BTreeMap::new();
     let mut places: Vec<Place<'_>> = Vec::new();
-    for place in all.iter().flat_map(|name| classify(name)) {
+    for place in model.names().into_iter().flat_map(classify) {
         let of = place.convention.families;
         let mut family = || {
             let of_prefix = || Family::of(&config.scope(place.block));
@@ -44,11 +38,22 @@ pub(super) fn discover(
             places.push(place);
         }
     }
+    places
+}
+
+/// Finds the tensors of the layer that `options` ask for among all [`places`].
+pub(super) fn discover(
+    model: &Model,
+    config: &Config,
+    options: &LoadOptions,
+    places: &[Place<'_>],
+) -> Result<Discovered> {
+    let layer = options.layer;
     if places.is_empty() {
         return Err(instead_of_layer(model, None).unwrap_or_else(|| FormatError::NoLayer {
             path: model.path().to_owned(),
             tried: TRIED,
-            present: list(all.iter().copied(), 6),
+            present: list(model.names(), 6),
         }));
     }
     let at: Vec<Place<'_>> = places.iter().filter(|p| p.layer == layer).copied().collect();
@@ -64,8 +69,8 @@ pub(super) fn discover(
     let at = one_prefix(model, options, at)?;
     let family = Family::of(&config.scope(at[0].block));
     let packed_up = model.format() == FileFormat::Gguf && family.is_some_and(|f| f.gguf_packed);
-    let at = one_kind(model, layer, expert, at, packed_up)?;
-    let at = one_expert(model, layer, expert, at)?;
+    let at = one_kind(model, options, at, packed_up)?;
+    let at = one_expert(model, layer, options.expert, at)?;
     let names = complete(model, layer, packed_up, by_role(model, layer, &at)?)
         .map_err(|e| instead_of_layer(model, Some(layer)).unwrap_or(e))?;
     if let Some(foreign) = instead_of_layer(model, Some(layer)).filter(|_| names.down.is_none()) {
@@ -136,11 +141,11 @@ fn group(kind: Kind) -> Group {
 /// Keeps the tensors of one convention and kind.
 fn one_kind<'a>(
     model: &Model,
-    layer: usize,
-    expert: Option<usize>,
+    options: &LoadOptions,
     at: Vec<Place<'a>>,
     packed_up: bool,
 ) -> Result<Vec<Place<'a>>> {
+    let LoadOptions { layer, expert, beside_experts, .. } = *options;
     let key = |p: &Place<'a>| (group(p.kind), p.kind == Kind::Stack, p.convention.name);
     let mut found: BTreeMap<_, Vec<Place<'a>>> = BTreeMap::new();
     for place in at {
@@ -161,6 +166,16 @@ fn one_kind<'a>(
     else if let Some((&most, _)) = found.iter().max_by_key(|(_, places)| places.len()) {
         found.retain(|key, _| *key == most);
     }
+    if beside_experts {
+        found.retain(|(group, ..), _| *group != Group::Experts);
+        if found.is_empty() {
+            return Err(FormatError::Contradiction {
+                path: model.path().to_owned(),
+                what: "--beside-experts",
+                why: format!("layer {layer} has no block beside its experts"),
+            });
+        }
+    }
     // Next to experts, a dense or shared block is another; a given expert decides.
     let experts = found.keys().any(|(group, ..)| *group == Group::Experts);
     let dense = found.keys().any(|(group, ..)| *group == Group::Dense);
@@ -172,7 +187,12 @@ fn one_kind<'a>(
         _ => {
             let names = list(found.keys().map(|(.., name)| *name), 8);
             let why = format!("layer {layer} is there under {names}");
-            Err(ambiguous(model, "the layer", why, format!("--expert, or {BY_NAME}")))
+            Err(ambiguous(
+                model,
+                "the layer",
+                why,
+                format!("--expert, --beside-experts, or {BY_NAME}"),
+            ))
         }
     }
 }
@@ -206,7 +226,7 @@ fn one_expert<'a>(
             model,
             "the expert",
             format!("layer {layer} has experts"),
-            format!("--expert {}, or for a shared expert {BY_NAME}", ranges(experts)),
+            format!("--expert {}, or --beside-experts for a shared one", ranges(experts)),
         )),
         // Stacked: the shape says how many there are.
         (Some(e), true) if at.iter().all(|p| p.kind != Kind::Stack) => {

@@ -5,6 +5,7 @@ mod block;
 mod discover;
 mod factors;
 mod foreign;
+mod inspect;
 mod layout;
 mod mxfp4;
 mod names;
@@ -22,7 +23,9 @@ use crate::family::{self, Family};
 use crate::model::Model;
 use crate::tensor::Tensor;
 use block::{Chosen, HIDDEN, blocks_of, choose_names, expect_understood, expect_used};
+pub use inspect::{Block, Inspection, inspect};
 use layout::{BiasOf, Shapes};
+use names::Place;
 use scales::weight;
 use weights::Bias;
 pub use weights::LayerWeights;
@@ -34,6 +37,8 @@ pub struct LoadOptions {
     pub layer: usize,
     /// The expert, where the layer has several.
     pub expert: Option<usize>,
+    /// Whether the block beside the layer's experts is meant: the shared expert, or a dense block.
+    pub beside_experts: bool,
     /// Tensor names, for files that follow no convention.
     pub names: TensorNames,
     /// Which dimension of the weights is the row; overrides what names imply.
@@ -132,8 +137,18 @@ pub fn load_layer_from_bytes(
 pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
     let none = Config::none(model.path());
     let config = if options.no_config { &none } else { model.config()? };
+    load_placed(model, config, options, &discover::places(model, config))
+}
+
+/// Loads a layer of a model whose tensors' places are known: they are the same for all layers.
+fn load_placed(
+    model: &Model,
+    config: &Config,
+    options: &LoadOptions,
+    places: &[Place<'_>],
+) -> Result<LayerWeights> {
     let Chosen { names, found, block } =
-        choose_names(model, config, options).map_err(|e| model.explain(e))?;
+        choose_names(model, config, options, places).map_err(|e| model.explain(e))?;
     let scope = config.scope(&block);
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);

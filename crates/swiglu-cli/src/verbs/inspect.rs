@@ -1,0 +1,86 @@
+//! `swiglu inspect`: what a model holds, without computing.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use swiglu_formats::{Block, Inspection, LoadOptions};
+
+use crate::table::{Table, or_dash};
+use crate::terminal::{Terminal, Verdict};
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A safetensors or GGUF file, an index, or a directory with a model in it
+    path: PathBuf,
+    /// A key of the configuration or a tensor of the block to do without; may be repeated
+    #[arg(long, value_name = "NAME")]
+    ignore: Vec<String>,
+    /// Do without the config.json beside the weights
+    #[arg(long)]
+    no_config: bool,
+}
+
+/// Ends with 0 where every block would be loaded and its activation is known, else with 1.
+pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let options = LoadOptions {
+        ignore: args.ignore.clone(),
+        no_config: args.no_config,
+        ..LoadOptions::default()
+    };
+    let found = swiglu_formats::inspect(&args.path, &options)?;
+    terminal.print(&found, show)?;
+    let is_known = |block: &Block| block.contents.as_ref().is_some_and(|c| c.activation.is_some());
+    let all = !found.blocks.is_empty() && found.blocks.iter().all(is_known);
+    Ok(if all { Verdict::Passed } else { Verdict::Failed })
+}
+
+fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
+    let said = match (&found.architecture, found.family) {
+        (Some(name), Some(family)) => format!("`{name}`, of the family {family}"),
+        (Some(name), None) => format!("`{name}`, of no family that is known here"),
+        (None, _) => "not said".into(),
+    };
+    let by = found.configuration.as_ref().filter(|path| **path != found.path);
+    let by = by.map_or(String::new(), |path| format!(", by {}", path.display()));
+    writeln!(
+        terminal,
+        "file       {} ({}, {} tensors)",
+        found.path.display(),
+        found.format,
+        found.tensors
+    )?;
+    writeln!(terminal, "model      {said}{by}")?;
+    if let Some(why) = &found.refused {
+        writeln!(terminal, "\nno layer can be loaded: {why}")?;
+        return Ok(());
+    }
+    writeln!(terminal)?;
+    let contents = |block: &Block| block.contents.clone();
+    Table::of(&found.blocks)
+        .text("prefix", |b| if b.prefix.is_empty() { "–".to_owned() } else { b.prefix.clone() })
+        .text("layers", |b| b.layers.clone())
+        .text("block", |b| match b.experts {
+            Some(experts) => format!("{experts} experts"),
+            None => b.kind.to_owned(),
+        })
+        .text("size", |b| {
+            or_dash(contents(b).map(|c| format!("{} → {}", c.hidden, c.intermediate)))
+        })
+        .text("types", |b| or_dash(contents(b).map(|c| c.types.join(", "))))
+        .text("layout", |b| or_dash(contents(b).map(|c| c.layout)))
+        .text("activation", |b| or_dash(contents(b).and_then(|c| c.activation)))
+        .print(terminal)?;
+    for block in &found.blocks {
+        let source = block.contents.as_ref().map(|c| match &c.activation {
+            Some(activation) => format!("{activation} ({})", c.activation_source),
+            None => format!("the activation is not known: {}", c.activation_source),
+        });
+        let Some(line) = block.refused.clone().map(|why| format!("refused: {why}")).or(source)
+        else {
+            continue;
+        };
+        writeln!(terminal, "\n{}layers {}, {}: {line}", block.prefix, block.layers, block.kind)?;
+    }
+    Ok(())
+}

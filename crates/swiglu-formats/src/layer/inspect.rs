@@ -1,0 +1,206 @@
+//! What a model holds, without computing: its blocks, their activation, and what would be refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::names::{Kind, Place};
+use super::{LayerWeights, LoadOptions, discover, load_placed};
+use crate::config::Config;
+use crate::error::{Result, clip, ranges};
+use crate::family::Family;
+use crate::model::Model;
+
+/// What a model holds.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The file that was opened.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: String,
+    /// Where the model says what it is; none where it does not.
+    pub configuration: Option<PathBuf>,
+    /// Its `model_type` or architecture.
+    pub architecture: Option<String>,
+    /// Its family in the table of families.
+    pub family: Option<&'static str>,
+    /// Tensors in all its files.
+    pub tensors: usize,
+    /// Its gated feed-forward blocks: layers that are alike are one entry.
+    pub blocks: Vec<Block>,
+    /// Why no layer can be loaded; none if there is a block.
+    pub refused: Option<String>,
+}
+
+/// Blocks of several layers that are alike.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Block {
+    /// What tensor names start with before the layer.
+    pub prefix: String,
+    /// The layers, as ranges: `0 to 31`.
+    pub layers: String,
+    /// `dense`, `experts` or `shared`.
+    pub kind: &'static str,
+    /// How many experts; none of a block that has none, or whose stack could not be read.
+    pub experts: Option<usize>,
+    /// What was read of it; none if it is refused.
+    #[serde(flatten)]
+    pub contents: Option<Contents>,
+    /// Why it is refused, and what overrides that.
+    pub refused: Option<String>,
+}
+
+/// What a block is, as it would be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[non_exhaustive]
+pub struct Contents {
+    /// K.
+    pub hidden: usize,
+    /// H.
+    pub intermediate: usize,
+    /// How gate and up are stored.
+    pub layout: String,
+    /// The naming convention.
+    pub names: &'static str,
+    /// Element types of gate and up, and of down.
+    pub types: Vec<String>,
+    /// Which of gate, up and down have a bias.
+    pub biases: Vec<&'static str>,
+    /// The activation; none if the model says nothing that fixes one.
+    pub activation: Option<String>,
+    /// Where that was read, or why it is not known.
+    pub activation_source: String,
+}
+
+impl Contents {
+    fn of(layer: &LayerWeights) -> Self {
+        let mut types: Vec<String> = Vec::new();
+        for weight in layer.stored_gate_up().iter().chain(layer.stored_down()) {
+            let name = weight.stored.to_string();
+            if !types.contains(&name) {
+                types.push(name);
+            }
+        }
+        let biases =
+            [("gate", layer.gate_bias()), ("up", layer.up_bias()), ("down", layer.down_bias())];
+        let (activation, activation_source) = match layer.activation() {
+            Ok((activation, source)) => (Some(activation.to_string()), source.to_string()),
+            Err(error) => (None, error.to_string()),
+        };
+        Self {
+            hidden: layer.hidden(),
+            intermediate: layer.intermediate(),
+            layout: layer.layout().to_string(),
+            names: layer.convention,
+            types,
+            biases: biases.into_iter().filter_map(|(name, bias)| bias.map(|_| name)).collect(),
+            activation,
+            activation_source,
+        }
+    }
+}
+
+/// Says what a model holds: every block of every layer is looked at as loading it would, and nothing is
+/// decoded.
+///
+/// # Errors
+/// Any [`crate::FormatError`] of opening the model or its configuration. What is wrong with its layers is
+/// in the [`Inspection`].
+pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection> {
+    let model = Model::open(path)?;
+    let none = Config::none(model.path());
+    let config = if options.no_config { &none } else { model.config()? };
+    let places = discover::places(&model, config);
+    let mut layers: BTreeMap<(&str, &'static str, usize), Vec<Place<'_>>> = BTreeMap::new();
+    for place in &places {
+        let key = (place.prefix, name(place.kind), place.layer);
+        layers.entry(key).or_default().push(*place);
+    }
+    let beside: BTreeSet<(&str, usize)> = layers
+        .keys()
+        .filter(|(_, kind, _)| *kind == EXPERTS)
+        .map(|&(prefix, _, layer)| (prefix, layer))
+        .collect();
+    let mut alike: BTreeMap<_, (Vec<usize>, Option<String>)> = BTreeMap::new();
+    for ((prefix, kind, layer), of_layer) in &layers {
+        let one = LoadOptions {
+            layer: *layer,
+            prefix: Some((*prefix).to_owned()),
+            expert: (*kind == EXPERTS).then(|| first_expert(of_layer)),
+            beside_experts: *kind != EXPERTS && beside.contains(&(*prefix, *layer)),
+            ..options.clone()
+        };
+        let loaded = load_placed(&model, config, &one, &places);
+        let (contents, refused) = match &loaded {
+            Ok(layer) => (Some(Contents::of(layer)), None),
+            Err(error) => (None, Some(clip(&error.to_string(), 600))),
+        };
+        // The layer's number in a refusal makes no other of it.
+        let why = refused.as_ref().map(|why| why.replace(&format!(".{layer}."), ".N."));
+        let key = (*prefix, *kind, experts(&model, of_layer), contents, why);
+        alike.entry(key).or_insert_with(|| (Vec::new(), refused)).0.push(*layer);
+    }
+    let mut blocks: Vec<(usize, Block)> = alike
+        .into_iter()
+        .map(|((prefix, kind, experts, contents, _), (layers, refused))| {
+            let first = layers.first().copied().unwrap_or_default();
+            let (prefix, layers) = (prefix.to_owned(), ranges(layers));
+            (first, Block { prefix, layers, kind, experts, contents, refused })
+        })
+        .collect();
+    blocks.sort_by(|(a, x), (b, y)| (&x.prefix, a, x.kind).cmp(&(&y.prefix, b, y.kind)));
+    let scope = config.scope(places.first().map_or("", |p| p.block));
+    let refused = match blocks.is_empty() {
+        true => load_placed(&model, config, options, &places).err().map(|e| e.to_string()),
+        false => None,
+    };
+    Ok(Inspection {
+        path: model.path().to_owned(),
+        format: model.format().to_string(),
+        configuration: config.is_present().then(|| config.path().to_owned()),
+        architecture: scope.model_types().first().map(|name| (*name).to_owned()),
+        family: Family::of(&scope).map(|family| family.name),
+        tensors: model.names().len(),
+        blocks: blocks.into_iter().map(|(_, block)| block).collect(),
+        refused,
+    })
+}
+
+const EXPERTS: &str = "experts";
+
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Dense => "dense",
+        Kind::Shared => "shared",
+        Kind::Expert(_) | Kind::Stack => EXPERTS,
+    }
+}
+
+/// The least number of an expert: a checkpoint of one rank need not begin with 0.
+fn first_expert(places: &[Place<'_>]) -> usize {
+    let numbers = places.iter().filter_map(|p| match p.kind {
+        Kind::Expert(expert) => Some(expert),
+        _ => None,
+    });
+    numbers.min().unwrap_or(0)
+}
+
+/// Numbered experts, or the extent of a stack.
+fn experts(model: &Model, places: &[Place<'_>]) -> Option<usize> {
+    let numbered: BTreeSet<usize> = places
+        .iter()
+        .filter_map(|p| match p.kind {
+            Kind::Expert(expert) => Some(expert),
+            _ => None,
+        })
+        .collect();
+    let stack = places.iter().find(|p| p.kind == Kind::Stack);
+    match (numbered.len(), stack) {
+        (0, None) => None,
+        (0, Some(place)) => model.tensor(place.name).ok()?.shape.first().copied(),
+        (count, _) => Some(count),
+    }
+}
