@@ -4,8 +4,8 @@
 //! Worst element: running error analysis. With u₃₂ and u_T the unit roundoffs of `f32` and T, a sum
 //! of n products in any order is within n·u₃₂/(1 − n·u₃₂) · Σ|x||w| (Higham, *Accuracy and
 //! Stability of Numerical Algorithms*, §3.1); each rounding the mode names adds u_T·|value| plus
-//! half a subnormal; the gate passes an error on scaled by its Lipschitz constant; the product rule
-//! does the rest.
+//! half a subnormal; the gate passes an error on scaled by the largest slope within it
+//! ([`GateFn::deviation`]); the product rule does the rest.
 //!
 //! Whole result: the relative Frobenius error may be at most twice that of the baseline, a plain
 //! loop with PyTorch eager's roundings over the same inputs, plus a few u₃₂.
@@ -41,6 +41,12 @@ fn rounding(dtype: DType, magnitude: f64) -> f64 {
     magnitude * dtype.unit_roundoff() + dtype.underflow_unit()
 }
 
+/// What a factor makes of an error. An error without bound stays one, as what overflowed times 0 is no 0;
+/// none stays none, also where the factor is infinite.
+fn scaled(error: f64, by: f64) -> f64 {
+    if error == 0.0 || error == f64::INFINITY { error } else { error * by }
+}
+
 /// |exponent| inside the gate: rounding it by u₃₂ moves the exponential by |exponent|·u₃₂.
 pub(crate) fn exponent(gate: GateFn, x: f64) -> f64 {
     match gate {
@@ -48,7 +54,7 @@ pub(crate) fn exponent(gate: GateFn, x: f64) -> f64 {
         GateFn::Sigmoid => x.abs(),
         GateFn::GeluErf => 0.5 * x * x,
         GateFn::GeluTanh => (1.6 * x * (1.0 + 0.045 * x * x)).abs(),
-        GateFn::Relu | GateFn::Identity => 0.0,
+        GateFn::Relu | GateFn::Relu2 | GateFn::Identity => 0.0,
     }
 }
 
@@ -80,7 +86,7 @@ fn activation_bound(
     // Past |exponent| ≈ 88 the logistic is flushed to 0: at most x·2⁻¹²⁵.
     let relative = (8.0 + 4.0 * exponent(act.gate(), g).min(90.0)) * U32 + exp_error(numerics);
     let mut f_error =
-        act.gate().lipschitz() * gate_error + relative * f.abs() + 1e-37 * (1.0 + g.abs());
+        act.gate().deviation(g, gate_error) + relative * f.abs() + 1e-37 * (1.0 + g.abs());
     if numerics.rounding == Rounding::Eager
         && matches!(act.gate(), GateFn::GeluErf | GateFn::GeluTanh)
     {
@@ -98,8 +104,12 @@ fn activation_bound(
         }
         f_error += rounding(dtype, f.abs() + f_error);
     }
+    // f is an `f32` before it is a factor.
+    if f.abs() + f_error > DType::F32.max_finite() {
+        f_error = f64::INFINITY;
+    }
     let u = u + offset;
-    let product = f.abs() * up_error + u.abs() * f_error + f_error * up_error;
+    let product = scaled(up_error, f.abs() + f_error) + scaled(f_error, u.abs());
     let h = (f * u).abs();
     product + U32 * h + rounding(dtype, h + product)
 }
@@ -222,8 +232,9 @@ pub fn activation_backward<T: Element>(
 }
 
 /// Bounds on the errors of (∂/∂gate, ∂/∂up)·dh. f′ is evaluated with the same few roundings as f, of
-/// terms that are at most 1 + |exponent| large; in `eager` PyTorch's autograd rounds what it stores
-/// between its operations, at most six values that are each below that size times |dh·up|.
+/// terms that are at most 1 + |exponent| large, or 2x where that is all of f′; in `eager` PyTorch's
+/// autograd rounds what it stores between its operations, at most six values that are each below that
+/// size times |dh·up|.
 fn backward_bound(
     act: &Activation,
     numerics: Numerics,
@@ -236,8 +247,9 @@ fn backward_bound(
     let (g, u) = (gate.min(limit), up.clamp(-limit, limit) + f64::from(act.up_offset()));
     let (dg, du) = act.derivative(gate, up);
     let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
-    let size = 1.0 + exponent(act.gate(), g).min(90.0);
-    let relative = (16.0 + 8.0 * size) * U32 + 2.0 * exp_error(numerics);
+    let transcendental = 1.0 + exponent(act.gate(), g).min(90.0);
+    let size = if act.gate() == GateFn::Relu2 { 2.0 * g.max(0.0) } else { transcendental };
+    let relative = (16.0 + 8.0 * transcendental) * U32 + 2.0 * exp_error(numerics);
     let terms = (u * dh).abs() * size;
     let mut gate_error = relative * terms;
     // What h itself may be off by is what ∂h/∂up may be, times dh.
@@ -248,10 +260,17 @@ fn backward_bound(
         (gate, 0.0),
         (1.0 - f64::from(act.up_offset()), 0.0),
     );
-    let mut up_error = dh.abs() * (f + relative * (1.0 + g.abs()) * U32);
+    let mut up_error = scaled(f + relative * (1.0 + g.abs()) * U32, dh.abs());
     if eager {
-        gate_error += 6.0 * rounding(dtype, terms) + rounding(dtype, u.abs()) * dh.abs() * size;
-        up_error += dh.abs() * rounding(dtype, act.gate().value(g).abs());
+        gate_error +=
+            6.0 * rounding(dtype, terms) + scaled(rounding(dtype, u.abs()), dh.abs() * size);
+        up_error += scaled(rounding(dtype, act.gate().value(g).abs()), dh.abs());
+    }
+    if act.gate() == GateFn::Relu2 {
+        // dh·up is rounded, and then as much larger as f′ is; so is 2x, which may overflow alone.
+        let stored = if eager { dtype } else { DType::F32 };
+        let outer = rounding(stored, (u * dh).abs());
+        gate_error += scaled(outer, size) + scaled(rounding(stored, size), (u * dh).abs() + outer);
     }
     (
         gate_error + rounding(dtype, (dg * dh).abs() + gate_error),
@@ -401,8 +420,7 @@ fn down_bound(
         for i in 0..m {
             // An h that may overflow admits anything in y, also where its weight is 0.
             let row = h_bound.view().row(i);
-            let passed_on =
-                oracle::dot(row, &weights, |e, w| if e == f64::INFINITY { e } else { e * w });
+            let passed_on = oracle::dot(row, &weights, scaled);
             let at = i * k_len + k;
             let magnitude = y.magnitude.as_slice()[at] + passed_on;
             let error = passed_on + relative * magnitude;

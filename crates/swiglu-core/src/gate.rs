@@ -163,6 +163,17 @@ impl Gate for Relu {
     }
 }
 
+/// max(x, 0)². PyTorch squares in one operation, and max rounds nothing.
+#[derive(Clone, Copy)]
+pub struct Relu2;
+impl Gate for Relu2 {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        let r = V::splat(0.0).max(x);
+        r.mul(r)
+    }
+}
+
 /// x · Φ(x) = max(x, 0) − ½|x| · erfc(|x|/√2): no cancellation in the negative tail.
 #[derive(Clone, Copy)]
 pub struct GeluErf<E>(E);
@@ -306,6 +317,7 @@ impl Activation {
             GateFn::Silu { beta } => self.with_gate::<T, _, F>(rounding, SiluBeta(exp, beta), f),
             GateFn::Sigmoid => self.with_gate::<T, _, F>(rounding, Sigmoid(exp), f),
             GateFn::Relu => self.with_gate::<T, _, F>(rounding, Relu, f),
+            GateFn::Relu2 => self.with_gate::<T, _, F>(rounding, Relu2, f),
             GateFn::GeluErf => self.with_gate::<T, _, F>(rounding, GeluErf(exp), f),
             GateFn::GeluTanh => self.with_gate::<T, _, F>(rounding, GeluTanh(exp), f),
             GateFn::Identity => self.with_gate::<T, _, F>(rounding, Identity, f),

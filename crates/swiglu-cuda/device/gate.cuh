@@ -3,7 +3,8 @@
 //   h = f(min(gate, limit)) · (clamp(up, ±limit) + offset)
 //
 // Chosen at compile time, so that inner loops have no dispatch:
-//   GATE      0 silu x·σ(x), 1 x·σ(βx), 2 sigmoid, 3 relu, 4 gelu (erf), 5 gelu (tanh), 6 identity
+//   GATE      0 silu x·σ(x), 1 x·σ(βx), 2 sigmoid, 3 relu, 4 gelu (erf), 5 gelu (tanh), 6 identity,
+//             7 relu squared
 //   FAST_EXP  0 = precise: correctly rounded division and CUDA's expf (within 2 ulp);
 //             1 = fast: the special-function unit. Relative error of σ(z) below 2⁻¹⁷ for |z| ≤ 88:
 //             2⁻²² from ex2 and 2⁻²³ from rcp, the rest from rounding the exponent z·log₂e.
@@ -21,7 +22,7 @@ constexpr bool kFast = FAST_EXP != 0;
 constexpr bool kEager = ROUNDING == 2;
 constexpr bool kPreRound = ROUNDING >= 1;  // the linear maps' results are rounded to T
 
-enum Gate { kSilu, kSiluBeta, kSigmoid, kRelu, kGeluErf, kGeluTanh, kIdentity };
+enum Gate { kSilu, kSiluBeta, kSigmoid, kRelu, kGeluErf, kGeluTanh, kIdentity, kRelu2 };
 constexpr Gate kGate = (Gate)GATE;
 
 struct Formula {
@@ -78,6 +79,9 @@ INLINE float normal_cdf(float x) {
   return x != x ? x : (x < 0.0f ? tail : __fsub_rn(1.0f, tail));
 }
 
+// max(x, 0): +0 for both zeros; NaN stays.
+INLINE float relu(float x) { return x > 0.0f || x != x ? x : 0.0f; }
+
 // f(x), with every PyTorch operation rounded to T in eager mode.
 INLINE float gate_value(float x, const Formula& formula) {
   if constexpr (kGate == kSilu) return step(times_logistic(x, x));
@@ -87,8 +91,8 @@ INLINE float gate_value(float x, const Formula& formula) {
     return kEager ? step(__fmul_rn(x, step(logistic(z)))) : times_logistic(x, z);
   }
   if constexpr (kGate == kSigmoid) return step(logistic(x));
-  // +0 for both zeros; NaN stays.
-  if constexpr (kGate == kRelu) return x > 0.0f || x != x ? x : 0.0f;
+  if constexpr (kGate == kRelu) return relu(x);
+  if constexpr (kGate == kRelu2) return step(__fmul_rn(relu(x), relu(x)));
   if constexpr (kGate == kGeluErf) {
     if constexpr (kEager) {
       const float half = __fmul_rn(x, 0.5f);
@@ -132,6 +136,8 @@ INLINE float gate_derivative(float dy, float x, const Formula& formula) {
   }
   // PyTorch takes 0 at 0, and lets a gradient pass a NaN.
   if constexpr (kGate == kRelu) return x <= 0.0f ? 0.0f : (!kEager && x != x ? x : dy);
+  // The backward passes of two operations, the square and relu; 2x is a tensor between.
+  if constexpr (kGate == kRelu2) return x <= 0.0f ? 0.0f : step(__fmul_rn(dy, step(__fadd_rn(x, x))));
   if constexpr (kGate == kGeluErf) {
     // Φ + xφ
     const float density = __fmul_rn(kFast ? exp_neg(__fmul_rn(__fmul_rn(0.5f, x), x))

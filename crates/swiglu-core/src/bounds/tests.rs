@@ -74,3 +74,47 @@ fn elements_that_are_no_numbers_leave_the_others_their_limit() {
     wrong.as_mut_slice()[8] = 1.0;
     assert!(!judge(&wrong).passed());
 }
+
+/// f16 holds a square up to 65504. Where results are rounded once a small up may bring a larger one back;
+/// where each step is, the square is infinite already, which only that mode admits.
+#[test]
+fn squares_overflow_where_they_are_stored() {
+    let of = |v: f32| Matrix::from_vec(vec![f16::from_f32(v)], 1, 1).unwrap();
+    let reference = |rounding, gate: f32, up: f32| {
+        let (gate, up) = (of(gate), of(up));
+        let inputs = GateUpRef::separate(gate.view(), up.view()).unwrap();
+        activation(&Activation::REGLU2, Numerics::precise(rounding), &inputs).unwrap()
+    };
+    let passed = |r: &Reference, out: f32| r.judge(of(out).view()).unwrap();
+    let once = reference(Rounding::Fused, 300.0, 0.0625);
+    assert!(passed(&once, 5625.0).passed() && !passed(&once, f32::INFINITY).passed());
+    assert_eq!(passed(&once, 5625.0).overflow, None);
+    let stepwise = reference(Rounding::Eager, 300.0, 0.0625);
+    assert!(passed(&stepwise, f32::INFINITY).passed());
+    assert!(passed(&reference(Rounding::Eager, 300.0, 0.0), f32::NAN).passed());
+    assert!(!passed(&reference(Rounding::Eager, 200.0, 0.0), f32::NAN).passed());
+    let beyond = passed(&reference(Rounding::Fused, 300.0, 1.0), f32::INFINITY);
+    assert_eq!((beyond.passed(), beyond.overflow.map(|o| o.value)), (true, Some(90000.0)));
+}
+
+/// f′ = 2x is as large as x: an error of a large gate counts for more, and one of the gradient too.
+#[test]
+fn bounds_of_squares_grow_with_the_gate() {
+    let bound = |gate, error| {
+        let numerics = Numerics::precise(Rounding::Fused);
+        activation_bound(&Activation::REGLU2, numerics, DType::F32, (gate, error), (1.0, 0.0))
+    };
+    let (few, many) = (bound(1.0, 1e-3), bound(100.0, 1e-3));
+    assert!((2e-3..2.1e-3).contains(&few) && (0.2..0.21).contains(&many), "{few} {many}");
+    assert!(bound(-1.0, 1e-3) < 2e-6);
+    let gradient = |rounding, gate| {
+        let numerics = Numerics::precise(rounding);
+        backward_bound(&Activation::REGLU2, numerics, DType::F16, gate, 1.0, 1e-3).0
+    };
+    let roundoff = DType::F16.unit_roundoff();
+    let once = gradient(Rounding::Fused, 1000.0);
+    assert!((2.0 * roundoff..2.2 * roundoff).contains(&once), "{once}");
+    assert!(gradient(Rounding::Eager, 1000.0).is_finite());
+    // 2x is stored.
+    assert_eq!(gradient(Rounding::Eager, 40000.0), f64::INFINITY);
+}

@@ -53,10 +53,11 @@ impl GateCode {
             GateFn::Relu => 3,
             GateFn::GeluErf => 4,
             GateFn::GeluTanh => 5,
+            GateFn::Relu2 => 7,
             // A function this backend does not know would be a new variant of a foreign enum.
             _ => 6,
         };
-        let transcendental = !matches!(act.gate(), GateFn::Relu | GateFn::Identity);
+        let transcendental = !matches!(act.gate(), GateFn::Relu | GateFn::Relu2 | GateFn::Identity);
         let rounding = match numerics.rounding {
             Rounding::Fused => 0,
             // Results of f32 are f32 already.
@@ -117,8 +118,8 @@ impl GateCode {
 
     /// `bf16 silu fused+fast`.
     pub(crate) fn name(self) -> String {
-        const GATES: [&str; 7] =
-            ["silu", "silu-beta", "sigmoid", "relu", "gelu", "gelu-tanh", "identity"];
+        const GATES: [&str; 8] =
+            ["silu", "silu-beta", "sigmoid", "relu", "gelu", "gelu-tanh", "identity", "relu2"];
         const ROUNDINGS: [&str; 3] = ["fused", "pre_round", "eager"];
         format!(
             "{} {} {}+{}{}",
@@ -137,9 +138,9 @@ mod tests {
 
     #[test]
     fn codes_are_as_few_as_can_be() {
-        // 5 transcendental gates in 2 exp modes and 2 others; 3 roundings; clamped or not.
-        assert_eq!(GateCode::all(DType::Bf16).len(), 12 * 3 * 2);
-        assert_eq!(GateCode::all(DType::F32).len(), 12 * 2 * 2);
+        // 5 transcendental gates in 2 exp modes and 3 others; 3 roundings; clamped or not.
+        assert_eq!(GateCode::all(DType::Bf16).len(), 13 * 3 * 2);
+        assert_eq!(GateCode::all(DType::F32).len(), 13 * 2 * 2);
     }
 
     #[test]
@@ -148,5 +149,7 @@ mod tests {
         assert_eq!(code(Activation::SWIGLU, "fused"), code(Activation::SWIGLU, "pre_round"));
         assert_ne!(code(Activation::SWIGLU, "fused"), code(Activation::SWIGLU, "eager"));
         assert_eq!(code(Activation::REGLU, "fused+fast"), code(Activation::REGLU, "fused"));
+        assert_eq!(code(Activation::REGLU2, "fused+fast"), code(Activation::REGLU2, "fused"));
+        assert_ne!(code(Activation::REGLU2, "fused"), code(Activation::REGLU2, "eager"));
     }
 }
