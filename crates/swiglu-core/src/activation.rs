@@ -71,7 +71,7 @@ impl Activation {
     }
 
     /// One of each kind, for tests and conformance.
-    pub fn family() -> [Activation; 9] {
+    pub fn family() -> [Activation; 11] {
         [
             Activation::SWIGLU,
             Activation::plain(GateFn::Silu { beta: 1.702 }),
@@ -82,6 +82,8 @@ impl Activation {
             Activation::BILINEAR,
             Activation::CLAMPED_SWIGLU,
             Activation { gate: GateFn::GeluTanh, limit: Some(2.5), up_offset: -0.25 },
+            Activation::REGLU2,
+            Activation { gate: GateFn::Relu2, limit: Some(1.5), up_offset: 0.5 },
         ]
     }
 

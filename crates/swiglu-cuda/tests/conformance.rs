@@ -399,7 +399,7 @@ fn tf32_on_request() {
 
 /// Gradients of every activation, mode and arrangement against the oracle.
 fn backward<T: Element>(cuda: &Cuda, turn: usize) {
-    let act = Activation::family()[turn % 9];
+    let act = Activation::family()[turn % 11];
     let numerics = Numerics::all().nth(turn % 6).unwrap();
     let arrangement = [
         Arrangement::Separate,
@@ -459,13 +459,13 @@ fn gradients_of_the_activation() {
     let Some(cuda) = common::device() else { return };
     let types = [backward::<f32>, backward::<f16>, backward::<bf16>];
     if !common::partly() {
-        for turn in some((0..108).collect(), 11) {
+        for turn in some((0..132).collect(), 17) {
             types.iter().for_each(|backward| backward(&cuda, turn));
         }
     } else {
         // The least turns of one type each in which every type meets every activation, every mode of rounding
         // and every arrangement.
-        (0..27).for_each(|turn| types[(2 * turn + turn / 9) % 3](&cuda, turn));
+        (0..33).for_each(|turn| types[(2 * turn + turn / 11) % 3](&cuda, turn));
     }
 }
 

@@ -32,7 +32,7 @@ pub fn quantized_suite(types: &[QuantizedType], dtypes: &[DType]) -> Vec<Case> {
         for (d, &dtype) in dtypes.iter().enumerate() {
             for op in [Op::GatedLinear, Op::Mlp] {
                 for (r, &m) in ROWS.iter().enumerate() {
-                    let i = t * 11 + d * 5 + r * 7 + op as usize;
+                    let i = t * 13 + d * 5 + r * 7 + op as usize;
                     let down = types[(t + i % 2) % types.len()];
                     let blocks = [1, 3, 2, 5][(r + d) % 4];
                     // Rows of the down weight are whole blocks of its own type, and its outputs are
