@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::layer::*;
 use swiglu_core::Activation;
 use swiglu_formats::{ActivationSource, FormatError, LoadOptions, load_layer};
@@ -61,6 +61,20 @@ fn default_configurations_of_transformers_are_understood_but_for_these() {
         refused.iter().map(|(why, names)| format!("{why}: {}", names.join(" "))).collect();
     let expected: Vec<&str> = include_str!("data/refused-configs.txt").lines().collect();
     assert_eq!(shown, expected, "{}", shown.join("\n"));
+}
+
+/// BitNet's function, under every name; a family whose blocks have no gate says nothing of one.
+#[test]
+fn the_square_of_relu_is_known_where_there_is_a_gate() {
+    let known = |config| beside(&config, &LoadOptions::default());
+    for name in ["relu2", "relu_squared", "relu_sqr", "relu2_glu", "ReGLU2"] {
+        let (activation, _) = known(json!({"model_type": "bitnet", "hidden_act": name})).unwrap();
+        assert_eq!(activation, Activation::REGLU2, "{name}");
+    }
+    let unsaid = known(json!({"model_type": "bitnet"})).unwrap();
+    assert_eq!(unsaid, (Activation::REGLU2, ActivationSource::Family("BitNet")));
+    let gateless = known(json!({"model_type": "nemotron", "hidden_act": "relu2"}));
+    assert!(matches!(gateless, Err(FormatError::UnknownActivation { .. })), "{gateless:?}");
 }
 
 /// Sizes are left out: the layer of the test has its own.

@@ -174,6 +174,7 @@ fn activation_named(name: &str) -> Option<Activation> {
         }
         "quick_gelu" | "gelu_quick" | "quick_geglu" => Activation::new(quick, None, 0.0).ok()?,
         "relu" | "reglu" | "gated_relu" => Activation::REGLU,
+        "relu2" | "relu_squared" | "relu_sqr" | "relu2_glu" | "reglu2" => Activation::REGLU2,
         "sigmoid" | "glu" => Activation::GLU,
         "linear" | "identity" | "bilinear" => Activation::BILINEAR,
         "clamped_swiglu" => Activation::CLAMPED_SWIGLU,

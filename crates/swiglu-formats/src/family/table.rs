@@ -654,7 +654,8 @@ pub static FAMILIES: &[Family] = &[
             "nanochat",
         ],
         gguf: &["nemotron_h_moe", "plm", "phi2", "gptneox", "codeshell", "bloom", "mpt"],
-        function: Fixed("relu2"),
+        // Whatever the function is, there is nothing that it is applied to.
+        function: Fixed("no gate"),
         ..SILU
     },
 ];
