@@ -32,6 +32,7 @@ ACTIVATIONS = {
     "swiglu(beta=1.702)": lambda g, u: g * torch.sigmoid(1.702 * g) * u,
     "glu": lambda g, u: torch.sigmoid(g) * u,
     "reglu": lambda g, u: F.relu(g) * u,
+    "reglu2": lambda g, u: F.relu(g).square() * u,
     "geglu": lambda g, u: F.gelu(g) * u,
     "geglu-tanh": lambda g, u: F.gelu(g, approximate="tanh") * u,
     "bilinear": lambda g, u: g * u,

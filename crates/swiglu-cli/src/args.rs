@@ -124,8 +124,8 @@ pub(crate) struct MathArgs {
     /// rounding is eager]
     #[arg(long, value_name = "MODE")]
     exp: Option<ExpMode>,
-    /// The activation: swiglu, swiglu(beta=B), glu, reglu, geglu, geglu-tanh, bilinear,
-    /// clamped-swiglu(alpha=A,offset=O,limit=L) [default: that of the model, else swiglu]
+    /// The activation: swiglu, swiglu(beta=B), glu, reglu, reglu2, geglu, geglu-tanh,
+    /// bilinear, clamped-swiglu(alpha=A,offset=O,limit=L) [default: that of the model, else swiglu]
     #[arg(long, value_name = "NAME")]
     pub(crate) activation: Option<Activation>,
 }

@@ -185,6 +185,7 @@ _GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "swiglu": F.silu,
     "glu": torch.sigmoid,
     "reglu": F.relu,
+    "reglu2": lambda g: F.relu(g).square(),
     "geglu": F.gelu,
     "geglu-tanh": lambda g: F.gelu(g, approximate="tanh"),
     "bilinear": lambda g: g,
