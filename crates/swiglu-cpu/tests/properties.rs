@@ -23,7 +23,7 @@ fn facades() -> impl Strategy<Value = Isa> {
 
 fn cases() -> impl Strategy<Value = Case> {
     let shape = (0usize..40, 0usize..150, 0usize..150);
-    let kinds = (0usize..9, 0usize..6, 0usize..3, 0usize..5, 0usize..2);
+    let kinds = (0usize..11, 0usize..6, 0usize..3, 0usize..5, 0usize..2);
     (shape, kinds, any::<bool>(), 0usize..20, any::<u64>()).prop_map(
         |(
             (m, hidden, intermediate),
