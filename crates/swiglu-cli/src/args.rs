@@ -159,7 +159,7 @@ impl MathArgs {
             Rounding::Eager => ExpMode::Precise,
             Rounding::Fused | Rounding::PreRound => default.exp,
         };
-        Numerics { rounding, exp: self.exp.unwrap_or(exp) }
+        Numerics { rounding, exp: self.exp.unwrap_or(exp), batch_invariant: false }
     }
 }
 
