@@ -124,6 +124,10 @@ pub(crate) struct MathArgs {
     /// rounding is eager]
     #[arg(long, value_name = "MODE")]
     exp: Option<ExpMode>,
+    /// A token's result has the same bits whatever tokens are computed with it, and however many: products
+    /// are summed in one order for every number. CPU only
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
     /// The activation: swiglu, swiglu(beta=B), glu, reglu, reglu2, geglu, geglu-tanh,
     /// bilinear, clamped-swiglu(alpha=A,offset=O,limit=L) [default: that of the model, else swiglu]
     #[arg(long, value_name = "NAME")]
@@ -159,7 +163,13 @@ impl MathArgs {
             Rounding::Eager => ExpMode::Precise,
             Rounding::Fused | Rounding::PreRound => default.exp,
         };
-        Numerics { rounding, exp: self.exp.unwrap_or(exp) }
+        let batch_invariant = self.batch_invariant;
+        Numerics { rounding, exp: self.exp.unwrap_or(exp), batch_invariant }
+    }
+
+    /// Refuses numerics in which the device does not compute the operation.
+    pub(crate) fn expect_computed(&self, device: &Device, op: Op) -> anyhow::Result<()> {
+        expect_invariant(device, op, self.batch_invariant)
     }
 }
 
@@ -407,6 +417,12 @@ pub(crate) fn expect_free(
         bail!("{shown}: exists already; remove it or give --force");
     }
     Ok(())
+}
+
+/// Refuses `--batch-invariant`, if it is given, for an operation that the device does not compute so.
+pub(crate) fn expect_invariant(device: &Device, op: Op, given: bool) -> anyhow::Result<()> {
+    let numerics = Numerics { batch_invariant: given, ..Numerics::default() };
+    device.expect_numerics(op, numerics).context("--batch-invariant (--device cpu has it)")
 }
 
 /// A number of rows or columns of a problem that is made up.

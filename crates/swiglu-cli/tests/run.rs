@@ -158,6 +158,29 @@ fn a_file_with_input_and_reference_gives_the_output() {
 }
 
 #[test]
+fn a_tokens_bits_do_not_follow_its_batch_where_they_must_not() {
+    let files = Files::new();
+    let output = files.name("y.npy");
+    for (weights, layer, hidden) in [(STORIES, "0", 288), (SMOLLM2, "28", 576)] {
+        // Of one seed, the first token is always the same.
+        let first = |tokens: &str| {
+            let args =
+                ["--weights", weights, "--layer", layer, "--tokens", tokens, "--dtype", "f32"];
+            let more = ["--batch-invariant", "--device", "cpu", "--output", &output, "--force"];
+            let report = run(&[&args[..], &more].concat());
+            assert_eq!(report["passed"], true, "{report}");
+            assert_eq!(report["numerics"], "fused+precise+batch-invariant");
+            let bits = npy_values(&files.path("y.npy")).into_iter().map(f32::to_bits);
+            (report["weights"].clone(), bits.take(hidden).collect::<Vec<_>>())
+        };
+        let alone = first("1");
+        for tokens in ["2", "3", "4", "40"] {
+            assert_eq!(first(tokens), alone, "{weights}, {tokens} tokens");
+        }
+    }
+}
+
+#[test]
 fn a_wrong_reference_is_a_failed_check_not_an_error() {
     let files = Files::new();
     let input = format!("{STORIES}#acts.layers.0.mlp_in");

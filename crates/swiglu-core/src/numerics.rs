@@ -1,4 +1,5 @@
-//! Numerics modes: where intermediate values are rounded and how the exponential is evaluated.
+//! Numerics modes: where intermediate values are rounded, how the exponential is evaluated, and whether the
+//! order of sums may follow the number of rows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -114,20 +115,40 @@ impl FromStr for ExpMode {
     }
 }
 
-/// A rounding order and an evaluation of the exponential.
+/// A rounding order, an evaluation of the exponential, and what the order of sums may depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Numerics {
     /// Where values are rounded.
     pub rounding: Rounding,
     /// How the exponential is evaluated.
     pub exp: ExpMode,
+    /// Whether a row of the output has the same bits whatever M is, and wherever in the batch its row of
+    /// the input stands: products are then summed in one order for every M. Otherwise kernels, and with
+    /// them the order, follow M. The bits still depend on the instruction set and on whether weights are
+    /// quantised or decoded. A layer on a device that cannot do it is refused. The activation operation
+    /// is so in any case.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub batch_invariant: bool,
 }
 
+/// A mode that is off is left out of records, so that those from before it was there are the same.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_off(mode: &bool) -> bool {
+    !*mode
+}
+
+/// What [`Numerics::batch_invariant`] is called in names of numerics.
+const BATCH_INVARIANT: &str = "batch-invariant";
+
 impl Numerics {
-    /// Every combination.
+    /// Every combination that changes what is rounded; none is batch-invariant.
     pub fn all() -> impl Iterator<Item = Numerics> {
         Rounding::ALL.into_iter().flat_map(|rounding| {
-            ExpMode::ALL.into_iter().map(move |exp| Numerics { rounding, exp })
+            ExpMode::ALL.into_iter().map(move |exp| Numerics {
+                rounding,
+                exp,
+                batch_invariant: false,
+            })
         })
     }
 
@@ -138,27 +159,44 @@ impl Numerics {
             DType::F32 => ExpMode::Precise,
             DType::F16 | DType::Bf16 => ExpMode::Fast,
         };
-        Numerics { rounding: Rounding::Fused, exp }
+        Numerics { rounding: Rounding::Fused, exp, batch_invariant: false }
     }
 
     /// The given rounding with the precise exponential.
     pub const fn precise(rounding: Rounding) -> Numerics {
-        Numerics { rounding, exp: ExpMode::Precise }
+        Numerics { rounding, exp: ExpMode::Precise, batch_invariant: false }
+    }
+
+    /// The same with one order of sums for every M, see [`Self::batch_invariant`].
+    #[must_use]
+    pub const fn with_batch_invariance(self) -> Numerics {
+        Numerics { batch_invariant: true, ..self }
     }
 }
 
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{}+{}", self.rounding, self.exp))
+        let Self { rounding, exp, batch_invariant } = self;
+        match batch_invariant {
+            false => f.pad(&format!("{rounding}+{exp}")),
+            true => f.pad(&format!("{rounding}+{exp}+{BATCH_INVARIANT}")),
+        }
     }
 }
 
 impl FromStr for Numerics {
     type Err = Error;
-    /// `fused`, or `fused+fast`; the exponential is `precise` where it is not named.
+    /// `fused`, or `fused+fast`; the exponential is `precise` where it is not named. `+batch-invariant`
+    /// may follow.
     fn from_str(s: &str) -> Result<Self> {
-        let (rounding, exp) = s.split_once('+').unwrap_or((s, "precise"));
-        Ok(Numerics { rounding: rounding.parse()?, exp: exp.parse()? })
+        let without = s.strip_suffix(BATCH_INVARIANT).and_then(|s| s.strip_suffix('+'));
+        let modes = without.unwrap_or(s);
+        let (rounding, exp) = modes.split_once('+').unwrap_or((modes, "precise"));
+        Ok(Numerics {
+            rounding: rounding.parse()?,
+            exp: exp.parse()?,
+            batch_invariant: without.is_some(),
+        })
     }
 }
 
@@ -170,8 +208,27 @@ mod tests {
     fn names_round_trip() {
         assert_eq!(Numerics::all().count(), 6);
         for n in Numerics::all() {
-            assert_eq!(n.to_string().parse::<Numerics>().unwrap(), n);
+            for n in [n, n.with_batch_invariance()] {
+                assert_eq!(n.to_string().parse::<Numerics>().unwrap(), n);
+                let json = serde_json::to_string(&n).unwrap();
+                assert_eq!(serde_json::from_str::<Numerics>(&json).unwrap(), n);
+            }
         }
-        assert!("fused+quick".parse::<Numerics>().is_err());
+        for wrong in ["fused+quick", "batch-invariant", "fusedbatch-invariant", "fused+batch"] {
+            assert!(wrong.parse::<Numerics>().is_err(), "{wrong}");
+        }
+    }
+
+    /// Records and definitions from before the mode was there keep their form.
+    #[test]
+    fn a_mode_that_is_off_is_not_named() {
+        let plain = Numerics::default_for(DType::Bf16);
+        assert_eq!(plain.to_string(), "fused+fast");
+        let json = r#"{"rounding":"fused","exp":"fast"}"#;
+        assert_eq!(serde_json::to_string(&plain).unwrap(), json);
+        assert_eq!(serde_json::from_str::<Numerics>(json).unwrap(), plain);
+        let on = plain.with_batch_invariance();
+        assert_eq!(on.to_string(), "fused+fast+batch-invariant");
+        assert_eq!("fused+batch-invariant".parse::<Numerics>().unwrap().exp, ExpMode::Precise);
     }
 }

@@ -8,7 +8,7 @@ use swiglu_core::{DType, Element, bf16, f16};
 
 use crate::elementwise::Segments;
 use crate::epilogue::{GatedPanel, PlainPanel};
-use crate::gemm::Sums;
+use crate::gemm::{SideBySide, Sums};
 use crate::isa::Isa;
 use crate::quant::{DecodedSums, Dots, PackUnits, PairSums};
 use crate::rows::PackBlocks;
@@ -68,6 +68,8 @@ macro_rules! compiled {
 compiled! {
     /// Sums of a panel.
     sums(Sums);
+    /// Sums of several panels.
+    side_by_side(SideBySide);
     /// Rows packed for the matrix kernel.
     pack_rows(PackBlocks<'_>);
     /// Rows packed for quantised weights.

@@ -126,6 +126,91 @@ impl<T: Element> Kernel for Sums<T> {
     }
 }
 
+/// Panels that [`SideBySide`] sums together for so many rows; none where [`Sums`] has one accumulator by itself.
+pub(crate) const fn panels_together(rows: usize) -> Option<usize> {
+    match rows {
+        1 => Some(4),
+        2 => Some(2),
+        3 => Some(1),
+        _ => None,
+    }
+}
+
+/// The sums of neighbouring panels over one block of up to three rows, each in the order in which more rows are summed:
+/// in one accumulator from the first step to the last. [`Sums`] has several accumulators for so few rows, to hide the
+/// latency of a multiply-add; here those of several panels do.
+pub(crate) struct SideBySide<T> {
+    /// The first panel; the sums of the others lie behind its own.
+    first: Sums<T>,
+    panel_bytes: usize,
+    /// A power of two, at most [`panels_together`].
+    panels: usize,
+}
+
+impl<T: Element> SideBySide<T> {
+    /// The panels of `range`, which are some of `panels`; `rows.sums` has room for the sums of each.
+    pub(crate) fn new(panels: &Panels<T>, range: Range<usize>, rows: PackedRows) -> Self {
+        debug_assert!(range.end <= panels.panels(), "{range:?} of {}", panels.panels());
+        let first = Sums::new(panels, range.start, rows);
+        Self { first, panel_bytes: panels.panel_bytes(), panels: range.len() }
+    }
+
+    #[expect(clippy::needless_range_loop, reason = "see the comment where sums are stored")]
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(self) {
+        let Sums { weights, steps, step_bytes, rows: PackedRows { x, sums, .. }, .. } = self.first;
+        // All panels together are as far ahead as one is by itself. Where a panel ends, that which takes its place in
+        // the next group is asked for.
+        let ahead = STREAM_AHEAD / PANELS;
+        let last = steps.min(ahead / step_bytes);
+        let parts = [(steps - last, ahead), (last, ahead + (PANELS - 1) * self.panel_bytes)];
+        // SAFETY: `x` holds the steps of ROWS rows, each panel its steps, `sums` ROWS rows of two vectors for each panel.
+        unsafe {
+            let mut acc = [[[S::V::splat(0.0); 2]; ROWS]; PANELS];
+            let (mut x, mut w) = (x, weights);
+            for (count, ahead) in parts {
+                for _ in 0..count {
+                    for (p, acc) in acc.iter_mut().enumerate() {
+                        let w = w.add(p * self.panel_bytes);
+                        S::prefetch_lines(w.wrapping_add(ahead), step_bytes.div_ceil(64));
+                        step::<S, T, ROWS>(acc, x, w);
+                    }
+                    (x, w) = (x.add(ROWS), w.add(step_bytes));
+                }
+            }
+            // As nested loops: with one over all of them the accumulators would lie in memory.
+            for p in 0..PANELS {
+                for r in 0..ROWS {
+                    for v in 0..2 {
+                        S::store_f32(sums.add(((p * ROWS + r) * 2 + v) * S::LANES), acc[p][r][v]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Element> Kernel for SideBySide<T> {
+    type Output = ();
+    const USES_DOTS: bool = Sums::<T>::USES_DOTS;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's.
+        unsafe {
+            match (self.first.rows.blocks.m, self.panels) {
+                (1, 4) => self.tile::<S, 1, 4>(),
+                (1, 2) => self.tile::<S, 1, 2>(),
+                (1, 1) => self.tile::<S, 1, 1>(),
+                (2, 2) => self.tile::<S, 2, 2>(),
+                (2, 1) => self.tile::<S, 2, 1>(),
+                (3, 1) => self.tile::<S, 3, 1>(),
+                (rows, panels) => unreachable!("{panels} panels of {rows} rows"),
+            }
+        }
+    }
+}
+
 /// How often the blocks that pass over a chunk of `steps` look at the prefetch budget.
 #[inline(always)]
 pub(crate) fn fetches(steps: usize, blocks: Blocks) -> usize {

@@ -12,6 +12,7 @@ mod gemm;
 mod isa;
 mod layers;
 pub mod naive;
+mod order;
 mod panels;
 mod placement;
 mod quant;

@@ -39,6 +39,7 @@ use swiglu_core::{DType, Element, MatrixRef};
 
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
+use crate::order::Order;
 use crate::panels::{Panels, SendPtr};
 use crate::simd::amx::{self, Product, Tiles};
 
@@ -59,9 +60,14 @@ const GROUP_PANELS: usize = 8;
 /// Output features of a panel, and sums of a row.
 const COLUMNS: usize = 32;
 
-/// Whether `m` rows of `dtype` go through tiles.
-pub(crate) fn take(isa: Isa, dtype: DType, m: usize) -> bool {
-    isa == Isa::AmxBf16 && dtype == DType::Bf16 && m >= ROWS_MIN
+/// Whether `m` rows of `dtype` go through tiles: with a common order all do, since the instruction adds up its
+/// products otherwise than vectors do, and many rows take a multiple of the time without it.
+pub(crate) fn take(isa: Isa, dtype: DType, m: usize, order: Order) -> bool {
+    let least = match order {
+        Order::OfRows => ROWS_MIN,
+        Order::Common => 1,
+    };
+    isa == Isa::AmxBf16 && dtype == DType::Bf16 && m >= least
 }
 
 /// Steps that a panel is padded to with zeros, so that no tile reads past it.

@@ -6,8 +6,9 @@ use swiglu_core::{Element, MatrixRef};
 
 use crate::compiled;
 use crate::cpu::Cpu;
-use crate::gemm::Blocks;
+use crate::gemm::{Blocks, panels_together};
 use crate::isa::Isa;
+use crate::order::Order;
 use crate::panels::{Panels, SendPtr};
 use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, RUN, Way};
 use crate::rows::{PackBlocks, PackRows, Steps};
@@ -46,28 +47,32 @@ impl<T: Element> Weights<T> {
         bias() -> Option<*const f32>;
     }
 
-    /// How `m` rows are packed.
-    pub(crate) fn packing(&self, cpu: &Cpu, m: usize) -> Packing {
+    /// How `m` rows are packed, and with that by which kernels they are multiplied.
+    pub(crate) fn packing(&self, cpu: &Cpu, m: usize, order: Order) -> Packing {
+        let together = match order {
+            Order::OfRows => None,
+            Order::Common => panels_together(m),
+        };
         let panels = match self {
-            Weights::Dense(panels) if tiles::take(cpu.isa(), T::DTYPE, m) => {
+            Weights::Dense(panels) if tiles::take(cpu.isa(), T::DTYPE, m, order) => {
                 return Packing::Tiles(tiles::Layout { m, inputs: panels.inputs() });
             }
             Weights::Dense(panels) => {
-                return Packing::steps::<T>(cpu, m, Steps::Dense, panels.inputs());
+                return Packing::steps::<T>(cpu, m, Steps::Dense, panels.inputs(), together);
             }
             Weights::Quantized(panels) => panels,
         };
         let (block, inputs) = (panels.block(), panels.inputs());
-        match Way::of(cpu.isa(), T::DTYPE, block, m) {
+        match Way::of(cpu.isa(), T::DTYPE, block, m, order) {
             Way::Digits => {
                 let (offset, halves) = panels.offset_and_halves();
                 Packing::Digits { m, inputs, offset, halves }
             }
             Way::Pairs => {
                 let sums = block.minimum_span().map_or(0, |span| RUN / span);
-                Packing::steps::<T>(cpu, m, Steps::Runs { sums }, inputs)
+                Packing::steps::<T>(cpu, m, Steps::Runs { sums }, inputs, None)
             }
-            Way::Decoded => Packing::steps::<T>(cpu, m, Steps::Wide, inputs),
+            Way::Decoded => Packing::steps::<T>(cpu, m, Steps::Wide, inputs, together),
         }
     }
 
@@ -83,8 +88,8 @@ impl<T: Element> Weights<T> {
 /// How rows are packed.
 #[derive(Clone, Copy)]
 pub(crate) enum Packing {
-    /// Blocks of rows, each of `count` steps.
-    Steps { blocks: Blocks, steps: Steps, count: usize },
+    /// Blocks of rows, each of `count` steps; how many panels of weights are summed side by side, if any.
+    Steps { blocks: Blocks, steps: Steps, count: usize, together: Option<usize> },
     /// Fixed-point digits.
     Digits { m: usize, inputs: usize, offset: u32, halves: bool },
     /// Tiles of bfloat16.
@@ -92,9 +97,15 @@ pub(crate) enum Packing {
 }
 
 impl Packing {
-    fn steps<T: Element>(cpu: &Cpu, m: usize, steps: Steps, inputs: usize) -> Self {
+    fn steps<T: Element>(
+        cpu: &Cpu,
+        m: usize,
+        steps: Steps,
+        inputs: usize,
+        together: Option<usize>,
+    ) -> Self {
         let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
-        Packing::Steps { blocks, steps, count: steps.count(T::DTYPE, inputs) }
+        Packing::Steps { blocks, steps, count: steps.count(T::DTYPE, inputs), together }
     }
 
     /// Bytes of the packed rows.
@@ -109,9 +120,10 @@ impl Packing {
     /// Accumulators that a worker needs.
     pub(crate) fn sums(self, cpu: &Cpu) -> usize {
         match self {
-            Packing::Steps { blocks: Blocks { m, .. }, .. } | Packing::Digits { m, .. } => {
-                m * 2 * simd::lanes(cpu.isa())
+            Packing::Steps { blocks: Blocks { m, .. }, together, .. } => {
+                together.unwrap_or(1) * m * 2 * simd::lanes(cpu.isa())
             }
+            Packing::Digits { m, .. } => m * 2 * simd::lanes(cpu.isa()),
             Packing::Tiles(layout) => layout.sums(),
         }
     }

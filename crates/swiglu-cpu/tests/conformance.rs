@@ -8,7 +8,20 @@ use swiglu_core::{DType, Path, Rounding};
 use swiglu_cpu::{Cpu, CpuBackend, CpuOptions, Isa};
 use swiglu_testing::not_run;
 
+/// With products summed in one order for every number of rows, every fifth case.
+fn conforms_invariant(isa: Isa) {
+    conforms_as(isa, 2, Path::Fused, |cases| {
+        let one_order =
+            |case: Case| Case { numerics: case.numerics.with_batch_invariance(), ..case };
+        cases.into_iter().step_by(5).map(one_order).collect()
+    });
+}
+
 fn conforms(isa: Isa, threads: usize, path: Path) {
+    conforms_as(isa, threads, path, |cases| cases);
+}
+
+fn conforms_as(isa: Isa, threads: usize, path: Path, of: impl Fn(Vec<Case>) -> Vec<Case>) {
     if !isa.is_available() {
         not_run(format_args!("this machine lacks {isa}"));
         return;
@@ -19,16 +32,16 @@ fn conforms(isa: Isa, threads: usize, path: Path) {
         Path::Fused => quantized_suite(backend.quantized_types(), &DType::ALL),
         Path::Unfused => Vec::new(),
     };
-    let failed: Vec<String> = suite(&DType::ALL)
-        .iter()
-        .chain(&quantized)
+    let failed: Vec<String> = [suite(&DType::ALL), quantized]
+        .into_iter()
+        .flat_map(of)
         // The unfused path has no `fused` rounding of the 16-bit types; it follows `pre_round`.
         .filter(|case| {
             path == Path::Fused
                 || case.dtype == DType::F32
                 || case.numerics.rounding != Rounding::Fused
         })
-        .filter_map(|case: &Case| match run(&backend, case) {
+        .filter_map(|case| match run(&backend, &case) {
             Ok(outcome) if outcome.passed() => None,
             other => Some(format!("{case}: {other:?}")),
         })
@@ -57,6 +70,10 @@ macro_rules! facades {
             #[test]
             fn unfused() {
                 conforms($isa, 2, Path::Unfused);
+            }
+            #[test]
+            fn batch_invariant() {
+                conforms_invariant($isa);
             }
         })*
     };

@@ -32,8 +32,8 @@ pub use context::{Cuda, CudaOptions, DeviceFacts};
 pub use error::{CudaError, Result};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
-    Candidate, GatedLinear, Mlp, QuantizedMlp, Way, expect_quantized, quantized_tokens,
-    quantized_types,
+    Candidate, GatedLinear, Mlp, QuantizedMlp, Way, expect_numerics, expect_quantized,
+    quantized_tokens, quantized_types,
 };
 pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swiglu_core::{DType, Error as CoreError, Op, Path, Plan, Problem, QuantizedType};
+use swiglu_core::{DType, Error as CoreError, Numerics, Op, Path, Plan, Problem, QuantizedType};
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
@@ -108,6 +108,22 @@ impl Device {
             Device::Cpu(_) => swiglu_cpu::expect_quantized(op, dtype, kind),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, kind),
+        }
+    }
+
+    /// Refuses numerics in which the device computes no such layer.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for batch-invariant layers on a CUDA device.
+    pub fn expect_numerics(
+        &self,
+        op: Op,
+        numerics: Numerics,
+    ) -> std::result::Result<(), CoreError> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => swiglu_cuda::expect_numerics(op, numerics),
         }
     }
 

@@ -37,6 +37,13 @@
 //! # Ok::<(), swiglu::Error>(())
 //! ```
 //!
+//! # Batch invariance
+//!
+//! With [`Numerics::with_batch_invariance`] a token's result has the same bits however many tokens a call has
+//! and wherever in it the token stands: products are summed in one order for every number. The CPU's layers
+//! do it; a CUDA device refuses them ([`Device::expect_numerics`]). Without it only the number of tokens
+//! decides the order: threads and the values of other tokens never do.
+//!
 //! # Quantised weights
 //!
 //! The blocks of a GGUF file, and weights of 8 bits with scales beside them of a safetensors file, are

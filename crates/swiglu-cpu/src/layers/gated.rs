@@ -60,8 +60,9 @@ impl<T: Element> GatedLinear<T> {
     pub fn with_path(cpu: &Cpu, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
         params.validate()?;
         let w = &params.weights;
+        let (order, orientation) = (params.numerics.into(), w.layout().orientation);
         let half = |half, bias| {
-            Linear::new(cpu, w.intermediate(), w.hidden(), w.layout().orientation, bias, &|h| {
+            Linear::new(cpu, w.intermediate(), w.hidden(), order, orientation, bias, &|h| {
                 w.locate(half, h)
             })
         };
@@ -141,7 +142,8 @@ impl<T: Element> GatedLinear<T> {
         self.check(x, &out)?;
         match &self.kernel {
             GatedKernel::Fused(weights) => {
-                linear_map(&self.cpu, weights, &self.workspaces, x, out, |out| {
+                let ordered = (weights, self.problem.numerics.into());
+                linear_map(&self.cpu, ordered, &self.workspaces, x, out, |out| {
                     self.epilogue::<T>(weights, out)
                 })
             }

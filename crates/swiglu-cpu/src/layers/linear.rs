@@ -5,6 +5,7 @@ use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Resu
 use super::pass::linear_map;
 use crate::cpu::Cpu;
 use crate::epilogue::{Plain, Rows};
+use crate::order::Order;
 use crate::panels::Panels;
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
@@ -15,6 +16,7 @@ use crate::workspace::Workspaces;
 pub(crate) struct Linear<T> {
     cpu: Cpu,
     weights: Weights<T>,
+    order: Order,
     workspaces: Workspaces,
 }
 
@@ -24,21 +26,27 @@ impl<T: Element> Linear<T> {
         cpu: &Cpu,
         outputs: usize,
         inputs: usize,
+        order: Order,
         orientation: Orientation,
         bias: Option<&[f32]>,
         locate: &(dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync),
     ) -> Result<Self> {
         let panels = Panels::linear(cpu, outputs, inputs, orientation, locate, bias)?;
-        Ok(Self::with(cpu, Weights::Dense(panels)))
+        Ok(Self::with(cpu, Weights::Dense(panels), order))
     }
 
     /// Packs quantised weights.
-    pub(crate) fn quantized(cpu: &Cpu, w: QuantizedRef<'_>, bias: Option<&[f32]>) -> Result<Self> {
-        Ok(Self::with(cpu, Weights::Quantized(QuantizedPanels::linear(cpu, w, bias)?)))
+    pub(crate) fn quantized(
+        cpu: &Cpu,
+        w: QuantizedRef<'_>,
+        order: Order,
+        bias: Option<&[f32]>,
+    ) -> Result<Self> {
+        Ok(Self::with(cpu, Weights::Quantized(QuantizedPanels::linear(cpu, w, bias)?), order))
     }
 
-    fn with(cpu: &Cpu, weights: Weights<T>) -> Self {
-        Self { cpu: cpu.clone(), weights, workspaces: Workspaces::default() }
+    fn with(cpu: &Cpu, weights: Weights<T>, order: Order) -> Self {
+        Self { cpu: cpu.clone(), weights, order, workspaces: Workspaces::default() }
     }
 
     /// The packed weights.
@@ -53,6 +61,7 @@ impl<T: Element> Linear<T> {
 
     /// out = x·W + b; the shapes are the caller's.
     pub(crate) fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
-        linear_map(&self.cpu, &self.weights, &self.workspaces, x, out, |out| self.epilogue(out))
+        let weights = (&self.weights, self.order);
+        linear_map(&self.cpu, weights, &self.workspaces, x, out, |out| self.epilogue(out))
     }
 }

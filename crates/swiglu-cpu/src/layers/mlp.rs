@@ -46,6 +46,7 @@ impl<T: Element> Mlp<T> {
             cpu,
             w.hidden(),
             w.intermediate(),
+            params.gated.numerics.into(),
             params.down_orientation,
             params.down_bias,
             &|k| (params.down, k),
@@ -64,7 +65,8 @@ impl<T: Element> Mlp<T> {
     pub fn quantized(cpu: &Cpu, params: &QuantizedMlpParams<'_>) -> Result<Self> {
         params.validate()?;
         let gated = GatedLinear::quantized(cpu, &params.gated)?;
-        let down = Linear::quantized(cpu, params.down, params.down_bias)?;
+        let down =
+            Linear::quantized(cpu, params.down, params.gated.numerics.into(), params.down_bias)?;
         Ok(Self { gated, down, problem: params.problem(0, T::DTYPE) })
     }
 
@@ -120,7 +122,9 @@ impl<T: Element> Mlp<T> {
     ) -> Result<()> {
         let cpu = &self.gated.cpu;
         let (m, down_weights) = (pass.len(), self.down.weights());
-        let (packing, h_packing) = (weights.packing(cpu, m), down_weights.packing(cpu, m));
+        let order = self.problem.numerics.into();
+        let packing = weights.packing(cpu, m, order);
+        let h_packing = down_weights.packing(cpu, m, order);
         let features = self.problem.intermediate;
         let h_len = h_row_len::<O>(features);
         let packs_h = h_packing.changes_rows();

@@ -7,9 +7,10 @@ use swiglu_core::{DType, Element, MatrixMut, MatrixRef, Result};
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::epilogue::{Epilogue, Rows};
-use crate::gemm::{PackedRows, Sums};
+use crate::gemm::{PackedRows, SideBySide, Sums};
+use crate::order::Order;
 use crate::panels::SendPtr;
-use crate::quant::{DecodedSums, Dots, PairSums, takes_pairs};
+use crate::quant::{self, DecodedSums, Dots, PairSums, takes_pairs};
 use crate::rows::Steps;
 use crate::simd;
 use crate::team::Step;
@@ -53,6 +54,10 @@ impl<T: Element> Call<'_, T> {
             if let (Weights::Dense(panels), Packing::Tiles(layout)) = (self.weights, self.packing) {
                 return TilePanels::new(isa, panels, (x, layout), sums).run(range, epilogue);
             }
+            if let Packing::Steps { blocks, together: Some(together), .. } = self.packing {
+                let rows = PackedRows { x: x.cast(), blocks, sums };
+                return self.side_by_side(rows, (range, together), worker, epilogue);
+            }
             for panel in range {
                 match (self.weights, self.packing) {
                     (Weights::Dense(panels), Packing::Steps { blocks, .. }) => {
@@ -66,7 +71,7 @@ impl<T: Element> Call<'_, T> {
                             let kernel = PairSums::new(panels, panel, rows, scratch);
                             compiled::pair_sums(isa, kernel);
                         } else {
-                            let kernel = DecodedSums::new(panels, panel, rows, scratch);
+                            let kernel = DecodedSums::new(panels, panel..panel + 1, rows, scratch);
                             compiled::decoded_sums(isa, kernel);
                         }
                     }
@@ -81,12 +86,51 @@ impl<T: Element> Call<'_, T> {
             }
         }
     }
+
+    /// Computes a range of panels, so many at a time.
+    ///
+    /// # Safety
+    /// As of the kernel and the epilogue; there is room for the sums of so many panels.
+    unsafe fn side_by_side(
+        &self,
+        rows: PackedRows,
+        (mut range, together): (Range<usize>, usize),
+        worker: usize,
+        epilogue: impl Epilogue,
+    ) {
+        let (isa, m) = (self.cpu.isa(), self.m);
+        while !range.is_empty() {
+            let count = 1 << range.len().min(together).ilog2();
+            let group = range.start..range.start + count;
+            range.start = group.end;
+            // SAFETY: the caller's.
+            unsafe {
+                match self.weights {
+                    Weights::Dense(panels) => {
+                        compiled::side_by_side(isa, SideBySide::new(panels, group.clone(), rows));
+                    }
+                    Weights::Quantized(panels) => {
+                        let scratch = (self.scratch.get(), worker);
+                        let kernel = DecodedSums::new(panels, group.clone(), rows, scratch);
+                        compiled::decoded_sums(isa, kernel);
+                    }
+                }
+                for (i, panel) in group.enumerate() {
+                    let sums = rows.sums.add(i * m * 2 * simd::lanes(isa));
+                    epilogue.finish(isa, panel, 0, sums, m);
+                }
+            }
+        }
+    }
 }
 
 /// The most bytes that one of many packed rows of `n` inputs has, but for tiles.
-fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool) -> usize {
+fn packed_row_bytes(cpu: &Cpu, n: usize, dtype: DType, quantized: bool, order: Order) -> usize {
     let steps = match quantized {
         false => Steps::Dense,
+        true if order == Order::Common && !simd::short_sums(cpu.isa()) => {
+            return quant::row_bytes(1, n);
+        }
         true if takes_pairs(cpu.isa(), dtype) => Steps::Runs { sums: 2 },
         true => Steps::Wide,
     };
@@ -99,13 +143,15 @@ pub(crate) fn passes(
     m: usize,
     dtype: DType,
     quantized: bool,
+    order: Order,
     inputs: &[usize],
 ) -> Passes {
-    if !quantized && tiles::take(cpu.isa(), dtype, m) {
+    if !quantized && tiles::take(cpu.isa(), dtype, m, order) {
         return Passes::new(m, tiles::PASS_ROWS, tiles::BLOCK_ROWS);
     }
     // The packed rows of a pass share the cache.
-    let bytes: usize = inputs.iter().map(|&n| packed_row_bytes(cpu, n, dtype, quantized)).sum();
+    let bytes: usize =
+        inputs.iter().map(|&n| packed_row_bytes(cpu, n, dtype, quantized, order)).sum();
     let bytes_per_row = bytes / inputs.len();
     let tile = simd::tile_rows(cpu.isa());
     let most = (ROWS_BYTES / bytes_per_row.max(1) / tile).max(4) * tile;
@@ -166,18 +212,18 @@ impl<O: Copy> Shared<O> {
 /// One linear map over all rows of x: pack the rows of a pass, run the panels over them, and so on.
 pub(crate) fn linear_map<T: Element, E: Epilogue>(
     cpu: &Cpu,
-    weights: &Weights<T>,
+    (weights, order): (&Weights<T>, Order),
     workspaces: &Workspaces,
     x: MatrixRef<'_, T>,
     mut out: MatrixMut<'_, T>,
     epilogue: impl Fn(Rows<T>) -> E + Sync,
 ) -> Result<()> {
     let quantized = matches!(weights, Weights::Quantized(_));
-    let passes = passes(cpu, x.rows(), T::DTYPE, quantized, &[x.cols()]);
+    let passes = passes(cpu, x.rows(), T::DTYPE, quantized, order, &[x.cols()]);
     workspaces.with(|ws| {
         for pass in passes.ranges() {
             let m = pass.len();
-            let packing = weights.packing(cpu, m);
+            let packing = weights.packing(cpu, m, order);
             ws.x.reserve(packing.bytes())?;
             ws.sums.reserve(packing.sums_bytes(cpu))?;
             ws.scratch.reserve(weights.scratch_bytes(cpu, packing))?;

@@ -5,6 +5,7 @@ use swiglu_core::{Op, Path, Plan, Problem, QuantizedType};
 use super::pass::{self, Passes};
 use crate::cpu::Cpu;
 use crate::gemm::Blocks;
+use crate::order::Order;
 use crate::quant::Way;
 use crate::simd;
 use crate::tiles;
@@ -16,17 +17,19 @@ pub(super) fn passes(cpu: &Cpu, problem: &Problem, path: Path) -> Passes {
         (Op::Mlp, Path::Fused) => &inputs[..],
         _ => &inputs[..1],
     };
-    pass::passes(cpu, problem.m, problem.dtype, problem.quantized.is_some(), inputs)
+    let order = problem.numerics.into();
+    pass::passes(cpu, problem.m, problem.dtype, problem.quantized.is_some(), order, inputs)
 }
 
 /// How a layer computes `problem` on `path`.
 pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
     let passes = passes(cpu, &problem, path);
-    let pass = passes.most_rows();
-    let way = |kind: QuantizedType| Some(Way::of(cpu.isa(), problem.dtype, kind.block()?, pass));
+    let (pass, order) = (passes.most_rows(), Order::from(problem.numerics));
+    let way =
+        |kind: QuantizedType| Some(Way::of(cpu.isa(), problem.dtype, kind.block()?, pass, order));
     let ways =
         problem.quantized.and_then(|q| Some((way(q.gate_up)?, way(q.down.unwrap_or(q.gate_up))?)));
-    let tiles = ways.is_none() && tiles::take(cpu.isa(), problem.dtype, pass);
+    let tiles = ways.is_none() && tiles::take(cpu.isa(), problem.dtype, pass, order);
     let of_vectors = |tile_rows| {
         let blocks = Blocks::new(pass, tile_rows);
         (blocks.rows, blocks.count())
@@ -45,7 +48,7 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
         ("row_blocks", row_blocks),
         ("passes", passes.count),
     ];
-    let reason: String = match (path, ways, row_blocks) {
+    let mut reason: String = match (path, ways, row_blocks) {
         (Path::Unfused, ..) => "asked for: separate linear maps, then the activation".into(),
         (Path::Fused, Some((way, down)), _) if way == down => format!("fused; {}", way.describe()),
         (Path::Fused, Some((way, down)), _) => {
@@ -61,6 +64,9 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
             "fused; several row blocks share each weight chunk from the second-level cache".into()
         }
     };
+    if order == Order::Common {
+        reason += "; sums in one order for every number of tokens";
+    }
     let workers = cpu.workers(problem.flops(), problem.weight_bytes());
     cpu.make_plan(problem, path, workers, &parameters, &reason)
 }

@@ -22,6 +22,7 @@ use self::blocks::{Blocks, WithBlocks, group_block_bytes, with_blocks};
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::isa::Isa;
+use crate::order::Order;
 use crate::panels::{SendPtr, pack_bias};
 use crate::simd;
 use crate::team::Step;
@@ -47,9 +48,15 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// Of `m` rows of `dtype`.
-    pub(crate) fn of(isa: Isa, dtype: DType, block: BlockType, m: usize) -> Self {
-        if m <= digit_rows_max(isa, dtype, block) {
+    /// Of `m` rows of `dtype`. Each way by itself has one order of sums for every number of rows. The common
+    /// one is that of many rows; where byte dot products are one instruction and pairs are not taken, integers
+    /// are as fast with many rows, see [`digit_rows_max`].
+    pub(crate) fn of(isa: Isa, dtype: DType, block: BlockType, m: usize, order: Order) -> Self {
+        let as_integers = match order {
+            Order::OfRows => m <= digit_rows_max(isa, dtype, block),
+            Order::Common => !simd::short_sums(isa) && !takes_pairs(isa, dtype),
+        };
+        if as_integers {
             Way::Digits
         } else if takes_pairs(isa, dtype) {
             Way::Pairs

@@ -8,7 +8,7 @@ use swiglu_core::{
     Plan, Problem,
 };
 
-use super::plan::{Choice, Way, Why, choose, expect_way, unfused_rounding};
+use super::plan::{Choice, Way, Why, choose, expect_numerics, expect_way, unfused_rounding};
 use super::weights::{GateUpBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
@@ -49,6 +49,7 @@ impl<T: Element> GatedLinear<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
+    /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`];
     /// [`CudaError::OutOfMemory`].
     pub fn new(cuda: &Cuda, params: &GatedLinearParams<'_, T>) -> Result<Self> {
         Self::build(cuda, params, params.weights.layout().orientation, None, None)
@@ -122,6 +123,7 @@ impl<T: Element> GatedLinear<T> {
     ) -> Result<Self> {
         params.validate()?;
         let mut problem = params.problem(0);
+        expect_numerics(problem.op, problem.numerics)?;
         let lt = match path {
             Some(Path::Fused) => None,
             Some(Path::Unfused) => {

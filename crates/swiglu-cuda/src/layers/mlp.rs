@@ -4,11 +4,11 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Path, Plan, Problem};
+use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, Plan, Problem};
 
 use super::down::{Down, DownCall};
 use super::gated::{GatedLinear, workspace_part};
-use super::plan::{Choice, Way, choose, expect_way};
+use super::plan::{Choice, Way, choose, expect_numerics, expect_way};
 use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
@@ -47,7 +47,8 @@ impl<T: Element> Mlp<T> {
     /// Packs the weights; see [`GatedLinear::new`].
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`crate::CudaError::OutOfMemory`];
+    /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`swiglu_core::Error::Unsupported`] for
+    /// numerics of [`crate::expect_numerics`]; [`crate::CudaError::OutOfMemory`];
     /// [`crate::CudaError::LibraryMissing`] without cuBLASLt, which computes the down projection.
     pub fn new(cuda: &Cuda, params: &MlpParams<'_, T>) -> Result<Self> {
         Self::build(cuda, params, None)
@@ -92,6 +93,7 @@ impl<T: Element> Mlp<T> {
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
+        expect_numerics(Op::Mlp, params.gated.numerics)?;
         let lt = cuda.lt()?;
         let gated = GatedLinear::of_block(cuda, &params.gated, path)?;
         let (weight, bias) = (params.down, params.down_bias);

@@ -293,9 +293,24 @@ pub(crate) fn unfused_rounding(problem: Problem) -> Problem {
     problem
 }
 
+/// Refuses numerics in which no layer is computed.
+///
+/// # Errors
+/// [`swiglu_core::Error::Unsupported`] for layers that are to be batch-invariant.
+pub fn expect_numerics(op: Op, numerics: Numerics) -> swiglu_core::Result<()> {
+    if op == Op::Activation || !numerics.batch_invariant {
+        return Ok(());
+    }
+    let what = format!("computing {op} in {numerics} on a CUDA device");
+    let why = "kernels, and with them the order of sums, follow the number of tokens there; compute on the \
+               CPU, or leave out that it is to be batch-invariant"
+        .into();
+    Err(swiglu_core::Error::Unsupported { what, why })
+}
+
 impl Cuda {
     /// How a problem is computed: on `path`, else on the one that is expected to be faster. Making
-    /// a plan has no effects.
+    /// a plan has no effects; whether there is such a layer says [`expect_numerics`].
     pub fn plan(&self, problem: Problem, path: Option<Path>) -> Plan {
         if problem.op == Op::Activation {
             return Plan {
@@ -314,7 +329,11 @@ impl Cuda {
             return plan;
         }
         let (choice, why) = choose(self, &of_pass(&problem), path);
-        self.plan_of(problem, choice, why)
+        let mut plan = self.plan_of(problem, choice, why);
+        if let Err(refusal) = expect_numerics(problem.op, problem.numerics) {
+            plan.reason += &format!("; refused: {refusal}");
+        }
+        plan
     }
 
     /// The plan that follows from a choice.
@@ -454,7 +473,9 @@ impl Cuda {
 mod tests {
     use super::*;
     use crate::common;
-    use swiglu_core::{Activation, WeightLayout};
+    use crate::{GatedLinear, Mlp, QuantizedMlp};
+    use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
+    use swiglu_core::{Activation, BlockType, QuantizedTypes, WeightLayout, bf16};
 
     fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
         Problem {
@@ -473,6 +494,35 @@ mod tests {
 
     const ELEMENTS: Choice = Choice::Unfused(Stored::Elements);
     const SUMS: Choice = Choice::Unfused(Stored::Sums);
+
+    #[test]
+    fn batch_invariant_layers_are_refused() {
+        let Some(cuda) = common::device() else { return };
+        let asked = problem(DType::Bf16, Rounding::Fused, false);
+        let invariant = asked.numerics.with_batch_invariance();
+        assert_eq!(expect_numerics(Op::Mlp, asked.numerics), Ok(()));
+        assert_eq!(expect_numerics(Op::Activation, invariant), Ok(()));
+        let plan = cuda.plan(Problem { numerics: invariant, ..asked }, None);
+        assert!(plan.reason.contains("refused: "), "{}", plan.reason);
+
+        let case = |op| Case { numerics: invariant, ..Case::new(op, [1, 32, 32], DType::Bf16) };
+        let parameters = Parameters::<bf16>::new(&case(Op::Mlp)).unwrap();
+        let q8_0 = BlockType::Q8_0.into();
+        let types = QuantizedTypes { gate_up: q8_0, down: Some(q8_0) };
+        let quantized = QuantizedParameters::new::<bf16>(&case(Op::Mlp), types).unwrap();
+        for refused in [
+            GatedLinear::new(&cuda, &parameters.gated()).err(),
+            Mlp::new(&cuda, &parameters.mlp()).err(),
+            Mlp::with_path(&cuda, &parameters.mlp(), Path::Unfused).err(),
+            QuantizedMlp::<bf16>::new(&cuda, &quantized.mlp().unwrap()).err(),
+        ] {
+            let refused = swiglu_core::Error::from(refused.unwrap());
+            let swiglu_core::Error::Unsupported { what, why } = refused else {
+                panic!("expected a refusal, not {refused}")
+            };
+            assert!(what.contains("batch-invariant") && why.contains("CPU"), "{what}: {why}");
+        }
+    }
 
     #[test]
     fn what_is_kept_between_decides_what_an_unfused_way_computes() {

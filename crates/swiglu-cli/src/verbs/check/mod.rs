@@ -10,7 +10,7 @@ use swiglu_core::conformance::{self, Backend, Case};
 use swiglu_cpu::{Cpu, CpuBackend};
 use swiglu_cuda::{Cuda, CudaBackend};
 
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, expect_invariant};
 use crate::terminal::{Terminal, Verdict};
 use report::{Finding, Report, Subject};
 
@@ -26,6 +26,9 @@ pub(crate) struct CheckArgs {
     /// Only this element type: f32, f16 or bf16
     #[arg(long, value_name = "TYPE")]
     dtype: Option<DType>,
+    /// With products summed in one order for every number of tokens, as of run --batch-invariant. CPU only
+    #[arg(long)]
+    batch_invariant: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -54,6 +57,7 @@ impl CheckArgs {
         };
         let mut cases: Vec<Case> = cases.into_iter().step_by(step).collect();
         for case in &mut cases {
+            case.numerics.batch_invariant = self.batch_invariant;
             case.seed = case.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         }
         cases
@@ -78,6 +82,7 @@ impl CheckArgs {
 
 pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
+    expect_invariant(&device, Op::Mlp, args.batch_invariant)?;
     let mut report = Report::default();
     let mut on = Vec::new();
     if let Device::Cuda(cuda) = &device {

@@ -55,7 +55,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds,
         allow_negative_numbers = true)]
     pub(super) seconds: f64,
-    /// Compute with quantised weights as they are [default: where the input has few tokens]
+    /// Compute with quantised weights as they are [default: where the input has few tokens, and with
+    /// --batch-invariant]
     #[arg(long)]
     pub(super) keep_blocks: bool,
     /// Decode quantised weights to the element type

@@ -117,7 +117,9 @@ impl<'a> Measurement<'a> {
         let (dtype, types) = (weights.resolved_dtype(), blocks.problem(1).quantized);
         let Some(kind) = types.map(|types| types.gate_up) else { return Ok(Ok(blocks)) };
         let most = self.device.quantized_tokens(dtype, kind);
-        if tokens > most && !self.args.keep_blocks {
+        // The choice itself must not follow the number of tokens where the bits must not.
+        let keep = self.args.keep_blocks || weights.resolved_numerics().batch_invariant;
+        if tokens > most && !keep {
             let why =
                 format!("{tokens} tokens of {dtype}; as {kind} they are meant for up to {most}");
             return Ok(Err(Some(why + " (--keep-blocks keeps them)")));

@@ -19,6 +19,7 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     args.expect_random_input()?;
     args.expect_free_output()?;
     let device = args.device.open()?;
+    args.math.expect_computed(&device, args.op.into())?;
     let subject = Subject::open(args)?;
     let dtypes = args.dtypes(subject.weights.resolved_dtype());
     let bar = terminal.bar(dtypes.len() as u64);
