@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// Reads JSON with what Python's `json` writes or reads beside the standard: a byte-order mark,
-/// UTF-16, `NaN` and `Infinity` (which become null: they state nothing that can be computed with),
+/// UTF-16, `NaN` (which becomes null) and `Infinity` (the largest number),
 /// a comma behind the last element. Bytes that are no text are replaced: they stand in names of
 /// files, not in keys.
 pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
@@ -30,7 +30,12 @@ fn text(bytes: &[u8]) -> String {
 
 /// The same without words that JSON lacks and without commas that nothing follows.
 fn strict(text: &str) -> String {
-    const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    // The largest number stands for infinity.
+    const WORDS: [(&str, &str); 3] = [
+        ("-Infinity", "-1.7976931348623157e308"),
+        ("Infinity", "1.7976931348623157e308"),
+        ("NaN", "null"),
+    ];
     let mut out = String::with_capacity(text.len());
     let (mut rest, mut quoted) = (text, false);
     while let Some(c) = rest.chars().next() {
@@ -43,8 +48,8 @@ fn strict(text: &str) -> String {
                 continue;
             }
             _ if !quoted => {
-                if let Some(word) = WORDS.iter().find(|w| rest.starts_with(**w)) {
-                    out.push_str("null");
+                if let Some((word, number)) = WORDS.iter().find(|(w, _)| rest.starts_with(w)) {
+                    out.push_str(number);
                     rest = &rest[word.len()..];
                     continue;
                 }
@@ -66,7 +71,10 @@ mod tests {
     fn what_python_writes_is_read() {
         for (given, expected) in [
             ("\u{feff}{\"a\": 1}", json!({"a": 1})),
-            (r#"{"a": NaN, "b": [-Infinity, Infinity]}"#, json!({"a": null, "b": [null, null]})),
+            (
+                r#"{"a": NaN, "b": [-Infinity, Infinity]}"#,
+                json!({"a": null, "b": [f64::MIN, f64::MAX]}),
+            ),
             ("{\"a\": [1, 2,\n],\n}", json!({"a": [1, 2]})),
             (r#"{"a": "NaN, \", ]", "b": 1,}"#, json!({"a": "NaN, \", ]", "b": 1})),
             (r#"{"a": 1000000000000000019884624838656}"#, json!({"a": 1e30})),

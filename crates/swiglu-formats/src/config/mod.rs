@@ -64,7 +64,8 @@ impl Config {
     /// of a packed tensor depend on it, and doing without it has to be asked for.
     pub(crate) fn beside(mut self, model: &Path) -> Result<Self> {
         let path = model.with_file_name("config.json");
-        if !path.exists() {
+        // A link that leads nowhere is a configuration that is missing, not one that says nothing.
+        if path.symlink_metadata().is_err() {
             return Ok(self);
         }
         let bytes = Bytes::map(&path)?;
@@ -88,6 +89,29 @@ impl Config {
     /// The part that describes the block whose tensors' names start with `prefix`.
     pub(crate) fn scope(&self, prefix: &str) -> Scope<'_> {
         Scope::new(&self.root, if self.flat { "" } else { prefix })
+    }
+
+    /// This without some keys: by their names, or with those of the objects around them.
+    pub(crate) fn without(&self, ignored: &[String]) -> Self {
+        let mut out = self.clone();
+        remove("", &mut out.root, ignored);
+        out
+    }
+
+    /// Whether there is a key of this name, or with those of the objects around it.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        let mut without = self.root.clone();
+        remove("", &mut without, std::slice::from_ref(&key.to_owned()));
+        without != self.root
+    }
+}
+
+fn remove(path: &str, object: &mut Map<String, Value>, ignored: &[String]) {
+    object.retain(|key, _| !ignored.iter().any(|i| i == key || *i == format!("{path}{key}")));
+    for (key, value) in object {
+        if let Value::Object(inner) = value {
+            remove(&format!("{path}{key}."), inner, ignored);
+        }
     }
 }
 

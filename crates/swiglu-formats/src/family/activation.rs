@@ -78,7 +78,7 @@ pub(crate) fn stated_activation(
         return Stated::Unknown(key);
     };
     let limit = match limit(family, scope, layer, blocks) {
-        Ok(limit) => limit.or(plain.limit()),
+        Ok(limit) => limit.unwrap_or(plain.limit()),
         Err(key) => return Stated::Unknown(key),
     };
     let alphas = family.map_or(&[][..], |f| f.effects).iter().filter_map(|e| match *e {
@@ -125,40 +125,37 @@ fn function(
     }
 }
 
-/// The limit of the block in this layer; the key and its value if it is no number.
+/// The limit of the block in this layer: that of the first key that is stated, else the family's own;
+/// none if it has none. The key and its value if it is no number.
 fn limit(
     family: Option<&'static Family>,
     scope: &Scope<'_>,
     layer: usize,
     of: Blocks,
-) -> Result<Option<f32>, String> {
+) -> Result<Option<Option<f32>>, String> {
     let effects = family.map_or(&[][..], |f| f.effects);
-    for effect in effects {
-        let &Effect::Clamp(key, blocks, default) = effect else { continue };
-        if blocks != Blocks::All && blocks != of {
-            continue;
+    let clamps = effects.iter().filter_map(|effect| match *effect {
+        Effect::Clamp(key, blocks, default) if blocks == Blocks::All || blocks == of => {
+            Some((key, default))
         }
-        let Some((path, value)) = scope.get(key) else {
-            if default.is_some() {
-                return Ok(default);
-            }
-            continue;
-        };
+        _ => None,
+    });
+    for (key, default) in clamps.clone() {
+        let Some((path, value)) = scope.get(key) else { continue };
         let said = || format!("{path} = {value}");
         let value = match value {
             Value::Array(layers) => layers.get(layer).ok_or_else(said)?,
             value => value,
         };
-        match value.as_f64() {
-            _ if value.is_null() => return Ok(default),
-            Some(0.0) => return Ok(None),
-            Some(limit) if limit > 0.0 && (limit as f32).is_finite() => {
-                return Ok(Some(limit as f32));
-            }
-            _ => return Err(said()),
-        }
+        return match value.as_f64() {
+            _ if value.is_null() => Ok(Some(default)),
+            // So large that it clamps nothing: infinity, as Python writes it.
+            Some(limit) if limit == 0.0 || limit > f64::from(f32::MAX) => Ok(Some(None)),
+            Some(limit) if limit > 0.0 => Ok(Some(Some(limit as f32))),
+            _ => Err(said()),
+        };
     }
-    Ok(None)
+    Ok(clamps.filter_map(|(_, default)| default).next().map(Some))
 }
 
 /// The activation that a configuration's name for the gate's function, or for the whole, stands for.

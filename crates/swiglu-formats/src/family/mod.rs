@@ -89,6 +89,11 @@ impl Effect {
     }
 }
 
+/// Whether a family has an effect by this key, which may act by its absence.
+pub(crate) fn is_key(name: &str) -> bool {
+    FAMILIES.iter().flat_map(|f| f.effects).any(|effect| effect.key() == name)
+}
+
 impl Family {
     /// The family of the model types that describe a block, of which the innermost known one decides.
     pub(crate) fn of(scope: &Scope<'_>) -> Option<&'static Family> {

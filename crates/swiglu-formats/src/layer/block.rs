@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::beside::{self, Beside};
-use super::names::{self, Convention, Kind, Place};
+use super::names::{self, Convention, Kind, Place, Role};
 use super::{LoadOptions, TensorNames, contradiction, discover, scales};
 use crate::config::{Config, Scope};
 use crate::error::{FormatError, Result, clip};
@@ -81,6 +81,22 @@ fn block_of(names: &TensorNames) -> String {
     }
 }
 
+/// Refuses names to ignore that are neither a key of the configuration nor a tensor.
+pub(super) fn expect_known(model: &Model, config: &Config, ignored: &[String]) -> Result<()> {
+    let names = model.names();
+    let unknown = |name: &&String| {
+        names.binary_search(&name.as_str()).is_err() && !config.has(name) && !family::is_key(name)
+    };
+    match ignored.iter().find(unknown) {
+        Some(name) => Err(FormatError::Contradiction {
+            path: model.path().to_owned(),
+            what: "--ignore",
+            why: format!("{name} is neither a key of the configuration nor a tensor"),
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a configuration that may say something about the block that is not understood, or that asks
 /// for what is not computed here.
 pub(super) fn expect_understood(
@@ -151,10 +167,13 @@ pub(super) fn expect_used(
     for name in beside::with_prefix(&model.names(), block) {
         let rest = &name[block.len()..];
         let given = names.given().any(|n| n == name) || options.ignore.iter().any(|i| i == name);
-        // Of another expert, or of the dense block beside experts.
+        // Of another expert, of the dense block beside experts, or the down projection that a caller left out.
         let elsewhere = || {
             let places = names::classify(name);
-            !places.is_empty() && places.iter().all(|p| !own.contains(&p.kind))
+            let is = |p: &Place<'_>| {
+                !own.contains(&p.kind) || p.role == Role::Down && names.down.is_none()
+            };
+            !places.is_empty() && places.iter().all(is)
         };
         if given || looked_at.contains(&name) || elsewhere() {
             continue;

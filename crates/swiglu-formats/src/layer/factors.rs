@@ -86,7 +86,8 @@ fn multipliers(
     let mut out = [1.0; 2];
     for (key, value) in keys {
         let of = |at: usize| value.get(at)?.as_f64().map(|m| m as f32).filter(|m| m.is_finite());
-        let (Some(gate), Some(down)) = (of(0), of(1)) else {
+        let two = value.as_array().is_some_and(|list| list.len() == 2);
+        let (true, Some(gate), Some(down)) = (two, of(0), of(1)) else {
             let path = config.path().to_owned();
             let why = format!("has `{key}` = {value}, expected two numbers, of gate and down");
             return Err(FormatError::Configuration { path, why: clip(&why, 200) });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::names::{Kind, Place};
+use super::names::{Kind, Place, Role};
 use super::{LayerWeights, LoadOptions, discover, load_placed};
 use crate::config::Config;
 use crate::error::{Result, clip, ranges};
@@ -113,12 +113,16 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection> {
     let model = Model::open(path)?;
     let none = Config::none(model.path());
     let config = if options.no_config { &none } else { model.config()? };
+    super::block::expect_known(&model, config, &options.ignore)?;
+    let config = &config.without(&options.ignore);
     let places = discover::places(&model, config);
     let mut layers: BTreeMap<(&str, &'static str, usize), Vec<Place<'_>>> = BTreeMap::new();
     for place in &places {
         let key = (place.prefix, name(place.kind), place.layer);
         layers.entry(key).or_default().push(*place);
     }
+    // A down projection alone has a name that ungated blocks have too.
+    layers.retain(|_, of_layer| of_layer.iter().any(|p| p.role != Role::Down));
     let beside: BTreeSet<(&str, usize)> = layers
         .keys()
         .filter(|(_, kind, _)| *kind == EXPERTS)
@@ -139,7 +143,10 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection> {
             Err(error) => (None, Some(clip(&error.to_string(), 600))),
         };
         // The layer's number in a refusal makes no other of it.
-        let why = refused.as_ref().map(|why| why.replace(&format!(".{layer}."), ".N."));
+        let why = refused.as_ref().map(|why| {
+            why.replace(&format!(".{layer}."), ".N.")
+                .replace(&format!("layer {layer} "), "layer N ")
+        });
         let key = (*prefix, *kind, experts(&model, of_layer), contents, why);
         alike.entry(key).or_insert_with(|| (Vec::new(), refused)).0.push(*layer);
     }

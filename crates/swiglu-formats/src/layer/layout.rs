@@ -86,7 +86,7 @@ impl<'a> Shapes<'a> {
         }
         if let Some(k) = self.hidden.filter(|&k| k != hidden) {
             return Err(wrong(format!(
-                "{k} input features, {orientation}, the hidden size stated"
+                "{k} input features, {orientation}, the hidden size that is stated (--orientation, or --ignore hidden_size)"
             )));
         }
         if let Some(down) = self.down {

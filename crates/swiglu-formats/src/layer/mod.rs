@@ -137,6 +137,8 @@ pub fn load_layer_from_bytes(
 pub fn load_layer_from(model: &Model, options: &LoadOptions) -> Result<LayerWeights> {
     let none = Config::none(model.path());
     let config = if options.no_config { &none } else { model.config()? };
+    block::expect_known(model, config, &options.ignore)?;
+    let config = &config.without(&options.ignore);
     load_placed(model, config, options, &discover::places(model, config))
 }
 
