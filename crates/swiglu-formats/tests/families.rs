@@ -372,3 +372,36 @@ fn inspecting_lists_blocks_and_what_would_be_refused() {
     assert_eq!(contents.activation.as_deref(), Some("swiglu"));
     assert!(found.blocks[1].refused.as_ref().unwrap().contains("--ignore model.layers.2.mlp"));
 }
+
+#[test]
+fn a_stated_limit_holds_before_the_familys_own_and_an_ignored_key_is_as_if_it_were_not_there() {
+    let (routed, shared) = ("model.layers.0.mlp.experts.0.", "model.layers.0.mlp.shared_experts.");
+    let expert = LoadOptions { expert: Some(0), ..Default::default() };
+    let limit = |prefix: &str, keys: &str, options: &LoadOptions| {
+        let config = format!(r#"{{"model_type":"deepseek_v4",{keys}}}"#);
+        activation_of(prefix, &config, options).limit()
+    };
+    let keys = r#""swiglu_clamp_exp":[3.0,3.0],"swiglu_clamp_shexp":[5.0]"#;
+    assert_eq!(limit(routed, keys, &expert), Some(3.0));
+    assert_eq!(limit(shared, keys, &at(0)), Some(5.0));
+    // As llama.cpp takes it.
+    assert_eq!(limit(shared, r#""swiglu_clamp_exp":[3.0]"#, &at(0)), Some(3.0));
+    for none in ["0.0", "Infinity", "[0.0]"] {
+        assert_eq!(limit(routed, &format!(r#""swiglu_limit":{none}"#), &expert), None, "{none}");
+    }
+    let ignoring = |key: &str| LoadOptions { ignore: vec![key.into()], ..at(0) };
+    let config = r#"{"model_type":"falcon_h1","mlp_multipliers":[0.5,4.0]}"#;
+    let falcon = checkpoint("model.layers.0.feed_forward.", config);
+    expect_triple(&falcon.load(&ignoring("mlp_multipliers")).unwrap(), K, H, 1);
+    refused(falcon.load(&ignoring("mlp_multiplier")), &["mlp_multiplier is neither a key"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_configuration_that_is_a_link_to_nowhere_is_refused() {
+    let checkpoint = checkpoint("model.layers.0.mlp.", "");
+    let link = checkpoint.dir.path().join("config.json");
+    std::os::unix::fs::symlink("../blobs/missing", link).unwrap();
+    refused(checkpoint.load(&at(0)), &["config.json", "cannot"]);
+    checkpoint.load(&LoadOptions { no_config: true, ..at(0) }).unwrap();
+}

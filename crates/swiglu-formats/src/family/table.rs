@@ -255,6 +255,7 @@ pub static FAMILIES: &[Family] = &[
             Clamp("swiglu_limit", All, Some(10.0)),
             Clamp("swiglu_clamp_exp", Experts, None),
             Clamp("swiglu_clamp_shexp", Shared, None),
+            Clamp("swiglu_clamp_exp", Shared, None),
         ],
         ..SILU
     },
@@ -286,6 +287,7 @@ pub static FAMILIES: &[Family] = &[
             Clamp("swiglu_limit", All, Some(10.0)),
             Clamp("swiglu_clamp_exp", Experts, None),
             Clamp("swiglu_clamp_shexp", Shared, None),
+            Clamp("swiglu_clamp_exp", Shared, None),
         ],
         ..SILU
     },
