@@ -73,7 +73,10 @@ pub(super) fn discover(
     let at = one_expert(model, layer, options.expert, at)?;
     let names = complete(model, layer, packed_up, by_role(model, layer, &at)?)
         .map_err(|e| instead_of_layer(model, Some(layer)).unwrap_or(e))?;
-    if let Some(foreign) = instead_of_layer(model, Some(layer)).filter(|_| names.down.is_none()) {
+    // Gate and up may be stored, and the down weight another quantiser's.
+    if names.down.is_none()
+        && let Some(foreign) = instead_of_layer(model, Some(layer))
+    {
         return Err(foreign);
     }
     let Place { convention, kind, block, .. } = at[0];

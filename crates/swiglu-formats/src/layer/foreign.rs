@@ -1,6 +1,7 @@
 //! Quantisers whose files are recognised, so that they can be refused by name, with what to do instead.
 
 use super::beside::{Beside, with_prefix};
+use super::names::layer_of;
 use crate::error::{FormatError, clip};
 use crate::model::Model;
 use crate::tensor::Tensor;
@@ -168,7 +169,7 @@ pub(super) fn packed(
 pub(super) fn instead_of_layer(model: &Model, layer: Option<usize>) -> Option<FormatError> {
     let all = model.names();
     let marked = |name: &&&str| mark_of(&all, name).is_some();
-    let here = |name: &&&str| layer.is_none_or(|layer| is_of_layer(name, layer));
+    let here = |name: &&&str| layer.is_none_or(|layer| layer_of(name) == Some(layer));
     let in_layer = || all.iter().filter(here);
     let mut found = in_layer().filter(|name| is_feed_forward(name)).find(marked);
     if layer.is_none() {
@@ -188,11 +189,6 @@ pub(super) fn instead_of_layer(model: &Model, layer: Option<usize>) -> Option<Fo
     };
     let quantiser = format!("{} (config.json: quant_method)", clip(name, 40));
     Some(refused(model, "the model", &quantiser, advice))
-}
-
-fn is_of_layer(name: &str, layer: usize) -> bool {
-    let blocks = ["layers", "blk", "layer", "blocks", "h"];
-    blocks.iter().any(|block| format!(".{name}").contains(&format!(".{block}.{layer}.")))
 }
 
 fn is_feed_forward(name: &str) -> bool {
