@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::bytes::without_mark;
+
 /// Reads JSON with what Python's `json` writes or reads beside the standard: a byte-order mark,
 /// UTF-16, `NaN` (which becomes null) and `Infinity` (the largest number),
 /// a comma behind the last element. Bytes that are no text are replaced: they stand in names of
@@ -23,8 +25,7 @@ fn text(bytes: &[u8]) -> String {
     match bytes {
         [0xff, 0xfe, ..] => wide(u16::from_le_bytes),
         [0xfe, 0xff, ..] => wide(u16::from_be_bytes),
-        [0xef, 0xbb, 0xbf, rest @ ..] => String::from_utf8_lossy(rest).into_owned(),
-        _ => String::from_utf8_lossy(bytes).into_owned(),
+        _ => String::from_utf8_lossy(without_mark(bytes)).into_owned(),
     }
 }
 
