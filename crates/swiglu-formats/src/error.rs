@@ -344,10 +344,13 @@ impl FormatError {
 
 /// At most `max` characters of text that came from a file: errors stay readable whatever is in it.
 pub(crate) fn clip(text: &str, max: usize) -> String {
-    match text.char_indices().nth(max) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+    // Control characters would move a terminal's cursor.
+    let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut out: String = text.chars().take(max).map(shown).collect();
+    if text.chars().nth(max).is_some() {
+        out.push('…');
     }
+    out
 }
 
 /// A list of names for an error text: at most `max` of them, each clipped.
@@ -395,6 +398,7 @@ mod tests {
     #[test]
     fn names_from_files_are_clipped() {
         assert_eq!(clip("äöü", 2), "äö…");
+        assert_eq!(clip("a\u{1b}[2J\n", 9), "a\u{fffd}[2J\u{fffd}");
         assert_eq!(list(["a", "b", "c"], 2), "a, b, and 1 more");
     }
 }

@@ -81,6 +81,12 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
             continue;
         };
         writeln!(terminal, "\n{}layers {}, {}: {line}", block.prefix, block.layers, block.kind)?;
+        for factor in block.contents.iter().flat_map(|c| &c.factors) {
+            writeln!(terminal, "  {factor}")?;
+        }
+        if block.contents.as_ref().is_some_and(|c| !c.down) {
+            writeln!(terminal, "  no down weight: a gated linear layer (run --op gated-linear)")?;
+        }
     }
     Ok(())
 }

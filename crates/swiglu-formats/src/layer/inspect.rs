@@ -67,6 +67,10 @@ pub struct Contents {
     pub names: &'static str,
     /// Element types of gate and up, and of down.
     pub types: Vec<String>,
+    /// Weights that are multiplied by a factor, which file or configuration state.
+    pub factors: Vec<String>,
+    /// Whether there is a down weight: without one it is a gated linear layer alone.
+    pub down: bool,
     /// Which of gate, up and down have a bias.
     pub biases: Vec<&'static str>,
     /// The activation; none if the model says nothing that fixes one.
@@ -84,6 +88,8 @@ impl Contents {
                 types.push(name);
             }
         }
+        let weights = layer.stored_gate_up().iter().chain(layer.stored_down());
+        let factors = weights.filter(|w| w.factor() != 1.0);
         let biases =
             [("gate", layer.gate_bias()), ("up", layer.up_bias()), ("down", layer.down_bias())];
         let (activation, activation_source) = match layer.activation() {
@@ -96,6 +102,8 @@ impl Contents {
             layout: layer.layout().to_string(),
             names: layer.convention,
             types,
+            factors: factors.map(|w| format!("{} × {}", clip(&w.name, 100), w.factor())).collect(),
+            down: layer.stored_down().is_some(),
             biases: biases.into_iter().filter_map(|(name, bias)| bias.map(|_| name)).collect(),
             activation,
             activation_source,

@@ -247,7 +247,9 @@ impl LayerWeights {
     pub fn activation(&self) -> Result<(Activation, &ActivationSource)> {
         let why = match &self.activation {
             Stated::Known(activation, source) => return Ok((*activation, source)),
-            Stated::Unknown(key) => format!("{} is not known here", crate::error::clip(key, 200)),
+            Stated::Unknown(key) => {
+                format!("{} is not understood here", crate::error::clip(key, 200))
+            }
             Stated::Nothing => match &self.architecture {
                 Some(name) => {
                     let name = crate::error::clip(name, 100);
