@@ -4,13 +4,13 @@
 use serde::Serialize;
 use swiglu_core::{DType, Element, Orientation, bf16, f16, random};
 
-use crate::context::Cuda;
-use crate::driver::cu;
-use crate::error::{CudaError, Result};
-use crate::library::Library;
-use crate::lt::{LinearWeights, Lt};
-use crate::memory::{DeviceBuffer, DeviceMatrix};
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::driver::cu;
+use crate::device::error::{CudaError, Result};
+use crate::device::library::Library;
+use crate::device::lt::{LinearWeights, Lt};
+use crate::device::memory::{DeviceBuffer, DeviceMatrix};
+use crate::device::stream::Stream;
 
 /// Measurements, of which the median counts.
 const SAMPLES: usize = 11;

@@ -10,16 +10,17 @@ use swiglu_core::{
     MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
 };
 
-use crate::activation::DeviceGateUp;
-use crate::context::Cuda;
-use crate::error::Result as CudaResult;
+use crate::device::context::Cuda;
+use crate::device::error::Result as CudaResult;
+use crate::device::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::stream::Stream;
 use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::ring::Ring;
-use crate::layers::{Choice, Down};
-use crate::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
-use crate::stream::Stream;
+use crate::layers::Down;
+use crate::layers::activation::DeviceGateUp;
+use crate::plan::Choice;
 use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_tokens, quantized_types};
 
 /// Which way a [`CudaBackend`] takes.

@@ -4,40 +4,29 @@
 //! Building needs no CUDA. Libraries are looked for when a [`Cuda`] is made or a kernel compiled;
 //! what is missing is a typed error ([`CudaError`]) that lists where it was looked for.
 
-mod activation;
-mod arch;
 pub mod ceilings;
 mod conformance;
-mod context;
-mod driver;
-mod error;
-mod files;
-mod idle;
-pub mod jit;
+mod device;
 pub mod kernels;
-mod launch;
 mod layers;
-pub mod library;
-mod lt;
-mod memory;
-mod remembered;
-mod stream;
-pub mod tuning;
-mod workspace;
+mod plan;
 
-pub use activation::{DeviceGateUp, DeviceGateUpMut};
-pub use arch::Arch;
 pub use conformance::CudaBackend;
-pub use context::{Cuda, CudaOptions, DeviceFacts};
-pub use error::{CudaError, Result};
+pub use device::arch::Arch;
+pub use device::context::{Cuda, CudaOptions, DeviceFacts};
+pub use device::error::{CudaError, Result};
+pub use device::lt::cublaslt_version;
+pub use device::memory::{
+    DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
+};
+pub use device::stream::{Event, Graph, Stream};
+pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
-    Candidate, GatedLinear, Mlp, QuantizedMlp, Way, expect_numerics, expect_quantized,
+    DeviceGateUp, DeviceGateUpMut, GatedLinear, Mlp, QuantizedMlp, expect_quantized,
     quantized_tokens, quantized_types,
 };
-pub use lt::cublaslt_version;
-pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
-pub use stream::{Event, Graph, Stream};
+pub use plan::{Candidate, Way, expect_numerics, tuning};
 
 // Tests inside and outside of this crate open their device in the same way.
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! A test that lacks what it needs returns, and the test harness counts it as passed: [`not_run`] says that it did not run,
 //! where a person and CI read it. [`ALL`] asks for everything that takes too long after each change.
 
+pub mod modules;
+
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;

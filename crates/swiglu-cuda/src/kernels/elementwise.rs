@@ -4,11 +4,11 @@ use swiglu_core::DType;
 
 use super::NamedVariant;
 use super::gate::{Formula, GateCode};
-use crate::context::Cuda;
-use crate::error::{CudaError, Result};
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{LaunchConfig, launch};
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::error::{CudaError, Result};
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{LaunchConfig, launch};
+use crate::device::stream::Stream;
 
 static FORWARD: KernelFile =
     KernelFile::new("elementwise_forward.cu", include_str!("../../device/elementwise_forward.cu"));

@@ -5,10 +5,10 @@ use swiglu_core::DType;
 use super::NamedVariant;
 use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant};
-use crate::launch::{LaunchConfig, launch};
-use crate::stream::Stream;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant};
+use crate::device::launch::{LaunchConfig, launch};
+use crate::device::stream::Stream;
 
 static FILE: KernelFile =
     KernelFile::new("fill_rows.cu", include_str!("../../device/fill_rows.cu"));

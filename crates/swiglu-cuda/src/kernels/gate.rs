@@ -2,7 +2,7 @@
 
 use swiglu_core::{Activation, DType, ExpMode, GateFn, Numerics, Rounding};
 
-use crate::jit::{Define, define};
+use crate::device::jit::{Define, define};
 
 /// β, the limit and the offset: values of a launch.
 #[repr(C)]

@@ -14,11 +14,11 @@ use super::{
     decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_register_gemm,
     sm90_skinny_gated_gemm, sm90_skinny_gemm,
 };
-use crate::arch::Arch;
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{Define, KernelFile, define};
-use crate::stream::Stream;
+use crate::device::arch::Arch;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{Define, KernelFile, define};
+use crate::device::stream::Stream;
 
 /// Gate and up weights in device memory, of the same orientation and row stride.
 #[derive(Debug, Clone, Copy, PartialEq)]

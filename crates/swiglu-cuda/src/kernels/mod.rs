@@ -18,8 +18,8 @@ pub(crate) mod tensor_map;
 
 use swiglu_core::{Activation, DType, Numerics};
 
-use crate::arch::Arch;
-use crate::jit::Variant;
+use crate::device::arch::Arch;
+use crate::device::jit::Variant;
 use gate::GateCode;
 
 /// A variant with a name that people can read.

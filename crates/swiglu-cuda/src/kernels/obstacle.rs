@@ -6,7 +6,7 @@ use swiglu_core::DType;
 use swiglu_core::quant::QuantizedType;
 
 use super::decode_mlp;
-use crate::arch::Arch;
+use crate::device::arch::Arch;
 
 /// Why a kernel does not compute a problem: a value, so that looking for a kernel costs no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use super::NamedVariant;
 use super::elementwise::signed;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Layout};
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{Function, LaunchConfig, launch as enqueue};
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::device::stream::Stream;
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("simt_gated_gemm.cu", include_str!("../../device/simt_gated_gemm.cu"));

@@ -8,11 +8,11 @@ use super::NamedVariant;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{Function, LaunchConfig, launch as enqueue};
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::device::stream::Stream;
 
 mod cut;
 pub(crate) use cut::Cut;

@@ -8,12 +8,12 @@ use super::gate::element_define;
 use super::gated_gemm::{Extents, Shape};
 use super::obstacle::Obstacle;
 use super::sm90_skinny_gated_gemm::even_share;
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{Function, LaunchConfig, launch as enqueue};
-use crate::lt::LinearWeights;
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::device::lt::LinearWeights;
+use crate::device::stream::Stream;
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_register_gemm.cu", include_str!("../../device/sm90_register_gemm.cu"));

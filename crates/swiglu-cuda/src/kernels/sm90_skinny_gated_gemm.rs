@@ -9,11 +9,11 @@ use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
 use super::tensor_map::TensorMap;
 use super::{sm90_register_gemm, sm90_skinny_gemm};
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{Function, LaunchConfig, launch as enqueue};
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::device::stream::Stream;
 
 pub(super) static FILE: KernelFile = KernelFile::new(
     "sm90_skinny_gated_gemm.cu",

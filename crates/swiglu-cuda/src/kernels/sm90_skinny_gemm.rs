@@ -9,12 +9,12 @@ use super::gated_gemm::{Extents, Shape};
 use super::ring::Ring;
 use super::sm90_skinny_gated_gemm::even_share;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap};
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::{Function, LaunchConfig, launch as enqueue};
-use crate::lt::LinearWeights;
-use crate::stream::Stream;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::device::lt::LinearWeights;
+use crate::device::stream::Stream;
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_skinny_gemm.cu", include_str!("../../device/sm90_skinny_gemm.cu"));

@@ -10,9 +10,9 @@ use cudarc::driver::sys::{
 use swiglu_core::DType;
 
 use super::elementwise::Tensor;
-use crate::driver::{Driver, cu};
-use crate::error::{CudaError, Result};
-use crate::remembered::Remembered;
+use crate::device::driver::{Driver, cu};
+use crate::device::error::{CudaError, Result};
+use crate::device::remembered::Remembered;
 
 /// As `ptx::TensorMap`: 128 bytes, aligned to 64.
 #[repr(C, align(64))]

@@ -2,9 +2,10 @@
 
 use swiglu_core::{DType, Problem};
 
-use super::plan::Choice;
-use crate::context::Cuda;
-use crate::error::Result;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::lt::LinearWeights;
+use crate::device::stream::Stream;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::obstacle::Obstacle;
@@ -13,8 +14,7 @@ use crate::kernels::sm90_register_gemm::{self, Call as RegisterCall};
 use crate::kernels::sm90_skinny_gated_gemm::Next;
 use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use crate::kernels::tensor_map::LayerMaps;
-use crate::lt::LinearWeights;
-use crate::stream::Stream;
+use crate::plan::Choice;
 
 /// The kernel of the down projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,14 +30,14 @@ pub(crate) enum Down {
 
 /// One product: y = h·W + b.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DownCall<'a> {
-    pub(super) dtype: DType,
-    pub(super) m: usize,
-    pub(super) h: Tensor,
-    pub(super) weights: LinearWeights,
-    pub(super) y: Tensor,
+pub(crate) struct DownCall<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) m: usize,
+    pub(crate) h: Tensor,
+    pub(crate) weights: LinearWeights,
+    pub(crate) y: Tensor,
     /// Of h and the weights.
-    pub(super) maps: &'a LayerMaps,
+    pub(crate) maps: &'a LayerMaps,
 }
 
 impl Down {
@@ -52,7 +52,7 @@ impl Down {
     }
 
     /// How h is computed, and what comes after it.
-    pub(super) fn after(choice: Choice) -> (Choice, Self) {
+    pub(crate) fn after(choice: Choice) -> (Choice, Self) {
         match choice {
             Choice::Skinny(kernel) => (Choice::Fused(kernel), Self::of(kernel.next())),
             other => (other, Self::CublasLt),
@@ -61,7 +61,7 @@ impl Down {
 
     /// How names of ways go on behind that of the kernel for h: ` + ` where one follows the other, ` beside ` where they
     /// share multiprocessors.
-    pub(super) fn joined(self) -> &'static str {
+    pub(crate) fn joined(self) -> &'static str {
         match self {
             Self::CublasLt => "",
             Self::Skinny { beside: false } => " + sm90_skinny_gemm",
@@ -71,7 +71,7 @@ impl Down {
     }
 
     /// The kernel's name.
-    pub(super) fn kernel(self) -> &'static str {
+    pub(crate) fn kernel(self) -> &'static str {
         match self {
             Self::CublasLt => "cublaslt",
             Self::Skinny { .. } => "sm90_skinny_gemm",
@@ -80,7 +80,7 @@ impl Down {
     }
 
     /// Whether a kernel of ours computes the product of a problem, or why not.
-    pub(super) fn check(self, cuda: &Cuda, problem: &Problem) -> std::result::Result<(), Obstacle> {
+    pub(crate) fn check(self, cuda: &Cuda, problem: &Problem) -> std::result::Result<(), Obstacle> {
         let most = match self {
             Self::CublasLt => return Ok(()),
             Self::Skinny { .. } => sm90_skinny_gemm::MOST_TOKENS,
@@ -103,7 +103,7 @@ impl Down {
     }
 
     /// Tile sizes and the like, by name, of a problem that has been checked.
-    pub(super) fn parameters(self, cuda: &Cuda, problem: &Problem) -> Vec<(&'static str, usize)> {
+    pub(crate) fn parameters(self, cuda: &Cuda, problem: &Problem) -> Vec<(&'static str, usize)> {
         let Problem { m, intermediate, hidden, .. } = *problem;
         match self {
             Self::CublasLt => Vec::new(),
@@ -125,7 +125,7 @@ impl Down {
     }
 
     /// Compiles what launches of ours need.
-    pub(super) fn prepare(self, cuda: &Cuda, problem: &Problem) -> Result<()> {
+    pub(crate) fn prepare(self, cuda: &Cuda, problem: &Problem) -> Result<()> {
         let Problem { m, intermediate, hidden, dtype, .. } = *problem;
         match self {
             Self::CublasLt => Ok(()),
@@ -144,7 +144,7 @@ impl Down {
     ///
     /// # Safety
     /// As [`sm90_skinny_gemm::launch`].
-    pub(super) unsafe fn launch(self, stream: &Stream, call: &DownCall<'_>) -> Result<bool> {
+    pub(crate) unsafe fn launch(self, stream: &Stream, call: &DownCall<'_>) -> Result<bool> {
         let DownCall { dtype, m, h: x, weights, y, maps } = *call;
         // SAFETY: as the caller says.
         unsafe {
@@ -175,7 +175,7 @@ fn register_tiling(
 
 /// For calls by a way that did not pass its check.
 fn fitting<T>(tiling: std::result::Result<T, Obstacle>) -> Result<T> {
-    tiling.map_err(|why| crate::error::CudaError::Unsupported {
+    tiling.map_err(|why| crate::device::error::CudaError::Unsupported {
         what: Down::Registers.kernel().into(),
         why: why.to_string(),
     })

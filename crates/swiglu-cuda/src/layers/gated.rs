@@ -8,20 +8,20 @@ use swiglu_core::{
     Plan, Problem,
 };
 
-use super::plan::{Choice, Way, Why, choose, expect_numerics, expect_way, unfused_rounding};
 use super::weights::{GateUpBuffer, padded};
-use crate::activation::tensor;
-use crate::context::Cuda;
-use crate::error::{CudaError, Result};
+use crate::device::context::Cuda;
+use crate::device::error::{CudaError, Result};
+use crate::device::lt::Lt;
+use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::remembered::Remembered;
+use crate::device::stream::Stream;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
 use crate::kernels::tensor_map::LayerMaps;
-use crate::lt::Lt;
-use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
-use crate::remembered::Remembered;
-use crate::stream::Stream;
+use crate::layers::activation::tensor;
+use crate::plan::{Choice, Way, Why, choose, expect_numerics, expect_way, unfused_rounding};
 
 /// A gated linear layer, x `[M, K]` → h `[M, H]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]

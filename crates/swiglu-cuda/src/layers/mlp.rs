@@ -8,11 +8,14 @@ use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, 
 
 use super::down::{Down, DownCall};
 use super::gated::{GatedLinear, workspace_part};
-use super::plan::{Choice, Way, choose, expect_numerics, expect_way};
 use super::weights::{DownBuffer, padded};
-use crate::activation::tensor;
-use crate::context::Cuda;
-use crate::error::{CudaError, Result};
+use crate::device::context::Cuda;
+use crate::device::error::{CudaError, Result};
+use crate::device::lt::Lt;
+use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::remembered::Remembered;
+use crate::device::stream::Stream;
+use crate::device::workspace::barrier_of;
 use crate::kernels::decode_mlp::{
     BlockWeights, Call as DecodeCall, Decode, Design, MOST_TOKENS, Scales,
 };
@@ -20,11 +23,8 @@ use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::tensor_map::LayerMaps;
-use crate::lt::Lt;
-use crate::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
-use crate::remembered::Remembered;
-use crate::stream::Stream;
-use crate::workspace::barrier_of;
+use crate::layers::activation::tensor;
+use crate::plan::{Choice, Way, choose, expect_numerics, expect_way};
 
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]

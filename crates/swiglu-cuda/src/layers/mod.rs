@@ -1,18 +1,15 @@
-//! Layers whose weights are packed for a device.
+//! Layers whose weights are packed for a device: the only floor that users see.
 
-mod cost;
+pub(crate) mod activation;
 mod down;
 mod gated;
 mod mlp;
-mod plan;
 mod quantized;
 mod saving;
 mod weights;
 
-pub(crate) use cost::Machine;
+pub use activation::{DeviceGateUp, DeviceGateUpMut};
 pub(crate) use down::Down;
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
-pub(crate) use plan::Choice;
-pub use plan::{Candidate, Way, expect_numerics};
 pub use quantized::{QuantizedMlp, expect_quantized, quantized_tokens, quantized_types};

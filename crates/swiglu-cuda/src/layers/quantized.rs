@@ -9,19 +9,19 @@ use swiglu_core::{
 };
 
 use super::gated::workspace_part;
-use super::plan::{Choice, choose, expect_numerics};
 use super::weights::padded;
-use crate::activation::tensor;
-use crate::context::Cuda;
-use crate::error::{CudaError, Result};
+use crate::device::context::Cuda;
+use crate::device::error::{CudaError, Result};
+use crate::device::memory::{DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::remembered::Remembered;
+use crate::device::stream::Stream;
+use crate::device::workspace::barrier_of;
 use crate::kernels::decode_mlp::{BlockWeights, Call, Decode, Design, Format, MOST_TOKENS, Scales};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
-use crate::memory::{DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
-use crate::remembered::Remembered;
-use crate::stream::Stream;
-use crate::workspace::barrier_of;
+use crate::layers::activation::tensor;
+use crate::plan::{Choice, choose, expect_numerics};
 
 /// The types of quantised weights that there are kernels for.
 pub fn quantized_types() -> &'static [QuantizedType] {

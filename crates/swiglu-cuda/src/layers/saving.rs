@@ -3,14 +3,14 @@
 use swiglu_core::Element;
 
 use super::gated::GatedLinear;
-use super::plan::Choice;
-use crate::activation::tensor;
-use crate::error::Result;
+use crate::device::error::Result;
+use crate::device::lt::Lt;
+use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::stream::Stream;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
-use crate::lt::Lt;
-use crate::memory::{DeviceMatrixMut, DeviceMatrixRef};
-use crate::stream::Stream;
+use crate::layers::activation::tensor;
+use crate::plan::Choice;
 
 impl<T: Element> GatedLinear<T> {
     /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,

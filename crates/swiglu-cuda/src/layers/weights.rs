@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use swiglu_core::{DType, Element, GatedLinearParams, Half, MatrixRef, Orientation};
 
-use crate::error::Result;
+use crate::device::error::Result;
+use crate::device::lt::LinearWeights;
+use crate::device::memory::DeviceBuffer;
+use crate::device::stream::Stream;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{BIAS_PADDING, Weights};
-use crate::lt::LinearWeights;
-use crate::memory::DeviceBuffer;
-use crate::stream::Stream;
 
 /// Bytes that rows and halves start at a multiple of: what the copy engine and cuBLASLt's fastest
 /// kernels need.

@@ -8,10 +8,10 @@ use super::super::ring::Ring;
 use super::sm90_decode_mlp::{self, Feeding};
 use super::sm90_held_mlp::{self, Held};
 use super::{Limits, Obstacle};
-use crate::context::Cuda;
-use crate::error::Result;
-use crate::jit::{KernelFile, Variant, define};
-use crate::launch::Function;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::Function;
 
 static FILE: KernelFile =
     KernelFile::new("decode_mlp.cu", include_str!("../../../device/decode_mlp.cu"));

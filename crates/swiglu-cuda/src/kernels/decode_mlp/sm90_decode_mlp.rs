@@ -6,7 +6,7 @@ use super::super::gated_gemm::counted;
 use super::super::ring;
 use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES as UNIT, pitch};
 use super::{Limits, Obstacle};
-use crate::jit::{Define, KernelFile, define};
+use crate::device::jit::{Define, KernelFile, define};
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_decode_mlp.cu", include_str!("../../../device/sm90_decode_mlp.cu"));

@@ -4,7 +4,7 @@ use swiglu_core::Problem;
 
 use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES};
 use super::{Limits, Obstacle};
-use crate::jit::{Define, KernelFile, define};
+use crate::device::jit::{Define, KernelFile, define};
 
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_held_mlp.cu", include_str!("../../../device/sm90_held_mlp.cu"));

@@ -8,7 +8,7 @@ use super::super::{NamedVariant, default_code};
 use super::Limits;
 use super::config::{Config, Feed, Format, MOST_TOKENS, Math, Part};
 use super::sm90_decode_mlp::{Feeding, Form, Ring};
-use crate::jit::Variant;
+use crate::device::jit::Variant;
 
 /// " Nibbles+Bytes".
 fn weights_name(formats: [Format; 2]) -> String {

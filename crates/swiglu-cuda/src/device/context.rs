@@ -1,0 +1,463 @@
+//! One device: its facts, its default stream, its kernels.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use serde::{Deserialize, Serialize};
+
+use crate::device::arch::Arch;
+use crate::device::driver::{Driver, cu, driver};
+use crate::device::error::{CudaError, Result};
+use crate::device::jit::cache::{CacheOptions, CacheWarning, KernelCache};
+use crate::device::jit::variant::Variant;
+use crate::device::launch::{Function, Functions};
+use crate::device::lt::Lt;
+use crate::device::memory::Memory;
+use crate::device::stream::{Stream, StreamInner};
+use crate::kernels::decode_mlp::Limits;
+use crate::plan::Machine;
+use crate::plan::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
+
+/// What a device says about itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceFacts {
+    /// Number among the devices this process sees, from 0.
+    pub ordinal: usize,
+    /// For example `NVIDIA H200`.
+    pub name: String,
+    /// Major and minor compute capability.
+    pub compute_capability: (u32, u32),
+    /// Multiprocessors.
+    pub sm_count: u32,
+    /// Bytes of second-level cache.
+    pub l2_bytes: usize,
+    /// Bytes of shared memory that one block can have when it asks for it.
+    pub shared_bytes_optin: usize,
+    /// Bytes of device memory.
+    pub memory_bytes: usize,
+    /// The highest clock of the multiprocessors in kHz; 0 where the driver does not tell.
+    pub clock_khz: u32,
+    /// Bytes per second that the memory's clock and width allow; 0 where the driver does not tell.
+    pub memory_bandwidth: u64,
+    /// The CUDA version of the driver: major and minor.
+    pub driver_version: (u32, u32),
+    /// The device's identity, as `nvidia-smi -L` shows it; empty where the driver does not tell.
+    pub uuid: String,
+}
+
+impl DeviceFacts {
+    /// What the device with this number says, without using it: it gets no context.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver,
+    /// [`CudaError::NoDevice`], [`CudaError::DeviceIndex`], and whatever the driver reports.
+    pub fn of(device: usize) -> Result<Self> {
+        Ok(facts(expect_device(device)?, device)?.1)
+    }
+}
+
+/// The driver, if it has a device with this number.
+fn expect_device(given: usize) -> Result<&'static Driver> {
+    match Cuda::device_count()? {
+        0 => Err(CudaError::NoDevice),
+        count if given >= count => Err(CudaError::DeviceIndex { given, count }),
+        _ => driver(),
+    }
+}
+
+/// How a [`Cuda`] is made.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CudaOptions {
+    /// Number of the device, from 0.
+    pub device: usize,
+    /// Whether f32 matrix products may round their inputs to TF32 (11 significant bits).
+    pub tf32: bool,
+    /// Whether memory comes from plain allocations, which wait for the device, and not from its
+    /// stream-ordered pool: to measure what the pool changes.
+    pub plain_allocations: bool,
+    /// Whether plans leave out the kernels of one architecture, and what was measured with them: what a device without
+    /// them would run, to measure it on one that has them.
+    pub portable_kernels: bool,
+    /// Where compiled kernels are kept.
+    pub cache: CacheOptions,
+    /// Where measurements are kept that plans are chosen by.
+    pub tuning: TuningOptions,
+}
+
+/// A CUDA device with its compiled kernels. Clones share everything.
+///
+/// It uses the device's primary context, as the CUDA runtime and PyTorch do, so their memory and
+/// streams can be used here. Calls make that context current on the calling thread and leave it so.
+#[derive(Clone)]
+pub struct Cuda(Arc<Inner>);
+
+struct Inner {
+    facts: DeviceFacts,
+    arch: Arch,
+    machine: Machine,
+    decode_limits: Limits,
+    tuning: Tuning,
+    tf32: bool,
+    portable_kernels: bool,
+    default_stream: Arc<StreamInner>,
+    borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
+    functions: Functions,
+    /// Made by the first layer that needs it.
+    lt: Mutex<Option<Arc<Lt>>>,
+    memory: Arc<Memory>,
+}
+
+impl Cuda {
+    /// The device with this number and default options.
+    ///
+    /// # Errors
+    /// As [`Cuda::with_options`].
+    pub fn new(device: usize) -> Result<Self> {
+        Self::with_options(&CudaOptions { device, ..CudaOptions::default() })
+    }
+
+    /// A device with options.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver,
+    /// [`CudaError::NoDevice`], [`CudaError::DeviceIndex`], [`CudaError::Unsupported`] for a device
+    /// older than any kernel, and whatever the driver reports.
+    pub fn with_options(options: &CudaOptions) -> Result<Self> {
+        let driver = expect_device(options.device)?;
+        let (device, facts) = facts(driver, options.device)?;
+        let (major, minor) = facts.compute_capability;
+        let arch = Arch::from_capability(major, minor)?;
+        let context = Arc::new(Context::retain(driver, device, options.device)?);
+        let limits = Limits::new(&context, &facts, arch);
+        let memory = Arc::new(Memory::new(context, options.plain_allocations)?);
+        let cache = KernelCache::new(&options.cache);
+        let disabled = options.tuning.disabled || options.portable_kernels;
+        let tuning = TuningOptions { disabled, ..options.tuning.clone() };
+        Ok(Self(Arc::new(Inner {
+            machine: Machine::new(&facts, arch),
+            decode_limits: limits,
+            tuning: Tuning::load(&tuning, &facts, arch),
+            facts,
+            arch,
+            tf32: options.tf32,
+            portable_kernels: options.portable_kernels,
+            default_stream: Arc::new(StreamInner::create(&memory)?),
+            borrowed: Mutex::default(),
+            functions: Functions::new(arch, cache),
+            lt: Mutex::default(),
+            memory,
+        })))
+    }
+
+    /// How many devices this process sees; 0 where the driver drives none.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver.
+    pub fn device_count() -> Result<usize> {
+        let driver = match driver() {
+            Ok(driver) => driver,
+            Err(CudaError::NoDevice) => return Ok(0),
+            Err(e) => return Err(e),
+        };
+        let mut count: c_int = 0;
+        // SAFETY: `count` is a valid place for the result.
+        match unsafe { cu!(driver, cuDeviceGetCount(&mut count)) } {
+            Ok(()) => Ok(usize::try_from(count).unwrap_or(0)),
+            Err(CudaError::NoDevice) => Ok(0),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What the device says about itself.
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.0.facts
+    }
+
+    /// The architecture that kernels are compiled for.
+    pub fn arch(&self) -> Arch {
+        self.0.arch
+    }
+
+    /// What the decode kernel needs to know of the device.
+    pub(crate) fn decode_limits(&self) -> &Limits {
+        &self.0.decode_limits
+    }
+
+    /// What the cost model knows of the device.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.0.machine
+    }
+
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.0.tuning
+    }
+
+    /// What was found of measurements that plans are chosen by, and why a record is not used. None
+    /// of it is an error: without a record a cost model chooses.
+    pub fn tuning_notes(&self) -> &[String] {
+        self.0.tuning.notes()
+    }
+
+    /// Keeps measurements of this device for the plans of processes to come: adds them to the record
+    /// of its kind in the directory of `options`. A record that is of anything else is replaced, and
+    /// the reason is returned beside the file's path.
+    ///
+    /// # Errors
+    /// [`NotKept`], and the record is as it was.
+    pub fn keep_tuning(
+        &self,
+        options: &TuningOptions,
+        entries: Vec<tuning::Entry>,
+    ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
+        let Some(dir) = options.directory() else {
+            let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
+            return Err(NotKept { path: "~".into(), why });
+        };
+        let subject = tuning::Subject::here(self.facts(), self.arch());
+        tuning::keep(&dir, subject, self.facts().driver_version, entries)
+    }
+
+    /// Number of the device.
+    pub fn ordinal(&self) -> usize {
+        self.0.facts.ordinal
+    }
+
+    /// Whether f32 matrix products may round their inputs to TF32.
+    pub fn tf32(&self) -> bool {
+        self.0.tf32
+    }
+
+    /// Whether plans leave out the kernels of one architecture.
+    pub(crate) fn portable_kernels(&self) -> bool {
+        self.0.portable_kernels
+    }
+
+    /// This device's default stream, one per [`Cuda`]. It does not wait for the legacy default
+    /// stream, nor the other way round.
+    pub fn stream(&self) -> Stream {
+        Stream::new(self.clone(), self.0.default_stream.clone())
+    }
+
+    /// A new stream that waits for no other.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn new_stream(&self) -> Result<Stream> {
+        let inner = Arc::new(StreamInner::create(&self.0.memory)?);
+        Ok(Stream::new(self.clone(), inner))
+    }
+
+    /// A stream that belongs to someone else, for example the integer
+    /// `torch.cuda.current_stream().cuda_stream`; 0 is the legacy default stream. The same handle
+    /// gives the same stream, with its workspace, on every call.
+    ///
+    /// # Safety
+    /// `raw` is 0 or a stream of this device's primary context, and stays valid until every clone
+    /// of this [`Cuda`] is dropped.
+    pub unsafe fn borrow_stream(&self, raw: u64) -> Stream {
+        let mut borrowed = self.0.borrowed.lock().unwrap_or_else(|e| e.into_inner());
+        let inner = borrowed
+            .entry(raw)
+            .or_insert_with(|| Arc::new(StreamInner::borrow(&self.0.memory, raw)));
+        Stream::new(self.clone(), inner.clone())
+    }
+
+    /// What went wrong with the kernel cache so far. None of it is an error: a kernel that cannot
+    /// be kept is compiled again by the next process.
+    pub fn cache_warnings(&self) -> Vec<CacheWarning> {
+        self.0.functions.cache().warnings()
+    }
+
+    /// The kernels that were launched since this was last called, by file and defines, each with the first 16
+    /// hexadecimal digits of the SHA-256 of all that it was compiled from, but for the compiler.
+    pub fn take_used_kernels(&self) -> BTreeMap<String, String> {
+        self.0.functions.take_used()
+    }
+
+    /// Free and total bytes of device memory.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        self.0.memory.info()
+    }
+
+    /// Refuses a stream of another device.
+    pub(crate) fn expect_stream(&self, stream: &Stream) -> Result<()> {
+        if stream.cuda().ordinal() == self.ordinal() {
+            return Ok(());
+        }
+        Err(CudaError::WrongDevice {
+            what: "stream".into(),
+            expected: format!("device {}", self.ordinal()),
+            given: format!("device {}", stream.cuda().ordinal()),
+        })
+    }
+
+    /// Linear maps on this device.
+    pub(crate) fn lt(&self) -> Result<Arc<Lt>> {
+        let mut lt = self.0.lt.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(lt) = &*lt {
+            return Ok(lt.clone());
+        }
+        let made = Arc::new(Lt::new(self)?);
+        *lt = Some(made.clone());
+        Ok(made)
+    }
+
+    /// Makes the device's context current on this thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.context().bind()
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.context().driver
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.0.memory.context()
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.0.memory
+    }
+
+    /// A kernel, ready to launch: compiled or read from the cache on first use, then looked up.
+    /// `dynamic_shared` is the most bytes that any launch through the result will ask for.
+    pub(crate) fn function(
+        &self,
+        variant: &Variant,
+        entry: &'static str,
+        dynamic_shared: u32,
+    ) -> Result<Function> {
+        self.0.functions.get(self, variant, entry, dynamic_shared)
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda")
+            .field("device", &self.0.facts.ordinal)
+            .field("name", &self.0.facts.name)
+            .field("arch", &self.0.arch)
+            .field("tf32", &self.0.tf32)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A retained primary context.
+pub(crate) struct Context {
+    pub(crate) driver: &'static Driver,
+    pub(crate) ordinal: usize,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+// SAFETY: a context handle may be used from any thread; the driver synchronises.
+unsafe impl Send for Context {}
+// SAFETY: as above; the fields are never written after construction.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn retain(driver: &'static Driver, device: CUdevice, ordinal: usize) -> Result<Self> {
+        let mut raw: CUcontext = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the handle, `device` came from the driver.
+        unsafe { cu!(driver, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
+        Ok(Self { driver, ordinal, device, raw })
+    }
+
+    /// Makes the context current on this thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        let mut current: CUcontext = std::ptr::null_mut();
+        // SAFETY: `current` is a valid place for the handle.
+        unsafe { cu!(self.driver, cuCtxGetCurrent(&mut current)) }?;
+        if current == self.raw {
+            return Ok(());
+        }
+        // SAFETY: the context is retained while `self` lives.
+        unsafe { cu!(self.driver, cuCtxSetCurrent(self.raw)) }
+    }
+
+    pub(crate) fn attribute(&self, attribute: Attribute) -> Result<u32> {
+        device_attribute(self.driver, self.device, attribute)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`. At process exit the driver may refuse: nothing is left
+        // to release then.
+        let _ = unsafe { cu!(self.driver, cuDevicePrimaryCtxRelease(self.device)) };
+    }
+}
+
+fn device_attribute(driver: &Driver, device: CUdevice, attribute: Attribute) -> Result<u32> {
+    let mut value: c_int = 0;
+    // SAFETY: `value` is a valid place for the result, `device` came from the driver.
+    unsafe { cu!(driver, cuDeviceGetAttribute(&mut value, attribute, device)) }?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+fn facts(driver: &Driver, ordinal: usize) -> Result<(CUdevice, DeviceFacts)> {
+    let mut device: CUdevice = 0;
+    let index = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+    // SAFETY: `device` is a valid place for the handle.
+    unsafe { cu!(driver, cuDeviceGet(&mut device, index)) }?;
+    let mut name = [0 as c_char; 256];
+    // SAFETY: the driver writes at most 256 bytes with their terminator.
+    unsafe { cu!(driver, cuDeviceGetName(name.as_mut_ptr(), 256, device)) }?;
+    name[255] = 0;
+    let mut memory_bytes = 0;
+    // SAFETY: a valid place for the result.
+    unsafe { cu!(driver, cuDeviceTotalMem(&mut memory_bytes, device)) }?;
+    let mut version: c_int = 0;
+    // SAFETY: a valid place for the result.
+    unsafe { cu!(driver, cuDriverGetVersion(&mut version)) }?;
+    let version = u32::try_from(version).unwrap_or(0);
+    let attribute = |a| device_attribute(driver, device, a);
+    let facts = DeviceFacts {
+        ordinal,
+        // SAFETY: terminated above at the latest.
+        name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
+        compute_capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        sm_count: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        shared_bytes_optin: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )? as usize,
+        memory_bytes,
+        clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
+        memory_bandwidth: {
+            let khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
+            let bits =
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
+            // Two transfers per cycle.
+            2 * u64::from(khz) * 1000 * u64::from(bits / 8)
+        },
+        // 13020 is 13.2.
+        driver_version: (version / 1000, version % 1000 / 10),
+        uuid: uuid(driver, device),
+    };
+    Ok((device, facts))
+}
+
+fn uuid(driver: &Driver, device: CUdevice) -> String {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    let Some(get) = driver.cuDeviceGetUuid else { return String::new() };
+    // SAFETY: `uuid` is a valid place for the result, `device` came from the driver.
+    if unsafe { get(&mut uuid, device) } != 0 {
+        return String::new();
+    }
+    let hex: Vec<String> =
+        uuid.bytes.iter().map(|&b| format!("{:02x}", b.cast_unsigned())).collect();
+    let part = |range: std::ops::Range<usize>| hex[range].concat();
+    let (a, b, c, d, e) = (part(0..4), part(4..6), part(6..8), part(8..10), part(10..16));
+    format!("GPU-{a}-{b}-{c}-{d}-{e}")
+}

@@ -1,0 +1,132 @@
+//! What a cache entry was made from.
+
+use sha2::{Digest, Sha256};
+
+use super::entry::FORMAT;
+use crate::device::arch::Arch;
+use crate::device::jit::nvrtc::{Version, options};
+use crate::device::jit::source::{Header, headers_of};
+use crate::device::jit::variant::Variant;
+
+/// A digest of everything that decides a module, except the compiler's version.
+///
+/// The version stands apart because a machine without a compiler can use a module that any version
+/// made from the same sources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    digest: [u8; 32],
+    /// For people who look into the directory: file and architecture.
+    label: String,
+}
+
+impl Identity {
+    pub(super) fn of(variant: &Variant, arch: Arch) -> Self {
+        let file = variant.file();
+        let sources = std::iter::once((file.name(), file.text())).chain(headers_of(file));
+        let stem = file.name().strip_suffix(".cu").unwrap_or(file.name());
+        Self {
+            digest: digest(FORMAT, sources, &options(variant, arch)),
+            label: format!("{stem}-{arch}"),
+        }
+    }
+
+    /// The key of the entry that a compiler of this version makes.
+    pub(super) fn key(&self, (major, minor): Version) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update(self.digest);
+        hash.update(major.to_le_bytes());
+        hash.update(minor.to_le_bytes());
+        hash.finalize().into()
+    }
+
+    pub(super) fn file_name(&self, (major, minor): Version) -> String {
+        format!("{}{major}.{minor}.cubin", self.prefix())
+    }
+
+    /// The compiler's version in the name of an entry of this identity.
+    pub(super) fn version_in(&self, name: &str) -> Option<Version> {
+        let version = name.strip_prefix(&self.prefix())?.strip_suffix(".cubin")?;
+        let (major, minor) = version.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
+    fn prefix(&self) -> String {
+        format!("{}-{}-nvrtc", self.label, self.hex(16))
+    }
+
+    /// The first digits of the digest.
+    pub(super) fn short(&self) -> String {
+        self.hex(8)
+    }
+
+    fn hex(&self, bytes: usize) -> String {
+        self.digest[..bytes].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// Every text with its length, so that no two lists run together into the same bytes.
+fn digest<'a>(
+    format: u32,
+    sources: impl Iterator<Item = Header>,
+    options: impl IntoIterator<Item = &'a String>,
+) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    let mut text = |text: &str| {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    };
+    text(&format!("swiglu kernel, format {format}"));
+    for (name, contents) in sources {
+        text(name);
+        text(contents);
+    }
+    text("options");
+    options.into_iter().for_each(|option| text(option));
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::jit::variant::{KernelFile, define};
+
+    #[test]
+    fn the_identity_changes_with_each_ingredient() {
+        let sources: &[Header] = &[("a.cu", "x"), ("b.cuh", "y")];
+        let options = ["-DA=1".to_owned(), "--std=c++17".to_owned()];
+        let of = |format, sources: &[Header], options: &[String]| {
+            digest(format, sources.iter().copied(), options)
+        };
+        let base = of(1, sources, &options);
+        let changed = [
+            of(2, sources, &options),
+            of(1, &[("a.cu", "z"), ("b.cuh", "y")], &options),
+            of(1, &[("a.cu", "x"), ("b.cuh", "z")], &options),
+            of(1, &[("c.cu", "x"), ("b.cuh", "y")], &options),
+            of(1, &sources[..1], &options),
+            of(1, sources, &options[..1]),
+            of(1, sources, &["-DA=2".to_owned(), "--std=c++17".to_owned()]),
+            of(1, sources, &["--std=c++17".to_owned(), "-DA=1".to_owned()]),
+            // The same bytes in a row, cut elsewhere.
+            of(1, &[("a.cux", ""), ("b.cuh", "y")], &options),
+        ];
+        assert!(changed.iter().all(|other| *other != base));
+        assert_eq!(base, of(1, sources, &options));
+    }
+
+    #[test]
+    fn variants_architectures_and_compilers_have_entries_of_their_own() {
+        static FILE: KernelFile = KernelFile::new("a.cu", "");
+        let plain = Variant::new(&FILE, []);
+        let other = Variant::new(&FILE, [define("A", 1)]);
+        let id = Identity::of(&plain, Arch::Sm90a);
+        assert_ne!(id.digest, Identity::of(&other, Arch::Sm90a).digest);
+        assert_ne!(id.digest, Identity::of(&plain, Arch::Sm80).digest);
+        assert_ne!(id.key((13, 0)), id.key((13, 1)));
+        let name = id.file_name((13, 0));
+        assert!(name.starts_with("a-sm_90a-") && name.ends_with("-nvrtc13.0.cubin"), "{name}");
+        assert_eq!(id.version_in(&name), Some((13, 0)));
+        assert_eq!(id.version_in(&format!("{name}.lock")), None);
+        assert_eq!(Identity::of(&other, Arch::Sm90a).version_in(&name), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! The functions of cuBLASLt that are called, and its descriptors as owned values.
+//!
+//! Numbers are those of `cublasLt.h` and `cublas_api.h`, which are the same in CUDA 12 and 13.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::CUstream;
+use swiglu_core::DType;
+
+use crate::device::error::{CudaError, Result};
+use crate::device::library::{Library, functions};
+
+/// A descriptor or handle: an address that only the library looks behind.
+type Opaque = *mut c_void;
+
+functions! {
+    /// Functions of `libcublasLt`.
+    pub(super) struct Api from Library::CublasLt;
+    required {
+        fn cublasLtCreate = "cublasLtCreate"(*mut Opaque) -> c_int;
+        fn cublasLtDestroy = "cublasLtDestroy"(Opaque) -> c_int;
+        fn cublasLtGetVersion = "cublasLtGetVersion"() -> usize;
+
+        fn cublasLtMatmulDescCreate = "cublasLtMatmulDescCreate"(*mut Opaque, c_int, c_int) -> c_int;
+        fn cublasLtMatmulDescSetAttribute =
+            "cublasLtMatmulDescSetAttribute"(Opaque, c_int, *const c_void, usize) -> c_int;
+        fn cublasLtMatmulDescDestroy = "cublasLtMatmulDescDestroy"(Opaque) -> c_int;
+
+        fn cublasLtMatrixLayoutCreate =
+            "cublasLtMatrixLayoutCreate"(*mut Opaque, c_int, u64, u64, i64) -> c_int;
+        fn cublasLtMatrixLayoutDestroy = "cublasLtMatrixLayoutDestroy"(Opaque) -> c_int;
+
+        fn cublasLtMatmulPreferenceCreate = "cublasLtMatmulPreferenceCreate"(*mut Opaque) -> c_int;
+        fn cublasLtMatmulPreferenceSetAttribute =
+            "cublasLtMatmulPreferenceSetAttribute"(Opaque, c_int, *const c_void, usize) -> c_int;
+        fn cublasLtMatmulPreferenceDestroy = "cublasLtMatmulPreferenceDestroy"(Opaque) -> c_int;
+
+        fn cublasLtMatmulAlgoGetHeuristic = "cublasLtMatmulAlgoGetHeuristic"(
+            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut Choice, *mut c_int
+        ) -> c_int;
+        fn cublasLtMatmul = "cublasLtMatmul"(
+            Opaque, Opaque, *const f32, *const c_void, Opaque, *const c_void, Opaque, *const f32,
+            *const c_void, Opaque, *mut c_void, Opaque, *const Algorithm, *mut c_void, usize,
+            CUstream
+        ) -> c_int;
+    }
+    optional {
+        // Only shown to people.
+        fn cublasLtGetStatusName = "cublasLtGetStatusName"(c_int) -> *const c_char;
+        fn cublasLtGetStatusString = "cublasLtGetStatusString"(c_int) -> *const c_char;
+    }
+}
+
+/// `CUBLAS_STATUS_NOT_SUPPORTED`: valid, but the library has no kernel for it.
+pub(super) const NOT_SUPPORTED: c_int = 15;
+
+/// `CUBLAS_COMPUTE_*`: how products are accumulated.
+#[derive(Debug, Clone, Copy)]
+#[repr(i32)]
+pub(super) enum Compute {
+    F32 = 68,
+    FastTf32 = 77,
+}
+
+/// `CUBLAS_OP_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub(super) enum Transpose {
+    No = 0,
+    Yes = 1,
+}
+
+/// `cublasLtMatmulDescAttributes_t`.
+mod operation {
+    pub(super) const TRANSPOSE_A: i32 = 3;
+    pub(super) const EPILOGUE: i32 = 7;
+    pub(super) const BIAS_POINTER: i32 = 8;
+}
+const EPILOGUE_BIAS: i32 = 4;
+
+/// `cublasLtMatmulPreferenceAttributes_t`.
+mod preference {
+    pub(super) const MAX_WORKSPACE_BYTES: i32 = 1;
+    pub(super) const REDUCTION_SCHEME_MASK: i32 = 3;
+    /// Of A; those of B, C and D follow.
+    pub(super) const MIN_ALIGNMENT_A_BYTES: i32 = 5;
+}
+/// Parts of a long sum are added in the type that they were accumulated in. The library's default
+/// also admits adding them in the type of the output: several roundings to 8 bits in bf16.
+const REDUCTION_COMPUTE_TYPE: u32 = 2;
+
+/// `cublasLtMatmulAlgo_t`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Algorithm([u64; 8]);
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Choice {
+    pub(super) algorithm: Algorithm,
+    pub(super) workspace_bytes: usize,
+    pub(super) state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// `cudaDataType_t`.
+pub(super) fn data_type(dtype: DType) -> Result<c_int> {
+    match dtype {
+        DType::F32 => Ok(0),
+        DType::F16 => Ok(2),
+        DType::Bf16 => Ok(14),
+        other => Err(CudaError::Unsupported {
+            what: format!("a linear map of {other}"),
+            why: "choose one of f32, f16, bf16".into(),
+        }),
+    }
+}
+const SCALE_F32: c_int = 0;
+
+/// The library, loaded on the first call.
+pub(super) fn api() -> Result<&'static Api> {
+    static API: OnceLock<Result<Api>> = OnceLock::new();
+    API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
+}
+
+impl Api {
+    /// Turns the result of `call` into an error with the library's own words.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(self.describe(call, code)) }
+    }
+
+    #[cold]
+    fn describe(&self, call: &'static str, code: c_int) -> CudaError {
+        let text = |get: Option<unsafe extern "C" fn(c_int) -> *const c_char>| {
+            // SAFETY: any number may be asked for.
+            let text = get.map_or(std::ptr::null(), |get| unsafe { get(code) });
+            if text.is_null() {
+                return "a status without a text".to_owned();
+            }
+            // SAFETY: the library returns a constant, null-terminated string.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        let (name, description) =
+            (text(self.cublasLtGetStatusName), text(self.cublasLtGetStatusString));
+        CudaError::Driver { call, code, name, description }
+    }
+}
+
+/// Calls a function of cuBLASLt and turns its result into `Result<()>`; unsafe, as `cu!` is.
+macro_rules! lt {
+    ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {
+        $api.check(stringify!($name), ($api.$name)($($arg),*))
+    };
+}
+pub(super) use lt;
+
+/// Something that the library made and that it destroys with a function of its own.
+pub(super) struct Owned {
+    raw: Opaque,
+    destroy: unsafe extern "C" fn(Opaque) -> c_int,
+}
+
+// SAFETY: handles and descriptors are plain memory without ties to a thread. A handle may be used by
+// several threads at once; descriptors are only read after they were made, but for the bias, which
+// is written under a lock.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    pub(super) fn raw(&self) -> Opaque {
+        self.raw
+    }
+
+    /// A handle for the device whose context is current.
+    pub(super) fn handle(api: &Api) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a valid place for the handle.
+        unsafe { lt!(api, cublasLtCreate(&mut raw)) }?;
+        Ok(Self { raw, destroy: api.cublasLtDestroy })
+    }
+
+    /// D = op(A)·B, with or without a bias along the rows of D.
+    pub(super) fn operation(
+        api: &Api,
+        compute: Compute,
+        transpose_a: Transpose,
+        bias: bool,
+    ) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a valid place for the descriptor.
+        unsafe { lt!(api, cublasLtMatmulDescCreate(&mut raw, compute as c_int, SCALE_F32)) }?;
+        let made = Self { raw, destroy: api.cublasLtMatmulDescDestroy };
+        made.set_operation(api, operation::TRANSPOSE_A, &(transpose_a as i32))?;
+        if bias {
+            made.set_operation(api, operation::EPILOGUE, &EPILOGUE_BIAS)?;
+        }
+        Ok(made)
+    }
+
+    /// The address of the bias, of an operation that has one.
+    pub(super) fn set_bias(&self, api: &Api, address: u64) -> Result<()> {
+        self.set_operation(api, operation::BIAS_POINTER, &address)
+    }
+
+    fn set_operation<V: Copy>(&self, api: &Api, attribute: i32, value: &V) -> Result<()> {
+        let (place, size) = ((&raw const *value).cast(), size_of::<V>());
+        // SAFETY: a value of the size that is given; the library refuses a wrong one.
+        unsafe { lt!(api, cublasLtMatmulDescSetAttribute(self.raw, attribute, place, size)) }
+    }
+
+    /// A column-major matrix whose columns start `leading` elements apart.
+    pub(super) fn layout(
+        api: &Api,
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        leading: usize,
+    ) -> Result<Self> {
+        let data_type = data_type(dtype)?;
+        let (rows, cols, leading) = (rows as u64, cols as u64, leading.cast_signed() as i64);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a valid place for the descriptor.
+        unsafe { lt!(api, cublasLtMatrixLayoutCreate(&mut raw, data_type, rows, cols, leading)) }?;
+        Ok(Self { raw, destroy: api.cublasLtMatrixLayoutDestroy })
+    }
+
+    /// What an algorithm may use: scratch memory, and the alignments of A, B, C and D in bytes.
+    pub(super) fn preference(api: &Api, scratch: usize, alignments: [u32; 4]) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a valid place for the descriptor.
+        unsafe { lt!(api, cublasLtMatmulPreferenceCreate(&mut raw)) }?;
+        let made = Self { raw, destroy: api.cublasLtMatmulPreferenceDestroy };
+        made.set_preference(api, preference::MAX_WORKSPACE_BYTES, &scratch)?;
+        made.set_preference(api, preference::REDUCTION_SCHEME_MASK, &REDUCTION_COMPUTE_TYPE)?;
+        for (attribute, bytes) in (preference::MIN_ALIGNMENT_A_BYTES..).zip(alignments) {
+            made.set_preference(api, attribute, &bytes)?;
+        }
+        Ok(made)
+    }
+
+    fn set_preference<V: Copy>(&self, api: &Api, attribute: i32, value: &V) -> Result<()> {
+        let (place, size) = ((&raw const *value).cast(), size_of::<V>());
+        // SAFETY: a value of the size that is given; the library refuses a wrong one.
+        unsafe { lt!(api, cublasLtMatmulPreferenceSetAttribute(self.raw, attribute, place, size)) }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: made by the function that this one belongs to, and destroyed once.
+        let _ = unsafe { (self.destroy)(self.raw) };
+    }
+}

@@ -1,0 +1,380 @@
+//! Linear maps through cuBLASLt, which is loaded at run time.
+//!
+//! cuBLASLt counts matrices in columns. A row-major `y = x·W` is the column-major `yᵀ = Wᵀ·xᵀ` over
+//! the same memory, so nothing is copied: Wᵀ is its A, xᵀ its B, yᵀ its C and D, and a bias along
+//! the output features is one along the rows of D, which its epilogue adds.
+
+mod api;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use swiglu_core::{DType, Element, Orientation};
+
+use crate::device::arch::Arch;
+use crate::device::context::{Context, Cuda};
+use crate::device::error::{CudaError, Result};
+use crate::device::idle::when_idle;
+use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::stream::Stream;
+use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
+
+/// Weights of a linear map in device memory that someone else owns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinearWeights {
+    /// The first element.
+    pub(crate) ptr: u64,
+    /// Whether a row is an output feature or an input feature.
+    pub(crate) orientation: Orientation,
+    pub(crate) in_features: usize,
+    pub(crate) out_features: usize,
+    /// Elements between the starts of two rows.
+    pub(crate) row_stride: usize,
+    /// `out_features` values of the output's type, at a multiple of 16 bytes.
+    pub(crate) bias: Option<u64>,
+}
+
+/// Linear maps on one device.
+pub(crate) struct Lt {
+    api: &'static Api,
+    context: Arc<Context>,
+    handle: ManuallyDrop<Owned>,
+    tf32: bool,
+    scratch_bytes: usize,
+    /// Descriptors and the chosen algorithm for every problem met so far.
+    prepared: RwLock<HashMap<Key, Prepared>>,
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // SAFETY: taken once, and nothing uses it any more.
+        let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
+        // The library synchronises the device when a handle is destroyed.
+        when_idle(&self.context, move || drop(handle));
+    }
+}
+
+/// Problems that are remembered. Serving meets a few hundred; beyond this the memory is worth more.
+const REMEMBERED: usize = 4096;
+/// How many algorithms are asked for; the first that works is taken.
+const ASKED: u8 = 4;
+
+/// What the choice of an algorithm depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    m: usize,
+    n: usize,
+    k: usize,
+    /// Of x and W.
+    dtype: DType,
+    /// Of y and the bias: cuBLASLt takes a bias to be of the type of its D.
+    out: DType,
+    /// Elements between two rows of x, W and y.
+    strides: [usize; 3],
+    transpose: Transpose,
+    bias: bool,
+    /// Bytes of which the addresses are multiples: W, x, y read, y written (and bias).
+    alignments: [u32; 4],
+}
+
+struct Prepared {
+    operation: Owned,
+    /// The bias is the one thing in a descriptor that differs between layers: written and used
+    /// under this lock.
+    bias: Mutex<()>,
+    weights: Owned,
+    x: Owned,
+    y: Owned,
+    algorithm: Algorithm,
+}
+
+impl Lt {
+    /// cuBLASLt on a device.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`], or what cuBLASLt reports.
+    pub(crate) fn new(cuda: &Cuda) -> Result<Self> {
+        let api = api()?;
+        cuda.bind()?;
+        Ok(Self {
+            api,
+            context: cuda.context().clone(),
+            handle: ManuallyDrop::new(Owned::handle(api)?),
+            tf32: cuda.tf32(),
+            scratch_bytes: Self::scratch_bytes(cuda.arch()),
+            prepared: RwLock::default(),
+        })
+    }
+
+    /// Bytes of scratch memory that a launch may use: what NVIDIA recommends for cuBLAS.
+    pub(crate) fn scratch_bytes(arch: Arch) -> usize {
+        if arch >= Arch::Sm90a { 32 << 20 } else { 4 << 20 }
+    }
+
+    /// Enqueues `y = x·W (+ b)`, accumulated in f32 and rounded to `Y`, which is `T` or f32. A problem that
+    /// was met before costs no allocation and no waiting. No tokens or no output features: nothing is done.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::Unsupported`]
+    /// without input features (the caller writes the bias then), for rows of x that overlap, and
+    /// where cuBLASLt has no algorithm; what cuBLASLt reports.
+    ///
+    /// # Safety
+    /// `w` describes memory of this device that holds elements of type `T`, and a bias of type `Y`, until
+    /// the work is done, and `scratch` is the address of [`Lt::scratch_bytes`] bytes, a multiple of 256, that no work
+    /// outside the stream's order uses.
+    pub(crate) unsafe fn launch<T: Element, Y: Element>(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        w: &LinearWeights,
+        y: DeviceMatrixMut<'_, Y>,
+        scratch: u64,
+    ) -> Result<()> {
+        self.expect(stream, &x, w, &y)?;
+        let key = Key::of(&x, w, &y);
+        if key.m == 0 || key.n == 0 {
+            return Ok(());
+        }
+        self.context.bind()?;
+        let addresses = [w.ptr, x.device_ptr(), y.device_ptr(), scratch];
+        // The lock is held while the work is enqueued: what is looked up is not removed meanwhile.
+        let known = self.prepared.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(prepared) = known.get(&key) {
+            // SAFETY: passed on from the caller; `prepared` was made for this key.
+            return unsafe { self.enqueue(prepared, stream, addresses, w.bias) };
+        }
+        drop(known);
+        let prepared = self.prepare(&key)?;
+        // SAFETY: as above.
+        unsafe { self.enqueue(&prepared, stream, addresses, w.bias) }?;
+        let mut known = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(key, prepared);
+        Ok(())
+    }
+
+    fn expect<T: Element, Y: Element>(
+        &self,
+        stream: &Stream,
+        x: &DeviceMatrixRef<'_, T>,
+        w: &LinearWeights,
+        y: &DeviceMatrixMut<'_, Y>,
+    ) -> Result<()> {
+        let m = x.rows();
+        x.expect_shape("input of a linear map", [m, w.in_features])?;
+        y.expect_shape("output of a linear map", [m, w.out_features])?;
+        let devices = [
+            ("stream", stream.cuda().ordinal()),
+            ("input of a linear map", x.ordinal()),
+            ("output of a linear map", y.ordinal()),
+        ];
+        for (what, ordinal) in devices {
+            if ordinal != self.context.ordinal {
+                return Err(CudaError::WrongDevice {
+                    what: what.into(),
+                    expected: format!("device {}", self.context.ordinal),
+                    given: format!("device {ordinal}"),
+                });
+            }
+        }
+        let refuse = |why: &str| {
+            let what = format!("a linear map {m}×{}×{}", w.in_features, w.out_features);
+            Err(CudaError::Unsupported { what, why: why.to_owned() })
+        };
+        if w.in_features == 0 && m > 0 && w.out_features > 0 {
+            return refuse("without input features there is nothing to multiply");
+        }
+        if m > 1 && x.row_stride() < w.in_features {
+            return refuse("rows of the input overlap; copy it to a dense matrix");
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, key: &Key) -> Result<Prepared> {
+        let api = self.api;
+        let [x_stride, w_stride, y_stride] = key.strides;
+        let compute = match key.dtype == DType::F32 && self.tf32 {
+            true => Compute::FastTf32,
+            false => Compute::F32,
+        };
+        let (rows, cols) = match key.transpose {
+            Transpose::Yes => (key.k, key.n),
+            Transpose::No => (key.n, key.k),
+        };
+        let mut prepared = Prepared {
+            operation: Owned::operation(api, compute, key.transpose, key.bias)?,
+            bias: Mutex::default(),
+            weights: Owned::layout(api, key.dtype, rows, cols, w_stride)?,
+            x: Owned::layout(api, key.dtype, key.k, key.m, x_stride)?,
+            y: Owned::layout(api, key.out, key.n, key.m, y_stride)?,
+            algorithm: Algorithm::default(),
+        };
+        let preference = Owned::preference(api, self.scratch_bytes, key.alignments)?;
+        prepared.algorithm = self.choose(key, &prepared, &preference)?;
+        Ok(prepared)
+    }
+
+    /// The first algorithm that cuBLASLt proposes and that fits into the scratch memory.
+    fn choose(&self, key: &Key, p: &Prepared, preference: &Owned) -> Result<Algorithm> {
+        let mut choices = [Choice::default(); ASKED as usize];
+        let mut found: c_int = 0;
+        // SAFETY: live descriptors, and places for as many results as are asked for.
+        let status = unsafe {
+            (self.api.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle.raw(),
+                p.operation.raw(),
+                p.weights.raw(),
+                p.x.raw(),
+                p.y.raw(),
+                p.y.raw(),
+                preference.raw(),
+                c_int::from(ASKED),
+                choices.as_mut_ptr(),
+                &mut found,
+            )
+        };
+        if status != NOT_SUPPORTED {
+            self.api.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        }
+        let found = usize::try_from(found).unwrap_or(0).min(choices.len());
+        let fits = |c: &&Choice| c.state == 0 && c.workspace_bytes <= self.scratch_bytes;
+        match choices[..found].iter().find(fits) {
+            Some(choice) => Ok(choice.algorithm),
+            None => Err(CudaError::Unsupported {
+                what: key.to_string(),
+                why: "cuBLASLt has no algorithm for it".into(),
+            }),
+        }
+    }
+
+    /// # Safety
+    /// As [`Lt::launch`]; `prepared` was made for the problem that the addresses belong to.
+    unsafe fn enqueue(
+        &self,
+        prepared: &Prepared,
+        stream: &Stream,
+        [w, x, y, scratch]: [u64; 4],
+        bias: Option<u64>,
+    ) -> Result<()> {
+        let _exclusive = match bias {
+            Some(address) => {
+                let lock = prepared.bias.lock().unwrap_or_else(PoisonError::into_inner);
+                prepared.operation.set_bias(self.api, address)?;
+                Some(lock)
+            }
+            None => None,
+        };
+        let (one, zero) = (1.0f32, 0.0f32);
+        let y = y as *mut c_void;
+        // SAFETY: live descriptors; the caller vouches for the memory. The two factors are read
+        // before the call returns (the pointer mode is the host's), and C is not read at all.
+        unsafe {
+            lt!(
+                self.api,
+                cublasLtMatmul(
+                    self.handle.raw(),
+                    prepared.operation.raw(),
+                    &one,
+                    w as *const c_void,
+                    prepared.weights.raw(),
+                    x as *const c_void,
+                    prepared.x.raw(),
+                    &zero,
+                    y,
+                    prepared.y.raw(),
+                    y,
+                    prepared.y.raw(),
+                    &prepared.algorithm,
+                    scratch as *mut c_void,
+                    self.scratch_bytes,
+                    stream.handle(),
+                )
+            )
+        }
+    }
+}
+
+/// The version of cuBLASLt: major, minor, patch. Needs no device.
+///
+/// # Errors
+/// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`].
+pub fn cublaslt_version() -> Result<(usize, usize, usize)> {
+    // SAFETY: takes nothing and needs no device.
+    let version = unsafe { (api()?.cublasLtGetVersion)() };
+    Ok((version / 10_000, version / 100 % 100, version % 100))
+}
+
+impl fmt::Debug for Lt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let problems = self.prepared.read().unwrap_or_else(PoisonError::into_inner).len();
+        f.debug_struct("Lt")
+            .field("device", &self.context.ordinal)
+            .field("tf32", &self.tf32)
+            .field("problems", &problems)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Key {
+    fn of<T: Element, Y: Element>(
+        x: &DeviceMatrixRef<'_, T>,
+        w: &LinearWeights,
+        y: &DeviceMatrixMut<'_, Y>,
+    ) -> Self {
+        let (m, n, k) = (x.rows(), w.out_features, w.in_features);
+        let transpose = match w.orientation {
+            Orientation::OutIn => Transpose::Yes,
+            Orientation::InOut => Transpose::No,
+        };
+        let [w_rows, w_cols] = if transpose == Transpose::Yes { [n, k] } else { [k, n] };
+        // A single row has no stride, and may be said to have any.
+        let stride = |rows, cols, stride| if rows == 1 { cols } else { stride };
+        let written = y.device_ptr();
+        Self {
+            m,
+            n,
+            k,
+            dtype: T::DTYPE,
+            out: Y::DTYPE,
+            strides: [
+                stride(m, k, x.row_stride()),
+                stride(w_rows, w_cols, w.row_stride),
+                stride(m, n, y.row_stride()),
+            ],
+            transpose,
+            bias: w.bias.is_some(),
+            alignments: [
+                alignment(w.ptr),
+                alignment(x.device_ptr()),
+                alignment(written),
+                // The epilogue reads the bias as it writes D.
+                alignment(written | w.bias.unwrap_or(0)),
+            ],
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, w, y] = self.strides;
+        write!(
+            f,
+            "a linear map {}×{}×{} of {} to {} (row strides {x}, {w}, {y}; alignments {:?})",
+            self.m, self.k, self.n, self.dtype, self.out, self.alignments
+        )
+    }
+}
+
+/// The largest power of two up to 256 that divides an address. (Strides need no such number:
+/// cuBLASLt sees them in its layouts.)
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}

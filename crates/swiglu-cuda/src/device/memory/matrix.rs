@@ -1,0 +1,384 @@
+//! Matrices in device memory: owned, borrowed, and foreign.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use swiglu_core::{Error, Matrix, MatrixMut, MatrixRef};
+
+use super::copy::{self, Direction, Rows};
+use super::view::{View, span};
+use super::{DeviceBuffer, DeviceData};
+use crate::device::context::Cuda;
+use crate::device::error::{CudaError, Result};
+use crate::device::stream::Stream;
+
+macro_rules! view_accessors {
+    ($T:ty) => {
+        /// Rows.
+        pub fn rows(&self) -> usize {
+            self.view.rows
+        }
+        /// Columns.
+        pub fn cols(&self) -> usize {
+            self.view.cols
+        }
+        /// Elements between the starts of two rows.
+        pub fn row_stride(&self) -> usize {
+            self.view.row_stride
+        }
+        /// `[rows, cols]`.
+        pub fn shape(&self) -> [usize; 2] {
+            [self.view.rows, self.view.cols]
+        }
+        /// The address of the first element.
+        pub fn device_ptr(&self) -> u64 {
+            self.view.ptr
+        }
+        /// Number of the device that the memory belongs to.
+        pub fn ordinal(&self) -> usize {
+            self.view.ordinal
+        }
+        /// Addresses from the first byte of the first row to the end of the last one.
+        pub fn byte_range(&self) -> Range<u64> {
+            self.view.byte_range::<$T>()
+        }
+        /// Refuses a shape other than `expected`, naming the argument.
+        ///
+        /// # Errors
+        /// [`Error::Shape`].
+        pub fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
+            if self.shape() == expected {
+                Ok(())
+            } else {
+                Err(Error::shape(what, expected, self.shape()).into())
+            }
+        }
+        /// Refuses memory of another device, naming the argument.
+        ///
+        /// # Errors
+        /// [`CudaError::WrongDevice`].
+        pub fn expect_device(&self, what: &str, cuda: &Cuda) -> Result<()> {
+            self.view.expect_device(what, cuda)
+        }
+    };
+}
+
+/// A borrowed `[rows, cols]` matrix in device memory; rows are `row_stride` elements apart.
+#[derive(Clone, Copy)]
+pub struct DeviceMatrixRef<'a, T> {
+    view: View,
+    memory: PhantomData<&'a T>,
+}
+
+impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
+    /// A dense matrix over a whole buffer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the buffer does not have exactly `rows · cols` elements.
+    pub fn new(buffer: &'a DeviceBuffer<T>, rows: usize, cols: usize) -> Result<Self> {
+        expect_elements(buffer.len(), rows, cols)?;
+        Self::with_stride(buffer, rows, cols, cols)
+    }
+
+    /// A matrix whose rows start `row_stride` elements apart. Any stride is accepted that stays
+    /// inside the buffer, also one smaller than `cols`.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooShort`], [`Error::TooLarge`].
+    pub fn with_stride(
+        buffer: &'a DeviceBuffer<T>,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        Ok(Self::over(View::in_buffer("matrix", buffer, [rows, cols, row_stride])?))
+    }
+
+    /// A matrix in memory that someone else allocated, for example a PyTorch tensor's
+    /// `data_ptr()`. The driver is asked whose memory it is and how far it reaches.
+    ///
+    /// # Errors
+    /// [`CudaError::WrongDevice`] for host memory and other devices,
+    /// [`CudaError::OutsideAllocation`], [`CudaError::Misaligned`], [`Error::TooLarge`].
+    ///
+    /// # Safety
+    /// The memory stays allocated for `'a` and until the work enqueued with the view is done, and
+    /// holds elements of type `T`.
+    pub unsafe fn from_raw(
+        cuda: &Cuda,
+        ptr: u64,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        Ok(Self::over(View::foreign::<T>("matrix", cuda, ptr, [rows, cols, row_stride])?))
+    }
+
+    fn over(view: View) -> Self {
+        Self { view, memory: PhantomData }
+    }
+
+    view_accessors!(T);
+
+    /// Rows `range`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn rows_range(&self, range: Range<usize>) -> Result<Self> {
+        Ok(Self::over(self.view.part::<T>("row range", range, true)?))
+    }
+
+    /// Columns `range` of every row, without copying.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn cols_range(&self, range: Range<usize>) -> Result<Self> {
+        Ok(Self::over(self.view.part::<T>("column range", range, false)?))
+    }
+
+    /// Copies the matrix into `target`, whose gaps between rows stay as they are. Waits for the
+    /// stream.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`CudaError::WrongDevice`], [`CudaError::Capture`].
+    pub fn download(&self, stream: &Stream, mut target: MatrixMut<'_, T>) -> Result<()> {
+        self.expect_device("matrix to download", stream.cuda())?;
+        target.expect_shape("target of a download", self.shape())?;
+        let copy = Rows {
+            direction: Direction::ToHost,
+            device: self.view.ptr,
+            device_pitch: self.view.row_stride * size_of::<T>(),
+            host_pitch: target.row_stride() * size_of::<T>(),
+            host: target.as_mut_slice().as_mut_ptr().cast(),
+            width: self.view.cols * size_of::<T>(),
+            rows: self.view.rows,
+        };
+        // SAFETY: both views were checked to span their rows when they were made; the host's is
+        // borrowed mutably, and its rows do not overlap.
+        unsafe { copy::rows(stream, &copy) }
+    }
+
+    /// A copy on the host. Waits for the stream.
+    ///
+    /// # Errors
+    /// As [`Self::download`]; [`Error::Unavailable`] without host memory for it.
+    pub fn to_host(&self, stream: &Stream) -> Result<Matrix<T>>
+    where
+        T: Default,
+    {
+        let mut matrix = Matrix::zeros(self.view.rows, self.view.cols)?;
+        self.download(stream, matrix.view_mut())?;
+        Ok(matrix)
+    }
+}
+
+/// A mutably borrowed `[rows, cols]` matrix in device memory; rows do not overlap.
+pub struct DeviceMatrixMut<'a, T> {
+    view: View,
+    memory: PhantomData<&'a mut T>,
+}
+
+impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
+    /// A dense matrix over a whole buffer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the buffer does not have exactly `rows · cols` elements.
+    pub fn new(buffer: &'a mut DeviceBuffer<T>, rows: usize, cols: usize) -> Result<Self> {
+        expect_elements(buffer.len(), rows, cols)?;
+        Self::with_stride(buffer, rows, cols, cols)
+    }
+
+    /// A matrix whose rows start `row_stride` elements apart.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooShort`], [`Error::TooLarge`]; [`Error::OverlappingRows`].
+    pub fn with_stride(
+        buffer: &'a mut DeviceBuffer<T>,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        let view = View::in_buffer("output", buffer, [rows, cols, row_stride])?;
+        Ok(Self::over(view.refuse_overlapping_rows("output")?))
+    }
+
+    /// A matrix in memory that someone else allocated; see [`DeviceMatrixRef::from_raw`].
+    ///
+    /// # Errors
+    /// As [`DeviceMatrixRef::from_raw`]; [`Error::OverlappingRows`].
+    ///
+    /// # Safety
+    /// As [`DeviceMatrixRef::from_raw`], and nothing else uses the memory for as long.
+    pub unsafe fn from_raw(
+        cuda: &Cuda,
+        ptr: u64,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        let view = View::foreign::<T>("output", cuda, ptr, [rows, cols, row_stride])?;
+        Ok(Self::over(view.refuse_overlapping_rows("output")?))
+    }
+
+    /// A dense matrix in memory of ours, as a call's workspace.
+    ///
+    /// # Safety
+    /// The memory is `cuda`'s, has `rows · cols` elements, and is used by nothing else meanwhile.
+    pub(crate) unsafe fn trusted(cuda: &Cuda, ptr: u64, rows: usize, cols: usize) -> Self {
+        Self::over(View { ptr, rows, cols, row_stride: cols, ordinal: cuda.ordinal() })
+    }
+
+    fn over(view: View) -> Self {
+        Self { view, memory: PhantomData }
+    }
+
+    view_accessors!(T);
+
+    /// A shorter borrow of the same view.
+    pub fn reborrow(&mut self) -> DeviceMatrixMut<'_, T> {
+        DeviceMatrixMut::over(self.view)
+    }
+
+    /// A shared view.
+    pub fn as_ref(&self) -> DeviceMatrixRef<'_, T> {
+        DeviceMatrixRef::over(self.view)
+    }
+
+    /// Overwrites the matrix with `source`; gaps between rows stay as they are. Waits for the
+    /// stream.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`CudaError::WrongDevice`], [`CudaError::Capture`].
+    pub fn upload(&mut self, stream: &Stream, source: MatrixRef<'_, T>) -> Result<()> {
+        self.expect_device("matrix to upload to", stream.cuda())?;
+        source.expect_shape("source of an upload", self.shape())?;
+        let copy = Rows {
+            direction: Direction::ToDevice,
+            device: self.view.ptr,
+            device_pitch: self.view.row_stride * size_of::<T>(),
+            // Only read: the direction says so.
+            host: source.as_slice().as_ptr().cast_mut().cast(),
+            host_pitch: source.row_stride() * size_of::<T>(),
+            width: self.view.cols * size_of::<T>(),
+            rows: self.view.rows,
+        };
+        // SAFETY: both views were checked to span their rows when they were made; the host's is
+        // borrowed, and rows of the device's do not overlap.
+        unsafe { copy::rows(stream, &copy) }
+    }
+}
+
+fn expect_elements(given: usize, rows: usize, cols: usize) -> Result<()> {
+    match rows.checked_mul(cols) {
+        Some(n) if n == given => Ok(()),
+        _ => Err(CudaError::Core(Error::Shape {
+            what: "matrix".into(),
+            expected: format!("{rows}×{cols} elements"),
+            given: format!("{given} elements"),
+        })),
+    }
+}
+
+/// An owned dense `[rows, cols]` matrix in device memory.
+#[derive(Debug)]
+pub struct DeviceMatrix<T> {
+    buffer: DeviceBuffer<T>,
+    rows: usize,
+    cols: usize,
+}
+
+impl<T: DeviceData> DeviceMatrix<T> {
+    /// A matrix with arbitrary contents.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], [`CudaError::Capture`], [`Error::TooLarge`].
+    pub fn new(stream: &Stream, rows: usize, cols: usize) -> Result<Self> {
+        span::<T>("matrix", rows, cols, cols)?;
+        Ok(Self { buffer: DeviceBuffer::new(stream, rows * cols)?, rows, cols })
+    }
+
+    /// A matrix of zeros.
+    ///
+    /// # Errors
+    /// As [`DeviceMatrix::new`].
+    pub fn zeros(stream: &Stream, rows: usize, cols: usize) -> Result<Self> {
+        let mut matrix = Self::new(stream, rows, cols)?;
+        matrix.buffer.poison(0)?;
+        Ok(matrix)
+    }
+
+    /// A dense copy of `source`. Waits for the stream.
+    ///
+    /// # Errors
+    /// As [`DeviceMatrix::new`].
+    pub fn from_host(stream: &Stream, source: MatrixRef<'_, T>) -> Result<Self> {
+        let mut matrix = Self::new(stream, source.rows(), source.cols())?;
+        matrix.view_mut().upload(stream, source)?;
+        Ok(matrix)
+    }
+
+    /// A copy on the host. Waits for the matrix's stream.
+    ///
+    /// # Errors
+    /// As [`DeviceMatrixRef::to_host`].
+    pub fn to_host(&self) -> Result<Matrix<T>>
+    where
+        T: Default,
+    {
+        self.view().to_host(self.buffer.stream())
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+    /// `[rows, cols]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.cols]
+    }
+    /// The memory behind it.
+    pub fn buffer(&self) -> &DeviceBuffer<T> {
+        &self.buffer
+    }
+    /// The memory behind it.
+    pub fn buffer_mut(&mut self) -> &mut DeviceBuffer<T> {
+        &mut self.buffer
+    }
+
+    fn whole(&self) -> View {
+        View {
+            ptr: self.buffer.device_ptr(),
+            rows: self.rows,
+            cols: self.cols,
+            row_stride: self.cols,
+            ordinal: self.buffer.stream().cuda().ordinal(),
+        }
+    }
+
+    /// A shared view of all of it.
+    pub fn view(&self) -> DeviceMatrixRef<'_, T> {
+        DeviceMatrixRef::over(self.whole())
+    }
+
+    /// A mutable view of all of it.
+    pub fn view_mut(&mut self) -> DeviceMatrixMut<'_, T> {
+        DeviceMatrixMut::over(self.whole())
+    }
+}
+
+impl<T> fmt::Debug for DeviceMatrixRef<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view.fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for DeviceMatrixMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.view.fmt(f)
+    }
+}

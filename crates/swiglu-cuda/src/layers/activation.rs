@@ -1,0 +1,238 @@
+//! The activation operation on a device: gate and up are given, there are no weights.
+
+use swiglu_core::{Activation, Arrangement, Element, Error, GateUpRef, Half, MatrixMut, Numerics};
+
+use crate::device::context::Cuda;
+use crate::device::error::{CudaError, Result};
+use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::stream::Stream;
+use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
+use crate::kernels::gate::{Formula, GateCode};
+
+/// Gate and up `[M, H]` in device memory, to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceGateUp<'a, T> {
+    tensors: [DeviceMatrixRef<'a, T>; 2],
+    layout: Layout,
+}
+
+/// Gate and up, or their gradients, in device memory, to be written.
+#[derive(Debug)]
+pub struct DeviceGateUpMut<'a, T> {
+    tensors: (DeviceMatrixMut<'a, T>, Option<DeviceMatrixMut<'a, T>>),
+    layout: Layout,
+}
+
+/// An arrangement that fits its tensors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Layout {
+    arrangement: Arrangement,
+    rows: usize,
+    intermediate: usize,
+}
+
+impl Layout {
+    fn packed(arrangement: Arrangement, [rows, cols]: [usize; 2]) -> Result<Self> {
+        let shape = |expected: &str| Error::Shape {
+            what: format!("packed gate and up ({arrangement})"),
+            expected: expected.into(),
+            given: format!("[{rows}, {cols}]"),
+        };
+        if !arrangement.is_packed() {
+            return Err(shape("two tensors, gate and up").into());
+        }
+        if !cols.is_multiple_of(2) {
+            return Err(shape("an even number of columns").into());
+        }
+        arrangement.validate(cols / 2)?;
+        Ok(Self { arrangement, rows, intermediate: cols / 2 })
+    }
+
+    fn separate([rows, intermediate]: [usize; 2]) -> Self {
+        Self { arrangement: Arrangement::Separate, rows, intermediate }
+    }
+
+    /// What the kernels take, from the tensors that hold gate and up.
+    fn gate_up<T>(&self, [first, second]: [Tensor; 2]) -> GateUp {
+        let at = |half| {
+            let (tensor, column) = self.arrangement.locate(half, 0, self.intermediate);
+            let base = [first, second][tensor];
+            Tensor { data: base.data + (column * size_of::<T>()) as u64, ..base }
+        };
+        let group = match self.arrangement {
+            // One group is two halves.
+            Arrangement::Interleaved { group } if group < self.intermediate => group,
+            _ => 0,
+        };
+        let stored = Stored::Elements;
+        // Empty tensors have no column 0.
+        if self.intermediate == 0 {
+            return GateUp { gate: first, up: second, group: 0, stored };
+        }
+        GateUp { gate: at(Half::Gate), up: at(Half::Up), group, stored }
+    }
+}
+
+pub(crate) fn tensor<T: DeviceData>(matrix: &DeviceMatrixRef<'_, T>) -> Tensor {
+    Tensor::new(matrix.device_ptr(), matrix.row_stride())
+}
+
+impl<'a, T: DeviceData> DeviceGateUp<'a, T> {
+    /// Two `[M, H]` matrices.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shapes differ.
+    pub fn separate(gate: DeviceMatrixRef<'a, T>, up: DeviceMatrixRef<'a, T>) -> Result<Self> {
+        up.expect_shape("up", gate.shape())?;
+        Ok(Self { tensors: [gate, up], layout: Layout::separate(gate.shape()) })
+    }
+
+    /// One `[M, 2H]` matrix.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an odd number of columns or [`Arrangement::Separate`];
+    /// [`Error::OutOfRange`] if an interleaving group does not divide H.
+    pub fn packed(matrix: DeviceMatrixRef<'a, T>, arrangement: Arrangement) -> Result<Self> {
+        let layout = Layout::packed(arrangement, matrix.shape())?;
+        Ok(Self { tensors: [matrix, matrix], layout })
+    }
+
+    /// M.
+    pub fn rows(&self) -> usize {
+        self.layout.rows
+    }
+    /// H.
+    pub fn intermediate(&self) -> usize {
+        self.layout.intermediate
+    }
+}
+
+impl<'a, T: DeviceData> DeviceGateUpMut<'a, T> {
+    /// As [`DeviceGateUp::separate`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shapes differ.
+    pub fn separate(gate: DeviceMatrixMut<'a, T>, up: DeviceMatrixMut<'a, T>) -> Result<Self> {
+        up.expect_shape("up", gate.shape())?;
+        let layout = Layout::separate(gate.shape());
+        Ok(Self { tensors: (gate, Some(up)), layout })
+    }
+
+    /// As [`DeviceGateUp::packed`].
+    ///
+    /// # Errors
+    /// As [`DeviceGateUp::packed`].
+    pub fn packed(matrix: DeviceMatrixMut<'a, T>, arrangement: Arrangement) -> Result<Self> {
+        let layout = Layout::packed(arrangement, matrix.shape())?;
+        Ok(Self { tensors: (matrix, None), layout })
+    }
+
+    fn views(&self) -> [DeviceMatrixRef<'_, T>; 2] {
+        let first = self.tensors.0.as_ref();
+        [first, self.tensors.1.as_ref().map_or(first, DeviceMatrixMut::as_ref)]
+    }
+}
+
+fn extent<T: Element>(act: &Activation, numerics: Numerics, layout: &Layout) -> Extent {
+    Extent {
+        rows: layout.rows,
+        cols: layout.intermediate,
+        code: GateCode::elementwise(act, numerics, T::DTYPE),
+        formula: Formula::new(act),
+    }
+}
+
+impl Cuda {
+    /// Enqueues h = act(gate, up): each value is read once and h written once.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `out` is not `[M, H]`; [`CudaError::WrongDevice`]; what compiling the
+    /// kernel on first use, or the driver, reports.
+    pub fn activation<T: Element>(
+        &self,
+        stream: &Stream,
+        act: &Activation,
+        numerics: Numerics,
+        inputs: DeviceGateUp<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        self.expect_stream(stream)?;
+        let layout = inputs.layout;
+        out.expect_shape("output", [layout.rows, layout.intermediate])?;
+        inputs.tensors.iter().try_for_each(|t| t.expect_device("gate and up", self))?;
+        out.expect_device("output", self)?;
+        let gate_up = layout.gate_up::<T>(inputs.tensors.map(|t| tensor(&t)));
+        // SAFETY: the views span memory of this device; `out` is borrowed mutably, so it overlaps
+        // nothing, and its rows were checked when it was made.
+        unsafe {
+            let extent = extent::<T>(act, numerics, &layout);
+            elementwise::forward(stream, extent, gate_up, tensor(&out.as_ref()))
+        }
+    }
+
+    /// Enqueues (∂L/∂gate, ∂L/∂up) from ∂L/∂h. In [`swiglu_core::Rounding::Eager`] it rounds where
+    /// PyTorch's autograd of the composed operations does, else once.
+    ///
+    /// # Errors
+    /// As [`Cuda::activation`]; [`Error::Shape`] if `grads` is arranged otherwise than `inputs`.
+    pub fn activation_backward<T: Element>(
+        &self,
+        stream: &Stream,
+        act: &Activation,
+        numerics: Numerics,
+        out_grad: DeviceMatrixRef<'_, T>,
+        inputs: DeviceGateUp<'_, T>,
+        grads: DeviceGateUpMut<'_, T>,
+    ) -> Result<()> {
+        self.expect_stream(stream)?;
+        let layout = inputs.layout;
+        if grads.layout != layout {
+            let show = |l: Layout| format!("[{}, {}] {}", l.rows, l.intermediate, l.arrangement);
+            return Err(CudaError::Core(Error::Shape {
+                what: "gradients of gate and up".into(),
+                expected: show(layout),
+                given: show(grads.layout),
+            }));
+        }
+        out_grad.expect_shape("gradient of the output", [layout.rows, layout.intermediate])?;
+        out_grad.expect_device("gradient of the output", self)?;
+        inputs.tensors.iter().try_for_each(|t| t.expect_device("gate and up", self))?;
+        let views = grads.views();
+        views.iter().try_for_each(|t| t.expect_device("gradients", self))?;
+        let gate_up = layout.gate_up::<T>(inputs.tensors.map(|t| tensor(&t)));
+        let grad_tensors = layout.gate_up::<T>(views.map(|t| tensor(&t)));
+        // SAFETY: as in `activation`; the gradients are borrowed mutably.
+        unsafe {
+            let extent = extent::<T>(act, numerics, &layout);
+            elementwise::backward(stream, extent, tensor(&out_grad), gate_up, grad_tensors)
+        }
+    }
+
+    /// h = act(gate, up) for matrices on the host: copied to the device and back.
+    ///
+    /// # Errors
+    /// As [`Cuda::activation`]; [`CudaError::OutOfMemory`].
+    pub fn activation_host<T: Element>(
+        &self,
+        act: &Activation,
+        numerics: Numerics,
+        inputs: GateUpRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) -> Result<()> {
+        let stream = self.stream();
+        let (rows, cols) = (inputs.rows(), inputs.intermediate());
+        out.expect_shape("output", [rows, cols])?;
+        let [first, second] = inputs.tensors();
+        let mut h = DeviceMatrix::new(&stream, rows, cols)?;
+        let first = DeviceMatrix::from_host(&stream, first)?;
+        if inputs.arrangement().is_packed() {
+            let inputs = DeviceGateUp::packed(first.view(), inputs.arrangement())?;
+            self.activation(&stream, act, numerics, inputs, h.view_mut())?;
+        } else {
+            let second = DeviceMatrix::from_host(&stream, second)?;
+            let inputs = DeviceGateUp::separate(first.view(), second.view())?;
+            self.activation(&stream, act, numerics, inputs, h.view_mut())?;
+        }
+        h.view().download(&stream, out)
+    }
+}

@@ -1,0 +1,649 @@
+//! What a way of computing a layer is expected to cost, from the numbers alone.
+//!
+//! The model is a roofline per wave of tiles. The blocks that run together each multiply a tile: as
+//! long as the tensor cores need for it, or as its operands need from the second-level cache, and
+//! then, unless another tile is multiplied meanwhile, as long as the activation takes. No way is
+//! faster than memory gives the weights and the input. Every constant has a name and a source. Those
+//! fitted on an H200 come from `swiglu tune` over 33 shapes of bf16 (M = 1 to 8192; K, H = 896, 4864;
+//! 2048, 8192; 4096, 14336): the model is then within 13 % (root mean square) of the times of the Hopper
+//! kernels without clusters, and its choice costs 0.9 % more than the fastest on average, 13 % at worst.
+//! Tiles of 96 and 112 columns, which came later and were not fitted, it ranks as well: of ten shapes (M =
+//! 256 to 16384; K, H = 896, 4864; 1024, 4096; 2048, 4096; 4096, 4096; 4096, 14336) its choice is the fastest
+//! form without clusters in eight, and costs 1.3 and 3.2 % more in two; the times of 128 × 96 in ping-pong, whose
+//! last tiles are narrow since, it overestimates by up to 31 %. Forms with clusters are not well
+//! described, and none was the fastest by more than 2 %: they wait for a tuning record, which goes before the
+//! model anyway. Only the order of the results decides.
+
+use swiglu_core::{DType, Op, Problem};
+
+use crate::device::arch::Arch;
+use crate::device::context::DeviceFacts;
+use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
+use crate::kernels::elementwise::Stored;
+use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
+use crate::kernels::sm90_gated_gemm::Cut;
+use crate::kernels::sm90_skinny_gemm::Tiling;
+
+/// What the model needs to know of a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Machine {
+    pub(crate) multiprocessors: f64,
+    /// Cycles per second.
+    pub(crate) clock: f64,
+    /// Bytes per second of device memory.
+    pub(crate) memory: f64,
+    /// Bytes of the second-level cache; 0 where the driver does not tell.
+    pub(crate) cache: f64,
+    /// Operations per cycle and multiprocessor: 16-bit products on tensor cores.
+    pub(crate) tensor: f64,
+    /// What `mma.sync`, which any warp issues, reaches of that.
+    pub(crate) mma_share: f64,
+    /// Bytes of shared memory that the blocks of a multiprocessor divide.
+    pub(crate) shared: usize,
+}
+
+/// f32 operations per cycle and multiprocessor without tensor cores: 128 fused multiply-adds.
+const FMA: f64 = 256.0;
+/// Of [`FMA`], our kernel and cuBLAS: to be measured.
+const SIMT_SHARE: f64 = 0.5;
+const CUBLAS_FMA_SHARE: f64 = 0.85;
+/// Bytes per cycle that the second-level cache gives all multiprocessors together: fitted on an H200.
+/// Published measurements of 4 KB (arXiv 2402.13499) make every small tile far too slow.
+const L2_BYTES: f64 = 12000.0;
+/// Share of the second-level cache within which what a kernel writes is still there for the next one, and bytes
+/// per cycle of it: fitted on an H200 to the unfused path, M = 1 to 2048 of the shipped record, whose times are
+/// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). Of
+/// f32 sums it was not fitted.
+const KEPT_SHARE: f64 = 0.5;
+const KEPT_BYTES: f64 = 6000.0;
+/// Share of the memory's nominal rate that a stream of reads reaches: fitted on an H200.
+const MEMORY_SHARE: f64 = 0.85;
+/// Share of the greatest clock that remains where tensor cores are busy with random data, because of
+/// the power they draw: fitted on an H200.
+const CLOCK_SHARE: f64 = 0.74;
+/// Seconds from a launch behind another to the first instruction, and from the last one to the
+/// next launch: fitted on an H200.
+const LAUNCH: f64 = 1.7e-6;
+/// Cycles until the first tile's operands have come: fitted on an H200.
+const FILL: f64 = 400.0;
+/// Cycles per result of the epilogue: an exponential and a reciprocal at 16 per cycle, and as long
+/// again for the rest of it. Fitted on an H200.
+const ACTIVATION: f64 = 4.0 / 16.0;
+/// Cycles that a sum takes through the shared memory of a cluster, per value and block: 8 bytes
+/// written, 8 read, at half of 128 bytes per cycle.
+const EXCHANGE: f64 = 0.25;
+/// Cycles that a barrier of a cluster takes, with the fence of memory in it: fitted on an H200.
+const CLUSTER_BARRIER: f64 = 2500.0;
+
+impl Machine {
+    pub(crate) fn new(facts: &DeviceFacts, arch: Arch) -> Self {
+        // Dense 16-bit products with f32 sums, from the vendor's data sheets: rate over multiprocessors
+        // and clock.
+        let (tensor, mma_share) = match arch {
+            Arch::Sm80 | Arch::Sm87 => (2048.0, 0.85),
+            Arch::Sm86 | Arch::Sm89 => (1024.0, 0.85),
+            // mma.sync reaches about 0.62 of wgmma's rate (arXiv 2402.13499).
+            Arch::Sm90a => (4096.0, 0.62),
+            Arch::Sm100a | Arch::Sm103a | Arch::Sm110a => (8192.0, 0.25),
+            Arch::Sm120a | Arch::Sm121a => (1024.0, 0.85),
+        };
+        // A driver that does not tell leaves values of the right size.
+        let known = |value: f64, else_: f64| if value > 0.0 { value } else { else_ };
+        Self {
+            multiprocessors: f64::from(facts.sm_count.max(1)),
+            clock: known(f64::from(facts.clock_khz) * 1e3, 1.7e9) * CLOCK_SHARE,
+            memory: known(facts.memory_bandwidth as f64, 1e12) * MEMORY_SHARE,
+            cache: facts.l2_bytes as f64,
+            tensor,
+            mma_share,
+            // A block may have all but the 1024 bytes that each takes beside its own.
+            shared: facts.shared_bytes_optin + BESIDE_SHARED,
+        }
+    }
+
+    /// Seconds for these bytes from memory.
+    fn stream(&self, bytes: f64) -> f64 {
+        bytes / self.memory
+    }
+
+    /// Seconds in which one kernel writes these bytes, or the next one reads them.
+    fn pass_on(&self, bytes: f64) -> f64 {
+        match bytes <= self.cache * KEPT_SHARE {
+            true => bytes / (KEPT_BYTES * self.clock),
+            false => self.stream(bytes),
+        }
+    }
+}
+
+/// How near wgmma comes to its rate with so many columns: a row of A is read from shared memory for
+/// fewer results. Measured on the H800 (arXiv 2402.13499): 665, 660, 648, 477, 287, 158 TFLOP/s.
+fn wgmma_share(columns: usize) -> f64 {
+    match columns {
+        256.. => 1.0,
+        128.. => 0.99,
+        64.. => 0.97,
+        32.. => 0.72,
+        16.. => 0.43,
+        _ => 0.24,
+    }
+}
+
+/// Bytes of shared memory that every block takes beside its own.
+const BESIDE_SHARED: usize = 1024;
+
+/// How near mma.sync comes to what many warps reach: an H200 with shared memory taken away from it, 128x64 and 64x64 in four
+/// warps, 64x32 in four. Two have two of the four tensor cores.
+fn warps_share(warps: usize) -> f64 {
+    match warps {
+        8.. => 1.0,
+        4.. => 0.77,
+        _ => 0.5,
+    }
+}
+
+/// Blocks on a multiprocessor.
+pub(super) fn residents(form: &Form, machine: &Machine) -> usize {
+    match form.multiplier {
+        Multiplier::Mma { shared, .. } => {
+            form.blocks_per_sm.min(machine.shared / (shared + BESIDE_SHARED)).max(1)
+        }
+        _ => form.blocks_per_sm,
+    }
+}
+
+/// The cycles of a tile on the multiplier, of `together` that take turns on it.
+fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine, together: f64) -> f64 {
+    let rate = match form.multiplier {
+        Multiplier::Wgmma { columns, wanted } => machine.tensor * wgmma_share(columns) * wanted,
+        Multiplier::Mma { share, warps, .. } => {
+            let tensor = match problem.dtype {
+                DType::F32 => machine.tensor / 2.0,
+                _ => machine.tensor,
+            };
+            tensor * machine.mma_share * share * warps_share(warps * together as usize)
+        }
+        Multiplier::Fma => FMA * SIMT_SHARE,
+    };
+    let [rows, columns] = form.tile;
+    let k = problem.hidden.div_ceil(64) * 64;
+    4.0 * (rows * columns) as f64 * k as f64 / form.split as f64 / rate
+}
+
+/// The time of work that has several limits at once. Where one is far above the others it is that
+/// one; limits close to each other get in each other's way. The exponent was fitted on an H200.
+fn bound_by(limits: [f64; 2]) -> f64 {
+    let [a, b] = limits;
+    a.hypot(b)
+}
+
+/// What kernels for few rows take as a multiple of what follows from their form, where there are more tokens than a
+/// tile has. Measured on an H200 with 77 tokens in tiles of 64: 1.42 for K, H = 2880, 2880 and 1.20 for 1280, 3420.
+const MORE_THAN_A_TILE: f64 = 1.35;
+/// The same where the width of tiles is fitted to two of them below each other: fitted with [`BESIDE_FUSED`].
+const TWO_FITTED_TILES: f64 = 1.05;
+
+/// Seconds that a fused kernel takes for h.
+pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64 {
+    let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
+    let share = match (kernel, problem.m.div_ceil(form.tile[0])) {
+        (Kernel::Sm90Skinny(config), 2) if config.fits_rows() => TWO_FITTED_TILES,
+        (Kernel::Sm90Skinny(_), 2..) => MORE_THAN_A_TILE,
+        _ => 1.0,
+    };
+    share * of_form(&form, problem, machine)
+}
+
+fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
+    let size = problem.dtype.size() as f64;
+    let [rows, columns] = form.tile;
+    let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
+    // Blocks of a cluster either share weights, each with a tile, or a tile's k.
+    let blocks = tiles * form.split as f64;
+    let per_cluster = (form.share * form.split) as f64;
+    let residents = residents(form, machine) as f64;
+    let slots = (machine.multiprocessors * residents / per_cluster).floor().max(1.0) * per_cluster;
+    let running = blocks.min(slots);
+    // Blocks on one multiprocessor take turns on its tensor cores and special-function units, and the
+    // multiprocessor with the most blocks is the last.
+    let together = (running / machine.multiprocessors).ceil().max(1.0);
+    let multiply = multiply_cycles(form, problem, machine, together) * together;
+    // Rows that do not exist are not fetched.
+    let fetched = rows.min(problem.m) as f64 + 2.0 * columns as f64 / form.share as f64;
+    let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
+    let from_l2 = operands * running / L2_BYTES;
+    let results = (rows * columns) as f64;
+    let mut epilogue = results / form.split as f64 * ACTIVATION * together;
+    if form.split > 1 {
+        epilogue += 2.0 * results * EXCHANGE + 2.0 * CLUSTER_BARRIER;
+    }
+    let waves = match form.narrow_last && problem.m > Cut::NO_LESS {
+        true => {
+            let rows = problem.m.div_ceil(rows);
+            Cut::best(rows, problem.intermediate, columns, slots as usize).waves
+        }
+        false => (blocks / slots).ceil().max(1.0),
+    };
+    // The ring is filled during the epilogue, too.
+    let cycles = match form.hides_epilogue {
+        true => waves * bound_by([multiply.max(epilogue), from_l2]) + epilogue,
+        false => waves * bound_by([multiply + epilogue, from_l2]),
+    };
+    let once = Problem { op: Op::GatedLinear, ..*problem }.compulsory_bytes();
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(once)])
+}
+
+/// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits
+/// k where they are few. `results` are the seconds that these take to be written.
+fn product(
+    [m, k, n]: [usize; 3],
+    dtype: DType,
+    results: f64,
+    machine: &Machine,
+    tf32: bool,
+) -> f64 {
+    let [m, k, n] = [m as f64, k as f64, n as f64];
+    let rate = match dtype {
+        DType::F32 if tf32 => machine.tensor / 2.0,
+        DType::F32 => FMA * CUBLAS_FMA_SHARE,
+        _ => machine.tensor,
+    };
+    let size = dtype.size() as f64;
+    let cycles = |[rows, columns]: [f64; 2]| {
+        let tiles = (m / rows).ceil() * (n / columns).ceil();
+        let waves = tiles / machine.multiprocessors;
+        // Few tiles are split along k, at some cost: half a wave is the least.
+        let waves = if waves > 1.0 { waves.ceil() } else { waves.max(0.5) };
+        // Two blocks share a column of weights.
+        let operands = (rows.min(m) + columns / 2.0) * k * size;
+        let from_l2 = operands * tiles.min(machine.multiprocessors) / L2_BYTES;
+        waves * bound_by([2.0 * rows * columns * k / rate, from_l2])
+    };
+    let shapes = [[128.0, 256.0], [128.0, 128.0], [64.0, 128.0], [16.0, 128.0]];
+    let cycles = shapes.into_iter().map(cycles).fold(f64::INFINITY, f64::min);
+    let traffic = machine.stream((m * k + k * n) * size) + results;
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+}
+
+/// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted
+/// on an H200, where it is 2.5 µs for 896/4864, 2.2 for 2048/8192 and hidden for 4096/14336.
+const FEW_TOKENS: f64 = 2.5e-6;
+
+/// Seconds of the down projection.
+pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+    let shape = [problem.m, problem.intermediate, problem.hidden];
+    let split = if problem.m <= MOST_TOKENS { FEW_TOKENS } else { 0.0 };
+    let results = machine.stream((problem.m * problem.hidden * problem.dtype.size()) as f64);
+    split + product(shape, problem.dtype, results, machine, tf32)
+}
+
+/// Seconds of the down projection of few tokens by `sm90_skinny_gemm`: predicted from its form, fitted to nothing.
+pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
+    let [m, k, n] = [problem.m, problem.intermediate, problem.hidden];
+    let [tile_m, tile_h] = Tiling::new([m, k, n], machine.multiprocessors as usize, false).tile();
+    let tiles = n.div_ceil(tile_h) as f64;
+    let waves = (tiles / machine.multiprocessors).ceil();
+    // Of 16 of k shared memory gives 64 rows at 128 bytes per cycle, and then the tokens'.
+    let multiply = (k.div_ceil(16) * (64 + tile_m)) as f64 * 32.0 / 128.0;
+    let size = problem.dtype.size() as f64;
+    let from_l2 = ((m + tile_h) * k) as f64 * size * tiles.min(machine.multiprocessors) / L2_BYTES;
+    let cycles = waves * bound_by([multiply, from_l2]);
+    let traffic = machine.stream((m * k + k * n + m * n) as f64 * size);
+    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+}
+
+/// The unfused path of 16-bit types as a multiple of what follows from its form, up to 64 tokens, up to 256 and
+/// beyond: fitted on an H200, so that it stands to the fused kernels without clusters as it was measured, whose
+/// estimates are too long where its own are too short. In 33 problems of 8 to 3001 tokens the model's choice then costs
+/// 0.9 % more than the fastest on average where sums stay f32, and 1.3 % where they are stored as 16 bits.
+const BESIDE_FUSED: [f64; 3] = [1.12, 1.21, 1.29];
+
+/// Seconds of the unfused path for h: one product with gate and up, then the activation, which reads
+/// both again and writes h.
+pub(crate) fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+    let (dtype, elements) = (problem.dtype, problem.m as f64 * problem.intermediate as f64);
+    let between = machine.pass_on(2.0 * elements * stored.size(dtype) as f64);
+    let activation = between + machine.stream(elements * dtype.size() as f64);
+    let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
+    let scale = match problem.m {
+        _ if dtype == DType::F32 => 1.0,
+        ..=64 => BESIDE_FUSED[0],
+        65..=256 => BESIDE_FUSED[1],
+        _ => BESIDE_FUSED[2],
+    };
+    scale * (product(shape, dtype, between, machine, tf32) + LAUNCH + activation)
+}
+
+/// What a decode kernel takes as a multiple of the stream of its weights, and microseconds beside it, with
+/// at most 4, 8 and 16 tokens.
+type DecodeTimes = [(f64, f64); 3];
+
+/// Fitted on an H200 to the bf16 blocks 896/4864, 2048/8192 and 4096/14336 with 1 to 16 tokens: within 10 %
+/// of what was measured of the way that is chosen.
+const DECODE: DecodeTimes = [(1.02, 8.2), (1.04, 8.5), (1.07, 10.6)];
+const BULK_DECODE: DecodeTimes = [(1.0, 6.0), (1.06, 6.55), (1.12, 9.0)];
+const BULK_DECODE_WIDE: DecodeTimes = [(0.95, 6.5), (1.045, 6.7), (1.0, 10.2)];
+/// Fitted there to 896/4864 in Q8_0 and Q4_0, by [`Design::HeldLaunches`], within 3 %, before its blocks had more warps: with up to
+/// eight tokens it takes 5 to 12 % less since. Smaller blocks take less yet, 3.5 µs of 6.1 for 576/1536 in Q4_0 with one token.
+/// That is too much rather than too little, and still less than for any other way where this one can be had.
+const HELD_DECODE: DecodeTimes = [(0.56, 5.95), (0.62, 6.5), (0.85, 8.1)];
+/// Multiple of the stream for quantised weights by [`Design::OneLaunch`] and [`Design::TwoLaunches`], whose
+/// instructions it is that take the time: 1.1 to 1.8 with one token on an H200, by type, in 4096/14336.
+const UNPACKED_BY_LANES: f64 = 1.6;
+/// Multiple of the stream where x has no room beside the ring of [`Design::BulkOneLaunchWide`].
+const X_IN_PIECES: f64 = 1.2;
+
+/// Seconds of a feed-forward block by the decode kernel: every weight once from memory, and what it does
+/// not hide of the gaps before, between and behind its two halves.
+pub(crate) fn decode(
+    decode: &Decode,
+    problem: &Problem,
+    machine: &Machine,
+    limits: &Limits,
+) -> f64 {
+    let times = match decode.design() {
+        // One multiprocessor, 64 bytes per cycle.
+        Design::Sequential => {
+            return LAUNCH + problem.compulsory_bytes() / (64.0 * machine.clock);
+        }
+        Design::OneLaunch | Design::TwoLaunches => DECODE,
+        Design::BulkOneLaunch => BULK_DECODE,
+        Design::BulkOneLaunchWide => BULK_DECODE_WIDE,
+        Design::HeldLaunches => HELD_DECODE,
+    };
+    let (share, microseconds) = match problem.m {
+        ..=4 => times[0],
+        5..=8 => times[1],
+        _ => times[2],
+    };
+    let in_pieces = decode.design() == Design::BulkOneLaunchWide && !decode.stages_x();
+    let share = if in_pieces { share * X_IN_PIECES } else { share };
+    let by_lanes = matches!(decode.design(), Design::OneLaunch | Design::TwoLaunches);
+    let share =
+        if by_lanes && problem.quantized.is_some() { share * UNPACKED_BY_LANES } else { share };
+    let two = decode.design() == Design::TwoLaunches && !limits.programmatic;
+    let launch = if two { LAUNCH } else { 0.0 };
+    launch + microseconds * 1e-6 + share * machine.stream(problem.compulsory_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swiglu_core::{Activation, Numerics, Orientation, WeightLayout};
+
+    /// About an H200.
+    const HOPPER: Machine = Machine {
+        multiprocessors: 132.0,
+        clock: 1.7e9,
+        memory: 4.3e12,
+        cache: 50e6,
+        tensor: 4096.0,
+        mma_share: 0.62,
+        shared: 228 << 10,
+    };
+
+    const SHAPE: Shape = Shape {
+        tokens: 16,
+        features: 14336,
+        orientation: Orientation::OutIn,
+        multiprocessors: 132,
+    };
+
+    fn problem(m: usize, hidden: usize, intermediate: usize, dtype: DType) -> Problem {
+        Problem {
+            op: Op::GatedLinear,
+            m,
+            hidden,
+            intermediate,
+            dtype,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default_for(dtype),
+            layout: WeightLayout::HF,
+            bias: false,
+            quantized: None,
+        }
+    }
+
+    /// Microseconds of an H200, bf16, with 1, 2, 4, 8 and 16 tokens: by `sm90_decode_mlp.cu` with 8 warps and
+    /// with 16, and by the fastest fused kernel before cuBLASLt.
+    const MEASURED: [([usize; 2], [[f64; 5]; 3]); 3] = [
+        (
+            [896, 4864],
+            [
+                [12.5, 13.7, 12.8, 13.8, 16.3],
+                [12.8, 13.9, 13.8, 14.7, 17.1],
+                [13.9, 13.9, 13.9, 14.2, 14.5],
+            ],
+        ),
+        (
+            [2048, 8192],
+            [
+                [29.9, 30.5, 30.6, 31.5, 34.9],
+                [28.3, 29.7, 29.5, 30.6, 32.7],
+                [31.0, 30.8, 31.4, 31.3, 32.0],
+            ],
+        ),
+        (
+            [4096, 14336],
+            [
+                [87.3, 90.2, 88.4, 94.9, 101.6],
+                [85.4, 88.1, 88.0, 95.4, 114.0],
+                [90.0, 90.7, 90.7, 91.3, 92.1],
+            ],
+        ),
+    ];
+
+    /// What is expected of few tokens is true to what was measured, and so is the choice.
+    #[test]
+    fn few_tokens_cost_what_they_were_measured_at() {
+        let machine = Machine { memory: 4.092e12, clock: 1.98e9 * CLOCK_SHARE, ..HOPPER };
+        let limits = Limits {
+            multiprocessors: 132,
+            shared: 232_448,
+            cooperative: true,
+            programmatic: true,
+            copy_engine: true,
+        };
+        for (shape, measured) in MEASURED {
+            for (i, m) in [1, 2, 4, 8, 16].into_iter().enumerate() {
+                let [k, h] = shape;
+                let p = Problem { op: Op::Mlp, ..problem(m, k, h, DType::Bf16) };
+                let bulk = |design| {
+                    let made = Decode::check_problem(design, &p, &limits).unwrap();
+                    super::decode(&made, &p, &machine, &limits)
+                };
+                let steps = hopper_kernels()
+                    .filter(|kernel| kernel.cluster() == 1)
+                    .map(|kernel| fused(kernel, &p, &machine) + down(&p, &machine, false))
+                    .fold(f64::INFINITY, f64::min);
+                let designs = [Design::BulkOneLaunch, Design::BulkOneLaunchWide];
+                let expected = [bulk(designs[0]), bulk(designs[1]), steps];
+                let expected = expected.map(|seconds| seconds * 1e6);
+                let measured = measured.map(|of| of[i]);
+                for (expected, measured) in expected.into_iter().zip(measured) {
+                    let off = expected / measured - 1.0;
+                    assert!(off.abs() < 0.11, "{p}: {expected} for {measured}");
+                }
+                let least = |us: [f64; 3]| (0..3).min_by(|&a, &b| us[a].total_cmp(&us[b])).unwrap();
+                let loss = measured[least(expected)] / measured[least(measured)];
+                assert!(loss < 1.01, "{p}: {expected:?} for {measured:?}");
+            }
+        }
+    }
+
+    fn hopper_kernels() -> impl Iterator<Item = Kernel> {
+        let computes = |k: &Kernel| {
+            k.check_problem(Arch::Sm90a, &problem(1, 64, 64, DType::Bf16), false).is_ok()
+        };
+        Kernel::all().filter(computes)
+    }
+
+    fn best(problem: &Problem) -> Kernel {
+        let time = |k: &Kernel| fused(*k, problem, &HOPPER);
+        hopper_kernels().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap()
+    }
+
+    #[test]
+    fn one_more_tile_than_a_wave_costs_a_wave() {
+        // Fitted tiles are a wave whatever the features.
+        let few = Shape { features: 64, ..SHAPE };
+        for kernel in hopper_kernels().filter(|k| k.tile(SHAPE) == k.tile(few)) {
+            let form = kernel.form(SHAPE);
+            let [rows, columns] = form.tile;
+            let clusters = 132 * form.blocks_per_sm / kernel.cluster();
+            // As many rows as a wave of one column of tiles has, and one more. Much k, so that
+            // arithmetic counts and not the fixed parts.
+            let full = clusters * form.share * rows;
+            let [one, two] = [full, full + 1]
+                .map(|m| fused(kernel, &problem(m, 16384, columns, DType::Bf16), &HOPPER));
+            assert!(two > 1.3 * one, "{kernel}: {one} {two}");
+        }
+    }
+
+    #[test]
+    fn few_rows_prefer_small_tiles_and_many_large_ones() {
+        let area = |kernel: Kernel| kernel.tile(SHAPE).into_iter().product::<usize>();
+        let best = |m| area(best(&problem(m, 4096, 14336, DType::Bf16)));
+        assert!(best(16) < best(4096), "{} {}", best(16), best(4096));
+        assert_eq!(Some(best(8192)), hopper_kernels().map(area).max());
+    }
+
+    /// What was the fastest of the portable tiles on an H200, or within 5 % of it, and what would be where a
+    /// multiprocessor has room for one block of the large tile.
+    #[test]
+    fn portable_choices_follow_the_measurements() {
+        let h200 = Machine { clock: 1.98e9 * CLOCK_SHARE, memory: 4.8e12 * MEMORY_SHARE, ..HOPPER };
+        let ada = Machine { shared: 100 << 10, ..h200 };
+        let best = |machine: &Machine, m, k, h| {
+            let p = problem(m, k, h, DType::Bf16);
+            let of = |kernel: &Kernel| fused(*kernel, &p, machine);
+            let kernels = Kernel::all().filter(|k| matches!(k, Kernel::Mma(_)));
+            kernels.min_by(|a, b| of(a).total_cmp(&of(b))).unwrap().to_string()
+        };
+        for (m, k, h, tile) in [
+            (4096, 4096, 14336, "128x64"),
+            (1024, 4096, 14336, "128x64"),
+            (8192, 2048, 8192, "128x64"),
+            (256, 4096, 14336, "128x64"),
+            (512, 896, 4864, "64x64"),
+            (64, 4096, 14336, "64x64"),
+            (32, 2048, 8192, "16x32"),
+            (16, 4096, 14336, "16x32"),
+        ] {
+            assert_eq!(best(&h200, m, k, h), format!("mma_gated_gemm {tile}"), "{m} {k} {h}");
+        }
+        assert_eq!(best(&ada, 4096, 4096, 14336), "mma_gated_gemm 256x64");
+    }
+
+    /// What was the fastest of the forms without clusters on an H200, or within 6 % of it.
+    #[test]
+    fn choices_without_a_record_follow_the_measurements() {
+        let machine = Machine {
+            multiprocessors: 132.0,
+            clock: 1.98e9 * CLOCK_SHARE,
+            memory: 4.8e12 * MEMORY_SHARE,
+            cache: 50e6,
+            tensor: 4096.0,
+            mma_share: 0.62,
+            shared: 228 << 10,
+        };
+        for (m, k, h, fastest) in [
+            (16384, 2048, 4096, "sm90_gated_gemm 128x96 ping-pong"),
+            (4096, 4096, 14336, "sm90_gated_gemm 128x96 ping-pong"),
+            (8192, 4096, 4096, "sm90_gated_gemm 128x96 ping-pong"),
+            (2048, 4096, 14336, "sm90_gated_gemm 128x96 ping-pong"),
+            (1024, 1024, 4096, "sm90_gated_gemm 128x64 ping-pong"),
+            (512, 4096, 14336, "sm90_gated_gemm 128x112"),
+            (256, 4096, 14336, "sm90_gated_gemm 128x112"),
+            (4096, 896, 4864, "sm90_gated_gemm 128x96 ping-pong"),
+            (512, 896, 4864, "sm90_gated_gemm 128x96 ping-pong"),
+            (256, 896, 4864, "sm90_skinny_gated_gemm 128xfitted by tokens"),
+            (160, 4096, 14336, "sm90_skinny_gated_gemm 192xfitted by tokens"),
+            (128, 896, 4864, "sm90_skinny_gated_gemm 128xfitted by tokens"),
+            (77, 2880, 2880, "sm90_skinny_gated_gemm 128xfitted by tokens"),
+        ] {
+            let p = problem(m, k, h, DType::Bf16);
+            let time = |kernel: &Kernel| fused(*kernel, &p, &machine);
+            let alone = |k: &Kernel| k.cluster() == 1;
+            let chosen = hopper_kernels().filter(alone).min_by(|a, b| time(a).total_cmp(&time(b)));
+            let name = chosen.map(|kernel| kernel.to_string());
+            assert_eq!(name.as_deref(), Some(fastest), "{p}");
+        }
+    }
+
+    #[test]
+    fn hiding_the_epilogue_is_worth_more_where_k_is_small() {
+        let gain = |k| {
+            let form = Kernel::all().next().unwrap().form(SHAPE);
+            let time = |hides_epilogue| {
+                let form = Form { hides_epilogue, ..form };
+                of_form(&form, &problem(8192, k, 4096, DType::Bf16), &HOPPER)
+            };
+            time(false) / time(true)
+        };
+        assert!(gain(512) > gain(4096) && gain(4096) > 1.0, "{} {}", gain(512), gain(4096));
+    }
+
+    #[test]
+    fn sharing_weights_helps_where_the_cache_is_the_limit() {
+        let form = Kernel::all().next().unwrap().form(SHAPE);
+        let p = problem(8192, 4096, 4096, DType::Bf16);
+        let time = |share| of_form(&Form { share, ..form }, &p, &HOPPER);
+        assert!(time(2) < time(1));
+    }
+
+    #[test]
+    fn nothing_beats_memory_or_the_tensor_cores() {
+        for m in [1, 16, 100, 512, 4096] {
+            for [k, h] in [[896, 4864], [4096, 14336]] {
+                let p = problem(m, k, h, DType::Bf16);
+                let floor = (p.compulsory_bytes() / HOPPER.memory)
+                    .max(p.flops() / (HOPPER.multiprocessors * HOPPER.tensor * HOPPER.clock));
+                for kernel in hopper_kernels() {
+                    assert!(fused(kernel, &p, &HOPPER) > floor, "{kernel} {p}");
+                }
+                for stored in [Stored::Elements, Stored::Sums] {
+                    assert!(unfused(stored, &p, &HOPPER, false) > floor, "{p}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_unfused_path_wins_where_arithmetic_is_without_tensor_cores() {
+        let p = problem(4096, 4096, 14336, DType::F32);
+        let unfused = unfused(Stored::Elements, &p, &HOPPER, false);
+        assert!(unfused < fused(Kernel::Simt, &p, &HOPPER));
+    }
+
+    #[test]
+    fn with_tensor_cores_the_traffic_of_gate_and_up_decides() {
+        for m in [64, 1024, 8192] {
+            let p = problem(m, 1024, 4096, DType::Bf16);
+            let [elements, sums] =
+                [Stored::Elements, Stored::Sums].map(|s| unfused(s, &p, &HOPPER, false));
+            assert!(fused(best(&p), &p, &HOPPER) < elements && elements < sums, "{p}");
+        }
+    }
+
+    /// Fused kernels are faster even than the path that moves half of the bytes, as measured.
+    #[test]
+    fn sums_are_not_passed_on_where_a_fused_tile_fits() {
+        let sums = |m, k, h| {
+            let p = problem(m, k, h, DType::Bf16);
+            unfused(Stored::Sums, &p, &HOPPER, false) < fused(best(&p), &p, &HOPPER)
+        };
+        for m in [1, 16, 64, 256, 1024, 4096] {
+            assert!(!sums(m, 2048, 8192) && !sums(m, 4096, 14336), "{m}");
+        }
+        assert!(!sums(77, 2880, 2880) && !sums(200, 2880, 2880) && !sums(77, 1280, 3420));
+    }
+
+    #[test]
+    fn what_stays_in_the_cache_costs_less_than_what_does_not() {
+        let p = problem(512, 1024, 4096, DType::Bf16);
+        let time = |cache| unfused(Stored::Sums, &p, &Machine { cache, ..HOPPER }, false);
+        // Gate and up are 16.8 MB as f32.
+        assert!(time(40e6) < 0.95 * time(30e6), "{} {}", time(40e6), time(30e6));
+        assert_eq!(time(30e6), time(0.0));
+    }
+}

@@ -1,0 +1,214 @@
+//! Measurements that a plan is chosen by: what was measured on this device before, else on one of its
+//! kind and shipped with this program.
+//!
+//! A record says what it was measured on and of: device, architecture, the device code, the ways
+//! there were to choose from. It is verified when it is read, and one that is of anything else is
+//! refused with its reason and not used: then the cost model chooses, as without a record. A shipped one of
+//! earlier device code, or of other ways, still tells more than the model: of a problem that it has, ways that it
+//! does not know are not taken. Nothing about a record is an error of a computation;
+//! [`crate::Cuda::tuning_notes`] says what was found.
+
+mod record;
+mod table;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use swiglu_core::Problem;
+
+use crate::device::arch::Arch;
+use crate::device::context::DeviceFacts;
+use crate::device::files;
+pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
+use table::Table;
+pub(crate) use table::Tuned;
+
+/// Where measurements are kept.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TuningOptions {
+    /// The directory; by default `SWIGLU_TUNING_DIR`, else `swiglu/tuning` in `XDG_DATA_HOME`, else
+    /// `~/.local/share/swiglu/tuning`.
+    pub dir: Option<PathBuf>,
+    /// Use no record, neither the user's nor a shipped one.
+    pub disabled: bool,
+}
+
+/// Why measurements were not kept.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{}: the measurements were not kept: {why}", path.display())]
+pub struct NotKept {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// The reason.
+    pub why: String,
+}
+
+/// Records that are part of this program, by file name: entries as `swiglu tune` wrote them. Of those for one device the
+/// first that has a problem counts; between its name and `.json` a file's name may say what it is of.
+static SHIPPED: &[(&str, &str)] = &[
+    (
+        "nvidia-h200-sm_90a.blocks.json",
+        include_str!("../../../tuning/nvidia-h200-sm_90a.blocks.json"),
+    ),
+    ("nvidia-h200-sm_90a.json", include_str!("../../../tuning/nvidia-h200-sm_90a.json")),
+];
+
+/// Larger files are none of ours.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// How long to wait for another process that writes the same record, which takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl TuningOptions {
+    /// The directory, unless nothing says where it would be.
+    pub fn directory(&self) -> Option<PathBuf> {
+        self.resolve(&|name| std::env::var_os(name))
+    }
+
+    fn resolve(&self, env: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let absolute = |name| set(name).filter(|path: &PathBuf| path.is_absolute());
+        let given = self.dir.clone().or_else(|| set("SWIGLU_TUNING_DIR"));
+        given
+            .or_else(|| absolute("XDG_DATA_HOME").map(|dir| dir.join("swiglu/tuning")))
+            .or_else(|| absolute("HOME").map(|home| home.join(".local/share/swiglu/tuning")))
+    }
+}
+
+/// `nvidia-h200-sm_90a.json`: devices of one kind share a record.
+fn file_name(subject: &Subject) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let device: String = subject.device.chars().map(plain).collect();
+    format!("{device}-{}.json", subject.arch)
+}
+
+/// Measurements in order of preference, and what was said when they were looked for.
+#[derive(Debug, Default)]
+pub(crate) struct Tuning {
+    tables: Vec<(Origin, Table)>,
+    notes: Vec<String>,
+}
+
+/// Whose measurements they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Measured here, or by another user of the directory.
+    Measured,
+    /// Part of this program.
+    Shipped,
+}
+
+impl Tuning {
+    pub(crate) fn load(options: &TuningOptions, facts: &DeviceFacts, arch: Arch) -> Self {
+        if options.disabled {
+            return Self::default();
+        }
+        Self::read(options.directory().as_deref(), SHIPPED, facts, arch)
+    }
+
+    fn read(dir: Option<&Path>, shipped: &[(&str, &str)], facts: &DeviceFacts, arch: Arch) -> Self {
+        let mut tuning = Self::default();
+        let here = Subject::here(facts, arch);
+        let name = file_name(&here);
+        if let Some(path) = dir.map(|dir| dir.join(&name)) {
+            let record = read_record(&path, &here);
+            tuning.add(Origin::Measured, &path.display().to_string(), record, facts);
+        }
+        let device = |file: &str| file.split('.').next().map(str::to_owned);
+        for (file, text) in shipped.iter().filter(|(file, _)| device(file) == device(&name)) {
+            let mut what = format!("shipped {file}");
+            let record = Record::parse(text).and_then(|record| match record.check(&here) {
+                Err(Refusal::Source) => {
+                    what += ", of earlier kernels";
+                    Ok(Some(record))
+                }
+                Err(Refusal::Space) => {
+                    let same = record.subject.source == here.source;
+                    what += if same {
+                        ", of other ways"
+                    } else {
+                        ", of earlier kernels and other ways"
+                    };
+                    Ok(Some(record))
+                }
+                checked => checked.map(|()| Some(record)),
+            });
+            tuning.add(Origin::Shipped, &what, record, facts);
+        }
+        tuning
+    }
+
+    fn add(
+        &mut self,
+        origin: Origin,
+        what: &str,
+        record: Result<Option<Record>, Refusal>,
+        facts: &DeviceFacts,
+    ) {
+        match record {
+            Ok(None) => {}
+            Ok(Some(record)) => {
+                let count = record.entries.len();
+                let driver = match record.driver == facts.driver_version {
+                    true => String::new(),
+                    false => format!(", with driver {}.{}", record.driver.0, record.driver.1),
+                };
+                self.notes.push(format!("{what}: {count} problems measured{driver}"));
+                self.tables.push((origin, Table::new(&record)));
+            }
+            Err(refusal) => self.notes.push(format!("{what}: not used: {refusal}")),
+        }
+    }
+
+    /// The measurements that stand for a problem. Allocates nothing.
+    pub(crate) fn find(&self, problem: &Problem, tf32: bool) -> Option<(Origin, &Tuned)> {
+        let mut tables = self.tables.iter();
+        tables.find_map(|(origin, table)| Some((*origin, table.find(problem, tf32)?)))
+    }
+
+    pub(crate) fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// The record of a file; nothing if there is no such file.
+fn read_record(path: &Path, here: &Subject) -> Result<Option<Record>, Refusal> {
+    let Some(bytes) = files::read(path, MAX_FILE_BYTES).map_err(Refusal::Unreadable)? else {
+        return Ok(None);
+    };
+    let text = String::from_utf8(bytes).map_err(|e| Refusal::Damaged(e.to_string()))?;
+    Record::from_text(&text, here).map(Some)
+}
+
+/// Adds entries to the record of this kind of device in `dir`. What the file has of the same problems
+/// is replaced, and so is a file that was read and is refused: its reason is returned beside the path.
+///
+/// # Errors
+/// [`NotKept`]. The file is then as it was.
+pub(crate) fn keep(
+    dir: &Path,
+    subject: Subject,
+    driver: (u32, u32),
+    entries: Vec<Entry>,
+) -> Result<(PathBuf, Option<Refusal>), NotKept> {
+    let path = dir.join(file_name(&subject));
+    let not_kept = |why: String| NotKept { path: path.clone(), why };
+    // Two processes that both add to what they have read would each lose the other's entries.
+    let lock = path.with_extension("json.lock");
+    let _lock = files::lock(&lock, PATIENCE).map_err(not_kept)?;
+    let (known, refusal) = match read_record(&path, &subject) {
+        Ok(known) => (known, None),
+        // Nobody knows what is in it.
+        Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),
+        Err(refusal) => (None, Some(refusal)),
+    };
+    let mut record = known.unwrap_or_else(|| Record::new(subject, driver));
+    record.driver = driver;
+    entries.into_iter().for_each(|entry| record.insert(entry));
+    let text = record.to_text().map_err(|e| not_kept(e.to_string()))?;
+    files::write_whole(dir, &path, text.as_bytes()).map_err(|e| not_kept(e.to_string()))?;
+    Ok((path, refusal))
+}
+
+#[cfg(test)]
+mod tests;

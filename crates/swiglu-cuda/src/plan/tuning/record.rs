@@ -1,0 +1,327 @@
+//! What was measured on a device: every way of computing a problem, also those that were refused.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use swiglu_core::Problem;
+
+use crate::device::arch::Arch;
+use crate::device::context::DeviceFacts;
+use crate::device::jit::headers_of;
+use crate::kernels::{elementwise, gated_gemm};
+use crate::plan::Choice;
+
+/// The version of the format. Records of another are refused.
+pub const SCHEMA: u32 = 1;
+
+/// Measurements on one kind of device, of one version of the kernels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// [`SCHEMA`] when it was written.
+    pub schema: u32,
+    /// What was measured on, and what.
+    pub subject: Subject,
+    /// The CUDA version of the driver then: major and minor.
+    pub driver: (u32, u32),
+    /// The problems, in the order of their first measurement.
+    pub entries: Vec<Entry>,
+}
+
+/// What the times of a record depend on besides the problem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subject {
+    /// For example `NVIDIA H200`.
+    pub device: String,
+    /// What kernels were compiled for.
+    pub arch: Arch,
+    /// Multiprocessors: a part of a device is another one.
+    pub sm_count: u32,
+    /// A hash of the device files.
+    pub source: String,
+    /// A hash of the names of all ways: one that was not tried may be faster.
+    pub space: String,
+}
+
+/// One problem.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// What was computed.
+    pub problem: Problem,
+    /// Whether f32 products rounded their inputs to TF32.
+    pub tf32: bool,
+    /// Every way there is.
+    pub trials: Vec<Trial>,
+}
+
+/// One way of computing the problem.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Its name, for example `sm90_gated_gemm 128x64`.
+    pub way: String,
+    /// Microseconds that the cost model expected, where this way computes the problem.
+    pub predicted_us: Option<f64>,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of trying a way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// Its result was right, and it took so many microseconds.
+    Measured {
+        /// The median.
+        median_us: f64,
+        /// The 10th percentile.
+        p10_us: f64,
+        /// The 90th percentile.
+        p90_us: f64,
+        /// Turns.
+        samples: usize,
+    },
+    /// It rounds otherwise than was asked for, so that it is no choice. By its own rounding its result
+    /// was right, and for comparison it took so many microseconds.
+    Compared {
+        /// The median.
+        median_us: f64,
+        /// The 10th and the 90th percentile; records of before they were kept have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        p10_p90_us: Option<[f64; 2]>,
+        /// What it rounds otherwise.
+        reason: String,
+    },
+    /// It does not compute this problem.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// Its result was outside the bounds: its time does not count.
+    Wrong {
+        /// By how much.
+        reason: String,
+    },
+    /// It could not be compiled or launched.
+    Failed {
+        /// What the compiler or the driver said.
+        reason: String,
+    },
+}
+
+impl Outcome {
+    /// The median time in microseconds of a way whose result was right.
+    pub fn median_us(&self) -> Option<f64> {
+        match self {
+            Outcome::Measured { median_us, .. } | Outcome::Compared { median_us, .. } => {
+                Some(*median_us)
+            }
+            Outcome::Refused { .. } | Outcome::Wrong { .. } | Outcome::Failed { .. } => None,
+        }
+    }
+}
+
+/// Why a record is not used.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The file cannot be read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
+    /// The file is not what was written.
+    #[error("it is damaged: {0}")]
+    Damaged(String),
+    /// The format is another version's.
+    #[error("its format is {given}, expected {SCHEMA}; measure again with `swiglu tune`")]
+    Schema {
+        /// The format it has.
+        given: u32,
+    },
+    /// It is of another device.
+    #[error("it was measured on {recorded}, and this is {here}")]
+    Device {
+        /// The device it is of.
+        recorded: String,
+        /// This one.
+        here: String,
+    },
+    /// The device code is another one now.
+    #[error("the kernels have changed since; measure again with `swiglu tune`")]
+    Source,
+    /// There are ways now that were not tried, or the other way round.
+    #[error("there are other ways to choose from now; measure again with `swiglu tune`")]
+    Space,
+}
+
+impl Subject {
+    /// What this program would measure on a device.
+    pub fn here(facts: &DeviceFacts, arch: Arch) -> Self {
+        let (device, sm_count) = (facts.name.clone(), facts.sm_count);
+        Self { device, arch, sm_count, source: source_hash(), space: space_hash() }
+    }
+
+    fn device(&self) -> String {
+        let Self { device, arch, sm_count, .. } = self;
+        format!("{device} ({arch}, {sm_count} multiprocessors)")
+    }
+}
+
+/// The device files of the ways, with every header that they include: their code, as comments take no time.
+fn source_hash() -> String {
+    let mut hash = Sha256::new();
+    let mut text = |name: &str, contents: &str| {
+        for text in [name, &code_of(contents)] {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        }
+    };
+    for file in gated_gemm::files().into_iter().chain([elementwise::forward_file()]) {
+        text(file.name(), file.text());
+        headers_of(file).into_iter().for_each(|(name, contents)| text(name, contents));
+    }
+    hex(hash)
+}
+
+/// A device file without its comments, which all begin with two slashes, and without what indents and
+/// ends its lines. None has slashes in a string.
+fn code_of(text: &str) -> String {
+    let lines =
+        text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code).trim());
+    lines.filter(|line| !line.is_empty()).flat_map(|line| [line, "\n"]).collect()
+}
+
+fn space_hash() -> String {
+    let mut hash = Sha256::new();
+    Choice::all().for_each(|way| hash.update(format!("{way}\n").as_bytes()));
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A file is one JSON object: a digest, and the record whose text it is of.
+const HEAD: &str = "{\"digest\": \"";
+const MIDDLE: &str = "\",\n\"record\": ";
+const TAIL: &str = "}\n";
+
+fn digest(body: &str) -> String {
+    hex(Sha256::new_with_prefix(body))
+}
+
+/// What a record says of itself before anything else of it is believed.
+#[derive(Deserialize)]
+struct Version {
+    schema: u32,
+}
+
+impl Record {
+    /// An empty record.
+    pub fn new(subject: Subject, driver: (u32, u32)) -> Self {
+        Self { schema: SCHEMA, subject, driver, entries: Vec::new() }
+    }
+
+    /// Adds an entry, in the place of one of the same problem.
+    pub fn insert(&mut self, entry: Entry) {
+        let same = |e: &&mut Entry| e.problem == entry.problem && e.tf32 == entry.tf32;
+        match self.entries.iter_mut().find(same) {
+            Some(known) => *known = entry,
+            None => self.entries.push(entry),
+        }
+    }
+
+    /// The record as a file has it.
+    pub(super) fn to_text(&self) -> Result<String, serde_json::Error> {
+        let body = serde_json::to_string_pretty(self)?;
+        Ok(format!("{HEAD}{}{MIDDLE}{body}{TAIL}", digest(&body)))
+    }
+
+    /// A record that is whole, and that `here` says the same about.
+    pub(super) fn from_text(text: &str, here: &Subject) -> Result<Self, Refusal> {
+        let record = Self::parse(text)?;
+        record.check(here)?;
+        Ok(record)
+    }
+
+    /// A record that is whole.
+    pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
+        let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
+        let parts = parts.and_then(|(digest, rest)| Some((digest, rest.strip_suffix(TAIL)?)));
+        let Some((expected, body)) = parts else {
+            return Err(Refusal::Damaged("no digest and record in it".into()));
+        };
+        if digest(body) != expected {
+            return Err(Refusal::Damaged("its digest does not match".into()));
+        }
+        let damaged = |e: serde_json::Error| Refusal::Damaged(e.to_string());
+        // Before the fields: another version may have others.
+        let Version { schema } = serde_json::from_str(body).map_err(damaged)?;
+        if schema != SCHEMA {
+            return Err(Refusal::Schema { given: schema });
+        }
+        serde_json::from_str(body).map_err(damaged)
+    }
+
+    /// Whether it is about what `here` says; the device code last.
+    pub(super) fn check(&self, here: &Subject) -> Result<(), Refusal> {
+        let subject = &self.subject;
+        let of = |s: &Subject| (s.device.clone(), s.arch, s.sm_count);
+        if of(subject) != of(here) {
+            let (recorded, here) = (subject.device(), here.device());
+            return Err(Refusal::Device { recorded, here });
+        }
+        if subject.space != here.space {
+            return Err(Refusal::Space);
+        }
+        if subject.source != here.source {
+            return Err(Refusal::Source);
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    /// What came of every way. Times are rounded to nanoseconds.
+    pub fn new(problem: Problem, tf32: bool, mut trials: Vec<Trial>) -> Self {
+        trials.iter_mut().for_each(Trial::round);
+        Self { problem, tf32, trials }
+    }
+}
+
+impl Trial {
+    /// To nanoseconds: what is written is what is read again.
+    fn round(&mut self) {
+        let round = |us: &mut f64| *us = (*us * 1e3).round() / 1e3;
+        self.predicted_us.iter_mut().for_each(round);
+        match &mut self.outcome {
+            Outcome::Measured { median_us, p10_us, p90_us, .. } => {
+                [median_us, p10_us, p90_us].into_iter().for_each(round);
+            }
+            Outcome::Compared { median_us, p10_p90_us, .. } => {
+                std::iter::once(median_us).chain(p10_p90_us.iter_mut().flatten()).for_each(round);
+            }
+            Outcome::Refused { .. } | Outcome::Wrong { .. } | Outcome::Failed { .. } => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_indentation_are_no_code() {
+        let text = "// head\n#pragma once\n\n  int a;  // why\n\tint b;\n";
+        assert_eq!(code_of(text), "#pragma once\nint a;\nint b;\n");
+        let files = gated_gemm::files().into_iter().chain([elementwise::forward_file()]);
+        for text in
+            files.flat_map(|f| headers_of(f).into_iter().map(|(_, text)| text).chain([f.text()]))
+        {
+            assert!(!text.contains("/*"), "a comment of another form");
+            assert!(
+                !text.lines().any(|l| l.split('"').skip(1).step_by(2).any(|s| s.contains("//")))
+            );
+        }
+    }
+}
