@@ -85,13 +85,8 @@ impl<'a> Passes<'a> {
         passes.pass()?;
         passes.stream.synchronize()?;
         if graph {
-            let mut outcome = Ok(());
-            let captured = passes.stream.capture(|| {
-                // The capture ends in any case; what went wrong in it is told after that.
-                outcome = enqueue_all(&mut passes.enqueue, &passes.stream, copies, calls);
-                Ok(())
-            });
-            outcome?;
+            let Self { enqueue, stream, .. } = &mut passes;
+            let captured = stream.capture(|| enqueue_all(enqueue, stream, copies, calls));
             passes.graph = Some(captured?);
         }
         passes.pass_us = passes.batches(1, 1)?[0] * calls as f64;

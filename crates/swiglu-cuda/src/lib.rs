@@ -15,11 +15,13 @@ pub use conformance::CudaBackend;
 pub use device::arch::Arch;
 pub use device::context::{Cuda, CudaOptions, DeviceFacts};
 pub use device::error::{CudaError, Result};
+pub use device::graph::{CapturedCall, Graph};
+pub use device::leftovers::release_unused;
 pub use device::lt::cublaslt_version;
 pub use device::memory::{
     DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
-pub use device::stream::{Event, Graph, Stream};
+pub use device::stream::{BorrowedStream, Event, Stream};
 pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{

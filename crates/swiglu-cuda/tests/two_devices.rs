@@ -34,7 +34,7 @@ fn devices_are_kept_apart() {
     let own = unsafe { DeviceMatrixRef::<f32>::from_raw(&second, ptr, 2, 2, 2) }.unwrap();
     assert_eq!(own.to_host(&second.stream()).unwrap().as_slice(), [0.0; 4]);
     let stream = second.new_stream().unwrap();
-    let graph = stream.capture(|| Ok(())).unwrap();
+    let graph = stream.capture(|| Ok::<(), CudaError>(())).unwrap();
     // SAFETY: refused.
     wrong(unsafe { graph.launch(&first.stream()) }.unwrap_err());
 }

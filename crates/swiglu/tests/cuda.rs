@@ -89,14 +89,8 @@ fn resident_data_gives_the_same_bits_also_from_a_graph() {
 
     layer.reserve_on::<bf16>(&stream, 2).unwrap();
     out.buffer_mut().poison(0xFF).unwrap();
-    let capture = stream.capture(|| {
-        let enqueued = layer.forward_on(&stream, resident.view(), out.view_mut());
-        enqueued.map_err(|e| match e {
-            Error::Cuda(e) => e,
-            other => panic!("{other}"),
-        })
-    });
-    let graph = capture.unwrap();
+    let graph = stream.capture(|| layer.forward_on(&stream, resident.view(), out.view_mut()));
+    let graph = graph.unwrap();
     // SAFETY: the layer and both matrices outlive the copy below, which waits.
     unsafe { graph.launch(&stream) }.unwrap();
     assert_eq!(out.to_host().unwrap().as_slice(), expected.as_slice());

@@ -1,23 +1,26 @@
 //! One device: its facts, its default stream, its kernels.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
 use serde::{Deserialize, Serialize};
 
 use crate::device::arch::Arch;
 use crate::device::driver::{Driver, cu, driver};
 use crate::device::error::{CudaError, Result};
+use crate::device::fork::expect_no_fork;
 use crate::device::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::device::jit::variant::Variant;
 use crate::device::launch::{Function, Functions};
+use crate::device::leftovers::{self, Leftovers, release_unused};
 use crate::device::lt::Lt;
 use crate::device::memory::Memory;
-use crate::device::stream::{Stream, StreamInner};
+use crate::device::stream::{Borrowed, BorrowedStream, Stream, StreamInner};
+use crate::device::workspace::ScratchPool;
 use crate::kernels::decode_mlp::Limits;
 use crate::plan::Machine;
 use crate::plan::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
@@ -104,7 +107,8 @@ struct Inner {
     tf32: bool,
     portable_kernels: bool,
     default_stream: Arc<StreamInner>,
-    borrowed: Mutex<HashMap<u64, Arc<StreamInner>>>,
+    borrowed: Borrowed,
+    scratch: Arc<ScratchPool>,
     functions: Functions,
     /// Made by the first layer that needs it.
     lt: Mutex<Option<Arc<Lt>>>,
@@ -128,12 +132,14 @@ impl Cuda {
     /// older than any kernel, and whatever the driver reports.
     pub fn with_options(options: &CudaOptions) -> Result<Self> {
         let driver = expect_device(options.device)?;
+        release_unused();
         let (device, facts) = facts(driver, options.device)?;
         let (major, minor) = facts.compute_capability;
         let arch = Arch::from_capability(major, minor)?;
         let context = Arc::new(Context::retain(driver, device, options.device)?);
         let limits = Limits::new(&context, &facts, arch);
         let memory = Arc::new(Memory::new(context, options.plain_allocations)?);
+        let scratch = Arc::new(ScratchPool::default());
         let cache = KernelCache::new(&options.cache);
         let disabled = options.tuning.disabled || options.portable_kernels;
         let tuning = TuningOptions { disabled, ..options.tuning.clone() };
@@ -145,8 +151,9 @@ impl Cuda {
             arch,
             tf32: options.tf32,
             portable_kernels: options.portable_kernels,
-            default_stream: Arc::new(StreamInner::create(&memory)?),
-            borrowed: Mutex::default(),
+            default_stream: Arc::new(StreamInner::create(&memory, &scratch)?),
+            borrowed: Borrowed::default(),
+            scratch,
             functions: Functions::new(arch, cache),
             lt: Mutex::default(),
             memory,
@@ -247,23 +254,39 @@ impl Cuda {
     /// # Errors
     /// What the driver reports.
     pub fn new_stream(&self) -> Result<Stream> {
-        let inner = Arc::new(StreamInner::create(&self.0.memory)?);
+        let inner = Arc::new(StreamInner::create(&self.0.memory, &self.0.scratch)?);
         Ok(Stream::new(self.clone(), inner))
     }
 
-    /// A stream that belongs to someone else, for example the integer
-    /// `torch.cuda.current_stream().cuda_stream`; 0 is the legacy default stream. The same handle
-    /// gives the same stream, with its workspace, on every call.
+    /// Borrows a stream that belongs to someone else, for example the integer
+    /// `torch.cuda.current_stream().cuda_stream`. 0 and 1 are the legacy default stream, 2 is the default stream of the
+    /// calling thread. The handle can be borrowed for each call or kept: borrowing again finds the stream's workspace.
+    ///
+    /// # Errors
+    /// What the driver reports.
     ///
     /// # Safety
-    /// `raw` is 0 or a stream of this device's primary context, and stays valid until every clone
-    /// of this [`Cuda`] is dropped.
-    pub unsafe fn borrow_stream(&self, raw: u64) -> Stream {
-        let mut borrowed = self.0.borrowed.lock().unwrap_or_else(|e| e.into_inner());
-        let inner = borrowed
-            .entry(raw)
-            .or_insert_with(|| Arc::new(StreamInner::borrow(&self.0.memory, raw)));
-        Stream::new(self.clone(), inner.clone())
+    /// `raw` is one of these numbers or a stream of this device's primary context, and stays valid until the guard is
+    /// dropped, during which no other thread calls anything with a clone of the stream. A capture that other code begins
+    /// on it begins and ends between borrows, or with all of them inside; what the captured calls used lives as long as
+    /// that graph.
+    pub unsafe fn borrow_stream(&self, raw: u64) -> Result<BorrowedStream> {
+        self.0.borrowed.borrow(self, raw, self.memory(), &self.0.scratch)
+    }
+
+    pub(crate) fn borrowed(&self) -> &Borrowed {
+        &self.0.borrowed
+    }
+
+    pub(crate) fn scratch_pool(&self) -> &ScratchPool {
+        &self.0.scratch
+    }
+
+    /// Gives back device memory that no work needs: scratch memory that no stream has, and what waited for a capture to
+    /// end. [`release_unused`](crate::release_unused) does the same for devices that are dropped.
+    pub fn trim(&self) {
+        self.0.scratch.clear();
+        self.memory().drain();
     }
 
     /// What went wrong with the kernel cache so far. None of it is an error: a kernel that cannot
@@ -349,29 +372,30 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// A retained primary context.
+/// A device's primary context, of everything that was made in it. What cannot go while work runs is left behind.
 pub(crate) struct Context {
     pub(crate) driver: &'static Driver,
     pub(crate) ordinal: usize,
+    retained: Arc<Retained>,
+    leftovers: Mutex<Leftovers>,
+}
+
+/// A retained primary context.
+pub(crate) struct Retained {
+    pub(crate) driver: &'static Driver,
     device: CUdevice,
     raw: CUcontext,
 }
 
 // SAFETY: a context handle may be used from any thread; the driver synchronises.
-unsafe impl Send for Context {}
+unsafe impl Send for Retained {}
 // SAFETY: as above; the fields are never written after construction.
-unsafe impl Sync for Context {}
+unsafe impl Sync for Retained {}
 
-impl Context {
-    fn retain(driver: &'static Driver, device: CUdevice, ordinal: usize) -> Result<Self> {
-        let mut raw: CUcontext = std::ptr::null_mut();
-        // SAFETY: `raw` is a valid place for the handle, `device` came from the driver.
-        unsafe { cu!(driver, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
-        Ok(Self { driver, ordinal, device, raw })
-    }
-
+impl Retained {
     /// Makes the context current on this thread.
     pub(crate) fn bind(&self) -> Result<()> {
+        expect_no_fork()?;
         let mut current: CUcontext = std::ptr::null_mut();
         // SAFETY: `current` is a valid place for the handle.
         unsafe { cu!(self.driver, cuCtxGetCurrent(&mut current)) }?;
@@ -381,17 +405,60 @@ impl Context {
         // SAFETY: the context is retained while `self` lives.
         unsafe { cu!(self.driver, cuCtxSetCurrent(self.raw)) }
     }
+}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        if expect_no_fork().is_ok() {
+            // SAFETY: retained once by `Context::retain`. At process exit the driver may refuse: nothing is left to
+            // release then.
+            let _ = unsafe { cu!(self.driver, cuDevicePrimaryCtxRelease(self.device)) };
+        }
+    }
+}
+
+impl Context {
+    fn retain(driver: &'static Driver, device: CUdevice, ordinal: usize) -> Result<Self> {
+        let mut raw: CUcontext = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the handle, `device` came from the driver.
+        unsafe { cu!(driver, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
+        let retained = Arc::new(Retained { driver, device, raw });
+        Ok(Self { driver, ordinal, retained, leftovers: Mutex::default() })
+    }
+
+    /// Makes the context current on this thread.
+    ///
+    /// # Errors
+    /// [`CudaError::Forked`] in a process that was forked off; what the driver reports.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.retained.bind()
+    }
 
     pub(crate) fn attribute(&self, attribute: Attribute) -> Result<u32> {
-        device_attribute(self.driver, self.device, attribute)
+        device_attribute(self.driver, self.retained.device, attribute)
+    }
+
+    fn leftovers(&self) -> MutexGuard<'_, Leftovers> {
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves something to be done, with the context current, when the device has no handle and no work any more.
+    pub(crate) fn leave_work(&self, work: impl FnOnce() + Send + 'static) {
+        self.leftovers().add_work(work);
+    }
+
+    /// Leaves the mark behind the last work of a stream.
+    pub(crate) fn leave_mark(&self, mark: CUevent) {
+        if self.bind().is_ok() {
+            self.leftovers().add_mark(&self.retained, mark);
+        }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`. At process exit the driver may refuse: nothing is left
-        // to release then.
-        let _ = unsafe { cu!(self.driver, cuDevicePrimaryCtxRelease(self.device)) };
+        let leftovers = self.leftovers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        leftovers::leave(&self.retained, std::mem::take(leftovers));
     }
 }
 

@@ -15,6 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use crate::device::error::{CudaError, Result};
+use crate::device::fork::{expect_no_fork, watch};
 use crate::device::library::{Library, functions};
 
 functions! {
@@ -38,7 +39,6 @@ functions! {
         fn cuDevicePrimaryCtxRelease = "cuDevicePrimaryCtxRelease_v2"(CUdevice) -> c_int;
         fn cuCtxGetCurrent = "cuCtxGetCurrent"(*mut CUcontext) -> c_int;
         fn cuCtxSetCurrent = "cuCtxSetCurrent"(CUcontext) -> c_int;
-        fn cuCtxSynchronize = "cuCtxSynchronize"() -> c_int;
 
         fn cuMemGetInfo = "cuMemGetInfo_v2"(*mut usize, *mut usize) -> c_int;
         fn cuMemAlloc = "cuMemAlloc_v2"(*mut CUdeviceptr, usize) -> c_int;
@@ -60,15 +60,19 @@ functions! {
             "cuStreamCreateWithPriority"(*mut CUstream, c_uint, c_int) -> c_int;
         fn cuStreamDestroy = "cuStreamDestroy_v2"(CUstream) -> c_int;
         fn cuStreamSynchronize = "cuStreamSynchronize"(CUstream) -> c_int;
+        fn cuStreamQuery = "cuStreamQuery"(CUstream) -> c_int;
         fn cuStreamWaitEvent = "cuStreamWaitEvent"(CUstream, CUevent, c_uint) -> c_int;
         fn cuStreamBeginCapture =
             "cuStreamBeginCapture_v2"(CUstream, CUstreamCaptureMode) -> c_int;
         fn cuStreamEndCapture = "cuStreamEndCapture"(CUstream, *mut CUgraph) -> c_int;
+        fn cuThreadExchangeStreamCaptureMode =
+            "cuThreadExchangeStreamCaptureMode"(*mut CUstreamCaptureMode) -> c_int;
         fn cuStreamIsCapturing =
             "cuStreamIsCapturing"(CUstream, *mut CUstreamCaptureStatus) -> c_int;
 
         fn cuEventCreate = "cuEventCreate"(*mut CUevent, c_uint) -> c_int;
         fn cuEventDestroy = "cuEventDestroy_v2"(CUevent) -> c_int;
+        fn cuEventQuery = "cuEventQuery"(CUevent) -> c_int;
         fn cuEventRecord = "cuEventRecord"(CUevent, CUstream) -> c_int;
         fn cuEventSynchronize = "cuEventSynchronize"(CUevent) -> c_int;
         fn cuEventElapsedTime = "cuEventElapsedTime"(*mut f32, CUevent, CUevent) -> c_int;
@@ -120,7 +124,9 @@ const NOT_INITIALIZED: c_int = 3;
 /// `cuInit` reports, for example a driver that does not fit its kernel module.
 pub(crate) fn driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+    expect_no_fork()?;
     let initialised = DRIVER.get_or_init(|| {
+        watch();
         let driver = Driver::load()?;
         // SAFETY: flags must be 0.
         driver.check("cuInit", unsafe { (driver.cuInit)(0) })?;

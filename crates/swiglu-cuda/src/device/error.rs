@@ -131,6 +131,12 @@ pub enum CudaError {
         /// What to do instead.
         hint: &'static str,
     },
+    /// The process was forked off one that had used CUDA.
+    #[error(
+        "CUDA cannot be used in a process forked off one that has used it; start workers with \
+         `spawn` or `forkserver`, or open the device after the fork"
+    )]
+    Forked,
     /// A launch that does not match its kernel.
     #[error("kernel `{kernel}`: {what}: expected {expected}, given {given}")]
     Launch {
@@ -183,6 +189,7 @@ impl From<CudaError> for swiglu_core::Error {
             CudaError::LibraryMissing { .. }
             | CudaError::SymbolMissing { .. }
             | CudaError::NoDevice
+            | CudaError::Forked
             | CudaError::DeviceIndex { .. }
             | CudaError::Driver { .. } => {
                 swiglu_core::Error::Unavailable { what: "CUDA".into(), why }

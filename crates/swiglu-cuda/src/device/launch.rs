@@ -17,7 +17,6 @@ use crate::device::arch::Arch;
 use crate::device::context::{Context, Cuda};
 use crate::device::driver::{INVALID_VALUE, cu};
 use crate::device::error::{CudaError, Result};
-use crate::device::idle::when_idle;
 use crate::device::jit::Variant;
 use crate::device::jit::cache::{KernelCache, Origin, digest};
 use crate::device::remembered::Remembered;
@@ -175,7 +174,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         // Kernels may still run; the module is unloaded once, when the device is dropped.
         let (driver, raw) = (self.context.driver, self.raw as usize);
-        when_idle(&self.context, move || {
+        self.context.leave_work(move || {
             // SAFETY: loaded by `load`, unloaded once, and its context is current.
             let _ = unsafe { cu!(driver, cuModuleUnload(raw as CUmodule)) };
         });
@@ -337,7 +336,7 @@ pub(crate) unsafe fn launch<P>(
 ) -> Result<()> {
     let loaded = &*function.0;
     loaded.expect(config, size_of::<P>(), stream)?;
-    stream.cuda().bind()?;
+    let handle = stream.enter()?;
     // Only the first `count` are read.
     let mut attributes = [const { MaybeUninit::<CUlaunchAttribute>::zeroed() }; 3];
     let mut count = 0;
@@ -372,7 +371,7 @@ pub(crate) unsafe fn launch<P>(
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: config.dynamic_shared,
-        hStream: stream.handle(),
+        hStream: handle,
         attrs: attributes.as_mut_ptr().cast(),
         numAttrs: count as u32,
     };

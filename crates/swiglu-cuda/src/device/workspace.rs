@@ -1,50 +1,83 @@
 //! Scratch memory of a stream, reused by every call on it.
 
-use cudarc::driver::sys::CUstream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::context::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::Memory;
+use crate::device::memory::{Access, Allocation, Memory};
+use crate::device::raw_stream::RawStream;
 use crate::device::stream::Stream;
 
-/// One stream's scratch memory. It only grows.
-#[derive(Default)]
+/// Scratch memory of a stream or of a graph.
+#[derive(Clone)]
 pub(crate) struct Scratch {
+    allocation: Arc<Allocation>,
+    /// What calls get.
     ptr: u64,
     bytes: usize,
-    /// Whether a captured graph may hold the address.
-    captured: bool,
 }
 
 /// Bytes before the scratch memory that calls do not get: words that are 0 when the memory is new,
 /// where the blocks of a grid wait for each other. They leave them so that the next launch can.
 const BARRIERS: usize = 256;
 
-/// The address of the stream's barrier word, from that of its scratch memory. Kernels of one stream
-/// run one after the other, and a captured graph keeps the memory it was captured with.
+/// The address of the barrier word, from that of its scratch memory. Kernels of one stream run one after the other, and so
+/// do launches of one graph, which has scratch memory of its own.
 pub(crate) fn barrier_of(workspace: u64) -> u64 {
     workspace - BARRIERS as u64
 }
 
 impl Scratch {
-    /// The address that calls get; 0 if there is no memory yet.
-    fn usable(&self) -> u64 {
-        if self.ptr == 0 { 0 } else { self.ptr + BARRIERS as u64 }
+    fn new(memory: &Arc<Memory>, home: &Arc<RawStream>, bytes: usize) -> Result<Self> {
+        let bytes = bytes.checked_next_multiple_of(1 << 16).unwrap_or(bytes);
+        let allocation = Allocation::new(memory, home);
+        let ptr = allocation.add_block(bytes.saturating_add(BARRIERS))?;
+        // SAFETY: memory that was just allocated on this stream, of at least so many bytes.
+        unsafe { cu!(memory.driver(), cuMemsetD8Async(ptr, 0, BARRIERS, home.handle())) }?;
+        Ok(Self { allocation, ptr: ptr + BARRIERS as u64, bytes })
+    }
+}
+
+/// Scratch memory that no stream has now.
+#[derive(Default)]
+pub(crate) struct ScratchPool(Mutex<Vec<Scratch>>);
+
+impl ScratchPool {
+    /// More than this is given back to the device.
+    const MOST: usize = 16;
+
+    fn pool(&self) -> MutexGuard<'_, Vec<Scratch>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees the memory: in the order of a stream of ours, or at the end of the device.
-    pub(crate) fn release(self, memory: &Memory, stream: Option<CUstream>) {
-        match stream {
-            Some(stream) if !self.captured => memory.free(self.ptr, stream),
-            _ => memory.retire(self.ptr),
+    pub(crate) fn put(&self, scratch: Scratch) {
+        let mut pool = self.pool();
+        pool.push(scratch);
+        if pool.len() > Self::MOST {
+            // The oldest: a stream that comes back has used it lately.
+            pool.remove(0);
         }
+    }
+
+    /// At least `bytes` bytes: what `stream` had if possible, which then waits for nobody, else the smallest.
+    fn take(&self, stream: &Arc<RawStream>, bytes: usize) -> Option<Scratch> {
+        let mut pool = self.pool();
+        let enough = pool.iter().enumerate().filter(|(_, scratch)| scratch.bytes >= bytes);
+        let rank = |scratch: &Scratch| (!scratch.allocation.is_written_on(stream), scratch.bytes);
+        let (at, _) = enough.min_by_key(|(_, scratch)| rank(scratch))?;
+        Some(pool.swap_remove(at))
+    }
+
+    pub(crate) fn clear(&self) {
+        let all = std::mem::take(&mut *self.pool());
+        drop(all);
     }
 }
 
 impl Cuda {
     /// Runs `enqueue` with the address of at least `bytes` bytes of scratch memory, aligned to 256
-    /// bytes, with arbitrary contents.
+    /// bytes, with arbitrary contents; 0 for no bytes.
     ///
     /// The stream's scratch memory is locked until `enqueue` returns: the kernels of two calls on
     /// one stream, made by two threads, do not interleave. `enqueue` must not ask for scratch memory
@@ -55,47 +88,72 @@ impl Cuda {
         bytes: usize,
         enqueue: impl FnOnce(u64) -> Result<R>,
     ) -> Result<R> {
-        let mut scratch = stream.inner().scratch.lock().unwrap_or_else(|e| e.into_inner());
-        if bytes > 0 {
-            self.prepare(stream, &mut scratch, bytes)?;
-        }
-        enqueue(scratch.usable())
+        let mut own = stream.inner().scratch();
+        let ptr = match bytes {
+            0 => 0,
+            _ => self.scratch(stream, &mut own, bytes)?,
+        };
+        enqueue(ptr)
     }
 
-    /// Makes sure that calls which need up to `bytes` bytes of scratch memory on `stream` allocate
-    /// nothing: necessary before they are captured.
+    /// Makes sure that calls which need up to `bytes` bytes of scratch memory on `stream` allocate nothing. A capture by
+    /// [`Stream::capture`] does without: its graph gets scratch memory of its own.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`]; [`CudaError::Capture`] in a capture that finds too little.
+    /// [`CudaError::OutOfMemory`]; [`CudaError::Capture`] in a capture by other code that finds too little.
     pub fn reserve_workspace(&self, stream: &Stream, bytes: usize) -> Result<()> {
         self.with_workspace(stream, bytes, |_| Ok(()))
     }
 
-    fn prepare(&self, stream: &Stream, scratch: &mut Scratch, bytes: usize) -> Result<()> {
-        let capturing = stream.is_capturing()?;
-        if bytes > scratch.bytes {
-            if capturing {
+    fn scratch(&self, stream: &Stream, own: &mut Option<Scratch>, bytes: usize) -> Result<u64> {
+        let (raw, memory) = (stream.raw_stream(), self.memory());
+        raw.enter()?;
+        if let Some(known) = raw.logged(|log| log.scratch.clone()) {
+            return Self::of_graph(memory, raw, known, bytes);
+        }
+        let capturing = raw.is_capturing()?;
+        match own {
+            Some(scratch) if scratch.bytes >= bytes => {}
+            _ if capturing => {
+                let bytes_now = own.as_ref().map_or(0, |scratch| scratch.bytes);
                 return Err(CudaError::Capture {
-                    what: format!("growing the workspace from {} to {bytes} bytes", scratch.bytes),
-                    hint: "run the same call once before, or reserve the workspace",
+                    what: format!("growing the workspace from {bytes_now} to {bytes} bytes"),
+                    hint: "run the same call once before on this stream, or reserve the workspace",
                 });
             }
-            let memory = self.memory();
-            let rounded = bytes.checked_next_multiple_of(1 << 16).unwrap_or(bytes);
-            let ptr = memory.alloc(rounded.saturating_add(BARRIERS), stream.handle())?;
-            let driver = stream.cuda().driver();
-            // SAFETY: memory that was just allocated, of at least so many bytes.
-            let zeroed = unsafe { cu!(driver, cuMemsetD8Async(ptr, 0, BARRIERS, stream.handle())) };
-            if let Err(e) = zeroed {
-                memory.free(ptr, stream.handle());
-                return Err(e);
+            _ => {
+                let made = match self.scratch_pool().take(raw, bytes) {
+                    Some(pooled) => pooled,
+                    None => Scratch::new(memory, raw, bytes)?,
+                };
+                made.allocation.order(raw, Access::Write)?;
+                // The old memory goes after the new is there, so that a failure changes nothing.
+                *own = Some(made);
             }
-            // The old memory goes after the new is there, so that a failure changes nothing.
-            let old = std::mem::replace(scratch, Scratch { ptr, bytes: rounded, captured: false });
-            old.release(memory, Some(stream.handle()));
         }
-        scratch.captured |= capturing;
-        Ok(())
+        let Some(scratch) = own else { return Ok(0) };
+        if capturing {
+            scratch.allocation.keep();
+        }
+        Ok(scratch.ptr)
+    }
+
+    /// Scratch memory of the graph that `raw` is captured into.
+    fn of_graph(
+        memory: &Arc<Memory>,
+        raw: &Arc<RawStream>,
+        known: Option<Scratch>,
+        bytes: usize,
+    ) -> Result<u64> {
+        let scratch = match known {
+            Some(scratch) if scratch.bytes >= bytes => scratch,
+            // Calls captured before keep the smaller one, which the log knows.
+            _ => Scratch::new(memory, memory.internal()?, bytes)?,
+        };
+        scratch.allocation.order(raw, Access::Write)?;
+        let ptr = scratch.ptr;
+        raw.logged(|log| log.scratch = Some(scratch));
+        Ok(ptr)
     }
 }
 
@@ -106,8 +164,8 @@ mod tests {
 
     /// The workspace's address and size.
     fn now(stream: &Stream) -> (u64, usize) {
-        let scratch = stream.inner().scratch.lock().unwrap();
-        (scratch.usable(), scratch.bytes)
+        let scratch = stream.inner().scratch();
+        scratch.as_ref().map_or((0, 0), |scratch| (scratch.ptr, scratch.bytes))
     }
 
     #[test]
@@ -124,31 +182,36 @@ mod tests {
         assert_eq!(cuda.with_workspace(&stream, 1 << 20, Ok).unwrap(), grown);
         let other = cuda.new_stream().unwrap();
         assert_ne!(cuda.with_workspace(&other, 100, Ok).unwrap(), grown);
-        // SAFETY: the stream outlives the device's last use of it here.
-        let borrowed = unsafe { cuda.borrow_stream(0) };
+        // SAFETY: the legacy default stream is always valid.
+        let borrowed = unsafe { cuda.borrow_stream(0) }.unwrap();
         let kept = cuda.with_workspace(&borrowed, 100, Ok).unwrap();
         drop(borrowed);
-        // SAFETY: as above.
-        let again = unsafe { cuda.borrow_stream(0) };
+        // SAFETY: as above; 1 is another name for it.
+        let again = unsafe { cuda.borrow_stream(1) }.unwrap();
         assert_eq!(cuda.with_workspace(&again, 100, Ok).unwrap(), kept);
     }
 
     #[test]
-    fn what_a_graph_may_use_is_not_given_away() {
+    fn a_graph_has_scratch_memory_of_its_own() {
         let Some(cuda) = device() else { return };
         let stream = cuda.new_stream().unwrap();
-        let use_it = || cuda.with_workspace(&stream, 1 << 16, |_| Ok(()));
-        let error = stream.capture(use_it).unwrap_err();
-        assert!(error.to_string().contains("from 0 to 65536 bytes"), "{error}");
-        use_it().unwrap();
-        let (captured, _) = now(&stream);
-        let graph = stream.capture(use_it).unwrap();
-        cuda.reserve_workspace(&stream, 1 << 22).unwrap();
-        assert_ne!(now(&stream).0, captured);
-        // The address still belongs to this device: nobody else can get it.
-        // SAFETY: only asked for, never used.
-        let view = unsafe { crate::DeviceMatrixRef::<f32>::from_raw(&cuda, captured, 1, 1, 1) };
-        view.unwrap();
+        let own = cuda.with_workspace(&stream, 1 << 16, Ok).unwrap();
+        let captured = std::cell::Cell::new([0; 2]);
+        let graph = stream.capture(|| {
+            let small = cuda.with_workspace(&stream, 1 << 16, Ok)?;
+            let large = cuda.with_workspace(&stream, 1 << 22, Ok)?;
+            assert_eq!(cuda.with_workspace(&stream, 1 << 16, Ok)?, large);
+            captured.set([small, large]);
+            Ok::<(), CudaError>(())
+        });
+        let graph = graph.unwrap();
+        assert_eq!(cuda.with_workspace(&stream, 1 << 16, Ok).unwrap(), own);
+        // The addresses still belong to this device: nobody else can get them.
+        for ptr in captured.get() {
+            assert_ne!(ptr, own);
+            // SAFETY: only asked for, never used.
+            unsafe { crate::DeviceMatrixRef::<f32>::from_raw(&cuda, ptr, 1, 1, 1) }.unwrap();
+        }
         // SAFETY: nothing but the workspace is used.
         unsafe { graph.launch(&stream) }.unwrap();
         stream.synchronize().unwrap();

@@ -158,9 +158,10 @@ impl Cuda {
     ) -> Result<()> {
         self.expect_stream(stream)?;
         let layout = inputs.layout;
-        out.expect_shape("output", [layout.rows, layout.intermediate])?;
-        inputs.tensors.iter().try_for_each(|t| t.expect_device("gate and up", self))?;
-        out.expect_device("output", self)?;
+        let shape = [layout.rows, layout.intermediate];
+        out.expect_shape("output", shape)?;
+        inputs.tensors.iter().try_for_each(|t| t.admit("gate and up", t.shape(), stream))?;
+        out.admit("output", shape, stream)?;
         let gate_up = layout.gate_up::<T>(inputs.tensors.map(|t| tensor(&t)));
         // SAFETY: the views span memory of this device; `out` is borrowed mutably, so it overlaps
         // nothing, and its rows were checked when it was made.
@@ -194,11 +195,13 @@ impl Cuda {
                 given: show(grads.layout),
             }));
         }
-        out_grad.expect_shape("gradient of the output", [layout.rows, layout.intermediate])?;
-        out_grad.expect_device("gradient of the output", self)?;
-        inputs.tensors.iter().try_for_each(|t| t.expect_device("gate and up", self))?;
+        out_grad.admit("gradient of the output", [layout.rows, layout.intermediate], stream)?;
+        inputs.tensors.iter().try_for_each(|t| t.admit("gate and up", t.shape(), stream))?;
+        let (first, second) = &grads.tensors;
+        for tensor in [Some(first), second.as_ref()].into_iter().flatten() {
+            tensor.admit("gradients", tensor.shape(), stream)?;
+        }
         let views = grads.views();
-        views.iter().try_for_each(|t| t.expect_device("gradients", self))?;
         let gate_up = layout.gate_up::<T>(inputs.tensors.map(|t| tensor(&t)));
         let grad_tensors = layout.gate_up::<T>(views.map(|t| tensor(&t)));
         // SAFETY: as in `activation`; the gradients are borrowed mutably.

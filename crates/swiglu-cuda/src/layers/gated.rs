@@ -11,8 +11,9 @@ use swiglu_core::{
 use super::weights::{GateUpBuffer, padded};
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
+use crate::device::graph::CapturedCall;
 use crate::device::lt::Lt;
-use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::memory::{Access, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::remembered::Remembered;
 use crate::device::stream::Stream;
 use crate::kernels::decode_mlp;
@@ -320,7 +321,7 @@ impl<T: Element> GatedLinear<T> {
         })
     }
 
-    /// Refuses what does not fit together.
+    /// Refuses what does not fit together, and lets the call wait for other streams' work with its memory.
     pub(super) fn expect_call(
         &self,
         stream: &Stream,
@@ -328,11 +329,11 @@ impl<T: Element> GatedLinear<T> {
         out: &DeviceMatrixMut<'_, T>,
         out_features: usize,
     ) -> Result<()> {
-        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        self.cuda.expect_stream(stream)?;
         out.expect_shape("output", [x.rows(), out_features])?;
-        x.expect_device("x", &self.cuda)?;
-        out.expect_device("output", &self.cuda)?;
-        self.cuda.expect_stream(stream)
+        x.admit("x", [x.rows(), self.hidden()], stream)?;
+        out.admit("output", [x.rows(), out_features], stream)?;
+        self.weights.allocation().order(stream.raw_stream(), Access::Read)
     }
 
     /// # Safety
@@ -424,6 +425,21 @@ impl<T: Element> GatedLinear<T> {
             _ => Kernel::all().filter(takes).min_by(by_time),
         };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
+    }
+
+    /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights, with scratch memory
+    /// of its own: it can be launched on every stream, also after this layer was dropped.
+    ///
+    /// # Errors
+    /// As [`Self::forward`] and [`Stream::capture`].
+    pub fn capture(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrix<T>,
+        out: DeviceMatrix<T>,
+    ) -> Result<CapturedCall<T>> {
+        self.reserve(stream, x.rows())?;
+        stream.capture_call(x, out, |x, out| self.forward(stream, x, out))
     }
 
     /// [`Self::forward`] for matrices on the host, which are copied to the device and back.

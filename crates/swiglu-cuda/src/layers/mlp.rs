@@ -11,6 +11,7 @@ use super::gated::{GatedLinear, workspace_part};
 use super::weights::{DownBuffer, padded};
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
+use crate::device::graph::CapturedCall;
 use crate::device::lt::Lt;
 use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::remembered::Remembered;
@@ -97,7 +98,9 @@ impl<T: Element> Mlp<T> {
         let lt = cuda.lt()?;
         let gated = GatedLinear::of_block(cuda, &params.gated, path)?;
         let (weight, bias) = (params.down, params.down_bias);
-        let down = DownBuffer::new(&cuda.stream(), weight, params.down_orientation, bias)?;
+        let allocation = gated.weights.allocation();
+        let down =
+            DownBuffer::new(allocation, &cuda.stream(), weight, params.down_orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
         let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
         let (choices, decodes) = (Remembered::new(), Remembered::new());
@@ -315,6 +318,21 @@ impl<T: Element> Mlp<T> {
             // live as long as `self`, and the workspace has room for h behind the stream's own word.
             unsafe { decode.launch(stream, &call) }
         })
+    }
+
+    /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights, with scratch memory
+    /// of its own: it can be launched on every stream, also after this layer was dropped.
+    ///
+    /// # Errors
+    /// As [`Self::forward`] and [`Stream::capture`].
+    pub fn capture(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrix<T>,
+        out: DeviceMatrix<T>,
+    ) -> Result<CapturedCall<T>> {
+        self.reserve(stream, x.rows())?;
+        stream.capture_call(x, out, |x, out| self.forward(stream, x, out))
     }
 
     /// [`Self::forward`] for matrices on the host, which are copied to the device and back.

@@ -2,6 +2,7 @@
 //! once for the decode kernel.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use swiglu_core::quant::{BlockType, QuantizedMlpParams, QuantizedRef, QuantizedType, SCALE_BLOCK};
 use swiglu_core::{
@@ -12,7 +13,10 @@ use super::gated::workspace_part;
 use super::weights::padded;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::{DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::graph::CapturedCall;
+use crate::device::memory::{
+    Access, Allocation, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
+};
 use crate::device::remembered::Remembered;
 use crate::device::stream::Stream;
 use crate::device::workspace::barrier_of;
@@ -80,6 +84,8 @@ pub struct QuantizedMlp<T> {
     /// bg, then bu.
     biases: Option<DeviceBuffer<f32>>,
     down_bias: Option<DeviceBuffer<T>>,
+    /// What all of it lies in.
+    allocation: Arc<Allocation>,
     /// How one, two, … tokens are launched: choosing takes longer than launching.
     decodes: Remembered<usize, Decode, MOST_TOKENS>,
     values: PhantomData<T>,
@@ -105,6 +111,7 @@ const MOST_UNIT: usize = 4 * BLOCK;
 
 impl Rows {
     fn new(
+        allocation: &Arc<Allocation>,
         stream: &Stream,
         matrices: &[QuantizedRef<'_>],
         format: Format,
@@ -133,8 +140,9 @@ impl Rows {
             }
         }
         let halves = values.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b));
-        let values = DeviceBuffer::from_host(stream, &halves.collect::<Vec<_>>())?;
-        Ok(Self { values, scales: DeviceBuffer::from_host(stream, &scales)?, stride })
+        let values = DeviceBuffer::together(allocation, stream, &halves.collect::<Vec<_>>())?;
+        let scales = DeviceBuffer::together(allocation, stream, &scales)?;
+        Ok(Self { values, scales, stride })
     }
 }
 
@@ -280,6 +288,7 @@ impl<T: Element> QuantizedMlp<T> {
             CudaError::Unsupported { what: problem.to_string(), why: why.to_string() }
         })?;
         let stream = cuda.stream();
+        let allocation = Allocation::new(cuda.memory(), stream.raw_stream());
         let gated = &params.gated;
         let biases = match (gated.gate_bias, gated.up_bias) {
             (None, None) => None,
@@ -287,19 +296,21 @@ impl<T: Element> QuantizedMlp<T> {
                 let zeros = || vec![0.0; params.gated.intermediate()];
                 let mut both = gate.map_or_else(zeros, <[f32]>::to_vec);
                 both.extend(up.map_or_else(zeros, <[f32]>::to_vec));
-                Some(DeviceBuffer::from_host(&stream, &both)?)
+                Some(DeviceBuffer::together(&allocation, &stream, &both)?)
             }
         };
         let rounded = |b: &[f32]| b.iter().map(|&b| T::from_f32(b)).collect::<Vec<T>>();
-        let down_bias = params.down_bias.map(|b| DeviceBuffer::from_host(&stream, &rounded(b)));
+        let down_bias =
+            params.down_bias.map(|b| DeviceBuffer::together(&allocation, &stream, &rounded(b)));
         let layer = Self {
             cuda: cuda.clone(),
             problem,
             forced,
-            gate_up: Rows::new(&stream, &[gated.gate, gated.up], gate_up, T::DTYPE)?,
-            down: Rows::new(&stream, &[params.down], down, T::DTYPE)?,
+            gate_up: Rows::new(&allocation, &stream, &[gated.gate, gated.up], gate_up, T::DTYPE)?,
+            down: Rows::new(&allocation, &stream, &[params.down], down, T::DTYPE)?,
             biases,
             down_bias: down_bias.transpose()?,
+            allocation,
             decodes: Remembered::new(),
             values: PhantomData,
         };
@@ -394,11 +405,11 @@ impl<T: Element> QuantizedMlp<T> {
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
-        x.expect_shape("x", [m, k])?;
-        out.expect_shape("output", [m, k])?;
-        x.expect_device("x", &self.cuda)?;
-        out.expect_device("output", &self.cuda)?;
         self.cuda.expect_stream(stream)?;
+        out.expect_shape("output", [m, k])?;
+        x.admit("x", [m, k], stream)?;
+        out.admit("output", [m, k], stream)?;
+        self.allocation.order(stream.raw_stream(), Access::Read)?;
         if m == 0 || k == 0 {
             return Ok(());
         }
@@ -465,6 +476,21 @@ impl<T: Element> QuantizedMlp<T> {
             weights,
             barrier: barrier_of(workspace),
         }
+    }
+
+    /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights, with scratch memory
+    /// of its own: it can be launched on every stream, also after this layer was dropped.
+    ///
+    /// # Errors
+    /// As [`Self::forward`] and [`Stream::capture`].
+    pub fn capture(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrix<T>,
+        out: DeviceMatrix<T>,
+    ) -> Result<CapturedCall<T>> {
+        self.reserve(stream, x.rows())?;
+        stream.capture_call(x, out, |x, out| self.forward(stream, x, out))
     }
 
     /// [`Self::forward`] for matrices on the host, which are copied to the device and back.

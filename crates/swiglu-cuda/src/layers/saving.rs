@@ -32,8 +32,7 @@ impl<T: Element> GatedLinear<T> {
         let shape = [x.rows(), self.intermediate()];
         self.expect_call(stream, &x, &out, self.intermediate())?;
         for (what, saved) in [("gate", &gate), ("up", &up)] {
-            saved.expect_shape(what, shape)?;
-            saved.expect_device(what, self.cuda())?;
+            saved.admit(what, shape, stream)?;
         }
         if shape.contains(&0) {
             return Ok(());

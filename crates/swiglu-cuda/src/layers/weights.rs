@@ -1,12 +1,13 @@
 //! Gate and up weights in device memory, packed once for the fused and the unfused path alike.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use swiglu_core::{DType, Element, GatedLinearParams, Half, MatrixRef, Orientation};
 
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
-use crate::device::memory::DeviceBuffer;
+use crate::device::memory::{Allocation, DeviceBuffer};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{BIAS_PADDING, Weights};
@@ -31,6 +32,8 @@ fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
 /// pre-activations for the unfused path, and the fused kernels see two matrices in it.
 #[derive(Debug)]
 pub(super) struct GateUpBuffer<T> {
+    /// What knows the streams that use the weights.
+    allocation: Arc<Allocation>,
     values: DeviceBuffer<T>,
     orientation: Orientation,
     hidden: usize,
@@ -83,12 +86,18 @@ impl<T: Element> GateUpBuffer<T> {
                 }
             }
         }
-        let values = DeviceBuffer::from_host(stream, &packed)?;
+        let allocation = Allocation::new(stream.cuda().memory(), stream.raw_stream());
+        let values = DeviceBuffer::together(&allocation, stream, &packed)?;
         let biases = match (params.gate_bias, params.up_bias) {
             (None, None) => None,
-            given => Some(Biases::new(stream, given.into(), intermediate, half)?),
+            given => Some(Biases::new(&allocation, stream, given.into(), intermediate, half)?),
         };
-        Ok(Self { values, orientation, hidden, intermediate, row_stride, biases })
+        Ok(Self { allocation, values, orientation, hidden, intermediate, row_stride, biases })
+    }
+
+    /// What the weights, and others that are used with them, are allocated in.
+    pub(super) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
     }
 
     fn half(&self) -> usize {
@@ -144,6 +153,7 @@ impl<T: Element> GateUpBuffer<T> {
 
 impl<T: Element> Biases<T> {
     fn new(
+        allocation: &Arc<Allocation>,
         stream: &Stream,
         given: [Option<&[f32]>; 2],
         intermediate: usize,
@@ -158,10 +168,11 @@ impl<T: Element> Biases<T> {
             both[i * half..][..bias.len()].copy_from_slice(bias);
         }
         let rounded: Vec<T> = both.iter().map(|&b| T::from_f32(b)).collect();
-        let wide = (T::DTYPE != DType::F32).then(|| DeviceBuffer::from_host(stream, &both));
+        let wide =
+            (T::DTYPE != DType::F32).then(|| DeviceBuffer::together(allocation, stream, &both));
         Ok(Self {
-            exact: DeviceBuffer::from_host(stream, &exact)?,
-            rounded: DeviceBuffer::from_host(stream, &rounded)?,
+            exact: DeviceBuffer::together(allocation, stream, &exact)?,
+            rounded: DeviceBuffer::together(allocation, stream, &rounded)?,
             beside_sums: wide.transpose()?,
         })
     }
@@ -180,6 +191,7 @@ pub(super) struct DownBuffer<T> {
 
 impl<T: Element> DownBuffer<T> {
     pub(super) fn new(
+        allocation: &Arc<Allocation>,
         stream: &Stream,
         weight: MatrixRef<'_, T>,
         orientation: Orientation,
@@ -207,8 +219,10 @@ impl<T: Element> DownBuffer<T> {
         }
         let rounded = |b: &[f32]| b.iter().map(|&b| T::from_f32(b)).collect::<Vec<T>>();
         Ok(Self {
-            values: DeviceBuffer::from_host(stream, &packed)?,
-            bias: bias.map(|b| DeviceBuffer::from_host(stream, &rounded(b))).transpose()?,
+            values: DeviceBuffer::together(allocation, stream, &packed)?,
+            bias: bias
+                .map(|b| DeviceBuffer::together(allocation, stream, &rounded(b)))
+                .transpose()?,
             in_features,
             out_features,
             row_stride,

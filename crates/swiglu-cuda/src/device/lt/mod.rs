@@ -19,7 +19,6 @@ use swiglu_core::{DType, Element, Orientation};
 use crate::device::arch::Arch;
 use crate::device::context::{Context, Cuda};
 use crate::device::error::{CudaError, Result};
-use crate::device::idle::when_idle;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
@@ -55,7 +54,7 @@ impl Drop for Lt {
         // SAFETY: taken once, and nothing uses it any more.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
         // The library synchronises the device when a handle is destroyed.
-        when_idle(&self.context, move || drop(handle));
+        self.context.leave_work(move || drop(handle));
     }
 }
 
@@ -295,7 +294,7 @@ impl Lt {
                     &prepared.algorithm,
                     scratch as *mut c_void,
                     self.scratch_bytes,
-                    stream.handle(),
+                    stream.raw_stream().handle(),
                 )
             )
         }

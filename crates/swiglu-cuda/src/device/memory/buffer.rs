@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use swiglu_core::Element;
 
-use super::copy;
+use super::{Access, Allocation, copy};
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::stream::Stream;
@@ -21,10 +22,11 @@ unsafe impl<T: Element> DeviceData for T {}
 
 /// `len` elements of device memory, allocated and freed in the order of a stream.
 ///
-/// Work on *another* stream that uses the buffer must be ordered by the caller, with
-/// [`Stream::record`] and [`Stream::wait`]: after the buffer's own stream has filled it, and before
-/// the buffer is dropped.
+/// It can be used on every stream, and dropped at any time: work on one stream waits for the work of others that used the
+/// buffer before, and the memory is given back behind all of it. Work that other code enqueues with
+/// [`DeviceBuffer::device_ptr`] is not known: its caller orders it, with [`Stream::record`] and [`Stream::wait`].
 pub struct DeviceBuffer<T> {
+    allocation: Arc<Allocation>,
     ptr: u64,
     len: usize,
     stream: Stream,
@@ -37,6 +39,12 @@ impl<T: DeviceData> DeviceBuffer<T> {
     /// # Errors
     /// [`CudaError::OutOfMemory`]; [`CudaError::Capture`]; [`swiglu_core::Error::TooLarge`].
     pub fn new(stream: &Stream, len: usize) -> Result<Self> {
+        let allocation = Allocation::new(stream.cuda().memory(), stream.raw_stream());
+        Self::in_allocation(&allocation, stream, len)
+    }
+
+    /// As [`Self::new`], used and freed together with others: `stream` is the allocation's home.
+    fn in_allocation(allocation: &Arc<Allocation>, stream: &Stream, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|&b| b <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| swiglu_core::Error::TooLarge {
             what: "device buffer".into(),
@@ -44,8 +52,8 @@ impl<T: DeviceData> DeviceBuffer<T> {
             cols: len,
             row_stride: len,
         })?;
-        let ptr = stream.cuda().memory().alloc(bytes, stream.handle())?;
-        Ok(Self { ptr, len, stream: stream.clone(), element: PhantomData })
+        let (ptr, allocation) = (allocation.add_block(bytes)?, allocation.clone());
+        Ok(Self { allocation, ptr, len, stream: stream.clone(), element: PhantomData })
     }
 
     /// A buffer of zeros.
@@ -68,13 +76,27 @@ impl<T: DeviceData> DeviceBuffer<T> {
         Ok(buffer)
     }
 
+    /// As [`Self::from_host`], used and freed together with others.
+    pub(crate) fn together(
+        allocation: &Arc<Allocation>,
+        stream: &Stream,
+        data: &[T],
+    ) -> Result<Self> {
+        let mut buffer = Self::in_allocation(allocation, stream, data.len())?;
+        buffer.upload(data)?;
+        Ok(buffer)
+    }
+
     /// Overwrites the buffer with `data`. Waits for the stream.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] unless the lengths agree; [`CudaError::Capture`].
     pub fn upload(&mut self, data: &[T]) -> Result<()> {
         self.expect_len(data.len())?;
-        copy::from_host(&self.stream, self.ptr, data)
+        self.allocation.order(self.stream.raw_stream(), Access::Write)?;
+        copy::from_host(&self.stream, self.ptr, data)?;
+        self.allocation.settle(self.stream.raw_stream());
+        Ok(())
     }
 
     /// A copy on the host. Waits for the stream.
@@ -87,6 +109,7 @@ impl<T: DeviceData> DeviceBuffer<T> {
             what: format!("memory for {} elements", self.len),
             why: e.to_string(),
         })?;
+        self.allocation.order(self.stream.raw_stream(), Access::Read)?;
         copy::to_host(&self.stream, &mut data.spare_capacity_mut()[..self.len], self.ptr)?;
         // SAFETY: the copy has written every element and is complete; every bit pattern is a value.
         unsafe { data.set_len(self.len) };
@@ -98,13 +121,14 @@ impl<T: DeviceData> DeviceBuffer<T> {
     /// # Errors
     /// What the driver reports.
     pub fn poison(&mut self, byte: u8) -> Result<()> {
-        let (cuda, bytes) = (self.stream.cuda(), self.len * size_of::<T>());
+        let bytes = self.len * size_of::<T>();
         if bytes == 0 {
             return Ok(());
         }
-        cuda.bind()?;
+        let handle = self.stream.enter()?;
+        self.allocation.order(self.stream.raw_stream(), Access::Write)?;
         // SAFETY: the buffer has `bytes` bytes and lives on this stream's device.
-        unsafe { cu!(cuda.driver(), cuMemsetD8Async(self.ptr, byte, bytes, self.stream.handle())) }
+        unsafe { cu!(self.stream.cuda().driver(), cuMemsetD8Async(self.ptr, byte, bytes, handle)) }
     }
 
     fn expect_len(&self, given: usize) -> Result<()> {
@@ -132,6 +156,10 @@ impl<T> DeviceBuffer<T> {
     pub fn device_ptr(&self) -> u64 {
         self.ptr
     }
+    /// What knows the streams that use the buffer.
+    pub(crate) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
+    }
     /// The stream that the buffer belongs to.
     pub fn stream(&self) -> &Stream {
         &self.stream
@@ -145,11 +173,5 @@ impl<T> fmt::Debug for DeviceBuffer<T> {
             .field("len", &self.len)
             .field("stream", &self.stream)
             .finish()
-    }
-}
-
-impl<T> Drop for DeviceBuffer<T> {
-    fn drop(&mut self) {
-        self.stream.cuda().memory().free(self.ptr, self.stream.handle());
     }
 }

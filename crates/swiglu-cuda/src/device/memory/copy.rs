@@ -12,7 +12,6 @@ use crate::device::error::Result;
 use crate::device::stream::Stream;
 
 fn ready(stream: &Stream) -> Result<()> {
-    stream.cuda().bind()?;
     stream.refuse_capture("copying between host and device", "copy before or after the capture")
 }
 
@@ -27,7 +26,8 @@ pub(super) fn from_host<T: DeviceData>(stream: &Stream, ptr: u64, data: &[T]) ->
     let driver = stream.cuda().driver();
     // SAFETY: the source is a slice, the target has room by contract of this function, and the
     // slice is borrowed until the copy is complete.
-    let outcome = unsafe { cu!(driver, cuMemcpyHtoDAsync(ptr, source, bytes, stream.handle())) };
+    let outcome =
+        unsafe { cu!(driver, cuMemcpyHtoDAsync(ptr, source, bytes, stream.raw_stream().handle())) };
     outcome.and(stream.synchronize())
 }
 
@@ -46,7 +46,8 @@ pub(super) fn to_host<T: DeviceData>(
     let driver = stream.cuda().driver();
     // SAFETY: the target is a slice, the source has as many bytes by contract of this function, and
     // the slice is borrowed until the copy is complete.
-    let outcome = unsafe { cu!(driver, cuMemcpyDtoHAsync(target, ptr, bytes, stream.handle())) };
+    let outcome =
+        unsafe { cu!(driver, cuMemcpyDtoHAsync(target, ptr, bytes, stream.raw_stream().handle())) };
     outcome.and(stream.synchronize())
 }
 
@@ -97,7 +98,9 @@ unsafe fn enqueue(stream: &Stream, copy: &Rows) -> Result<()> {
     if pitches.iter().all(|pitch| (copy.width..=MAX_PITCH).contains(pitch)) {
         let driver = stream.cuda().driver();
         // SAFETY: the caller vouches for both sides.
-        return unsafe { cu!(driver, cuMemcpy2DAsync(&describe(copy), stream.handle())) };
+        return unsafe {
+            cu!(driver, cuMemcpy2DAsync(&describe(copy), stream.raw_stream().handle()))
+        };
     }
     for row in 0..copy.rows {
         // SAFETY: one of the rows that both sides span.
@@ -117,11 +120,11 @@ unsafe fn flat(stream: &Stream, copy: &Rows, row: usize, bytes: usize) -> Result
     match copy.direction {
         // SAFETY: the caller vouches for both sides.
         Direction::ToDevice => unsafe {
-            cu!(driver, cuMemcpyHtoDAsync(device, host, bytes, stream.handle()))
+            cu!(driver, cuMemcpyHtoDAsync(device, host, bytes, stream.raw_stream().handle()))
         },
         // SAFETY: as above.
         Direction::ToHost => unsafe {
-            cu!(driver, cuMemcpyDtoHAsync(host, device, bytes, stream.handle()))
+            cu!(driver, cuMemcpyDtoHAsync(host, device, bytes, stream.raw_stream().handle()))
         },
     }
 }

@@ -8,7 +8,7 @@ use swiglu_core::{Error, Matrix, MatrixMut, MatrixRef};
 
 use super::copy::{self, Direction, Rows};
 use super::view::{View, span};
-use super::{DeviceBuffer, DeviceData};
+use super::{Access, DeviceBuffer, DeviceData};
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::stream::Stream;
@@ -48,11 +48,7 @@ macro_rules! view_accessors {
         /// # Errors
         /// [`Error::Shape`].
         pub fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
-            if self.shape() == expected {
-                Ok(())
-            } else {
-                Err(Error::shape(what, expected, self.shape()).into())
-            }
+            self.view.expect_shape(what, expected)
         }
         /// Refuses memory of another device, naming the argument.
         ///
@@ -67,7 +63,7 @@ macro_rules! view_accessors {
 /// A borrowed `[rows, cols]` matrix in device memory; rows are `row_stride` elements apart.
 #[derive(Clone, Copy)]
 pub struct DeviceMatrixRef<'a, T> {
-    view: View,
+    view: View<'a>,
     memory: PhantomData<&'a T>,
 }
 
@@ -115,11 +111,17 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
         Ok(Self::over(View::foreign::<T>("matrix", cuda, ptr, [rows, cols, row_stride])?))
     }
 
-    fn over(view: View) -> Self {
+    fn over(view: View<'a>) -> Self {
         Self { view, memory: PhantomData }
     }
 
     view_accessors!(T);
+
+    /// Lets work enqueued on `stream` next read the matrix, behind what other streams write to it; or refuses another
+    /// shape or device, naming the argument.
+    pub(crate) fn admit(&self, what: &str, shape: [usize; 2], stream: &Stream) -> Result<()> {
+        self.view.admit(what, shape, stream, Access::Read)
+    }
 
     /// Rows `range`.
     ///
@@ -143,7 +145,7 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
     /// # Errors
     /// [`Error::Shape`], [`CudaError::WrongDevice`], [`CudaError::Capture`].
     pub fn download(&self, stream: &Stream, mut target: MatrixMut<'_, T>) -> Result<()> {
-        self.expect_device("matrix to download", stream.cuda())?;
+        self.admit("matrix to download", self.shape(), stream)?;
         target.expect_shape("target of a download", self.shape())?;
         let copy = Rows {
             direction: Direction::ToHost,
@@ -175,7 +177,7 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
 
 /// A mutably borrowed `[rows, cols]` matrix in device memory; rows do not overlap.
 pub struct DeviceMatrixMut<'a, T> {
-    view: View,
+    view: View<'a>,
     memory: PhantomData<&'a mut T>,
 }
 
@@ -226,14 +228,37 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
     /// # Safety
     /// The memory is `cuda`'s, has `rows · cols` elements, and is used by nothing else meanwhile.
     pub(crate) unsafe fn trusted(cuda: &Cuda, ptr: u64, rows: usize, cols: usize) -> Self {
-        Self::over(View { ptr, rows, cols, row_stride: cols, ordinal: cuda.ordinal() })
+        let ordinal = cuda.ordinal();
+        Self::over(View { ptr, rows, cols, row_stride: cols, ordinal, memory: None })
     }
 
-    fn over(view: View) -> Self {
+    fn over(view: View<'a>) -> Self {
         Self { view, memory: PhantomData }
     }
 
     view_accessors!(T);
+
+    /// Lets work enqueued on `stream` next write the matrix, behind what other streams do with it; or refuses another
+    /// shape or device, naming the argument.
+    pub(crate) fn admit(&self, what: &str, shape: [usize; 2], stream: &Stream) -> Result<()> {
+        self.view.admit(what, shape, stream, Access::Write)
+    }
+
+    /// Rows `range`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn rows_range(self, range: Range<usize>) -> Result<Self> {
+        Ok(Self::over(self.view.part::<T>("row range", range, true)?))
+    }
+
+    /// Columns `range` of every row.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the matrix.
+    pub fn cols_range(self, range: Range<usize>) -> Result<Self> {
+        Ok(Self::over(self.view.part::<T>("column range", range, false)?))
+    }
 
     /// A shorter borrow of the same view.
     pub fn reborrow(&mut self) -> DeviceMatrixMut<'_, T> {
@@ -251,7 +276,7 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
     /// # Errors
     /// [`Error::Shape`], [`CudaError::WrongDevice`], [`CudaError::Capture`].
     pub fn upload(&mut self, stream: &Stream, source: MatrixRef<'_, T>) -> Result<()> {
-        self.expect_device("matrix to upload to", stream.cuda())?;
+        self.admit("matrix to upload to", self.shape(), stream)?;
         source.expect_shape("source of an upload", self.shape())?;
         let copy = Rows {
             direction: Direction::ToDevice,
@@ -265,7 +290,9 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         };
         // SAFETY: both views were checked to span their rows when they were made; the host's is
         // borrowed, and rows of the device's do not overlap.
-        unsafe { copy::rows(stream, &copy) }
+        unsafe { copy::rows(stream, &copy) }?;
+        self.view.settle(stream);
+        Ok(())
     }
 }
 
@@ -350,13 +377,14 @@ impl<T: DeviceData> DeviceMatrix<T> {
         &mut self.buffer
     }
 
-    fn whole(&self) -> View {
+    fn whole(&self) -> View<'_> {
         View {
             ptr: self.buffer.device_ptr(),
             rows: self.rows,
             cols: self.cols,
             row_stride: self.cols,
             ordinal: self.buffer.stream().cuda().ordinal(),
+            memory: Some(self.buffer.allocation()),
         }
     }
 

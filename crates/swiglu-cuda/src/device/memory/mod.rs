@@ -1,37 +1,52 @@
 //! Device memory: the allocator, buffers, and matrices in them.
 
+mod allocation;
 mod buffer;
 mod copy;
 mod matrix;
 mod view;
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr};
 
 use crate::device::context::Context;
 use crate::device::driver::{Driver, OUT_OF_MEMORY, cu};
 use crate::device::error::{CudaError, Result};
-use crate::device::idle::when_idle;
-use crate::device::stream::capturing;
+use crate::device::raw_stream::{RawStream, relaxed};
 
+use allocation::Freed;
+pub(crate) use allocation::{Access, Allocation};
 pub use buffer::{DeviceBuffer, DeviceData};
 pub use matrix::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 
-/// Allocates and frees a device's memory.
+/// Allocates and frees a device's memory. Freeing enqueues, and never waits.
 pub(crate) struct Memory {
     context: Arc<Context>,
     /// Whether memory is allocated and freed in stream order.
     pools: bool,
-    /// Memory that a captured graph may use: freed with the device.
-    retired: Mutex<Vec<CUdeviceptr>>,
+    /// Frees memory whose own stream has ended or is captured, and has that of graphs.
+    internal: OnceLock<Arc<RawStream>>,
+    waiting: Mutex<Waiting>,
+    /// Whether something waits to be freed, for calls that find nothing.
+    any: AtomicBool,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// For a capture to end or, without pools, for work to be done.
+    freed: Vec<Freed>,
+    /// For the device to be dropped: a graph of other code may use it.
+    retired: Vec<CUdeviceptr>,
 }
 
 impl Memory {
     pub(crate) fn new(context: Arc<Context>, plain: bool) -> Result<Self> {
         let pools = !plain
             && context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        Ok(Self { context, pools, retired: Mutex::default() })
+        let (internal, waiting, any) = Default::default();
+        Ok(Self { context, pools, internal, waiting, any })
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -42,9 +57,17 @@ impl Memory {
         self.context.driver
     }
 
-    pub(crate) fn is_capturing(&self, stream: CUstream) -> Result<bool> {
-        self.context.bind()?;
-        capturing(&self.context, stream)
+    /// A stream that nobody else has.
+    pub(crate) fn internal(&self) -> Result<&Arc<RawStream>> {
+        if let Some(stream) = self.internal.get() {
+            return Ok(stream);
+        }
+        let made = Arc::new(RawStream::create(&self.context)?);
+        let stream = self.internal.get_or_init(|| made.clone());
+        if !Arc::ptr_eq(stream, &made) {
+            made.end();
+        }
+        Ok(stream)
     }
 
     /// Free and total bytes.
@@ -57,72 +80,112 @@ impl Memory {
     }
 
     /// Memory that work enqueued on `stream` from now on may use; 0 for no bytes.
-    pub(crate) fn alloc(&self, bytes: usize, stream: CUstream) -> Result<CUdeviceptr> {
+    fn alloc(&self, bytes: usize, stream: &RawStream) -> Result<CUdeviceptr> {
         if bytes == 0 {
             return Ok(0);
         }
-        if self.is_capturing(stream)? {
+        let handle = stream.enter()?;
+        if stream.is_capturing()? {
             return Err(CudaError::Capture {
                 what: format!("allocating {bytes} bytes"),
                 hint: "allocate before the capture",
             });
         }
-        let driver = self.driver();
+        self.drain();
         let mut ptr: CUdeviceptr = 0;
-        let outcome = if self.pools {
+        // A graph's scratch memory is allocated by a thread that captures another stream.
+        let code = relaxed(self.driver(), |driver| match self.pools {
             // SAFETY: a valid place for the address, a valid stream.
-            unsafe { cu!(driver, cuMemAllocAsync(&mut ptr, bytes, stream)) }
-        } else {
+            true => unsafe { (driver.cuMemAllocAsync)(&mut ptr, bytes, handle) },
             // SAFETY: a valid place for the address.
-            unsafe { cu!(driver, cuMemAlloc(&mut ptr, bytes)) }
-        };
-        match outcome {
-            Ok(()) => Ok(ptr),
-            Err(CudaError::Driver { code: OUT_OF_MEMORY, .. }) => {
-                let (free, total) = self.info().unwrap_or((0, 0));
-                Err(CudaError::OutOfMemory { bytes, free, total })
-            }
-            Err(e) => Err(e),
+            false => unsafe { (driver.cuMemAlloc)(&mut ptr, bytes) },
+        });
+        if code == OUT_OF_MEMORY {
+            let (free, total) = self.info().unwrap_or((0, 0));
+            return Err(CudaError::OutOfMemory { bytes, free, total });
+        }
+        self.driver().check("cuMemAlloc", code)?;
+        Ok(ptr)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives memory back behind what uses it, now or by a later [`Self::drain`].
+    fn free(&self, freed: Freed) {
+        if let Err(freed) = self.try_free(freed) {
+            self.waiting().freed.push(freed);
+            self.any.store(true, Ordering::Release);
         }
     }
 
-    /// Gives memory back once everything enqueued on `stream` so far is done. Never fails: what
-    /// cannot be freed now is freed with the device.
-    pub(crate) fn free(&self, ptr: CUdeviceptr, stream: CUstream) {
-        if ptr == 0 {
+    /// Frees what waited for a capture to end, or for work to be done.
+    pub(crate) fn drain(&self) {
+        if !self.any.swap(false, Ordering::AcqRel) {
             return;
         }
-        // In a capture the free would become part of the graph, and the graph may use the memory.
-        if self.is_capturing(stream).unwrap_or(true) {
-            return self.retire(ptr);
+        for freed in std::mem::take(&mut self.waiting().freed) {
+            self.free(freed);
         }
-        if self.pools {
-            // SAFETY: allocated by `alloc` and freed once.
-            let _ = unsafe { cu!(self.driver(), cuMemFreeAsync(ptr, stream)) };
-        } else {
-            // SAFETY: as above. The driver waits for work that uses it.
-            let _ = unsafe { cu!(self.driver(), cuMemFree(ptr)) };
+    }
+
+    fn try_free(&self, mut freed: Freed) -> std::result::Result<(), Freed> {
+        let handle = match self.behind(&freed) {
+            Ok(handle) => handle,
+            Err(_) => return Err(freed),
+        };
+        for ptr in freed.blocks.drain(..) {
+            relaxed(self.driver(), |driver| match handle {
+                // SAFETY: allocated by `alloc` and freed once, behind all that uses it.
+                Some(handle) => unsafe { (driver.cuMemFreeAsync)(ptr, handle) },
+                // SAFETY: allocated by `alloc` and freed once; nothing uses it any more.
+                None => unsafe { (driver.cuMemFree)(ptr) },
+            });
         }
+        Ok(())
+    }
+
+    /// A stream whose work comes behind all that uses the memory; none is needed if that is done.
+    fn behind(&self, freed: &Freed) -> Result<Option<cudarc::driver::sys::CUstream>> {
+        let mut users = freed.users.iter().chain([&freed.home]);
+        self.context.bind()?;
+        if !self.pools {
+            return match users.all(|user| user.is_idle()) {
+                true => Ok(None),
+                false => Err(CudaError::Capture {
+                    what: "freeing memory that is in use".into(),
+                    hint: "it is freed later",
+                }),
+            };
+        }
+        let on = if freed.home.takes_work() { &freed.home } else { self.internal()? };
+        users.filter(|user| !Arc::ptr_eq(user, on)).try_for_each(|user| on.wait_for(user))?;
+        Ok(Some(on.enter()?))
     }
 
     /// Keeps memory until the device is dropped.
-    pub(crate) fn retire(&self, ptr: CUdeviceptr) {
-        if ptr != 0 {
-            self.retired.lock().unwrap_or_else(|e| e.into_inner()).push(ptr);
-        }
+    fn retire(&self, freed: Freed) {
+        self.waiting().retired.extend(freed.blocks);
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let retired = std::mem::take(self.retired.get_mut().unwrap_or_else(|e| e.into_inner()));
-        if retired.is_empty() {
+        self.drain();
+        let waiting =
+            std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let blocks = waiting.freed.into_iter().flat_map(|freed| freed.blocks);
+        let left: Vec<CUdeviceptr> = blocks.chain(waiting.retired).collect();
+        if let Some(internal) = self.internal.get() {
+            internal.end();
+        }
+        if left.is_empty() {
             return;
         }
         let driver = self.driver();
-        // Memory from a pool is freed without waiting for its users.
-        when_idle(&self.context, move || {
-            for ptr in retired {
+        self.context.leave_work(move || {
+            for ptr in left {
                 // SAFETY: allocated by `alloc`, freed once, and nothing uses it any more.
                 let _ = unsafe { cu!(driver, cuMemFree(ptr)) };
             }

@@ -1,15 +1,18 @@
 //! Where a matrix lies in device memory, and whether it may.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUpointer_attribute as Attribute;
 use swiglu_core::Error;
 
-use super::DeviceBuffer;
+use super::{Access, Allocation, DeviceBuffer};
 use crate::device::context::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
+use crate::device::stream::Stream;
 
 /// Elements from the first of the first row to the last of the last one.
 pub(super) fn span<T>(what: &str, rows: usize, cols: usize, row_stride: usize) -> Result<usize> {
@@ -24,19 +27,21 @@ pub(super) fn span<T>(what: &str, rows: usize, cols: usize, row_stride: usize) -
 }
 
 /// Where a view lies and how; what borrowed matrices consist of.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct View {
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
     pub(super) ptr: u64,
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) row_stride: usize,
     pub(super) ordinal: usize,
+    /// What it lies in, if that is known to us.
+    pub(super) memory: Option<&'a Arc<Allocation>>,
 }
 
-impl View {
+impl<'a> View<'a> {
     pub(super) fn in_buffer<T>(
         what: &str,
-        buffer: &DeviceBuffer<T>,
+        buffer: &'a DeviceBuffer<T>,
         [rows, cols, row_stride]: [usize; 3],
     ) -> Result<Self> {
         let (needed, given) = (span::<T>(what, rows, cols, row_stride)?, buffer.len());
@@ -47,7 +52,35 @@ impl View {
             );
         }
         let (ptr, ordinal) = (buffer.device_ptr(), buffer.stream().cuda().ordinal());
-        Ok(Self { ptr, rows, cols, row_stride, ordinal })
+        Ok(Self { ptr, rows, cols, row_stride, ordinal, memory: Some(buffer.allocation()) })
+    }
+
+    pub(super) fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
+        match [self.rows, self.cols] {
+            shape if shape == expected => Ok(()),
+            shape => Err(Error::shape(what, expected, shape).into()),
+        }
+    }
+
+    /// Lets work enqueued on `stream` next wait for other streams' work with this memory. With foreign memory it is the
+    /// caller who orders work.
+    pub(super) fn admit(
+        &self,
+        what: &str,
+        shape: [usize; 2],
+        stream: &Stream,
+        access: Access,
+    ) -> Result<()> {
+        self.expect_shape(what, shape)?;
+        self.expect_device(what, stream.cuda())?;
+        self.memory.map_or(Ok(()), |memory| memory.order(stream.raw_stream(), access))
+    }
+
+    /// Notes that all work on `stream` is done.
+    pub(super) fn settle(&self, stream: &Stream) {
+        if let Some(memory) = self.memory {
+            memory.settle(stream.raw_stream());
+        }
     }
 
     pub(super) fn foreign<T>(
@@ -67,7 +100,7 @@ impl View {
         if bytes > 0 {
             expect_device_memory(what, cuda, ptr, bytes as u64)?;
         }
-        Ok(Self { ptr, rows, cols, row_stride, ordinal: cuda.ordinal() })
+        Ok(Self { ptr, rows, cols, row_stride, ordinal: cuda.ordinal(), memory: None })
     }
 
     pub(super) fn refuse_overlapping_rows(self, what: &str) -> Result<Self> {
@@ -120,6 +153,17 @@ impl View {
             true => Self { ptr, rows: range.len(), ..self },
             false => Self { ptr, cols: range.len(), ..self },
         })
+    }
+}
+
+impl fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View")
+            .field("ptr", &format_args!("{:#x}", self.ptr))
+            .field("shape", &[self.rows, self.cols])
+            .field("row_stride", &self.row_stride)
+            .field("device", &self.ordinal)
+            .finish()
     }
 }
 

@@ -1,0 +1,353 @@
+//! A stream of the driver as memory remembers it: what was enqueued on it can be waited for, also after it has ended.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+
+use crate::device::context::Context;
+use crate::device::driver::{Driver, cu};
+use crate::device::error::{CudaError, Result};
+use crate::device::memory::{Access, Allocation};
+use crate::device::workspace::Scratch;
+
+/// An event of the driver.
+pub(crate) struct RawEvent {
+    pub(crate) raw: CUevent,
+    pub(crate) context: Arc<Context>,
+}
+
+// SAFETY: an event handle may be used from any thread; the driver synchronises.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above.
+unsafe impl Sync for RawEvent {}
+
+impl RawEvent {
+    /// An event that is recorded nowhere yet. Without times it costs the device less.
+    pub(crate) fn new(context: &Arc<Context>, timed: bool) -> Result<Self> {
+        const DISABLE_TIMING: u32 = 2;
+        context.bind()?;
+        let mut raw: CUevent = std::ptr::null_mut();
+        let flags = if timed { 0 } else { DISABLE_TIMING };
+        // SAFETY: `raw` is a valid place for the handle; the context is current.
+        unsafe { cu!(context.driver, cuEventCreate(&mut raw, flags)) }?;
+        Ok(Self { raw, context: context.clone() })
+    }
+
+    /// The handle alone, which somebody else destroys.
+    fn into_raw(mut self) -> CUevent {
+        std::mem::replace(&mut self.raw, std::ptr::null_mut())
+    }
+
+    /// Whether everything before the mark is done.
+    fn is_done(&self) -> bool {
+        // SAFETY: the handle is valid while `self` lives.
+        self.context.bind().is_ok()
+            && relaxed(self.context.driver, |d| unsafe { (d.cuEventQuery)(self.raw) }) == 0
+    }
+}
+
+impl Drop for RawEvent {
+    fn drop(&mut self) {
+        if !self.raw.is_null() && self.context.bind().is_ok() {
+            // SAFETY: created by `new` and destroyed once; the driver keeps it until it has passed.
+            let _ = unsafe { cu!(self.context.driver, cuEventDestroy(self.raw)) };
+        }
+    }
+}
+
+/// Calls the driver so that captures of this thread do not forbid it: only for what has no effect on them.
+pub(crate) fn relaxed(driver: &Driver, call: impl FnOnce(&Driver) -> c_int) -> c_int {
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: a valid place for a mode, which is exchanged with that of this thread.
+    let exchanged = unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) } == 0;
+    let outcome = call(driver);
+    if exchanged {
+        // SAFETY: as above; `mode` holds what it was before.
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+    }
+    outcome
+}
+
+/// What is known of the order of a stream's work.
+struct State {
+    phase: Phase,
+    /// Behind all work but that of a live stream since; [`None`] where there was none, or no mark could be made.
+    mark: Option<RawEvent>,
+    /// What a capture of ours uses, while there is one.
+    log: Option<CaptureLog>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Work may be enqueued at any time: the mark is made when somebody waits.
+    Live,
+    /// In a capture of ours: the mark was made before it.
+    Captured,
+    /// Nobody enqueues any more: the mark was made behind the last work.
+    Ended,
+    /// Ended without a mark behind its last work.
+    Lost,
+}
+
+/// The memory that the calls of a capture use.
+#[derive(Default)]
+pub(crate) struct CaptureLog {
+    pub(crate) uses: Vec<(Arc<Allocation>, Access)>,
+    /// Scratch memory of the graph to be.
+    pub(crate) scratch: Option<Scratch>,
+}
+
+impl CaptureLog {
+    fn note(&mut self, allocation: &Arc<Allocation>, access: Access) {
+        match self.uses.iter_mut().find(|(known, _)| Arc::ptr_eq(known, allocation)) {
+            Some((_, known)) => *known = (*known).max(access),
+            None => self.uses.push((allocation.clone(), access)),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct RawStream {
+    handle: CUstream,
+    context: Arc<Context>,
+    owned: bool,
+    /// The one thread for which a per-thread handle means this stream.
+    thread: Option<ThreadId>,
+    state: Mutex<State>,
+    /// Of `state`: whether it is captured, and whether it has ended, for calls that find neither.
+    captured: AtomicBool,
+    ended: AtomicBool,
+}
+
+// SAFETY: a stream handle may be used from any thread, and where not `enter` refuses; the driver synchronises.
+unsafe impl Send for RawStream {}
+// SAFETY: as above; what changes is behind a lock or atomic.
+unsafe impl Sync for RawStream {}
+
+impl RawStream {
+    /// The handle that means another stream on every thread.
+    pub(crate) const PER_THREAD: u64 = 2;
+
+    /// A new stream that waits for no other.
+    pub(crate) fn create(context: &Arc<Context>) -> Result<Self> {
+        const NON_BLOCKING: u32 = 1;
+        context.bind()?;
+        let mut handle: CUstream = std::ptr::null_mut();
+        // SAFETY: `handle` is a valid place for the handle; the context is current.
+        unsafe { cu!(context.driver, cuStreamCreateWithPriority(&mut handle, NON_BLOCKING, 0)) }?;
+        Ok(Self::new(context, handle, true))
+    }
+
+    /// A stream of somebody else.
+    pub(crate) fn borrow(context: &Arc<Context>, raw: u64) -> Self {
+        Self::new(context, raw as CUstream, false)
+    }
+
+    fn new(context: &Arc<Context>, handle: CUstream, owned: bool) -> Self {
+        let per_thread = handle as u64 == Self::PER_THREAD;
+        Self {
+            handle,
+            context: context.clone(),
+            owned,
+            thread: per_thread.then(|| std::thread::current().id()),
+            state: Mutex::new(State { phase: Phase::Live, mark: None, log: None }),
+            captured: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn handle(&self) -> CUstream {
+        self.handle
+    }
+
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owned
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_here(&self) -> bool {
+        self.thread.is_none_or(|thread| thread == std::thread::current().id())
+    }
+
+    /// Makes the context current, for work that is about to be enqueued.
+    pub(crate) fn enter(&self) -> Result<CUstream> {
+        self.context.bind()?;
+        if self.ended.load(Ordering::Acquire) {
+            return Err(self.refused("it was given back: borrow it again"));
+        }
+        if !self.is_here() {
+            return Err(
+                self.refused("it belongs to another thread: give each thread a stream of its own")
+            );
+        }
+        Ok(self.handle)
+    }
+
+    #[cold]
+    fn refused(&self, why: &str) -> CudaError {
+        let what = format!("work on the borrowed stream {:#x}", self.handle as u64);
+        CudaError::Unsupported { what, why: why.to_owned() }
+    }
+
+    /// Whether calls are recorded into a graph, by whomever. Only where the context is current.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a valid stream, a valid place for the result.
+        unsafe { cu!(self.context.driver, cuStreamIsCapturing(self.handle, &mut status)) }?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Whether more work can be enqueued here, by this thread and outside a capture.
+    pub(crate) fn takes_work(&self) -> bool {
+        self.enter().is_ok() && self.is_capturing().is_ok_and(|capturing| !capturing)
+    }
+
+    /// Makes the mark behind all work so far.
+    fn record(&self, state: &mut State) -> Result<()> {
+        let mark = match state.mark.take() {
+            Some(mark) => mark,
+            None => RawEvent::new(&self.context, false)?,
+        };
+        // SAFETY: both handles are valid and of this context.
+        unsafe { cu!(self.context.driver, cuEventRecord(mark.raw, self.handle)) }?;
+        state.mark = Some(mark);
+        Ok(())
+    }
+
+    /// Lets work that is enqueued here from now on wait for all that was enqueued on `other` so far.
+    pub(crate) fn wait_for(&self, other: &RawStream) -> Result<()> {
+        let refused =
+            |hint| CudaError::Capture { what: "waiting for another stream's work".into(), hint };
+        self.enter()?;
+        let mut state = other.state();
+        match state.phase {
+            Phase::Captured | Phase::Ended => {}
+            Phase::Lost => {
+                return Err(refused("that stream ended in a capture; synchronise before"));
+            }
+            Phase::Live if !other.is_here() => {
+                return Err(
+                    other.refused("only its own thread can mark it: give it back there first")
+                );
+            }
+            Phase::Live if other.is_capturing()? => {
+                return Err(refused(
+                    "that stream is captured by other code; end its capture first",
+                ));
+            }
+            Phase::Live => other.record(&mut state)?,
+        }
+        let Some(mark) = &state.mark else { return Ok(()) };
+        if self.is_capturing()? {
+            // A graph cannot depend on work outside of it; done work needs no dependency.
+            let hint = "run both streams' work to its end before the capture, with `synchronize`";
+            return if mark.is_done() { Ok(()) } else { Err(refused(hint)) };
+        }
+        // SAFETY: both handles are valid.
+        unsafe { cu!(self.context.driver, cuStreamWaitEvent(self.handle, mark.raw, 0)) }
+    }
+
+    /// Whether all that was ever enqueued is done, and no more will be.
+    pub(crate) fn is_over(&self) -> bool {
+        let state = self.state();
+        state.phase == Phase::Ended && state.mark.as_ref().is_none_or(RawEvent::is_done)
+    }
+
+    /// Whether all that was enqueued is done now.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state();
+        let marked = || state.mark.as_ref().is_none_or(RawEvent::is_done);
+        match state.phase {
+            Phase::Ended => marked(),
+            Phase::Captured | Phase::Lost => false,
+            // SAFETY: a live stream's handle is valid.
+            Phase::Live => {
+                self.enter().is_ok()
+                    && relaxed(self.context.driver, |d| unsafe { (d.cuStreamQuery)(self.handle) })
+                        == 0
+            }
+        }
+    }
+
+    /// Marks the end of the stream's work: nobody enqueues any more.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        if state.phase != Phase::Live {
+            return;
+        }
+        self.ended.store(true, Ordering::Release);
+        let bound = self.context.bind().is_ok();
+        let capturing = bound && self.is_capturing().unwrap_or(true);
+        state.phase = match bound && self.is_here() {
+            // What a foreign graph uses its owner keeps; what was enqueued before has the mark of then.
+            true if capturing => Phase::Ended,
+            true if self.record(&mut state).is_ok() => Phase::Ended,
+            _ => Phase::Lost,
+        };
+        if self.owned && bound {
+            // SAFETY: created by `create` and destroyed once; work that is there still completes.
+            let _ = unsafe { cu!(self.context.driver, cuStreamDestroy(self.handle)) };
+        }
+    }
+
+    /// Begins again with a borrowed handle. It may mean another stream than before, which waits for the old one's work.
+    pub(crate) fn resume(&self) -> Result<()> {
+        let mut state = self.state();
+        self.context.bind()?;
+        if let Some(mark) = &state.mark
+            && !self.is_capturing()?
+        {
+            // SAFETY: both handles are valid.
+            unsafe { cu!(self.context.driver, cuStreamWaitEvent(self.handle, mark.raw, 0)) }?;
+        }
+        state.phase = Phase::Live;
+        self.ended.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Starts to log what is used: a capture is about to begin.
+    pub(crate) fn begin_log(&self) -> Result<()> {
+        let mut state = self.state();
+        self.record(&mut state)?;
+        state.phase = Phase::Captured;
+        state.log = Some(CaptureLog::default());
+        self.captured.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// What was used since [`Self::begin_log`].
+    pub(crate) fn end_log(&self) -> CaptureLog {
+        let mut state = self.state();
+        self.captured.store(false, Ordering::Release);
+        state.phase = Phase::Live;
+        state.log.take().unwrap_or_default()
+    }
+
+    /// Logs a use, if a capture of ours is under way.
+    pub(crate) fn log(&self, allocation: &Arc<Allocation>, access: Access) -> bool {
+        self.logged(|log| log.note(allocation, access)).is_some()
+    }
+
+    /// Does something with the log of a capture of ours, if one is under way.
+    pub(crate) fn logged<R>(&self, work: impl FnOnce(&mut CaptureLog) -> R) -> Option<R> {
+        if !self.captured.load(Ordering::Acquire) {
+            return None;
+        }
+        self.state().log.as_mut().map(work)
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mark) = state.mark.take().filter(|mark| !mark.is_done()) {
+            self.context.leave_mark(mark.into_raw());
+        }
+    }
+}
