@@ -125,9 +125,9 @@ impl Memory {
         if !self.any.swap(false, Ordering::AcqRel) {
             return;
         }
-        for freed in std::mem::take(&mut self.waiting().freed) {
-            self.free(freed);
-        }
+        // Unlocked: what cannot be freed yet goes back.
+        let all = std::mem::take(&mut self.waiting().freed);
+        all.into_iter().for_each(|freed| self.free(freed));
     }
 
     fn try_free(&self, mut freed: Freed) -> std::result::Result<(), Freed> {
