@@ -14,7 +14,6 @@ use crate::device::error::{CudaError, Result};
 use crate::device::graph::CapturedCall;
 use crate::device::lt::Lt;
 use crate::device::memory::{Access, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
-use crate::device::remembered::Remembered;
 use crate::device::stream::Stream;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
@@ -22,7 +21,9 @@ use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::layers::activation::tensor;
-use crate::plan::{Choice, Way, Why, choose, expect_numerics, expect_way, unfused_rounding};
+use crate::plan::{
+    ByTokens, Choice, Way, Why, choose, expect_numerics, expect_way, unfused_rounding,
+};
 
 /// A gated linear layer, x `[M, K]` → h `[M, H]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
@@ -34,8 +35,9 @@ pub struct GatedLinear<T> {
     forced: Option<Choice>,
     pub(super) weights: GateUpBuffer<T>,
     maps: LayerMaps,
-    /// What was chosen for recent numbers of tokens, on the path asked for.
-    choices: Remembered<(usize, Option<Path>), Choice, 16>,
+    /// What was chosen, on the path asked for, and where only a fused kernel will do.
+    choices: ByTokens<Choice>,
+    fused: ByTokens<Choice>,
     pub(super) lt: Option<Arc<Lt>>,
 }
 
@@ -136,8 +138,17 @@ impl<T: Element> GatedLinear<T> {
         };
         let path = if lt.is_none() { Some(Path::Fused) } else { path };
         let weights = GateUpBuffer::new(&cuda.stream(), params, orientation)?;
-        let (maps, choices) = (LayerMaps::new(), Remembered::new());
-        Ok(Self { cuda: cuda.clone(), problem, path, forced, weights, maps, choices, lt })
+        Ok(Self {
+            cuda: cuda.clone(),
+            problem,
+            path,
+            forced,
+            weights,
+            maps: LayerMaps::new(),
+            choices: ByTokens::new(),
+            fused: ByTokens::new(),
+            lt,
+        })
     }
 
     /// The device.
@@ -175,17 +186,17 @@ impl<T: Element> GatedLinear<T> {
     }
 
     pub(super) fn choose(&self, m: usize) -> Choice {
-        self.forced.unwrap_or_else(|| self.choose_on(m, self.path))
+        self.forced.unwrap_or_else(|| self.choose_on(m, self.path, &self.choices))
     }
 
     /// The fused kernel that is chosen where no other way will do.
     pub(super) fn choose_fused(&self, m: usize) -> Choice {
-        self.choose_on(m, Some(Path::Fused))
+        self.choose_on(m, Some(Path::Fused), &self.fused)
     }
 
-    fn choose_on(&self, m: usize, path: Option<Path>) -> Choice {
+    fn choose_on(&self, m: usize, path: Option<Path>, known: &ByTokens<Choice>) -> Choice {
         let make = || Ok(choose(&self.cuda, &Problem { m, ..self.problem }, path).0);
-        let Ok(choice) = self.choices.get::<Infallible>((m, path), make);
+        let Ok(choice) = known.get::<Infallible>(m, make);
         choice
     }
 

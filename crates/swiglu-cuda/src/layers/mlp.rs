@@ -14,7 +14,6 @@ use crate::device::error::{CudaError, Result};
 use crate::device::graph::CapturedCall;
 use crate::device::lt::Lt;
 use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
-use crate::device::remembered::Remembered;
 use crate::device::stream::Stream;
 use crate::device::workspace::barrier_of;
 use crate::kernels::decode_mlp::{
@@ -25,7 +24,7 @@ use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::layers::activation::tensor;
-use crate::plan::{Choice, Way, choose, expect_numerics, expect_way};
+use crate::plan::{ByTokens, Choice, Way, choose, expect_numerics, expect_way};
 
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
@@ -38,10 +37,10 @@ pub struct Mlp<T> {
     problem: Problem,
     /// What runs for one, two, … tokens: where a call takes microseconds, choosing should not.
     few: [Choice; MOST_TOKENS],
-    /// What was chosen for other recent numbers of tokens.
-    choices: Remembered<usize, Choice, 16>,
-    /// How recent numbers of tokens are launched by a design, where it computes them.
-    decodes: Remembered<(usize, Design), Option<Decode>, MOST_TOKENS>,
+    /// What was chosen for other numbers of tokens.
+    choices: ByTokens<Choice>,
+    /// How few tokens are launched by the design that was chosen for them, where it computes them.
+    decodes: ByTokens<Option<Decode>>,
 }
 
 impl<T: Element> Mlp<T> {
@@ -103,7 +102,7 @@ impl<T: Element> Mlp<T> {
             DownBuffer::new(allocation, &cuda.stream(), weight, params.down_orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
         let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
-        let (choices, decodes) = (Remembered::new(), Remembered::new());
+        let (choices, decodes) = (ByTokens::new(), ByTokens::new());
         let down_maps = LayerMaps::new();
         Ok(Self { gated, down, down_maps, lt, problem, few, choices, decodes })
     }
@@ -170,7 +169,13 @@ impl<T: Element> Mlp<T> {
             let problem = Problem { m, ..self.problem };
             Ok(Decode::check_problem(design, &problem, self.cuda().decode_limits()).ok())
         };
-        let Ok(decode) = self.decodes.get::<Infallible>((m, design), fitted);
+        let is_chosen =
+            m.checked_sub(1).and_then(|i| self.few.get(i)) == Some(&Choice::Decode(design));
+        let Ok(decode) = match is_chosen {
+            true => self.decodes.get::<Infallible>(m, fitted),
+            // Only tuners ask for another.
+            false => fitted(),
+        };
         decode
     }
 

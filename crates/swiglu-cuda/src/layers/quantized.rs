@@ -17,7 +17,6 @@ use crate::device::graph::CapturedCall;
 use crate::device::memory::{
     Access, Allocation, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
-use crate::device::remembered::Remembered;
 use crate::device::stream::Stream;
 use crate::device::workspace::barrier_of;
 use crate::kernels::decode_mlp::{BlockWeights, Call, Decode, Design, Format, MOST_TOKENS, Scales};
@@ -25,7 +24,7 @@ use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::layers::activation::tensor;
-use crate::plan::{Choice, choose, expect_numerics};
+use crate::plan::{ByTokens, Choice, choose, expect_numerics};
 
 /// The types of quantised weights that there are kernels for.
 pub fn quantized_types() -> &'static [QuantizedType] {
@@ -87,7 +86,7 @@ pub struct QuantizedMlp<T> {
     /// What all of it lies in.
     allocation: Arc<Allocation>,
     /// How one, two, … tokens are launched: choosing takes longer than launching.
-    decodes: Remembered<usize, Decode, MOST_TOKENS>,
+    decodes: ByTokens<Decode>,
     values: PhantomData<T>,
 }
 
@@ -311,7 +310,7 @@ impl<T: Element> QuantizedMlp<T> {
             biases,
             down_bias: down_bias.transpose()?,
             allocation,
-            decodes: Remembered::new(),
+            decodes: ByTokens::new(),
             values: PhantomData,
         };
         if layer.problem.hidden > 0 && layer.problem.intermediate > 0 {

@@ -1,8 +1,10 @@
 //! Which kernel computes a problem, from the numbers alone.
 
+mod by_tokens;
 mod cost;
 pub mod tuning;
 
+pub(crate) use by_tokens::ByTokens;
 pub(crate) use cost::Machine;
 
 use swiglu_core::{DType, Numerics, Op, Orientation, Path, Plan, Problem, Rounding};

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// A device file that is part of this program. Its launcher declares it:
 /// `static FILE: KernelFile = KernelFile::new("x.cu", include_str!("../../../device/x.cu"));`
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Eq)]
 pub struct KernelFile {
     name: &'static str,
     text: &'static str,
@@ -25,6 +25,13 @@ impl KernelFile {
     /// The file's text.
     pub fn text(&self) -> &'static str {
         self.text
+    }
+}
+
+impl PartialEq for KernelFile {
+    /// Launches compare files: texts of thousands of lines only where the files are not one.
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || self.name == other.name && self.text == other.text
     }
 }
 
