@@ -32,6 +32,8 @@ enum CUresult : int {
   CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
   CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
   CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+  CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+  CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
   CUDA_ERROR_CAPTURED_EVENT = 907,
   CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
   CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
@@ -44,6 +46,8 @@ struct Context;
 struct Stream;
 struct Event;
 struct Graph;
+struct Executable;
+struct MemoryPool;
 struct Module;
 struct Function;
 }  // namespace sim
@@ -51,7 +55,8 @@ using CUcontext = sim::Context*;
 using CUstream = sim::Stream*;
 using CUevent = sim::Event*;
 using CUgraph = sim::Graph*;
-using CUgraphExec = sim::Graph*;
+using CUgraphExec = sim::Executable*;
+using CUmemoryPool = sim::MemoryPool*;
 using CUmodule = sim::Module*;
 using CUfunction = sim::Function*;
 

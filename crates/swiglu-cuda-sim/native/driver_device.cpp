@@ -12,9 +12,7 @@ Driver& driver() {
   return *instance;
 }
 
-std::unique_lock<std::recursive_mutex> lock_driver() {
-  return std::unique_lock<std::recursive_mutex>(driver().mutex);
-}
+Lock lock_driver() { return Lock(driver().mutex); }
 
 Context*& current_context() {
   thread_local Context* context = nullptr;
@@ -96,6 +94,10 @@ constexpr ErrorText ERRORS[] = {
     ERROR(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
           "capture was not ended in the same stream as it began"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+          "dependency created on uncaptured work in another stream"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
     ERROR(CUDA_ERROR_CAPTURED_EVENT,
           "operation not permitted on an event last recorded in a "
           "capturing stream"),
@@ -201,8 +203,10 @@ SIM_API cuInit(unsigned flags) {
   for (int i = 0; i < d.devices; ++i) {
     d.primary.push_back(std::make_unique<Context>());
     d.primary.back()->device = i;
-    d.legacy.push_back(std::make_unique<Stream>());
-    d.legacy.back()->context = d.primary.back().get();
+    d.legacy.push_back(make_stream(d.primary.back().get(), 0));
+    d.legacy.back()->legacy = true;
+    d.pools.push_back(std::make_unique<MemoryPool>());
+    d.pools.back()->device = i;
   }
   d.allocated.assign(static_cast<size_t>(d.devices), 0);
   d.initialised = true;
@@ -272,12 +276,20 @@ SIM_API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (!driver().initialised) return CUDA_ERROR_NOT_INITIALIZED;
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  auto lock = lock_driver();
   *context = driver().primary[static_cast<size_t>(device)].get();
+  ++(*context)->retained;
   return CUDA_SUCCESS;
 }
-// Primary contexts are never torn down here, so what they own stays valid.
+// Primary contexts are never torn down here, so what they own stays valid. But the last release waits for
+// their work.
 SIM_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-  return is_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  auto lock = lock_driver();
+  Context* context = driver().primary[static_cast<size_t>(device)].get();
+  if (context->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (--context->retained > 0) return CUDA_SUCCESS;
+  return wait_for_context(lock, context);
 }
 
 SIM_API cuCtxSetCurrent(CUcontext context) {
@@ -312,7 +324,8 @@ SIM_API cuCtxSynchronize() {
   auto lock = lock_driver();
   const auto& captures = driver().captures;
   for (const auto& capture : captures) capture->invalidated = true;
-  return captures.empty() ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (!captures.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return wait_for_context(lock, current_context());
 }
 
 SIM_API cuGetErrorName(CUresult error, const char** text) {

@@ -125,23 +125,20 @@ CUresult check(const Function& f, const Launch& l) {
 
 CUresult launch(Function* f, Launch l, CUstream stream, void** params, void** extra) {
   if (extra != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  {
-    auto lock = lock_driver();
-    if (!is_live(f)) return CUDA_ERROR_INVALID_HANDLE;
-    if (params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult r = check(*f, l); r != CUDA_SUCCESS) return r;
-    l.name = f->name;
-    l.kernel = f->kernel;
-    l.module = f->library;
-    const auto* p = static_cast<const std::byte*>(params[0]);
-    l.params.assign(p, p + f->params_bytes);
-  }
-  return submit(stream, [l = std::move(l)] {
-    const LaunchResult result = run_launch(l);
-    const bool intact = check_guards(("after kernel " + l.name).c_str());
-    if (result == LaunchResult::Failed) return CUDA_ERROR_LAUNCH_FAILED;
-    return result == LaunchResult::Done && intact ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
-  });
+  auto lock = lock_driver();
+  if (!is_live(f)) return CUDA_ERROR_INVALID_HANDLE;
+  if (params == nullptr || params[0] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = check(*f, l); r != CUDA_SUCCESS) return r;
+  Stream* s = stream_of(stream);
+  if (s == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  l.name = f->name;
+  l.kernel = f->kernel;
+  l.module = f->library;
+  const auto* p = static_cast<const std::byte*>(params[0]);
+  l.params.assign(p, p + f->params_bytes);
+  Work work;
+  work.kernel = std::make_shared<const Launch>(std::move(l));
+  return submit(lock, s, std::move(work));
 }
 
 Launch shape(const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes) {

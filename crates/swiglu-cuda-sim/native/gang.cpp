@@ -108,6 +108,9 @@ void thread_main() {
   --g.live;
   release_barriers(*thread.block);
   release_cluster_barrier(g);
+  // By the last thread to end: what goes wrong in a transfer is reported as a thread's.
+  while (g.live == 0 && progress_transfer(g)) {
+  }
   leave_for_good();
 }
 
@@ -188,10 +191,7 @@ bool Gang::run() {
   sim_thread = first;
   sim_switch_stack(&scheduler, first->stack_pointer);
   sim_thread = nullptr;
-  if (failed) return false;
-  while (progress_transfer(*this)) {
-  }
-  return true;
+  return !failed;
 }
 
 }  // namespace sim

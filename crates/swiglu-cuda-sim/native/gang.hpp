@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,20 @@ struct BulkLoad {
   bool stores = false;
 };
 
+// Addresses from the first to the last.
+struct Span {
+  uintptr_t first = UINTPTR_MAX, last = 0;
+  bool meets(uintptr_t address, size_t bytes) const {
+    return address <= last && address + bytes > first;
+  }
+};
+
+// What a grid stored for other grids.
+struct GridTrace {
+  Span stored;
+  std::set<uintptr_t> counted;  // words that were counted at: they lie far from what was stored
+};
+
 enum class State : uint8_t { Runnable, Waiting, Exited };
 
 struct Thread : ThreadView {
@@ -165,6 +180,8 @@ struct Block {
 
 struct Gang {
   const Launch& launch;
+  GridTrace& trace;
+  const GridTrace* before;  // of the grid before it
   uint64_t seed;
   Random random;
   std::deque<Block> blocks;
@@ -184,8 +201,8 @@ struct Gang {
   // behind by as much as barriers allow.
   bool starves_loads = false;
 
-  Gang(const Launch& l, uint64_t s, uint64_t first_block)
-      : launch(l), seed(s), random(s * 0x9e3779b97f4a7c15u + first_block) {}
+  Gang(const Launch& l, GridTrace& t, const GridTrace* b, uint64_t s, uint64_t first_block)
+      : launch(l), trace(t), before(b), seed(s), random(s * 0x9e3779b97f4a7c15u + first_block) {}
   bool run();
 };
 
@@ -216,9 +233,6 @@ void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const 
 // release finds them; at its end they land.
 void hand_stores_to_warp(Thread& thread);
 void hand_stores_to_block(Thread& thread);
-// Called between two launches of an operating-system thread: what the last one stored for other grids
-// is what the next may have to wait for.
-void begin_grid();
 void land_stores(std::vector<GridStore>& stores);
 
 // Carries out `perform` once all lanes of `mask` came with the same operation and signature.
@@ -239,5 +253,8 @@ void expect_no_loads(const Block& block);
 void complete_bytes(Block& block, uint32_t barrier, uint32_t bytes);
 bool barrier_passed(Block& block, uint32_t barrier, uint32_t parity);
 void finish_warpgroups(Block& block);
+
+// Whether bytes of device memory are those of an allocation that work carried out now may use.
+bool is_resident(const void* p, size_t bytes);
 
 }  // namespace sim

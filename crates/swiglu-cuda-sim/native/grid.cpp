@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <set>
-#include <utility>
 
 #include "gang.hpp"
 
@@ -38,27 +36,9 @@ void hand_stores_to_block(Thread& thread) {
 
 namespace {
 
-// Addresses from the first to the last store.
-struct Span {
-  uintptr_t first = UINTPTR_MAX, last = 0;
-  bool meets(uintptr_t address, size_t bytes) const {
-    return address <= last && address + bytes > first;
-  }
-};
-thread_local Span stored, stored_before;
-// Words that were counted at: they lie far from what was stored.
-thread_local std::set<uintptr_t> counted, counted_before;
-
 bool turned(const unsigned* p, unsigned before) { return ((*p ^ before) >> 31) != 0; }
 
 }  // namespace
-
-void begin_grid() {
-  stored_before = stored;
-  stored = {};
-  counted_before = std::move(counted);
-  counted = {};
-}
 
 }  // namespace sim
 
@@ -73,6 +53,7 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
   auto* p = static_cast<volatile std::byte*>(to);
   *p = *p;
   const auto address = reinterpret_cast<uintptr_t>(to);
+  Span& stored = gang().trace.stored;
   stored.first = std::min(stored.first, address);
   stored.last = std::max(stored.last, address + bytes - 1);
   if (gang().random.one_in(2)) {
@@ -89,14 +70,15 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
 // the one before it.
 void sim_reads_grid(const void* from, unsigned bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
-  if (!gang().launch.programmatic || self().waited_for_grid) return;
-  if (stored_before.meets(address, bytes) || counted_before.count(address) > 0) {
+  const GridTrace* before = gang().before;
+  if (!gang().launch.programmatic || self().waited_for_grid || before == nullptr) return;
+  if (before->stored.meets(address, bytes) || before->counted.count(address) > 0) {
     fault("reads what the grid before it wrote, at %p, without griddepcontrol.wait", from);
   }
 }
 void sim_copy_engine_reads_grid(const void* from, unsigned bytes) {
   sim_reads_grid(from, bytes);
-  if (!self().fenced_global && stored.meets(reinterpret_cast<uintptr_t>(from), bytes)) {
+  if (!self().fenced_global && gang().trace.stored.meets(reinterpret_cast<uintptr_t>(from), bytes)) {
     fault("copies what its grid stored, at %p, without fence.proxy.async.global", from);
   }
 }
@@ -116,7 +98,7 @@ void sim_add_release(unsigned* p, unsigned value) {
   land_stores(me.warp->unreleased);
   land_stores(me.block->unreleased);
   *p += value;
-  counted.insert(reinterpret_cast<uintptr_t>(p));
+  gang().trace.counted.insert(reinterpret_cast<uintptr_t>(p));
   std::vector<Thread*> waiting;
   waiting.swap(gang().word_waiters);
   for (Thread* t : waiting) wake(*t);

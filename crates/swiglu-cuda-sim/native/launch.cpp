@@ -1,6 +1,7 @@
 // A launch: its blocks in gangs, one gang after the other; and what becomes of a wild pointer.
 #include "launch.hpp"
 
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "driver.hpp"
 #include "wgmma.hpp"
 
 namespace sim {
@@ -22,9 +24,20 @@ struct WildAccess {
 thread_local WildAccess wild_access;
 struct sigaction previous[NSIG];
 
+// Where a fault leads in work that is no kernel.
+struct Guard {
+  sigjmp_buf back;
+  void* address = nullptr;
+};
+thread_local Guard* guard = nullptr;
+
 // An access that faults inside a kernel ends the launch, not the process: the fiber is abandoned
 // and the scheduler goes on. A fault anywhere else goes to whoever handled it before.
 void on_fault(int signal, siginfo_t* info, void* context) {
+  if (sim_thread == nullptr && guard != nullptr) {
+    guard->address = info->si_addr;
+    siglongjmp(guard->back, 1);
+  }
   if (sim_thread == nullptr) {
     const struct sigaction& old = previous[signal];
     if ((old.sa_flags & SA_SIGINFO) != 0) {
@@ -124,29 +137,55 @@ void add_block(Gang& gang, uint64_t linear) {
 
 }  // namespace
 
-LaunchResult run_launch(const Launch& launch) {
+Grid::Grid(std::shared_ptr<const Launch> launch, std::shared_ptr<GridTrace> before)
+    : launch_(std::move(launch)),
+      before_(std::move(before)),
+      trace_(std::make_shared<GridTrace>()),
+      schedule_(next_schedule()) {}
+
+void Grid::step() {
   catch_faults();
-  begin_grid();
-  const uint64_t schedule = next_schedule();
-  const uint64_t blocks = launch.blocks();
-  const uint64_t together = launch.cooperative ? blocks : launch.cluster;
-  for (uint64_t first = 0; first < blocks; first += together) {
-    Gang gang(launch, schedule, first);
-    for (uint64_t i = 0; i < together; ++i) add_block(gang, first + i);
-    wild_access = {};
-    bool done = gang.run();
-    if (done) {
-      for (Block& block : gang.blocks) finish_warpgroups(block);
-      done = !gang.failed;
-    }
-    if (wild_access.thread != nullptr) {
-      std::fprintf(stderr, "simulator: %s: access to address %p\n",
-                   describe(*wild_access.thread).c_str(), wild_access.address);
-      return LaunchResult::IllegalAddress;
-    }
-    if (!done) return LaunchResult::Failed;
+  const uint64_t together = launch_->cooperative ? launch_->blocks() : launch_->cluster;
+  Gang gang(*launch_, *trace_, before_.get(), schedule_, next_);
+  for (uint64_t i = 0; i < together; ++i) add_block(gang, next_ + i);
+  next_ += together;
+  wild_access = {};
+  bool run = gang.run();
+  if (run) {
+    for (Block& block : gang.blocks) finish_warpgroups(block);
+    run = !gang.failed;
   }
-  return LaunchResult::Done;
+  if (!run) result_ = LaunchResult::Failed;
+  if (wild_access.thread == nullptr) return;
+  result_ = LaunchResult::IllegalAddress;
+  std::string why;
+  {
+    auto lock = lock_driver();
+    why = describe_address(reinterpret_cast<uint64_t>(wild_access.address));
+  }
+  std::fprintf(stderr, "simulator: %s: access to address %p%s%s\n",
+               describe(*wild_access.thread).c_str(), wild_access.address,
+               why.empty() ? "" : ": ", why.c_str());
+}
+
+CUresult guarded(const char* what, const std::function<CUresult()>& work) {
+  catch_faults();
+  Guard here;
+  if (sigsetjmp(here.back, 1) == 0) {
+    guard = &here;
+    const CUresult result = work();
+    guard = nullptr;
+    return result;
+  }
+  guard = nullptr;
+  std::string why;
+  {
+    auto lock = lock_driver();
+    why = describe_address(reinterpret_cast<uint64_t>(here.address));
+  }
+  std::fprintf(stderr, "simulator: %s: access to address %p%s%s\n", what, here.address,
+               why.empty() ? "" : ": ", why.c_str());
+  return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 }  // namespace sim

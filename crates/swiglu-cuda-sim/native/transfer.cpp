@@ -151,8 +151,6 @@ using namespace sim;
 
 extern "C" {
 
-bool sim_is_device_range(const void* p, size_t bytes);
-
 void sim_prefetch_tensor_map(const void* map) {
   if (reinterpret_cast<uintptr_t>(map) % 64 != 0) {
     fault("prefetch.tensormap at %p: expected an alignment of 64 bytes", map);
@@ -194,7 +192,7 @@ void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barri
     fault("cp.async.bulk of %u bytes: expected a multiple of 16", bytes);
   }
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0) sim_misaligned(from, 16);
-  if (!sim_is_device_range(from, bytes)) {
+  if (!is_resident(from, bytes)) {
     fault("cp.async.bulk of %u bytes from %p: they are in no allocation", bytes, from);
   }
   sim_expect_policy(policy, "cp.async.bulk");

@@ -72,7 +72,7 @@ const HEADERS: &[Source] = sources![
 
 const DRIVER: &[Source] = sources![
     "native/cluster.cpp" "native/driver_device.cpp" "native/driver_memory.cpp" "native/driver_module.cpp"
-    "native/driver_stream.cpp" "native/driver_tensor_map.cpp" "native/fiber.cpp" "native/gang.cpp" "native/grid.cpp"
+    "native/driver_queue.cpp" "native/driver_stream.cpp" "native/driver_tensor_map.cpp" "native/fiber.cpp" "native/gang.cpp" "native/grid.cpp"
     "native/launch.cpp" "native/matrix.cpp" "native/mbarrier.cpp" "native/shared_memory.cpp"
     "native/sync.cpp" "native/transfer.cpp" "native/wgmma.cpp"
 ];

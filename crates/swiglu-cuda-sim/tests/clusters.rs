@@ -38,14 +38,15 @@ fn launch_cluster<P>(sim: &Sim, function: Handle, blocks: u32, params: &P) -> c_
         grid: [blocks, 1, 1],
         block: [32, 1, 1],
         shared_bytes: 1024,
-        stream: null_mut(),
+        stream: own_stream(sim),
         attributes: &raw mut attribute,
         count: 1,
     };
     let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-    call!(sim.cuda, b"cuLaunchKernelEx"(
+    let launched = call!(sim.cuda, b"cuLaunchKernelEx"(
         &raw const config => *const Config, function => Handle,
-        pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void))
+        pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void));
+    finished(sim, launched)
 }
 
 /// Every block has the number of the one before it, by st.async.

@@ -130,6 +130,7 @@ fn captured_work_runs_when_the_graph_is_launched() {
     for _ in 0..3 {
         assert_eq!(call!(sim.cuda, b"cuGraphLaunch"(executable => Handle, stream => Handle)), 0);
     }
+    assert_eq!(call!(sim.cuda, b"cuStreamSynchronize"(stream => Handle)), 0);
     assert_eq!(download::<f32>(sim, sum, 64), vec![6.0; 64]);
 
     // A call that waits is refused and spoils the capture.

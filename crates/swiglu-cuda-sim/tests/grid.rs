@@ -8,7 +8,7 @@ mod common;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use common::{Handle, Sim, call, download, kernel, sim, upload};
+use common::{Handle, Sim, call, download, finished, kernel, launch_on, own_stream, sim, upload};
 
 /// Every thread stores a value, all blocks meet, every thread reads that of a thread of the next
 /// block. FAULT: 0 none; 1 no barrier of the block before the release; 2 the release comes before
@@ -54,9 +54,10 @@ fn cooperative_with(
     shared: u32,
 ) -> c_int {
     let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-    call!(sim.cuda, b"cuLaunchCooperativeKernel"(
+    let launched = call!(sim.cuda, b"cuLaunchCooperativeKernel"(
         function => Handle, blocks => u32, 1 => u32, 1 => u32, 64 => u32, 1 => u32, 1 => u32,
-        shared => u32, null_mut() => Handle, pointers.as_mut_ptr() => *mut *mut c_void))
+        shared => u32, own_stream(sim) => Handle, pointers.as_mut_ptr() => *mut *mut c_void));
+    finished(sim, launched)
 }
 
 /// How many of 50 launches, over the same word and memory, gave every value of their round.
@@ -207,13 +208,13 @@ fn a_dependent_grid_waits_before_it_reads() {
         let defines = defines.each_ref().map(String::as_str);
         let [store, load] = ["store", "load"].map(|name| kernel(sim, &source, &defines, name, 0));
         let params = [upload(sim, &[0u32; 32]), upload(sim, &[0u32; 32])];
-        assert_eq!(common::launch(sim, store, 1, 32, 0, &params), 0);
+        assert_eq!(launch_on(sim, own_stream(sim), store, 1, 32, 0, &params), 0);
         let attribute = Attribute { id: PROGRAMMATIC, padding: 0, flag: early, rest: [0; 15] };
         let config = Config {
             grid: [1; 3],
             block: [32, 1, 1],
             shared: 0,
-            stream: null_mut(),
+            stream: own_stream(sim),
             attributes: &raw const attribute,
             count: 1,
         };
@@ -221,7 +222,11 @@ fn a_dependent_grid_waits_before_it_reads() {
         let code = call!(sim.cuda, b"cuLaunchKernelEx"(
             &raw const config => *const Config, load => Handle,
             pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void));
-        assert_eq!(code, expected, "word {word}, waits {waits}, may start early {early}");
+        assert_eq!(
+            finished(sim, code),
+            expected,
+            "word {word}, waits {waits}, may start early {early}"
+        );
         let copied = download::<u32>(sim, params[1], 32).into_iter().eq(0..32);
         assert_eq!(copied, expected == 0);
     }

@@ -133,6 +133,8 @@ pub(crate) fn upload<T: Copy>(sim: &Sim, values: &[T]) -> u64 {
         address => u64, values.as_ptr() => *const T, bytes => usize)),
         0
     );
+    // The copy may be staged only, and other streams do not wait for it.
+    assert_eq!(call!(sim.cuda, b"cuStreamSynchronize"(null_mut() => Handle)), 0);
     address
 }
 
@@ -164,6 +166,7 @@ pub(crate) fn launch_on<P>(
         null_mut() => *mut *mut c_void))
 }
 
+/// The same on the test's own stream, carried out: what the launch or waiting for it returned.
 pub(crate) fn launch<P>(
     sim: &Sim,
     function: Handle,
@@ -172,7 +175,26 @@ pub(crate) fn launch<P>(
     shared_bytes: u32,
     params: &P,
 ) -> c_int {
-    launch_on(sim, null_mut(), function, grid, block, shared_bytes, params)
+    let stream = own_stream(sim);
+    finished(sim, launch_on(sim, stream, function, grid, block, shared_bytes, params))
+}
+
+/// What a launch on the test's own stream returned, or, if nothing went wrong, waiting for it.
+pub(crate) fn finished(sim: &Sim, launched: c_int) -> c_int {
+    match launched {
+        0 => call!(sim.cuda, b"cuStreamSynchronize"(own_stream(sim) => Handle)),
+        code => code,
+    }
+}
+
+/// A stream of the calling test, which runs beside others.
+pub(crate) fn own_stream(sim: &Sim) -> Handle {
+    use std::cell::Cell;
+    thread_local! { static OWN: Cell<Handle> = const { Cell::new(null_mut()) } }
+    if OWN.get().is_null() {
+        OWN.set(stream(sim));
+    }
+    OWN.get()
 }
 
 pub(crate) fn stream(sim: &Sim) -> Handle {
