@@ -114,7 +114,8 @@ pub fn gemm<T: Element>(cuda: &Cuda) -> Result<f64> {
         bias: None,
     };
     let seconds = median_seconds(&stream, || {
-        cuda.with_workspace(&stream, Lt::scratch_bytes(cuda.arch()), |scratch| {
+        cuda.with_workspace(&stream, None, Lt::scratch_bytes(cuda.arch()), |work| {
+            let scratch = work.ptr;
             // SAFETY: the weights live until the stream was waited for; the scratch memory is the
             // stream's own.
             unsafe { lt.launch(&stream, x.view(), &weights, y.view_mut(), scratch) }

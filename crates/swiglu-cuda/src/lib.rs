@@ -22,11 +22,12 @@ pub use device::memory::{
     DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
 pub use device::stream::{BorrowedStream, Event, Stream};
+pub use device::workspace::DeviceScratch;
 pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
-    DeviceGateUp, DeviceGateUpMut, GatedLinear, Mlp, QuantizedMlp, expect_quantized,
-    quantized_tokens, quantized_types,
+    DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMlpParams, GatedLinear, Mlp,
+    QuantizedMlp, expect_quantized, quantized_tokens, quantized_types,
 };
 pub use plan::{Candidate, Way, expect_numerics, tuning};
 

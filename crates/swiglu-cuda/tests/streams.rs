@@ -11,8 +11,8 @@ use swiglu_core::{
     Numerics, Orientation, random,
 };
 use swiglu_cuda::{
-    Cuda, CudaError, DeviceBuffer, DeviceGateUp, DeviceMatrix, GatedLinear, Mlp, Stream,
-    release_unused,
+    Cuda, CudaError, DeviceBuffer, DeviceGateUp, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
+    DeviceScratch, GatedLinear, Mlp, Stream, release_unused,
 };
 
 /// Rows that keep a GPU busy for a while.
@@ -288,6 +288,69 @@ fn a_capture_of_other_code_survives_what_is_dropped_meanwhile() {
     cuda.trim();
     release_unused();
     elsewhere.synchronize().unwrap();
+}
+
+#[test]
+fn a_graph_of_other_code_runs_on_a_third_stream_in_scratch_memory_that_was_lent() {
+    let Some(cuda) = device() else { return };
+    let others = Cuda::with_options(&common::options().unwrap()).unwrap();
+    let (warm, captured) = (cuda.new_stream().unwrap(), others.new_stream().unwrap());
+    let thirds: Vec<Stream> = (0..2).map(|_| others.new_stream().unwrap()).collect();
+    for m in [1, 3, 40] {
+        let block = mlp::<f32>(&cuda, 50);
+        let x = DeviceMatrix::from_host(&warm, input::<f32>(m).view()).unwrap();
+        let mut outputs: Vec<_> =
+            (0..2).map(|_| DeviceMatrix::<f32>::zeros(&warm, m, K).unwrap()).collect();
+        let bytes = block.workspace_bytes(m);
+        let mut buffers: Vec<_> =
+            (0..2).map(|_| DeviceBuffer::<f32>::new(&warm, bytes.div_ceil(4)).unwrap()).collect();
+        block.forward(&warm, x.view(), outputs[0].view_mut()).unwrap();
+        let expected = outputs[0].to_host().unwrap();
+        outputs[0].buffer_mut().poison(0xFF).unwrap();
+        warm.synchronize().unwrap();
+        // As PyTorch does it: pointers on a stream that is captured, of which we are not told, and that never ran the layer.
+        let graphs: Vec<_> = outputs
+            .iter_mut()
+            .zip(&mut buffers)
+            .map(|(out, buffer)| {
+                let graph = captured.capture(|| {
+                    let (ptr, bytes) = (buffer.device_ptr(), 4 * buffer.len());
+                    // SAFETY: stream, matrices and scratch memory outlive the graphs.
+                    unsafe {
+                        let stream = cuda.borrow_stream(captured.raw())?;
+                        let mut lent = DeviceScratch::from_raw(&cuda, ptr, bytes)?;
+                        let from = x.view().device_ptr();
+                        let x = DeviceMatrixRef::<f32>::from_raw_trusted(&cuda, from, m, K, K)?;
+                        let to = out.view().device_ptr();
+                        let out = DeviceMatrixMut::<f32>::from_raw_trusted(&cuda, to, m, K, K)?;
+                        block.forward_with(&stream, x, out, &mut lent)
+                    }
+                });
+                graph.unwrap()
+            })
+            .collect();
+        for round in 0..8 {
+            for (graph, stream) in graphs.iter().zip(&thirds) {
+                // SAFETY: as above; each graph has scratch memory and a stream to itself.
+                unsafe { graph.launch(stream) }.unwrap();
+            }
+            for (out, stream) in outputs.iter_mut().zip(&thirds) {
+                stream.synchronize().unwrap();
+                same(
+                    out.to_host().unwrap().view(),
+                    expected.view(),
+                    &format!("{m}, round {round}"),
+                );
+                out.buffer_mut().poison(0xFF).unwrap();
+                warm.synchronize().unwrap();
+            }
+        }
+        let mut small = DeviceBuffer::<f32>::new(&warm, 1).unwrap();
+        let mut lent = DeviceScratch::new(&mut small);
+        let out = outputs[0].view_mut();
+        let error = block.forward_with(&warm, x.view(), out, &mut lent).unwrap_err();
+        assert!(error.to_string().contains("at least"), "{error}");
+    }
 }
 
 /// A generator of choices.

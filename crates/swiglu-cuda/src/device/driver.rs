@@ -67,6 +67,9 @@ functions! {
         fn cuStreamEndCapture = "cuStreamEndCapture"(CUstream, *mut CUgraph) -> c_int;
         fn cuThreadExchangeStreamCaptureMode =
             "cuThreadExchangeStreamCaptureMode"(*mut CUstreamCaptureMode) -> c_int;
+        fn cuStreamGetCaptureInfo = "cuStreamGetCaptureInfo_v2"(
+            CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const c_void, *mut usize
+        ) -> c_int;
         fn cuStreamIsCapturing =
             "cuStreamIsCapturing"(CUstream, *mut CUstreamCaptureStatus) -> c_int;
 

@@ -203,6 +203,27 @@ impl RawStream {
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
+    /// The number of the capture that calls are recorded by, if one is under way. Only where the context is current.
+    pub(crate) fn capture_id(&self) -> Result<Option<u64>> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, none) = (0, std::ptr::null_mut());
+        // SAFETY: a valid stream, valid places for two results; the driver takes null for others.
+        unsafe {
+            cu!(
+                self.context.driver,
+                cuStreamGetCaptureInfo(
+                    self.handle,
+                    &mut status,
+                    &mut id,
+                    none,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut()
+                )
+            )
+        }?;
+        Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
+    }
+
     /// Whether more work can be enqueued here, by this thread and outside a capture.
     pub(crate) fn takes_work(&self) -> bool {
         self.enter().is_ok() && self.is_capturing().is_ok_and(|capturing| !capturing)

@@ -30,6 +30,8 @@ pub(crate) struct StreamInner {
     raw: Arc<RawStream>,
     pool: Arc<ScratchPool>,
     scratch: Mutex<Option<Scratch>>,
+    /// The last capture by other code in which a call needed a word to wait at, and the word.
+    word: Mutex<Option<(u64, u64)>>,
 }
 
 impl StreamInner {
@@ -38,12 +40,30 @@ impl StreamInner {
     }
 
     fn new(raw: RawStream, pool: &Arc<ScratchPool>) -> Self {
-        Self { raw: Arc::new(raw), pool: pool.clone(), scratch: Mutex::default() }
+        Self {
+            raw: Arc::new(raw),
+            pool: pool.clone(),
+            scratch: Mutex::default(),
+            word: Mutex::default(),
+        }
     }
 
     /// The stream's own scratch memory, locked.
     pub(crate) fn scratch(&self) -> MutexGuard<'_, Option<Scratch>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The word of a capture by other code: made for its first call.
+    pub(crate) fn word_of(&self, capture: u64, make: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let mut known = self.word.lock().unwrap_or_else(PoisonError::into_inner);
+        match *known {
+            Some((of, word)) if of == capture => Ok(word),
+            _ => {
+                let word = make()?;
+                *known = Some((capture, word));
+                Ok(word)
+            }
+        }
     }
 
     /// Marks the end of the stream's work, and lets others have its scratch memory.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::context::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::{Access, Allocation, Memory};
-use crate::device::raw_stream::RawStream;
+use crate::device::memory::{Access, Allocation, DeviceBuffer, DeviceData, Memory};
+use crate::device::raw_stream::{RawStream, relaxed};
 use crate::device::stream::Stream;
 
 /// Scratch memory of a stream or of a graph.
@@ -22,15 +22,13 @@ pub(crate) struct Scratch {
 /// where the blocks of a grid wait for each other. They leave them so that the next launch can.
 const BARRIERS: usize = 256;
 
-/// The address of the barrier word, from that of its scratch memory. Kernels of one stream run one after the other, and so
-/// do launches of one graph, which has scratch memory of its own.
-pub(crate) fn barrier_of(workspace: u64) -> u64 {
-    workspace - BARRIERS as u64
-}
-
 impl Scratch {
+    fn work(&self) -> Work {
+        Work { ptr: self.ptr, barrier: self.ptr - BARRIERS as u64 }
+    }
+
     fn new(memory: &Arc<Memory>, home: &Arc<RawStream>, bytes: usize) -> Result<Self> {
-        let bytes = bytes.checked_next_multiple_of(1 << 16).unwrap_or(bytes);
+        let bytes = bytes.max(1).checked_next_multiple_of(1 << 16).unwrap_or(bytes);
         let allocation = Allocation::new(memory, home);
         let ptr = allocation.add_block(bytes.saturating_add(BARRIERS))?;
         // SAFETY: memory that was just allocated on this stream, of at least so many bytes.
@@ -39,16 +37,51 @@ impl Scratch {
     }
 }
 
-/// Scratch memory that no stream has now.
+/// Scratch memory that no stream has now, and words for graphs of other code.
 #[derive(Default)]
-pub(crate) struct ScratchPool(Mutex<Vec<Scratch>>);
+pub(crate) struct ScratchPool {
+    idle: Mutex<Vec<Scratch>>,
+    words: Mutex<Words>,
+}
+
+/// Words of zeros that are given out once, for graphs whose end nobody tells.
+#[derive(Default)]
+struct Words {
+    blocks: Vec<Scratch>,
+    /// Given out of the last block.
+    given: usize,
+}
 
 impl ScratchPool {
+    /// Apart, so that waiting at one does not slow another down.
+    const WORD: usize = 32;
+    const WORDS: usize = 2048;
+
+    /// A word of zeros. While other code captures it may allocate, beside the capture, and wait for that.
+    fn word(&self, memory: &Arc<Memory>) -> Result<u64> {
+        let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        if words.blocks.is_empty() || words.given == Self::WORDS {
+            let (bytes, internal) = (Self::WORD * Self::WORDS, memory.internal()?);
+            let block = Scratch::new(memory, internal, bytes)?;
+            // SAFETY: memory of the block, on its own stream, which is waited for.
+            let code = relaxed(memory.driver(), |driver| unsafe {
+                let zeroed = (driver.cuMemsetD8Async)(block.ptr, 0, bytes, internal.handle());
+                if zeroed == 0 { (driver.cuStreamSynchronize)(internal.handle()) } else { zeroed }
+            });
+            memory.driver().check("cuMemsetD8Async", code)?;
+            words.blocks.push(block);
+            words.given = 0;
+        }
+        words.given += 1;
+        let last = words.blocks.last().map_or(0, |block| block.ptr);
+        Ok(last + (Self::WORD * (words.given - 1)) as u64)
+    }
+
     /// More than this is given back to the device.
     const MOST: usize = 16;
 
     fn pool(&self) -> MutexGuard<'_, Vec<Scratch>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn put(&self, scratch: Scratch) {
@@ -75,9 +108,75 @@ impl ScratchPool {
     }
 }
 
+/// Scratch memory of the caller, for one call or for many in a row: see [`crate::Mlp::forward_with`].
+///
+/// Calls that may run at the same time, on two streams or from two graphs, need one each.
+#[derive(Debug)]
+pub struct DeviceScratch<'a> {
+    ptr: u64,
+    bytes: usize,
+    ordinal: usize,
+    memory: Option<&'a Arc<Allocation>>,
+}
+
+impl<'a> DeviceScratch<'a> {
+    /// A whole buffer.
+    pub fn new<T: DeviceData>(buffer: &'a mut DeviceBuffer<T>) -> Self {
+        let (ptr, bytes) = (buffer.device_ptr(), buffer.len() * size_of::<T>());
+        let ordinal = buffer.stream().cuda().ordinal();
+        Self { ptr, bytes, ordinal, memory: Some(buffer.allocation()) }
+    }
+
+    /// Memory that someone else allocated, at a multiple of 256 bytes.
+    ///
+    /// # Errors
+    /// [`CudaError::Misaligned`].
+    ///
+    /// # Safety
+    /// So many bytes from `ptr` on are memory of this device, and nothing else uses them until the work that is enqueued
+    /// with them, or captured, is done.
+    pub unsafe fn from_raw(cuda: &Cuda, ptr: u64, bytes: usize) -> Result<Self> {
+        const ALIGNMENT: usize = 256;
+        if !ptr.is_multiple_of(ALIGNMENT as u64) {
+            let (what, required) = ("scratch memory".into(), ALIGNMENT);
+            return Err(CudaError::Misaligned { what, ptr, required });
+        }
+        Ok(Self { ptr, bytes, ordinal: cuda.ordinal(), memory: None })
+    }
+
+    fn admit(&self, stream: &Stream, bytes: usize) -> Result<()> {
+        if self.bytes < bytes {
+            return Err(swiglu_core::Error::OutOfRange {
+                what: "bytes of scratch memory",
+                given: self.bytes.to_string(),
+                expected: format!("at least {bytes}, as workspace_bytes says"),
+            }
+            .into());
+        }
+        if self.ordinal != stream.cuda().ordinal() {
+            return Err(CudaError::WrongDevice {
+                what: "scratch memory".into(),
+                expected: format!("device {}", stream.cuda().ordinal()),
+                given: format!("device {}", self.ordinal),
+            });
+        }
+        self.memory.map_or(Ok(()), |memory| memory.order(stream.raw_stream(), Access::Write))
+    }
+}
+
+/// What a call works in.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    /// Scratch memory, aligned to 256 bytes, with arbitrary contents.
+    pub(crate) ptr: u64,
+    /// The address of a word that is 0, where the blocks of a grid wait for each other, and that nothing else uses as
+    /// long as the kernels of a stream, or launches of a graph, run one after the other.
+    pub(crate) barrier: u64,
+}
+
 impl Cuda {
-    /// Runs `enqueue` with the address of at least `bytes` bytes of scratch memory, aligned to 256
-    /// bytes, with arbitrary contents; 0 for no bytes.
+    /// Runs `enqueue` with at least `bytes` bytes of scratch memory: the caller's, or the stream's own; with zeros for no
+    /// bytes.
     ///
     /// The stream's scratch memory is locked until `enqueue` returns: the kernels of two calls on
     /// one stream, made by two threads, do not interleave. `enqueue` must not ask for scratch memory
@@ -85,15 +184,22 @@ impl Cuda {
     pub(crate) fn with_workspace<R>(
         &self,
         stream: &Stream,
+        lent: Option<&DeviceScratch<'_>>,
         bytes: usize,
-        enqueue: impl FnOnce(u64) -> Result<R>,
+        enqueue: impl FnOnce(Work) -> Result<R>,
     ) -> Result<R> {
         let mut own = stream.inner().scratch();
-        let ptr = match bytes {
-            0 => 0,
-            _ => self.scratch(stream, &mut own, bytes)?,
-        };
-        enqueue(ptr)
+        if bytes == 0 {
+            return enqueue(Work { ptr: 0, barrier: 0 });
+        }
+        enqueue(match lent {
+            None => self.scratch(stream, &mut own, bytes)?,
+            Some(lent) => {
+                lent.admit(stream, bytes)?;
+                let Work { barrier, .. } = self.scratch(stream, &mut own, 0)?;
+                Work { ptr: lent.ptr, barrier }
+            }
+        })
     }
 
     /// Makes sure that calls which need up to `bytes` bytes of scratch memory on `stream` allocate nothing. A capture by
@@ -102,40 +208,29 @@ impl Cuda {
     /// # Errors
     /// [`CudaError::OutOfMemory`]; [`CudaError::Capture`] in a capture by other code that finds too little.
     pub fn reserve_workspace(&self, stream: &Stream, bytes: usize) -> Result<()> {
-        self.with_workspace(stream, bytes, |_| Ok(()))
+        self.with_workspace(stream, None, bytes, |_| Ok(()))
     }
 
-    fn scratch(&self, stream: &Stream, own: &mut Option<Scratch>, bytes: usize) -> Result<u64> {
+    /// The stream's scratch memory, or a graph's; for no bytes any, or none, with a word to wait at.
+    fn scratch(&self, stream: &Stream, own: &mut Option<Scratch>, bytes: usize) -> Result<Work> {
         let (raw, memory) = (stream.raw_stream(), self.memory());
         raw.enter()?;
         if let Some(known) = raw.logged(|log| log.scratch.clone()) {
             return Self::of_graph(memory, raw, known, bytes);
         }
-        let capturing = raw.is_capturing()?;
-        match own {
-            Some(scratch) if scratch.bytes >= bytes => {}
-            _ if capturing => {
-                let bytes_now = own.as_ref().map_or(0, |scratch| scratch.bytes);
-                return Err(CudaError::Capture {
-                    what: format!("growing the workspace from {bytes_now} to {bytes} bytes"),
-                    hint: "run the same call once before on this stream, or reserve the workspace",
-                });
-            }
-            _ => {
-                let made = match self.scratch_pool().take(raw, bytes) {
-                    Some(pooled) => pooled,
-                    None => Scratch::new(memory, raw, bytes)?,
-                };
-                made.allocation.order(raw, Access::Write)?;
-                // The old memory goes after the new is there, so that a failure changes nothing.
-                *own = Some(made);
-            }
+        if let Some(capture) = raw.capture_id()? {
+            return self.of_foreign_graph(stream, own, bytes, capture);
         }
-        let Some(scratch) = own else { return Ok(0) };
-        if capturing {
-            scratch.allocation.keep();
+        if own.as_ref().is_none_or(|scratch| scratch.bytes < bytes) {
+            let made = match self.scratch_pool().take(raw, bytes) {
+                Some(pooled) => pooled,
+                None => Scratch::new(memory, raw, bytes)?,
+            };
+            made.allocation.order(raw, Access::Write)?;
+            // The old memory goes after the new is there, so that a failure changes nothing.
+            *own = Some(made);
         }
-        Ok(scratch.ptr)
+        Ok(own.as_ref().map_or(Work { ptr: 0, barrier: 0 }, Scratch::work))
     }
 
     /// Scratch memory of the graph that `raw` is captured into.
@@ -144,16 +239,45 @@ impl Cuda {
         raw: &Arc<RawStream>,
         known: Option<Scratch>,
         bytes: usize,
-    ) -> Result<u64> {
+    ) -> Result<Work> {
         let scratch = match known {
             Some(scratch) if scratch.bytes >= bytes => scratch,
             // Calls captured before keep the smaller one, which the log knows.
             _ => Scratch::new(memory, memory.internal()?, bytes)?,
         };
         scratch.allocation.order(raw, Access::Write)?;
-        let ptr = scratch.ptr;
+        let work = scratch.work();
         raw.logged(|log| log.scratch = Some(scratch));
-        Ok(ptr)
+        Ok(work)
+    }
+
+    /// The stream's scratch memory for a graph of other code, which may be launched on any stream: it has a word of its
+    /// own. The stream keeps its memory for good.
+    fn of_foreign_graph(
+        &self,
+        stream: &Stream,
+        own: &Option<Scratch>,
+        bytes: usize,
+        capture: u64,
+    ) -> Result<Work> {
+        let ptr = match own {
+            Some(scratch) if scratch.bytes >= bytes => {
+                scratch.allocation.keep();
+                scratch.ptr
+            }
+            _ if bytes == 0 => 0,
+            _ => {
+                let now = own.as_ref().map_or(0, |scratch| scratch.bytes);
+                return Err(CudaError::Capture {
+                    what: format!("growing the workspace from {now} to {bytes} bytes"),
+                    hint: "run the same call once before on this stream, or lend it scratch memory \
+                           with `forward_with`",
+                });
+            }
+        };
+        let barrier =
+            stream.inner().word_of(capture, || self.scratch_pool().word(self.memory()))?;
+        Ok(Work { ptr, barrier })
     }
 }
 
@@ -172,40 +296,43 @@ mod tests {
     fn it_grows_and_is_reused() {
         let Some(cuda) = device() else { return };
         let stream = cuda.new_stream().unwrap();
-        assert_eq!(cuda.with_workspace(&stream, 0, Ok).unwrap(), 0);
-        let first = cuda.with_workspace(&stream, 100, Ok).unwrap();
+        assert_eq!(cuda.with_workspace(&stream, None, 0, |work| Ok(work.ptr)).unwrap(), 0);
+        let first = cuda.with_workspace(&stream, None, 100, |work| Ok(work.ptr)).unwrap();
         assert!(first != 0 && first.is_multiple_of(256));
-        assert_eq!(cuda.with_workspace(&stream, 50_000, Ok).unwrap(), first);
+        assert_eq!(cuda.with_workspace(&stream, None, 50_000, |work| Ok(work.ptr)).unwrap(), first);
         cuda.reserve_workspace(&stream, 1 << 20).unwrap();
         let (grown, bytes) = now(&stream);
         assert!(bytes >= 1 << 20);
-        assert_eq!(cuda.with_workspace(&stream, 1 << 20, Ok).unwrap(), grown);
+        assert_eq!(
+            cuda.with_workspace(&stream, None, 1 << 20, |work| Ok(work.ptr)).unwrap(),
+            grown
+        );
         let other = cuda.new_stream().unwrap();
-        assert_ne!(cuda.with_workspace(&other, 100, Ok).unwrap(), grown);
+        assert_ne!(cuda.with_workspace(&other, None, 100, |work| Ok(work.ptr)).unwrap(), grown);
         // SAFETY: the legacy default stream is always valid.
         let borrowed = unsafe { cuda.borrow_stream(0) }.unwrap();
-        let kept = cuda.with_workspace(&borrowed, 100, Ok).unwrap();
+        let kept = cuda.with_workspace(&borrowed, None, 100, |work| Ok(work.ptr)).unwrap();
         drop(borrowed);
         // SAFETY: as above; 1 is another name for it.
         let again = unsafe { cuda.borrow_stream(1) }.unwrap();
-        assert_eq!(cuda.with_workspace(&again, 100, Ok).unwrap(), kept);
+        assert_eq!(cuda.with_workspace(&again, None, 100, |work| Ok(work.ptr)).unwrap(), kept);
     }
 
     #[test]
     fn a_graph_has_scratch_memory_of_its_own() {
         let Some(cuda) = device() else { return };
         let stream = cuda.new_stream().unwrap();
-        let own = cuda.with_workspace(&stream, 1 << 16, Ok).unwrap();
+        let own = cuda.with_workspace(&stream, None, 1 << 16, |work| Ok(work.ptr)).unwrap();
         let captured = std::cell::Cell::new([0; 2]);
         let graph = stream.capture(|| {
-            let small = cuda.with_workspace(&stream, 1 << 16, Ok)?;
-            let large = cuda.with_workspace(&stream, 1 << 22, Ok)?;
-            assert_eq!(cuda.with_workspace(&stream, 1 << 16, Ok)?, large);
+            let small = cuda.with_workspace(&stream, None, 1 << 16, |work| Ok(work.ptr))?;
+            let large = cuda.with_workspace(&stream, None, 1 << 22, |work| Ok(work.ptr))?;
+            assert_eq!(cuda.with_workspace(&stream, None, 1 << 16, |work| Ok(work.ptr))?, large);
             captured.set([small, large]);
             Ok::<(), CudaError>(())
         });
         let graph = graph.unwrap();
-        assert_eq!(cuda.with_workspace(&stream, 1 << 16, Ok).unwrap(), own);
+        assert_eq!(cuda.with_workspace(&stream, None, 1 << 16, |work| Ok(work.ptr)).unwrap(), own);
         // The addresses still belong to this device: nobody else can get them.
         for ptr in captured.get() {
             assert_ne!(ptr, own);
@@ -231,7 +358,7 @@ mod tests {
                     inside.store(false, SeqCst);
                     Ok(())
                 };
-                cuda.with_workspace(&stream, 64, exclusive).unwrap();
+                cuda.with_workspace(&stream, None, 64, exclusive).unwrap();
             }
         };
         std::thread::scope(|scope| {

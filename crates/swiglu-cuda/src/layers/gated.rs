@@ -4,17 +4,19 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use swiglu_core::{
-    Activation, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Orientation, Path,
-    Plan, Problem,
+    Activation, Arrangement, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Op,
+    Orientation, Path, Plan, Problem, WeightLayout,
 };
 
-use super::weights::{GateUpBuffer, padded};
+use super::lent::DeviceGatedLinearParams;
+use super::weights::{GateUpBuffer, Products, padded};
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::graph::CapturedCall;
-use crate::device::lt::Lt;
-use crate::device::memory::{Access, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::lt::{LinearWeights, Lt};
+use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
+use crate::device::workspace::DeviceScratch;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
@@ -117,6 +119,44 @@ impl<T: Element> GatedLinear<T> {
         Self::build(cuda, params, Orientation::OutIn, path, None)
     }
 
+    /// A layer over weights that stay where they are: nothing is copied, and what is written to them is seen by the next
+    /// call. Which kernels take them depends on their layout, as [`Self::plan`] and a call's error say; the fastest take
+    /// rows that begin at multiples of 16 bytes. Biases have to be packed: see [`Self::new`].
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`].
+    ///
+    /// # Safety
+    /// Foreign memory stays valid until the layer is dropped and its work is done; that of a [`DeviceMatrix`] is kept.
+    /// A call may begin to read weights before the kernel in front of it has ended, if that is one of this crate or lets
+    /// a programmatic dependent begin in another way: it does not write the weights.
+    pub unsafe fn from_device(
+        cuda: &Cuda,
+        params: &DeviceGatedLinearParams<'_, T>,
+    ) -> Result<Self> {
+        params.gate.expect_device("gate weight", cuda)?;
+        params.up.expect_device("up weight", cuda)?;
+        let weights = GateUpBuffer::lent(params);
+        let [intermediate, hidden] =
+            params.orientation.shape(params.gate.rows(), params.gate.cols());
+        let problem = Problem {
+            op: Op::GatedLinear,
+            m: 0,
+            hidden,
+            intermediate,
+            dtype: T::DTYPE,
+            activation: params.activation,
+            numerics: params.numerics,
+            layout: WeightLayout {
+                orientation: params.orientation,
+                arrangement: Arrangement::Separate,
+            },
+            bias: false,
+            quantized: None,
+        };
+        Self::over(cuda, problem, None, None, |_| Ok(weights))
+    }
+
     fn build(
         cuda: &Cuda,
         params: &GatedLinearParams<'_, T>,
@@ -125,7 +165,17 @@ impl<T: Element> GatedLinear<T> {
         forced: Option<Choice>,
     ) -> Result<Self> {
         params.validate()?;
-        let mut problem = params.problem(0);
+        let pack = |stream: &Stream| GateUpBuffer::new(stream, params, orientation);
+        Self::over(cuda, params.problem(0), path, forced, pack)
+    }
+
+    fn over(
+        cuda: &Cuda,
+        mut problem: Problem,
+        path: Option<Path>,
+        forced: Option<Choice>,
+        weights: impl FnOnce(&Stream) -> Result<GateUpBuffer<T>>,
+    ) -> Result<Self> {
         expect_numerics(problem.op, problem.numerics)?;
         let lt = match path {
             Some(Path::Fused) => None,
@@ -137,13 +187,12 @@ impl<T: Element> GatedLinear<T> {
             None => cuda.lt().ok(),
         };
         let path = if lt.is_none() { Some(Path::Fused) } else { path };
-        let weights = GateUpBuffer::new(&cuda.stream(), params, orientation)?;
         Ok(Self {
             cuda: cuda.clone(),
             problem,
             path,
             forced,
-            weights,
+            weights: weights(&cuda.stream())?,
             maps: LayerMaps::new(),
             choices: ByTokens::new(),
             fused: ByTokens::new(),
@@ -162,6 +211,9 @@ impl<T: Element> GatedLinear<T> {
     /// H.
     pub fn intermediate(&self) -> usize {
         self.problem.intermediate
+    }
+    pub(super) fn problem(&self) -> Problem {
+        self.problem
     }
     /// The activation.
     pub fn activation(&self) -> Activation {
@@ -226,8 +278,13 @@ impl<T: Element> GatedLinear<T> {
         planned && matches!(choice, Choice::Unfused(_))
     }
 
+    /// Bytes of scratch memory that [`Self::forward_with`] needs for `m` tokens.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.bytes_by(self.choose(m), m)
+    }
+
     /// Bytes of workspace that a call with `m` tokens uses.
-    pub(super) fn workspace_bytes(&self, m: usize, choice: Choice) -> usize {
+    pub(super) fn bytes_by(&self, choice: Choice, m: usize) -> usize {
         match choice {
             Choice::Fused(_) | Choice::Decode(_) | Choice::Skinny(_) => 0,
             Choice::Unfused(stored) => {
@@ -249,7 +306,7 @@ impl<T: Element> GatedLinear<T> {
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
         let choice = self.choose(m);
         self.prepare(choice, m)?;
-        self.cuda.reserve_workspace(stream, self.workspace_bytes(m, choice))
+        self.cuda.reserve_workspace(stream, self.bytes_by(choice, m))
     }
 
     /// The kernels of a choice, and of the one that it may hand over to.
@@ -291,8 +348,33 @@ impl<T: Element> GatedLinear<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
+        self.forward_in(stream, None, x, out)
+    }
+
+    /// As [`Self::forward`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one
+    /// stream, the same call can be captured by other code on another, and its graph launched on a third.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
+    pub fn forward_with(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+        scratch: &mut DeviceScratch<'_>,
+    ) -> Result<()> {
+        self.forward_in(stream, Some(scratch), x, out)
+    }
+
+    fn forward_in(
+        &self,
+        stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
         self.or_fused(self.choose(x.rows()), x.rows(), out, |choice, out| {
-            self.forward_as(stream, choice, x, out)
+            self.forward_as(stream, scratch, choice, x, out)
         })
     }
 
@@ -309,12 +391,13 @@ impl<T: Element> GatedLinear<T> {
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         expect_way(&self.cuda, way, &Problem { m: x.rows(), ..self.problem })?;
-        self.forward_as(stream, way.choice, x, out)
+        self.forward_as(stream, None, way.choice, x, out)
     }
 
     fn forward_as(
         &self,
         stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
         choice: Choice,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
@@ -323,12 +406,12 @@ impl<T: Element> GatedLinear<T> {
         if x.rows() == 0 || self.intermediate() == 0 {
             return Ok(());
         }
-        let bytes = self.workspace_bytes(x.rows(), choice);
+        let bytes = self.bytes_by(choice, x.rows());
         let out = tensor(&out.as_ref());
-        self.cuda.with_workspace(stream, bytes, |workspace| {
+        self.cuda.with_workspace(stream, scratch, bytes, |work| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, and the
             // workspace has the bytes this call uses.
-            unsafe { self.enqueue(stream, choice, x, out, None, workspace) }
+            unsafe { self.enqueue(stream, choice, x, out, None, work.ptr) }
         })
     }
 
@@ -344,11 +427,11 @@ impl<T: Element> GatedLinear<T> {
         out.expect_shape("output", [x.rows(), out_features])?;
         x.admit("x", [x.rows(), self.hidden()], stream)?;
         out.admit("output", [x.rows(), out_features], stream)?;
-        self.weights.allocation().order(stream.raw_stream(), Access::Read)
+        self.weights.admit(stream)
     }
 
     /// # Safety
-    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::workspace_bytes`] of the
+    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::bytes_by`] the
     /// choice, and so are the saved matrices, which a fused kernel writes the pre-activations to;
     /// they overlap nothing else that is used before this work is done.
     pub(super) unsafe fn enqueue(
@@ -388,26 +471,52 @@ impl<T: Element> GatedLinear<T> {
                 let code = GateCode::elementwise(&act, self.numerics(), T::DTYPE);
                 let extent = Extent { rows: m, cols: self.intermediate(), code, formula };
                 let inputs = GateUp { gate, up, group: 0, stored };
-                let weights = self.weights.linear(stored);
+                let products = self.weights.products(stored);
                 // SAFETY: the workspace has room for gate and up and for cuBLASLt; the stream
-                // orders the two steps.
+                // orders the steps.
                 unsafe {
+                    let between = [workspace, up_at];
                     match stored {
                         Stored::Elements => {
-                            let between =
-                                DeviceMatrixMut::<T>::trusted(&self.cuda, workspace, m, 2 * half);
-                            lt.launch(stream, x, &weights, between, scratch)
+                            self.multiply::<T>(stream, lt, x, &products, between, scratch)
                         }
                         Stored::Sums => {
-                            let between =
-                                DeviceMatrixMut::<f32>::trusted(&self.cuda, workspace, m, 2 * half);
-                            lt.launch(stream, x, &weights, between, scratch)
+                            self.multiply::<f32>(stream, lt, x, &products, between, scratch)
                         }
                     }?;
                     elementwise::forward(stream, extent, inputs, out)
                 }
             }
             block @ (Choice::Decode(_) | Choice::Skinny(_)) => Err(self.not_a_block(block)),
+        }
+    }
+
+    /// Enqueues gate and up as values of Y, side by side in rows of both, each padded.
+    ///
+    /// # Safety
+    /// `gate` and `up` have room for them in the workspace, and `scratch` is what cuBLASLt uses.
+    unsafe fn multiply<Y: Element>(
+        &self,
+        stream: &Stream,
+        lt: &Lt,
+        x: DeviceMatrixRef<'_, T>,
+        products: &Products,
+        [gate, up]: [u64; 2],
+        scratch: u64,
+    ) -> Result<()> {
+        let row = 2 * padded::<T>(self.intermediate());
+        // SAFETY: as the caller says.
+        let launch = |weights: &LinearWeights, to: u64| unsafe {
+            let (m, features) = (x.rows(), weights.out_features);
+            let to = DeviceMatrixMut::<Y>::from_raw_trusted(&self.cuda, to, m, features, row)?;
+            lt.launch(stream, x, weights, to, scratch)
+        };
+        match products {
+            Products::Both(both) => launch(both, gate),
+            Products::Each([gate_weights, up_weights]) => {
+                launch(gate_weights, gate)?;
+                launch(up_weights, up)
+            }
         }
     }
 

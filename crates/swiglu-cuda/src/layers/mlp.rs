@@ -8,6 +8,7 @@ use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, 
 
 use super::down::{Down, DownCall};
 use super::gated::{GatedLinear, workspace_part};
+use super::lent::DeviceMlpParams;
 use super::weights::{DownBuffer, padded};
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
@@ -15,7 +16,7 @@ use crate::device::graph::CapturedCall;
 use crate::device::lt::Lt;
 use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
-use crate::device::workspace::barrier_of;
+use crate::device::workspace::{DeviceScratch, Work};
 use crate::kernels::decode_mlp::{
     BlockWeights, Call as DecodeCall, Decode, Design, MOST_TOKENS, Scales,
 };
@@ -24,7 +25,7 @@ use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::layers::activation::tensor;
-use crate::plan::{ByTokens, Choice, Way, choose, expect_numerics, expect_way};
+use crate::plan::{ByTokens, Choice, Way, Why, choose, expect_numerics, expect_way};
 
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct Mlp<T> {
     down_maps: LayerMaps,
     lt: Arc<Lt>,
     problem: Problem,
+    /// Whether the kernels for few tokens take the weights as they lie.
+    is_whole: bool,
     /// What runs for one, two, … tokens: where a call takes microseconds, choosing should not.
     few: [Choice; MOST_TOKENS],
     /// What was chosen for other numbers of tokens.
@@ -91,20 +94,50 @@ impl<T: Element> Mlp<T> {
         Ok(mlp)
     }
 
+    /// A block over weights that stay where they are: see [`GatedLinear::from_device`]. The kernels for few tokens take
+    /// weights `[out, in]` whose rows begin and end at multiples of 16 bytes; others go step by step.
+    ///
+    /// # Errors
+    /// As [`GatedLinear::from_device`]; [`crate::CudaError::LibraryMissing`] without cuBLASLt.
+    ///
+    /// # Safety
+    /// As [`GatedLinear::from_device`].
+    pub unsafe fn from_device(cuda: &Cuda, params: &DeviceMlpParams<'_, T>) -> Result<Self> {
+        params.down.expect_device("down weight", cuda)?;
+        expect_numerics(Op::Mlp, params.gated.numerics)?;
+        // SAFETY: as the caller says.
+        let mut gated = unsafe { GatedLinear::from_device(cuda, &params.gated) }?;
+        gated.weights.add_memory(params.down.allocation());
+        let down = DownBuffer::lent(params.down, params.down_orientation);
+        let problem = Problem { op: Op::Mlp, ..gated.problem() };
+        Self::over(gated, down, problem)
+    }
+
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
         expect_numerics(Op::Mlp, params.gated.numerics)?;
-        let lt = cuda.lt()?;
         let gated = GatedLinear::of_block(cuda, &params.gated, path)?;
-        let (weight, bias) = (params.down, params.down_bias);
-        let allocation = gated.weights.allocation();
-        let down =
-            DownBuffer::new(allocation, &cuda.stream(), weight, params.down_orientation, bias)?;
+        let (allocation, stream) = (gated.weights.allocation(), cuda.stream());
+        let (orientation, bias) = (params.down_orientation, params.down_bias);
+        let down = DownBuffer::new(allocation, &stream, params.down, orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
-        let few = std::array::from_fn(|i| choose(cuda, &Problem { m: i + 1, ..problem }, path).0);
+        Self::over(gated, down, problem)
+    }
+
+    fn over(gated: GatedLinear<T>, down: DownBuffer<T>, problem: Problem) -> Result<Self> {
+        let (cuda, path) = (gated.cuda(), gated.path());
+        let lt = cuda.lt()?;
+        let is_whole = gated.weights.is_whole() && down.is_whole();
+        let few = std::array::from_fn(|i| {
+            let m = i + 1;
+            match is_whole {
+                true => choose(cuda, &Problem { m, ..problem }, path).0,
+                false => gated.choose(m),
+            }
+        });
         let (choices, decodes) = (ByTokens::new(), ByTokens::new());
         let down_maps = LayerMaps::new();
-        Ok(Self { gated, down, down_maps, lt, problem, few, choices, decodes })
+        Ok(Self { gated, down, down_maps, lt, problem, is_whole, few, choices, decodes })
     }
 
     /// The gated linear layer.
@@ -130,7 +163,11 @@ impl<T: Element> Mlp<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.cuda().plan(Problem { m, ..self.problem }, self.gated.path())
+        let problem = Problem { m, ..self.problem };
+        match self.is_whole {
+            true => self.cuda().plan(problem, self.gated.path()),
+            false => self.cuda().plan_of(problem, self.choose(m), Why::Lent),
+        }
     }
 
     /// Elements from row to row of h in the workspace.
@@ -142,20 +179,38 @@ impl<T: Element> Mlp<T> {
         workspace_part(m * self.h_stride() * size_of::<T>())
     }
 
-    fn workspace_bytes(&self, m: usize, choice: Choice, down: Down) -> usize {
+    /// Bytes of scratch memory that [`Self::forward_with`] needs for `m` tokens.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        // An x that the planned kernel does not take goes step by step.
+        let steps = Down::after(self.gated.choose(m));
+        let planned = match self.choose(m) {
+            Choice::Decode(_) => steps,
+            choice => Down::after(choice),
+        };
+        [planned, steps]
+            .map(|(choice, down)| self.bytes_by(m, choice, down))
+            .into_iter()
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn bytes_by(&self, m: usize, choice: Choice, down: Down) -> usize {
         // Gate, up and the down projection use what lies behind h one after the other.
         let scratch = match down {
             Down::CublasLt => Lt::scratch_bytes(self.cuda().arch()),
             Down::Skinny { .. } | Down::Registers => 0,
         };
-        self.h_bytes(m) + self.gated.workspace_bytes(m, choice).max(scratch)
+        self.h_bytes(m) + self.gated.bytes_by(choice, m).max(scratch)
     }
 
     fn choose(&self, m: usize) -> Choice {
         let few = m.checked_sub(1).and_then(|i| self.few.get(i));
         let planned = || {
             let problem = Problem { m, ..self.problem };
-            Ok(choose(self.cuda(), &problem, self.gated.path()).0)
+            Ok(match self.is_whole {
+                true => choose(self.cuda(), &problem, self.gated.path()).0,
+                false => self.gated.choose(m),
+            })
         };
         few.copied().unwrap_or_else(|| {
             let Ok(choice) = self.choices.get::<Infallible>(m, planned);
@@ -201,7 +256,7 @@ impl<T: Element> Mlp<T> {
         };
         self.gated.prepare(choice, m)?;
         down.prepare(self.cuda(), &Problem { m, ..self.problem })?;
-        self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice, down))
+        self.cuda().reserve_workspace(stream, self.bytes_by(m, choice, down))
     }
 
     /// Enqueues y = act(x·Wg + bg, x·Wu + bu)·Wd + bd on `stream`.
@@ -214,8 +269,33 @@ impl<T: Element> Mlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
+        self.forward_in(stream, None, x, out)
+    }
+
+    /// As [`Self::forward`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one
+    /// stream, the same call can be captured by other code on another, and its graph launched on a third.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
+    pub fn forward_with(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+        scratch: &mut DeviceScratch<'_>,
+    ) -> Result<()> {
+        self.forward_in(stream, Some(scratch), x, out)
+    }
+
+    fn forward_in(
+        &self,
+        stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
         self.gated.or_fused(self.choose(x.rows()), x.rows(), out, |choice, out| {
-            self.forward_as(stream, choice, x, out)
+            self.forward_as(stream, scratch, choice, x, out)
         })
     }
 
@@ -232,12 +312,13 @@ impl<T: Element> Mlp<T> {
     ) -> Result<()> {
         let problem = Problem { m: x.rows(), ..self.problem };
         expect_way(self.cuda(), way, &problem)?;
-        self.forward_as(stream, way.choice, x, out)
+        self.forward_as(stream, None, way.choice, x, out)
     }
 
     fn forward_as(
         &self,
         stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
         choice: Choice,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
@@ -259,15 +340,15 @@ impl<T: Element> Mlp<T> {
             Choice::Decode(design) => {
                 let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();
                 match self.decode_by(design, m).filter(takes) {
-                    Some(decode) => return self.decode(stream, decode, x, out),
+                    Some(decode) => return self.decode(stream, scratch, decode, x, out),
                     None => self.gated.choose(m),
                 }
             }
             steps => steps,
         };
         let (choice, by) = Down::after(choice);
-        let bytes = self.workspace_bytes(m, choice, by);
-        self.cuda().with_workspace(stream, bytes, |workspace| {
+        let bytes = self.bytes_by(m, choice, by);
+        self.cuda().with_workspace(stream, scratch, bytes, |Work { ptr: workspace, .. }| {
             let scratch = workspace + self.h_bytes(m) as u64;
             let hidden = Tensor::new(workspace, self.h_stride());
             // SAFETY: the workspace has room for h and for what the steps use behind it; the
@@ -279,9 +360,9 @@ impl<T: Element> Mlp<T> {
                 if by.launch(stream, &call)? {
                     return Ok(());
                 }
-                let rows =
-                    DeviceMatrixMut::<T>::trusted(self.cuda(), workspace, m, self.h_stride());
-                let h = rows.as_ref().cols_range(0..h)?;
+                let stride = self.h_stride();
+                let h =
+                    DeviceMatrixRef::<T>::from_raw_trusted(self.cuda(), workspace, m, h, stride)?;
                 self.lt.launch(stream, h, &down, out, scratch)
             }
         })
@@ -291,6 +372,7 @@ impl<T: Element> Mlp<T> {
     fn decode(
         &self,
         stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
         decode: Decode,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
@@ -308,16 +390,16 @@ impl<T: Element> Mlp<T> {
             biases: w.biases,
             down_bias: down.bias,
         };
-        self.cuda().with_workspace(stream, self.h_bytes(m), |workspace| {
+        self.cuda().with_workspace(stream, scratch, self.h_bytes(m), |work| {
             let call = DecodeCall {
                 code: self.code(),
                 formula: Formula::new(&self.gated.activation()),
                 m,
                 x: tensor(&x),
-                h: Tensor::new(workspace, self.h_stride()),
+                h: Tensor::new(work.ptr, self.h_stride()),
                 y: tensor(&out.as_ref()),
                 weights,
-                barrier: barrier_of(workspace),
+                barrier: work.barrier,
             };
             // SAFETY: the views span memory of this device, `out` is borrowed mutably, the weights
             // live as long as `self`, and the workspace has room for h behind the stream's own word.

@@ -18,7 +18,7 @@ use crate::device::memory::{
     Access, Allocation, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
 use crate::device::stream::Stream;
-use crate::device::workspace::barrier_of;
+use crate::device::workspace::{DeviceScratch, Work};
 use crate::kernels::decode_mlp::{BlockWeights, Call, Decode, Design, Format, MOST_TOKENS, Scales};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
@@ -403,6 +403,36 @@ impl<T: Element> QuantizedMlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
+        self.forward_in(stream, None, x, out)
+    }
+
+    /// Bytes of scratch memory that [`Self::forward_with`] needs for `m` tokens.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.h_bytes(m)
+    }
+
+    /// As [`Self::forward`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one
+    /// stream, the same call can be captured by other code on another, and its graph launched on a third.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
+    pub fn forward_with(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+        scratch: &mut DeviceScratch<'_>,
+    ) -> Result<()> {
+        self.forward_in(stream, Some(scratch), x, out)
+    }
+
+    fn forward_in(
+        &self,
+        stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
         let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
         self.cuda.expect_stream(stream)?;
         out.expect_shape("output", [m, k])?;
@@ -419,7 +449,7 @@ impl<T: Element> QuantizedMlp<T> {
             // long as `self`.
             return unsafe { fill_rows(stream, T::DTYPE, y, [m, k], bias) };
         }
-        self.cuda.with_workspace(stream, self.h_bytes(m), |workspace| {
+        self.cuda.with_workspace(stream, scratch, self.h_bytes(m), |work| {
             let mut first = 0;
             while first < m {
                 let from = |t: Tensor, stride: usize| Tensor {
@@ -428,7 +458,7 @@ impl<T: Element> QuantizedMlp<T> {
                 };
                 let (x, y) = (from(tensor(&x), x.row_stride()), from(y, out.row_stride()));
                 let (rows, decode) = self.pass(MOST_TOKENS.min(m - first), x)?;
-                let call = Call { m: rows, x, y, ..self.call(workspace) };
+                let call = Call { m: rows, x, y, ..self.call(work) };
                 // SAFETY: the views span memory of this device, `out` is borrowed mutably, the
                 // weights live as long as `self`, and the workspace has room for h behind the
                 // stream's own word.
@@ -440,7 +470,7 @@ impl<T: Element> QuantizedMlp<T> {
     }
 
     /// A call without its tokens.
-    fn call(&self, workspace: u64) -> Call {
+    fn call(&self, work: Work) -> Call {
         let (k, h) = (self.problem.hidden, self.problem.intermediate);
         let up = h * self.gate_up.stride;
         let up_scales = if self.gate_up.scales.is_empty() { 0 } else { h * size_of::<f32>() };
@@ -470,10 +500,10 @@ impl<T: Element> QuantizedMlp<T> {
             formula: Formula::new(&self.problem.activation),
             m: 0,
             x: Tensor::new(0, 0),
-            h: Tensor::new(workspace, self.h_stride()),
+            h: Tensor::new(work.ptr, self.h_stride()),
             y: Tensor::new(0, 0),
             weights,
-            barrier: barrier_of(workspace),
+            barrier: work.barrier,
         }
     }
 

@@ -70,7 +70,8 @@ impl<T: Element> GatedLinear<T> {
         let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
         let [gate_weights, up_weights] = self.weights.halves();
         let bytes = Lt::scratch_bytes(self.cuda().arch());
-        self.cuda().with_workspace(stream, bytes, |scratch| {
+        self.cuda().with_workspace(stream, None, bytes, |work| {
+            let scratch = work.ptr;
             // SAFETY: the views span memory of this device, all but x borrowed mutably; the weights live as long
             // as `self`, the workspace has what cuBLASLt uses, and the stream orders the three steps.
             unsafe {

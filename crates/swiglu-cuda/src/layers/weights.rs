@@ -1,5 +1,6 @@
 //! Gate and up weights in device memory, packed once for the fused and the unfused path alike.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,10 +8,11 @@ use swiglu_core::{DType, Element, GatedLinearParams, Half, MatrixRef, Orientatio
 
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
-use crate::device::memory::{Allocation, DeviceBuffer};
+use crate::device::memory::{Access, Allocation, DeviceBuffer, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{BIAS_PADDING, Weights};
+use crate::layers::lent::DeviceGatedLinearParams;
 
 /// Bytes that rows and halves start at a multiple of: what the copy engine and cuBLASLt's fastest
 /// kernels need.
@@ -27,19 +29,27 @@ fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(BLOCK).map(move |first| first..n.min(first + BLOCK))
 }
 
-/// One tensor: `[out, in]` as rows of the gate's features, then the up's; `[in, out]` as rows of
+/// Gate and up weights in device memory: packed by us, or lent by the caller.
+///
+/// Packed ones are one tensor: `[out, in]` as rows of the gate's features, then the up's; `[in, out]` as rows of
 /// gate and up side by side. H is padded with zeros, so that one product with all of it gives both
 /// pre-activations for the unfused path, and the fused kernels see two matrices in it.
 #[derive(Debug)]
 pub(super) struct GateUpBuffer<T> {
-    /// What knows the streams that use the weights.
-    allocation: Arc<Allocation>,
-    values: DeviceBuffer<T>,
-    orientation: Orientation,
-    hidden: usize,
-    intermediate: usize,
-    row_stride: usize,
+    /// What knows the streams that use the weights, as far as it is ours.
+    memory: Vec<Arc<Allocation>>,
+    /// Without biases.
+    weights: Weights,
+    /// Whether gate and up, each padded, are the halves of one matrix.
+    is_one: bool,
     biases: Option<Biases<T>>,
+}
+
+/// How the unfused path multiplies with gate and up.
+pub(super) enum Products {
+    /// At once, to the padded features of both.
+    Both(LinearWeights),
+    Each([LinearWeights; 2]),
 }
 
 #[derive(Debug)]
@@ -92,62 +102,118 @@ impl<T: Element> GateUpBuffer<T> {
             (None, None) => None,
             given => Some(Biases::new(&allocation, stream, given.into(), intermediate, half)?),
         };
-        Ok(Self { allocation, values, orientation, hidden, intermediate, row_stride, biases })
+        let step = match orientation {
+            Orientation::OutIn => half * row_stride,
+            Orientation::InOut => half,
+        };
+        let (gate, biases_of) = (values.device_ptr(), None);
+        let up = gate + (step * size_of::<T>()) as u64;
+        let weights =
+            Weights { gate, up, row_stride, orientation, hidden, intermediate, biases: biases_of };
+        // The allocation has the values, whoever holds it.
+        Ok(Self { memory: vec![allocation], weights, is_one: true, biases })
     }
 
-    /// What the weights, and others that are used with them, are allocated in.
+    /// Weights that stay where they are.
+    pub(super) fn lent(params: &DeviceGatedLinearParams<'_, T>) -> Self {
+        let (gate, up, orientation) = (params.gate, params.up, params.orientation);
+        let [intermediate, hidden] = orientation.shape(gate.rows(), gate.cols());
+        // One matrix has one stride, which a single row does not need.
+        let row_stride = if gate.rows() > 1 { gate.row_stride() } else { gate.cols() };
+        let step = match orientation {
+            Orientation::OutIn => intermediate * row_stride,
+            Orientation::InOut => intermediate,
+        };
+        let (gate, up) = (gate.device_ptr(), up.device_ptr());
+        let follows = gate.checked_add((step * size_of::<T>()) as u64) == Some(up);
+        Self {
+            memory: params.memory(),
+            weights: Weights {
+                gate,
+                up,
+                row_stride,
+                orientation,
+                hidden,
+                intermediate,
+                biases: None,
+            },
+            is_one: follows && padded::<T>(intermediate) == intermediate,
+            biases: None,
+        }
+    }
+
+    /// Whether rows begin, and end, at multiples of 16 bytes, as kernels for few tokens read them.
+    pub(super) fn is_whole(&self) -> bool {
+        let w = &self.weights;
+        let cols = w.orientation.shape(w.intermediate, w.hidden)[1];
+        let bytes = [w.gate, w.up]
+            .into_iter()
+            .chain([w.row_stride, cols].map(|n| (n * size_of::<T>()) as u64));
+        w.orientation == Orientation::OutIn
+            && bytes.into_iter().all(|n| n.is_multiple_of(ALIGNMENT as u64))
+    }
+
+    /// Lets work enqueued on `stream` next read the weights, behind what other streams write to them.
+    pub(super) fn admit(&self, stream: &Stream) -> Result<()> {
+        let raw = stream.raw_stream();
+        self.memory.iter().try_for_each(|memory| memory.order(raw, Access::Read))
+    }
+
+    /// What packed weights, and others that are used with them, are allocated in.
     pub(super) fn allocation(&self) -> &Arc<Allocation> {
-        &self.allocation
+        &self.memory[0]
+    }
+
+    /// Adds memory that is used with the weights.
+    pub(super) fn add_memory(&mut self, memory: Option<&Arc<Allocation>>) {
+        let known = |memory: &&Arc<Allocation>| self.memory.iter().any(|m| Arc::ptr_eq(m, memory));
+        let new = memory.filter(|memory| !known(memory)).cloned();
+        self.memory.extend(new);
     }
 
     fn half(&self) -> usize {
-        padded::<T>(self.intermediate)
+        padded::<T>(self.weights.intermediate)
     }
 
     /// As the fused kernels take them.
     pub(super) fn fused(&self) -> Weights {
-        let gate = self.values.device_ptr();
-        let step = match self.orientation {
-            Orientation::OutIn => self.half() * self.row_stride,
-            Orientation::InOut => self.half(),
-        };
         let biases = self.biases.as_ref().map(|b| {
             let gate = b.exact.device_ptr();
             [gate, gate + (b.exact.len() / 2 * size_of::<f32>()) as u64]
         });
-        Weights {
-            gate,
-            up: gate + (step * size_of::<T>()) as u64,
-            row_stride: self.row_stride,
-            orientation: self.orientation,
-            hidden: self.hidden,
-            intermediate: self.intermediate,
-            biases,
-        }
+        Weights { biases, ..self.weights }
     }
 
-    /// As one linear map to the padded gate and up features, with the bias for what is stored of them.
-    pub(super) fn linear(&self, stored: Stored) -> LinearWeights {
+    /// As the unfused path multiplies with them, with the bias for what is stored of the products.
+    pub(super) fn products(&self, stored: Stored) -> Products {
+        let both = self.linear(stored);
+        if self.is_one { Products::Both(both) } else { Products::Each(self.halves()) }
+    }
+
+    /// As one linear map to the padded gate and up features.
+    fn linear(&self, stored: Stored) -> LinearWeights {
         let address = |b: &Biases<T>| match (stored, &b.beside_sums) {
             (Stored::Sums, Some(bias)) => bias.device_ptr(),
             _ => b.rounded.device_ptr(),
         };
+        let Weights { gate, orientation, hidden, row_stride, .. } = self.weights;
         LinearWeights {
-            ptr: self.values.device_ptr(),
-            orientation: self.orientation,
-            in_features: self.hidden,
+            ptr: gate,
+            orientation,
+            in_features: hidden,
             out_features: 2 * self.half(),
-            row_stride: self.row_stride,
+            row_stride,
             bias: self.biases.as_ref().map(address),
         }
     }
 
     /// As two linear maps, to the gate's and to the up's features, with results of T.
     pub(super) fn halves(&self) -> [LinearWeights; 2] {
-        let (both, fused) = (self.linear(Stored::Elements), self.fused());
+        let (both, Weights { up, intermediate, .. }) =
+            (self.linear(Stored::Elements), self.weights);
         let up_bias = |bias: u64| bias + (self.half() * size_of::<T>()) as u64;
-        let gate = LinearWeights { out_features: self.intermediate, ..both };
-        [gate, LinearWeights { ptr: fused.up, bias: both.bias.map(up_bias), ..gate }]
+        let gate = LinearWeights { out_features: intermediate, ..both };
+        [gate, LinearWeights { ptr: up, bias: both.bias.map(up_bias), ..gate }]
     }
 }
 
@@ -178,15 +244,12 @@ impl<T: Element> Biases<T> {
     }
 }
 
-/// The down projection, always `[out, in]`: what the decode kernel streams serves cuBLASLt as well,
+/// The down projection. Packed it is always `[out, in]`: what the decode kernel streams serves cuBLASLt as well,
 /// and so one copy is enough.
 #[derive(Debug)]
 pub(super) struct DownBuffer<T> {
-    values: DeviceBuffer<T>,
-    bias: Option<DeviceBuffer<T>>,
-    in_features: usize,
-    out_features: usize,
-    row_stride: usize,
+    weights: LinearWeights,
+    element: PhantomData<T>,
 }
 
 impl<T: Element> DownBuffer<T> {
@@ -218,25 +281,39 @@ impl<T: Element> DownBuffer<T> {
             }
         }
         let rounded = |b: &[f32]| b.iter().map(|&b| T::from_f32(b)).collect::<Vec<T>>();
-        Ok(Self {
-            values: DeviceBuffer::together(allocation, stream, &packed)?,
-            bias: bias
-                .map(|b| DeviceBuffer::together(allocation, stream, &rounded(b)))
-                .transpose()?,
+        // The allocation has the memory, whoever holds it.
+        let bias =
+            bias.map(|b| DeviceBuffer::together(allocation, stream, &rounded(b))).transpose()?;
+        let weights = LinearWeights {
+            ptr: DeviceBuffer::together(allocation, stream, &packed)?.device_ptr(),
+            orientation: Orientation::OutIn,
             in_features,
             out_features,
             row_stride,
-        })
+            bias: bias.map(|bias| bias.device_ptr()),
+        };
+        Ok(Self { weights, element: PhantomData })
+    }
+
+    /// A weight that stays where it is.
+    pub(super) fn lent(weight: DeviceMatrixRef<'_, T>, orientation: Orientation) -> Self {
+        let [out_features, in_features] = orientation.shape(weight.rows(), weight.cols());
+        let row_stride = if weight.rows() > 1 { weight.row_stride() } else { weight.cols() };
+        let ptr = weight.device_ptr();
+        let weights =
+            LinearWeights { ptr, orientation, in_features, out_features, row_stride, bias: None };
+        Self { weights, element: PhantomData }
+    }
+
+    /// As [`GateUpBuffer::is_whole`].
+    pub(super) fn is_whole(&self) -> bool {
+        let w = &self.weights;
+        let bytes = [w.row_stride, w.in_features].map(|n| (n * size_of::<T>()) as u64);
+        w.orientation == Orientation::OutIn
+            && [w.ptr, bytes[0], bytes[1]].into_iter().all(|n| n.is_multiple_of(ALIGNMENT as u64))
     }
 
     pub(super) fn linear(&self) -> LinearWeights {
-        LinearWeights {
-            ptr: self.values.device_ptr(),
-            orientation: Orientation::OutIn,
-            in_features: self.in_features,
-            out_features: self.out_features,
-            row_stride: self.row_stride,
-            bias: self.bias.as_ref().map(DeviceBuffer::device_ptr),
-        }
+        self.weights
     }
 }

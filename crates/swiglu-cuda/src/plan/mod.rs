@@ -200,6 +200,8 @@ pub(crate) enum Why {
     /// The cost model expects the least time, in seconds.
     LowestCost(f64),
     NoFusedKernel,
+    /// The weights are lent, and kernels for few tokens do not take them as they lie.
+    Lent,
 }
 
 /// What a linear layer runs for `problem`: on the path asked for, else by the fastest way that rounds as
@@ -269,6 +271,9 @@ fn explain(choice: Choice, why: Why, problem: &Problem, machine: &cost::Machine)
             let waves = (tiles * form.split) as f64 / slots;
             format!("the least time expected: {tiles} tiles are {waves:.2} waves")
         }
+        (Why::Lent, _) => "step by step: kernels for few tokens need weights [out, in] whose rows begin and end at \
+             multiples of 16 bytes, or packed ones"
+            .into(),
         (Why::NoFusedKernel, _) => "no fused kernel computes this".into(),
     }
 }

@@ -53,7 +53,8 @@ fn worst<T: Element, Y: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64
         bias: bias.then(|| device_b.device_ptr()),
     };
     let bytes = Lt::scratch_bytes(cuda.arch());
-    let launched = cuda.with_workspace(&stream, bytes, |scratch| {
+    let launched = cuda.with_workspace(&stream, None, bytes, |work| {
+        let scratch = work.ptr;
         // SAFETY: the addresses were allocated above and outlive the synchronous copy below.
         unsafe {
             let (x, y) = (device_x.device_ptr() + shift, device_y.device_ptr() + y_shift);
@@ -170,7 +171,8 @@ fn what_cannot_be_multiplied_is_refused() {
             bias: None,
         };
         let x = DeviceMatrixRef::with_stride(&x_memory, x[0], x[1], x[2]).unwrap();
-        cuda.with_workspace(&stream, Lt::scratch_bytes(cuda.arch()), |scratch| {
+        cuda.with_workspace(&stream, None, Lt::scratch_bytes(cuda.arch()), |work| {
+            let scratch = work.ptr;
             // SAFETY: every product that is tried has at most 64 elements of x and of W.
             unsafe { lt.launch(&stream, x, &weights, y.view_mut(), scratch) }
         })
@@ -218,7 +220,8 @@ fn matrices_of_callers_multiply() {
             bias: None,
         };
         let bytes = Lt::scratch_bytes(cuda.arch());
-        let launched = cuda.with_workspace(&stream, bytes, |scratch| {
+        let launched = cuda.with_workspace(&stream, None, bytes, |work| {
+            let scratch = work.ptr;
             // SAFETY: `w` has four elements and outlives the copy below.
             unsafe { lt.launch(&stream, x.view(), &weights, y.view_mut(), scratch) }
         });

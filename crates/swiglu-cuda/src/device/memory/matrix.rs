@@ -3,12 +3,13 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use swiglu_core::{Error, Matrix, MatrixMut, MatrixRef};
 
 use super::copy::{self, Direction, Rows};
 use super::view::{View, span};
-use super::{Access, DeviceBuffer, DeviceData};
+use super::{Access, Allocation, DeviceBuffer, DeviceData};
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::stream::Stream;
@@ -111,11 +112,33 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
         Ok(Self::over(View::foreign::<T>("matrix", cuda, ptr, [rows, cols, row_stride])?))
     }
 
+    /// As [`Self::from_raw`], without asking the driver whose memory it is: for callers that know.
+    ///
+    /// # Errors
+    /// [`CudaError::Misaligned`], [`Error::TooLarge`].
+    ///
+    /// # Safety
+    /// As [`Self::from_raw`], and the memory is `cuda`'s and reaches to the end of the last row.
+    pub unsafe fn from_raw_trusted(
+        cuda: &Cuda,
+        ptr: u64,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        Ok(Self::over(View::trusted::<T>("matrix", cuda, ptr, [rows, cols, row_stride])?))
+    }
+
     fn over(view: View<'a>) -> Self {
         Self { view, memory: PhantomData }
     }
 
     view_accessors!(T);
+
+    /// What the matrix lies in, if that is ours.
+    pub(crate) fn allocation(&self) -> Option<&'a Arc<Allocation>> {
+        self.view.memory
+    }
 
     /// Lets work enqueued on `stream` next read the matrix, behind what other streams write to it; or refuses another
     /// shape or device, naming the argument.
@@ -223,13 +246,22 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         Ok(Self::over(view.refuse_overlapping_rows("output")?))
     }
 
-    /// A dense matrix in memory of ours, as a call's workspace.
+    /// As [`Self::from_raw`], without asking the driver whose memory it is: for callers that know.
+    ///
+    /// # Errors
+    /// [`CudaError::Misaligned`], [`Error::TooLarge`]; [`Error::OverlappingRows`].
     ///
     /// # Safety
-    /// The memory is `cuda`'s, has `rows · cols` elements, and is used by nothing else meanwhile.
-    pub(crate) unsafe fn trusted(cuda: &Cuda, ptr: u64, rows: usize, cols: usize) -> Self {
-        let ordinal = cuda.ordinal();
-        Self::over(View { ptr, rows, cols, row_stride: cols, ordinal, memory: None })
+    /// As [`Self::from_raw`], and the memory is `cuda`'s and reaches to the end of the last row.
+    pub unsafe fn from_raw_trusted(
+        cuda: &Cuda,
+        ptr: u64,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Result<Self> {
+        let view = View::trusted::<T>("output", cuda, ptr, [rows, cols, row_stride])?;
+        Ok(Self::over(view.refuse_overlapping_rows("output")?))
     }
 
     fn over(view: View<'a>) -> Self {

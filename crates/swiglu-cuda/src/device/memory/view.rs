@@ -89,16 +89,28 @@ impl<'a> View<'a> {
         ptr: u64,
         [rows, cols, row_stride]: [usize; 3],
     ) -> Result<Self> {
+        let view = Self::trusted::<T>(what, cuda, ptr, [rows, cols, row_stride])?;
         let bytes = span::<T>(what, rows, cols, row_stride)? * size_of::<T>();
+        if bytes > 0 {
+            expect_device_memory(what, cuda, ptr, bytes as u64)?;
+        }
+        Ok(view)
+    }
+
+    /// As [`Self::foreign`], of memory that the caller vouches for.
+    pub(super) fn trusted<T>(
+        what: &str,
+        cuda: &Cuda,
+        ptr: u64,
+        [rows, cols, row_stride]: [usize; 3],
+    ) -> Result<Self> {
+        span::<T>(what, rows, cols, row_stride)?;
         if !ptr.is_multiple_of(align_of::<T>() as u64) {
             return Err(CudaError::Misaligned {
                 what: what.to_owned(),
                 ptr,
                 required: align_of::<T>(),
             });
-        }
-        if bytes > 0 {
-            expect_device_memory(what, cuda, ptr, bytes as u64)?;
         }
         Ok(Self { ptr, rows, cols, row_stride, ordinal: cuda.ordinal(), memory: None })
     }

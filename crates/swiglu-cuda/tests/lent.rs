@@ -1,0 +1,197 @@
+//! Weights that stay where the caller has them: every layout and stride, within the bounds of packed ones.
+
+// A generic helper is not seen as a test.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::device;
+use half::{bf16, f16};
+use swiglu_core::{
+    Activation, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
+    Orientation, bounds, random,
+};
+use swiglu_cuda::{
+    Cuda, DeviceBuffer, DeviceGatedLinearParams, DeviceMatrix, DeviceMatrixRef, DeviceMlpParams,
+    GatedLinear, Mlp,
+};
+
+/// A matrix on the host, and on the device with gaps of NaN between its rows and in front of it.
+struct Weight<T> {
+    host: Matrix<T>,
+    buffer: DeviceBuffer<T>,
+    first: usize,
+    stride: usize,
+}
+
+impl<T: Element> Weight<T> {
+    fn new(cuda: &Cuda, seed: u64, [rows, cols]: [usize; 2], gap: usize, first: usize) -> Self {
+        let host = random::normal_matrix::<T>(seed, rows, cols, 0.1).unwrap();
+        let stride = cols + gap;
+        let mut values = vec![T::from_f32(f32::NAN); first + rows * stride];
+        for row in 0..rows {
+            values[first + row * stride..][..cols].copy_from_slice(host.view().row(row));
+        }
+        let buffer = DeviceBuffer::from_host(&cuda.stream(), &values).unwrap();
+        Self { host, buffer, first, stride }
+    }
+
+    fn view(&self) -> DeviceMatrixRef<'_, T> {
+        let (rows, cols) = (self.host.rows(), self.host.cols());
+        let whole = DeviceMatrixRef::with_stride(&self.buffer, 1, self.buffer.len(), 0).unwrap();
+        let part = whole.cols_range(self.first..self.buffer.len()).unwrap();
+        // SAFETY: a part of the buffer, which outlives the view.
+        unsafe {
+            let cuda = self.buffer.stream().cuda();
+            DeviceMatrixRef::from_raw(cuda, part.device_ptr(), rows, cols, self.stride).unwrap()
+        }
+    }
+}
+
+const ACTIVATIONS: [Activation; 3] =
+    [Activation::SWIGLU, Activation::GEGLU_TANH, Activation::BILINEAR];
+
+fn judged<T: Element>(
+    cuda: &Cuda,
+    m: usize,
+    [k, h]: [usize; 2],
+    [gap, first]: [usize; 2],
+    orientation: Orientation,
+) {
+    let stream = cuda.new_stream().unwrap();
+    let weight =
+        |seed, out, inn| Weight::<T>::new(cuda, seed, orientation.shape(out, inn), gap, first);
+    let [gate, up, down] = [weight(1, h, k), weight(2, h, k), weight(3, k, h)];
+    let x = random::normal_matrix::<T>(4, m, k, 1.0).unwrap();
+    let x_there = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let activation = ACTIVATIONS[(m + k + h) % ACTIVATIONS.len()];
+    let of_host = GatedLinearParams::new(
+        GateUpWeights::separate(gate.host.view(), up.host.view(), orientation).unwrap(),
+        activation,
+    );
+    let lent =
+        DeviceGatedLinearParams::separate(gate.view(), up.view(), orientation, activation).unwrap();
+    let what = format!("{} m {m} k {k} h {h} gap {gap} first {first} {orientation}", T::DTYPE);
+    // SAFETY: the weights outlive the layers, and nothing writes them.
+    let layer = unsafe { GatedLinear::from_device(cuda, &lent) }.unwrap();
+    let mut out = DeviceMatrix::<T>::new(&stream, m, h).unwrap();
+    out.buffer_mut().poison(0xFF).unwrap();
+    layer.forward(&stream, x_there.view(), out.view_mut()).unwrap();
+    let reference = bounds::gated_linear(x.view(), &of_host).unwrap();
+    let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
+    assert!(judgement.passed(), "{what}: {judgement:?}");
+
+    let of_host = MlpParams {
+        gated: of_host,
+        down: down.host.view(),
+        down_orientation: orientation,
+        down_bias: None,
+    };
+    let lent = DeviceMlpParams::new(lent, down.view(), orientation).unwrap();
+    // SAFETY: as above.
+    let mlp = unsafe { Mlp::from_device(cuda, &lent) }.unwrap();
+    let mut out = DeviceMatrix::<T>::new(&stream, m, k).unwrap();
+    out.buffer_mut().poison(0xFF).unwrap();
+    mlp.forward(&stream, x_there.view(), out.view_mut()).unwrap();
+    let reference = bounds::mlp(x.view(), &of_host).unwrap();
+    let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
+    assert!(judgement.passed(), "block {what}: {judgement:?}, {}", mlp.plan(m).reason);
+}
+
+#[test]
+fn lent_weights_of_every_layout_are_within_bounds() {
+    let Some(cuda) = device() else { return };
+    for orientation in Orientation::ALL {
+        for m in [1, 5, 33] {
+            // Whole 16 bytes; rows apart by whole ones; rows that end, begin, or lie apart elsewhere.
+            for ([k, h], place) in [
+                ([64, 96], [0, 0]),
+                ([64, 96], [8, 8]),
+                ([64, 96], [3, 0]),
+                ([64, 96], [8, 1]),
+                ([43, 37], [0, 0]),
+                ([44, 30], [4, 8]),
+            ] {
+                judged::<bf16>(&cuda, m, [k, h], place, orientation);
+                if place == [0, 0] || m == 5 {
+                    judged::<f16>(&cuda, m, [k, h], place, orientation);
+                    judged::<f32>(&cuda, m, [k, h], place, orientation);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_matrix_of_both_gives_the_bits_of_the_packed_layer_and_a_changed_weight_is_seen() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let (k, h) = (64, 96);
+    for orientation in Orientation::ALL {
+        let [rows, cols] = orientation.shape(2 * h, k);
+        let both = random::normal_matrix::<bf16>(1, rows, cols, 0.1).unwrap();
+        let mut there = DeviceMatrix::from_host(&stream, both.view()).unwrap();
+        let lend = |there: &DeviceMatrix<bf16>| {
+            let lent =
+                DeviceGatedLinearParams::packed(there.view(), orientation, Activation::SWIGLU)
+                    .unwrap();
+            // SAFETY: the layer keeps the matrix's memory, and its calls are waited for before that is written.
+            unsafe { GatedLinear::from_device(&cuda, &lent) }.unwrap()
+        };
+        let layer = lend(&there);
+        for (seed, m) in [(1, 1), (2, 33), (3, 33)] {
+            let both = random::normal_matrix::<bf16>(seed, rows, cols, 0.1).unwrap();
+            there.view_mut().upload(&stream, both.view()).unwrap();
+            let view = both.view();
+            let part = |range: std::ops::Range<usize>| match orientation {
+                Orientation::OutIn => {
+                    MatrixRef::with_stride(&view.as_slice()[range.start * cols..], h, k, cols)
+                }
+                Orientation::InOut => {
+                    MatrixRef::with_stride(&view.as_slice()[range.start..], k, h, cols)
+                }
+            };
+            let (gate, up) = (part(0..h).unwrap(), part(h..2 * h).unwrap());
+            let weights = GateUpWeights::separate(gate, up, orientation).unwrap();
+            let owned =
+                GatedLinear::new(&cuda, &GatedLinearParams::new(weights, Activation::SWIGLU))
+                    .unwrap();
+            let x = random::normal_matrix::<bf16>(9, m, k, 1.0).unwrap();
+            let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+            let results = [&layer, &owned].map(|layer| {
+                let mut out = DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap();
+                layer.forward(&stream, x.view(), out.view_mut()).unwrap();
+                out.to_host().unwrap()
+            });
+            assert_eq!(results[0].as_slice(), results[1].as_slice(), "{orientation}, seed {seed}");
+        }
+        // What was lent by a matrix stays until the layer is dropped.
+        drop(there);
+        let mut out = DeviceMatrix::<bf16>::zeros(&stream, 1, h).unwrap();
+        let x = DeviceMatrix::<bf16>::zeros(&stream, 1, k).unwrap();
+        layer.forward(&stream, x.view(), out.view_mut()).unwrap();
+        assert!(out.to_host().unwrap().as_slice().iter().all(|v| v.to_f32() == 0.0));
+    }
+}
+
+#[test]
+fn what_cannot_be_lent_is_refused_with_the_reason() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.stream();
+    let matrix = |rows, cols| DeviceMatrix::<f32>::zeros(&stream, rows, cols).unwrap();
+    let (gate, wide, other) = (matrix(8, 4), matrix(8, 6), matrix(7, 4));
+    let act = Activation::SWIGLU;
+    let up = wide.view().cols_range(0..4).unwrap();
+    let error =
+        DeviceGatedLinearParams::separate(gate.view(), up, Orientation::OutIn, act).unwrap_err();
+    assert!(error.to_string().contains("one stride"), "{error}");
+    let error =
+        DeviceGatedLinearParams::separate(gate.view(), other.view(), Orientation::OutIn, act)
+            .unwrap_err();
+    assert!(error.to_string().contains("up weight: expected [8, 4]"), "{error}");
+    let error = DeviceGatedLinearParams::packed(other.view(), Orientation::OutIn, act).unwrap_err();
+    assert!(error.to_string().contains("even number"), "{error}");
+    let gated = DeviceGatedLinearParams::packed(gate.view(), Orientation::OutIn, act).unwrap();
+    let error = DeviceMlpParams::new(gated, gate.view(), Orientation::OutIn).unwrap_err();
+    assert!(error.to_string().contains("down weight: expected [4, 4]"), "{error}");
+}
