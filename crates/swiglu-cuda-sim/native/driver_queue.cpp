@@ -228,6 +228,7 @@ std::vector<Part> programmatic_behind(const Part& first) {
   Drawing& d = drawing();
   if (d.mode != Mode::Random || !d.random.one_in(2)) return chain;
   uint64_t threads = grid_of(first)->threads_left();
+  double share = grid_of(first)->launch().device_share(sm_count());
   Part last = first;
   while (chain.size() + 1 < LONGEST_CHAIN) {
     Part next = last;
@@ -251,7 +252,8 @@ std::vector<Part> programmatic_behind(const Part& first) {
     const Work& work = work_of(next);
     if (work.kernel == nullptr || !work.kernel->programmatic) break;
     // A cooperative launch starts when all of it fits.
-    if (work.kernel->cooperative) break;
+    share += work.kernel->device_share(sm_count());
+    if (work.kernel->cooperative && share > 1.0) break;
     threads += work.kernel->blocks() * work.kernel->threads();
     if (threads > MOST_THREADS) break;
     chain.push_back(next);

@@ -44,6 +44,8 @@ struct Launch {
 
   unsigned threads() const { return block.x * block.y * block.z; }
   uint64_t blocks() const { return uint64_t{grid.x} * grid.y * grid.z; }
+  // How much of a device all blocks take at a time, or of how many devices.
+  double device_share(int sms) const { return static_cast<double>(blocks()) / resident / sms; }
 };
 
 // xorshift64*: small, and the same on every host.

@@ -6,6 +6,7 @@
 mod common;
 
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 
 use common::*;
 
@@ -193,6 +194,17 @@ const COUNT: usize = 128;
 
 /// Of the seeds: those that gave an error, and those that gave a wrong value.
 fn early(store: u32, triggers: bool, waits: bool, writes: bool) -> Option<[usize; 2]> {
+    early_as(store, triggers, waits, writes, false)
+}
+
+/// The same, or with both grids captured in a graph.
+fn early_as(
+    store: u32,
+    triggers: bool,
+    waits: bool,
+    writes: bool,
+    captured: bool,
+) -> Option<[usize; 2]> {
     let sim = sim()?;
     let [triggers, waits, writes] = [triggers, waits, writes].map(u32::from);
     let defines = [
@@ -207,6 +219,20 @@ fn early(store: u32, triggers: bool, waits: bool, writes: bool) -> Option<[usize
     // Rows of 64 elements of 16 bits: two rows are the 256 bytes of a block.
     let params = Pass { map: tensor_map(sim, values, 4, 64, 2, 64, 0), values, out };
     let s = stream(sim);
+    let launch_both = || {
+        assert_eq!(launch_on(sim, s, first, 2, 64, 512, &params), 0);
+        assert_eq!(launch_programmatic(sim, s, next, 2, 64, 512, &params), 0);
+    };
+    let graph = captured.then(|| {
+        let (mut graph, mut executable): (Handle, Handle) = (null_mut(), null_mut());
+        assert_eq!(call!(sim.cuda, b"cuStreamBeginCapture_v2"(s => Handle, 1 => c_int)), 0);
+        launch_both();
+        let ended = call!(sim.cuda, b"cuStreamEndCapture"(s => Handle, &mut graph => *mut Handle));
+        let made = call!(sim.cuda, b"cuGraphInstantiateWithFlags"(
+            &mut executable => *mut Handle, graph => Handle, 0 => u64));
+        assert_eq!((ended, made), (0, 0));
+        executable
+    });
     let run = |seed| {
         run_streams(sim, "random", seed);
         let start = if writes == 1 { 0x01 } else { 0 };
@@ -217,8 +243,12 @@ fn early(store: u32, triggers: bool, waits: bool, writes: bool) -> Option<[usize
                 0
             );
         }
-        assert_eq!(launch_on(sim, s, first, 2, 64, 512, &params), 0);
-        assert_eq!(launch_programmatic(sim, s, next, 2, 64, 512, &params), 0);
+        match graph {
+            None => launch_both(),
+            Some(graph) => {
+                assert_eq!(call!(sim.cuda, b"cuGraphLaunch"(graph => Handle, s => Handle)), 0);
+            }
+        }
         let code = synchronize(sim, s);
         let right = |i: usize| if writes == 1 { 8 * 0x0101_0101 } else { i as u32 + 1 };
         (code, download::<u32>(sim, out, COUNT).into_iter().eq((0..COUNT).map(right)))
@@ -247,6 +277,14 @@ fn a_grid_that_starts_early_waits_for_what_it_reads() {
             assert!(enough, "store {store}, triggers {triggers}: {failed} failed, {wrong} wrong");
         }
     }
+}
+
+#[test]
+fn grids_of_a_graph_start_early_too() {
+    let Some(right) = early_as(0, true, true, false, true) else { return };
+    assert_eq!(right, [0, 0]);
+    let Some([_, wrong]) = early_as(0, true, false, false, true) else { return };
+    assert!(wrong > 5, "{wrong} wrong");
 }
 
 #[test]
