@@ -67,6 +67,8 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes);
 void sim_reads_grid(const void* from, unsigned bytes);
 void sim_copy_engine_reads_grid(const void* from, unsigned bytes);
 void sim_grid_dependency_wait();
+void sim_grid_dependency_launch();
+void sim_stores_global(const void* to, unsigned bytes);
 void sim_add_release(unsigned* p, unsigned value);
 unsigned sim_load_relaxed(const unsigned* p);
 void sim_wait_for_turnover(const unsigned* p, unsigned before);

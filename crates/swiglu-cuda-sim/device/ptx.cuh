@@ -125,6 +125,7 @@ template <int BYTES>
 INLINE void store_global(Raw<BYTES>* p, Raw<BYTES> r) {
   if ((u64)p % BYTES != 0) sim_misaligned(p, BYTES);
   *p = r;
+  sim_stores_global(p, BYTES);
 }
 
 // --- Between blocks of a grid ------------------------------------------------------------------
@@ -278,8 +279,7 @@ INLINE void fence_async_global() { sim_fence_async_global(); }
 // --- Launch order (sm_90) ----------------------------------------------------------------------
 
 INLINE void grid_dependency_wait() { sim_grid_dependency_wait(); }
-// Grids run one after the other: nothing starts early.
-INLINE void grid_dependency_launch() {}
+INLINE void grid_dependency_launch() { sim_grid_dependency_launch(); }
 
 #endif  // sm_90
 

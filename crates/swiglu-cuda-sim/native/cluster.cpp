@@ -75,7 +75,7 @@ void sim_store_shared_cluster(unsigned address, const unsigned* words, unsigned 
   constexpr unsigned WITHIN = (1u << RANK_SHIFT) - 1;
   require_barrier(block, barrier & WITHIN, "st.async");
   shared_at(block, address & WITHIN, 8, 8, "st.async");
-  BulkLoad store{&block, {}, address & WITHIN, barrier & WITHIN, 0, 0};
+  BulkLoad store{&block, &self(), {}, address & WITHIN, barrier & WITHIN, 0, 0};
   std::memcpy(&store.value, words, 8);
   store.stores = true;
   gang().loads.push_back(store);

@@ -97,7 +97,7 @@ int blocks_per_sm(const Function& f, int threads, size_t shared_bytes) {
   return std::min({max_threads / (warps * 32), static_cast<int>(by_shared), by_registers, 32});
 }
 
-CUresult check(const Function& f, const Launch& l) {
+CUresult check(const Function& f, Launch& l) {
   const auto positive = [](Index3 i) { return i.x > 0 && i.y > 0 && i.z > 0; };
   if (!positive(l.grid) || !positive(l.block)) return CUDA_ERROR_INVALID_VALUE;
   if (l.grid.x > 2147483647u || l.grid.y > 65535 || l.grid.z > 65535)
@@ -116,6 +116,7 @@ CUresult check(const Function& f, const Launch& l) {
   }
   const int resident = blocks_per_sm(f, static_cast<int>(threads), l.shared_bytes);
   if (resident == 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  l.resident = static_cast<unsigned>(resident);
   if (l.cooperative &&
       l.blocks() > static_cast<uint64_t>(resident) * static_cast<uint64_t>(sm_count())) {
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;

@@ -30,6 +30,7 @@ Mode mode_of(const char* text) {
 struct Drawing {
   Mode mode;
   Random random;
+  Temper last = Temper::Any;
 };
 
 Drawing& drawing() {
@@ -38,7 +39,8 @@ Drawing& drawing() {
     const char* seed = std::getenv("SWIGLU_SIM_SEED");
     const uint64_t number = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 0;
     const uint64_t thread = threads.fetch_add(1);
-    return Drawing{mode_of(std::getenv("SWIGLU_SIM_STREAMS")), Random(number * 7919 + thread + 1)};
+    return Drawing{mode_of(std::getenv("SWIGLU_SIM_STREAMS")), Random(number * 7919 + thread + 1),
+                   Temper::Any};
   }();
   return own;
 }
@@ -47,8 +49,12 @@ Temper draw_temper() {
   Drawing& d = drawing();
   if (d.mode == Mode::Eager) return Temper::Early;
   if (d.mode == Mode::Late) return Temper::Late;
-  const size_t i = d.random.below(5);
-  return i == 0 ? Temper::Early : i < 3 ? Temper::Late : Temper::Any;
+  // Half of the time as the thread's stream before, so that two are often of one temper.
+  if (d.random.one_in(2)) {
+    const size_t i = d.random.below(10);
+    d.last = i < 2 ? Temper::Early : i < 5 ? Temper::Late : Temper::Any;
+  }
+  return d.last;
 }
 
 bool pending(const std::shared_ptr<Failure>& f) { return f != nullptr && !f->reported; }
@@ -57,6 +63,16 @@ bool ready(const Stream& s) {
   if (s.queue.empty() || s.running) return false;
   const auto& needs = s.queue.front().needs;
   return std::all_of(needs.begin(), needs.end(), [](const MarkRef& m) { return m->done; });
+}
+
+// Streams that the calling thread used last, of a temper, whose work can go on.
+std::vector<Stream*> own_ready(Temper temper) {
+  std::vector<Stream*> found;
+  for (const auto& s : driver().streams) {
+    const bool own = s->temper == temper && s->thread == std::this_thread::get_id();
+    if (own && ready(*s)) found.push_back(s.get());
+  }
+  return found;
 }
 
 // A part of a task that is carried out in one go: a function, or some blocks of a kernel.
@@ -73,27 +89,35 @@ std::shared_ptr<GridTrace> trace_before(const Stream& s, const Task& task, size_
   return task.grids[n.after[0]]->trace();
 }
 
-// Any of the nodes that may be carried out next.
-Part pick(Stream& s) {
-  Task& task = s.queue.front();
-  if (task.done.empty()) {
-    const size_t nodes = task.nodes->size();
-    task.done.assign(nodes, false);
-    task.grids.resize(nodes);
-    task.left = nodes;
-    for (const MarkRef& need : task.needs) {
-      if (pending(need->failure) && !pending(s.failure)) s.failure = need->failure;
-    }
+void begin_task(Stream& s, Task& task) {
+  if (!task.done.empty()) return;
+  const size_t nodes = task.nodes->size();
+  task.done.assign(nodes, false);
+  task.grids.resize(nodes);
+  task.left = nodes;
+  for (const MarkRef& need : task.needs) {
+    if (pending(need->failure) && !pending(s.failure)) s.failure = need->failure;
   }
-  if (task.nodes->size() == 1 || task.left == 0) return {&s, &task, 0};
+}
+
+// The nodes that may be carried out next.
+std::vector<size_t> next_nodes(const Task& task) {
   std::vector<size_t> next;
-  for (size_t i = 0; i < task.nodes->size(); ++i) {
+  for (size_t i = 0; i < task.done.size(); ++i) {
     if (task.done[i]) continue;
     const auto& after = (*task.nodes)[i].after;
     if (std::all_of(after.begin(), after.end(), [&](size_t j) { return task.done[j]; })) {
       next.push_back(i);
     }
   }
+  return next;
+}
+
+Part pick(Stream& s) {
+  Task& task = s.queue.front();
+  begin_task(s, task);
+  if (task.nodes->size() == 1 || task.left == 0) return {&s, &task, 0};
+  const std::vector<size_t> next = next_nodes(task);
   return {&s, &task, next[drawing().random.below(next.size())]};
 }
 
@@ -122,22 +146,29 @@ void remove(Stream* stream) {
   std::erase_if(all, [&](const auto& s) { return s.get() == stream; });
 }
 
-// Of a part that has been carried out: what it gave, and what is left.
-void account(const Part& part, CUresult result) {
+// Of a part that has been carried out: what it gave.
+void note(const Part& part, CUresult result) {
   Stream& s = *part.stream;
   Task& task = *part.task;
   if (result != CUDA_SUCCESS && !pending(s.failure)) {
     s.failure = std::make_shared<Failure>(Failure{result, false});
   }
-  if (task.left > 0) {
-    const auto& grid = task.grids[part.node];
-    if (grid == nullptr || grid->done()) {
-      task.done[part.node] = true;
-      --task.left;
-    }
+  if (task.left == 0 || task.done[part.node]) return;
+  const auto& grid = task.grids[part.node];
+  if (grid == nullptr || grid->done()) {
+    task.done[part.node] = true;
+    --task.left;
   }
+}
+
+// The same, and the end of the stream's turn. Tasks that may start before others have ended end after them.
+void account(const Part& part, CUresult result) {
+  Stream& s = *part.stream;
+  note(part, result);
   s.running = false;
-  if (task.left == 0) end_task(s);
+  const auto over = [](const Task& task) { return !task.done.empty() && task.left == 0; };
+  if (part.task->nodes->empty()) end_task(s);
+  while (!s.queue.empty() && over(s.queue.front())) end_task(s);
   if (s.destroyed && s.queue.empty()) remove(&s);
 }
 
@@ -148,28 +179,139 @@ CUresult result_of(const Grid& grid) {
   return grid.result() == LaunchResult::Done && intact ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
+const Work& work_of(const Part& part) { return (*part.task->nodes)[part.node].work; }
+
+Grid* grid_of(const Part& part) {
+  auto& grid = part.task->grids[part.node];
+  if (grid == nullptr) {
+    const auto before = trace_before(*part.stream, *part.task, part.node);
+    grid = std::make_unique<Grid>(work_of(part).kernel, before);
+  }
+  return grid.get();
+}
+
+bool is_kernel(const Part& part) {
+  return part.task->left > 0 && work_of(part).kernel != nullptr && !pending(part.stream->failure);
+}
+
+// Whether a grid's next gang can be on the device beside others.
+bool fits_beside(const std::vector<Part>& parts, const Part& other) {
+  double share = grid_of(other)->gang_share();
+  for (const Part& part : parts) share += grid_of(part)->gang_share();
+  return share <= 1.0;
+}
+
+// Kernels of other streams of the calling thread, and of other branches of the same graph, that are carried out
+// beside one, by the toss of a coin.
+void add_beside(std::vector<Part>& parts) {
+  Drawing& d = drawing();
+  constexpr size_t MOST_BESIDE = 3;
+  if (d.mode != Mode::Random || d.random.one_in(4)) return;
+  const Part first = parts[0];
+  for (size_t node : next_nodes(*first.task)) {
+    const Part part{first.stream, first.task, node};
+    if (node == first.node || parts.size() >= MOST_BESIDE || !is_kernel(part)) continue;
+    if (fits_beside(parts, part)) parts.push_back(part);
+  }
+  for (Stream* s : own_ready(Temper::Any)) {
+    if (s == first.stream || parts.size() >= MOST_BESIDE) continue;
+    const Part part = pick(*s);
+    if (is_kernel(part) && fits_beside(parts, part)) parts.push_back(part);
+  }
+}
+
+// The kernels behind one in its stream, or its graph, that may start before it has ended.
+std::vector<Part> programmatic_behind(const Part& first) {
+  constexpr size_t LONGEST_CHAIN = 3;
+  constexpr uint64_t MOST_THREADS = 4096;
+  std::vector<Part> chain;
+  Drawing& d = drawing();
+  if (d.mode != Mode::Random || !d.random.one_in(2)) return chain;
+  uint64_t threads = grid_of(first)->threads_left();
+  double share = grid_of(first)->launch().device_share(sm_count());
+  Part last = first;
+  while (chain.size() + 1 < LONGEST_CHAIN) {
+    Part next = last;
+    const Nodes& nodes = *last.task->nodes;
+    if (last.node + 1 < nodes.size()) {
+      ++next.node;
+      const bool alone = nodes[next.node].after == std::vector<size_t>{last.node};
+      if (!alone) break;
+    } else {
+      // Nothing but kernels on both sides of the border of two tasks.
+      if (nodes.size() > 1 && next_nodes(*last.task) != std::vector<size_t>{last.node}) break;
+      const auto& queue = last.stream->queue;
+      size_t at = 0;
+      while (&queue[at] != last.task) ++at;
+      if (at + 1 >= queue.size()) break;
+      next.task = &last.stream->queue[at + 1];
+      next.node = 0;
+      if (next.task->nodes->size() != 1 || !next.task->needs.empty()) break;
+      begin_task(*last.stream, *next.task);
+    }
+    const Work& work = work_of(next);
+    if (work.kernel == nullptr || !work.kernel->programmatic) break;
+    // A cooperative launch starts when all of it fits.
+    share += work.kernel->device_share(sm_count());
+    if (work.kernel->cooperative && share > 1.0) break;
+    threads += work.kernel->blocks() * work.kernel->threads();
+    if (threads > MOST_THREADS) break;
+    chain.push_back(next);
+    last = next;
+  }
+  return chain;
+}
+
+CUresult carry_out_kernels(Lock& lock, std::vector<Part>& parts) {
+  const Part first = parts[0];
+  const std::vector<Part> behind = programmatic_behind(first);
+  if (behind.empty()) add_beside(parts);
+  std::vector<Grid*> grids, chain;
+  for (const Part& part : parts) grids.push_back(grid_of(part));
+  Grid* before = grids[0];
+  for (const Part& part : behind) {
+    auto& grid = part.task->grids[part.node];
+    grid = std::make_unique<Grid>(work_of(part).kernel, before->trace());
+    before = grid.get();
+    chain.push_back(before);
+  }
+  for (const Part& part : parts) part.stream->running = true;
+  lock.unlock();
+  run_together(grids, chain);
+  std::vector<CUresult> results;
+  for (Grid* grid : grids) results.push_back(result_of(*grid));
+  for (Grid* grid : chain) results.push_back(result_of(*grid));
+  lock.lock();
+  // A failure of the first is the stream's, not what it made of those behind.
+  note(first, results[0]);
+  for (size_t i = 1; i < parts.size(); ++i) account(parts[i], results[i]);
+  for (size_t i = 0; i < behind.size(); ++i) {
+    // What had no time to start is not begun.
+    if (!chain[i]->begun()) {
+      behind[i].task->grids[behind[i].node] = nullptr;
+    } else {
+      note(behind[i], results[parts.size() + i]);
+    }
+  }
+  return results[0];
+}
+
 // Carries the next part of a stream's work out. The stream is ready.
 void step(Lock& lock, Stream& s) {
   const Part part = pick(s);
   s.running = true;
   CUresult result = CUDA_SUCCESS;
   if (part.task->left > 0) {
-    const Work& work = (*part.task->nodes)[part.node].work;
+    const Work& work = work_of(part);
     // A context that has failed carries nothing out any more; but what waits for the end of work may go on.
     const bool skipped = pending(s.failure) && !work.always;
     Context* const before = current_context();
     current_context() = s.context;
-    if (work.kernel != nullptr && !skipped) {
-      auto& grid = part.task->grids[part.node];
-      if (grid == nullptr) {
-        grid = std::make_unique<Grid>(work.kernel, trace_before(s, *part.task, part.node));
-      }
-      lock.unlock();
-      grid->step();
-      result = result_of(*grid);
-      lock.lock();
-    } else if (skipped) {
+    if (skipped) {
       part.task->grids[part.node] = nullptr;
+    } else if (work.kernel != nullptr) {
+      std::vector<Part> parts{part};
+      result = carry_out_kernels(lock, parts);
     } else if (work.function != nullptr) {
       if (work.locked) {
         result = work.function();
@@ -198,16 +340,6 @@ Stream* toward(const Mark& mark) {
     if (missing.empty()) return s;
     m = missing[missing.size() > 1 ? drawing().random.below(missing.size()) : 0];
   }
-}
-
-// Streams that the calling thread used last, of a temper, whose work can go on.
-std::vector<Stream*> own_ready(Temper temper) {
-  std::vector<Stream*> found;
-  for (const auto& s : driver().streams) {
-    const bool own = s->temper == temper && s->thread == std::this_thread::get_id();
-    if (own && ready(*s)) found.push_back(s.get());
-  }
-  return found;
 }
 
 void run_early(Lock& lock) {
@@ -401,5 +533,5 @@ void abandon(Lock& lock, Stream* stream) {
 // For tests of programs: how the calling thread's streams are run from now on.
 extern "C" __attribute__((visibility("default"))) void sim_set_streams(const char* mode,
                                                                        uint64_t seed) {
-  sim::drawing() = {sim::mode_of(mode), sim::Random(seed)};
+  sim::drawing() = {sim::mode_of(mode), sim::Random(seed), sim::Temper::Any};
 }

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <new>
+#include <vector>
 
 namespace sim {
 namespace {
@@ -105,10 +107,28 @@ void* Stack::prepare(void (*entry)()) {
   return frame;
 }
 
-std::vector<Stack>& stacks(size_t at_least) {
-  thread_local std::vector<Stack> kept;
-  while (kept.size() < at_least) kept.emplace_back();
-  return kept;
+namespace {
+
+struct Kept {
+  std::deque<Stack> all;
+  std::vector<Stack*> free;
+};
+
+Kept& kept() {
+  thread_local Kept stacks;
+  return stacks;
 }
+
+}  // namespace
+
+Stack* take_stack() {
+  Kept& k = kept();
+  if (k.free.empty()) return &k.all.emplace_back();
+  Stack* stack = k.free.back();
+  k.free.pop_back();
+  return stack;
+}
+
+void give_stack_back(Stack* stack) { kept().free.push_back(stack); }
 
 }  // namespace sim

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 namespace sim {
 
@@ -27,7 +26,8 @@ class Stack {
   std::byte* base_;
 };
 
-// Stacks of one operating-system thread, kept from launch to launch.
-std::vector<Stack>& stacks(size_t at_least);
+// A stack of the operating-system thread's, and its return. They are kept from launch to launch.
+Stack* take_stack();
+void give_stack_back(Stack* stack);
 
 }  // namespace sim

@@ -1,4 +1,4 @@
-// Running a gang: choosing the next thread, ending it, deadlocks.
+// Running gangs: choosing the next thread, ending it, deadlocks.
 #include "gang.hpp"
 
 #include <cstdarg>
@@ -24,6 +24,8 @@ std::string format_index(Index3 i) {
   std::snprintf(text, sizeof text, "(%u, %u, %u)", i.x, i.y, i.z);
   return text;
 }
+
+}  // namespace
 
 // Up to `limit` waiting threads, those of one block with the same reason on one line.
 void report_deadlock(Gang& g) {
@@ -53,27 +55,40 @@ void report_deadlock(Gang& g) {
   }
 }
 
+namespace {
+
+// Three kinds of schedule: any thread, the one woken last, or the one that waits longest.
+Thread* take_runnable(Gang& g) {
+  size_t i = g.runnable.size() - 1;
+  if (g.policy == 0 || g.random.one_in(16)) {
+    i = g.random.below(g.runnable.size());
+  } else if (g.policy == 1) {
+    i = 0;
+  }
+  Thread* chosen = g.runnable[i];
+  g.runnable[i] = g.runnable.back();
+  g.runnable.pop_back();
+  return chosen;
+}
+
 Thread* choose(Gang& g) {
   for (;;) {
     if (!g.runnable.empty()) {
       if (!g.starves_loads && g.random.one_in(8)) progress_transfer(g);
-      // Three kinds of schedule: any thread, the one woken last, or the one that waits longest.
-      size_t i = g.runnable.size() - 1;
-      if (g.policy == 0 || g.random.one_in(16)) {
-        i = g.random.below(g.runnable.size());
-      } else if (g.policy == 1) {
-        i = 0;
-      }
-      Thread* chosen = g.runnable[i];
-      g.runnable[i] = g.runnable.back();
-      g.runnable.pop_back();
-      return chosen;
+      return take_runnable(g);
     }
     if (!progress_transfer(g)) return nullptr;
   }
 }
 
+void switch_to_scheduler(Party& p, Thread* from) {
+  sim_thread = nullptr;
+  void* ignored;
+  sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, p.scheduler);
+}
+
 void run_next(Gang& g, Thread* from) {
+  if (!g.party->direct) return switch_to_scheduler(*g.party, from);
   Thread* next = choose(g);
   if (next == from && next != nullptr) return;
   if (next == nullptr) {
@@ -81,14 +96,28 @@ void run_next(Gang& g, Thread* from) {
       g.failed = true;
       report_deadlock(g);
     }
-    sim_thread = nullptr;
-    void* ignored;
-    sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, g.scheduler);
-    return;
+    return switch_to_scheduler(*g.party, from);
   }
   sim_thread = next;
   void* ignored;
   sim_switch_stack(from != nullptr ? &from->stack_pointer : &ignored, next->stack_pointer);
+}
+
+// A transfer between two turns has a stack of its own, from which a failure leaves as from a thread's.
+thread_local Gang* transferring = nullptr;
+
+void transfer_main() {
+  Gang& g = *transferring;
+  progress_transfer(g);
+  switch_to_scheduler(*g.party, nullptr);
+}
+
+void transfer(Gang& g) {
+  transferring = &g;
+  Stack* stack = take_stack();
+  void* entry = stack->prepare(transfer_main);
+  sim_switch_stack(&g.party->scheduler, entry);
+  give_stack_back(stack);
 }
 
 void thread_main() {
@@ -119,9 +148,7 @@ void thread_main() {
 void leave_for_good() {
   Gang& g = gang();
   if (g.failed) {
-    sim_thread = nullptr;
-    void* ignored;
-    sim_switch_stack(&ignored, g.scheduler);
+    switch_to_scheduler(*g.party, nullptr);
   }
   run_next(g, nullptr);
   __builtin_unreachable();
@@ -169,29 +196,46 @@ void fault(const char* format, ...) {
   leave_for_good();
 }
 
-bool Gang::run() {
-  size_t total = 0;
-  for (Block& b : blocks) total += b.threads.size();
-  std::vector<Stack>& pool = stacks(total);
-  size_t used = 0;
+Gang::~Gang() {
+  for (Stack* stack : stacks) give_stack_back(stack);
+}
+
+void Gang::prepare() {
   for (Block& b : blocks) {
     for (Thread& t : b.threads) {
-      t.stack_pointer = pool[used++].prepare(thread_main);
+      stacks.push_back(take_stack());
+      t.stack_pointer = stacks.back()->prepare(thread_main);
       runnable.push_back(&t);
     }
   }
+  live = static_cast<unsigned>(runnable.size());
   // Any thread may be the first.
   for (size_t i = runnable.size(); i > 1; --i) {
     std::swap(runnable[i - 1], runnable[random.below(i)]);
   }
-  live = static_cast<unsigned>(total);
   policy = static_cast<unsigned>(random.below(3));
   starves_loads = random.one_in(3);
-  Thread* first = choose(*this);
-  sim_thread = first;
-  sim_switch_stack(&scheduler, first->stack_pointer);
-  sim_thread = nullptr;
-  return !failed;
+}
+
+Gang* Party::run() {
+  const size_t count = gangs.size();
+  if (current >= count || random.one_in(stays)) current = random.below(count);
+  for (size_t i = 0; i < count; ++i, ++current) {
+    if (current >= count) current = 0;
+    Gang& g = *gangs[current];
+    const bool transfers = !g.loads.empty() || !g.stores.empty();
+    if (g.runnable.empty() && !transfers) continue;
+    if (transfers && (g.runnable.empty() || (!g.starves_loads && g.random.one_in(8)))) {
+      transfer(g);
+      return &g;
+    }
+    Thread* next = take_runnable(g);
+    sim_thread = next;
+    sim_switch_stack(&scheduler, next->stack_pointer);
+    sim_thread = nullptr;
+    return &g;
+  }
+  return nullptr;
 }
 
 }  // namespace sim

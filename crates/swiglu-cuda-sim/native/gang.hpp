@@ -1,4 +1,5 @@
-// The running part of a launch: threads, warps, blocks, and the gang of blocks that run together.
+// The running part of launches: threads, warps, blocks, the gang of blocks that need each other, and the party
+// of gangs, of one launch or of several, that run beside each other.
 //
 // A gang is a cluster, or all blocks of a cooperative launch. Its threads are fibers of one
 // operating-system thread; one runs until it waits, then another is chosen by a seeded generator.
@@ -9,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "device_abi.hpp"
@@ -18,7 +20,10 @@ namespace sim {
 
 struct Block;
 struct Warp;
+struct Thread;
 struct Gang;
+struct Party;
+class Stack;
 
 constexpr unsigned WARP = 32;
 // Shared memory starts above the part the system keeps for itself, as on sm_90.
@@ -32,12 +37,15 @@ struct Launch {
   Index3 grid{1, 1, 1}, block{1, 1, 1};
   unsigned shared_bytes = 0;
   unsigned cluster = 1;
+  unsigned resident = 1;  // blocks that a multiprocessor holds
   bool cooperative = false;
   bool programmatic = false;  // may start before the grid before it has ended
   std::vector<std::byte> params;
 
   unsigned threads() const { return block.x * block.y * block.z; }
   uint64_t blocks() const { return uint64_t{grid.x} * grid.y * grid.z; }
+  // How much of a device all blocks take at a time, or of how many devices.
+  double device_share(int sms) const { return static_cast<double>(blocks()) / resident / sms; }
 };
 
 // xorshift64*: small, and the same on every host.
@@ -75,6 +83,7 @@ struct GridStore {
 // A tensor store: reads shared memory, then writes the tensor, each at a time of its own.
 struct BulkStore {
   Block* block;
+  Thread* by;
   TensorMap map;
   uint32_t from;
   int column, row;
@@ -85,6 +94,7 @@ struct BulkStore {
 // A load that has not landed: a box of a tensor, or a number of bytes.
 struct BulkLoad {
   Block* block;
+  Thread* by;
   TensorMap map;
   uint32_t to, barrier;
   int column, row;
@@ -106,6 +116,28 @@ struct Span {
 struct GridTrace {
   Span stored;
   std::set<uintptr_t> counted;  // words that were counted at: they lie far from what was stored
+  // Where ordinary stores and those of the copy engine went: granules of as many bytes as memory is aligned to.
+  static constexpr uintptr_t GRANULE = 256;
+  std::unordered_set<uintptr_t> granules;
+  uintptr_t last_granule = UINTPTR_MAX;
+
+  void add(const void* to, size_t bytes) {
+    const auto first = reinterpret_cast<uintptr_t>(to) / GRANULE;
+    const auto end = (reinterpret_cast<uintptr_t>(to) + bytes - 1) / GRANULE + 1;
+    for (uintptr_t i = first; i < end; ++i) {
+      if (i == last_granule) continue;
+      last_granule = i;
+      granules.insert(i);
+    }
+  }
+  bool meets(const void* from, size_t bytes) const {
+    const auto address = reinterpret_cast<uintptr_t>(from);
+    if (stored.meets(address, bytes) || counted.count(address) > 0) return true;
+    for (uintptr_t i = address / GRANULE; i <= (address + bytes - 1) / GRANULE; ++i) {
+      if (granules.count(i) > 0) return true;
+    }
+    return false;
+  }
 };
 
 enum class State : uint8_t { Runnable, Waiting, Exited };
@@ -174,6 +206,7 @@ struct Block {
   std::vector<GridStore> unreleased;  // of threads that have since been at a barrier of the block
   NamedBarrier barriers[16];
   unsigned live = 0;
+  bool triggered = false;  // whether a thread has let the next grid start
   unsigned free_registers = 0;  // per lane of a warp, given back by setmaxnreg
   unsigned register_releases = 0;
 };
@@ -181,21 +214,27 @@ struct Block {
 struct Gang {
   const Launch& launch;
   GridTrace& trace;
-  const GridTrace* before;  // of the grid before it
+  const GridTrace* before;           // of the grid before it
+  const bool* before_over = nullptr;  // whether that one has ended; null if it had when this one began
   uint64_t seed;
   Random random;
+  Party* party = nullptr;
   std::deque<Block> blocks;
+  std::vector<Stack*> stacks;
   std::vector<Thread*> runnable;
   std::vector<Thread*> barrier_waiters;
   std::vector<Thread*> cluster_waiters;
   unsigned cluster_arrived = 0;  // threads at the cluster's barrier, whether they wait for it yet or not
   uint64_t cluster_rounds = 0;   // in which all have come
   std::vector<Thread*> word_waiters;
+  std::vector<Thread*> grid_waiters;  // for the grid before
   std::vector<BulkLoad> loads;
   std::vector<std::shared_ptr<BulkStore>> stores;
-  void* scheduler = nullptr;
   unsigned live = 0;
   bool failed = false;
+  // An access that faulted ended it.
+  const Thread* wild_thread = nullptr;
+  void* wild_address = nullptr;
   unsigned policy = 0;
   // Whether transfers wait until no thread can run, and then the youngest load lands first: older ones lag
   // behind by as much as barriers allow.
@@ -203,8 +242,35 @@ struct Gang {
 
   Gang(const Launch& l, GridTrace& t, const GridTrace* b, uint64_t s, uint64_t first_block)
       : launch(l), trace(t), before(b), seed(s), random(s * 0x9e3779b97f4a7c15u + first_block) {}
-  bool run();
+  ~Gang();
+  Gang(const Gang&) = delete;
+  Gang& operator=(const Gang&) = delete;
+
+  // Makes its threads ready to run.
+  void prepare();
+  bool over() const { return failed || live == 0; }
 };
+
+// Gangs whose threads run in turns. Each keeps its own order of threads; the party says which gang is next.
+struct Party {
+  std::vector<Gang*> gangs;
+  Random random;
+  unsigned stays;       // a turn goes to any gang one time in so many
+  size_t current = 0;   // gang
+  bool direct = false;  // of one gang, whose threads switch to each other
+  void* scheduler = nullptr;
+
+  explicit Party(uint64_t seed) : random(seed ^ 0x5bd1e995u) {
+    constexpr unsigned STAYS[] = {1, 4, 32, 256};
+    stays = STAYS[random.below(4)];
+  }
+  // Lets a gang go on: to its end or its first failure where it is alone, else for a turn of one of its
+  // threads. Null if every thread waits.
+  Gang* run();
+};
+
+// Says who waits for what.
+void report_deadlock(Gang& gang);
 
 // The running thread and its gang; only from device code.
 inline Thread& self() { return *static_cast<Thread*>(sim_thread); }

@@ -69,10 +69,9 @@ void sim_store_for_grid(void* to, const void* from, unsigned bytes) {
 // PTX ISA 9.7.13.13 (griddepcontrol): until it waits, a grid that started early sees nothing for sure of
 // the one before it.
 void sim_reads_grid(const void* from, unsigned bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(from);
   const GridTrace* before = gang().before;
   if (!gang().launch.programmatic || self().waited_for_grid || before == nullptr) return;
-  if (before->stored.meets(address, bytes) || before->counted.count(address) > 0) {
+  if (before->meets(from, bytes)) {
     fault("reads what the grid before it wrote, at %p, without griddepcontrol.wait", from);
   }
 }
@@ -82,7 +81,20 @@ void sim_copy_engine_reads_grid(const void* from, unsigned bytes) {
     fault("copies what its grid stored, at %p, without fence.proxy.async.global", from);
   }
 }
-void sim_grid_dependency_wait() { self().waited_for_grid = true; }
+void sim_grid_dependency_wait() {
+  const bool* over = gang().before_over;
+  while (over != nullptr && !*over) {
+    gang().grid_waiters.push_back(&self());
+    wait_until_woken("griddepcontrol.wait");
+  }
+  self().waited_for_grid = true;
+}
+// The next grid may start when a thread of each block has said so, or the block has ended.
+void sim_grid_dependency_launch() {
+  self().block->triggered = true;
+  maybe_yield();
+}
+void sim_stores_global(const void* to, unsigned bytes) { gang().trace.add(to, bytes); }
 
 unsigned sim_load_relaxed(const unsigned* p) {
   if (reinterpret_cast<uintptr_t>(p) % 4 != 0) sim_misaligned(p, 4);
@@ -99,9 +111,12 @@ void sim_add_release(unsigned* p, unsigned value) {
   land_stores(me.block->unreleased);
   *p += value;
   gang().trace.counted.insert(reinterpret_cast<uintptr_t>(p));
-  std::vector<Thread*> waiting;
-  waiting.swap(gang().word_waiters);
-  for (Thread* t : waiting) wake(*t);
+  // Those of other grids too, that wait for the same word.
+  for (Gang* g : gang().party->gangs) {
+    std::vector<Thread*> waiting;
+    waiting.swap(g->word_waiters);
+    for (Thread* t : waiting) wake(*t);
+  }
   maybe_yield();
 }
 

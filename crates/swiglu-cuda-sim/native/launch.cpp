@@ -17,11 +17,6 @@
 namespace sim {
 namespace {
 
-struct WildAccess {
-  const Thread* thread = nullptr;
-  void* address = nullptr;
-};
-thread_local WildAccess wild_access;
 struct sigaction previous[NSIG];
 
 // Where a fault leads in work that is no kernel.
@@ -51,7 +46,8 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     return;
   }
   // The handler's stack is too small to print on.
-  wild_access = {&self(), info->si_addr};
+  gang().wild_thread = &self();
+  gang().wild_address = info->si_addr;
   gang().failed = true;
   leave_for_good();
 }
@@ -135,6 +131,13 @@ void add_block(Gang& gang, uint64_t linear) {
   }
 }
 
+// ": " and why it is not accessible, if that is known.
+std::string reason_of(void* address) {
+  auto lock = lock_driver();
+  const std::string why = describe_address(reinterpret_cast<uint64_t>(address));
+  return why.empty() ? why : ": " + why;
+}
+
 }  // namespace
 
 Grid::Grid(std::shared_ptr<const Launch> launch, std::shared_ptr<GridTrace> before)
@@ -143,29 +146,135 @@ Grid::Grid(std::shared_ptr<const Launch> launch, std::shared_ptr<GridTrace> befo
       trace_(std::make_shared<GridTrace>()),
       schedule_(next_schedule()) {}
 
-void Grid::step() {
-  catch_faults();
+double Grid::gang_share() const {
+  const double gang =
+      static_cast<double>(launch_->cooperative ? launch_->blocks() : launch_->cluster);
+  return gang / launch_->resident / sm_count();
+}
+
+std::unique_ptr<Gang> Grid::begin_gang(const bool* before_over) {
   const uint64_t together = launch_->cooperative ? launch_->blocks() : launch_->cluster;
-  Gang gang(*launch_, *trace_, before_.get(), schedule_, next_);
-  for (uint64_t i = 0; i < together; ++i) add_block(gang, next_ + i);
+  auto gang = std::make_unique<Gang>(*launch_, *trace_, before_.get(), schedule_, next_);
+  gang->before_over = before_over;
+  for (uint64_t i = 0; i < together; ++i) add_block(*gang, next_ + i);
+  gang->prepare();
   next_ += together;
-  wild_access = {};
-  bool run = gang.run();
-  if (run) {
+  ++running_;
+  return gang;
+}
+
+void Grid::end_gang(Gang& gang) {
+  --running_;
+  if (!gang.failed) {
     for (Block& block : gang.blocks) finish_warpgroups(block);
-    run = !gang.failed;
   }
-  if (!run) result_ = LaunchResult::Failed;
-  if (wild_access.thread == nullptr) return;
+  if (gang.failed && result_ == LaunchResult::Done) result_ = LaunchResult::Failed;
+  if (gang.wild_thread == nullptr) return;
   result_ = LaunchResult::IllegalAddress;
-  std::string why;
-  {
-    auto lock = lock_driver();
-    why = describe_address(reinterpret_cast<uint64_t>(wild_access.address));
+  std::fprintf(stderr, "simulator: %s: access to address %p%s\n", describe(*gang.wild_thread).c_str(),
+               gang.wild_address, reason_of(gang.wild_address).c_str());
+}
+
+// Grids that are carried out beside each other.
+class Grids {
+ public:
+  Grids(const std::vector<Grid*>& grids, const std::vector<Grid*>& behind)
+      : party_(grids[0]->schedule()), chain_{grids[0]} {
+    constexpr unsigned HESITATES[] = {1, 8, 64};
+    hesitates_ = HESITATES[party_.random.below(3)];
+    chain_.insert(chain_.end(), behind.begin(), behind.end());
+    for (Grid* grid : grids) begin(*grid, nullptr);
+    if (!behind.empty()) begin_all(*grids[0], nullptr);
   }
-  std::fprintf(stderr, "simulator: %s: access to address %p%s%s\n",
-               describe(*wild_access.thread).c_str(), wild_access.address,
-               why.empty() ? "" : ": ", why.c_str());
+
+  void run() {
+    while (!running_.empty()) {
+      if (started_ < chain_.size() && may_start_next() && party_.random.one_in(hesitates_)) {
+        const Grid& before = *chain_[started_ - 1];
+        begin_all(*chain_[started_++], &before.over_);
+      }
+      party_.direct = running_.size() == 1 && started_ == chain_.size();
+      Gang* gang = party_.run();
+      if (gang == nullptr) {
+        // What has not started might have gone on: nobody waits for that.
+        for (const Running& r : running_) report_deadlock(*r.gang);
+        for (const Running& r : running_) r.gang->failed = true;
+      }
+      if (gang == nullptr || gang->over()) end_those_over();
+    }
+  }
+
+ private:
+  struct Running {
+    Grid* grid;
+    std::unique_ptr<Gang> gang;
+  };
+
+  void begin(Grid& grid, const bool* before_over) {
+    running_.push_back({&grid, grid.begin_gang(before_over)});
+    running_.back().gang->party = &party_;
+    party_.gangs.push_back(running_.back().gang.get());
+  }
+  void begin_all(Grid& grid, const bool* before_over) {
+    while (!grid.all_begun()) begin(grid, before_over);
+  }
+
+  // PTX ISA 9.7.13.13 (griddepcontrol): all blocks of the grid before have said so, or have ended.
+  bool may_start_next() const {
+    const Grid& before = *chain_[started_ - 1];
+    if (!before.all_begun()) return false;
+    for (const Running& r : running_) {
+      if (r.grid != &before) continue;
+      for (const Block& block : r.gang->blocks) {
+        if (!block.triggered && block.live > 0) return false;
+      }
+    }
+    // When it is over there is nothing to run beside.
+    return before.running_ > 0 && before.result_ == LaunchResult::Done;
+  }
+
+  void end_those_over() {
+    for (size_t i = 0; i < running_.size();) {
+      if (!running_[i].gang->over()) {
+        ++i;
+        continue;
+      }
+      Grid& grid = *running_[i].grid;
+      grid.end_gang(*running_[i].gang);
+      std::erase(party_.gangs, running_[i].gang.get());
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+      end_chain();
+    }
+    // The rest of the chain has nothing to run beside any more.
+    if (started_ < chain_.size() && chain_[started_ - 1]->done()) chain_.resize(started_);
+  }
+
+  // A grid is over for the next one when it has ended and so has the one before it: streams keep their order.
+  void end_chain() {
+    for (size_t i = 0; i < started_; ++i) {
+      Grid& grid = *chain_[i];
+      if (!grid.done()) return;
+      if (grid.over_) continue;
+      grid.over_ = true;
+      for (const Running& r : running_) {
+        if (r.gang->before_over != &grid.over_) continue;
+        std::vector<Thread*> waiting;
+        waiting.swap(r.gang->grid_waiters);
+        for (Thread* t : waiting) wake(*t);
+      }
+    }
+  }
+
+  Party party_;
+  unsigned hesitates_;  // a grid that may start does so at one turn in so many
+  std::vector<Grid*> chain_;
+  size_t started_ = 1;
+  std::vector<Running> running_;
+};
+
+void run_together(const std::vector<Grid*>& grids, const std::vector<Grid*>& behind) {
+  catch_faults();
+  Grids(grids, behind).run();
 }
 
 CUresult guarded(const char* what, const std::function<CUresult()>& work) {
@@ -178,13 +287,8 @@ CUresult guarded(const char* what, const std::function<CUresult()>& work) {
     return result;
   }
   guard = nullptr;
-  std::string why;
-  {
-    auto lock = lock_driver();
-    why = describe_address(reinterpret_cast<uint64_t>(here.address));
-  }
-  std::fprintf(stderr, "simulator: %s: access to address %p%s%s\n", what, here.address,
-               why.empty() ? "" : ": ", why.c_str());
+  std::fprintf(stderr, "simulator: %s: access to address %p%s\n", what, here.address,
+               reason_of(here.address).c_str());
   return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 

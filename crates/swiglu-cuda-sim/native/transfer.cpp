@@ -50,6 +50,14 @@ void for_each_chunk(const TensorMap& map, uint32_t shared, int column, int row, 
   }
 }
 
+void expect_waited(const TensorMap& map, int column, int row) {
+  const GridTrace* before = gang().before;
+  if (!gang().launch.programmatic || self().waited_for_grid || before == nullptr) return;
+  for_each_chunk(map, 0, column, row, [&](uint32_t, uint32_t, const std::byte* from, uint32_t inside) {
+    if (inside > 0) sim_reads_grid(from, inside);
+  });
+}
+
 void land_bytes(const BulkLoad& load) {
   Block& block = *load.block;
   const uint32_t at = load.to - SHARED_BASE;
@@ -96,11 +104,29 @@ void write_tensor(BulkStore& store) {
                      fault("a tensor store to rows that end within 16 bytes: the copy engine would "
                            "write all of them, past the end");
                    }
-                   if (inside > 0) std::memcpy(to, p + skipped, inside);
+                   if (inside == 0) return;
+                   std::memcpy(to, p + skipped, inside);
+                   store.block->gang->trace.add(to, inside);
                  });
   store.stage = BulkStore::Stage::Written;
   store.box.clear();
 }
+
+}  // namespace
+
+namespace {
+
+// What goes wrong in a transfer is its thread's failure, whichever runs.
+class ActingFor {
+ public:
+  explicit ActingFor(Thread* thread) : before_(sim_thread) { sim_thread = thread; }
+  ~ActingFor() { sim_thread = before_; }
+  ActingFor(const ActingFor&) = delete;
+  ActingFor& operator=(const ActingFor&) = delete;
+
+ private:
+  ThreadView* before_;
+};
 
 }  // namespace
 
@@ -113,10 +139,12 @@ bool progress_transfer(Gang& g) {
     const BulkLoad load = g.loads[i];
     // In their order.
     g.loads.erase(g.loads.begin() + static_cast<std::ptrdiff_t>(i));
+    const ActingFor thread(load.by);
     land(load);
     return true;
   }
   std::shared_ptr<BulkStore>& store = g.stores[i - loads];
+  const ActingFor thread(store->by);
   if (store->stage == BulkStore::Stage::Issued) {
     read_shared(*store);
   } else {
@@ -167,12 +195,14 @@ void sim_tensor_load(unsigned to, const void* pointer, unsigned barrier, int col
   const TensorMap map = checked_map(pointer, to, block, "tensor load");
   require_barrier(block, barrier, "tensor load");
   require_fenced(block, barrier, 8, "the copy engine");
-  gang().loads.push_back({&block, map, to, barrier, column, row});
+  expect_waited(map, column, row);
+  gang().loads.push_back({&block, &me, map, to, barrier, column, row});
   maybe_yield();
 }
 
 void sim_tensor_load_multicast(unsigned to, const void* pointer, unsigned barrier, int column,
                                int row, unsigned blocks) {
+  Thread& me = self();
   if (blocks == 0) fault("a tensor load to no block of its cluster");
   for (unsigned rank = 0; rank < 16; ++rank) {
     if ((blocks >> rank & 1) == 0) continue;
@@ -180,7 +210,8 @@ void sim_tensor_load_multicast(unsigned to, const void* pointer, unsigned barrie
     const TensorMap map = checked_map(pointer, to, block, "tensor load");
     require_barrier(block, barrier, "tensor load");
     require_fenced(block, barrier, 8, "the copy engine");
-    gang().loads.push_back({&block, map, to, barrier, column, row});
+    expect_waited(map, column, row);
+    gang().loads.push_back({&block, &me, map, to, barrier, column, row});
   }
   maybe_yield();
 }
@@ -200,7 +231,7 @@ void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barri
   require_barrier(block, barrier, "cp.async.bulk");
   require_fenced(block, barrier, 8, "the copy engine");
   sim_copy_engine_reads_grid(from, bytes);
-  gang().loads.push_back({&block, {}, to, barrier, 0, 0, from, bytes});
+  gang().loads.push_back({&block, &self(), {}, to, barrier, 0, 0, from, bytes});
   maybe_yield();
 }
 
@@ -211,6 +242,7 @@ void sim_tensor_store(const void* pointer, unsigned from, int column, int row) {
   require_fenced(block, from, map.box_bytes(), "a tensor store");
   auto store = std::make_shared<BulkStore>();
   store->block = &block;
+  store->by = &me;
   store->map = map;
   store->from = from;
   store->column = column;

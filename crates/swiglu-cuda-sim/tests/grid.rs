@@ -6,9 +6,11 @@
 mod common;
 
 use std::ffi::{c_int, c_void};
-use std::ptr::null_mut;
 
-use common::{Handle, Sim, call, download, finished, kernel, launch_on, own_stream, sim, upload};
+use common::{
+    Handle, Sim, call, download, finished, kernel, launch_on, launch_programmatic, own_stream, sim,
+    upload,
+};
 
 /// Every thread stores a value, all blocks meet, every thread reads that of a thread of the next
 /// block. FAULT: 0 none; 1 no barrier of the block before the release; 2 the release comes before
@@ -177,29 +179,10 @@ KERNEL(32, 1, load)(KERNEL_PARAMS(Pass) p) {
 }
 "#;
 
-/// CUlaunchAttribute and CUlaunchConfig of cuda.h.
-#[repr(C)]
-struct Attribute {
-    id: u32,
-    padding: u32,
-    flag: c_int,
-    rest: [u32; 15],
-}
-#[repr(C)]
-struct Config {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    stream: Handle,
-    attributes: *const Attribute,
-    count: u32,
-}
-
 #[test]
 fn a_dependent_grid_waits_before_it_reads() {
     let Some(sim) = sim() else { return };
     const LAUNCH_FAILED: c_int = 719;
-    const PROGRAMMATIC: u32 = 6;
     let source = DEPENDENT.replace("Raw*", "ptx::Raw<16>*");
     let starts = [(1, 1, 0), (0, 0, 0), (0, 1, LAUNCH_FAILED)];
     for (word, (waits, early, expected)) in [0, 1].into_iter().flat_map(|w| starts.map(|s| (w, s)))
@@ -209,19 +192,8 @@ fn a_dependent_grid_waits_before_it_reads() {
         let [store, load] = ["store", "load"].map(|name| kernel(sim, &source, &defines, name, 0));
         let params = [upload(sim, &[0u32; 32]), upload(sim, &[0u32; 32])];
         assert_eq!(launch_on(sim, own_stream(sim), store, 1, 32, 0, &params), 0);
-        let attribute = Attribute { id: PROGRAMMATIC, padding: 0, flag: early, rest: [0; 15] };
-        let config = Config {
-            grid: [1; 3],
-            block: [32, 1, 1],
-            shared: 0,
-            stream: own_stream(sim),
-            attributes: &raw const attribute,
-            count: 1,
-        };
-        let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
-        let code = call!(sim.cuda, b"cuLaunchKernelEx"(
-            &raw const config => *const Config, load => Handle,
-            pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void));
+        let launch = if early == 1 { launch_programmatic } else { launch_on };
+        let code = launch(sim, own_stream(sim), load, 1, 32, 0, &params);
         assert_eq!(
             finished(sim, code),
             expected,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use common::*;
@@ -26,17 +26,6 @@ struct Add {
     to: u64,
     value: f32,
     n: i32,
-}
-
-/// How the calling thread's streams run from now on.
-fn run_streams(sim: &Sim, mode: &str, seed: u64) {
-    let mode = CString::new(mode).unwrap();
-    // SAFETY: the signature is that of the simulator.
-    unsafe {
-        let set =
-            sim.cuda.get::<unsafe extern "C" fn(*const c_char, u64)>(b"sim_set_streams").unwrap();
-        set(mode.as_ptr(), seed);
-    }
 }
 
 /// What a program gives by each of the seeds.

@@ -179,6 +179,58 @@ pub(crate) fn launch<P>(
     finished(sim, launch_on(sim, stream, function, grid, block, shared_bytes, params))
 }
 
+/// CUlaunchAttribute of a flag, and CUlaunchConfig, of cuda.h.
+#[repr(C)]
+struct Attribute {
+    id: u32,
+    padding: u32,
+    flag: c_int,
+    rest: [u32; 15],
+}
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Handle,
+    attributes: *const Attribute,
+    count: u32,
+}
+
+/// As [`launch_on`], of a grid that may start before the one before it has ended.
+pub(crate) fn launch_programmatic<P>(
+    sim: &Sim,
+    stream: Handle,
+    function: Handle,
+    grid: u32,
+    block: u32,
+    shared: u32,
+    params: &P,
+) -> c_int {
+    const PROGRAMMATIC: u32 = 6;
+    let attribute = Attribute { id: PROGRAMMATIC, padding: 0, flag: 1, rest: [0; 15] };
+    let config = Config {
+        grid: [grid, 1, 1],
+        block: [block, 1, 1],
+        shared,
+        stream,
+        attributes: &raw const attribute,
+        count: 1,
+    };
+    let mut pointers = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+    call!(sim.cuda, b"cuLaunchKernelEx"(
+        &raw const config => *const Config, function => Handle,
+        pointers.as_mut_ptr() => *mut *mut c_void, null_mut() => *mut *mut c_void))
+}
+
+/// How the calling thread's streams run from now on.
+pub(crate) fn run_streams(sim: &Sim, mode: &str, seed: u64) {
+    type Set = unsafe extern "C" fn(*const c_char, u64);
+    let mode = CString::new(mode).unwrap();
+    // SAFETY: the signature is that of the simulator.
+    unsafe { sim.cuda.get::<Set>(b"sim_set_streams").unwrap()(mode.as_ptr(), seed) };
+}
+
 /// What a launch on the test's own stream returned, or, if nothing went wrong, waiting for it.
 pub(crate) fn finished(sim: &Sim, launched: c_int) -> c_int {
     match launched {
