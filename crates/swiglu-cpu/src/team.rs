@@ -190,7 +190,7 @@ impl Drop for Open<'_> {
 
 /// A pool of helpers, with a desk for each of the callers that there were at the same time.
 pub(crate) struct Team {
-    pool: ThreadPool,
+    pool: Arc<ThreadPool>,
     desks: Mutex<Vec<Arc<Desk>>>,
 }
 
@@ -201,8 +201,15 @@ impl std::fmt::Debug for Team {
 }
 
 impl Team {
-    pub(crate) fn new(pool: ThreadPool) -> Self {
+    pub(crate) fn new(pool: Arc<ThreadPool>) -> Self {
         Self { pool, desks: Mutex::default() }
+    }
+
+    /// Makes desks for so many callers at the same time.
+    pub(crate) fn reserve(&self, callers: usize) {
+        let mut desks = self.desks();
+        let there_are = desks.len().max(callers);
+        desks.resize_with(there_are, Arc::default);
     }
 
     fn desks(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Desk>>> {

@@ -26,6 +26,7 @@ fn no_module_imports_one_of_a_floor_above() {
     let imported = swiglu_testing::modules::imported(&src);
     assert!(imported["kernels::gate"].contains("device::jit"), "{imported:#?}");
     let pairs = imported.iter().flat_map(|(of, on)| on.iter().map(move |on| (&of[..], &on[..])));
-    let upward: Vec<_> = pairs.filter(|(of, on)| floor(of) < floor(on) && floor(on) < usize::MAX).collect();
+    let upward: Vec<_> =
+        pairs.filter(|(of, on)| floor(of) < floor(on) && floor(on) < usize::MAX).collect();
     assert_eq!(upward, EXCEPTIONS);
 }

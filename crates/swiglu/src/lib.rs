@@ -166,7 +166,7 @@ pub use swiglu_core::{
     QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedType,
     QuantizedTypes, Rounding, WeightLayout, bf16, f16,
 };
-pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
+pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
 /// The CUDA backend: devices, streams, graphs, and matrices in device memory.
 #[cfg(feature = "cuda")]
 pub use swiglu_cuda as cuda;

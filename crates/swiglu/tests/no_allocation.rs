@@ -49,7 +49,7 @@ fn allocated<K: swiglu::kind::Kind, T: swiglu::Element>(layer: &Layer<K>) -> usi
 fn forward_into_keeps_its_workspace() {
     // A pool of threads notes each job it hands out: bytes, where the result alone is 46 kB.
     for (threads, limit) in [(1, 0), (2, 4096)] {
-        let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+        let options = CpuOptions::default().with_threads(threads);
         let device = Device::cpu_with(options).unwrap();
         for dtype in swiglu::DType::ALL {
             let mlp = Mlp::load(STORIES, 0).unwrap().dtype(dtype).to(&device).unwrap();

@@ -140,13 +140,32 @@ impl<T: Element> Mlp<T> {
         workspace_part(m * self.h_stride() * size_of::<T>())
     }
 
-    fn workspace_bytes(&self, m: usize, choice: Choice, down: Down) -> usize {
+    /// Bytes of the weights and biases in device memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.gated.weight_bytes() + self.down.bytes()
+    }
+
+    /// Bytes of the stream's workspace that a call with `m` tokens uses.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        let (choice, down) = self.steps(m);
+        self.bytes_by(m, choice, down)
+    }
+
+    /// What runs step by step for `m` tokens. Also where few are decoded: an x that the kernel does not take goes that way.
+    fn steps(&self, m: usize) -> (Choice, Down) {
+        match self.choose(m) {
+            Choice::Decode(_) => (self.gated.choose(m), Down::CublasLt),
+            steps => Down::after(steps),
+        }
+    }
+
+    fn bytes_by(&self, m: usize, choice: Choice, down: Down) -> usize {
         // Gate, up and the down projection use what lies behind h one after the other.
         let scratch = match down {
             Down::CublasLt => Lt::scratch_bytes(self.cuda().arch()),
             Down::Skinny { .. } | Down::Registers => 0,
         };
-        self.h_bytes(m) + self.gated.workspace_bytes(m, choice).max(scratch)
+        self.h_bytes(m) + self.gated.bytes_by(m, choice).max(scratch)
     }
 
     fn choose(&self, m: usize) -> Choice {
@@ -186,14 +205,10 @@ impl<T: Element> Mlp<T> {
                 decode.prepare(self.cuda(), self.code())?;
             }
         }
-        // Also where few tokens are decoded: an x that the kernel does not take goes step by step.
-        let (choice, down) = match self.choose(m) {
-            Choice::Decode(_) => (self.gated.choose(m), Down::CublasLt),
-            steps => Down::after(steps),
-        };
+        let (choice, down) = self.steps(m);
         self.gated.prepare(choice, m)?;
         down.prepare(self.cuda(), &Problem { m, ..self.problem })?;
-        self.cuda().reserve_workspace(stream, self.workspace_bytes(m, choice, down))
+        self.cuda().reserve_workspace(stream, self.bytes_by(m, choice, down))
     }
 
     /// Enqueues y = act(x·Wg + bg, x·Wu + bu)·Wd + bd on `stream`.
@@ -258,7 +273,7 @@ impl<T: Element> Mlp<T> {
             steps => steps,
         };
         let (choice, by) = Down::after(choice);
-        let bytes = self.workspace_bytes(m, choice, by);
+        let bytes = self.bytes_by(m, choice, by);
         self.cuda().with_workspace(stream, bytes, |workspace| {
             let scratch = workspace + self.h_bytes(m) as u64;
             let hidden = Tensor::new(workspace, self.h_stride());

@@ -104,6 +104,10 @@ const LANE: usize = 8;
 const MOST_UNIT: usize = 4 * BLOCK;
 
 impl Rows {
+    fn bytes(&self) -> usize {
+        self.values.bytes() + self.scales.bytes()
+    }
+
     fn new(
         stream: &Stream,
         matrices: &[QuantizedRef<'_>],
@@ -365,6 +369,18 @@ impl<T: Element> QuantizedMlp<T> {
 
     fn h_bytes(&self, m: usize) -> usize {
         workspace_part(m.min(MOST_TOKENS) * self.h_stride() * size_of::<T>())
+    }
+
+    /// Bytes of the weights and biases in device memory.
+    pub fn weight_bytes(&self) -> usize {
+        let biases = self.biases.as_ref().map_or(0, DeviceBuffer::bytes);
+        let down_bias = self.down_bias.as_ref().map_or(0, DeviceBuffer::bytes);
+        self.gate_up.bytes() + self.down.bytes() + biases + down_bias
+    }
+
+    /// Bytes of the stream's workspace that a call with `m` tokens uses.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.h_bytes(m)
     }
 
     /// As [`crate::Mlp::reserve`].

@@ -91,6 +91,15 @@ impl<T: Element> GateUpBuffer<T> {
         Ok(Self { values, orientation, hidden, intermediate, row_stride, biases })
     }
 
+    /// Bytes of the weights and biases.
+    pub(super) fn bytes(&self) -> usize {
+        let biases = self.biases.as_ref().map_or(0, |b| {
+            let beside_sums = b.beside_sums.as_ref().map_or(0, DeviceBuffer::bytes);
+            b.exact.bytes() + b.rounded.bytes() + beside_sums
+        });
+        self.values.bytes() + biases
+    }
+
     fn half(&self) -> usize {
         padded::<T>(self.intermediate)
     }
@@ -213,6 +222,11 @@ impl<T: Element> DownBuffer<T> {
             out_features,
             row_stride,
         })
+    }
+
+    /// Bytes of the weights and the bias.
+    pub(super) fn bytes(&self) -> usize {
+        self.values.bytes() + self.bias.as_ref().map_or(0, DeviceBuffer::bytes)
     }
 
     pub(super) fn linear(&self) -> LinearWeights {

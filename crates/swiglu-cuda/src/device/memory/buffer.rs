@@ -128,6 +128,10 @@ impl<T> DeviceBuffer<T> {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+    /// Bytes of the elements.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
     /// The address on the device; 0 if there are no elements.
     pub fn device_ptr(&self) -> u64 {
         self.ptr
