@@ -207,14 +207,23 @@ impl Cpu {
         team::run(self.shared.team.as_ref(), workers.min(self.threads), steps);
     }
 
+    /// Runs the steps of a call with this much work on the threads that are worth waking for it, and free.
+    pub(crate) fn run_work(&self, (flops, bytes): (f64, f64), steps: &[Step<'_>]) {
+        // Less than the system leaves a thread its processor while others want it.
+        const SHORT_S: f64 = 3e-3;
+        let (team, workers) = (self.shared.team.as_ref(), self.workers(flops, bytes));
+        if seconds(flops, bytes) < SHORT_S {
+            team::run_short(team, workers, steps);
+        } else {
+            team::run(team, workers, steps);
+        }
+    }
+
     /// Threads worth waking for this much work: handing work to another thread costs some
     /// microseconds, so calls shorter than that stay with the caller.
     pub(crate) fn workers(&self, flops: f64, bytes: f64) -> usize {
-        const FLOPS_PER_S: f64 = 200e9;
-        const BYTES_PER_S: f64 = 100e9;
         const WORTH_SHARING_S: f64 = 10e-6;
-        let seconds = (flops / FLOPS_PER_S).max(bytes / BYTES_PER_S);
-        if seconds < WORTH_SHARING_S { 1 } else { self.threads }
+        if seconds(flops, bytes) < WORTH_SHARING_S { 1 } else { self.threads }
     }
 
     /// How `problem` will be computed on `path`: the same as the layer's own plan, from the numbers
@@ -244,6 +253,13 @@ impl Cpu {
             reason: reason.to_owned(),
         }
     }
+}
+
+/// About the time of this much work.
+fn seconds(flops: f64, bytes: f64) -> f64 {
+    const FLOPS_PER_S: f64 = 200e9;
+    const BYTES_PER_S: f64 = 100e9;
+    (flops / FLOPS_PER_S).max(bytes / BYTES_PER_S)
 }
 
 #[cfg(test)]

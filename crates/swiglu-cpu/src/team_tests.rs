@@ -245,3 +245,21 @@ fn a_panic_leaves_a_shared_pool_usable() {
     assert_eq!(team.pool.install(|| rayon::join(|| 1, || 2)), (1, 2));
     call_that_needs_a_helper(&team);
 }
+
+/// A short call within the time of another one does without the helper, and asks for none.
+#[test]
+fn short_calls_ask_for_no_more_threads_than_other_calls_leave() {
+    let team = team(1);
+    let nothing = |_: Range<usize>, worker: usize| assert_eq!(worker, 0);
+    let within = |_: Range<usize>, _: usize| {
+        run_short(Some(&team), 2, &[Step { units: 9, run: &nothing }]);
+    };
+    run(Some(&team), 1, &[Step { units: 1, run: &within }]);
+    assert!(team.desks().is_empty(), "a call that asks for helpers has a desk");
+    let fails = |_: Range<usize>, _: usize| panic!("a unit");
+    let call = AssertUnwindSafe(|| run_short(Some(&team), 2, &[Step { units: 1, run: &fails }]));
+    assert!(catch_unwind(call).is_err());
+    assert_eq!(team.calls.load(Ordering::Relaxed), 0);
+    run_short(Some(&team), 2, &[Step { units: 9, run: &|_, _| () }]);
+    assert_eq!(team.desks().len(), 1);
+}

@@ -232,8 +232,8 @@ impl<T: Element> Mlp<T> {
             };
             let work = Problem { m, ..self.problem };
             let bytes = weights.bytes() + down_weights.bytes();
-            cpu.run(
-                cpu.workers(work.flops(), bytes as f64),
+            cpu.run_work(
+                (work.flops(), bytes as f64),
                 &[
                     Step { units: packing.units(), run: &pack_x },
                     Step { units: weights.panels(), run: &gate_up },

@@ -265,8 +265,8 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
         let run = |range: Range<usize>, worker: usize| {
             call.panels(range, worker, epilogue(out.get()));
         };
-        cpu.run(
-            cpu.workers(weights.flops(m), weights.bytes() as f64),
+        cpu.run_work(
+            (weights.flops(m), weights.bytes() as f64),
             &[
                 Step { units: packing.units(), run: &pack },
                 Step { units: weights.panels(), run: &run },
