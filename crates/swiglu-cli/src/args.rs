@@ -48,7 +48,9 @@ impl DeviceArgs {
                 }
                 device => device,
             },
-            DeviceName::Best | DeviceName::Cpu => Device::cpu_with(CpuOptions { isa, threads })?,
+            DeviceName::Best | DeviceName::Cpu => {
+                Device::cpu_with(CpuOptions::default().with_isa(isa).with_threads(threads))?
+            }
         };
         if self.tf32 && !matches!(device, Device::Cuda(_)) {
             bail!("--tf32 is of CUDA devices, and this would run on {device}: leave it out");

@@ -46,17 +46,6 @@ impl Buffer {
         Ok(Self { memory: Memory::Mapped(map), bytes })
     }
 
-    /// Replaces the buffer by a larger one if it is smaller than `bytes`; contents are lost.
-    ///
-    /// # Errors
-    /// As [`Self::zeroed`].
-    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<()> {
-        if self.bytes < bytes {
-            *self = Self::zeroed(bytes)?;
-        }
-        Ok(())
-    }
-
     pub(crate) fn as_ptr(&self) -> *const u8 {
         match &self.memory {
             Memory::Lines(v) => v.as_ptr().cast(),
@@ -69,6 +58,11 @@ impl Buffer {
             Memory::Lines(v) => v.as_mut_ptr().cast(),
             Memory::Mapped(m) => m.as_mut_ptr(),
         }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the memory holds so many bytes, which were zeros when it was made, and is borrowed with the buffer.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes) }
     }
 
     pub(crate) fn bytes(&self) -> usize {

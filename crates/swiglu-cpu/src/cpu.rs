@@ -1,30 +1,94 @@
 //! The CPU as a device: an instruction set and a number of threads.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rayon::ThreadPoolBuilder;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use swiglu_core::{BlockType, DType, Error, Op, Path, Plan, Problem, Result};
 
 use crate::isa::Isa;
 use crate::team::{self, Step, Team};
+use crate::workspace::Workspaces;
 use crate::{elementwise, layers, simd};
 
 /// Choices for [`Cpu::new`]; `None` means detected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct CpuOptions {
     /// The instruction set.
     pub isa: Option<Isa>,
-    /// Threads that take part in one call, the caller included.
+    /// Threads that take part in one call, the caller included: one per processor, or as many as the given pool has.
     pub threads: Option<usize>,
+    /// The pool whose threads help callers, instead of one of the device's own.
+    pub pool: Option<Arc<ThreadPool>>,
 }
 
-/// An instruction set and a thread pool. Cheap to clone; clones share the pool.
+impl CpuOptions {
+    /// Forces an instruction set.
+    #[must_use]
+    pub fn with_isa(self, isa: impl Into<Option<Isa>>) -> Self {
+        Self { isa: isa.into(), ..self }
+    }
+
+    /// Limits the threads that take part in one call, the caller included.
+    #[must_use]
+    pub fn with_threads(self, threads: impl Into<Option<usize>>) -> Self {
+        Self { threads: threads.into(), ..self }
+    }
+
+    /// Takes helpers from a pool of rayon that other devices and the program itself may use too, also while they call.
+    #[must_use]
+    pub fn with_pool(self, pool: impl Into<Option<Arc<ThreadPool>>>) -> Self {
+        Self { pool: pool.into(), ..self }
+    }
+}
+
+/// Limits of one call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallOptions {
+    /// The most threads of the host that take part, the caller included; 1 is the caller alone. `None`: as many as the
+    /// device has. Results do not depend on it.
+    pub max_threads: Option<usize>,
+}
+
+impl CallOptions {
+    /// Limits the threads of the host that take part, the caller included.
+    #[must_use]
+    pub fn with_max_threads(self, threads: impl Into<Option<usize>>) -> Self {
+        Self { max_threads: threads.into(), ..self }
+    }
+
+    /// Refuses limits that no call can keep.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for no threads.
+    pub fn validate(&self) -> Result<()> {
+        match self.max_threads {
+            Some(0) => Err(Error::OutOfRange {
+                what: "max_threads",
+                given: "0".into(),
+                expected: "at least 1, the caller".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An instruction set, a thread pool and working memory. Cheap to clone; clones share the pool and the memory.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     isa: Isa,
     threads: usize,
-    team: Option<Arc<Team>>,
+    shared: Arc<Shared>,
+}
+
+/// What the clones of a device share.
+#[derive(Debug)]
+struct Shared {
+    team: Option<Team>,
+    workspaces: Workspaces,
 }
 
 impl Cpu {
@@ -33,8 +97,8 @@ impl Cpu {
     /// [`Isa::is_available`].
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for zero threads, or more than four times the processors; [`Error::Unavailable`] for an instruction set this
-    /// machine lacks or threads that cannot be started.
+    /// [`Error::OutOfRange`] for zero threads, more than four times the processors, or more than a given pool has and the
+    /// caller; [`Error::Unavailable`] for an instruction set this machine lacks or threads that cannot be started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         if !isa.is_available() {
@@ -47,35 +111,44 @@ impl Cpu {
             });
         }
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = options.threads.unwrap_or(processors);
-        // A few more than there are processors only cost time; many more bring work to a halt.
-        let most = (4 * processors).max(16);
+        let (detected, most, there_are) = match &options.pool {
+            None => {
+                // A few more than there are processors only cost time; many more bring work to a halt.
+                (processors, (4 * processors).max(16), format!("{processors} processors"))
+            }
+            Some(pool) => {
+                let helpers = pool.current_num_threads();
+                (helpers, helpers + 1, format!("{helpers} threads in the pool"))
+            }
+        };
+        let threads = options.threads.unwrap_or(detected);
         if threads == 0 || threads > most {
             return Err(Error::OutOfRange {
                 what: "threads",
                 given: threads.to_string(),
-                expected: format!("1 to {most}; there are {processors} processors"),
+                expected: format!("1 to {most}; there are {there_are}"),
             });
         }
         simd::learn();
-        let team = Self::team(threads)?;
-        Ok(Self { isa, threads, team })
+        // The caller takes part, so a team has one thread less than the call.
+        let team = match (&options.pool, threads) {
+            (_, 1) => None,
+            (Some(pool), _) => Some(Team::new(pool.clone())),
+            (None, _) => Some(Team::new(Arc::new(Self::pool(threads - 1)?))),
+        };
+        let shared = Arc::new(Shared { team, workspaces: Workspaces::default() });
+        Ok(Self { isa, threads, shared })
     }
 
-    fn team(threads: usize) -> Result<Option<Arc<Team>>> {
-        match threads {
-            0 | 1 => Ok(None),
-            // The caller takes part, so the pool has one thread less than the call.
-            n => ThreadPoolBuilder::new()
-                .num_threads(n - 1)
-                .thread_name(|i| format!("swiglu-{i}"))
-                .build()
-                .map(|pool| Some(Arc::new(Team::new(pool))))
-                .map_err(|e| Error::Unavailable {
-                    what: format!("a pool of {n} threads"),
-                    why: e.to_string(),
-                }),
-        }
+    fn pool(threads: usize) -> Result<ThreadPool> {
+        ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("swiglu-{i}"))
+            .build()
+            .map_err(|e| Error::Unavailable {
+                what: format!("a pool of {threads} threads"),
+                why: e.to_string(),
+            })
     }
 
     /// The instruction set.
@@ -95,19 +168,62 @@ impl Cpu {
         crate::quant::digit_rows_max(self.isa, dtype, block)
     }
 
+    /// Makes ready what so many calls at the same time take, of up to `bytes` of working memory each.
+    pub(crate) fn reserve(&self, bytes: usize, callers: usize) -> Result<()> {
+        if let Some(team) = &self.shared.team {
+            team.reserve(callers);
+        }
+        self.shared.workspaces.reserve(bytes, callers)
+    }
+
+    /// Frees the working memory that no call uses at the moment, and returns its bytes.
+    ///
+    /// Layers share the memory: there is a block for each of the calls that there were at the same time, not larger than the
+    /// largest of them took. The device keeps them until this.
+    pub fn trim(&self) -> usize {
+        self.shared.workspaces.trim()
+    }
+
+    /// Bytes of working memory that is kept and that no call uses at the moment.
+    pub fn workspace_bytes(&self) -> usize {
+        self.shared.workspaces.bytes()
+    }
+
+    pub(crate) fn workspaces(&self) -> &Workspaces {
+        &self.shared.workspaces
+    }
+
+    /// The device with as many threads as a call may have.
+    pub(crate) fn for_call(&self, options: &CallOptions) -> Result<Cow<'_, Self>> {
+        options.validate()?;
+        Ok(match options.max_threads {
+            Some(most) if most < self.threads => Cow::Owned(Self { threads: most, ..self.clone() }),
+            _ => Cow::Borrowed(self),
+        })
+    }
+
     /// Runs steps on up to `workers` threads.
     pub(crate) fn run(&self, workers: usize, steps: &[Step<'_>]) {
-        team::run(self.team.as_deref(), workers.min(self.threads), steps);
+        team::run(self.shared.team.as_ref(), workers.min(self.threads), steps);
+    }
+
+    /// Runs the steps of a call with this much work on the threads that are worth waking for it, and free.
+    pub(crate) fn run_work(&self, (flops, bytes): (f64, f64), steps: &[Step<'_>]) {
+        // Less than the system leaves a thread its processor while others want it.
+        const SHORT_S: f64 = 3e-3;
+        let (team, workers) = (self.shared.team.as_ref(), self.workers(flops, bytes));
+        if seconds(flops, bytes) < SHORT_S {
+            team::run_short(team, workers, steps);
+        } else {
+            team::run(team, workers, steps);
+        }
     }
 
     /// Threads worth waking for this much work: handing work to another thread costs some
     /// microseconds, so calls shorter than that stay with the caller.
     pub(crate) fn workers(&self, flops: f64, bytes: f64) -> usize {
-        const FLOPS_PER_S: f64 = 200e9;
-        const BYTES_PER_S: f64 = 100e9;
         const WORTH_SHARING_S: f64 = 10e-6;
-        let seconds = (flops / FLOPS_PER_S).max(bytes / BYTES_PER_S);
-        if seconds < WORTH_SHARING_S { 1 } else { self.threads }
+        if seconds(flops, bytes) < WORTH_SHARING_S { 1 } else { self.threads }
     }
 
     /// How `problem` will be computed on `path`: the same as the layer's own plan, from the numbers
@@ -135,6 +251,29 @@ impl Cpu {
             threads: workers.min(self.threads),
             parameters: BTreeMap::from_iter(parameters.iter().map(|&(k, v)| (k.to_owned(), v))),
             reason: reason.to_owned(),
+        }
+    }
+}
+
+/// About the time of this much work.
+fn seconds(flops: f64, bytes: f64) -> f64 {
+    const FLOPS_PER_S: f64 = 200e9;
+    const BYTES_PER_S: f64 = 100e9;
+    (flops / FLOPS_PER_S).max(bytes / BYTES_PER_S)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_has_the_threads_of_the_device_or_fewer() {
+        let cpu = Cpu::new(&CpuOptions::default().with_threads(3)).unwrap();
+        for (most, expected) in [(None, 3), (Some(1), 1), (Some(2), 2), (Some(3), 3), (Some(9), 3)]
+        {
+            let options = CallOptions::default().with_max_threads(most);
+            let limited = cpu.for_call(&options).unwrap();
+            assert_eq!((limited.threads(), limited.workers(1e12, 0.0)), (expected, expected));
         }
     }
 }

@@ -88,8 +88,8 @@ impl Cpu {
             // disjoint parts of the output and inside every operand.
             unsafe { compiled::activation(self.isa(), Segments { task, units, segments }) }
         };
-        let workers = self.workers(0.0, 3.0 * (m * h * size_of::<T>()) as f64);
-        self.run(workers, &[Step { units: rows * segments, run: &run }]);
+        let work = (0.0, 3.0 * (m * h * size_of::<T>()) as f64);
+        self.run_work(work, &[Step { units: rows * segments, run: &run }]);
         Ok(())
     }
 

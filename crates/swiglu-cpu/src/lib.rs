@@ -24,7 +24,7 @@ mod weights;
 mod workspace;
 
 pub use conformance::CpuBackend;
-pub use cpu::{Cpu, CpuOptions};
+pub use cpu::{CallOptions, Cpu, CpuOptions};
 pub use isa::Isa;
 pub use layers::{GatedLinear, Mlp};
 pub use quant::{expect_quantized, quantized_types};

@@ -159,6 +159,10 @@ impl<T: Element> Panels<T> {
     pub(crate) fn bytes(&self) -> usize {
         self.data.bytes()
     }
+    /// All bytes, those of biases among them.
+    pub(crate) fn bytes_with_biases(&self) -> usize {
+        self.data.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+    }
     pub(crate) fn data(&self) -> *const u8 {
         self.data.as_ptr()
     }

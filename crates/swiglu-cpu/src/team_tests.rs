@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 
 fn team(helpers: usize) -> Team {
-    Team::new(rayon::ThreadPoolBuilder::new().num_threads(helpers).build().unwrap())
+    Team::new(Arc::new(rayon::ThreadPoolBuilder::new().num_threads(helpers).build().unwrap()))
 }
 
 /// Waits for a message that must come; what is late by a minute hangs.
@@ -146,4 +146,120 @@ fn a_panic_is_passed_on_and_does_not_hang() {
         assert!(catch_unwind(call).is_err(), "{panics:?}");
     }
     call_that_needs_a_helper(&team);
+}
+
+/// Ends within a minute, or the test hangs in a thread of its own while this says so.
+fn ends(what: &str, f: impl FnOnce() + Send + 'static) {
+    let (ended, end) = channel();
+    let thread = std::thread::spawn(move || {
+        f();
+        let _ = ended.send(());
+    });
+    match end.recv_timeout(Duration::from_secs(60)) {
+        Err(RecvTimeoutError::Timeout) => panic!("{what} hangs"),
+        // A panic is the test's.
+        _ => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+    }
+}
+
+/// A helper that starts when the first step is over takes part in the second.
+#[test]
+fn a_late_helper_joins_at_any_step() {
+    let team = team(1);
+    let (open, gate) = channel();
+    let gate = Mutex::new(gate);
+    team.pool.spawn(move || expect(&gate, "the first step"));
+    let first = |_: Range<usize>, worker: usize| {
+        assert_eq!(worker, 0, "the helper is held");
+    };
+    let ((to_second, second), (to_third, third)) = (channel(), channel());
+    let (second, third) = (Mutex::new(second), Mutex::new(third));
+    let meet = |_: Range<usize>, worker: usize| match worker {
+        0 => {
+            open.send(()).unwrap();
+            expect(&second, "the helper");
+            to_third.send(()).unwrap();
+        }
+        _ => {
+            to_second.send(()).unwrap();
+            expect(&third, "the caller");
+        }
+    };
+    run(Some(&team), 2, &[Step { units: 9, run: &first }, Step { units: 2, run: &meet }]);
+}
+
+/// Calls from the pool's own threads: from a job, from both halves of a join, from a scope, and more of them at the same
+/// time than there are threads.
+#[test]
+fn calls_within_jobs_of_the_same_pool_end() {
+    ends("a call within the pool", || {
+        let team = team(2);
+        let pool = &team.pool;
+        let total = AtomicUsize::new(0);
+        let add = |r: Range<usize>, _: usize| _ = total.fetch_add(r.len(), Ordering::Relaxed);
+        let call = || {
+            let step = || Step { units: 33, run: &add };
+            run(Some(&team), 3, &[step(), step()]);
+        };
+        for _ in 0..200 {
+            pool.install(call);
+            pool.install(|| rayon::join(call, || rayon::join(call, call)));
+            pool.scope(|scope| (0..4).for_each(|_| scope.spawn(|_| call())));
+            pool.in_place_scope(|scope| {
+                scope.spawn(|_| call());
+                call();
+            });
+        }
+        assert_eq!(total.load(Ordering::Relaxed), 200 * 10 * 66);
+    });
+}
+
+/// A job of the pool waits in a call for a helper, which is the pool's other thread.
+#[test]
+fn a_call_within_the_pool_is_helped_by_its_other_threads() {
+    ends("a call within the pool", || {
+        let team = team(2);
+        let pool = &team.pool;
+        for _ in 0..100 {
+            pool.install(|| call_that_needs_a_helper(&team));
+        }
+    });
+}
+
+/// A panic in a helper that the pool's owner also uses: the pool goes on, for calls and for other jobs.
+#[test]
+fn a_panic_leaves_a_shared_pool_usable() {
+    let team = team(2);
+    let (met, meeting) = channel();
+    let meeting = Mutex::new(meeting);
+    let fails = |_: Range<usize>, worker: usize| match worker {
+        0 => expect(&meeting, "a helper"),
+        _ => {
+            met.send(()).unwrap();
+            panic!("a helper's");
+        }
+    };
+    let call = AssertUnwindSafe(|| run(Some(&team), 2, &[Step { units: 2, run: &fails }]));
+    let panic = catch_unwind(call).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"a helper's"));
+    assert_eq!(team.pool.install(|| rayon::join(|| 1, || 2)), (1, 2));
+    call_that_needs_a_helper(&team);
+}
+
+/// A short call within the time of another one does without the helper, and asks for none.
+#[test]
+fn short_calls_ask_for_no_more_threads_than_other_calls_leave() {
+    let team = team(1);
+    let nothing = |_: Range<usize>, worker: usize| assert_eq!(worker, 0);
+    let within = |_: Range<usize>, _: usize| {
+        run_short(Some(&team), 2, &[Step { units: 9, run: &nothing }]);
+    };
+    run(Some(&team), 1, &[Step { units: 1, run: &within }]);
+    assert!(team.desks().is_empty(), "a call that asks for helpers has a desk");
+    let fails = |_: Range<usize>, _: usize| panic!("a unit");
+    let call = AssertUnwindSafe(|| run_short(Some(&team), 2, &[Step { units: 1, run: &fails }]));
+    assert!(catch_unwind(call).is_err());
+    assert_eq!(team.calls.load(Ordering::Relaxed), 0);
+    run_short(Some(&team), 2, &[Step { units: 9, run: &|_, _| () }]);
+    assert_eq!(team.desks().len(), 1);
 }

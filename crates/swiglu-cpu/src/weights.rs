@@ -39,8 +39,12 @@ impl<T: Element> Weights<T> {
     of_either! {
         /// Panels.
         panels() -> usize;
+        /// Input features.
+        inputs() -> usize;
         /// All bytes of weights.
         bytes() -> usize;
+        /// All bytes, those of biases among them.
+        bytes_with_biases() -> usize;
         /// Floating-point operations of `m` rows.
         flops(m: usize) -> f64;
         /// `2 · LANES` biases per panel.

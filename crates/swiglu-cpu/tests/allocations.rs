@@ -52,7 +52,7 @@ fn calls_do_not_allocate() {
     const CALLS: usize = 1000;
     let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 256, 700], DType::F32) };
     for threads in [1, 2] {
-        let cpu = Cpu::new(&CpuOptions { threads: Some(threads), isa: None }).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default().with_threads(threads)).unwrap();
         for (m, path) in [(1, Path::Fused), (20, Path::Fused), (20, Path::Unfused)] {
             let parameters = Parameters::<f32>::new(&case(m)).unwrap();
             let mlp = Mlp::with_path(&cpu, &parameters.mlp(), path).unwrap();

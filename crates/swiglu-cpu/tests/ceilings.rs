@@ -7,7 +7,7 @@ use swiglu_cpu::{Cpu, CpuOptions, Isa};
 #[test]
 fn ceilings_are_finite_and_positive_on_every_facade() {
     for isa in Isa::available() {
-        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
         let c = measure(&cpu).unwrap();
         let b = c.bandwidth;
         for rate in [c.fma_f32, c.dot_bf16.unwrap_or(1.0), b.read, b.copy_nt, b.triad_nt] {
@@ -19,7 +19,7 @@ fn ceilings_are_finite_and_positive_on_every_facade() {
 #[test]
 fn caches_and_activations_have_rates_whatever_the_size() {
     for isa in Isa::available() {
-        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
         for (bytes, writes) in [(0, true), (1, false), (100_000, true), (3 << 20, false)] {
             let rate = cached(&cpu, bytes, writes).unwrap();
             assert!(rate.is_finite() && rate > 0.0, "{isa} {bytes} {writes}: {rate}");
@@ -37,7 +37,7 @@ fn caches_and_activations_have_rates_whatever_the_size() {
 #[test]
 fn any_number_of_bytes_is_read_on_every_facade() {
     for isa in Isa::available() {
-        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
         for bytes in [0, 1, 100_000, 3 << 20] {
             let reading = Reading::new(&cpu, bytes).unwrap();
             assert!((bytes.max(1)..bytes + (16 << 10) + 1).contains(&reading.bytes()), "{bytes}");

@@ -26,7 +26,7 @@ fn conforms_as(isa: Isa, threads: usize, path: Path, of: impl Fn(Vec<Case>) -> V
         not_run(format_args!("this machine lacks {isa}"));
         return;
     }
-    let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap();
+    let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads)).unwrap();
     let backend = CpuBackend { cpu, path };
     let quantized = match path {
         Path::Fused => quantized_suite(backend.quantized_types(), &DType::ALL),

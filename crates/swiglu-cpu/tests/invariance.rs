@@ -24,7 +24,7 @@ const SOME: [usize; 21] =
 type Forward<T> = Box<dyn Fn(MatrixRef<'_, T>, MatrixMut<'_, T>)>;
 
 fn cpu(isa: Isa, threads: usize) -> Cpu {
-    Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap()
+    Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads)).unwrap()
 }
 
 fn case(op: Op, [hidden, intermediate]: [usize; 2], dtype: DType, invariant: bool) -> Case {

@@ -14,7 +14,7 @@ use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
 use swiglu_testing::{cases as cases_of, not_run};
 
 fn cpu(isa: Isa, threads: usize) -> Cpu {
-    Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(threads) }).unwrap()
+    Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads)).unwrap()
 }
 
 fn facades() -> impl Strategy<Value = Isa> {
@@ -347,7 +347,7 @@ fn bad_arguments_are_refused_before_anything_is_written() {
     let e = mlp.forward(x.view(), MatrixMut::new(&mut out[..40], 2, 20).unwrap()).unwrap_err();
     assert_eq!(e.to_string(), "output: expected [3, 20], given [2, 20]");
     assert!(out.iter().all(|&v| v == 7.0));
-    let none = CpuOptions { threads: Some(0), ..Default::default() };
+    let none = CpuOptions::default().with_threads(0);
     assert!(Cpu::new(&none).unwrap_err().to_string().contains("threads = 0"));
     let unfused = Mlp::with_path(&device, &parameters.mlp(), Path::Unfused).unwrap();
     assert_eq!(unfused.plan(3).path, Path::Unfused);

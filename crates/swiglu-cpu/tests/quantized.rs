@@ -51,7 +51,7 @@ fn halves(block: BlockType) -> &'static [usize] {
 /// What has no kernels is refused with the types that have, and planned all the same.
 #[test]
 fn types_without_kernels_are_refused() {
-    let cpu = Cpu::new(&CpuOptions { isa: None, threads: Some(1) }).unwrap();
+    let cpu = Cpu::new(&CpuOptions::default().with_threads(1)).unwrap();
     let others = BlockType::ALL.into_iter().filter(|&b| !quantized_types().contains(&b.into()));
     let mut refused = 0;
     for block in others {
@@ -81,7 +81,7 @@ fn one_hot_rows_read_the_weights_to_the_bit() {
 
 fn weights_are_read_back<T: Element>() {
     for isa in Isa::available() {
-        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
         for block in quantized_types().iter().filter_map(|kind| kind.block()) {
             let (outputs, inputs) = (37, 2 * block.elements());
             let data = blocks(block, outputs, inputs);
@@ -147,7 +147,7 @@ fn extremes_keep_to_the_bound() {
                 QuantizedGatedLinearParams::new(gate, up, Activation::BILINEAR, DType::F32);
             params.up_bias = Some(&ones);
             for isa in Isa::available() {
-                let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(1) }).unwrap();
+                let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(1)).unwrap();
                 let layer = GatedLinear::<f32>::quantized(&cpu, &params).unwrap();
                 for m in [1, 2, 3, rows] {
                     for first in (0..=rows - m).step_by(m) {
@@ -170,7 +170,7 @@ fn extremes_keep_to_the_bound() {
 /// Layers of every type where rows of bfloat16 are multiplied as pairs.
 fn with_pairs(blocks: usize, test: impl Fn(&GatedLinear<bf16>, BlockType, QuantizedRef<'_>)) {
     for isa in Isa::available().filter(|isa| *isa >= Isa::Avx512Bf16) {
-        let cpu = Cpu::new(&CpuOptions { isa: Some(isa), threads: Some(2) }).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
         for block in quantized_types().iter().filter_map(|kind| kind.block()) {
             let inputs = blocks * block.elements();
             let weights =

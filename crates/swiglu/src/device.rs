@@ -48,10 +48,10 @@ impl Device {
         Self::cpu_with(CpuOptions::default())
     }
 
-    /// The CPU with a forced instruction set or number of threads.
+    /// The CPU with a forced instruction set, a number of threads, or a pool of threads that it shares.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::OutOfRange`] for zero threads; [`swiglu_core::Error::Unavailable`]
+    /// [`swiglu_core::Error::OutOfRange`] for zero threads or too many; [`swiglu_core::Error::Unavailable`]
     /// for an instruction set this machine lacks or threads that cannot be started.
     pub fn cpu_with(options: CpuOptions) -> Result<Self> {
         Ok(Device::Cpu(Cpu::new(&options)?))
@@ -121,7 +121,11 @@ impl Device {
         numerics: Numerics,
     ) -> std::result::Result<(), CoreError> {
         match self {
-            Device::Cpu(_) => Ok(()),
+            Device::Cpu(_) => {
+                // All of them.
+                let _ = (op, numerics);
+                Ok(())
+            }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => swiglu_cuda::expect_numerics(op, numerics),
         }
@@ -155,6 +159,18 @@ impl Device {
             Device::Cpu(cpu) => cpu.threads(),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => 1,
+        }
+    }
+
+    /// Frees the working memory of the host that no call uses at the moment, and returns its bytes. A CPU keeps a block for
+    /// each of the calls that there were at the same time, not larger than the largest of them took
+    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)); a CUDA device keeps none, as its working memory is that of
+    /// its streams and goes with them.
+    pub fn trim(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.trim(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => 0,
         }
     }
 }
@@ -241,7 +257,7 @@ mod tests {
 
     #[test]
     fn devices_name_what_they_were_given() {
-        let options = CpuOptions { isa: Some(Isa::Portable), threads: Some(1) };
+        let options = CpuOptions::default().with_isa(Isa::Portable).with_threads(1);
         let device = Device::cpu_with(options).unwrap();
         assert_eq!(device.name(), "cpu");
         assert_eq!(device.to_string(), "cpu (portable, 1 thread)");
@@ -249,7 +265,7 @@ mod tests {
 
     #[test]
     fn zero_threads_are_refused() {
-        let options = CpuOptions { threads: Some(0), ..CpuOptions::default() };
+        let options = CpuOptions::default().with_threads(0);
         let error = Device::cpu_with(options).unwrap_err().to_string();
         assert!(error.contains("threads = 0") && error.contains("expected 1 to"), "{error}");
     }

@@ -5,6 +5,7 @@ use swiglu_core::{
     Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan,
     QuantizedGatedLinearParams, QuantizedMlpParams,
 };
+use swiglu_cpu::CallOptions;
 
 use crate::device::Device;
 use crate::error::Result;
@@ -234,8 +235,22 @@ macro_rules! cpu_kernel {
             fn plan(&self, m: usize) -> Plan {
                 self.plan(m)
             }
-            fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
-                Ok(self.forward(x, out)?)
+            fn weight_bytes(&self) -> usize {
+                self.weight_bytes()
+            }
+            fn workspace_bytes(&self, m: usize) -> usize {
+                self.workspace_bytes(m)
+            }
+            fn reserve(&self, m: usize, callers: usize) -> Result<()> {
+                Ok(self.reserve(m, callers)?)
+            }
+            fn forward(
+                &self,
+                x: MatrixRef<'_, T>,
+                out: MatrixMut<'_, T>,
+                options: &CallOptions,
+            ) -> Result<()> {
+                Ok(self.forward_opts(x, out, options)?)
             }
         })*
     };
@@ -249,7 +264,23 @@ macro_rules! cuda_kernel {
             fn plan(&self, m: usize) -> Plan {
                 self.plan(m)
             }
-            fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+            fn weight_bytes(&self) -> usize {
+                self.weight_bytes()
+            }
+            fn workspace_bytes(&self, m: usize) -> usize {
+                self.workspace_bytes(m)
+            }
+            fn reserve(&self, m: usize, _: usize) -> Result<()> {
+                Ok(self.reserve(&self.cuda().stream(), m)?)
+            }
+            fn forward(
+                &self,
+                x: MatrixRef<'_, T>,
+                out: MatrixMut<'_, T>,
+                options: &CallOptions,
+            ) -> Result<()> {
+                // The caller is the one thread of the host: every limit is kept.
+                options.validate()?;
                 Ok(self.forward_host(x, out)?)
             }
             fn forward_on(

@@ -9,6 +9,7 @@ use swiglu_core::{
     Activation, DType, Element, Error as CoreError, Matrix, MatrixMut, MatrixRef, Numerics, Op,
     Path, Plan, Problem,
 };
+use swiglu_cpu::CallOptions;
 use swiglu_formats::{Bytes, LoadOptions};
 
 use crate::device::Device;
@@ -20,7 +21,15 @@ use crate::weights::Weights;
 /// What a backend provides for one element type.
 pub(crate) trait Kernel<T>: Debug + Send + Sync {
     fn plan(&self, m: usize) -> Plan;
-    fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()>;
+    fn weight_bytes(&self) -> usize;
+    fn workspace_bytes(&self, m: usize) -> usize;
+    fn reserve(&self, m: usize, callers: usize) -> Result<()>;
+    fn forward(
+        &self,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()>;
     #[cfg(feature = "cuda")]
     fn forward_on(
         &self,
@@ -48,6 +57,9 @@ fn not_on_cuda() -> crate::Error {
 /// A kernel whose element type is only known at run time.
 trait Erased: Any + Debug + Send + Sync {
     fn plan(&self, m: usize) -> Plan;
+    fn weight_bytes(&self) -> usize;
+    fn workspace_bytes(&self, m: usize) -> usize;
+    fn reserve(&self, m: usize, callers: usize) -> Result<()>;
 }
 
 #[derive(Debug)]
@@ -56,6 +68,15 @@ struct Typed<T>(Box<dyn Kernel<T>>);
 impl<T: Element> Erased for Typed<T> {
     fn plan(&self, m: usize) -> Plan {
         self.0.plan(m)
+    }
+    fn weight_bytes(&self) -> usize {
+        self.0.weight_bytes()
+    }
+    fn workspace_bytes(&self, m: usize) -> usize {
+        self.0.workspace_bytes(m)
+    }
+    fn reserve(&self, m: usize, callers: usize) -> Result<()> {
+        self.0.reserve(m, callers)
     }
 }
 
@@ -171,6 +192,31 @@ impl<K: Kind> Layer<K> {
         }
     }
 
+    /// Bytes of the packed weights and biases, in the device's memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.kernel.weight_bytes()
+    }
+
+    /// Bytes of working memory that a call takes. A CPU's layers share the memory of their device, and this is for up to
+    /// `m` tokens; on a CUDA device it belongs to the stream, and this is for `m`.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.kernel.workspace_bytes(m)
+    }
+
+    /// Makes ready what so many calls at the same time take: none of them then allocates memory to work in. On a CPU
+    /// these are calls of up to `m` tokens of any layer that takes no more than this one. On a CUDA device they are calls of
+    /// `m` tokens on its default stream, where they take turns, so that their number does not matter; see
+    /// [`Self::reserve_on`] for others.
+    ///
+    /// Without it, calls make what they lack and leave it to later ones; on a CPU until [`Device::trim`].
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory; [`crate::Error::Cuda`] if a CUDA device does, or
+    /// if a kernel cannot be compiled.
+    pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
+        self.kernel.reserve(m, callers)
+    }
+
     fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
         let kernel: &dyn Any = &*self.kernel;
         match kernel.downcast_ref::<Typed<T>>() {
@@ -191,11 +237,11 @@ impl<K: Kind> Layer<K> {
         let (kernel, x) = (self.typed::<T>()?, x.into());
         x.expect_shape("x", [x.rows(), self.hidden()])?;
         let mut out = Matrix::zeros(x.rows(), self.out_features())?;
-        kernel.forward(x, out.view_mut())?;
+        kernel.forward(x, out.view_mut(), &CallOptions::default())?;
         Ok(out)
     }
 
-    /// Writes the result for x `[M, K]` into `out`. The workspace of an earlier call of this size is
+    /// Writes the result for x `[M, K]` into `out`. The working memory of an earlier call of this size is
     /// used again: with one thread nothing is allocated, with several a few bytes per thread, in
     /// which the pool notes its jobs.
     ///
@@ -207,7 +253,33 @@ impl<K: Kind> Layer<K> {
         x: impl Into<MatrixRef<'x, T>>,
         out: impl Into<MatrixMut<'out, T>>,
     ) -> Result<()> {
-        self.typed::<T>()?.forward(x.into(), out.into())
+        self.forward_opts(x, out, &CallOptions::default())
+    }
+
+    /// Writes the result as [`Self::forward_into`], within the limits of one call. A limit of threads is one of the
+    /// host's: on a CUDA device the caller is the only one of them, so that every limit is kept.
+    ///
+    /// ```
+    /// use swiglu::{CallOptions, Device, Matrix, Mlp};
+    ///
+    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+    /// # let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+    /// let x = Matrix::<f32>::zeros(1, mlp.hidden())?;
+    /// let mut y = Matrix::<f32>::zeros(1, mlp.hidden())?;
+    /// // This caller alone: its time does not depend on whether the device's threads are free.
+    /// mlp.forward_opts(&x, &mut y, &CallOptions::default().with_max_threads(1))?;
+    /// # Ok::<(), swiglu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::forward_into`], and [`swiglu_core::Error::OutOfRange`] for no threads.
+    pub fn forward_opts<'x, 'out, T: Element>(
+        &self,
+        x: impl Into<MatrixRef<'x, T>>,
+        out: impl Into<MatrixMut<'out, T>>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        self.typed::<T>()?.forward(x.into(), out.into(), options)
     }
 
     /// Enqueues the layer on a CUDA stream, for x and `out` in the device's memory: returns before

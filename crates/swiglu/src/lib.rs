@@ -114,6 +114,17 @@
 //! # Ok::<(), swiglu::Error>(())
 //! ```
 //!
+//! # Threads and working memory
+//!
+//! On a CPU the threads of the device help the calling thread where the work is worth it. A call never waits for threads that
+//! are busy with another call, so a few tokens are computed beside a long prompt in about the time that their caller takes
+//! alone. [`CpuOptions::with_pool`] takes helpers from a pool of the program, which devices can share and whose own jobs may
+//! call layers; [`Layer::forward_opts`] limits the threads of one call. Neither changes a bit of a result.
+//!
+//! The layers of a device share its working memory: a block for each of the calls that there are at the same time, kept for
+//! later ones until [`Device::trim`]. [`Layer::workspace_bytes`] says how large a block is and [`Layer::reserve`] makes
+//! blocks beforehand.
+//!
 //! # On a GPU
 //!
 //! [`Device::best`] is the first CUDA device, where there is one. Host matrices are copied there and
@@ -166,7 +177,7 @@ pub use swiglu_core::{
     QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedType,
     QuantizedTypes, Rounding, WeightLayout, bf16, f16,
 };
-pub use swiglu_cpu::{Cpu, CpuOptions, Isa};
+pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
 /// The CUDA backend: devices, streams, graphs, and matrices in device memory.
 #[cfg(feature = "cuda")]
 pub use swiglu_cuda as cuda;

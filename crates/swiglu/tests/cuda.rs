@@ -9,8 +9,8 @@ use std::path::{Path as FilePath, PathBuf};
 
 use swiglu::cuda::{CudaError, DeviceMatrix, library};
 use swiglu::{
-    Activation, BlockType, CoreError, DType, Device, Element, Error, GateUpRef, GatedActivation,
-    GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, bf16, f16,
+    Activation, BlockType, CallOptions, CoreError, DType, Device, Element, Error, GateUpRef,
+    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, bf16, f16,
 };
 use swiglu_core::{bounds, random};
 
@@ -72,6 +72,26 @@ fn layers_of_a_file_run_within_bounds_and_refuse_as_on_the_cpu() {
     assert!(matches!(error, Error::Core(CoreError::Shape { .. })), "{error}");
     let error = mlp.forward(&input::<f32>(3, mlp.hidden())).unwrap_err();
     assert!(matches!(error, Error::Core(CoreError::DType { .. })), "{error}");
+}
+
+#[test]
+fn layers_say_what_they_hold_and_calls_have_one_thread_of_the_host() {
+    let Some(device) = device() else { return };
+    let mlp = Mlp::load(stories(), 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
+    let gated = GatedLinear::load(stories(), 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
+    // Rows of these sizes need no padding.
+    let weight = 2 * mlp.hidden() * mlp.intermediate();
+    assert_eq!((mlp.weight_bytes(), gated.weight_bytes()), (3 * weight, 2 * weight));
+    assert!(mlp.workspace_bytes(40) >= 40 * 2 * mlp.intermediate());
+    mlp.reserve(3, 2).unwrap();
+    let x = input::<bf16>(3, mlp.hidden());
+    let mut y = Matrix::<bf16>::zeros(3, mlp.hidden()).unwrap();
+    let options = CallOptions::default();
+    mlp.forward_opts(&x, &mut y, &options.with_max_threads(1)).unwrap();
+    assert_eq!(y, mlp.forward(&x).unwrap());
+    let error = mlp.forward_opts(&x, &mut y, &options.with_max_threads(0)).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::OutOfRange { .. })), "{error}");
+    assert_eq!(device.trim(), 0);
 }
 
 #[test]

@@ -7,10 +7,10 @@ mod common;
 
 use common::{gguf, scaled};
 use swiglu::{
-    Activation, Arrangement, BlockType, CoreError, DType, Device, Error, Explanation, FormatError,
-    GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights, Layer,
-    LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path,
-    QuantizedTypes, Rounding, TensorNames, bf16, f16,
+    Activation, Arrangement, BlockType, CallOptions, CoreError, DType, Device, Error, Explanation,
+    FormatError, GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights,
+    Layer, LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation,
+    Path, QuantizedTypes, Rounding, TensorNames, bf16, f16,
 };
 use swiglu_core::bounds;
 
@@ -280,4 +280,33 @@ fn explanations_are_data_and_text() {
     let act = GatedActivation::new(&device, Activation::GLU);
     let explanation = act.explain(2, 8, DType::F16, Arrangement::PackedGateFirst);
     assert_eq!(explanation.compulsory_bytes, 2.0 * 3.0 * 8.0 * 2.0);
+}
+
+#[test]
+fn a_call_keeps_its_limit_of_threads_and_changes_no_bit() {
+    let mlp = Mlp::load(STORIES, 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
+    let x = input::<f32>(5, mlp.hidden());
+    let expected = mlp.forward(&x).unwrap();
+    let mut y = Matrix::<f32>::zeros(5, mlp.hidden()).unwrap();
+    for most in [1, 2, 1000] {
+        y.as_mut_slice().fill(f32::NAN);
+        mlp.forward_opts(&x, &mut y, &CallOptions::default().with_max_threads(most)).unwrap();
+        assert_eq!(y, expected, "{most} threads");
+    }
+    let none = CallOptions::default().with_max_threads(0);
+    let error = mlp.forward_opts(&x, &mut y, &none).unwrap_err();
+    assert!(matches!(error, Error::Core(CoreError::OutOfRange { what: "max_threads", .. })));
+}
+
+#[test]
+fn layers_say_what_they_hold_and_devices_give_it_back() {
+    let device = Device::cpu().unwrap();
+    let mlp = Mlp::load(STORIES, 0).unwrap().to(&device).unwrap();
+    let weights = 4 * 3 * mlp.hidden() * mlp.intermediate();
+    assert!((weights..weights + weights / 8).contains(&mlp.weight_bytes()));
+    let [one, many] = [1, 100].map(|m| mlp.workspace_bytes(m));
+    assert!(one >= 4 * mlp.intermediate() && many >= 100 * one.min(4 * mlp.intermediate()));
+    mlp.reserve(100, 2).unwrap();
+    mlp.forward(&input::<f32>(100, mlp.hidden())).unwrap();
+    assert_eq!((device.trim(), device.trim()), (2 * many, 0));
 }

@@ -45,11 +45,20 @@ fn allocated<K: swiglu::kind::Kind, T: swiglu::Element>(layer: &Layer<K>) -> usi
     ALLOCATED.load(Ordering::Relaxed) - before
 }
 
+/// Bytes that the first call allocates.
+fn allocated_first<T: swiglu::Element>(layer: &Mlp, m: usize) -> usize {
+    let x = Matrix::<T>::zeros(m, layer.hidden()).unwrap();
+    let mut out = Matrix::<T>::zeros(m, layer.out_features()).unwrap();
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    layer.forward_into(&x, &mut out).unwrap();
+    ALLOCATED.load(Ordering::Relaxed) - before
+}
+
 #[test]
 fn forward_into_keeps_its_workspace() {
     // A pool of threads notes each job it hands out: bytes, where the result alone is 46 kB.
     for (threads, limit) in [(1, 0), (2, 4096)] {
-        let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+        let options = CpuOptions::default().with_threads(threads);
         let device = Device::cpu_with(options).unwrap();
         for dtype in swiglu::DType::ALL {
             let mlp = Mlp::load(STORIES, 0).unwrap().dtype(dtype).to(&device).unwrap();
@@ -58,6 +67,14 @@ fn forward_into_keeps_its_workspace() {
                 with_dtype!(dtype, T => Ok([allocated::<_, T>(&mlp), allocated::<_, T>(&gated)]));
             let bytes = bytes.unwrap();
             assert!(bytes.iter().all(|&b| b <= limit), "{dtype}, {threads} threads: {bytes:?}");
+            // What was made ready beforehand suffices, also for fewer tokens.
+            device.trim();
+            mlp.reserve(40, 1).unwrap();
+            for m in [40, 1, 7] {
+                let bytes: swiglu::Result<_> =
+                    with_dtype!(dtype, T => Ok(allocated_first::<T>(&mlp, m)));
+                assert!(bytes.unwrap() <= limit, "{dtype}, {threads} threads: {m} tokens");
+            }
         }
     }
 }

@@ -8,14 +8,13 @@ use swiglu_core::{
 };
 
 use super::linear::Linear;
-use super::pass::linear_map;
-use crate::buffer::Buffer;
-use crate::cpu::Cpu;
+use super::pass::{linear_map, linear_map_bytes};
+use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Gated, Rows};
 use crate::panels::Panels;
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
-use crate::workspace::Workspaces;
+use crate::workspace::{Tokens, cut, total};
 
 /// The fused layer: gate and up in one set of panels, or the three separate operations.
 #[derive(Debug)]
@@ -37,7 +36,6 @@ pub struct GatedLinear<T> {
     pub(super) cpu: Cpu,
     problem: Problem,
     pub(super) kernel: GatedKernel<T>,
-    pub(super) workspaces: Workspaces,
 }
 
 impl<T: Element> GatedLinear<T> {
@@ -80,7 +78,7 @@ impl<T: Element> GatedLinear<T> {
         if path == Path::Unfused && problem.numerics.rounding == Rounding::Fused {
             problem.numerics.rounding = Rounding::PreRound;
         }
-        Ok(Self { cpu: cpu.clone(), problem, kernel, workspaces: Workspaces::default() })
+        Ok(Self { cpu: cpu.clone(), problem, kernel })
     }
 
     /// Packs quantised weights as they are: their bits stay, in the order of the fused kernel. x and
@@ -96,7 +94,6 @@ impl<T: Element> GatedLinear<T> {
             cpu: cpu.clone(),
             problem: params.problem(0, T::DTYPE),
             kernel: GatedKernel::Fused(weights),
-            workspaces: Workspaces::default(),
         })
     }
 
@@ -134,20 +131,84 @@ impl<T: Element> GatedLinear<T> {
         out.expect_shape("output", [x.rows(), self.intermediate()])
     }
 
+    /// Bytes of the packed weights and biases.
+    pub fn weight_bytes(&self) -> usize {
+        match &self.kernel {
+            GatedKernel::Fused(weights) => weights.bytes_with_biases(),
+            GatedKernel::Unfused(halves) => {
+                let half = |half: &Linear<T>| half.weights().bytes_with_biases();
+                half(&halves.gate) + half(&halves.up)
+            }
+        }
+    }
+
+    /// Bytes of working memory that a call of up to `m` tokens takes from the device, which its layers share.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.takes_bytes(&self.cpu, Tokens::UpTo(m))
+    }
+
+    /// Makes ready what so many calls of up to `m` tokens at the same time take: none of them then allocates memory to
+    /// work in. Without it, calls make what they lack and leave it to later ones.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory.
+    pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
+        self.cpu.reserve(self.workspace_bytes(m), callers)
+    }
+
+    pub(super) fn takes_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
+        match &self.kernel {
+            GatedKernel::Fused(weights) => {
+                linear_map_bytes(cpu, (weights, self.problem.numerics.into()), tokens)
+            }
+            GatedKernel::Unfused(halves) => {
+                let half = |half: &Linear<T>| half.workspace_bytes(cpu, tokens);
+                let h = matrix_bytes::<T>(tokens.most(), self.intermediate());
+                total([h, h, half(&halves.gate).max(half(&halves.up))])
+            }
+        }
+    }
+
     /// Writes h `[M, H]` for x `[M, K]`.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if x or out has another shape.
+    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::Unavailable`] if there is no
+    /// memory to work in.
     pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+        self.forward_opts(x, out, &CallOptions::default())
+    }
+
+    /// Computes as [`Self::forward`], within the limits of one call.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`swiglu_core::Error::OutOfRange`] for no threads.
+    pub fn forward_opts(
+        &self,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
         self.check(x, &out)?;
+        let cpu = self.cpu.for_call(options)?;
+        let bytes = self.takes_bytes(&cpu, Tokens::Exactly(x.rows()));
+        cpu.workspaces().with(bytes, |workspace| self.forward_in(&cpu, workspace, x, out))
+    }
+
+    /// Computes in a workspace of at least [`Self::takes_bytes`].
+    pub(super) fn forward_in(
+        &self,
+        cpu: &Cpu,
+        workspace: &mut [u8],
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) -> Result<()> {
         match &self.kernel {
             GatedKernel::Fused(weights) => {
                 let ordered = (weights, self.problem.numerics.into());
-                linear_map(&self.cpu, ordered, &self.workspaces, x, out, |out| {
-                    self.epilogue::<T>(weights, out)
-                })
+                linear_map(cpu, ordered, workspace, x, out, |out| self.epilogue::<T>(weights, out));
+                Ok(())
             }
-            GatedKernel::Unfused(halves) => self.unfused(halves, x, out),
+            GatedKernel::Unfused(halves) => self.unfused(cpu, halves, workspace, x, out),
         }
     }
 
@@ -165,39 +226,37 @@ impl<T: Element> GatedLinear<T> {
     /// Three operations, gate and up in memory between them.
     fn unfused(
         &self,
+        cpu: &Cpu,
         halves: &Halves<T>,
+        workspace: &mut [u8],
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
         let (m, h) = (x.rows(), self.intermediate());
-        self.workspaces.with(|ws| {
-            halves.gate.forward(x, buffer_matrix(&mut ws.x, m, h)?)?;
-            halves.up.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
-            let inputs = unfused_arrangement(&ws.x, &ws.h, m, h)?;
-            self.cpu.activation(&self.problem.activation, self.problem.numerics, inputs, out)
-        })
+        let bytes = matrix_bytes::<T>(m, h);
+        let linear = self.takes_bytes(cpu, Tokens::Exactly(m)) - total([bytes, bytes]);
+        let [gate, up, linear] = cut(workspace, [bytes, bytes, linear]);
+        let (mut gate, mut up) = (matrix_in(gate, m, h)?, matrix_in(up, m, h)?);
+        halves.gate.forward(cpu, linear, x, gate.reborrow());
+        halves.up.forward(cpu, linear, x, up.reborrow());
+        let inputs = GateUpRef::separate(gate.as_ref(), up.as_ref())?;
+        cpu.activation(&self.problem.activation, self.problem.numerics, inputs, out)
     }
 }
 
-fn unfused_arrangement<'a, T: Element>(
-    gate: &'a Buffer,
-    up: &'a Buffer,
-    m: usize,
-    h: usize,
-) -> Result<GateUpRef<'a, T>> {
-    // SAFETY: both buffers hold at least m·h initialised values of T.
-    let view = |b: &'a Buffer| unsafe { std::slice::from_raw_parts(b.as_ptr().cast::<T>(), m * h) };
-    GateUpRef::separate(MatrixRef::new(view(gate), m, h)?, MatrixRef::new(view(up), m, h)?)
+/// Bytes of a matrix in a workspace.
+pub(super) fn matrix_bytes<T>(m: usize, n: usize) -> usize {
+    m.saturating_mul(n).saturating_mul(size_of::<T>())
 }
 
-/// A matrix in a buffer, which grows to hold it.
-pub(super) fn buffer_matrix<T: Element>(
-    buffer: &mut Buffer,
+/// A matrix in a part of a workspace with [`matrix_bytes`]; its values are what an earlier call left.
+pub(super) fn matrix_in<T: Element>(
+    part: &mut [u8],
     m: usize,
     n: usize,
 ) -> Result<MatrixMut<'_, T>> {
-    buffer.reserve(m * n * size_of::<T>())?;
-    // SAFETY: the buffer holds at least m·n zeroed values of T.
-    let data = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), m * n) };
-    MatrixMut::new(data, m, n)
+    // SAFETY: every pattern of bits is a value of an element type.
+    let (before, values, _) = unsafe { part.align_to_mut::<T>() };
+    debug_assert!(before.is_empty(), "parts begin at lines");
+    MatrixMut::new(&mut values[..m * n], m, n)
 }

@@ -2,22 +2,20 @@
 
 use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Result};
 
-use super::pass::linear_map;
+use super::pass::{linear_map, linear_map_bytes};
 use crate::cpu::Cpu;
 use crate::epilogue::{Plain, Rows};
 use crate::order::Order;
 use crate::panels::Panels;
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
-use crate::workspace::Workspaces;
+use crate::workspace::Tokens;
 
 /// A linear map with packed weights.
 #[derive(Debug)]
 pub(crate) struct Linear<T> {
-    cpu: Cpu,
     weights: Weights<T>,
     order: Order,
-    workspaces: Workspaces,
 }
 
 impl<T: Element> Linear<T> {
@@ -32,7 +30,7 @@ impl<T: Element> Linear<T> {
         locate: &(dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync),
     ) -> Result<Self> {
         let panels = Panels::linear(cpu, outputs, inputs, orientation, locate, bias)?;
-        Ok(Self::with(cpu, Weights::Dense(panels), order))
+        Ok(Self { weights: Weights::Dense(panels), order })
     }
 
     /// Packs quantised weights.
@@ -42,11 +40,8 @@ impl<T: Element> Linear<T> {
         order: Order,
         bias: Option<&[f32]>,
     ) -> Result<Self> {
-        Ok(Self::with(cpu, Weights::Quantized(QuantizedPanels::linear(cpu, w, bias)?), order))
-    }
-
-    fn with(cpu: &Cpu, weights: Weights<T>, order: Order) -> Self {
-        Self { cpu: cpu.clone(), weights, order, workspaces: Workspaces::default() }
+        let weights = Weights::Quantized(QuantizedPanels::linear(cpu, w, bias)?);
+        Ok(Self { weights, order })
     }
 
     /// The packed weights.
@@ -59,9 +54,20 @@ impl<T: Element> Linear<T> {
         Plain { bias: self.weights.bias(), out }
     }
 
+    /// Bytes of workspace that [`Self::forward`] takes.
+    pub(crate) fn workspace_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
+        linear_map_bytes(cpu, (&self.weights, self.order), tokens)
+    }
+
     /// out = x·W + b; the shapes are the caller's.
-    pub(crate) fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+    pub(crate) fn forward(
+        &self,
+        cpu: &Cpu,
+        workspace: &mut [u8],
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) {
         let weights = (&self.weights, self.order);
-        linear_map(&self.cpu, weights, &self.workspaces, x, out, |out| self.epilogue(out))
+        linear_map(cpu, weights, workspace, x, out, |out| self.epilogue(out));
     }
 }

@@ -7,15 +7,16 @@ use swiglu_core::{
     Result,
 };
 
-use super::gated::{GatedKernel, GatedLinear, buffer_matrix};
+use super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
 use super::linear::Linear;
 use super::pass::{Call, Shared, out_rows};
 use super::plan;
-use crate::cpu::Cpu;
+use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::Rows;
 use crate::panels::SendPtr;
 use crate::team::Step;
 use crate::weights::Weights;
+use crate::workspace::{Tokens, cut, total};
 
 /// A feed-forward block whose weights are packed for one [`Cpu`].
 #[derive(Debug)]
@@ -80,30 +81,79 @@ impl<T: Element> Mlp<T> {
         self.gated.cpu.plan(Problem { m, ..self.problem }, self.gated.path())
     }
 
+    /// Bytes of the packed weights and biases.
+    pub fn weight_bytes(&self) -> usize {
+        self.gated.weight_bytes() + self.down.weights().bytes_with_biases()
+    }
+
+    /// Bytes of working memory that a call of up to `m` tokens takes from the device, which its layers share.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.takes_bytes(&self.gated.cpu, Tokens::UpTo(m))
+    }
+
+    /// Makes ready what so many calls of up to `m` tokens at the same time take, as [`GatedLinear::reserve`].
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory.
+    pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
+        self.gated.cpu.reserve(self.workspace_bytes(m), callers)
+    }
+
+    fn takes_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
+        match &self.gated.kernel {
+            GatedKernel::Fused(weights) => {
+                let problem = Problem { m: tokens.most(), ..self.problem };
+                let passes = plan::passes(cpu, &problem, Path::Fused);
+                passes.most_bytes(tokens, |m| total(self.parts(cpu, weights, m)))
+            }
+            GatedKernel::Unfused(_) => {
+                let h = matrix_bytes::<T>(tokens.most(), self.problem.intermediate);
+                let down = self.down.workspace_bytes(cpu, tokens);
+                total([h, down.max(self.gated.takes_bytes(cpu, tokens))])
+            }
+        }
+    }
+
     /// Writes y `[M, K]` for x `[M, K]`.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if x or out has another shape.
-    pub fn forward(&self, x: MatrixRef<'_, T>, mut out: MatrixMut<'_, T>) -> Result<()> {
+    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::Unavailable`] if there is no
+    /// memory to work in.
+    pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
+        self.forward_opts(x, out, &CallOptions::default())
+    }
+
+    /// Computes as [`Self::forward`], within the limits of one call.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`swiglu_core::Error::OutOfRange`] for no threads.
+    pub fn forward_opts(
+        &self,
+        x: MatrixRef<'_, T>,
+        mut out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
         x.expect_shape("x", [x.rows(), self.problem.hidden])?;
         out.expect_shape("output", [x.rows(), self.problem.hidden])?;
+        let cpu = &*self.gated.cpu.for_call(options)?;
+        let bytes = self.takes_bytes(cpu, Tokens::Exactly(x.rows()));
         match &self.gated.kernel {
-            GatedKernel::Unfused(_) => self.gated.workspaces.with(|ws| {
+            GatedKernel::Unfused(_) => cpu.workspaces().with(bytes, |workspace| {
                 let (m, h) = (x.rows(), self.problem.intermediate);
-                self.gated.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
-                let hidden = buffer_matrix::<T>(&mut ws.h, m, h)?;
-                self.down.forward(hidden.as_ref(), out)
+                let h_bytes = matrix_bytes::<T>(m, h);
+                let [hidden, rest] = cut(workspace, [h_bytes, bytes - total([h_bytes])]);
+                let mut hidden = matrix_in(hidden, m, h)?;
+                self.gated.forward_in(cpu, rest, x, hidden.reborrow())?;
+                self.down.forward(cpu, rest, hidden.as_ref(), out);
+                Ok(())
             }),
             GatedKernel::Fused(weights) => {
                 let problem = Problem { m: x.rows(), ..self.problem };
-                for pass in plan::passes(&self.gated.cpu, &problem, Path::Fused).ranges() {
-                    // h is kept as the down projection packs it: values of T, for dense weights in
-                    // f32 or bfloat16.
-                    match (weights, T::DTYPE) {
-                        (Weights::Dense(_), DType::F16) => {
-                            self.pass::<f32>(weights, x, pass, &mut out)?;
-                        }
-                        _ => self.pass::<T>(weights, x, pass, &mut out)?,
+                for pass in plan::passes(cpu, &problem, Path::Fused).ranges() {
+                    let on = (cpu, bytes);
+                    match h_dtype(weights) {
+                        DType::F32 => self.pass::<f32>(on, weights, x, pass, &mut out)?,
+                        _ => self.pass::<T>(on, weights, x, pass, &mut out)?,
                     }
                 }
                 Ok(())
@@ -111,46 +161,57 @@ impl<T: Element> Mlp<T> {
         }
     }
 
+    /// Bytes of what a pass keeps in a workspace: packed rows, h, packed rows of h, accumulators, decoded weights.
+    fn parts(&self, cpu: &Cpu, weights: &Weights<T>, m: usize) -> [usize; 5] {
+        let (down, order) = (self.down.weights(), self.problem.numerics.into());
+        let packing = [weights.packing(cpu, m, order), down.packing(cpu, m, order)];
+        let h_size = h_dtype(weights).size();
+        [
+            packing[0].bytes(),
+            m * h_row_len(h_size, self.problem.intermediate) * h_size,
+            if packing[1].changes_rows() { packing[1].bytes() } else { 0 },
+            packing[0].sums_bytes(cpu).max(packing[1].sums_bytes(cpu)),
+            weights.scratch_bytes(cpu, packing[0]).max(down.scratch_bytes(cpu, packing[1])),
+        ]
+    }
+
     /// Gate, up, activation and down for some rows, in one go: threads move from step to step
     /// without returning. With one row h may already lie as the down projection reads it.
     fn pass<O: Element>(
         &self,
+        (cpu, workspace_bytes): (&Cpu, usize),
         weights: &Weights<T>,
         x: MatrixRef<'_, T>,
         pass: Range<usize>,
         out: &mut MatrixMut<'_, T>,
     ) -> Result<()> {
-        let cpu = &self.gated.cpu;
         let (m, down_weights) = (pass.len(), self.down.weights());
         let order = self.problem.numerics.into();
         let packing = weights.packing(cpu, m, order);
         let h_packing = down_weights.packing(cpu, m, order);
         let features = self.problem.intermediate;
-        let h_len = h_row_len::<O>(features);
+        let h_len = h_row_len(size_of::<O>(), features);
         let packs_h = h_packing.changes_rows();
-        let scratch_bytes =
-            weights.scratch_bytes(cpu, packing).max(down_weights.scratch_bytes(cpu, h_packing));
-        self.gated.workspaces.with(|ws| {
-            ws.x.reserve(packing.bytes())?;
-            ws.h.reserve(m * h_len * size_of::<O>())?;
-            ws.packed_h.reserve(if packs_h { h_packing.bytes() } else { 0 })?;
-            ws.sums.reserve(packing.sums_bytes(cpu).max(h_packing.sums_bytes(cpu)))?;
-            ws.scratch.reserve(scratch_bytes)?;
-            let sums = SendPtr(ws.sums.as_mut_ptr().cast());
-            let scratch = SendPtr(ws.scratch.as_mut_ptr());
-            let h = ws.h.as_mut_ptr();
-            let x_rows = SendPtr(ws.x.as_mut_ptr());
+        cpu.workspaces().with(workspace_bytes, |workspace| {
+            let parts = cut(workspace, self.parts(cpu, weights, m)).map(<[u8]>::as_mut_ptr);
+            let [x_rows, h, packed_h, sums, scratch] = parts;
+            let (sums, scratch) = (SendPtr(sums.cast()), SendPtr(scratch));
+            let x_rows = SendPtr(x_rows);
             let gated = Call { cpu, weights, m, packing, x: x_rows, sums, scratch };
             let down = Call {
                 weights: down_weights,
                 packing: h_packing,
-                x: SendPtr(if packs_h { ws.packed_h.as_mut_ptr() } else { h }),
+                x: SendPtr(if packs_h { packed_h } else { h }),
                 ..gated
             };
-            // Nothing writes past H, and all calls have the same stride: the half of a last pair stays the
-            // zero that the buffer was made with. One row is read with it.
-            let h_rows = Rows { first: h.cast::<O>(), stride: h_len, cols: features };
-            let h_values = SendPtr(h.cast::<O>());
+            let h = h.cast::<O>();
+            if !packs_h {
+                // One row is read in whole pairs, and nothing writes past H: another layer may have left no number there.
+                // SAFETY: the part holds m rows of `h_len` values, and there is one row at most.
+                unsafe { h.wrapping_add(features).write_bytes(0, m * (h_len - features)) };
+            }
+            let h_rows = Rows { first: h, stride: h_len, cols: features };
+            let h_values = SendPtr(h);
             let (h_rows, y_rows) = (Shared(h_rows), out_rows(out, pass.start));
 
             let pack_x = |range: Range<usize>, _: usize| gated.pack(x, pass.start, range);
@@ -158,8 +219,8 @@ impl<T: Element> Mlp<T> {
                 gated.panels(range, worker, self.gated.epilogue::<O>(weights, h_rows.get()));
             };
             let pack_h = |range: Range<usize>, _: usize| {
-                // SAFETY: the buffer holds m rows of `h_len` zeroed values of O, which step 2 has written;
-                // until the pass ends they are only read.
+                // SAFETY: the part holds m rows of `h_len` values of O, every pattern of bits being one, which step 2 has
+                // written; until the pass ends they are only read.
                 let h = unsafe { std::slice::from_raw_parts(h_values.get(), m * h_len) };
                 match MatrixRef::with_stride(h, m, features, h_len) {
                     Ok(h) => down.pack(h, 0, range),
@@ -171,8 +232,8 @@ impl<T: Element> Mlp<T> {
             };
             let work = Problem { m, ..self.problem };
             let bytes = weights.bytes() + down_weights.bytes();
-            cpu.run(
-                cpu.workers(work.flops(), bytes as f64),
+            cpu.run_work(
+                (work.flops(), bytes as f64),
                 &[
                     Step { units: packing.units(), run: &pack_x },
                     Step { units: weights.panels(), run: &gate_up },
@@ -185,8 +246,16 @@ impl<T: Element> Mlp<T> {
     }
 }
 
-/// Values from one row of h to the next: those of whole steps, however many rows there are and however
-/// they are packed.
-fn h_row_len<O: Element>(features: usize) -> usize {
-    features.next_multiple_of(size_of::<u32>() / size_of::<O>())
+/// The type in which h is kept, as the down projection packs it: values of T, for dense weights in f32 or bfloat16.
+fn h_dtype<T: Element>(gate_up: &Weights<T>) -> DType {
+    match (gate_up, T::DTYPE) {
+        (Weights::Dense(_), DType::F16) => DType::F32,
+        (_, dtype) => dtype,
+    }
+}
+
+/// Values of `size` bytes from one row of h to the next: those of whole steps, however many rows there are and
+/// however they are packed.
+fn h_row_len(size: usize, features: usize) -> usize {
+    features.next_multiple_of(size_of::<u32>() / size)
 }

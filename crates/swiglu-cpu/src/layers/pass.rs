@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use swiglu_core::{DType, Element, MatrixMut, MatrixRef, Result};
+use swiglu_core::{DType, Element, MatrixMut, MatrixRef};
 
 use crate::compiled;
 use crate::cpu::Cpu;
@@ -16,7 +16,7 @@ use crate::simd;
 use crate::team::Step;
 use crate::tiles::{self, TilePanels};
 use crate::weights::{Packing, Weights};
-use crate::workspace::Workspaces;
+use crate::workspace::{Tokens, cut, total};
 
 /// Packed rows of one pass over the weights stay below this, to be found in the last-level cache.
 const ROWS_BYTES: usize = 4 << 20;
@@ -163,6 +163,7 @@ pub(crate) fn passes(
 #[derive(Clone, Copy)]
 pub(crate) struct Passes {
     m: usize,
+    most: usize,
     /// Rows that stay together.
     unit: usize,
     pub(crate) count: usize,
@@ -172,7 +173,7 @@ impl Passes {
     /// Passes of at most `most` rows, a multiple of `unit`. Their sizes differ by one unit at most, but for
     /// the rows that the last unit of all lacks.
     fn new(m: usize, most: usize, unit: usize) -> Self {
-        Self { m, unit, count: m.div_ceil(most) }
+        Self { m, most, unit, count: m.div_ceil(most) }
     }
 
     /// The passes in turn.
@@ -185,6 +186,16 @@ impl Passes {
     /// Rows of the largest pass.
     pub(crate) fn most_rows(self) -> usize {
         self.ranges().map(|pass| pass.len()).max().unwrap_or(0)
+    }
+
+    /// The most bytes that a pass takes, of those for `tokens`: these are the passes for the most of them.
+    pub(crate) fn most_bytes(self, tokens: Tokens, bytes: impl Fn(usize) -> usize) -> usize {
+        let most = match tokens {
+            Tokens::Exactly(_) => self.ranges().map(|pass| bytes(pass.len())).max(),
+            // Numbers of rows are packed in ways of their own, and more of them can take less.
+            Tokens::UpTo(_) => (1..=self.m.min(self.most)).map(bytes).max(),
+        };
+        most.unwrap_or(0)
     }
 }
 
@@ -209,46 +220,57 @@ impl<O: Copy> Shared<O> {
     }
 }
 
+/// Bytes of what a linear map over `m` rows keeps in a workspace: packed rows, accumulators, decoded weights.
+fn parts<T: Element>(cpu: &Cpu, weights: &Weights<T>, packing: Packing) -> [usize; 3] {
+    [packing.bytes(), packing.sums_bytes(cpu), weights.scratch_bytes(cpu, packing)]
+}
+
+/// Bytes of workspace that [`linear_map`] takes.
+pub(crate) fn linear_map_bytes<T: Element>(
+    cpu: &Cpu,
+    (weights, order): (&Weights<T>, Order),
+    tokens: Tokens,
+) -> usize {
+    let quantized = matches!(weights, Weights::Quantized(_));
+    let passes = passes(cpu, tokens.most(), T::DTYPE, quantized, order, &[weights.inputs()]);
+    passes.most_bytes(tokens, |m| total(parts(cpu, weights, weights.packing(cpu, m, order))))
+}
+
 /// One linear map over all rows of x: pack the rows of a pass, run the panels over them, and so on.
 pub(crate) fn linear_map<T: Element, E: Epilogue>(
     cpu: &Cpu,
     (weights, order): (&Weights<T>, Order),
-    workspaces: &Workspaces,
+    workspace: &mut [u8],
     x: MatrixRef<'_, T>,
     mut out: MatrixMut<'_, T>,
     epilogue: impl Fn(Rows<T>) -> E + Sync,
-) -> Result<()> {
+) {
     let quantized = matches!(weights, Weights::Quantized(_));
     let passes = passes(cpu, x.rows(), T::DTYPE, quantized, order, &[x.cols()]);
-    workspaces.with(|ws| {
-        for pass in passes.ranges() {
-            let m = pass.len();
-            let packing = weights.packing(cpu, m, order);
-            ws.x.reserve(packing.bytes())?;
-            ws.sums.reserve(packing.sums_bytes(cpu))?;
-            ws.scratch.reserve(weights.scratch_bytes(cpu, packing))?;
-            let call = Call {
-                cpu,
-                weights,
-                m,
-                packing,
-                x: SendPtr(ws.x.as_mut_ptr()),
-                sums: SendPtr(ws.sums.as_mut_ptr().cast()),
-                scratch: SendPtr(ws.scratch.as_mut_ptr()),
-            };
-            let out = out_rows(&mut out, pass.start);
-            let pack = |range: Range<usize>, _: usize| call.pack(x, pass.start, range);
-            let run = |range: Range<usize>, worker: usize| {
-                call.panels(range, worker, epilogue(out.get()));
-            };
-            cpu.run(
-                cpu.workers(weights.flops(m), weights.bytes() as f64),
-                &[
-                    Step { units: packing.units(), run: &pack },
-                    Step { units: weights.panels(), run: &run },
-                ],
-            );
-        }
-        Ok(())
-    })
+    for pass in passes.ranges() {
+        let m = pass.len();
+        let packing = weights.packing(cpu, m, order);
+        let [rows, sums, scratch] = cut(workspace, parts(cpu, weights, packing));
+        let call = Call {
+            cpu,
+            weights,
+            m,
+            packing,
+            x: SendPtr(rows.as_mut_ptr()),
+            sums: SendPtr(sums.as_mut_ptr().cast()),
+            scratch: SendPtr(scratch.as_mut_ptr()),
+        };
+        let out = out_rows(&mut out, pass.start);
+        let pack = |range: Range<usize>, _: usize| call.pack(x, pass.start, range);
+        let run = |range: Range<usize>, worker: usize| {
+            call.panels(range, worker, epilogue(out.get()));
+        };
+        cpu.run_work(
+            (weights.flops(m), weights.bytes() as f64),
+            &[
+                Step { units: packing.units(), run: &pack },
+                Step { units: weights.panels(), run: &run },
+            ],
+        );
+    }
 }

@@ -210,6 +210,10 @@ impl QuantizedPanels {
     pub(crate) fn bytes(&self) -> usize {
         self.data.bytes()
     }
+    /// All bytes, those of biases among them.
+    pub(crate) fn bytes_with_biases(&self) -> usize {
+        self.data.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+    }
     /// `2 · LANES` biases per panel.
     pub(crate) fn bias(&self) -> Option<*const f32> {
         self.bias.as_ref().map(|b| b.as_ptr().cast())

@@ -205,7 +205,8 @@ fn sixteen_bit_types_survive_every_pattern() {
 fn activations_have_the_defined_bits_on_every_facade() {
     use swiglu_core::{GateUpRef, Matrix, MatrixRef};
     fn check<T: Element>(isa: Isa) {
-        let cpu = crate::Cpu::new(&crate::CpuOptions { isa: Some(isa), threads: Some(1) }).unwrap();
+        let cpu =
+            crate::Cpu::new(&crate::CpuOptions::default().with_isa(isa).with_threads(1)).unwrap();
         let v: Vec<T> = values().into_iter().map(T::from_f32).collect();
         let n = v.len() - 17;
         let (gate, up) =

@@ -278,13 +278,17 @@ impl<T: Element> GatedLinear<T> {
         planned && matches!(choice, Choice::Unfused(_))
     }
 
-    /// Bytes of scratch memory that [`Self::forward_with`] needs for `m` tokens.
-    pub fn workspace_bytes(&self, m: usize) -> usize {
-        self.bytes_by(self.choose(m), m)
+    /// Bytes of the weights and biases in device memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
     }
 
-    /// Bytes of workspace that a call with `m` tokens uses.
-    pub(super) fn bytes_by(&self, choice: Choice, m: usize) -> usize {
+    /// Bytes of scratch memory that a call with `m` tokens uses: the stream's, or that of [`Self::forward_with`].
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.bytes_by(m, self.choose(m))
+    }
+
+    pub(super) fn bytes_by(&self, m: usize, choice: Choice) -> usize {
         match choice {
             Choice::Fused(_) | Choice::Decode(_) | Choice::Skinny(_) => 0,
             Choice::Unfused(stored) => {
@@ -306,7 +310,7 @@ impl<T: Element> GatedLinear<T> {
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
         let choice = self.choose(m);
         self.prepare(choice, m)?;
-        self.cuda.reserve_workspace(stream, self.bytes_by(choice, m))
+        self.cuda.reserve_workspace(stream, self.bytes_by(m, choice))
     }
 
     /// The kernels of a choice, and of the one that it may hand over to.
@@ -406,7 +410,7 @@ impl<T: Element> GatedLinear<T> {
         if x.rows() == 0 || self.intermediate() == 0 {
             return Ok(());
         }
-        let bytes = self.bytes_by(choice, x.rows());
+        let bytes = self.bytes_by(x.rows(), choice);
         let out = tensor(&out.as_ref());
         self.cuda.with_workspace(stream, scratch, bytes, |work| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, and the
@@ -431,7 +435,7 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// # Safety
-    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::bytes_by`] the
+    /// `out` is memory of this device for `[M, H]`, `workspace` has [`Self::bytes_by`] of the
     /// choice, and so are the saved matrices, which a fused kernel writes the pre-activations to;
     /// they overlap nothing else that is used before this work is done.
     pub(super) unsafe fn enqueue(

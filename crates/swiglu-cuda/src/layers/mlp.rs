@@ -179,19 +179,25 @@ impl<T: Element> Mlp<T> {
         workspace_part(m * self.h_stride() * size_of::<T>())
     }
 
-    /// Bytes of scratch memory that [`Self::forward_with`] needs for `m` tokens.
+    /// Bytes of the weights and biases in device memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.gated.weight_bytes()
+    }
+
+    /// Bytes of scratch memory that a call with `m` tokens uses: the stream's, or that of [`Self::forward_with`].
     pub fn workspace_bytes(&self, m: usize) -> usize {
         // An x that the planned kernel does not take goes step by step.
-        let steps = Down::after(self.gated.choose(m));
-        let planned = match self.choose(m) {
-            Choice::Decode(_) => steps,
-            choice => Down::after(choice),
-        };
-        [planned, steps]
-            .map(|(choice, down)| self.bytes_by(m, choice, down))
-            .into_iter()
-            .max()
-            .unwrap_or(0)
+        let steps = (self.gated.choose(m), Down::CublasLt);
+        let ways = [self.steps(m), steps].map(|(choice, down)| self.bytes_by(m, choice, down));
+        ways.into_iter().max().unwrap_or(0)
+    }
+
+    /// What runs step by step for `m` tokens. Also where few are decoded: an x that the kernel does not take goes that way.
+    fn steps(&self, m: usize) -> (Choice, Down) {
+        match self.choose(m) {
+            Choice::Decode(_) => (self.gated.choose(m), Down::CublasLt),
+            steps => Down::after(steps),
+        }
     }
 
     fn bytes_by(&self, m: usize, choice: Choice, down: Down) -> usize {
@@ -200,7 +206,7 @@ impl<T: Element> Mlp<T> {
             Down::CublasLt => Lt::scratch_bytes(self.cuda().arch()),
             Down::Skinny { .. } | Down::Registers => 0,
         };
-        self.h_bytes(m) + self.gated.bytes_by(choice, m).max(scratch)
+        self.h_bytes(m) + self.gated.bytes_by(m, choice).max(scratch)
     }
 
     fn choose(&self, m: usize) -> Choice {
@@ -249,11 +255,7 @@ impl<T: Element> Mlp<T> {
                 decode.prepare(self.cuda(), self.code())?;
             }
         }
-        // Also where few tokens are decoded: an x that the kernel does not take goes step by step.
-        let (choice, down) = match self.choose(m) {
-            Choice::Decode(_) => (self.gated.choose(m), Down::CublasLt),
-            steps => Down::after(steps),
-        };
+        let (choice, down) = self.steps(m);
         self.gated.prepare(choice, m)?;
         down.prepare(self.cuda(), &Problem { m, ..self.problem })?;
         self.cuda().reserve_workspace(stream, self.bytes_by(m, choice, down))

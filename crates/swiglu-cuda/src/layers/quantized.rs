@@ -377,6 +377,16 @@ impl<T: Element> QuantizedMlp<T> {
         workspace_part(m.min(MOST_TOKENS) * self.h_stride() * size_of::<T>())
     }
 
+    /// Bytes of the weights and biases in device memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.allocation.bytes()
+    }
+
+    /// Bytes of the stream's workspace that a call with `m` tokens uses.
+    pub fn workspace_bytes(&self, m: usize) -> usize {
+        self.h_bytes(m)
+    }
+
     /// As [`crate::Mlp::reserve`].
     ///
     /// # Errors
@@ -404,11 +414,6 @@ impl<T: Element> QuantizedMlp<T> {
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         self.forward_in(stream, None, x, out)
-    }
-
-    /// Bytes of scratch memory that [`Self::forward_with`] needs for `m` tokens.
-    pub fn workspace_bytes(&self, m: usize) -> usize {
-        self.h_bytes(m)
     }
 
     /// As [`Self::forward`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one

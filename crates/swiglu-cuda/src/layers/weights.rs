@@ -42,6 +42,7 @@ pub(super) struct GateUpBuffer<T> {
     weights: Weights,
     /// Whether gate and up, each padded, are the halves of one matrix.
     is_one: bool,
+    is_lent: bool,
     biases: Option<Biases<T>>,
 }
 
@@ -111,7 +112,7 @@ impl<T: Element> GateUpBuffer<T> {
         let weights =
             Weights { gate, up, row_stride, orientation, hidden, intermediate, biases: biases_of };
         // The allocation has the values, whoever holds it.
-        Ok(Self { memory: vec![allocation], weights, is_one: true, biases })
+        Ok(Self { memory: vec![allocation], weights, is_one: true, is_lent: false, biases })
     }
 
     /// Weights that stay where they are.
@@ -138,6 +139,7 @@ impl<T: Element> GateUpBuffer<T> {
                 biases: None,
             },
             is_one: follows && padded::<T>(intermediate) == intermediate,
+            is_lent: true,
             biases: None,
         }
     }
@@ -169,6 +171,11 @@ impl<T: Element> GateUpBuffer<T> {
         let known = |memory: &&Arc<Allocation>| self.memory.iter().any(|m| Arc::ptr_eq(m, memory));
         let new = memory.filter(|memory| !known(memory)).cloned();
         self.memory.extend(new);
+    }
+
+    /// Bytes of all that is packed with the weights; none of lent ones.
+    pub(super) fn bytes(&self) -> usize {
+        if self.is_lent { 0 } else { self.allocation().bytes() }
     }
 
     fn half(&self) -> usize {

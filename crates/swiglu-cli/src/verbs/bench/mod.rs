@@ -124,7 +124,8 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         && args.suite == Suite::Goals
         && args.device.threads.is_none()
         && device.threads() > 1;
-    let single = || Device::cpu_with(CpuOptions { isa: args.device.isa, threads: Some(1) });
+    let single =
+        || Device::cpu_with(CpuOptions::default().with_isa(args.device.isa).with_threads(1));
     let single = alone.then(single).transpose()?;
     let profiles = |case: &Case| {
         let mut profiles = ways(case, &options, "");

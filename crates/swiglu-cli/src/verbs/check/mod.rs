@@ -71,7 +71,7 @@ impl CheckArgs {
         let mut backends = Vec::new();
         for isa in isas {
             for &threads in &counts {
-                let options = CpuOptions { isa: Some(isa), threads: Some(threads) };
+                let options = CpuOptions::default().with_isa(isa).with_threads(threads);
                 let cpu = Cpu::new(&options)?;
                 backends.push(CpuBackend { cpu, path: Path::Fused });
             }

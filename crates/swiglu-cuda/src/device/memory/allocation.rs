@@ -1,7 +1,7 @@
 //! Device memory that knows which streams use it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -26,6 +26,7 @@ pub(crate) struct Allocation {
     /// In whose order blocks are allocated, and freed while it lives.
     home: Arc<RawStream>,
     blocks: Mutex<Vec<CUdeviceptr>>,
+    bytes: AtomicUsize,
     uses: Mutex<Uses>,
     /// Whether a graph that was captured by other code may use it.
     kept: AtomicBool,
@@ -46,9 +47,15 @@ impl Allocation {
             memory: memory.clone(),
             home: home.clone(),
             blocks: Mutex::default(),
+            bytes: AtomicUsize::new(0),
             uses: Mutex::default(),
             kept: AtomicBool::new(false),
         })
+    }
+
+    /// Of all blocks.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
@@ -60,6 +67,7 @@ impl Allocation {
         let ptr = self.memory.alloc(bytes, &self.home)?;
         if ptr != 0 {
             self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push(ptr);
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.uses().writer = Some(self.home.clone());
         }
         Ok(ptr)

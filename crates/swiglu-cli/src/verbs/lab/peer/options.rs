@@ -138,7 +138,9 @@ impl Devices {
         }
         let Options { tf32, plain_allocations, portable_kernels, threads, isa, .. } = options;
         let device = match kind {
-            DeviceKind::Cpu => Device::cpu_with(CpuOptions { isa, threads })?,
+            DeviceKind::Cpu => {
+                Device::cpu_with(CpuOptions::default().with_isa(isa).with_threads(threads))?
+            }
             DeviceKind::Cuda => {
                 let others = CudaOptions::default();
                 let options = CudaOptions { tf32, plain_allocations, portable_kernels, ..others };
