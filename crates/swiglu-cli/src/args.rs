@@ -8,11 +8,11 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
-use swiglu::cuda::CudaOptions;
 use swiglu::{
     Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
     MlpWeights, Numerics, Op, Orientation, QuantizedType, Rounding, TensorNames,
 };
+use swiglu_cuda::CudaOptions;
 use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
 
 /// Which device, and how much of it.

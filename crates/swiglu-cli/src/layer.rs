@@ -1,7 +1,6 @@
 //! Either operation with weights, of elements or quantised: parameters on the host, and the layer
 //! packed from them.
 
-use swiglu::cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
 use swiglu::{
     CoreError, Device, Element, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp,
     MlpParams, MlpWeights, Numerics, Path, Plan, Problem, QuantizedGatedLinearParams,
@@ -9,6 +8,7 @@ use swiglu::{
 };
 use swiglu_core::bounds::{self, Reference};
 use swiglu_core::oracle;
+use swiglu_cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
 
 use crate::args::LayerOp;
 

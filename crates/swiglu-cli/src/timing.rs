@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use swiglu::cuda::{Cuda, CudaError, Event, Graph, Stream};
+use swiglu_cuda::{Cuda, CudaError, Event, Graph, Stream};
 
 /// More samples of one turn than this add nothing to a median.
 const MAX_PER_TURN: usize = 64;

@@ -164,13 +164,16 @@ impl Device {
 
     /// Frees the working memory of the host that no call uses at the moment, and returns its bytes. A CPU keeps a block for
     /// each of the calls that there were at the same time, not larger than the largest of them took
-    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)); a CUDA device keeps none, as its working memory is that of
-    /// its streams and goes with them.
+    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)); a CUDA device keeps none there, and gives back
+    /// device memory that no stream has.
     pub fn trim(&self) -> usize {
         match self {
             Device::Cpu(cpu) => cpu.trim(),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => 0,
+            Device::Cuda(cuda) => {
+                cuda.trim();
+                0
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use swiglu_cpu::CallOptions;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::layer::{Kernel, Layer};
+use crate::layer::{Common, Kernel, Layer};
 use crate::weights::{HostWeights, QuantizedWeights};
 
 /// An operation with weights. Sealed: [`GatedLinearKind`] and [`MlpKind`].
@@ -117,7 +117,7 @@ impl Layer<GatedLinearKind> {
         match device {
             Device::Cpu(cpu) => {
                 let kernel = swiglu_cpu::GatedLinear::<T>::quantized(cpu, params)?;
-                Ok(Self::new(device, Some(Path::Fused), kernel))
+                Self::new(device, Some(Path::Fused), kernel)
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => {
@@ -126,6 +126,26 @@ impl Layer<GatedLinearKind> {
                 Err(swiglu_core::Error::Unsupported { what, why: why.into() }.into())
             }
         }
+    }
+
+    /// A layer over weights in device memory that stay where they are: nothing is copied, and what is written to them is
+    /// seen by the next call. Rows that begin at multiples of 16 bytes are taken by the fastest kernels.
+    ///
+    /// # Errors
+    /// As [`Self::from_params`]; [`crate::Error::Cuda`] for memory of another device.
+    ///
+    /// # Safety
+    /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
+    /// [`DeviceMatrix`](crate::cuda::DeviceMatrix) is kept. The kernel in front of a call on its stream does not write the
+    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn from_device<T: Element>(
+        cuda: &crate::cuda::Cuda,
+        params: &crate::cuda::DeviceGatedLinearParams<'_, T>,
+    ) -> Result<Self> {
+        // SAFETY: as the caller says.
+        let kernel = unsafe { swiglu_cuda::GatedLinear::from_device(cuda, params) }?;
+        Self::new(&Device::Cuda(cuda.clone()), None, kernel)
     }
 
     fn pack_params<T: Element>(
@@ -137,7 +157,7 @@ impl Layer<GatedLinearKind> {
             Device::Cpu(cpu) => {
                 let path = path.unwrap_or(Path::Fused);
                 let kernel = swiglu_cpu::GatedLinear::with_path(cpu, params, path)?;
-                Ok(Self::new(device, Some(path), kernel))
+                Self::new(device, Some(path), kernel)
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
@@ -145,7 +165,7 @@ impl Layer<GatedLinearKind> {
                     None => swiglu_cuda::GatedLinear::new(cuda, params)?,
                     Some(path) => swiglu_cuda::GatedLinear::with_path(cuda, params, path)?,
                 };
-                Ok(Self::new(device, path, kernel))
+                Self::new(device, path, kernel)
             }
         }
     }
@@ -189,13 +209,13 @@ impl Layer<MlpKind> {
         match device {
             Device::Cpu(cpu) => {
                 let kernel = swiglu_cpu::Mlp::<T>::quantized(cpu, params)?;
-                Ok(Self::new(device, Some(Path::Fused), kernel))
+                Self::new(device, Some(Path::Fused), kernel)
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
                 use swiglu_cuda::{CudaError, QuantizedMlp};
                 match QuantizedMlp::<T>::new(cuda, params) {
-                    Ok(kernel) => Ok(Self::new(device, Some(Path::Fused), kernel)),
+                    Ok(kernel) => Self::new(device, Some(Path::Fused), kernel),
                     // As every backend says it.
                     Err(CudaError::Unsupported { what, why }) => {
                         Err(swiglu_core::Error::Unsupported { what, why }.into())
@@ -204,6 +224,26 @@ impl Layer<MlpKind> {
                 }
             }
         }
+    }
+
+    /// A layer over weights in device memory that stay where they are: nothing is copied, and what is written to them is
+    /// seen by the next call. Rows that begin at multiples of 16 bytes are taken by the fastest kernels.
+    ///
+    /// # Errors
+    /// As [`Self::from_params`]; [`crate::Error::Cuda`] for memory of another device.
+    ///
+    /// # Safety
+    /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
+    /// [`DeviceMatrix`](crate::cuda::DeviceMatrix) is kept. The kernel in front of a call on its stream does not write the
+    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn from_device<T: Element>(
+        cuda: &crate::cuda::Cuda,
+        params: &crate::cuda::DeviceMlpParams<'_, T>,
+    ) -> Result<Self> {
+        // SAFETY: as the caller says.
+        let kernel = unsafe { swiglu_cuda::Mlp::from_device(cuda, params) }?;
+        Self::new(&Device::Cuda(cuda.clone()), None, kernel)
     }
 
     fn pack_params<T: Element>(
@@ -215,7 +255,7 @@ impl Layer<MlpKind> {
             Device::Cpu(cpu) => {
                 let path = path.unwrap_or(Path::Fused);
                 let kernel = swiglu_cpu::Mlp::with_path(cpu, params, path)?;
-                Ok(Self::new(device, Some(path), kernel))
+                Self::new(device, Some(path), kernel)
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
@@ -223,7 +263,7 @@ impl Layer<MlpKind> {
                     None => swiglu_cuda::Mlp::new(cuda, params)?,
                     Some(path) => swiglu_cuda::Mlp::with_path(cuda, params, path)?,
                 };
-                Ok(Self::new(device, path, kernel))
+                Self::new(device, path, kernel)
             }
         }
     }
@@ -231,7 +271,7 @@ impl Layer<MlpKind> {
 
 macro_rules! cpu_kernel {
     ($($Layer:ident),*) => {
-        $(impl<T: Element> Kernel<T> for swiglu_cpu::$Layer<T> {
+        $(impl<T: Element> Common for swiglu_cpu::$Layer<T> {
             fn plan(&self, m: usize) -> Plan {
                 self.plan(m)
             }
@@ -244,6 +284,8 @@ macro_rules! cpu_kernel {
             fn reserve(&self, m: usize, callers: usize) -> Result<()> {
                 Ok(self.reserve(m, callers)?)
             }
+        }
+        impl<T: Element> Kernel<T> for swiglu_cpu::$Layer<T> {
             fn forward(
                 &self,
                 x: MatrixRef<'_, T>,
@@ -260,7 +302,7 @@ cpu_kernel!(GatedLinear, Mlp);
 #[cfg(feature = "cuda")]
 macro_rules! cuda_kernel {
     ($($Layer:ident),*) => {
-        $(impl<T: Element> Kernel<T> for swiglu_cuda::$Layer<T> {
+        $(impl<T: Element> Common for swiglu_cuda::$Layer<T> {
             fn plan(&self, m: usize) -> Plan {
                 self.plan(m)
             }
@@ -273,6 +315,11 @@ macro_rules! cuda_kernel {
             fn reserve(&self, m: usize, _: usize) -> Result<()> {
                 Ok(self.reserve(&self.cuda().stream(), m)?)
             }
+            fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
+                Ok(self.reserve(stream, m)?)
+            }
+        }
+        impl<T: Element> Kernel<T> for swiglu_cuda::$Layer<T> {
             fn forward(
                 &self,
                 x: MatrixRef<'_, T>,
@@ -288,13 +335,21 @@ macro_rules! cuda_kernel {
                 stream: &swiglu_cuda::Stream,
                 x: swiglu_cuda::DeviceMatrixRef<'_, T>,
                 out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+                scratch: Option<&mut swiglu_cuda::DeviceScratch<'_>>,
             ) -> Result<()> {
-                Ok(self.forward(stream, x, out)?)
+                Ok(match scratch {
+                    None => self.forward(stream, x, out)?,
+                    Some(scratch) => self.forward_with(stream, x, out, scratch)?,
+                })
             }
-            fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
-                Ok(self.reserve(stream, m)?)
-            }
-        })*
+            fn capture_on(
+                &self,
+                stream: &swiglu_cuda::Stream,
+                x: swiglu_cuda::DeviceMatrix<T>,
+                out: swiglu_cuda::DeviceMatrix<T>,
+            ) -> Result<swiglu_cuda::CapturedCall<T>> {
+                Ok(self.capture(stream, x, out)?)
+            }        })*
     };
 }
 #[cfg(feature = "cuda")]

@@ -4,26 +4,38 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::path::Path as FilePath;
+use std::sync::Arc;
 
+use crate::unsupported_dtype;
 use swiglu_core::{
     Activation, DType, Element, Error as CoreError, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Path, Plan, Problem,
+    Path, Plan, Problem, bf16, f16,
 };
 use swiglu_cpu::CallOptions;
 use swiglu_formats::{Bytes, LoadOptions};
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::device::Device;
 use crate::error::Result;
 use crate::explain::Explanation;
 use crate::kind::Kind;
 use crate::weights::Weights;
 
-/// What a backend provides for one element type.
-pub(crate) trait Kernel<T>: Debug + Send + Sync {
+/// What a backend provides, whatever the element type.
+pub(crate) trait Common: Debug + Send + Sync {
     fn plan(&self, m: usize) -> Plan;
     fn weight_bytes(&self) -> usize;
     fn workspace_bytes(&self, m: usize) -> usize;
     fn reserve(&self, m: usize, callers: usize) -> Result<()>;
+    #[cfg(feature = "cuda")]
+    fn reserve_on(&self, _stream: &cuda::Stream, _m: usize) -> Result<()> {
+        Err(not_on_cuda())
+    }
+}
+
+/// What a backend provides for one element type.
+pub(crate) trait Kernel<T>: Common {
     fn forward(
         &self,
         x: MatrixRef<'_, T>,
@@ -33,14 +45,20 @@ pub(crate) trait Kernel<T>: Debug + Send + Sync {
     #[cfg(feature = "cuda")]
     fn forward_on(
         &self,
-        _stream: &swiglu_cuda::Stream,
-        _x: swiglu_cuda::DeviceMatrixRef<'_, T>,
-        _out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+        _stream: &cuda::Stream,
+        _x: cuda::DeviceMatrixRef<'_, T>,
+        _out: cuda::DeviceMatrixMut<'_, T>,
+        _scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
         Err(not_on_cuda())
     }
     #[cfg(feature = "cuda")]
-    fn reserve_on(&self, _stream: &swiglu_cuda::Stream, _m: usize) -> Result<()> {
+    fn capture_on(
+        &self,
+        _stream: &cuda::Stream,
+        _x: cuda::DeviceMatrix<T>,
+        _out: cuda::DeviceMatrix<T>,
+    ) -> Result<cuda::CapturedCall<T>> {
         Err(not_on_cuda())
     }
 }
@@ -55,28 +73,37 @@ fn not_on_cuda() -> crate::Error {
 }
 
 /// A kernel whose element type is only known at run time.
-trait Erased: Any + Debug + Send + Sync {
-    fn plan(&self, m: usize) -> Plan;
-    fn weight_bytes(&self) -> usize;
-    fn workspace_bytes(&self, m: usize) -> usize;
-    fn reserve(&self, m: usize, callers: usize) -> Result<()>;
+#[derive(Debug, Clone)]
+enum AnyKernel {
+    F32(Arc<dyn Kernel<f32>>),
+    F16(Arc<dyn Kernel<f16>>),
+    Bf16(Arc<dyn Kernel<bf16>>),
 }
 
-#[derive(Debug)]
-struct Typed<T>(Box<dyn Kernel<T>>);
+impl AnyKernel {
+    fn new<T: Element>(kernel: Arc<dyn Kernel<T>>) -> Option<Self> {
+        let kernel: &dyn Any = &kernel;
+        let f32 = || kernel.downcast_ref().cloned().map(Self::F32);
+        let f16 = || kernel.downcast_ref().cloned().map(Self::F16);
+        let bf16 = || kernel.downcast_ref().cloned().map(Self::Bf16);
+        f32().or_else(f16).or_else(bf16)
+    }
 
-impl<T: Element> Erased for Typed<T> {
-    fn plan(&self, m: usize) -> Plan {
-        self.0.plan(m)
+    fn common(&self) -> &dyn Common {
+        match self {
+            Self::F32(kernel) => &**kernel,
+            Self::F16(kernel) => &**kernel,
+            Self::Bf16(kernel) => &**kernel,
+        }
     }
-    fn weight_bytes(&self) -> usize {
-        self.0.weight_bytes()
-    }
-    fn workspace_bytes(&self, m: usize) -> usize {
-        self.0.workspace_bytes(m)
-    }
-    fn reserve(&self, m: usize, callers: usize) -> Result<()> {
-        self.0.reserve(m, callers)
+
+    fn typed<T: Element>(&self) -> Option<&dyn Kernel<T>> {
+        let kernel: &dyn Any = match self {
+            Self::F32(kernel) => kernel,
+            Self::F16(kernel) => kernel,
+            Self::Bf16(kernel) => kernel,
+        };
+        kernel.downcast_ref::<Arc<dyn Kernel<T>>>().map(|kernel| &**kernel)
     }
 }
 
@@ -84,14 +111,14 @@ impl<T: Element> Erased for Typed<T> {
 /// [`GatedLinear`](crate::GatedLinear) or [`Mlp`](crate::Mlp).
 ///
 /// It can be shared between threads; calls from several threads at once are sound and share the
-/// device's threads.
-#[derive(Debug)]
+/// device's threads. Clones are the same layer.
+#[derive(Debug, Clone)]
 pub struct Layer<K> {
     device: Device,
     problem: Problem,
     /// The path that was asked for.
     path: Option<Path>,
-    kernel: Box<dyn Erased>,
+    kernel: AnyKernel,
     /// Why quantised weights were decoded, where they were.
     decoded: Option<CoreError>,
     kind: PhantomData<fn() -> K>,
@@ -127,15 +154,17 @@ impl<K: Kind> Layer<K> {
         device: &Device,
         path: Option<Path>,
         kernel: impl Kernel<T> + 'static,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        let problem = kernel.plan(0).problem;
+        let kernel = AnyKernel::new::<T>(Arc::new(kernel));
+        Ok(Self {
             device: device.clone(),
-            problem: kernel.plan(0).problem,
+            problem,
             path,
-            kernel: Box::new(Typed::<T>(Box::new(kernel))),
+            kernel: kernel.ok_or_else(|| unsupported_dtype(T::DTYPE))?,
             decoded: None,
             kind: PhantomData,
-        }
+        })
     }
 
     /// Notes why quantised weights were decoded.
@@ -175,7 +204,7 @@ impl<K: Kind> Layer<K> {
     /// How `m` tokens will be computed. `problem.quantized` names the types of weights that are computed
     /// with as they are; where quantised weights were decoded, the reason says why.
     pub fn plan(&self, m: usize) -> Plan {
-        let mut plan = self.kernel.plan(m);
+        let mut plan = self.kernel.common().plan(m);
         if let Some(why) = &self.decoded {
             let and = if plan.reason.is_empty() { "" } else { "; " };
             plan.reason += &format!("{and}weights decoded to {}: {why}", self.dtype());
@@ -185,7 +214,7 @@ impl<K: Kind> Layer<K> {
 
     /// The plan for `m` tokens, what it was chosen from, and what the problem costs at least.
     pub fn explain(&self, m: usize) -> Explanation {
-        let explanation = Explanation::new(&self.device, self.kernel.plan(m), self.path);
+        let explanation = Explanation::new(&self.device, self.kernel.common().plan(m), self.path);
         match &self.decoded {
             Some(why) => explanation.with_decoded_weights(why),
             None => explanation,
@@ -194,13 +223,13 @@ impl<K: Kind> Layer<K> {
 
     /// Bytes of the packed weights and biases, in the device's memory.
     pub fn weight_bytes(&self) -> usize {
-        self.kernel.weight_bytes()
+        self.kernel.common().weight_bytes()
     }
 
     /// Bytes of working memory that a call takes. A CPU's layers share the memory of their device, and this is for up to
     /// `m` tokens; on a CUDA device it belongs to the stream, and this is for `m`.
     pub fn workspace_bytes(&self, m: usize) -> usize {
-        self.kernel.workspace_bytes(m)
+        self.kernel.common().workspace_bytes(m)
     }
 
     /// Makes ready what so many calls at the same time take: none of them then allocates memory to work in. On a CPU
@@ -214,18 +243,14 @@ impl<K: Kind> Layer<K> {
     /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory; [`crate::Error::Cuda`] if a CUDA device does, or
     /// if a kernel cannot be compiled.
     pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
-        self.kernel.reserve(m, callers)
+        self.kernel.common().reserve(m, callers)
     }
 
     fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
-        let kernel: &dyn Any = &*self.kernel;
-        match kernel.downcast_ref::<Typed<T>>() {
-            Some(typed) => Ok(&*typed.0),
-            None => {
-                Err(CoreError::DType { what: "x".into(), expected: self.dtype(), given: T::DTYPE }
-                    .into())
-            }
-        }
+        self.kernel.typed().ok_or_else(|| {
+            let (expected, given) = (self.dtype(), T::DTYPE);
+            CoreError::DType { what: "x".into(), expected, given }.into()
+        })
     }
 
     /// The result for x `[M, K]` in a new matrix.
@@ -292,11 +317,42 @@ impl<K: Kind> Layer<K> {
     #[cfg(feature = "cuda")]
     pub fn forward_on<T: Element>(
         &self,
-        stream: &swiglu_cuda::Stream,
-        x: swiglu_cuda::DeviceMatrixRef<'_, T>,
-        out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        out: cuda::DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        self.typed::<T>()?.forward_on(stream, x, out)
+        self.typed::<T>()?.forward_on(stream, x, out, None)
+    }
+
+    /// As [`Self::forward_on`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one
+    /// stream, the same call can be captured by other code on another, and its graph launched on a third.
+    ///
+    /// # Errors
+    /// As [`Self::forward_on`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
+    #[cfg(feature = "cuda")]
+    pub fn forward_with<T: Element>(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        out: cuda::DeviceMatrixMut<'_, T>,
+        scratch: &mut cuda::DeviceScratch<'_>,
+    ) -> Result<()> {
+        self.typed::<T>()?.forward_on(stream, x, out, Some(scratch))
+    }
+
+    /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights: it can be launched on
+    /// every stream, also after this layer was dropped. Several layers in one graph: [`cuda::Stream::capture`].
+    ///
+    /// # Errors
+    /// As [`Self::forward_on`]; [`cuda::CudaError::Capture`].
+    #[cfg(feature = "cuda")]
+    pub fn capture_on<T: Element>(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrix<T>,
+        out: cuda::DeviceMatrix<T>,
+    ) -> Result<cuda::CapturedCall<T>> {
+        self.typed::<T>()?.capture_on(stream, x, out)
     }
 
     /// Compiles what calls with `m` tokens need and gives the stream's workspace the size for
@@ -305,7 +361,7 @@ impl<K: Kind> Layer<K> {
     /// # Errors
     /// As [`Self::forward_on`].
     #[cfg(feature = "cuda")]
-    pub fn reserve_on<T: Element>(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
-        self.typed::<T>()?.reserve_on(stream, m)
+    pub fn reserve_on(&self, stream: &cuda::Stream, m: usize) -> Result<()> {
+        self.kernel.common().reserve_on(stream, m)
     }
 }

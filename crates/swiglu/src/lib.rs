@@ -178,10 +178,19 @@ pub use swiglu_core::{
     QuantizedTypes, Rounding, WeightLayout, bf16, f16,
 };
 pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
-/// The CUDA backend: devices, streams, graphs, and matrices in device memory.
-#[cfg(feature = "cuda")]
-pub use swiglu_cuda as cuda;
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};
+
+/// CUDA devices, streams, graphs, and matrices in device memory. Kernels, plans and tuning are those of the crate
+/// `swiglu-cuda`, which changes more often.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use swiglu_cuda::{
+        BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
+        DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMatrix,
+        DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph, Stream,
+        release_unused,
+    };
+}
 
 /// A gated linear layer, x `[M, K]` → h `[M, H]`, packed for a device.
 pub type GatedLinear = Layer<kind::GatedLinearKind>;

@@ -7,12 +7,13 @@ mod common;
 
 use std::path::{Path as FilePath, PathBuf};
 
-use swiglu::cuda::{CudaError, DeviceMatrix, library};
+use swiglu::cuda::{CudaError, DeviceMatrix};
 use swiglu::{
     Activation, BlockType, CallOptions, CoreError, DType, Device, Element, Error, GateUpRef,
     GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, bf16, f16,
 };
 use swiglu_core::{bounds, random};
+use swiglu_cuda::library;
 
 /// A real layer: in the project, or where a bundle of tests has it.
 fn stories() -> PathBuf {
@@ -107,7 +108,7 @@ fn resident_data_gives_the_same_bits_also_from_a_graph() {
     layer.forward_on(&stream, resident.view(), out.view_mut()).unwrap();
     assert_eq!(out.to_host().unwrap().as_slice(), expected.as_slice());
 
-    layer.reserve_on::<bf16>(&stream, 2).unwrap();
+    layer.reserve_on(&stream, 2).unwrap();
     out.buffer_mut().poison(0xFF).unwrap();
     let graph = stream.capture(|| layer.forward_on(&stream, resident.view(), out.view_mut()));
     let graph = graph.unwrap();

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
-use swiglu::cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu::{CoreError, DType, Device, with_dtype};
+use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_lab::{Case, DeviceKind};
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs};

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
-use swiglu::cuda::jit::cache::CacheOptions;
-use swiglu::cuda::{Cuda, CudaOptions};
 use swiglu::{DType, Device, bf16};
+use swiglu_cuda::jit::cache::CacheOptions;
+use swiglu_cuda::{Cuda, CudaOptions};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::inputs;

@@ -4,11 +4,11 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use swiglu::cuda::{CudaError, DeviceMatrix};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path,
 };
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
+use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
 
 use super::args::RunArgs;

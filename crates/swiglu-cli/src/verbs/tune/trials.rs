@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::bail;
-use swiglu::cuda::tuning::{Entry, Outcome, Trial};
-use swiglu::cuda::{
+use swiglu::{Device, Element, Matrix, Numerics};
+use swiglu_cuda::tuning::{Entry, Outcome, Trial};
+use swiglu_cuda::{
     Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp, Stream, Way,
 };
-use swiglu::{Device, Element, Matrix, Numerics};
 use swiglu_lab::Case;
 
 use crate::inputs::{self, Dense};

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use swiglu::cuda::{
+use swiglu::{Arrangement, CoreError, Device, Element, Half, Matrix, Plan};
+use swiglu_core::Numerics;
+use swiglu_cuda::{
     Cuda, CudaError, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
     Mlp, Stream,
 };
-use swiglu::{Arrangement, CoreError, Device, Element, Half, Matrix, Plan};
-use swiglu_core::Numerics;
 use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::job::{Job, Order, Prepared, notes, push_row};

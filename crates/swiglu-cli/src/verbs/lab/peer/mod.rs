@@ -16,8 +16,8 @@ use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
-use swiglu::cuda::CudaError;
 use swiglu::{CoreError, Device, with_dtype};
+use swiglu_cuda::CudaError;
 use swiglu_lab::peer::protocol::{MAX_VERIFIED, PROTOCOL, ProfileRef, Reply, Request};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
@@ -186,10 +186,10 @@ fn versions(device: &Device) -> BTreeMap<String, String> {
         Device::Cuda(cuda) => {
             let (major, minor) = cuda.facts().driver_version;
             versions.insert("cuda driver".into(), format!("{major}.{minor}"));
-            if let Ok((major, minor)) = swiglu::cuda::jit::version() {
+            if let Ok((major, minor)) = swiglu_cuda::jit::version() {
                 versions.insert("nvrtc".into(), format!("{major}.{minor}"));
             }
-            if let Ok((major, minor, patch)) = swiglu::cuda::cublaslt_version() {
+            if let Ok((major, minor, patch)) = swiglu_cuda::cublaslt_version() {
                 versions.insert("cublaslt".into(), format!("{major}.{minor}.{patch}"));
             }
         }

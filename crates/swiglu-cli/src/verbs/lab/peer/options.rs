@@ -7,8 +7,8 @@ use anyhow::{Context, anyhow, bail};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
-use swiglu::cuda::{CudaOptions, DecodeDesign};
 use swiglu::{CpuOptions, Device, Isa, Path};
+use swiglu_cuda::{CudaOptions, DecodeDesign};
 use swiglu_lab::DeviceKind;
 use swiglu_lab::peer::protocol::ProfileRef;
 
