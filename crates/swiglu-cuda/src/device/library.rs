@@ -300,8 +300,9 @@ fn python_sites(env: Env<'_>) -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(set).collect();
     let path = env("PATH").unwrap_or_default();
-    let python =
-        std::env::split_paths(&path).map(|dir| dir.join("python3")).find(|file| file.is_file());
+    // A library is not loaded from wherever the program was started.
+    let mut dirs = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
+    let python = dirs.find_map(|dir| Some(dir.join("python3")).filter(|file| file.is_file()));
     if let Some(python) = python {
         // As found: an environment that is on PATH. Resolved: the installation behind a link.
         let resolved = python.canonicalize().ok();
@@ -310,6 +311,7 @@ fn python_sites(env: Env<'_>) -> Vec<PathBuf> {
         }
     }
     prefixes.extend(set("HOME").map(|home| home.join(".local")));
+    prefixes.retain(|prefix| prefix.is_absolute());
     let mut sites = Vec::new();
     for prefix in prefixes {
         for lib in ["lib", "lib64", "local/lib"] {

@@ -2,6 +2,7 @@
 
 use swiglu_core::{Activation, DType, ExpMode, GateFn, Numerics, Rounding};
 
+use crate::device::error::{CudaError, Result};
 use crate::device::jit::{Define, define};
 
 /// β, the limit and the offset: values of a launch.
@@ -23,14 +24,45 @@ impl Formula {
     }
 }
 
-/// The option that `element.cuh` reads.
-pub(crate) fn element_define(dtype: DType) -> Define {
-    let element = match dtype {
+/// The number of an element type in `element.cuh`, if it has one.
+fn element(dtype: DType) -> Option<u8> {
+    Some(match dtype {
         DType::F32 => 0,
         DType::F16 => 1,
-        _ => 2,
+        DType::Bf16 => 2,
+        _ => return None,
+    })
+}
+
+/// The number of a gate's function in `gate.cuh`, if it has one.
+fn gate(function: GateFn) -> Option<u8> {
+    Some(match function {
+        GateFn::Silu { beta: 1.0 } => 0,
+        GateFn::Silu { .. } => 1,
+        GateFn::Sigmoid => 2,
+        GateFn::Relu => 3,
+        GateFn::GeluErf => 4,
+        GateFn::GeluTanh => 5,
+        GateFn::Identity => 6,
+        GateFn::Relu2 => 7,
+        _ => return None,
+    })
+}
+
+/// Refuses what kernels have no code for: asked before a layer is made, or a call without one.
+pub(crate) fn expect_gate(act: &Activation, dtype: DType) -> Result<()> {
+    let why = match (gate(act.gate()), element(dtype)) {
+        (Some(_), Some(_)) => return Ok(()),
+        (None, _) => "the CUDA kernels do not know this function; compute it on the CPU",
+        (_, None) => "the CUDA kernels compute f32, f16 and bf16; convert it to one of them",
     };
-    define("ELEMENT", element)
+    let what = format!("{act} of {dtype}");
+    Err(CudaError::Unsupported { what, why: why.into() })
+}
+
+/// The option that `element.cuh` reads, of a type that [`expect_gate`] has seen.
+pub(crate) fn element_define(dtype: DType) -> Define {
+    define("ELEMENT", element(dtype).unwrap_or(u8::MAX))
 }
 
 /// What a kernel is compiled for: the same code serves every β, limit and offset.
@@ -46,17 +78,8 @@ pub(crate) struct GateCode {
 impl GateCode {
     /// The code of an activation in a numerics mode; modes that cannot differ share it.
     pub(crate) fn new(act: &Activation, numerics: Numerics, dtype: DType) -> Self {
-        let gate = match act.gate() {
-            GateFn::Silu { beta: 1.0 } => 0,
-            GateFn::Silu { .. } => 1,
-            GateFn::Sigmoid => 2,
-            GateFn::Relu => 3,
-            GateFn::GeluErf => 4,
-            GateFn::GeluTanh => 5,
-            GateFn::Relu2 => 7,
-            // A function this backend does not know would be a new variant of a foreign enum.
-            _ => 6,
-        };
+        // One that has none does not compile.
+        let gate = gate(act.gate()).unwrap_or(u8::MAX);
         let transcendental = !matches!(act.gate(), GateFn::Relu | GateFn::Relu2 | GateFn::Identity);
         let rounding = match numerics.rounding {
             Rounding::Fused => 0,
@@ -124,7 +147,7 @@ impl GateCode {
         format!(
             "{} {} {}+{}{}",
             self.dtype,
-            GATES[usize::from(self.gate)],
+            GATES.get(usize::from(self.gate)).unwrap_or(&"unknown"),
             ROUNDINGS[usize::from(self.rounding)],
             if self.fast { "fast" } else { "precise" },
             if self.clamp { " clamped" } else { "" }
@@ -141,6 +164,20 @@ mod tests {
         // 5 transcendental gates in 2 exp modes and 3 others; 3 roundings; clamped or not.
         assert_eq!(GateCode::all(DType::Bf16).len(), 13 * 3 * 2);
         assert_eq!(GateCode::all(DType::F32).len(), 13 * 2 * 2);
+    }
+
+    #[test]
+    fn every_function_has_a_number_of_its_own_and_what_has_none_is_refused() {
+        let mut numbers: Vec<_> =
+            Activation::family().into_iter().map(|act| gate(act.gate())).collect();
+        assert!(numbers.iter().all(Option::is_some), "{numbers:?}");
+        numbers.sort();
+        numbers.dedup();
+        // SiLU has two: one knows that β is 1.
+        assert_eq!(numbers, (0..8).map(Some).collect::<Vec<_>>());
+        for dtype in DType::ALL {
+            assert!(expect_gate(&Activation::SWIGLU, dtype).is_ok());
+        }
     }
 
     #[test]

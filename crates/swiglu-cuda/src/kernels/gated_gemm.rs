@@ -476,6 +476,11 @@ impl Kernel {
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
         }
+        // Without the copy engine places within a row are counted in bytes.
+        let bytes = w.intermediate.max(w.hidden).saturating_mul(call.code.dtype().size());
+        if !self.needs_copy_engine() && bytes > i32::MAX as usize {
+            return Err(format!("rows of {bytes} bytes are more than the kernel counts to"));
+        }
         match self {
             Kernel::Sm90(_) | Kernel::Sm90Skinny(_) => check_copy_engine(call),
             Kernel::Mma(_) | Kernel::Simt => Ok(()),

@@ -7,7 +7,7 @@ use crate::device::error::{CudaError, Result};
 use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
-use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::gate::{Formula, GateCode, expect_gate};
 
 /// Gate and up `[M, H]` in device memory, to be read.
 #[derive(Debug, Clone, Copy)]
@@ -157,6 +157,7 @@ impl Cuda {
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         self.expect_stream(stream)?;
+        expect_gate(act, T::DTYPE)?;
         let layout = inputs.layout;
         let shape = [layout.rows, layout.intermediate];
         out.expect_shape("output", shape)?;
@@ -186,6 +187,7 @@ impl Cuda {
         grads: DeviceGateUpMut<'_, T>,
     ) -> Result<()> {
         self.expect_stream(stream)?;
+        expect_gate(act, T::DTYPE)?;
         let layout = inputs.layout;
         if grads.layout != layout {
             let show = |l: Layout| format!("[{}, {}] {}", l.rows, l.intermediate, l.arrangement);

@@ -19,7 +19,7 @@ use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
-use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::gate::{Formula, GateCode, expect_gate};
 use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::layers::activation::tensor;
@@ -177,6 +177,7 @@ impl<T: Element> GatedLinear<T> {
         weights: impl FnOnce(&Stream) -> Result<GateUpBuffer<T>>,
     ) -> Result<Self> {
         expect_numerics(problem.op, problem.numerics)?;
+        expect_gate(&problem.activation, problem.dtype)?;
         let lt = match path {
             Some(Path::Fused) => None,
             Some(Path::Unfused) => {

@@ -22,7 +22,7 @@ use crate::device::workspace::{DeviceScratch, Work};
 use crate::kernels::decode_mlp::{BlockWeights, Call, Decode, Design, Format, MOST_TOKENS, Scales};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
-use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::gate::{Formula, GateCode, expect_gate};
 use crate::layers::activation::tensor;
 use crate::plan::{ByTokens, Choice, choose, expect_numerics};
 
@@ -283,6 +283,7 @@ impl<T: Element> QuantizedMlp<T> {
         params.validate()?;
         let problem = params.problem(1, T::DTYPE);
         expect_numerics(problem.op, problem.numerics)?;
+        expect_gate(&problem.activation, problem.dtype)?;
         let [gate_up, down] = Format::of_problem(&problem).map_err(|why| {
             CudaError::Unsupported { what: problem.to_string(), why: why.to_string() }
         })?;

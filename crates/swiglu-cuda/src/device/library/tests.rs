@@ -74,6 +74,21 @@ fn the_driver_is_never_taken_from_a_toolkit() {
 }
 
 #[test]
+fn nothing_is_taken_from_below_the_current_directory_by_a_relative_path() {
+    // Cargo runs tests in the directory of the package.
+    let here = std::env::current_dir().unwrap();
+    let root = tempfile::tempdir_in(&here).unwrap();
+    let site = python(root.path(), ".9", "site-packages");
+    fs::create_dir_all(site.join("nvidia/cu13/lib")).unwrap();
+    let relative = root.path().strip_prefix(&here).unwrap().join("bin");
+    for (path, found) in [(root.path().join("bin"), true), (relative, false)] {
+        let path = path.to_str().unwrap();
+        let set = [("PATH", path), ("VIRTUAL_ENV", ""), ("HOME", "")];
+        assert_eq!(!python_sites(&env(&set)).is_empty(), found, "{path}");
+    }
+}
+
+#[test]
 fn a_python_on_the_path_is_found_without_running_it() {
     let root = tempfile::tempdir().unwrap();
     let (venv, base) = (root.path().join("venv"), root.path().join("usr"));

@@ -3,9 +3,9 @@
 //!
 //! A record says what it was measured on and of: device, architecture, the device code, the ways
 //! there were to choose from. It is verified when it is read, and one that is of anything else is
-//! refused with its reason and not used: then the cost model chooses, as without a record. A shipped one of
-//! earlier device code, or of other ways, still tells more than the model: of a problem that it has, ways that it
-//! does not know are not taken. Nothing about a record is an error of a computation;
+//! refused with its reason and not used: then the cost model chooses, as without a record. One of
+//! earlier device code still tells more than the model, but less than one of this code: of a problem that it has, ways
+//! that it does not know are not taken. A user's record goes before a shipped one of the same kind. Nothing about a record is an error of a computation;
 //! [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;
@@ -85,7 +85,7 @@ fn file_name(subject: &Subject) -> String {
 /// Measurements in order of preference, and what was said when they were looked for.
 #[derive(Debug, Default)]
 pub(crate) struct Tuning {
-    tables: Vec<(Origin, Table)>,
+    tables: Vec<Source>,
     notes: Vec<String>,
 }
 
@@ -96,6 +96,15 @@ pub(crate) enum Origin {
     Measured,
     /// Part of this program.
     Shipped,
+}
+
+/// A record that is used.
+#[derive(Debug)]
+struct Source {
+    origin: Origin,
+    /// Whether the device code has changed since.
+    earlier: bool,
+    table: Table,
 }
 
 impl Tuning {
@@ -111,59 +120,51 @@ impl Tuning {
         let here = Subject::here(facts, arch);
         let name = file_name(&here);
         if let Some(path) = dir.map(|dir| dir.join(&name)) {
-            let record = read_record(&path, &here);
-            tuning.add(Origin::Measured, &path.display().to_string(), record, facts);
+            let record = read_record(&path).map(|record| record.map(|r| (r.check(&here), r)));
+            tuning.add(Origin::Measured, path.display().to_string(), record, facts);
         }
         let device = |file: &str| file.split('.').next().map(str::to_owned);
         for (file, text) in shipped.iter().filter(|(file, _)| device(file) == device(&name)) {
-            let mut what = format!("shipped {file}");
-            let record = Record::parse(text).and_then(|record| match record.check(&here) {
-                Err(Refusal::Source) => {
-                    what += ", of earlier kernels";
-                    Ok(Some(record))
-                }
-                Err(Refusal::Space) => {
-                    let same = record.subject.source == here.source;
-                    what += if same {
-                        ", of other ways"
-                    } else {
-                        ", of earlier kernels and other ways"
-                    };
-                    Ok(Some(record))
-                }
-                checked => checked.map(|()| Some(record)),
-            });
-            tuning.add(Origin::Shipped, &what, record, facts);
+            let record = Record::parse(text).map(|record| Some((record.check(&here), record)));
+            tuning.add(Origin::Shipped, format!("shipped {file}"), record, facts);
         }
+        // Of one rank the order stays: what the user measured, then what is shipped.
+        tuning.tables.sort_by_key(|table| table.earlier);
         tuning
     }
 
+    /// A record, whether it is of this device and of these kernels, and what it is called.
     fn add(
         &mut self,
         origin: Origin,
-        what: &str,
-        record: Result<Option<Record>, Refusal>,
+        mut what: String,
+        record: Result<Option<(Result<(), Refusal>, Record)>, Refusal>,
         facts: &DeviceFacts,
     ) {
-        match record {
-            Ok(None) => {}
-            Ok(Some(record)) => {
-                let count = record.entries.len();
-                let driver = match record.driver == facts.driver_version {
-                    true => String::new(),
-                    false => format!(", with driver {}.{}", record.driver.0, record.driver.1),
-                };
-                self.notes.push(format!("{what}: {count} problems measured{driver}"));
-                self.tables.push((origin, Table::new(&record)));
+        let (earlier, record) = match record {
+            Ok(None) => return,
+            Ok(Some((Ok(()), record))) => (false, record),
+            Ok(Some((Err(Refusal::Source), record))) => {
+                what += ", of earlier kernels";
+                (true, record)
             }
-            Err(refusal) => self.notes.push(format!("{what}: not used: {refusal}")),
-        }
+            Ok(Some((Err(refusal), _))) | Err(refusal) => {
+                return self.notes.push(format!("{what}: not used: {refusal}"));
+            }
+        };
+        let count = record.entries.len();
+        let driver = match record.driver == facts.driver_version {
+            true => String::new(),
+            false => format!(", with driver {}.{}", record.driver.0, record.driver.1),
+        };
+        self.notes.push(format!("{what}: {count} problems measured{driver}"));
+        self.tables.push(Source { origin, earlier, table: Table::new(&record) });
     }
 
     /// The measurements that stand for a problem. Allocates nothing.
     pub(crate) fn find(&self, problem: &Problem, tf32: bool) -> Option<(Origin, &Tuned)> {
         let mut tables = self.tables.iter();
-        tables.find_map(|(origin, table)| Some((*origin, table.find(problem, tf32)?)))
+        tables.find_map(|source| Some((source.origin, source.table.find(problem, tf32)?)))
     }
 
     pub(crate) fn notes(&self) -> &[String] {
@@ -172,12 +173,12 @@ impl Tuning {
 }
 
 /// The record of a file; nothing if there is no such file.
-fn read_record(path: &Path, here: &Subject) -> Result<Option<Record>, Refusal> {
+fn read_record(path: &Path) -> Result<Option<Record>, Refusal> {
     let Some(bytes) = files::read(path, MAX_FILE_BYTES).map_err(Refusal::Unreadable)? else {
         return Ok(None);
     };
     let text = String::from_utf8(bytes).map_err(|e| Refusal::Damaged(e.to_string()))?;
-    Record::from_text(&text, here).map(Some)
+    Record::parse(&text).map(Some)
 }
 
 /// Adds entries to the record of this kind of device in `dir`. What the file has of the same problems
@@ -196,7 +197,8 @@ pub(crate) fn keep(
     // Two processes that both add to what they have read would each lose the other's entries.
     let lock = path.with_extension("json.lock");
     let _lock = files::lock(&lock, PATIENCE).map_err(not_kept)?;
-    let (known, refusal) = match read_record(&path, &subject) {
+    let checked = |record: Record| record.check(&subject).map(|()| record);
+    let (known, refusal) = match read_record(&path).and_then(|r| r.map(checked).transpose()) {
         Ok(known) => (known, None),
         // Nobody knows what is in it.
         Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),

@@ -39,7 +39,7 @@ pub struct Subject {
     pub sm_count: u32,
     /// A hash of the device files.
     pub source: String,
-    /// A hash of the names of all ways: one that was not tried may be faster.
+    /// A hash of the names of all ways there were to try.
     pub space: String,
 }
 
@@ -149,9 +149,6 @@ pub enum Refusal {
     /// The device code is another one now.
     #[error("the kernels have changed since; measure again with `swiglu tune`")]
     Source,
-    /// There are ways now that were not tried, or the other way round.
-    #[error("there are other ways to choose from now; measure again with `swiglu tune`")]
-    Space,
 }
 
 impl Subject {
@@ -237,13 +234,6 @@ impl Record {
         Ok(format!("{HEAD}{}{MIDDLE}{body}{TAIL}", digest(&body)))
     }
 
-    /// A record that is whole, and that `here` says the same about.
-    pub(super) fn from_text(text: &str, here: &Subject) -> Result<Self, Refusal> {
-        let record = Self::parse(text)?;
-        record.check(here)?;
-        Ok(record)
-    }
-
     /// A record that is whole.
     pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
         let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
@@ -270,9 +260,6 @@ impl Record {
         if of(subject) != of(here) {
             let (recorded, here) = (subject.device(), here.device());
             return Err(Refusal::Device { recorded, here });
-        }
-        if subject.space != here.space {
-            return Err(Refusal::Space);
         }
         if subject.source != here.source {
             return Err(Refusal::Source);

@@ -67,29 +67,35 @@ fn record(entries: Vec<Entry>) -> Record {
     record
 }
 
+/// A record that is whole, and that `here` says the same about.
+fn from_text(text: &str, here: &Subject) -> Result<Record, Refusal> {
+    let record = Record::parse(text)?;
+    record.check(here).map(|()| record)
+}
+
 #[test]
 fn what_was_kept_is_read_and_every_damage_noticed() {
     let record = record(vec![entry(16, &[("a", 1.0 / 3.0), ("b", 2e5 / 7.0)]), entry(1, &[])]);
     let text = record.to_text().unwrap();
-    assert_eq!(Record::from_text(&text, &subject()).unwrap(), record);
+    assert_eq!(from_text(&text, &subject()).unwrap(), record);
     // It is JSON for whoever has no use for the digest.
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["record"]["entries"][0]["trials"][2]["outcome"], "refused");
     for len in 0..text.len() {
-        Record::from_text(&text[..len], &subject()).unwrap_err();
+        from_text(&text[..len], &subject()).unwrap_err();
     }
     for i in 0..text.len() {
         let mut bytes = text.clone().into_bytes();
         bytes[i] ^= 1;
         let changed = String::from_utf8(bytes).unwrap();
-        Record::from_text(&changed, &subject()).unwrap_err();
+        from_text(&changed, &subject()).unwrap_err();
     }
 }
 
 #[test]
 fn a_record_of_anything_else_is_refused_with_its_reason() {
     let text = record(vec![entry(16, &[("a", 1.0)])]).to_text().unwrap();
-    let refusal = |here: Subject| Record::from_text(&text, &here).unwrap_err();
+    let refusal = |here: Subject| from_text(&text, &here).unwrap_err();
     let other = refusal(Subject { device: "Device 2".into(), ..subject() });
     assert!(matches!(&other, Refusal::Device { .. }));
     let said = other.to_string();
@@ -99,9 +105,8 @@ fn a_record_of_anything_else_is_refused_with_its_reason() {
     let arch = refusal(Subject { arch: Arch::Sm80, ..subject() });
     assert!(matches!(arch, Refusal::Device { .. }), "{arch}");
     assert_eq!(refusal(Subject { source: "x".into(), ..subject() }), Refusal::Source);
-    assert_eq!(refusal(Subject { space: "x".into(), ..subject() }), Refusal::Space);
     let later = Record { schema: SCHEMA + 1, ..record(Vec::new()) }.to_text().unwrap();
-    let refusal = Record::from_text(&later, &subject()).unwrap_err();
+    let refusal = from_text(&later, &subject()).unwrap_err();
     assert_eq!(refusal, Refusal::Schema { given: SCHEMA + 1 });
 }
 
@@ -131,31 +136,54 @@ fn shipped_records_complete_each_other() {
 }
 
 #[test]
-fn a_shipped_record_of_earlier_kernels_or_other_ways_is_used_and_said() {
+fn a_record_of_these_kernels_goes_before_an_earlier_one_and_a_users_before_a_shipped_one() {
     let Some(cuda) = common::device() else { return };
     let (facts, arch) = (cuda.facts(), cuda.arch());
     let here = Subject::here(facts, arch);
-    let way = Choice::all().next().unwrap().to_string();
-    let of = |subject| {
-        let mut record = Record::new(subject, (13, 0));
-        record.insert(entry(16, &[(&way, 1.0)]));
-        let (name, text) = (file_name(&here), record.to_text().unwrap());
-        Tuning::read(None, &[(&name, &text)], facts, arch)
+    let earlier = Subject { source: "x".into(), ..here.clone() };
+    // Other ways than there are now, for one more, or one less, is unrelated to those that were tried.
+    let other_ways = Subject { space: "x".into(), ..here.clone() };
+    let ways: Vec<String> = Choice::all().take(2).map(|way| way.to_string()).collect();
+    let text = |subject: &Subject, way: usize| {
+        let mut record = Record::new(subject.clone(), (13, 0));
+        record.insert(entry(16, &[(&ways[way], 1.0)]));
+        record.to_text().unwrap()
     };
-    let current = of(here.clone());
-    assert!(current.find(&problem(16), false).is_some());
-    assert!(!current.notes()[0].contains("earlier"), "{:?}", current.notes());
-    let earlier = of(Subject { source: "x".into(), ..here.clone() });
-    assert!(earlier.find(&problem(16), false).is_some());
-    assert!(
-        earlier.notes()[0].contains(", of earlier kernels: 1 problems"),
-        "{:?}",
-        earlier.notes()
-    );
-    let other = of(Subject { space: "x".into(), source: "x".into(), ..here.clone() });
-    assert!(other.find(&problem(16), false).is_some());
-    let said = ", of earlier kernels and other ways: 1 problems";
-    assert!(other.notes()[0].contains(said), "{:?}", other.notes());
+    let name = file_name(&here);
+    for (users, shipped, taken) in [
+        (&here, &here, Some(Origin::Measured)),
+        (&other_ways, &here, Some(Origin::Measured)),
+        (&here, &earlier, Some(Origin::Measured)),
+        (&earlier, &here, Some(Origin::Shipped)),
+        (&earlier, &other_ways, Some(Origin::Shipped)),
+        (&earlier, &earlier, Some(Origin::Measured)),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(&name), text(users, 0)).unwrap();
+        let tuning = Tuning::read(Some(dir.path()), &[(&name, &text(shipped, 1))], facts, arch);
+        let found = tuning
+            .find(&problem(16), false)
+            .map(|(origin, tuned)| (origin, tuned.ways[0].0.to_string()));
+        let way = if taken == Some(Origin::Measured) { 0 } else { 1 };
+        assert_eq!(found, taken.map(|origin| (origin, ways[way].clone())), "{:?}", tuning.notes());
+        for (note, subject) in tuning.notes().iter().zip([users, shipped]) {
+            assert_eq!(
+                note.contains(", of earlier kernels: 1 problems"),
+                *subject == earlier,
+                "{note}"
+            );
+        }
+    }
+}
+
+#[test]
+fn measurements_of_other_ways_are_added_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let earlier = Subject { space: "x".into(), ..subject() };
+    keep(dir.path(), earlier, (13, 0), vec![entry(1, &[("a", 1.0)])]).unwrap();
+    let (path, refusal) = keep(dir.path(), subject(), (13, 0), vec![entry(2, &[])]).unwrap();
+    assert_eq!(refusal, None);
+    assert_eq!(read_record(&path).unwrap().unwrap().entries.len(), 2);
 }
 
 #[test]
@@ -212,7 +240,7 @@ fn entries_are_added_and_replaced() {
     let (path, refusal) = add(vec![entry(1, &[("a", 1.0)]), entry(2, &[("a", 2.0)])]);
     assert_eq!((path.file_name().unwrap(), refusal), ("device-1-sm_90a.json".as_ref(), None));
     add(vec![entry(2, &[("a", 5.0)]), entry(4, &[])]);
-    let record = read_record(&path, &subject()).unwrap().unwrap();
+    let record = read_record(&path).unwrap().unwrap();
     let times: Vec<_> =
         record.entries.iter().map(|e| (e.problem.m, e.trials[0].outcome.median_us())).collect();
     assert_eq!(times, [(1, Some(1.0)), (2, Some(5.0)), (4, None)]);
@@ -220,7 +248,7 @@ fn entries_are_added_and_replaced() {
     std::fs::write(&path, "{}").unwrap();
     let (_, refusal) = add(vec![entry(8, &[])]);
     assert!(matches!(refusal, Some(Refusal::Damaged(_))), "{refusal:?}");
-    assert_eq!(read_record(&path, &subject()).unwrap().unwrap().entries.len(), 1);
+    assert_eq!(read_record(&path).unwrap().unwrap().entries.len(), 1);
 }
 
 #[test]
@@ -257,7 +285,7 @@ fn processes_that_keep_at_once_lose_nothing() {
     for mut process in running {
         assert!(process.wait().unwrap().success());
     }
-    let record = read_record(&dir.path().join(file_name(&subject())), &subject()).unwrap().unwrap();
+    let record = read_record(&dir.path().join(file_name(&subject()))).unwrap().unwrap();
     let mut seen: Vec<usize> = record.entries.iter().map(|e| e.problem.m).collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..40).collect::<Vec<_>>());
