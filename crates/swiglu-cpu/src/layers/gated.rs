@@ -4,11 +4,12 @@ use std::marker::PhantomData;
 
 use swiglu_core::{
     Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics, Path,
-    Plan, Problem, QuantizedGatedLinearParams, Result, Rounding,
+    Plan, Problem, QuantizedGatedLinearParams, Result, Rounding, RowSteps,
 };
 
 use super::linear::Linear;
-use super::pass::linear_map;
+use super::pass::{each_row, linear_map};
+use super::plan;
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::epilogue::{Gated, Rows};
@@ -58,7 +59,19 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_path(cpu: &Cpu, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
+        Self::within(cpu, params, path, RowSteps::NONE)
+    }
+
+    /// The layer of a block with these row steps: with a sparse gate all of a row is known before any of it
+    /// is a factor, so it takes the unfused path.
+    pub(super) fn within(
+        cpu: &Cpu,
+        params: &GatedLinearParams<'_, T>,
+        path: Path,
+        steps: RowSteps,
+    ) -> Result<Self> {
         params.validate()?;
+        let path = plan::path(path, steps);
         let w = &params.weights;
         let (order, orientation) = (params.numerics.into(), w.layout().orientation);
         let half = |half, bias| {
@@ -76,11 +89,16 @@ impl<T: Element> GatedLinear<T> {
                 up: half(Half::Up, params.up_bias)?,
             })),
         };
-        let mut problem = params.problem(0);
-        if path == Path::Unfused && problem.numerics.rounding == Rounding::Fused {
+        Ok(Self::with(cpu, params.problem(0), kernel, steps))
+    }
+
+    fn with(cpu: &Cpu, problem: Problem, kernel: GatedKernel<T>, steps: RowSteps) -> Self {
+        let mut problem = Problem { rows: steps.before_h(), ..problem };
+        let is_unfused = matches!(kernel, GatedKernel::Unfused(_));
+        if is_unfused && problem.numerics.rounding == Rounding::Fused {
             problem.numerics.rounding = Rounding::PreRound;
         }
-        Ok(Self { cpu: cpu.clone(), problem, kernel, workspaces: Workspaces::default() })
+        Self { cpu: cpu.clone(), problem, kernel, workspaces: Workspaces::default() }
     }
 
     /// Packs quantised weights as they are: their bits stay, in the order of the fused kernel. x and
@@ -90,14 +108,27 @@ impl<T: Element> GatedLinear<T> {
     /// As [`QuantizedGatedLinearParams::validate`];
     /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedGatedLinearParams<'_>) -> Result<Self> {
+        Self::quantized_within(cpu, params, RowSteps::NONE)
+    }
+
+    /// As [`Self::within`].
+    pub(super) fn quantized_within(
+        cpu: &Cpu,
+        params: &QuantizedGatedLinearParams<'_>,
+        steps: RowSteps,
+    ) -> Result<Self> {
         params.validate()?;
-        let weights = Weights::Quantized(QuantizedPanels::gated(cpu, params)?);
-        Ok(Self {
-            cpu: cpu.clone(),
-            problem: params.problem(0, T::DTYPE),
-            kernel: GatedKernel::Fused(weights),
-            workspaces: Workspaces::default(),
-        })
+        let half = |w, bias| Linear::quantized(cpu, w, params.numerics.into(), bias);
+        let kernel = match plan::path(Path::Fused, steps) {
+            Path::Fused => {
+                GatedKernel::Fused(Weights::Quantized(QuantizedPanels::gated(cpu, params)?))
+            }
+            Path::Unfused => GatedKernel::Unfused(Box::new(Halves {
+                gate: half(params.gate, params.gate_bias)?,
+                up: half(params.up, params.up_bias)?,
+            })),
+        };
+        Ok(Self::with(cpu, params.problem(0, T::DTYPE), kernel, steps))
     }
 
     /// K.
@@ -162,7 +193,7 @@ impl<T: Element> GatedLinear<T> {
         }
     }
 
-    /// Three operations, gate and up in memory between them.
+    /// Three operations, gate and up in memory between them, and the gate's row step.
     fn unfused(
         &self,
         halves: &Halves<T>,
@@ -172,6 +203,11 @@ impl<T: Element> GatedLinear<T> {
         let (m, h) = (x.rows(), self.intermediate());
         self.workspaces.with(|ws| {
             halves.gate.forward(x, buffer_matrix(&mut ws.x, m, h)?)?;
+            if let Some(sparsity) = self.problem.rows.sparsity {
+                let gate = buffer_matrix::<T>(&mut ws.x, m, h)?;
+                let rounding = self.problem.numerics.rounding;
+                each_row(&self.cpu, gate, |row| sparsity.apply(rounding, row));
+            }
             halves.up.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
             let inputs = unfused_arrangement(&ws.x, &ws.h, m, h)?;
             self.cpu.activation(&self.problem.activation, self.problem.numerics, inputs, out)

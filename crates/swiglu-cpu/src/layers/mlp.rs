@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use swiglu_core::{
-    DType, Element, MatrixMut, MatrixRef, MlpParams, Path, Plan, Problem, QuantizedMlpParams,
-    Result,
+    DType, Element, MatrixMut, MatrixRef, MlpParams, OwnedRowParams, Path, Plan, Problem,
+    QuantizedMlpParams, Result,
 };
 
 use super::gated::{GatedKernel, GatedLinear, buffer_matrix};
 use super::linear::Linear;
-use super::pass::{Call, Shared, out_rows};
+use super::pass::{Call, Shared, each_row, out_rows};
 use super::plan;
 use crate::cpu::Cpu;
 use crate::epilogue::Rows;
@@ -23,6 +23,7 @@ pub struct Mlp<T> {
     gated: GatedLinear<T>,
     down: Linear<T>,
     problem: Problem,
+    rows: OwnedRowParams,
 }
 
 impl<T: Element> Mlp<T> {
@@ -51,9 +52,9 @@ impl<T: Element> Mlp<T> {
             params.down_bias,
             &|k| (params.down, k),
         )?;
-        let gated = GatedLinear::with_path(cpu, &params.gated, path)?;
+        let gated = GatedLinear::within(cpu, &params.gated, path, params.rows.steps)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
-        Ok(Self { gated, down, problem })
+        Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
     /// Packs quantised weights as they are, as [`GatedLinear::quantized`]; h is rounded to T between
@@ -64,10 +65,11 @@ impl<T: Element> Mlp<T> {
     /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedMlpParams<'_>) -> Result<Self> {
         params.validate()?;
-        let gated = GatedLinear::quantized(cpu, &params.gated)?;
+        let gated = GatedLinear::quantized_within(cpu, &params.gated, params.rows.steps)?;
         let down =
             Linear::quantized(cpu, params.down, params.gated.numerics.into(), params.down_bias)?;
-        Ok(Self { gated, down, problem: params.problem(0, T::DTYPE) })
+        let problem = Problem { numerics: gated.numerics(), ..params.problem(0, T::DTYPE) };
+        Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
     /// The gated linear layer.
@@ -88,13 +90,7 @@ impl<T: Element> Mlp<T> {
         x.expect_shape("x", [x.rows(), self.problem.hidden])?;
         out.expect_shape("output", [x.rows(), self.problem.hidden])?;
         match &self.gated.kernel {
-            GatedKernel::Unfused(_) => self.gated.workspaces.with(|ws| {
-                let (m, h) = (x.rows(), self.problem.intermediate);
-                self.gated.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
-                let hidden = buffer_matrix::<T>(&mut ws.h, m, h)?;
-                self.down.forward(hidden.as_ref(), out)
-            }),
-            GatedKernel::Fused(weights) => {
+            GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
                 let problem = Problem { m: x.rows(), ..self.problem };
                 for pass in plan::passes(&self.gated.cpu, &problem, Path::Fused).ranges() {
                     // h is kept as the down projection packs it: values of T, for dense weights in
@@ -108,6 +104,18 @@ impl<T: Element> Mlp<T> {
                 }
                 Ok(())
             }
+            // A norm takes all of a row of h before any of it goes on.
+            _ => self.gated.workspaces.with(|ws| {
+                let (m, h) = (x.rows(), self.problem.intermediate);
+                self.gated.forward(x, buffer_matrix(&mut ws.h, m, h)?)?;
+                if self.problem.rows.norm.is_some() {
+                    let (rows, rounding) = (self.rows.view(), self.problem.numerics.rounding);
+                    let hidden = buffer_matrix::<T>(&mut ws.h, m, h)?;
+                    each_row(&self.gated.cpu, hidden, |row| rows.normalise(rounding, row));
+                }
+                let hidden = buffer_matrix::<T>(&mut ws.h, m, h)?;
+                self.down.forward(hidden.as_ref(), out)
+            }),
         }
     }
 

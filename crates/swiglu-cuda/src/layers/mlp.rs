@@ -93,6 +93,7 @@ impl<T: Element> Mlp<T> {
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
+        params.rows.steps.expect_none("a CUDA device")?;
         expect_numerics(Op::Mlp, params.gated.numerics)?;
         let lt = cuda.lt()?;
         let gated = GatedLinear::of_block(cuda, &params.gated, path)?;

@@ -489,6 +489,7 @@ mod tests {
             layout: WeightLayout::HF,
             bias,
             quantized: None,
+            rows: swiglu_core::RowSteps::NONE,
         }
     }
 

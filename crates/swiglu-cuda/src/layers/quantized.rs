@@ -274,6 +274,7 @@ impl<T: Element> QuantizedMlp<T> {
 
     fn build(cuda: &Cuda, params: &QuantizedMlpParams<'_>, forced: Option<Design>) -> Result<Self> {
         params.validate()?;
+        params.rows.steps.expect_none("a CUDA device")?;
         let problem = params.problem(1, T::DTYPE);
         expect_numerics(problem.op, problem.numerics)?;
         let [gate_up, down] = Format::of_problem(&problem).map_err(|why| {

@@ -39,6 +39,7 @@ fn problem(m: usize) -> Problem {
         layout: WeightLayout::HF,
         bias: false,
         quantized: None,
+        rows: swiglu_core::RowSteps::NONE,
     }
 }
 
