@@ -313,7 +313,7 @@ pub fn run<B: Backend>(backend: &B, case: &Case) -> Result<Outcome> {
 /// As [`run`]; [`Error::Unsupported`] for steps of a case that is no block.
 pub fn run_within<B: Backend>(backend: &B, case: &Case, steps: RowSteps) -> Result<Outcome> {
     if case.op != Op::Mlp {
-        steps.expect_none(case.op.name())?;
+        steps.expect_none(&format!("in {}", case.op), "take a case of a block")?;
     }
     match case.dtype {
         DType::F32 => run_as::<f32, B>(backend, case, steps),

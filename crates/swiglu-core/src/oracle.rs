@@ -353,7 +353,8 @@ pub fn mlp_backward<T: Element>(
     dy: MatrixRef<'_, f64>,
 ) -> Result<MlpGrad> {
     params.validate()?;
-    params.rows.steps.expect_none("the oracle of gradients")?;
+    let instead = "take the gradients of its parts";
+    params.rows.steps.expect_none("in the oracle of gradients", instead)?;
     let w = &params.gated.weights;
     let (m, k_len, h_len) = (x.rows(), w.hidden(), w.intermediate());
     dy.expect_shape("dy", [m, k_len])?;

@@ -196,18 +196,17 @@ impl RowSteps {
         *self == Self::NONE
     }
 
-    /// Refuses row steps where `backend` computes none.
+    /// Refuses row steps where there are none: `place` says where, `instead` what to do.
     ///
     /// # Errors
     /// [`Error::Unsupported`], which names them.
-    pub fn expect_none(&self, backend: &str) -> Result<()> {
+    pub fn expect_none(&self, place: &str, instead: &str) -> Result<()> {
         if self.is_none() {
             return Ok(());
         }
         Err(Error::Unsupported {
-            what: format!("{self} in a feed-forward block on {backend}"),
-            why: "rows are not gone through between the products there; compute it on the CPU"
-                .into(),
+            what: format!("{self} {place}"),
+            why: format!("whole rows are gone through within blocks on the CPU alone; {instead}"),
         })
     }
 }

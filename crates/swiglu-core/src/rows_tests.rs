@@ -114,7 +114,7 @@ fn problems_name_their_steps_and_survive_json() {
     let json = serde_json::to_string(&problem).unwrap();
     assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), problem, "{json}");
     assert!(problem.to_string().ends_with(" sparse-gate(z=1.6448535)+layer-norm(eps=0.000001)"));
-    let error = rows.expect_none("a device").unwrap_err().to_string();
+    let error = rows.expect_none("on a device", "compute on the CPU").unwrap_err().to_string();
     assert!(error.contains("layer-norm") && error.contains("CPU"), "{error}");
 }
 

@@ -33,7 +33,7 @@ pub use error::{CudaError, Result};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
     Candidate, GatedLinear, Mlp, QuantizedMlp, Way, expect_numerics, expect_quantized,
-    quantized_tokens, quantized_types,
+    expect_row_steps, quantized_tokens, quantized_types,
 };
 pub use lt::cublaslt_version;
 pub use memory::{DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};

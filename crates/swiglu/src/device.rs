@@ -137,7 +137,7 @@ impl Device {
         match self {
             Device::Cpu(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => steps.expect_none("a CUDA device"),
+            Device::Cuda(_) => swiglu_cuda::expect_row_steps(steps),
         }
     }
 

@@ -192,6 +192,12 @@ impl Weights<MlpKind> {
     }
 }
 
+/// Refuses a layer that is none without its block.
+fn expect_whole_block(stored: &LayerWeights) -> Result<()> {
+    let steps = stored.row_params().steps.before_h();
+    Ok(steps.expect_none("in a gated linear layer alone", "load the block (Mlp, --op mlp)")?)
+}
+
 fn no_down(stored: &LayerWeights) -> crate::Error {
     FormatError::IncompleteLayer {
         path: stored.path().to_owned(),
@@ -224,7 +230,7 @@ impl<'a> QuantizedWeights<'a> {
     /// # Errors
     /// [`CoreError::Unsupported`] for one with a sparse gate, which only whole blocks have here.
     pub fn gated_linear(&self) -> Result<QuantizedGatedLinearParams<'a>> {
-        self.stored.row_params().steps.before_h().expect_none("a layer without its block")?;
+        expect_whole_block(self.stored)?;
         Ok(self.gated())
     }
 
@@ -279,7 +285,7 @@ impl<T: Element> HostWeights<'_, T> {
     /// # Errors
     /// [`CoreError::Unsupported`] for one with a sparse gate, which only whole blocks have here.
     pub fn gated_linear(&self) -> Result<GatedLinearParams<'_, T>> {
-        self.stored.row_params().steps.before_h().expect_none("a layer without its block")?;
+        expect_whole_block(self.stored)?;
         Ok(self.gated())
     }
 

@@ -8,7 +8,7 @@ use swiglu_core::{Element, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, 
 
 use super::down::{Down, DownCall};
 use super::gated::{GatedLinear, workspace_part};
-use super::plan::{Choice, Way, choose, expect_numerics, expect_way};
+use super::plan::{Choice, Way, choose, expect_numerics, expect_row_steps, expect_way};
 use super::weights::{DownBuffer, padded};
 use crate::activation::tensor;
 use crate::context::Cuda;
@@ -93,7 +93,7 @@ impl<T: Element> Mlp<T> {
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
-        params.rows.steps.expect_none("a CUDA device")?;
+        expect_row_steps(params.rows.steps)?;
         expect_numerics(Op::Mlp, params.gated.numerics)?;
         let lt = cuda.lt()?;
         let gated = GatedLinear::of_block(cuda, &params.gated, path)?;

@@ -14,5 +14,5 @@ pub(crate) use down::Down;
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
 pub(crate) use plan::Choice;
-pub use plan::{Candidate, Way, expect_numerics};
+pub use plan::{Candidate, Way, expect_numerics, expect_row_steps};
 pub use quantized::{QuantizedMlp, expect_quantized, quantized_tokens, quantized_types};

@@ -9,7 +9,7 @@ use swiglu_core::{
 };
 
 use super::gated::workspace_part;
-use super::plan::{Choice, choose, expect_numerics};
+use super::plan::{Choice, choose, expect_numerics, expect_row_steps};
 use super::weights::padded;
 use crate::activation::tensor;
 use crate::context::Cuda;
@@ -274,7 +274,7 @@ impl<T: Element> QuantizedMlp<T> {
 
     fn build(cuda: &Cuda, params: &QuantizedMlpParams<'_>, forced: Option<Design>) -> Result<Self> {
         params.validate()?;
-        params.rows.steps.expect_none("a CUDA device")?;
+        expect_row_steps(params.rows.steps)?;
         let problem = params.problem(1, T::DTYPE);
         expect_numerics(problem.op, problem.numerics)?;
         let [gate_up, down] = Format::of_problem(&problem).map_err(|why| {
