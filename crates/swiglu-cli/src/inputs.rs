@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use swiglu::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, Half, Matrix, MlpParams,
     Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
-    QuantizedType, WeightLayout,
+    QuantizedType, RowParams, WeightLayout,
 };
 use swiglu_core::random::{bits, quantized_matrix};
 use swiglu_core::{OwnedGateUp, Result};
@@ -165,6 +165,7 @@ impl<T: Element> Dense<T> {
                 down: down.view(),
                 down_orientation: self.orientation,
                 down_bias: rest.bias(2),
+                rows: RowParams::NONE,
             }),
         }
     }
@@ -214,6 +215,7 @@ impl Quantized {
                 gated,
                 down: down.view(),
                 down_bias: rest.bias(2),
+                rows: RowParams::NONE,
             }),
         }
     }

@@ -35,7 +35,7 @@ impl<'a, T: Element> Params<'a, T> {
         let blocks = match op {
             LayerOp::GatedLinear => weights
                 .quantized_gated_linear_on(device)
-                .map(|blocks| Params::QuantizedGatedLinear(blocks.gated_linear())),
+                .and_then(|blocks| Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?))),
             LayerOp::Mlp => weights
                 .quantized_on(device)
                 .and_then(|blocks| Ok(Params::QuantizedMlp(blocks.mlp()?))),

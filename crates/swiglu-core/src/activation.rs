@@ -34,18 +34,22 @@ pub enum GateFn {
 /// h = f(min(gate, L)) · (clamp(up, −L, L) + offset), with f a [`GateFn`].
 ///
 /// Without a limit L = ∞, without an offset it is 0: Shazeer's GLU variants
-/// (arXiv:2002.05202). With limit 7, offset 1 and β = 1.702 it is gpt-oss's clamped SwiGLU.
+/// (arXiv:2002.05202). With limit 7, offset 1 and β = 1.702 it is gpt-oss's clamped SwiGLU. A limit may
+/// also be of the function's value in place of its argument, min(f(gate), L): Step and Ling.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Activation {
     gate: GateFn,
     limit: Option<f32>,
+    /// Whether the gate is limited behind its function.
+    behind: bool,
     up_offset: f32,
 }
 
 /// The names [`Activation::from_str`] accepts.
 pub const ACTIVATION_NAMES: &str = "swiglu, swiglu(beta=B), glu, reglu, reglu2, geglu, \
-     geglu-tanh, bilinear, clamped-swiglu, clamped-swiglu(alpha=A,offset=O,limit=L)";
+     geglu-tanh, bilinear, clamped-swiglu, clamped-swiglu(alpha=A,offset=O,limit=L), \
+     swiglu(limit-behind=L)";
 
 impl Activation {
     /// silu(gate) · up: Llama, Qwen, Mistral.
@@ -64,14 +68,18 @@ impl Activation {
     pub const BILINEAR: Activation = Activation::plain(GateFn::Identity);
     /// gpt-oss: α = 1.702, offset 1, limit 7.
     pub const CLAMPED_SWIGLU: Activation =
-        Activation { gate: GateFn::Silu { beta: 1.702 }, limit: Some(7.0), up_offset: 1.0 };
+        Activation::limited(GateFn::Silu { beta: 1.702 }, 7.0, 1.0);
 
     const fn plain(gate: GateFn) -> Self {
-        Activation { gate, limit: None, up_offset: 0.0 }
+        Activation { gate, limit: None, behind: false, up_offset: 0.0 }
+    }
+
+    const fn limited(gate: GateFn, limit: f32, up_offset: f32) -> Self {
+        Activation { gate, limit: Some(limit), behind: false, up_offset }
     }
 
     /// One of each kind, for tests and conformance.
-    pub fn family() -> [Activation; 11] {
+    pub fn family() -> [Activation; 12] {
         [
             Activation::SWIGLU,
             Activation::plain(GateFn::Silu { beta: 1.702 }),
@@ -81,9 +89,10 @@ impl Activation {
             Activation::GEGLU_TANH,
             Activation::BILINEAR,
             Activation::CLAMPED_SWIGLU,
-            Activation { gate: GateFn::GeluTanh, limit: Some(2.5), up_offset: -0.25 },
+            Activation::limited(GateFn::GeluTanh, 2.5, -0.25),
             Activation::REGLU2,
-            Activation { gate: GateFn::Relu2, limit: Some(1.5), up_offset: 0.5 },
+            Activation::limited(GateFn::Relu2, 1.5, 0.5),
+            Activation::limited(GateFn::Silu { beta: 1.0 }, 1.5, 0.0).limited_behind(),
         ]
     }
 
@@ -124,7 +133,14 @@ impl Activation {
         {
             return refuse("activation limit", limit, "a positive finite number");
         }
-        Ok(Activation { gate, limit, up_offset })
+        Ok(Activation { gate, limit, behind: false, up_offset })
+    }
+
+    /// The same with the gate limited behind its function: min(f(gate), L) · clamp(up, ±L). Without a limit
+    /// it is the same.
+    #[must_use]
+    pub const fn limited_behind(self) -> Self {
+        Self { behind: self.limit.is_some(), ..self }
     }
 
     /// The gate function.
@@ -135,50 +151,47 @@ impl Activation {
     pub fn limit(&self) -> Option<f32> {
         self.limit
     }
+    /// L where it is of the gate before its function, else infinity.
+    pub fn gate_limit(&self) -> f32 {
+        self.limit.filter(|_| !self.behind).unwrap_or(f32::INFINITY)
+    }
+    /// L where it is of the function's value, else infinity.
+    pub fn value_limit(&self) -> f32 {
+        self.limit.filter(|_| self.behind).unwrap_or(f32::INFINITY)
+    }
     /// What is added to up after clamping.
     pub fn up_offset(&self) -> f32 {
         self.up_offset
     }
 
-    fn clamp_f64(&self, gate: f64, up: f64) -> (f64, f64) {
-        match self.limit {
-            None => (gate, up + f64::from(self.up_offset)),
-            Some(l) => {
-                let l = f64::from(l);
-                // Comparisons that are false for NaN keep it.
-                let g = if gate > l { l } else { gate };
-                let u = if up > l {
-                    l
-                } else if up < -l {
-                    -l
-                } else {
-                    up
-                };
-                (g, u + f64::from(self.up_offset))
-            }
-        }
+    /// The gate's argument, the function's value and up, each clamped, in float64.
+    pub(crate) fn factors(&self, gate: f64, up: f64) -> [f64; 3] {
+        // Comparisons that are false for NaN keep it.
+        let at_most = |v: f64, limit: f32| if v > limit.into() { limit.into() } else { v };
+        let g = at_most(gate, self.gate_limit());
+        let f = at_most(self.gate.value(g), self.value_limit());
+        let l = self.limit.unwrap_or(f32::INFINITY);
+        let u = -at_most(-at_most(up, l), l);
+        [g, f, u + f64::from(self.up_offset)]
     }
 
     /// h in float64.
     pub fn forward(&self, gate: f64, up: f64) -> f64 {
-        let (g, u) = self.clamp_f64(gate, up);
-        self.gate.value(g) * u
+        let [_, f, u] = self.factors(gate, up);
+        f * u
     }
 
     /// (∂h/∂gate, ∂h/∂up) in float64. At a clamp the derivative is that of PyTorch: 1 on the bound
     /// and inside, 0 beyond.
     pub fn derivative(&self, gate: f64, up: f64) -> (f64, f64) {
-        let (g, u) = self.clamp_f64(gate, up);
-        let (gate_inside, up_inside) = match self.limit {
-            None => (true, true),
-            Some(l) => {
-                let l = f64::from(l);
-                (gate <= l || gate.is_nan(), (-l..=l).contains(&up) || up.is_nan())
-            }
-        };
+        let [g, f, u] = self.factors(gate, up);
+        let beyond = |v: f64, limit: f32| v > f64::from(limit);
+        let l = self.limit.unwrap_or(f32::INFINITY);
+        let gate_beyond =
+            beyond(gate, self.gate_limit()) || beyond(self.gate.value(g), self.value_limit());
         (
-            if gate_inside { self.gate.derivative(g) * u } else { 0.0 },
-            if up_inside { self.gate.value(g) } else { 0.0 },
+            if gate_beyond { 0.0 } else { self.gate.derivative(g) * u },
+            if beyond(up.abs(), l) { 0.0 } else { f },
         )
     }
 }
@@ -275,7 +288,7 @@ impl fmt::Display for Activation {
             return f.pad("clamped-swiglu");
         }
         let mut parameters = Vec::new();
-        let name = match (self.gate, self.limit) {
+        let name = match (self.gate, self.limit.filter(|_| !self.behind)) {
             (GateFn::Silu { beta }, Some(_)) => {
                 parameters.push(format!("alpha={beta}"));
                 "clamped-swiglu"
@@ -297,7 +310,8 @@ impl fmt::Display for Activation {
             parameters.push(format!("offset={}", self.up_offset));
         }
         if let Some(limit) = self.limit {
-            parameters.push(format!("limit={limit}"));
+            let name = if self.behind { "limit-behind" } else { "limit" };
+            parameters.push(format!("{name}={limit}"));
         }
         if parameters.is_empty() {
             f.pad(name)
@@ -334,7 +348,7 @@ impl FromStr for Activation {
             "clamped-swiglu" | "clamped_swiglu" => Activation::CLAMPED_SWIGLU,
             _ => return Err(unknown()),
         };
-        let [mut beta, mut limit, mut offset] = [None; 3];
+        let [mut beta, mut limit, mut behind, mut offset] = [None; 4];
         for pair in parameters.split(',').filter(|p| !p.trim().is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
             let value: f32 = value.trim().parse().map_err(|_| unknown())?;
@@ -342,6 +356,7 @@ impl FromStr for Activation {
                 ("beta" | "alpha", GateFn::Silu { .. }) => &mut beta,
                 ("offset", _) => &mut offset,
                 ("limit", _) => &mut limit,
+                ("limit-behind", _) => &mut behind,
                 _ => return Err(unknown()),
             };
             // Which of two was meant nobody knows.
@@ -350,7 +365,12 @@ impl FromStr for Activation {
             }
         }
         let gate = beta.map_or(base.gate, |beta| GateFn::Silu { beta });
-        Activation::new(gate, limit.or(base.limit), offset.unwrap_or(base.up_offset))
+        let offset = offset.unwrap_or(base.up_offset);
+        match (behind, limit.or(base.limit)) {
+            (None, limit) => Activation::new(gate, limit, offset),
+            (behind, None) => Ok(Activation::new(gate, behind, offset)?.limited_behind()),
+            (Some(_), Some(_)) => Err(unknown()),
+        }
     }
 }
 
@@ -441,6 +461,24 @@ mod tests {
         let names = ["reglu2", "relu2"].map(|name| name.parse::<Activation>().unwrap());
         assert_eq!(names, [a; 2]);
         assert_eq!("relu2(limit=1.5,offset=0.5)".parse::<Activation>().unwrap().gate(), a.gate());
+    }
+
+    #[test]
+    fn a_limit_behind_the_function_is_of_its_value() {
+        let a = Activation::new(GateFn::Silu { beta: 1.0 }, Some(2.0), 0.0).unwrap();
+        let behind = a.limited_behind();
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        // silu(2.1) is below 2, 2.1 is not.
+        assert_eq!(behind.forward(2.1, 1.0), silu(2.1));
+        assert_eq!(a.forward(2.1, 1.0), silu(2.0));
+        assert_eq!(behind.forward(9.0, -5.0), -4.0);
+        assert_eq!(behind.derivative(9.0, 1.0), (0.0, 2.0));
+        assert_eq!(behind.derivative(1.0, 2.5).1, 0.0);
+        assert!(behind.forward(f64::NAN, 1.0).is_nan());
+        assert_eq!(Activation::SWIGLU.limited_behind(), Activation::SWIGLU);
+        assert_eq!("silu(limit-behind=2)".parse::<Activation>().unwrap(), behind);
+        assert!("silu(limit-behind=2,limit=2)".parse::<Activation>().is_err());
+        assert!("clamped-swiglu(limit-behind=2)".parse::<Activation>().is_err());
     }
 
     #[test]

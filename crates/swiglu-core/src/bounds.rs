@@ -16,11 +16,15 @@ use crate::error::Result;
 use crate::layout::{GateUpRef, Half};
 use crate::matrix::{Matrix, MatrixRef};
 use crate::numerics::{ExpMode, Numerics, Rounding};
-use crate::oracle;
+use crate::oracle::{self, rows_mut};
 use crate::problem::{GatedLinearParams, MlpParams};
+use crate::rows::{RowParams, RowSteps, Sparsity};
 
+mod judgement;
 mod quantized;
+mod rows;
 
+pub use judgement::{Judgement, Lost, Overflow, relative_frobenius};
 pub use quantized::{
     BlockInputs, quantized_gated_linear, quantized_gated_linear_with, quantized_mlp,
     quantized_mlp_with,
@@ -66,11 +70,10 @@ fn activation_bound(
     (gate, gate_error): (f64, f64),
     (up, up_error): (f64, f64),
 ) -> f64 {
-    let limit = act.limit().map_or(f64::INFINITY, f64::from);
-    let g = gate.min(limit);
-    let u = up.clamp(-limit, limit);
+    // f before its own limit: a clamp makes no error larger.
+    let [g, _, moved] = act.factors(gate, up);
     let offset = f64::from(act.up_offset());
-    let f = act.gate().value(g);
+    let (f, u) = (act.gate().value(g), moved - offset);
     let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
 
     let mut up_error = up_error;
@@ -78,7 +81,7 @@ fn activation_bound(
     if offset != 0.0 {
         up_error += U32 * (u + offset).abs();
     }
-    if eager && (limit.is_finite() || offset != 0.0) {
+    if eager && (act.limit().is_some() || offset != 0.0) {
         gate_error += rounding(dtype, g.abs());
         up_error += rounding(dtype, u.abs()) + rounding(dtype, (u + offset).abs());
     }
@@ -104,6 +107,11 @@ fn activation_bound(
         }
         f_error += rounding(dtype, f.abs() + f_error);
     }
+    // What it may be is at most the limit, and that is rounded as a tensor of T would hold it.
+    let f = f.min(f64::from(act.value_limit()));
+    if eager && act.value_limit().is_finite() {
+        f_error += rounding(dtype, f.abs());
+    }
     // f is an `f32` before it is a factor.
     if f.abs() + f_error > DType::F32.max_finite() {
         f_error = f64::INFINITY;
@@ -127,19 +135,24 @@ pub struct Reference {
     pub intermediates: Vec<(&'static str, f64)>,
 }
 
-/// The intermediates of a gated linear layer that its numerics round to T; and h, where it is one.
+/// The intermediates of a gated linear layer that its numerics round to T; and h, in a block with these row
+/// steps.
 fn intermediates(
     forward: &oracle::GatedLinear,
     numerics: Numerics,
-    with_h: bool,
+    block: Option<RowSteps>,
 ) -> Vec<(&'static str, f64)> {
     let largest = |m: &Matrix<f64>| {
         let finite = m.as_slice().iter().map(|v| v.abs()).filter(|v| v.is_finite());
         finite.fold(0.0, f64::max)
     };
     let halves = [("gate", &forward.gate.value), ("up", &forward.up.value)];
-    let rounded = halves.into_iter().filter(|_| numerics.rounding != Rounding::Fused);
-    rounded.chain(with_h.then_some(("h", &forward.h))).map(|(n, m)| (n, largest(m))).collect()
+    let is_stored =
+        numerics.rounding != Rounding::Fused || block.is_some_and(|steps| steps.sparsity.is_some());
+    // Its own name says that no smaller h helps: the norm would make it the same again.
+    let h = block.map(|steps| if steps.norm.is_some() { "h before its norm" } else { "h" });
+    let rounded = halves.into_iter().filter(|_| is_stored);
+    rounded.chain(h.map(|name| (name, &forward.h))).map(|(n, m)| (n, largest(m))).collect()
 }
 
 /// Twice the baseline's error (PyTorch's order of roundings on the same inputs) plus a few u₃₂, the
@@ -243,8 +256,7 @@ fn backward_bound(
     up: f64,
     dh: f64,
 ) -> (f64, f64) {
-    let limit = act.limit().map_or(f64::INFINITY, f64::from);
-    let (g, u) = (gate.min(limit), up.clamp(-limit, limit) + f64::from(act.up_offset()));
+    let [g, _, u] = act.factors(gate, up);
     let (dg, du) = act.derivative(gate, up);
     let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
     let transcendental = 1.0 + exponent(act.gate(), g).min(90.0);
@@ -271,6 +283,11 @@ fn backward_bound(
         let stored = if eager { dtype } else { DType::F32 };
         let outer = rounding(stored, (u * dh).abs());
         gate_error += scaled(outer, size) + scaled(rounding(stored, size), (u * dh).abs() + outer);
+    }
+    // So near the limit of f either side of it is right.
+    let beyond = (act.gate().value(g) - f64::from(act.value_limit())).abs();
+    if act.value_limit().is_finite() && beyond <= f + rounding(dtype, act.gate().value(g).abs()) {
+        gate_error += scaled((act.gate().derivative(g) * u).abs(), dh.abs());
     }
     (
         gate_error + rounding(dtype, (dg * dh).abs() + gate_error),
@@ -361,47 +378,87 @@ fn eager_linear<T: Element>(
 fn eager_gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &GatedLinearParams<'_, T>,
+    rows: &RowParams<'_>,
     roundoff: f64,
 ) -> Result<Matrix<T>> {
     let w = &params.weights;
     let half =
         |half, bias| eager_linear(x, w.intermediate(), bias, roundoff, |o, k| w.at(half, o, k));
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
-    eager_activation(&params.activation, &gate, &up)
+    eager_activation(&params.activation, gate, &up, rows)
 }
 
+/// h with the row steps on both sides of the activation.
 fn eager_activation<T: Element>(
     act: &Activation,
-    gate: &Matrix<T>,
+    mut gate: Matrix<T>,
     up: &Matrix<T>,
+    rows: &RowParams<'_>,
 ) -> Result<Matrix<T>> {
     let numerics = Numerics::precise(Rounding::Eager);
+    if let Some(sparsity) = rows.steps.sparsity {
+        rows_mut(&mut gate).for_each(|row| sparsity.apply(numerics.rounding, row));
+    }
     let h = gate.as_slice().iter().zip(up.as_slice());
     let h = h.map(|(g, u)| act.apply::<T>(numerics, g.to_f32(), u.to_f32()));
-    Matrix::from_values(h, gate.rows(), gate.cols())
+    let mut h = Matrix::from_values(h, gate.rows(), gate.cols())?;
+    rows_mut(&mut h).for_each(|row| rows.normalise(numerics.rounding, row));
+    Ok(h)
+}
+
+/// How h is computed from the sums of gate and up.
+#[derive(Clone, Copy)]
+struct Between<'a> {
+    act: &'a Activation,
+    numerics: Numerics,
+    dtype: DType,
+    sparsity: Option<Sparsity>,
 }
 
 /// Bounds of h; `relative`: as [`sum_error`] says. `before`: what gate and up may already be off by,
 /// element by element.
 fn gated_bound(
-    act: &Activation,
-    numerics: Numerics,
-    dtype: DType,
+    Between { act, numerics, dtype, sparsity }: Between<'_>,
     forward: &oracle::GatedLinear,
     relative: f64,
     before: impl Fn(Half, usize) -> f64,
 ) -> Result<Matrix<f64>> {
-    let rounds = (numerics.rounding != Rounding::Fused).then_some(dtype);
+    let is_stored = numerics.rounding != Rounding::Fused || sparsity.is_some();
+    let rounds = is_stored.then_some(dtype);
+    let error = |half, l: &oracle::Linear, i: usize| {
+        linear_error(l.magnitude.as_slice()[i], relative, rounds) + before(half, i)
+    };
     let mut bound = Matrix::zeros(forward.h.rows(), forward.h.cols())?;
-    for (i, b) in bound.as_mut_slice().iter_mut().enumerate() {
-        let half = |half, l: &oracle::Linear| {
-            let error = linear_error(l.magnitude.as_slice()[i], relative, rounds);
-            (l.value.as_slice()[i], error + before(half, i))
-        };
-        let (gate, up) = (half(Half::Gate, &forward.gate), half(Half::Up, &forward.up));
-        *b = activation_bound(act, numerics, dtype, gate, up);
+    let columns = bound.cols();
+    for (row, bounds) in rows_mut(&mut bound).enumerate() {
+        let first = row * columns;
+        let mut gate = forward.gate.value.view().row(row).to_vec();
+        for (j, b) in bounds.iter_mut().enumerate() {
+            *b = error(Half::Gate, &forward.gate, first + j);
+        }
+        if let Some(sparsity) = sparsity {
+            rows::sparsify(sparsity, (numerics, dtype), &mut gate, bounds);
+        }
+        for (j, (b, gate)) in bounds.iter_mut().zip(gate).enumerate() {
+            let at = first + j;
+            let up = (forward.up.value.as_slice()[at], error(Half::Up, &forward.up, at));
+            *b = activation_bound(act, numerics, dtype, (gate, *b), up);
+        }
     }
     Ok(bound)
+}
+
+/// Bounds of what the down projection multiplies, given those of h.
+fn behind_norm(
+    params: &RowParams<'_>,
+    Between { numerics, dtype, .. }: Between<'_>,
+    h: &Matrix<f64>,
+    h_bound: Matrix<f64>,
+) -> Result<Matrix<f64>> {
+    match params.steps.norm {
+        Some(norm) => rows::normalise(norm, params, (numerics, dtype), h, h_bound),
+        None => Ok(h_bound),
+    }
 }
 
 /// Bounds of y = h·Wd + bd, given those of h; `column(k)` fills in |Wd| of output feature k.
@@ -456,11 +513,12 @@ pub fn gated_linear_with<T: Element>(
     let forward = oracle::gated_linear(x, params)?;
     let relative = sum_error(params.weights.hidden(), roundoff);
     let (act, numerics) = (&params.activation, params.numerics);
-    let bound = gated_bound(act, numerics, T::DTYPE, &forward, relative, |_, _| 0.0)?;
-    let eager = eager_gated_linear(x, params, roundoff)?;
+    let between = Between { act, numerics, dtype: T::DTYPE, sparsity: None };
+    let bound = gated_bound(between, &forward, relative, |_, _| 0.0)?;
+    let eager = eager_gated_linear(x, params, &RowParams::NONE, roundoff)?;
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
     let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit);
-    let intermediates = intermediates(&forward, numerics, false);
+    let intermediates = intermediates(&forward, numerics, None);
     Ok(Reference { value: forward.h, bound, frobenius_limit, intermediates })
 }
 
@@ -486,178 +544,23 @@ pub fn mlp_with<T: Element>(
     let k_len = forward.y.value.cols();
     let h_len = gated.weights.intermediate();
     let relative = sum_error(gated.weights.hidden(), roundoff);
-    let (act, numerics) = (&gated.activation, gated.numerics);
-    let h_bound = gated_bound(act, numerics, T::DTYPE, &forward.gated, relative, |_, _| 0.0)?;
+    let (act, numerics, steps) = (&gated.activation, gated.numerics, params.rows.steps);
+    let between = Between { act, numerics, dtype: T::DTYPE, sparsity: steps.sparsity };
+    let h_bound = gated_bound(between, &forward.gated, relative, |_, _| 0.0)?;
+    let h_bound = behind_norm(&params.rows, between, &forward.gated.h, h_bound)?;
     let relative = sum_error(h_len, roundoff);
     let bound = down_bound(T::DTYPE, &forward.y, &h_bound, relative, |k, column| {
         for (h, c) in column.iter_mut().enumerate() {
             *c = params.down_at(k, h).to_f64().abs();
         }
     })?;
-    let h = eager_gated_linear(x, &params.gated, roundoff)?;
+    let h = eager_gated_linear(x, &params.gated, &params.rows, roundoff)?;
     let down = |o, j| params.down_at(o, j);
     let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, down)?;
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
     let frobenius_limit = frobenius_limit(&eager, &forward.y.value, gated.numerics, unit);
-    let intermediates = intermediates(&forward.gated, numerics, true);
+    let intermediates = intermediates(&forward.gated, numerics, Some(steps));
     Ok(Reference { value: forward.y.value, bound, frobenius_limit, intermediates })
-}
-
-/// ‖out − reference‖ / ‖reference‖ in the Frobenius norm, of the elements whose reference is finite: what
-/// the others are has no distance. 0 where both norms are zero.
-pub fn relative_frobenius<T: Element>(out: MatrixRef<'_, T>, reference: MatrixRef<'_, f64>) -> f64 {
-    let (mut error, mut norm) = (0.0f64, 0.0f64);
-    for i in 0..out.rows() {
-        for (o, r) in out.row(i).iter().zip(reference.row(i)).filter(|(_, r)| r.is_finite()) {
-            error += (o.to_f64() - r).powi(2);
-            norm += r * r;
-        }
-    }
-    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
-}
-
-/// What a comparison with a [`Reference`] found.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Judgement {
-    /// ‖error‖ / ‖reference‖.
-    pub relative_frobenius: f64,
-    /// What the relative Frobenius error may be.
-    pub frobenius_limit: f64,
-    /// The largest |error|.
-    pub max_abs: f64,
-    /// The largest |error| ÷ bound; above 1 a result is wrong.
-    pub worst_ratio: f64,
-    /// Where that is.
-    pub worst_at: (usize, usize),
-    /// The first element whose exact value rounds to infinity: no result of it is right.
-    pub overflow: Option<Overflow>,
-    /// The first element that is not finite where its exact value is, and would fit.
-    pub lost: Option<Lost>,
-}
-
-/// A result that is not finite where the exact one fits the element type.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lost {
-    /// Row and column.
-    pub at: (usize, usize),
-    /// The exact value.
-    pub value: f64,
-    /// What was computed.
-    pub given: f64,
-    /// The intermediate that exceeds the element type, and its largest value; none if none does.
-    pub intermediate: Option<(&'static str, f64)>,
-    /// The element type.
-    pub dtype: DType,
-}
-
-impl std::fmt::Display for Lost {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { at, value, given, intermediate, dtype } = self;
-        write!(f, "element {at:?} is {given}, exactly {value:.3e}")?;
-        match intermediate {
-            Some((name, largest)) => {
-                let most = dtype.max_finite();
-                write!(f, ": {name} reaches {largest:.3e}, beyond the {most:.3e} of {dtype}")
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-/// An exact value that is not near the largest of the element type any more: it rounds to infinity.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Overflow {
-    /// Row and column.
-    pub at: (usize, usize),
-    /// The value.
-    pub value: f64,
-    /// The element type.
-    pub dtype: DType,
-}
-
-impl std::fmt::Display for Overflow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { at, value, dtype } = self;
-        let largest = dtype.max_finite();
-        write!(
-            f,
-            "the exact value of element {at:?} is {value:.3e}, beyond the {largest:.3e} of {dtype}"
-        )
-    }
-}
-
-impl Judgement {
-    /// Whether both bounds hold.
-    pub fn passed(&self) -> bool {
-        self.worst_ratio <= 1.0
-            && (self.relative_frobenius <= self.frobenius_limit || self.relative_frobenius.is_nan())
-    }
-}
-
-impl Reference {
-    /// The first value that rounds to infinity. One a little beyond the largest of the type has that as
-    /// its right result.
-    fn overflow(&self, dtype: DType) -> Option<Overflow> {
-        let least = dtype.least_infinite();
-        let columns = self.value.cols().max(1);
-        let mut values = self.value.as_slice().iter().enumerate();
-        let (i, &value) = values.find(|(_, v)| v.is_finite() && v.abs() >= least)?;
-        Some(Overflow { at: (i / columns, i % columns), value, dtype })
-    }
-
-    fn lost(&self, at: (usize, usize), value: f64, given: f64, dtype: DType) -> Lost {
-        let beyond = |&&(_, largest): &&(_, f64)| largest >= dtype.least_infinite();
-        let intermediate = self.intermediates.iter().find(beyond).copied();
-        Lost { at, value, given, intermediate, dtype }
-    }
-
-    /// Compares a result with the reference.
-    ///
-    /// # Errors
-    /// [`crate::Error::Shape`] if the shapes differ.
-    pub fn judge<T: Element>(&self, out: MatrixRef<'_, T>) -> Result<Judgement> {
-        out.expect_shape("output", self.value.shape())?;
-        let mut j = Judgement {
-            relative_frobenius: relative_frobenius(out, self.value.view()),
-            frobenius_limit: self.frobenius_limit,
-            max_abs: 0.0,
-            worst_ratio: 0.0,
-            worst_at: (0, 0),
-            overflow: self.overflow(T::DTYPE),
-            lost: None,
-        };
-        for i in 0..out.rows() {
-            for (c, o) in out.row(i).iter().enumerate() {
-                let r = self.value.view().row(i)[c];
-                let error = (o.to_f64() - r).abs();
-                let fits = r.abs() < T::DTYPE.least_infinite();
-                if j.lost.is_none() && fits && !o.to_f64().is_finite() {
-                    j.lost = Some(self.lost((i, c), r, o.to_f64(), T::DTYPE));
-                }
-                let ratio = if r.is_nan() {
-                    if o.to_f64().is_nan() { 0.0 } else { f64::INFINITY }
-                } else if o.to_f64() == r {
-                    0.0
-                } else {
-                    error / self.bound.view().row(i)[c]
-                };
-                // An overflow that the bound admits compares as ∞/∞; an inadmissible NaN is wrong.
-                let admitted = self.bound.view().row(i)[c] == f64::INFINITY;
-                let ratio = match ratio.is_nan() {
-                    true if admitted => 0.0,
-                    true => f64::INFINITY,
-                    false => ratio,
-                };
-                if error.is_finite() {
-                    j.max_abs = j.max_abs.max(error);
-                }
-                if ratio > j.worst_ratio {
-                    (j.worst_ratio, j.worst_at) = (ratio, (i, c));
-                }
-            }
-        }
-        Ok(j)
-    }
 }
 
 #[cfg(test)]

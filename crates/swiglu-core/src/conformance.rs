@@ -21,6 +21,7 @@ use crate::numerics::Numerics;
 use crate::problem::{GatedLinearParams, MlpParams, Op};
 use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, QuantizedTypes};
 use crate::random;
+use crate::rows::{Norm, NormKind, OwnedRowParams, RowParams, RowSteps, Sparsity};
 
 mod quantized;
 
@@ -270,6 +271,18 @@ fn cross_of_modes(op: Op, dtype: DType) -> impl Iterator<Item = Case> {
     })
 }
 
+/// Every row step alone and both, for [`run_within`] with cases of whole blocks.
+///
+/// # Errors
+/// None that these values have.
+pub fn row_steps() -> Result<[RowSteps; 4]> {
+    let sparse = RowSteps::NONE.with_sparsity(Sparsity::of(0.8)?);
+    let rms = Norm::new(NormKind::Rms, 1e-5)?;
+    let layer = Norm::new(NormKind::Layer, 1e-6)?;
+    let none = RowSteps::NONE;
+    Ok([sparse, none.with_norm(rms), none.with_norm(layer), sparse.with_norm(rms)])
+}
+
 /// A judged case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -291,10 +304,21 @@ impl Outcome {
 /// # Errors
 /// Whatever the backend reports.
 pub fn run<B: Backend>(backend: &B, case: &Case) -> Result<Outcome> {
+    run_within(backend, case, RowSteps::NONE)
+}
+
+/// Computes and judges one case of a block with row steps.
+///
+/// # Errors
+/// As [`run`]; [`Error::Unsupported`] for steps of a case that is no block.
+pub fn run_within<B: Backend>(backend: &B, case: &Case, steps: RowSteps) -> Result<Outcome> {
+    if case.op != Op::Mlp {
+        steps.expect_none(&format!("in {}", case.op), "take a case of a block")?;
+    }
     match case.dtype {
-        DType::F32 => run_as::<f32, B>(backend, case),
-        DType::F16 => run_as::<f16, B>(backend, case),
-        DType::Bf16 => run_as::<bf16, B>(backend, case),
+        DType::F32 => run_as::<f32, B>(backend, case, steps),
+        DType::F16 => run_as::<f16, B>(backend, case, steps),
+        DType::Bf16 => run_as::<bf16, B>(backend, case, steps),
     }
 }
 
@@ -386,6 +410,7 @@ impl<T: Element> Parameters<T> {
             down: self.down.view(),
             down_orientation: self.down_orientation,
             down_bias: self.biases.as_ref().map(|b| b[2].as_slice()),
+            rows: RowParams::NONE,
         }
     }
 }
@@ -400,11 +425,22 @@ fn biases<T: Element>(case: &Case) -> Option<[Vec<f32>; 3]> {
     case.bias.then(|| [bias(0x1, h), bias(0x2, h), bias(0x3, k)])
 }
 
+/// The row steps of a case with seeded values of its norm around 1 and 0.
+fn rows(case: &Case, steps: RowSteps) -> OwnedRowParams {
+    let values = |tag: u64, mean: f32| -> Vec<f32> {
+        let value = |j| mean + 0.2 * random::normal(case.seed ^ tag, j);
+        (0..case.intermediate as u64).map(value).collect()
+    };
+    let weight = steps.norm.map(|_| values(0x4, 1.0));
+    let bias = steps.norm.filter(|norm| norm.kind() == NormKind::Layer);
+    OwnedRowParams::new(steps, weight, bias.map(|_| values(0x5, 0.0)))
+}
+
 fn judge<T: Element>(reference: &Reference, out: &Padded<T>) -> Result<Outcome> {
     Ok(Outcome { judgement: reference.judge(out.view()?)?, fault: out.gap_written() })
 }
 
-fn run_as<T: Element, B: Backend>(backend: &B, case: &Case) -> Result<Outcome> {
+fn run_as<T: Element, B: Backend>(backend: &B, case: &Case, steps: RowSteps) -> Result<Outcome> {
     let (m, h, pad) = (case.m, case.intermediate, case.padding);
     if case.op == Op::Activation {
         let arrangement = case.layout.arrangement;
@@ -422,7 +458,7 @@ fn run_as<T: Element, B: Backend>(backend: &B, case: &Case) -> Result<Outcome> {
         return judge(&bounds::activation(&case.activation, case.numerics, &inputs)?, &out);
     }
     if let Some(types) = case.quantized {
-        return quantized::run::<T, B>(backend, case, types);
+        return quantized::run::<T, B>(backend, case, types, rows(case, steps));
     }
     let x = Padded::<T>::random(case.seed, m, case.hidden, pad, case.scale);
     let parameters = Parameters::<T>::new(case)?;
@@ -435,9 +471,11 @@ fn run_as<T: Element, B: Backend>(backend: &B, case: &Case) -> Result<Outcome> {
         }
         Op::Mlp => {
             let mut out = Padded::<T>::poisoned(m, case.hidden, pad);
-            backend.mlp(&parameters.mlp(), x.view()?, out.view_mut()?)?;
+            let rows = rows(case, steps);
+            let params = MlpParams { rows: rows.view(), ..parameters.mlp() };
+            backend.mlp(&params, x.view()?, out.view_mut()?)?;
             let roundoff = backend.factor_roundoff(T::DTYPE);
-            judge(&bounds::mlp_with(x.view()?, &parameters.mlp(), roundoff)?, &out)
+            judge(&bounds::mlp_with(x.view()?, &params, roundoff)?, &out)
         }
         Op::Activation => Err(Error::Unsupported {
             what: case.to_string(),

@@ -235,7 +235,9 @@ pub trait GatedMath: Copy {
 #[derive(Clone, Copy)]
 struct Clamp {
     active: bool,
-    limit: f32,
+    gate_limit: f32,
+    value_limit: f32,
+    up_limit: f32,
     offset: f32,
 }
 
@@ -243,8 +245,13 @@ impl Clamp {
     #[inline(always)]
     fn inputs<V: F32Lanes>(self, gate: V, up: V) -> (V, V) {
         // The bound is the first operand of `min` and `max`, so NaN passes through.
-        let limit = V::splat(self.limit);
-        (limit.min(gate), limit.min(limit.neg().max(up)))
+        let limit = V::splat(self.up_limit);
+        (V::splat(self.gate_limit).min(gate), limit.min(limit.neg().max(up)))
+    }
+
+    #[inline(always)]
+    fn value<V: F32Lanes>(self, value: V) -> V {
+        V::splat(self.value_limit).min(value)
     }
 }
 
@@ -262,7 +269,11 @@ impl<G: Gate> GatedMath for Once<G> {
             (g, u) = self.clamp.inputs(g, u);
             u = u.add(V::splat(self.clamp.offset));
         }
-        self.gate.gate(g).mul(u)
+        let mut f = self.gate.gate(g);
+        if self.clamp.active {
+            f = self.clamp.value(f);
+        }
+        f.mul(u)
     }
 }
 
@@ -283,7 +294,11 @@ impl<G: Gate, T: Element> GatedMath for EachStep<G, T> {
             g = T::round_lanes(g);
             u = T::round_lanes(T::round_lanes(u).add(V::splat(self.clamp.offset)));
         }
-        self.gate.gate_eager::<V, T>(g).mul(u)
+        let mut f = self.gate.gate_eager::<V, T>(g);
+        if self.clamp.active {
+            f = T::round_lanes(self.clamp.value(f));
+        }
+        f.mul(u)
     }
 }
 
@@ -333,7 +348,9 @@ impl Activation {
     ) -> F::Output {
         let clamp = Clamp {
             active: self.limit().is_some() || self.up_offset() != 0.0,
-            limit: self.limit().unwrap_or(f32::INFINITY),
+            gate_limit: self.gate_limit(),
+            value_limit: self.value_limit(),
+            up_limit: self.limit().unwrap_or(f32::INFINITY),
             offset: self.up_offset(),
         };
         // For f32 every rounding step is the identity, and the composed form of x·σ(βx) would only

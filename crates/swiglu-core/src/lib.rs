@@ -24,6 +24,7 @@ mod plan;
 mod problem;
 pub mod quant;
 pub mod random;
+mod rows;
 
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
 pub use dtype::{DType, Element};
@@ -41,3 +42,4 @@ pub use quant::{
     BlockType, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
     QuantizedType, QuantizedTypes,
 };
+pub use rows::{Norm, NormKind, OwnedRowParams, RowParams, RowSteps, Sparsity};

@@ -8,6 +8,7 @@ use crate::layout::{GateUpRef, Half};
 use crate::matrix::{Matrix, MatrixRef};
 use crate::problem::{GatedLinearParams, MlpParams};
 use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef};
+use crate::rows::{RowParams, RowSteps};
 
 /// h[m, j] = act(gate[m, j], up[m, j]).
 ///
@@ -147,6 +148,15 @@ pub fn gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &GatedLinearParams<'_, T>,
 ) -> Result<GatedLinear> {
+    gated_linear_within(x, params, RowSteps::NONE)
+}
+
+/// The gated linear layer of a block with these row steps.
+fn gated_linear_within<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &GatedLinearParams<'_, T>,
+    steps: RowSteps,
+) -> Result<GatedLinear> {
     params.validate()?;
     let w = &params.weights;
     x.expect_shape("x", [x.rows(), w.hidden()])?;
@@ -157,14 +167,23 @@ pub fn gated_linear<T: Element>(
         })
     };
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
-    join(gate, up, &params.activation)
+    join(gate, up, &params.activation, steps)
 }
 
-fn join(gate: Linear, up: Linear, act: &Activation) -> Result<GatedLinear> {
-    let h = gate.value.as_slice().iter().zip(up.value.as_slice());
-    let h = h.map(|(&g, &u)| act.forward(g, u));
-    let h = Matrix::from_values(h, gate.value.rows(), gate.value.cols())?;
+fn join(gate: Linear, up: Linear, act: &Activation, steps: RowSteps) -> Result<GatedLinear> {
+    let mut h = gate.value.clone();
+    if let Some(sparsity) = steps.sparsity {
+        rows_mut(&mut h).for_each(|row| sparsity.apply_f64(row));
+    }
+    let pairs = h.as_mut_slice().iter_mut().zip(up.value.as_slice());
+    pairs.for_each(|(h, &u)| *h = act.forward(*h, u));
     Ok(GatedLinear { gate, up, h })
+}
+
+/// The rows of a matrix; none without columns.
+pub(crate) fn rows_mut<V: Copy + Default>(m: &mut Matrix<V>) -> impl Iterator<Item = &mut [V]> {
+    let columns = m.cols().max(1);
+    m.as_mut_slice().chunks_mut(columns)
 }
 
 /// As [`gated_linear`], with quantised weights: `scale · q + minimum` without any rounding.
@@ -176,6 +195,14 @@ pub fn quantized_gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &QuantizedGatedLinearParams<'_>,
 ) -> Result<GatedLinear> {
+    quantized_gated_linear_within(x, params, RowSteps::NONE)
+}
+
+fn quantized_gated_linear_within<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &QuantizedGatedLinearParams<'_>,
+    steps: RowSteps,
+) -> Result<GatedLinear> {
     params.validate()?;
     x.expect_shape("x", [x.rows(), params.hidden()])?;
     let x = to_f64(x)?;
@@ -183,29 +210,53 @@ pub fn quantized_gated_linear<T: Element>(
         linear(&x, weights.rows(), bias, |o, column| fill_quantized(column, weights, o))
     };
     let (gate, up) = (half(&params.gate, params.gate_bias)?, half(&params.up, params.up_bias)?);
-    join(gate, up, &params.activation)
+    join(gate, up, &params.activation, steps)
 }
 
 /// The feed-forward block with its intermediates.
 #[derive(Debug, Clone)]
 pub struct Mlp {
-    /// The gated linear layer.
+    /// The gated linear layer; its h with a sparse gate, where the block has one, and without the norm.
     pub gated: GatedLinear,
+    /// h behind its norm, where the block has one.
+    pub normed: Option<Matrix<f64>>,
     /// h·Wd + bd, `[M, K]`.
     pub y: Linear,
 }
 
-/// y = act(x·Wg + bg, x·Wu + bu)·Wd + bd.
+impl Mlp {
+    /// What the down projection multiplies.
+    pub fn hidden(&self) -> &Matrix<f64> {
+        self.normed.as_ref().unwrap_or(&self.gated.h)
+    }
+
+    fn of(
+        gated: GatedLinear,
+        rows: &RowParams<'_>,
+        down: impl FnOnce(&Matrix<f64>) -> Result<Linear>,
+    ) -> Result<Self> {
+        let normed = rows.steps.norm.map(|_| {
+            let mut h = gated.h.clone();
+            rows_mut(&mut h).for_each(|row| rows.normalise_f64(row));
+            h
+        });
+        let y = down(normed.as_ref().unwrap_or(&gated.h))?;
+        Ok(Self { gated, normed, y })
+    }
+}
+
+/// y = act(x·Wg + bg, x·Wu + bu)·Wd + bd, with the row steps of the block.
 ///
 /// # Errors
 /// [`crate::Error::Shape`] if any shape disagrees.
 pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result<Mlp> {
     params.validate()?;
-    let gated = gated_linear(x, &params.gated)?;
-    let y = linear(&gated.h, params.gated.weights.hidden(), params.down_bias, |o, column| {
-        fill(column, |h| params.down_at(o, h).to_f64());
-    })?;
-    Ok(Mlp { gated, y })
+    let gated = gated_linear_within(x, &params.gated, params.rows.steps)?;
+    Mlp::of(gated, &params.rows, |h| {
+        linear(h, params.gated.weights.hidden(), params.down_bias, |o, column| {
+            fill(column, |h| params.down_at(o, h).to_f64());
+        })
+    })
 }
 
 /// As [`mlp`], with quantised weights.
@@ -217,11 +268,12 @@ pub fn quantized_mlp<T: Element>(
     params: &QuantizedMlpParams<'_>,
 ) -> Result<Mlp> {
     params.validate()?;
-    let gated = quantized_gated_linear(x, &params.gated)?;
-    let y = linear(&gated.h, params.down.rows(), params.down_bias, |o, column| {
-        fill_quantized(column, &params.down, o);
-    })?;
-    Ok(Mlp { gated, y })
+    let gated = quantized_gated_linear_within(x, &params.gated, params.rows.steps)?;
+    Mlp::of(gated, &params.rows, |h| {
+        linear(h, params.down.rows(), params.down_bias, |o, column| {
+            fill_quantized(column, &params.down, o);
+        })
+    })
 }
 
 /// Gradients of a gated linear layer.
@@ -294,13 +346,15 @@ pub struct MlpGrad {
 /// Gradients of [`mlp`] from ∂L/∂y.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] if any shape disagrees.
+/// [`crate::Error::Shape`] if any shape disagrees; [`crate::Error::Unsupported`] for a block with row steps.
 pub fn mlp_backward<T: Element>(
     x: MatrixRef<'_, T>,
     params: &MlpParams<'_, T>,
     dy: MatrixRef<'_, f64>,
 ) -> Result<MlpGrad> {
     params.validate()?;
+    let instead = "take the gradients of its parts";
+    params.rows.steps.expect_none("in the oracle of gradients", instead)?;
     let w = &params.gated.weights;
     let (m, k_len, h_len) = (x.rows(), w.hidden(), w.intermediate());
     dy.expect_shape("dy", [m, k_len])?;

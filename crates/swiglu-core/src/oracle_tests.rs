@@ -38,6 +38,7 @@ impl Layer {
             down: self.down.view(),
             down_orientation: Orientation::OutIn,
             down_bias: b(2),
+            rows: crate::RowParams::NONE,
         }
     }
 }
@@ -102,6 +103,7 @@ fn a_hand_computed_layer() {
         down: down.view(),
         down_orientation: Orientation::OutIn,
         down_bias: Some(&[1.0, 0.0]),
+        rows: crate::RowParams::NONE,
     };
     let x = Matrix::from_vec(vec![2.0f32, 1.0], 1, 2).unwrap();
     // gate 2 + 2 + ½ = 4.5, up −2 + ½ = −1.5, h = −6.75, y = [3h + 1, −4h]

@@ -77,6 +77,7 @@ mod tests {
             layout: WeightLayout::HF,
             bias: true,
             quantized: None,
+            rows: crate::RowSteps::NONE,
         };
         let plan = Plan {
             problem,

@@ -11,6 +11,7 @@ use crate::layout::{GateUpWeights, Orientation, WeightLayout};
 use crate::matrix::MatrixRef;
 use crate::numerics::Numerics;
 use crate::quant::{QuantizedType, QuantizedTypes};
+use crate::rows::{RowParams, RowSteps};
 
 /// The three operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -96,6 +97,7 @@ impl<'a, T: Element> GatedLinearParams<'a, T> {
             layout: self.weights.layout(),
             bias: self.gate_bias.is_some() || self.up_bias.is_some(),
             quantized: None,
+            rows: RowSteps::NONE,
         }
     }
 }
@@ -111,6 +113,8 @@ pub struct MlpParams<'a, T> {
     pub down_orientation: Orientation,
     /// bd, K values.
     pub down_bias: Option<&'a [f32]>,
+    /// What is computed from whole rows between the products.
+    pub rows: RowParams<'a>,
 }
 
 impl<T: Element> MlpParams<'_, T> {
@@ -128,7 +132,8 @@ impl<T: Element> MlpParams<'_, T> {
         let w = &self.gated.weights;
         let expected = self.down_orientation.shape(w.hidden(), w.intermediate());
         self.down.expect_shape(&format!("down weight ({})", self.down_orientation), expected)?;
-        expect_len("down bias", self.down_bias, w.hidden())
+        expect_len("down bias", self.down_bias, w.hidden())?;
+        self.rows.validate(w.intermediate())
     }
 
     /// The weight from intermediate feature `h` to output feature `k`.
@@ -142,7 +147,8 @@ impl<T: Element> MlpParams<'_, T> {
     /// The problem of `m` tokens.
     pub fn problem(&self, m: usize) -> Problem {
         let gated = self.gated.problem(m);
-        Problem { op: Op::Mlp, bias: gated.bias || self.down_bias.is_some(), ..gated }
+        let (bias, rows) = (gated.bias || self.down_bias.is_some(), self.rows.steps);
+        Problem { op: Op::Mlp, bias, rows, ..gated }
     }
 }
 
@@ -170,6 +176,9 @@ pub struct Problem {
     /// The types of the weights where they are quantised: inputs and output are still of `dtype`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedTypes>,
+    /// What is computed from whole rows between the products.
+    #[serde(default, skip_serializing_if = "RowSteps::is_none")]
+    pub rows: RowSteps,
 }
 
 impl Problem {
@@ -228,6 +237,9 @@ impl fmt::Display for Problem {
         if let Some(types) = self.quantized {
             write!(f, " {types}")?;
         }
-        if self.bias { f.write_str(" bias") } else { Ok(()) }
+        if self.bias {
+            f.write_str(" bias")?;
+        }
+        if self.rows.is_none() { Ok(()) } else { write!(f, " {}", self.rows) }
     }
 }

@@ -21,7 +21,7 @@ use std::ops::Range;
 use swiglu_core::gate::{GatedMath, WithGatedMath};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path,
-    Plan, Problem, Result, WeightLayout,
+    Plan, Problem, Result, RowSteps, WeightLayout,
 };
 
 use crate::compiled;
@@ -113,6 +113,7 @@ impl Cpu {
             },
             bias: false,
             quantized: None,
+            rows: RowSteps::NONE,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use swiglu_core::{
     Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, MlpParams,
-    Numerics, Result, Rounding,
+    Numerics, Result, Rounding, Sparsity,
 };
 
 fn dot<T: Element>(x: &[T], weight: impl Fn(usize) -> T) -> f32 {
@@ -37,6 +37,16 @@ pub fn activation<T: Element>(
 pub fn gated_linear<T: Element>(
     params: &GatedLinearParams<'_, T>,
     x: MatrixRef<'_, T>,
+    out: MatrixMut<'_, T>,
+) -> Result<()> {
+    hidden(params, None, x, out)
+}
+
+/// h of a gate that is sparse or not.
+fn hidden<T: Element>(
+    params: &GatedLinearParams<'_, T>,
+    sparsity: Option<Sparsity>,
+    x: MatrixRef<'_, T>,
     mut out: MatrixMut<'_, T>,
 ) -> Result<()> {
     params.validate()?;
@@ -51,8 +61,14 @@ pub fn gated_linear<T: Element>(
         }
     };
     for m in 0..x.rows() {
+        let gate = |h| linear(Half::Gate, h, x.row(m), params.gate_bias);
+        let sparse = sparsity.map(|sparsity| {
+            let mut row: Vec<T> = (0..w.intermediate()).map(|h| T::from_f32(gate(h))).collect();
+            sparsity.apply(params.numerics.rounding, &mut row);
+            row
+        });
         for (h, o) in out.row_mut(m).iter_mut().enumerate() {
-            let gate = linear(Half::Gate, h, x.row(m), params.gate_bias);
+            let gate = sparse.as_ref().map_or_else(|| gate(h), |row| row[h].to_f32());
             let up = linear(Half::Up, h, x.row(m), params.up_bias);
             *o = params.activation.apply(params.numerics, gate, up);
         }
@@ -60,7 +76,7 @@ pub fn gated_linear<T: Element>(
     Ok(())
 }
 
-/// y = h·Wd + bd.
+/// y = h·Wd + bd, with the row steps of the block.
 ///
 /// # Errors
 /// [`swiglu_core::Error::Shape`] if a shape disagrees.
@@ -72,8 +88,9 @@ pub fn mlp<T: Element>(
     params.validate()?;
     out.expect_shape("output", [x.rows(), params.gated.weights.hidden()])?;
     let mut h = swiglu_core::Matrix::zeros(x.rows(), params.gated.weights.intermediate())?;
-    gated_linear(&params.gated, x, h.view_mut())?;
+    hidden(&params.gated, params.rows.steps.sparsity, x, h.view_mut())?;
     for m in 0..x.rows() {
+        params.rows.normalise(params.gated.numerics.rounding, h.view_mut().row_mut(m));
         for (k, o) in out.row_mut(m).iter_mut().enumerate() {
             let sum = dot(h.view().row(m), |j| params.down_at(k, j));
             *o = T::from_f32(sum + params.down_bias.map_or(0.0, |b| b[k]));

@@ -6,9 +6,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
+use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
-    Activation, BlockType, DType, GateUpRef, Matrix, Numerics, Op, Path, QuantizedTypes, random,
+    Activation, BlockType, DType, GateUpRef, Matrix, MlpParams, Numerics, Op, Path, QuantizedTypes,
+    RowParams, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, Mlp};
 
@@ -65,6 +66,16 @@ fn calls_do_not_allocate() {
             let allowed = (threads - 1) * operations * CALLS;
             assert!(count <= allowed + allowed / 16, "{threads} threads, m = {m}: {count}");
             assert!(bytes <= 256 * allowed, "{threads} threads, m = {m}: {bytes} bytes");
+        }
+        for steps in row_steps().unwrap() {
+            let parameters = Parameters::<f32>::new(&case(20)).unwrap();
+            let params = MlpParams { rows: RowParams::new(steps), ..parameters.mlp() };
+            let mlp = Mlp::new(&cpu, &params).unwrap();
+            let x = random::normal_matrix::<f32>(1, 20, 256, 1.0).unwrap();
+            let mut y = Matrix::zeros(20, 256).unwrap();
+            let (count, _) = count(CALLS, || mlp.forward(x.view(), y.view_mut()).unwrap());
+            let allowed = (threads - 1) * 6 * CALLS;
+            assert!(count <= allowed + allowed / 16, "{threads} threads, {steps}: {count}");
         }
         for m in [1, 3, 20] {
             let types = QuantizedTypes::new(BlockType::Q4_K, Some(BlockType::Q8_0));

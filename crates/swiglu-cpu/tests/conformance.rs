@@ -3,8 +3,8 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
-use swiglu_core::conformance::{Backend, Case, quantized_suite, run, suite};
-use swiglu_core::{DType, Path, Rounding};
+use swiglu_core::conformance::{Backend, Case, quantized_suite, row_steps, run, run_within, suite};
+use swiglu_core::{DType, Op, Path, Rounding};
 use swiglu_cpu::{Cpu, CpuBackend, CpuOptions, Isa};
 use swiglu_testing::not_run;
 
@@ -55,6 +55,27 @@ fn conforms_as(isa: Isa, threads: usize, path: Path, of: impl Fn(Vec<Case>) -> V
     );
 }
 
+/// Blocks with each of the row steps, dense and with quantised weights: every third case of both suites.
+fn conforms_with_row_steps(isa: Isa) {
+    if !isa.is_available() {
+        not_run(format_args!("this machine lacks {isa}"));
+        return;
+    }
+    let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
+    let backend = CpuBackend { cpu, path: Path::Fused };
+    let blocks = suite(&DType::ALL).into_iter();
+    let blocks = blocks.chain(quantized_suite(backend.quantized_types(), &DType::ALL));
+    let blocks = blocks.filter(|case| case.op == Op::Mlp).step_by(3);
+    let steps = row_steps().unwrap();
+    let mut count = 0;
+    for (case, steps) in blocks.flat_map(|case| steps.map(|steps| (case, steps))) {
+        let outcome = run_within(&backend, &case, steps).unwrap();
+        assert!(outcome.passed(), "{}: {case} {steps}: {outcome:?}", backend.name());
+        count += 1;
+    }
+    assert!(count > 800, "{count}");
+}
+
 macro_rules! facades {
     ($($name:ident: $isa:expr),*) => {
         $(mod $name {
@@ -74,6 +95,10 @@ macro_rules! facades {
             #[test]
             fn batch_invariant() {
                 conforms_invariant($isa);
+            }
+            #[test]
+            fn row_steps_of_a_block() {
+                conforms_with_row_steps($isa);
             }
         })*
     };

@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
+use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
     Activation, Arrangement, BlockType, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
-    MatrixMut, MatrixRef, Numerics, Op, Orientation, Path, Plan, QuantizedTypes, WeightLayout,
-    bf16, bounds, f16, random,
+    MatrixMut, MatrixRef, MlpParams, Numerics, Op, Orientation, Path, Plan, QuantizedTypes,
+    RowParams, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
 use swiglu_testing::{cases as cases_of, not_run};
@@ -132,6 +132,49 @@ fn plans_need_no_weights() {
                 made.problem.numerics = plan.problem.numerics;
                 assert_eq!(made, plan);
             }
+        }
+    }
+}
+
+/// The same of a block with row steps, whose plan says why gate or h passes through memory.
+#[test]
+fn plans_follow_the_row_steps() {
+    let device = cpu(Isa::detect(), 2);
+    let parameters = Parameters::<f32>::new(&case(700, 300, 41)).unwrap();
+    for steps in row_steps().unwrap() {
+        let params = MlpParams { rows: RowParams::new(steps), ..parameters.mlp() };
+        let plan = Mlp::new(&device, &params).unwrap().plan(700);
+        let mut made = device.plan(params.problem(700), Path::Fused);
+        made.problem.numerics = plan.problem.numerics;
+        assert_eq!(made, plan);
+        assert_eq!(plan.problem.rows, steps);
+        assert_eq!(plan.path == Path::Unfused, steps.sparsity.is_some(), "{plan}");
+        assert_eq!(plan.reason.contains("normalised"), steps.norm.is_some(), "{}", plan.reason);
+    }
+}
+
+/// A row's bits do not follow the number of rows, with batch-invariant sums, and are those of one thread.
+#[test]
+fn row_steps_are_of_each_row_alone() {
+    let case = Case { numerics: Numerics::default().with_batch_invariance(), ..case(40, 96, 72) };
+    let parameters = Parameters::<f32>::new(&case).unwrap();
+    let x = random::normal_matrix::<f32>(1, 40, 96, 1.0).unwrap();
+    for steps in row_steps().unwrap() {
+        let params = MlpParams { rows: RowParams::new(steps), ..parameters.mlp() };
+        let of = |threads, rows: usize| {
+            let mlp = Mlp::new(&cpu(Isa::detect(), threads), &params).unwrap();
+            let mut y = Matrix::<f32>::zeros(rows, 96).unwrap();
+            let x = MatrixRef::new(&x.as_slice()[..rows * 96], rows, 96).unwrap();
+            mlp.forward(x, y.view_mut()).unwrap();
+            y
+        };
+        let all = of(2, 40);
+        for (threads, rows) in [(1, 40), (2, 1), (2, 7)] {
+            assert_eq!(
+                of(threads, rows).as_slice(),
+                &all.as_slice()[..rows * 96],
+                "{steps} {rows}"
+            );
         }
     }
 }

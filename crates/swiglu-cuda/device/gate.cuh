@@ -1,6 +1,6 @@
 // The gate mathematics, once for every kernel: forward and derivative side by side.
 //
-//   h = f(min(gate, limit)) · (clamp(up, ±limit) + offset)
+//   h = min(f(min(gate, gate limit)), value limit) · (clamp(up, ±up limit) + offset)
 //
 // Chosen at compile time, so that inner loops have no dispatch:
 //   GATE      0 silu x·σ(x), 1 x·σ(βx), 2 sigmoid, 3 relu, 4 gelu (erf), 5 gelu (tanh), 6 identity,
@@ -10,7 +10,7 @@
 //             2⁻²² from ex2 and 2⁻²³ from rcp, the rest from rounding the exponent z·log₂e.
 //   ROUNDING  0 fused, 1 pre_round, 2 eager (PyTorch's order: each of its operations rounds to T)
 //   CLAMP     0 = no limit and no offset
-// β, the limit and the offset are values of the launch.
+// β, the limits and the offset are values of the launch.
 //
 // In eager mode with the precise exponential each function is the sequence of IEEE operations that
 // PyTorch's CUDA kernels perform, contractions to fused multiply-adds included, for equal bits.
@@ -26,7 +26,7 @@ enum Gate { kSilu, kSiluBeta, kSigmoid, kRelu, kGeluErf, kGeluTanh, kIdentity, k
 constexpr Gate kGate = (Gate)GATE;
 
 struct Formula {
-  float beta, limit, offset;
+  float beta, gate_limit, value_limit, up_limit, offset;
 };
 
 // In eager mode the result of a PyTorch operation, else unchanged.
@@ -172,22 +172,30 @@ INLINE float gate_derivative(float dy, float x, const Formula& formula) {
   return dy;
 }
 
-// min(gate, limit) and clamp(up, ±limit) + offset; comparisons that are false for NaN keep it.
+// min(gate, gate limit) and clamp(up, ±up limit) + offset; comparisons that are false for NaN keep it.
 INLINE void clamp_inputs(float& gate, float& up, const Formula& formula) {
   if constexpr (CLAMP) {
-    gate = gate > formula.limit ? formula.limit : gate;
-    up = up > formula.limit ? formula.limit : (up < -formula.limit ? -formula.limit : up);
+    const float limit = formula.up_limit;
+    gate = gate > formula.gate_limit ? formula.gate_limit : gate;
+    up = up > limit ? limit : (up < -limit ? -limit : up);
     // A limit that T cannot represent is rounded, as a tensor of T would hold it.
     gate = step(gate);
     up = step(__fadd_rn(step(up), formula.offset));
   }
 }
 
+// f(gate) of a gate that is clamped, and its own limit.
+INLINE float limited_value(float gate, const Formula& formula) {
+  const float f = gate_value(gate, formula);
+  if constexpr (!CLAMP) return f;
+  return f > formula.value_limit ? step(formula.value_limit) : f;
+}
+
 // h before its rounding to T. `gate` and `up` are accumulators of a linear map or values of T; the
 // rounding between the two is the caller's.
 INLINE float gated(float gate, float up, const Formula& formula) {
   clamp_inputs(gate, up, formula);
-  return __fmul_rn(gate_value(gate, formula), up);
+  return __fmul_rn(limited_value(gate, formula), up);
 }
 
 // (∂/∂gate, ∂/∂up) of h times `dh`, before their rounding to T. At a clamp the derivative is
@@ -196,8 +204,8 @@ struct Gradients {
   float gate, up;
 };
 INLINE Gradients gated_backward(float dh, float gate, float up, const Formula& formula) {
-  bool gate_inside = !(CLAMP && gate > formula.limit);
-  bool up_inside = !(CLAMP && (up > formula.limit || up < -formula.limit));
+  bool gate_inside = !(CLAMP && gate > formula.gate_limit);
+  bool up_inside = !(CLAMP && (up > formula.up_limit || up < -formula.up_limit));
   // PyTorch's clamp passes no gradient to a NaN.
   if (CLAMP && kEager) {
     gate_inside = gate_inside && gate == gate;
@@ -206,7 +214,9 @@ INLINE Gradients gated_backward(float dh, float gate, float up, const Formula& f
   clamp_inputs(gate, up, formula);
   Gradients d;
   d.gate = gate_derivative(step(__fmul_rn(dh, up)), gate, formula);
-  d.up = __fmul_rn(dh, gate_value(gate, formula));
+  const float f = gate_value(gate, formula);
+  if (CLAMP && f > formula.value_limit) gate_inside = false;
+  d.up = __fmul_rn(dh, limited_value(gate, formula));
   if (!gate_inside) d.gate = 0.0f;
   if (!up_inside) d.up = 0.0f;
   return d;

@@ -342,6 +342,7 @@ fn problem(case: &Case) -> Problem {
         layout: case.layout,
         bias: case.bias,
         quantized: case.quantized,
+        rows: swiglu_core::RowSteps::NONE,
     }
 }
 

@@ -13,7 +13,7 @@ use swiglu_core::quant::{
 };
 use swiglu_core::{
     Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
-    QuantizedGatedLinearParams, WeightLayout, bf16, bounds, f16, random,
+    QuantizedGatedLinearParams, RowParams, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::{
     Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream, quantized_types,

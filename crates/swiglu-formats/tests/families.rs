@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use support::layer::*;
 use support::*;
-use swiglu_core::Activation;
+use swiglu_core::{Activation, Norm, NormKind, Orientation, RowSteps, Sparsity};
 use swiglu_formats::{ActivationSource, FormatError, LoadOptions, inspect, load_layer};
 
 const NAMES: [&str; 3] = [
@@ -183,24 +183,12 @@ fn a_limit_is_that_of_the_block_and_the_layer() {
 
 #[test]
 fn what_a_configuration_asks_for_and_is_not_computed_is_refused() {
-    let (first, eleventh) = ("model.layers.0.mlp.", "model.layers.10.mlp.");
+    let first = "model.layers.0.mlp.";
     let load = |prefix: &str, config: &str, options: &LoadOptions| {
         checkpoint(prefix, config).load(options)
     };
     for (prefix, layer, config, key) in [
-        (first, 0, r#"{"model_type":"gemma3n_text"}"#, "activation_sparsity_pattern"),
-        (
-            first,
-            0,
-            r#"{"model_type":"gemma3n_text","activation_sparsity_pattern":[0.95]}"#,
-            "activation_sparsity_pattern",
-        ),
-        (
-            first,
-            0,
-            r#"{"model_type":"step3p5","swiglu_limits_shared":[7.0]}"#,
-            "swiglu_limits_shared",
-        ),
+        (first, 0, r#"{"model_type":"inkling2","mlp_up_softcap":25.0}"#, "mlp_up_softcap"),
         (first, 0, r#"{"model_type":"llama","mlp_gate_scale":2.5}"#, "mlp_gate_scale"),
         (first, 0, r#"{"model_type":"llama","ffn_config":{"act_clip":3}}"#, "ffn_config.act_clip"),
     ] {
@@ -211,9 +199,7 @@ fn what_a_configuration_asks_for_and_is_not_computed_is_refused() {
         load(prefix, config, &LoadOptions { no_config: true, ..at(layer) }).unwrap();
     }
     for (prefix, layer, config) in [
-        (eleventh, 10, r#"{"model_type":"gemma3n_text"}"#),
-        (first, 0, r#"{"model_type":"gemma3n_text","activation_sparsity_pattern":[0.0, 0.95]}"#),
-        (first, 0, r#"{"model_type":"step3p5","swiglu_limits_shared":[null, 7.0]}"#),
+        (first, 0, r#"{"model_type":"inkling2","mlp_up_softcap":0}"#),
         (
             first,
             0,
@@ -222,6 +208,131 @@ fn what_a_configuration_asks_for_and_is_not_computed_is_refused() {
     ] {
         load(prefix, config, &at(layer)).unwrap();
     }
+}
+
+/// A limit behind the function, of routed experts and of the others, each by its own key.
+#[test]
+fn a_limit_behind_the_function_is_that_of_the_block_and_the_layer() {
+    let expert = |layer| LoadOptions { layer, expert: Some(0), ..Default::default() };
+    let (dense, routed, shared) = (
+        "model.layers.1.mlp.",
+        "model.layers.1.mlp.experts.0.",
+        "model.layers.1.mlp.shared_expert.",
+    );
+    let step =
+        r#"{"model_type":"step3p5","swiglu_limits":[0.0,7.0],"swiglu_limits_shared":[null,16.0]}"#;
+    let ling = r#"{"model_type":"bailing_hybrid","expert_swiglu_limit_list":[0,4],
+        "share_expert_swiglu_limit_list":[0,5]}"#;
+    let behind = |limit| Activation::new(Activation::SWIGLU.gate(), Some(limit), 0.0).unwrap();
+    for (prefix, config, options, limit) in [
+        (routed, step, expert(1), Some(7.0)),
+        (shared, step, at(1), Some(16.0)),
+        (dense, step, at(1), Some(16.0)),
+        (routed, ling, expert(1), Some(4.0)),
+        (shared, ling, at(1), Some(5.0)),
+        (dense, ling, at(1), None),
+    ] {
+        let expected = limit.map_or(Activation::SWIGLU, |l| behind(l).limited_behind());
+        assert_eq!(activation_of(prefix, config, &options), expected, "{prefix} {config}");
+    }
+    assert_eq!(activation_of("model.layers.0.mlp.", step, &at(0)), Activation::SWIGLU);
+}
+
+fn steps_of(prefix: &str, config: &str, options: &LoadOptions) -> RowSteps {
+    checkpoint(prefix, config).load(options).unwrap().row_params().steps
+}
+
+/// By fractions of the configuration, deviations of a GGUF file, or the family's own in the first layers.
+#[test]
+fn a_sparse_gate_is_that_of_the_layer() {
+    let (first, eleventh) = ("model.layers.0.mlp.", "model.layers.10.mlp.");
+    let of = |fraction| RowSteps::NONE.with_sparsity(Sparsity::of(fraction).unwrap());
+    for (prefix, layer, rest, expected) in [
+        (first, 0, "", of(0.95)),
+        (eleventh, 10, "", RowSteps::NONE),
+        (first, 0, r#","num_hidden_layers":8"#, RowSteps::NONE),
+        (first, 0, r#","activation_sparsity_pattern":[0.9]"#, of(0.9)),
+        (first, 0, r#","activation_sparsity_pattern":0.9"#, of(0.9)),
+        (first, 0, r#","activation_sparsity_pattern":[0.0,0.95]"#, RowSteps::NONE),
+        (
+            first,
+            0,
+            r#","activation_sparsity_scale":[1.5]"#,
+            RowSteps::NONE.with_sparsity(Sparsity::above(1.5).unwrap()),
+        ),
+        // −∞ of a GGUF file is no number of JSON.
+        (first, 0, r#","activation_sparsity_scale":[null,1.5]"#, RowSteps::NONE),
+    ] {
+        let config = format!(r#"{{"model_type":"gemma3n_text"{rest}}}"#);
+        assert_eq!(steps_of(prefix, &config, &at(layer)), expected, "{config}");
+    }
+    let ignore = vec!["activation_sparsity_pattern".to_owned()];
+    let ignored = LoadOptions { ignore, ..at(0) };
+    assert_eq!(steps_of(first, r#"{"model_type":"gemma3n_text"}"#, &ignored), RowSteps::NONE);
+    for odd in ["[]", "1.5", r#"["much"]"#] {
+        let config =
+            format!(r#"{{"model_type":"gemma3n_text","activation_sparsity_pattern":{odd}}}"#);
+        refused(checkpoint(first, &config).load(&at(0)), &["activation_sparsity_pattern", odd]);
+    }
+}
+
+/// A layer of plain names with a norm's tensors beside them.
+fn with_norm(norm: &[(&str, usize)], config: &str) -> Checkpoint {
+    let mut tensors = triple(NAMES, "F32", K, H, 1);
+    tensors.extend(norm.iter().map(|&(name, len)| t(name, "F32", &[len], 7)));
+    Checkpoint::new(&tensors, config)
+}
+
+#[test]
+fn a_norm_inside_the_block_is_its_familys() {
+    let (sub, old) =
+        ("model.layers.0.mlp.ffn_sub_norm.weight", "model.layers.0.mlp.ffn_layernorm.weight");
+    let rms = |epsilon| RowSteps::NONE.with_norm(Norm::new(NormKind::Rms, epsilon).unwrap());
+    for (name, config, expected) in [
+        (sub, r#"{"model_type":"bitnet"}"#, rms(1e-5)),
+        (sub, r#"{"model_type":"bitnet","rms_norm_eps":0.001}"#, rms(1e-3)),
+        (old, r#"{"model_type":"llama"}"#, rms(1e-6)),
+    ] {
+        let layer = with_norm(&[(name, H)], config).load(&at(0)).unwrap();
+        let rows = layer.row_params();
+        assert_eq!((rows.steps, rows.norm_bias), (expected, None), "{config}");
+        assert_eq!(rows.norm_weight.unwrap(), ramp(H, 7));
+        assert!(layer.describe().contains(name) && layer.describe().contains("rms-norm"));
+    }
+    let names = named("blocks.0.mlp.", ["fc1_g.weight", "fc1_x.weight", "fc2.weight"]);
+    let mut tensors = triple([&names[0], &names[1], &names[2]], "F32", K, H, 1);
+    tensors.push(t("blocks.0.mlp.norm.weight", "F32", &[H], 7));
+    tensors.push(t("blocks.0.mlp.norm.bias", "F32", &[H], 8));
+    let layer = Checkpoint::new(&tensors, r#"{"model_type":"eva02"}"#).load(&at(0)).unwrap();
+    let rows = layer.row_params();
+    assert_eq!(rows.steps.norm, Some(Norm::new(NormKind::Layer, 1e-6).unwrap()));
+    assert_eq!(rows.norm_weight.zip(rows.norm_bias).unwrap(), (&ramp(H, 7)[..], &ramp(H, 8)[..]));
+}
+
+#[test]
+fn a_norm_that_does_not_fit_its_block_is_refused() {
+    let name = "model.layers.0.mlp.ffn_sub_norm.weight";
+    let bitnet = r#"{"model_type":"bitnet"}"#;
+    refused(with_norm(&[(name, K)], bitnet).load(&at(0)), &[name, &H.to_string()]);
+    let odd = r#"{"model_type":"bitnet","rms_norm_eps":"small"}"#;
+    refused(with_norm(&[(name, H)], odd).load(&at(0)), &["rms_norm_eps", "small"]);
+    let smaller = LoadOptions { rescale: 2, ..at(0) };
+    refused(with_norm(&[(name, H)], bitnet).load(&smaller), &["norm", "--rescale"]);
+    // A family that has none, and names that are of no block.
+    refused(with_norm(&[(name, H)], r#"{"model_type":"qwen3"}"#).load(&at(0)), &[name]);
+    let ignored = LoadOptions { ignore: vec![name.to_owned()], ..at(0) };
+    let layer = with_norm(&[(name, H)], bitnet).load(&ignored);
+    assert_eq!(layer.unwrap().row_params().steps, RowSteps::NONE);
+    let mut tensors = triple(["a.gate", "b.up", "c.down"], "F32", K, H, 1);
+    tensors.push(t(name, "F32", &[H], 7));
+    let names = swiglu_formats::TensorNames {
+        gate: Some("a.gate".into()),
+        up: Some("b.up".into()),
+        down: Some("c.down".into()),
+        ..Default::default()
+    };
+    let picked = LoadOptions { names, orientation: Some(Orientation::OutIn), ..at(0) };
+    refused(Checkpoint::new(&tensors, bitnet).load(&picked), &[name, "prefix"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use swiglu_core::{
     Activation, Arrangement, DType, Numerics, Op, Orientation, Problem, QuantizedType,
-    QuantizedTypes, WeightLayout,
+    QuantizedTypes, RowSteps, WeightLayout,
 };
 
 use crate::text::{self, named};
@@ -149,6 +149,7 @@ impl Case {
             layout: WeightLayout { orientation: self.orientation, arrangement: self.arrangement },
             bias: self.bias,
             quantized: self.weights.map(|block| QuantizedTypes::of(op, block)),
+            rows: RowSteps::NONE,
         })
     }
 

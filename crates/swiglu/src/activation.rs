@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixMut, Numerics, Op,
-    Orientation, Plan, Problem, WeightLayout,
+    Orientation, Plan, Problem, RowSteps, WeightLayout,
 };
 
 use crate::device::Device;
@@ -100,6 +100,7 @@ impl GatedActivation {
             layout: WeightLayout { orientation: Orientation::OutIn, arrangement },
             bias: false,
             quantized: None,
+            rows: RowSteps::NONE,
         }
     }
 

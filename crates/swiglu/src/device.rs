@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swiglu_core::{DType, Error as CoreError, Numerics, Op, Path, Plan, Problem, QuantizedType};
+use swiglu_core::{
+    DType, Error as CoreError, Numerics, Op, Path, Plan, Problem, QuantizedType, RowSteps,
+};
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
@@ -128,6 +130,18 @@ impl Device {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => swiglu_cuda::expect_numerics(op, numerics),
+        }
+    }
+
+    /// Refuses row steps of a block where the device computes none.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for any on a CUDA device.
+    pub fn expect_row_steps(&self, steps: RowSteps) -> std::result::Result<(), CoreError> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => swiglu_cuda::expect_row_steps(steps),
         }
     }
 

@@ -51,14 +51,14 @@ impl Kind for GatedLinearKind {
     const OP: Op = Op::GatedLinear;
 
     fn pack<T: Element>(device: &Device, host: &HostWeights<'_, T>) -> Result<Layer<Self>> {
-        Layer::<Self>::from_params(device, &host.gated_linear())
+        Layer::<Self>::from_params(device, &host.gated_linear()?)
     }
 
     fn pack_quantized<T: Element>(
         device: &Device,
         weights: &QuantizedWeights<'_>,
     ) -> Result<Layer<Self>> {
-        Layer::<Self>::from_quantized::<T>(device, &weights.gated_linear())
+        Layer::<Self>::from_quantized::<T>(device, &weights.gated_linear()?)
     }
 }
 

@@ -173,9 +173,10 @@ pub use weights::{HostWeights, QuantizedWeights, Weights};
 pub use swiglu_core::{
     ACTIVATION_NAMES, Activation, Arrangement, BlockType, DType, Element, Error as CoreError,
     ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,
-    MatrixRef, MlpParams, Numerics, Op, Orientation, OwnedGateUp, Path, Plan, Problem,
-    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedType,
-    QuantizedTypes, Rounding, WeightLayout, bf16, f16,
+    MatrixRef, MlpParams, Norm, NormKind, Numerics, Op, Orientation, OwnedGateUp, Path, Plan,
+    Problem, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
+    QuantizedType, QuantizedTypes, Rounding, RowParams, RowSteps, Sparsity, WeightLayout, bf16,
+    f16,
 };
 pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};

@@ -192,6 +192,12 @@ impl Weights<MlpKind> {
     }
 }
 
+/// Refuses a layer that is none without its block.
+fn expect_whole_block(stored: &LayerWeights) -> Result<()> {
+    let steps = stored.row_params().steps.before_h();
+    Ok(steps.expect_none("in a gated linear layer alone", "load the block (Mlp, --op mlp)")?)
+}
+
 fn no_down(stored: &LayerWeights) -> crate::Error {
     FormatError::IncompleteLayer {
         path: stored.path().to_owned(),
@@ -220,7 +226,15 @@ impl<'a> QuantizedWeights<'a> {
     }
 
     /// As parameters of a gated linear layer.
-    pub fn gated_linear(&self) -> QuantizedGatedLinearParams<'a> {
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for one with a sparse gate, which only whole blocks have here.
+    pub fn gated_linear(&self) -> Result<QuantizedGatedLinearParams<'a>> {
+        expect_whole_block(self.stored)?;
+        Ok(self.gated())
+    }
+
+    fn gated(&self) -> QuantizedGatedLinearParams<'a> {
         QuantizedGatedLinearParams {
             gate: self.gate,
             up: self.up,
@@ -238,7 +252,8 @@ impl<'a> QuantizedWeights<'a> {
     pub fn mlp(&self) -> Result<QuantizedMlpParams<'a>> {
         let down = self.down.ok_or_else(|| no_down(self.stored))?;
         let down_bias = self.stored.down_bias();
-        Ok(QuantizedMlpParams { gated: self.gated_linear(), down, down_bias })
+        let rows = self.stored.row_params();
+        Ok(QuantizedMlpParams { gated: self.gated(), down, down_bias, rows })
     }
 }
 
@@ -266,7 +281,15 @@ pub struct HostWeights<'a, T> {
 
 impl<T: Element> HostWeights<'_, T> {
     /// As parameters of a gated linear layer.
-    pub fn gated_linear(&self) -> GatedLinearParams<'_, T> {
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for one with a sparse gate, which only whole blocks have here.
+    pub fn gated_linear(&self) -> Result<GatedLinearParams<'_, T>> {
+        expect_whole_block(self.stored)?;
+        Ok(self.gated())
+    }
+
+    fn gated(&self) -> GatedLinearParams<'_, T> {
         GatedLinearParams {
             weights: match &self.gate_up {
                 GateUp::Stored(view) => *view,
@@ -288,13 +311,14 @@ impl<T: Element> HostWeights<'_, T> {
             return Err(no_down(self.stored));
         };
         Ok(MlpParams {
-            gated: self.gated_linear(),
+            gated: self.gated(),
             down: match down {
                 Down::Stored(view) => *view,
                 Down::Decoded(owned) => owned.view(),
             },
             down_orientation: *down_orientation,
             down_bias: self.stored.down_bias(),
+            rows: self.stored.row_params(),
         })
     }
 }

@@ -114,7 +114,8 @@ fn what_no_kernel_computes_with_is_decoded_and_says_why() {
     let blocks = weights.quantized_on(&device).unwrap();
     let reference = bounds::quantized_mlp(x.view(), &blocks.mlp().unwrap()).unwrap();
     assert!(reference.judge(mlp.forward(&x).unwrap().view()).unwrap().passed());
-    let gated = GatedLinear::from_quantized::<f32>(&device, &blocks.gated_linear()).unwrap();
+    let gated =
+        GatedLinear::from_quantized::<f32>(&device, &blocks.gated_linear().unwrap()).unwrap();
     assert_eq!(gated.plan(1).problem.quantized.unwrap().to_string(), "Q4_K");
 }
 
@@ -231,6 +232,7 @@ fn small<K: swiglu::kind::Kind>(
         down: down.view(),
         down_orientation: Orientation::OutIn,
         down_bias: None,
+        rows: swiglu::RowParams::NONE,
     };
     build(&params).unwrap()
 }

@@ -144,14 +144,17 @@ fn of_file(
             Some(op) => Params::<T>::quantized_in(&weights, op, device)?,
             None => Err(None),
         };
-        let explained = |problem| device.explain(problem, None);
-        anyhow::Ok(match quantized {
+        let explained = |problem: Problem| {
+            device.expect_row_steps(problem.rows)?;
+            anyhow::Ok(device.explain(problem, None))
+        };
+        match quantized {
             Ok(params) => explained(params.problem(args.m)),
             Err(None) => explained(of_elements::<T>(args, &weights)?),
             Err(Some(why)) => {
-                explained(of_elements::<T>(args, &weights)?).with_decoded_weights(&why)
+                Ok(explained(of_elements::<T>(args, &weights)?)?.with_decoded_weights(&why))
             }
-        })
+        }
     })
 }
 
@@ -160,7 +163,6 @@ fn of_elements<T: Element>(
     weights: &swiglu::MlpWeights,
 ) -> anyhow::Result<Problem> {
     let host = weights.host::<T>()?;
-    let gated = host.gated_linear().problem(args.m);
     Ok(match args.op {
         // The activation by itself, over separate gate and up.
         Operation::Activation => Problem {
@@ -168,9 +170,9 @@ fn of_elements<T: Element>(
             hidden: 0,
             layout: WeightLayout::HF,
             bias: false,
-            ..gated
+            ..host.gated_linear()?.problem(args.m)
         },
-        Operation::GatedLinear => gated,
+        Operation::GatedLinear => host.gated_linear()?.problem(args.m),
         Operation::Mlp => host.mlp()?.problem(args.m),
     })
 }

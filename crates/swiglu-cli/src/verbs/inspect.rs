@@ -81,6 +81,9 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
             continue;
         };
         writeln!(terminal, "\n{}layers {}, {}: {line}", block.prefix, block.layers, block.kind)?;
+        for steps in block.contents.iter().filter_map(|c| c.row_steps.as_ref()) {
+            writeln!(terminal, "  of whole rows: {steps}")?;
+        }
         for factor in block.contents.iter().flat_map(|c| &c.factors) {
             writeln!(terminal, "  {factor}")?;
         }

@@ -14,7 +14,8 @@
 //! subnormals of inputs and sums to zero, see [`FLUSHED`].
 
 use crate::bounds::{
-    Reference, Rows, U32, down_bound, eager_activation, frobenius_limit, gamma, gated_bound,
+    Between, Reference, Rows, U32, behind_norm, down_bound, eager_activation, frobenius_limit,
+    gamma, gated_bound,
 };
 use half::f16;
 
@@ -24,6 +25,7 @@ use crate::layout::Half;
 use crate::matrix::{Matrix, MatrixRef};
 use crate::oracle;
 use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedType};
+use crate::rows::{RowParams, RowSteps};
 
 /// How a kernel takes x and h, the inputs of products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,23 +152,24 @@ fn eager_linear<T: Element>(
 fn eager_gated_linear<T: Element>(
     x: MatrixRef<'_, T>,
     params: &QuantizedGatedLinearParams<'_>,
+    rows: &RowParams<'_>,
     inputs: BlockInputs,
 ) -> Result<Matrix<T>> {
     let x = taken(x, params.gate.kind(), inputs)?;
     let gate = eager_linear::<T>(&x, &params.gate, params.gate_bias)?;
     let up = eager_linear::<T>(&x, &params.up, params.up_bias)?;
-    eager_activation(&params.activation, &gate, &up)
+    eager_activation(&params.activation, gate, &up, rows)
 }
 
 fn h_bound<T: Element>(
     x: MatrixRef<'_, T>,
-    params: &QuantizedGatedLinearParams<'_>,
+    (params, steps): (&QuantizedGatedLinearParams<'_>, RowSteps),
     forward: &oracle::GatedLinear,
     inputs: Option<BlockInputs>,
 ) -> Result<Matrix<f64>> {
-    let (act, numerics, relative) = (&params.activation, params.numerics, sum_error(&params.gate));
+    let (between, relative) = (between::<T>(params, steps), sum_error(&params.gate));
     if inputs.is_none() {
-        return gated_bound(act, numerics, T::DTYPE, forward, relative, |_, _| 0.0);
+        return gated_bound(between, forward, relative, |_, _| 0.0);
     }
     let mut errors = Matrix::room(x.rows(), x.cols())?;
     for i in 0..x.rows() {
@@ -175,10 +178,18 @@ fn h_bound<T: Element>(
     }
     let errors = Matrix::from_vec(errors, x.rows(), x.cols())?;
     let (gate, up) = (passed_on(&errors, &params.gate)?, passed_on(&errors, &params.up)?);
-    gated_bound(act, numerics, T::DTYPE, forward, relative, |half, i| match half {
+    gated_bound(between, forward, relative, |half, i| match half {
         Half::Gate => gate.as_slice()[i],
         Half::Up => up.as_slice()[i],
     })
+}
+
+fn between<'a, T: Element>(
+    params: &'a QuantizedGatedLinearParams<'_>,
+    RowSteps { sparsity, .. }: RowSteps,
+) -> Between<'a> {
+    let (act, numerics) = (&params.activation, params.numerics);
+    Between { act, numerics, dtype: T::DTYPE, sparsity }
 }
 
 /// Reference of the gated linear layer with quantised weights, inputs and output of T.
@@ -203,12 +214,13 @@ pub fn quantized_gated_linear_with<T: Element>(
     inputs: BlockInputs,
 ) -> Result<Reference> {
     let forward = oracle::quantized_gated_linear(x, params)?;
-    let bound = h_bound(x, params, &forward, Some(inputs))?;
-    let beside = h_bound(x, params, &forward, None)?;
-    let eager = eager_gated_linear(x, params, inputs)?;
+    let within = (params, RowSteps::NONE);
+    let bound = h_bound(x, within, &forward, Some(inputs))?;
+    let beside = h_bound(x, within, &forward, None)?;
+    let eager = eager_gated_linear(x, params, &RowParams::NONE, inputs)?;
     let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.h, inputs);
-    let intermediates = super::intermediates(&forward, params.numerics, false);
+    let intermediates = super::intermediates(&forward, params.numerics, None);
     Ok(Reference { value: forward.h, bound, frobenius_limit, intermediates })
 }
 
@@ -248,8 +260,11 @@ fn y_bound<T: Element>(
     forward: &oracle::Mlp,
     inputs: Option<BlockInputs>,
 ) -> Result<Matrix<f64>> {
-    let mut h_error = h_bound(x, &params.gated, &forward.gated, inputs)?;
-    let (h, cols) = (&forward.gated.h, h_error.cols().max(1));
+    let (gated, steps) = (&params.gated, params.rows.steps);
+    let h_error = h_bound(x, (gated, steps), &forward.gated, inputs)?;
+    let between = between::<T>(gated, steps);
+    let mut h_error = behind_norm(&params.rows, between, &forward.gated.h, h_error)?;
+    let (h, cols) = (forward.hidden(), h_error.cols().max(1));
     let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
     for (errors, h) in rows {
         let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
@@ -290,13 +305,13 @@ pub fn quantized_mlp_with<T: Element>(
     let forward = oracle::quantized_mlp(x, params)?;
     let bound = y_bound(x, params, &forward, Some(inputs))?;
     let beside = y_bound(x, params, &forward, None)?;
-    let h = eager_gated_linear(x, &params.gated, inputs)?;
+    let h = eager_gated_linear(x, &params.gated, &params.rows, inputs)?;
     let h = taken(h.view(), params.down.kind(), inputs)?;
     let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;
     let (value, numerics) = (&forward.y.value, params.gated.numerics);
     let frobenius_limit = frobenius_limit(&eager, value, numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.y.value, inputs);
-    let intermediates = super::intermediates(&forward.gated, numerics, true);
+    let intermediates = super::intermediates(&forward.gated, numerics, Some(params.rows.steps));
     Ok(Reference { value: forward.y.value, bound, frobenius_limit, intermediates })
 }
 
@@ -353,10 +368,16 @@ mod tests {
             let (gate, up, down) = (weights(1, h, k), weights(2, h, k), weights(3, k, h));
             let (gate, up) = (gate.view(), up.view());
             let gated = QuantizedGatedLinearParams::new(gate, up, Activation::SWIGLU, DType::F32);
-            let params = QuantizedMlpParams { gated, down: down.view(), down_bias: None };
+            let params = QuantizedMlpParams {
+                gated,
+                down: down.view(),
+                down_bias: None,
+                rows: RowParams::NONE,
+            };
             let x = random::normal_matrix::<f32>(4, 3, k, 1.0).unwrap();
             let y = |inputs| {
-                let h = eager_gated_linear(x.view(), &params.gated, inputs).unwrap();
+                let h =
+                    eager_gated_linear(x.view(), &params.gated, &RowParams::NONE, inputs).unwrap();
                 let h = taken(h.view(), block.into(), inputs).unwrap();
                 eager_linear::<f32>(&h, &params.down, None).unwrap()
             };
@@ -372,7 +393,8 @@ mod tests {
                 wrong.as_mut_slice().iter_mut().for_each(|v| *v *= 1.1);
                 assert!(!judge(&wrong).passed(), "{block} {inputs:?}");
             }
-            let h = eager_gated_linear(x.view(), &gated, BlockInputs::EightBits).unwrap();
+            let h = eager_gated_linear(x.view(), &gated, &RowParams::NONE, BlockInputs::EightBits)
+                .unwrap();
             for (inputs, passes) in [(BlockInputs::Exact, false), (BlockInputs::EightBits, true)] {
                 let reference = quantized_gated_linear_with(x.view(), &gated, inputs).unwrap();
                 assert_eq!(reference.judge(h.view()).unwrap().passed(), passes, "{block}");

@@ -15,6 +15,7 @@ use crate::quant::{
     Scale,
 };
 use crate::random;
+use crate::rows::OwnedRowParams;
 
 /// No row, one, some, odd counts, a block of more than few, more than every tile has, more than one block.
 const ROWS: [usize; 8] = [0, 1, 2, 3, 7, 11, 16, 33];
@@ -71,6 +72,7 @@ pub struct QuantizedParameters {
     biases: Option<[Vec<f32>; 3]>,
     activation: Activation,
     numerics: Numerics,
+    rows: OwnedRowParams,
 }
 
 impl QuantizedParameters {
@@ -88,7 +90,12 @@ impl QuantizedParameters {
             biases: biases::<T>(case),
             activation: case.activation,
             numerics: case.numerics,
+            rows: OwnedRowParams::default(),
         })
+    }
+
+    fn within(self, rows: OwnedRowParams) -> Self {
+        Self { rows, ..self }
     }
 
     /// As gated linear parameters.
@@ -107,7 +114,8 @@ impl QuantizedParameters {
     pub fn mlp(&self) -> Option<QuantizedMlpParams<'_>> {
         let down = self.down.as_ref()?.view();
         let down_bias = self.biases.as_ref().map(|b| b[2].as_slice());
-        Some(QuantizedMlpParams { gated: self.gated(), down, down_bias })
+        let rows = self.rows.view();
+        Some(QuantizedMlpParams { gated: self.gated(), down, down_bias, rows })
     }
 }
 
@@ -188,12 +196,12 @@ struct Question<T> {
 }
 
 impl<T: Element> Question<T> {
-    fn new(case: &Case, types: QuantizedTypes) -> Result<Self> {
+    fn new(case: &Case, types: QuantizedTypes, rows: OwnedRowParams) -> Result<Self> {
         let mut x = Padded::<T>::random(case.seed, case.m, case.hidden, case.padding, case.scale);
         if case.seed % 4 == 1 {
             add_outliers(&mut x);
         }
-        let parameters = QuantizedParameters::new::<T>(case, types)?;
+        let parameters = QuantizedParameters::new::<T>(case, types)?.within(rows);
         let reference = match (case.op, parameters.mlp()) {
             (Op::GatedLinear, _) => bounds::quantized_gated_linear(x.view()?, &parameters.gated())?,
             (Op::Mlp, Some(params)) => bounds::quantized_mlp(x.view()?, &params)?,
@@ -226,8 +234,9 @@ pub(super) fn run<T: Element, B: Backend>(
     backend: &B,
     case: &Case,
     types: QuantizedTypes,
+    rows: OwnedRowParams,
 ) -> Result<Outcome> {
-    Question::<T>::new(case, types)?.ask(backend)
+    Question::<T>::new(case, types, rows)?.ask(backend)
 }
 
 #[cfg(test)]

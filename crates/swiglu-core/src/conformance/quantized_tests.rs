@@ -174,7 +174,8 @@ impl Backend for Naive {
 /// What becomes of each way of summing in a case.
 fn passed(case: &Case, sums: &[Sum]) -> Vec<bool> {
     fn ask<T: Element>(case: &Case, sums: &[Sum]) -> Vec<bool> {
-        let question = Question::<T>::new(case, case.quantized.unwrap()).unwrap();
+        let question =
+            Question::<T>::new(case, case.quantized.unwrap(), OwnedRowParams::default()).unwrap();
         sums.iter().map(|&sum| question.ask(&Naive(sum)).unwrap().passed()).collect()
     }
     match case.dtype {
@@ -304,6 +305,7 @@ fn the_oracle_is_that_of_the_decoded_weights() {
         down: down.view(),
         down_orientation: crate::Orientation::OutIn,
         down_bias: quantized.down_bias,
+        rows: quantized.rows,
     };
     let x = random::normal_matrix::<f32>(1, 3, 64, 1.0).unwrap();
     let (a, b) = (

@@ -11,6 +11,7 @@ use crate::layout::WeightLayout;
 use crate::numerics::Numerics;
 use crate::problem::{Op, Problem, expect_len};
 use crate::quant::{QuantizedRef, QuantizedType};
+use crate::rows::{RowParams, RowSteps};
 
 /// The types of a layer's quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -117,6 +118,7 @@ impl<'a> QuantizedGatedLinearParams<'a> {
             layout: WeightLayout::HF,
             bias: self.gate_bias.is_some() || self.up_bias.is_some(),
             quantized: Some(QuantizedTypes { gate_up: self.gate.kind(), down: None }),
+            rows: RowSteps::NONE,
         }
     }
 }
@@ -130,6 +132,8 @@ pub struct QuantizedMlpParams<'a> {
     pub down: QuantizedRef<'a>,
     /// bd, K values.
     pub down_bias: Option<&'a [f32]>,
+    /// What is computed from whole rows between the products.
+    pub rows: RowParams<'a>,
 }
 
 impl QuantizedMlpParams<'_> {
@@ -141,7 +145,8 @@ impl QuantizedMlpParams<'_> {
         self.gated.validate()?;
         let expected = [self.gated.hidden(), self.gated.intermediate()];
         self.down.expect_shape("down weight", expected)?;
-        expect_len("down bias", self.down_bias, self.gated.hidden())
+        expect_len("down bias", self.down_bias, self.gated.hidden())?;
+        self.rows.validate(self.gated.intermediate())
     }
 
     /// The problem of `m` tokens of `dtype`.
@@ -152,6 +157,7 @@ impl QuantizedMlpParams<'_> {
             op: Op::Mlp,
             bias: gated.bias || self.down_bias.is_some(),
             quantized: Some(QuantizedTypes { gate_up, down: Some(self.down.kind()) }),
+            rows: self.rows.steps,
             ..gated
         }
     }
@@ -180,7 +186,8 @@ mod tests {
         let gate = QuantizedRef::new(BlockType::Q8_0, &wide, 32, 32).unwrap();
         let down = QuantizedRef::new(BlockType::Q4_0, &tall, 32, 32).unwrap();
         let gated = QuantizedGatedLinearParams::new(gate, gate, Activation::SWIGLU, DType::F32);
-        let mlp = QuantizedMlpParams { gated, down, down_bias: Some(&[0.0; 31]) };
+        let (down_bias, rows) = (Some(&[0.0; 31][..]), RowParams::NONE);
+        let mlp = QuantizedMlpParams { gated, down, down_bias, rows };
         assert!(matches!(mlp.validate(), Err(Error::Shape { .. })));
         let problem = mlp.problem(1, DType::Bf16);
         assert_eq!(problem.weight_bytes(), 32.0 * (2.0 * 34.0 + 18.0));

@@ -4,11 +4,12 @@ use std::marker::PhantomData;
 
 use swiglu_core::{
     Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics, Path,
-    Plan, Problem, QuantizedGatedLinearParams, Result, Rounding,
+    Plan, Problem, QuantizedGatedLinearParams, Result, Rounding, RowSteps,
 };
 
 use super::linear::Linear;
-use super::pass::{linear_map, linear_map_bytes};
+use super::pass::{each_row, linear_map, linear_map_bytes};
+use super::plan;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Gated, Rows};
 use crate::panels::Panels;
@@ -56,7 +57,19 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_path(cpu: &Cpu, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
+        Self::within(cpu, params, path, RowSteps::NONE)
+    }
+
+    /// The layer of a block with these row steps: with a sparse gate all of a row is known before any of it
+    /// is a factor, so it takes the unfused path.
+    pub(super) fn within(
+        cpu: &Cpu,
+        params: &GatedLinearParams<'_, T>,
+        path: Path,
+        steps: RowSteps,
+    ) -> Result<Self> {
         params.validate()?;
+        let path = plan::path(path, steps);
         let w = &params.weights;
         let (order, orientation) = (params.numerics.into(), w.layout().orientation);
         let half = |half, bias| {
@@ -74,11 +87,16 @@ impl<T: Element> GatedLinear<T> {
                 up: half(Half::Up, params.up_bias)?,
             })),
         };
-        let mut problem = params.problem(0);
-        if path == Path::Unfused && problem.numerics.rounding == Rounding::Fused {
+        Ok(Self::with(cpu, params.problem(0), kernel, steps))
+    }
+
+    fn with(cpu: &Cpu, problem: Problem, kernel: GatedKernel<T>, steps: RowSteps) -> Self {
+        let mut problem = Problem { rows: steps.before_h(), ..problem };
+        let is_unfused = matches!(kernel, GatedKernel::Unfused(_));
+        if is_unfused && problem.numerics.rounding == Rounding::Fused {
             problem.numerics.rounding = Rounding::PreRound;
         }
-        Ok(Self { cpu: cpu.clone(), problem, kernel })
+        Self { cpu: cpu.clone(), problem, kernel }
     }
 
     /// Packs quantised weights as they are: their bits stay, in the order of the fused kernel. x and
@@ -88,13 +106,27 @@ impl<T: Element> GatedLinear<T> {
     /// As [`QuantizedGatedLinearParams::validate`];
     /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedGatedLinearParams<'_>) -> Result<Self> {
+        Self::quantized_within(cpu, params, RowSteps::NONE)
+    }
+
+    /// As [`Self::within`].
+    pub(super) fn quantized_within(
+        cpu: &Cpu,
+        params: &QuantizedGatedLinearParams<'_>,
+        steps: RowSteps,
+    ) -> Result<Self> {
         params.validate()?;
-        let weights = Weights::Quantized(QuantizedPanels::gated(cpu, params)?);
-        Ok(Self {
-            cpu: cpu.clone(),
-            problem: params.problem(0, T::DTYPE),
-            kernel: GatedKernel::Fused(weights),
-        })
+        let half = |w, bias| Linear::quantized(cpu, w, params.numerics.into(), bias);
+        let kernel = match plan::path(Path::Fused, steps) {
+            Path::Fused => {
+                GatedKernel::Fused(Weights::Quantized(QuantizedPanels::gated(cpu, params)?))
+            }
+            Path::Unfused => GatedKernel::Unfused(Box::new(Halves {
+                gate: half(params.gate, params.gate_bias)?,
+                up: half(params.up, params.up_bias)?,
+            })),
+        };
+        Ok(Self::with(cpu, params.problem(0, T::DTYPE), kernel, steps))
     }
 
     /// K.
@@ -223,7 +255,7 @@ impl<T: Element> GatedLinear<T> {
         }
     }
 
-    /// Three operations, gate and up in memory between them.
+    /// Three operations, gate and up in memory between them, and the gate's row step.
     fn unfused(
         &self,
         cpu: &Cpu,
@@ -238,6 +270,10 @@ impl<T: Element> GatedLinear<T> {
         let [gate, up, linear] = cut(workspace, [bytes, bytes, linear]);
         let (mut gate, mut up) = (matrix_in(gate, m, h)?, matrix_in(up, m, h)?);
         halves.gate.forward(cpu, linear, x, gate.reborrow());
+        if let Some(sparsity) = self.problem.rows.sparsity {
+            let rounding = self.problem.numerics.rounding;
+            each_row(cpu, gate.reborrow(), |row| sparsity.apply(rounding, row));
+        }
         halves.up.forward(cpu, linear, x, up.reborrow());
         let inputs = GateUpRef::separate(gate.as_ref(), up.as_ref())?;
         cpu.activation(&self.problem.activation, self.problem.numerics, inputs, out)

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use swiglu_core::{
-    DType, Element, MatrixMut, MatrixRef, MlpParams, Path, Plan, Problem, QuantizedMlpParams,
-    Result,
+    DType, Element, MatrixMut, MatrixRef, MlpParams, OwnedRowParams, Path, Plan, Problem,
+    QuantizedMlpParams, Result,
 };
 
 use super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
 use super::linear::Linear;
-use super::pass::{Call, Shared, out_rows};
+use super::pass::{Call, Shared, each_row, out_rows};
 use super::plan;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::Rows;
@@ -24,6 +24,7 @@ pub struct Mlp<T> {
     gated: GatedLinear<T>,
     down: Linear<T>,
     problem: Problem,
+    rows: OwnedRowParams,
 }
 
 impl<T: Element> Mlp<T> {
@@ -52,9 +53,9 @@ impl<T: Element> Mlp<T> {
             params.down_bias,
             &|k| (params.down, k),
         )?;
-        let gated = GatedLinear::with_path(cpu, &params.gated, path)?;
+        let gated = GatedLinear::within(cpu, &params.gated, path, params.rows.steps)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
-        Ok(Self { gated, down, problem })
+        Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
     /// Packs quantised weights as they are, as [`GatedLinear::quantized`]; h is rounded to T between
@@ -65,10 +66,11 @@ impl<T: Element> Mlp<T> {
     /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedMlpParams<'_>) -> Result<Self> {
         params.validate()?;
-        let gated = GatedLinear::quantized(cpu, &params.gated)?;
+        let gated = GatedLinear::quantized_within(cpu, &params.gated, params.rows.steps)?;
         let down =
             Linear::quantized(cpu, params.down, params.gated.numerics.into(), params.down_bias)?;
-        Ok(Self { gated, down, problem: params.problem(0, T::DTYPE) })
+        let problem = Problem { numerics: gated.numerics(), ..params.problem(0, T::DTYPE) };
+        Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
     /// The gated linear layer.
@@ -101,12 +103,12 @@ impl<T: Element> Mlp<T> {
 
     fn takes_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
         match &self.gated.kernel {
-            GatedKernel::Fused(weights) => {
+            GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
                 let problem = Problem { m: tokens.most(), ..self.problem };
                 let passes = plan::passes(cpu, &problem, Path::Fused);
                 passes.most_bytes(tokens, |m| total(self.parts(cpu, weights, m)))
             }
-            GatedKernel::Unfused(_) => {
+            _ => {
                 let h = matrix_bytes::<T>(tokens.most(), self.problem.intermediate);
                 let down = self.down.workspace_bytes(cpu, tokens);
                 total([h, down.max(self.gated.takes_bytes(cpu, tokens))])
@@ -138,16 +140,7 @@ impl<T: Element> Mlp<T> {
         let cpu = &*self.gated.cpu.for_call(options)?;
         let bytes = self.takes_bytes(cpu, Tokens::Exactly(x.rows()));
         match &self.gated.kernel {
-            GatedKernel::Unfused(_) => cpu.workspaces().with(bytes, |workspace| {
-                let (m, h) = (x.rows(), self.problem.intermediate);
-                let h_bytes = matrix_bytes::<T>(m, h);
-                let [hidden, rest] = cut(workspace, [h_bytes, bytes - total([h_bytes])]);
-                let mut hidden = matrix_in(hidden, m, h)?;
-                self.gated.forward_in(cpu, rest, x, hidden.reborrow())?;
-                self.down.forward(cpu, rest, hidden.as_ref(), out);
-                Ok(())
-            }),
-            GatedKernel::Fused(weights) => {
+            GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
                 let problem = Problem { m: x.rows(), ..self.problem };
                 for pass in plan::passes(cpu, &problem, Path::Fused).ranges() {
                     let on = (cpu, bytes);
@@ -158,6 +151,20 @@ impl<T: Element> Mlp<T> {
                 }
                 Ok(())
             }
+            // A norm takes all of a row of h before any of it goes on.
+            _ => cpu.workspaces().with(bytes, |workspace| {
+                let (m, h) = (x.rows(), self.problem.intermediate);
+                let h_bytes = matrix_bytes::<T>(m, h);
+                let [hidden, rest] = cut(workspace, [h_bytes, bytes - total([h_bytes])]);
+                let mut hidden = matrix_in(hidden, m, h)?;
+                self.gated.forward_in(cpu, rest, x, hidden.reborrow())?;
+                if self.problem.rows.norm.is_some() {
+                    let (rows, rounding) = (self.rows.view(), self.problem.numerics.rounding);
+                    each_row(cpu, hidden.reborrow(), |row| rows.normalise(rounding, row));
+                }
+                self.down.forward(cpu, rest, hidden.as_ref(), out);
+                Ok(())
+            }),
         }
     }
 

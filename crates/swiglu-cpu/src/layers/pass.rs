@@ -207,6 +207,27 @@ pub(crate) fn out_rows<T: Element>(out: &mut MatrixMut<'_, T>, first: usize) -> 
     Shared(Rows { first, stride, cols })
 }
 
+/// Changes each row of a matrix, a row by one thread.
+pub(crate) fn each_row<T: Element>(
+    cpu: &Cpu,
+    mut m: MatrixMut<'_, T>,
+    step: impl Fn(&mut [T]) + Sync,
+) {
+    /// Operations for an element, about: it is read twice or three times and converted each time.
+    const WORK: f64 = 40.0;
+    let (rows, cols) = (m.rows(), m.cols());
+    let first = out_rows(&mut m, 0);
+    let run = |range: Range<usize>, _: usize| {
+        for row in range {
+            let Rows { first, stride, cols } = first.get();
+            // SAFETY: the row lies in the matrix, and no other unit is of it.
+            step(unsafe { std::slice::from_raw_parts_mut(first.add(row * stride), cols) });
+        }
+    };
+    let work = WORK * rows as f64 * cols as f64;
+    cpu.run(cpu.workers(work, 0.0), &[Step { units: rows, run: &run }]);
+}
+
 /// Rows of an output, handed to workers that write disjoint columns of it.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<O>(pub(crate) Rows<O>);

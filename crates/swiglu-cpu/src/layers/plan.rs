@@ -1,6 +1,6 @@
 //! The plan of a layer, from the problem alone.
 
-use swiglu_core::{Op, Path, Plan, Problem, QuantizedType};
+use swiglu_core::{Op, Path, Plan, Problem, QuantizedType, RowSteps};
 
 use super::pass::{self, Passes};
 use crate::cpu::Cpu;
@@ -10,11 +10,16 @@ use crate::quant::Way;
 use crate::simd;
 use crate::tiles;
 
+/// The path of a layer with these row steps where `asked` is asked for.
+pub(super) fn path(asked: Path, steps: RowSteps) -> Path {
+    if steps.sparsity.is_some() { Path::Unfused } else { asked }
+}
+
 /// The passes over the weights.
 pub(super) fn passes(cpu: &Cpu, problem: &Problem, path: Path) -> Passes {
     let inputs = [problem.hidden, problem.intermediate];
     let inputs = match (problem.op, path) {
-        (Op::Mlp, Path::Fused) => &inputs[..],
+        (Op::Mlp, Path::Fused) if problem.rows.norm.is_none() => &inputs[..],
         _ => &inputs[..1],
     };
     let order = problem.numerics.into();
@@ -23,6 +28,7 @@ pub(super) fn passes(cpu: &Cpu, problem: &Problem, path: Path) -> Passes {
 
 /// How a layer computes `problem` on `path`.
 pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
+    let path = self::path(path, problem.rows);
     let passes = passes(cpu, &problem, path);
     let (pass, order) = (passes.most_rows(), Order::from(problem.numerics));
     let way =
@@ -49,6 +55,10 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
         ("passes", passes.count),
     ];
     let mut reason: String = match (path, ways, row_blocks) {
+        (Path::Unfused, ..) if problem.rows.sparsity.is_some() => {
+            "all of a row of the gate decides what stays of it, so gate and up are separate linear maps"
+                .into()
+        }
         (Path::Unfused, ..) => "asked for: separate linear maps, then the activation".into(),
         (Path::Fused, Some((way, down)), _) if way == down => format!("fused; {}", way.describe()),
         (Path::Fused, Some((way, down)), _) => {
@@ -66,6 +76,9 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
     };
     if order == Order::Common {
         reason += "; sums in one order for every number of tokens";
+    }
+    if problem.rows.norm.is_some() && problem.op == Op::Mlp {
+        reason += "; h lies in memory while its rows are normalised";
     }
     let workers = cpu.workers(problem.flops(), problem.weight_bytes());
     cpu.make_plan(problem, path, workers, &parameters, &reason)

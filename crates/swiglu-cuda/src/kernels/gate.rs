@@ -5,12 +5,14 @@ use swiglu_core::{Activation, DType, ExpMode, GateFn, Numerics, Rounding};
 use crate::device::error::{CudaError, Result};
 use crate::device::jit::{Define, define};
 
-/// β, the limit and the offset: values of a launch.
+/// β, the limits and the offset: values of a launch.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Formula {
     beta: f32,
-    limit: f32,
+    gate_limit: f32,
+    value_limit: f32,
+    up_limit: f32,
     offset: f32,
 }
 
@@ -20,7 +22,13 @@ impl Formula {
             GateFn::Silu { beta } => beta,
             _ => 1.0,
         };
-        Self { beta, limit: act.limit().unwrap_or(f32::INFINITY), offset: act.up_offset() }
+        Self {
+            beta,
+            gate_limit: act.gate_limit(),
+            value_limit: act.value_limit(),
+            up_limit: act.limit().unwrap_or(f32::INFINITY),
+            offset: act.up_offset(),
+        }
     }
 }
 
@@ -65,7 +73,7 @@ pub(crate) fn element_define(dtype: DType) -> Define {
     define("ELEMENT", element(dtype).unwrap_or(u8::MAX))
 }
 
-/// What a kernel is compiled for: the same code serves every β, limit and offset.
+/// What a kernel is compiled for: the same code serves every β, every limit and offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GateCode {
     dtype: DType,

@@ -567,6 +567,7 @@ mod tests {
                         layout: WeightLayout { orientation, ..WeightLayout::HF },
                         bias: false,
                         quantized: None,
+                        rows: swiglu_core::RowSteps::NONE,
                     })
                 })
             })

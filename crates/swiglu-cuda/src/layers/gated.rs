@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use swiglu_core::{
     Activation, Arrangement, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Op,
-    Orientation, Path, Plan, Problem, WeightLayout,
+    Orientation, Path, Plan, Problem, RowSteps, WeightLayout,
 };
 
 use super::lent::DeviceGatedLinearParams;
@@ -153,6 +153,7 @@ impl<T: Element> GatedLinear<T> {
             },
             bias: false,
             quantized: None,
+            rows: RowSteps::NONE,
         };
         Self::over(cuda, problem, None, None, |_| Ok(weights))
     }

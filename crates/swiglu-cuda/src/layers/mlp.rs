@@ -25,7 +25,9 @@ use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::layers::activation::tensor;
-use crate::plan::{ByTokens, Choice, Way, Why, choose, expect_numerics, expect_way};
+use crate::plan::{
+    ByTokens, Choice, Way, Why, choose, expect_numerics, expect_row_steps, expect_way,
+};
 
 /// A feed-forward block, x `[M, K]` → y `[M, K]`, whose weights are packed for one [`Cuda`] device.
 #[derive(Debug)]
@@ -115,6 +117,7 @@ impl<T: Element> Mlp<T> {
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
         params.validate()?;
+        expect_row_steps(params.rows.steps)?;
         expect_numerics(Op::Mlp, params.gated.numerics)?;
         let gated = GatedLinear::of_block(cuda, &params.gated, path)?;
         let (allocation, stream) = (gated.weights.allocation(), cuda.stream());

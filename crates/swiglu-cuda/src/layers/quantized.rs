@@ -24,7 +24,7 @@ use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode, expect_gate};
 use crate::layers::activation::tensor;
-use crate::plan::{ByTokens, Choice, choose, expect_numerics};
+use crate::plan::{ByTokens, Choice, choose, expect_numerics, expect_row_steps};
 
 /// The types of quantised weights that there are kernels for.
 pub fn quantized_types() -> &'static [QuantizedType] {
@@ -281,6 +281,7 @@ impl<T: Element> QuantizedMlp<T> {
 
     fn build(cuda: &Cuda, params: &QuantizedMlpParams<'_>, forced: Option<Design>) -> Result<Self> {
         params.validate()?;
+        expect_row_steps(params.rows.steps)?;
         let problem = params.problem(1, T::DTYPE);
         expect_numerics(problem.op, problem.numerics)?;
         expect_gate(&problem.activation, problem.dtype)?;

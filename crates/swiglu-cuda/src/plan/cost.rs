@@ -400,6 +400,7 @@ mod tests {
             layout: WeightLayout::HF,
             bias: false,
             quantized: None,
+            rows: swiglu_core::RowSteps::NONE,
         }
     }
 

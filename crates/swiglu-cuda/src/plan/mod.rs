@@ -323,6 +323,14 @@ pub fn expect_numerics(op: Op, numerics: Numerics) -> swiglu_core::Result<()> {
     Err(swiglu_core::Error::Unsupported { what, why })
 }
 
+/// Refuses a block with row steps.
+///
+/// # Errors
+/// [`swiglu_core::Error::Unsupported`] for any.
+pub fn expect_row_steps(steps: swiglu_core::RowSteps) -> swiglu_core::Result<()> {
+    steps.expect_none("on a CUDA device", "take the CPU (--device cpu)")
+}
+
 impl Cuda {
     /// How a problem is computed: on `path`, else on the one that is expected to be faster. Making
     /// a plan has no effects; whether there is such a layer says [`expect_numerics`].
@@ -504,6 +512,7 @@ mod tests {
             layout: WeightLayout::HF,
             bias,
             quantized: None,
+            rows: swiglu_core::RowSteps::NONE,
         }
     }
 

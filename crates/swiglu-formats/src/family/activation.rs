@@ -77,8 +77,8 @@ pub(crate) fn stated_activation(
         let ActivationSource::Stated(key) = source else { return Stated::Nothing };
         return Stated::Unknown(key);
     };
-    let limit = match limit(family, scope, layer, blocks) {
-        Ok(limit) => limit.unwrap_or(plain.limit()),
+    let (limit, behind) = match limit(family, scope, layer, blocks) {
+        Ok(limit) => limit.unwrap_or((plain.limit(), false)),
         Err(key) => return Stated::Unknown(key),
     };
     let alphas = family.map_or(&[][..], |f| f.effects).iter().filter_map(|e| match *e {
@@ -93,6 +93,7 @@ pub(crate) fn stated_activation(
         gate = GateFn::Silu { beta: beta as f32 };
     }
     match Activation::new(gate, limit, plain.up_offset()) {
+        Ok(activation) if behind => Stated::Known(activation.limited_behind(), source),
         Ok(activation) => Stated::Known(activation, source),
         Err(_) => Stated::Nothing,
     }
@@ -126,36 +127,37 @@ fn function(
 }
 
 /// The limit of the block in this layer: that of the first key that is stated, else the family's own;
-/// none if it has none. The key and its value if it is no number.
+/// none if it has none. With it, whether it is of the function's value. The key and its value if it is no
+/// number.
 fn limit(
     family: Option<&'static Family>,
     scope: &Scope<'_>,
     layer: usize,
     of: Blocks,
-) -> Result<Option<Option<f32>>, String> {
+) -> Result<Option<(Option<f32>, bool)>, String> {
     let effects = family.map_or(&[][..], |f| f.effects);
     let clamps = effects.iter().filter_map(|effect| match *effect {
-        Effect::Clamp(key, blocks, default) if blocks == Blocks::All || blocks == of => {
-            Some((key, default))
-        }
+        Effect::Clamp(key, blocks, default) if blocks.has(of) => Some((key, default, false)),
+        Effect::ClampBehind(key, blocks) if blocks.has(of) => Some((key, None, true)),
         _ => None,
     });
-    for (key, default) in clamps.clone() {
+    for (key, default, behind) in clamps.clone() {
         let Some((path, value)) = scope.get(key) else { continue };
         let said = || format!("{path} = {value}");
         let value = match value {
             Value::Array(layers) => layers.get(layer).ok_or_else(said)?,
             value => value,
         };
-        return match value.as_f64() {
-            _ if value.is_null() => Ok(Some(default)),
+        let limit = match value.as_f64() {
+            _ if value.is_null() => default,
             // So large that it clamps nothing: infinity, as Python writes it.
-            Some(limit) if limit == 0.0 || limit > f64::from(f32::MAX) => Ok(Some(None)),
-            Some(limit) if limit > 0.0 => Ok(Some(Some(limit as f32))),
-            _ => Err(said()),
+            Some(limit) if limit == 0.0 || limit > f64::from(f32::MAX) => None,
+            Some(limit) if limit > 0.0 => Some(limit as f32),
+            _ => return Err(said()),
         };
+        return Ok(Some((limit, behind)));
     }
-    Ok(clamps.filter_map(|(_, default)| default).next().map(Some))
+    Ok(clamps.filter_map(|(_, default, behind)| Some((Some(default?), behind))).next())
 }
 
 /// The activation that a configuration's name for the gate's function, or for the whole, stands for.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use swiglu_core::NormKind;
+
 use super::{Blocks, Effect, FAMILIES, Family, Function};
 
 const HEAD: &str = "# Families of models
@@ -69,22 +71,38 @@ fn function(family: &Family) -> String {
     }
 }
 
+fn of(blocks: Blocks) -> &'static str {
+    match blocks {
+        Blocks::All => "",
+        Blocks::Experts => " of experts",
+        Blocks::Shared => " of the shared expert",
+        Blocks::NotRouted => " of dense blocks and the shared expert",
+    }
+}
+
 fn effect(effect: &Effect) -> String {
     match *effect {
         Effect::Clamp(key, blocks, default) => {
-            let of = match blocks {
-                Blocks::All => "",
-                Blocks::Experts => " of experts",
-                Blocks::Shared => " of the shared expert",
-            };
+            let of = of(blocks);
             let default = default.map_or(String::new(), |l| format!(" ({l} without the key)"));
             format!("gate ≤ L and |up| ≤ L{of} by `{key}`{default}")
         }
+        Effect::ClampBehind(key, blocks) => {
+            format!("f(gate) ≤ L and |up| ≤ L{} by `{key}`", of(blocks))
+        }
+        Effect::Sparsity(fractions, deviations, (fraction, first)) => format!(
+            "the gate keeps what is above mean + z·σ of its row, less that, by `{fractions}` or \
+             `{deviations}` ({fraction} of the first {first} layers without them)"
+        ),
+        Effect::Norm(module, kind, epsilon) => {
+            let (name, by) = match kind {
+                NormKind::Rms => ("an RMS norm", "without `rms_norm_eps`"),
+                _ => ("a layer norm", "always"),
+            };
+            format!("{name} of h where there is a `{module}` (ε {epsilon} {by})")
+        }
         Effect::Alpha(key) => format!("α by `{key}`"),
         Effect::Multipliers(key) => format!("gate and down multiplied by `{key}`"),
-        Effect::Refused(key, why, 0) => format!("refused by `{key}`: {why}"),
-        Effect::Refused(key, why, first) => {
-            format!("refused by `{key}`, without it in the first {first} layers: {why}")
-        }
+        Effect::Refused(key, why) => format!("refused by `{key}`: {why}"),
     }
 }

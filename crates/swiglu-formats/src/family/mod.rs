@@ -2,16 +2,18 @@
 
 mod activation;
 mod document;
+mod rows;
 mod rule;
 mod table;
 
-use swiglu_core::{Arrangement, Orientation};
+use swiglu_core::{Arrangement, NormKind, Orientation};
 
 use crate::config::Scope;
 
 pub use activation::ActivationSource;
 pub(crate) use activation::{Stated, stated_activation};
 pub use document::page;
+pub(crate) use rows::{stated_norms, stated_sparsity};
 pub(crate) use rule::{is_neutral, not_understood, unused};
 pub use table::FAMILIES;
 
@@ -58,13 +60,21 @@ pub enum Effect {
     /// min(gate, L) and clamp(up, ±L) before the activation: L is the key's value, for all layers or a list
     /// of one for each; 0 is none. Without the key it is the last, if there is one.
     Clamp(&'static str, Blocks, Option<f32>),
+    /// min(f(gate), L) and clamp(up, ±L): L is the key's value, as of [`Effect::Clamp`].
+    ClampBehind(&'static str, Blocks),
+    /// The gate keeps what is above mean + z·σ of its row, less that: for all layers or a list of one for
+    /// each the first key has the part that becomes 0, the second z. Without either key it is that part
+    /// of the first so many layers, if there are more.
+    Sparsity(&'static str, &'static str, (f32, usize)),
+    /// A norm of h in the module of this name, where the block has its weight; with this ε if the
+    /// configuration states none.
+    Norm(&'static str, NormKind, f32),
     /// α of x · σ(αx), in place of that of the family's function.
     Alpha(&'static str),
     /// The gate is multiplied by the first value of the list, the down projection by the second.
     Multipliers(&'static str),
-    /// What is not computed here, and why a layer with another value than 0, 1, false or null is refused;
-    /// without the key so many of the first layers are.
-    Refused(&'static str, &'static str, usize),
+    /// What is not computed here, and why a layer with another value than 0, 1, false or null is refused.
+    Refused(&'static str, &'static str),
 }
 
 /// Which of a layer's blocks an effect is of.
@@ -76,22 +86,37 @@ pub enum Blocks {
     Experts,
     /// The shared expert.
     Shared,
+    /// All but routed experts: dense blocks and the shared expert.
+    NotRouted,
+}
+
+impl Blocks {
+    /// Whether `block`, which is of one kind, is among them; a dense one is [`Blocks::All`].
+    fn has(self, block: Blocks) -> bool {
+        let not_routed = self == Blocks::NotRouted && block != Blocks::Experts;
+        self == Blocks::All || self == block || not_routed
+    }
 }
 
 impl Effect {
+    /// The key, or the module of a norm.
     pub(crate) fn key(&self) -> &'static str {
         match *self {
             Effect::Clamp(key, ..)
+            | Effect::ClampBehind(key, _)
+            | Effect::Sparsity(key, ..)
+            | Effect::Norm(key, ..)
             | Effect::Alpha(key)
             | Effect::Multipliers(key)
-            | Effect::Refused(key, ..) => key,
+            | Effect::Refused(key, _) => key,
         }
     }
 }
 
 /// Whether a family has an effect by this key, which may act by its absence.
 pub(crate) fn is_key(name: &str) -> bool {
-    FAMILIES.iter().flat_map(|f| f.effects).any(|effect| effect.key() == name)
+    let mut effects = FAMILIES.iter().flat_map(|f| f.effects);
+    effects.any(|effect| !matches!(effect, Effect::Norm(..)) && effect.key() == name)
 }
 
 impl Family {

@@ -90,7 +90,7 @@ pub(crate) fn unused(
         return None;
     }
     Some(if rest.contains("norm") {
-        "a norm inside the block is not computed here"
+        "a norm inside the block that its family is not known to have"
     } else if rest.contains("lora_") {
         "an adapter has to be merged into the weights first (PEFT's merge_and_unload)"
     } else if rest.ends_with("bias") {

@@ -2,10 +2,10 @@
 //! 5.24, diffusers 0.42, timm 1.0 and the graphs of llama.cpp). A new family, or a new key of one that is
 //! there, is added here alone.
 
-use swiglu_core::{Arrangement, Orientation};
+use swiglu_core::{Arrangement, NormKind, Orientation};
 
-use super::Blocks::{All, Experts, Shared};
-use super::Effect::{Alpha, Clamp, Multipliers, Refused};
+use super::Blocks::{All, Experts, NotRouted, Shared};
+use super::Effect::{Alpha, Clamp, ClampBehind, Multipliers, Norm, Refused, Sparsity};
 use super::Family;
 use super::Function::{Fixed, Flags, Named};
 
@@ -30,8 +30,6 @@ const OUT_IN: Option<(Orientation, Arrangement)> =
 const IN_OUT: Option<(Orientation, Arrangement)> =
     Some((Orientation::InOut, Arrangement::PackedGateFirst));
 
-const SPARSE: &str = "each token's gate keeps its largest values alone, which is not computed here";
-const AFTER: &str = "the gate is clamped behind its function, which is not computed here";
 const SOFTCAP: &str = "a tanh softcap of gate and up is not computed here";
 const CLIPPED: &str = "linears with clipped inputs and outputs are not computed here";
 
@@ -51,6 +49,8 @@ pub static FAMILIES: &[Family] = &[
             "idefics3",
         ],
         gguf: &["llama-embed", "deci", "maincoder", "nanbeige"],
+        // The first BitNet models call themselves Llama.
+        effects: &[Norm("ffn_layernorm", NormKind::Rms, 1e-6)],
         ..SILU
     },
     Family {
@@ -188,7 +188,11 @@ pub static FAMILIES: &[Family] = &[
         name: "Gemma 3n",
         model_types: &["gemma3n"],
         function: Named(&["hidden_activation"], "gelu_pytorch_tanh"),
-        effects: &[Refused("activation_sparsity_pattern", SPARSE, 10)],
+        effects: &[Sparsity(
+            "activation_sparsity_pattern",
+            "activation_sparsity_scale",
+            (0.95, 10),
+        )],
         harmless: &["activation_sparsity_scale"],
         ..SILU
     },
@@ -196,7 +200,7 @@ pub static FAMILIES: &[Family] = &[
         name: "Gemma 4 vision",
         model_types: &["gemma4_vision"],
         function: Named(&["hidden_activation"], "gelu_pytorch_tanh"),
-        effects: &[Refused("use_clipped_linears", CLIPPED, 0)],
+        effects: &[Refused("use_clipped_linears", CLIPPED)],
         ..SILU
     },
     Family {
@@ -340,10 +344,10 @@ pub static FAMILIES: &[Family] = &[
         model_types: &["step3p5", "step3p7", "step3"],
         gguf: &["step35"],
         effects: &[
-            Refused("swiglu_limits", AFTER, 0),
-            Refused("swiglu_limits_shared", AFTER, 0),
-            Refused("swiglu_clamp_exp", AFTER, 0),
-            Refused("swiglu_clamp_shexp", AFTER, 0),
+            ClampBehind("swiglu_limits", Experts),
+            ClampBehind("swiglu_limits_shared", NotRouted),
+            ClampBehind("swiglu_clamp_exp", Experts),
+            ClampBehind("swiglu_clamp_shexp", NotRouted),
         ],
         ..SILU
     },
@@ -352,10 +356,10 @@ pub static FAMILIES: &[Family] = &[
         model_types: &["bailing_hybrid", "bailing_moe", "bailing_moe_v2"],
         gguf: &["bailingmoe", "bailingmoe2", "bailingmoe3"],
         effects: &[
-            Refused("expert_swiglu_limit_list", AFTER, 0),
-            Refused("share_expert_swiglu_limit_list", AFTER, 0),
-            Refused("swiglu_clamp_exp", AFTER, 0),
-            Refused("swiglu_clamp_shexp", AFTER, 0),
+            ClampBehind("expert_swiglu_limit_list", Experts),
+            ClampBehind("share_expert_swiglu_limit_list", Shared),
+            ClampBehind("swiglu_clamp_exp", Experts),
+            ClampBehind("swiglu_clamp_shexp", Shared),
         ],
         ..SILU
     },
@@ -387,6 +391,7 @@ pub static FAMILIES: &[Family] = &[
         name: "BitNet",
         model_types: &["bitnet"],
         function: Named(&["hidden_act", "hidden_activation"], "relu2"),
+        effects: &[Norm("ffn_sub_norm", NormKind::Rms, 1e-5)],
         ..SILU
     },
     Family { name: "Grok", model_types: &["grok", "grok_1"], function: Named(&[], "gelu"), ..SILU },
@@ -494,6 +499,7 @@ pub static FAMILIES: &[Family] = &[
         name: "EVA-02",
         model_types: &["timm_wrapper", "eva02"],
         function: Fixed("silu"),
+        effects: &[Norm("norm", NormKind::Layer, 1e-6)],
         ..SILU
     },
     Family {
@@ -570,7 +576,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "Inkling 2",
         model_types: &["inkling2", "inkling2_loop"],
-        effects: &[Refused("mlp_gate_softcap", SOFTCAP, 0), Refused("mlp_up_softcap", SOFTCAP, 0)],
+        effects: &[Refused("mlp_gate_softcap", SOFTCAP), Refused("mlp_up_softcap", SOFTCAP)],
         ..SILU
     },
     Family { name: "Muse", model_types: &["muse_glimmer", "muse_spark"], ..SILU },

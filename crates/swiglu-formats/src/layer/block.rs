@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::beside::{self, Beside};
 use super::names::{self, Convention, Kind, Place, Role};
+use super::rows::Found;
 use super::{LoadOptions, TensorNames, contradiction, discover, scales};
 use crate::config::{Config, Scope};
 use crate::error::{FormatError, Result, clip};
@@ -107,7 +108,7 @@ pub(super) fn expect_understood(
     options: &LoadOptions,
 ) -> Result<()> {
     for effect in family.map_or(&[][..], |f| f.effects) {
-        let &Effect::Refused(key, why, first) = effect else { continue };
+        let &Effect::Refused(key, why) = effect else { continue };
         let stated = scope.get(key);
         // A list has a value for each layer.
         let changes = match &stated {
@@ -115,7 +116,7 @@ pub(super) fn expect_understood(
                 layers.get(layer).is_some_and(|v| !family::is_neutral(v))
             }
             Some((_, value)) => !family::is_neutral(value),
-            None => layer < first,
+            None => false,
         };
         let (path, value) = stated.map_or((key.to_owned(), &Value::Null), |stated| stated);
         if changes && !options.ignore.iter().any(|i| *i == path || i == key) {
@@ -137,9 +138,8 @@ pub(super) fn expect_understood(
 /// Refuses a block of which a tensor is not used.
 pub(super) fn expect_used(
     model: &Model,
-    names: &TensorNames,
-    block: &str,
-    (found, family): (Option<(&'static Convention, Kind)>, Option<&'static Family>),
+    (Chosen { names, found, block }, rows): (&Chosen, &Found),
+    family: Option<&'static Family>,
     options: &LoadOptions,
 ) -> Result<()> {
     // Next to a layer's number stand its other parts too, and these have no name for the block.
@@ -152,12 +152,12 @@ pub(super) fn expect_used(
         .map(String::as_str)
         .collect();
     let own: Vec<Kind> = match found {
-        Some((_, kind)) => vec![kind],
+        Some((_, kind)) => vec![*kind],
         None => weights.iter().flat_map(|n| names::classify(n)).map(|p| p.kind).collect(),
     };
     let is_gguf = model.format() == FileFormat::Gguf;
     // What stands beside codes is looked at with them, and so is a factor of GGUF.
-    let mut looked_at: Vec<&str> = Vec::new();
+    let mut looked_at: Vec<&str> = rows.names().collect();
     for weight in &weights {
         let coded = scales::is_coded(&model.tensor(weight)?);
         let rests = |rest: &str| if is_gguf { rest.ends_with("scale") } else { coded };

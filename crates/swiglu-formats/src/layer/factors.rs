@@ -23,6 +23,10 @@ pub(super) fn apply(
         let why = format!("{rescale} given, expected at most {MAX_RESCALE} powers of two");
         return Err(refused(&layer, why));
     }
+    if rescale != 0 && layer.row_params().steps.norm.is_some() {
+        let why = "a norm of h makes a smaller h as large again; leave --rescale out";
+        return Err(refused(&layer, why.into()));
+    }
     let weights = layer.gate_up.iter().chain(&layer.down);
     let factor = weights.map(|w| w.factor()).find(|f| *f != 1.0);
     let biases = [&layer.gate_bias, &layer.up_bias, &layer.down_bias];

@@ -71,6 +71,8 @@ pub struct Contents {
     pub factors: Vec<String>,
     /// Whether there is a down weight: without one it is a gated linear layer alone.
     pub down: bool,
+    /// What is computed from whole rows between the products; none of most blocks.
+    pub row_steps: Option<String>,
     /// Which of gate, up and down have a bias.
     pub biases: Vec<&'static str>,
     /// The activation; none if the model says nothing that fixes one.
@@ -96,6 +98,7 @@ impl Contents {
             Ok((activation, source)) => (Some(activation.to_string()), source.to_string()),
             Err(error) => (None, error.to_string()),
         };
+        let steps = layer.row_params().steps;
         Self {
             hidden: layer.hidden(),
             intermediate: layer.intermediate(),
@@ -104,6 +107,7 @@ impl Contents {
             types,
             factors: factors.map(|w| format!("{} × {}", clip(&w.name, 100), w.factor())).collect(),
             down: layer.stored_down().is_some(),
+            row_steps: (!steps.is_none()).then(|| steps.to_string()),
             biases: biases.into_iter().filter_map(|(name, bias)| bias.map(|_| name)).collect(),
             activation,
             activation_source,

@@ -9,6 +9,7 @@ mod inspect;
 mod layout;
 mod mxfp4;
 mod names;
+mod rows;
 mod scales;
 mod weights;
 
@@ -149,9 +150,10 @@ fn load_placed(
     options: &LoadOptions,
     places: &[Place<'_>],
 ) -> Result<LayerWeights> {
-    let Chosen { names, found, block } =
-        choose_names(model, config, options, places).map_err(|e| model.explain(e))?;
-    let scope = config.scope(&block);
+    let chosen = choose_names(model, config, options, places).map_err(|e| model.explain(e))?;
+    let Chosen { names, found, block } = &chosen;
+    let found = *found;
+    let scope = config.scope(block);
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
     expect_understood(config, &scope, family, number, options)?;
@@ -178,9 +180,10 @@ fn load_placed(
         None if found.is_some() => model.none("the down weight")?,
         None => None,
     };
-    expect_used(model, &names, &block, (found, family), options)?;
+    let rows = rows::find(model, config, (&scope, family), (&chosen, number), options)?;
+    expect_used(model, (&chosen, &rows), family, options)?;
     let packed = gate_up.len() == 1;
-    let known = layout::known(model, found, family, &names);
+    let known = layout::known(model, found, family, names);
     let architecture = scope.model_types().first().copied();
     let arrangement = layout::arrange(
         model,
@@ -189,7 +192,7 @@ fn load_placed(
         known.arrangement,
         architecture,
     )?;
-    let biases = load_biases(model, &names, options.expert, packed)?;
+    let biases = load_biases(model, names, options.expert, packed)?;
     // The model's own hidden size speaks for the layers of its language model. Tensors that a
     // caller picked may be of another part, and a caller who states the orientation knows best.
     let picked = found.is_none() && known.orientation.is_some();
@@ -212,7 +215,7 @@ fn load_placed(
         why: format!("{arrangement} given for {}: {e}", gate.name),
     })?;
 
-    let blocks = blocks_of(&names, found);
+    let blocks = blocks_of(names, found);
     let activation = family::stated_activation(family, &scope, number, blocks, config.is_present());
     let mut layer = LayerWeights {
         path: model.path().to_owned(),
@@ -232,6 +235,7 @@ fn load_placed(
         gate_bias: None,
         up_bias: None,
         down_bias: None,
+        rows: rows.checked(model, intermediate)?,
         rescale: 0,
     };
     for (bias, _, place) in biases {

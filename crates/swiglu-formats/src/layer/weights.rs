@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use swiglu_core::{
     Activation, Arrangement, Element, Error as CoreError, GateUpWeights, Matrix, MatrixRef,
-    Orientation, OwnedGateUp, QuantizedRef, WeightLayout,
+    Orientation, OwnedGateUp, QuantizedRef, RowParams, WeightLayout,
 };
 
+use super::rows::Rows;
 use crate::error::{FormatError, Result};
 use crate::family::{ActivationSource, Stated};
 use crate::model::FileFormat;
@@ -45,6 +46,7 @@ pub struct LayerWeights {
     pub(super) gate_bias: Option<Bias>,
     pub(super) up_bias: Option<Bias>,
     pub(super) down_bias: Option<Bias>,
+    pub(super) rows: Rows,
     pub(super) rescale: i32,
 }
 
@@ -202,6 +204,11 @@ impl LayerWeights {
         self.down_bias.as_ref().map(|b| b.values.as_slice())
     }
 
+    /// What the block computes from whole rows between its products.
+    pub fn row_params(&self) -> RowParams<'_> {
+        self.rows.params.view()
+    }
+
     /// How the gate weight is stored. The others may differ: quantisers mix types.
     pub fn stored_dtype(&self) -> &StoredType {
         // Loading puts one or two tensors here; the constant keeps this free of a panic.
@@ -286,6 +293,12 @@ impl LayerWeights {
         for bias in [&self.gate_bias, &self.up_bias, &self.down_bias].into_iter().flatten() {
             out += &format!(", {}", crate::error::clip(&bias.name, 100));
         }
+        if !self.row_params().steps.is_none() {
+            out += &format!(", {}", self.row_params().steps);
+        }
+        for name in &self.rows.names {
+            out += &format!(", {}", crate::error::clip(name, 100));
+        }
         out
     }
 
@@ -295,6 +308,12 @@ impl LayerWeights {
     /// [`swiglu_core::Error::NonFinite`], as [`crate::FormatError::Core`].
     pub fn expect_finite(&self) -> Result<()> {
         self.expect_finite_gated()?;
+        let RowParams { norm_weight, norm_bias, .. } = self.row_params();
+        for (name, values) in
+            self.rows.names.iter().zip([norm_weight, norm_bias].into_iter().flatten())
+        {
+            MatrixRef::new(values, 1, values.len())?.expect_finite(name)?;
+        }
         expect_finite(&self.down, [&self.down_bias])
     }
 

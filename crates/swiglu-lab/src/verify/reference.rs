@@ -5,7 +5,7 @@ use swiglu_core::bounds::{self, Reference};
 use swiglu_core::random::{normal, quantized_matrix};
 use swiglu_core::{
     DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams, Orientation,
-    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, bf16, f16,
+    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, RowParams, bf16, f16,
 };
 
 use super::Promise;
@@ -89,6 +89,7 @@ impl Derived<'_> {
             down: down.view(),
             down_orientation: Orientation::OutIn,
             down_bias: down_bias.as_deref(),
+            rows: RowParams::NONE,
         };
         Ok(bounds::mlp_with(x.view(), &mlp, roundoff)?)
     }
@@ -117,7 +118,8 @@ impl Derived<'_> {
             return Ok(bounds::quantized_gated_linear_with(x.view(), &gated, promise.inputs)?);
         }
         let down = weight(STREAM_DOWN, k, h)?;
-        let mlp = QuantizedMlpParams { gated, down: down.view(), down_bias: down_bias.as_deref() };
+        let (down, down_bias) = (down.view(), down_bias.as_deref());
+        let mlp = QuantizedMlpParams { gated, down, down_bias, rows: RowParams::NONE };
         Ok(bounds::quantized_mlp_with(x.view(), &mlp, promise.inputs)?)
     }
 

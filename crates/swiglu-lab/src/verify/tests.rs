@@ -140,6 +140,7 @@ fn quantised_cases_have_the_reference_of_their_blocks() {
         down: down.view(),
         down_orientation: Orientation::OutIn,
         down_bias: down_bias.as_deref(),
+        rows: swiglu_core::RowParams::NONE,
     };
     let mut oracle = Oracle::new(&case, 7);
     let rows = oracle.rows().to_vec();

@@ -14,6 +14,7 @@ fn subject(op: Op, m: usize, path: Path) -> Subject {
         layout: WeightLayout::HF,
         bias: false,
         quantized: None,
+        rows: swiglu_core::RowSteps::NONE,
     };
     Subject {
         problem,

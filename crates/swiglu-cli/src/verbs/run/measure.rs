@@ -84,6 +84,7 @@ impl<'a> Measurement<'a> {
             activation: problem.activation,
             activation_source: weights.activation_source().map(ToString::to_string),
             activation_assumed: weights.activation_source() == Some(&ActivationSource::Assumed),
+            row_steps: problem.rows,
             shape: Shape::of(&problem),
             layer: self.subject.title.clone(),
             input: self.subject.input.source.clone(),
@@ -132,7 +133,7 @@ impl<'a> Measurement<'a> {
         host: &'h swiglu::HostWeights<'_, T>,
     ) -> anyhow::Result<Params<'h, T>> {
         Ok(match self.args.op {
-            LayerOp::GatedLinear => Params::GatedLinear(host.gated_linear()),
+            LayerOp::GatedLinear => Params::GatedLinear(host.gated_linear()?),
             LayerOp::Mlp => Params::Mlp(host.mlp()?),
         })
     }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde::Serialize;
-use swiglu::{Activation, DType, Device, Op, Problem};
+use swiglu::{Activation, DType, Device, Op, Problem, RowSteps};
 
 use super::subject::Subject;
 use crate::table::{self, Table, number};
@@ -56,6 +56,9 @@ pub(super) struct Report {
     pub(super) activation_source: Option<String>,
     /// The file does not name it and neither did the caller.
     pub(super) activation_assumed: bool,
+    /// What is computed from whole rows between the products.
+    #[serde(skip_serializing_if = "RowSteps::is_none")]
+    pub(super) row_steps: RowSteps,
     pub(super) shape: Shape,
     pub(super) layer: String,
     pub(super) input: String,
@@ -121,6 +124,10 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
         Op::Mlp => format!("{hidden} → {intermediate} → {hidden}"),
         _ => format!("{hidden} → {intermediate}"),
     };
+    let steps = match first.row_steps {
+        steps if steps.is_none() => String::new(),
+        steps => format!(", {steps}"),
+    };
     let source = match (&first.activation_source, first.activation_assumed) {
         (Some(source), true) => format!(" ({source}; --activation chooses)"),
         (Some(source), false) => format!(" ({source})"),
@@ -130,7 +137,10 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
     let against = subject.reference.as_ref().map_or("the float64 oracle", |r| &r.source);
     let lines = [
         ("layer", subject.title.clone()),
-        ("work", format!("{} {shape}, {}{source}, {m} {tokens}", first.op, first.activation)),
+        (
+            "work",
+            format!("{} {shape}, {}{source}{steps}, {m} {tokens}", first.op, first.activation),
+        ),
         ("input", subject.input.source.clone()),
         ("device", device.to_string()),
         ("compared", format!("with {against}")),

@@ -33,6 +33,7 @@ fn problem(m: usize, [hidden, intermediate]: [usize; 2], dtype: DType) -> Proble
         layout: WeightLayout::HF,
         bias: false,
         quantized: None,
+        rows: swiglu_core::RowSteps::NONE,
     }
 }
 

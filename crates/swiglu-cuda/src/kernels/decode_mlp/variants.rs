@@ -93,6 +93,7 @@ fn held_variants(dtype: DType) -> Vec<NamedVariant> {
             layout: WeightLayout::HF,
             bias: false,
             quantized: Some(QuantizedTypes::of(Op::Mlp, format.kind()?)),
+            rows: swiglu_core::RowSteps::NONE,
         };
         // f32 has none.
         let [gate_up, down] = Config::fit_held(&problem, &limits).ok()?;

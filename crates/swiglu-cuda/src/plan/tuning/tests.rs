@@ -40,6 +40,7 @@ fn problem(m: usize) -> Problem {
         layout: WeightLayout::HF,
         bias: false,
         quantized: None,
+        rows: swiglu_core::RowSteps::NONE,
     }
 }
 
