@@ -122,6 +122,16 @@ fn sizes_that_mean_something_else_refuse_nothing() {
     }
 }
 
+/// A decoder of codes inside a speech model has a configuration, and a hidden size, of its own.
+#[test]
+fn the_hidden_size_of_another_part_refuses_nothing() {
+    let config =
+        json!({"model_type": "csm", "hidden_size": 64, "depth_decoder_config": {"hidden_size": K}});
+    load("depth_decoder.model.layers.1.mlp.", 48, &config, &LoadOptions::default()).unwrap();
+    let of_its_own = load(DENSE, 48, &config, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(of_its_own.contains("64 input features"), "{of_its_own}");
+}
+
 #[test]
 fn sizes_of_gguf_are_compared_too() {
     let names = ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"];

@@ -327,7 +327,7 @@ fn incomplete_layers_say_what_is_missing() {
     let e = load_layer_from_bytes(safetensors(&many), &at(31));
     let e = refused(e, &["layer 31 given, the file has layers 0 to 30"]);
     assert!(matches!(e, FormatError::LayerOutOfRange { .. }));
-    refused(load_layer_from_bytes(safetensors(&[]), &at(0)), &["the file has nothing"]);
+    refused(load_layer_from_bytes(safetensors(&[]), &at(0)), &["holds no tensors"]);
 }
 
 #[test]

@@ -65,3 +65,21 @@ fn an_ungated_tower_beside_a_gated_model_is_told_when_it_is_asked_for() {
     let asked = LoadOptions { prefix: Some("vision_tower".into()), ..at(0) };
     refused(checkpoint.load(&asked), &["vision_tower.layers.0.mlp.fc1.weight", "without a gate"]);
 }
+
+#[test]
+fn two_ungated_towers_are_not_told_to_choose_between_them() {
+    let mut tensors = pair("text_model.encoder.layers.0.mlp.", ["fc1", "fc2"], [[H, K], [K, H]]);
+    tensors.extend(pair("vision_model.encoder.layers.0.mlp.", ["fc1", "fc2"], [[H, K], [K, H]]));
+    refused(Checkpoint::new(&tensors, "").load(&at(0)), &["without a gate"]);
+}
+
+/// As the vocabularies that llama.cpp tests its tokenisers with.
+#[test]
+fn a_file_without_tensors_is_said_to_have_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ggml-vocab.gguf");
+    std::fs::write(&path, gguf(&[], &[text("general.architecture", "llama")])).unwrap();
+    refused(swiglu_formats::load_layer(&path, &at(0)), &["holds no tensors", "vocabulary"]);
+    let said = inspect(&path, &LoadOptions::default()).unwrap().refused.unwrap();
+    assert!(said.contains("holds no tensors"), "{said}");
+}

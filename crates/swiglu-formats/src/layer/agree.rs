@@ -91,7 +91,7 @@ impl Found<'_> {
     pub(super) fn expect_size(&self, tensor: &str, intermediate: usize) -> Result<()> {
         let ignored = |key: &str| self.options.ignore.iter().any(|i| last(i) == key);
         let name = self.family.map_or("", |f| f.name);
-        if !self.is_described()
+        if !is_described(self.prefix)
             || OTHER_RULES.contains(&name)
             || [&DENSE[..], &EXPERTS, &SHARED].into_iter().flatten().any(|key| ignored(key))
         {
@@ -122,7 +122,7 @@ impl Found<'_> {
 
     /// Refuses a block without the biases that its configuration says it has.
     pub(super) fn expect_biases(&self, names: &TensorNames) -> Result<()> {
-        if self.kind != Kind::Dense || !self.is_described() {
+        if self.kind != Kind::Dense || !is_described(self.prefix) {
             return Ok(());
         }
         let name = self.family.map_or("", |f| f.name);
@@ -144,10 +144,6 @@ impl Found<'_> {
         }
         let why = format!("layer {} has no bias of {}", self.layer, lacking.join(", "));
         Err(self.contradicted(&key, value, why))
-    }
-
-    fn is_described(&self) -> bool {
-        unwrapped(self.prefix).split('.').all(|part| DESCRIBED.contains(&part))
     }
 
     fn contradicted(&self, key: &str, value: &Value, why: String) -> FormatError {
@@ -207,6 +203,11 @@ impl Found<'_> {
         self.family.is_some_and(|f| f.name.starts_with("GLM"))
             && self.scope.size(&["out_hidden_size"]) == Some(intermediate)
     }
+}
+
+/// Whether the innermost object of a configuration describes the blocks of a part of the model.
+pub(super) fn is_described(prefix: &str) -> bool {
+    unwrapped(prefix).split('.').all(|part| DESCRIBED.contains(&part))
 }
 
 /// A key as it stands, its value, and the sizes in it.

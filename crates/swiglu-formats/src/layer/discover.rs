@@ -55,6 +55,11 @@ pub(super) fn discover(
 ) -> Result<Discovered> {
     let layer = options.layer;
     if places.is_empty() {
+        if model.names().is_empty() {
+            let help = "give the file that has the model's weights";
+            let found = "it holds no tensors, as a file of a vocabulary or of settings alone";
+            return Err(FormatError::recognised(model.path(), found, help));
+        }
         let instead = instead_of_layer(model, None).or_else(|| ungated(model, options, None));
         return Err(instead.unwrap_or_else(|| FormatError::NoLayer {
             path: model.path().to_owned(),
@@ -160,6 +165,12 @@ fn one_prefix<'a>(
     let known: BTreeSet<&str> = all.iter().copied().filter(is_known).collect();
     let candidates = if known.is_empty() { &all } else { &known };
     if candidates.len() > 1 {
+        // A down projection alone has a name that blocks without a gate have too.
+        if at.iter().all(|p| p.role == Role::Down)
+            && let Some(ungated) = ungated(model, options, Some(layer))
+        {
+            return Err(ungated);
+        }
         let why = format!(
             "{} parts of the model have a layer {layer}: {}",
             candidates.len(),

@@ -201,8 +201,9 @@ fn load_placed(
     // The model's own hidden size speaks for the layers of its language model. Tensors that a
     // caller picked may be of another part, and a caller who states the orientation knows best.
     let picked = found.is_none() && known.orientation.is_some();
+    let described = prefix.as_deref().is_none_or(agree::is_described);
     let stated_hidden = match options.orientation {
-        None if !picked => scope.size(&HIDDEN),
+        None if !picked && described => scope.size(&HIDDEN),
         _ => None,
     };
     let shapes = Shapes {
