@@ -148,6 +148,21 @@ fn sizes_of_gguf_are_compared_too() {
     assert!(e.contains("`feed_forward_length` = 64, but blk.0.ffn_gate.weight has 48"), "{e}");
 }
 
+/// No size of a file is multiplied before it is looked at.
+#[test]
+fn sizes_that_fit_no_number_are_contradictions_and_no_more() {
+    let names = ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"];
+    for model in ["llama", "qwen", "gemma4", "qwen2moe"] {
+        for size in [u64::MAX, 1 << 63, (1 << 63) + 24] {
+            let key = pair(&format!("{model}.feed_forward_length"), 10, &size.to_le_bytes());
+            let file =
+                gguf(&triple(names, "F32", K, 48, 1), &[text("general.architecture", model), key]);
+            let loaded = load_layer_from_bytes(file, &LoadOptions::default());
+            assert!(matches!(loaded, Err(FormatError::Contradicted { .. })), "{model} {size}");
+        }
+    }
+}
+
 fn with_biases(roles: &[(&str, usize)]) -> Vec<T> {
     let mut tensors = block(DENSE, H);
     tensors.extend(
@@ -179,6 +194,10 @@ fn biases_that_are_stated_and_absent_are_refused_by_name() {
         load(&block(DENSE, H), &[key]).unwrap();
         load(&with_biases(&[("gate", H), ("up", H), ("down", K)]), &[]).unwrap();
     }
+    // Of the language model, beside a part that says nothing of its own.
+    let config =
+        json!({"hidden_act": "silu", "mlp_bias": true, "vision_config": {"hidden_act": "silu"}});
+    load("visual.blocks.1.mlp.", H, &config, &LoadOptions::default()).unwrap();
     // Elsewhere the key is of other maps.
     let config = json!({"model_type": "llama", "use_bias": true, "mlp_bias": false}).to_string();
     Checkpoint::new(&block(DENSE, H), &config).load(&at(1)).unwrap();

@@ -73,6 +73,16 @@ fn two_ungated_towers_are_not_told_to_choose_between_them() {
     refused(Checkpoint::new(&tensors, "").load(&at(0)), &["without a gate"]);
 }
 
+/// Moonshine's decoder has a gate, its encoder has none, under the same names.
+#[test]
+fn a_weight_that_would_hold_both_and_is_too_narrow_has_no_gate() {
+    let config = r#"{"model_type":"moonshine"}"#;
+    let decoder = pair("model.decoder.layers.0.mlp.", ["fc1", "fc2"], [[2 * H, K], [K, H]]);
+    Checkpoint::new(&decoder, config).load(&at(0)).unwrap();
+    let encoder = pair("model.encoder.layers.0.mlp.", ["fc1", "fc2"], [[H, K], [K, H]]);
+    refused(Checkpoint::new(&encoder, config).load(&at(0)), &["without a gate"]);
+}
+
 /// As the vocabularies that llama.cpp tests its tokenisers with.
 #[test]
 fn a_file_without_tensors_is_said_to_have_none() {

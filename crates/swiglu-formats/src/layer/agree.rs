@@ -103,7 +103,7 @@ impl Found<'_> {
             Blocks::Shared => self.first_stated(&[&SHARED, &EXPERTS, &DENSE]),
         };
         let fits = |&size: &usize| match self.blocks {
-            Blocks::All if name == "Qwen 1" => size == 2 * intermediate,
+            Blocks::All if name == "Qwen 1" => size / 2 == intermediate && size.is_multiple_of(2),
             Blocks::All => size == intermediate || self.is_double(size, intermediate),
             Blocks::Experts => {
                 size == intermediate || !of_block && self.is_of_all(size, intermediate)
@@ -128,7 +128,7 @@ impl Found<'_> {
         let name = self.family.map_or("", |f| f.name);
         let of_family = BIASES_OF.iter().filter(|(family, _)| *family == name);
         let mut keys = BIASES.into_iter().chain(of_family.map(|(_, key)| *key));
-        let stated = |key| self.scope.get(key).filter(|(_, v)| v.as_bool() == Some(true));
+        let stated = |key| self.scope.innermost(key).filter(|(_, v)| v.as_bool() == Some(true));
         let Some((key, value)) = keys.find_map(stated) else { return Ok(()) };
         let both = names.gate_up_bias.is_some();
         let lacking: Vec<&str> = [
@@ -190,7 +190,8 @@ impl Found<'_> {
     }
 
     fn is_double(&self, size: usize, intermediate: usize) -> bool {
-        2 * size == intermediate && self.scope.get(DOUBLE).is_some_and(|(_, v)| v == true)
+        size.checked_mul(2) == Some(intermediate)
+            && self.scope.get(DOUBLE).is_some_and(|(_, v)| v == true)
     }
 
     /// Old writers of GGUF state what all experts of a token have together.

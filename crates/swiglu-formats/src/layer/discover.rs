@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::foreign::instead_of_layer;
 use super::names::{Convention, Kind, LANGUAGE_PREFIXES, Part, Place, Role, TRIED};
 use super::names::{classify, unwrapped};
-use super::ungated::ungated;
+use super::ungated::{ungated, unpacked};
 use super::{LoadOptions, TensorNames};
 use crate::config::Config;
 use crate::error::{FormatError, Result, list, ranges};
@@ -101,6 +101,9 @@ pub(super) fn discover(
         && let Some(foreign) = instead_of_layer(model, Some(layer))
     {
         return Err(foreign);
+    }
+    if let Some(ungated) = unpacked(model, &names, layer) {
+        return Err(ungated);
     }
     let Place { convention, kind, block, prefix, .. } = at[0];
     let (block, prefix) = (block.to_owned(), prefix.to_owned());

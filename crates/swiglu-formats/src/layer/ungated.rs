@@ -1,7 +1,7 @@
 //! Feed-forward blocks without a gate, told from gated ones whose names are not known.
 
-use super::LoadOptions;
 use super::names::{layer_of, part_of};
+use super::{LoadOptions, TensorNames};
 use crate::error::{FormatError, clip};
 use crate::model::Model;
 
@@ -54,6 +54,22 @@ pub(super) fn ungated(
         }
     }
     None
+}
+
+/// The refusal of a layer whose weight by the name of gate and up in one is as wide as the down weight: in some
+/// families one part has a gate and another has none.
+pub(super) fn unpacked(model: &Model, names: &TensorNames, layer: usize) -> Option<FormatError> {
+    let (first, second) = (names.gate_up.as_ref()?, names.down.as_ref()?);
+    let shape = |name: &str| model.tensor(name).ok().map(|t| t.shape);
+    match (&shape(first)?[..], &shape(second)?[..]) {
+        (&[a, b], &[c, d]) if a == d && b == c => Some(FormatError::Ungated {
+            path: model.path().to_owned(),
+            layer,
+            first: clip(first, 200),
+            second: clip(second, 200),
+        }),
+        _ => None,
+    }
 }
 
 /// Whether the first weight's outputs are the second one's inputs, `[H, K]` and `[K, H]` or both transposed,
