@@ -73,6 +73,6 @@ measure *ARGS:
 gpu-bundle:
     scripts/gpu-bundle
 
-# Fuzz a file reader (safetensors, gguf, parts, recognise or npy); needs nightly and `cargo install cargo-fuzz`
+# Fuzz a file reader (safetensors, gguf, parts, recognise or npy); needs `cargo install cargo-fuzz --locked`, no nightly
 fuzz TARGET SECONDS="60":
-    cargo +nightly fuzz run --fuzz-dir crates/swiglu-formats/fuzz {{ TARGET }} -- -max_total_time={{ SECONDS }}
+    scripts/fuzz {{ TARGET }} -max_total_time={{ SECONDS }}

@@ -117,7 +117,16 @@ pub struct MlpParams<'a, T> {
     pub rows: RowParams<'a>,
 }
 
-impl<T: Element> MlpParams<'_, T> {
+impl<'a, T: Element> MlpParams<'a, T> {
+    /// A block without a down bias and steps of whole rows.
+    pub fn new(
+        gated: GatedLinearParams<'a, T>,
+        down: MatrixRef<'a, T>,
+        down_orientation: Orientation,
+    ) -> Self {
+        Self { gated, down, down_orientation, down_bias: None, rows: RowParams::NONE }
+    }
+
     /// Output features of the down projection.
     pub fn out_features(&self) -> usize {
         self.down_orientation.shape(self.down.rows(), self.down.cols())[0]

@@ -81,12 +81,7 @@ fn judged<T: Element>(
     let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
     assert!(judgement.passed(), "{what}: {judgement:?}");
 
-    let of_host = MlpParams {
-        gated: of_host,
-        down: down.host.view(),
-        down_orientation: orientation,
-        down_bias: None,
-    };
+    let of_host = MlpParams::new(of_host, down.host.view(), orientation);
     let lent = DeviceMlpParams::new(lent, down.view(), orientation).unwrap();
     // SAFETY: as above.
     let mlp = unsafe { Mlp::from_device(cuda, &lent) }.unwrap();

@@ -37,12 +37,8 @@ fn mlp<T: Element>(cuda: &Cuda, seed: u64) -> Mlp<T> {
     let [gate, up] = [seed, seed + 1].map(|s| random::normal_matrix::<T>(s, H, K, 0.1).unwrap());
     let down = random::normal_matrix::<T>(seed + 2, K, H, 0.1).unwrap();
     let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
-    let params = MlpParams {
-        gated: GatedLinearParams::new(weights, Activation::SWIGLU),
-        down: down.view(),
-        down_orientation: Orientation::OutIn,
-        down_bias: None,
-    };
+    let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+    let params = MlpParams::new(gated, down.view(), Orientation::OutIn);
     Mlp::new(cuda, &params).unwrap()
 }
 

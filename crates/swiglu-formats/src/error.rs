@@ -182,6 +182,22 @@ pub enum FormatError {
         /// What is there.
         found: String,
     },
+    /// A feed-forward block without a gate: h = act(x·W₁), y = h·W₂.
+    #[error(
+        "{}: layer {layer}: {first} and {second} are a block without a gate, which is no gated linear \
+         unit: there is nothing in it to compute here",
+        path.display()
+    )]
+    Ungated {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// The weight before the activation.
+        first: String,
+        /// The weight behind it.
+        second: String,
+    },
     /// An expert the layer does not have.
     #[error("{}: expert {expert} given, {available}", path.display())]
     ExpertOutOfRange {
@@ -244,6 +260,22 @@ pub enum FormatError {
         value: String,
         /// What it asks for.
         why: &'static str,
+    },
+    /// A key of a configuration that the tensors contradict.
+    #[error(
+        "{}: `{key}` = {value}, but {why}; --ignore {key} goes by the tensors, --no-config does without \
+         the configuration",
+        path.display()
+    )]
+    Contradicted {
+        /// The configuration.
+        path: PathBuf,
+        /// The key, with those of the objects around it.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What the tensors say.
+        why: String,
     },
     /// A tensor of the block that the block as it is computed here has no place for.
     #[error("{}: {tensor} is in the block: {why}; --ignore {tensor} computes without it", path.display())]

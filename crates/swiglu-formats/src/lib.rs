@@ -32,6 +32,7 @@
 
 mod bytes;
 mod coded;
+mod comfy;
 mod config;
 mod directory;
 mod error;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::bytes::{Bytes, without_mark};
+use crate::comfy::Notes;
 use crate::config::Config;
 use crate::directory::{index_beside, model_in};
 use crate::error::{FormatError, Result, list};
@@ -202,6 +203,30 @@ impl Model {
         match &self.tensors {
             Tensors::Parts(parts) => parts.names().collect(),
             Tensors::Sharded(shards) => shards.names().collect(),
+        }
+    }
+
+    /// The tensors' names that begin with `prefix`, sorted.
+    pub(crate) fn names_with(&self, prefix: &str) -> Vec<&str> {
+        match &self.tensors {
+            Tensors::Parts(parts) => parts.names_with(prefix).collect(),
+            Tensors::Sharded(shards) => shards.names_with(prefix).collect(),
+        }
+    }
+
+    /// What the header of the file of a tensor that was read says of quantised weights.
+    pub(crate) fn notes(&self, name: &str) -> &[Notes] {
+        match &self.tensors {
+            Tensors::Parts(parts) => parts.notes(),
+            Tensors::Sharded(shards) => shards.notes(name),
+        }
+    }
+
+    /// What cannot be read, wherever it is in the model: no reason to refuse what does not need it.
+    pub(crate) fn defects(&self) -> Vec<String> {
+        match &self.tensors {
+            Tensors::Parts(parts) => parts.defects(),
+            Tensors::Sharded(shards) => shards.defects(),
         }
     }
 

@@ -2,9 +2,11 @@
 //! their index.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use crate::bytes::Bytes;
+use crate::comfy::Notes;
 use crate::config::Config;
 use crate::directory::Numbered;
 use crate::error::{FormatError, Result, clip};
@@ -21,14 +23,28 @@ pub(crate) struct Parts {
     tensors: BTreeMap<String, Result<Tensor>>,
     /// The first part that could not be opened, and why.
     absent: Option<FormatError>,
+    /// What their headers say of quantised weights.
+    notes: Vec<Notes>,
 }
 
 impl Parts {
-    /// Of one file.
-    pub(crate) fn whole(tensors: Vec<Tensor>, faults: BTreeMap<String, FormatError>) -> Self {
+    /// Of one GGUF file.
+    fn whole(file: Gguf) -> Self {
         let mut out = Self::default();
-        out.add(tensors, faults, Path::new(""));
+        out.add(file.tensors, file.faults, Path::new(""));
         out
+    }
+
+    /// Of one safetensors file.
+    pub(crate) fn shard(file: SafeTensors) -> Self {
+        let mut out = Self::default();
+        out.add_shard(file, Path::new(""));
+        out
+    }
+
+    fn add_shard(&mut self, file: SafeTensors, path: &Path) {
+        self.notes.extend(Notes::of(&file.metadata));
+        self.add(file.tensors, file.faults, path);
     }
 
     fn add(&mut self, tensors: Vec<Tensor>, faults: BTreeMap<String, FormatError>, path: &Path) {
@@ -47,6 +63,22 @@ impl Parts {
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
+    }
+
+    /// The names that begin with `prefix`.
+    pub(crate) fn names_with<'a>(&'a self, prefix: &str) -> impl Iterator<Item = &'a str> {
+        with_prefix(&self.tensors, prefix)
+    }
+
+    /// What the headers say of quantised weights.
+    pub(crate) fn notes(&self) -> &[Notes] {
+        &self.notes
+    }
+
+    /// What cannot be read, wherever it is: tensors whose entries are wrong, and a part that is not there.
+    pub(crate) fn defects(&self) -> Vec<String> {
+        let entries = self.tensors.values().filter_map(|t| t.as_ref().err());
+        entries.chain(&self.absent).map(ToString::to_string).collect()
     }
 
     /// The tensor, or `None` if no part that is there has it.
@@ -94,6 +126,16 @@ impl Parts {
     }
 }
 
+/// Of a map's keys those that begin with `prefix`.
+pub(crate) fn with_prefix<'a, V>(
+    map: &'a BTreeMap<String, V>,
+    prefix: &str,
+) -> impl Iterator<Item = &'a str> {
+    let prefix = prefix.to_owned();
+    let from = map.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+    from.map(|(name, _)| name.as_str()).take_while(move |name| name.starts_with(&prefix))
+}
+
 /// `model.layers.12.mlp.up.weight` as `model.layers.`, `12` and `mlp.up.weight`.
 fn numbered_block(name: &str) -> Option<(&str, &str, &str)> {
     let mut at = 0;
@@ -130,7 +172,7 @@ impl Split {
 pub(crate) fn gguf(file: Gguf, path: &Path) -> Result<(Parts, Config)> {
     let Some(split) = Split::of(&file) else {
         let own = Config::from_gguf(&file, path);
-        return Ok((Parts::whole(file.tensors, file.faults), own));
+        return Ok((Parts::whole(file), own));
     };
     let numbered = Numbered::of(path).filter(|n| (n.no, n.count) == (split.no + 1, split.count));
     gguf_parts(file, path, split, |no| {
@@ -201,12 +243,12 @@ fn gguf_parts(
 
 /// A shard of safetensors without its index, with the others beside it.
 pub(crate) fn safetensors(file: SafeTensors, path: &Path) -> Parts {
-    let mut out = Parts::whole(file.tensors, file.faults);
+    let mut out = Parts::shard(file);
     let Some(numbered) = Numbered::of(path) else { return out };
     for no in (1..=numbered.count).filter(|&no| no != numbered.no) {
         let part = path.with_file_name(numbered.name(no));
         match open_shard(&part, || "no index says what is in it".into()) {
-            Ok(file) => out.add(file.tensors, file.faults, &part),
+            Ok(file) => out.add_shard(file, &part),
             Err(why) => out.lack(why),
         }
     }

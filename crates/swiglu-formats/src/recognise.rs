@@ -134,6 +134,18 @@ fn zip(head: &[u8], path: &Path, wanted: Wanted) -> (String, String) {
         };
         return (found, help);
     }
+    // torch.save begins with the pickle.
+    let scripted =
+        |part: &str| entry.split_once('/').is_some_and(|(_, rest)| rest.starts_with(part));
+    if wanted == Wanted::Model && (scripted("data/") || scripted("code/")) {
+        let help = format!(
+            "save its weights, of which the names may differ from a checkpoint's: `python -c \"import torch; \
+             from safetensors.torch import save_file; save_file({{k: v.contiguous().clone() for k, v in \
+             torch.jit.load('{0}', map_location='cpu').state_dict().items()}}, '{0}.safetensors')\"` in its folder",
+            name(path)
+        );
+        return ("a program of TorchScript, as torch.jit.save writes it".into(), help);
+    }
     let torch_like = ["pt", "pth", "bin", "ckpt"].iter().any(|e| named(e));
     let pickled =
         entry.ends_with(".pkl") || entry.ends_with("/version") || entry.ends_with("/byteorder");
@@ -264,6 +276,8 @@ mod tests {
         assert!(e.contains("np.save('a.npy', np.load('a.npz')['x'])"), "{e}");
         let e = said(&zip("archive/data.pkl"), "model.safetensors", Wanted::Model);
         assert!(e.contains("torch.save") && e.contains("glob('model.safetensors')"), "{e}");
+        let e = said(&zip("vad/data/0"), "vad.jit", Wanted::Model);
+        assert!(e.contains("TorchScript") && e.contains("torch.jit.load('vad.jit'"), "{e}");
         let e = said(&zip("word/document.xml"), "a.gguf", Wanted::Model);
         assert!(e.contains("word/document.xml") && !e.contains("torch"), "{e}");
         assert!(said(&zip("")[..4], "a", Wanted::Model).contains("zip"));

@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 use serde_json::value::RawValue;
 
 use crate::bytes::{Bytes, without_mark};
+use crate::comfy::Notes;
 use crate::error::{FormatError, Result, clip, list};
-use crate::parts::{Parts, open_shard};
+use crate::parts::{Parts, open_shard, with_prefix};
 use crate::tensor::Tensor;
 
 #[derive(Debug)]
@@ -74,6 +75,37 @@ impl Shards {
         (there > 0).then_some(there == self.shards.len())
     }
 
+    /// The names that begin with `prefix`.
+    pub(crate) fn names_with<'a>(&'a self, prefix: &str) -> impl Iterator<Item = &'a str> {
+        with_prefix(&self.names, prefix)
+    }
+
+    /// What the header of the shard of a tensor that was read says of quantised weights.
+    pub(crate) fn notes(&self, name: &str) -> &[Notes] {
+        let shard = self.names.get(name).and_then(|at| self.shards.get(*at.as_ref().ok()?));
+        shard.and_then(|shard| shard.file.get()).map_or(&[], Parts::notes)
+    }
+
+    /// What cannot be read, wherever it is: entries that name no file, and files that are not there.
+    pub(crate) fn defects(&self) -> Vec<String> {
+        let entry = |(name, at): (&String, &Result<usize>)| {
+            Some(format!("{}: {}", clip(name, 100), at.as_ref().err()?))
+        };
+        let mut out: Vec<String> = self.names.iter().filter_map(entry).collect();
+        for (at, shard) in self.shards.iter().enumerate() {
+            if !shard.path.is_file() {
+                let of = self.names.iter().filter(|(_, to)| to.as_ref().ok() == Some(&at));
+                let names: Vec<&str> = of.map(|(name, _)| name.as_str()).collect();
+                let file = shard.path.display();
+                out.push(format!(
+                    "{file} is not there; the index says that it has {}",
+                    list(names, 3)
+                ));
+            }
+        }
+        out
+    }
+
     /// The tensor, or `None` if the index does not name it.
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(position) = self.names.get(name) else { return Ok(None) };
@@ -85,7 +117,7 @@ impl Shards {
                     let index = self.index.file_name().unwrap_or_default().to_string_lossy();
                     format!("{index} says that {} is in it", clip(name, 100))
                 })?;
-                shard.file.get_or_init(|| Parts::whole(file.tensors, file.faults))
+                shard.file.get_or_init(|| Parts::shard(file))
             }
         };
         match file.tensor(name)? {

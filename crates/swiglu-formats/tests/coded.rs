@@ -226,6 +226,66 @@ fn a_plain_cast_is_read_where_the_caller_says_so() {
     assert!(!e.to_string().contains("plain"), "{e}");
 }
 
+/// Of a layer, or of the layers of a model, of which one scale is missing.
+#[test]
+fn a_weight_whose_scale_is_missing_is_no_plain_cast() {
+    let scale = |part: &str, rows, _| vec![t(&name(part, "weight_scale"), "F32", &[rows, 1], 3)];
+    let whole = file(scale, |i| codes(i, "F8_E4M3", PARTS[i].2));
+    let plain = LoadOptions { plain_fp8: true, ..LoadOptions::default() };
+    let in_layer_1 = |t: &T| T { name: t.name.replace("layers.0", "layers.1"), ..t.clone() };
+    for missing in PARTS.map(|(part, ..)| name(part, "weight_scale")) {
+        let one: Vec<T> = whole.iter().filter(|t| t.name != missing).cloned().collect();
+        // Without any of its own, beside a layer that has them.
+        let bare = whole.iter().filter(|t| !t.name.ends_with("scale")).cloned();
+        let beside: Vec<T> = bare.chain(whole.iter().map(in_layer_1)).collect();
+        for tensors in [one, beside] {
+            for options in [&plain, &LoadOptions::default()] {
+                let loaded = load_layer_from_bytes(safetensors(&tensors), options);
+                let error = refused(loaded, &["its scale", "is missing", "weight_scale is there"]);
+                assert!(!error.to_string().contains("plain-fp8"), "{error}");
+            }
+        }
+        let one: Vec<T> = whole.iter().filter(|t| t.name != missing).cloned().collect();
+        refused(load(&one), &[&format!("its scale {missing} is missing")]);
+    }
+}
+
+/// ComfyUI writes scales of MX in the order in which cuBLAS takes them, and says so in the header.
+#[test]
+fn notes_of_comfyui_in_a_header_are_heeded() {
+    let noted = |tensors: &[T], format: &str, roles: &[&str]| {
+        let layers: serde_json::Map<_, _> = roles
+            .iter()
+            .map(|role| {
+                let name = name(role, "weight").replace(".weight", "");
+                (name, serde_json::json!({ "format": format }))
+            })
+            .collect();
+        let notes = serde_json::json!({"format_version": "1.0", "layers": layers}).to_string();
+        let metadata = serde_json::json!({ "_quantization_metadata": notes });
+        let file = safetensors_with(tensors, &format!(r#""__metadata__":{metadata}"#), 0);
+        load_layer_from_bytes(file, &LoadOptions::default())
+    };
+    let all = ["gate", "up", "down"];
+    let powers = |part: &str, rows, cols: usize| {
+        vec![raw(name(part, "weight_scale"), "U8", &[rows, cols / 32], |i| 120 + (i % 9) as u8)]
+    };
+    let mx = file(powers, |i| codes(i, "F8_E4M3", PARTS[i].2));
+    // Without the note the order is that of the rows.
+    load(&mx).unwrap();
+    refused(noted(&mx, "mxfp8", &all), &["gate_proj.weight", "states mxfp8, whose scales"]);
+    refused(noted(&mx, "float8_e4m3fn", &["gate"]), &["up_proj.weight", "says nothing of it"]);
+    let one = |part: &str, _, _| vec![values(&name(part, "weight_scale"), "F32", &[1], &[0.5])];
+    let plain = file(one, |i| codes(i, "F8_E4M3", PARTS[i].2));
+    let value = |part: usize, r: usize, c: usize| {
+        float(codes(part, "F8_E4M3", PARTS[part].2).bytes[r * PARTS[part].2 + c], 4, 3) * 0.5
+    };
+    expect(&noted(&plain, "float8_e4m3fn", &all).unwrap(), "F8_E4M3", value);
+    let broken = safetensors_with(&plain, r#""__metadata__":{"_quantization_metadata":"{"}"#, 0);
+    let loaded = load_layer_from_bytes(broken, &LoadOptions::default());
+    refused(loaded, &["_quantization_metadata of the header is no JSON"]);
+}
+
 #[test]
 fn offsets_are_subtracted_before_scales() {
     let weights = [0, 1, 2].map(|i| codes(i, "I8", PARTS[i].2));

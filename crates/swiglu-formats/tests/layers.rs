@@ -163,6 +163,65 @@ fn llama_cpp_dense_and_stacked_experts() {
     expect_triple(&load(&expert(2, 5)).unwrap(), K, 8, 4);
 }
 
+/// DBRX: each weight of all experts is one matrix, gate and up `[E·H, K]`, down of the same shape.
+#[test]
+fn experts_in_blocks_of_rows() {
+    let prefix = "transformer.blocks.2.ffn.experts.mlp.";
+    let stack = |name: &str, seed: usize| {
+        let all: Vec<f32> = (0..3).flat_map(|e| ramp(8 * K, 10 * e + seed)).collect();
+        values(&format!("{prefix}{name}"), "F32", &[3 * 8, K], &all)
+    };
+    // Down transposed: what `expect_triple` has as [K, H] lies as [H, K].
+    let down: Vec<f32> = (0..3)
+        .flat_map(|e| {
+            let plain = ramp(8 * K, 10 * e + 2);
+            (0..8 * K).map(move |i| plain[(i % K) * 8 + i / K]).collect::<Vec<_>>()
+        })
+        .collect();
+    let tensors =
+        [stack("w1", 0), stack("v1", 1), values(&format!("{prefix}w2"), "F32", &[3 * 8, K], &down)];
+    for config in [
+        r#"{"model_type":"dbrx","d_model":12,"ffn_config":{"ffn_hidden_size":8,"moe_num_experts":3}}"#,
+        r#"{"model_type":"dbrx","ffn_config":{"ffn_hidden_size":8}}"#,
+        r#"{"model_type":"dbrx","ffn_config":{"moe_num_experts":3}}"#,
+    ] {
+        let checkpoint = Checkpoint::new(&tensors, config);
+        for e in 0..3 {
+            expect_triple(&checkpoint.load(&expert(2, e)).unwrap(), K, 8, 10 * e);
+        }
+        refused(checkpoint.load(&expert(2, 3)), &["stacks 3 experts"]);
+        refused(checkpoint.load(&at(2)), &["expert 0 to 2"]);
+        let found = swiglu_formats::inspect(&checkpoint.file(), &LoadOptions::default()).unwrap();
+        assert_eq!((found.blocks[0].experts, found.blocks[0].refused.as_deref()), (Some(3), None));
+    }
+    let unsaid = Checkpoint::new(&tensors, r#"{"model_type":"dbrx"}"#);
+    refused(unsaid.load(&expert(2, 0)), &["of how many experts", "moe_num_experts"]);
+    for ffn in [r#"{"ffn_hidden_size":8,"moe_num_experts":4}"#, r#"{"ffn_hidden_size":7}"#] {
+        let config = format!(r#"{{"model_type":"dbrx","ffn_config":{ffn}}}"#);
+        refused(Checkpoint::new(&tensors, &config).load(&expert(2, 0)), &["24"]);
+    }
+}
+
+/// Old converters of vision encoders wrote up as `ffn_down` and down as `ffn_up`.
+#[test]
+fn swapped_names_of_projectors_are_read_as_they_are_meant() {
+    let [gate, up, down] = ["gate", "up", "down"].map(|r| format!("v.blk.0.ffn_{r}.weight"));
+    let load = |names: [&str; 3], architecture: &str| {
+        let mut tensors = triple(names, "F32", K, H, 4);
+        tensors.push(t(&names[1].replace("weight", "bias"), "F32", &[H], 8));
+        tensors.push(t(&names[2].replace("weight", "bias"), "F32", &[K], 9));
+        let file = gguf(&tensors, &[text("general.architecture", architecture)]);
+        load_layer_from_bytes(file, &at(0))
+    };
+    for names in [[&*gate, &*up, &*down], [&*gate, &*down, &*up]] {
+        let layer = load(names, "clip").unwrap();
+        expect_triple(&layer, K, H, 4);
+        assert_eq!(layer.up_bias().unwrap(), ramp(H, 8));
+        assert_eq!(layer.down_bias().unwrap(), ramp(K, 9));
+    }
+    refused(load([&gate, &down, &up], "llama"), &["expected shape"]);
+}
+
 #[test]
 fn meta_and_plain_names() {
     let n = |w: &str| format!("layers.0.feed_forward.{w}.weight");
@@ -268,7 +327,7 @@ fn incomplete_layers_say_what_is_missing() {
     let e = load_layer_from_bytes(safetensors(&many), &at(31));
     let e = refused(e, &["layer 31 given, the file has layers 0 to 30"]);
     assert!(matches!(e, FormatError::LayerOutOfRange { .. }));
-    refused(load_layer_from_bytes(safetensors(&[]), &at(0)), &["the file has nothing"]);
+    refused(load_layer_from_bytes(safetensors(&[]), &at(0)), &["holds no tensors"]);
 }
 
 #[test]

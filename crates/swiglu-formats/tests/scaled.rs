@@ -121,7 +121,9 @@ fn what_codes_and_scales_do_not_say_is_refused() {
     let up_scale = name("up", "weight_scale");
 
     let without: Vec<T> = good().into_iter().filter(|t| t.name != up_scale).collect();
-    refused(&without, &["up_proj.weight as F8_E4M3", "no scales", "weight_scale_inv"]);
+    refused(&without, &["up_proj.weight as F8_E4M3", &up_scale, "is missing"]);
+    let bare: Vec<T> = good().into_iter().filter(|t| !t.name.ends_with("scale")).collect();
+    refused(&bare, &["gate_proj.weight as F8_E4M3", "no scales", "weight_scale_inv"]);
 
     let mut twice = good();
     twice.push(t(&name("up", "weight_scale_inv"), "F32", &[1], 0));

@@ -67,12 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let both = || GateUpWeights::separate(weight.view(), weight.view(), Orientation::OutIn);
     let gated = GatedLinearParams::new(both()?, Activation::SWIGLU);
     let layer = GatedLinear::from_params(&device, &gated)?;
-    let block = MlpParams {
-        gated,
-        down: down.view(),
-        down_orientation: Orientation::OutIn,
-        down_bias: None,
-    };
+    let block = MlpParams::new(gated, down.view(), Orientation::OutIn);
     let mlp = Mlp::from_params(&device, &block)?;
 
     let matrix = |rows, cols| DeviceMatrix::<bf16>::zeros(&stream, rows, cols);
@@ -105,13 +100,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(layer.forward_on(stream, x.view().rows_range(0..1)?, out.view_mut())?)
         })
     }));
-    for counts in [1, 8, 16, 17, 64, TOKENS] {
+    // Downwards from the most, so that all of them go the same way.
+    for (counts, most) in
+        [(1, 1), (8, 8), (1, 16), (8, 16), (1, 64), (32, 64), (1, TOKENS), (128, TOKENS)]
+    {
         let mut out = matrix(TOKENS, HIDDEN)?;
         let (mlp, stream, x) = (&mlp, &stream, &x);
         calls.push((
-            format!("mlp, {counts} numbers of tokens in turn"),
+            format!("mlp, up to {most} tokens, {counts} numbers of them in turn"),
             Box::new(move |i| {
-                let m = 1 + i % counts;
+                let m = most - i % counts;
                 let out = out.view_mut().rows_range(0..m)?;
                 Ok(mlp.forward_on(stream, x.view().rows_range(0..m)?, out)?)
             }),

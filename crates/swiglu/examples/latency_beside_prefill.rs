@@ -27,12 +27,9 @@ fn block(device: &Device) -> Result<Mlp> {
     let weights: Vec<f32> = (0..HIDDEN * INTERMEDIATE).map(number).collect();
     let gate = MatrixRef::new(&weights, INTERMEDIATE, HIDDEN)?;
     let gate_up = GateUpWeights::separate(gate, gate, Orientation::OutIn)?;
-    let params = MlpParams {
-        gated: GatedLinearParams::new(gate_up, Activation::SWIGLU),
-        down: MatrixRef::new(&weights, HIDDEN, INTERMEDIATE)?,
-        down_orientation: Orientation::OutIn,
-        down_bias: None,
-    };
+    let gated = GatedLinearParams::new(gate_up, Activation::SWIGLU);
+    let down = MatrixRef::new(&weights, HIDDEN, INTERMEDIATE)?;
+    let params = MlpParams::new(gated, down, Orientation::OutIn);
     Mlp::from_params(device, &params)
 }
 

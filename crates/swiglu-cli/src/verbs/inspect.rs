@@ -35,6 +35,21 @@ pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Re
     Ok(if all { Verdict::Passed } else { Verdict::Failed })
 }
 
+/// Defects that are listed.
+const SHOWN: usize = 8;
+
+/// What a block is: the numbers of experts are said where they are not 0 and all that follow.
+fn block(block: &Block) -> String {
+    match (block.experts, &block.numbers) {
+        (Some(1), Some(number)) => format!("expert {number}"),
+        (Some(count), Some(numbers)) if *numbers != format!("0 to {}", count - 1) => {
+            format!("experts {numbers}")
+        }
+        (Some(count), _) => format!("{count} experts"),
+        (None, _) => block.kind.to_owned(),
+    }
+}
+
 fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
     let said = match (&found.architecture, found.family) {
         (Some(name), Some(family)) => format!("`{name}`, of the family {family}"),
@@ -51,6 +66,12 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
         found.tensors
     )?;
     writeln!(terminal, "model      {said}{by}")?;
+    for defect in found.defects.iter().take(SHOWN) {
+        writeln!(terminal, "defect     {defect}")?;
+    }
+    if let Some(more) = found.defects.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+        writeln!(terminal, "           and {more} more")?;
+    }
     if let Some(why) = &found.refused {
         writeln!(terminal, "\nno layer can be loaded: {why}")?;
         return Ok(());
@@ -60,10 +81,7 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
     Table::of(&found.blocks)
         .text("prefix", |b| if b.prefix.is_empty() { "–".to_owned() } else { b.prefix.clone() })
         .text("layers", |b| b.layers.clone())
-        .text("block", |b| match b.experts {
-            Some(experts) => format!("{experts} experts"),
-            None => b.kind.to_owned(),
-        })
+        .text("block", block)
         .text("size", |b| {
             or_dash(contents(b).map(|c| format!("{} → {}", c.hidden, c.intermediate)))
         })
@@ -80,9 +98,13 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
         else {
             continue;
         };
-        writeln!(terminal, "\n{}layers {}, {}: {line}", block.prefix, block.layers, block.kind)?;
+        let kind = self::block(block);
+        writeln!(terminal, "\n{}layers {}, {kind}: {line}", block.prefix, block.layers)?;
         for steps in block.contents.iter().filter_map(|c| c.row_steps.as_ref()) {
             writeln!(terminal, "  of whole rows: {steps}")?;
+        }
+        for note in block.contents.iter().flat_map(|c| &c.notes) {
+            writeln!(terminal, "  {note}")?;
         }
         for factor in block.contents.iter().flat_map(|c| &c.factors) {
             writeln!(terminal, "  {factor}")?;

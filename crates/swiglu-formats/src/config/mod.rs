@@ -225,6 +225,12 @@ impl<'a> Scope<'a> {
         })
     }
 
+    /// As [`Self::get`] in the innermost object alone: sizes around it are of other parts.
+    pub(crate) fn innermost(&self, key: &str) -> Option<Stated<'a>> {
+        let (path, object) = self.objects.first()?;
+        Some((format!("{path}{key}"), object.get(key).filter(|value| !value.is_null())?))
+    }
+
     /// A size: a whole number, also one that a program wrote as a float.
     pub(crate) fn size(&self, keys: &[&str]) -> Option<usize> {
         let (_, value) = keys.iter().find_map(|key| self.get(key))?;

@@ -132,6 +132,7 @@ pub static FAMILIES: &[Family] = &[
         stack: IN_OUT,
         ..SILU
     },
+    Family { name: "Aria", model_types: &["aria"], stack: IN_OUT, ..SILU },
     Family {
         name: "gpt-oss",
         model_types: &["gpt_oss"],
@@ -618,7 +619,6 @@ pub static FAMILIES: &[Family] = &[
             "hyperclovax",
             "helium",
             "diffllama",
-            "aria",
             "iquestcoder",
             "molmo2",
             "jetmoe",

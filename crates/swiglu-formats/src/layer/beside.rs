@@ -13,14 +13,14 @@ pub(super) struct Beside<'a> {
 
 impl<'a> Beside<'a> {
     pub(super) fn new(model: &'a Model, weight: &str) -> Self {
-        let names = model.names();
+        let with = |prefix| model.names_with(prefix).into_iter();
         let tail = ["weight", "blocks"].into_iter().find(|tail| weight.ends_with(tail));
         let base = tail.and_then(|tail| weight.strip_suffix(tail));
         let all = match (base, tail) {
             // Without a prefix everything in the file would share it.
-            (Some(""), Some(tail)) => with_prefix(&names, tail).map(|n| (n, n)).collect(),
-            (Some(base), _) => with_prefix(&names, base).map(|n| (n, &n[base.len()..])).collect(),
-            (None, _) => with_prefix(&names, weight)
+            (Some(""), Some(tail)) => with(tail).map(|n| (n, n)).collect(),
+            (Some(base), _) => with(base).map(|n| (n, &n[base.len()..])).collect(),
+            (None, _) => with(weight)
                 .filter_map(|n| Some((n, n[weight.len()..].strip_prefix(['.', '_'])?)))
                 .collect(),
         };

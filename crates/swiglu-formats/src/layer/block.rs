@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::beside::{self, Beside};
+use super::beside::Beside;
 use super::names::{self, Convention, Kind, Place, Role};
 use super::rows::Found;
 use super::{LoadOptions, TensorNames, contradiction, discover, scales};
@@ -22,6 +22,10 @@ pub(super) struct Chosen {
     pub(super) found: Option<(&'static Convention, Kind)>,
     /// What the names of all tensors of the block start with; empty where that is not known.
     pub(super) block: String,
+    /// The part of the model, as names start before the layer; none where the caller named the tensors.
+    pub(super) prefix: Option<String>,
+    /// Parts that have such a layer too, where the caller chose none.
+    pub(super) others: Vec<String>,
 }
 
 pub(super) fn choose_names(
@@ -34,13 +38,20 @@ pub(super) fn choose_names(
     match (&names.gate, &names.up, &names.gate_up) {
         (Some(_), Some(_), None) | (None, None, Some(_)) => {
             let block = block_of(names);
-            Ok(Chosen { names: names.clone(), found: None, block })
+            let (names, others) = (names.clone(), Vec::new());
+            Ok(Chosen { names, found: None, block, prefix: None, others })
         }
         (None, None, None) => {
             let found = discover::discover(model, config, options, places)?;
             let replaced = names.clone().or(found.names);
             let convention = Some((found.convention, found.kind));
-            Ok(Chosen { names: replaced, found: convention, block: found.block })
+            Ok(Chosen {
+                names: replaced,
+                found: convention,
+                block: found.block,
+                prefix: Some(found.prefix),
+                others: found.others,
+            })
         }
         (Some(_), None, None) => {
             Err(contradiction(model, "gate given without up; name both, or gate_up".into()))
@@ -138,7 +149,7 @@ pub(super) fn expect_understood(
 /// Refuses a block of which a tensor is not used.
 pub(super) fn expect_used(
     model: &Model,
-    (Chosen { names, found, block }, rows): (&Chosen, &Found),
+    (Chosen { names, found, block, .. }, rows): (&Chosen, &Found),
     family: Option<&'static Family>,
     options: &LoadOptions,
 ) -> Result<()> {
@@ -164,7 +175,7 @@ pub(super) fn expect_used(
         let beside = Beside::new(model, weight);
         looked_at.extend(beside.names(|rest| rest != "bias" && rests(rest)));
     }
-    for name in beside::with_prefix(&model.names(), block) {
+    for name in model.names_with(block) {
         let rest = &name[block.len()..];
         let given = names.given().any(|n| n == name) || options.ignore.iter().any(|i| i == name);
         // Of another expert, of the dense block beside experts, or the down projection that a caller left out.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::foreign::instead_of_layer;
 use super::names::{Convention, Kind, LANGUAGE_PREFIXES, Part, Place, Role, TRIED};
 use super::names::{classify, unwrapped};
+use super::ungated::{ungated, unpacked};
 use super::{LoadOptions, TensorNames};
 use crate::config::Config;
 use crate::error::{FormatError, Result, list, ranges};
@@ -22,6 +23,10 @@ pub(super) struct Discovered {
     pub(super) kind: Kind,
     /// What the names of all tensors of the block start with.
     pub(super) block: String,
+    /// The part of the model, as names start before the layer.
+    pub(super) prefix: String,
+    /// The parts that have such a layer too, where the caller chose none.
+    pub(super) others: Vec<String>,
 }
 
 /// The places of all tensors of gated blocks, in the order of their names.
@@ -50,7 +55,13 @@ pub(super) fn discover(
 ) -> Result<Discovered> {
     let layer = options.layer;
     if places.is_empty() {
-        return Err(instead_of_layer(model, None).unwrap_or_else(|| FormatError::NoLayer {
+        if model.names().is_empty() {
+            let help = "give the file that has the model's weights";
+            let found = "it holds no tensors, as a file of a vocabulary or of settings alone";
+            return Err(FormatError::recognised(model.path(), found, help));
+        }
+        let instead = instead_of_layer(model, None).or_else(|| ungated(model, options, None));
+        return Err(instead.unwrap_or_else(|| FormatError::NoLayer {
             path: model.path().to_owned(),
             tried: TRIED,
             present: list(model.names(), 6),
@@ -59,28 +70,67 @@ pub(super) fn discover(
     let at: Vec<Place<'_>> = places.iter().filter(|p| p.layer == layer).copied().collect();
     if at.is_empty() {
         let layers: BTreeSet<usize> = places.iter().map(|p| p.layer).collect();
-        let foreign = instead_of_layer(model, Some(layer));
-        return Err(foreign.unwrap_or_else(|| FormatError::LayerOutOfRange {
+        let instead = instead_of_layer(model, Some(layer));
+        let instead = instead.or_else(|| ungated(model, options, Some(layer)));
+        return Err(instead.unwrap_or_else(|| FormatError::LayerOutOfRange {
             path: model.path().to_owned(),
             layer,
             available: ranges(layers),
         }));
     }
+    let all: BTreeSet<&str> = at.iter().map(|p| p.prefix).collect();
     let at = one_prefix(model, options, at)?;
+    let others = match options.prefix {
+        None => all.into_iter().filter(|p| *p != at[0].prefix).map(str::to_owned).collect(),
+        Some(_) => Vec::new(),
+    };
     let family = Family::of(&config.scope(at[0].block));
     let packed_up = model.format() == FileFormat::Gguf && family.is_some_and(|f| f.gguf_packed);
     let at = one_kind(model, options, at, packed_up)?;
     let at = one_expert(model, layer, options.expert, at)?;
-    let names = complete(model, layer, packed_up, by_role(model, layer, &at)?)
-        .map_err(|e| instead_of_layer(model, Some(layer)).unwrap_or(e))?;
+    let names = complete(model, layer, packed_up, by_role(model, layer, &at)?).map_err(|e| {
+        let instead = instead_of_layer(model, Some(layer));
+        instead.or_else(|| ungated(model, options, Some(layer))).unwrap_or(e)
+    })?;
+    let names = match family {
+        Some(family) if family.name == PROJECTORS => unswapped(model, names),
+        _ => names,
+    };
     // Gate and up may be stored, and the down weight another quantiser's.
     if names.down.is_none()
         && let Some(foreign) = instead_of_layer(model, Some(layer))
     {
         return Err(foreign);
     }
-    let Place { convention, kind, block, .. } = at[0];
-    Ok(Discovered { names, convention, kind, block: block.to_owned() })
+    if let Some(ungated) = unpacked(model, &names, layer) {
+        return Err(ungated);
+    }
+    let Place { convention, kind, block, prefix, .. } = at[0];
+    let (block, prefix) = (block.to_owned(), prefix.to_owned());
+    Ok(Discovered { names, convention, kind, block, prefix, others })
+}
+
+/// The family of vision encoders in GGUF, of which old converters wrote `ffn_up` for down and the reverse.
+pub(super) const PROJECTORS: &str = "CLIP projectors";
+
+/// The names as they are meant, which the gate's shape tells.
+fn unswapped(model: &Model, names: TensorNames) -> TensorNames {
+    let shape = |name: &Option<String>| {
+        let shape = model.tensor(name.as_ref()?).ok()?.shape;
+        <[usize; 2]>::try_from(shape).ok()
+    };
+    match (shape(&names.gate), shape(&names.up), shape(&names.down)) {
+        (Some([h, k]), Some(up), Some(down)) if h != k && up == [k, h] && down == [h, k] => {
+            TensorNames {
+                up: names.down,
+                up_bias: names.down_bias,
+                down: names.up,
+                down_bias: names.up_bias,
+                ..names
+            }
+        }
+        _ => names,
+    }
 }
 
 fn ambiguous(model: &Model, what: &'static str, why: String, choices: String) -> FormatError {
@@ -103,6 +153,9 @@ fn one_prefix<'a>(
         let fits = |p: &str| p == asked || p.strip_suffix('.') == Some(asked);
         let at: Vec<_> = at.into_iter().filter(|p| fits(p.prefix)).collect();
         if at.is_empty() {
+            if let Some(ungated) = ungated(model, options, Some(layer)) {
+                return Err(ungated);
+            }
             return Err(FormatError::Contradiction {
                 path: model.path().to_owned(),
                 what: "prefix",
@@ -115,6 +168,12 @@ fn one_prefix<'a>(
     let known: BTreeSet<&str> = all.iter().copied().filter(is_known).collect();
     let candidates = if known.is_empty() { &all } else { &known };
     if candidates.len() > 1 {
+        // A down projection alone has a name that blocks without a gate have too.
+        if at.iter().all(|p| p.role == Role::Down)
+            && let Some(ungated) = ungated(model, options, Some(layer))
+        {
+            return Err(ungated);
+        }
         let why = format!(
             "{} parts of the model have a layer {layer}: {}",
             candidates.len(),

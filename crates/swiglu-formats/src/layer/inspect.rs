@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::names::{Kind, Place, Role};
-use super::{LayerWeights, LoadOptions, discover, load_placed};
+use super::{LayerWeights, LoadOptions, discover, load_placed, row_blocks};
 use crate::config::Config;
 use crate::error::{Result, clip, ranges};
 use crate::family::Family;
@@ -30,6 +30,8 @@ pub struct Inspection {
     pub tensors: usize,
     /// Its gated feed-forward blocks: layers that are alike are one entry.
     pub blocks: Vec<Block>,
+    /// What cannot be read, wherever it is: entries of an index that name no file, files that are not there.
+    pub defects: Vec<String>,
     /// Why no layer can be loaded; none if there is a block.
     pub refused: Option<String>,
 }
@@ -46,6 +48,9 @@ pub struct Block {
     pub kind: &'static str,
     /// How many experts; none of a block that has none, or whose stack could not be read.
     pub experts: Option<usize>,
+    /// Their numbers, as ranges, where each has tensors of its own: an expert unlike the others of its layer is a
+    /// block by itself.
+    pub numbers: Option<String>,
     /// What was read of it; none if it is refused.
     #[serde(flatten)]
     pub contents: Option<Contents>,
@@ -79,6 +84,8 @@ pub struct Contents {
     pub activation: Option<String>,
     /// Where that was read, or why it is not known.
     pub activation_source: String,
+    /// What is good to know: what the model does to the block's result.
+    pub notes: Vec<String>,
 }
 
 impl Contents {
@@ -111,6 +118,7 @@ impl Contents {
             biases: biases.into_iter().filter_map(|(name, bias)| bias.map(|_| name)).collect(),
             activation,
             activation_source,
+            notes: layer.notes().to_vec(),
         }
     }
 }
@@ -142,35 +150,47 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection> {
         .collect();
     let mut alike: BTreeMap<_, (Vec<usize>, Option<String>)> = BTreeMap::new();
     for ((prefix, kind, layer), of_layer) in &layers {
-        let one = LoadOptions {
-            layer: *layer,
-            prefix: Some((*prefix).to_owned()),
-            expert: (*kind == EXPERTS).then(|| first_expert(of_layer)),
-            beside_experts: *kind != EXPERTS && beside.contains(&(*prefix, *layer)),
-            ..options.clone()
-        };
-        let loaded = load_placed(&model, config, &one, &places);
-        let (contents, refused) = match &loaded {
-            Ok(layer) => (Some(Contents::of(layer)), None),
-            Err(error) => (None, Some(clip(&error.to_string(), 600))),
-        };
-        // The layer's number in a refusal makes no other of it.
-        let why = refused.as_ref().map(|why| {
-            why.replace(&format!(".{layer}."), ".N.")
-                .replace(&format!("layer {layer} "), "layer N ")
-        });
-        let key = (*prefix, *kind, experts(&model, of_layer), contents, why);
-        alike.entry(key).or_insert_with(|| (Vec::new(), refused)).0.push(*layer);
+        for (numbers, of_layer) in experts_alike(&model, of_layer) {
+            let expert = numbers.first().copied();
+            let one = LoadOptions {
+                layer: *layer,
+                prefix: Some((*prefix).to_owned()),
+                expert: (*kind == EXPERTS).then(|| expert.unwrap_or(0)),
+                beside_experts: *kind != EXPERTS && beside.contains(&(*prefix, *layer)),
+                ..options.clone()
+            };
+            let loaded = load_placed(&model, config, &one, &places);
+            let (contents, refused) = match &loaded {
+                Ok(layer) => (Some(Contents::of(layer)), None),
+                Err(error) => (None, Some(clip(&error.to_string(), 600))),
+            };
+            // The layer's number in a refusal makes no other of it.
+            let why = refused.as_ref().map(|why| {
+                why.replace(&format!(".{layer}."), ".N.")
+                    .replace(&format!("layer {layer} "), "layer N ")
+            });
+            let count = match expert {
+                Some(_) => Some(numbers.len()),
+                None => stacked(&model, config, &of_layer),
+            };
+            let numbers = expert.map(|_| ranges(numbers));
+            let key = (*prefix, *kind, count, numbers, contents, why);
+            alike.entry(key).or_insert_with(|| (Vec::new(), refused)).0.push(*layer);
+        }
     }
     let mut blocks: Vec<(usize, Block)> = alike
         .into_iter()
-        .map(|((prefix, kind, experts, contents, _), (layers, refused))| {
+        .map(|((prefix, kind, experts, numbers, contents, _), (layers, refused))| {
             let first = layers.first().copied().unwrap_or_default();
             let (prefix, layers) = (prefix.to_owned(), ranges(layers));
-            (first, Block { prefix, layers, kind, experts, contents, refused })
+            (first, Block { prefix, layers, kind, experts, numbers, contents, refused })
         })
         .collect();
-    blocks.sort_by(|(a, x), (b, y)| (&x.prefix, a, x.kind).cmp(&(&y.prefix, b, y.kind)));
+    // Of a layer's experts those first that are most.
+    let order = |(first, b): &(usize, Block)| {
+        (b.prefix.clone(), *first, b.kind, std::cmp::Reverse(b.experts), b.numbers.clone())
+    };
+    blocks.sort_by_cached_key(order);
     let scope = config.scope(places.first().map_or("", |p| p.block));
     let refused = match blocks.is_empty() {
         true => load_placed(&model, config, options, &places).err().map(|e| e.to_string()),
@@ -184,6 +204,7 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection> {
         family: Family::of(&scope).map(|family| family.name),
         tensors: model.names().len(),
         blocks: blocks.into_iter().map(|(_, block)| block).collect(),
+        defects: model.defects().iter().map(|defect| clip(defect, 400)).collect(),
         refused,
     })
 }
@@ -198,28 +219,59 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-/// The least number of an expert: a checkpoint of one rank need not begin with 0.
-fn first_expert(places: &[Place<'_>]) -> usize {
-    let numbers = places.iter().filter_map(|p| match p.kind {
-        Kind::Expert(expert) => Some(expert),
-        _ => None,
-    });
-    numbers.min().unwrap_or(0)
+/// The places of a layer by what its experts have in common, with the numbers of these; those of one that is no
+/// numbered expert as they are. A file may have thousands: each is looked at, and of those that are alike one is
+/// loaded.
+fn experts_alike<'m>(model: &Model, of_layer: &[Place<'m>]) -> Vec<(Vec<usize>, Vec<Place<'m>>)> {
+    let mut experts: BTreeMap<usize, Vec<Place<'m>>> = BTreeMap::new();
+    for place in of_layer {
+        if let Kind::Expert(number) = place.kind {
+            experts.entry(number).or_default().push(*place);
+        }
+    }
+    if experts.is_empty() {
+        return vec![(Vec::new(), of_layer.to_vec())];
+    }
+    let mut alike: BTreeMap<Vec<String>, (Vec<usize>, Vec<Place<'m>>)> = BTreeMap::new();
+    for (number, places) in experts {
+        let (numbers, all) = alike.entry(tensors(model, &places)).or_default();
+        numbers.push(number);
+        all.extend(places);
+    }
+    alike.into_values().collect()
 }
 
-/// Numbered experts, or the extent of a stack.
-fn experts(model: &Model, places: &[Place<'_>]) -> Option<usize> {
-    let numbered: BTreeSet<usize> = places
-        .iter()
-        .filter_map(|p| match p.kind {
-            Kind::Expert(expert) => Some(expert),
-            _ => None,
-        })
-        .collect();
-    let stack = places.iter().find(|p| p.kind == Kind::Stack);
-    match (numbered.len(), stack) {
-        (0, None) => None,
-        (0, Some(place)) => model.tensor(place.name).ok()?.shape.first().copied(),
-        (count, _) => Some(count),
+/// The tensors of an expert as far as they can differ without being decoded: what follows the expert's number
+/// in their names, types and shapes.
+fn tensors(model: &Model, places: &[Place<'_>]) -> Vec<String> {
+    let blocks: BTreeSet<&str> = places.iter().map(|p| p.block).collect();
+    let named = blocks.iter().flat_map(|block| {
+        let own: Vec<&str> = match block.ends_with('.') {
+            true => model.names_with(block),
+            // Of GGUF, where the number follows the role.
+            false => places.iter().map(|p| p.name).collect(),
+        };
+        own.into_iter().map(|name| (&name[block.len()..], name))
+    });
+    let said = named.map(|(rest, name)| match model.tensor(name) {
+        Ok(tensor) => format!("{} {} {:?}", unnumbered(rest), tensor.stored, tensor.shape),
+        Err(error) => format!("{} {}", unnumbered(rest), error.to_string().replace(name, "")),
+    });
+    said.collect()
+}
+
+fn unnumbered(rest: &str) -> String {
+    let parts = rest.split('.').filter(|part| !part.bytes().all(|b| b.is_ascii_digit()));
+    parts.collect::<Vec<_>>().join(".")
+}
+
+/// The experts of a stack.
+fn stacked(model: &Model, config: &Config, places: &[Place<'_>]) -> Option<usize> {
+    let stack = places.iter().find(|p| p.kind == Kind::Stack)?;
+    let mut tensor = model.tensor(stack.name).ok()?;
+    if stack.convention.row_blocks {
+        let rows = row_blocks::rows(model, &config.scope(stack.block), stack.name).ok()?;
+        tensor = row_blocks::stacked(model, tensor, rows).ok()?;
     }
+    tensor.shape.first().copied()
 }

@@ -3,8 +3,8 @@
 
 use swiglu_core::{Arrangement, Orientation};
 
-use super::TensorNames;
 use super::names::{Convention, Kind, is_linear_weight};
+use super::{TensorNames, transposed};
 use crate::error::{FormatError, Result};
 use crate::family::Family;
 use crate::model::{FileFormat, Model};
@@ -50,6 +50,8 @@ pub(super) struct Shapes<'a> {
     /// Gate, or gate and up in one.
     pub(super) gate: &'a StoredMatrix,
     pub(super) packed: bool,
+    /// Whether the down weight has the other orientation.
+    pub(super) down_transposed: bool,
     pub(super) down: Option<&'a StoredMatrix>,
     /// Each bias: its name, its length, and whether it has K, H or 2H elements.
     pub(super) biases: Vec<(&'a str, usize, BiasOf)>,
@@ -90,7 +92,8 @@ impl<'a> Shapes<'a> {
             )));
         }
         if let Some(down) = self.down {
-            let expected = orientation.shape(hidden, intermediate);
+            let of = if self.down_transposed { transposed(orientation) } else { orientation };
+            let expected = of.shape(hidden, intermediate);
             if [down.rows, down.cols] != expected {
                 let expected = format!("{expected:?} ({orientation}, from {given:?} of the gate)");
                 return Err((&down.name, expected, vec![down.rows, down.cols]));

@@ -1,5 +1,6 @@
 //! A gated feed-forward layer: found by naming convention or explicit names, with its layout.
 
+mod agree;
 mod beside;
 mod block;
 mod discover;
@@ -9,8 +10,10 @@ mod inspect;
 mod layout;
 mod mxfp4;
 mod names;
+mod row_blocks;
 mod rows;
 mod scales;
+mod ungated;
 mod weights;
 
 use std::path::Path;
@@ -19,9 +22,9 @@ use swiglu_core::{Arrangement, Half, Orientation, WeightLayout};
 
 use crate::bytes::Bytes;
 use crate::config::Config;
-use crate::error::{FormatError, Result};
-use crate::family::{self, Family};
-use crate::model::Model;
+use crate::error::{FormatError, Result, clip, list};
+use crate::family::{self, Blocks, Family};
+use crate::model::{FileFormat, Model};
 use crate::tensor::Tensor;
 use block::{Chosen, HIDDEN, blocks_of, choose_names, expect_understood, expect_used};
 pub use inspect::{Block, Inspection, inspect};
@@ -151,16 +154,21 @@ fn load_placed(
     places: &[Place<'_>],
 ) -> Result<LayerWeights> {
     let chosen = choose_names(model, config, options, places).map_err(|e| model.explain(e))?;
-    let Chosen { names, found, block } = &chosen;
+    let Chosen { names, found, block, prefix, others } = &chosen;
     let found = *found;
     let scope = config.scope(block);
     let family = Family::of(&scope);
     let number = names.given().find_map(names::layer_of).unwrap_or(options.layer);
     expect_understood(config, &scope, family, number, options)?;
+    let in_rows = found.is_some_and(|(convention, _)| convention.row_blocks);
+    let rows = match names.gate.as_ref().filter(|_| in_rows) {
+        Some(gate) => row_blocks::rows(model, &scope, gate)?,
+        None => None,
+    };
     let gate_up = match (&names.gate_up, &names.gate, &names.up) {
-        (Some(both), ..) => vec![weight(model, both, options)?],
+        (Some(both), ..) => vec![weight(model, both, rows, options)?],
         (None, Some(gate), Some(up)) => {
-            vec![weight(model, gate, options)?, weight(model, up, options)?]
+            vec![weight(model, gate, rows, options)?, weight(model, up, rows, options)?]
         }
         // `choose_names` gives one of the two.
         _ => Vec::new(),
@@ -176,7 +184,7 @@ fn load_placed(
         return Err(contradiction(model, "no gate and up weights were named".into()));
     };
     let down = match &names.down {
-        Some(name) => Some(weight(model, name, options)?),
+        Some(name) => Some(weight(model, name, rows, options)?),
         None if found.is_some() => model.none("the down weight")?,
         None => None,
     };
@@ -196,13 +204,15 @@ fn load_placed(
     // The model's own hidden size speaks for the layers of its language model. Tensors that a
     // caller picked may be of another part, and a caller who states the orientation knows best.
     let picked = found.is_none() && known.orientation.is_some();
+    let described = prefix.as_deref().is_none_or(agree::is_described);
     let stated_hidden = match options.orientation {
-        None if !picked => scope.size(&HIDDEN),
+        None if !picked && described => scope.size(&HIDDEN),
         _ => None,
     };
     let shapes = Shapes {
         gate,
         packed,
+        down_transposed: in_rows,
         down: down.as_ref(),
         biases: biases.iter().map(|(b, of, _)| (b.name.as_str(), b.values.len(), *of)).collect(),
         hidden: options.hidden.or(stated_hidden),
@@ -216,6 +226,20 @@ fn load_placed(
     })?;
 
     let blocks = blocks_of(names, found);
+    if let (Some(prefix), Some((_, kind))) = (prefix, found) {
+        let found = agree::Found {
+            config,
+            scope: &scope,
+            family,
+            prefix,
+            layer: number,
+            kind,
+            blocks,
+            options,
+        };
+        found.expect_size(&gate.name, intermediate)?;
+        found.expect_biases(names)?;
+    }
     let activation = family::stated_activation(family, &scope, number, blocks, config.is_present());
     let mut layer = LayerWeights {
         path: model.path().to_owned(),
@@ -232,11 +256,13 @@ fn load_placed(
         intermediate,
         gate_up,
         down,
+        down_orientation: if in_rows { transposed(orientation) } else { orientation },
         gate_bias: None,
         up_bias: None,
         down_bias: None,
         rows: rows.checked(model, intermediate)?,
         rescale: 0,
+        notes: notes(model, block, blocks, prefix.as_deref(), others),
     };
     for (bias, _, place) in biases {
         match place {
@@ -250,6 +276,51 @@ fn load_placed(
         }
     }
     factors::apply(layer, config, &scope, family, options.rescale)
+}
+
+/// What is good to know of a layer that is computed.
+fn notes(
+    model: &Model,
+    block: &str,
+    blocks: Blocks,
+    prefix: Option<&str>,
+    others: &[String],
+) -> Vec<String> {
+    let mut out = Vec::new();
+    if let (Some(prefix), false) = (prefix, others.is_empty()) {
+        let shown = |prefix: &str| match prefix.trim_end_matches('.') {
+            "" => "(none)".to_owned(),
+            prefix => clip(prefix, 100),
+        };
+        let others: Vec<String> = others.iter().map(|other| shown(other)).collect();
+        out.push(format!(
+            "this is the layer of the part {}; {} too has one of this number: --prefix takes it",
+            shown(prefix),
+            list(others.iter().map(String::as_str), 6)
+        ));
+    }
+    let of_hugging_face = block.strip_suffix('.').map(|block| format!("{block}_gate."));
+    let gates =
+        [of_hugging_face, block.strip_suffix("ffn_").map(|b| format!("{b}ffn_gate_inp_shexp."))];
+    let mut gates = gates.into_iter().flatten().flat_map(|prefix| model.names_with(&prefix));
+    if blocks == Blocks::Shared && gates.next().is_some() {
+        let gate = if model.format() == FileFormat::Gguf {
+            "ffn_gate_inp_shexp"
+        } else {
+            "shared_expert_gate"
+        };
+        out.push(format!(
+            "{gate} is outside the block and not applied: the model multiplies the result by its sigmoid"
+        ));
+    }
+    out
+}
+
+fn transposed(orientation: Orientation) -> Orientation {
+    match orientation {
+        Orientation::OutIn => Orientation::InOut,
+        Orientation::InOut => Orientation::OutIn,
+    }
 }
 
 fn contradiction(model: &Model, why: String) -> FormatError {

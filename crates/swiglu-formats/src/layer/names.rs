@@ -57,6 +57,9 @@ pub(super) struct Convention {
     pub(super) arrangement: Option<Arrangement>,
     /// Families that name a gated block so, where others name an ungated one alike; else empty.
     pub(super) families: &'static [&'static str],
+    /// Whether a stack has the rows of one expert below those of another, `[E·H, K]` for each of the three: gate
+    /// and up `[out, in]`, down `[in, out]`.
+    pub(super) row_blocks: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +78,7 @@ const LINEAR: Convention = Convention {
     orientation: Some(Orientation::OutIn),
     arrangement: None,
     families: &[],
+    row_blocks: false,
 };
 const GATE_FIRST: Option<Arrangement> = Some(Arrangement::PackedGateFirst);
 const UP_FIRST: Option<Arrangement> = Some(Arrangement::PackedUpFirst);
@@ -83,7 +87,7 @@ const PROJECTIONS: &[(&str, Role)] =
 const NUMBERED: &[(&str, Role)] = &[("w1", Gate), ("w3", Up), ("w2", Down)];
 
 /// All conventions; a name may fit several, of which the layer's other tensors leave one.
-pub(super) static CONVENTIONS: [Convention; 27] = [
+pub(super) static CONVENTIONS: [Convention; 28] = [
     Convention {
         name: "Hugging Face names",
         containers: &[("mlp", Of::Dense), ("feed_forward", Of::Dense), ("ffn", Of::Dense)],
@@ -291,6 +295,15 @@ pub(super) static CONVENTIONS: [Convention; 27] = [
         families: &["diffusers GEGLU"],
         ..LINEAR
     },
+    Convention {
+        name: "DBRX experts in blocks of rows",
+        containers: &[("ffn.experts.mlp", Of::Stack)],
+        roles: &[("w1", Gate), ("v1", Up), ("w2", Down)],
+        suffix: Suffix::Parameter,
+        families: &["DBRX"],
+        row_blocks: true,
+        ..LINEAR
+    },
 ];
 
 /// llama.cpp's own: `ffn_ROLE`, for experts `ffn_ROLE_exps` or `ffn_ROLE.{e}`, shared `ffn_ROLE_shexp`.
@@ -390,6 +403,12 @@ fn numbered_layer(name: &str, at: usize) -> Option<(&str, usize, usize)> {
 pub(super) fn layer_of(name: &str) -> Option<usize> {
     let dots = name.char_indices().filter(|&(_, c)| c == '.').map(|(at, _)| at);
     dots.filter_map(|at| numbered_layer(name, at)).map(|(_, layer, _)| layer).next()
+}
+
+/// What stands before the first layer's number in a name: the part of the model that it is of.
+pub(super) fn part_of(name: &str) -> Option<&str> {
+    let dots = name.char_indices().filter(|&(_, c)| c == '.').map(|(at, _)| at);
+    dots.filter_map(|at| numbered_layer(name, at)).map(|(prefix, ..)| prefix).next()
 }
 
 /// Whether a prefix ends with a layer's number: of a whole layer, not of its block.
@@ -643,6 +662,15 @@ mod tests {
                 GateUp,
                 Weight,
                 "transformer_blocks.0.ff.",
+            ),
+            (
+                "transformer.blocks.2.ffn.experts.mlp.v1",
+                27,
+                2,
+                Stack,
+                Up,
+                Weight,
+                "transformer.blocks.2.ffn.experts.mlp.",
             ),
             (
                 "x.layers.1.mlp.up_proj.base_layer.weight",

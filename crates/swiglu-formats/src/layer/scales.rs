@@ -15,8 +15,10 @@ use swiglu_core::QuantizedType;
 use swiglu_core::quant::SCALE_BLOCK;
 
 use super::beside::Beside;
+use super::row_blocks::{Rows, stacked};
 use super::{LoadOptions, foreign, mxfp4, select};
 use crate::coded::{Coded, Codes, e8m0_to_f32};
+use crate::comfy;
 use crate::error::{FormatError, Result};
 use crate::model::{FileFormat, Model};
 use crate::stored::StoredType;
@@ -53,8 +55,13 @@ const FORMATS: [&str; 2] = ["weight_format", "comfy_quant"];
 const MX_GROUP: usize = 32;
 
 /// A weight by name, of one expert where it is a stack, with all that lies beside it.
-pub(super) fn weight(model: &Model, name: &str, options: &LoadOptions) -> Result<StoredMatrix> {
-    let tensor = model.tensor(name)?;
+pub(super) fn weight(
+    model: &Model,
+    name: &str,
+    rows: Rows,
+    options: &LoadOptions,
+) -> Result<StoredMatrix> {
+    let tensor = stacked(model, model.tensor(name)?, rows)?;
     let beside = Beside::new(model, name);
     if let Some(error) = foreign::beside(model, &beside, &tensor) {
         return Err(error);
@@ -125,6 +132,18 @@ fn of_expert(model: &Model, scale: Tensor, stack: Option<[usize; 2]>) -> Result<
             scale.entry(expert, model.path())
         }
         _ => Ok(scale),
+    }
+}
+
+/// What a weight's module is in, whatever the numbers of its layer and expert.
+#[derive(PartialEq, Eq)]
+struct Container<'a>(Vec<Option<&'a str>>);
+
+impl<'a> Container<'a> {
+    fn of(module: &'a str) -> Self {
+        let parts = module.rsplit('.').skip(1);
+        let number = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+        Self(parts.map(|part| if number(part) { None } else { Some(part) }).collect())
     }
 }
 
@@ -202,11 +221,15 @@ impl Weight<'_> {
             return Err(self.refused(why));
         }
         if let Some(format) = self.beside.tensor("comfy_quant")? {
-            let stated: Option<serde_json::Value> = serde_json::from_slice(&format.data).ok();
-            let stated = stated.as_ref().and_then(|s| s.get("format")?.as_str());
-            if !stated.is_some_and(|s| s.starts_with("float8_") || s == "int8_tensorwise") {
-                let stated = crate::error::clip(stated.unwrap_or("no format"), 40);
-                let why = format!("{} states {stated}; expected float8_e4m3fn", format.name);
+            let stated: serde_json::Value =
+                serde_json::from_slice(&format.data).unwrap_or_default();
+            if let Some(why) = comfy::refusal(&stated) {
+                return Err(self.refused(format!("{} {why}", format.name)));
+            }
+        } else {
+            let scaled = self.beside.names(|rest| SCALES.contains(&rest)).next().is_some();
+            let mut notes = self.model.notes(&self.tensor.name).iter();
+            if let Some(why) = notes.find_map(|n| n.refusal(&self.tensor.name, scaled)) {
                 return Err(self.refused(why));
             }
         }
@@ -228,6 +251,13 @@ impl Weight<'_> {
         let float = matches!(self.tensor.stored, StoredType::F8E4m3 | StoredType::F8E5m2);
         match found.as_slice() {
             [one] => Ok(Some(one.clone())),
+            [] if let Some([missing, other]) = self.scale_of_another() => {
+                let why = format!(
+                    "its scale {missing} is missing, and {other} is there: the checkpoint is not \
+                     whole, fetch or write it again"
+                );
+                Err(self.refused(why))
+            }
             [] if float && self.options.plain_fp8 => Ok(None),
             [] => {
                 let plain = if float {
@@ -243,6 +273,29 @@ impl Weight<'_> {
                 Err(self.refused(format!("scales in both {} and {}", one.name, other.name)))
             }
         }
+    }
+
+    /// What this weight's scale would be called, and that of another weight of this block, or of the block in
+    /// other layers and experts.
+    fn scale_of_another(&self) -> Option<[String; 2]> {
+        let name = &self.tensor.name;
+        let own = Container::of(name.strip_suffix(".weight").unwrap_or(name));
+        // The nearest says most.
+        let common =
+            |other: &str| other.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
+        let scales = self.model.names().into_iter().filter_map(|other| {
+            let of = |scale: &&str| {
+                let weight = other.strip_suffix(scale)?.strip_suffix(['.', '_'])?;
+                (Container::of(weight) == own).then_some(())
+            };
+            SCALES.into_iter().find(|scale| of(scale).is_some()).map(|scale| (other, scale))
+        });
+        let (other, scale) = scales.max_by_key(|(other, _)| common(other))?;
+        let missing = match name.strip_suffix("weight") {
+            Some(base) => format!("{base}{scale}"),
+            None => format!("{name}_{scale}"),
+        };
+        Some([missing, other.to_owned()].map(|name| crate::error::clip(&name, 200)))
     }
 
     /// What the bytes are: two codes of 4 bits where the scales, for each 32 of these, say so.

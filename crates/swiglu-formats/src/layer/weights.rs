@@ -43,11 +43,13 @@ pub struct LayerWeights {
     /// One packed, or gate and up.
     pub(super) gate_up: Vec<StoredMatrix>,
     pub(super) down: Option<StoredMatrix>,
+    pub(super) down_orientation: Orientation,
     pub(super) gate_bias: Option<Bias>,
     pub(super) up_bias: Option<Bias>,
     pub(super) down_bias: Option<Bias>,
     pub(super) rows: Rows,
     pub(super) rescale: i32,
+    pub(super) notes: Vec<String>,
 }
 
 impl LayerWeights {
@@ -95,14 +97,14 @@ impl LayerWeights {
     /// As [`Self::gate_up`].
     pub fn down<T: Element>(&self) -> Result<Option<(Matrix<T>, Orientation)>> {
         match &self.down {
-            Some(down) => Ok(Some((down.to_matrix()?, self.layout.orientation))),
+            Some(down) => Ok(Some((down.to_matrix()?, self.down_orientation))),
             None => Ok(None),
         }
     }
 
     /// The down weight without a copy, if it is stored as `T` and lies aligned.
     pub fn down_view<T: Element>(&self) -> Option<(MatrixRef<'_, T>, Orientation)> {
-        Some((self.down.as_ref()?.view()?, self.layout.orientation))
+        Some((self.down.as_ref()?.view()?, self.down_orientation))
     }
 
     /// Gate and up weights as the file's blocks, `[H, K]` each, without a copy; halves of a packed
@@ -115,7 +117,7 @@ impl LayerWeights {
         let h = self.intermediate;
         let [gate, up] = match self.gate_up.as_slice() {
             [both] => {
-                let both = self.blocks(both)?;
+                let both = self.blocks(both, self.layout.orientation)?;
                 // Where a block of scales is of both halves.
                 let shared = |why: CoreError| CoreError::Unsupported {
                     what: format!("packed gate and up weights as {} of {h} rows each", both.kind()),
@@ -132,7 +134,10 @@ impl LayerWeights {
                     }
                 }
             }
-            [gate, up] => [self.blocks(gate)?, self.blocks(up)?],
+            [gate, up] => {
+                let blocks = |m| self.blocks(m, self.layout.orientation);
+                [blocks(gate)?, blocks(up)?]
+            }
             // Loading puts one or two tensors here.
             _ => return Err(CoreError::shape("gate and up weights", [h, self.hidden], [0, 0])),
         };
@@ -154,10 +159,14 @@ impl LayerWeights {
     /// # Errors
     /// As [`Self::quantized_gate_up`].
     pub fn quantized_down(&self) -> Result<Option<QuantizedRef<'_>>, CoreError> {
-        self.down.as_ref().map(|down| self.blocks(down)).transpose()
+        self.down.as_ref().map(|down| self.blocks(down, self.down_orientation)).transpose()
     }
 
-    fn blocks<'a>(&self, m: &'a StoredMatrix) -> Result<QuantizedRef<'a>, CoreError> {
+    fn blocks<'a>(
+        &self,
+        m: &'a StoredMatrix,
+        orientation: Orientation,
+    ) -> Result<QuantizedRef<'a>, CoreError> {
         let Some(blocks) = m.quantized() else {
             let why = match (m.stored.is_quantized(), m.factor) {
                 (true, 1.0) => "there are no kernels for this form; decode them",
@@ -169,7 +178,7 @@ impl LayerWeights {
                 why: why.into(),
             });
         };
-        match self.layout.orientation {
+        match orientation {
             Orientation::OutIn => Ok(blocks),
             Orientation::InOut => Err(CoreError::Unsupported {
                 what: format!("quantised {} in orientation {}", m.name, Orientation::InOut),
@@ -239,6 +248,12 @@ impl LayerWeights {
     /// [`LoadOptions::rescale`](crate::LoadOptions::rescale) asked for.
     pub fn rescale(&self) -> i32 {
         self.rescale
+    }
+
+    /// What is good to know of the layer: the part of the model that was taken where several have it, and what
+    /// the model does to the block's result.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The family of models it is of, as the table of families here calls it; none if it is not known.

@@ -145,7 +145,12 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
         ("device", device.to_string()),
         ("compared", format!("with {against}")),
     ];
-    let head: String = lines.iter().map(|(name, value)| format!("{name:<9} {value}\n")).collect();
+    let notes = subject.weights.stored().notes().iter().map(|note| ("note", note.clone()));
+    let head: String = lines
+        .into_iter()
+        .chain(notes)
+        .map(|(name, value)| format!("{name:<9} {value}\n"))
+        .collect();
     head + "\n"
 }
 
