@@ -8,7 +8,7 @@ use swiglu_core::{
 };
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
-use swiglu_cuda::{Cuda, CudaError, CudaOptions, library::Library};
+use swiglu_cuda::{Cuda, CudaOptions};
 
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
@@ -28,18 +28,26 @@ pub enum Device {
 }
 
 impl Device {
-    /// The best device of this machine: the first CUDA device that there are kernels for, else
-    /// [`Device::cpu`].
+    /// The best device of this machine that works: the first CUDA device that there are kernels and libraries for, else
+    /// [`Device::cpu`]. [`Device::probe`] says why another was not taken.
     ///
     /// # Errors
-    /// As [`Device::cpu`]. A machine without a driver or device has no errors to report; a device
-    /// that is there and fails is an [`Error::Cuda`].
+    /// As [`Device::cpu`].
     pub fn best() -> Result<Self> {
         #[cfg(feature = "cuda")]
-        if let Some(cuda) = first_cuda()? {
+        if let Some(cuda) = cuda_devices().find_map(|(_, cuda)| cuda.ok()) {
             return Ok(Device::Cuda(cuda));
         }
         Self::cpu()
+    }
+
+    /// Every device of this machine, the best first, opened, or with what speaks against it.
+    pub fn probe() -> Vec<(String, Result<Self>)> {
+        let mut all = Vec::new();
+        #[cfg(feature = "cuda")]
+        all.extend(cuda_devices().map(|(name, cuda)| (name, cuda.map(Device::Cuda))));
+        all.push(("cpu".to_owned(), Self::cpu()));
+        all
     }
 
     /// The CPU with its widest instruction set and one thread per processor.
@@ -192,23 +200,19 @@ impl Device {
     }
 }
 
-/// The first device that there are kernels for.
+/// CUDA devices by name, each opened when it is asked for; one without a number where the driver cannot be used.
 #[cfg(feature = "cuda")]
-fn first_cuda() -> Result<Option<Cuda>> {
-    let count = match Cuda::device_count() {
-        Ok(count) => count,
-        Err(CudaError::LibraryMissing { library: Library::Driver, .. }) => 0,
-        Err(e) => return Err(e.into()),
+fn cuda_devices() -> impl Iterator<Item = (String, Result<Cuda>)> {
+    let (count, none) = match Cuda::device_count() {
+        Ok(count) => (count, None),
+        Err(why) => (0, Some(("cuda".to_owned(), Err(why.into())))),
     };
-    for ordinal in 0..count {
-        match Cuda::new(ordinal) {
-            Ok(cuda) => return Ok(Some(cuda)),
-            // Older than any kernel; the next one may not be.
-            Err(CudaError::Unsupported { .. }) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Ok(None)
+    let open = |ordinal| -> Result<Cuda> {
+        let cuda = Cuda::new(ordinal)?;
+        cuda.expect_libraries()?;
+        Ok(cuda)
+    };
+    (0..count).map(move |ordinal| (format!("cuda:{ordinal}"), open(ordinal))).chain(none)
 }
 
 impl FromStr for Device {

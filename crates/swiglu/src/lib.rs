@@ -157,6 +157,7 @@ mod error;
 mod explain;
 pub mod kind;
 mod layer;
+mod model;
 #[cfg(feature = "ndarray")]
 pub mod ndarray;
 mod weights;
@@ -168,8 +169,11 @@ pub use dispatch::unsupported_dtype;
 pub use error::{Error, Result};
 pub use explain::{Candidate, Explanation};
 pub use layer::Layer;
+pub use model::Model;
 pub use weights::{HostWeights, QuantizedWeights, Weights};
 
+/// The 16-bit types of matrices, [`bf16`] and [`f16`], are those of this crate.
+pub use half;
 pub use swiglu_core::{
     ACTIVATION_NAMES, Activation, Arrangement, BlockType, DType, Element, Error as CoreError,
     ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,

@@ -9,8 +9,8 @@ use common::{gguf, scaled};
 use swiglu::{
     Activation, Arrangement, BlockType, CallOptions, CoreError, DType, Device, Error, Explanation,
     FormatError, GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights,
-    Layer, LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation,
-    Path, QuantizedTypes, Rounding, TensorNames, bf16, f16,
+    Layer, LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Model, Numerics, Op,
+    Orientation, Path, QuantizedTypes, Rounding, TensorNames, bf16, f16,
 };
 use swiglu_core::bounds;
 
@@ -33,6 +33,7 @@ fn layers_can_be_shared_between_threads() {
     shared::<MlpWeights>();
     shared::<HostWeights<'_, bf16>>();
     shared::<Error>();
+    shared::<Model>();
 }
 
 fn runs_within_bounds<T: swiglu::Element>(weights: &MlpWeights) {
@@ -311,4 +312,32 @@ fn layers_say_what_they_hold_and_devices_give_it_back() {
     mlp.reserve(100, 2).unwrap();
     mlp.forward(&input::<f32>(100, mlp.hidden())).unwrap();
     assert_eq!((device.trim(), device.trim()), (2 * many, 0));
+}
+
+#[test]
+fn a_model_is_opened_once_for_all_that_is_in_it() {
+    let model = Model::open(STORIES).unwrap();
+    let device = Device::cpu().unwrap();
+    let again = model.clone();
+    drop(model);
+    assert!(again.names().iter().any(|name| name.ends_with("gate_proj.weight")));
+    let from_model = again.mlp(&LoadOptions::default()).unwrap().to(&device).unwrap();
+    let from_file = Mlp::load(STORIES, 0).unwrap().to(&device).unwrap();
+    let x = Matrix::from_vec(vec![0.5f32; 2 * from_file.hidden()], 2, from_file.hidden()).unwrap();
+    // Clones are the same layer.
+    let y = from_model.clone().forward(&x).unwrap();
+    assert_eq!(y.as_slice(), from_file.forward(&x).unwrap().as_slice());
+    let gated = again.gated_linear(&LoadOptions::default()).unwrap().to(&device).unwrap();
+    assert_eq!(gated.out_features(), from_file.intermediate());
+    let missing = LoadOptions { layer: 7, ..LoadOptions::default() };
+    assert!(matches!(again.mlp(&missing), Err(Error::Format(_))));
+}
+
+#[test]
+fn the_best_device_is_the_first_that_works() {
+    let all = Device::probe();
+    let (name, cpu) = all.last().unwrap();
+    assert_eq!((name.as_str(), cpu.is_ok()), ("cpu", true));
+    let first = all.iter().find_map(|(_, device)| device.as_ref().ok()).unwrap();
+    assert_eq!(Device::best().unwrap().to_string(), first.to_string());
 }

@@ -13,11 +13,12 @@ use crate::device::arch::Arch;
 use crate::device::driver::{Driver, cu, driver};
 use crate::device::error::{CudaError, Result};
 use crate::device::fork::expect_no_fork;
+use crate::device::jit;
 use crate::device::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::device::jit::variant::Variant;
 use crate::device::launch::{Function, Functions};
 use crate::device::leftovers::{self, Leftovers, release_unused};
-use crate::device::lt::Lt;
+use crate::device::lt::{Lt, cublaslt_version};
 use crate::device::memory::Memory;
 use crate::device::stream::{Borrowed, BorrowedStream, Stream, StreamInner};
 use crate::device::workspace::ScratchPool;
@@ -299,6 +300,19 @@ impl Cuda {
     /// hexadecimal digits of the SHA-256 of all that it was compiled from, but for the compiler.
     pub fn take_used_kernels(&self) -> BTreeMap<String, String> {
         self.0.functions.take_used()
+    }
+
+    /// Refuses a device on which layers cannot be computed for lack of a library: they need cuBLASLt, and NVRTC or
+    /// kernels that were compiled before.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`].
+    pub fn expect_libraries(&self) -> Result<()> {
+        cublaslt_version()?;
+        match jit::version() {
+            Err(why) if !self.0.functions.cache().has_kernels() => Err(why),
+            _ => Ok(()),
+        }
     }
 
     /// Free and total bytes of device memory.

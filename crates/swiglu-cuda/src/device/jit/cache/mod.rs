@@ -144,6 +144,13 @@ impl KernelCache {
         cache
     }
 
+    /// Whether kernels were kept here before, by whatever program.
+    pub(crate) fn has_kernels(&self) -> bool {
+        let has =
+            |dir: &Path| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
+        self.directories().into_iter().flatten().any(has)
+    }
+
     /// The directory that is only read and the one that kernels are kept in, where there are such.
     pub fn directories(&self) -> [Option<&Path>; 2] {
         [self.read_only.as_deref(), self.dir.as_deref()]
