@@ -9,7 +9,7 @@ use super::report::{Finding, Report, Subject};
 use swiglu_cpu::CpuBackend;
 
 /// Activations × numerics modes.
-pub(super) const CASES: usize = 11 * 6;
+pub(super) const CASES: usize = 12 * 6;
 /// The operation's name in a report.
 pub(super) const NAME: &str = "activation bits";
 /// Odd, so that every vector width has a tail.
