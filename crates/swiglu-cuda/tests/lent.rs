@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::device;
+use common::{device, partly};
 use half::{bf16, f16};
 use swiglu_core::{
     Activation, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
@@ -96,8 +96,10 @@ fn judged<T: Element>(
 #[test]
 fn lent_weights_of_every_layout_are_within_bounds() {
     let Some(cuda) = device() else { return };
+    // A kernel for each type, layout and width of copies is compiled: the simulator has a part of them.
+    let tokens: &[usize] = if partly() { &[5] } else { &[1, 5, 33] };
     for orientation in Orientation::ALL {
-        for m in [1, 5, 33] {
+        for &m in tokens {
             // Whole 16 bytes; rows apart by whole ones; rows that end, begin, or lie apart elsewhere.
             for ([k, h], place) in [
                 ([64, 96], [0, 0]),
@@ -108,7 +110,7 @@ fn lent_weights_of_every_layout_are_within_bounds() {
                 ([44, 30], [4, 8]),
             ] {
                 judged::<bf16>(&cuda, m, [k, h], place, orientation);
-                if place == [0, 0] || m == 5 {
+                if place == [0, 0] || m == 5 && !partly() {
                     judged::<f16>(&cuda, m, [k, h], place, orientation);
                     judged::<f32>(&cuda, m, [k, h], place, orientation);
                 }

@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p swiglu --example foreign_pointers`
 
+#![allow(clippy::print_stdout)]
+
 use std::error::Error;
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};

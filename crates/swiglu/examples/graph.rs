@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p swiglu --example graph`
 
+#![allow(clippy::print_stdout)]
+
 use std::error::Error;
 
 use swiglu::cuda::DeviceMatrix;

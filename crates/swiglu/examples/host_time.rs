@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p swiglu --example host_time -- --json`
 
+#![allow(clippy::print_stdout)]
+
 use std::error::Error;
 use std::time::Instant;
 

@@ -172,7 +172,7 @@ pub use layer::Layer;
 pub use model::Model;
 pub use weights::{HostWeights, QuantizedWeights, Weights};
 
-/// The 16-bit types of matrices, [`bf16`] and [`f16`], are those of this crate.
+/// The 16-bit types of matrices, [`struct@bf16`] and [`struct@f16`], are those of this crate.
 pub use half;
 pub use swiglu_core::{
     ACTIVATION_NAMES, Activation, Arrangement, BlockType, DType, Element, Error as CoreError,

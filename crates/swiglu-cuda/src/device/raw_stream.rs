@@ -44,8 +44,8 @@ impl RawEvent {
     /// Whether everything before the mark is done.
     fn is_done(&self) -> bool {
         // SAFETY: the handle is valid while `self` lives.
-        self.context.bind().is_ok()
-            && relaxed(self.context.driver, |d| unsafe { (d.cuEventQuery)(self.raw) }) == 0
+        let query = |driver: &Driver| unsafe { (driver.cuEventQuery)(self.raw) };
+        self.context.bind().is_ok() && relaxed(self.context.driver, query) == 0
     }
 }
 
@@ -287,11 +287,11 @@ impl RawStream {
         match state.phase {
             Phase::Ended => marked(),
             Phase::Captured | Phase::Lost => false,
-            // SAFETY: a live stream's handle is valid.
+            Phase::Live if self.enter().is_err() => false,
             Phase::Live => {
-                self.enter().is_ok()
-                    && relaxed(self.context.driver, |d| unsafe { (d.cuStreamQuery)(self.handle) })
-                        == 0
+                // SAFETY: a live stream's handle is valid.
+                let query = |driver: &Driver| unsafe { (driver.cuStreamQuery)(self.handle) };
+                relaxed(self.context.driver, query) == 0
             }
         }
     }

@@ -98,6 +98,9 @@ pub(crate) enum Origin {
     Shipped,
 }
 
+/// Whether a whole record is of this device and of these kernels, and the record.
+type Checked = (Result<(), Refusal>, Record);
+
 /// A record that is used.
 #[derive(Debug)]
 struct Source {
@@ -138,7 +141,7 @@ impl Tuning {
         &mut self,
         origin: Origin,
         mut what: String,
-        record: Result<Option<(Result<(), Refusal>, Record)>, Refusal>,
+        record: Result<Option<Checked>, Refusal>,
         facts: &DeviceFacts,
     ) {
         let (earlier, record) = match record {
