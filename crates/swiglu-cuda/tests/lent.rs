@@ -172,6 +172,29 @@ fn one_matrix_of_both_gives_the_bits_of_the_packed_layer_and_a_changed_weight_is
 }
 
 #[test]
+fn ways_for_few_tokens_refuse_lent_weights_that_lie_otherwise() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.stream();
+    let (k, h) = (43, 96);
+    let matrix = |rows, cols| DeviceMatrix::<bf16>::zeros(&stream, rows, cols).unwrap();
+    let (both, down) = (matrix(2 * h, k), matrix(k, h));
+    let act = Activation::SWIGLU;
+    let gated = DeviceGatedLinearParams::packed(both.view(), Orientation::OutIn, act).unwrap();
+    let lent = DeviceMlpParams::new(gated, down.view(), Orientation::OutIn).unwrap();
+    // SAFETY: the layer keeps the matrices' memory, and nothing writes it.
+    let mlp = unsafe { Mlp::from_device(&cuda, &lent) }.unwrap();
+    let (x, mut out) = (matrix(1, k), matrix(1, k));
+    let mut refused = 0;
+    for way in cuda.ways(&mlp.plan(1).problem).iter().filter(|way| way.refusal.is_none()) {
+        if let Err(error) = mlp.forward_by(&stream, way, x.view(), out.view_mut()) {
+            refused += usize::from(error.to_string().contains("lent"));
+        }
+    }
+    assert!(refused > 0);
+    assert!(mlp.plan(1).reason.contains("16 bytes"), "{}", mlp.plan(1).reason);
+}
+
+#[test]
 fn what_cannot_be_lent_is_refused_with_the_reason() {
     let Some(cuda) = device() else { return };
     let stream = cuda.stream();

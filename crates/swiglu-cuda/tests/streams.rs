@@ -349,6 +349,53 @@ fn a_graph_of_other_code_runs_on_a_third_stream_in_scratch_memory_that_was_lent(
     }
 }
 
+#[test]
+fn an_empty_upload_settles_nothing() {
+    let Some(cuda) = device() else { return };
+    let (ours, theirs) = (cuda.new_stream().unwrap(), cuda.new_stream().unwrap());
+    let (m, layer) = (rows(1 << 18), layer::<f32>(&cuda, 60));
+    let ones = Matrix::from_vec(vec![1.0f32; m * K], m, K).unwrap();
+    let x = DeviceMatrix::from_host(&ours, ones.view()).unwrap();
+    let empty = Matrix::<f32>::zeros(0, H).unwrap();
+    for round in 0..rounds() {
+        let mut out = DeviceMatrix::<f32>::zeros(&ours, m, H).unwrap();
+        for _ in 0..4 {
+            layer.forward(&theirs, x.view(), out.view_mut()).unwrap();
+        }
+        let mut none = out.view_mut().rows_range(0..0).unwrap();
+        none.upload(&theirs, empty.view()).unwrap();
+        let out = out.to_host().unwrap();
+        assert!(out.as_slice().iter().all(|v| *v != 0.0), "round {round}");
+    }
+}
+
+#[test]
+fn a_guard_dropped_in_a_capture_ends_the_borrow() {
+    let Some(cuda) = device() else { return };
+    let owner = cuda.new_stream().unwrap();
+    // SAFETY: the owner outlives the guard.
+    let guard = unsafe { cuda.borrow_stream(owner.raw()) }.unwrap();
+    let clone = Stream::clone(&guard);
+    let mut guard = Some(guard);
+    clone
+        .capture(|| {
+            drop(guard.take());
+            Ok::<(), CudaError>(())
+        })
+        .unwrap();
+    let error = clone.synchronize().unwrap_err();
+    assert!(error.to_string().contains("borrow it again"), "{error}");
+}
+
+#[test]
+fn a_stream_is_not_marked_in_a_capture() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let error = stream.capture(|| stream.record().map(drop)).unwrap_err();
+    assert!(matches!(error, CudaError::Capture { .. }), "{error}");
+    stream.synchronize().unwrap();
+}
+
 /// A generator of choices.
 struct Choices(u64);
 

@@ -137,7 +137,8 @@ impl Layer<GatedLinearKind> {
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
     /// [`DeviceMatrix`](crate::cuda::DeviceMatrix) is kept. The kernel in front of a call on its stream does not write the
-    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way.
+    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way, and no other thread
+    /// enqueues a write to them while a call, or a launch of its graph, is being enqueued.
     #[cfg(feature = "cuda")]
     pub unsafe fn from_device<T: Element>(
         cuda: &crate::cuda::Cuda,
@@ -235,7 +236,8 @@ impl Layer<MlpKind> {
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
     /// [`DeviceMatrix`](crate::cuda::DeviceMatrix) is kept. The kernel in front of a call on its stream does not write the
-    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way.
+    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way, and no other thread
+    /// enqueues a write to them while a call, or a launch of its graph, is being enqueued.
     #[cfg(feature = "cuda")]
     pub unsafe fn from_device<T: Element>(
         cuda: &crate::cuda::Cuda,

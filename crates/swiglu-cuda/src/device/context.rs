@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
 use serde::{Deserialize, Serialize};
@@ -261,16 +261,17 @@ impl Cuda {
 
     /// Borrows a stream that belongs to someone else, for example the integer
     /// `torch.cuda.current_stream().cuda_stream`. 0 and 1 are the legacy default stream, 2 is the default stream of the
-    /// calling thread. The handle can be borrowed for each call or kept: borrowing again finds the stream's workspace.
+    /// calling thread. The handle can be borrowed for each call or kept: borrowing again finds the stream's workspace, outside of
+    /// captures.
     ///
     /// # Errors
     /// What the driver reports.
     ///
     /// # Safety
     /// `raw` is one of these numbers or a stream of this device's primary context, and stays valid until the guard is
-    /// dropped, during which no other thread calls anything with a clone of the stream. A capture that other code begins
-    /// on it begins and ends between borrows, or with all of them inside; what the captured calls used lives as long as
-    /// that graph.
+    /// dropped, during which no other thread calls anything with a clone of the stream; the guard of 2 is dropped on its
+    /// thread. A guard that was made before other code begins a capture on the stream is not dropped inside it, and what
+    /// captured calls use lives as long as the graph.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<BorrowedStream> {
         self.0.borrowed.borrow(self, raw, self.memory(), &self.0.scratch)
     }
@@ -392,6 +393,8 @@ pub(crate) struct Context {
     pub(crate) ordinal: usize,
     retained: Arc<Retained>,
     leftovers: Mutex<Leftovers>,
+    /// Read while memory is given back on a stream; written where a stream ends, or a capture of ours begins on one.
+    pub(crate) turns: RwLock<()>,
 }
 
 /// A retained primary context.
@@ -437,7 +440,8 @@ impl Context {
         // SAFETY: `raw` is a valid place for the handle, `device` came from the driver.
         unsafe { cu!(driver, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
         let retained = Arc::new(Retained { driver, device, raw });
-        Ok(Self { driver, ordinal, retained, leftovers: Mutex::default() })
+        let (leftovers, turns) = Default::default();
+        Ok(Self { driver, ordinal, retained, leftovers, turns })
     }
 
     /// Makes the context current on this thread.
@@ -459,6 +463,11 @@ impl Context {
     /// Leaves something to be done, with the context current, when the device has no handle and no work any more.
     pub(crate) fn leave_work(&self, work: impl FnOnce() + Send + 'static) {
         self.leftovers().add_work(work);
+    }
+
+    /// Leaves it so: a stream has ended whose last work nobody can mark.
+    pub(crate) fn leave_unmarked(&self) {
+        self.leftovers().set_unmarked();
     }
 
     /// Leaves the mark behind the last work of a stream.

@@ -1,17 +1,18 @@
 //! Work that is captured once and launched as one unit.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use crate::device::context::{Context, Cuda};
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
+use crate::device::leftovers::CAPTURES;
 use crate::device::memory::{
     Access, Allocation, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
-use crate::device::raw_stream::CaptureLog;
+use crate::device::raw_stream::{CaptureLog, RawEvent};
 use crate::device::stream::Stream;
 
 impl Stream {
@@ -51,6 +52,7 @@ impl Stream {
 struct Capture<'a> {
     stream: &'a Stream,
     ended: bool,
+    _noted: RwLockReadGuard<'static, ()>,
 }
 
 impl<'a> Capture<'a> {
@@ -66,6 +68,7 @@ impl<'a> Capture<'a> {
         // Calls that cannot be captured are refused on this thread only: other threads may go on
         // allocating on other streams.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let noted = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
         stream.raw_stream().begin_log()?;
         // SAFETY: a valid stream that is not in capture.
         let begun = unsafe { cu!(stream.cuda().driver(), cuStreamBeginCapture(handle, mode)) };
@@ -73,7 +76,7 @@ impl<'a> Capture<'a> {
             stream.raw_stream().end_log();
             return Err(why);
         }
-        Ok(Self { stream, ended: false })
+        Ok(Self { stream, ended: false, _noted: noted })
     }
 
     fn end(&mut self) -> Result<Graph> {
@@ -140,8 +143,8 @@ impl Graph {
     /// [`CudaError::WrongDevice`] for a stream of another device; what the driver reports.
     ///
     /// # Safety
-    /// Foreign memory that the captured calls used is still there until the graph has run. No other thread launches the
-    /// graph, or enqueues work with the matrices it writes, at the same time.
+    /// Foreign memory that the captured calls used is still there until the graph has run. At the same time no other thread
+    /// launches the graph, enqueues work with the matrices it writes, or writes those it reads.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         if stream.cuda().ordinal() != self.cuda.ordinal() {
             return Err(CudaError::WrongDevice {
@@ -155,7 +158,15 @@ impl Graph {
             allocation.order(stream.raw_stream(), *access)?;
         }
         // SAFETY: valid handles; the graph keeps the memory behind the nodes, or the caller vouches for it.
-        unsafe { cu!(self.cuda.driver(), cuGraphLaunch(self.raw, handle)) }
+        unsafe { cu!(self.cuda.driver(), cuGraphLaunch(self.raw, handle)) }?;
+        // Of a stream of another handle of the device this one has no mark, and the kernels are this one's.
+        if !Arc::ptr_eq(stream.cuda().context(), self.cuda.context()) && !stream.is_capturing()? {
+            let mark = RawEvent::new(self.cuda.context(), false)?;
+            // SAFETY: both handles are valid and of the device's one primary context.
+            unsafe { cu!(self.cuda.driver(), cuEventRecord(mark.raw, handle)) }?;
+            self.cuda.context().leave_mark(mark.into_raw());
+        }
+        Ok(())
     }
 }
 

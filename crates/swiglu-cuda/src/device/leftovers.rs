@@ -2,7 +2,7 @@
 //! kernels run, and unloading may wait for the device, which ends captures, those of other code too. So a drop only notes
 //! it, and it is done when a device is opened, or when [`release_unused`] is called.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use cudarc::driver::sys::CUevent;
 
@@ -17,6 +17,8 @@ type Work = Box<dyn FnOnce() + Send>;
 pub(crate) struct Leftovers {
     marks: Vec<Mark>,
     work: Vec<Work>,
+    /// Whether a stream has ended whose last work nobody can mark: nothing is unloaded then.
+    unmarked: bool,
 }
 
 /// An event, to be destroyed.
@@ -30,6 +32,10 @@ impl Leftovers {
         self.work.push(Box::new(work));
     }
 
+    pub(crate) fn set_unmarked(&mut self) {
+        self.unmarked = true;
+    }
+
     /// Adds the mark behind the last work of a stream. Those that have passed are taken away.
     pub(crate) fn add_mark(&mut self, context: &Retained, mark: CUevent) {
         self.marks.retain(|mark| !context.has_passed(mark.0));
@@ -38,7 +44,7 @@ impl Leftovers {
 
     /// Does the work if all marks have passed; else it is as it was.
     fn finish(&mut self, context: &Retained) -> bool {
-        if context.bind().is_err() {
+        if self.unmarked || context.bind().is_err() {
             return false;
         }
         self.marks.retain(|mark| !context.has_passed(mark.0));
@@ -61,6 +67,9 @@ impl Retained {
     }
 }
 
+/// Read while a capture of ours is under way, on whichever device.
+pub(crate) static CAPTURES: RwLock<()> = RwLock::new(());
+
 static LEFT: Mutex<Vec<(Arc<Retained>, Leftovers)>> = Mutex::new(Vec::new());
 
 fn left() -> MutexGuard<'static, Vec<(Arc<Retained>, Leftovers)>> {
@@ -79,6 +88,12 @@ pub(crate) fn leave(context: &Arc<Retained>, leftovers: Leftovers) {
 ///
 /// Call it outside of captures: unloading may wait for the device.
 pub fn release_unused() {
+    let _alone = match CAPTURES.try_write() {
+        Ok(alone) => alone,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        // It would end a capture of ours: another time.
+        Err(TryLockError::WouldBlock) => return,
+    };
     // Taken out: work that drops the last handle of another device comes back here.
     let all = std::mem::take(&mut *left());
     for (context, mut leftovers) in all {

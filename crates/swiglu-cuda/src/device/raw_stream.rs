@@ -37,7 +37,7 @@ impl RawEvent {
     }
 
     /// The handle alone, which somebody else destroys.
-    fn into_raw(mut self) -> CUevent {
+    pub(crate) fn into_raw(mut self) -> CUevent {
         std::mem::replace(&mut self.raw, std::ptr::null_mut())
     }
 
@@ -78,6 +78,8 @@ struct State {
     mark: Option<RawEvent>,
     /// What a capture of ours uses, while there is one.
     log: Option<CaptureLog>,
+    /// The capture by other code in which this borrow began.
+    begun_in: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -153,7 +155,7 @@ impl RawStream {
             context: context.clone(),
             owned,
             thread: per_thread.then(|| std::thread::current().id()),
-            state: Mutex::new(State { phase: Phase::Live, mark: None, log: None }),
+            state: Mutex::new(State { phase: Phase::Live, mark: None, log: None, begun_in: None }),
             captured: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
@@ -226,7 +228,9 @@ impl RawStream {
 
     /// Whether more work can be enqueued here, by this thread and outside a capture.
     pub(crate) fn takes_work(&self) -> bool {
-        self.enter().is_ok() && self.is_capturing().is_ok_and(|capturing| !capturing)
+        !self.captured.load(Ordering::Acquire)
+            && self.enter().is_ok()
+            && self.is_capturing().is_ok_and(|capturing| !capturing)
     }
 
     /// Makes the mark behind all work so far.
@@ -250,7 +254,9 @@ impl RawStream {
         match state.phase {
             Phase::Captured | Phase::Ended => {}
             Phase::Lost => {
-                return Err(refused("that stream ended in a capture; synchronise before"));
+                return Err(refused(
+                    "that stream ended unmarked; borrow it again, on its own thread",
+                ));
             }
             Phase::Live if !other.is_here() => {
                 return Err(
@@ -280,6 +286,11 @@ impl RawStream {
         state.phase == Phase::Ended && state.mark.as_ref().is_none_or(RawEvent::is_done)
     }
 
+    /// Whether a mark behind the last work is, or will be, left to this context.
+    pub(crate) fn is_marked_in(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context) && self.state().phase == Phase::Ended
+    }
+
     /// Whether all that was enqueued is done now.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
@@ -287,7 +298,8 @@ impl RawStream {
         match state.phase {
             Phase::Ended => marked(),
             Phase::Captured | Phase::Lost => false,
-            Phase::Live if self.enter().is_err() => false,
+            // A query of a captured stream would end the capture.
+            Phase::Live if !self.takes_work() => false,
             Phase::Live => {
                 // SAFETY: a live stream's handle is valid.
                 let query = |driver: &Driver| unsafe { (driver.cuStreamQuery)(self.handle) };
@@ -298,17 +310,22 @@ impl RawStream {
 
     /// Marks the end of the stream's work: nobody enqueues any more.
     pub(crate) fn end(&self) {
+        let _turn = self.context.turns.write().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
-        if state.phase != Phase::Live {
+        if matches!(state.phase, Phase::Ended | Phase::Lost) {
             return;
         }
         self.ended.store(true, Ordering::Release);
+        if state.phase == Phase::Captured {
+            // The mark was made before our capture, whose end ends the stream.
+            return;
+        }
         let bound = self.context.bind().is_ok();
-        let capturing = bound && self.is_capturing().unwrap_or(true);
-        state.phase = match bound && self.is_here() {
-            // What a foreign graph uses its owner keeps; what was enqueued before has the mark of then.
-            true if capturing => Phase::Ended,
-            true if self.record(&mut state).is_ok() => Phase::Ended,
+        let capture = (bound && self.is_here()).then(|| self.capture_id());
+        state.phase = match capture {
+            Some(Ok(None)) if self.record(&mut state).is_ok() => Phase::Ended,
+            // All of this borrow was captured by other code: what was before has the mark of then.
+            Some(Ok(Some(id))) if state.begun_in == Some(id) => Phase::Ended,
             _ => Phase::Lost,
         };
         if self.owned && bound {
@@ -327,14 +344,23 @@ impl RawStream {
             // SAFETY: both handles are valid.
             unsafe { cu!(self.context.driver, cuStreamWaitEvent(self.handle, mark.raw, 0)) }?;
         }
-        state.phase = Phase::Live;
+        state.begun_in = self.capture_id().ok().flatten();
+        if state.phase != Phase::Captured {
+            state.phase = Phase::Live;
+        }
         self.ended.store(false, Ordering::Release);
         Ok(())
     }
 
     /// Starts to log what is used: a capture is about to begin.
     pub(crate) fn begin_log(&self) -> Result<()> {
+        let _turn = self.context.turns.write().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
+        // Also where another thread has begun one meanwhile: its log stays.
+        if state.phase != Phase::Live || self.is_capturing()? {
+            let what = "a second capture".into();
+            return Err(CudaError::Capture { what, hint: "end the first one before" });
+        }
         self.record(&mut state)?;
         state.phase = Phase::Captured;
         state.log = Some(CaptureLog::default());
@@ -346,7 +372,7 @@ impl RawStream {
     pub(crate) fn end_log(&self) -> CaptureLog {
         let mut state = self.state();
         self.captured.store(false, Ordering::Release);
-        state.phase = Phase::Live;
+        state.phase = if self.ended.load(Ordering::Acquire) { Phase::Ended } else { Phase::Live };
         state.log.take().unwrap_or_default()
     }
 
@@ -367,6 +393,9 @@ impl RawStream {
 impl Drop for RawStream {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if state.phase == Phase::Lost {
+            self.context.leave_unmarked();
+        }
         if let Some(mark) = state.mark.take().filter(|mark| !mark.is_done()) {
             self.context.leave_mark(mark.into_raw());
         }

@@ -231,9 +231,13 @@ impl Stream {
     /// A mark after everything enqueued so far.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// [`CudaError::Capture`] in a capture of ours; what the driver reports.
     pub fn record(&self) -> Result<Event> {
         let handle = self.enter()?;
+        if self.inner.raw.logged(|_| ()).is_some() {
+            let hint = "a graph knows the memory of one stream only; mark it before or after";
+            return Err(CudaError::Capture { what: "marking a stream".into(), hint });
+        }
         let event = RawEvent::new(self.cuda.context(), true)?;
         // SAFETY: both handles are valid and of this context.
         unsafe { cu!(self.cuda.driver(), cuEventRecord(event.raw, handle)) }?;

@@ -85,6 +85,10 @@ impl ScratchPool {
     }
 
     pub(crate) fn put(&self, scratch: Scratch) {
+        // A graph of other code may use it: it stays allocated, and nobody else gets it.
+        if scratch.allocation.is_kept() {
+            return;
+        }
         let mut pool = self.pool();
         pool.push(scratch);
         if pool.len() > Self::MOST {
@@ -221,7 +225,7 @@ impl Cuda {
         if let Some(capture) = raw.capture_id()? {
             return self.of_foreign_graph(stream, own, bytes, capture);
         }
-        if own.as_ref().is_none_or(|scratch| scratch.bytes < bytes) {
+        if own.as_ref().is_none_or(|own| own.bytes < bytes || own.allocation.is_kept()) {
             let made = match self.scratch_pool().take(raw, bytes) {
                 Some(pooled) => pooled,
                 None => Scratch::new(memory, raw, bytes)?,
@@ -261,17 +265,17 @@ impl Cuda {
         capture: u64,
     ) -> Result<Work> {
         let ptr = match own {
+            _ if bytes == 0 => 0,
             Some(scratch) if scratch.bytes >= bytes => {
                 scratch.allocation.keep();
                 scratch.ptr
             }
-            _ if bytes == 0 => 0,
             _ => {
                 let now = own.as_ref().map_or(0, |scratch| scratch.bytes);
                 return Err(CudaError::Capture {
                     what: format!("growing the workspace from {now} to {bytes} bytes"),
-                    hint: "run the same call once before on this stream, or lend it scratch memory \
-                           with `forward_with`",
+                    hint: "hold one borrow of the stream from a call like it to the end of the capture, \
+                           or lend scratch memory with `forward_with`",
                 });
             }
         };

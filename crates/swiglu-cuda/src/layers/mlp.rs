@@ -317,6 +317,10 @@ impl<T: Element> Mlp<T> {
     ) -> Result<()> {
         let problem = Problem { m: x.rows(), ..self.problem };
         expect_way(self.cuda(), way, &problem)?;
+        if !self.is_whole && matches!(way.choice, Choice::Decode(_) | Choice::Skinny(_)) {
+            let why = "the weights are lent, and do not lie as kernels for few tokens read them";
+            return Err(CudaError::Unsupported { what: way.to_string(), why: why.into() });
+        }
         self.forward_as(stream, None, way.choice, x, out)
     }
 

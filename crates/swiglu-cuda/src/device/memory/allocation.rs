@@ -120,6 +120,10 @@ impl Allocation {
         self.kept.store(true, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
+    }
+
     /// Whether `stream` was the last to write.
     pub(crate) fn is_written_on(&self, stream: &Arc<RawStream>) -> bool {
         self.uses().writer.as_ref().is_some_and(|writer| Arc::ptr_eq(writer, stream))

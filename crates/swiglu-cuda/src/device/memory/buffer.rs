@@ -95,7 +95,10 @@ impl<T: DeviceData> DeviceBuffer<T> {
         self.expect_len(data.len())?;
         self.allocation.order(self.stream.raw_stream(), Access::Write)?;
         copy::from_host(&self.stream, self.ptr, data)?;
-        self.allocation.settle(self.stream.raw_stream());
+        // An empty copy has waited for nothing.
+        if !data.is_empty() {
+            self.allocation.settle(self.stream.raw_stream());
+        }
         Ok(())
     }
 

@@ -131,6 +131,9 @@ impl Memory {
     }
 
     fn try_free(&self, mut freed: Freed) -> std::result::Result<(), Freed> {
+        // Made before the turn, as a stream that is not needed ends.
+        let _ = self.internal();
+        let _turn = self.context.turns.read().unwrap_or_else(PoisonError::into_inner);
         let handle = match self.behind(&freed) {
             Ok(handle) => handle,
             Err(_) => return Err(freed),
@@ -175,11 +178,16 @@ impl Drop for Memory {
         self.drain();
         let waiting =
             std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let blocks = waiting.freed.into_iter().flat_map(|freed| freed.blocks);
-        let left: Vec<CUdeviceptr> = blocks.chain(waiting.retired).collect();
         if let Some(internal) = self.internal.get() {
             internal.end();
         }
+        // What nothing orders stays allocated.
+        let ordered = |freed: &Freed| {
+            let mut users = freed.users.iter().chain([&freed.home]);
+            users.all(|stream| stream.is_marked_in(&self.context))
+        };
+        let blocks = waiting.freed.into_iter().filter(ordered).flat_map(|freed| freed.blocks);
+        let left: Vec<CUdeviceptr> = blocks.chain(waiting.retired).collect();
         if left.is_empty() {
             return;
         }
