@@ -508,23 +508,15 @@ impl Kernel {
         }
     }
 
-    /// Compiles what launches with aligned operands of `m` tokens need.
-    pub(crate) fn prepare(
-        self,
-        cuda: &Cuda,
-        code: GateCode,
-        layout: Layout,
-        [m, intermediate]: [usize; 2],
-    ) -> Result<()> {
-        let multiprocessors = cuda.facts().sm_count as usize;
-        let (tokens, features, orientation) = (m, intermediate, layout.orientation);
-        let shape = Shape { tokens, features, orientation, multiprocessors };
+    /// Compiles what a launch needs.
+    pub(crate) fn prepare(self, cuda: &Cuda, call: &Call<'_>) -> Result<()> {
+        let (code, layout, shape) = (call.code, call.layout(), call.shape(cuda));
         let function = match self {
             Kernel::Sm90(config) => sm90_gated_gemm::prepare(cuda, config, code, layout, shape),
             Kernel::Sm90Skinny(config) => {
                 sm90_skinny_gated_gemm::function(cuda, config.tiling(shape), code, layout)
             }
-            Kernel::Mma(config) => mma_gated_gemm::function(cuda, config, code, layout, 16),
+            Kernel::Mma(config) => mma_gated_gemm::prepare(cuda, config, call),
             Kernel::Simt => simt_gated_gemm::function(cuda, code, layout),
         };
         function.map(drop)

@@ -124,7 +124,7 @@ fn variant(config: Config, code: GateCode, layout: Layout, copy_bytes: usize) ->
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
 }
 
-pub(super) fn function(
+fn function(
     cuda: &Cuda,
     config: Config,
     code: GateCode,
@@ -145,11 +145,16 @@ fn copy_bytes(call: &Call<'_>) -> usize {
     1 << bits.trailing_zeros()
 }
 
+/// The function that a call launches.
+pub(super) fn prepare(cuda: &Cuda, config: Config, call: &Call<'_>) -> Result<Function> {
+    function(cuda, config, call.code, call.layout(), copy_bytes(call))
+}
+
 /// # Safety
 /// As [`super::gated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let (cuda, w) = (stream.cuda(), &call.weights);
-    let function = function(cuda, config, call.code, call.layout(), copy_bytes(call))?;
+    let function = prepare(cuda, config, call)?;
     let params = Params {
         x: call.x.data,
         gate: w.gate,

@@ -20,7 +20,7 @@ use crate::device::workspace::DeviceScratch;
 use crate::kernels::decode_mlp;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode, expect_gate};
-use crate::kernels::gated_gemm::{Call, Kernel, Layout, Weights};
+use crate::kernels::gated_gemm::{Call, Kernel, Weights};
 use crate::kernels::tensor_map::LayerMaps;
 use crate::layers::activation::tensor;
 use crate::plan::{
@@ -328,11 +328,12 @@ impl<T: Element> GatedLinear<T> {
         let (act, numerics) = (self.activation(), self.numerics());
         match choice {
             Choice::Fused(kernel) => {
-                let weights = self.weights.fused();
-                let code = GateCode::new(&act, numerics, T::DTYPE);
-                let (orientation, bias) = (weights.orientation, weights.biases.is_some());
-                let layout = Layout { orientation, bias, saves: false };
-                kernel.prepare(&self.cuda, code, layout, [m, weights.intermediate])
+                // Of dense matrices at whole addresses: lent weights decide which kernel takes them.
+                let (x, out) = (Tensor::new(0, self.hidden()), Tensor::new(0, self.intermediate()));
+                let (weights, maps) = (self.weights.fused(), &self.maps);
+                let (code, formula) = (GateCode::new(&act, numerics, T::DTYPE), Formula::new(&act));
+                let call = Call { code, formula, m, x, out, weights, saved: None, maps };
+                self.launchable(kernel, &call)?.prepare(&self.cuda, &call)
             }
             Choice::Unfused(stored) => {
                 let code = GateCode::elementwise(&act, numerics, T::DTYPE);

@@ -112,7 +112,8 @@ impl<T: Element> Mlp<T> {
         gated.weights.add_memory(params.down.allocation());
         let down = DownBuffer::lent(params.down, params.down_orientation);
         let problem = Problem { op: Op::Mlp, ..gated.problem() };
-        Self::over(gated, down, problem)
+        let is_whole = gated.weights.is_whole() && down.is_whole();
+        Self::over(gated, down, problem, is_whole)
     }
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {
@@ -124,13 +125,18 @@ impl<T: Element> Mlp<T> {
         let (orientation, bias) = (params.down_orientation, params.down_bias);
         let down = DownBuffer::new(allocation, &stream, params.down, orientation, bias)?;
         let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
-        Self::over(gated, down, problem)
+        // Packed rows are padded with zeros.
+        Self::over(gated, down, problem, true)
     }
 
-    fn over(gated: GatedLinear<T>, down: DownBuffer<T>, problem: Problem) -> Result<Self> {
+    fn over(
+        gated: GatedLinear<T>,
+        down: DownBuffer<T>,
+        problem: Problem,
+        is_whole: bool,
+    ) -> Result<Self> {
         let (cuda, path) = (gated.cuda(), gated.path());
         let lt = cuda.lt()?;
-        let is_whole = gated.weights.is_whole() && down.is_whole();
         let few = std::array::from_fn(|i| {
             let m = i + 1;
             match is_whole {

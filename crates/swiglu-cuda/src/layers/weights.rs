@@ -144,7 +144,7 @@ impl<T: Element> GateUpBuffer<T> {
         }
     }
 
-    /// Whether rows begin, and end, at multiples of 16 bytes, as kernels for few tokens read them.
+    /// Whether lent rows begin, and end, at multiples of 16 bytes, as kernels for few tokens read them.
     pub(super) fn is_whole(&self) -> bool {
         let w = &self.weights;
         let cols = w.orientation.shape(w.intermediate, w.hidden)[1];
