@@ -120,8 +120,9 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// A layer over weights that stay where they are: nothing is copied, and what is written to them is seen by the next
-    /// call. Which kernels take them depends on their layout, as [`Self::plan`] and a call's error say; the fastest take
-    /// rows that begin at multiples of 16 bytes. Biases have to be packed: see [`Self::new`].
+    /// call. Which kernels take them depends on their layout, which [`Self::plan`] does not know: where the planned
+    /// one does not, a call runs another. The fastest take rows that begin at multiples of 16 bytes. Biases have to be
+    /// packed: see [`Self::new`].
     ///
     /// # Errors
     /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`].
@@ -348,7 +349,7 @@ impl<T: Element> GatedLinear<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::OutOfMemory`] for a
-    /// larger workspace; [`CudaError::Capture`] in a capture without [`Self::reserve`]; what
+    /// larger workspace; [`CudaError::Capture`] in a capture by other code that finds too small a workspace; what
     /// compiling a kernel on first use, or the driver, reports.
     pub fn forward(
         &self,

@@ -417,7 +417,7 @@ impl<T: Element> Mlp<T> {
                 barrier: work.barrier,
             };
             // SAFETY: the views span memory of this device, `out` is borrowed mutably, the weights
-            // live as long as `self`, and the workspace has room for h behind the stream's own word.
+            // live as long as `self`, and the workspace has room for h, beside a word of the call's own.
             unsafe { decode.launch(stream, &call) }
         })
     }

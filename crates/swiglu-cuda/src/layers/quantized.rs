@@ -384,7 +384,7 @@ impl<T: Element> QuantizedMlp<T> {
         self.allocation.bytes()
     }
 
-    /// Bytes of the stream's workspace that a call with `m` tokens uses.
+    /// Bytes of scratch memory that a call with `m` tokens uses.
     pub fn workspace_bytes(&self, m: usize) -> usize {
         self.h_bytes(m)
     }
@@ -468,7 +468,7 @@ impl<T: Element> QuantizedMlp<T> {
                 let call = Call { m: rows, x, y, ..self.call(work) };
                 // SAFETY: the views span memory of this device, `out` is borrowed mutably, the
                 // weights live as long as `self`, and the workspace has room for h behind the
-                // stream's own word.
+                // call's own word.
                 unsafe { decode.launch(stream, &call) }?;
                 first += rows;
             }
