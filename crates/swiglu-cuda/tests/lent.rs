@@ -195,6 +195,26 @@ fn ways_for_few_tokens_refuse_lent_weights_that_lie_otherwise() {
 }
 
 #[test]
+fn packed_weights_of_every_width_go_as_they_are_planned() {
+    let Some(cuda) = device() else { return };
+    for (k, h) in [(64, 96), (43, 37), (44, 30)] {
+        let both = random::normal_matrix::<bf16>(1, 2 * h, k, 0.1).unwrap();
+        let (gate, up) = both.as_slice().split_at(h * k);
+        let [gate, up] = [gate, up].map(|w| MatrixRef::new(w, h, k).unwrap());
+        let down = random::normal_matrix::<bf16>(2, k, h, 0.1).unwrap();
+        let weights = GateUpWeights::separate(gate, up, Orientation::OutIn).unwrap();
+        let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+        let params = MlpParams::new(gated, down.view(), Orientation::OutIn);
+        let mlp = Mlp::new(&cuda, &params).unwrap();
+        for m in [1, 5, 40] {
+            let planned = cuda.plan(params.problem(m), None);
+            assert_eq!(mlp.plan(m), planned, "{k} {h} {m}");
+            assert_eq!(mlp.design(m).is_some(), planned.kernel.contains("decode"), "{planned:?}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_lent_is_refused_with_the_reason() {
     let Some(cuda) = device() else { return };
     let stream = cuda.stream();
