@@ -3,7 +3,8 @@
 #include "gate.cuh"
 #include "tiles.cuh"
 
-// BIAS: whether the linear maps have biases. ORIENTATION: 0 = weights [out, in], 1 = [in, out].
+// BIAS: 0 = the linear maps have none, 1 = floats, zero-padded to whole tiles, 2 = elements of a caller's, as many as
+// features. ORIENTATION: 0 = weights [out, in], 1 = [in, out].
 // SAVE: whether the pre-activations are stored too, as values of T, for a backward pass.
 constexpr bool kBias = BIAS != 0;
 constexpr bool kSave = SAVE != 0;
@@ -12,7 +13,7 @@ constexpr bool kInOut = ORIENTATION == 1;
 struct Epilogue {
   u64 h;  // [m, features]
   i64 h_stride;
-  u64 gate_bias, up_bias;  // floats, zero-padded to whole tiles
+  u64 gate_bias, up_bias;  // where BIAS is 2, 0: none
   u64 gate, up;            // [m, features], with SAVE
   i64 gate_stride, up_stride;
   Formula formula;
@@ -27,9 +28,17 @@ INLINE float pre_activation(float sum, float bias) {
 struct BiasPair {
   float value[2];
 };
+// A caller's bias of a column; behind the last feature 0.
+INLINE float load_bias(u64 biases, int column, const Extents& extents) {
+  if (biases == 0 || column >= extents.features) return 0.0f;
+  return element_to_float(((const Element*)biases)[column]);
+}
 // The biases of an even column and the next.
-INLINE BiasPair load_biases(u64 biases, int column) {
+INLINE BiasPair load_biases(u64 biases, int column, const Extents& extents) {
   if constexpr (!kBias) return {};
+  if constexpr (BIAS == 2) {
+    return {load_bias(biases, column, extents), load_bias(biases, column + 1, extents)};
+  }
   const ptx::Raw<8> raw = *(const ptx::Raw<8>*)(biases + (u64)column * 4);
   return {ptx::as_float(raw.word[0]), ptx::as_float(raw.word[1])};
 }
@@ -52,7 +61,8 @@ INLINE OutputPair activate_pair(const OutputPair& g, const OutputPair& u, const 
 // The same from the sums of their products.
 INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
                                 const Extents& extents, int row, int column) {
-  const BiasPair gate = load_biases(e.gate_bias, column), up = load_biases(e.up_bias, column);
+  const BiasPair gate = load_biases(e.gate_bias, column, extents);
+  const BiasPair up = load_biases(e.up_bias, column, extents);
   const OutputPair g = {pre_activation(gate0, gate.value[0]), pre_activation(gate1, gate.value[1])};
   const OutputPair u = {pre_activation(up0, up.value[0]), pre_activation(up1, up.value[1])};
   return activate_pair(g, u, e, extents, row, column);

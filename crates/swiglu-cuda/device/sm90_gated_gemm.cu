@@ -276,12 +276,12 @@ using Sums = float[kBlocks][WIDTH];
 // narrow tiles in memory.
 constexpr bool kBeginsAtBiases = kPingPong;
 template <int WIDTH>
-INLINE void begin_sums(Sums<WIDTH>& d, const Epilogue& e, int column) {
+INLINE void begin_sums(Sums<WIDTH>& d, const Epilogue& e, const Extents& extents, int column) {
   column += threadIdx.x % 4 * 2;
 #pragma unroll
   for (int j = 0; j < WIDTH / 8; ++j) {
-    const BiasPair gate = load_biases(e.gate_bias, column + 8 * j);
-    const BiasPair up = load_biases(e.up_bias, column + 8 * j);
+    const BiasPair gate = load_biases(e.gate_bias, column + 8 * j, extents);
+    const BiasPair up = load_biases(e.up_bias, column + 8 * j, extents);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -440,7 +440,7 @@ INLINE void consume(const Sm90GatedGemmParams& p, const Ring& ring, int consumer
     tiles.with(t, [&](auto width, Tile tile) {
       constexpr int kWidth = decltype(width)::value;
       Sums<kWidth> d;
-      if constexpr (kBeginsAtBiases) begin_sums<kWidth>(d, p.epilogue, tile.column);
+      if constexpr (kBeginsAtBiases) begin_sums<kWidth>(d, p.epilogue, p.extents, tile.column);
       multiply<kWidth>(d, ring, step, steps, consumer, t + stride < tiles.count);
       if (kPingPong) step += steps;
       if constexpr (kTensorStore) {

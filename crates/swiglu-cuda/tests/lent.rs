@@ -235,3 +235,133 @@ fn what_cannot_be_lent_is_refused_with_the_reason() {
     let error = DeviceMlpParams::new(gated, gate.view(), Orientation::OutIn).unwrap_err();
     assert!(error.to_string().contains("down weight: expected [4, 4]"), "{error}");
 }
+
+/// A bias in device memory, without anything behind it, and as the oracle takes it.
+fn bias<T: Element>(cuda: &Cuda, seed: u64, len: usize) -> (DeviceMatrix<T>, Vec<f32>) {
+    let host = random::normal_matrix::<T>(seed, 1, len, 0.5).unwrap();
+    let there = DeviceMatrix::from_host(&cuda.stream(), host.view()).unwrap();
+    (there, host.as_slice().iter().map(|b| b.to_f32()).collect())
+}
+
+fn judged_with_biases<T: Element>(cuda: &Cuda, m: usize, [k, h]: [usize; 2], both: bool) {
+    let stream = cuda.new_stream().unwrap();
+    let orientation = Orientation::OutIn;
+    let weight = |seed, out, inn| Weight::<T>::new(cuda, seed, [out, inn], 0, 0);
+    let [gate, up, down] = [weight(1, h, k), weight(2, h, k), weight(3, k, h)];
+    let [(bg, bg_host), (bu, bu_host)] = [4, 5].map(|seed| bias::<T>(cuda, seed, h));
+    let (bd, bd_host) = bias::<T>(cuda, 6, k);
+    let x = random::normal_matrix::<T>(7, m, k, 1.0).unwrap();
+    let x_there = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let activation = Activation::SWIGLU;
+    let mut of_host = GatedLinearParams::new(
+        GateUpWeights::separate(gate.host.view(), up.host.view(), orientation).unwrap(),
+        activation,
+    );
+    (of_host.gate_bias, of_host.up_bias) = (both.then_some(&bg_host[..]), Some(&bu_host[..]));
+    let gate_bias = both.then(|| bg.view());
+    let lent = DeviceGatedLinearParams::separate(gate.view(), up.view(), orientation, activation)
+        .and_then(|lent| lent.biases(gate_bias, Some(bu.view())))
+        .unwrap();
+    // SAFETY: the weights outlive the layers, and nothing writes them.
+    let layer = unsafe { GatedLinear::from_device(cuda, &lent) }.unwrap();
+    let packed = layer.packed().unwrap();
+    let reference = bounds::gated_linear(x.view(), &of_host).unwrap();
+    for (which, layer) in [("lent", &layer), ("packed", &packed)] {
+        let what = format!("{which} {} m {m} k {k} h {h} both {both}", T::DTYPE);
+        let mut out = DeviceMatrix::<T>::new(&stream, m, h).unwrap();
+        out.buffer_mut().poison(0xFF).unwrap();
+        layer.forward(&stream, x_there.view(), out.view_mut()).unwrap();
+        let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
+        assert!(judgement.passed(), "{what}: {judgement:?}");
+        // As a training pass stores them.
+        let mut saved = [(); 2].map(|()| DeviceMatrix::<T>::new(&stream, m, h).unwrap());
+        let [gate_out, up_out] = &mut saved;
+        let (gate_out, up_out) = (gate_out.view_mut(), up_out.view_mut());
+        layer.forward_saving(&stream, x_there.view(), out.view_mut(), gate_out, up_out).unwrap();
+        let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
+        assert!(judgement.passed(), "saving {what}: {judgement:?}");
+    }
+
+    let mut of_host = MlpParams::new(of_host, down.host.view(), orientation);
+    of_host.down_bias = Some(&bd_host);
+    let lent = DeviceMlpParams::new(lent, down.view(), orientation)
+        .and_then(|lent| lent.down_bias(bd.view()))
+        .unwrap();
+    // SAFETY: as above.
+    let mlp = unsafe { Mlp::from_device(cuda, &lent) }.unwrap();
+    let packed = mlp.packed().unwrap();
+    assert_eq!(mlp.weight_bytes(), 0);
+    assert!(packed.weight_bytes() >= 3 * k * h * size_of::<T>());
+    assert!(mlp.plan(m).problem.bias);
+    let reference = bounds::mlp(x.view(), &of_host).unwrap();
+    for (which, mlp) in [("lent", &mlp), ("packed", &packed)] {
+        let mut out = DeviceMatrix::<T>::new(&stream, m, k).unwrap();
+        out.buffer_mut().poison(0xFF).unwrap();
+        mlp.forward(&stream, x_there.view(), out.view_mut()).unwrap();
+        let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
+        assert!(judgement.passed(), "{which} block m {m} k {k} h {h}: {judgement:?}");
+    }
+}
+
+#[test]
+fn lent_biases_of_elements_are_added_and_a_packed_copy_computes_the_same() {
+    let Some(cuda) = device() else { return };
+    for (m, shape) in [(1, [64, 96]), (5, [43, 37]), (150, [64, 96])] {
+        judged_with_biases::<bf16>(&cuda, m, shape, true);
+        if m == 5 || !partly() {
+            judged_with_biases::<bf16>(&cuda, m, shape, false);
+            judged_with_biases::<f16>(&cuda, m, shape, true);
+            judged_with_biases::<f32>(&cuda, m, shape, false);
+        }
+    }
+}
+
+#[test]
+fn a_packed_copy_of_lent_weights_does_not_see_what_is_written_to_them() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.stream();
+    for orientation in Orientation::ALL {
+        let [rows, cols] = orientation.shape(2 * 24, 16);
+        let both = random::normal_matrix::<f32>(1, rows, cols, 0.3).unwrap();
+        let mut both = DeviceMatrix::from_host(&stream, both.view()).unwrap();
+        let [rows, cols] = orientation.shape(16, 24);
+        let down = random::normal_matrix::<f32>(2, rows, cols, 0.3).unwrap();
+        let down = DeviceMatrix::from_host(&stream, down.view()).unwrap();
+        let gated =
+            DeviceGatedLinearParams::packed(both.view(), orientation, Activation::GEGLU)
+                .unwrap();
+        let lent = DeviceMlpParams::new(gated, down.view(), orientation).unwrap();
+        // SAFETY: the layer keeps the matrices' memory, and its calls are waited for before that is written.
+        let mlp = unsafe { Mlp::from_device(&cuda, &lent) }.unwrap();
+        let packed = mlp.packed().unwrap();
+        let x = random::normal_matrix::<f32>(3, 3, 16, 1.0).unwrap();
+        let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+        let run = |mlp: &Mlp<f32>| {
+            let mut out = DeviceMatrix::<f32>::zeros(&stream, 3, 16).unwrap();
+            mlp.forward(&stream, x.view(), out.view_mut()).unwrap();
+            out.to_host().unwrap().as_slice().to_vec()
+        };
+        let before = run(&packed);
+        let near =
+            run(&mlp).iter().zip(&before).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()));
+        assert!(near, "{orientation}");
+        both.buffer_mut().poison(0).unwrap();
+        assert!(run(&mlp).iter().all(|&y| y == 0.0), "{orientation}");
+        assert_eq!(run(&packed), before, "{orientation}");
+    }
+}
+
+#[test]
+fn lent_biases_of_other_lengths_are_refused() {
+    let Some(cuda) = device() else { return };
+    let matrix = |rows, cols| DeviceMatrix::<f32>::zeros(&cuda.stream(), rows, cols).unwrap();
+    let (both, down, bias) = (matrix(16, 4), matrix(4, 8), matrix(1, 7));
+    let gated =
+        DeviceGatedLinearParams::packed(both.view(), Orientation::OutIn, Activation::SWIGLU)
+            .unwrap();
+    let error = gated.biases(None, Some(bias.view())).unwrap_err();
+    assert!(error.to_string().contains("up bias: expected [1, 8], given [1, 7]"), "{error}");
+    let block = DeviceMlpParams::new(gated, down.view(), Orientation::OutIn).unwrap();
+    let error = block.down_bias(bias.view()).unwrap_err();
+    assert!(error.to_string().contains("down bias: expected [1, 4], given [1, 7]"), "{error}");
+}

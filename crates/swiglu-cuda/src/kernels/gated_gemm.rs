@@ -32,8 +32,35 @@ pub(crate) struct Weights {
     pub(crate) hidden: usize,
     /// H.
     pub(crate) intermediate: usize,
-    /// Addresses of the two biases, f32, with [`BIAS_PADDING`] zeros behind each.
-    pub(crate) biases: Option<[u64; 2]>,
+    pub(crate) biases: Option<Biases>,
+}
+
+/// Addresses of the gate's and the up's biases.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Biases {
+    /// f32, with [`BIAS_PADDING`] zeros behind each.
+    Floats([u64; 2]),
+    /// H values of T each, a caller's; 0 where there is none.
+    Elements([u64; 2]),
+}
+
+impl Biases {
+    /// The two addresses, zeros without biases, and what lies there.
+    pub(super) fn of(biases: Option<Self>) -> ([u64; 2], Bias) {
+        match biases {
+            None => ([0; 2], Bias::None),
+            Some(Biases::Floats(at)) => (at, Bias::Floats),
+            Some(Biases::Elements(at)) => (at, Bias::Elements),
+        }
+    }
+}
+
+/// What biases are, as far as it is compiled in: BIAS of `gated_gemm.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bias {
+    None = 0,
+    Floats = 1,
+    Elements = 2,
 }
 
 /// Kernels read biases for whole tiles: the most columns that a tile has beyond the last, and one more.
@@ -132,7 +159,7 @@ impl Call<'_> {
     }
 
     pub(super) fn epilogue(&self) -> Epilogue {
-        let [gate_bias, up_bias] = self.weights.biases.unwrap_or_default();
+        let ([gate_bias, up_bias], _) = Biases::of(self.weights.biases);
         let (h, h_stride, formula) = (self.out.data, self.out.stride, self.formula);
         let [gate, up] = self.saved.unwrap_or([Tensor::new(0, 0); 2]);
         let (gate_stride, up_stride) = (gate.stride, up.stride);
@@ -143,7 +170,7 @@ impl Call<'_> {
     pub(super) fn layout(&self) -> Layout {
         Layout {
             orientation: self.weights.orientation,
-            bias: self.weights.biases.is_some(),
+            bias: Biases::of(self.weights.biases).1,
             saves: self.saved.is_some(),
         }
     }
@@ -234,8 +261,7 @@ pub(crate) fn files() -> [&'static KernelFile; 9] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) orientation: Orientation,
-    /// Whether there are biases.
-    pub(crate) bias: bool,
+    pub(crate) bias: Bias,
     /// Whether the pre-activations are stored too.
     pub(crate) saves: bool,
 }
@@ -245,17 +271,17 @@ impl Layout {
     pub(super) fn defines(self) -> [Define; 3] {
         [
             define("ORIENTATION", self.orientation == Orientation::InOut),
-            define("BIAS", self.bias),
+            define("BIAS", self.bias as u8),
             define("SAVE", self.saves),
         ]
     }
 }
 
 impl fmt::Display for Layout {
-    /// `out-in bias save`.
+    /// `out-in bias save`; biases of a caller are `element-bias`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.orientation.fmt(f)?;
-        f.write_str(if self.bias { " bias" } else { "" })?;
+        f.write_str(["", " bias", " element-bias"][self.bias as usize])?;
         f.write_str(if self.saves { " save" } else { "" })
     }
 }

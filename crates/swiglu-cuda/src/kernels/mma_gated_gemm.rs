@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::elementwise::signed;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier};
+use super::gated_gemm::{Bias, Call, Epilogue, Extents, Form, Layout, Multiplier};
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
@@ -182,7 +182,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let name = format!("{} {layout} {m}x{h} copy{copy}", code.name());
         all.push(NamedVariant { name, variant: variant(config, code, layout, copy) });
     };
-    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     for code in GateCode::all(dtype) {
         push(Config::LARGE, code, out_in, 16);
     }
@@ -190,9 +190,11 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             for copy in [16, 8, 4, 2].into_iter().filter(|&c| c >= dtype.size()) {
-                push(config, default, Layout { orientation, bias: copy == 16, ..out_in }, copy);
+                let bias = if copy == 16 { Bias::Floats } else { Bias::None };
+                push(config, default, Layout { orientation, bias, ..out_in }, copy);
             }
         }
+        push(config, default, Layout { bias: Bias::Elements, ..out_in }, 16);
         push(config, default, Layout { saves: true, ..out_in }, 16);
     }
     all

@@ -5,7 +5,7 @@ use swiglu_core::{DType, Orientation};
 use super::NamedVariant;
 use super::elementwise::signed;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Layout};
+use super::gated_gemm::{Bias, Call, Epilogue, Extents, Layout};
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
@@ -80,16 +80,18 @@ pub(super) fn variants() -> Vec<NamedVariant> {
         let name = format!("{} {layout}", code.name());
         all.push(NamedVariant { name, variant: variant(code, layout) });
     };
-    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     let in_out = Layout { orientation: Orientation::InOut, ..out_in };
     for code in GateCode::all(DType::F32) {
         push(code, out_in);
     }
     let default = super::default_code(DType::F32);
-    for bias in [false, true] {
+    for bias in [Bias::None, Bias::Floats] {
         push(default, Layout { bias, ..in_out });
     }
-    push(default, Layout { bias: false, ..out_in });
+    for bias in [Bias::None, Bias::Elements] {
+        push(default, Layout { bias, ..out_in });
+    }
     push(default, Layout { saves: true, ..out_in });
     all
 }

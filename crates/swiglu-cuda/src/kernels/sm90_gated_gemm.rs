@@ -6,7 +6,7 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
+use super::gated_gemm::{Bias, Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use crate::device::context::Cuda;
 use crate::device::error::Result;
@@ -294,7 +294,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
             variant: variant(tiles, code, layout, tensor_store),
         });
     };
-    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     for code in GateCode::all(dtype) {
         push(Tiles { config: Config::WIDE, tail: 0 }, code, out_in, true);
         let [tail, ..] = cut::WIDTHS;
@@ -304,12 +304,13 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     for config in Config::ALL {
         let tiles = Tiles { config, tail: 0 };
         for orientation in Orientation::ALL {
-            for bias in [false, true] {
+            for bias in [Bias::None, Bias::Floats] {
                 for store in [false, true] {
                     push(tiles, default, Layout { orientation, bias, ..out_in }, store);
                 }
             }
         }
+        push(tiles, default, Layout { bias: Bias::Elements, ..out_in }, true);
         if config.saving() == config {
             push(tiles, default, Layout { saves: true, ..out_in }, true);
         }
@@ -317,7 +318,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     for tail in cut::WIDTHS {
         let tiles = Tiles { config: Config::PING_PONG_WIDE, tail };
         for orientation in Orientation::ALL {
-            for bias in [false, true] {
+            for bias in [Bias::None, Bias::Floats] {
                 for store in [false, true] {
                     push(tiles, default, Layout { orientation, bias, ..out_in }, store);
                 }

@@ -6,7 +6,7 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
+use super::gated_gemm::{Bias, Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
 use super::tensor_map::TensorMap;
 use super::{sm90_register_gemm, sm90_skinny_gemm};
 use crate::device::context::Cuda;
@@ -442,7 +442,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let name = format!("{} {layout} {form}", code.name());
         all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
     };
-    let out_in = Layout { orientation: Orientation::OutIn, bias: true, saves: false };
+    let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     let largest = |tile_m, split, kind, tile_h| {
         let config = Config { tile_m, kind, split, next: Next::Unknown };
         config.tiling(Shape::even(tile_h, Orientation::OutIn))
@@ -468,7 +468,9 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         };
         let mut tilings = Vec::new();
         for &tile_h in widths {
-            for (orientation, bias) in [(Orientation::OutIn, false), (Orientation::InOut, true)] {
+            for (orientation, bias) in
+                [(Orientation::OutIn, Bias::None), (Orientation::InOut, Bias::Floats)]
+            {
                 let tiling = config.tiling(Shape::even(tile_h, orientation));
                 // Weights of a feed-forward block are packed.
                 if config.next != Next::Unknown && orientation == Orientation::InOut {
@@ -482,6 +484,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         }
     }
     for tiling in largest {
+        push(tiling, default, Layout { bias: Bias::Elements, ..out_in });
         push(tiling, default, Layout { saves: true, ..out_in });
     }
     all

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use swiglu_core::{
-    Activation, Arrangement, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Op,
+    Activation, Arrangement, DType, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Op,
     Orientation, Path, Plan, Problem, RowSteps, WeightLayout,
 };
 
@@ -121,8 +121,9 @@ impl<T: Element> GatedLinear<T> {
 
     /// A layer over weights that stay where they are: nothing is copied, and what is written to them is seen by the next
     /// call. Which kernels take them depends on their layout, which [`Self::plan`] does not know: where the planned
-    /// one does not, a call runs another. The fastest take rows that begin at multiples of 16 bytes. Biases have to be
-    /// packed: see [`Self::new`].
+    /// one does not, a call runs another. The fastest take rows that begin at multiples of 16 bytes. With biases of 16 bits
+    /// kernels are always fused: cuBLASLt takes no such biases beside sums of f32. What another layout costs,
+    /// [`Self::packed`] spares.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`].
@@ -136,8 +137,7 @@ impl<T: Element> GatedLinear<T> {
         cuda: &Cuda,
         params: &DeviceGatedLinearParams<'_, T>,
     ) -> Result<Self> {
-        params.gate.expect_device("gate weight", cuda)?;
-        params.up.expect_device("up weight", cuda)?;
+        params.expect_device(cuda)?;
         let weights = GateUpBuffer::lent(params);
         let [intermediate, hidden] =
             params.orientation.shape(params.gate.rows(), params.gate.cols());
@@ -153,11 +153,23 @@ impl<T: Element> GatedLinear<T> {
                 orientation: params.orientation,
                 arrangement: Arrangement::Separate,
             },
-            bias: false,
+            bias: params.biases.iter().any(Option::is_some),
             quantized: None,
             rows: RowSteps::NONE,
         };
-        Self::over(cuda, problem, None, None, |_| Ok(weights))
+        let path = (problem.bias && problem.dtype != DType::F32).then_some(Path::Fused);
+        Self::over(cuda, problem, path, None, |_| Ok(weights))
+    }
+
+    /// This layer over a copy of its weights, packed as [`Self::new`] packs them. It is made once, through the host, and
+    /// needs the lent weights no more, nor sees what is written to them.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and what a copy reports.
+    pub fn packed(&self) -> Result<Self> {
+        let weights = self.weights.to_host(&self.cuda)?;
+        let params = weights.params(self.activation(), self.numerics())?;
+        Self::build(&self.cuda, &params, weights.orientation, None, None)
     }
 
     fn build(

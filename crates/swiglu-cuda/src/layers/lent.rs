@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use swiglu_core::{Activation, Element, Error, Numerics, Orientation};
 
+use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::memory::{Allocation, DeviceMatrixRef};
 
 /// Weights of a gated linear layer in device memory, and what is computed with them.
 ///
-/// Gate and up are `[H, K]` ([`Orientation::OutIn`]) or `[K, H]`, with one row stride.
+/// Gate and up are `[H, K]` ([`Orientation::OutIn`]) or `[K, H]`, with one row stride; biases, if there are any, values of T.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct DeviceGatedLinearParams<'a, T> {
@@ -18,6 +19,8 @@ pub struct DeviceGatedLinearParams<'a, T> {
     pub(super) orientation: Orientation,
     pub(super) activation: Activation,
     pub(super) numerics: Numerics,
+    /// Of gate and up, `[1, H]`.
+    pub(super) biases: [Option<DeviceMatrixRef<'a, T>>; 2],
 }
 
 impl<'a, T: Element> DeviceGatedLinearParams<'a, T> {
@@ -42,7 +45,7 @@ impl<'a, T: Element> DeviceGatedLinearParams<'a, T> {
             .into());
         }
         let numerics = Numerics::default_for(T::DTYPE);
-        Ok(Self { gate, up, orientation, activation, numerics })
+        Ok(Self { gate, up, orientation, activation, numerics, biases: [None; 2] })
     }
 
     /// One matrix, `[2H, K]` or `[K, 2H]`, whose first half is the gate.
@@ -77,10 +80,33 @@ impl<'a, T: Element> DeviceGatedLinearParams<'a, T> {
         Self { numerics, ..self }
     }
 
+    /// Biases bg and bu, `[1, H]` each.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for others.
+    pub fn biases(
+        self,
+        gate: Option<DeviceMatrixRef<'a, T>>,
+        up: Option<DeviceMatrixRef<'a, T>>,
+    ) -> Result<Self> {
+        let [intermediate, _] = self.orientation.shape(self.gate.rows(), self.gate.cols());
+        for (what, bias) in [("gate bias", gate), ("up bias", up)] {
+            bias.map_or(Ok(()), |bias| bias.expect_shape(what, [1, intermediate]))?;
+        }
+        Ok(Self { biases: [gate, up], ..self })
+    }
+
+    pub(super) fn expect_device(&self, cuda: &Cuda) -> Result<()> {
+        self.gate.expect_device("gate weight", cuda)?;
+        self.up.expect_device("up weight", cuda)?;
+        self.biases.iter().flatten().try_for_each(|bias| bias.expect_device("bias", cuda))
+    }
+
     /// What knows the streams that use the weights, as far as they are ours.
     pub(super) fn memory(&self) -> Vec<Arc<Allocation>> {
         let mut memory: Vec<Arc<Allocation>> = Vec::new();
-        for allocation in [self.gate, self.up].iter().filter_map(DeviceMatrixRef::allocation) {
+        let all = [self.gate, self.up].into_iter().chain(self.biases.into_iter().flatten());
+        for allocation in all.filter_map(|matrix| matrix.allocation()) {
             if !memory.iter().any(|known| Arc::ptr_eq(known, allocation)) {
                 memory.push(allocation.clone());
             }
@@ -96,6 +122,8 @@ pub struct DeviceMlpParams<'a, T> {
     pub(super) gated: DeviceGatedLinearParams<'a, T>,
     pub(super) down: DeviceMatrixRef<'a, T>,
     pub(super) down_orientation: Orientation,
+    /// `[1, K]`.
+    pub(super) down_bias: Option<DeviceMatrixRef<'a, T>>,
 }
 
 impl<'a, T: Element> DeviceMlpParams<'a, T> {
@@ -110,6 +138,17 @@ impl<'a, T: Element> DeviceMlpParams<'a, T> {
     ) -> Result<Self> {
         let [intermediate, hidden] = gated.orientation.shape(gated.gate.rows(), gated.gate.cols());
         down.expect_shape("down weight", down_orientation.shape(hidden, intermediate))?;
-        Ok(Self { gated, down, down_orientation })
+        Ok(Self { gated, down, down_orientation, down_bias: None })
+    }
+
+    /// The bias bd, `[1, K]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another.
+    pub fn down_bias(self, bias: DeviceMatrixRef<'a, T>) -> Result<Self> {
+        let [_, hidden] =
+            self.gated.orientation.shape(self.gated.gate.rows(), self.gated.gate.cols());
+        bias.expect_shape("down bias", [1, hidden])?;
+        Ok(Self { down_bias: Some(bias), ..self })
     }
 }

@@ -106,14 +106,31 @@ impl<T: Element> Mlp<T> {
     /// As [`GatedLinear::from_device`].
     pub unsafe fn from_device(cuda: &Cuda, params: &DeviceMlpParams<'_, T>) -> Result<Self> {
         params.down.expect_device("down weight", cuda)?;
+        params.down_bias.map_or(Ok(()), |bias| bias.expect_device("down bias", cuda))?;
         expect_numerics(Op::Mlp, params.gated.numerics)?;
         // SAFETY: as the caller says.
         let mut gated = unsafe { GatedLinear::from_device(cuda, &params.gated) }?;
-        gated.weights.add_memory(params.down.allocation());
-        let down = DownBuffer::lent(params.down, params.down_orientation);
-        let problem = Problem { op: Op::Mlp, ..gated.problem() };
+        let memory = [Some(params.down), params.down_bias].into_iter().flatten();
+        memory.for_each(|matrix| gated.weights.add_memory(matrix.allocation()));
+        let down = DownBuffer::lent(params.down, params.down_orientation, params.down_bias);
+        let bias = params.gated.biases.iter().any(Option::is_some) || params.down_bias.is_some();
+        let problem = Problem { op: Op::Mlp, bias, ..gated.problem() };
         let is_whole = gated.weights.is_whole() && down.is_whole();
         Self::over(gated, down, problem, is_whole)
+    }
+
+    /// As [`GatedLinear::packed`].
+    ///
+    /// # Errors
+    /// As [`GatedLinear::packed`].
+    pub fn packed(&self) -> Result<Self> {
+        let cuda = self.cuda();
+        let weights = self.gated.weights.to_host(cuda)?;
+        let (down, bias) = self.down.to_host(cuda)?;
+        let gated = weights.params(self.gated.activation(), self.numerics())?;
+        let mut params = MlpParams::new(gated, down.view(), self.down.linear().orientation);
+        params.down_bias = bias.as_deref();
+        Self::build(cuda, &params, None)
     }
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, path: Option<Path>) -> Result<Self> {

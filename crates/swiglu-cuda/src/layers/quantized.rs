@@ -23,6 +23,7 @@ use crate::kernels::decode_mlp::{BlockWeights, Call, Decode, Design, Format, MOS
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode, expect_gate};
+use crate::kernels::gated_gemm::Biases;
 use crate::layers::activation::tensor;
 use crate::plan::{ByTokens, Choice, choose, expect_numerics, expect_row_steps};
 
@@ -498,7 +499,7 @@ impl<T: Element> QuantizedMlp<T> {
             intermediate: h,
             biases: self.biases.as_ref().map(|b| {
                 let gate = b.device_ptr();
-                [gate, gate + (h * size_of::<f32>()) as u64]
+                Biases::Floats([gate, gate + (h * size_of::<f32>()) as u64])
             }),
             down_bias: self.down_bias.as_ref().map(DeviceBuffer::device_ptr),
         };

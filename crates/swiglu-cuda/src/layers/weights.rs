@@ -4,14 +4,18 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use swiglu_core::{DType, Element, GatedLinearParams, Half, MatrixRef, Orientation};
+use swiglu_core::{
+    Activation, DType, Element, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixRef,
+    Numerics, Orientation,
+};
 
+use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
 use crate::device::memory::{Access, Allocation, DeviceBuffer, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::{BIAS_PADDING, Weights};
+use crate::kernels::gated_gemm::{BIAS_PADDING, Biases, Weights};
 use crate::layers::lent::DeviceGatedLinearParams;
 
 /// Bytes that rows and halves start at a multiple of: what the copy engine and cuBLASLt's fastest
@@ -38,12 +42,62 @@ fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
 pub(super) struct GateUpBuffer<T> {
     /// What knows the streams that use the weights, as far as it is ours.
     memory: Vec<Arc<Allocation>>,
-    /// Without biases.
+    /// With biases if these are lent.
     weights: Weights,
     /// Whether gate and up, each padded, are the halves of one matrix.
     is_one: bool,
     is_lent: bool,
-    biases: Option<Biases<T>>,
+    biases: Option<PackedBiases<T>>,
+}
+
+/// Gate, up and their biases on the host.
+pub(super) struct HostWeights<T> {
+    gate: Matrix<T>,
+    up: Matrix<T>,
+    pub(super) orientation: Orientation,
+    biases: [Option<Vec<f32>>; 2],
+}
+
+impl<T: Element> HostWeights<T> {
+    /// As a layer is made from them.
+    pub(super) fn params(
+        &self,
+        activation: Activation,
+        numerics: Numerics,
+    ) -> Result<GatedLinearParams<'_, T>> {
+        let (gate, up) = (self.gate.view(), self.up.view());
+        let weights = GateUpWeights::separate(gate, up, self.orientation)?;
+        let mut params = GatedLinearParams::new(weights, activation);
+        let [gate_bias, up_bias] = self.biases.each_ref().map(Option::as_deref);
+        (params.gate_bias, params.up_bias, params.numerics) = (gate_bias, up_bias, numerics);
+        Ok(params)
+    }
+}
+
+/// A matrix of a layer on the host.
+///
+/// # Safety
+/// Memory of the device that holds it.
+pub(super) unsafe fn download<T: Element>(
+    cuda: &Cuda,
+    address: u64,
+    [rows, cols]: [usize; 2],
+    row_stride: usize,
+) -> Result<Matrix<T>> {
+    // SAFETY: as the caller says.
+    let view =
+        unsafe { DeviceMatrixRef::<T>::from_raw_trusted(cuda, address, rows, cols, row_stride) }?;
+    view.to_host(&cuda.stream())
+}
+
+/// A bias of values of T on the host, unless its address is 0.
+fn host_bias<T: Element>(cuda: &Cuda, address: u64, len: usize) -> Result<Option<Vec<f32>>> {
+    if address == 0 {
+        return Ok(None);
+    }
+    // SAFETY: of a layer that lives meanwhile.
+    let bias = unsafe { download::<T>(cuda, address, [1, len], len) }?;
+    Ok(Some(bias.as_slice().iter().map(|b| b.to_f32()).collect()))
 }
 
 /// How the unfused path multiplies with gate and up.
@@ -54,7 +108,7 @@ pub(super) enum Products {
 }
 
 #[derive(Debug)]
-struct Biases<T> {
+struct PackedBiases<T> {
     /// Gate, then up, each with [`BIAS_PADDING`] zeros behind it or more.
     exact: DeviceBuffer<f32>,
     /// As values of T for cuBLASLt, which adds them so to elements; padded like the features.
@@ -101,16 +155,18 @@ impl<T: Element> GateUpBuffer<T> {
         let values = DeviceBuffer::together(&allocation, stream, &packed)?;
         let biases = match (params.gate_bias, params.up_bias) {
             (None, None) => None,
-            given => Some(Biases::new(&allocation, stream, given.into(), intermediate, half)?),
+            given => {
+                Some(PackedBiases::new(&allocation, stream, given.into(), intermediate, half)?)
+            }
         };
         let step = match orientation {
             Orientation::OutIn => half * row_stride,
             Orientation::InOut => half,
         };
-        let (gate, biases_of) = (values.device_ptr(), None);
+        let gate = values.device_ptr();
         let up = gate + (step * size_of::<T>()) as u64;
         let weights =
-            Weights { gate, up, row_stride, orientation, hidden, intermediate, biases: biases_of };
+            Weights { gate, up, row_stride, orientation, hidden, intermediate, biases: None };
         // The allocation has the values, whoever holds it.
         Ok(Self { memory: vec![allocation], weights, is_one: true, is_lent: false, biases })
     }
@@ -127,18 +183,15 @@ impl<T: Element> GateUpBuffer<T> {
         };
         let (gate, up) = (gate.device_ptr(), up.device_ptr());
         let follows = gate.checked_add((step * size_of::<T>()) as u64) == Some(up);
+        let address = |b: &Option<DeviceMatrixRef<'_, T>>| b.map_or(0, |b| b.device_ptr());
+        let biases = match params.biases.each_ref().map(address) {
+            [0, 0] => None,
+            at => Some(Biases::Elements(at)),
+        };
         Self {
             memory: params.memory(),
-            weights: Weights {
-                gate,
-                up,
-                row_stride,
-                orientation,
-                hidden,
-                intermediate,
-                biases: None,
-            },
-            is_one: follows && padded::<T>(intermediate) == intermediate,
+            weights: Weights { gate, up, row_stride, orientation, hidden, intermediate, biases },
+            is_one: follows && padded::<T>(intermediate) == intermediate && biases.is_none(),
             is_lent: true,
             biases: None,
         }
@@ -153,6 +206,29 @@ impl<T: Element> GateUpBuffer<T> {
             .chain([w.row_stride, cols].map(|n| (n * size_of::<T>()) as u64));
         w.orientation == Orientation::OutIn
             && bytes.into_iter().all(|n| n.is_multiple_of(ALIGNMENT as u64))
+    }
+
+    /// What [`Self::new`] was given, or might have been.
+    pub(super) fn to_host(&self, cuda: &Cuda) -> Result<HostWeights<T>> {
+        self.admit(&cuda.stream())?;
+        let Weights { gate, up, row_stride, orientation, hidden, intermediate, .. } = self.weights;
+        let shape = orientation.shape(intermediate, hidden);
+        // SAFETY: the weights live as long as `self`, and so do the biases.
+        let matrix = |at| unsafe { download::<T>(cuda, at, shape, row_stride) };
+        let biases = match self.fused().biases {
+            None => [None, None],
+            Some(Biases::Floats([gate, up])) => {
+                // SAFETY: as above.
+                let floats =
+                    |at| unsafe { download::<f32>(cuda, at, [1, intermediate], intermediate) };
+                [Some(floats(gate)?.into_vec()), Some(floats(up)?.into_vec())]
+            }
+            Some(Biases::Elements(lent)) => {
+                let [gate, up] = lent.map(|at| host_bias::<T>(cuda, at, intermediate));
+                [gate?, up?]
+            }
+        };
+        Ok(HostWeights { gate: matrix(gate)?, up: matrix(up)?, orientation, biases })
     }
 
     /// Lets work enqueued on `stream` next read the weights, behind what other streams write to them.
@@ -184,11 +260,11 @@ impl<T: Element> GateUpBuffer<T> {
 
     /// As the fused kernels take them.
     pub(super) fn fused(&self) -> Weights {
-        let biases = self.biases.as_ref().map(|b| {
+        let packed = self.biases.as_ref().map(|b| {
             let gate = b.exact.device_ptr();
-            [gate, gate + (b.exact.len() / 2 * size_of::<f32>()) as u64]
+            Biases::Floats([gate, gate + (b.exact.len() / 2 * size_of::<f32>()) as u64])
         });
-        Weights { biases, ..self.weights }
+        Weights { biases: packed.or(self.weights.biases), ..self.weights }
     }
 
     /// As the unfused path multiplies with them, with the bias for what is stored of the products.
@@ -199,7 +275,7 @@ impl<T: Element> GateUpBuffer<T> {
 
     /// As one linear map to the padded gate and up features.
     fn linear(&self, stored: Stored) -> LinearWeights {
-        let address = |b: &Biases<T>| match (stored, &b.beside_sums) {
+        let address = |b: &PackedBiases<T>| match (stored, &b.beside_sums) {
             (Stored::Sums, Some(bias)) => bias.device_ptr(),
             _ => b.rounded.device_ptr(),
         };
@@ -216,15 +292,21 @@ impl<T: Element> GateUpBuffer<T> {
 
     /// As two linear maps, to the gate's and to the up's features, with results of T.
     pub(super) fn halves(&self) -> [LinearWeights; 2] {
-        let (both, Weights { up, intermediate, .. }) =
+        let (both, Weights { up, intermediate, biases, .. }) =
             (self.linear(Stored::Elements), self.weights);
-        let up_bias = |bias: u64| bias + (self.half() * size_of::<T>()) as u64;
-        let gate = LinearWeights { out_features: intermediate, ..both };
-        [gate, LinearWeights { ptr: up, bias: both.bias.map(up_bias), ..gate }]
+        let [gate_bias, up_bias] = match biases {
+            Some(Biases::Elements(lent)) => lent.map(|at| (at != 0).then_some(at)),
+            _ => {
+                let half = (self.half() * size_of::<T>()) as u64;
+                [both.bias, both.bias.map(|bias| bias + half)]
+            }
+        };
+        let gate = LinearWeights { out_features: intermediate, bias: gate_bias, ..both };
+        [gate, LinearWeights { ptr: up, bias: up_bias, ..gate }]
     }
 }
 
-impl<T: Element> Biases<T> {
+impl<T: Element> PackedBiases<T> {
     fn new(
         allocation: &Arc<Allocation>,
         stream: &Stream,
@@ -302,13 +384,17 @@ impl<T: Element> DownBuffer<T> {
         Ok(Self { weights, element: PhantomData })
     }
 
-    /// A weight that stays where it is.
-    pub(super) fn lent(weight: DeviceMatrixRef<'_, T>, orientation: Orientation) -> Self {
+    /// A weight, and its bias, that stay where they are.
+    pub(super) fn lent(
+        weight: DeviceMatrixRef<'_, T>,
+        orientation: Orientation,
+        bias: Option<DeviceMatrixRef<'_, T>>,
+    ) -> Self {
         let [out_features, in_features] = orientation.shape(weight.rows(), weight.cols());
         let row_stride = if weight.rows() > 1 { weight.row_stride() } else { weight.cols() };
-        let ptr = weight.device_ptr();
+        let (ptr, bias) = (weight.device_ptr(), bias.map(|bias| bias.device_ptr()));
         let weights =
-            LinearWeights { ptr, orientation, in_features, out_features, row_stride, bias: None };
+            LinearWeights { ptr, orientation, in_features, out_features, row_stride, bias };
         Self { weights, element: PhantomData }
     }
 
@@ -322,5 +408,14 @@ impl<T: Element> DownBuffer<T> {
 
     pub(super) fn linear(&self) -> LinearWeights {
         self.weights
+    }
+
+    /// The weight and its bias on the host.
+    pub(super) fn to_host(&self, cuda: &Cuda) -> Result<(Matrix<T>, Option<Vec<f32>>)> {
+        let w = &self.weights;
+        let shape = w.orientation.shape(w.out_features, w.in_features);
+        // SAFETY: the weight lives as long as `self`.
+        let weight = unsafe { download(cuda, w.ptr, shape, w.row_stride) }?;
+        Ok((weight, host_bias::<T>(cuda, w.bias.unwrap_or(0), w.out_features)?))
     }
 }

@@ -14,7 +14,7 @@ use swiglu_core::{DType, Op, Problem};
 
 use super::elementwise::{Tensor, signed};
 use super::gate::{Formula, GateCode};
-use super::gated_gemm::counted;
+use super::gated_gemm::{Bias, Biases, counted};
 use super::ring::Ring;
 use crate::device::arch::Arch;
 use crate::device::context::{Context, Cuda, DeviceFacts};
@@ -314,7 +314,7 @@ impl Decode {
     unsafe fn launch_part(&self, stream: &Stream, config: Config, call: &Call) -> Result<()> {
         let function = config.function(stream.cuda(), call.code)?;
         let w = &call.weights;
-        let [gate_bias, up_bias] = w.biases.unwrap_or_default();
+        let ([gate_bias, up_bias], bias) = Biases::of(w.biases);
         let params = Params {
             x: call.x.data,
             gate: w.gate,
@@ -338,6 +338,7 @@ impl Decode {
             x_at: config.x_at as u32,
             x_pitch: config.x_pitch as u32,
             x_wide: u32::from(is_wide(call.x, call.m, call.code.dtype())),
+            element_biases: u32::from(bias == Bias::Elements),
             formula: call.formula,
         };
         let launch = LaunchConfig {
@@ -395,8 +396,8 @@ pub(crate) struct BlockWeights {
     pub(crate) hidden: usize,
     /// H.
     pub(crate) intermediate: usize,
-    /// Addresses of bg and bu, f32.
-    pub(crate) biases: Option<[u64; 2]>,
+    /// bg and bu.
+    pub(crate) biases: Option<Biases>,
     /// Address of bd, values of T.
     pub(crate) down_bias: Option<u64>,
 }
@@ -447,6 +448,7 @@ struct Params {
     x_at: u32,
     x_pitch: u32,
     x_wide: u32,
+    element_biases: u32,
     formula: Formula,
 }
 
