@@ -328,8 +328,7 @@ fn a_packed_copy_of_lent_weights_does_not_see_what_is_written_to_them() {
         let down = random::normal_matrix::<f32>(2, rows, cols, 0.3).unwrap();
         let down = DeviceMatrix::from_host(&stream, down.view()).unwrap();
         let gated =
-            DeviceGatedLinearParams::packed(both.view(), orientation, Activation::GEGLU)
-                .unwrap();
+            DeviceGatedLinearParams::packed(both.view(), orientation, Activation::GEGLU).unwrap();
         let lent = DeviceMlpParams::new(gated, down.view(), orientation).unwrap();
         // SAFETY: the layer keeps the matrices' memory, and its calls are waited for before that is written.
         let mlp = unsafe { Mlp::from_device(&cuda, &lent) }.unwrap();
