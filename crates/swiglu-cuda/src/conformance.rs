@@ -18,10 +18,9 @@ use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::ring::Ring;
-use crate::layers::Down;
 use crate::layers::activation::DeviceGateUp;
-use crate::plan::Choice;
-use crate::{GatedLinear, Mlp, QuantizedMlp, quantized_tokens, quantized_types};
+use crate::plan::{Algorithm, Planner, Steps};
+use crate::{GatedLinear, Mlp, quantized_tokens, quantized_types};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,10 +28,8 @@ enum Way {
     Planned,
     /// The unfused path, which keeps elements.
     Unfused,
-    /// As tuners do: the unfused way that keeps f32 sums, two kernels for a block.
-    By(Choice),
-    Kernel(Kernel),
-    Decode(Design),
+    /// Always by these steps.
+    By(Steps),
 }
 
 /// A device on one way: as planned, unfused with elements or sums in memory, or always with the same
@@ -60,13 +57,16 @@ impl CudaBackend {
             })
         });
         // The narrowest before each kernel: that computes every number of tokens of these.
-        let skinny = Choice::all().filter(|choice| matches!(choice, Choice::Skinny(_))).take(3);
+        let pairs = Steps::all(Op::Mlp).filter(Steps::is_pair);
         let streams = Streams::default();
-        [Way::Planned, Way::Unfused, Way::By(SUMS)]
+        let by = [Steps::unfused(Stored::Sums)]
             .into_iter()
-            .chain(skinny.map(Way::By))
-            .chain(kernels.map(Way::Kernel))
-            .chain(Design::every().map(Way::Decode))
+            .chain(pairs.take(3))
+            .chain(kernels.map(Steps::gated))
+            .chain(Design::every().map(Steps::decode));
+        [Way::Planned, Way::Unfused]
+            .into_iter()
+            .chain(by.map(Way::By))
             .map(|way| Self { cuda: cuda.clone(), way, streams: streams.clone() })
             .collect()
     }
@@ -76,15 +76,14 @@ impl CudaBackend {
     /// way.
     pub fn computes(&self, case: &Case) -> bool {
         if case.quantized.is_some() {
+            // More tokens go in passes.
+            let pass = Problem { m: case.m.min(quantized_tokens()), ..problem(case) };
             return match self.way {
                 Way::Planned => case.op == Op::Mlp && case.dtype != DType::F32,
-                Way::Decode(design) => {
-                    // More tokens go in passes.
-                    let pass = Problem { m: case.m.min(quantized_tokens()), ..problem(case) };
-                    let limits = self.cuda.decode_limits();
-                    Decode::check_problem(design, &pass, limits).is_ok()
+                Way::Unfused => false,
+                Way::By(steps) => {
+                    steps.design().is_some() && steps.check(&self.cuda, &pass).is_ok()
                 }
-                Way::Unfused | Way::By(_) | Way::Kernel(_) => false,
             };
         }
         match (self.way, case.op) {
@@ -94,24 +93,16 @@ impl CudaBackend {
                 let rounds = case.dtype == DType::F32 || case.numerics.rounding != Rounding::Fused;
                 rounds && case.hidden > 0
             }
-            (Way::By(choice), _) => choice.check(&self.cuda, &problem(case)).is_ok(),
-            (Way::Decode(design), _) => {
-                let limits = self.cuda.decode_limits();
-                Decode::check_problem(design, &problem(case), limits).is_ok()
-            }
-            (Way::Kernel(kernel), op) => {
+            (Way::By(steps), op) => {
                 let stride = (case.hidden + case.padding) * case.dtype.size();
-                op == Op::GatedLinear
-                    && kernel
-                        .check_problem(self.cuda.arch(), &problem(case), self.cuda.tf32())
-                        .is_ok()
+                // A kernel for h is tried alone.
+                let steps = if steps.stored().is_some() { steps.of(op) } else { steps };
+                steps.check(&self.cuda, &problem(case)).is_ok()
                     && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }
     }
 }
-
-const SUMS: Choice = Choice::Unfused(Stored::Sums);
 
 /// More input features than any ring needs to go round.
 const MOST_FEATURES: usize = 1 << 14;
@@ -124,33 +115,29 @@ impl CudaBackend {
     /// kernel of ours, or none for such a case on this device.
     pub fn going_round(&self, dtype: DType, quantized: Option<QuantizedType>) -> Option<Case> {
         let sms = self.cuda.facts().sm_count as usize;
-        match self.way {
-            Way::Planned | Way::Unfused | Way::By(Choice::Unfused(_)) => None,
-            Way::By(Choice::Decode(design)) => {
-                Self { way: Way::Decode(design), ..self.clone() }.going_round(dtype, quantized)
-            }
-            Way::By(Choice::Fused(kernel)) | Way::Kernel(kernel) => {
-                let case = |m, k, h| Case::new(Op::GatedLinear, [m, k, h], dtype);
-                let tile = |m, h| kernel.tile(Shape::of(&problem(&case(m, 1, h)), sms));
-                let m = 2 * tile(1, 1)[0] + 1;
-                // A tile that is fitted to the features grows with them, up to its widest. Rows of whole 16 bytes are what
-                // the copy engine stores.
-                let mut h = 8;
-                while h <= 2 * tile(m, h)[1] {
-                    h = 2 * tile(m, h)[1] + 8;
-                }
-                self.least((1..).map(|i| case(m, 8 * i, h)))
-            }
-            Way::By(Choice::Skinny(_)) | Way::Decode(_) => {
-                let quantized = quantized.map(|kind| QuantizedTypes::of(Op::Mlp, kind));
-                let case = |m, k, h| Case { quantized, ..Case::new(Op::Mlp, [m, k, h], dtype) };
-                // Two tiles of 16 rows for each multiprocessor, and a part of them a third.
-                let features = 32 * sms + 32;
-                let mut m = (1..=MOST_TOKENS).rev();
-                let m = m.find(|&m| self.computes(&case(m, features, features)))?;
-                self.least((0..).map(|i| case(m, features + 64 * i, features + 64 * (i / 2))))
-            }
+        let Way::By(steps) = self.way else { return None };
+        if steps.stored().is_some() {
+            return None;
         }
+        if let (Some(kernel), None) = (steps.kernel_of_h(), steps.down()) {
+            let case = |m, k, h| Case::new(Op::GatedLinear, [m, k, h], dtype);
+            let tile = |m, h| kernel.tile(Shape::of(&problem(&case(m, 1, h)), sms));
+            let m = 2 * tile(1, 1)[0] + 1;
+            // A tile that is fitted to the features grows with them, up to its widest. Rows of whole 16 bytes are what
+            // the copy engine stores.
+            let mut h = 8;
+            while h <= 2 * tile(m, h)[1] {
+                h = 2 * tile(m, h)[1] + 8;
+            }
+            return self.least((1..).map(|i| case(m, 8 * i, h)));
+        }
+        let quantized = quantized.map(|kind| QuantizedTypes::of(Op::Mlp, kind));
+        let case = |m, k, h| Case { quantized, ..Case::new(Op::Mlp, [m, k, h], dtype) };
+        // Two tiles of 16 rows for each multiprocessor, and a part of them a third.
+        let features = 32 * sms + 32;
+        let mut m = (1..=MOST_TOKENS).rev();
+        let m = m.find(|&m| self.computes(&case(m, features, features)))?;
+        self.least((0..).map(|i| case(m, features + 64 * i, features + 64 * (i / 2))))
     }
 
     /// The first whose rings go round.
@@ -165,23 +152,26 @@ impl CudaBackend {
 
     fn rings(&self, problem: &Problem) -> Vec<Ring> {
         let sms = self.cuda.facts().sm_count as usize;
-        match self.way {
-            Way::Kernel(kernel) | Way::By(Choice::Fused(kernel)) => vec![kernel.ring(problem, sms)],
-            Way::By(Choice::Skinny(kernel)) => {
-                let down = Down::of(kernel.next()).ring(&self.cuda, problem);
-                [kernel.ring(problem, sms)].into_iter().chain(down).collect()
-            }
-            Way::Decode(design) | Way::By(Choice::Decode(design)) => {
-                let decode = Decode::check_problem(design, problem, self.cuda.decode_limits());
+        let Way::By(steps) = self.way else { return Vec::new() };
+        let of_step = |step| match step {
+            Algorithm::Gated(kernel) => vec![kernel.ring(problem, sms)],
+            Algorithm::Down(down) => down.ring(&self.cuda, problem).into_iter().collect(),
+            Algorithm::Decode(design) => {
+                let limits = Planner::of(&self.cuda).limits();
+                let decode = Decode::check_problem(design, problem, limits);
                 decode.map_or_else(|_| Vec::new(), |decode| decode.rings(problem))
             }
-            Way::Planned | Way::Unfused | Way::By(Choice::Unfused(_)) => Vec::new(),
-        }
+            Algorithm::Products(_) | Algorithm::Elementwise(_) => Vec::new(),
+        };
+        steps.iter().flat_map(of_step).collect()
     }
 
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
     fn aligned_x(&self) -> bool {
-        matches!(self.way, Way::Kernel(kernel) if kernel.needs_copy_engine())
+        let Way::By(steps) = self.way else { return false };
+        // A pair goes another way with another x.
+        let alone = steps.down().is_none();
+        alone && steps.kernel_of_h().is_some_and(Kernel::needs_copy_engine)
     }
 }
 
@@ -191,9 +181,7 @@ impl Backend for CudaBackend {
         let way = match self.way {
             Way::Planned => "planned".to_owned(),
             Way::Unfused => Path::Unfused.to_string(),
-            Way::By(choice) => choice.to_string(),
-            Way::Kernel(kernel) => kernel.to_string(),
-            Way::Decode(design) => design.to_string(),
+            Way::By(steps) => steps.to_string(),
         };
         let tf32 = if self.cuda.tf32() { " tf32" } else { "" };
         format!("cuda:{} {way}{tf32}", self.cuda.ordinal())
@@ -230,13 +218,9 @@ impl Backend for CudaBackend {
         mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
         let layer = match self.way {
-            Way::Planned | Way::Decode(_) => GatedLinear::new(&self.cuda, params),
+            Way::Planned => GatedLinear::new(&self.cuda, params),
             Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
-            Way::By(choice) => {
-                let way = self.cuda.way(choice, &params.problem(0));
-                GatedLinear::with_way(&self.cuda, params, &way)
-            }
-            Way::Kernel(kernel) => GatedLinear::with_kernel(&self.cuda, params, kernel),
+            Way::By(steps) => GatedLinear::with_steps(&self.cuda, params, steps),
         }?;
         let stream = self.streams.take(&self.cuda)?;
         let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
@@ -247,8 +231,9 @@ impl Backend for CudaBackend {
 
     fn quantized_types(&self) -> &[QuantizedType] {
         match self.way {
-            Way::Planned | Way::Decode(_) => quantized_types(),
-            Way::Unfused | Way::By(_) | Way::Kernel(_) => &[],
+            Way::By(steps) if steps.design().is_none() => &[],
+            Way::Planned | Way::By(_) => quantized_types(),
+            Way::Unfused => &[],
         }
     }
 
@@ -258,9 +243,13 @@ impl Backend for CudaBackend {
         x: MatrixRef<'_, T>,
         mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        let layer = match self.way {
-            Way::Decode(design) => QuantizedMlp::<T>::with_design(&self.cuda, params, design),
-            _ => QuantizedMlp::new(&self.cuda, params),
+        let design = match self.way {
+            Way::By(steps) => steps.design(),
+            Way::Planned | Way::Unfused => None,
+        };
+        let layer = match design {
+            Some(design) => Mlp::<T>::from_quantized_by(&self.cuda, params, design),
+            None => Mlp::from_quantized(&self.cuda, params),
         }?;
         let stream = self.streams.take(&self.cuda)?;
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
@@ -276,15 +265,19 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
-            Way::Decode(design) => Mlp::with_design(&self.cuda, params, Some(design)),
-            Way::Planned | Way::By(_) | Way::Kernel(_) => Mlp::new(&self.cuda, params),
+            Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.streams.take(&self.cuda)?;
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         match self.way {
-            Way::By(choice) => {
-                let way = self.cuda.way(choice, &params.problem(x.rows));
-                layer.forward_by(&stream, &way, x.view()?, y.view_mut()?)?;
+            Way::By(steps) => {
+                let steps = steps.of(Op::Mlp);
+                let all = self.cuda.candidates(&params.problem(x.rows), None);
+                // Of its own problem there is every list of steps.
+                let by = all.iter().filter(|candidate| candidate.steps == Some(steps));
+                for candidate in by {
+                    layer.forward_by(&stream, candidate, x.view()?, y.view_mut()?)?;
+                }
             }
             _ => layer.forward(&stream, x.view()?, y.view_mut()?)?,
         }

@@ -13,7 +13,7 @@ mod plan;
 
 pub use conformance::CudaBackend;
 pub use device::arch::Arch;
-pub use device::context::{Cuda, CudaOptions, DeviceFacts};
+pub use device::context::{Cuda, DeviceFacts};
 pub use device::error::{CudaError, Result};
 pub use device::graph::{CapturedCall, Graph};
 pub use device::leftovers::release_unused;
@@ -26,10 +26,10 @@ pub use device::workspace::DeviceScratch;
 pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
-    DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMlpParams, GatedLinear, Mlp,
-    QuantizedMlp, expect_quantized, quantized_tokens, quantized_types,
+    DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMlpParams, GatedLinear,
+    GatedLinearKind, Layer, Mlp, MlpKind, expect_quantized, quantized_tokens, quantized_types,
 };
-pub use plan::{Candidate, Way, expect_numerics, expect_row_steps, tuning};
+pub use plan::{Candidate, CudaOptions, expect_numerics, expect_row_steps, tuning};
 
 // Tests inside and outside of this crate open their device in the same way.
 #[cfg(test)]

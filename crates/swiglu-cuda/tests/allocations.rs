@@ -11,7 +11,7 @@ use std::cell::Cell;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
 use swiglu_core::quant::{BlockType, QuantizedTypes};
 use swiglu_core::{Activation, DType, Numerics, Op, Path, bf16};
-use swiglu_cuda::{DecodeDesign, DeviceGateUp, DeviceMatrix, Mlp, QuantizedMlp};
+use swiglu_cuda::{DecodeDesign, DeviceGateUp, DeviceMatrix, Mlp};
 
 thread_local! {
     /// Of this thread: the test harness has threads of its own.
@@ -66,9 +66,9 @@ fn calls_do_not_allocate() {
         assert_eq!(counted, 0, "m = {m}, {path:?}");
         assert_eq!(cuda.memory_info().unwrap().0, free, "m = {m}, {path:?}");
         if (m, path) == (30, None) {
-            let ways = cuda.ways(&parameters.mlp().problem(m));
+            let ways = cuda.candidates(&parameters.mlp().problem(m), None);
             let others = ["cublaslt f32 + elementwise", "32xfitted + sm90_skinny_gemm"];
-            for way in ways.iter().filter(|w| others.iter().any(|o| w.to_string().ends_with(o))) {
+            for way in ways.iter().filter(|w| others.iter().any(|o| w.name.ends_with(o))) {
                 let counted = count(|| {
                     mlp.forward_by(&stream, way, x.view(), y.view_mut()).unwrap();
                 });
@@ -87,7 +87,7 @@ fn calls_do_not_allocate() {
         let types = QuantizedTypes::of(Op::Mlp, BlockType::Q8_0);
         let case = Case { quantized: Some(types), ..Case::new(Op::Mlp, [m, 64, 96], DType::Bf16) };
         let parameters = QuantizedParameters::new::<bf16>(&case, types).unwrap();
-        let mlp = QuantizedMlp::<bf16>::new(&cuda, &parameters.mlp().unwrap()).unwrap();
+        let mlp = Mlp::<bf16>::from_quantized(&cuda, &parameters.mlp().unwrap()).unwrap();
         let x = DeviceMatrix::<bf16>::zeros(&stream, m, 64).unwrap();
         let mut y = DeviceMatrix::<bf16>::zeros(&stream, m, 64).unwrap();
         let counted = count(|| mlp.forward(&stream, x.view(), y.view_mut()).unwrap());

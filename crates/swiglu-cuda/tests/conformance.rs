@@ -253,9 +253,9 @@ fn biases_beside_sums_are_exact() {
     let of = |gate_bias, up_bias| GatedLinearParams { gate_bias, up_bias, ..parameters.gated() };
     let path = |path| move |cuda: &Cuda, p: &_| GatedLinear::with_path(cuda, p, path).unwrap();
     let sums = |cuda: &Cuda, params: &GatedLinearParams<'_, bf16>| {
-        let ways = cuda.ways(&params.problem(m));
-        let way = ways.iter().find(|way| way.to_string() == "cublaslt f32 + elementwise");
-        GatedLinear::with_way(cuda, params, way.unwrap()).unwrap()
+        let candidates = cuda.candidates(&params.problem(m), None);
+        let way = candidates.iter().find(|way| way.name == "cublaslt f32 + elementwise");
+        GatedLinear::with_candidate(cuda, params, way.unwrap()).unwrap()
     };
     let forward = |layer: GatedLinear<bf16>| {
         let x = Matrix::<bf16>::zeros(m, k).unwrap();
@@ -500,8 +500,8 @@ fn graphs_replay_layers() {
     let stream = cuda.new_stream().unwrap();
     let case = Case { bias: true, ..Case::new(Op::Mlp, [33, 72, 80], DType::F16) };
     let parameters = Parameters::<f16>::new(&case).unwrap();
-    let ways = cuda.ways(&parameters.mlp().problem(33));
-    let sums = ways.iter().find(|way| way.to_string() == "cublaslt f32 + elementwise");
+    let candidates = cuda.candidates(&parameters.mlp().problem(33), None);
+    let sums = candidates.iter().find(|way| way.name == "cublaslt f32 + elementwise");
     let unfused = Some(swiglu_core::Path::Unfused);
     for (path, way) in [(None, None), (unfused, None), (None, sums)] {
         let mlp = match path {
@@ -602,11 +602,12 @@ fn pre_activations_are_saved() {
         let parameters = Parameters::<bf16>::new(&half).unwrap();
         let planned = GatedLinear::new(&cuda, &parameters.gated()).unwrap();
         saved(&cuda, &planned, &half);
-        for (w, way) in cuda.ways(&parameters.gated().problem(shape[0])).iter().enumerate() {
+        let candidates = cuda.candidates(&parameters.gated().problem(shape[0]), None);
+        for (w, way) in candidates.iter().enumerate() {
             // On the simulator each way has one of the shapes.
             let has_turn = common::has_gpu() || w % shapes.len() == i;
             if has_turn && way.numerics.is_some() && way.refusal.is_none() {
-                let layer = GatedLinear::with_way(&cuda, &parameters.gated(), way).unwrap();
+                let layer = GatedLinear::with_candidate(&cuda, &parameters.gated(), way).unwrap();
                 saved(&cuda, &layer, &half);
             }
         }

@@ -15,9 +15,7 @@ use swiglu_core::{
     Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
     QuantizedGatedLinearParams, RowParams, WeightLayout, bf16, bounds, f16, random,
 };
-use swiglu_cuda::{
-    Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, QuantizedMlp, Stream, quantized_types,
-};
+use swiglu_cuda::{Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, Stream, quantized_types};
 
 fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
     let all = CudaBackend::all(cuda).into_iter();
@@ -174,7 +172,7 @@ fn tokens_that_do_not_fit_in_shared_memory() {
 
 /// The bits of y for `x` of `layer`, computed on `stream` over memory that held NaNs.
 fn forward<T: Element>(layer: &Mlp<T>, stream: &Stream, x: &DeviceMatrix<T>) -> Matrix<T> {
-    let mut y = DeviceMatrix::<T>::new(stream, x.rows(), layer.gated().hidden()).unwrap();
+    let mut y = DeviceMatrix::<T>::new(stream, x.rows(), layer.hidden()).unwrap();
     y.buffer_mut().poison(0xFF).unwrap();
     layer.forward(stream, x.view(), y.view_mut()).unwrap();
     y.to_host().unwrap()

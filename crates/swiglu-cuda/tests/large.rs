@@ -49,7 +49,7 @@ fn computed<T: Element>(cuda: &Cuda, [k, h]: [usize; 2], orientation: Orientatio
     let mut out = zeros(1, h);
     let mut computed = 0;
     let plan = layer.plan(1);
-    let ways = cuda.ways(&plan.problem);
+    let ways = cuda.candidates(&plan.problem, None);
     let calls = ways.iter().filter(|way| way.numerics.is_some()).map(Some).chain([None]);
     for way in calls {
         out.buffer_mut().poison(0xFF).unwrap();

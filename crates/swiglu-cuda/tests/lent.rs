@@ -185,7 +185,9 @@ fn ways_for_few_tokens_refuse_lent_weights_that_lie_otherwise() {
     let mlp = unsafe { Mlp::from_device(&cuda, &lent) }.unwrap();
     let (x, mut out) = (matrix(1, k), matrix(1, k));
     let mut refused = 0;
-    for way in cuda.ways(&mlp.plan(1).problem).iter().filter(|way| way.refusal.is_none()) {
+    for way in
+        cuda.candidates(&mlp.plan(1).problem, None).iter().filter(|way| way.refusal.is_none())
+    {
         if let Err(error) = mlp.forward_by(&stream, way, x.view(), out.view_mut()) {
             refused += usize::from(error.to_string().contains("lent"));
         }

@@ -195,7 +195,7 @@ fn follow_each_other(cuda: &Cuda, way: &str) {
 }
 
 fn forward(layer: &Mlp<bf16>, stream: &Stream, x: &DeviceMatrix<bf16>) -> Matrix<bf16> {
-    let mut y = DeviceMatrix::<bf16>::new(stream, x.rows(), layer.gated().hidden()).unwrap();
+    let mut y = DeviceMatrix::<bf16>::new(stream, x.rows(), layer.hidden()).unwrap();
     y.buffer_mut().poison(0xFF).unwrap();
     layer.forward(stream, x.view(), y.view_mut()).unwrap();
     y.to_host().unwrap()
@@ -255,7 +255,7 @@ fn record_makes_plan(cuda: &Cuda, way: &str, kernel: &str, tokens: [usize; 2], m
 /// Reserving is enough to capture, and calls behind each other wait for each other: each but the first reads what the
 /// one before it wrote.
 fn replay(layer: &Mlp<bf16>, m: usize, inputs: &[Matrix<bf16>; 2], expected: &[Matrix<bf16>; 2]) {
-    let k = layer.gated().hidden();
+    let k = layer.hidden();
     let stream = layer.cuda().new_stream().unwrap();
     let mut x = DeviceMatrix::<bf16>::zeros(&stream, m, k).unwrap();
     let mut between = DeviceMatrix::<bf16>::zeros(&stream, m, k).unwrap();

@@ -98,7 +98,8 @@ impl Explanation {
 #[cfg(feature = "cuda")]
 impl From<swiglu_cuda::Candidate> for Candidate {
     fn from(candidate: swiglu_cuda::Candidate) -> Self {
-        let swiglu_cuda::Candidate { name, chosen, predicted_us, measured_us, reason } = candidate;
+        let swiglu_cuda::Candidate { name, chosen, predicted_us, measured_us, reason, .. } =
+            candidate;
         Self { name, chosen, predicted_us, measured_us, reason }
     }
 }

@@ -214,8 +214,8 @@ impl Layer<MlpKind> {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
-                use swiglu_cuda::{CudaError, QuantizedMlp};
-                match QuantizedMlp::<T>::new(cuda, params) {
+                use swiglu_cuda::CudaError;
+                match swiglu_cuda::Mlp::<T>::from_quantized(cuda, params) {
                     Ok(kernel) => Self::new(device, Some(Path::Fused), kernel),
                     // As every backend says it.
                     Err(CudaError::Unsupported { what, why }) => {
@@ -302,57 +302,53 @@ macro_rules! cpu_kernel {
 cpu_kernel!(GatedLinear, Mlp);
 
 #[cfg(feature = "cuda")]
-macro_rules! cuda_kernel {
-    ($($Layer:ident),*) => {
-        $(impl<T: Element> Common for swiglu_cuda::$Layer<T> {
-            fn plan(&self, m: usize) -> Plan {
-                self.plan(m)
-            }
-            fn weight_bytes(&self) -> usize {
-                self.weight_bytes()
-            }
-            fn workspace_bytes(&self, m: usize) -> usize {
-                self.workspace_bytes(m)
-            }
-            fn reserve(&self, m: usize, _: usize) -> Result<()> {
-                Ok(self.reserve(&self.cuda().stream(), m)?)
-            }
-            fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
-                Ok(self.reserve(stream, m)?)
-            }
-        }
-        impl<T: Element> Kernel<T> for swiglu_cuda::$Layer<T> {
-            fn forward(
-                &self,
-                x: MatrixRef<'_, T>,
-                out: MatrixMut<'_, T>,
-                options: &CallOptions,
-            ) -> Result<()> {
-                // The caller is the one thread of the host: every limit is kept.
-                options.validate()?;
-                Ok(self.forward_host(x, out)?)
-            }
-            fn forward_on(
-                &self,
-                stream: &swiglu_cuda::Stream,
-                x: swiglu_cuda::DeviceMatrixRef<'_, T>,
-                out: swiglu_cuda::DeviceMatrixMut<'_, T>,
-                scratch: Option<&mut swiglu_cuda::DeviceScratch<'_>>,
-            ) -> Result<()> {
-                Ok(match scratch {
-                    None => self.forward(stream, x, out)?,
-                    Some(scratch) => self.forward_with(stream, x, out, scratch)?,
-                })
-            }
-            fn capture_on(
-                &self,
-                stream: &swiglu_cuda::Stream,
-                x: swiglu_cuda::DeviceMatrix<T>,
-                out: swiglu_cuda::DeviceMatrix<T>,
-            ) -> Result<swiglu_cuda::CapturedCall<T>> {
-                Ok(self.capture(stream, x, out)?)
-            }        })*
-    };
+impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {
+    fn plan(&self, m: usize) -> Plan {
+        self.plan(m)
+    }
+    fn weight_bytes(&self) -> usize {
+        self.weight_bytes()
+    }
+    fn workspace_bytes(&self, m: usize) -> usize {
+        self.workspace_bytes(m)
+    }
+    fn reserve(&self, m: usize, _: usize) -> Result<()> {
+        Ok(self.reserve(&self.cuda().stream(), m)?)
+    }
+    fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
+        Ok(self.reserve(stream, m)?)
+    }
 }
 #[cfg(feature = "cuda")]
-cuda_kernel!(GatedLinear, Mlp, QuantizedMlp);
+impl<K: 'static, T: Element> Kernel<T> for swiglu_cuda::Layer<K, T> {
+    fn forward(
+        &self,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        // The caller is the one thread of the host: every limit is kept.
+        options.validate()?;
+        Ok(self.forward_host(x, out)?)
+    }
+    fn forward_on(
+        &self,
+        stream: &swiglu_cuda::Stream,
+        x: swiglu_cuda::DeviceMatrixRef<'_, T>,
+        out: swiglu_cuda::DeviceMatrixMut<'_, T>,
+        scratch: Option<&mut swiglu_cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        Ok(match scratch {
+            None => self.forward(stream, x, out)?,
+            Some(scratch) => self.forward_with(stream, x, out, scratch)?,
+        })
+    }
+    fn capture_on(
+        &self,
+        stream: &swiglu_cuda::Stream,
+        x: swiglu_cuda::DeviceMatrix<T>,
+        out: swiglu_cuda::DeviceMatrix<T>,
+    ) -> Result<swiglu_cuda::CapturedCall<T>> {
+        Ok(self.capture(stream, x, out)?)
+    }
+}

@@ -1,9 +1,9 @@
 //! One device: its facts, its default stream, its kernels.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
@@ -22,9 +22,6 @@ use crate::device::lt::{Lt, cublaslt_version};
 use crate::device::memory::Memory;
 use crate::device::stream::{Borrowed, BorrowedStream, Stream, StreamInner};
 use crate::device::workspace::ScratchPool;
-use crate::kernels::decode_mlp::Limits;
-use crate::plan::Machine;
-use crate::plan::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 
 /// What a device says about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,23 +70,12 @@ fn expect_device(given: usize) -> Result<&'static Driver> {
     }
 }
 
-/// How a [`Cuda`] is made.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct CudaOptions {
-    /// Number of the device, from 0.
-    pub device: usize,
-    /// Whether f32 matrix products may round their inputs to TF32 (11 significant bits).
-    pub tf32: bool,
-    /// Whether memory comes from plain allocations, which wait for the device, and not from its
-    /// stream-ordered pool: to measure what the pool changes.
-    pub plain_allocations: bool,
-    /// Whether plans leave out the kernels of one architecture, and what was measured with them: what a device without
-    /// them would run, to measure it on one that has them.
-    pub portable_kernels: bool,
-    /// Where compiled kernels are kept.
-    pub cache: CacheOptions,
-    /// Where measurements are kept that plans are chosen by.
-    pub tuning: TuningOptions,
+/// What a device is opened with.
+pub(crate) struct Opening {
+    pub(crate) device: usize,
+    pub(crate) tf32: bool,
+    pub(crate) plain_allocations: bool,
+    pub(crate) cache: CacheOptions,
 }
 
 /// A CUDA device with its compiled kernels. Clones share everything.
@@ -102,11 +88,9 @@ pub struct Cuda(Arc<Inner>);
 struct Inner {
     facts: DeviceFacts,
     arch: Arch,
-    machine: Machine,
-    decode_limits: Limits,
-    tuning: Tuning,
     tf32: bool,
-    portable_kernels: bool,
+    /// Of a floor above, which made it and knows its type.
+    attached: Box<dyn Any + Send + Sync>,
     default_stream: Arc<StreamInner>,
     borrowed: Borrowed,
     scratch: Arc<ScratchPool>,
@@ -117,41 +101,30 @@ struct Inner {
 }
 
 impl Cuda {
-    /// The device with this number and default options.
+    /// Opens a device, with what `attach` makes for it: [`Self::attached`].
     ///
     /// # Errors
-    /// As [`Cuda::with_options`].
-    pub fn new(device: usize) -> Result<Self> {
-        Self::with_options(&CudaOptions { device, ..CudaOptions::default() })
-    }
-
-    /// A device with options.
-    ///
-    /// # Errors
-    /// [`CudaError::LibraryMissing`] and [`CudaError::SymbolMissing`] without a usable driver,
-    /// [`CudaError::NoDevice`], [`CudaError::DeviceIndex`], [`CudaError::Unsupported`] for a device
-    /// older than any kernel, and whatever the driver reports.
-    pub fn with_options(options: &CudaOptions) -> Result<Self> {
-        let driver = expect_device(options.device)?;
+    /// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`], [`CudaError::NoDevice`],
+    /// [`CudaError::DeviceIndex`], [`CudaError::Unsupported`], and whatever the driver reports.
+    pub(crate) fn open<A: Any + Send + Sync>(
+        opening: &Opening,
+        attach: impl FnOnce(&Context, &DeviceFacts, Arch) -> A,
+    ) -> Result<Self> {
+        let driver = expect_device(opening.device)?;
         release_unused();
-        let (device, facts) = facts(driver, options.device)?;
+        let (device, facts) = facts(driver, opening.device)?;
         let (major, minor) = facts.compute_capability;
         let arch = Arch::from_capability(major, minor)?;
-        let context = Arc::new(Context::retain(driver, device, options.device)?);
-        let limits = Limits::new(&context, &facts, arch);
-        let memory = Arc::new(Memory::new(context, options.plain_allocations)?);
+        let context = Arc::new(Context::retain(driver, device, opening.device)?);
+        let attached = Box::new(attach(&context, &facts, arch));
+        let memory = Arc::new(Memory::new(context, opening.plain_allocations)?);
         let scratch = Arc::new(ScratchPool::default());
-        let cache = KernelCache::new(&options.cache);
-        let disabled = options.tuning.disabled || options.portable_kernels;
-        let tuning = TuningOptions { disabled, ..options.tuning.clone() };
+        let cache = KernelCache::new(&opening.cache);
         Ok(Self(Arc::new(Inner {
-            machine: Machine::new(&facts, arch),
-            decode_limits: limits,
-            tuning: Tuning::load(&tuning, &facts, arch),
             facts,
             arch,
-            tf32: options.tf32,
-            portable_kernels: options.portable_kernels,
+            tf32: opening.tf32,
+            attached,
             default_stream: Arc::new(StreamInner::create(&memory, &scratch)?),
             borrowed: Borrowed::default(),
             scratch,
@@ -159,6 +132,12 @@ impl Cuda {
             lt: Mutex::default(),
             memory,
         })))
+    }
+
+    /// What was attached to the device when it was opened.
+    #[allow(clippy::expect_used, reason = "one type is attached, by the one caller of `open`")]
+    pub(crate) fn attached<A: Any>(&self) -> &A {
+        self.0.attached.downcast_ref().expect("what was attached is of this type")
     }
 
     /// How many devices this process sees; 0 where the driver drives none.
@@ -190,45 +169,6 @@ impl Cuda {
         self.0.arch
     }
 
-    /// What the decode kernel needs to know of the device.
-    pub(crate) fn decode_limits(&self) -> &Limits {
-        &self.0.decode_limits
-    }
-
-    /// What the cost model knows of the device.
-    pub(crate) fn machine(&self) -> &Machine {
-        &self.0.machine
-    }
-
-    pub(crate) fn tuning(&self) -> &Tuning {
-        &self.0.tuning
-    }
-
-    /// What was found of measurements that plans are chosen by, and why a record is not used. None
-    /// of it is an error: without a record a cost model chooses.
-    pub fn tuning_notes(&self) -> &[String] {
-        self.0.tuning.notes()
-    }
-
-    /// Keeps measurements of this device for the plans of processes to come: adds them to the record
-    /// of its kind in the directory of `options`. A record that is of anything else is replaced, and
-    /// the reason is returned beside the file's path.
-    ///
-    /// # Errors
-    /// [`NotKept`], and the record is as it was.
-    pub fn keep_tuning(
-        &self,
-        options: &TuningOptions,
-        entries: Vec<tuning::Entry>,
-    ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
-        let Some(dir) = options.directory() else {
-            let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
-            return Err(NotKept { path: "~".into(), why });
-        };
-        let subject = tuning::Subject::here(self.facts(), self.arch());
-        tuning::keep(&dir, subject, self.facts().driver_version, entries)
-    }
-
     /// Number of the device.
     pub fn ordinal(&self) -> usize {
         self.0.facts.ordinal
@@ -237,11 +177,6 @@ impl Cuda {
     /// Whether f32 matrix products may round their inputs to TF32.
     pub fn tf32(&self) -> bool {
         self.0.tf32
-    }
-
-    /// Whether plans leave out the kernels of one architecture.
-    pub(crate) fn portable_kernels(&self) -> bool {
-        self.0.portable_kernels
     }
 
     /// This device's default stream, one per [`Cuda`]. It does not wait for the legacy default

@@ -1,6 +1,7 @@
 //! The kernels: one launcher per device file, and the list of all variants.
 
 pub(crate) mod decode_mlp;
+pub(crate) mod down;
 pub(crate) mod elementwise;
 pub(crate) mod fill_rows;
 pub(crate) mod gate;

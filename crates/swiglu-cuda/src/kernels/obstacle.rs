@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use swiglu_core::DType;
 use swiglu_core::quant::QuantizedType;
+use swiglu_core::{DType, Op};
 
 use super::decode_mlp;
 use crate::device::arch::Arch;
@@ -39,6 +39,8 @@ pub(crate) enum Obstacle {
     NotInRegisters,
     /// Quantised weights, which the kernel does not unpack.
     Quantized(QuantizedType),
+    /// Steps of another operation.
+    OtherOperation { computed: Op, asked: Op },
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -79,6 +81,9 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::Quantized(block) => {
                 write!(f, "weights are {block}, which it does not unpack")
+            }
+            Obstacle::OtherOperation { computed, asked } => {
+                write!(f, "computes {computed}, not {asked}")
             }
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }

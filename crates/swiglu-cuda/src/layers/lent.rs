@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
-use swiglu_core::{Activation, Element, Error, Numerics, Orientation};
+use swiglu_core::{
+    Activation, Arrangement, DType, Element, Error, Numerics, Op, Orientation, Path, Problem,
+    RowSteps, WeightLayout,
+};
 
+use super::layer::Asked;
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::memory::{Allocation, DeviceMatrixRef};
@@ -94,6 +98,32 @@ impl<'a, T: Element> DeviceGatedLinearParams<'a, T> {
             bias.map_or(Ok(()), |bias| bias.expect_shape(what, [1, intermediate]))?;
         }
         Ok(Self { biases: [gate, up], ..self })
+    }
+
+    pub(super) fn problem(&self) -> Problem {
+        let [intermediate, hidden] = self.orientation.shape(self.gate.rows(), self.gate.cols());
+        Problem {
+            op: Op::GatedLinear,
+            m: 0,
+            hidden,
+            intermediate,
+            dtype: T::DTYPE,
+            activation: self.activation,
+            numerics: self.numerics,
+            layout: WeightLayout {
+                orientation: self.orientation,
+                arrangement: Arrangement::Separate,
+            },
+            bias: self.biases.iter().any(Option::is_some),
+            quantized: None,
+            rows: RowSteps::NONE,
+        }
+    }
+
+    /// With biases of 16 bits h is always computed by a fused kernel: cuBLASLt takes none beside sums of f32.
+    pub(super) fn asked(&self) -> Asked {
+        let biased = self.biases.iter().any(Option::is_some) && T::DTYPE != DType::F32;
+        Asked::Path(biased.then_some(Path::Fused))
     }
 
     pub(super) fn expect_device(&self, cuda: &Cuda) -> Result<()> {

@@ -1,17 +1,18 @@
-//! Layers whose weights are packed for a device: the only floor that users see.
+//! Layers whose weights lie in a device's memory: the only floor that users see.
 
 pub(crate) mod activation;
-mod down;
 mod gated;
+mod layer;
 mod lent;
 mod mlp;
+mod operands;
 mod quantized;
 mod saving;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
-pub(crate) use down::Down;
-pub use gated::GatedLinear;
+pub use gated::{GatedLinear, GatedLinearKind};
+pub use layer::Layer;
 pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
-pub use mlp::Mlp;
-pub use quantized::{QuantizedMlp, expect_quantized, quantized_tokens, quantized_types};
+pub use mlp::{Mlp, MlpKind};
+pub use quantized::{expect_quantized, quantized_tokens, quantized_types};

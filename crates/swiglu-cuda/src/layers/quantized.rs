@@ -1,31 +1,15 @@
-//! The feed-forward block with quantised weights: they stay as they are in device memory, laid out
-//! once for the decode kernel.
+//! Quantised weights of a block: they stay as they are in device memory, laid out once for the decode kernels.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use swiglu_core::quant::{BlockType, QuantizedMlpParams, QuantizedRef, QuantizedType, SCALE_BLOCK};
-use swiglu_core::{
-    DType, Element, Error as CoreError, MatrixMut, MatrixRef, Op, Path, Plan, Problem, f16,
-};
+use swiglu_core::{DType, Element, Error as CoreError, Op, Problem, f16};
 
-use super::gated::workspace_part;
-use super::weights::padded;
-use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
-use crate::device::graph::CapturedCall;
-use crate::device::memory::{
-    Access, Allocation, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
-};
+use crate::device::memory::{Allocation, DeviceBuffer};
 use crate::device::stream::Stream;
-use crate::device::workspace::{DeviceScratch, Work};
-use crate::kernels::decode_mlp::{BlockWeights, Call, Decode, Design, Format, MOST_TOKENS, Scales};
-use crate::kernels::elementwise::Tensor;
-use crate::kernels::fill_rows::fill_rows;
-use crate::kernels::gate::{Formula, GateCode, expect_gate};
+use crate::kernels::decode_mlp::{BlockWeights, Format, MOST_TOKENS, Scales};
 use crate::kernels::gated_gemm::Biases;
-use crate::layers::activation::tensor;
-use crate::plan::{ByTokens, Choice, choose, expect_numerics, expect_row_steps};
 
 /// The types of quantised weights that there are kernels for.
 pub fn quantized_types() -> &'static [QuantizedType] {
@@ -44,7 +28,7 @@ pub const fn quantized_tokens() -> usize {
 }
 
 /// Refuses what no kernel computes with quantised weights, saying what would be computed: as
-/// [`QuantizedMlp::new`], which knows the device's memory too.
+/// [`Mlp::from_quantized`](crate::Mlp::from_quantized), which knows the device's memory too.
 ///
 /// # Errors
 /// [`CoreError::Unsupported`].
@@ -66,19 +50,11 @@ pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> swiglu_cor
     Err(CoreError::Unsupported { what, why })
 }
 
-/// A feed-forward block with weights of a type in [`quantized_types`], x `[M, K]` → y `[M, K]` of T, f16
-/// or bf16, packed for one [`Cuda`] device. Products are in T with sums in f32; the weights are exact,
-/// and so are codes of 8 bits before their scales, which multiply sums in f32.
-///
-/// It is made for few tokens: more than 16 are computed 16 at a time, each time from all weights. So it
-/// needs no memory beside the weights, whatever M is, and many tokens take long: decode the weights for
-/// these.
+/// The weights and biases of a block, laid out for the decode kernels.
 #[derive(Debug)]
-pub struct QuantizedMlp<T> {
-    cuda: Cuda,
-    problem: Problem,
-    /// A design that tests and measurements insist on.
-    forced: Option<Design>,
+pub(super) struct QuantizedWeights<T> {
+    hidden: usize,
+    intermediate: usize,
     gate_up: Rows,
     down: Rows,
     /// bg, then bu.
@@ -86,9 +62,6 @@ pub struct QuantizedMlp<T> {
     down_bias: Option<DeviceBuffer<T>>,
     /// What all of it lies in.
     allocation: Arc<Allocation>,
-    /// How one, two, … tokens are launched: choosing takes longer than launching.
-    decodes: ByTokens<Decode>,
-    values: PhantomData<T>,
 }
 
 /// Rows of quantised weights on the device: whole units of 64 bytes, padded with zeros, with the scales of
@@ -256,41 +229,16 @@ fn e4m3_word([a, b, c, d]: [u8; 4], dtype: DType) -> u32 {
     first | second
 }
 
-impl<T: Element> QuantizedMlp<T> {
-    /// Lays out the weights.
-    ///
-    /// # Errors
-    /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`CudaError::Unsupported`] for other types
-    /// of weights, for T = f32, and where the device has too little shared memory;
-    /// [`CudaError::OutOfMemory`].
-    pub fn new(cuda: &Cuda, params: &QuantizedMlpParams<'_>) -> Result<Self> {
-        Self::build(cuda, params, None)
-    }
-
-    /// As [`Self::new`], always by one design of the decode kernel: for tests and measurements. A call
-    /// with more tokens than the design takes is refused.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn with_design(
-        cuda: &Cuda,
+impl<T: Element> QuantizedWeights<T> {
+    pub(super) fn new(
+        stream: &Stream,
         params: &QuantizedMlpParams<'_>,
-        design: Design,
+        problem: &Problem,
     ) -> Result<Self> {
-        Self::build(cuda, params, Some(design))
-    }
-
-    fn build(cuda: &Cuda, params: &QuantizedMlpParams<'_>, forced: Option<Design>) -> Result<Self> {
-        params.validate()?;
-        expect_row_steps(params.rows.steps)?;
-        let problem = params.problem(1, T::DTYPE);
-        expect_numerics(problem.op, problem.numerics)?;
-        expect_gate(&problem.activation, problem.dtype)?;
-        let [gate_up, down] = Format::of_problem(&problem).map_err(|why| {
+        let [gate_up, down] = Format::of_problem(problem).map_err(|why| {
             CudaError::Unsupported { what: problem.to_string(), why: why.to_string() }
         })?;
-        let stream = cuda.stream();
-        let allocation = Allocation::new(cuda.memory(), stream.raw_stream());
+        let allocation = Allocation::new(stream.cuda().memory(), stream.raw_stream());
         let gated = &params.gated;
         let biases = match (gated.gate_bias, gated.up_bias) {
             (None, None) => None,
@@ -298,193 +246,44 @@ impl<T: Element> QuantizedMlp<T> {
                 let zeros = || vec![0.0; params.gated.intermediate()];
                 let mut both = gate.map_or_else(zeros, <[f32]>::to_vec);
                 both.extend(up.map_or_else(zeros, <[f32]>::to_vec));
-                Some(DeviceBuffer::together(&allocation, &stream, &both)?)
+                Some(DeviceBuffer::together(&allocation, stream, &both)?)
             }
         };
         let rounded = |b: &[f32]| b.iter().map(|&b| T::from_f32(b)).collect::<Vec<T>>();
         let down_bias =
-            params.down_bias.map(|b| DeviceBuffer::together(&allocation, &stream, &rounded(b)));
-        let layer = Self {
-            cuda: cuda.clone(),
-            problem,
-            forced,
-            gate_up: Rows::new(&allocation, &stream, &[gated.gate, gated.up], gate_up, T::DTYPE)?,
-            down: Rows::new(&allocation, &stream, &[params.down], down, T::DTYPE)?,
+            params.down_bias.map(|b| DeviceBuffer::together(&allocation, stream, &rounded(b)));
+        Ok(Self {
+            hidden: problem.hidden,
+            intermediate: problem.intermediate,
+            gate_up: Rows::new(&allocation, stream, &[gated.gate, gated.up], gate_up, T::DTYPE)?,
+            down: Rows::new(&allocation, stream, &[params.down], down, T::DTYPE)?,
             biases,
             down_bias: down_bias.transpose()?,
             allocation,
-            decodes: ByTokens::new(),
-            values: PhantomData,
-        };
-        if layer.problem.hidden > 0 && layer.problem.intermediate > 0 {
-            // Some design takes as many tokens as any: fewer take less of everything. One that was asked for
-            // may take fewer; a call with more is refused.
-            layer.decode(if forced.is_some() { 1 } else { MOST_TOKENS })?;
-        }
-        Ok(layer)
-    }
-
-    /// The device.
-    pub fn cuda(&self) -> &Cuda {
-        &self.cuda
-    }
-
-    /// How `m` tokens will be computed, more than 16 in passes.
-    pub fn plan(&self, m: usize) -> Plan {
-        self.cuda.plan(Problem { m, ..self.problem }, Some(Path::Fused))
-    }
-
-    /// The launches for up to 16 tokens.
-    fn decode(&self, m: usize) -> Result<Decode> {
-        self.decodes.get(m, || self.fit(m))
-    }
-
-    fn fit(&self, m: usize) -> Result<Decode> {
-        let problem = Problem { m, ..self.problem };
-        let planned = || choose(&self.cuda, &problem, Some(Path::Fused)).0;
-        let design = match self.forced.map_or_else(planned, Choice::Decode) {
-            Choice::Decode(design) => design,
-            // What speaks against the design that needs the least.
-            Choice::Fused(_) | Choice::Unfused(_) | Choice::Skinny(_) => Design::TwoLaunches,
-        };
-        let decode = Decode::check_problem(design, &problem, self.cuda.decode_limits());
-        decode.map_err(|why| CudaError::Unsupported {
-            what: problem.to_string(),
-            why: why.to_string(),
         })
     }
 
-    /// How many of the next `rows` tokens are computed together, and how. Rows that cannot be read in
-    /// place must fit into shared memory, and fewer do.
-    fn pass(&self, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
-        let (decode, problem) = (self.decode(rows)?, Problem { m: rows, ..self.problem });
-        match decode.check_x(x, &problem) {
-            Ok(()) => Ok((rows, decode)),
-            Err(_) if rows > 1 => self.pass(rows.div_ceil(2), x),
-            Err(why) => {
-                Err(CudaError::Unsupported { what: problem.to_string(), why: why.to_string() })
-            }
-        }
+    /// Features of h, padded to whole units.
+    pub(super) fn whole_units(intermediate: usize) -> usize {
+        intermediate.next_multiple_of(MOST_UNIT)
     }
 
-    fn code(&self) -> GateCode {
-        GateCode::new(&self.problem.activation, self.problem.numerics, T::DTYPE)
+    pub(super) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
     }
 
-    /// Elements from row to row of h in the workspace.
-    fn h_stride(&self) -> usize {
-        padded::<T>(self.problem.intermediate.next_multiple_of(MOST_UNIT))
-    }
-
-    fn h_bytes(&self, m: usize) -> usize {
-        workspace_part(m.min(MOST_TOKENS) * self.h_stride() * size_of::<T>())
-    }
-
-    /// Bytes of the weights and biases in device memory.
-    pub fn weight_bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.allocation.bytes()
     }
 
-    /// Bytes of scratch memory that a call with `m` tokens uses.
-    pub fn workspace_bytes(&self, m: usize) -> usize {
-        self.h_bytes(m)
-    }
-
-    /// As [`crate::Mlp::reserve`].
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
-    pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
-        if self.problem.hidden.min(self.problem.intermediate) == 0 {
-            return Ok(());
-        }
-        for m in 1..=m.min(MOST_TOKENS) {
-            self.decode(m)?.prepare(&self.cuda, self.code())?;
-        }
-        self.cuda.reserve_workspace(stream, self.h_bytes(m))
-    }
-
-    /// Enqueues y = act(x·Wg + bg, x·Wu + bu)·Wd + bd on `stream`: without allocation, after the first
-    /// call of a size, and without waiting.
-    ///
-    /// # Errors
-    /// As [`crate::Mlp::forward`]; [`CudaError::Unsupported`] for an x whose rows are not whole 16
-    /// bytes, one of which does not fit into shared memory.
-    pub fn forward(
-        &self,
-        stream: &Stream,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-    ) -> Result<()> {
-        self.forward_in(stream, None, x, out)
-    }
-
-    /// As [`Self::forward`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one
-    /// stream, the same call can be captured by other code on another, and its graph launched on a third.
-    ///
-    /// # Errors
-    /// As [`Self::forward`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
-    pub fn forward_with(
-        &self,
-        stream: &Stream,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-        scratch: &mut DeviceScratch<'_>,
-    ) -> Result<()> {
-        self.forward_in(stream, Some(scratch), x, out)
-    }
-
-    fn forward_in(
-        &self,
-        stream: &Stream,
-        scratch: Option<&DeviceScratch<'_>>,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-    ) -> Result<()> {
-        let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
-        self.cuda.expect_stream(stream)?;
-        out.expect_shape("output", [m, k])?;
-        x.admit("x", [m, k], stream)?;
-        out.admit("output", [m, k], stream)?;
-        self.allocation.order(stream.raw_stream(), Access::Read)?;
-        if m == 0 || k == 0 {
-            return Ok(());
-        }
-        let y = tensor(&out.as_ref());
-        if h == 0 {
-            let bias = self.down_bias.as_ref().map(DeviceBuffer::device_ptr);
-            // SAFETY: `out` spans memory of this device and is borrowed mutably; the bias lives as
-            // long as `self`.
-            return unsafe { fill_rows(stream, T::DTYPE, y, [m, k], bias) };
-        }
-        self.cuda.with_workspace(stream, scratch, self.h_bytes(m), |work| {
-            let mut first = 0;
-            while first < m {
-                let from = |t: Tensor, stride: usize| Tensor {
-                    data: t.data + (first * stride * size_of::<T>()) as u64,
-                    ..t
-                };
-                let (x, y) = (from(tensor(&x), x.row_stride()), from(y, out.row_stride()));
-                let (rows, decode) = self.pass(MOST_TOKENS.min(m - first), x)?;
-                let call = Call { m: rows, x, y, ..self.call(work) };
-                // SAFETY: the views span memory of this device, `out` is borrowed mutably, the
-                // weights live as long as `self`, and the workspace has room for h behind the
-                // call's own word.
-                unsafe { decode.launch(stream, &call) }?;
-                first += rows;
-            }
-            Ok(())
-        })
-    }
-
-    /// A call without its tokens.
-    fn call(&self, work: Work) -> Call {
-        let (k, h) = (self.problem.hidden, self.problem.intermediate);
+    /// As the decode kernels take them.
+    pub(super) fn block(&self) -> BlockWeights {
+        let h = self.intermediate;
         let up = h * self.gate_up.stride;
         let up_scales = if self.gate_up.scales.is_empty() { 0 } else { h * size_of::<f32>() };
         let gate = self.gate_up.values.device_ptr();
         let scales = self.gate_up.scales.device_ptr();
-        let weights = BlockWeights {
+        BlockWeights {
             gate,
             up: gate + up as u64,
             down: self.down.values.device_ptr(),
@@ -495,52 +294,13 @@ impl<T: Element> QuantizedMlp<T> {
                 up: scales + up_scales as u64,
                 down: self.down.scales.device_ptr(),
             },
-            hidden: k,
+            hidden: self.hidden,
             intermediate: h,
             biases: self.biases.as_ref().map(|b| {
                 let gate = b.device_ptr();
                 Biases::Floats([gate, gate + (h * size_of::<f32>()) as u64])
             }),
             down_bias: self.down_bias.as_ref().map(DeviceBuffer::device_ptr),
-        };
-        Call {
-            code: self.code(),
-            formula: Formula::new(&self.problem.activation),
-            m: 0,
-            x: Tensor::new(0, 0),
-            h: Tensor::new(work.ptr, self.h_stride()),
-            y: Tensor::new(0, 0),
-            weights,
-            barrier: work.barrier,
         }
-    }
-
-    /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights, with scratch memory
-    /// of its own: it can be launched on every stream, also after this layer was dropped.
-    ///
-    /// # Errors
-    /// As [`Self::forward`] and [`Stream::capture`].
-    pub fn capture(
-        &self,
-        stream: &Stream,
-        x: DeviceMatrix<T>,
-        out: DeviceMatrix<T>,
-    ) -> Result<CapturedCall<T>> {
-        self.reserve(stream, x.rows())?;
-        stream.capture_call(x, out, |x, out| self.forward(stream, x, out))
-    }
-
-    /// [`Self::forward`] for matrices on the host, which are copied to the device and back.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
-    pub fn forward_host(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
-        x.expect_shape("x", [x.rows(), self.problem.hidden])?;
-        out.expect_shape("output", [x.rows(), self.problem.hidden])?;
-        let stream = self.cuda.stream();
-        let x = DeviceMatrix::from_host(&stream, x)?;
-        let mut y = DeviceMatrix::new(&stream, x.rows(), self.problem.hidden)?;
-        self.forward(&stream, x.view(), y.view_mut())?;
-        y.view().download(&stream, out)
     }
 }

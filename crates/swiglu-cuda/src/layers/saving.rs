@@ -4,13 +4,11 @@ use swiglu_core::Element;
 
 use super::gated::GatedLinear;
 use crate::device::error::Result;
-use crate::device::lt::Lt;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
-use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
-use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::elementwise::Stored;
 use crate::layers::activation::tensor;
-use crate::plan::Choice;
+use crate::plan::Steps;
 
 impl<T: Element> GatedLinear<T> {
     /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
@@ -25,61 +23,35 @@ impl<T: Element> GatedLinear<T> {
         &self,
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-        mut gate: DeviceMatrixMut<'_, T>,
-        mut up: DeviceMatrixMut<'_, T>,
+        mut out: DeviceMatrixMut<'_, T>,
+        gate: DeviceMatrixMut<'_, T>,
+        up: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        let shape = [x.rows(), self.intermediate()];
-        self.expect_call(stream, &x, &out, self.intermediate())?;
+        let (m, shape) = (x.rows(), [x.rows(), self.intermediate()]);
+        self.expect_call(stream, &x, &out)?;
         for (what, saved) in [("gate", &gate), ("up", &up)] {
             saved.admit(what, shape, stream)?;
         }
         if shape.contains(&0) {
             return Ok(());
         }
-        // Nothing else writes them rounded and h from what they were before.
-        let choice = match self.choose(x.rows()) {
-            Choice::Unfused(Stored::Sums) => self.choose_fused(x.rows()),
-            other => other,
-        };
-        let (out, saved) = (tensor(&out.as_ref()), [&gate, &up].map(|m| tensor(&m.as_ref())));
-        // SAFETY: the views span memory of this device; all but x are borrowed mutably. A fused kernel uses no
-        // workspace.
-        let fused = |choice| unsafe { self.enqueue(stream, choice, x, out, Some(saved), 0) };
-        let (Choice::Unfused(stored), Some(lt)) = (choice, &self.lt) else {
-            return fused(choice);
-        };
-        match self.save_unfused(stream, lt, stored, x, out, [gate.reborrow(), up.reborrow()]) {
-            Err(why) if self.hands_over(choice, &why) => fused(self.choose_fused(x.rows())),
-            done => done,
-        }
-    }
-
-    fn save_unfused(
-        &self,
-        stream: &Stream,
-        lt: &Lt,
-        stored: Stored,
-        x: DeviceMatrixRef<'_, T>,
-        out: Tensor,
-        [gate, up]: [DeviceMatrixMut<'_, T>; 2],
-    ) -> Result<()> {
-        let code = GateCode::elementwise(&self.activation(), self.numerics(), T::DTYPE);
-        let formula = Formula::new(&self.activation());
-        let extent = Extent { rows: x.rows(), cols: self.intermediate(), code, formula };
         let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
-        let [gate_weights, up_weights] = self.weights.halves();
-        let bytes = Lt::scratch_bytes(self.cuda().arch());
-        self.cuda().with_workspace(stream, None, bytes, |work| {
-            let scratch = work.ptr;
-            // SAFETY: the views span memory of this device, all but x borrowed mutably; the weights live as long
-            // as `self`, the workspace has what cuBLASLt uses, and the stream orders the three steps.
-            unsafe {
-                lt.launch(stream, x, &gate_weights, gate, scratch)?;
-                lt.launch(stream, x, &up_weights, up, scratch)?;
-                let [gate, up] = saved;
-                elementwise::forward(stream, extent, GateUp { gate, up, group: 0, stored }, out)
-            }
-        })
+        let mut by = |steps: Steps| {
+            let bytes = self.bytes_by(m, steps);
+            self.cuda().with_workspace(stream, None, bytes, |work| {
+                let out = out.reborrow();
+                // SAFETY: the views span memory of this device; all but x are borrowed mutably; the weights live as
+                // long as `self`, and the workspace has what the steps use.
+                unsafe { self.enqueue(stream, steps, None, x, out, Some(saved), work) }
+            })
+        };
+        match self.choose(m) {
+            // Nothing else writes them rounded and h from what they were before.
+            steps if steps.stored() == Some(Stored::Sums) => by(self.choose_fused(m)),
+            steps => match by(steps) {
+                Err(why) if self.hands_over(steps, &why) => by(self.choose_fused(m)),
+                done => done,
+            },
+        }
     }
 }

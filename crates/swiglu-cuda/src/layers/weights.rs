@@ -197,6 +197,16 @@ impl<T: Element> GateUpBuffer<T> {
         }
     }
 
+    pub(super) fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
+    /// Whether cuBLASLt has a bias for what is stored of its products: it takes one of its result's type.
+    pub(super) fn multiplies(&self, stored: Option<Stored>) -> bool {
+        let lent = matches!(self.weights.biases, Some(Biases::Elements(_)));
+        !(lent && stored == Some(Stored::Sums))
+    }
+
     /// Whether lent rows begin, and end, at multiples of 16 bytes, as kernels for few tokens read them.
     pub(super) fn is_whole(&self) -> bool {
         let w = &self.weights;
@@ -410,12 +420,16 @@ impl<T: Element> DownBuffer<T> {
         self.weights
     }
 
-    /// The weight and its bias on the host.
-    pub(super) fn to_host(&self, cuda: &Cuda) -> Result<(Matrix<T>, Option<Vec<f32>>)> {
+    /// The weight, its bias and its orientation, on the host.
+    pub(super) fn to_host(
+        &self,
+        cuda: &Cuda,
+    ) -> Result<(Matrix<T>, Option<Vec<f32>>, Orientation)> {
         let w = &self.weights;
         let shape = w.orientation.shape(w.out_features, w.in_features);
         // SAFETY: the weight lives as long as `self`.
         let weight = unsafe { download(cuda, w.ptr, shape, w.row_stride) }?;
-        Ok((weight, host_bias::<T>(cuda, w.bias.unwrap_or(0), w.out_features)?))
+        let bias = host_bias::<T>(cuda, w.bias.unwrap_or(0), w.out_features)?;
+        Ok((weight, bias, w.orientation))
     }
 }

@@ -297,20 +297,33 @@ pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
 /// 0.9 % more than the fastest on average where sums stay f32, and 1.3 % where they are stored as 16 bits.
 const BESIDE_FUSED: [f64; 3] = [1.12, 1.21, 1.29];
 
-/// Seconds of the unfused path for h: one product with gate and up, then the activation, which reads
-/// both again and writes h.
-pub(crate) fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
-    let (dtype, elements) = (problem.dtype, problem.m as f64 * problem.intermediate as f64);
-    let between = machine.pass_on(2.0 * elements * stored.size(dtype) as f64);
-    let activation = between + machine.stream(elements * dtype.size() as f64);
-    let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
-    let scale = match problem.m {
-        _ if dtype == DType::F32 => 1.0,
+fn beside_fused(problem: &Problem) -> f64 {
+    match problem.m {
+        _ if problem.dtype == DType::F32 => 1.0,
         ..=64 => BESIDE_FUSED[0],
         65..=256 => BESIDE_FUSED[1],
         _ => BESIDE_FUSED[2],
-    };
-    scale * (product(shape, dtype, between, machine, tf32) + LAUNCH + activation)
+    }
+}
+
+/// Seconds in which gate and up pass through memory once.
+fn between(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
+    let elements = problem.m as f64 * problem.intermediate as f64;
+    machine.pass_on(2.0 * elements * stored.size(problem.dtype) as f64)
+}
+
+/// Seconds of gate and up by one product of the unfused path.
+pub(crate) fn products(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+    let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
+    let written = between(stored, problem, machine);
+    beside_fused(problem) * product(shape, problem.dtype, written, machine, tf32)
+}
+
+/// Seconds of the activation behind them, which reads both again and writes h.
+pub(crate) fn elementwise(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
+    let written = (problem.m * problem.intermediate * problem.dtype.size()) as f64;
+    let moved = between(stored, problem, machine) + machine.stream(written);
+    beside_fused(problem) * (LAUNCH + moved)
 }
 
 /// What a decode kernel takes as a multiple of the stream of its weights, and microseconds beside it, with
@@ -369,6 +382,10 @@ pub(crate) fn decode(
 mod tests {
     use super::*;
     use swiglu_core::{Activation, Numerics, Orientation, WeightLayout};
+
+    fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+        products(stored, problem, machine, tf32) + elementwise(stored, problem, machine)
+    }
 
     /// About an H200.
     const HOPPER: Machine = Machine {

@@ -1,31 +1,41 @@
-//! Which kernel computes a problem, from the numbers alone.
+//! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
+mod algorithm;
 mod by_tokens;
 mod cost;
+mod planner;
 pub mod tuning;
 
+pub(crate) use algorithm::{Algorithm, Steps};
 pub(crate) use by_tokens::ByTokens;
-pub(crate) use cost::Machine;
+pub use planner::CudaOptions;
+pub(crate) use planner::Planner;
 
-use swiglu_core::{DType, Numerics, Op, Orientation, Path, Plan, Problem, Rounding};
+use swiglu_core::{Numerics, Op, Path, Plan, Problem, Rounding};
 
 use crate::device::context::Cuda;
 use crate::device::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::{Kernel, Shape};
+use crate::kernels::gated_gemm::Shape;
 use crate::kernels::obstacle::Obstacle;
-use crate::layers::Down;
+use crate::plan::cost::Machine;
 use crate::plan::tuning::Origin;
 
-/// One way of computing a problem, and why it was or was not chosen.
+/// One list of steps that computes a problem, and what speaks for or against it.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Candidate {
-    /// The kernel with its tile, `cublaslt + elementwise` or `cublaslt f32 + elementwise`.
+    pub(crate) steps: Option<Steps>,
+    /// The kernels with their tiles, for example `sm90_gated_gemm 128x64` or `cublaslt + elementwise`.
     pub name: String,
     /// Whether the plan uses it.
     pub chosen: bool,
-    /// Microseconds that the cost model expects, where this way computes the problem.
+    /// The rounding that it computes the problem with; [`None`] where it does not compute it.
+    pub numerics: Option<Numerics>,
+    /// Why it does not give what the problem asks for.
+    pub refusal: Option<String>,
+    /// Microseconds that the cost model expects, where it computes the problem.
     pub predicted_us: Option<f64>,
     /// Microseconds that were measured for the number of tokens that stands for this one.
     pub measured_us: Option<f64>,
@@ -33,163 +43,14 @@ pub struct Candidate {
     pub reason: String,
 }
 
-/// What runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Choice {
-    /// One kernel.
-    Fused(Kernel),
-    /// cuBLASLt, then the element-wise kernel, with gate and up in memory between them.
-    Unfused(Stored),
-    /// The whole feed-forward block for a few tokens.
-    Decode(Design),
-    /// One kernel, then ours for the down projection of few tokens, where others leave that to cuBLASLt.
-    Skinny(Kernel),
-}
-
-impl Choice {
-    /// Every way there is, also those that compute only other problems.
-    pub(crate) fn all() -> impl Iterator<Item = Choice> {
-        let steps = Kernel::all().map(Choice::Fused).chain(UNFUSED.map(Choice::Unfused));
-        let skinny = Kernel::all().flat_map(Kernel::before_down);
-        Design::every().map(Choice::Decode).chain(steps).chain(skinny.map(Choice::Skinny))
-    }
-
-    pub(crate) fn path(self) -> Path {
-        match self {
-            Choice::Fused(_) | Choice::Decode(_) | Choice::Skinny(_) => Path::Fused,
-            Choice::Unfused(_) => Path::Unfused,
-        }
-    }
-
-    /// Whether this way gives what the problem asks for, or why not.
-    pub(crate) fn check(self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
-        let (dtype, rounding) = (problem.dtype, problem.numerics.rounding);
-        let rounds = dtype != DType::F32;
-        match (problem.quantized, self) {
-            (None, _) | (_, Choice::Decode(_)) => {}
-            (Some(types), _) => return Err(Obstacle::Quantized(types.gate_up)),
-        }
-        if cuda.portable_kernels() && self.is_of_one_architecture() {
-            return Err(Obstacle::NotPortable);
-        }
-        match self {
-            Choice::Skinny(_) if problem.op != Op::Mlp => {
-                Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(problem.op)))
-            }
-            Choice::Skinny(kernel) => {
-                kernel.check_problem(cuda.arch(), problem, cuda.tf32())?;
-                Down::of(kernel.next()).check(cuda, problem)
-            }
-            Choice::Fused(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
-            Choice::Unfused(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
-            Choice::Unfused(Stored::Elements) => match rounding {
-                Rounding::Fused if rounds => Err(Obstacle::RoundsBetween(dtype)),
-                _ if rounds && problem.bias => Err(Obstacle::RoundsBias(dtype)),
-                _ => Ok(()),
-            },
-            Choice::Unfused(Stored::Sums) => match rounding {
-                _ if !rounds => Err(Obstacle::SumsAreElements),
-                Rounding::Fused => Ok(()),
-                Rounding::PreRound | Rounding::Eager => Err(Obstacle::KeepsBetween(dtype)),
-            },
-            Choice::Decode(design) => {
-                let decode = Decode::check_problem(design, problem, cuda.decode_limits());
-                decode.map(drop).map_err(Obstacle::Decode)
-            }
-        }
-    }
-
-    fn is_of_one_architecture(self) -> bool {
-        match self {
-            Choice::Decode(design) => design.needs_copy_engine(),
-            Choice::Fused(kernel) | Choice::Skinny(kernel) => kernel.needs_copy_engine(),
-            Choice::Unfused(_) => false,
-        }
-    }
-
-    /// Whether it is taken only where a tuning record says so.
-    fn waits_for_tuning(self, problem: &Problem) -> bool {
-        match self {
-            Choice::Decode(design) => design.waits_for_tuning(problem),
-            Choice::Fused(kernel) => {
-                // A block's weights are packed `[out, in]`, whichever way they came.
-                let in_out = problem.op == Op::GatedLinear
-                    && problem.layout.orientation == Orientation::InOut;
-                kernel.cluster() > 1 || in_out && kernel.copies_narrow_rows()
-            }
-            Choice::Unfused(_) => false,
-            // Its cost is predicted from its form, without what both kernels share, and fitted to no measurement.
-            Choice::Skinny(_) => true,
-        }
-    }
-
-    /// Seconds that the cost model expects.
-    pub(crate) fn seconds(self, cuda: &Cuda, problem: &Problem) -> f64 {
-        let (machine, tf32) = (cuda.machine(), cuda.tf32());
-        let h = match self {
-            Choice::Skinny(kernel) => {
-                return cost::fused(kernel, problem, machine) + cost::skinny_down(problem, machine);
-            }
-            Choice::Fused(kernel) => cost::fused(kernel, problem, machine),
-            Choice::Unfused(stored) => cost::unfused(stored, problem, machine, tf32),
-            Choice::Decode(design) => {
-                let limits = cuda.decode_limits();
-                let decode = Decode::check_problem(design, problem, limits);
-                return decode
-                    .map_or(f64::INFINITY, |d| cost::decode(&d, problem, machine, limits));
-            }
-        };
-        match problem.op {
-            Op::Mlp => h + cost::down(problem, machine, tf32),
-            _ => h,
-        }
-    }
-}
-
-impl std::fmt::Display for Choice {
+impl std::fmt::Display for Candidate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Choice::Fused(kernel) => kernel.fmt(f),
-            Choice::Unfused(stored) => f.pad(unfused_name(*stored)),
-            Choice::Decode(design) => design.fmt(f),
-            Choice::Skinny(kernel) => {
-                f.pad(&format!("{kernel}{}", Down::of(kernel.next()).joined()))
-            }
-        }
-    }
-}
-
-/// What the unfused ways keep in memory.
-const UNFUSED: [Stored; 2] = [Stored::Elements, Stored::Sums];
-
-fn unfused_name(stored: Stored) -> &'static str {
-    match stored {
-        Stored::Elements => "cublaslt + elementwise",
-        Stored::Sums => "cublaslt f32 + elementwise",
+        f.pad(&self.name)
     }
 }
 
 /// As plans name it.
 const BACKEND: &str = "cuda";
-
-/// One way of computing a problem, to be tried: see [`Cuda::ways`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct Way {
-    pub(crate) choice: Choice,
-    /// Why it does not give what the problem asks for.
-    pub refusal: Option<String>,
-    /// The rounding that a layer computes the problem with by this way; [`None`] where it does not.
-    pub numerics: Option<Numerics>,
-    /// Microseconds that the cost model expects, where the way computes the problem.
-    pub predicted_us: Option<f64>,
-}
-
-impl std::fmt::Display for Way {
-    /// The name, for example `sm90_gated_gemm 128x64`.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.choice.fmt(f)
-    }
-}
 
 /// Why a choice was made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -204,77 +65,85 @@ pub(crate) enum Why {
     Lent,
 }
 
-/// What a linear layer runs for `problem`: on the path asked for, else by the fastest way that rounds as
+/// What a layer runs for `problem`: on the path asked for, else by the fastest steps that round as
 /// asked. The unfused path that is asked for keeps elements. It allocates nothing.
-pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Choice, Why) {
+pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
+    let unfused = Steps::unfused(Stored::Elements).of(problem.op);
     // Without input features there is nothing for cuBLASLt to multiply.
     if path == Some(Path::Unfused) && problem.hidden > 0 {
-        return (Choice::Unfused(Stored::Elements), Why::AskedFor);
+        return (unfused, Why::AskedFor);
     }
-    let admitted = |choice: &Choice| {
-        let asked = path.is_none() || choice.path() == Path::Fused;
-        asked && choice.check(cuda, problem).is_ok()
+    let admitted = |steps: &Steps| {
+        let asked = path.is_none() || steps.path() == Path::Fused;
+        asked && steps.check(cuda, problem).is_ok()
     };
-    if let Some((origin, tuned)) = cuda.tuning().find(problem, cuda.tf32()) {
-        let fastest = tuned.ways.iter().find(|(choice, _)| admitted(choice));
-        if let Some(&(choice, _)) = fastest {
-            return (choice, Why::Fastest(origin, tuned.m));
+    if let Some((origin, tuned)) = Planner::of(cuda).tuning().find(problem, cuda.tf32()) {
+        let fastest = tuned.ways.iter().find(|(steps, _)| admitted(steps));
+        if let Some(&(steps, _)) = fastest {
+            return (steps, Why::Fastest(origin, tuned.m));
         }
     }
-    let known = |choice: &Choice| !choice.waits_for_tuning(problem) && admitted(choice);
-    let costs = Choice::all().filter(known).map(|c| (c, c.seconds(cuda, problem)));
+    let known = |steps: &Steps| !steps.waits_for_tuning(problem) && admitted(steps);
+    let costs = Steps::all(problem.op).filter(known).map(|s| (s, s.seconds(cuda, problem)));
     match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
-        Some((choice, seconds)) => (choice, Why::LowestCost(seconds)),
+        Some((steps, seconds)) => (steps, Why::LowestCost(seconds)),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
-        None => (Choice::Unfused(Stored::Elements), Why::NoFusedKernel),
+        None => (unfused, Why::NoFusedKernel),
     }
 }
 
-/// Refuses a way that does not compute a problem; one that rounds otherwise does.
-pub(crate) fn expect_way(
+/// Refuses steps that do not compute a problem; those that round otherwise do.
+pub(crate) fn expect_candidate(
     cuda: &Cuda,
-    way: &Way,
+    candidate: &Candidate,
     problem: &Problem,
-) -> crate::device::error::Result<()> {
-    match way.choice.check(cuda, problem) {
-        Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(()),
-        Err(why) => Err(CudaError::Unsupported { what: way.to_string(), why: why.to_string() }),
+) -> crate::device::error::Result<Steps> {
+    let refused = |why: String| CudaError::Unsupported { what: candidate.to_string(), why };
+    let steps = candidate.steps.ok_or_else(|| refused("it is of no layer".into()))?;
+    match steps.check(cuda, problem) {
+        Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(steps),
+        Err(why) => Err(refused(why.to_string())),
     }
 }
 
 /// The reason for people.
-fn explain(choice: Choice, why: Why, problem: &Problem, machine: &cost::Machine) -> String {
-    match (why, choice) {
-        (Why::AskedFor, Choice::Unfused(_)) => "asked for: linear maps, then the activation".into(),
-        (Why::AskedFor, _) => "asked for".into(),
-        (Why::Fastest(origin, m), _) => {
+fn explain(steps: Steps, why: Why, problem: &Problem, machine: &Machine) -> String {
+    match why {
+        Why::AskedFor if steps.stored().is_some() => {
+            "asked for: linear maps, then the activation".into()
+        }
+        Why::AskedFor => "asked for".into(),
+        Why::Fastest(origin, m) => {
             let whose = match origin {
                 Origin::Measured => "measured",
                 Origin::Shipped => "measured and shipped",
             };
             format!("the fastest, {whose} with {m} tokens")
         }
-        (Why::LowestCost(_), Choice::Decode(_)) => {
-            "the least time expected: each weight once, the next ones under way at any time".into()
-        }
-        (Why::LowestCost(_), Choice::Unfused(Stored::Elements)) => {
-            "the least time expected, with the same rounding".into()
-        }
-        (Why::LowestCost(_), Choice::Unfused(Stored::Sums)) => {
-            "the least time expected, with nothing rounded between: gate and up pass as f32".into()
-        }
-        (Why::LowestCost(_), Choice::Fused(kernel) | Choice::Skinny(kernel)) => {
-            let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
-            let [rows, columns] = form.tile;
-            let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
-            let slots = machine.multiprocessors * cost::residents(&form, machine) as f64;
-            let waves = (tiles * form.split) as f64 / slots;
-            format!("the least time expected: {tiles} tiles are {waves:.2} waves")
-        }
-        (Why::Lent, _) => "step by step: kernels for few tokens need weights [out, in] whose rows begin and end at \
+        Why::LowestCost(_) => match (steps.kernel_of_h(), steps.stored()) {
+            (Some(kernel), _) => {
+                let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
+                let [rows, columns] = form.tile;
+                let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
+                let slots = machine.multiprocessors * cost::residents(&form, machine) as f64;
+                let waves = (tiles * form.split) as f64 / slots;
+                format!("the least time expected: {tiles} tiles are {waves:.2} waves")
+            }
+            (None, Some(Stored::Elements)) => {
+                "the least time expected, with the same rounding".into()
+            }
+            (None, Some(Stored::Sums)) => {
+                "the least time expected, with nothing rounded between: gate and up pass as f32"
+                    .into()
+            }
+            (None, None) => {
+                "the least time expected: each weight once, the next ones under way at any time".into()
+            }
+        },
+        Why::Lent => "step by step: kernels for few tokens need weights [out, in] whose rows begin and end at \
              multiples of 16 bytes, or packed ones"
             .into(),
-        (Why::NoFusedKernel, _) => "no fused kernel computes this".into(),
+        Why::NoFusedKernel => "no fused kernel computes this".into(),
     }
 }
 
@@ -290,8 +159,9 @@ fn of_pass(problem: &Problem) -> Problem {
 /// Why quantised weights of this problem are decoded, where no kernel computes with them.
 fn decoded_because(cuda: &Cuda, problem: &Problem) -> Option<decode_mlp::Obstacle> {
     problem.quantized?;
-    let check =
-        |design| Decode::check_problem(design, &of_pass(problem), cuda.decode_limits()).map(drop);
+    let check = |design| {
+        Decode::check_problem(design, &of_pass(problem), Planner::of(cuda).limits()).map(drop)
+    };
     match Design::COMMON.map(check) {
         // Without features nothing is multiplied, however weights are stored.
         [Err(why), Err(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
@@ -351,34 +221,19 @@ impl Cuda {
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
-        let (choice, why) = choose(self, &of_pass(&problem), path);
-        let mut plan = self.plan_of(problem, choice, why);
+        let (steps, why) = choose(self, &of_pass(&problem), path);
+        let mut plan = self.plan_of(problem, steps, why);
         if let Err(refusal) = expect_numerics(problem.op, problem.numerics) {
             plan.reason += &format!("; refused: {refusal}");
         }
         plan
     }
 
-    /// The plan that follows from a choice.
-    pub(crate) fn plan_of(&self, problem: Problem, choice: Choice, why: Why) -> Plan {
+    /// The plan that follows from the choice of steps.
+    pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, why: Why) -> Plan {
         let pass = of_pass(&problem);
-        let mut reason = explain(choice, why, &pass, self.machine());
-        let shape = Shape::of(&problem, self.facts().sm_count as usize);
-        let (kernel, mut parameters) = match choice {
-            Choice::Fused(kernel) => (kernel.name().to_owned(), kernel.parameters(shape).to_vec()),
-            Choice::Skinny(kernel) => {
-                let down = Down::of(kernel.next());
-                let own = kernel.parameters(shape).into_iter();
-                let parameters = own.chain(down.parameters(self, &problem)).collect();
-                (format!("{} + {}", kernel.name(), down.kernel()), parameters)
-            }
-            Choice::Unfused(stored) => (unfused_name(stored).to_owned(), Vec::new()),
-            Choice::Decode(design) => {
-                let decode = Decode::check_problem(design, &pass, self.decode_limits());
-                let parameters = decode.map(|decode| decode.parameters().to_vec());
-                (design.kernel().to_owned(), parameters.unwrap_or_default())
-            }
-        };
+        let mut reason = explain(steps, why, &pass, Planner::of(self).machine());
+        let mut parameters = steps.parameters(self, &pass);
         if problem.quantized.is_some() {
             let passes = problem.m.div_ceil(MOST_TOKENS);
             parameters.push(("passes", passes));
@@ -389,33 +244,49 @@ impl Cuda {
                 );
             }
         }
-        let problem = match choice {
-            Choice::Unfused(Stored::Elements) => unfused_rounding(problem),
-            Choice::Unfused(Stored::Sums)
-            | Choice::Fused(_)
-            | Choice::Decode(_)
-            | Choice::Skinny(_) => problem,
-        };
         Plan {
-            problem,
+            problem: match steps.stored() {
+                Some(Stored::Elements) => unfused_rounding(problem),
+                _ => problem,
+            },
             backend: BACKEND.to_owned(),
-            kernel,
-            path: choice.path(),
+            kernel: steps.kernels(),
+            path: steps.path(),
             threads: 0,
             parameters: parameters.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
             reason,
         }
     }
 
-    /// Every way of computing a problem that has weights, to be tried one after the other:
-    /// [`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`].
-    pub fn ways(&self, problem: &Problem) -> Vec<Way> {
-        Choice::all().map(|choice| self.way(choice, problem)).collect()
+    /// Every list of steps for a problem, with what speaks for or against it; tuners try one after the other
+    /// ([`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`]).
+    pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
+        if problem.op == Op::Activation {
+            let plan = self.plan(*problem, path);
+            return vec![Candidate {
+                steps: None,
+                name: plan.kernel,
+                chosen: true,
+                numerics: Some(problem.numerics),
+                refusal: None,
+                predicted_us: None,
+                measured_us: None,
+                reason: plan.reason,
+            }];
+        }
+        if decoded_because(self, problem).is_some() {
+            return self.candidates(&Problem { quantized: None, ..*problem }, path);
+        }
+        let chosen = choose(self, &of_pass(problem), path);
+        Steps::all(problem.op).map(|steps| self.candidate(steps, problem, chosen)).collect()
     }
 
-    /// One of [`Self::ways`].
-    pub(crate) fn way(&self, choice: Choice, problem: &Problem) -> Way {
-        let check = choice.check(self, problem);
+    /// One of them, beside what was chosen and why.
+    fn candidate(&self, steps: Steps, problem: &Problem, chosen: (Steps, Why)) -> Candidate {
+        let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
+        let problem = &of_pass(problem);
+        let planner = Planner::of(self);
+        let check = steps.check(self, problem);
         let numerics = match check {
             Ok(()) => Some(problem.numerics),
             Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
@@ -423,72 +294,37 @@ impl Cuda {
             }
             Err(_) => None,
         };
-        Way {
-            choice,
-            refusal: check.err().map(|obstacle| obstacle.to_string()),
-            numerics,
-            predicted_us: numerics.map(|_| choice.seconds(self, problem) * 1e6),
-        }
-    }
-
-    /// Every way of computing a problem, with what speaks for or against it.
-    pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
-        if problem.op == Op::Activation {
-            let plan = self.plan(*problem, path);
-            let (name, reason) = (plan.kernel, plan.reason);
-            return vec![Candidate {
-                name,
-                chosen: true,
-                predicted_us: None,
-                measured_us: None,
-                reason,
-            }];
-        }
-        if decoded_because(self, problem).is_some() {
-            return self.candidates(&Problem { quantized: None, ..*problem }, path);
-        }
-        let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
-        let problem = &of_pass(problem);
-        let (chosen, why) = choose(self, problem, path);
-        let best = chosen.seconds(self, problem);
-        let tuned = self.tuning().find(problem, self.tf32()).map(|(_, tuned)| tuned);
-        let measured = |choice: Choice| {
-            let same = |(way, _): &&(Choice, f64)| *way == choice;
+        let tuned = planner.tuning().find(problem, self.tf32()).map(|(_, tuned)| tuned);
+        let measured = |steps: Steps| {
+            let same = |(way, _): &&(Steps, f64)| *way == steps;
             tuned?.ways.iter().find(same).map(|&(_, us)| us)
         };
-        let fastest = measured(chosen);
-        let all = Choice::all().map(|choice| {
-            let check = choice.check(self, problem);
-            let asked = choice == chosen && why == Why::AskedFor;
-            let seconds = (check.is_ok() || asked).then(|| choice.seconds(self, problem));
-            let measured_us = measured(choice);
-            let ratio = measured_us.zip(fastest).map(|(us, fastest)| us / fastest);
-            let reason = match (check, seconds) {
-                _ if choice == chosen => explain(choice, why, problem, self.machine()),
-                (Err(obstacle), _) => obstacle.to_string(),
-                (Ok(()), _) if ratio.is_some() => {
-                    format!("{:.2} times as long measured", ratio.unwrap_or(f64::NAN))
-                }
-                (Ok(()), Some(seconds)) => {
-                    let expected = format!("{:.2} times as long expected", seconds / best);
-                    match choice.waits_for_tuning(problem) {
-                        true => {
-                            format!("{expected}; taken only once `swiglu tune` has measured it")
-                        }
-                        false => expected,
-                    }
-                }
-                (Ok(()), None) => String::new(),
-            };
-            Candidate {
-                name: choice.to_string(),
-                chosen: choice == chosen,
-                predicted_us: seconds.map(|s| s * 1e6 * passes as f64),
-                measured_us,
-                reason,
+        let measured_us = measured(steps);
+        let ratio = measured_us.zip(measured(chosen.0)).map(|(us, fastest)| us / fastest);
+        let seconds = numerics.map(|_| steps.seconds(self, problem));
+        let expected = || {
+            let best = chosen.0.seconds(self, problem);
+            format!("{:.2} times as long expected", seconds.unwrap_or(f64::NAN) / best)
+        };
+        let reason = match (&check, ratio) {
+            _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner.machine()),
+            (Err(obstacle), _) => obstacle.to_string(),
+            (Ok(()), Some(ratio)) => format!("{ratio:.2} times as long measured"),
+            (Ok(()), None) if steps.waits_for_tuning(problem) => {
+                format!("{}; taken only once `swiglu tune` has measured it", expected())
             }
-        });
-        all.collect()
+            (Ok(()), None) => expected(),
+        };
+        Candidate {
+            steps: Some(steps),
+            name: steps.to_string(),
+            chosen: steps == chosen.0,
+            numerics,
+            refusal: check.err().map(|obstacle| obstacle.to_string()),
+            predicted_us: seconds.map(|s| s * 1e6 * passes as f64),
+            measured_us,
+            reason,
+        }
     }
 }
 
@@ -496,9 +332,9 @@ impl Cuda {
 mod tests {
     use super::*;
     use crate::common;
-    use crate::{GatedLinear, Mlp, QuantizedMlp};
+    use crate::{GatedLinear, Mlp};
     use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
-    use swiglu_core::{Activation, BlockType, QuantizedTypes, WeightLayout, bf16};
+    use swiglu_core::{Activation, BlockType, DType, QuantizedTypes, WeightLayout, bf16};
 
     fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
         Problem {
@@ -516,8 +352,8 @@ mod tests {
         }
     }
 
-    const ELEMENTS: Choice = Choice::Unfused(Stored::Elements);
-    const SUMS: Choice = Choice::Unfused(Stored::Sums);
+    const ELEMENTS: Steps = Steps::unfused(Stored::Elements);
+    const SUMS: Steps = Steps::unfused(Stored::Sums);
 
     #[test]
     fn batch_invariant_layers_are_refused() {
@@ -538,7 +374,7 @@ mod tests {
             GatedLinear::new(&cuda, &parameters.gated()).err(),
             Mlp::new(&cuda, &parameters.mlp()).err(),
             Mlp::with_path(&cuda, &parameters.mlp(), Path::Unfused).err(),
-            QuantizedMlp::<bf16>::new(&cuda, &quantized.mlp().unwrap()).err(),
+            Mlp::<bf16>::from_quantized(&cuda, &quantized.mlp().unwrap()).err(),
         ] {
             let refused = swiglu_core::Error::from(refused.unwrap());
             let swiglu_core::Error::Unsupported { what, why } = refused else {
@@ -590,15 +426,16 @@ mod tests {
         let plan = cuda.plan_of(fused, SUMS, Why::AskedFor);
         assert_eq!((plan.path, plan.problem), (Path::Unfused, fused));
         assert_eq!(plan.kernel, "cublaslt f32 + elementwise");
-        let ways = cuda.ways(&fused);
-        let way = ways.iter().find(|way| way.to_string() == plan.kernel).unwrap();
-        assert_eq!((way.numerics, &way.refusal), (Some(fused.numerics), &None));
-        assert!(way.predicted_us.unwrap() > 0.0);
+        let named = |problem: &Problem| {
+            let all = cuda.candidates(problem, None);
+            all.into_iter().find(|candidate| candidate.name == plan.kernel).unwrap()
+        };
+        let candidate = named(&fused);
+        assert_eq!((candidate.numerics, &candidate.refusal), (Some(fused.numerics), &None));
+        assert!(candidate.predicted_us.unwrap() > 0.0);
         let rounded = problem(DType::F16, Rounding::PreRound, true);
-        let candidates = cuda.candidates(&rounded, None);
-        let candidate = candidates.iter().find(|c| c.name == plan.kernel).unwrap();
-        assert_eq!(candidate.predicted_us, None);
+        let candidate = named(&rounded);
+        assert_eq!((candidate.predicted_us, candidate.numerics), (None, None));
         assert!(candidate.reason.contains("would not be rounded to f16"), "{}", candidate.reason);
-        assert_eq!(cuda.way(SUMS, &rounded).numerics, None);
     }
 }

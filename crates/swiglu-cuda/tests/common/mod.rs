@@ -109,7 +109,7 @@ pub fn preferring(cuda: &Cuda, dir: &Path, way: &str, problems: &[Problem]) -> C
             let outcome = Outcome::Measured { median_us: us, p10_us: us, p90_us: us, samples: 1 };
             Trial { way: name, predicted_us: None, outcome }
         };
-        let trials = cuda.ways(problem).iter().map(|way| trial(way.to_string())).collect();
+        let trials = cuda.candidates(problem, None).into_iter().map(|c| trial(c.name)).collect();
         Entry { problem: *problem, tf32: false, trials }
     };
     let tuning = TuningOptions { dir: Some(dir.to_owned()), disabled: false };

@@ -160,7 +160,7 @@ fn held_weights_behind_each_other() {
         let parameters = QuantizedParameters::new::<bf16>(&case, types).unwrap();
         let params = parameters.mlp().unwrap();
         let design = DecodeDesign::HeldLaunches;
-        let layer = QuantizedMlp::<bf16>::with_design(&cuda, &params, design).unwrap();
+        let layer = Mlp::<bf16>::from_quantized_by(&cuda, &params, design).unwrap();
         std::thread::scope(|scope| {
             for seed in [1, 2] {
                 let (layer, stream) = (&layer, cuda.new_stream().unwrap());
@@ -171,7 +171,7 @@ fn held_weights_behind_each_other() {
 }
 
 fn follow_each_other(
-    layer: &QuantizedMlp<bf16>,
+    layer: &Mlp<bf16>,
     stream: &Stream,
     [m, k]: [usize; 2],
     seed: u64,
@@ -271,7 +271,7 @@ fn of_ones_by<T: Element>(
     let [gate, up, down] = weights.each_ref().map(QuantizedMatrix::view);
     let gated = QuantizedGatedLinearParams::new(gate, up, Activation::BILINEAR, T::DTYPE);
     let params = QuantizedMlpParams { gated, down, down_bias: None, rows: RowParams::NONE };
-    let layer = QuantizedMlp::<T>::with_design(cuda, &params, design).unwrap();
+    let layer = Mlp::<T>::from_quantized_by(cuda, &params, design).unwrap();
     let ones = Matrix::from_vec(vec![T::from_f32(1.0); m * gate.cols()], m, gate.cols()).unwrap();
     let mut y = Matrix::zeros(m, gate.cols()).unwrap();
     layer.forward_host(ones.view(), y.view_mut()).unwrap();
@@ -366,8 +366,8 @@ fn other_quantised_weights_are_refused() {
         let parameters = QuantizedParameters::new::<f32>(&case, types).unwrap();
         let params = parameters.mlp().unwrap();
         match dtype {
-            DType::F32 => QuantizedMlp::<f32>::new(&cuda, &params).unwrap_err().to_string(),
-            _ => QuantizedMlp::<bf16>::new(&cuda, &params).unwrap_err().to_string(),
+            DType::F32 => Mlp::<f32>::from_quantized(&cuda, &params).unwrap_err().to_string(),
+            _ => Mlp::<bf16>::from_quantized(&cuda, &params).unwrap_err().to_string(),
         }
     };
     let q6 = refusal(BlockType::Q6_K, DType::Bf16);

@@ -7,7 +7,8 @@ use anyhow::bail;
 use swiglu::{Device, Element, Matrix, Numerics};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial};
 use swiglu_cuda::{
-    Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp, Stream, Way,
+    Candidate, Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp,
+    Stream,
 };
 use swiglu_lab::Case;
 
@@ -39,7 +40,12 @@ pub(super) fn is_sound(entry: &Entry) -> bool {
 
 /// A call of a layer by one of its ways.
 type Layer<T> = Box<
-    dyn Fn(&Stream, &Way, DeviceMatrixRef<'_, T>, DeviceMatrixMut<'_, T>) -> Result<(), CudaError>,
+    dyn Fn(
+        &Stream,
+        &Candidate,
+        DeviceMatrixRef<'_, T>,
+        DeviceMatrixMut<'_, T>,
+    ) -> Result<(), CudaError>,
 >;
 
 /// A layer of either operation.
@@ -70,13 +76,13 @@ struct OnDevice<'a, T> {
 
 impl<T: Element> OnDevice<'_, T> {
     /// One call with copy i of the data.
-    fn call(&self, way: &Way, at: usize) -> Result<(), CudaError> {
+    fn call(&self, way: &Candidate, at: usize) -> Result<(), CudaError> {
         let (x, mut outs) = (self.inputs[at].view(), self.outs.borrow_mut());
         self.layers[at](&self.stream, way, x, outs[at].view_mut())
     }
 
     /// The result of a call, in memory that held NaN.
-    fn result(&self, way: &Way) -> Result<Matrix<T>, CudaError> {
+    fn result(&self, way: &Candidate) -> Result<Matrix<T>, CudaError> {
         self.outs.borrow_mut()[0].buffer_mut().poison(0xFF)?;
         self.call(way, 0)?;
         self.outs.borrow()[0].to_host()
@@ -118,15 +124,15 @@ impl Subject<'_> {
         let out = |_| DeviceMatrix::new(&stream, case.m, params.out_features());
         let outs = RefCell::new(copies.map(out).collect::<Result<_, _>>()?);
         let data = OnDevice { stream, params, x, layers, inputs, outs };
-        let ways = self.cuda.ways(&problem);
+        let ways = self.cuda.candidates(&problem, None);
         let mut checks = Vec::new();
         let mut outcomes = Vec::with_capacity(ways.len());
         for way in &ways {
             outcomes.push(self.verify(way, &data, &mut checks)?);
         }
         self.time(&ways, &data, &mut outcomes)?;
-        let trial = |(way, outcome): (Way, Option<Outcome>)| {
-            let (predicted_us, way) = (way.predicted_us, way.to_string());
+        let trial = |(way, outcome): (Candidate, Option<Outcome>)| {
+            let (predicted_us, way) = (way.predicted_us, way.name);
             // Every way was refused, was wrong, failed, or was timed.
             outcome.map(|outcome| Trial { way, predicted_us, outcome })
         };
@@ -137,7 +143,7 @@ impl Subject<'_> {
     /// What is to be said of a way that is not timed.
     fn verify<T: Element>(
         &self,
-        way: &Way,
+        way: &Candidate,
         data: &OnDevice<'_, T>,
         checks: &mut Vec<(Numerics, Check)>,
     ) -> anyhow::Result<Option<Outcome>> {
@@ -167,7 +173,7 @@ impl Subject<'_> {
     /// fastest, in turns.
     fn time<T: Element>(
         &self,
-        ways: &[Way],
+        ways: &[Candidate],
         data: &OnDevice<'_, T>,
         outcomes: &mut [Option<Outcome>],
     ) -> anyhow::Result<()> {
@@ -203,7 +209,7 @@ impl Subject<'_> {
     }
 }
 
-fn outcome(way: &Way, time: Summary) -> Outcome {
+fn outcome(way: &Candidate, time: Summary) -> Outcome {
     let Summary { median: median_us, p10: p10_us, p90: p90_us, samples } = time;
     match &way.refusal {
         None => Outcome::Measured { median_us, p10_us, p90_us, samples },

@@ -1,8 +1,8 @@
 use swiglu_core::{MatrixRef, bf16, f16, random};
 
 use super::*;
+use crate::CudaOptions;
 use crate::common;
-use crate::device::context::CudaOptions;
 use crate::device::jit::cache::CacheOptions;
 use crate::device::memory::{DeviceBuffer, DeviceMatrix};
 

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use swiglu_core::Problem;
+use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
 use crate::device::jit::headers_of;
 use crate::kernels::{elementwise, gated_gemm};
-use crate::plan::Choice;
+use crate::plan::Steps;
 
 /// The version of the format. Records of another are refused.
 pub const SCHEMA: u32 = 1;
@@ -190,7 +190,8 @@ fn code_of(text: &str) -> String {
 
 fn space_hash() -> String {
     let mut hash = Sha256::new();
-    Choice::all().for_each(|way| hash.update(format!("{way}\n").as_bytes()));
+    // A block has every way that there is.
+    Steps::all(Op::Mlp).for_each(|way| hash.update(format!("{way}\n").as_bytes()));
     hex(hash)
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use swiglu_core::{DType, Op, Orientation, Problem};
 
 use super::record::Record;
-use crate::plan::Choice;
+use crate::plan::Steps;
 
 /// What decides the time of a way besides M. The activation, the rounding and biases change its end,
 /// which is a small part of it; whether a way may be taken at all is asked for each problem.
@@ -46,7 +46,7 @@ pub(crate) struct Tuned {
     /// M.
     pub(crate) m: usize,
     /// With their times in microseconds, the fastest first.
-    pub(crate) ways: Vec<(Choice, f64)>,
+    pub(crate) ways: Vec<(Steps, f64)>,
 }
 
 /// The problems of a record.
@@ -56,12 +56,14 @@ pub(crate) struct Table(HashMap<Key, Vec<Tuned>>);
 impl Table {
     pub(crate) fn new(record: &Record) -> Self {
         let mut table: HashMap<Key, Vec<Tuned>> = HashMap::new();
-        let names: HashMap<String, Choice> = Choice::all().map(|w| (w.to_string(), w)).collect();
+        let named = |op| Steps::all(op).map(|steps| (steps.to_string(), steps)).collect();
+        let names: [HashMap<String, Steps>; 2] = [Op::GatedLinear, Op::Mlp].map(named);
         for entry in &record.entries {
-            let way = |name: &str| names.get(name).copied();
+            let of_op = &names[usize::from(entry.problem.op == Op::Mlp)];
+            let way = |name: &str| of_op.get(name).copied();
             let timed =
                 entry.trials.iter().filter_map(|t| Some((way(&t.way)?, t.outcome.median_us()?)));
-            let mut ways: Vec<(Choice, f64)> = timed.filter(|(_, us)| us.is_finite()).collect();
+            let mut ways: Vec<(Steps, f64)> = timed.filter(|(_, us)| us.is_finite()).collect();
             // Equal times keep the order of the space: the same record, the same choice.
             ways.sort_by(|a, b| a.1.total_cmp(&b.1));
             if ways.is_empty() {

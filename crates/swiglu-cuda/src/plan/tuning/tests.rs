@@ -10,12 +10,13 @@ use swiglu_core::{
 };
 
 use super::*;
+use crate::CudaOptions;
 use crate::common;
-use crate::device::context::{Cuda, CudaOptions};
+use crate::device::context::Cuda;
 use crate::device::error::CudaError;
 use crate::device::memory::{DeviceMatrix, DeviceMatrixRef};
 use crate::layers::GatedLinear;
-use crate::plan::Choice;
+use crate::plan::Steps;
 
 fn subject() -> Subject {
     Subject {
@@ -117,7 +118,8 @@ fn shipped_records_complete_each_other() {
     let Some(cuda) = common::device() else { return };
     let (facts, arch) = (cuda.facts(), cuda.arch());
     let here = Subject::here(facts, arch);
-    let ways: Vec<String> = Choice::all().take(2).map(|way| way.to_string()).collect();
+    let ways: Vec<String> =
+        Steps::all(Op::GatedLinear).take(2).map(|way| way.to_string()).collect();
     let text = |entries: Vec<Entry>| {
         let mut record = Record::new(here.clone(), (13, 0));
         entries.into_iter().for_each(|entry| record.insert(entry));
@@ -144,7 +146,8 @@ fn a_record_of_these_kernels_goes_before_an_earlier_one_and_a_users_before_a_shi
     let earlier = Subject { source: "x".into(), ..here.clone() };
     // Other ways than there are now, for one more, or one less, is unrelated to those that were tried.
     let other_ways = Subject { space: "x".into(), ..here.clone() };
-    let ways: Vec<String> = Choice::all().take(2).map(|way| way.to_string()).collect();
+    let ways: Vec<String> =
+        Steps::all(Op::GatedLinear).take(2).map(|way| way.to_string()).collect();
     let text = |subject: &Subject, way: usize| {
         let mut record = Record::new(subject.clone(), (13, 0));
         record.insert(entry(16, &[(&ways[way], 1.0)]));
@@ -189,7 +192,7 @@ fn measurements_of_other_ways_are_added_to() {
 
 #[test]
 fn a_measurement_stands_for_the_tokens_down_to_half_of_its_own() {
-    let way = Choice::all().next().unwrap().to_string();
+    let way = Steps::all(Op::GatedLinear).next().unwrap().to_string();
     let table = Table::new(&record([64, 1, 16, 24].map(|m| entry(m, &[(&way, 1.0)])).into()));
     let stands = |m| table.find(&problem(m), false).map(|tuned| tuned.m);
     let expected = [
@@ -219,7 +222,8 @@ fn a_measurement_stands_for_the_tokens_down_to_half_of_its_own() {
 
 #[test]
 fn wrong_results_are_not_ranked_and_equal_times_keep_their_order() {
-    let names: Vec<String> = Choice::all().take(3).map(|way| way.to_string()).collect();
+    let names: Vec<String> =
+        Steps::all(Op::GatedLinear).take(3).map(|way| way.to_string()).collect();
     let mut entry = entry(8, &[(&names[2], 3.0), (&names[1], 2.0), (&names[0], 2.0)]);
     let wrong = Outcome::Wrong { reason: "off".into() };
     entry.trials.push(Trial { way: names[2].clone(), predicted_us: None, outcome: wrong });

@@ -2,19 +2,18 @@
 
 use swiglu_core::{DType, Problem};
 
+use super::decode_mlp;
+use super::elementwise::Tensor;
+use super::obstacle::Obstacle;
+use super::ring::Ring;
+use super::sm90_register_gemm::{self, Call as RegisterCall};
+use super::sm90_skinny_gated_gemm::Next;
+use super::sm90_skinny_gemm::{self, Call as SkinnyCall};
+use super::tensor_map::LayerMaps;
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
 use crate::device::stream::Stream;
-use crate::kernels::decode_mlp;
-use crate::kernels::elementwise::Tensor;
-use crate::kernels::obstacle::Obstacle;
-use crate::kernels::ring::Ring;
-use crate::kernels::sm90_register_gemm::{self, Call as RegisterCall};
-use crate::kernels::sm90_skinny_gated_gemm::Next;
-use crate::kernels::sm90_skinny_gemm::{self, Call as SkinnyCall};
-use crate::kernels::tensor_map::LayerMaps;
-use crate::plan::Choice;
 
 /// The kernel of the down projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,16 +50,8 @@ impl Down {
         }
     }
 
-    /// How h is computed, and what comes after it.
-    pub(crate) fn after(choice: Choice) -> (Choice, Self) {
-        match choice {
-            Choice::Skinny(kernel) => (Choice::Fused(kernel), Self::of(kernel.next())),
-            other => (other, Self::CublasLt),
-        }
-    }
-
-    /// How names of ways go on behind that of the kernel for h: ` + ` where one follows the other, ` beside ` where they
-    /// share multiprocessors.
+    /// How a list of steps goes on behind the name of the kernel for h: ` + ` where one follows the other, ` beside ` where
+    /// they share SMs, nothing where it is cuBLASLt.
     pub(crate) fn joined(self) -> &'static str {
         match self {
             Self::CublasLt => "",

@@ -1,0 +1,130 @@
+//! What a layer multiplies with, as its steps take it.
+
+use swiglu_core::Element;
+
+use super::quantized::QuantizedWeights;
+use super::weights::{DownBuffer, GateUpBuffer, padded};
+use crate::device::error::{CudaError, Result};
+use crate::device::lt::LinearWeights;
+use crate::device::memory::Access;
+use crate::device::stream::Stream;
+use crate::kernels::decode_mlp::{BlockWeights, Scales};
+use crate::kernels::tensor_map::LayerMaps;
+
+/// Weights and biases in device memory.
+#[derive(Debug)]
+pub(super) enum Operands<T> {
+    Dense(Dense<T>),
+    Quantized(QuantizedWeights<T>),
+}
+
+/// Weights of T: packed by us, or lent by the caller.
+#[derive(Debug)]
+pub(super) struct Dense<T> {
+    pub(super) gate_up: GateUpBuffer<T>,
+    pub(super) maps: LayerMaps,
+    /// Of a block.
+    pub(super) down: Option<DownBuffer<T>>,
+    /// Of h and the down weight.
+    pub(super) down_maps: LayerMaps,
+}
+
+impl<T: Element> Dense<T> {
+    pub(super) fn new(gate_up: GateUpBuffer<T>, down: Option<DownBuffer<T>>) -> Self {
+        Self { gate_up, maps: LayerMaps::new(), down, down_maps: LayerMaps::new() }
+    }
+
+    /// The down projection of a block.
+    pub(super) fn down_buffer(&self) -> Result<&DownBuffer<T>> {
+        self.down.as_ref().ok_or_else(no_such_weights)
+    }
+
+    /// As a linear map.
+    pub(super) fn down(&self) -> Result<LinearWeights> {
+        Ok(self.down_buffer()?.linear())
+    }
+
+    fn block(&self) -> Result<BlockWeights> {
+        let (w, down) = (self.gate_up.fused(), self.down()?);
+        Ok(BlockWeights {
+            gate: w.gate,
+            up: w.up,
+            down: down.ptr,
+            gate_stride: w.row_stride * size_of::<T>(),
+            down_stride: down.row_stride * size_of::<T>(),
+            scales: Scales::default(),
+            hidden: w.hidden,
+            intermediate: w.intermediate,
+            biases: w.biases,
+            down_bias: down.bias,
+        })
+    }
+}
+
+/// Steps are checked against the problem before they are enqueued.
+fn no_such_weights() -> CudaError {
+    let what = "a step of another layer's weights".into();
+    CudaError::Unsupported { what, why: "take a candidate of this layer's problem".into() }
+}
+
+impl<T: Element> Operands<T> {
+    pub(super) fn dense(&self) -> Result<&Dense<T>> {
+        match self {
+            Operands::Dense(dense) => Ok(dense),
+            Operands::Quantized(_) => Err(no_such_weights()),
+        }
+    }
+
+    /// As the decode kernels take them.
+    pub(super) fn block(&self) -> Result<BlockWeights> {
+        match self {
+            Operands::Dense(dense) => dense.block(),
+            Operands::Quantized(quantized) => Ok(quantized.block()),
+        }
+    }
+
+    /// The address of the bias of a block's down projection.
+    pub(super) fn down_bias(&self) -> Option<u64> {
+        match self {
+            Operands::Dense(dense) => dense.down.as_ref()?.linear().bias,
+            Operands::Quantized(quantized) => quantized.block().down_bias,
+        }
+    }
+
+    /// Whether the kernels for few tokens of a block take the weights as they lie.
+    pub(super) fn is_whole(&self) -> bool {
+        match self {
+            // What is packed is padded with zeros; a gated linear layer has no such kernels.
+            Operands::Dense(Dense { gate_up, down: Some(down), .. }) => {
+                !gate_up.is_lent() || gate_up.is_whole() && down.is_whole()
+            }
+            _ => true,
+        }
+    }
+
+    /// Bytes of all that is packed; none of lent weights.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Operands::Dense(dense) => dense.gate_up.bytes(),
+            Operands::Quantized(quantized) => quantized.bytes(),
+        }
+    }
+
+    /// Elements from row to row of h, which the weights decide the padding of.
+    pub(super) fn h_stride(&self, intermediate: usize) -> usize {
+        padded::<T>(match self {
+            Operands::Dense(_) => intermediate,
+            Operands::Quantized(_) => QuantizedWeights::<T>::whole_units(intermediate),
+        })
+    }
+
+    /// Lets work enqueued on `stream` next read the weights, behind what other streams write to them.
+    pub(super) fn admit(&self, stream: &Stream) -> Result<()> {
+        match self {
+            Operands::Dense(dense) => dense.gate_up.admit(stream),
+            Operands::Quantized(quantized) => {
+                quantized.allocation().order(stream.raw_stream(), Access::Read)
+            }
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! What computes a layer: a list of steps, each by one algorithm.
+
+use std::fmt;
+
+use swiglu_core::{DType, Op, Orientation, Path, Problem, Rounding};
+
+use super::cost;
+use super::planner::Planner;
+use crate::device::context::Cuda;
+use crate::kernels::decode_mlp::{self, Decode, Design};
+use crate::kernels::down::Down;
+use crate::kernels::elementwise::Stored;
+use crate::kernels::gated_gemm::{Kernel, Shape};
+use crate::kernels::obstacle::Obstacle;
+
+/// What computes one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Algorithm {
+    /// x → h, by one kernel.
+    Gated(Kernel),
+    /// x → gate and up in memory, by cuBLASLt.
+    Products(Stored),
+    /// Gate and up in memory → h.
+    Elementwise(Stored),
+    /// h → y.
+    Down(Down),
+    /// x → y, the whole block for a few tokens.
+    Decode(Design),
+}
+
+/// The steps of a layer, in the order of their launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Steps([Option<Algorithm>; 3]);
+
+impl Algorithm {
+    /// Whether it gives what the problem asks for, or why not.
+    fn check(self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
+        if let (Some(types), false) = (problem.quantized, matches!(self, Algorithm::Decode(_))) {
+            return Err(Obstacle::Quantized(types.gate_up));
+        }
+        if Planner::of(cuda).portable_kernels && self.needs_copy_engine() {
+            return Err(Obstacle::NotPortable);
+        }
+        let dtype = problem.dtype;
+        let (rounding, rounds) = (problem.numerics.rounding, dtype != DType::F32);
+        match self {
+            Algorithm::Gated(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
+            Algorithm::Products(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
+            Algorithm::Products(Stored::Elements) => match rounding {
+                Rounding::Fused if rounds => Err(Obstacle::RoundsBetween(dtype)),
+                _ if rounds && problem.bias => Err(Obstacle::RoundsBias(dtype)),
+                _ => Ok(()),
+            },
+            Algorithm::Products(Stored::Sums) => match rounding {
+                _ if !rounds => Err(Obstacle::SumsAreElements),
+                Rounding::Fused => Ok(()),
+                Rounding::PreRound | Rounding::Eager => Err(Obstacle::KeepsBetween(dtype)),
+            },
+            Algorithm::Elementwise(_) => Ok(()),
+            Algorithm::Down(down) => down.check(cuda, problem),
+            Algorithm::Decode(design) => {
+                let decode = Decode::check_problem(design, problem, Planner::of(cuda).limits());
+                decode.map(drop).map_err(Obstacle::Decode)
+            }
+        }
+    }
+
+    fn needs_copy_engine(self) -> bool {
+        match self {
+            Algorithm::Decode(design) => design.needs_copy_engine(),
+            Algorithm::Gated(kernel) => kernel.needs_copy_engine(),
+            Algorithm::Products(_) | Algorithm::Elementwise(_) | Algorithm::Down(_) => false,
+        }
+    }
+
+    /// Whether it is taken only where a tuning record says so.
+    fn waits_for_tuning(self, problem: &Problem) -> bool {
+        match self {
+            Algorithm::Decode(design) => design.waits_for_tuning(problem),
+            Algorithm::Gated(kernel) => {
+                let in_out = weights_lie(problem) == Orientation::InOut;
+                kernel.cluster() > 1 || in_out && kernel.copies_narrow_rows()
+            }
+            Algorithm::Products(_) | Algorithm::Elementwise(_) => false,
+            // The cost of ours is predicted from its form, without what both kernels share, and fitted to no measurement.
+            Algorithm::Down(down) => down != Down::CublasLt,
+        }
+    }
+
+    /// Seconds that the cost model expects.
+    fn seconds(self, cuda: &Cuda, problem: &Problem) -> f64 {
+        let planner = Planner::of(cuda);
+        let (machine, limits) = (planner.machine(), planner.limits());
+        match self {
+            Algorithm::Gated(kernel) => cost::fused(kernel, problem, machine),
+            Algorithm::Products(stored) => cost::products(stored, problem, machine, cuda.tf32()),
+            Algorithm::Elementwise(stored) => cost::elementwise(stored, problem, machine),
+            Algorithm::Down(Down::CublasLt) => cost::down(problem, machine, cuda.tf32()),
+            Algorithm::Down(_) => cost::skinny_down(problem, machine),
+            Algorithm::Decode(design) => {
+                let decode = Decode::check_problem(design, problem, limits);
+                decode.map_or(f64::INFINITY, |d| cost::decode(&d, problem, machine, limits))
+            }
+        }
+    }
+
+    /// Tile sizes and the like, by name.
+    fn parameters(self, cuda: &Cuda, problem: &Problem) -> Vec<(&'static str, usize)> {
+        match self {
+            Algorithm::Gated(kernel) => {
+                let shape = Shape::of(problem, cuda.facts().sm_count as usize);
+                kernel.parameters(shape).to_vec()
+            }
+            Algorithm::Products(_) | Algorithm::Elementwise(_) => Vec::new(),
+            Algorithm::Down(down) => down.parameters(cuda, problem),
+            Algorithm::Decode(design) => {
+                let decode = Decode::check_problem(design, problem, Planner::of(cuda).limits());
+                decode.map_or_else(|_| Vec::new(), |decode| decode.parameters().to_vec())
+            }
+        }
+    }
+
+    /// The kernel's name, without its tile.
+    fn kernel(self) -> &'static str {
+        match self {
+            Algorithm::Gated(kernel) => kernel.name(),
+            Algorithm::Products(Stored::Elements) => "cublaslt",
+            Algorithm::Products(Stored::Sums) => "cublaslt f32",
+            Algorithm::Elementwise(_) => "elementwise",
+            Algorithm::Down(down) => down.kernel(),
+            Algorithm::Decode(design) => design.kernel(),
+        }
+    }
+}
+
+/// How a layer's weights lie in device memory: those of a block are packed `[out, in]`, whichever way they came.
+pub(super) fn weights_lie(problem: &Problem) -> Orientation {
+    match problem.op {
+        Op::Mlp => Orientation::OutIn,
+        _ => problem.layout.orientation,
+    }
+}
+
+impl Steps {
+    /// One kernel for h.
+    pub(crate) const fn gated(kernel: Kernel) -> Self {
+        Self([Some(Algorithm::Gated(kernel)), None, None])
+    }
+
+    /// cuBLASLt, then the element-wise kernel, with gate and up in memory between them.
+    pub(crate) const fn unfused(stored: Stored) -> Self {
+        Self([Some(Algorithm::Products(stored)), Some(Algorithm::Elementwise(stored)), None])
+    }
+
+    /// The whole block by a decode kernel.
+    pub(crate) const fn decode(design: Design) -> Self {
+        Self([Some(Algorithm::Decode(design)), None, None])
+    }
+
+    /// A kernel for h that one of ours for the down projection follows: both are made to run side by side.
+    fn pair(kernel: Kernel) -> Self {
+        Self::gated(kernel).then(Algorithm::Down(Down::of(kernel.next())))
+    }
+
+    fn then(mut self, next: Algorithm) -> Self {
+        if let Some(free) = self.0.iter_mut().find(|step| step.is_none()) {
+            *free = Some(next);
+        }
+        self
+    }
+
+    /// Every list for an operation. The ways to h are those of the gated linear layer; a block goes on with cuBLASLt.
+    pub(crate) fn all(op: Op) -> impl Iterator<Item = Steps> {
+        let block = op == Op::Mlp;
+        let decode = Design::every().map(Self::decode).filter(move |_| block);
+        let kernels = Kernel::all().map(Self::gated);
+        let unfused = [Stored::Elements, Stored::Sums].map(Self::unfused);
+        let pairs = Kernel::all().flat_map(Kernel::before_down).map(Self::pair);
+        let h = kernels.chain(unfused).map(move |steps| steps.of(op));
+        decode.chain(h).chain(pairs.filter(move |_| block))
+    }
+
+    /// Steps to h as steps of an operation.
+    pub(crate) fn of(self, op: Op) -> Self {
+        match op == Op::Mlp && self.op() != Op::Mlp {
+            true => self.then(Algorithm::Down(Down::CublasLt)),
+            false => self,
+        }
+    }
+
+    /// What they compute.
+    fn op(&self) -> Op {
+        let to_y = |step| matches!(step, Algorithm::Down(_) | Algorithm::Decode(_));
+        if self.iter().any(to_y) { Op::Mlp } else { Op::GatedLinear }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Algorithm> {
+        self.0.into_iter().flatten()
+    }
+
+    /// The decode kernel, where it computes the whole block.
+    pub(crate) fn design(&self) -> Option<Design> {
+        self.iter().find_map(|step| match step {
+            Algorithm::Decode(design) => Some(design),
+            _ => None,
+        })
+    }
+
+    /// The kernel for h, where one computes it.
+    pub(crate) fn kernel_of_h(&self) -> Option<Kernel> {
+        self.iter().find_map(|step| match step {
+            Algorithm::Gated(kernel) => Some(kernel),
+            _ => None,
+        })
+    }
+
+    /// What gate and up lie in memory as, if they do.
+    pub(crate) fn stored(&self) -> Option<Stored> {
+        self.iter().find_map(|step| match step {
+            Algorithm::Products(stored) => Some(stored),
+            _ => None,
+        })
+    }
+
+    /// The kernel for y, where it comes behind h.
+    pub(crate) fn down(&self) -> Option<Down> {
+        self.iter().find_map(|step| match step {
+            Algorithm::Down(down) => Some(down),
+            _ => None,
+        })
+    }
+
+    /// Whether two kernels of ours run side by side.
+    pub(crate) fn is_pair(&self) -> bool {
+        self.down().is_some_and(|down| down != Down::CublasLt)
+    }
+
+    pub(crate) fn path(&self) -> Path {
+        if self.stored().is_some() { Path::Unfused } else { Path::Fused }
+    }
+
+    /// Whether these steps give what the problem asks for, or why not. It allocates nothing.
+    pub(crate) fn check(&self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
+        match (self.op(), problem.op) {
+            (Op::Mlp, Op::Mlp) | (Op::GatedLinear, Op::GatedLinear) => {}
+            (Op::Mlp, op) => {
+                return Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(op)));
+            }
+            (computed, asked) => return Err(Obstacle::OtherOperation { computed, asked }),
+        }
+        self.iter().try_for_each(|step| step.check(cuda, problem))
+    }
+
+    /// Whether they are taken only where a tuning record says so.
+    pub(super) fn waits_for_tuning(&self, problem: &Problem) -> bool {
+        self.iter().any(|step| step.waits_for_tuning(problem))
+    }
+
+    /// Seconds that the cost model expects.
+    pub(crate) fn seconds(&self, cuda: &Cuda, problem: &Problem) -> f64 {
+        self.iter().map(|step| step.seconds(cuda, problem)).sum()
+    }
+
+    /// Tile sizes and the like of all steps, by name.
+    pub(super) fn parameters(&self, cuda: &Cuda, problem: &Problem) -> Vec<(&'static str, usize)> {
+        self.iter().flat_map(|step| step.parameters(cuda, problem)).collect()
+    }
+
+    /// The kernels' names, without tiles.
+    pub(super) fn kernels(&self) -> String {
+        let named = self.iter().filter(|step| *step != Algorithm::Down(Down::CublasLt));
+        named.map(Algorithm::kernel).collect::<Vec<_>>().join(" + ")
+    }
+}
+
+impl fmt::Display for Steps {
+    /// As records name them: `sm90_gated_gemm 128x64`, `cublaslt + elementwise`. That a block goes on with cuBLASLt goes
+    /// without saying.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut name = String::new();
+        for step in self.iter() {
+            match step {
+                Algorithm::Gated(kernel) => name += &kernel.to_string(),
+                Algorithm::Decode(design) => name += &design.to_string(),
+                Algorithm::Products(_) => name += step.kernel(),
+                Algorithm::Elementwise(_) => name = format!("{name} + {}", step.kernel()),
+                Algorithm::Down(down) => name += down.joined(),
+            }
+        }
+        f.pad(&name)
+    }
+}

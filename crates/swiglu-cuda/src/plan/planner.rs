@@ -1,0 +1,123 @@
+//! What plans are made from, beside the problem: options, the device's limits, the cost model's numbers, measurements.
+
+use std::path::PathBuf;
+
+use super::cost::Machine;
+use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
+use crate::device::context::{Cuda, Opening};
+use crate::device::error::Result;
+use crate::device::jit::cache::CacheOptions;
+use crate::kernels::decode_mlp::Limits;
+
+/// How a [`Cuda`] is made.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CudaOptions {
+    /// Number of the device, from 0.
+    pub device: usize,
+    /// Whether f32 matrix products may round their inputs to TF32 (11 significant bits).
+    pub tf32: bool,
+    /// Whether memory comes from plain allocations, which wait for the device, and not from its
+    /// stream-ordered pool: to measure what the pool changes.
+    pub plain_allocations: bool,
+    /// Whether plans leave out the kernels of one architecture, and what was measured with them: what a device without
+    /// them would run, to measure it on one that has them.
+    pub portable_kernels: bool,
+    /// Where compiled kernels are kept.
+    pub cache: CacheOptions,
+    /// Where measurements are kept that plans are chosen by.
+    pub tuning: TuningOptions,
+}
+
+/// A device's planner. It is made with the device and never changes.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    machine: Machine,
+    limits: Limits,
+    tuning: Tuning,
+    /// Whether plans leave out the kernels of one architecture.
+    pub(crate) portable_kernels: bool,
+}
+
+impl Planner {
+    pub(crate) fn of(cuda: &Cuda) -> &Self {
+        cuda.attached()
+    }
+
+    /// What the decode kernels need to know of the device.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// What the cost model knows of the device.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+}
+
+impl Cuda {
+    /// The device with this number and default options.
+    ///
+    /// # Errors
+    /// As [`Cuda::with_options`].
+    pub fn new(device: usize) -> Result<Self> {
+        Self::with_options(&CudaOptions { device, ..CudaOptions::default() })
+    }
+
+    /// A device with options.
+    ///
+    /// # Errors
+    /// [`CudaError::LibraryMissing`](crate::CudaError::LibraryMissing) and
+    /// [`CudaError::SymbolMissing`](crate::CudaError::SymbolMissing) without a usable driver,
+    /// [`CudaError::NoDevice`](crate::CudaError::NoDevice), [`CudaError::DeviceIndex`](crate::CudaError::DeviceIndex),
+    /// [`CudaError::Unsupported`](crate::CudaError::Unsupported) for a device older than any kernel, and whatever the
+    /// driver reports.
+    pub fn with_options(options: &CudaOptions) -> Result<Self> {
+        let CudaOptions { device, tf32, plain_allocations, portable_kernels, cache, tuning } =
+            options;
+        let opening = Opening {
+            device: *device,
+            tf32: *tf32,
+            plain_allocations: *plain_allocations,
+            cache: cache.clone(),
+        };
+        Self::open(&opening, |context, facts, arch| {
+            let disabled = tuning.disabled || *portable_kernels;
+            let tuning = TuningOptions { disabled, ..tuning.clone() };
+            Planner {
+                machine: Machine::new(facts, arch),
+                limits: Limits::new(context, facts, arch),
+                tuning: Tuning::load(&tuning, facts, arch),
+                portable_kernels: *portable_kernels,
+            }
+        })
+    }
+
+    /// What was found of measurements that plans are chosen by, and why a record is not used. None
+    /// of it is an error: without a record a cost model chooses.
+    pub fn tuning_notes(&self) -> &[String] {
+        Planner::of(self).tuning.notes()
+    }
+
+    /// Keeps measurements of this device for the plans of processes to come: adds them to the record
+    /// of its kind in the directory of `options`. A record that is of anything else is replaced, and
+    /// the reason is returned beside the file's path.
+    ///
+    /// # Errors
+    /// [`NotKept`], and the record is as it was.
+    pub fn keep_tuning(
+        &self,
+        options: &TuningOptions,
+        entries: Vec<tuning::Entry>,
+    ) -> std::result::Result<(PathBuf, Option<Refusal>), NotKept> {
+        let Some(dir) = options.directory() else {
+            let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
+            return Err(NotKept { path: "~".into(), why });
+        };
+        let subject = tuning::Subject::here(self.facts(), self.arch());
+        tuning::keep(&dir, subject, self.facts().driver_version, entries)
+    }
+}
