@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::panic::UnwindSafe;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
+use crate::device::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
 use serde::{Deserialize, Serialize};
 
 use crate::device::arch::Arch;
@@ -99,12 +100,15 @@ pub struct CudaOptions {
 #[derive(Clone)]
 pub struct Cuda(Arc<Inner>);
 
+type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
+
 struct Inner {
     facts: DeviceFacts,
     arch: Arch,
     machine: Machine,
     decode_limits: Limits,
-    tuning: Tuning,
+    /// Read when the first plan asks: a program that computes nothing here does not wait for it.
+    tuning: LazyLock<Tuning, ReadTuning>,
     tf32: bool,
     portable_kernels: bool,
     default_stream: Arc<StreamInner>,
@@ -143,11 +147,13 @@ impl Cuda {
         let scratch = Arc::new(ScratchPool::default());
         let cache = KernelCache::new(&options.cache);
         let disabled = options.tuning.disabled || options.portable_kernels;
-        let tuning = TuningOptions { disabled, ..options.tuning.clone() };
+        let tuning = TuningOptions { dir: options.tuning.directory(), disabled };
+        let of = facts.clone();
+        let tuning: ReadTuning = Box::new(move || Tuning::load(&tuning, &of, arch));
         Ok(Self(Arc::new(Inner {
             machine: Machine::new(&facts, arch),
             decode_limits: limits,
-            tuning: Tuning::load(&tuning, &facts, arch),
+            tuning: LazyLock::new(tuning),
             facts,
             arch,
             tf32: options.tf32,
@@ -225,6 +231,8 @@ impl Cuda {
             let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
             return Err(NotKept { path: "~".into(), why });
         };
+        // Plans of this device stay what they are.
+        LazyLock::force(&self.0.tuning);
         let subject = tuning::Subject::here(self.facts(), self.arch());
         tuning::keep(&dir, subject, self.facts().driver_version, entries)
     }
