@@ -1,4 +1,4 @@
-"""Makes fixtures/gguf-types: blocks of every GGUF type, decoded by the Python package gguf.
+"""Makes crates/swiglu-formats/tests/data/gguf-types: blocks of every GGUF type, decoded by the Python package gguf.
 
     pip install numpy gguf && python3 scripts/make_gguf_types.py
 
@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from gguf import quants
 
-OUT = pathlib.Path(__file__).parent.parent / "fixtures" / "gguf-types"
+OUT = pathlib.Path(__file__).parent.parent / "crates/swiglu-formats/tests/data/gguf-types"
 COUNT = 2048
 # Zero, minus zero, subnormal, the largest, infinity, NaN, 1, a negative number.
 SPECIAL = np.array([0x0000, 0x8000, 0x03FF, 0x7BFF, 0xFC00, 0x7E00, 0x3C00, 0xB555], np.uint16)

@@ -23,6 +23,17 @@ mod tiles;
 mod weights;
 mod workspace;
 
+/// That the kernels were compiled without optimisation, and what to do, where they were: as in the dev profile of a
+/// program that depends on them, which is its workspace's to set.
+pub const UNOPTIMISED: Option<&str> = if cfg!(optimised) {
+    None
+} else {
+    Some(
+        "the CPU kernels were compiled without optimisation and take a hundred times as long: build with --release, or write \
+         [profile.dev.package.swiglu-cpu] opt-level = 3 into the Cargo.toml of the workspace, as the documentation of swiglu has it",
+    )
+};
+
 pub use conformance::CpuBackend;
 pub use cpu::{CallOptions, Cpu, CpuOptions};
 pub use isa::Isa;

@@ -20,9 +20,8 @@
 //! use std::path::Path;
 //! use swiglu_formats::{LoadOptions, load_layer};
 //!
-//! let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-//!     .join("../../fixtures/smollm2-135m-blk28/ffn.q4_1.gguf");
-//! let layer = load_layer(&path, &LoadOptions { layer: 28, ..Default::default() })?;
+//! let path = Path::new(swiglu_fixtures::SMOLLM2_FILE);
+//! let layer = load_layer(path, &LoadOptions { layer: 28, ..Default::default() })?;
 //! assert_eq!((layer.hidden(), layer.intermediate()), (576, 1536));
 //! assert_eq!(layer.stored_dtype().to_string(), "Q4_1");
 //! let gate_up = layer.gate_up::<half::bf16>()?;

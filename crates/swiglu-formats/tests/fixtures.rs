@@ -2,10 +2,10 @@
 //! with them.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
+use std::path::Path;
 
-use support::fixture;
 use swiglu_core::{Half, Matrix, Orientation, WeightLayout};
+use swiglu_fixtures::{LAYERS, SMOLLM2_FILE, STORIES15M_FILE};
 use swiglu_formats::{LayerWeights, LoadOptions, load_layer, read_matrix};
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -41,8 +41,8 @@ fn relative_error(y: &Matrix<f64>, want: &Matrix<f64>) -> f64 {
 #[test]
 fn smollm2_q4_1_reproduces_its_reference() {
     let options = LoadOptions { layer: 28, ..Default::default() };
-    let path = fixture("smollm2-135m-blk28/ffn.q4_1.gguf");
-    let layer = load_layer(&path, &options).unwrap();
+    let path = Path::new(SMOLLM2_FILE);
+    let layer = load_layer(path, &options).unwrap();
     assert_eq!((layer.hidden(), layer.intermediate()), (576, 1536));
     assert_eq!(layer.stored_dtype().to_string(), "Q4_1");
     assert_eq!(layer.architecture(), Some("llama"));
@@ -52,26 +52,26 @@ fn smollm2_q4_1_reproduces_its_reference() {
     let text = layer.describe();
     assert!(text.contains("576 → 1536 → 576, out-in separate") && text.contains("Q4_1"), "{text}");
 
-    let acts = fixture("smollm2-135m-blk28/acts.safetensors");
-    let get =
-        |name: &str| read_matrix(format!("{}#{name}", acts.display())).unwrap().to_f64().unwrap();
+    let get = |name: &str| {
+        let file = "smollm2-135m-blk28/acts.safetensors";
+        read_matrix(format!("{LAYERS}/{file}#{name}")).unwrap().to_f64().unwrap()
+    };
     let y = mlp(&layer, &get("acts.layers.28.mlp_in"));
     let error = relative_error(&y, &get("acts.layers.28.mlp_out_f64ref"));
     assert!(error < 1e-12, "{error:e}");
 
-    let e = load_layer(&path, &LoadOptions { layer: 3, ..Default::default() }).unwrap_err();
+    let e = load_layer(path, &LoadOptions { layer: 3, ..Default::default() }).unwrap_err();
     assert!(e.to_string().contains("layer 3 given, the file has layers 28"), "{e}");
 }
 
 #[test]
 fn stories15m_reproduces_its_reference() {
-    let path = fixture("stories15m-layer0/layer.safetensors");
-    let layer = load_layer(&path, &LoadOptions::default()).unwrap();
+    let layer = load_layer(Path::new(STORIES15M_FILE), &LoadOptions::default()).unwrap();
     assert_eq!((layer.hidden(), layer.intermediate()), (288, 768));
     layer.expect_finite().unwrap();
 
     let get =
-        |name: &str| read_matrix(format!("{}#{name}", path.display())).unwrap().to_f64().unwrap();
+        |name: &str| read_matrix(format!("{STORIES15M_FILE}#{name}")).unwrap().to_f64().unwrap();
     let y = mlp(&layer, &get("acts.layers.0.mlp_in"));
     let error = relative_error(&y, &get("acts.layers.0.mlp_out_f64ref"));
     assert!(error < 1e-12, "{error:e}");

@@ -122,7 +122,7 @@ fn every_type_matches_the_independent_decoder() {
 /// Values of the Python package gguf, see `scripts/make_gguf_types.py`.
 #[test]
 fn every_type_decodes_as_the_gguf_package_does() {
-    let dir = fixture("gguf-types");
+    let dir = gguf_types();
     for block in BlockType::ALL {
         let file = std::fs::read(dir.join(format!("{block}.bin"))).unwrap();
         let blocks = file.len() / (block.bytes() + 4 * block.elements());
@@ -144,7 +144,7 @@ fn every_type_decodes_as_the_gguf_package_does() {
 #[test]
 fn digests_of_many_blocks_are_those_of_the_gguf_package() {
     use swiglu_core::random::bits;
-    let text = std::fs::read_to_string(fixture("gguf-types").join("digests.txt")).unwrap();
+    let text = std::fs::read_to_string(gguf_types().join("digests.txt")).unwrap();
     assert_eq!(text.lines().count(), BlockType::ALL.len());
     for (line, block) in text.lines().zip(BlockType::ALL) {
         let words = (2048 * block.bytes() / 8) as u64;

@@ -10,9 +10,9 @@ use swiglu::cuda::DeviceMatrix;
 use swiglu::{Device, LoadOptions, Matrix, Model, bf16};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let file =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
-    let weights = Model::open(file)?.mlp(&LoadOptions::default())?.dtype(swiglu::DType::Bf16);
+    let weights = Model::open(swiglu_fixtures::STORIES15M_FILE)?
+        .mlp(&LoadOptions::default())?
+        .dtype(swiglu::DType::Bf16);
     let device: Device = "cuda".parse()?;
     let Device::Cuda(cuda) = &device else { return Err("not a CUDA device".into()) };
     let (mlp, stream) = (weights.to(&device)?, cuda.new_stream()?);

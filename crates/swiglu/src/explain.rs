@@ -32,7 +32,8 @@ pub struct Explanation {
     pub plan: Plan,
     /// Every kernel and path that was considered.
     pub candidates: Vec<Candidate>,
-    /// What was found of measurements, and why a record of them is not used.
+    /// What was found of measurements, and why a record of them is not used; that kernels were compiled without
+    /// optimisation, and what to do.
     pub notes: Vec<String>,
     /// Floating-point operations, a multiply-add counted as two.
     pub flops: f64,
@@ -64,7 +65,7 @@ impl Explanation {
         let notes = match device {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.tuning_notes().to_vec(),
-            Device::Cpu(_) => Vec::new(),
+            Device::Cpu(_) => swiglu_cpu::UNOPTIMISED.map(str::to_owned).into_iter().collect(),
         };
         Self {
             problem,
@@ -220,7 +221,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "{}", c.reason)?;
         }
         for note in &self.notes {
-            writeln!(f, "tuning      {note}")?;
+            writeln!(f, "note        {note}")?;
         }
         writeln!(f, "work        {:.3} MFLOP", self.flops / 1e6)?;
         writeln!(f, "traffic     {} at least", Bytes(self.compulsory_bytes))?;

@@ -287,7 +287,7 @@ impl<K: Kind> Layer<K> {
     /// ```
     /// use swiglu::{CallOptions, Device, Matrix, Mlp};
     ///
-    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+    /// # let file = swiglu_fixtures::STORIES15M_FILE;
     /// # let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
     /// let x = Matrix::<f32>::zeros(1, mlp.hidden())?;
     /// let mut y = Matrix::<f32>::zeros(1, mlp.hidden())?;

@@ -11,7 +11,7 @@
 //! ```
 //! use swiglu::{Device, Matrix, Mlp};
 //!
-//! let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+//! let file = swiglu_fixtures::STORIES15M_FILE;
 //! let mlp = Mlp::load(file, 0)?.to(&Device::best()?)?;
 //! assert_eq!((mlp.hidden(), mlp.intermediate()), (288, 768));
 //!
@@ -27,7 +27,7 @@
 //! # use swiglu::{Device, GatedLinear};
 //! use swiglu::{Activation, DType, Numerics, Rounding};
 //!
-//! # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+//! # let file = swiglu_fixtures::STORIES15M_FILE;
 //! let layer = GatedLinear::load(file, 0)?
 //!     .dtype(DType::Bf16)
 //!     .activation(Activation::GEGLU_TANH)
@@ -107,7 +107,7 @@
 //! # use swiglu::{Device, Mlp};
 //! use swiglu::{Matrix, bf16};
 //!
-//! # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+//! # let file = swiglu_fixtures::STORIES15M_FILE;
 //! # let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
 //! let error = mlp.forward(&Matrix::<bf16>::zeros(1, 288)?).unwrap_err();
 //! assert!(error.to_string().contains("bf16"));

@@ -17,10 +17,9 @@ use swiglu_cuda::library;
 
 /// A real layer: in the project, or where a bundle of tests has it.
 fn stories() -> PathBuf {
-    let fixtures = std::env::var_os("SWIGLU_FIXTURES").map(PathBuf::from);
-    let fixtures = fixtures
-        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures")));
-    fixtures.join("stories15m-layer0/layer.safetensors")
+    let layers =
+        std::env::var_os("SWIGLU_FIXTURES").unwrap_or_else(|| swiglu_fixtures::LAYERS.into());
+    PathBuf::from(layers).join("stories15m-layer0/layer.safetensors")
 }
 
 fn has_gpu() -> bool {

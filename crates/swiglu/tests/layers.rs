@@ -13,11 +13,7 @@ use swiglu::{
     Orientation, Path, QuantizedTypes, Rounding, TensorNames, bf16, f16,
 };
 use swiglu_core::bounds;
-
-const STORIES: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
-const SMOLLM2: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/smollm2-135m-blk28/ffn.q4_1.gguf");
+use swiglu_fixtures::{SMOLLM2_FILE as SMOLLM2, STORIES15M_FILE as STORIES};
 
 fn input<T: swiglu::Element>(rows: usize, cols: usize) -> Matrix<T> {
     swiglu_core::random::normal_matrix(7, rows, cols, 1.0).unwrap()

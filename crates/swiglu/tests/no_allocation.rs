@@ -8,6 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use swiglu::{CpuOptions, Device, GatedLinear, Layer, Matrix, Mlp, with_dtype};
+use swiglu_fixtures::STORIES15M_FILE as STORIES;
 
 struct Counting;
 
@@ -28,9 +29,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
-
-const STORIES: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
 
 /// Bytes that five calls allocate.
 fn allocated<K: swiglu::kind::Kind, T: swiglu::Element>(layer: &Layer<K>) -> usize {

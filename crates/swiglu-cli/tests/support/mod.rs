@@ -8,10 +8,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-pub const STORIES: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
-pub const SMOLLM2: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/smollm2-135m-blk28/ffn.q4_1.gguf");
+pub const STORIES: &str = swiglu_fixtures::STORIES15M_FILE;
+pub const SMOLLM2: &str = swiglu_fixtures::SMOLLM2_FILE;
 
 /// How a run of the binary ended.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
+use crate::device::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
 use serde::{Deserialize, Serialize};
 
 use crate::device::arch::Arch;

@@ -1,15 +1,14 @@
 //! The driver's functions that this crate calls, and what their results mean.
 //!
-//! Types are those of `cudarc::driver::sys`. Its functions are not used: they open `libcuda` by
-//! themselves, trying names in an order of their own, and end in a panic where something is absent.
+//! Types are those of `sys`.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{
+use crate::device::sys::{
     CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUlaunchConfig, CUmodule, CUpointer_attribute,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMap, CUtensorMapDataType,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUtensorMapDataType,
     CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
     CUuuid,
 };
@@ -101,7 +100,7 @@ functions! {
             *const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void
         ) -> c_int;
         fn cuTensorMapEncodeTiled = "cuTensorMapEncodeTiled"(
-            *mut CUtensorMap, CUtensorMapDataType, c_uint, *mut c_void, *const u64, *const u64,
+            *mut c_void, CUtensorMapDataType, c_uint, *mut c_void, *const u64, *const u64,
             *const u32, *const u32, CUtensorMapInterleave, CUtensorMapSwizzle,
             CUtensorMapL2promotion, CUtensorMapFloatOOBfill
         ) -> c_int;

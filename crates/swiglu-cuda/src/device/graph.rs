@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
+use crate::device::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use crate::device::context::{Context, Cuda};
 use crate::device::driver::cu;

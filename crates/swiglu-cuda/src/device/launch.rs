@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use cudarc::driver::sys::{
+use crate::device::sys::{
     CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID as Id,
-    CUlaunchConfig, CUmodule,
+    CUlaunchAttributeValue as Value, CUlaunchConfig, CUmodule,
 };
 
 use crate::device::arch::Arch;
@@ -338,30 +337,30 @@ pub(crate) unsafe fn launch<P>(
     loaded.expect(config, size_of::<P>(), stream)?;
     let handle = stream.enter()?;
     // Only the first `count` are read.
-    let mut attributes = [const { MaybeUninit::<CUlaunchAttribute>::zeroed() }; 3];
+    let unused = CUlaunchAttribute {
+        id: Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        pad: [0; 4],
+        value: Value { pad: [0; 8] },
+    };
+    let mut attributes = [unused; 3];
     let mut count = 0;
-    let mut push = |id: Id, set: &dyn Fn(&mut CUlaunchAttribute)| {
-        // SAFETY: all zeros is a value: a number, padding, and a union of plain values.
-        let mut attribute = unsafe { MaybeUninit::<CUlaunchAttribute>::zeroed().assume_init() };
-        attribute.id = id;
-        set(&mut attribute);
-        attributes[count].write(attribute);
+    let mut push = |id: Id, set: &dyn Fn(&mut Value)| {
+        attributes[count].id = id;
+        set(&mut attributes[count].value);
         count += 1;
     };
     if let Some(blocks) = config.cluster {
-        push(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|a| {
-            a.value.clusterDim.x = blocks;
-            a.value.clusterDim.y = 1;
-            a.value.clusterDim.z = 1;
+        push(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|value| {
+            value.clusterDim = [blocks, 1, 1];
         });
     }
     if config.programmatic {
-        push(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &|a| {
-            a.value.programmaticStreamSerializationAllowed = 1;
+        push(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &|value| {
+            value.programmaticStreamSerializationAllowed = 1;
         });
     }
     if config.cooperative {
-        push(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &|a| a.value.cooperative = 1);
+        push(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &|value| value.cooperative = 1);
     }
     let launch = CUlaunchConfig {
         gridDimX: config.grid[0],
@@ -372,7 +371,7 @@ pub(crate) unsafe fn launch<P>(
         blockDimZ: 1,
         sharedMemBytes: config.dynamic_shared,
         hStream: handle,
-        attrs: attributes.as_mut_ptr().cast(),
+        attrs: attributes.as_mut_ptr(),
         numAttrs: count as u32,
     };
     let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
-use cudarc::driver::sys::CUevent;
+use crate::device::sys::CUevent;
 
 use crate::device::context::Retained;
 use crate::device::driver::cu;

@@ -16,4 +16,5 @@ pub(crate) mod memory;
 pub(crate) mod raw_stream;
 pub(crate) mod remembered;
 pub(crate) mod stream;
+pub(crate) mod sys;
 pub(crate) mod workspace;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use crate::device::sys::{CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use crate::device::context::Context;
 use crate::device::driver::{Driver, cu};

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use cudarc::driver::sys::CUstream;
+use crate::device::sys::CUstream;
 
 use crate::device::context::Cuda;
 use crate::device::driver::cu;

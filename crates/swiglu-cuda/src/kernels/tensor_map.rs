@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys::{
-    CUtensorMap, CUtensorMapDataType as DataType, CUtensorMapFloatOOBfill as Fill,
+use crate::device::sys::{
+    CUtensorMapDataType as DataType, CUtensorMapFloatOOBfill as Fill,
     CUtensorMapInterleave as Interleave, CUtensorMapL2promotion as Promotion,
     CUtensorMapSwizzle as Swizzle,
 };
@@ -113,7 +113,7 @@ impl TensorMap {
             cu!(
                 driver,
                 cuTensorMapEncodeTiled(
-                    (&raw mut map.0).cast::<CUtensorMap>(),
+                    (&raw mut map.0).cast::<c_void>(),
                     dtype,
                     2,
                     boxes.matrix.data as *mut c_void,

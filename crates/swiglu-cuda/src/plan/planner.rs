@@ -1,6 +1,8 @@
 //! What plans are made from, beside the problem: options, the device's limits, the cost model's numbers, measurements.
 
+use std::panic::UnwindSafe;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use super::cost::Machine;
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
@@ -28,12 +30,14 @@ pub struct CudaOptions {
     pub tuning: TuningOptions,
 }
 
+type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
+
 /// A device's planner. It is made with the device and never changes.
-#[derive(Debug)]
 pub(crate) struct Planner {
     machine: Machine,
     limits: Limits,
-    tuning: Tuning,
+    /// Read when the first plan asks: a program that computes nothing here does not wait for it.
+    tuning: LazyLock<Tuning, ReadTuning>,
     /// Whether plans leave out the kernels of one architecture.
     pub(crate) portable_kernels: bool,
 }
@@ -86,11 +90,13 @@ impl Cuda {
         };
         Self::open(&opening, |context, facts, arch| {
             let disabled = tuning.disabled || *portable_kernels;
-            let tuning = TuningOptions { disabled, ..tuning.clone() };
+            let tuning = TuningOptions { dir: tuning.directory(), disabled };
+            let of = facts.clone();
+            let tuning: ReadTuning = Box::new(move || Tuning::load(&tuning, &of, arch));
             Planner {
                 machine: Machine::new(facts, arch),
                 limits: Limits::new(context, facts, arch),
-                tuning: Tuning::load(&tuning, facts, arch),
+                tuning: LazyLock::new(tuning),
                 portable_kernels: *portable_kernels,
             }
         })
@@ -117,6 +123,8 @@ impl Cuda {
             let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
             return Err(NotKept { path: "~".into(), why });
         };
+        // Plans of this device stay what they are.
+        LazyLock::force(&Planner::of(self).tuning);
         let subject = tuning::Subject::here(self.facts(), self.arch());
         tuning::keep(&dir, subject, self.facts().driver_version, entries)
     }

@@ -183,6 +183,7 @@ pub fn npy(version: u8, dict: &str, data: &[u8]) -> Vec<u8> {
     out
 }
 
-pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+/// Blocks of GGUF's types with their values, see `scripts/make_gguf_types.py`.
+pub fn gguf_types() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf-types")
 }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 
 use anyhow::{anyhow, bail};
 use swiglu::{CoreError, LoadOptions, MlpWeights};
+use swiglu_fixtures::{SMOLLM2, STORIES15M};
 use swiglu_formats::{
     DynMatrix, FormatError, matrix_file, matrix_from_safetensors_bytes, read_matrix,
 };
@@ -11,39 +12,6 @@ use swiglu_formats::{
 use super::args::{Fixture, RunArgs};
 use crate::args::LayerOp;
 use crate::inputs;
-
-struct Embedded {
-    title: &'static str,
-    layer: usize,
-    weights: &'static [u8],
-    activations: &'static [u8],
-    input: &'static str,
-    reference: &'static str,
-}
-
-macro_rules! fixture {
-    ($path:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/", $path))
-    };
-}
-
-static SMOLLM2: Embedded = Embedded {
-    title: "SmolLM2-135M-Instruct block 28",
-    layer: 28,
-    weights: fixture!("smollm2-135m-blk28/ffn.q4_1.gguf"),
-    activations: fixture!("smollm2-135m-blk28/acts.safetensors"),
-    input: "acts.layers.28.mlp_in",
-    reference: "acts.layers.28.mlp_out_f64ref",
-};
-
-static STORIES15M: Embedded = Embedded {
-    title: "stories15M layer 0",
-    layer: 0,
-    weights: fixture!("stories15m-layer0/layer.safetensors"),
-    activations: fixture!("stories15m-layer0/layer.safetensors"),
-    input: "acts.layers.0.mlp_in",
-    reference: "acts.layers.0.mlp_out_f64ref",
-};
 
 /// A matrix and where it is from, for people.
 pub(super) struct Sourced {
@@ -60,7 +28,7 @@ impl Sourced {
         Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_string_lossy().into_owned() }))
     }
 
-    fn embedded(from: &Embedded, tensor: &str, what: &str) -> anyhow::Result<Self> {
+    fn embedded(from: &swiglu_fixtures::Layer, tensor: &str, what: &str) -> anyhow::Result<Self> {
         let matrix = matrix_from_safetensors_bytes(from.activations, tensor)?;
         Ok(Self { matrix, source: format!("{what} (embedded)") })
     }

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::CUstream;
+use crate::device::sys::CUstream;
 use swiglu_core::DType;
 
 use crate::device::error::{CudaError, Result};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUdeviceptr;
+use crate::device::sys::CUdeviceptr;
 
 use super::Memory;
 use crate::device::error::Result;

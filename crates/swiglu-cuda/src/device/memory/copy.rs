@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
+use crate::device::sys::{CUDA_MEMCPY2D, CUmemorytype};
 
 use super::DeviceData;
 use crate::device::driver::cu;

@@ -9,7 +9,7 @@ mod view;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUdeviceptr};
+use crate::device::sys::{CUdevice_attribute as Attribute, CUdeviceptr};
 
 use crate::device::context::Context;
 use crate::device::driver::{Driver, OUT_OF_MEMORY, cu};
@@ -150,7 +150,7 @@ impl Memory {
     }
 
     /// A stream whose work comes behind all that uses the memory; none is needed if that is done.
-    fn behind(&self, freed: &Freed) -> Result<Option<cudarc::driver::sys::CUstream>> {
+    fn behind(&self, freed: &Freed) -> Result<Option<crate::device::sys::CUstream>> {
         let mut users = freed.users.iter().chain([&freed.home]);
         self.context.bind()?;
         if !self.pools {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUpointer_attribute as Attribute;
+use crate::device::sys::CUpointer_attribute as Attribute;
 use swiglu_core::Error;
 
 use super::{Access, Allocation, DeviceBuffer};

@@ -8,7 +8,7 @@ mod variants;
 
 use std::fmt;
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use crate::device::sys::CUdevice_attribute as Attribute;
 use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Op, Problem};
 

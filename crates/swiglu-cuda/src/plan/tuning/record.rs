@@ -229,9 +229,15 @@ impl Record {
         }
     }
 
-    /// The record as a file has it.
+    /// The record as a file has it: a problem is a line.
     pub(super) fn to_text(&self) -> Result<String, serde_json::Error> {
-        let body = serde_json::to_string_pretty(self)?;
+        let (subject, driver) = (self.subject.clone(), self.driver);
+        let rest = Self { schema: self.schema, subject, driver, entries: Vec::new() };
+        // The entries, empty, are its last field.
+        let rest = serde_json::to_string(&rest)?;
+        let (head, tail) = rest.split_at(rest.len() - "]}".len());
+        let lines: Result<Vec<_>, _> = self.entries.iter().map(serde_json::to_string).collect();
+        let body = format!("{head}\n{}\n{tail}", lines?.join(",\n"));
         Ok(format!("{HEAD}{}{MIDDLE}{body}{TAIL}", digest(&body)))
     }
 

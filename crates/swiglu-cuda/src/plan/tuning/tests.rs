@@ -83,6 +83,14 @@ fn what_was_kept_is_read_and_every_damage_noticed() {
     // It is JSON for whoever has no use for the digest.
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["record"]["entries"][0]["trials"][2]["outcome"], "refused");
+    // Nothing in it is blank, and each problem is a line, so that two records can be compared by lines.
+    let line = |entry: &Entry| serde_json::to_string(entry).unwrap();
+    let lines = format!(
+        "\"entries\":[\n{},\n{}\n]}}}}\n",
+        line(&record.entries[0]),
+        line(&record.entries[1])
+    );
+    assert!(text.ends_with(&lines) && text.lines().count() == 5, "{text}");
     for len in 0..text.len() {
         from_text(&text[..len], &subject()).unwrap_err();
     }
@@ -329,6 +337,7 @@ fn the_list_has_every_shipped_record() {
 fn every_shipped_record_is_whole_and_each_problem_has_a_known_way() {
     for (name, text) in SHIPPED {
         let record = Record::parse(text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        assert!(record.to_text().unwrap() == *text, "{name} is not as it would be written");
         let table = Table::new(&record);
         for entry in &record.entries {
             let found = table.find(&entry.problem, entry.tf32);
