@@ -135,9 +135,12 @@ impl CudaBackend {
         let case = |m, k, h| Case { quantized, ..Case::new(Op::Mlp, [m, k, h], dtype) };
         // Two tiles of 16 rows for each multiprocessor, and a part of them a third.
         let features = 32 * sms + 32;
-        let mut m = (1..=MOST_TOKENS).rev();
-        let m = m.find(|&m| self.computes(&case(m, features, features)))?;
-        self.least((0..).map(|i| case(m, features + 64 * i, features + 64 * (i / 2))))
+        // As many tokens as are computed; of weights that stay in registers or shared memory as many as fit.
+        let sizes = [1, 2, 4, 8].map(|part| (features / part).next_multiple_of(64));
+        let sizes = sizes.into_iter().flat_map(|k| sizes.map(|h| [k, h]));
+        let mut sizes = sizes.flat_map(|size| (1..=MOST_TOKENS).rev().map(move |m| (m, size)));
+        let (m, [k, h]) = sizes.find(|&(m, [k, h])| self.computes(&case(m, k, h)))?;
+        self.least((0..).map(|i| case(m, k + 64 * i, h + 64 * (i / 2))))
     }
 
     /// The first whose rings go round.

@@ -715,7 +715,8 @@ impl<K, T: Element> Layer<K, T> {
             Steps::gated(*kernel).check(&self.cuda, &problem).is_ok()
                 && kernel.check_call(&self.cuda, call).is_ok()
         };
-        let seconds = |kernel: &Kernel| Steps::gated(*kernel).seconds(&self.cuda, &problem);
+        let model = Planner::of(&self.cuda).model();
+        let seconds = |kernel: &Kernel| Steps::gated(*kernel).seconds(model, &problem);
         let by_time = |a: &Kernel, b: &Kernel| seconds(a).total_cmp(&seconds(b));
         let other = match self.asked {
             Asked::Steps(_) => None,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use swiglu_core::{DType, Op, Orientation, Path, Problem, Rounding};
 
-use super::cost;
+use super::cost::{self, Model};
 use super::planner::Planner;
 use crate::device::context::Cuda;
 use crate::kernels::decode_mlp::{self, Decode, Design};
@@ -88,14 +88,13 @@ impl Algorithm {
     }
 
     /// Seconds that the cost model expects.
-    fn seconds(self, cuda: &Cuda, problem: &Problem) -> f64 {
-        let planner = Planner::of(cuda);
-        let (machine, limits) = (planner.machine(), planner.limits());
+    fn seconds(self, model: &Model, problem: &Problem) -> f64 {
+        let Model { machine, limits, tf32 } = model;
         match self {
             Algorithm::Gated(kernel) => cost::fused(kernel, problem, machine),
-            Algorithm::Products(stored) => cost::products(stored, problem, machine, cuda.tf32()),
+            Algorithm::Products(stored) => cost::products(stored, problem, machine, *tf32),
             Algorithm::Elementwise(stored) => cost::elementwise(stored, problem, machine),
-            Algorithm::Down(Down::CublasLt) => cost::down(problem, machine, cuda.tf32()),
+            Algorithm::Down(Down::CublasLt) => cost::down(problem, machine, *tf32),
             Algorithm::Down(_) => cost::skinny_down(problem, machine),
             Algorithm::Decode(design) => {
                 let decode = Decode::check_problem(design, problem, limits);
@@ -257,8 +256,8 @@ impl Steps {
     }
 
     /// Seconds that the cost model expects.
-    pub(crate) fn seconds(&self, cuda: &Cuda, problem: &Problem) -> f64 {
-        self.iter().map(|step| step.seconds(cuda, problem)).sum()
+    pub(crate) fn seconds(&self, model: &Model, problem: &Problem) -> f64 {
+        self.iter().map(|step| step.seconds(model, problem)).sum()
     }
 
     /// Tile sizes and the like of all steps, by name.

@@ -14,6 +14,7 @@
 //! described, and none was the fastest by more than 2 %: they wait for a tuning record, which goes before the
 //! model anyway. Only the order of the results decides.
 
+use serde::{Deserialize, Serialize};
 use swiglu_core::{DType, Op, Problem};
 
 use crate::device::arch::Arch;
@@ -40,6 +41,37 @@ pub(crate) struct Machine {
     pub(crate) mma_share: f64,
     /// Bytes of shared memory that the blocks of a multiprocessor divide.
     pub(crate) shared: usize,
+}
+
+/// All that estimates are made from, beside the problem.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Model {
+    pub(crate) machine: Machine,
+    /// What the decode kernels need to know of the device.
+    pub(crate) limits: Limits,
+    /// Whether f32 products round their inputs to TF32.
+    pub(crate) tf32: bool,
+}
+
+/// What a device says that its speed follows from, as records of measurements keep it: as in [`DeviceFacts`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// Highest clock of the SMs in kHz.
+    pub clock_khz: u32,
+    /// Bytes per second of device memory.
+    pub memory_bandwidth: u64,
+    /// Bytes of L2.
+    pub l2_bytes: usize,
+    /// Bytes of shared memory that one block can have.
+    pub shared_bytes_optin: usize,
+}
+
+impl From<&DeviceFacts> for Rates {
+    fn from(facts: &DeviceFacts) -> Self {
+        let &DeviceFacts { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin, .. } = facts;
+        Self { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin }
+    }
 }
 
 /// f32 operations per cycle and multiprocessor without tensor cores: 128 fused multiply-adds.
@@ -76,7 +108,7 @@ const EXCHANGE: f64 = 0.25;
 const CLUSTER_BARRIER: f64 = 2500.0;
 
 impl Machine {
-    pub(crate) fn new(facts: &DeviceFacts, arch: Arch) -> Self {
+    pub(crate) fn new(rates: &Rates, sm_count: u32, arch: Arch) -> Self {
         // Dense 16-bit products with f32 sums, from the vendor's data sheets: rate over multiprocessors
         // and clock.
         let (tensor, mma_share) = match arch {
@@ -90,14 +122,14 @@ impl Machine {
         // A driver that does not tell leaves values of the right size.
         let known = |value: f64, else_: f64| if value > 0.0 { value } else { else_ };
         Self {
-            multiprocessors: f64::from(facts.sm_count.max(1)),
-            clock: known(f64::from(facts.clock_khz) * 1e3, 1.7e9) * CLOCK_SHARE,
-            memory: known(facts.memory_bandwidth as f64, 1e12) * MEMORY_SHARE,
-            cache: facts.l2_bytes as f64,
+            multiprocessors: f64::from(sm_count.max(1)),
+            clock: known(f64::from(rates.clock_khz) * 1e3, 1.7e9) * CLOCK_SHARE,
+            memory: known(rates.memory_bandwidth as f64, 1e12) * MEMORY_SHARE,
+            cache: rates.l2_bytes as f64,
             tensor,
             mma_share,
             // A block may have all but the 1024 bytes that each takes beside its own.
-            shared: facts.shared_bytes_optin + BESIDE_SHARED,
+            shared: rates.shared_bytes_optin + BESIDE_SHARED,
         }
     }
 

@@ -19,7 +19,6 @@ use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Shape;
 use crate::kernels::obstacle::Obstacle;
-use crate::plan::cost::Machine;
 use crate::plan::tuning::Origin;
 
 /// One list of steps that computes a problem, and what speaks for or against it.
@@ -56,8 +55,10 @@ const BACKEND: &str = "cuda";
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Why {
     AskedFor,
-    /// It took the least time of the ways that were measured with so many tokens.
-    Fastest(Origin, usize),
+    /// It took the least time of those that were measured.
+    Fastest(Origin),
+    /// The cost model expects the least time, corrected by what was measured near.
+    Near(Origin),
     /// The cost model expects the least time, in seconds.
     LowestCost(f64),
     NoFusedKernel,
@@ -77,15 +78,26 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Ste
         let asked = path.is_none() || steps.path() == Path::Fused;
         asked && steps.check(cuda, problem).is_ok()
     };
-    if let Some((origin, tuned)) = Planner::of(cuda).tuning().find(problem, cuda.tf32()) {
-        let fastest = tuned.ways.iter().find(|(steps, _)| admitted(steps));
-        if let Some(&(steps, _)) = fastest {
-            return (steps, Why::Fastest(origin, tuned.m));
+    let planner = Planner::of(cuda);
+    let model = planner.model();
+    let least =
+        |costs: &mut dyn Iterator<Item = (Steps, f64)>| costs.min_by(|a, b| a.1.total_cmp(&b.1));
+    if let Some((origin, near)) = planner.tuning().near(problem, cuda.tf32()) {
+        let corrected = |steps: Steps| {
+            let seconds = near.seconds(steps, problem, model).filter(|_| admitted(&steps))?;
+            Some((steps, seconds))
+        };
+        if let Some((steps, _)) = least(&mut Steps::all(problem.op).filter_map(corrected)) {
+            let why = match near.exact(problem) {
+                Some(_) if origin != Origin::Like => Why::Fastest(origin),
+                _ => Why::Near(origin),
+            };
+            return (steps, why);
         }
     }
     let known = |steps: &Steps| !steps.waits_for_tuning(problem) && admitted(steps);
-    let costs = Steps::all(problem.op).filter(known).map(|s| (s, s.seconds(cuda, problem)));
-    match costs.min_by(|a, b| a.1.total_cmp(&b.1)) {
+    let costs = &mut Steps::all(problem.op).filter(known).map(|s| (s, s.seconds(model, problem)));
+    match least(costs) {
         Some((steps, seconds)) => (steps, Why::LowestCost(seconds)),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
         None => (unfused, Why::NoFusedKernel),
@@ -107,18 +119,24 @@ pub(crate) fn expect_candidate(
 }
 
 /// The reason for people.
-fn explain(steps: Steps, why: Why, problem: &Problem, machine: &Machine) -> String {
+fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> String {
+    let machine = &planner.model().machine;
     match why {
         Why::AskedFor if steps.stored().is_some() => {
             "asked for: linear maps, then the activation".into()
         }
         Why::AskedFor => "asked for".into(),
-        Why::Fastest(origin, m) => {
-            let whose = match origin {
-                Origin::Measured => "measured",
-                Origin::Shipped => "measured and shipped",
-            };
-            format!("the fastest, {whose} with {m} tokens")
+        Why::Fastest(Origin::Shipped) => "the fastest, measured and shipped".into(),
+        Why::Fastest(_) => "the fastest, measured".into(),
+        Why::Near(origin) => {
+            let near = planner.tuning().near(problem, planner.model().tf32);
+            let of = near.map(|(_, near)| {
+                let tokens: Vec<_> = near.tokens().map(|m| m.to_string()).collect();
+                let shape = near.shape;
+                let on = if origin == Origin::Like { " on a device like this one" } else { "" };
+                format!("{}/{} with {} tokens{on}", shape.hidden, shape.intermediate, tokens.join(" and "))
+            });
+            format!("the least time expected from measurements of {}", of.unwrap_or_default())
         }
         Why::LowestCost(_) => match (steps.kernel_of_h(), steps.stored()) {
             (Some(kernel), _) => {
@@ -232,7 +250,7 @@ impl Cuda {
     /// The plan that follows from the choice of steps.
     pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, why: Why) -> Plan {
         let pass = of_pass(&problem);
-        let mut reason = explain(steps, why, &pass, Planner::of(self).machine());
+        let mut reason = explain(steps, why, &pass, Planner::of(self));
         let mut parameters = steps.parameters(self, &pass);
         if problem.quantized.is_some() {
             let passes = problem.m.div_ceil(MOST_TOKENS);
@@ -294,23 +312,33 @@ impl Cuda {
             }
             Err(_) => None,
         };
-        let tuned = planner.tuning().find(problem, self.tf32()).map(|(_, tuned)| tuned);
+        let (model, near) = (planner.model(), planner.tuning().near(problem, self.tf32()));
         let measured = |steps: Steps| {
-            let same = |(way, _): &&(Steps, f64)| *way == steps;
-            tuned?.ways.iter().find(same).map(|&(_, us)| us)
+            // On another device it took another time.
+            let (_, near) = near.filter(|(origin, _)| *origin != Origin::Like)?;
+            near.exact(problem)?.times.iter().find(|time| time.steps == steps).map(|time| time.us)
+        };
+        let expects = |steps: Steps| {
+            let near = near.and_then(|(_, near)| near.seconds(steps, problem, model));
+            near.unwrap_or_else(|| steps.seconds(model, problem))
         };
         let measured_us = measured(steps);
         let ratio = measured_us.zip(measured(chosen.0)).map(|(us, fastest)| us / fastest);
-        let seconds = numerics.map(|_| steps.seconds(self, problem));
+        let seconds = numerics.map(|_| expects(steps));
         let expected = || {
-            let best = chosen.0.seconds(self, problem);
+            let best = expects(chosen.0);
             format!("{:.2} times as long expected", seconds.unwrap_or(f64::NAN) / best)
         };
+        // With measurements near, what was not measured is not taken.
+        let waits = match near {
+            Some((_, near)) => near.seconds(steps, problem, model).is_none(),
+            None => steps.waits_for_tuning(problem),
+        };
         let reason = match (&check, ratio) {
-            _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner.machine()),
+            _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner),
             (Err(obstacle), _) => obstacle.to_string(),
             (Ok(()), Some(ratio)) => format!("{ratio:.2} times as long measured"),
-            (Ok(()), None) if steps.waits_for_tuning(problem) => {
+            (Ok(()), None) if waits => {
                 format!("{}; taken only once `swiglu tune` has measured it", expected())
             }
             (Ok(()), None) => expected(),

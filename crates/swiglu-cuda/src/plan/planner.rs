@@ -4,7 +4,7 @@ use std::panic::UnwindSafe;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use super::cost::Machine;
+use super::cost::{Machine, Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 use crate::device::context::{Cuda, Opening};
 use crate::device::error::Result;
@@ -34,8 +34,7 @@ type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
 
 /// A device's planner. It is made with the device and never changes.
 pub(crate) struct Planner {
-    machine: Machine,
-    limits: Limits,
+    model: Model,
     /// Read when the first plan asks: a program that computes nothing here does not wait for it.
     tuning: LazyLock<Tuning, ReadTuning>,
     /// Whether plans leave out the kernels of one architecture.
@@ -49,12 +48,12 @@ impl Planner {
 
     /// What the decode kernels need to know of the device.
     pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
+        &self.model.limits
     }
 
     /// What the cost model knows of the device.
-    pub(crate) fn machine(&self) -> &Machine {
-        &self.machine
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
     }
 
     pub(crate) fn tuning(&self) -> &Tuning {
@@ -92,13 +91,13 @@ impl Cuda {
             let disabled = tuning.disabled || *portable_kernels;
             let tuning = TuningOptions { dir: tuning.directory(), disabled };
             let of = facts.clone();
-            let tuning: ReadTuning = Box::new(move || Tuning::load(&tuning, &of, arch));
-            Planner {
-                machine: Machine::new(facts, arch),
+            let model = Model {
+                machine: Machine::new(&Rates::from(facts), facts.sm_count, arch),
                 limits: Limits::new(context, facts, arch),
-                tuning: LazyLock::new(tuning),
-                portable_kernels: *portable_kernels,
-            }
+                tf32: *tf32,
+            };
+            let tuning: ReadTuning = Box::new(move || Tuning::load(&tuning, &of, arch, &model));
+            Planner { model, tuning: LazyLock::new(tuning), portable_kernels: *portable_kernels }
         })
     }
 
@@ -126,6 +125,7 @@ impl Cuda {
         // Plans of this device stay what they are.
         LazyLock::force(&Planner::of(self).tuning);
         let subject = tuning::Subject::here(self.facts(), self.arch());
-        tuning::keep(&dir, subject, self.facts().driver_version, entries)
+        let rates = Rates::from(self.facts());
+        tuning::keep(&dir, subject, self.facts().driver_version, rates, entries)
     }
 }

@@ -21,8 +21,11 @@ use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
 use crate::device::files;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
+pub(crate) use table::Near;
 use table::Table;
-pub(crate) use table::Tuned;
+
+pub use super::cost::Rates;
+use super::cost::{Machine, Model};
 
 /// Where measurements are kept.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -96,10 +99,9 @@ pub(crate) enum Origin {
     Measured,
     /// Part of this program.
     Shipped,
+    /// Part of this program, of another device with as many SMs of the same architecture.
+    Like,
 }
-
-/// Whether a whole record is of this device and of these kernels, and the record.
-type Checked = (Result<(), Refusal>, Record);
 
 /// A record that is used.
 #[derive(Debug)]
@@ -111,49 +113,78 @@ struct Source {
 }
 
 impl Tuning {
-    pub(crate) fn load(options: &TuningOptions, facts: &DeviceFacts, arch: Arch) -> Self {
+    pub(crate) fn load(
+        options: &TuningOptions,
+        facts: &DeviceFacts,
+        arch: Arch,
+        model: &Model,
+    ) -> Self {
         if options.disabled {
             return Self::default();
         }
-        Self::read(options.directory().as_deref(), SHIPPED, facts, arch)
+        Self::read(options.directory().as_deref(), SHIPPED, facts, arch, model)
     }
 
-    fn read(dir: Option<&Path>, shipped: &[(&str, &str)], facts: &DeviceFacts, arch: Arch) -> Self {
+    fn read(
+        dir: Option<&Path>,
+        shipped: &[(&str, &str)],
+        facts: &DeviceFacts,
+        arch: Arch,
+        model: &Model,
+    ) -> Self {
         let mut tuning = Self::default();
         let here = Subject::here(facts, arch);
-        let name = file_name(&here);
-        if let Some(path) = dir.map(|dir| dir.join(&name)) {
-            let record = read_record(&path).map(|record| record.map(|r| (r.check(&here), r)));
-            tuning.add(Origin::Measured, path.display().to_string(), record, facts);
+        if let Some(path) = dir.map(|dir| dir.join(file_name(&here))) {
+            let record = read_record(&path);
+            tuning.add(Origin::Measured, path.display().to_string(), record, &here, facts, model);
         }
-        let device = |file: &str| file.split('.').next().map(str::to_owned);
-        for (file, text) in shipped.iter().filter(|(file, _)| device(file) == device(&name)) {
-            let record = Record::parse(text).map(|record| Some((record.check(&here), record)));
-            tuning.add(Origin::Shipped, format!("shipped {file}"), record, facts);
+        for (file, text) in shipped {
+            // Of another architecture there are other kernels; the name is enough to know.
+            if file.contains(&here.arch.to_string()) {
+                let record = Record::parse(text).map(Some);
+                tuning.add(Origin::Shipped, format!("shipped {file}"), record, &here, facts, model);
+            }
         }
         // Of one rank the order stays: what the user measured, then what is shipped.
-        tuning.tables.sort_by_key(|table| table.earlier);
+        tuning.tables.sort_by_key(|table| (table.origin == Origin::Like, table.earlier));
         tuning
     }
 
-    /// A record, whether it is of this device and of these kernels, and what it is called.
+    /// A record, unless it tells nothing of this device, and what it is called.
     fn add(
         &mut self,
         origin: Origin,
         mut what: String,
-        record: Result<Option<Checked>, Refusal>,
+        record: Result<Option<Record>, Refusal>,
+        here: &Subject,
         facts: &DeviceFacts,
+        model: &Model,
     ) {
-        let (earlier, record) = match record {
+        let record = match record {
             Ok(None) => return,
-            Ok(Some((Ok(()), record))) => (false, record),
-            Ok(Some((Err(Refusal::Source), record))) => {
+            Ok(Some(record)) => record,
+            Err(refusal) => return self.notes.push(format!("{what}: not used: {refusal}")),
+        };
+        let (origin, earlier, of) = match record.check(here) {
+            Ok(()) => (origin, false, *model),
+            Err(Refusal::Source) => {
                 what += ", of earlier kernels";
-                (true, record)
+                (origin, true, *model)
             }
-            Ok(Some((Err(refusal), _))) | Err(refusal) => {
-                return self.notes.push(format!("{what}: not used: {refusal}"));
-            }
+            Err(refusal) => match record.like(here) {
+                Some(rates) => {
+                    what += &format!(", of {}, a device like this one", record.subject.device);
+                    let machine = Machine::new(&rates, record.subject.sm_count, here.arch);
+                    (
+                        Origin::Like,
+                        record.subject.source != here.source,
+                        Model { machine, ..*model },
+                    )
+                }
+                // That is said of the user's: one that is shipped for others is no news.
+                None if origin == Origin::Shipped => return,
+                None => return self.notes.push(format!("{what}: not used: {refusal}")),
+            },
         };
         let count = record.entries.len();
         let driver = match record.driver == facts.driver_version {
@@ -161,13 +192,20 @@ impl Tuning {
             false => format!(", with driver {}.{}", record.driver.0, record.driver.1),
         };
         self.notes.push(format!("{what}: {count} problems measured{driver}"));
-        self.tables.push(Source { origin, earlier, table: Table::new(&record) });
+        self.tables.push(Source { origin, earlier, table: Table::new(&record, &of) });
     }
 
-    /// The measurements that stand for a problem. Allocates nothing.
-    pub(crate) fn find(&self, problem: &Problem, tf32: bool) -> Option<(Origin, &Tuned)> {
-        let mut tables = self.tables.iter();
-        tables.find_map(|source| Some((source.origin, source.table.find(problem, tf32)?)))
+    /// What was measured nearest to a problem: of its own K and H if any record has them, else by the first record that
+    /// has others near. It allocates nothing.
+    pub(crate) fn near(&self, problem: &Problem, tf32: bool) -> Option<(Origin, Near<'_>)> {
+        let mut first = None;
+        for Source { origin, table, .. } in &self.tables {
+            match table.near(problem, tf32) {
+                Some(near) if near.distance() == 0.0 => return Some((*origin, near)),
+                near => first = first.or(near.map(|near| (*origin, near))),
+            }
+        }
+        first
     }
 
     pub(crate) fn notes(&self) -> &[String] {
@@ -193,6 +231,7 @@ pub(crate) fn keep(
     dir: &Path,
     subject: Subject,
     driver: (u32, u32),
+    rates: Rates,
     entries: Vec<Entry>,
 ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
     let path = dir.join(file_name(&subject));
@@ -208,7 +247,7 @@ pub(crate) fn keep(
         Err(refusal) => (None, Some(refusal)),
     };
     let mut record = known.unwrap_or_else(|| Record::new(subject, driver));
-    record.driver = driver;
+    (record.driver, record.rates) = (driver, Some(rates));
     entries.into_iter().for_each(|entry| record.insert(entry));
     let text = record.to_text().map_err(|e| not_kept(e.to_string()))?;
     files::write_whole(dir, &path, text.as_bytes()).map_err(|e| not_kept(e.to_string()))?;

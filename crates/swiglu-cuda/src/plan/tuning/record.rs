@@ -9,6 +9,7 @@ use crate::device::context::DeviceFacts;
 use crate::device::jit::headers_of;
 use crate::kernels::{elementwise, gated_gemm};
 use crate::plan::Steps;
+use crate::plan::cost::Rates;
 
 /// The version of the format. Records of another are refused.
 pub const SCHEMA: u32 = 1;
@@ -23,6 +24,10 @@ pub struct Record {
     pub subject: Subject,
     /// The CUDA version of the driver then: major and minor.
     pub driver: (u32, u32),
+    /// What the device said of its rates; unknown in early records. With them a record tells something of devices of the
+    /// same architecture, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
     /// The problems, in the order of their first measurement.
     pub entries: Vec<Entry>,
 }
@@ -217,7 +222,7 @@ struct Version {
 impl Record {
     /// An empty record.
     pub fn new(subject: Subject, driver: (u32, u32)) -> Self {
-        Self { schema: SCHEMA, subject, driver, entries: Vec::new() }
+        Self { schema: SCHEMA, subject, driver, rates: None, entries: Vec::new() }
     }
 
     /// Adds an entry, in the place of one of the same problem.
@@ -232,7 +237,8 @@ impl Record {
     /// The record as a file has it: a problem is a line.
     pub(super) fn to_text(&self) -> Result<String, serde_json::Error> {
         let (subject, driver) = (self.subject.clone(), self.driver);
-        let rest = Self { schema: self.schema, subject, driver, entries: Vec::new() };
+        let rates = self.rates;
+        let rest = Self { schema: self.schema, subject, driver, rates, entries: Vec::new() };
         // The entries, empty, are its last field.
         let rest = serde_json::to_string(&rest)?;
         let (head, tail) = rest.split_at(rest.len() - "]}".len());
@@ -258,6 +264,12 @@ impl Record {
             return Err(Refusal::Schema { given: schema });
         }
         serde_json::from_str(body).map_err(damaged)
+    }
+
+    /// The rates of the device it was measured on, where that is one like `here`: as many SMs of the same architecture.
+    pub(super) fn like(&self, here: &Subject) -> Option<Rates> {
+        let Subject { arch, sm_count, .. } = self.subject;
+        self.rates.filter(|_| (arch, sm_count) == (here.arch, here.sm_count))
     }
 
     /// Whether it is about what `here` says; the device code last.
