@@ -29,9 +29,14 @@ quick *BASE:
 ci:
     bash .ci/run
 
-# What CI has no time for: every simulated variant, every kernel, long property tests, fuzzing
+# What CI has no time for: every simulated variant, every kernel, the packages, the oldest compiler, fuzzing
 nightly:
     .ci/nightly
+
+# Make and compile every package as it would be published, and compare what it promises with the last release
+publish-check:
+    cargo publish --workspace --dry-run --allow-dirty --locked
+    cargo semver-checks --workspace --baseline-rev "$(git describe --tags --match 'v[0-9]*' --abbrev=0)"
 
 # Run a real layer (part of the program): time, error, speed-up over the unfused way
 run *ARGS:

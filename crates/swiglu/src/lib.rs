@@ -125,6 +125,24 @@
 //! later ones until [`Device::trim`]. [`Layer::workspace_bytes`] says how large a block is and [`Layer::reserve`] makes
 //! blocks beforehand.
 //!
+//! # In a dev build
+//!
+//! Which optimisation a dependency is compiled with is for the program's workspace to say, and in a dev build it is none: the
+//! CPU kernels then take about a hundred times as long, and the notes of [`Layer::explain`] say so. In the `Cargo.toml` of the
+//! workspace:
+//!
+//! ```toml
+//! [profile.dev.package.swiglu-cpu]
+//! opt-level = 3
+//! codegen-units = 1
+//! debug-assertions = false
+//! overflow-checks = false
+//! [profile.dev.package.swiglu-core]
+//! opt-level = 3
+//! [profile.dev.package.half]
+//! opt-level = 3
+//! ```
+//!
 //! # On a GPU
 //!
 //! [`Device::best`] is the first CUDA device, where there is one. Host matrices are copied there and
