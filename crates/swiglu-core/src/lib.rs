@@ -25,6 +25,7 @@ mod problem;
 pub mod quant;
 pub mod random;
 mod rows;
+mod setters;
 
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
 pub use dtype::{DType, Element};

@@ -40,7 +40,7 @@ fn relative_error(y: &Matrix<f64>, want: &Matrix<f64>) -> f64 {
 
 #[test]
 fn smollm2_q4_1_reproduces_its_reference() {
-    let options = LoadOptions { layer: 28, ..Default::default() };
+    let options = LoadOptions::new(28);
     let path = fixture("smollm2-135m-blk28/ffn.q4_1.gguf");
     let layer = load_layer(&path, &options).unwrap();
     assert_eq!((layer.hidden(), layer.intermediate()), (576, 1536));
@@ -59,7 +59,7 @@ fn smollm2_q4_1_reproduces_its_reference() {
     let error = relative_error(&y, &get("acts.layers.28.mlp_out_f64ref"));
     assert!(error < 1e-12, "{error:e}");
 
-    let e = load_layer(&path, &LoadOptions { layer: 3, ..Default::default() }).unwrap_err();
+    let e = load_layer(&path, &LoadOptions::new(3)).unwrap_err();
     assert!(e.to_string().contains("layer 3 given, the file has layers 28"), "{e}");
 }
 

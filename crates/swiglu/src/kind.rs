@@ -81,8 +81,12 @@ impl Layer<GatedLinearKind> {
     /// Packs weights in memory for a device, which computes each call in the way it expects to be
     /// the fastest.
     ///
+    /// The values are taken as they are: NaN and infinities pass into results.
+    /// [`MatrixRef::expect_finite`](swiglu_core::MatrixRef::expect_finite) looks for them beforehand. Whether square weights
+    /// are `[out, in]` or `[in, out]` nothing can tell: they have the orientation that is said.
+    ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights; on a GPU, [`crate::Error::Cuda`]
+    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights; on a GPU, [`CudaError`](crate::cuda::CudaError)
     /// without memory for the weights or the libraries that compute with them.
     pub fn from_params<T: Element>(
         device: &Device,
@@ -132,7 +136,7 @@ impl Layer<GatedLinearKind> {
     /// seen by the next call. Rows that begin at multiples of 16 bytes are taken by the fastest kernels.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`crate::Error::Cuda`] for memory of another device.
+    /// As [`Self::from_params`]; [`CudaError`](crate::cuda::CudaError) for memory of another device.
     ///
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
@@ -176,8 +180,12 @@ impl Layer<MlpKind> {
     /// Packs weights in memory for a device, which computes each call in the way it expects to be
     /// the fastest.
     ///
+    /// The values are taken as they are: NaN and infinities pass into results.
+    /// [`MatrixRef::expect_finite`](swiglu_core::MatrixRef::expect_finite) looks for them beforehand. Whether square weights
+    /// are `[out, in]` or `[in, out]` nothing can tell: they have the orientation that is said.
+    ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if the shapes disagree; on a GPU, [`crate::Error::Cuda`]
+    /// [`swiglu_core::Error::Shape`] if the shapes disagree; on a GPU, [`CudaError`](crate::cuda::CudaError)
     /// without memory for the weights or the libraries that compute with them.
     pub fn from_params<T: Element>(device: &Device, params: &MlpParams<'_, T>) -> Result<Self> {
         Self::pack_params(device, params, None)
@@ -231,7 +239,7 @@ impl Layer<MlpKind> {
     /// seen by the next call. Rows that begin at multiples of 16 bytes are taken by the fastest kernels.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`crate::Error::Cuda`] for memory of another device.
+    /// As [`Self::from_params`]; [`CudaError`](crate::cuda::CudaError) for memory of another device.
     ///
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
@@ -351,7 +359,8 @@ macro_rules! cuda_kernel {
                 out: swiglu_cuda::DeviceMatrix<T>,
             ) -> Result<swiglu_cuda::CapturedCall<T>> {
                 Ok(self.capture(stream, x, out)?)
-            }        })*
+            }
+        })*
     };
 }
 #[cfg(feature = "cuda")]

@@ -166,7 +166,7 @@ pub use activation::GatedActivation;
 pub use device::Device;
 #[doc(hidden)]
 pub use dispatch::unsupported_dtype;
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 pub use explain::{Candidate, Explanation};
 pub use layer::Layer;
 pub use model::Model;

@@ -32,7 +32,7 @@ impl<T: Element> Mlp<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if the shapes disagree;
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the weights.
     pub fn new(cpu: &Cpu, params: &MlpParams<'_, T>) -> Result<Self> {
         Self::with_path(cpu, params, Path::Fused)
     }
@@ -54,7 +54,7 @@ impl<T: Element> Mlp<T> {
             &|k| (params.down, k),
         )?;
         let gated = GatedLinear::within(cpu, &params.gated, path, params.rows.steps)?;
-        let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
+        let problem = params.problem(0).with_numerics(gated.numerics());
         Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
@@ -63,13 +63,13 @@ impl<T: Element> Mlp<T> {
     ///
     /// # Errors
     /// As [`QuantizedMlpParams::validate`];
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedMlpParams<'_>) -> Result<Self> {
         params.validate()?;
         let gated = GatedLinear::quantized_within(cpu, &params.gated, params.rows.steps)?;
         let down =
             Linear::quantized(cpu, params.down, params.gated.numerics.into(), params.down_bias)?;
-        let problem = Problem { numerics: gated.numerics(), ..params.problem(0, T::DTYPE) };
+        let problem = params.problem(0, T::DTYPE).with_numerics(gated.numerics());
         Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
@@ -80,7 +80,7 @@ impl<T: Element> Mlp<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.gated.cpu.plan(Problem { m, ..self.problem }, self.gated.path())
+        self.gated.cpu.plan(self.problem.with_m(m), self.gated.path())
     }
 
     /// Bytes of the packed weights and biases.
@@ -96,7 +96,7 @@ impl<T: Element> Mlp<T> {
     /// Makes ready what so many calls of up to `m` tokens at the same time take, as [`GatedLinear::reserve`].
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory.
+    /// [`swiglu_core::Error::OutOfMemory`] if the system refuses the memory.
     pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
         self.gated.cpu.reserve(self.workspace_bytes(m), callers)
     }
@@ -104,7 +104,7 @@ impl<T: Element> Mlp<T> {
     fn takes_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
         match &self.gated.kernel {
             GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
-                let problem = Problem { m: tokens.most(), ..self.problem };
+                let problem = self.problem.with_m(tokens.most());
                 let passes = plan::passes(cpu, &problem, Path::Fused);
                 passes.most_bytes(tokens, |m| total(self.parts(cpu, weights, m)))
             }
@@ -119,7 +119,7 @@ impl<T: Element> Mlp<T> {
     /// Writes y `[M, K]` for x `[M, K]`.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::Unavailable`] if there is no
+    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::OutOfMemory`] if there is no
     /// memory to work in.
     pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
         self.forward_opts(x, out, &CallOptions::default())
@@ -141,7 +141,7 @@ impl<T: Element> Mlp<T> {
         let bytes = self.takes_bytes(cpu, Tokens::Exactly(x.rows()));
         match &self.gated.kernel {
             GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
-                let problem = Problem { m: x.rows(), ..self.problem };
+                let problem = self.problem.with_m(x.rows());
                 for pass in plan::passes(cpu, &problem, Path::Fused).ranges() {
                     let on = (cpu, bytes);
                     match h_dtype(weights) {
@@ -237,7 +237,7 @@ impl<T: Element> Mlp<T> {
             let project = |range: Range<usize>, worker: usize| {
                 down.panels(range, worker, self.down.epilogue(y_rows.get()));
             };
-            let work = Problem { m, ..self.problem };
+            let work = self.problem.with_m(m);
             let bytes = weights.bytes() + down_weights.bytes();
             cpu.run_work(
                 (work.flops(), bytes as f64),

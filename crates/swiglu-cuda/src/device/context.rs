@@ -28,6 +28,7 @@ use crate::plan::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 
 /// What a device says about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceFacts {
     /// Number among the devices this process sees, from 0.
     pub ordinal: usize,
@@ -75,6 +76,7 @@ fn expect_device(given: usize) -> Result<&'static Driver> {
 
 /// How a [`Cuda`] is made.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
 pub struct CudaOptions {
     /// Number of the device, from 0.
     pub device: usize,
@@ -92,12 +94,43 @@ pub struct CudaOptions {
     pub tuning: TuningOptions,
 }
 
+impl CudaOptions {
+    /// A device by its number, from 0.
+    pub fn new(device: usize) -> Self {
+        Self { device, ..Self::default() }
+    }
+
+    swiglu_core::setters! {
+        /// Another device.
+        with_device(device: usize);
+        /// Whether f32 matrix products may round their inputs to TF32.
+        with_tf32(tf32: bool);
+        /// Whether memory comes from plain allocations.
+        with_plain_allocations(plain_allocations: bool);
+        /// Whether plans leave out the kernels of one architecture.
+        with_portable_kernels(portable_kernels: bool);
+        /// Where compiled kernels are kept.
+        with_cache(cache: CacheOptions);
+        /// Where measurements are kept.
+        with_tuning(tuning: TuningOptions);
+    }
+}
+
 /// A CUDA device with its compiled kernels. Clones share everything.
 ///
 /// It uses the device's primary context, as the CUDA runtime and PyTorch do, so their memory and
 /// streams can be used here. Calls make that context current on the calling thread and leave it so.
 #[derive(Clone)]
 pub struct Cuda(Arc<Inner>);
+
+/// Whether they are the same: clones, not two that were opened on one device.
+impl PartialEq for Cuda {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Cuda {}
 
 struct Inner {
     facts: DeviceFacts,

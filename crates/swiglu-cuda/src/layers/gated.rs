@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use swiglu_core::{
     Activation, Arrangement, Element, GatedLinearParams, MatrixMut, MatrixRef, Numerics, Op,
-    Orientation, Path, Plan, Problem, RowSteps, WeightLayout,
+    Orientation, Path, Plan, Problem, WeightLayout,
 };
 
 use super::lent::DeviceGatedLinearParams;
@@ -141,22 +141,13 @@ impl<T: Element> GatedLinear<T> {
         let weights = GateUpBuffer::lent(params);
         let [intermediate, hidden] =
             params.orientation.shape(params.gate.rows(), params.gate.cols());
-        let problem = Problem {
-            op: Op::GatedLinear,
-            m: 0,
-            hidden,
-            intermediate,
-            dtype: T::DTYPE,
-            activation: params.activation,
-            numerics: params.numerics,
-            layout: WeightLayout {
-                orientation: params.orientation,
-                arrangement: Arrangement::Separate,
-            },
-            bias: false,
-            quantized: None,
-            rows: RowSteps::NONE,
-        };
+        let problem =
+            Problem::new(Op::GatedLinear, 0, hidden, intermediate, T::DTYPE, params.activation)
+                .with_numerics(params.numerics)
+                .with_layout(WeightLayout {
+                    orientation: params.orientation,
+                    arrangement: Arrangement::Separate,
+                });
         Self::over(cuda, problem, None, None, |_| Ok(weights))
     }
 
@@ -234,7 +225,7 @@ impl<T: Element> GatedLinear<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         match self.forced {
             Some(choice) => self.cuda.plan_of(problem, choice, Why::AskedFor),
             None => self.cuda.plan(problem, self.path),
@@ -251,7 +242,7 @@ impl<T: Element> GatedLinear<T> {
     }
 
     fn choose_on(&self, m: usize, path: Option<Path>, known: &ByTokens<Choice>) -> Choice {
-        let make = || Ok(choose(&self.cuda, &Problem { m, ..self.problem }, path).0);
+        let make = || Ok(choose(&self.cuda, &self.problem.with_m(m), path).0);
         let Ok(choice) = known.get::<Infallible>(m, make);
         choice
     }
@@ -399,7 +390,7 @@ impl<T: Element> GatedLinear<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        expect_way(&self.cuda, way, &Problem { m: x.rows(), ..self.problem })?;
+        expect_way(&self.cuda, way, &self.problem.with_m(x.rows()))?;
         self.forward_as(stream, None, way.choice, x, out)
     }
 
@@ -542,7 +533,7 @@ impl<T: Element> GatedLinear<T> {
     /// The kernel that was planned, or the best that takes these addresses: plans know no strides.
     fn launchable(&self, planned: Kernel, call: &Call<'_>) -> Result<Kernel> {
         let Err(why) = planned.check_call(&self.cuda, call) else { return Ok(planned) };
-        let problem = Problem { m: call.m, ..self.problem };
+        let problem = self.problem.with_m(call.m);
         let takes = |kernel: &Kernel| {
             Choice::Fused(*kernel).check(&self.cuda, &problem).is_ok()
                 && kernel.check_call(&self.cuda, call).is_ok()

@@ -81,7 +81,7 @@ impl<T: Element> Mlp<T> {
         let mut mlp = Self::build(cuda, params, None)?;
         let mut computes = design.is_none();
         for m in 1..=MOST_TOKENS {
-            let problem = Problem { m, ..mlp.problem };
+            let problem = mlp.problem.with_m(m);
             let check = |d| Decode::check_problem(d, &problem, cuda.decode_limits());
             mlp.few[m - 1] = match design.map(|d| (d, check(d))) {
                 Some((d, Ok(_))) => Choice::Decode(d),
@@ -111,7 +111,7 @@ impl<T: Element> Mlp<T> {
         let mut gated = unsafe { GatedLinear::from_device(cuda, &params.gated) }?;
         gated.weights.add_memory(params.down.allocation());
         let down = DownBuffer::lent(params.down, params.down_orientation);
-        let problem = Problem { op: Op::Mlp, ..gated.problem() };
+        let problem = gated.problem().with_op(Op::Mlp);
         let is_whole = gated.weights.is_whole() && down.is_whole();
         Self::over(gated, down, problem, is_whole)
     }
@@ -124,7 +124,7 @@ impl<T: Element> Mlp<T> {
         let (allocation, stream) = (gated.weights.allocation(), cuda.stream());
         let (orientation, bias) = (params.down_orientation, params.down_bias);
         let down = DownBuffer::new(allocation, &stream, params.down, orientation, bias)?;
-        let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
+        let problem = params.problem(0).with_numerics(gated.numerics());
         // Packed rows are padded with zeros.
         Self::over(gated, down, problem, true)
     }
@@ -140,7 +140,7 @@ impl<T: Element> Mlp<T> {
         let few = std::array::from_fn(|i| {
             let m = i + 1;
             match is_whole {
-                true => choose(cuda, &Problem { m, ..problem }, path).0,
+                true => choose(cuda, &problem.with_m(m), path).0,
                 false => gated.choose(m),
             }
         });
@@ -172,7 +172,7 @@ impl<T: Element> Mlp<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         match self.is_whole {
             true => self.cuda().plan(problem, self.gated.path()),
             false => self.cuda().plan_of(problem, self.choose(m), Why::Lent),
@@ -221,7 +221,7 @@ impl<T: Element> Mlp<T> {
     fn choose(&self, m: usize) -> Choice {
         let few = m.checked_sub(1).and_then(|i| self.few.get(i));
         let planned = || {
-            let problem = Problem { m, ..self.problem };
+            let problem = self.problem.with_m(m);
             Ok(match self.is_whole {
                 true => choose(self.cuda(), &problem, self.gated.path()).0,
                 false => self.gated.choose(m),
@@ -236,7 +236,7 @@ impl<T: Element> Mlp<T> {
     /// How a design launches `m` tokens, where it computes them.
     fn decode_by(&self, design: Design, m: usize) -> Option<Decode> {
         let fitted = || {
-            let problem = Problem { m, ..self.problem };
+            let problem = self.problem.with_m(m);
             Ok(Decode::check_problem(design, &problem, self.cuda().decode_limits()).ok())
         };
         let is_chosen =
@@ -266,7 +266,7 @@ impl<T: Element> Mlp<T> {
         }
         let (choice, down) = self.steps(m);
         self.gated.prepare(choice, m)?;
-        down.prepare(self.cuda(), &Problem { m, ..self.problem })?;
+        down.prepare(self.cuda(), &self.problem.with_m(m))?;
         self.cuda().reserve_workspace(stream, self.bytes_by(m, choice, down))
     }
 
@@ -321,7 +321,7 @@ impl<T: Element> Mlp<T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        let problem = Problem { m: x.rows(), ..self.problem };
+        let problem = self.problem.with_m(x.rows());
         expect_way(self.cuda(), way, &problem)?;
         if !self.is_whole && matches!(way.choice, Choice::Decode(_) | Choice::Skinny(_)) {
             let why = "the weights are lent, and do not lie as kernels for few tokens read them";
@@ -350,7 +350,7 @@ impl<T: Element> Mlp<T> {
             // long as `self`.
             return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], down.bias) };
         }
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         let choice = match choice {
             Choice::Decode(design) => {
                 let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();

@@ -49,9 +49,6 @@ pub const fn quantized_tokens() -> usize {
 /// [`CoreError::Unsupported`].
 pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> swiglu_core::Result<()> {
     let why = match (op, dtype) {
-        (Op::GatedLinear | Op::Activation, _) => {
-            "a CUDA device has kernels for them in whole feed-forward blocks (mlp)".to_owned()
-        }
         (Op::Mlp, DType::F32) => {
             "a CUDA device multiplies them with f16 or bf16; choose one of these".to_owned()
         }
@@ -60,6 +57,7 @@ pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> swiglu_cor
             let names: Vec<&str> = quantized_types().iter().map(|t| t.name()).collect();
             format!("a CUDA device has kernels for {}", names.join(", "))
         }
+        _ => "a CUDA device has kernels for them in whole feed-forward blocks (mlp)".to_owned(),
     };
     let what = format!("computing {op} of {dtype} with {kind} weights");
     Err(CoreError::Unsupported { what, why })
@@ -330,7 +328,7 @@ impl<T: Element> QuantizedMlp<T> {
 
     /// How `m` tokens will be computed, more than 16 in passes.
     pub fn plan(&self, m: usize) -> Plan {
-        self.cuda.plan(Problem { m, ..self.problem }, Some(Path::Fused))
+        self.cuda.plan(self.problem.with_m(m), Some(Path::Fused))
     }
 
     /// The launches for up to 16 tokens.
@@ -339,7 +337,7 @@ impl<T: Element> QuantizedMlp<T> {
     }
 
     fn fit(&self, m: usize) -> Result<Decode> {
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         let planned = || choose(&self.cuda, &problem, Some(Path::Fused)).0;
         let design = match self.forced.map_or_else(planned, Choice::Decode) {
             Choice::Decode(design) => design,
@@ -356,7 +354,7 @@ impl<T: Element> QuantizedMlp<T> {
     /// How many of the next `rows` tokens are computed together, and how. Rows that cannot be read in
     /// place must fit into shared memory, and fewer do.
     fn pass(&self, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
-        let (decode, problem) = (self.decode(rows)?, Problem { m: rows, ..self.problem });
+        let (decode, problem) = (self.decode(rows)?, self.problem.with_m(rows));
         match decode.check_x(x, &problem) {
             Ok(()) => Ok((rows, decode)),
             Err(_) if rows > 1 => self.pass(rows.div_ceil(2), x),

@@ -28,20 +28,10 @@ fn subject() -> Subject {
 }
 
 fn problem(m: usize) -> Problem {
-    let numerics = Numerics { rounding: Rounding::PreRound, ..Numerics::default() };
-    Problem {
-        op: Op::GatedLinear,
-        m,
-        hidden: 64,
-        intermediate: 96,
-        dtype: DType::Bf16,
-        activation: Activation::CLAMPED_SWIGLU,
-        numerics,
-        layout: WeightLayout::HF,
-        bias: false,
-        quantized: None,
-        rows: swiglu_core::RowSteps::NONE,
-    }
+    let numerics = Numerics::default().with_rounding(Rounding::PreRound);
+    Problem::new(Op::GatedLinear, m, 64, 96, DType::Bf16, Activation::CLAMPED_SWIGLU)
+        .with_numerics(numerics)
+        .with_layout(WeightLayout::HF)
 }
 
 fn measured(median_us: f64) -> Outcome {
@@ -209,12 +199,12 @@ fn a_measurement_stands_for_the_tokens_down_to_half_of_its_own() {
         assert_eq!(stands(m), tuned, "{m}");
     }
     // Of another problem, and with rounded factors where that changes nothing.
-    assert_eq!(table.find(&Problem { hidden: 72, ..problem(16) }, false), None);
-    assert_eq!(table.find(&Problem { op: Op::Mlp, ..problem(16) }, false), None);
+    assert_eq!(table.find(&problem(16).with_hidden(72), false), None);
+    assert_eq!(table.find(&problem(16).with_op(Op::Mlp), false), None);
     let layout = WeightLayout { orientation: Orientation::InOut, ..WeightLayout::HF };
-    assert_eq!(table.find(&Problem { layout, ..problem(16) }, false), None);
+    assert_eq!(table.find(&problem(16).with_layout(layout), false), None);
     assert!(table.find(&problem(16), true).is_some());
-    assert!(table.find(&Problem { bias: true, ..problem(16) }, false).is_some());
+    assert!(table.find(&problem(16).with_bias(true), false).is_some());
 }
 
 #[test]
@@ -372,7 +362,7 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     let unfused = chosen(problem(16), None);
     assert_eq!((unfused.0.as_str(), unfused.2), ("cublaslt + elementwise", Some(2.0)));
     assert_eq!(unfused.1, "the fastest, measured with 16 tokens");
-    let fused = Problem { numerics: Numerics::default(), ..problem(9) };
+    let fused = problem(9).with_numerics(Numerics::default());
     let (name, reason, time) = chosen(fused, None);
     assert_eq!((name.as_str(), time), (kernel, Some(3.0)));
     assert_eq!(reason, "the fastest, measured with 16 tokens");
@@ -456,7 +446,7 @@ fn what_cublaslt_does_not_take_is_saved_by_a_fused_kernel() {
     let dir = tempfile::tempdir().unwrap();
     let Some(cuda) = device(dir.path()) else { return };
     let (m, k, h) = (5, 40, 24);
-    let numerics = Numerics { rounding: Rounding::PreRound, ..Numerics::default() };
+    let numerics = Numerics::default().with_rounding(Rounding::PreRound);
     let case = Case { numerics, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let params = parameters.gated();
