@@ -3,7 +3,7 @@
 
 use swiglu_core::{
     Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan,
-    QuantizedGatedLinearParams, QuantizedMlpParams,
+    QuantizedGatedLinearParams, QuantizedMlpParams, RowScale,
 };
 use swiglu_cpu::CallOptions;
 
@@ -256,6 +256,34 @@ impl Layer<MlpKind> {
         Self::new(&Device::Cuda(cuda.clone()), None, kernel)
     }
 
+    /// Adds y, each row with its factor, to what `out` `[M, K]` holds, in f32: a residual, or an expert's share of its
+    /// tokens. y is not rounded to T on the way, and a factor costs no rounding of its own.
+    ///
+    /// ```
+    /// use swiglu::{Device, Matrix, Mlp, RowScale};
+    ///
+    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+    /// let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+    /// let x = Matrix::from_vec(vec![0.5f32; 2 * 288], 2, 288)?;
+    /// let mut sum = x.try_clone()?;
+    /// mlp.forward_add_into(&x, RowScale::Rows(&[1.0, 0.25]), &mut sum)?; // sum = x + scale ⊙ y
+    /// let y = mlp.forward(&x)?;
+    /// assert_eq!(sum[(1, 0)], y[(1, 0)].mul_add(0.25, x[(1, 0)]));
+    /// # Ok::<(), swiglu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::forward_into`]; [`swiglu_core::Error::Shape`] for another number of factors than rows;
+    /// [`swiglu_core::Error::Unsupported`] on a CUDA device, whose kernels write y.
+    pub fn forward_add_into<'x, 'out, T: Element>(
+        &self,
+        x: impl Into<MatrixRef<'x, T>>,
+        scale: RowScale<'_>,
+        out: impl Into<MatrixMut<'out, f32>>,
+    ) -> Result<()> {
+        self.typed::<T>()?.forward_add(x.into(), scale, out.into(), &CallOptions::default())
+    }
+
     fn pack_params<T: Element>(
         device: &Device,
         params: &MlpParams<'_, T>,
@@ -280,7 +308,7 @@ impl Layer<MlpKind> {
 }
 
 macro_rules! cpu_kernel {
-    ($($Layer:ident),*) => {
+    ($($Layer:ident { $($more:item)* }),*) => {
         $(impl<T: Element> Common for swiglu_cpu::$Layer<T> {
             fn plan(&self, m: usize) -> Plan {
                 self.plan(m)
@@ -304,10 +332,21 @@ macro_rules! cpu_kernel {
             ) -> Result<()> {
                 Ok(self.forward_opts(x, out, options)?)
             }
+            $($more)*
         })*
     };
 }
-cpu_kernel!(GatedLinear, Mlp);
+cpu_kernel!(GatedLinear {}, Mlp {
+    fn forward_add(
+        &self,
+        x: MatrixRef<'_, T>,
+        scale: RowScale<'_>,
+        out: MatrixMut<'_, f32>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        Ok(self.forward_add(x, scale, out, options)?)
+    }
+});
 
 #[cfg(feature = "cuda")]
 macro_rules! cuda_kernel {

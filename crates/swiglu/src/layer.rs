@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::unsupported_dtype;
 use swiglu_core::{
     Activation, DType, Element, Error as CoreError, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Path, Plan, Problem, bf16, f16,
+    Path, Plan, Problem, RowScale, bf16, f16,
 };
 use swiglu_cpu::CallOptions;
 use swiglu_formats::{Bytes, LoadOptions};
@@ -42,6 +42,22 @@ pub(crate) trait Kernel<T>: Common {
         out: MatrixMut<'_, T>,
         options: &CallOptions,
     ) -> Result<()>;
+    fn forward_add(
+        &self,
+        _x: MatrixRef<'_, T>,
+        _scale: RowScale<'_>,
+        _out: MatrixMut<'_, f32>,
+        _options: &CallOptions,
+    ) -> Result<()> {
+        Err(CoreError::Unsupported {
+            what: "adding a result to another matrix on this device".into(),
+            why:
+                "its kernels write results; compute into a matrix (forward_into) and add that, or \
+                  pack the layer for the CPU"
+                    .into(),
+        }
+        .into())
+    }
     #[cfg(feature = "cuda")]
     fn forward_on(
         &self,

@@ -179,8 +179,8 @@ pub use swiglu_core::{
     ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,
     MatrixRef, MlpParams, Norm, NormKind, Numerics, Op, Orientation, OwnedGateUp, Path, Plan,
     Problem, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
-    QuantizedType, QuantizedTypes, Rounding, RowParams, RowSteps, Sparsity, WeightLayout, bf16,
-    f16,
+    QuantizedType, QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, Sparsity, WeightLayout,
+    bf16, f16,
 };
 pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};

@@ -10,7 +10,8 @@ use std::path::{Path as FilePath, PathBuf};
 use swiglu::cuda::{CudaError, DeviceMatrix};
 use swiglu::{
     Activation, BlockType, CallOptions, CoreError, DType, Device, Element, ErrorKind, GateUpRef,
-    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, bf16, f16,
+    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, RowScale, bf16,
+    f16,
 };
 use swiglu_core::{bounds, random};
 use swiglu_cuda::library;
@@ -260,4 +261,15 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
     let cpu = quantised.unwrap().dtype(DType::Bf16).to(&Device::cpu().unwrap()).unwrap();
     let plan = device.plan(cpu.plan(3).problem, None);
     assert!(plan.problem.quantized.is_none() && plan.reason.contains("decoded to bf16"), "{plan}");
+}
+
+#[test]
+fn results_are_added_by_the_cpu_alone() {
+    let Some(device) = device() else { return };
+    let mlp = Mlp::load(stories(), 0).unwrap().to(&device).unwrap();
+    let x = input::<f32>(2, mlp.hidden());
+    let mut out = Matrix::<f32>::zeros(2, mlp.hidden()).unwrap();
+    let error = mlp.forward_add_into(&x, RowScale::None, &mut out).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("forward_into"), "{error}");
 }

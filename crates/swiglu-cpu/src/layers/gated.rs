@@ -8,7 +8,7 @@ use swiglu_core::{
 };
 
 use super::linear::Linear;
-use super::pass::{each_row, linear_map, linear_map_bytes};
+use super::pass::{each_row, linear_map, linear_map_bytes, out_rows};
 use super::plan;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Gated, Rows};
@@ -232,12 +232,15 @@ impl<T: Element> GatedLinear<T> {
         cpu: &Cpu,
         workspace: &mut [u8],
         x: MatrixRef<'_, T>,
-        out: MatrixMut<'_, T>,
+        mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
         match &self.kernel {
             GatedKernel::Fused(weights) => {
                 let ordered = (weights, self.problem.numerics.into());
-                linear_map(cpu, ordered, workspace, x, out, |out| self.epilogue::<T>(weights, out));
+                let out = out_rows(&mut out);
+                linear_map(cpu, ordered, workspace, x, |row| {
+                    self.epilogue::<T>(weights, out.from(row))
+                });
                 Ok(())
             }
             GatedKernel::Unfused(halves) => self.unfused(cpu, halves, workspace, x, out),
