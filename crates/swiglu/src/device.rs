@@ -194,10 +194,7 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.trim(),
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => {
-                cuda.trim();
-                0
-            }
+            Device::Cuda(cuda) => cuda.trim(),
         }
     }
 }
@@ -283,14 +280,14 @@ mod tests {
         let options = CpuOptions::default().with_isa(Isa::Portable).with_threads(1);
         let device = Device::cpu_with(options).unwrap();
         assert_eq!(device.name(), "cpu");
+        assert_eq!(device.to_string(), "cpu (portable, 1 thread)");
+    }
+
     #[test]
     fn clones_are_equal_and_devices_made_alike_are_not() {
         let options = CpuOptions::default().with_threads(1);
         let [one, other] = [(); 2].map(|()| Device::cpu_with(options.clone()).unwrap());
         assert!(one == one.clone() && one != other);
-    }
-
-        assert_eq!(device.to_string(), "cpu (portable, 1 thread)");
     }
 
     #[test]

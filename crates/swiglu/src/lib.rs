@@ -192,8 +192,8 @@ pub mod cuda {
     pub use swiglu_cuda::{
         BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
         DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMatrix,
-        DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph, Stream,
-        release_unused,
+        DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph,
+        PinnedMatrix, Stream, release_unused,
     };
 }
 

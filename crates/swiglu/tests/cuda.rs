@@ -7,11 +7,11 @@ mod common;
 
 use std::path::{Path as FilePath, PathBuf};
 
-use swiglu::cuda::{CudaError, DeviceMatrix};
+use swiglu::cuda::{CudaError, DeviceMatrix, PinnedMatrix};
 use swiglu::{
     Activation, BlockType, CallOptions, CoreError, DType, Device, Element, ErrorKind, GateUpRef,
-    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, RowScale, bf16,
-    f16,
+    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, RowScale,
+    bf16, f16,
 };
 use swiglu_core::{bounds, random};
 use swiglu_cuda::library;
@@ -261,6 +261,46 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
     let cpu = quantised.unwrap().dtype(DType::Bf16).to(&Device::cpu().unwrap()).unwrap();
     let plan = device.plan(cpu.plan(3).problem, None);
     assert!(plan.problem.quantized.is_none() && plan.reason.contains("decoded to bf16"), "{plan}");
+}
+
+/// Page-locked matrices are used as others are, by layers and by copies, and their memory again by later ones.
+#[test]
+fn pinned_matrices_are_matrices_of_the_host() {
+    let Some(device) = device() else { return };
+    let Device::Cuda(cuda) = &device else { return };
+    let mlp = Mlp::load(stories(), 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
+    let k = mlp.hidden();
+    let values = input::<bf16>(3, k);
+    let expected = mlp.forward(&values).unwrap();
+    let addresses: Vec<_> = (0..3)
+        .map(|_| {
+            let mut x = PinnedMatrix::<bf16>::zeros(cuda, 3, k).unwrap();
+            let mut y = PinnedMatrix::<bf16>::zeros(cuda, 3, k).unwrap();
+            assert!(x.as_slice().iter().chain(y.as_slice()).all(|v| v.to_bits() == 0));
+            x.as_mut_slice().copy_from_slice(values.as_slice());
+            mlp.forward_into(&x, &mut y).unwrap();
+            assert_eq!(y.as_slice(), expected.as_slice());
+            // Parts of it, and rows that are apart.
+            let half =
+                DeviceMatrix::from_host(&cuda.stream(), y.view().cols_range(1..k / 2).unwrap());
+            let half = half.unwrap().to_host().unwrap();
+            assert_eq!(half.view().row(2), &expected.view().row(2)[1..k / 2]);
+            [x.as_slice().as_ptr().addr(), y.as_slice().as_ptr().addr()]
+        })
+        .map(|[x, y]| (x.min(y), x.max(y)))
+        .collect();
+    assert!(addresses.iter().all(|pair| *pair == addresses[0]), "{addresses:?}");
+    // Another thread frees one that it did not make; one without elements has no memory.
+    let moved = PinnedMatrix::<f32>::zeros(cuda, 5, 7).unwrap();
+    std::thread::spawn(move || drop(moved)).join().unwrap();
+    assert_eq!(PinnedMatrix::<f32>::zeros(cuda, 0, 7).unwrap().view().shape(), [0, 7]);
+    assert_eq!((device.trim(), device.trim()), (2 * 3 * k * 2 + 5 * 7 * 4, 0));
+    let error = PinnedMatrix::<f32>::zeros(cuda, usize::MAX, 7).unwrap_err();
+    assert!(matches!(error, CudaError::Core(CoreError::TooLarge { .. })), "{error}");
+    // The device may go before it.
+    let mut last = PinnedMatrix::<f32>::zeros(cuda, 1, 4).unwrap();
+    drop((mlp, device));
+    last.as_mut_slice()[3] = 1.0;
 }
 
 #[test]

@@ -318,10 +318,13 @@ impl Cuda {
     }
 
     /// Gives back device memory that no work needs: scratch memory that no stream has, and what waited for a capture to
-    /// end. [`release_unused`](crate::release_unused) does the same for devices that are dropped.
-    pub fn trim(&self) {
+    /// end. [`release_unused`](crate::release_unused) does the same for devices that are dropped. Page-locked memory of the
+    /// host that no [`PinnedMatrix`](crate::PinnedMatrix) has is freed too, and its bytes are returned; for that the driver may
+    /// wait for the device.
+    pub fn trim(&self) -> usize {
         self.0.scratch.clear();
         self.memory().drain();
+        self.memory().free_pinned()
     }
 
     /// What went wrong with the kernel cache so far. None of it is an error: a kernel that cannot
