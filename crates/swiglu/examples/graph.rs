@@ -9,7 +9,7 @@ use std::error::Error;
 use swiglu::cuda::DeviceMatrix;
 use swiglu::{Device, LoadOptions, Matrix, Model, bf16};
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let file =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
     let weights = Model::open(file)?.mlp(&LoadOptions::default())?.dtype(swiglu::DType::Bf16);

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
+#[path = "../examples/graph.rs"]
+mod graph;
 
 use std::path::{Path as FilePath, PathBuf};
 
@@ -261,6 +263,12 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
     let cpu = quantised.unwrap().dtype(DType::Bf16).to(&Device::cpu().unwrap()).unwrap();
     let plan = device.plan(cpu.plan(3).problem, None);
     assert!(plan.problem.quantized.is_none() && plan.reason.contains("decoded to bf16"), "{plan}");
+}
+
+#[test]
+fn the_example_of_a_graph_runs() {
+    let Some(_device) = device() else { return };
+    graph::main().unwrap();
 }
 
 /// Page-locked matrices are used as others are, by layers and by copies, and their memory again by later ones.
