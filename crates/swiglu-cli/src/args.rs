@@ -80,7 +80,7 @@ impl DeviceArgs {
     }
 
     fn cuda_options(&self, device: usize) -> CudaOptions {
-        CudaOptions { device, tf32: self.tf32, ..CudaOptions::default() }
+        CudaOptions::new(device).with_tf32(self.tf32)
     }
 }
 
@@ -165,8 +165,8 @@ impl MathArgs {
             Rounding::Eager => ExpMode::Precise,
             Rounding::Fused | Rounding::PreRound => default.exp,
         };
-        let batch_invariant = self.batch_invariant;
-        Numerics { rounding, exp: self.exp.unwrap_or(exp), batch_invariant }
+        let numerics = Numerics::precise(rounding).with_exp(self.exp.unwrap_or(exp));
+        if self.batch_invariant { numerics.with_batch_invariance() } else { numerics }
     }
 
     /// Refuses numerics in which the device does not compute the operation.
@@ -280,30 +280,26 @@ impl WeightArgs {
 
     fn load_from(&self, path: &Path) -> swiglu::Result<MlpWeights> {
         let n = self.names.clone();
-        let names = TensorNames {
-            gate: n.gate_name,
-            up: n.up_name,
-            down: n.down_name,
-            gate_up: n.gate_up_name,
-            gate_bias: n.gate_bias_name,
-            up_bias: n.up_bias_name,
-            gate_up_bias: n.gate_up_bias_name,
-            down_bias: n.down_bias_name,
-        };
-        let options = LoadOptions {
-            layer: self.layer.unwrap_or(0),
-            expert: self.expert,
-            names,
-            orientation: self.orientation,
-            arrangement: self.arrangement,
-            beside_experts: self.beside_experts,
-            prefix: self.prefix.clone(),
-            ignore: self.ignore.clone(),
-            no_config: self.no_config,
-            rescale: self.rescale.unwrap_or(0),
-            plain_fp8: self.plain_fp8,
-            hidden: None,
-        };
+        let mut names = TensorNames::default();
+        names.gate = n.gate_name;
+        names.up = n.up_name;
+        names.down = n.down_name;
+        names.gate_up = n.gate_up_name;
+        names.gate_bias = n.gate_bias_name;
+        names.up_bias = n.up_bias_name;
+        names.gate_up_bias = n.gate_up_bias_name;
+        names.down_bias = n.down_bias_name;
+        let mut options = LoadOptions::new(self.layer.unwrap_or(0))
+            .with_expert(self.expert)
+            .with_names(names)
+            .with_orientation(self.orientation)
+            .with_arrangement(self.arrangement)
+            .with_rescale(self.rescale.unwrap_or(0));
+        options.beside_experts = self.beside_experts;
+        options.prefix.clone_from(&self.prefix);
+        options.ignore.clone_from(&self.ignore);
+        options.no_config = self.no_config;
+        options.plain_fp8 = self.plain_fp8;
         swiglu::Mlp::load_with(path, &options)
     }
 }
@@ -423,7 +419,8 @@ pub(crate) fn expect_free(
 
 /// Refuses `--batch-invariant`, if it is given, for an operation that the device does not compute so.
 pub(crate) fn expect_invariant(device: &Device, op: Op, given: bool) -> anyhow::Result<()> {
-    let numerics = Numerics { batch_invariant: given, ..Numerics::default() };
+    let mut numerics = Numerics::default();
+    numerics.batch_invariant = given;
     device.expect_numerics(op, numerics).context("--batch-invariant (--device cpu has it)")
 }
 

@@ -90,7 +90,7 @@ impl Floor {
         };
         let arithmetic = match problem.op {
             Op::Activation => ceilings.activation.as_ref(),
-            Op::GatedLinear | Op::Mlp => ceilings.compute_of(problem.dtype),
+            _ => ceilings.compute_of(problem.dtype),
         };
         let work = Work { us: 0.0, bytes: problem.compulsory_bytes(), flops: problem.flops() };
         let rate = |ceiling: Option<&Ceiling>| ceiling.map(|c| c.per_second);

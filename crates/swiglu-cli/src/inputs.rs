@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use swiglu::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, Half, Matrix, MlpParams,
     Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
-    QuantizedType, RowParams, WeightLayout,
+    QuantizedType, WeightLayout,
 };
 use swiglu_core::random::{bits, quantized_matrix};
 use swiglu_core::{OwnedGateUp, Result};
@@ -151,22 +151,15 @@ impl<T: Element> Dense<T> {
 
     pub(crate) fn params(&self) -> Params<'_, T> {
         let rest = &self.rest;
-        let gated = GatedLinearParams {
-            weights: self.gate_up.view(),
-            gate_bias: rest.bias(0),
-            up_bias: rest.bias(1),
-            activation: rest.activation,
-            numerics: rest.numerics,
-        };
+        let gated = GatedLinearParams::new(self.gate_up.view(), rest.activation)
+            .with_gate_bias(rest.bias(0))
+            .with_up_bias(rest.bias(1))
+            .with_numerics(rest.numerics);
         match &self.down {
             None => Params::GatedLinear(gated),
-            Some(down) => Params::Mlp(MlpParams {
-                gated,
-                down: down.view(),
-                down_orientation: self.orientation,
-                down_bias: rest.bias(2),
-                rows: RowParams::NONE,
-            }),
+            Some(down) => Params::Mlp(
+                MlpParams::new(gated, down.view(), self.orientation).with_down_bias(rest.bias(2)),
+            ),
         }
     }
 }
@@ -199,24 +192,17 @@ impl Quantized {
         })
     }
 
-    pub(crate) fn params<T>(&self) -> Params<'_, T> {
-        let rest = &self.rest;
-        let gated = QuantizedGatedLinearParams {
-            gate: self.gate.view(),
-            up: self.up.view(),
-            gate_bias: rest.bias(0),
-            up_bias: rest.bias(1),
-            activation: rest.activation,
-            numerics: rest.numerics,
-        };
+    pub(crate) fn params<T: Element>(&self) -> Params<'_, T> {
+        let (rest, gate, up) = (&self.rest, self.gate.view(), self.up.view());
+        let gated = QuantizedGatedLinearParams::new(gate, up, rest.activation, T::DTYPE)
+            .with_gate_bias(rest.bias(0))
+            .with_up_bias(rest.bias(1))
+            .with_numerics(rest.numerics);
         match &self.down {
             None => Params::QuantizedGatedLinear(gated),
-            Some(down) => Params::QuantizedMlp(QuantizedMlpParams {
-                gated,
-                down: down.view(),
-                down_bias: rest.bias(2),
-                rows: RowParams::NONE,
-            }),
+            Some(down) => Params::QuantizedMlp(
+                QuantizedMlpParams::new(gated, down.view()).with_down_bias(rest.bias(2)),
+            ),
         }
     }
 

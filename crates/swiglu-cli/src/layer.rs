@@ -2,7 +2,7 @@
 //! packed from them.
 
 use swiglu::{
-    CoreError, Device, Element, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp,
+    Device, Element, ErrorKind, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp,
     MlpParams, MlpWeights, Numerics, Path, Plan, Problem, QuantizedGatedLinearParams,
     QuantizedMlpParams,
 };
@@ -31,7 +31,7 @@ impl<'a, T: Element> Params<'a, T> {
         weights: &'a MlpWeights,
         op: LayerOp,
         device: &Device,
-    ) -> swiglu::Result<Result<Self, Option<CoreError>>> {
+    ) -> swiglu::Result<Result<Self, Option<swiglu::Error>>> {
         let blocks = match op {
             LayerOp::GatedLinear => weights
                 .quantized_gated_linear_on(device)
@@ -42,7 +42,7 @@ impl<'a, T: Element> Params<'a, T> {
         };
         match blocks {
             Ok(blocks) => Ok(Ok(blocks)),
-            Err(swiglu::Error::Core(why @ CoreError::Unsupported { .. })) => {
+            Err(why) if why.kind() == ErrorKind::Unsupported => {
                 Ok(Err(weights.is_quantized(op.into()).then_some(why)))
             }
             Err(error) => Err(error),

@@ -52,8 +52,53 @@ pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
     bar.suspend(|| say(line));
 }
 
+/// Functions that set the library's options, and the options of this command that do. One that begins like another comes
+/// behind it.
+const OPTIONS: [(&str, &str); 20] = [
+    ("LoadOptions::with_beside_experts", "--beside-experts"),
+    ("LoadOptions::with_expert", "--expert"),
+    ("LoadOptions::with_orientation", "--orientation"),
+    ("LoadOptions::with_arrangement", "--arrangement"),
+    ("LoadOptions::with_prefix", "--prefix"),
+    ("LoadOptions::with_ignored", "--ignore"),
+    ("LoadOptions::without_config", "--no-config"),
+    ("LoadOptions::with_rescale", "--rescale"),
+    ("LoadOptions::with_plain_fp8", "--plain-fp8"),
+    ("TensorNames::with_gate_up_bias", "--gate-up-bias-name"),
+    ("TensorNames::with_gate_up", "--gate-up-name"),
+    ("TensorNames::with_gate_bias", "--gate-bias-name"),
+    ("TensorNames::with_gate", "--gate-name"),
+    ("TensorNames::with_up_bias", "--up-bias-name"),
+    ("TensorNames::with_up", "--up-name"),
+    ("TensorNames::with_down_bias", "--down-bias-name"),
+    ("TensorNames::with_down", "--down-name"),
+    ("Weights::activation", "--activation"),
+    ("Device::cpu", "--device cpu"),
+    ("Mlp::load", "--op mlp"),
+];
+
+/// A message of the library in the words of this command: `LoadOptions::with_ignored(KEY)` is `--ignore KEY`.
+pub(crate) fn by_options(message: &str) -> String {
+    OPTIONS.iter().fold(message.to_owned(), |text, (function, option)| {
+        let mut parts = text.split(function);
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            out.push_str(option);
+            match part.strip_prefix('(').and_then(|call| call.split_once(')')) {
+                Some((value, rest)) => out.extend([" ", value, rest]),
+                None => out.push_str(part),
+            }
+        }
+        out
+    })
+}
+
 /// An error and its causes, each said once: many texts quote their cause already.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
+    by_options(&chain(error))
+}
+
+fn chain(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = cause.to_string();
         match text.is_empty() {
@@ -178,4 +223,28 @@ impl Write for Terminal {
 /// The system does not say what it could not write.
 pub(crate) fn named(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("standard output: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_the_library_name_options() {
+        for (message, said) in [
+            (
+                "LoadOptions::with_ignored(a.b) computes without it",
+                "--ignore a.b computes without it",
+            ),
+            (
+                "name them (TensorNames::with_gate_up_bias, TensorNames::with_gate; \
+                 TensorNames::with_up)",
+                "name them (--gate-up-bias-name, --gate-name; --up-name)",
+            ),
+            ("what LoadOptions::with_expert: 0 to 3", "what --expert: 0 to 3"),
+            ("nothing of the kind (here)", "nothing of the kind (here)"),
+        ] {
+            assert_eq!(by_options(message), said);
+        }
+    }
 }

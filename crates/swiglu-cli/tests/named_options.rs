@@ -1,4 +1,4 @@
-//! The messages of the file readers name only options that the command has.
+//! The libraries name functions in their messages, each of which the command has an option for.
 
 mod support;
 
@@ -40,21 +40,46 @@ fn options(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Functions by their type.
+fn functions(text: &str) -> impl Iterator<Item = &str> {
+    ["LoadOptions::with", "TensorNames::with", "Weights::activation"]
+        .into_iter()
+        .flat_map(|of| text.match_indices(of))
+        .map(|(at, _)| {
+            let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+            text[at..].split(|c| !is_part(c)).next().unwrap_or_default().trim_end_matches(':')
+        })
+}
+
 #[test]
 fn options_in_messages_exist() {
     let help = swiglu(&["run", "--help"]).stdout;
     let known: BTreeSet<&str> = options(&help).collect();
     assert!(known.contains("--weights") && known.contains("--gate-up-name"), "{known:?}");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../swiglu-formats/src"), &mut files);
-    assert!(files.len() > 10);
-    let literals = files.iter().flat_map(|source| literals(source));
-    let named: BTreeSet<&str> = literals
+    for library in ["swiglu", "swiglu-core", "swiglu-cpu", "swiglu-formats"] {
+        sources(&here.join("..").join(library).join("src"), &mut files);
+    }
+    assert!(files.len() > 50);
+    let literals: Vec<&str> = files
+        .iter()
+        .flat_map(|source| literals(source))
         .filter(|text| !OTHERS.iter().any(|o| text.contains(o)))
-        .flat_map(options)
         .collect();
-    let unknown: Vec<_> = named.difference(&known).collect();
-    assert!(unknown.is_empty(), "`swiglu run` has no {unknown:?}");
+    let theirs: Vec<&str> = literals.iter().flat_map(|text| options(text)).collect();
+    assert!(theirs.is_empty(), "options of the command in messages of a library: {theirs:?}");
+    let named: BTreeSet<&str> = literals.iter().flat_map(|text| functions(text)).collect();
+    assert!(named.len() > 10, "{named:?}");
+    // What each is called by the command: a row of its table, `("FUNCTION", "--option")`.
+    let table = std::fs::read_to_string(here.join("src/terminal.rs")).expect("a source is text");
+    let option = |function: &str| {
+        let (_, row) = table.split_once(&format!("(\"{function}\", \""))?;
+        options(row).next()
+    };
+    let unknown: Vec<_> =
+        named.iter().filter(|f| option(f).is_none_or(|o| !known.contains(o))).collect();
+    assert!(unknown.is_empty(), "`swiglu run` has no option for {unknown:?}");
     assert_eq!(
         options("give `--layer N` or (--expert E), not a--b or --").collect::<Vec<_>>(),
         ["--layer", "--expert"]

@@ -19,6 +19,7 @@ use crate::numerics::{ExpMode, Numerics, Rounding};
 use crate::oracle::{self, rows_mut};
 use crate::problem::{GatedLinearParams, MlpParams};
 use crate::rows::{RowParams, RowSteps, Sparsity};
+use crate::scale::RowScale;
 
 mod judgement;
 mod quantized;
@@ -461,7 +462,7 @@ fn behind_norm(
     }
 }
 
-/// Bounds of y = h·Wd + bd, given those of h; `column(k)` fills in |Wd| of output feature k.
+/// Bounds of y = h·Wd + bd stored as `dtype`, given those of h; `column(k)` fills in |Wd| of output feature k.
 fn down_bound(
     dtype: DType,
     y: &oracle::Linear,
@@ -539,6 +540,23 @@ pub fn mlp_with<T: Element>(
     params: &MlpParams<'_, T>,
     roundoff: f64,
 ) -> Result<Reference> {
+    mlp_stored(x, params, roundoff, T::DTYPE)
+}
+
+/// As [`mlp`], of y before it is rounded to T, stored as `f32`: what [`Reference::added_to`] is of.
+///
+/// # Errors
+/// As [`oracle::mlp`].
+pub fn mlp_sums<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result<Reference> {
+    mlp_stored(x, params, 0.0, DType::F32)
+}
+
+fn mlp_stored<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &MlpParams<'_, T>,
+    roundoff: f64,
+    stored: DType,
+) -> Result<Reference> {
     let forward = oracle::mlp(x, params)?;
     let gated = &params.gated;
     let k_len = forward.y.value.cols();
@@ -549,7 +567,7 @@ pub fn mlp_with<T: Element>(
     let h_bound = gated_bound(between, &forward.gated, relative, |_, _| 0.0)?;
     let h_bound = behind_norm(&params.rows, between, &forward.gated.h, h_bound)?;
     let relative = sum_error(h_len, roundoff);
-    let bound = down_bound(T::DTYPE, &forward.y, &h_bound, relative, |k, column| {
+    let bound = down_bound(stored, &forward.y, &h_bound, relative, |k, column| {
         for (h, c) in column.iter_mut().enumerate() {
             *c = params.down_at(k, h).to_f64().abs();
         }
@@ -561,6 +579,34 @@ pub fn mlp_with<T: Element>(
     let frobenius_limit = frobenius_limit(&eager, &forward.y.value, gated.numerics, unit);
     let intermediates = intermediates(&forward.gated, numerics, Some(steps));
     Ok(Reference { value: forward.y.value, bound, frobenius_limit, intermediates })
+}
+
+impl Reference {
+    /// The reference of before + scale ⊙ result, which is added in `f32` with one rounding or with two.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if the shapes disagree.
+    pub fn added_to(&self, before: MatrixRef<'_, f32>, scale: RowScale<'_>) -> Result<Reference> {
+        let [rows, cols] = self.value.shape();
+        before.expect_shape("matrix to add to", [rows, cols])?;
+        scale.validate(rows)?;
+        let (mut value, mut bound) = (Matrix::zeros(rows, cols)?, Matrix::zeros(rows, cols)?);
+        for at in (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))) {
+            let (factor, before) =
+                (f64::from(scale.of_row(at.0)), f64::from(before.row(at.0)[at.1]));
+            let (product, error) = (factor * self.value[at], scaled(self.bound[at], factor.abs()));
+            let error = error + rounding(DType::F32, product.abs() + error);
+            value[at] = before + product;
+            bound[at] = error + rounding(DType::F32, value[at].abs() + error);
+        }
+        let norm = |m: &Matrix<f64>| m.as_slice().iter().map(|v| v * v).sum::<f64>().sqrt();
+        // Errors as large as their bounds everywhere, of which a correct kernel stays far below.
+        let frobenius_limit = match norm(&value) {
+            0.0 => f64::INFINITY,
+            n => norm(&bound) / n,
+        };
+        Ok(Reference { value, bound, frobenius_limit, intermediates: self.intermediates.clone() })
+    }
 }
 
 #[cfg(test)]

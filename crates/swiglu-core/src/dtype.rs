@@ -133,7 +133,17 @@ mod sealed {
 
 /// An element type as a Rust type. Sealed: the kernels exist for exactly these.
 pub trait Element:
-    sealed::Sealed + Copy + Default + PartialEq + PartialOrd + fmt::Debug + Send + Sync + 'static
+    sealed::Sealed
+    + zerocopy::FromBytes
+    + zerocopy::Immutable
+    + Copy
+    + Default
+    + PartialEq
+    + PartialOrd
+    + fmt::Debug
+    + Send
+    + Sync
+    + 'static
 {
     /// The type as a value.
     const DTYPE: DType;

@@ -47,6 +47,16 @@ pub enum Error {
         /// Elements between the starts of two rows.
         row_stride: usize,
     },
+    /// Bytes that do not begin where elements may.
+    #[error(
+        "{what}: the bytes begin at no multiple of {required}, as its elements must; copy them to where they do"
+    )]
+    Misaligned {
+        /// The argument in question.
+        what: String,
+        /// The alignment of the elements.
+        required: usize,
+    },
     /// A product of extents does not fit the address space.
     #[error("{what}: {rows}×{cols} elements (row stride {row_stride}) exceed the address space")]
     TooLarge {
@@ -121,6 +131,14 @@ pub enum Error {
         /// What is missing.
         why: String,
     },
+    /// The system has no memory for something.
+    #[error("no memory for {what}: {why}; make it smaller, or free what is not used")]
+    OutOfMemory {
+        /// What it was for, with its size.
+        what: String,
+        /// What the system says.
+        why: String,
+    },
     /// A combination that is valid nowhere or not supported by this backend.
     #[error("{what} is not supported: {why}")]
     Unsupported {
@@ -138,6 +156,51 @@ impl Error {
             what: what.into(),
             expected: format!("[{}, {}]", expected[0], expected[1]),
             given: format!("[{}, {}]", given[0], given[1]),
+        }
+    }
+
+    /// The argument, tensor, parameter or combination in question.
+    pub fn what(&self) -> Option<&str> {
+        match self {
+            Error::Shape { what, .. }
+            | Error::BufferTooShort { what, .. }
+            | Error::OverlappingRows { what, .. }
+            | Error::Misaligned { what, .. }
+            | Error::TooLarge { what, .. }
+            | Error::DType { what, .. }
+            | Error::Ambiguous { what, .. }
+            | Error::NonFinite { what, .. }
+            | Error::Unavailable { what, .. }
+            | Error::OutOfMemory { what, .. }
+            | Error::Unsupported { what, .. } => Some(what),
+            Error::UnknownName { what, .. } | Error::OutOfRange { what, .. } => Some(what),
+        }
+    }
+
+    /// What was given and what was expected, where there are both.
+    pub fn given_and_expected(&self) -> Option<[String; 2]> {
+        match self {
+            Error::Shape { given, expected, .. }
+            | Error::OutOfRange { given, expected, .. }
+            | Error::UnknownName { given, choices: expected, .. } => {
+                Some([given.clone(), expected.clone()])
+            }
+            Error::BufferTooShort { given, needed, .. } => {
+                Some([format!("{given} elements"), format!("{needed} elements")])
+            }
+            Error::OverlappingRows { cols, row_stride, .. } => {
+                Some([format!("row stride {row_stride}"), format!("row stride of at least {cols}")])
+            }
+            Error::DType { given, expected, .. } => Some([given.to_string(), expected.to_string()]),
+            Error::NonFinite { value, .. } => {
+                Some([value.to_string(), "a finite number".to_owned()])
+            }
+            Error::Misaligned { .. }
+            | Error::TooLarge { .. }
+            | Error::Ambiguous { .. }
+            | Error::Unavailable { .. }
+            | Error::OutOfMemory { .. }
+            | Error::Unsupported { .. } => None,
         }
     }
 }

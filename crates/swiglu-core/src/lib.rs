@@ -25,6 +25,8 @@ mod problem;
 pub mod quant;
 pub mod random;
 mod rows;
+mod scale;
+mod setters;
 
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
 pub use dtype::{DType, Element};
@@ -43,3 +45,4 @@ pub use quant::{
     QuantizedType, QuantizedTypes,
 };
 pub use rows::{Norm, NormKind, OwnedRowParams, RowParams, RowSteps, Sparsity};
+pub use scale::RowScale;

@@ -1,5 +1,9 @@
 //! Borrowed and owned row-major matrices with a row stride.
 
+use std::ops::{Index, IndexMut, Range};
+
+use zerocopy::{FromBytes, FromZeros};
+
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
@@ -29,6 +33,15 @@ fn check(what: &str, rows: usize, cols: usize, row_stride: usize, given: usize) 
     Ok(())
 }
 
+/// How many there are in a range, which must lie within `0..len`.
+pub(crate) fn expect_within(what: &'static str, range: &Range<usize>, len: usize) -> Result<usize> {
+    if range.start <= range.end && range.end <= len {
+        return Ok(range.end - range.start);
+    }
+    let (given, expected) = (format!("{}..{}", range.start, range.end), format!("within 0..{len}"));
+    Err(Error::OutOfRange { what, given, expected })
+}
+
 /// A borrowed `[rows, cols]` matrix: columns are adjacent, rows are `row_stride` elements apart.
 ///
 /// Any row stride is accepted that stays inside the buffer, also one smaller than `cols`
@@ -47,14 +60,27 @@ impl<'a, T> MatrixRef<'a, T> {
     /// # Errors
     /// [`Error::Shape`] if `data` does not have exactly `rows · cols` elements.
     pub fn new(data: &'a [T], rows: usize, cols: usize) -> Result<Self> {
+        Self::named("matrix", data, rows, cols)
+    }
+
+    /// As [`Self::new`], with a name for the error: one of several matrices that a layer is made of.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn named(what: &str, data: &'a [T], rows: usize, cols: usize) -> Result<Self> {
         match rows.checked_mul(cols) {
             Some(n) if n == data.len() => Ok(Self { data, rows, cols, row_stride: cols }),
             _ => Err(Error::Shape {
-                what: "matrix".into(),
+                what: what.into(),
                 expected: format!("{rows}×{cols} elements"),
                 given: format!("{} elements", data.len()),
             }),
         }
+    }
+
+    /// A matrix of one row.
+    pub fn row_vector(data: &'a [T]) -> Self {
+        Self { data, rows: 1, cols: data.len(), row_stride: data.len() }
     }
 
     /// A matrix whose rows start `row_stride` elements apart.
@@ -100,36 +126,24 @@ impl<'a, T> MatrixRef<'a, T> {
         &self.data[i * self.row_stride..][..self.cols]
     }
 
-    /// Rows `start..start + count`.
+    /// Rows `range`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the range leaves the matrix.
-    pub fn rows_range(&self, start: usize, count: usize) -> Result<Self> {
-        if start.checked_add(count).is_none_or(|end| end > self.rows) {
-            return Err(Error::OutOfRange {
-                what: "row range",
-                given: format!("{start}..{start}+{count}"),
-                expected: format!("within 0..{}", self.rows),
-            });
-        }
-        let offset = if count == 0 || self.cols == 0 { 0 } else { start * self.row_stride };
-        Ok(Self { data: &self.data[offset..], rows: count, ..*self })
+    pub fn rows_range(&self, range: Range<usize>) -> Result<Self> {
+        let rows = expect_within("row range", &range, self.rows)?;
+        let offset = if rows == 0 || self.cols == 0 { 0 } else { range.start * self.row_stride };
+        Ok(Self { data: &self.data[offset..], rows, ..*self })
     }
 
-    /// Columns `start..start + count` of every row: a chunk view, without copying.
+    /// Columns `range` of every row: a chunk view, without copying.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the range leaves the matrix.
-    pub fn cols_range(&self, start: usize, count: usize) -> Result<Self> {
-        if start.checked_add(count).is_none_or(|end| end > self.cols) {
-            return Err(Error::OutOfRange {
-                what: "column range",
-                given: format!("{start}..{start}+{count}"),
-                expected: format!("within 0..{}", self.cols),
-            });
-        }
-        let offset = if self.rows == 0 || count == 0 { 0 } else { start };
-        Ok(Self { data: &self.data[offset..], cols: count, ..*self })
+    pub fn cols_range(&self, range: Range<usize>) -> Result<Self> {
+        let cols = expect_within("column range", &range, self.cols)?;
+        let offset = if self.rows == 0 || cols == 0 { 0 } else { range.start };
+        Ok(Self { data: &self.data[offset..], cols, ..*self })
     }
 
     /// Refuses a shape other than `expected`, naming the argument.
@@ -145,7 +159,42 @@ impl<'a, T> MatrixRef<'a, T> {
     }
 }
 
-impl<T: Element> MatrixRef<'_, T> {
+impl<'a, T: Element> MatrixRef<'a, T> {
+    /// A dense matrix over its elements' bytes as files have them, little-endian: a mapped file's, without a copy.
+    ///
+    /// ```
+    /// use swiglu_core::{MatrixRef, bf16};
+    ///
+    /// #[repr(align(2))]
+    /// struct Mapped([u8; 4]);
+    /// let m = MatrixRef::<bf16>::from_le_bytes(&Mapped([0x80, 0x3f, 0x00, 0xc0]).0, 1, 2)?.to_dtype::<f32>()?;
+    /// assert_eq!(m.as_slice(), [1.0, -2.0]);
+    /// # Ok::<(), swiglu_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are not exactly the bytes of `rows · cols` elements; [`Error::Misaligned`] if they begin
+    /// where no element may; [`Error::Unsupported`] on a big-endian machine.
+    pub fn from_le_bytes(bytes: &'a [u8], rows: usize, cols: usize) -> Result<Self> {
+        let what = || format!("matrix of {}", T::DTYPE);
+        if cfg!(target_endian = "big") {
+            let why =
+                "the bytes of this machine's numbers are in another order; decode them".into();
+            return Err(Error::Unsupported { what: what(), why });
+        }
+        let size = size_of::<T>();
+        if rows.checked_mul(cols).and_then(|n| n.checked_mul(size)) != Some(bytes.len()) {
+            return Err(Error::Shape {
+                what: what(),
+                expected: format!("{rows}×{cols} elements of {size} bytes"),
+                given: format!("{} bytes", bytes.len()),
+            });
+        }
+        let data = <[T]>::ref_from_bytes(bytes);
+        let data = data.map_err(|_| Error::Misaligned { what: what(), required: size })?;
+        Self::new(data, rows, cols)
+    }
+
     /// Refuses NaN and infinities, naming the first one.
     ///
     /// # Errors
@@ -263,6 +312,13 @@ impl<'a, T> MatrixMut<'a, T> {
     }
 }
 
+/// Elements of a matrix whose bytes fit the address space.
+fn elements<T>(rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols)
+        .filter(|n| n.checked_mul(size_of::<T>()).is_some_and(|b| b <= isize::MAX as usize))
+        .ok_or_else(|| Error::TooLarge { what: "matrix".into(), rows, cols, row_stride: cols })
+}
+
 /// An owned dense `[rows, cols]` matrix.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Matrix<T> {
@@ -276,34 +332,35 @@ impl<T> Matrix<T> {
     /// grows by itself ends the process where there is no memory.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if the extents do not fit the address space; [`Error::Unavailable`] if
+    /// [`Error::TooLarge`] if the extents do not fit the address space; [`Error::OutOfMemory`] if
     /// there is no memory for them.
     pub fn room(rows: usize, cols: usize) -> Result<Vec<T>> {
-        let n = rows
-            .checked_mul(cols)
-            .filter(|n| n.checked_mul(size_of::<T>()).is_some_and(|b| b <= isize::MAX as usize))
-            .ok_or(Error::TooLarge { what: "matrix".into(), rows, cols, row_stride: cols })?;
+        let n = elements::<T>(rows, cols)?;
         let mut room = Vec::new();
-        room.try_reserve_exact(n).map_err(|e| Error::Unavailable {
-            what: format!("memory for a {rows}×{cols} matrix"),
+        room.try_reserve_exact(n).map_err(|e| Error::OutOfMemory {
+            what: format!("a {rows}×{cols} matrix"),
             why: e.to_string(),
         })?;
         Ok(room)
     }
 }
 
-impl<T: Copy + Default> Matrix<T> {
-    /// A matrix of default values (zeros).
+impl<T: FromZeros> Matrix<T> {
+    /// A matrix of zeros. Large ones are pages of the system that nothing has touched.
     ///
     /// # Errors
     /// As [`Self::room`].
     pub fn zeros(rows: usize, cols: usize) -> Result<Self> {
-        // `vec!` takes zeroed pages from the system without touching them but ends the process where
-        // there are none; asking first turns that into an error.
-        Self::room(rows, cols)?;
-        Ok(Self { data: vec![T::default(); rows * cols], rows, cols })
+        let n = elements::<T>(rows, cols)?;
+        let data = T::new_vec_zeroed(n).map_err(|_| Error::OutOfMemory {
+            what: format!("a {rows}×{cols} matrix"),
+            why: format!("the system refused {} bytes", n * size_of::<T>()),
+        })?;
+        Ok(Self { data, rows, cols })
     }
+}
 
+impl<T: Copy + Default> Matrix<T> {
     /// A matrix of the first `rows · cols` values, row by row.
     ///
     /// # Errors
@@ -383,6 +440,59 @@ impl<'a, T: Copy + Default> From<&'a mut Matrix<T>> for MatrixMut<'a, T> {
     }
 }
 
+impl<'a, T> From<&'a mut MatrixMut<'_, T>> for MatrixMut<'a, T> {
+    /// As [`MatrixMut::reborrow`].
+    fn from(m: &'a mut MatrixMut<'_, T>) -> Self {
+        m.reborrow()
+    }
+}
+
+impl<T> AsRef<[T]> for Matrix<T> {
+    fn as_ref(&self) -> &[T] {
+        &self.data
+    }
+}
+
+impl<T> AsMut<[T]> for Matrix<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+}
+
+impl<T> Matrix<T> {
+    #[track_caller]
+    fn at(&self, (row, col): (usize, usize)) -> usize {
+        assert!(
+            row < self.rows && col < self.cols,
+            "[{row}, {col}] of [{}, {}]",
+            self.rows,
+            self.cols
+        );
+        row * self.cols + col
+    }
+}
+
+impl<T> Index<(usize, usize)> for Matrix<T> {
+    type Output = T;
+
+    /// The element in a row and column.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[track_caller]
+    fn index(&self, at: (usize, usize)) -> &T {
+        &self.data[self.at(at)]
+    }
+}
+
+impl<T> IndexMut<(usize, usize)> for Matrix<T> {
+    #[track_caller]
+    fn index_mut(&mut self, at: (usize, usize)) -> &mut T {
+        let at = self.at(at);
+        &mut self.data[at]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,13 +502,15 @@ mod tests {
         let data: Vec<i32> = (0..11).collect();
         let m = MatrixRef::with_stride(&data, 3, 3, 4).unwrap();
         assert_eq!(m.row(2), &[8, 9, 10]);
-        assert_eq!(m.cols_range(1, 2).unwrap().row(1), &[5, 6]);
-        assert_eq!(m.rows_range(1, 2).unwrap().row(0), &[4, 5, 6]);
+        assert_eq!(m.cols_range(1..3).unwrap().row(1), &[5, 6]);
+        assert_eq!(m.rows_range(1..3).unwrap().row(0), &[4, 5, 6]);
         assert!(matches!(
             MatrixRef::with_stride(&data, 3, 4, 4),
             Err(Error::BufferTooShort { needed: 12, given: 11, .. })
         ));
-        assert!(m.rows_range(2, 2).is_err() && m.cols_range(usize::MAX, 2).is_err());
+        assert!(m.rows_range(2..4).is_err() && m.cols_range(usize::MAX..usize::MAX).is_err());
+        let backwards = std::ops::Range { start: 2, end: 1 };
+        assert!(m.cols_range(backwards).is_err() && m.rows_range(3..3).unwrap().rows() == 0);
     }
 
     #[test]
@@ -412,7 +524,7 @@ mod tests {
         ));
         assert!(matches!(Matrix::<f32>::zeros(usize::MAX, 2), Err(Error::TooLarge { .. })));
         // Beyond any address space that processors implement.
-        assert!(matches!(Matrix::<f32>::zeros(1 << 50, 1 << 8), Err(Error::Unavailable { .. })));
+        assert!(matches!(Matrix::<f32>::zeros(1 << 50, 1 << 8), Err(Error::OutOfMemory { .. })));
         assert!(matches!(Matrix::<f32>::room(usize::MAX, 2), Err(Error::TooLarge { .. })));
     }
 
@@ -420,10 +532,10 @@ mod tests {
     fn copies_that_no_memory_holds_are_errors() {
         // Rows that overlap make a view as large as one likes of a few elements.
         let huge = MatrixRef::with_stride(&[0.0f32; 4], 1 << 56, 4, 0).unwrap();
-        assert!(matches!(huge.to_dtype::<f32>(), Err(Error::Unavailable { .. })));
+        assert!(matches!(huge.to_dtype::<f32>(), Err(Error::OutOfMemory { .. })));
         let values = std::iter::repeat(0.0f32);
         let made = Matrix::from_values(values, 1 << 50, 1 << 8);
-        assert!(matches!(made, Err(Error::Unavailable { .. })));
+        assert!(matches!(made, Err(Error::OutOfMemory { .. })));
     }
 
     #[test]
@@ -432,6 +544,37 @@ mod tests {
         assert_eq!(m.as_slice(), [0, 1, 2, 3, 4, 5]);
         assert_eq!(m.try_clone().unwrap(), m);
         assert!(matches!(Matrix::from_values(0..5, 2, 3), Err(Error::Shape { .. })));
+    }
+
+    #[test]
+    fn elements_have_places_and_slices_are_rows() {
+        let mut m = Matrix::from_values(0.., 2, 3).unwrap();
+        m[(1, 0)] = 7;
+        assert_eq!((m[(1, 0)], m.as_ref()[3], m[(0, 2)]), (7, 7, 2));
+        assert!(std::panic::catch_unwind(|| m[(0, 3)]).is_err());
+        assert_eq!(MatrixRef::row_vector(m.as_slice()).shape(), [1, 6]);
+        let mut view = m.view_mut();
+        MatrixMut::from(&mut view).row_mut(0)[0] = 9;
+        assert_eq!(view.as_ref().row(0), [9, 1, 2]);
+        let error = MatrixRef::named("down weight", m.as_slice(), 2, 2).unwrap_err();
+        assert_eq!(error.to_string(), "down weight: expected 2×2 elements, given 6 elements");
+    }
+
+    #[test]
+    fn bytes_are_elements_where_they_lie_and_fit() {
+        let floats = [1.0f32, -2.5, 3.0];
+        let bytes: Vec<u8> = floats.iter().flat_map(|v| v.to_le_bytes()).collect();
+        // A buffer with an address that suits no f32 but at every fourth byte.
+        let mut buffer = vec![0u8; bytes.len() + 8];
+        let aligned = buffer.as_ptr().align_offset(4);
+        buffer[aligned..][..bytes.len()].copy_from_slice(&bytes);
+        let there = &buffer[aligned..][..bytes.len()];
+        let m = MatrixRef::<f32>::from_le_bytes(there, 1, 3).unwrap();
+        assert_eq!(m.as_slice(), floats);
+        let short = MatrixRef::<f32>::from_le_bytes(&there[1..], 1, 3);
+        assert!(matches!(short, Err(Error::Shape { .. })), "{short:?}");
+        let odd = MatrixRef::<f32>::from_le_bytes(&buffer[aligned + 1..][..8], 1, 2);
+        assert!(matches!(odd, Err(Error::Misaligned { required: 4, .. })), "{odd:?}");
     }
 
     #[test]

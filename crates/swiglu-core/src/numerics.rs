@@ -117,6 +117,7 @@ impl FromStr for ExpMode {
 
 /// A rounding order, an evaluation of the exponential, and what the order of sums may depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Numerics {
     /// Where values are rounded.
     pub rounding: Rounding,
@@ -165,6 +166,13 @@ impl Numerics {
     /// The given rounding with the precise exponential.
     pub const fn precise(rounding: Rounding) -> Numerics {
         Numerics { rounding, exp: ExpMode::Precise, batch_invariant: false }
+    }
+
+    crate::setters! {
+        /// Rounds elsewhere.
+        with_rounding(rounding: Rounding);
+        /// Evaluates the exponential otherwise.
+        with_exp(exp: ExpMode);
     }
 
     /// The same with one order of sums for every M, see [`Self::batch_invariant`].

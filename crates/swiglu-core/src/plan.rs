@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::Problem;
+use crate::setters;
 
 /// Whether intermediates stay in registers or pass through memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -28,6 +29,7 @@ impl fmt::Display for Path {
 
 /// The chosen way of computing a [`Problem`]. Making one has no effects; only running it has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Plan {
     /// What is computed.
     pub problem: Problem,
@@ -43,6 +45,29 @@ pub struct Plan {
     pub parameters: BTreeMap<String, usize>,
     /// Why this plan.
     pub reason: String,
+}
+
+impl Plan {
+    /// A plan of a kernel without parameters, on a device of its own.
+    pub fn new(
+        problem: Problem,
+        backend: impl Into<String>,
+        kernel: impl Into<String>,
+        path: Path,
+    ) -> Self {
+        let (backend, kernel) = (backend.into(), kernel.into());
+        let (parameters, reason) = (BTreeMap::new(), String::new());
+        Self { problem, backend, kernel, path, threads: 0, parameters, reason }
+    }
+
+    setters! {
+        /// Threads of the host that may take part.
+        with_threads(threads: usize);
+        /// Tile sizes and the like, by name.
+        with_parameters(parameters: BTreeMap<String, usize>);
+        /// Why this plan.
+        with_reason(reason: impl Into<String>, reason.into());
+    }
 }
 
 impl fmt::Display for Plan {

@@ -12,10 +12,12 @@ use crate::matrix::MatrixRef;
 use crate::numerics::Numerics;
 use crate::quant::{QuantizedType, QuantizedTypes};
 use crate::rows::{RowParams, RowSteps};
+use crate::setters;
 
 /// The three operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Op {
     /// gate, up → h = act(gate, up).
     Activation,
@@ -44,6 +46,7 @@ impl fmt::Display for Op {
 
 /// Weights, biases, activation and numerics of a gated linear layer, borrowed.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct GatedLinearParams<'a, T> {
     /// Gate and up weights.
     pub weights: GateUpWeights<'a, T>,
@@ -75,6 +78,19 @@ impl<'a, T: Element> GatedLinearParams<'a, T> {
         Self { weights, gate_bias: None, up_bias: None, activation, numerics }
     }
 
+    setters! {
+        /// bg, H values, or none.
+        with_gate_bias(gate_bias: impl Into<Option<&'a [f32]>>, gate_bias.into());
+        /// bu, H values, or none.
+        with_up_bias(up_bias: impl Into<Option<&'a [f32]>>, up_bias.into());
+        /// Other weights.
+        with_weights(weights: GateUpWeights<'a, T>);
+        /// Another activation.
+        with_activation(activation: Activation);
+        /// Rounds otherwise than [`Numerics::default_for`] T.
+        with_numerics(numerics: Numerics);
+    }
+
     /// Checks the biases against the weights.
     ///
     /// # Errors
@@ -104,6 +120,7 @@ impl<'a, T: Element> GatedLinearParams<'a, T> {
 
 /// A gated linear layer and the down projection behind it, borrowed.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct MlpParams<'a, T> {
     /// The gated linear layer.
     pub gated: GatedLinearParams<'a, T>,
@@ -127,6 +144,17 @@ impl<'a, T: Element> MlpParams<'a, T> {
         Self { gated, down, down_orientation, down_bias: None, rows: RowParams::NONE }
     }
 
+    setters! {
+        /// bd, K values, or none.
+        with_down_bias(down_bias: impl Into<Option<&'a [f32]>>, down_bias.into());
+        /// What is computed from whole rows between the products.
+        with_rows(rows: RowParams<'a>);
+        /// Another gated linear layer.
+        with_gated(gated: GatedLinearParams<'a, T>);
+        /// Another Wd.
+        with_down(down: MatrixRef<'a, T>);
+    }
+
     /// Output features of the down projection.
     pub fn out_features(&self) -> usize {
         self.down_orientation.shape(self.down.rows(), self.down.cols())[0]
@@ -140,7 +168,20 @@ impl<'a, T: Element> MlpParams<'a, T> {
         self.gated.validate()?;
         let w = &self.gated.weights;
         let expected = self.down_orientation.shape(w.hidden(), w.intermediate());
-        self.down.expect_shape(&format!("down weight ({})", self.down_orientation), expected)?;
+        let what = format!("down weight ({})", self.down_orientation);
+        self.down.expect_shape(&what, expected).map_err(|error| {
+            // Which of the weights lies otherwise than it was said to, shapes do not tell.
+            let [rows, cols] = expected;
+            match error {
+                Error::Shape { what, expected, given } if self.down.shape() == [cols, rows] => {
+                    let gate_up = w.layout().orientation;
+                    let or =
+                        format!("{expected} (or gate and up ({gate_up}) are the other way round)");
+                    Error::Shape { what, expected: or, given }
+                }
+                error => error,
+            }
+        })?;
         expect_len("down bias", self.down_bias, w.hidden())?;
         self.rows.validate(w.intermediate())
     }
@@ -163,6 +204,7 @@ impl<'a, T: Element> MlpParams<'a, T> {
 
 /// What is computed, as data: the key a plan is chosen by.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Problem {
     /// The operation.
     pub op: Op,
@@ -191,6 +233,58 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// A problem with the layout of Hugging Face and the default numerics of `dtype`, without biases, quantised weights and
+    /// steps of whole rows.
+    pub fn new(
+        op: Op,
+        m: usize,
+        hidden: usize,
+        intermediate: usize,
+        dtype: DType,
+        activation: Activation,
+    ) -> Self {
+        let (numerics, layout) = (Numerics::default_for(dtype), WeightLayout::HF);
+        let (bias, quantized, rows) = (false, None, RowSteps::NONE);
+        Self {
+            op,
+            m,
+            hidden,
+            intermediate,
+            dtype,
+            activation,
+            numerics,
+            layout,
+            bias,
+            quantized,
+            rows,
+        }
+    }
+
+    setters! {
+        /// Another operation.
+        with_op(op: Op);
+        /// Another number of tokens.
+        with_m(m: usize);
+        /// Another K.
+        with_hidden(hidden: usize);
+        /// Another H.
+        with_intermediate(intermediate: usize);
+        /// Another element type; numerics stay as they are.
+        with_dtype(dtype: DType);
+        /// Another activation.
+        with_activation(activation: Activation);
+        /// Where values are rounded.
+        with_numerics(numerics: Numerics);
+        /// How weights, or the inputs of an activation, lie.
+        with_layout(layout: WeightLayout);
+        /// Whether any bias is added.
+        with_bias(bias: bool);
+        /// The types of quantised weights, or none.
+        with_quantized(quantized: impl Into<Option<QuantizedTypes>>, quantized.into());
+        /// What is computed from whole rows between the products.
+        with_rows(rows: RowSteps);
+    }
+
     /// Floating-point operations of the linear maps, a multiply-add counted as two; for the
     /// activation operation, one product per element.
     pub fn flops(&self) -> f64 {
@@ -250,5 +344,32 @@ impl fmt::Display for Problem {
             f.write_str(" bias")?;
         }
         if self.rows.is_none() { Ok(()) } else { write!(f, " {}", self.rows) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of weights that contradict each other either may be the one that lies otherwise than was said.
+    #[test]
+    fn shapes_the_other_way_round_are_recognised() {
+        let values = [0.0f32; 48];
+        let of = |rows, cols| MatrixRef::new(&values, rows, cols).unwrap();
+        let refused = |orientation, down: MatrixRef<'_, f32>| {
+            let weights = GateUpWeights::separate(of(8, 6), of(8, 6), orientation).unwrap();
+            let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+            let params = MlpParams::new(gated, down, Orientation::OutIn);
+            params.validate().unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(Orientation::InOut, of(6, 8)),
+            "down weight (out-in): expected [8, 6] (or gate and up (in-out) are the other way \
+             round), given [6, 8]"
+        );
+        assert_eq!(
+            refused(Orientation::OutIn, MatrixRef::new(&values[..30], 5, 6).unwrap()),
+            "down weight (out-in): expected [6, 8], given [5, 6]"
+        );
     }
 }

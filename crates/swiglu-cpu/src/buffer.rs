@@ -27,12 +27,10 @@ impl Buffer {
     /// `bytes` zeros.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if the system refuses the memory.
+    /// [`Error::OutOfMemory`] if the system refuses the memory.
     pub(crate) fn zeroed(bytes: usize) -> Result<Self> {
-        let refused = |why: String| Error::Unavailable {
-            what: format!("memory for a buffer of {bytes} bytes"),
-            why,
-        };
+        let refused =
+            |why: String| Error::OutOfMemory { what: format!("a buffer of {bytes} bytes"), why };
         if bytes < MAPPED_FROM {
             let (mut lines, count) = (Vec::new(), bytes.div_ceil(64));
             lines.try_reserve_exact(count).map_err(|e| refused(e.to_string()))?;

@@ -91,7 +91,7 @@ fn rate(cpu: &Cpu, workers: usize, repetitions: usize, amount: f64, step: &Step<
 /// Measures all ceilings; a fraction of a second.
 ///
 /// # Errors
-/// [`swiglu_core::Error::Unavailable`] if there is no memory for the arrays (three of 128 MiB).
+/// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the arrays (three of 128 MiB).
 pub fn measure(cpu: &Cpu) -> Result<Ceilings> {
     let dot_bf16 = match cpu.isa() {
         Isa::AmxBf16 => Some(tiles(cpu)),
@@ -261,7 +261,7 @@ impl Reading {
     /// As much memory as `bytes`, rounded up to a few pages.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for it.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for it.
     pub fn new(cpu: &Cpu, bytes: usize) -> Result<Self> {
         let units = bytes.div_ceil(CACHED_UNIT_BYTES).max(1);
         let mut memory = Buffer::zeroed(units.saturating_mul(CACHED_UNIT_BYTES))?;

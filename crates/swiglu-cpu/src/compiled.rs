@@ -7,7 +7,7 @@
 use swiglu_core::{DType, Element, bf16, f16};
 
 use crate::elementwise::Segments;
-use crate::epilogue::{GatedPanel, PlainPanel};
+use crate::epilogue::{AddedPanel, GatedPanel, PlainPanel};
 use crate::gemm::{SideBySide, Sums};
 use crate::isa::Isa;
 use crate::quant::{DecodedSums, Dots, PackUnits, PairSums};
@@ -111,6 +111,15 @@ pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<
             (t, o) => unreachable!("no kernel rounds to {t} and stores {o}"),
         }
     }
+}
+
+/// The epilogue of a block whose result is added.
+///
+/// # Safety
+/// As [`dispatch`].
+pub(crate) unsafe fn added(isa: Isa, kernel: AddedPanel) {
+    // SAFETY: the caller's.
+    unsafe { run(isa, kernel) }
 }
 
 /// Sums of a panel of quantised weights over a few rows.

@@ -84,6 +84,15 @@ pub struct Cpu {
     shared: Arc<Shared>,
 }
 
+/// Whether they are the same: clones, not devices that were made alike.
+impl PartialEq for Cpu {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared) && self.threads == other.threads
+    }
+}
+
+impl Eq for Cpu {}
+
 /// What the clones of a device share.
 #[derive(Debug)]
 struct Shared {
@@ -231,7 +240,7 @@ impl Cpu {
     pub fn plan(&self, problem: Problem, path: Path) -> Plan {
         match problem.op {
             Op::Activation => elementwise::plan(self, problem),
-            Op::GatedLinear | Op::Mlp => layers::plan(self, problem, path),
+            _ => layers::plan(self, problem, path),
         }
     }
 
@@ -243,15 +252,12 @@ impl Cpu {
         parameters: &[(&str, usize)],
         reason: &str,
     ) -> Plan {
-        Plan {
-            problem,
-            backend: "cpu".into(),
-            kernel: self.isa.to_string(),
-            path,
-            threads: workers.min(self.threads),
-            parameters: BTreeMap::from_iter(parameters.iter().map(|&(k, v)| (k.to_owned(), v))),
-            reason: reason.to_owned(),
-        }
+        Plan::new(problem, "cpu", self.isa.name(), path)
+            .with_threads(workers.min(self.threads))
+            .with_parameters(BTreeMap::from_iter(
+                parameters.iter().map(|&(k, v)| (k.to_owned(), v)),
+            ))
+            .with_reason(reason)
     }
 }
 

@@ -21,7 +21,7 @@ use std::ops::Range;
 use swiglu_core::gate::{GatedMath, WithGatedMath};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path,
-    Plan, Problem, Result, RowSteps, WeightLayout,
+    Plan, Problem, Result, WeightLayout,
 };
 
 use crate::compiled;
@@ -99,22 +99,12 @@ impl Cpu {
         numerics: Numerics,
         inputs: &GateUpRef<'_, T>,
     ) -> Problem {
-        Problem {
-            op: Op::Activation,
-            m: inputs.rows(),
-            hidden: 0,
-            intermediate: inputs.intermediate(),
-            dtype: T::DTYPE,
-            activation: *act,
-            numerics,
-            layout: WeightLayout {
+        Problem::new(Op::Activation, inputs.rows(), 0, inputs.intermediate(), T::DTYPE, *act)
+            .with_numerics(numerics)
+            .with_layout(WeightLayout {
                 orientation: Orientation::OutIn,
                 arrangement: inputs.arrangement(),
-            },
-            bias: false,
-            quantized: None,
-            rows: RowSteps::NONE,
-        }
+            })
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Rows<O> {
 
 impl<O: Element> Rows<O> {
     /// Rows from row `r` on; without columns there is no buffer to point into.
-    fn from(self, r: usize) -> Self {
+    pub(crate) fn from(self, r: usize) -> Self {
         Self { first: self.first.wrapping_add(r * self.stride), ..self }
     }
 
@@ -49,6 +49,28 @@ impl<O: Element> Rows<O> {
                 S::store::<O>(whole.as_mut_ptr(), v);
                 std::ptr::copy_nonoverlapping(whole.as_ptr(), p, self.cols - col);
             }
+        }
+    }
+}
+
+impl Rows<f32> {
+    /// One vector of row `r` from column `col`, zeros behind the last column.
+    ///
+    /// # Safety
+    /// The row is valid.
+    #[inline(always)]
+    unsafe fn read<S: Simd>(&self, r: usize, col: usize) -> S::V {
+        // SAFETY: as the caller promises; the partial copy stops at the last column.
+        unsafe {
+            let p = self.first.wrapping_add(r * self.stride + col);
+            if col + S::LANES <= self.cols {
+                return S::load_f32(p);
+            }
+            let mut whole = [0.0f32; 64];
+            if col < self.cols {
+                std::ptr::copy_nonoverlapping(p, whole.as_mut_ptr(), self.cols - col);
+            }
+            S::load_f32(whole.as_ptr())
         }
     }
 }
@@ -148,6 +170,80 @@ impl<T: Element> Epilogue for Plain<T> {
         unsafe {
             let epilogue = Self { out: self.out.from(first), ..*self };
             compiled::plain(isa, PlainPanel { epilogue, panel, sums, rows });
+        }
+    }
+}
+
+/// out += factor of the row · (sums + bias), in f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Added {
+    pub(crate) bias: Option<*const f32>,
+    pub(crate) out: Rows<f32>,
+    pub(crate) scale: Factors,
+}
+
+/// The factors of rows from one on.
+#[derive(Clone, Copy)]
+pub(crate) enum Factors {
+    Same(f32),
+    Each(*const f32),
+}
+
+impl Factors {
+    fn from(self, row: usize) -> Self {
+        match self {
+            Factors::Same(factor) => Factors::Same(factor),
+            Factors::Each(first) => Factors::Each(first.wrapping_add(row)),
+        }
+    }
+
+    /// # Safety
+    /// There is a factor of the row.
+    #[inline(always)]
+    unsafe fn of_row(self, row: usize) -> f32 {
+        match self {
+            Factors::Same(factor) => factor,
+            // SAFETY: the caller's.
+            Factors::Each(first) => unsafe { *first.add(row) },
+        }
+    }
+}
+
+impl Epilogue for Added {
+    unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
+        let epilogue = Self { out: self.out.from(first), scale: self.scale.from(first), ..*self };
+        // SAFETY: the caller's.
+        unsafe { compiled::added(isa, AddedPanel { epilogue, panel, sums, rows }) }
+    }
+}
+
+/// A panel for [`Added`].
+pub(crate) struct AddedPanel {
+    epilogue: Added,
+    panel: usize,
+    sums: *const f32,
+    rows: usize,
+}
+
+impl Kernel for AddedPanel {
+    type Output = ();
+    const USES_DOTS: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Added { bias, out, scale } = self.epilogue;
+        for r in 0..self.rows {
+            for v in 0..2 {
+                let offset = (self.panel * 2 + v) * S::LANES;
+                // SAFETY: the caller vouches for the sums and rows; columns past the last are not touched.
+                unsafe {
+                    let sum = S::load_f32(self.sums.add((r * 2 + v) * S::LANES));
+                    let y = biased::<S>(sum, bias, offset);
+                    let factor = S::V::splat(scale.of_row(r));
+                    let before = out.read::<S>(r, offset);
+                    out.write::<S>(r, offset, y.mul_add(factor, before));
+                }
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use swiglu_core::{Error, Result};
 /// An instruction-set façade over the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Isa {
     /// Plain Rust over arrays, vectorised by the compiler for the build's baseline.
     Portable,

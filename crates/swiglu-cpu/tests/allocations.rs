@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
-    Activation, BlockType, DType, GateUpRef, Matrix, MlpParams, Numerics, Op, Path, QuantizedTypes,
-    RowParams, random,
+    Activation, BlockType, DType, GateUpRef, Matrix, Numerics, Op, Path, QuantizedTypes, RowParams,
+    random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, Mlp};
 
@@ -69,7 +69,7 @@ fn calls_do_not_allocate() {
         }
         for steps in row_steps().unwrap() {
             let parameters = Parameters::<f32>::new(&case(20)).unwrap();
-            let params = MlpParams { rows: RowParams::new(steps), ..parameters.mlp() };
+            let params = parameters.mlp().with_rows(RowParams::new(steps));
             let mlp = Mlp::new(&cpu, &params).unwrap();
             let x = random::normal_matrix::<f32>(1, 20, 256, 1.0).unwrap();
             let mut y = Matrix::zeros(20, 256).unwrap();

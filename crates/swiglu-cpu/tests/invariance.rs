@@ -29,7 +29,8 @@ fn cpu(isa: Isa, threads: usize) -> Cpu {
 
 fn case(op: Op, [hidden, intermediate]: [usize; 2], dtype: DType, invariant: bool) -> Case {
     let case = Case { bias: true, ..Case::new(op, [0, hidden, intermediate], dtype) };
-    let numerics = Numerics { batch_invariant: invariant, ..Numerics::default_for(dtype) };
+    let mut numerics = Numerics::default_for(dtype);
+    numerics.batch_invariant = invariant;
     Case { numerics, ..case }
 }
 
@@ -134,7 +135,7 @@ fn quantized(op: Op, types: [QuantizedType; 2], dtype: DType, invariant: bool) -
     };
     let case = case(op, [gate_up.elements(), intermediate], dtype, invariant);
     // Outputs of the down weight are the inputs of gate and up.
-    Case { quantized: Some(QuantizedTypes { gate_up, down }), ..case }
+    Case { quantized: Some(QuantizedTypes::new(gate_up, down)), ..case }
 }
 
 fn quantized_rows_have_their_bits_in_every_batch(isa: Isa) {

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
     Activation, Arrangement, BlockType, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
-    MatrixMut, MatrixRef, MlpParams, Numerics, Op, Orientation, Path, Plan, QuantizedTypes,
-    RowParams, WeightLayout, bf16, bounds, f16, random,
+    MatrixMut, MatrixRef, Numerics, Op, Orientation, Path, Plan, QuantizedTypes, RowParams,
+    WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
 use swiglu_testing::{cases as cases_of, not_run};
@@ -142,7 +142,7 @@ fn plans_follow_the_row_steps() {
     let device = cpu(Isa::detect(), 2);
     let parameters = Parameters::<f32>::new(&case(700, 300, 41)).unwrap();
     for steps in row_steps().unwrap() {
-        let params = MlpParams { rows: RowParams::new(steps), ..parameters.mlp() };
+        let params = parameters.mlp().with_rows(RowParams::new(steps));
         let plan = Mlp::new(&device, &params).unwrap().plan(700);
         let mut made = device.plan(params.problem(700), Path::Fused);
         made.problem.numerics = plan.problem.numerics;
@@ -160,7 +160,7 @@ fn row_steps_are_of_each_row_alone() {
     let parameters = Parameters::<f32>::new(&case).unwrap();
     let x = random::normal_matrix::<f32>(1, 40, 96, 1.0).unwrap();
     for steps in row_steps().unwrap() {
-        let params = MlpParams { rows: RowParams::new(steps), ..parameters.mlp() };
+        let params = parameters.mlp().with_rows(RowParams::new(steps));
         let of = |threads, rows: usize| {
             let mlp = Mlp::new(&cpu(Isa::detect(), threads), &params).unwrap();
             let mut y = Matrix::<f32>::zeros(rows, 96).unwrap();
@@ -220,7 +220,9 @@ fn many_rows_have_the_bits_of_single_rows() {
         let count = if isa == Isa::AmxBf16 { 40 } else { 12 };
         let mut some = Matrix::<bf16>::zeros(count, 33).unwrap();
         for first in [0, 348, 700 - count] {
-            layer.forward(x.view().rows_range(first, count).unwrap(), some.view_mut()).unwrap();
+            layer
+                .forward(x.view().rows_range(first..first + count).unwrap(), some.view_mut())
+                .unwrap();
             let same = &all.as_slice()[first * 33..(first + count) * 33];
             assert_eq!(some.as_slice(), same, "{isa}, row {first}");
         }
@@ -333,9 +335,9 @@ fn earlier_calls_leave_no_trace<T: Element>(isa: Isa, path: Path) {
         for first in [ROWS, 3, 1] {
             for then in [1, 3, 4, 5, ROWS] {
                 let mlp = layer();
-                let y = run(&mlp, spoilt.view().rows_range(0, first).unwrap());
+                let y = run(&mlp, spoilt.view().rows_range(0..first).unwrap());
                 assert!(y.as_slice().iter().any(|v| !v.to_f32().is_finite()), "{isa} {path}");
-                let x = clean.view().rows_range(0, then).unwrap();
+                let x = clean.view().rows_range(0..then).unwrap();
                 let what = format!("{} {isa} {path}: {then} rows after {first}", T::DTYPE);
                 assert_eq!(bits(&run(&mlp, x)), bits(&run(&layer(), x)), "{what} of {value}");
             }
@@ -432,7 +434,7 @@ fn quantised_layers_keep_rows_apart() {
         let clean = run(&one, x.view());
         assert_eq!(bits(&clean), bits(&run(&three, x.view())), "{isa}");
         for row in 0..case.m {
-            let alone = run(&one, x.view().rows_range(row, 1).unwrap());
+            let alone = run(&one, x.view().rows_range(row..row + 1).unwrap());
             assert_eq!(alone.as_slice(), clean.view().row(row), "{isa} row {row}");
         }
         x.as_mut_slice()[case.hidden + 7] = f32::INFINITY;

@@ -190,7 +190,7 @@ fn reserved_memory_suffices<T: Element>(isa: Isa, path: Path) {
     assert!(gated.workspace_bytes(MOST) <= layer.workspace_bytes(MOST));
     let x = input::<T>(MOST, 64);
     for m in 0..=MOST {
-        let x = x.view().rows_range(0, m).unwrap();
+        let x = x.view().rows_range(0..m).unwrap();
         forward(&layer, x);
         let mut h = Matrix::<T>::zeros(m, 129).unwrap();
         gated.forward(x, h.view_mut()).unwrap();
@@ -228,7 +228,7 @@ fn other_layers_leave_no_trace<T: Element>(isa: Isa) {
     let check = |layer: &Mlp<T>, fresh: &Mlp<T>, hidden: usize, what: &str| {
         let x = input::<T>(20, hidden);
         for m in [1, 2, 3, 5, 9, 17, 20] {
-            let x = x.view().rows_range(0, m).unwrap();
+            let x = x.view().rows_range(0..m).unwrap();
             let spoilt = forward(&spoiling, nan.view());
             assert!(spoilt.as_slice().iter().all(|v| v.to_f32().is_nan()));
             let (given, expected) = (bits(&forward(layer, x)), bits(&forward(fresh, x)));

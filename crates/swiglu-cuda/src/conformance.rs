@@ -77,7 +77,7 @@ impl CudaBackend {
     pub fn computes(&self, case: &Case) -> bool {
         if case.quantized.is_some() {
             // More tokens go in passes.
-            let pass = Problem { m: case.m.min(quantized_tokens()), ..problem(case) };
+            let pass = problem(case).with_m(case.m.min(quantized_tokens()));
             return match self.way {
                 Way::Planned => case.op == Op::Mlp && case.dtype != DType::F32,
                 Way::Unfused => false,
@@ -327,19 +327,11 @@ impl Drop for Taken<'_> {
 
 /// The problem that a case poses.
 fn problem(case: &Case) -> Problem {
-    Problem {
-        op: case.op,
-        m: case.m,
-        hidden: case.hidden,
-        intermediate: case.intermediate,
-        dtype: case.dtype,
-        activation: case.activation,
-        numerics: case.numerics,
-        layout: case.layout,
-        bias: case.bias,
-        quantized: case.quantized,
-        rows: swiglu_core::RowSteps::NONE,
-    }
+    Problem::new(case.op, case.m, case.hidden, case.intermediate, case.dtype, case.activation)
+        .with_numerics(case.numerics)
+        .with_layout(case.layout)
+        .with_bias(case.bias)
+        .with_quantized(case.quantized)
 }
 
 /// Elements before a matrix: none in the common case, else one or three, which is 2 to 12 bytes.

@@ -19,7 +19,7 @@ pub use device::graph::{CapturedCall, Graph};
 pub use device::leftovers::release_unused;
 pub use device::lt::cublaslt_version;
 pub use device::memory::{
-    DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
+    DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, PinnedMatrix,
 };
 pub use device::stream::{BorrowedStream, Event, Stream};
 pub use device::workspace::DeviceScratch;

@@ -10,12 +10,11 @@ use common::judge;
 use swiglu_core::conformance::{Backend, Case, Parameters, quantized_suite, suite};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix,
-    MatrixRef, Numerics, Op, Orientation, Path, Problem, Rounding, WeightLayout, bf16, bounds, f16,
-    random,
+    MatrixRef, Numerics, Op, Orientation, Path, Rounding, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::tuning::TuningOptions;
 use swiglu_cuda::{
-    Cuda, CudaBackend, CudaOptions, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
+    Cuda, CudaBackend, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
     DeviceMatrixRef, GatedLinear, quantized_types,
 };
 
@@ -41,7 +40,7 @@ fn what_users_get() {
 fn kernels_of_every_architecture() {
     let Some(options) = common::options() else { return };
     let tuning = TuningOptions::default();
-    let options = CudaOptions { portable_kernels: true, tuning, ..options };
+    let options = options.with_portable_kernels(true).with_tuning(tuning);
     let cuda = Cuda::with_options(&options).unwrap();
     for (op, path) in
         [(Op::GatedLinear, Some(Path::Fused)), (Op::GatedLinear, None), (Op::Mlp, None)]
@@ -54,7 +53,7 @@ fn kernels_of_every_architecture() {
                 Op::Mlp => parameters.mlp().problem(m),
                 _ => parameters.gated().problem(m),
             };
-            let problem = Problem { hidden: 896, intermediate: 4864, ..problem };
+            let problem = problem.with_hidden(896).with_intermediate(4864);
             let plan = cuda.plan(problem, path);
             assert!(!plan.kernel.contains("sm90"), "{op} of {m} tokens: {}", plan.kernel);
             assert!(path.is_none() || plan.kernel.contains("mma_gated_gemm"), "{}", plan.kernel);
@@ -250,7 +249,11 @@ fn biases_beside_sums_are_exact() {
         Parameters::<bf16>::new(&Case::new(Op::GatedLinear, [m, k, h], DType::Bf16)).unwrap();
     let bias = |seed| (0..h).map(|i| random::normal(seed, i as u64)).collect::<Vec<f32>>();
     let (gate, up) = (bias(1), bias(2));
-    let of = |gate_bias, up_bias| GatedLinearParams { gate_bias, up_bias, ..parameters.gated() };
+    let of = |gate_bias, up_bias| {
+        let mut params = parameters.gated();
+        (params.gate_bias, params.up_bias) = (gate_bias, up_bias);
+        params
+    };
     let path = |path| move |cuda: &Cuda, p: &_| GatedLinear::with_path(cuda, p, path).unwrap();
     let sums = |cuda: &Cuda, params: &GatedLinearParams<'_, bf16>| {
         let candidates = cuda.candidates(&params.problem(m), None);
@@ -385,7 +388,7 @@ fn tiles_that_become_narrow() {
 #[test]
 fn tf32_on_request() {
     let Some(cuda) = common::device() else { return };
-    let options = CudaOptions { device: cuda.ordinal(), tf32: true, ..common::options().unwrap() };
+    let options = common::options().unwrap().with_device(cuda.ordinal()).with_tf32(true);
     let cuda = Cuda::with_options(&options).unwrap();
     let mut by_tensor_cores = 0;
     for backend in CudaBackend::all(&cuda) {
@@ -573,17 +576,14 @@ fn saved<T: Element>(cuda: &Cuda, layer: &GatedLinear<T>, case: &Case) {
         let weights =
             GateUpWeights::separate(own.view(), zeros.view(), Orientation::OutIn).unwrap();
         let ones = vec![1.0; h];
-        let one = GatedLinearParams {
-            weights,
-            gate_bias: if half == swiglu_core::Half::Gate {
+        let one = GatedLinearParams::new(weights, Activation::BILINEAR)
+            .with_gate_bias(if half == swiglu_core::Half::Gate {
                 params.gate_bias
             } else {
                 params.up_bias
-            },
-            up_bias: Some(&ones),
-            activation: Activation::BILINEAR,
-            numerics: Numerics { rounding: Rounding::PreRound, ..Numerics::default() },
-        };
+            })
+            .with_up_bias(&ones[..])
+            .with_numerics(Numerics::default().with_rounding(Rounding::PreRound));
         let reference = bounds::gated_linear(x.view(), &one).unwrap();
         let judgement = reference.judge(saved.to_host().unwrap().view()).unwrap();
         assert!(judgement.passed(), "{half:?} of {case}: {judgement:?}");

@@ -12,8 +12,8 @@ use swiglu_core::quant::{
     BlockType, QuantizedMatrix, QuantizedMlpParams, QuantizedType, QuantizedTypes, e4m3_to_f32,
 };
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation, Problem,
-    QuantizedGatedLinearParams, RowParams, WeightLayout, bf16, bounds, f16, random,
+    Activation, Arrangement, DType, Element, Matrix, MatrixRef, Numerics, Op, Orientation,
+    QuantizedGatedLinearParams, WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::{Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, Stream, quantized_types};
 
@@ -329,13 +329,13 @@ fn plans_name_the_obstacles() {
         let case = Case::new(Op::Mlp, [m, 896, 4864], dtype);
         let parameters = Case { hidden: 8, intermediate: 8, ..case };
         let small = Parameters::<f32>::new(&Case { dtype: DType::F32, ..parameters }).unwrap();
-        Problem {
-            hidden: 896,
-            intermediate: 4864,
-            dtype,
-            numerics: Numerics::default_for(dtype),
-            ..small.mlp().problem(m)
-        }
+        small
+            .mlp()
+            .problem(m)
+            .with_hidden(896)
+            .with_intermediate(4864)
+            .with_dtype(dtype)
+            .with_numerics(Numerics::default_for(dtype))
     };
     let reasons = |m, dtype| {
         let candidates = cuda.candidates(&problem(m, dtype), None);
@@ -365,7 +365,7 @@ fn the_copy_engine_waits_for_a_measurement_of_f32() {
     assert_eq!(planned.kernel, "sm90_decode_mlp", "{}", planned.reason);
     for &kind in quantized_types() {
         let quantized = Some(QuantizedTypes::of(Op::Mlp, kind));
-        let planned = cuda.plan(Problem { quantized, ..parameters.mlp().problem(2) }, None);
+        let planned = cuda.plan(parameters.mlp().problem(2).with_quantized(quantized), None);
         assert_eq!(planned.kernel, "sm90_held_mlp", "{kind}: {}", planned.reason);
     }
 

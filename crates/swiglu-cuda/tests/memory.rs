@@ -8,9 +8,7 @@ mod common;
 use common::device;
 use half::{bf16, f16};
 use swiglu_core::{Element, Error, Matrix, MatrixMut, MatrixRef};
-use swiglu_cuda::{
-    Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
-};
+use swiglu_cuda::{Cuda, CudaError, DeviceBuffer, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 
 fn values<T: Element>(n: usize) -> Vec<T> {
     (0..n).map(|i| T::from_f32(i as f32)).collect()
@@ -36,7 +34,7 @@ fn buffers_keep_what_was_written() {
     round_trip::<f32>(&cuda);
     round_trip::<f16>(&cuda);
     round_trip::<bf16>(&cuda);
-    let options = CudaOptions { plain_allocations: true, ..common::options().unwrap() };
+    let options = common::options().unwrap().with_plain_allocations(true);
     round_trip::<f32>(&Cuda::with_options(&options).unwrap());
 }
 

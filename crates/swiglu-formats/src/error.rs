@@ -222,8 +222,9 @@ pub enum FormatError {
     },
     /// A model's configuration that cannot be read.
     #[error(
-        "{}: the model's configuration {why}; correct it, or --no-config does without it (then \
-         --activation and, for a packed tensor, --arrangement say what it would have)",
+        "{}: the model's configuration {why}; correct it, or LoadOptions::without_config does without it \
+         (then Weights::activation and, for a packed tensor, LoadOptions::with_arrangement say what it \
+         would have)",
         path.display()
     )]
     Configuration {
@@ -235,7 +236,7 @@ pub enum FormatError {
     /// A key of a configuration that may change the block's mathematics, and is not understood.
     #[error(
         "{}: `{key}` = {value} may change what the block computes and is not understood here; \
-         --ignore {key} computes without it",
+         LoadOptions::with_ignored({key}) computes without it",
         path.display()
     )]
     NotUnderstood {
@@ -248,7 +249,7 @@ pub enum FormatError {
     },
     /// A key that is understood, and asks for something that is not computed here.
     #[error(
-        "{}: `{key}` = {value}: {why}; --ignore {key} computes without it",
+        "{}: `{key}` = {value}: {why}; LoadOptions::with_ignored({key}) computes without it",
         path.display()
     )]
     NotComputed {
@@ -263,7 +264,7 @@ pub enum FormatError {
     },
     /// A key of a configuration that the tensors contradict.
     #[error(
-        "{}: `{key}` = {value}, but {why}; --ignore {key} goes by the tensors, --no-config does without \
+        "{}: `{key}` = {value}, but {why}; LoadOptions::with_ignored({key}) goes by the tensors, LoadOptions::without_config does without \
          the configuration",
         path.display()
     )]
@@ -278,7 +279,7 @@ pub enum FormatError {
         why: String,
     },
     /// A tensor of the block that the block as it is computed here has no place for.
-    #[error("{}: {tensor} is in the block: {why}; --ignore {tensor} computes without it", path.display())]
+    #[error("{}: {tensor} is in the block: {why}; LoadOptions::with_ignored({tensor}) computes without it", path.display())]
     Unused {
         /// The file.
         path: PathBuf,
@@ -289,7 +290,7 @@ pub enum FormatError {
     },
     /// A model that does not say which activation its block has, or names one that is not known.
     #[error(
-        "{}: {why}; --activation chooses one of: {}",
+        "{}: {why}; Weights::activation chooses one of: {}",
         path.display(),
         swiglu_core::ACTIVATION_NAMES
     )]
@@ -333,6 +334,89 @@ pub enum FormatError {
 }
 
 impl FormatError {
+    /// The file in question, or the model's directory; `<memory>` for data that came as bytes.
+    pub fn path(&self) -> Option<&Path> {
+        use FormatError as E;
+        match self {
+            E::NotAFile { path, .. }
+            | E::Io { path, .. }
+            | E::UnknownFormat { path, .. }
+            | E::Recognised { path, .. }
+            | E::NoModel { path, .. }
+            | E::MissingPart { path, .. }
+            | E::Truncated { path, .. }
+            | E::Malformed { path, .. }
+            | E::UnsupportedDtype { path, .. }
+            | E::Quantization { path, .. }
+            | E::TensorNotFound { path, .. }
+            | E::TensorNotNamed { path, .. }
+            | E::LayerOutOfRange { path, .. }
+            | E::NoLayer { path, .. }
+            | E::IncompleteLayer { path, .. }
+            | E::Ungated { path, .. }
+            | E::ExpertOutOfRange { path, .. }
+            | E::Ambiguous { path, .. }
+            | E::Configuration { path, .. }
+            | E::NotUnderstood { path, .. }
+            | E::NotComputed { path, .. }
+            | E::Contradicted { path, .. }
+            | E::Unused { path, .. }
+            | E::UnknownActivation { path, .. }
+            | E::Contradiction { path, .. }
+            | E::Shape { path, .. }
+            | E::AlreadyExists { path, .. } => Some(path),
+            E::Core(_) => None,
+        }
+    }
+
+    /// The tensor, key, field or option in question, where there is one.
+    pub fn what(&self) -> Option<&str> {
+        use FormatError as E;
+        match self {
+            E::Truncated { what, .. } | E::Malformed { what, .. } => Some(what),
+            E::Ambiguous { what, .. } | E::Contradiction { what, .. } => Some(what),
+            E::UnsupportedDtype { tensor, .. }
+            | E::Quantization { tensor, .. }
+            | E::TensorNotFound { name: tensor, .. }
+            | E::Unused { tensor, .. }
+            | E::Shape { tensor, .. } => Some(tensor),
+            E::NotUnderstood { key, .. }
+            | E::NotComputed { key, .. }
+            | E::Contradicted { key, .. } => Some(key),
+            E::Core(error) => error.what(),
+            _ => None,
+        }
+    }
+
+    /// What was given and what was expected, where there are both.
+    pub fn given_and_expected(&self) -> Option<[String; 2]> {
+        use FormatError as E;
+        match self {
+            E::NotAFile { found, .. } => Some([(*found).into(), "a regular file".into()]),
+            E::UnknownFormat { why, expected, .. } => Some([why.clone(), (*expected).into()]),
+            E::NoModel { found, .. } => {
+                Some([found.clone(), "model.safetensors, its index or a GGUF file".into()])
+            }
+            E::Truncated { needed, available, .. } => {
+                Some([format!("{available} bytes"), format!("{needed} bytes")])
+            }
+            E::Malformed { given, expected, .. } | E::Shape { given, expected, .. } => {
+                Some([given.clone(), expected.clone()])
+            }
+            E::UnsupportedDtype { dtype, supported, .. } => {
+                Some([dtype.clone(), (*supported).into()])
+            }
+            E::LayerOutOfRange { layer, available, .. } => {
+                Some([format!("layer {layer}"), format!("layers {available}")])
+            }
+            E::ExpertOutOfRange { expert, available, .. } => {
+                Some([format!("expert {expert}"), available.clone()])
+            }
+            E::Core(error) => error.given_and_expected(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn malformed(
         path: &Path,
         offset: u64,

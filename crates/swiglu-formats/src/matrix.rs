@@ -61,7 +61,7 @@ impl DynMatrix {
     /// A copy with elements of type `T`, each rounded at most once.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for it.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for it.
     pub fn to<T: Element>(&self) -> swiglu_core::Result<Matrix<T>> {
         match self {
             DynMatrix::F32(m) => m.view().to_dtype(),

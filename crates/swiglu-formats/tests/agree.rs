@@ -19,7 +19,7 @@ const SHARED: &str = "model.layers.1.mlp.shared_expert.";
 
 fn load(prefix: &str, h: usize, config: &Value, options: &LoadOptions) -> Result<(), FormatError> {
     let expert = prefix.contains("experts.0").then_some(0);
-    let options = LoadOptions { layer: 1, expert, ..options.clone() };
+    let options = options.clone().with_layer(1).with_expert(expert);
     Checkpoint::new(&block(prefix, h), &config.to_string()).load(&options).map(drop)
 }
 
@@ -57,14 +57,13 @@ fn a_stated_size_that_the_tensors_contradict_is_refused_with_both_and_what_overr
         let error = load(prefix, 48, &config, &LoadOptions::default()).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, FormatError::Contradicted { .. }), "{text}");
-        for part in [said, "has 48", "--ignore", "--no-config"] {
+        for part in [said, "has 48", "with_ignored", "without_config"] {
             assert!(text.contains(part), "`{part}` in {text}");
         }
         let FormatError::Contradicted { key, .. } = error else { panic!() };
-        for options in [
-            LoadOptions { ignore: vec![key], ..Default::default() },
-            LoadOptions { no_config: true, ..Default::default() },
-        ] {
+        for options in
+            [LoadOptions::default().with_ignored(key), LoadOptions::default().without_config()]
+        {
             load(prefix, 48, &config, &options).unwrap();
         }
     }
@@ -107,12 +106,9 @@ fn sizes_that_mean_something_else_refuse_nothing() {
         (DENSE, 48, json!({"intermediate_size": null, "moe_intermediate_size": 0})),
         (EXPERT, 48, json!({"intermediate_size": 48, "moe_intermediate_size": 0})),
     ] {
-        let options = LoadOptions {
-            ignore: match config.get("use_double_wide_mlp") {
-                Some(_) => vec!["use_double_wide_mlp".into()],
-                None => Vec::new(),
-            },
-            ..Default::default()
+        let options = match config.get("use_double_wide_mlp") {
+            Some(_) => LoadOptions::default().with_ignored("use_double_wide_mlp"),
+            None => LoadOptions::default(),
         };
         let loaded = load(prefix, h, &config, &LoadOptions::default());
         let loaded = loaded.or_else(|e| {
@@ -181,14 +177,10 @@ fn biases_that_are_stated_and_absent_are_refused_by_name() {
     ] {
         let config = json!({"model_type": model, "hidden_act": "silu", key: true}).to_string();
         let load = |tensors: &[T], ignore: &[&str]| {
-            let ignore = ignore.iter().map(|key| (*key).to_owned()).collect();
-            Checkpoint::new(tensors, &config).load(&LoadOptions {
-                layer: 1,
-                ignore,
-                ..Default::default()
-            })
+            let options = ignore.iter().copied().fold(at(1), LoadOptions::with_ignored);
+            Checkpoint::new(tensors, &config).load(&options)
         };
-        refused(load(&block(DENSE, H), &[]), &["gate, up, down", "layer 1", key, "--ignore"]);
+        refused(load(&block(DENSE, H), &[]), &["gate, up, down", "layer 1", key, "with_ignored"]);
         let some = with_biases(&[("gate", H), ("up", H)]);
         refused(load(&some, &[]), &["no bias of down"]);
         load(&block(DENSE, H), &[key]).unwrap();

@@ -206,8 +206,8 @@ fn a_plain_cast_is_read_where_the_caller_says_so() {
         let weights = [0, 1, 2].map(|i| codes(i, dtype, PARTS[i].2));
         let weight = |i: usize| weights[i].clone();
         let tensors = file(|_, _, _| vec![], weight);
-        refused(load(&tensors), &["gate_proj.weight as", dtype, "no scales", "--plain-fp8"]);
-        let options = LoadOptions { plain_fp8: true, ..LoadOptions::default() };
+        refused(load(&tensors), &["gate_proj.weight as", dtype, "no scales", "with_plain_fp8"]);
+        let options = LoadOptions::default().with_plain_fp8();
         let layer = load_layer_from_bytes(safetensors(&tensors), &options).unwrap();
         expect(&layer, dtype, |part, r, c| {
             float(weights[part].bytes[r * PARTS[part].2 + c], bits.0, bits.1)
@@ -220,7 +220,7 @@ fn a_plain_cast_is_read_where_the_caller_says_so() {
         });
     }
     let integers = file(|_, _, _| vec![], |i| codes(i, "I8", PARTS[i].2));
-    let options = LoadOptions { plain_fp8: true, ..LoadOptions::default() };
+    let options = LoadOptions::default().with_plain_fp8();
     let e =
         refused(load_layer_from_bytes(safetensors(&integers), &options), &["as I8", "no scales"]);
     assert!(!e.to_string().contains("plain"), "{e}");
@@ -231,7 +231,7 @@ fn a_plain_cast_is_read_where_the_caller_says_so() {
 fn a_weight_whose_scale_is_missing_is_no_plain_cast() {
     let scale = |part: &str, rows, _| vec![t(&name(part, "weight_scale"), "F32", &[rows, 1], 3)];
     let whole = file(scale, |i| codes(i, "F8_E4M3", PARTS[i].2));
-    let plain = LoadOptions { plain_fp8: true, ..LoadOptions::default() };
+    let plain = LoadOptions::default().with_plain_fp8();
     let in_layer_1 = |t: &T| T { name: t.name.replace("layers.0", "layers.1"), ..t.clone() };
     for missing in PARTS.map(|(part, ..)| name(part, "weight_scale")) {
         let one: Vec<T> = whole.iter().filter(|t| t.name != missing).cloned().collect();
@@ -412,11 +412,11 @@ fn a_stack_takes_the_scales_of_its_expert() {
             t(&n("down_proj_scale"), "F32", scale[1], 1),
         ];
         let c = Checkpoint::new(&tensors, "");
-        c.load(&LoadOptions {
-            expert: Some(2),
-            arrangement: Some(swiglu_core::Arrangement::PackedGateFirst),
-            ..LoadOptions::default()
-        })
+        c.load(
+            &LoadOptions::default()
+                .with_expert(2)
+                .with_arrangement(swiglu_core::Arrangement::PackedGateFirst),
+        )
     };
     let all: Vec<f32> = ramp(3 * 2 * H, 1);
     let first =

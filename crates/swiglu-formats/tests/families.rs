@@ -160,7 +160,7 @@ fn a_vision_tower_is_not_described_by_its_language_model() {
 
 #[test]
 fn a_limit_is_that_of_the_block_and_the_layer() {
-    let expert = |layer| LoadOptions { layer, expert: Some(0), ..Default::default() };
+    let expert = |layer| LoadOptions::new(layer).with_expert(0);
     let limit = |prefix: &str, config: &str, options: &LoadOptions| {
         activation_of(prefix, config, options).limit()
     };
@@ -194,10 +194,10 @@ fn what_a_configuration_asks_for_and_is_not_computed_is_refused() {
         (first, 0, r#"{"model_type":"llama","ffn_config":{"act_clip":3}}"#, "ffn_config.act_clip"),
     ] {
         let error = load(prefix, config, &at(layer)).unwrap_err().to_string();
-        assert!(error.contains(key) && error.contains("--ignore"), "{error}");
-        let ignored = LoadOptions { ignore: vec![key.to_owned()], ..at(layer) };
+        assert!(error.contains(key) && error.contains("with_ignored"), "{error}");
+        let ignored = at(layer).with_ignored(key);
         load(prefix, config, &ignored).unwrap();
-        load(prefix, config, &LoadOptions { no_config: true, ..at(layer) }).unwrap();
+        load(prefix, config, &at(layer).without_config()).unwrap();
     }
     for (prefix, layer, config) in [
         (first, 0, r#"{"model_type":"inkling2","mlp_up_softcap":0}"#),
@@ -214,7 +214,7 @@ fn what_a_configuration_asks_for_and_is_not_computed_is_refused() {
 /// A limit behind the function, of routed experts and of the others, each by its own key.
 #[test]
 fn a_limit_behind_the_function_is_that_of_the_block_and_the_layer() {
-    let expert = |layer| LoadOptions { layer, expert: Some(0), ..Default::default() };
+    let expert = |layer| LoadOptions::new(layer).with_expert(0);
     let (dense, routed, shared) = (
         "model.layers.1.mlp.",
         "model.layers.1.mlp.experts.0.",
@@ -267,8 +267,7 @@ fn a_sparse_gate_is_that_of_the_layer() {
         let config = format!(r#"{{"model_type":"gemma3n_text"{rest}}}"#);
         assert_eq!(steps_of(prefix, &config, &at(layer)), expected, "{config}");
     }
-    let ignore = vec!["activation_sparsity_pattern".to_owned()];
-    let ignored = LoadOptions { ignore, ..at(0) };
+    let ignored = at(0).with_ignored("activation_sparsity_pattern");
     assert_eq!(steps_of(first, r#"{"model_type":"gemma3n_text"}"#, &ignored), RowSteps::NONE);
     for odd in ["[]", "1.5", r#"["much"]"#] {
         let config =
@@ -317,22 +316,20 @@ fn a_norm_that_does_not_fit_its_block_is_refused() {
     refused(with_norm(&[(name, K)], bitnet).load(&at(0)), &[name, &H.to_string()]);
     let odd = r#"{"model_type":"bitnet","rms_norm_eps":"small"}"#;
     refused(with_norm(&[(name, H)], odd).load(&at(0)), &["rms_norm_eps", "small"]);
-    let smaller = LoadOptions { rescale: 2, ..at(0) };
-    refused(with_norm(&[(name, H)], bitnet).load(&smaller), &["norm", "--rescale"]);
+    let smaller = at(0).with_rescale(2);
+    refused(with_norm(&[(name, H)], bitnet).load(&smaller), &["norm", "with_rescale"]);
     // A family that has none, and names that are of no block.
     refused(with_norm(&[(name, H)], r#"{"model_type":"qwen3"}"#).load(&at(0)), &[name]);
-    let ignored = LoadOptions { ignore: vec![name.to_owned()], ..at(0) };
+    let ignored = at(0).with_ignored(name);
     let layer = with_norm(&[(name, H)], bitnet).load(&ignored);
     assert_eq!(layer.unwrap().row_params().steps, RowSteps::NONE);
     let mut tensors = triple(["a.gate", "b.up", "c.down"], "F32", K, H, 1);
     tensors.push(t(name, "F32", &[H], 7));
-    let names = swiglu_formats::TensorNames {
-        gate: Some("a.gate".into()),
-        up: Some("b.up".into()),
-        down: Some("c.down".into()),
-        ..Default::default()
-    };
-    let picked = LoadOptions { names, orientation: Some(Orientation::OutIn), ..at(0) };
+    let names = swiglu_formats::TensorNames::default()
+        .with_gate("a.gate")
+        .with_up("b.up")
+        .with_down("c.down");
+    let picked = at(0).with_names(names).with_orientation(Orientation::OutIn);
     refused(Checkpoint::new(&tensors, bitnet).load(&picked), &[name, "prefix"]);
 }
 
@@ -352,8 +349,7 @@ fn a_tensor_of_the_block_that_is_not_used_is_refused_by_name() {
     tensors.push(t("model.layers.0.mlp.mystery", "F32", &[H], 7));
     tensors.push(t("model.layers.0.mlp.gate.weight", "F32", &[8, K], 8));
     tensors.push(t("model.layers.0.post_norm.weight", "F32", &[K], 9));
-    let ignored =
-        LoadOptions { ignore: vec!["model.layers.0.mlp.mystery".into()], ..Default::default() };
+    let ignored = LoadOptions::default().with_ignored("model.layers.0.mlp.mystery");
     expect_triple(&Checkpoint::new(&tensors, "").load(&ignored).unwrap(), K, H, 1);
 }
 
@@ -374,7 +370,7 @@ fn multipliers_of_a_configuration_are_of_gate_and_down() {
 fn a_smaller_h_moves_a_power_of_two_into_the_down_weights() {
     let names = ["model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.mlp.down_proj.weight"];
     let tensors = [t(names[0], "F32", &[2 * H, K], 1), t(names[1], "F32", &[K, H], 2)];
-    let options = LoadOptions { rescale: 3, ..Default::default() };
+    let options = LoadOptions::default().with_rescale(3);
     let layer = Checkpoint::new(&tensors, r#"{"model_type":"phi3"}"#).load(&options).unwrap();
     let (both, gate_up) = (ramp(2 * H * K, 1), layer.gate_up::<f32>().unwrap());
     assert_eq!(gate_up.tensors()[0].as_slice(), &both[..H * K]);
@@ -482,13 +478,13 @@ fn inspecting_lists_blocks_and_what_would_be_refused() {
     let contents = found.blocks[2].contents.as_ref().unwrap();
     assert_eq!((contents.hidden, contents.intermediate), (K, 8));
     assert_eq!(contents.activation.as_deref(), Some("swiglu"));
-    assert!(found.blocks[1].refused.as_ref().unwrap().contains("--ignore model.layers.2.mlp"));
+    assert!(found.blocks[1].refused.as_ref().unwrap().contains("with_ignored(model.layers.2.mlp"));
 }
 
 #[test]
 fn a_stated_limit_holds_before_the_familys_own_and_an_ignored_key_is_as_if_it_were_not_there() {
     let (routed, shared) = ("model.layers.0.mlp.experts.0.", "model.layers.0.mlp.shared_experts.");
-    let expert = LoadOptions { expert: Some(0), ..Default::default() };
+    let expert = LoadOptions::default().with_expert(0);
     let limit = |prefix: &str, keys: &str, options: &LoadOptions| {
         let config = format!(r#"{{"model_type":"deepseek_v4",{keys}}}"#);
         activation_of(prefix, &config, options).limit()
@@ -501,7 +497,7 @@ fn a_stated_limit_holds_before_the_familys_own_and_an_ignored_key_is_as_if_it_we
     for none in ["0.0", "Infinity", "[0.0]"] {
         assert_eq!(limit(routed, &format!(r#""swiglu_limit":{none}"#), &expert), None, "{none}");
     }
-    let ignoring = |key: &str| LoadOptions { ignore: vec![key.into()], ..at(0) };
+    let ignoring = |key: &str| at(0).with_ignored(key);
     let config = r#"{"model_type":"falcon_h1","mlp_multipliers":[0.5,4.0]}"#;
     let falcon = checkpoint("model.layers.0.feed_forward.", config);
     expect_triple(&falcon.load(&ignoring("mlp_multipliers")).unwrap(), K, H, 1);
@@ -515,5 +511,5 @@ fn a_configuration_that_is_a_link_to_nowhere_is_refused() {
     let link = checkpoint.dir.path().join("config.json");
     std::os::unix::fs::symlink("../blobs/missing", link).unwrap();
     refused(checkpoint.load(&at(0)), &["config.json", "cannot"]);
-    checkpoint.load(&LoadOptions { no_config: true, ..at(0) }).unwrap();
+    checkpoint.load(&at(0).without_config()).unwrap();
 }

@@ -40,9 +40,8 @@ fn relative_error(y: &Matrix<f64>, want: &Matrix<f64>) -> f64 {
 
 #[test]
 fn smollm2_q4_1_reproduces_its_reference() {
-    let options = LoadOptions { layer: 28, ..Default::default() };
     let path = Path::new(SMOLLM2_FILE);
-    let layer = load_layer(path, &options).unwrap();
+    let layer = load_layer(path, &LoadOptions::new(28)).unwrap();
     assert_eq!((layer.hidden(), layer.intermediate()), (576, 1536));
     assert_eq!(layer.stored_dtype().to_string(), "Q4_1");
     assert_eq!(layer.architecture(), Some("llama"));
@@ -60,7 +59,7 @@ fn smollm2_q4_1_reproduces_its_reference() {
     let error = relative_error(&y, &get("acts.layers.28.mlp_out_f64ref"));
     assert!(error < 1e-12, "{error:e}");
 
-    let e = load_layer(path, &LoadOptions { layer: 3, ..Default::default() }).unwrap_err();
+    let e = load_layer(path, &LoadOptions::new(3)).unwrap_err();
     assert!(e.to_string().contains("layer 3 given, the file has layers 28"), "{e}");
 }
 

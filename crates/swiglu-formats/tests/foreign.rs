@@ -225,10 +225,9 @@ fn adapters_of_other_layers_do_not_stand_for_a_layer_that_is_there() {
 #[test]
 fn names_that_a_caller_picks_are_checked_too() {
     let tensors = layer(WRITERS[3].2, "m", &["a", "b", "c"]);
-    let name = |part: &str| Some(format!("m.{part}.weight"));
-    let names =
-        TensorNames { gate: name("a"), up: name("b"), down: name("c"), ..Default::default() };
-    let o = LoadOptions { names, ..Default::default() };
+    let name = |part: &str| format!("m.{part}.weight");
+    let names = TensorNames::default().with_gate(name("a")).with_up(name("b")).with_down(name("c"));
+    let o = LoadOptions::default().with_names(names);
     expect(&tensors, "", &o, &["m.a.weight", "bitsandbytes of 4 bits"]);
 }
 

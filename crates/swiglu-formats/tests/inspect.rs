@@ -131,10 +131,10 @@ fn the_part_that_was_taken_and_how_to_take_the_other_are_said() {
     let taken = checkpoint.load(&at(0)).unwrap();
     expect_triple(&taken, K, 8, 1);
     let [note] = taken.notes() else { panic!("{:?}", taken.notes()) };
-    for part in ["part model;", "talker.model", "--prefix"] {
+    for part in ["part model;", "talker.model", "LoadOptions::with_prefix"] {
         assert!(note.contains(part), "`{part}` in {note}");
     }
-    let asked = LoadOptions { prefix: Some("talker.model".into()), ..at(0) };
+    let asked = at(0).with_prefix("talker.model");
     let other = checkpoint.load(&asked).unwrap();
     expect_triple(&other, K, 8, 2);
     assert!(other.notes().is_empty());

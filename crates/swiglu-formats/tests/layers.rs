@@ -113,18 +113,14 @@ fn qwen_and_deepseek_experts_with_a_shared_one() {
     let load = |o: &LoadOptions| load_layer_from_bytes(file.clone(), o);
     expect_triple(&load(&at(0)).unwrap(), K, 20, 1);
     expect_triple(&load(&expert(1, 11)).unwrap(), K, 8, 3);
-    refused(load(&at(1)), &["expert 0, 11", "--beside-experts for a shared one"]);
+    refused(load(&at(1)), &["expert 0, 11", "LoadOptions::with_beside_experts for a shared one"]);
     refused(load(&expert(0, 1)), &["layer 0 has no experts"]);
     refused(load(&at(2)), &["layer 2 given, the file has layers 0 to 1"]);
     // The shared expert by name; its names say that it is made of linear layers.
-    let part = |x: &str| Some(n(1, "shared_experts.", x));
-    let names = TensorNames {
-        gate: part("gate"),
-        up: part("up"),
-        down: part("down"),
-        ..Default::default()
-    };
-    let layer = load(&LoadOptions { names, ..at(1) }).unwrap();
+    let part = |x: &str| n(1, "shared_experts.", x);
+    let names =
+        TensorNames::default().with_gate(part("gate")).with_up(part("up")).with_down(part("down"));
+    let layer = load(&at(1).with_names(names)).unwrap();
     expect_triple(&layer, K, 9, 4);
     assert_eq!(layer.layout().orientation, Orientation::OutIn);
 }
@@ -233,14 +229,14 @@ fn meta_and_plain_names() {
     let load = |tensors: &[T], o: &LoadOptions| load_layer_from_bytes(safetensors(tensors), o);
     let e = load(&tensors, &at(0));
     refused(e, &["the orientation is ambiguous", "[172, 12]", "out-in", "in-out"]);
-    let layer = load(&tensors, &LoadOptions { hidden: Some(K), ..at(0) }).unwrap();
+    let layer = load(&tensors, &at(0).with_hidden(K)).unwrap();
     expect_triple(&layer, K, H, 1);
-    let layer = load(&tensors, &LoadOptions { hidden: Some(H), ..at(0) }).unwrap();
+    let layer = load(&tensors, &at(0).with_hidden(H)).unwrap();
     assert_eq!(layer.layout().orientation, Orientation::InOut);
     assert_eq!((layer.hidden(), layer.intermediate()), (H, K));
-    let o = LoadOptions { orientation: Some(Orientation::OutIn), ..at(0) };
+    let o = at(0).with_orientation(Orientation::OutIn);
     expect_triple(&load(&tensors, &o).unwrap(), K, H, 1);
-    let e = load(&tensors, &LoadOptions { hidden: Some(5), ..at(0) });
+    let e = load(&tensors, &at(0).with_hidden(5));
     assert!(matches!(refused(e, &["as out-in", "as in-out"]), FormatError::Shape { .. }));
     // A bias decides, too.
     let with = [tensors, vec![t("layers.0.w2.bias", "F32", &[K], 1)]].concat();
@@ -275,7 +271,7 @@ fn shapes_that_contradict_the_convention_are_refused() {
     // Transposed as a whole, which only the stated hidden size shows.
     let c = Checkpoint::new(&base, &format!(r#"{{"hidden_size":{H}}}"#));
     refused(c.load(&at(0)), &["172 input features"]);
-    let o = LoadOptions { orientation: Some(Orientation::OutIn), ..at(0) };
+    let o = at(0).with_orientation(Orientation::OutIn);
     expect_triple(&c.load(&o).unwrap(), K, H, 1);
 }
 
@@ -283,25 +279,24 @@ fn shapes_that_contradict_the_convention_are_refused() {
 fn explicit_names_are_checked() {
     let tensors = triple(["a", "b", "c"], "F32", K, H, 1);
     let load = |names: TensorNames| {
-        let o = LoadOptions { names, hidden: Some(K), ..Default::default() };
+        let o = LoadOptions::default().with_names(names).with_hidden(K);
         load_layer_from_bytes(safetensors(&tensors), &o)
     };
-    let some = |s: &str| Some(s.to_owned());
-    let base = TensorNames { gate: some("a"), up: some("b"), ..Default::default() };
-    let layer = load(TensorNames { down: some("c"), ..base.clone() }).unwrap();
+    let base = TensorNames::default().with_gate("a").with_up("b");
+    let layer = load(base.clone().with_down("c")).unwrap();
     expect_triple(&layer, K, H, 1);
     let layer = load(base.clone()).unwrap();
     assert!(layer.down::<f32>().unwrap().is_none() && layer.describe().contains("no down"));
-    refused(load(TensorNames { up: None, ..base.clone() }), &["gate given without up"]);
-    refused(load(TensorNames { gate: None, ..base.clone() }), &["up given without gate"]);
-    refused(load(TensorNames { gate_up: some("c"), ..base.clone() }), &["together with"]);
-    refused(load(TensorNames { gate_up_bias: some("c"), ..base.clone() }), &["gate_up_bias needs"]);
-    let both = TensorNames { gate_bias: some("c"), gate_up_bias: some("c"), ..base.clone() };
+    refused(load(TensorNames::default().with_gate("a")), &["gate given without up"]);
+    refused(load(TensorNames::default().with_up("b")), &["up given without gate"]);
+    refused(load(base.clone().with_gate_up("c")), &["together with"]);
+    refused(load(base.clone().with_gate_up_bias("c")), &["gate_up_bias needs"]);
+    let both = base.clone().with_gate_bias("c").with_gate_up_bias("c");
     refused(load(both), &["together with"]);
-    refused(load(TensorNames { gate_bias: some("c"), ..base.clone() }), &["the expert"]);
-    let e = refused(load(TensorNames { down: some("d"), ..base }), &["no tensor `d`", "nearest"]);
+    refused(load(base.clone().with_gate_bias("c")), &["the expert"]);
+    let e = refused(load(base.with_down("d")), &["no tensor `d`", "nearest"]);
     assert!(matches!(e, FormatError::TensorNotFound { .. }));
-    let o = LoadOptions { arrangement: Some(Arrangement::PackedUpFirst), ..at(0) };
+    let o = at(0).with_arrangement(Arrangement::PackedUpFirst);
     let n = |x: &str| format!("layers.0.mlp.{x}_proj.weight");
     let hf = triple([&n("gate"), &n("up"), &n("down")], "F32", K, H, 1);
     refused(load_layer_from_bytes(safetensors(&hf), &o), &["up-first given", "two tensors"]);

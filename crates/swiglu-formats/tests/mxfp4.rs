@@ -118,7 +118,7 @@ fn another_architecture_has_to_say_its_arrangement() {
     let load = |o: &LoadOptions| load_layer_from_bytes(file.clone(), o);
     refused(load(&expert(0, 0)), &["arrangement is ambiguous"]);
     let arrangement = Some(swiglu_core::Arrangement::PackedGateFirst);
-    let layer = load(&LoadOptions { arrangement, ..expert(0, 0) }).unwrap();
+    let layer = load(&expert(0, 0).with_arrangement(arrangement)).unwrap();
     assert_eq!(layer.layout().to_string(), "out-in gate-first");
 }
 

@@ -32,7 +32,7 @@ fn packed_gate_up_needs_a_known_order() {
         Arrangement::Interleaved { group: 43 },
     ] {
         let file = safetensors(&[packed(NAME, arrangement, K, H, 1), down.clone()]);
-        let o = LoadOptions { arrangement: Some(arrangement), ..at(2) };
+        let o = at(2).with_arrangement(arrangement);
         let layer = load_layer_from_bytes(file.clone(), &o).unwrap();
         expect_triple(&layer, K, H, 1);
         assert_eq!(layer.layout(), WeightLayout { orientation: Orientation::OutIn, arrangement });
@@ -51,15 +51,15 @@ fn packed_gate_up_needs_a_known_order() {
     expect_triple(&load_layer_from_bytes(own, &at(2)).unwrap(), K, H, 1);
     let e = Checkpoint::new(&tensors, &model_type("mystery")).load(&at(2));
     refused(e, &["`mystery`", "gate-first"]);
-    let o = LoadOptions { arrangement: Some(Arrangement::Separate), ..at(2) };
+    let o = at(2).with_arrangement(Arrangement::Separate);
     refused(load_layer_from_bytes(safetensors(&tensors), &o), &["separate given"]);
-    let o = LoadOptions { arrangement: Some(Arrangement::Interleaved { group: 5 }), ..at(2) };
+    let o = at(2).with_arrangement(Arrangement::Interleaved { group: 5 });
     let e = load_layer_from_bytes(safetensors(&tensors), &o);
     let e = refused(e, &[NAME, "interleaved-5", "a divisor of"]);
     assert!(matches!(e, FormatError::Contradiction { .. }));
     // Odd rows hold no two halves.
     let odd = [t(NAME, "F32", &[2 * H + 1, K], 1), down];
-    let o = LoadOptions { arrangement: Some(Arrangement::PackedGateFirst), ..at(2) };
+    let o = at(2).with_arrangement(Arrangement::PackedGateFirst);
     refused(load_layer_from_bytes(safetensors(&odd), &o), &["even number"]);
 }
 
@@ -128,10 +128,7 @@ fn gpt_oss_experts_are_interleaved() {
         let file = safetensors(&gpt_oss(k, h));
         refused(load_layer_from_bytes(file.clone(), &expert(0, 0)), &["arrangement is ambiguous"]);
         // Given the arrangement, the packed width decides the orientation.
-        let o = LoadOptions {
-            arrangement: Some(Arrangement::Interleaved { group: 1 }),
-            ..expert(0, 1)
-        };
+        let o = expert(0, 1).with_arrangement(Arrangement::Interleaved { group: 1 });
         expect_triple(&load_layer_from_bytes(file, &o).unwrap(), k, h, 11);
     }
 }
@@ -147,22 +144,23 @@ fn moonshine_by_explicit_names() {
         t(&n("fc2.bias"), "F32", &[K], 6),
     ];
     let file = safetensors(&tensors);
-    let names = TensorNames {
-        gate_up: Some(n("fc1.weight")),
-        gate_up_bias: Some(n("fc1.bias")),
-        down: Some(n("fc2.weight")),
-        down_bias: Some(n("fc2.bias")),
-        ..Default::default()
-    };
-    let o = LoadOptions { names, arrangement: Some(a), ..Default::default() };
+    let names = TensorNames::default()
+        .with_gate_up(n("fc1.weight"))
+        .with_gate_up_bias(n("fc1.bias"))
+        .with_down(n("fc2.weight"))
+        .with_down_bias(n("fc2.bias"));
+    let o = LoadOptions::default().with_names(names).with_arrangement(a);
     let layer = load_layer_from_bytes(file.clone(), &o).unwrap();
     expect_triple(&layer, K, 8, 1);
     assert_eq!(layer.up_bias().unwrap(), &ramp(16, 5)[..8]);
     assert_eq!(layer.gate_bias().unwrap(), &ramp(16, 5)[8..]);
     let text = layer.describe();
     assert!(text.contains("fc1.weight F32") && text.contains("out-in up-first"), "{text}");
-    let e = load_layer_from_bytes(file.clone(), &LoadOptions { arrangement: None, ..o.clone() });
+    let e = load_layer_from_bytes(file.clone(), &o.clone().with_arrangement(None));
     refused(e, &["fc1.weight holds gate and up", "up-first"]);
-    let e = refused(load_layer_from_bytes(file, &at(0)), &["--gate-up-name", "mlp.fc2.weight"]);
+    let e = refused(
+        load_layer_from_bytes(file, &at(0)),
+        &["TensorNames::with_gate_up", "mlp.fc2.weight"],
+    );
     assert!(matches!(e, FormatError::IncompleteLayer { .. }));
 }

@@ -177,7 +177,7 @@ fn a_layer_of_every_type_loads_and_keeps_its_blocks() {
             tensor("blk.3.ffn_down.weight", k, h, 3),
         ];
         let file = gguf(&tensors, &[text("general.architecture", "llama")]);
-        let options = LoadOptions { layer: 3, ..Default::default() };
+        let options = LoadOptions::new(3);
         let layer = load_layer_from_bytes(file, &options).unwrap();
         assert_eq!((layer.hidden(), layer.intermediate()), (k, h));
         assert_eq!(layer.stored_dtype().to_string(), kind);
@@ -238,9 +238,12 @@ fn blocks_are_given_as_they_are_or_refused_with_a_reason() {
     // One tensor of both: each half in one piece, or not.
     let both = block("both", "Q4_0", 2 * h, k, 4);
     let packed = |arrangement| {
-        let names = TensorNames { gate_up: Some("both".into()), ..TensorNames::default() };
+        let names = TensorNames::default().with_gate_up("both");
         let (arrangement, orientation) = (Some(arrangement), Some(Orientation::OutIn));
-        let options = LoadOptions { names, arrangement, orientation, ..Default::default() };
+        let options = LoadOptions::default()
+            .with_names(names)
+            .with_arrangement(arrangement)
+            .with_orientation(orientation);
         load_layer_from_bytes(gguf(std::slice::from_ref(&both), &[]), &options).unwrap()
     };
     for (arrangement, gate_at) in
@@ -257,10 +260,8 @@ fn blocks_are_given_as_they_are_or_refused_with_a_reason() {
     // Blocks along the outputs: the other orientation of a square layer.
     let square = |name: &str, seed| block(name, "Q4_0", 64, 64, seed);
     let file = gguf(&[square("g", 1), square("u", 2)], &[]);
-    let names =
-        TensorNames { gate: Some("g".into()), up: Some("u".into()), ..TensorNames::default() };
-    let options =
-        LoadOptions { names, orientation: Some(Orientation::InOut), ..Default::default() };
+    let names = TensorNames::default().with_gate("g").with_up("u");
+    let options = LoadOptions::default().with_names(names).with_orientation(Orientation::InOut);
     let layer = load_layer_from_bytes(file, &options).unwrap();
     refused(layer, "orientation in-out");
 }

@@ -43,7 +43,7 @@ fn file(
 }
 
 fn load(tensors: &[T]) -> Result<swiglu_formats::LayerWeights, FormatError> {
-    let options = LoadOptions { layer: 3, ..LoadOptions::default() };
+    let options = LoadOptions::new(3);
     load_layer_from_bytes(safetensors(tensors), &options)
 }
 
@@ -171,7 +171,7 @@ fn blocks_have_the_size_that_the_configuration_states() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
     std::fs::write(&path, safetensors(&tensors)).unwrap();
-    let options = LoadOptions { layer: 3, ..LoadOptions::default() };
+    let options = LoadOptions::new(3);
     let with = |sizes: &str| {
         let config = format!("{{\"quantization_config\":{{\"weight_block_size\":{sizes}}}}}");
         std::fs::write(dir.path().join("config.json"), config).unwrap();
@@ -203,18 +203,16 @@ fn an_expert_of_a_stack_takes_its_scales() {
     };
     let tensors =
         [stack("gate", [8, 4], 0), stack("up", [8, 4], 1), stack("down", [4, 8], 2)].concat();
-    let name = |part: &str| Some(format!("model.layers.3.mlp.experts.{part}.weight"));
-    let names = swiglu_formats::TensorNames {
-        gate: name("gate"),
-        up: name("up"),
-        down: name("down"),
-        ..Default::default()
-    };
-    let options = |expert| LoadOptions {
-        names: names.clone(),
-        expert,
-        orientation: Some(swiglu_core::Orientation::OutIn),
-        ..LoadOptions::default()
+    let name = |part: &str| format!("model.layers.3.mlp.experts.{part}.weight");
+    let names = swiglu_formats::TensorNames::default()
+        .with_gate(name("gate"))
+        .with_up(name("up"))
+        .with_down(name("down"));
+    let options = |expert| {
+        LoadOptions::default()
+            .with_names(names.clone())
+            .with_expert(expert)
+            .with_orientation(swiglu_core::Orientation::OutIn)
     };
     let file = safetensors(&tensors);
     let layer = load_layer_from_bytes(file.clone(), &options(Some(2))).unwrap();
@@ -240,11 +238,7 @@ fn packed_halves_take_their_scales() {
             let shape = blocks(rows, cols);
             tensors.push(t(&name(part, "weight_scale_inv"), "F32", &shape, 2));
         }
-        let options = LoadOptions {
-            layer: 3,
-            arrangement: Some(swiglu_core::Arrangement::PackedUpFirst),
-            ..LoadOptions::default()
-        };
+        let options = LoadOptions::new(3).with_arrangement(swiglu_core::Arrangement::PackedUpFirst);
         load_layer_from_bytes(safetensors(&tensors), &options).unwrap()
     };
     let layer = load(128);
@@ -299,12 +293,10 @@ fn shapes_and_types_of_all_kinds_are_read_whole_or_refused() {
                     ];
                     all += 1;
                     let expert = (weight.len() == 3).then_some(1);
-                    let names = swiglu_formats::TensorNames {
-                        gate: Some(n("gate_proj.weight")),
-                        up: Some(n("up_proj.weight")),
-                        ..Default::default()
-                    };
-                    let o = LoadOptions { expert, names, ..LoadOptions::default() };
+                    let names = swiglu_formats::TensorNames::default()
+                        .with_gate(n("gate_proj.weight"))
+                        .with_up(n("up_proj.weight"));
+                    let o = LoadOptions::default().with_expert(expert).with_names(names);
                     let Ok(layer) = load_layer_from_bytes(safetensors(&tensors), &o) else {
                         continue;
                     };

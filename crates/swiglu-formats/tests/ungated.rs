@@ -29,7 +29,7 @@ fn a_block_without_a_gate_is_said_to_be_none() {
             let checkpoint = Checkpoint::new(&pair(base, names, shapes), "");
             let error = refused(checkpoint.load(&at(0)), &["without a gate", names[0], names[1]]);
             assert!(matches!(error, FormatError::Ungated { .. }), "{error}");
-            assert!(!error.to_string().contains("--gate"), "{error}");
+            assert!(!error.to_string().contains("TensorNames"), "{error}");
             let found = inspect(checkpoint.dir.path(), &LoadOptions::default()).unwrap();
             // A weight by the name of a gated block's up weight makes a block that is refused.
             let block = found.blocks.first().and_then(|b| b.refused.clone());
@@ -48,7 +48,7 @@ fn one_that_may_have_a_gate_is_still_to_be_named() {
     let mut third = pair(base, ["fc1", "fc2"], [[H, K], [K, H]]);
     third.push(t(&format!("{base}fc3.weight"), "F32", &[H, K], 3));
     for tensors in [both, third] {
-        refused(Checkpoint::new(&tensors, "").load(&at(0)), &["--gate-up-name"]);
+        refused(Checkpoint::new(&tensors, "").load(&at(0)), &["TensorNames::with_gate_up"]);
     }
 }
 
@@ -62,7 +62,7 @@ fn an_ungated_tower_beside_a_gated_model_is_told_when_it_is_asked_for() {
     let checkpoint = Checkpoint::new(&tensors, "");
     checkpoint.load(&at(0)).unwrap();
     refused(checkpoint.load(&at(1)), &["vision_tower.layers.1.mlp.fc1.weight", "without a gate"]);
-    let asked = LoadOptions { prefix: Some("vision_tower".into()), ..at(0) };
+    let asked = at(0).with_prefix("vision_tower");
     refused(checkpoint.load(&asked), &["vision_tower.layers.0.mlp.fc1.weight", "without a gate"]);
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use swiglu_core::{
     Activation, Arrangement, DType, Numerics, Op, Orientation, Problem, QuantizedType,
-    QuantizedTypes, RowSteps, WeightLayout,
+    QuantizedTypes, WeightLayout,
 };
 
 use crate::text::{self, named};
@@ -138,19 +138,16 @@ impl Case {
             CaseOp::Mlp => Op::Mlp,
             CaseOp::ActivationBackward | CaseOp::Copy => return None,
         };
-        Some(Problem {
-            op,
-            m: self.m,
-            hidden: self.hidden,
-            intermediate: self.intermediate,
-            dtype: self.dtype,
-            activation: self.activation,
-            numerics: self.numerics,
-            layout: WeightLayout { orientation: self.orientation, arrangement: self.arrangement },
-            bias: self.bias,
-            quantized: self.weights.map(|block| QuantizedTypes::of(op, block)),
-            rows: RowSteps::NONE,
-        })
+        Some(
+            Problem::new(op, self.m, self.hidden, self.intermediate, self.dtype, self.activation)
+                .with_numerics(self.numerics)
+                .with_layout(WeightLayout {
+                    orientation: self.orientation,
+                    arrangement: self.arrangement,
+                })
+                .with_bias(self.bias)
+                .with_quantized(self.weights.map(|block| QuantizedTypes::of(op, block))),
+        )
     }
 
     /// Bytes that must move at least.

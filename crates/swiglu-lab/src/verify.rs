@@ -112,11 +112,8 @@ fn judged<T: Element, const N: usize>(
 /// The roundings a profile is judged by. Its options say where it rounds factors of products: `tf32`,
 /// and `activations = "q8"` for 8 bits in blocks beside quantised weights.
 fn promise(profile: &ProfileDef, case: &Case) -> Promise {
-    let weakest = Numerics {
-        rounding: swiglu_core::Rounding::Eager,
-        exp: swiglu_core::ExpMode::Fast,
-        batch_invariant: false,
-    };
+    let eager = Numerics::precise(swiglu_core::Rounding::Eager);
+    let weakest = eager.with_exp(swiglu_core::ExpMode::Fast);
     let default = if profile.role == Role::Ours { case.numerics } else { weakest };
     let tf32 = case.dtype == DType::F32
         && profile.options.get("tf32").and_then(serde_json::Value::as_bool) == Some(true);

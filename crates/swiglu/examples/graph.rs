@@ -9,7 +9,7 @@ use std::error::Error;
 use swiglu::cuda::DeviceMatrix;
 use swiglu::{Device, LoadOptions, Matrix, Model, bf16};
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let weights = Model::open(swiglu_fixtures::STORIES15M_FILE)?
         .mlp(&LoadOptions::default())?
         .dtype(swiglu::DType::Bf16);

@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixMut, Numerics, Op,
-    Orientation, Plan, Problem, RowSteps, WeightLayout,
+    Orientation, Plan, Problem, WeightLayout,
 };
 
 use crate::device::Device;
@@ -88,20 +88,9 @@ impl GatedActivation {
         dtype: DType,
         arrangement: Arrangement,
     ) -> Problem {
-        Problem {
-            op: Op::Activation,
-            m,
-            hidden: 0,
-            intermediate,
-            dtype,
-            activation: self.activation,
-            numerics: self.numerics(dtype),
-            // There are no weights; only the arrangement is looked at.
-            layout: WeightLayout { orientation: Orientation::OutIn, arrangement },
-            bias: false,
-            quantized: None,
-            rows: RowSteps::NONE,
-        }
+        Problem::new(Op::Activation, m, 0, intermediate, dtype, self.activation)
+            .with_numerics(self.numerics(dtype))
+            .with_layout(WeightLayout { orientation: Orientation::OutIn, arrangement })
     }
 
     /// How an `[m, intermediate]` result will be computed.

@@ -17,7 +17,9 @@ use crate::explain::Explanation;
 /// streams and kernels.
 ///
 /// It is also parsed from a name: `best`, `cpu`, `cuda` (the first CUDA device) or `cuda:1`.
-#[derive(Debug, Clone)]
+///
+/// Two are equal where one is a clone of the other, which is cheap to ask: layers and memory of equal devices go together.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Device {
     /// The processor, with an instruction set and a number of threads.
@@ -70,7 +72,7 @@ impl Device {
     /// A CUDA device by its number, from 0.
     ///
     /// # Errors
-    /// [`Error::Cuda`] without a driver, without that device, or for one that is too old.
+    /// [`CudaError`](crate::cuda::CudaError) without a driver, without that device, or for one that is too old.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
         Ok(Device::Cuda(Cuda::new(ordinal)?))
@@ -186,16 +188,13 @@ impl Device {
 
     /// Frees the working memory of the host that no call uses at the moment, and returns its bytes. A CPU keeps a block for
     /// each of the calls that there were at the same time, not larger than the largest of them took
-    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)); a CUDA device keeps none there, and gives back
-    /// device memory that no stream has.
+    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)); a CUDA device keeps
+    /// there what dropped matrices of page-locked memory had, and gives back device memory that no stream has.
     pub fn trim(&self) -> usize {
         match self {
             Device::Cpu(cpu) => cpu.trim(),
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => {
-                cuda.trim();
-                0
-            }
+            Device::Cuda(cuda) => cuda.trim(),
         }
     }
 }
@@ -282,6 +281,13 @@ mod tests {
         let device = Device::cpu_with(options).unwrap();
         assert_eq!(device.name(), "cpu");
         assert_eq!(device.to_string(), "cpu (portable, 1 thread)");
+    }
+
+    #[test]
+    fn clones_are_equal_and_devices_made_alike_are_not() {
+        let options = CpuOptions::default().with_threads(1);
+        let [one, other] = [(); 2].map(|()| Device::cpu_with(options.clone()).unwrap());
+        assert!(one == one.clone() && one != other);
     }
 
     #[test]

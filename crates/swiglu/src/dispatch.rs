@@ -41,8 +41,9 @@ macro_rules! with_dtype {
 /// What [`with_dtype!`] reports.
 #[doc(hidden)]
 pub fn unsupported_dtype(dtype: crate::DType) -> crate::Error {
-    crate::Error::Core(swiglu_core::Error::Unsupported {
+    swiglu_core::Error::Unsupported {
         what: format!("element type {dtype}"),
         why: "it has no kernels in this build; choose one of f32, f16, bf16".into(),
-    })
+    }
+    .into()
 }

@@ -10,6 +10,7 @@ use crate::device::Device;
 
 /// One way of computing a problem, and why it was or was not chosen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Candidate {
     /// The kernel or path.
     pub name: String,
@@ -25,6 +26,7 @@ pub struct Candidate {
 
 /// A plan with what it was chosen from and the floor under its time: data, like the plan itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Explanation {
     /// What is computed.
     pub problem: Problem,
@@ -86,7 +88,7 @@ impl Explanation {
 impl Explanation {
     /// Adds that quantised weights were decoded, and why.
     #[must_use]
-    pub fn with_decoded_weights(mut self, why: &swiglu_core::Error) -> Self {
+    pub fn with_decoded_weights(mut self, why: &crate::Error) -> Self {
         let decoded = format!("weights as {}", self.problem.dtype);
         self.candidates.extend([
             of_weights("weights quantised".into(), false, why.to_string()),
@@ -175,7 +177,7 @@ impl fmt::Display for Time {
 fn weights(problem: &Problem) -> Vec<Candidate> {
     let Some(types) = problem.quantized else { return Vec::new() };
     let bytes = problem.weight_bytes();
-    let decoded = Problem { quantized: None, ..*problem }.weight_bytes();
+    let decoded = problem.with_quantized(None).weight_bytes();
     let stored = format!("read as they are stored: {}", Bytes(bytes));
     let times = format!("decoded they would be {:.1} times the bytes", decoded / bytes);
     vec![

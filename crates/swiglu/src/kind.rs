@@ -3,7 +3,7 @@
 
 use swiglu_core::{
     Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan,
-    QuantizedGatedLinearParams, QuantizedMlpParams,
+    QuantizedGatedLinearParams, QuantizedMlpParams, RowScale,
 };
 use swiglu_cpu::CallOptions;
 
@@ -81,8 +81,12 @@ impl Layer<GatedLinearKind> {
     /// Packs weights in memory for a device, which computes each call in the way it expects to be
     /// the fastest.
     ///
+    /// The values are taken as they are: NaN and infinities pass into results.
+    /// [`MatrixRef::expect_finite`](swiglu_core::MatrixRef::expect_finite) looks for them beforehand. Whether square weights
+    /// are `[out, in]` or `[in, out]` nothing can tell: they have the orientation that is said.
+    ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights; on a GPU, [`crate::Error::Cuda`]
+    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights; on a GPU, [`CudaError`](crate::cuda::CudaError)
     /// without memory for the weights or the libraries that compute with them.
     pub fn from_params<T: Element>(
         device: &Device,
@@ -132,7 +136,7 @@ impl Layer<GatedLinearKind> {
     /// seen by the next call. Rows that begin at multiples of 16 bytes are taken by the fastest kernels.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`crate::Error::Cuda`] for memory of another device.
+    /// As [`Self::from_params`]; [`CudaError`](crate::cuda::CudaError) for memory of another device.
     ///
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
@@ -176,8 +180,12 @@ impl Layer<MlpKind> {
     /// Packs weights in memory for a device, which computes each call in the way it expects to be
     /// the fastest.
     ///
+    /// The values are taken as they are: NaN and infinities pass into results.
+    /// [`MatrixRef::expect_finite`](swiglu_core::MatrixRef::expect_finite) looks for them beforehand. Whether square weights
+    /// are `[out, in]` or `[in, out]` nothing can tell: they have the orientation that is said.
+    ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if the shapes disagree; on a GPU, [`crate::Error::Cuda`]
+    /// [`swiglu_core::Error::Shape`] if the shapes disagree; on a GPU, [`CudaError`](crate::cuda::CudaError)
     /// without memory for the weights or the libraries that compute with them.
     pub fn from_params<T: Element>(device: &Device, params: &MlpParams<'_, T>) -> Result<Self> {
         Self::pack_params(device, params, None)
@@ -231,7 +239,7 @@ impl Layer<MlpKind> {
     /// seen by the next call. Rows that begin at multiples of 16 bytes are taken by the fastest kernels.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`crate::Error::Cuda`] for memory of another device.
+    /// As [`Self::from_params`]; [`CudaError`](crate::cuda::CudaError) for memory of another device.
     ///
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
@@ -246,6 +254,34 @@ impl Layer<MlpKind> {
         // SAFETY: as the caller says.
         let kernel = unsafe { swiglu_cuda::Mlp::from_device(cuda, params) }?;
         Self::new(&Device::Cuda(cuda.clone()), None, kernel)
+    }
+
+    /// Adds y, each row with its factor, to what `out` `[M, K]` holds, in f32: a residual, or an expert's share of its
+    /// tokens. y is not rounded to T on the way, and a factor costs no rounding of its own.
+    ///
+    /// ```
+    /// use swiglu::{Device, Matrix, Mlp, RowScale};
+    ///
+    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+    /// let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+    /// let x = Matrix::from_vec(vec![0.5f32; 2 * 288], 2, 288)?;
+    /// let mut sum = x.try_clone()?;
+    /// mlp.forward_add_into(&x, RowScale::Rows(&[1.0, 0.25]), &mut sum)?; // sum = x + scale ⊙ y
+    /// let y = mlp.forward(&x)?;
+    /// assert_eq!(sum[(1, 0)], y[(1, 0)].mul_add(0.25, x[(1, 0)]));
+    /// # Ok::<(), swiglu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::forward_into`]; [`swiglu_core::Error::Shape`] for another number of factors than rows;
+    /// [`swiglu_core::Error::Unsupported`] on a CUDA device, whose kernels write y.
+    pub fn forward_add_into<'x, 'out, T: Element>(
+        &self,
+        x: impl Into<MatrixRef<'x, T>>,
+        scale: RowScale<'_>,
+        out: impl Into<MatrixMut<'out, f32>>,
+    ) -> Result<()> {
+        self.typed::<T>()?.forward_add(x.into(), scale, out.into(), &CallOptions::default())
     }
 
     fn pack_params<T: Element>(
@@ -272,7 +308,7 @@ impl Layer<MlpKind> {
 }
 
 macro_rules! cpu_kernel {
-    ($($Layer:ident),*) => {
+    ($($Layer:ident { $($more:item)* }),*) => {
         $(impl<T: Element> Common for swiglu_cpu::$Layer<T> {
             fn plan(&self, m: usize) -> Plan {
                 self.plan(m)
@@ -296,10 +332,21 @@ macro_rules! cpu_kernel {
             ) -> Result<()> {
                 Ok(self.forward_opts(x, out, options)?)
             }
+            $($more)*
         })*
     };
 }
-cpu_kernel!(GatedLinear, Mlp);
+cpu_kernel!(GatedLinear {}, Mlp {
+    fn forward_add(
+        &self,
+        x: MatrixRef<'_, T>,
+        scale: RowScale<'_>,
+        out: MatrixMut<'_, f32>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        Ok(self.forward_add(x, scale, out, options)?)
+    }
+});
 
 #[cfg(feature = "cuda")]
 impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {

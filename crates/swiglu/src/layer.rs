@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::unsupported_dtype;
 use swiglu_core::{
     Activation, DType, Element, Error as CoreError, Matrix, MatrixMut, MatrixRef, Numerics, Op,
-    Path, Plan, Problem, bf16, f16,
+    Path, Plan, Problem, RowScale, bf16, f16,
 };
 use swiglu_cpu::CallOptions;
 use swiglu_formats::{Bytes, LoadOptions};
@@ -42,6 +42,22 @@ pub(crate) trait Kernel<T>: Common {
         out: MatrixMut<'_, T>,
         options: &CallOptions,
     ) -> Result<()>;
+    fn forward_add(
+        &self,
+        _x: MatrixRef<'_, T>,
+        _scale: RowScale<'_>,
+        _out: MatrixMut<'_, f32>,
+        _options: &CallOptions,
+    ) -> Result<()> {
+        Err(CoreError::Unsupported {
+            what: "adding a result to another matrix on this device".into(),
+            why:
+                "its kernels write results; compute into a matrix (forward_into) and add that, or \
+                  pack the layer for the CPU"
+                    .into(),
+        }
+        .into())
+    }
     #[cfg(feature = "cuda")]
     fn forward_on(
         &self,
@@ -120,7 +136,7 @@ pub struct Layer<K> {
     path: Option<Path>,
     kernel: AnyKernel,
     /// Why quantised weights were decoded, where they were.
-    decoded: Option<CoreError>,
+    decoded: Option<crate::Error>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -129,15 +145,15 @@ impl<K: Kind> Layer<K> {
     /// Nothing is decoded before [`Weights::to`].
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn load(path: impl AsRef<FilePath>, layer: usize) -> Result<Weights<K>> {
-        Self::load_with(path, &LoadOptions { layer, ..LoadOptions::default() })
+        Self::load_with(path, &LoadOptions::new(layer))
     }
 
     /// As [`Self::load`], for experts, explicit tensor names and ambiguous layouts.
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn load_with(path: impl AsRef<FilePath>, options: &LoadOptions) -> Result<Weights<K>> {
         Ok(Weights::new(swiglu_formats::load_layer(path.as_ref(), options)?))
     }
@@ -145,7 +161,7 @@ impl<K: Kind> Layer<K> {
     /// As [`Self::load_with`], from a file that is already in memory.
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn load_from_bytes(bytes: impl Into<Bytes>, options: &LoadOptions) -> Result<Weights<K>> {
         Ok(Weights::new(swiglu_formats::load_layer_from_bytes(bytes, options)?))
     }
@@ -168,7 +184,7 @@ impl<K: Kind> Layer<K> {
     }
 
     /// Notes why quantised weights were decoded.
-    pub(crate) fn because_decoded(self, why: CoreError) -> Self {
+    pub(crate) fn because_decoded(self, why: crate::Error) -> Self {
         Self { decoded: Some(why), ..self }
     }
 
@@ -240,13 +256,13 @@ impl<K: Kind> Layer<K> {
     /// Without it, calls make what they lack and leave it to later ones; on a CPU until [`Device::trim`].
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory; [`crate::Error::Cuda`] if a CUDA device does, or
+    /// [`swiglu_core::Error::OutOfMemory`] if the system refuses it; [`CudaError`](crate::cuda::CudaError) if a CUDA device does, or
     /// if a kernel cannot be compiled.
     pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
         self.kernel.common().reserve(m, callers)
     }
 
-    fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
+    pub(crate) fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
         self.kernel.typed().ok_or_else(|| {
             let (expected, given) = (self.dtype(), T::DTYPE);
             CoreError::DType { what: "x".into(), expected, given }.into()
@@ -312,7 +328,7 @@ impl<K: Kind> Layer<K> {
     ///
     /// # Errors
     /// As [`Self::forward_into`]; [`swiglu_core::Error::Unsupported`] for a layer on the CPU;
-    /// [`crate::Error::Cuda`] for a stream or memory of another device, or if a kernel cannot be
+    /// [`CudaError`](crate::cuda::CudaError) for a stream or memory of another device, or if a kernel cannot be
     /// compiled or launched.
     #[cfg(feature = "cuda")]
     pub fn forward_on<T: Element>(

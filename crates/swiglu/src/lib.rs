@@ -184,7 +184,7 @@ pub use activation::GatedActivation;
 pub use device::Device;
 #[doc(hidden)]
 pub use dispatch::unsupported_dtype;
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 pub use explain::{Candidate, Explanation};
 pub use layer::Layer;
 pub use model::Model;
@@ -197,8 +197,8 @@ pub use swiglu_core::{
     ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,
     MatrixRef, MlpParams, Norm, NormKind, Numerics, Op, Orientation, OwnedGateUp, Path, Plan,
     Problem, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
-    QuantizedType, QuantizedTypes, Rounding, RowParams, RowSteps, Sparsity, WeightLayout, bf16,
-    f16,
+    QuantizedType, QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, Sparsity, WeightLayout,
+    bf16, f16,
 };
 pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};
@@ -210,8 +210,8 @@ pub mod cuda {
     pub use swiglu_cuda::{
         BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
         DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMatrix,
-        DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph, Stream,
-        release_unused,
+        DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph,
+        PinnedMatrix, Stream, release_unused,
     };
 }
 

@@ -29,7 +29,7 @@ impl Model {
     /// Opens files.
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Self(Arc::new(swiglu_formats::Model::open(path.as_ref())?)))
     }
@@ -37,7 +37,7 @@ impl Model {
     /// Reads a file that is already in memory.
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Self> {
         Ok(Self(Arc::new(swiglu_formats::Model::from_bytes(&bytes.into())?)))
     }
@@ -55,7 +55,7 @@ impl Model {
     /// A feed-forward block by its layer, and its expert where there are some.
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn mlp(&self, options: &LoadOptions) -> Result<MlpWeights> {
         Ok(Weights::new(load_layer_from(&self.0, options)?))
     }
@@ -63,7 +63,7 @@ impl Model {
     /// The gated linear layer of a block.
     ///
     /// # Errors
-    /// [`crate::Error::Format`].
+    /// [`FormatError`](crate::FormatError).
     pub fn gated_linear(&self, options: &LoadOptions) -> Result<GatedLinearWeights> {
         Ok(Weights::new(load_layer_from(&self.0, options)?))
     }

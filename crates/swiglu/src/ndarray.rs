@@ -10,7 +10,7 @@
 //! use swiglu::ndarray::dense;
 //!
 //! let both = Array2::from_shape_fn((3, 8), |(r, c)| (8 * r + c) as f32);
-//! let right_half = dense(both.view())?.cols_range(4, 4)?;
+//! let right_half = dense(both.view())?.cols_range(4..8)?;
 //! assert_eq!(right_half.row(1), [12.0, 13.0, 14.0, 15.0]);
 //! # Ok::<(), swiglu::Error>(())
 //! ```

@@ -10,7 +10,7 @@ use swiglu_core::{
 use swiglu_formats::{ActivationSource, FormatError, LayerWeights};
 
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::kind::{Kind, MlpKind};
 use crate::layer::Layer;
 use crate::with_dtype;
@@ -74,7 +74,7 @@ impl<K: Kind> Weights<K> {
     /// ([`LayerWeights::activation`]).
     ///
     /// # Errors
-    /// [`FormatError::UnknownActivation`], as [`crate::Error::Format`], if the model names an activation
+    /// [`FormatError::UnknownActivation`], if the model names an activation
     /// that is not known here, or is none whose activation is, and none was asked for;
     /// [`CoreError::Unsupported`] for one that a smaller h changes.
     pub fn resolved_activation(&self) -> Result<Activation> {
@@ -88,7 +88,7 @@ impl<K: Kind> Weights<K> {
         {
             return Err(CoreError::Unsupported {
                 what: format!("{activation} with h made smaller by a power of two"),
-                why: "up is clamped or moved before it is multiplied; leave --rescale out".into(),
+                why: "up is clamped or moved before it is multiplied; leave LoadOptions::with_rescale out".into(),
             }
             .into());
         }
@@ -111,7 +111,7 @@ impl<K: Kind> Weights<K> {
     /// The weights as `T`: borrowed from the file where it stores `T`, else decoded.
     ///
     /// # Errors
-    /// As [`Self::resolved_activation`]; [`crate::Error::Format`].
+    /// As [`Self::resolved_activation`]; [`FormatError`](crate::FormatError).
     pub fn host<T: Element>(&self) -> Result<HostWeights<'_, T>> {
         let gate_up = match self.stored.gate_up_view() {
             Some(view) => GateUp::Stored(view),
@@ -129,7 +129,7 @@ impl<K: Kind> Weights<K> {
     /// The weights as the quantised blocks of the file, as a layer on `device` computes with them.
     ///
     /// # Errors
-    /// [`CoreError::Unsupported`], as [`crate::Error::Core`], with the reason why [`Self::to`] decodes
+    /// [`CoreError::Unsupported`], with the reason why [`Self::to`] decodes
     /// them: the file's types or layout, the device, or [`Self::decoded`]. Otherwise as [`Self::host`].
     pub fn quantized_on(&self, device: &Device) -> Result<QuantizedWeights<'_>> {
         self.quantized_as(K::OP, device)
@@ -139,7 +139,7 @@ impl<K: Kind> Weights<K> {
         let [gate, up] = self.stored.quantized_gate_up()?;
         let down = match op {
             Op::Mlp => self.stored.quantized_down()?,
-            Op::GatedLinear | Op::Activation => None,
+            _ => None,
         };
         for kind in [Some(gate.kind()), down.map(|d| d.kind())].into_iter().flatten() {
             if self.decode {
@@ -173,7 +173,7 @@ impl<K: Kind> Weights<K> {
             .quantized_on(device)
             .and_then(|weights| with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)));
         match packed {
-            Err(crate::Error::Core(why @ CoreError::Unsupported { .. })) => {
+            Err(why) if why.kind() == ErrorKind::Unsupported => {
                 let layer = with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?))?;
                 Ok(layer.because_decoded(why))
             }
@@ -195,7 +195,7 @@ impl Weights<MlpKind> {
 /// Refuses a layer that is none without its block.
 fn expect_whole_block(stored: &LayerWeights) -> Result<()> {
     let steps = stored.row_params().steps.before_h();
-    Ok(steps.expect_none("in a gated linear layer alone", "load the block (Mlp, --op mlp)")?)
+    Ok(steps.expect_none("in a gated linear layer alone", "load the block (Mlp::load)")?)
 }
 
 fn no_down(stored: &LayerWeights) -> crate::Error {
@@ -222,7 +222,7 @@ pub struct QuantizedWeights<'a> {
 impl<'a> QuantizedWeights<'a> {
     /// The types of the weights.
     pub fn types(&self) -> QuantizedTypes {
-        QuantizedTypes { gate_up: self.gate.kind(), down: self.down.map(|d| d.kind()) }
+        QuantizedTypes::new(self.gate.kind(), self.down.map(|d| d.kind()))
     }
 
     /// As parameters of a gated linear layer.
@@ -235,14 +235,11 @@ impl<'a> QuantizedWeights<'a> {
     }
 
     fn gated(&self) -> QuantizedGatedLinearParams<'a> {
-        QuantizedGatedLinearParams {
-            gate: self.gate,
-            up: self.up,
-            gate_bias: self.stored.gate_bias(),
-            up_bias: self.stored.up_bias(),
-            activation: self.activation,
-            numerics: self.numerics,
-        }
+        // The numerics that follow from a type are set aside.
+        QuantizedGatedLinearParams::new(self.gate, self.up, self.activation, DType::F32)
+            .with_gate_bias(self.stored.gate_bias())
+            .with_up_bias(self.stored.up_bias())
+            .with_numerics(self.numerics)
     }
 
     /// As parameters of a feed-forward block.
@@ -253,7 +250,7 @@ impl<'a> QuantizedWeights<'a> {
         let down = self.down.ok_or_else(|| no_down(self.stored))?;
         let down_bias = self.stored.down_bias();
         let rows = self.stored.row_params();
-        Ok(QuantizedMlpParams { gated: self.gated(), down, down_bias, rows })
+        Ok(QuantizedMlpParams::new(self.gated(), down).with_down_bias(down_bias).with_rows(rows))
     }
 }
 
@@ -290,16 +287,16 @@ impl<T: Element> HostWeights<'_, T> {
     }
 
     fn gated(&self) -> GatedLinearParams<'_, T> {
-        GatedLinearParams {
-            weights: match &self.gate_up {
+        GatedLinearParams::new(
+            match &self.gate_up {
                 GateUp::Stored(view) => *view,
                 GateUp::Decoded(owned) => owned.view(),
             },
-            gate_bias: self.stored.gate_bias(),
-            up_bias: self.stored.up_bias(),
-            activation: self.activation,
-            numerics: self.numerics,
-        }
+            self.activation,
+        )
+        .with_gate_bias(self.stored.gate_bias())
+        .with_up_bias(self.stored.up_bias())
+        .with_numerics(self.numerics)
     }
 
     /// As parameters of a feed-forward block.
@@ -310,15 +307,15 @@ impl<T: Element> HostWeights<'_, T> {
         let Some((down, down_orientation)) = &self.down else {
             return Err(no_down(self.stored));
         };
-        Ok(MlpParams {
-            gated: self.gated(),
-            down: match down {
+        Ok(MlpParams::new(
+            self.gated(),
+            match down {
                 Down::Stored(view) => *view,
                 Down::Decoded(owned) => owned.view(),
             },
-            down_orientation: *down_orientation,
-            down_bias: self.stored.down_bias(),
-            rows: self.stored.row_params(),
-        })
+            *down_orientation,
+        )
+        .with_down_bias(self.stored.down_bias())
+        .with_rows(self.stored.row_params()))
     }
 }

@@ -4,13 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
+#[path = "../examples/graph.rs"]
+mod graph;
 
 use std::path::{Path as FilePath, PathBuf};
 
-use swiglu::cuda::{CudaError, DeviceMatrix};
+use swiglu::cuda::{CudaError, DeviceMatrix, PinnedMatrix};
 use swiglu::{
-    Activation, BlockType, CallOptions, CoreError, DType, Device, Element, Error, GateUpRef,
-    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, bf16, f16,
+    Activation, BlockType, CallOptions, CoreError, DType, Device, Element, ErrorKind, GateUpRef,
+    GatedActivation, GatedLinear, LoadOptions, Matrix, MatrixRef, Mlp, MlpWeights, Path, RowScale,
+    bf16, f16,
 };
 use swiglu_core::{bounds, random};
 use swiglu_cuda::library;
@@ -54,7 +57,7 @@ fn the_best_device_is_the_first_cuda_device() {
     assert!(device.to_string().starts_with("cuda:0 ("), "{device}");
     assert_eq!("cuda:0".parse::<Device>().unwrap().to_string(), device.to_string());
     let error = "cuda:77".parse::<Device>().unwrap_err();
-    assert!(matches!(error, Error::Cuda(CudaError::DeviceIndex { given: 77, .. })), "{error}");
+    assert!(matches!(error.cuda(), Some(CudaError::DeviceIndex { given: 77, .. })), "{error}");
 }
 
 #[test]
@@ -69,9 +72,9 @@ fn layers_of_a_file_run_within_bounds_and_refuse_as_on_the_cpu() {
     assert!(reference.judge(y.view()).unwrap().passed());
     // What every backend refuses is the same error.
     let error = mlp.forward(&input::<bf16>(3, 5)).unwrap_err();
-    assert!(matches!(error, Error::Core(CoreError::Shape { .. })), "{error}");
+    assert!(matches!(error.core(), Some(CoreError::Shape { .. })), "{error}");
     let error = mlp.forward(&input::<f32>(3, mlp.hidden())).unwrap_err();
-    assert!(matches!(error, Error::Core(CoreError::DType { .. })), "{error}");
+    assert!(matches!(error.core(), Some(CoreError::DType { .. })), "{error}");
 }
 
 #[test]
@@ -90,7 +93,7 @@ fn layers_say_what_they_hold_and_calls_have_one_thread_of_the_host() {
     mlp.forward_opts(&x, &mut y, &options.with_max_threads(1)).unwrap();
     assert_eq!(y, mlp.forward(&x).unwrap());
     let error = mlp.forward_opts(&x, &mut y, &options.with_max_threads(0)).unwrap_err();
-    assert!(matches!(error, Error::Core(CoreError::OutOfRange { .. })), "{error}");
+    assert!(matches!(error.core(), Some(CoreError::OutOfRange { .. })), "{error}");
     assert_eq!(device.trim(), 0);
 }
 
@@ -124,7 +127,7 @@ fn a_layer_on_the_cpu_has_no_stream() {
     let x = DeviceMatrix::<f32>::zeros(&stream, 1, layer.hidden()).unwrap();
     let mut out = DeviceMatrix::<f32>::zeros(&stream, 1, layer.out_features()).unwrap();
     let error = layer.forward_on(&stream, x.view(), out.view_mut()).unwrap_err();
-    assert!(matches!(error, Error::Core(CoreError::Unsupported { .. })), "{error}");
+    assert!(matches!(error.core(), Some(CoreError::Unsupported { .. })), "{error}");
 }
 
 #[test]
@@ -238,10 +241,8 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
         assert_eq!(plan.problem.quantized, None);
         assert!(plan.reason.contains(why), "{plan}");
         assert!(mlp.explain(2).to_string().contains(why));
-        let Err(Error::Core(refused)) = weights.quantized_on(&device) else {
-            panic!("{why}: not refused")
-        };
-        assert!(matches!(refused, CoreError::Unsupported { .. }), "{refused}");
+        let refused = weights.quantized_on(&device).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     };
     decoded(load(BlockType::Q6_K).dtype(DType::Bf16), "kernels for Q8_0, Q4_0, I8");
     decoded(load(BlockType::Q8_0), "choose one of these");
@@ -261,4 +262,61 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
     let cpu = quantised.unwrap().dtype(DType::Bf16).to(&Device::cpu().unwrap()).unwrap();
     let plan = device.plan(cpu.plan(3).problem, None);
     assert!(plan.problem.quantized.is_none() && plan.reason.contains("decoded to bf16"), "{plan}");
+}
+
+#[test]
+fn the_example_of_a_graph_runs() {
+    let Some(_device) = device() else { return };
+    graph::main().unwrap();
+}
+
+/// Page-locked matrices are used as others are, by layers and by copies, and their memory again by later ones.
+#[test]
+fn pinned_matrices_are_matrices_of_the_host() {
+    let Some(device) = device() else { return };
+    let Device::Cuda(cuda) = &device else { return };
+    let mlp = Mlp::load(stories(), 0).unwrap().dtype(DType::Bf16).to(&device).unwrap();
+    let k = mlp.hidden();
+    let values = input::<bf16>(3, k);
+    let expected = mlp.forward(&values).unwrap();
+    let addresses: Vec<_> = (0..3)
+        .map(|_| {
+            let mut x = PinnedMatrix::<bf16>::zeros(cuda, 3, k).unwrap();
+            let mut y = PinnedMatrix::<bf16>::zeros(cuda, 3, k).unwrap();
+            assert!(x.as_slice().iter().chain(y.as_slice()).all(|v| v.to_bits() == 0));
+            x.as_mut_slice().copy_from_slice(values.as_slice());
+            mlp.forward_into(&x, &mut y).unwrap();
+            assert_eq!(y.as_slice(), expected.as_slice());
+            // Parts of it, and rows that are apart.
+            let half =
+                DeviceMatrix::from_host(&cuda.stream(), y.view().cols_range(1..k / 2).unwrap());
+            let half = half.unwrap().to_host().unwrap();
+            assert_eq!(half.view().row(2), &expected.view().row(2)[1..k / 2]);
+            [x.as_slice().as_ptr().addr(), y.as_slice().as_ptr().addr()]
+        })
+        .map(|[x, y]| (x.min(y), x.max(y)))
+        .collect();
+    assert!(addresses.iter().all(|pair| *pair == addresses[0]), "{addresses:?}");
+    // Another thread frees one that it did not make; one without elements has no memory.
+    let moved = PinnedMatrix::<f32>::zeros(cuda, 5, 7).unwrap();
+    std::thread::spawn(move || drop(moved)).join().unwrap();
+    assert_eq!(PinnedMatrix::<f32>::zeros(cuda, 0, 7).unwrap().view().shape(), [0, 7]);
+    assert_eq!((device.trim(), device.trim()), (2 * 3 * k * 2 + 5 * 7 * 4, 0));
+    let error = PinnedMatrix::<f32>::zeros(cuda, usize::MAX, 7).unwrap_err();
+    assert!(matches!(error, CudaError::Core(CoreError::TooLarge { .. })), "{error}");
+    // The device may go before it.
+    let mut last = PinnedMatrix::<f32>::zeros(cuda, 1, 4).unwrap();
+    drop((mlp, device));
+    last.as_mut_slice()[3] = 1.0;
+}
+
+#[test]
+fn results_are_added_by_the_cpu_alone() {
+    let Some(device) = device() else { return };
+    let mlp = Mlp::load(stories(), 0).unwrap().to(&device).unwrap();
+    let x = input::<f32>(2, mlp.hidden());
+    let mut out = Matrix::<f32>::zeros(2, mlp.hidden()).unwrap();
+    let error = mlp.forward_add_into(&x, RowScale::None, &mut out).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("forward_into"), "{error}");
 }

@@ -6,11 +6,13 @@
 mod common;
 
 use common::{gguf, scaled};
+use std::error::Error as StdError;
+
 use swiglu::{
-    Activation, Arrangement, BlockType, CallOptions, CoreError, DType, Device, Error, Explanation,
-    FormatError, GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams, HostWeights,
-    Layer, LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Model, Numerics, Op,
-    Orientation, Path, QuantizedTypes, Rounding, TensorNames, bf16, f16,
+    Activation, Arrangement, BlockType, CallOptions, CoreError, DType, Device, ErrorKind,
+    Explanation, FormatError, GateUpWeights, GatedActivation, GatedLinear, GatedLinearParams,
+    HostWeights, Layer, LoadOptions, Matrix, MatrixRef, Mlp, MlpParams, MlpWeights, Model,
+    Numerics, Op, Orientation, Path, QuantizedTypes, Rounding, TensorNames, bf16, f16,
 };
 use swiglu_core::bounds;
 use swiglu_fixtures::{SMOLLM2_FILE as SMOLLM2, STORIES15M_FILE as STORIES};
@@ -28,7 +30,7 @@ fn layers_can_be_shared_between_threads() {
     shared::<Mlp>();
     shared::<MlpWeights>();
     shared::<HostWeights<'_, bf16>>();
-    shared::<Error>();
+    shared::<swiglu::Error>();
     shared::<Model>();
 }
 
@@ -134,7 +136,7 @@ fn codes_with_scales_beside_them_are_decoded_on_the_cpu() {
             "{plan}"
         );
         let refused = weights.quantized_on(&device).unwrap_err();
-        assert!(matches!(refused, Error::Core(CoreError::Unsupported { .. })), "{refused}");
+        assert!(matches!(refused.core(), Some(CoreError::Unsupported { .. })), "{refused}");
     }
 }
 
@@ -171,46 +173,41 @@ fn choices_reach_the_layer_and_its_plan() {
 fn another_dtype_or_shape_is_refused_with_values() {
     let mlp = Mlp::load(STORIES, 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
     let error = mlp.forward(&input::<bf16>(2, 288)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DType);
     assert!(matches!(
-        error,
-        Error::Core(CoreError::DType { expected: DType::F32, given: DType::Bf16, .. })
+        error.core(),
+        Some(CoreError::DType { expected: DType::F32, given: DType::Bf16, .. })
     ));
-    assert!(matches!(
-        mlp.forward(&input::<f32>(2, 287)).unwrap_err(),
-        Error::Core(CoreError::Shape { .. })
-    ));
+    let error = mlp.forward(&input::<f32>(2, 287)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shape);
     let mut short = Matrix::<f32>::zeros(1, 288).unwrap();
-    assert!(matches!(
-        mlp.forward_into(&input::<f32>(2, 288), &mut short).unwrap_err(),
-        Error::Core(CoreError::Shape { .. })
-    ));
+    let error = mlp.forward_into(&input::<f32>(2, 288), &mut short).unwrap_err();
+    assert_eq!((error.kind(), error.what()), (ErrorKind::Shape, Some("output")));
+    assert_eq!(error.given().zip(error.expected()), Some(("[1, 288]".into(), "[2, 288]".into())));
 }
 
 #[test]
-fn missing_files_and_layers_are_format_errors() {
-    assert!(matches!(Mlp::load("nowhere.safetensors", 0), Err(Error::Format(_))));
-    assert!(matches!(
-        Mlp::load(STORIES, 1),
-        Err(Error::Format(FormatError::LayerOutOfRange { layer: 1, .. }))
-    ));
-    let names = TensorNames {
-        gate: Some("model.layers.0.mlp.gate_proj.weight".into()),
-        up: Some("model.layers.0.mlp.up_proj.weight".into()),
-        ..TensorNames::default()
-    };
-    let options =
-        LoadOptions { names, orientation: Some(Orientation::OutIn), ..LoadOptions::default() };
+fn missing_files_and_layers_are_not_found() {
+    let error = Mlp::load("nowhere.safetensors", 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(error.path(), Some("nowhere.safetensors".as_ref()));
+    assert!(error.source().is_some_and(|source| source.is::<std::io::Error>()));
+    let error = Mlp::load(STORIES, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(matches!(error.format(), Some(FormatError::LayerOutOfRange { layer: 1, .. })));
+    let names = TensorNames::default()
+        .with_gate("model.layers.0.mlp.gate_proj.weight")
+        .with_up("model.layers.0.mlp.up_proj.weight");
+    let options = LoadOptions::default().with_names(names).with_orientation(Orientation::OutIn);
     let headless = Mlp::load_with(STORIES, &options).unwrap();
-    assert!(matches!(
-        headless.to(&Device::cpu().unwrap()),
-        Err(Error::Format(FormatError::IncompleteLayer { .. }))
-    ));
+    let error = headless.to(&Device::cpu().unwrap()).unwrap_err();
+    assert!(matches!(error.format(), Some(FormatError::IncompleteLayer { .. })), "{error}");
     assert!(GatedLinear::load_with(STORIES, &options).unwrap().to(&Device::cpu().unwrap()).is_ok());
 }
 
 #[test]
 fn bytes_load_like_files() {
-    let options = LoadOptions { layer: 28, ..LoadOptions::default() };
+    let options = LoadOptions::new(28);
     let bytes = std::fs::read(SMOLLM2).unwrap();
     let from_bytes = Mlp::load_from_bytes(bytes, &options).unwrap();
     let from_file = Mlp::load(SMOLLM2, 28).unwrap();
@@ -224,13 +221,12 @@ fn small<K: swiglu::kind::Kind>(
     let [gate, up, down] =
         [1, 2, 3].map(|seed| swiglu_core::random::normal_matrix::<f32>(seed, 24, 24, 0.2).unwrap());
     let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
-    let params = MlpParams {
-        gated: GatedLinearParams::new(weights, Activation::SWIGLU),
-        down: down.view(),
-        down_orientation: Orientation::OutIn,
-        down_bias: None,
-        rows: swiglu::RowParams::NONE,
-    };
+    let params = MlpParams::new(
+        GatedLinearParams::new(weights, Activation::SWIGLU),
+        down.view(),
+        Orientation::OutIn,
+    )
+    .with_rows(swiglu::RowParams::NONE);
     build(&params).unwrap()
 }
 
@@ -296,7 +292,7 @@ fn a_call_keeps_its_limit_of_threads_and_changes_no_bit() {
     }
     let none = CallOptions::default().with_max_threads(0);
     let error = mlp.forward_opts(&x, &mut y, &none).unwrap_err();
-    assert!(matches!(error, Error::Core(CoreError::OutOfRange { what: "max_threads", .. })));
+    assert!(matches!(error.core(), Some(CoreError::OutOfRange { what: "max_threads", .. })));
 }
 
 #[test]
@@ -327,8 +323,8 @@ fn a_model_is_opened_once_for_all_that_is_in_it() {
     assert_eq!(y.as_slice(), from_file.forward(&x).unwrap().as_slice());
     let gated = again.gated_linear(&LoadOptions::default()).unwrap().to(&device).unwrap();
     assert_eq!(gated.out_features(), from_file.intermediate());
-    let missing = LoadOptions { layer: 7, ..LoadOptions::default() };
-    assert!(matches!(again.mlp(&missing), Err(Error::Format(_))));
+    let missing = LoadOptions::new(7);
+    assert_eq!(again.mlp(&missing).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
@@ -338,4 +334,20 @@ fn the_best_device_is_the_first_that_works() {
     assert_eq!((name.as_str(), cpu.is_ok()), ("cpu", true));
     let first = all.iter().find_map(|(_, device)| device.as_ref().ok()).unwrap();
     assert_eq!(Device::best().unwrap().to_string(), first.to_string());
+}
+
+/// One failure goes to every request of a batch: a clone is the same error, in any thread.
+#[test]
+fn one_error_is_told_to_many() {
+    fn sent<T: Clone + Send + Sync + StdError + 'static>(_: &T) {}
+    let mlp = Mlp::load(STORIES, 0).unwrap().to(&Device::cpu().unwrap()).unwrap();
+    let error = mlp.forward(&input::<f32>(2, 287)).unwrap_err();
+    sent(&error);
+    let told: Vec<String> = std::thread::scope(|s| {
+        let all: Vec<_> = (0..3).map(|_| error.clone()).collect();
+        let threads: Vec<_> = all.into_iter().map(|e| s.spawn(move || e.to_string())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(told.iter().all(|text| *text == error.to_string()), "{told:?}");
+    assert_eq!(format!("{error:?}"), format!("Shape: {error}"));
 }

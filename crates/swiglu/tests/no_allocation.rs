@@ -52,6 +52,15 @@ fn allocated_first<T: swiglu::Element>(layer: &Mlp, m: usize) -> usize {
     ALLOCATED.load(Ordering::Relaxed) - before
 }
 
+/// Bytes that a call beyond the first allocates for its result, and those that the result has.
+fn allocated_for_result<T: swiglu::Element>(layer: &Mlp) -> [usize; 2] {
+    let x = Matrix::<T>::zeros(40, layer.hidden()).unwrap();
+    let y = layer.forward(&x).unwrap();
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    assert_eq!(layer.forward(&x).unwrap().as_slice(), y.as_slice());
+    [ALLOCATED.load(Ordering::Relaxed) - before, size_of_val(y.as_slice())]
+}
+
 #[test]
 fn forward_into_keeps_its_workspace() {
     // A pool of threads notes each job it hands out: bytes, where the result alone is 46 kB.
@@ -65,6 +74,13 @@ fn forward_into_keeps_its_workspace() {
                 with_dtype!(dtype, T => Ok([allocated::<_, T>(&mlp), allocated::<_, T>(&gated)]));
             let bytes = bytes.unwrap();
             assert!(bytes.iter().all(|&b| b <= limit), "{dtype}, {threads} threads: {bytes:?}");
+            let result: swiglu::Result<_> =
+                with_dtype!(dtype, T => Ok(allocated_for_result::<T>(&mlp)));
+            let [bytes, result] = result.unwrap();
+            assert!(
+                (result..=result + limit).contains(&bytes),
+                "{dtype}, {threads} threads: {bytes}"
+            );
             // What was made ready beforehand suffices, also for fewer tokens.
             device.trim();
             mlp.reserve(40, 1).unwrap();

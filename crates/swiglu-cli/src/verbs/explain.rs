@@ -165,13 +165,13 @@ fn of_elements<T: Element>(
     let host = weights.host::<T>()?;
     Ok(match args.op {
         // The activation by itself, over separate gate and up.
-        Operation::Activation => Problem {
-            op: Op::Activation,
-            hidden: 0,
-            layout: WeightLayout::HF,
-            bias: false,
-            ..host.gated_linear()?.problem(args.m)
-        },
+        Operation::Activation => host
+            .gated_linear()?
+            .problem(args.m)
+            .with_op(Op::Activation)
+            .with_hidden(0)
+            .with_layout(WeightLayout::HF)
+            .with_bias(false),
         Operation::GatedLinear => host.gated_linear()?.problem(args.m),
         Operation::Mlp => host.mlp()?.problem(args.m),
     })

@@ -7,7 +7,7 @@ use clap::Args;
 use swiglu_formats::{Block, Inspection, LoadOptions};
 
 use crate::table::{Table, or_dash};
-use crate::terminal::{Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, by_options};
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
@@ -23,12 +23,19 @@ pub(crate) struct InspectArgs {
 
 /// Ends with 0 where every block would be loaded and its activation is known, else with 1.
 pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let options = LoadOptions {
-        ignore: args.ignore.clone(),
-        no_config: args.no_config,
-        ..LoadOptions::default()
-    };
-    let found = swiglu_formats::inspect(&args.path, &options)?;
+    let mut options = LoadOptions::default();
+    options.ignore.clone_from(&args.ignore);
+    options.no_config = args.no_config;
+    let mut found = swiglu_formats::inspect(&args.path, &options)?;
+    let mut messages: Vec<&mut String> = found.refused.iter_mut().collect();
+    for block in &mut found.blocks {
+        messages.extend(&mut block.refused);
+        if let Some(contents) = &mut block.contents {
+            messages.push(&mut contents.activation_source);
+            messages.extend(&mut contents.notes);
+        }
+    }
+    messages.into_iter().for_each(|message| *message = by_options(message));
     terminal.print(&found, show)?;
     let is_known = |block: &Block| block.contents.as_ref().is_some_and(|c| c.activation.is_some());
     let all = !found.blocks.is_empty() && found.blocks.iter().all(is_known);

@@ -1,8 +1,10 @@
 //! Matrices of quantised weights.
 
+use std::ops::Range;
+
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, expect_within};
 use crate::quant::{BlockType, QuantizedType, SCALE_BLOCK};
 
 /// A matrix of quantised weights, `[out, in]`: a row is one output feature, rows lie one behind the
@@ -125,19 +127,13 @@ impl<'a> QuantizedRef<'a> {
         }
     }
 
-    /// Rows `start..start + count`.
+    /// Rows `range`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the range leaves the matrix, or begins within rows that share scales.
-    pub fn rows_range(&self, start: usize, count: usize) -> Result<Self> {
-        let end = start.checked_add(count).filter(|&end| end <= self.rows);
-        let Some(end) = end else {
-            return Err(Error::OutOfRange {
-                what: "row range",
-                given: format!("{start}..{start}+{count}"),
-                expected: format!("within 0..{}", self.rows),
-            });
-        };
+    pub fn rows_range(&self, range: Range<usize>) -> Result<Self> {
+        let count = expect_within("row range", &range, self.rows)?;
+        let Range { start, end } = range;
         let shared = if self.kind == QuantizedType::F8E4m3Blocks { SCALE_BLOCK } else { 1 };
         if !start.is_multiple_of(shared) {
             return Err(Error::OutOfRange {
@@ -189,7 +185,7 @@ impl<'a> QuantizedRef<'a> {
     /// The values, each exact in `f32` or rounded to it once, then rounded to T.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] or [`Error::Unavailable`] if there is no room for them.
+    /// [`Error::TooLarge`] or [`Error::OutOfMemory`] if there is no room for them.
     pub fn to_matrix<T: Element>(&self) -> Result<Matrix<T>> {
         let mut out = Matrix::zeros(self.rows, self.cols)?;
         let mut values = out.as_mut_slice().iter_mut();
@@ -302,9 +298,9 @@ mod tests {
         let data = vec![0u8; 3 * 2 * 34];
         let m = QuantizedRef::new(BlockType::Q8_0, &data, 3, 64).unwrap();
         assert_eq!((m.shape(), m.row_bytes(), m.row(2).len()), ([3, 64], 68, 68));
-        assert_eq!(m.rows_range(1, 2).unwrap().bytes().as_ptr(), m.row(1).as_ptr());
-        assert_eq!(m.rows_range(3, 0).unwrap().shape(), [0, 64]);
-        assert!(m.rows_range(2, 2).is_err() && m.rows_range(usize::MAX, 2).is_err());
+        assert_eq!(m.rows_range(1..3).unwrap().bytes().as_ptr(), m.row(1).as_ptr());
+        assert_eq!(m.rows_range(3..3).unwrap().shape(), [0, 64]);
+        assert!(m.rows_range(2..4).is_err() && m.rows_range(usize::MAX..usize::MAX).is_err());
         assert!(matches!(
             QuantizedRef::new(BlockType::Q8_0, &data, 3, 65),
             Err(Error::OutOfRange { .. })
@@ -393,14 +389,14 @@ mod tests {
             m.terms(row, |v, _| value = v);
             value
         };
-        let part = m.rows_range(128, 172).unwrap();
+        let part = m.rows_range(128..300).unwrap();
         assert_eq!((first(part, 0), first(part, 127), first(part, 128)), (2.0, 2.0, 3.0));
-        assert_eq!(m.rows_range(256, 44).unwrap().scales(), [3.0]);
-        let e = m.rows_range(150, 150).unwrap_err().to_string();
+        assert_eq!(m.rows_range(256..300).unwrap().scales(), [3.0]);
+        let e = m.rows_range(150..300).unwrap_err().to_string();
         assert!(e.contains("150") && e.contains("multiple of 128"), "{e}");
         let scales: Vec<f32> = (0..300).map(|r| r as f32).collect();
         let m = QuantizedRef::scaled(QuantizedType::F8E4m3, &codes, &scales, 300, 1).unwrap();
-        assert_eq!(first(m.rows_range(150, 150).unwrap(), 3), 153.0);
-        assert!(m.rows_range(300, 0).unwrap().scales().is_empty());
+        assert_eq!(first(m.rows_range(150..300).unwrap(), 3), 153.0);
+        assert!(m.rows_range(300..300).unwrap().scales().is_empty());
     }
 }

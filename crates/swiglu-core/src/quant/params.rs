@@ -12,9 +12,11 @@ use crate::numerics::Numerics;
 use crate::problem::{Op, Problem, expect_len};
 use crate::quant::{QuantizedRef, QuantizedType};
 use crate::rows::{RowParams, RowSteps};
+use crate::setters;
 
 /// The types of a layer's quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct QuantizedTypes {
     /// Of gate and up.
     pub gate_up: QuantizedType,
@@ -48,6 +50,7 @@ impl fmt::Display for QuantizedTypes {
 
 /// Quantised weights, biases, activation and numerics of a gated linear layer, borrowed.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct QuantizedGatedLinearParams<'a> {
     /// Wg, `[H, K]`.
     pub gate: QuantizedRef<'a>,
@@ -73,6 +76,21 @@ impl<'a> QuantizedGatedLinearParams<'a> {
     ) -> Self {
         let numerics = Numerics::default_for(dtype);
         Self { gate, up, gate_bias: None, up_bias: None, activation, numerics }
+    }
+
+    setters! {
+        /// bg, H values, or none.
+        with_gate_bias(gate_bias: impl Into<Option<&'a [f32]>>, gate_bias.into());
+        /// bu, H values, or none.
+        with_up_bias(up_bias: impl Into<Option<&'a [f32]>>, up_bias.into());
+        /// Another Wg.
+        with_gate(gate: QuantizedRef<'a>);
+        /// Another Wu.
+        with_up(up: QuantizedRef<'a>);
+        /// Another activation.
+        with_activation(activation: Activation);
+        /// Rounds otherwise than [`Numerics::default_for`] the inputs' type.
+        with_numerics(numerics: Numerics);
     }
 
     /// K, input features.
@@ -125,6 +143,7 @@ impl<'a> QuantizedGatedLinearParams<'a> {
 
 /// A gated linear layer and the down projection behind it, both quantised, borrowed.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct QuantizedMlpParams<'a> {
     /// The gated linear layer.
     pub gated: QuantizedGatedLinearParams<'a>,
@@ -136,7 +155,23 @@ pub struct QuantizedMlpParams<'a> {
     pub rows: RowParams<'a>,
 }
 
-impl QuantizedMlpParams<'_> {
+impl<'a> QuantizedMlpParams<'a> {
+    /// A block without a down bias and steps of whole rows.
+    pub fn new(gated: QuantizedGatedLinearParams<'a>, down: QuantizedRef<'a>) -> Self {
+        Self { gated, down, down_bias: None, rows: RowParams::NONE }
+    }
+
+    setters! {
+        /// bd, K values, or none.
+        with_down_bias(down_bias: impl Into<Option<&'a [f32]>>, down_bias.into());
+        /// What is computed from whole rows between the products.
+        with_rows(rows: RowParams<'a>);
+        /// Another gated linear layer.
+        with_gated(gated: QuantizedGatedLinearParams<'a>);
+        /// Another Wd.
+        with_down(down: QuantizedRef<'a>);
+    }
+
     /// Checks all shapes against each other.
     ///
     /// # Errors

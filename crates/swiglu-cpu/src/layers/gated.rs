@@ -8,7 +8,7 @@ use swiglu_core::{
 };
 
 use super::linear::Linear;
-use super::pass::{each_row, linear_map, linear_map_bytes};
+use super::pass::{each_row, linear_map, linear_map_bytes, out_rows};
 use super::plan;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Gated, Rows};
@@ -44,7 +44,7 @@ impl<T: Element> GatedLinear<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for them.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for them.
     pub fn new(cpu: &Cpu, params: &GatedLinearParams<'_, T>) -> Result<Self> {
         Self::with_path(cpu, params, Path::Fused)
     }
@@ -91,7 +91,7 @@ impl<T: Element> GatedLinear<T> {
     }
 
     fn with(cpu: &Cpu, problem: Problem, kernel: GatedKernel<T>, steps: RowSteps) -> Self {
-        let mut problem = Problem { rows: steps.before_h(), ..problem };
+        let mut problem = problem.with_rows(steps.before_h());
         let is_unfused = matches!(kernel, GatedKernel::Unfused(_));
         if is_unfused && problem.numerics.rounding == Rounding::Fused {
             problem.numerics.rounding = Rounding::PreRound;
@@ -104,7 +104,7 @@ impl<T: Element> GatedLinear<T> {
     ///
     /// # Errors
     /// As [`QuantizedGatedLinearParams::validate`];
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedGatedLinearParams<'_>) -> Result<Self> {
         Self::quantized_within(cpu, params, RowSteps::NONE)
     }
@@ -155,7 +155,7 @@ impl<T: Element> GatedLinear<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.cpu.plan(Problem { m, ..self.problem }, self.path())
+        self.cpu.plan(self.problem.with_m(m), self.path())
     }
 
     fn check(&self, x: MatrixRef<'_, T>, out: &MatrixMut<'_, T>) -> Result<()> {
@@ -183,7 +183,7 @@ impl<T: Element> GatedLinear<T> {
     /// work in. Without it, calls make what they lack and leave it to later ones.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory.
+    /// [`swiglu_core::Error::OutOfMemory`] if the system refuses the memory.
     pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
         self.cpu.reserve(self.workspace_bytes(m), callers)
     }
@@ -204,7 +204,7 @@ impl<T: Element> GatedLinear<T> {
     /// Writes h `[M, H]` for x `[M, K]`.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::Unavailable`] if there is no
+    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::OutOfMemory`] if there is no
     /// memory to work in.
     pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
         self.forward_opts(x, out, &CallOptions::default())
@@ -232,12 +232,15 @@ impl<T: Element> GatedLinear<T> {
         cpu: &Cpu,
         workspace: &mut [u8],
         x: MatrixRef<'_, T>,
-        out: MatrixMut<'_, T>,
+        mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
         match &self.kernel {
             GatedKernel::Fused(weights) => {
                 let ordered = (weights, self.problem.numerics.into());
-                linear_map(cpu, ordered, workspace, x, out, |out| self.epilogue::<T>(weights, out));
+                let out = out_rows(&mut out);
+                linear_map(cpu, ordered, workspace, x, |row| {
+                    self.epilogue::<T>(weights, out.from(row))
+                });
                 Ok(())
             }
             GatedKernel::Unfused(halves) => self.unfused(cpu, halves, workspace, x, out),

@@ -1,15 +1,52 @@
 //! A linear map: the down projection, and a half of the unfused layer.
 
-use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Result};
+use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Result, RowScale};
 
-use super::pass::{linear_map, linear_map_bytes};
+use super::pass::{Shared, linear_map, linear_map_bytes, out_rows};
 use crate::cpu::Cpu;
-use crate::epilogue::{Plain, Rows};
+use crate::epilogue::{Added, Epilogue, Factors, Plain};
 use crate::order::Order;
 use crate::panels::Panels;
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
 use crate::workspace::Tokens;
+
+/// Where the result of a linear map goes.
+pub(crate) trait Target: Sync {
+    type Epilogue: Epilogue;
+
+    /// What happens to the sums of rows from one on.
+    fn epilogue(&self, bias: Option<*const f32>, row: usize) -> Self::Epilogue;
+}
+
+/// To rows of T, which it is rounded to.
+pub(crate) struct Stored<T>(pub(crate) Shared<T>);
+
+impl<T: Element> Target for Stored<T> {
+    type Epilogue = Plain<T>;
+
+    fn epilogue(&self, bias: Option<*const f32>, row: usize) -> Plain<T> {
+        Plain { bias, out: self.0.from(row) }
+    }
+}
+
+/// Onto what rows of `f32` hold, each row with its factor.
+pub(crate) struct AddedTo<'a> {
+    pub(crate) out: Shared<f32>,
+    pub(crate) scale: RowScale<'a>,
+}
+
+impl Target for AddedTo<'_> {
+    type Epilogue = Added;
+
+    fn epilogue(&self, bias: Option<*const f32>, row: usize) -> Added {
+        let scale = match self.scale {
+            RowScale::Rows(factors) => Factors::Each(factors.as_ptr().wrapping_add(row)),
+            one => Factors::Same(one.of_row(row)),
+        };
+        Added { bias, out: self.out.from(row), scale }
+    }
+}
 
 /// A linear map with packed weights.
 #[derive(Debug)]
@@ -49,11 +86,6 @@ impl<T: Element> Linear<T> {
         &self.weights
     }
 
-    /// What happens to the sums.
-    pub(crate) fn epilogue(&self, out: Rows<T>) -> Plain<T> {
-        Plain { bias: self.weights.bias(), out }
-    }
-
     /// Bytes of workspace that [`Self::forward`] takes.
     pub(crate) fn workspace_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
         linear_map_bytes(cpu, (&self.weights, self.order), tokens)
@@ -65,9 +97,20 @@ impl<T: Element> Linear<T> {
         cpu: &Cpu,
         workspace: &mut [u8],
         x: MatrixRef<'_, T>,
-        out: MatrixMut<'_, T>,
+        mut out: MatrixMut<'_, T>,
+    ) {
+        self.forward_to(cpu, workspace, x, &Stored(out_rows(&mut out)));
+    }
+
+    /// As [`Self::forward`], to anywhere.
+    pub(crate) fn forward_to(
+        &self,
+        cpu: &Cpu,
+        workspace: &mut [u8],
+        x: MatrixRef<'_, T>,
+        target: &impl Target,
     ) {
         let weights = (&self.weights, self.order);
-        linear_map(cpu, weights, workspace, x, out, |out| self.epilogue(out));
+        linear_map(cpu, weights, workspace, x, |row| target.epilogue(self.weights.bias(), row));
     }
 }

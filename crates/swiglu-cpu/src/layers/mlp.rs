@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use swiglu_core::{
-    DType, Element, MatrixMut, MatrixRef, MlpParams, OwnedRowParams, Path, Plan, Problem,
-    QuantizedMlpParams, Result,
+    DType, Element, Error, MatrixMut, MatrixRef, MlpParams, OwnedRowParams, Path, Plan, Problem,
+    QuantizedMlpParams, Result, RowScale,
 };
 
 use super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
-use super::linear::Linear;
+use super::linear::{AddedTo, Linear, Stored, Target};
 use super::pass::{Call, Shared, each_row, out_rows};
 use super::plan;
 use crate::cpu::{CallOptions, Cpu};
@@ -32,7 +32,7 @@ impl<T: Element> Mlp<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if the shapes disagree;
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the weights.
     pub fn new(cpu: &Cpu, params: &MlpParams<'_, T>) -> Result<Self> {
         Self::with_path(cpu, params, Path::Fused)
     }
@@ -54,7 +54,7 @@ impl<T: Element> Mlp<T> {
             &|k| (params.down, k),
         )?;
         let gated = GatedLinear::within(cpu, &params.gated, path, params.rows.steps)?;
-        let problem = Problem { numerics: gated.numerics(), ..params.problem(0) };
+        let problem = params.problem(0).with_numerics(gated.numerics());
         Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
@@ -63,13 +63,13 @@ impl<T: Element> Mlp<T> {
     ///
     /// # Errors
     /// As [`QuantizedMlpParams::validate`];
-    /// [`swiglu_core::Error::Unavailable`] if there is no memory for the weights.
+    /// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the weights.
     pub fn quantized(cpu: &Cpu, params: &QuantizedMlpParams<'_>) -> Result<Self> {
         params.validate()?;
         let gated = GatedLinear::quantized_within(cpu, &params.gated, params.rows.steps)?;
         let down =
             Linear::quantized(cpu, params.down, params.gated.numerics.into(), params.down_bias)?;
-        let problem = Problem { numerics: gated.numerics(), ..params.problem(0, T::DTYPE) };
+        let problem = params.problem(0, T::DTYPE).with_numerics(gated.numerics());
         Ok(Self { gated, down, problem, rows: params.rows.into() })
     }
 
@@ -80,7 +80,7 @@ impl<T: Element> Mlp<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.gated.cpu.plan(Problem { m, ..self.problem }, self.gated.path())
+        self.gated.cpu.plan(self.problem.with_m(m), self.gated.path())
     }
 
     /// Bytes of the packed weights and biases.
@@ -96,7 +96,7 @@ impl<T: Element> Mlp<T> {
     /// Makes ready what so many calls of up to `m` tokens at the same time take, as [`GatedLinear::reserve`].
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unavailable`] if the system refuses the memory.
+    /// [`swiglu_core::Error::OutOfMemory`] if the system refuses the memory.
     pub fn reserve(&self, m: usize, callers: usize) -> Result<()> {
         self.gated.cpu.reserve(self.workspace_bytes(m), callers)
     }
@@ -104,7 +104,7 @@ impl<T: Element> Mlp<T> {
     fn takes_bytes(&self, cpu: &Cpu, tokens: Tokens) -> usize {
         match &self.gated.kernel {
             GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
-                let problem = Problem { m: tokens.most(), ..self.problem };
+                let problem = self.problem.with_m(tokens.most());
                 let passes = plan::passes(cpu, &problem, Path::Fused);
                 passes.most_bytes(tokens, |m| total(self.parts(cpu, weights, m)))
             }
@@ -119,7 +119,7 @@ impl<T: Element> Mlp<T> {
     /// Writes y `[M, K]` for x `[M, K]`.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::Unavailable`] if there is no
+    /// [`swiglu_core::Error::Shape`] if x or out has another shape; [`swiglu_core::Error::OutOfMemory`] if there is no
     /// memory to work in.
     pub fn forward(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
         self.forward_opts(x, out, &CallOptions::default())
@@ -135,18 +135,53 @@ impl<T: Element> Mlp<T> {
         mut out: MatrixMut<'_, T>,
         options: &CallOptions,
     ) -> Result<()> {
-        x.expect_shape("x", [x.rows(), self.problem.hidden])?;
-        out.expect_shape("output", [x.rows(), self.problem.hidden])?;
+        self.check(x, out.shape())?;
+        self.forward_to(x, &Stored(out_rows(&mut out)), options)
+    }
+
+    /// Adds y, each row with its factor, to what `out` `[M, K]` holds, in `f32`: y is not rounded to T, and a factor costs
+    /// no rounding of its own.
+    ///
+    /// # Errors
+    /// As [`Self::forward_opts`]; [`swiglu_core::Error::Shape`] for another number of factors than rows.
+    pub fn forward_add(
+        &self,
+        x: MatrixRef<'_, T>,
+        scale: RowScale<'_>,
+        mut out: MatrixMut<'_, f32>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        self.check(x, out.shape())?;
+        scale.validate(x.rows())?;
+        self.forward_to(x, &AddedTo { out: out_rows(&mut out), scale }, options)
+    }
+
+    fn check(&self, x: MatrixRef<'_, T>, out: [usize; 2]) -> Result<()> {
+        let expected = [x.rows(), self.problem.hidden];
+        x.expect_shape("x", expected)?;
+        match out == expected {
+            true => Ok(()),
+            false => Err(Error::shape("output", expected, out)),
+        }
+    }
+
+    /// Computes y for `target`, which has the rows of x.
+    fn forward_to(
+        &self,
+        x: MatrixRef<'_, T>,
+        target: &impl Target,
+        options: &CallOptions,
+    ) -> Result<()> {
         let cpu = &*self.gated.cpu.for_call(options)?;
         let bytes = self.takes_bytes(cpu, Tokens::Exactly(x.rows()));
         match &self.gated.kernel {
             GatedKernel::Fused(weights) if self.problem.rows.norm.is_none() => {
-                let problem = Problem { m: x.rows(), ..self.problem };
+                let problem = self.problem.with_m(x.rows());
                 for pass in plan::passes(cpu, &problem, Path::Fused).ranges() {
                     let on = (cpu, bytes);
                     match h_dtype(weights) {
-                        DType::F32 => self.pass::<f32>(on, weights, x, pass, &mut out)?,
-                        _ => self.pass::<T>(on, weights, x, pass, &mut out)?,
+                        DType::F32 => self.pass::<f32>(on, weights, x, pass, target)?,
+                        _ => self.pass::<T>(on, weights, x, pass, target)?,
                     }
                 }
                 Ok(())
@@ -162,7 +197,7 @@ impl<T: Element> Mlp<T> {
                     let (rows, rounding) = (self.rows.view(), self.problem.numerics.rounding);
                     each_row(cpu, hidden.reborrow(), |row| rows.normalise(rounding, row));
                 }
-                self.down.forward(cpu, rest, hidden.as_ref(), out);
+                self.down.forward_to(cpu, rest, hidden.as_ref(), target);
                 Ok(())
             }),
         }
@@ -190,7 +225,7 @@ impl<T: Element> Mlp<T> {
         weights: &Weights<T>,
         x: MatrixRef<'_, T>,
         pass: Range<usize>,
-        out: &mut MatrixMut<'_, T>,
+        target: &impl Target,
     ) -> Result<()> {
         let (m, down_weights) = (pass.len(), self.down.weights());
         let order = self.problem.numerics.into();
@@ -219,7 +254,7 @@ impl<T: Element> Mlp<T> {
             }
             let h_rows = Rows { first: h, stride: h_len, cols: features };
             let h_values = SendPtr(h);
-            let (h_rows, y_rows) = (Shared(h_rows), out_rows(out, pass.start));
+            let h_rows = Shared(h_rows);
 
             let pack_x = |range: Range<usize>, _: usize| gated.pack(x, pass.start, range);
             let gate_up = |range: Range<usize>, worker: usize| {
@@ -235,9 +270,9 @@ impl<T: Element> Mlp<T> {
                 }
             };
             let project = |range: Range<usize>, worker: usize| {
-                down.panels(range, worker, self.down.epilogue(y_rows.get()));
+                down.panels(range, worker, target.epilogue(down_weights.bias(), pass.start));
             };
-            let work = Problem { m, ..self.problem };
+            let work = self.problem.with_m(m);
             let bytes = weights.bytes() + down_weights.bytes();
             cpu.run_work(
                 (work.flops(), bytes as f64),

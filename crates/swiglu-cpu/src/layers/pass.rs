@@ -199,12 +199,10 @@ impl Passes {
     }
 }
 
-/// Rows of an output from row `first` on.
-pub(crate) fn out_rows<T: Element>(out: &mut MatrixMut<'_, T>, first: usize) -> Shared<T> {
+/// Rows of an output.
+pub(crate) fn out_rows<T: Element>(out: &mut MatrixMut<'_, T>) -> Shared<T> {
     let (stride, cols) = (out.row_stride(), out.cols());
-    // A wrapping offset: an output without columns has no buffer to point into.
-    let first = out.as_mut_slice().as_mut_ptr().wrapping_add(first * stride);
-    Shared(Rows { first, stride, cols })
+    Shared(Rows { first: out.as_mut_slice().as_mut_ptr(), stride, cols })
 }
 
 /// Changes each row of a matrix, a row by one thread.
@@ -216,7 +214,7 @@ pub(crate) fn each_row<T: Element>(
     /// Operations for an element, about: it is read twice or three times and converted each time.
     const WORK: f64 = 40.0;
     let (rows, cols) = (m.rows(), m.cols());
-    let first = out_rows(&mut m, 0);
+    let first = out_rows(&mut m);
     let run = |range: Range<usize>, _: usize| {
         for row in range {
             let Rows { first, stride, cols } = first.get();
@@ -235,9 +233,14 @@ pub(crate) struct Shared<O>(pub(crate) Rows<O>);
 unsafe impl<O> Send for Shared<O> {}
 // SAFETY: as above.
 unsafe impl<O> Sync for Shared<O> {}
-impl<O: Copy> Shared<O> {
+impl<O: Element> Shared<O> {
     pub(crate) fn get(self) -> Rows<O> {
         self.0
+    }
+
+    /// Rows from row `r` on.
+    pub(crate) fn from(self, r: usize) -> Rows<O> {
+        self.0.from(r)
     }
 }
 
@@ -257,14 +260,14 @@ pub(crate) fn linear_map_bytes<T: Element>(
     passes.most_bytes(tokens, |m| total(parts(cpu, weights, weights.packing(cpu, m, order))))
 }
 
-/// One linear map over all rows of x: pack the rows of a pass, run the panels over them, and so on.
+/// One linear map over all rows of x: pack the rows of a pass, run the panels over them, and so on. The epilogue is asked
+/// for by the first row of a pass.
 pub(crate) fn linear_map<T: Element, E: Epilogue>(
     cpu: &Cpu,
     (weights, order): (&Weights<T>, Order),
     workspace: &mut [u8],
     x: MatrixRef<'_, T>,
-    mut out: MatrixMut<'_, T>,
-    epilogue: impl Fn(Rows<T>) -> E + Sync,
+    epilogue: impl Fn(usize) -> E + Sync,
 ) {
     let quantized = matches!(weights, Weights::Quantized(_));
     let passes = passes(cpu, x.rows(), T::DTYPE, quantized, order, &[x.cols()]);
@@ -281,10 +284,9 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
             sums: SendPtr(sums.as_mut_ptr().cast()),
             scratch: SendPtr(scratch.as_mut_ptr()),
         };
-        let out = out_rows(&mut out, pass.start);
         let pack = |range: Range<usize>, _: usize| call.pack(x, pass.start, range);
         let run = |range: Range<usize>, worker: usize| {
-            call.panels(range, worker, epilogue(out.get()));
+            call.panels(range, worker, epilogue(pass.start));
         };
         cpu.run_work(
             (weights.flops(m), weights.bytes() as f64),

@@ -25,6 +25,7 @@ use crate::device::workspace::ScratchPool;
 
 /// What a device says about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceFacts {
     /// Number among the devices this process sees, from 0.
     pub ordinal: usize,
@@ -84,6 +85,15 @@ pub(crate) struct Opening {
 /// streams can be used here. Calls make that context current on the calling thread and leave it so.
 #[derive(Clone)]
 pub struct Cuda(Arc<Inner>);
+
+/// Whether they are the same: clones, not two that were opened on one device.
+impl PartialEq for Cuda {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Cuda {}
 
 struct Inner {
     facts: DeviceFacts,
@@ -220,10 +230,13 @@ impl Cuda {
     }
 
     /// Gives back device memory that no work needs: scratch memory that no stream has, and what waited for a capture to
-    /// end. [`release_unused`](crate::release_unused) does the same for devices that are dropped.
-    pub fn trim(&self) {
+    /// end. [`release_unused`](crate::release_unused) does the same for devices that are dropped. Page-locked memory of the
+    /// host that no [`PinnedMatrix`](crate::PinnedMatrix) has is freed too, and its bytes are returned; for that the driver may
+    /// wait for the device.
+    pub fn trim(&self) -> usize {
         self.0.scratch.clear();
         self.memory().drain();
+        self.memory().free_pinned()
     }
 
     /// What went wrong with the kernel cache so far. None of it is an error: a kernel that cannot

@@ -42,6 +42,8 @@ functions! {
         fn cuMemGetInfo = "cuMemGetInfo_v2"(*mut usize, *mut usize) -> c_int;
         fn cuMemAlloc = "cuMemAlloc_v2"(*mut CUdeviceptr, usize) -> c_int;
         fn cuMemFree = "cuMemFree_v2"(CUdeviceptr) -> c_int;
+        fn cuMemHostAlloc = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint) -> c_int;
+        fn cuMemFreeHost = "cuMemFreeHost"(*mut c_void) -> c_int;
         fn cuMemAllocAsync = "cuMemAllocAsync"(*mut CUdeviceptr, usize, CUstream) -> c_int;
         fn cuMemFreeAsync = "cuMemFreeAsync"(CUdeviceptr, CUstream) -> c_int;
         fn cuMemcpyHtoDAsync =

@@ -162,6 +162,52 @@ pub enum CudaError {
     Core(#[from] swiglu_core::Error),
 }
 
+impl CudaError {
+    /// The argument, library, kernel or call in question.
+    pub fn what(&self) -> Option<&str> {
+        match self {
+            CudaError::WrongDevice { what, .. }
+            | CudaError::OutsideAllocation { what, .. }
+            | CudaError::Misaligned { what, .. }
+            | CudaError::Capture { what, .. }
+            | CudaError::Unsupported { what, .. } => Some(what),
+            CudaError::Compile { file, .. } | CudaError::Load { file, .. } => Some(file),
+            CudaError::Launch { kernel: what, .. } | CudaError::Driver { call: what, .. } => {
+                Some(what)
+            }
+            CudaError::SymbolMissing { symbol, .. } => Some(symbol),
+            CudaError::Core(error) => error.what(),
+            CudaError::LibraryMissing { .. }
+            | CudaError::NoDevice
+            | CudaError::DeviceIndex { .. }
+            | CudaError::OutOfMemory { .. }
+            | CudaError::Forked => None,
+        }
+    }
+
+    /// What was given and what was expected, where there are both.
+    pub fn given_and_expected(&self) -> Option<[String; 2]> {
+        match self {
+            CudaError::DeviceIndex { given, count } => {
+                Some([given.to_string(), format!("below {count}")])
+            }
+            CudaError::OutOfMemory { bytes, free, .. } => {
+                Some([format!("{bytes} bytes"), format!("at most {free} bytes")])
+            }
+            CudaError::WrongDevice { given, expected, .. }
+            | CudaError::Launch { given, expected, .. } => Some([given.clone(), expected.clone()]),
+            CudaError::OutsideAllocation { needed, available, .. } => {
+                Some([format!("{needed} bytes"), format!("at most {available} bytes")])
+            }
+            CudaError::Misaligned { ptr, required, .. } => {
+                Some([format!("{ptr:#x}"), format!("a multiple of {required} bytes")])
+            }
+            CudaError::Core(error) => error.given_and_expected(),
+            _ => None,
+        }
+    }
+}
+
 /// Result with [`CudaError`].
 pub type Result<T, E = CudaError> = std::result::Result<T, E>;
 
@@ -179,8 +225,8 @@ impl From<CudaError> for swiglu_core::Error {
             CudaError::Launch { kernel, .. } => {
                 swiglu_core::Error::Unsupported { what: format!("kernel `{kernel}`"), why }
             }
-            CudaError::OutOfMemory { bytes, .. } => swiglu_core::Error::Unavailable {
-                what: format!("device memory for {bytes} bytes"),
+            CudaError::OutOfMemory { bytes, .. } => swiglu_core::Error::OutOfMemory {
+                what: format!("{bytes} bytes on the device"),
                 why,
             },
             CudaError::Compile { file, .. } | CudaError::Load { file, .. } => {

@@ -574,18 +574,10 @@ mod tests {
         let everything = Activation::family().into_iter().flat_map(|activation| {
             DType::ALL.into_iter().flat_map(move |dtype| {
                 Orientation::ALL.into_iter().flat_map(move |orientation| {
-                    [0, 64].map(|hidden| Problem {
-                        op: Op::GatedLinear,
-                        m: 1,
-                        hidden,
-                        intermediate: 64,
-                        dtype,
-                        activation,
-                        numerics: Numerics::default_for(dtype),
-                        layout: WeightLayout { orientation, ..WeightLayout::HF },
-                        bias: false,
-                        quantized: None,
-                        rows: swiglu_core::RowSteps::NONE,
+                    [0, 64].map(|hidden| {
+                        Problem::new(Op::GatedLinear, 1, hidden, 64, dtype, activation)
+                            .with_numerics(Numerics::default_for(dtype))
+                            .with_layout(WeightLayout { orientation, ..WeightLayout::HF })
                     })
                 })
             })

@@ -69,7 +69,7 @@ impl<K, T: Element> Layer<K, T> {
         asked: Asked,
         operands: impl FnOnce(&Stream) -> Result<Operands<T>>,
     ) -> Result<Self> {
-        let mut problem = Problem { m: 0, ..problem };
+        let mut problem = problem.with_m(0);
         expect_numerics(problem.op, problem.numerics)?;
         expect_gate(&problem.activation, problem.dtype)?;
         // A block's down projection needs cuBLASLt, however h is computed; without it a gated linear layer has one path
@@ -139,7 +139,7 @@ impl<K, T: Element> Layer<K, T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         match self.asked {
             Asked::Path(path) if self.operands.is_whole() => self.cuda.plan(problem, path),
             Asked::Path(_) => self.cuda.plan_of(problem, self.choose(m), Why::Lent),
@@ -165,7 +165,7 @@ impl<K, T: Element> Layer<K, T> {
     pub(super) fn choose(&self, m: usize) -> Steps {
         let m = self.pass(m);
         let make = || {
-            let problem = Problem { m, ..self.problem };
+            let problem = self.problem.with_m(m);
             Ok(match self.asked {
                 Asked::Steps(steps) => steps,
                 Asked::Design(design) if m <= MOST_TOKENS => {
@@ -208,7 +208,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     fn problem_of_h(&self, m: usize) -> Problem {
-        let mut problem = Problem { op: Op::GatedLinear, m, ..self.problem };
+        let mut problem = self.problem.with_m(m).with_op(Op::GatedLinear);
         if let Operands::Dense(dense) = &self.operands {
             let weights = dense.gate_up.fused();
             problem.layout.orientation = weights.orientation;
@@ -301,7 +301,7 @@ impl<K, T: Element> Layer<K, T> {
 
     /// The kernels of steps, but for the decode kernel's.
     fn prepare(&self, steps: Steps, m: usize) -> Result<()> {
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         let act = self.problem.activation;
         for step in steps.iter() {
             match step {
@@ -329,7 +329,7 @@ impl<K, T: Element> Layer<K, T> {
     /// How a design launches `m` tokens, where it computes them.
     fn decode_by(&self, design: Design, m: usize) -> Option<Decode> {
         let fitted = || {
-            let problem = Problem { m, ..self.problem };
+            let problem = self.problem.with_m(m);
             let limits = Planner::of(&self.cuda).limits();
             Ok(Decode::check_problem(design, &problem, limits).ok())
         };
@@ -407,7 +407,7 @@ impl<K, T: Element> Layer<K, T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        let problem = Problem { m: x.rows(), ..self.problem };
+        let problem = self.problem.with_m(x.rows());
         let steps = expect_candidate(&self.cuda, candidate, &problem)?;
         let few = steps.design().is_some() || steps.is_pair();
         let why = match &self.operands {
@@ -445,7 +445,7 @@ impl<K, T: Element> Layer<K, T> {
             return self.run_passes(stream, scratch, x, out);
         }
         let decode = steps.design().map(|design| self.decode_by(design, m));
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();
         let (steps, decode) = match decode.map(|decode| decode.filter(takes)) {
             None => (steps, None),
@@ -492,7 +492,7 @@ impl<K, T: Element> Layer<K, T> {
     /// How many of the next `rows` tokens are computed together, and how. Rows that cannot be read in
     /// place must fit into shared memory, and fewer do.
     fn next_pass(&self, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
-        let problem = Problem { m: rows, ..self.problem };
+        let problem = self.problem.with_m(rows);
         let decode = self.expect_decode(rows)?;
         match decode.check_x(x, &problem) {
             Ok(()) => Ok((rows, decode)),
@@ -510,7 +510,7 @@ impl<K, T: Element> Layer<K, T> {
         if let Some(decode) = self.decode_by(design, m) {
             return Ok(decode);
         }
-        let problem = Problem { m, ..self.problem };
+        let problem = self.problem.with_m(m);
         let limits = Planner::of(&self.cuda).limits();
         let fitted = Decode::check_problem(design, &problem, limits);
         fitted.map_err(|why| CudaError::Unsupported {

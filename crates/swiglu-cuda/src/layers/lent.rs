@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use swiglu_core::{
     Activation, Arrangement, DType, Element, Error, Numerics, Op, Orientation, Path, Problem,
-    RowSteps, WeightLayout,
+    WeightLayout,
 };
 
 use super::layer::Asked;
@@ -102,22 +102,13 @@ impl<'a, T: Element> DeviceGatedLinearParams<'a, T> {
 
     pub(super) fn problem(&self) -> Problem {
         let [intermediate, hidden] = self.orientation.shape(self.gate.rows(), self.gate.cols());
-        Problem {
-            op: Op::GatedLinear,
-            m: 0,
-            hidden,
-            intermediate,
-            dtype: T::DTYPE,
-            activation: self.activation,
-            numerics: self.numerics,
-            layout: WeightLayout {
-                orientation: self.orientation,
-                arrangement: Arrangement::Separate,
-            },
-            bias: self.biases.iter().any(Option::is_some),
-            quantized: None,
-            rows: RowSteps::NONE,
-        }
+        let layout =
+            WeightLayout { orientation: self.orientation, arrangement: Arrangement::Separate };
+        let act = self.activation;
+        Problem::new(Op::GatedLinear, 0, hidden, intermediate, T::DTYPE, act)
+            .with_numerics(self.numerics)
+            .with_layout(layout)
+            .with_bias(self.biases.iter().any(Option::is_some))
     }
 
     /// With biases of 16 bits h is always computed by a fused kernel: cuBLASLt takes none beside sums of f32.

@@ -2,7 +2,7 @@
 //! down projection, by a kernel of ours for few tokens where that was measured to be faster, else by cuBLASLt.
 
 use swiglu_core::quant::QuantizedMlpParams;
-use swiglu_core::{Element, MlpParams, Op, Orientation, Path, Problem};
+use swiglu_core::{Element, MlpParams, Op, Orientation, Path};
 
 use super::layer::{Asked, Layer};
 use super::lent::DeviceMlpParams;
@@ -82,7 +82,7 @@ impl<T: Element> Mlp<T> {
         let down = DownBuffer::lent(params.down, params.down_orientation, params.down_bias);
         let gated = params.gated.problem();
         let bias = gated.bias || params.down_bias.is_some();
-        let problem = Problem { op: Op::Mlp, bias, ..gated };
+        let problem = gated.with_op(Op::Mlp).with_bias(bias);
         let dense = Dense::new(gate_up, Some(down));
         Self::over(cuda, problem, params.gated.asked(), |_| Ok(Operands::Dense(dense)))
     }

@@ -260,7 +260,7 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
         true => waves * bound_by([multiply.max(epilogue), from_l2]) + epilogue,
         false => waves * bound_by([multiply + epilogue, from_l2]),
     };
-    let once = Problem { op: Op::GatedLinear, ..*problem }.compulsory_bytes();
+    let once = problem.with_op(Op::GatedLinear).compulsory_bytes();
     LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(once)])
 }
 
@@ -438,19 +438,9 @@ mod tests {
     };
 
     fn problem(m: usize, hidden: usize, intermediate: usize, dtype: DType) -> Problem {
-        Problem {
-            op: Op::GatedLinear,
-            m,
-            hidden,
-            intermediate,
-            dtype,
-            activation: Activation::SWIGLU,
-            numerics: Numerics::default_for(dtype),
-            layout: WeightLayout::HF,
-            bias: false,
-            quantized: None,
-            rows: swiglu_core::RowSteps::NONE,
-        }
+        Problem::new(Op::GatedLinear, m, hidden, intermediate, dtype, Activation::SWIGLU)
+            .with_numerics(Numerics::default_for(dtype))
+            .with_layout(WeightLayout::HF)
     }
 
     /// Microseconds of an H200, bf16, with 1, 2, 4, 8 and 16 tokens: by `sm90_decode_mlp.cu` with 8 warps and
@@ -496,7 +486,7 @@ mod tests {
         for (shape, measured) in MEASURED {
             for (i, m) in [1, 2, 4, 8, 16].into_iter().enumerate() {
                 let [k, h] = shape;
-                let p = Problem { op: Op::Mlp, ..problem(m, k, h, DType::Bf16) };
+                let p = problem(m, k, h, DType::Bf16).with_op(Op::Mlp);
                 let bulk = |design| {
                     let made = Decode::check_problem(design, &p, &limits).unwrap();
                     super::decode(&made, &p, &machine, &limits)

@@ -169,7 +169,7 @@ fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> Stri
 /// passes is.
 fn of_pass(problem: &Problem) -> Problem {
     match problem.quantized {
-        Some(_) => Problem { m: problem.m.clamp(1, MOST_TOKENS), ..*problem },
+        Some(_) => problem.with_m(problem.m.clamp(1, MOST_TOKENS)),
         None => *problem,
     }
 }
@@ -216,7 +216,7 @@ pub fn expect_numerics(op: Op, numerics: Numerics) -> swiglu_core::Result<()> {
 /// # Errors
 /// [`swiglu_core::Error::Unsupported`] for any.
 pub fn expect_row_steps(steps: swiglu_core::RowSteps) -> swiglu_core::Result<()> {
-    steps.expect_none("on a CUDA device", "take the CPU (--device cpu)")
+    steps.expect_none("on a CUDA device", "take the CPU (Device::cpu)")
 }
 
 impl Cuda {
@@ -224,18 +224,11 @@ impl Cuda {
     /// a plan has no effects; whether there is such a layer says [`expect_numerics`].
     pub fn plan(&self, problem: Problem, path: Option<Path>) -> Plan {
         if problem.op == Op::Activation {
-            return Plan {
-                problem,
-                backend: BACKEND.to_owned(),
-                kernel: "elementwise".into(),
-                path: Path::Fused,
-                threads: 0,
-                parameters: Default::default(),
-                reason: "one pass: each value is read once and written once".into(),
-            };
+            return Plan::new(problem, BACKEND, "elementwise", Path::Fused)
+                .with_reason("one pass: each value is read once and written once");
         }
         if let Some(why) = decoded_because(self, &problem) {
-            let mut plan = self.plan(Problem { quantized: None, ..problem }, path);
+            let mut plan = self.plan(problem.with_quantized(None), path);
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
@@ -262,18 +255,14 @@ impl Cuda {
                 );
             }
         }
-        Plan {
-            problem: match steps.stored() {
-                Some(Stored::Elements) => unfused_rounding(problem),
-                _ => problem,
-            },
-            backend: BACKEND.to_owned(),
-            kernel: steps.kernels(),
-            path: steps.path(),
-            threads: 0,
-            parameters: parameters.into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
-            reason,
-        }
+        let problem = match steps.stored() {
+            Some(Stored::Elements) => unfused_rounding(problem),
+            _ => problem,
+        };
+        let parameters = parameters.into_iter().map(|(name, value)| (name.to_owned(), value));
+        Plan::new(problem, BACKEND, steps.kernels(), steps.path())
+            .with_parameters(parameters.collect())
+            .with_reason(reason)
     }
 
     /// Every list of steps for a problem, with what speaks for or against it; tuners try one after the other
@@ -293,7 +282,7 @@ impl Cuda {
             }];
         }
         if decoded_because(self, problem).is_some() {
-            return self.candidates(&Problem { quantized: None, ..*problem }, path);
+            return self.candidates(&problem.with_quantized(None), path);
         }
         let chosen = choose(self, &of_pass(problem), path);
         Steps::all(problem.op).map(|steps| self.candidate(steps, problem, chosen)).collect()
@@ -365,19 +354,9 @@ mod tests {
     use swiglu_core::{Activation, BlockType, DType, QuantizedTypes, WeightLayout, bf16};
 
     fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
-        Problem {
-            op: Op::GatedLinear,
-            m: 40,
-            hidden: 72,
-            intermediate: 88,
-            dtype,
-            activation: Activation::SWIGLU,
-            numerics: Numerics { rounding, ..Numerics::default_for(dtype) },
-            layout: WeightLayout::HF,
-            bias,
-            quantized: None,
-            rows: swiglu_core::RowSteps::NONE,
-        }
+        Problem::new(Op::GatedLinear, 40, 72, 88, dtype, Activation::SWIGLU)
+            .with_numerics(Numerics::default_for(dtype).with_rounding(rounding))
+            .with_bias(bias)
     }
 
     const ELEMENTS: Steps = Steps::unfused(Stored::Elements);
@@ -390,13 +369,12 @@ mod tests {
         let invariant = asked.numerics.with_batch_invariance();
         assert_eq!(expect_numerics(Op::Mlp, asked.numerics), Ok(()));
         assert_eq!(expect_numerics(Op::Activation, invariant), Ok(()));
-        let plan = cuda.plan(Problem { numerics: invariant, ..asked }, None);
+        let plan = cuda.plan(asked.with_numerics(invariant), None);
         assert!(plan.reason.contains("refused: "), "{}", plan.reason);
 
         let case = |op| Case { numerics: invariant, ..Case::new(op, [1, 32, 32], DType::Bf16) };
         let parameters = Parameters::<bf16>::new(&case(Op::Mlp)).unwrap();
-        let q8_0 = BlockType::Q8_0.into();
-        let types = QuantizedTypes { gate_up: q8_0, down: Some(q8_0) };
+        let types = QuantizedTypes::of(Op::Mlp, BlockType::Q8_0);
         let quantized = QuantizedParameters::new::<bf16>(&case(Op::Mlp), types).unwrap();
         for refused in [
             GatedLinear::new(&cuda, &parameters.gated()).err(),
@@ -426,7 +404,7 @@ mod tests {
                     assert_eq!(ELEMENTS.check(&cuda, &rounded), elements);
                     assert_eq!(SUMS.check(&cuda, &rounded), Err(Obstacle::KeepsBetween(dtype)));
                 }
-                let nothing = Problem { hidden: 0, ..fused };
+                let nothing = fused.with_hidden(0);
                 assert_eq!(SUMS.check(&cuda, &nothing), Err(Obstacle::NothingToMultiply));
             }
         }

@@ -13,6 +13,7 @@ use crate::kernels::decode_mlp::Limits;
 
 /// How a [`Cuda`] is made.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
 pub struct CudaOptions {
     /// Number of the device, from 0.
     pub device: usize,
@@ -28,6 +29,28 @@ pub struct CudaOptions {
     pub cache: CacheOptions,
     /// Where measurements are kept that plans are chosen by.
     pub tuning: TuningOptions,
+}
+
+impl CudaOptions {
+    /// A device by its number, from 0.
+    pub fn new(device: usize) -> Self {
+        Self { device, ..Self::default() }
+    }
+
+    swiglu_core::setters! {
+        /// Another device.
+        with_device(device: usize);
+        /// Whether f32 matrix products may round their inputs to TF32.
+        with_tf32(tf32: bool);
+        /// Whether memory comes from plain allocations.
+        with_plain_allocations(plain_allocations: bool);
+        /// Whether plans leave out the kernels of one architecture.
+        with_portable_kernels(portable_kernels: bool);
+        /// Where compiled kernels are kept.
+        with_cache(cache: CacheOptions);
+        /// Where measurements are kept.
+        with_tuning(tuning: TuningOptions);
+    }
 }
 
 type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
@@ -67,7 +90,7 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::with_options`].
     pub fn new(device: usize) -> Result<Self> {
-        Self::with_options(&CudaOptions { device, ..CudaOptions::default() })
+        Self::with_options(&CudaOptions::new(device))
     }
 
     /// A device with options.

@@ -25,14 +25,14 @@ pub fn device() -> Option<Cuda> {
 
 /// A device by number, or nothing after saying why.
 pub fn open(device: usize) -> Option<Result<Cuda, CudaError>> {
-    Some(Cuda::with_options(&CudaOptions { device, ..options()? }))
+    Some(Cuda::with_options(&options()?.with_device(device)))
 }
 
 /// Options of a test device: kernels are kept where no user's are, and no user's measurements are read.
 pub fn options() -> Option<CudaOptions> {
     let cache = CacheOptions { dir: Some(libraries()?.to_owned()), ..CacheOptions::default() };
     let tuning = TuningOptions { disabled: true, ..TuningOptions::default() };
-    Some(CudaOptions { cache, tuning, ..CudaOptions::default() })
+    Some(CudaOptions::default().with_cache(cache).with_tuning(tuning))
 }
 
 /// Makes a device's libraries known, which must happen before any is used, and returns a directory
@@ -115,6 +115,6 @@ pub fn preferring(cuda: &Cuda, dir: &Path, way: &str, problems: &[Problem]) -> C
     let tuning = TuningOptions { dir: Some(dir.to_owned()), disabled: false };
     let entries = problems.iter().map(entry).collect();
     cuda.keep_tuning(&tuning, entries).expect("the directory can be written");
-    let options = CudaOptions { tuning, ..options().expect("there is a device") };
+    let options = options().expect("there is a device").with_tuning(tuning);
     Cuda::with_options(&options).expect("the device opens")
 }

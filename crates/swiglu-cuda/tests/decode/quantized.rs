@@ -270,7 +270,7 @@ fn of_ones_by<T: Element>(
 ) -> Matrix<T> {
     let [gate, up, down] = weights.each_ref().map(QuantizedMatrix::view);
     let gated = QuantizedGatedLinearParams::new(gate, up, Activation::BILINEAR, T::DTYPE);
-    let params = QuantizedMlpParams { gated, down, down_bias: None, rows: RowParams::NONE };
+    let params = QuantizedMlpParams::new(gated, down);
     let layer = Mlp::<T>::from_quantized_by(cuda, &params, design).unwrap();
     let ones = Matrix::from_vec(vec![T::from_f32(1.0); m * gate.cols()], m, gate.cols()).unwrap();
     let mut y = Matrix::zeros(m, gate.cols()).unwrap();

@@ -11,7 +11,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(file) = gguf::parse(&bytes, Path::new("fuzz")) else { return };
     file.architecture_value("embedding_length");
     for expert in [None, Some(0)] {
-        let options = LoadOptions { expert, ..Default::default() };
+        let options = LoadOptions::default().with_expert(expert);
         if let Ok(layer) = load_layer_from_bytes(bytes.clone(), &options) {
             let _ = (layer.gate_up::<f32>(), layer.down::<f32>(), layer.expect_finite());
             layer.describe();

@@ -358,7 +358,7 @@ mod tests {
         {
             let error = object(bad.as_bytes(), Path::new("config.json")).unwrap_err().to_string();
             assert!(error.contains("config.json") && error.contains(why), "{error}");
-            assert!(error.contains("--no-config"), "{error}");
+            assert!(error.contains("without_config"), "{error}");
         }
     }
 }

@@ -94,8 +94,8 @@ pub(crate) fn unused(
     } else if rest.contains("lora_") {
         "an adapter has to be merged into the weights first (PEFT's merge_and_unload)"
     } else if rest.ends_with("bias") {
-        "a bias that nobody named (--gate-bias-name, --up-bias-name, --gate-up-bias-name, \
-         --down-bias-name)"
+        "a bias that nobody named (TensorNames::with_gate_bias, TensorNames::with_up_bias, \
+         TensorNames::with_gate_up_bias, TensorNames::with_down_bias)"
     } else {
         "what it does to the block is not known here"
     })
@@ -142,7 +142,7 @@ mod tests {
             ("norm.weight", "norm inside"),
             ("ffn_sub_norm.weight", "norm inside"),
             ("up_proj.lora_A.default.weight", "merged"),
-            ("up_proj.bias", "--up-bias-name"),
+            ("up_proj.bias", "TensorNames::with_up_bias"),
             ("extra.weight", "not known"),
         ] {
             assert!(unused(None, rest, false).unwrap().contains(why), "{rest}");

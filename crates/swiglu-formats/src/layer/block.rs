@@ -102,7 +102,7 @@ pub(super) fn expect_known(model: &Model, config: &Config, ignored: &[String]) -
     match ignored.iter().find(unknown) {
         Some(name) => Err(FormatError::Contradiction {
             path: model.path().to_owned(),
-            what: "--ignore",
+            what: "LoadOptions::with_ignored",
             why: format!("{name} is neither a key of the configuration nor a tensor"),
         }),
         None => Ok(()),

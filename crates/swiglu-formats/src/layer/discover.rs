@@ -13,8 +13,8 @@ use crate::family::Family;
 use crate::model::{FileFormat, Model};
 
 /// How a caller names tensors when a file cannot be read in one way only.
-const BY_NAME: &str =
-    "the tensors by name (--gate-name and --up-name, or --gate-up-name; --down-name)";
+const BY_NAME: &str = "the tensors by name (TensorNames::with_gate and TensorNames::with_up, or TensorNames::with_gate_up; \
+     TensorNames::with_down)";
 
 /// The tensors of a layer and the convention that names them so.
 pub(super) struct Discovered {
@@ -179,7 +179,12 @@ fn one_prefix<'a>(
             candidates.len(),
             shown(candidates)
         );
-        return Err(ambiguous(model, "the layer", why, format!("--prefix, or {BY_NAME}")));
+        return Err(ambiguous(
+            model,
+            "the layer",
+            why,
+            format!("LoadOptions::with_prefix, or {BY_NAME}"),
+        ));
     }
     Ok(at.iter().copied().filter(|p| candidates.contains(p.prefix)).collect())
 }
@@ -233,7 +238,7 @@ fn one_kind<'a>(
         if found.is_empty() {
             return Err(FormatError::Contradiction {
                 path: model.path().to_owned(),
-                what: "--beside-experts",
+                what: "LoadOptions::with_beside_experts",
                 why: format!("layer {layer} has no block beside its experts"),
             });
         }
@@ -253,7 +258,7 @@ fn one_kind<'a>(
                 model,
                 "the layer",
                 why,
-                format!("--expert, --beside-experts, or {BY_NAME}"),
+                format!("LoadOptions::with_expert, LoadOptions::with_beside_experts, or {BY_NAME}"),
             ))
         }
     }
@@ -288,7 +293,10 @@ fn one_expert<'a>(
             model,
             "the expert",
             format!("layer {layer} has experts"),
-            format!("--expert {}, or --beside-experts for a shared one", ranges(experts)),
+            format!(
+                "LoadOptions::with_expert: {}; or LoadOptions::with_beside_experts for a shared one",
+                ranges(experts)
+            ),
         )),
         // Stacked: the shape says how many there are.
         (Some(e), true) if at.iter().all(|p| p.kind != Kind::Stack) => {
@@ -332,12 +340,13 @@ fn complete(
     let missing = match (&names.gate, &names.up, &names.gate_up) {
         (Some(_), Some(_), None) | (None, None, Some(_)) => return Ok(names),
         (None, None, None) => {
-            "no gate and no up weight under names that are known here; name them (--gate-name and \
-             --up-name, or --gate-up-name)"
+            "no gate and no up weight under names that are known here; name them (TensorNames::with_gate \
+             and TensorNames::with_up, or TensorNames::with_gate_up)"
         }
         (None, Some(_), None) => {
             "no gate weight; a layer without a gate is not a gated linear unit, and one whose up \
-             weight holds both must be given as --gate-up-name with its --arrangement"
+             weight holds both must be given as TensorNames::with_gate_up with its \
+             LoadOptions::with_arrangement"
         }
         (Some(_), None, None) => "no up weight",
         _ => {

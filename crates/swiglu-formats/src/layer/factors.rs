@@ -24,7 +24,8 @@ pub(super) fn apply(
         return Err(refused(&layer, why));
     }
     if rescale != 0 && layer.row_params().steps.norm.is_some() {
-        let why = "a norm of h makes a smaller h as large again; leave --rescale out";
+        let why =
+            "a norm of h makes a smaller h as large again; leave LoadOptions::with_rescale out";
         return Err(refused(&layer, why.into()));
     }
     let weights = layer.gate_up.iter().chain(&layer.down);

@@ -88,7 +88,7 @@ impl<'a> Shapes<'a> {
         }
         if let Some(k) = self.hidden.filter(|&k| k != hidden) {
             return Err(wrong(format!(
-                "{k} input features, {orientation}, the hidden size that is stated (--orientation, or --ignore hidden_size)"
+                "{k} input features, {orientation}, the hidden size that is stated (LoadOptions::with_orientation, or LoadOptions::with_ignored(hidden_size))"
             )));
         }
         if let Some(down) = self.down {
@@ -145,7 +145,9 @@ impl<'a> Shapes<'a> {
                     "{} is [{}, {}], which fits both ways, and its name fixes neither",
                     self.gate.name, self.gate.rows, self.gate.cols
                 ),
-                choices: "--orientation out-in (one row per output feature) or in-out".into(),
+                choices:
+                    "LoadOptions::with_orientation: out-in (one row per output feature) or in-out"
+                        .into(),
             }),
         }
     }
@@ -184,7 +186,7 @@ pub(super) fn arrange(
                     None => "nothing names the architecture".into(),
                 }
             ),
-            choices: "--arrangement gate-first, up-first or interleaved-G".into(),
+            choices: "LoadOptions::with_arrangement: gate-first, up-first or interleaved-G".into(),
         }),
     }
 }

@@ -36,6 +36,7 @@ pub use weights::LayerWeights;
 
 /// Which layer to load, and what its file does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LoadOptions {
     /// The layer's number, as tensor names count it.
     pub layer: usize,
@@ -66,9 +67,61 @@ pub struct LoadOptions {
     pub plain_fp8: bool,
 }
 
+impl LoadOptions {
+    /// A layer by its number, as tensor names count it.
+    pub fn new(layer: usize) -> Self {
+        Self { layer, ..Self::default() }
+    }
+
+    swiglu_core::setters! {
+        /// Another layer.
+        with_layer(layer: usize);
+        /// The expert, where the layer has several.
+        with_expert(expert: impl Into<Option<usize>>, expert.into());
+        /// Explicit tensor names.
+        with_names(names: TensorNames);
+        /// Which dimension of the weights is the row.
+        with_orientation(orientation: impl Into<Option<Orientation>>, orientation.into());
+        /// How gate and up share a packed tensor.
+        with_arrangement(arrangement: impl Into<Option<Arrangement>>, arrangement.into());
+        /// K, where neither file nor names decide the orientation.
+        with_hidden(hidden: impl Into<Option<usize>>, hidden.into());
+        /// What tensor names start with before the layer.
+        with_prefix(prefix: impl Into<String>, Some(prefix.into()));
+        /// Makes the up weights smaller and the down weights larger by so many powers of two.
+        with_rescale(rescale: i32);
+    }
+
+    /// The block beside the layer's experts.
+    #[must_use]
+    pub fn with_beside_experts(self) -> Self {
+        Self { beside_experts: true, ..self }
+    }
+
+    /// Computes without a key of the configuration, or a tensor of the block; also for several of them.
+    #[must_use]
+    pub fn with_ignored(mut self, name: impl Into<String>) -> Self {
+        self.ignore.push(name.into());
+        self
+    }
+
+    /// Does without the model's configuration.
+    #[must_use]
+    pub fn without_config(self) -> Self {
+        Self { no_config: true, ..self }
+    }
+
+    /// Takes weights of 8 bits that have no scales for a plain cast.
+    #[must_use]
+    pub fn with_plain_fp8(self) -> Self {
+        Self { plain_fp8: true, ..self }
+    }
+}
+
 /// Explicit tensor names. With `gate` and `up`, or `gate_up`, only the named tensors are used;
 /// otherwise each name replaces what the convention would find.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TensorNames {
     /// The gate weight.
     pub gate: Option<String>,
@@ -89,6 +142,25 @@ pub struct TensorNames {
 }
 
 impl TensorNames {
+    swiglu_core::setters! {
+        /// The gate weight.
+        with_gate(gate: impl Into<String>, Some(gate.into()));
+        /// The up weight.
+        with_up(up: impl Into<String>, Some(up.into()));
+        /// The down weight.
+        with_down(down: impl Into<String>, Some(down.into()));
+        /// Gate and up weights in one tensor.
+        with_gate_up(gate_up: impl Into<String>, Some(gate_up.into()));
+        /// The gate's bias.
+        with_gate_bias(gate_bias: impl Into<String>, Some(gate_bias.into()));
+        /// The up projection's bias.
+        with_up_bias(up_bias: impl Into<String>, Some(up_bias.into()));
+        /// Both biases in one tensor.
+        with_gate_up_bias(gate_up_bias: impl Into<String>, Some(gate_up_bias.into()));
+        /// The down projection's bias.
+        with_down_bias(down_bias: impl Into<String>, Some(down_bias.into()));
+    }
+
     fn fields(&self) -> [&Option<String>; 8] {
         let Self { gate, up, down, gate_up, gate_bias, up_bias, gate_up_bias, down_bias } = self;
         [gate, up, down, gate_up, gate_bias, up_bias, gate_up_bias, down_bias]
@@ -294,7 +366,7 @@ fn notes(
         };
         let others: Vec<String> = others.iter().map(|other| shown(other)).collect();
         out.push(format!(
-            "this is the layer of the part {}; {} too has one of this number: --prefix takes it",
+            "this is the layer of the part {}; {} too has one of this number: LoadOptions::with_prefix takes it",
             shown(prefix),
             list(others.iter().map(String::as_str), 6)
         ));

@@ -320,7 +320,8 @@ pub(super) static LLAMA_CPP: Convention = Convention {
 pub(super) const TRIED: &str = "Hugging Face (layers.N.mlp.{gate,up,down,gate_up}_proj, \
      .experts.E.*_proj, block_sparse_moe.experts.E.w{1,2,3}), llama.cpp (blk.N.ffn_{gate,up,down}), \
      Meta (layers.N.feed_forward.w{1,2,3}), layers.N.w{1,2,3} and those of single families; for \
-     anything else name the tensors (--gate-name and --up-name, or --gate-up-name; --down-name)";
+     anything else name the tensors (TensorNames::with_gate and TensorNames::with_up, or \
+     TensorNames::with_gate_up; TensorNames::with_down)";
 
 /// What stands before a layer's number.
 const MARKERS: [&str; 10] = [

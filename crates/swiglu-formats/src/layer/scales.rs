@@ -261,7 +261,7 @@ impl Weight<'_> {
             [] if float && self.options.plain_fp8 => Ok(None),
             [] => {
                 let plain = if float {
-                    "; if the codes are the values, a plain cast, say plain_fp8 (--plain-fp8)"
+                    "; if the codes are the values, a plain cast, say LoadOptions::with_plain_fp8"
                 } else {
                     ""
                 };

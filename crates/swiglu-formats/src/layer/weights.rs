@@ -123,7 +123,7 @@ impl LayerWeights {
                     what: format!("packed gate and up weights as {} of {h} rows each", both.kind()),
                     why: format!("{why}; decode them"),
                 };
-                let half = |start| both.rows_range(start, h).map_err(shared);
+                let half = |start| both.rows_range(start..start + h).map_err(shared);
                 match self.layout.arrangement {
                     Arrangement::PackedGateFirst => [half(0)?, half(h)?],
                     Arrangement::PackedUpFirst => [half(h)?, half(0)?],

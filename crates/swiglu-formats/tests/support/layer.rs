@@ -39,11 +39,11 @@ pub fn model_type(name: &str) -> String {
 }
 
 pub fn at(layer: usize) -> LoadOptions {
-    LoadOptions { layer, ..Default::default() }
+    LoadOptions::new(layer)
 }
 
 pub fn expert(layer: usize, expert: usize) -> LoadOptions {
-    LoadOptions { layer, expert: Some(expert), ..Default::default() }
+    LoadOptions::new(layer).with_expert(expert)
 }
 
 /// Gate, up, down `[out, in]` under three names.

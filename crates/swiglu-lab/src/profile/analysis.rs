@@ -85,7 +85,7 @@ impl Subject {
     fn arithmetic<'a>(&self, ceilings: &'a Ceilings) -> Option<&'a Ceiling> {
         match self.problem.op {
             Op::Activation => ceilings.activation.as_ref(),
-            Op::GatedLinear | Op::Mlp => ceilings.compute_of(self.problem.dtype),
+            _ => ceilings.compute_of(self.problem.dtype),
         }
     }
 
@@ -94,17 +94,15 @@ impl Subject {
         let p = &self.problem;
         match (p.op, self.path) {
             (Op::Activation, _) | (_, Path::Fused) => 0.0,
-            (Op::GatedLinear | Op::Mlp, Path::Unfused) => {
-                4.0 * (p.m * p.intermediate * p.dtype.size()) as f64
-            }
+            (_, Path::Unfused) => 4.0 * (p.m * p.intermediate * p.dtype.size()) as f64,
         }
     }
 
     /// The fewest kernels that compute the operation with what is known today.
     fn fewest_launches(&self) -> usize {
         match self.problem.op {
-            Op::Activation | Op::GatedLinear => 1,
             Op::Mlp => 2,
+            _ => 1,
         }
     }
 }
@@ -218,7 +216,7 @@ fn paragraph(
     let (traffic, arithmetic) = (subject.traffic(ceilings), subject.arithmetic(ceilings));
     let amount = |x: f64, per: &str| match subject.problem.op {
         Op::Activation => format!("{} results{per}", si(x, "").trim_end()),
-        Op::GatedLinear | Op::Mlp => si(x, &format!("FLOP{per}")),
+        _ => si(x, &format!("FLOP{per}")),
     };
     out += &match (at.class, memory, compute) {
         (Some(class @ (Class::Memory | Class::Cache)), Some(percent), _) => format!(

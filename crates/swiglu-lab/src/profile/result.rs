@@ -48,9 +48,9 @@ fn subject(profile: &ProfileDef, case: &Case, result: &ResultEntry) -> Option<Su
     let unfused = noted("unfused") || asked || wasteful;
     let path = if unfused { Path::Unfused } else { Path::Fused };
     let launches = match (problem.op, path) {
-        (Op::Activation, _) | (Op::GatedLinear, Path::Fused) => 1,
-        (Op::GatedLinear, Path::Unfused) | (Op::Mlp, Path::Fused) => 2,
         (Op::Mlp, Path::Unfused) => 3,
+        (Op::GatedLinear, Path::Unfused) | (Op::Mlp, Path::Fused) => 2,
+        _ => 1,
     };
     let graph = option("graph").and_then(|v| v.as_bool()) == Some(true);
     Some(Subject {

@@ -5,7 +5,7 @@ use swiglu_core::bounds::{self, Reference};
 use swiglu_core::random::{normal, quantized_matrix};
 use swiglu_core::{
     DType, Element, GateUpRef, GateUpWeights, GatedLinearParams, Matrix, MlpParams, Orientation,
-    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, RowParams, bf16, f16,
+    QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, bf16, f16,
 };
 
 use super::Promise;
@@ -71,26 +71,20 @@ impl Derived<'_> {
         let weight = |stream, rows, cols| weight::<T>(self.seed ^ stream, rows, cols);
         let (gate, up) = (weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?);
         let [gate_bias, up_bias, down_bias] = biases(self.case, self.seed);
-        let gated = GatedLinearParams {
-            // How the weights lie does not change the result.
-            weights: GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?,
-            gate_bias: gate_bias.as_deref(),
-            up_bias: up_bias.as_deref(),
-            activation: self.case.activation,
-            numerics: promise.numerics,
-        };
+        let gated = GatedLinearParams::new(
+            GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?,
+            self.case.activation,
+        )
+        .with_gate_bias(gate_bias.as_deref())
+        .with_up_bias(up_bias.as_deref())
+        .with_numerics(promise.numerics);
         let roundoff = if promise.tf32 { TF32_ROUNDOFF } else { 0.0 };
         if self.case.op == CaseOp::GatedLinear {
             return Ok(bounds::gated_linear_with(x.view(), &gated, roundoff)?);
         }
         let down = weight(STREAM_DOWN, k, h)?;
-        let mlp = MlpParams {
-            gated,
-            down: down.view(),
-            down_orientation: Orientation::OutIn,
-            down_bias: down_bias.as_deref(),
-            rows: RowParams::NONE,
-        };
+        let mlp = MlpParams::new(gated, down.view(), Orientation::OutIn)
+            .with_down_bias(down_bias.as_deref());
         Ok(bounds::mlp_with(x.view(), &mlp, roundoff)?)
     }
 
@@ -106,20 +100,17 @@ impl Derived<'_> {
         };
         let (gate, up) = (weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?);
         let [gate_bias, up_bias, down_bias] = biases(self.case, self.seed);
-        let gated = QuantizedGatedLinearParams {
-            gate: gate.view(),
-            up: up.view(),
-            gate_bias: gate_bias.as_deref(),
-            up_bias: up_bias.as_deref(),
-            activation: self.case.activation,
-            numerics: promise.numerics,
-        };
+        let (gate, up) = (gate.view(), up.view());
+        let gated = QuantizedGatedLinearParams::new(gate, up, self.case.activation, T::DTYPE)
+            .with_gate_bias(gate_bias.as_deref())
+            .with_up_bias(up_bias.as_deref())
+            .with_numerics(promise.numerics);
         if self.case.op == CaseOp::GatedLinear {
             return Ok(bounds::quantized_gated_linear_with(x.view(), &gated, promise.inputs)?);
         }
         let down = weight(STREAM_DOWN, k, h)?;
         let (down, down_bias) = (down.view(), down_bias.as_deref());
-        let mlp = QuantizedMlpParams { gated, down, down_bias, rows: RowParams::NONE };
+        let mlp = QuantizedMlpParams::new(gated, down).with_down_bias(down_bias);
         Ok(bounds::quantized_mlp_with(x.view(), &mlp, promise.inputs)?)
     }
 

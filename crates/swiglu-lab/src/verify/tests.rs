@@ -131,17 +131,15 @@ fn quantised_cases_have_the_reference_of_their_blocks() {
     let down = matrix(STREAM_DOWN, k, h);
     let [gate_bias, up_bias, down_bias] = biases(&case, 7);
     let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn);
-    let dense = MlpParams {
-        gated: GatedLinearParams {
-            gate_bias: gate_bias.as_deref(),
-            up_bias: up_bias.as_deref(),
-            ..GatedLinearParams::new(weights.unwrap(), case.activation)
-        },
-        down: down.view(),
-        down_orientation: Orientation::OutIn,
-        down_bias: down_bias.as_deref(),
-        rows: swiglu_core::RowParams::NONE,
-    };
+    let dense = MlpParams::new(
+        GatedLinearParams::new(weights.unwrap(), case.activation)
+            .with_gate_bias(gate_bias.as_deref())
+            .with_up_bias(up_bias.as_deref()),
+        down.view(),
+        Orientation::OutIn,
+    )
+    .with_down_bias(down_bias.as_deref())
+    .with_rows(swiglu_core::RowParams::NONE);
     let mut oracle = Oracle::new(&case, 7);
     let rows = oracle.rows().to_vec();
     let x = inputs::<f32>(7 ^ STREAM_X, &rows, k, 1.0).unwrap();

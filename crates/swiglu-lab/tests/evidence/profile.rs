@@ -3,19 +3,16 @@ use swiglu_lab::profile::*;
 use swiglu_lab::{DeviceKind, Heat};
 
 fn subject(op: Op, m: usize, path: Path) -> Subject {
-    let problem = Problem {
+    let problem = Problem::new(
         op,
         m,
-        hidden: if op == Op::Activation { 0 } else { 4096 },
-        intermediate: 14336,
-        dtype: DType::Bf16,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default(),
-        layout: WeightLayout::HF,
-        bias: false,
-        quantized: None,
-        rows: swiglu_core::RowSteps::NONE,
-    };
+        if op == Op::Activation { 0 } else { 4096 },
+        14336,
+        DType::Bf16,
+        Activation::SWIGLU,
+    )
+    .with_numerics(Numerics::default())
+    .with_layout(WeightLayout::HF);
     Subject {
         problem,
         device: DeviceKind::Cuda,

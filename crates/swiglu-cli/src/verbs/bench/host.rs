@@ -73,7 +73,7 @@ fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> anyhow::Result<f64> {
     let cache = CacheOptions { dir: Some(cache.to_owned()), ..CacheOptions::default() };
     // Nothing is loaded in this one yet, whatever others have.
     let (device, tf32) = (cuda.ordinal(), cuda.tf32());
-    let fresh = CudaOptions { device, tf32, cache, ..CudaOptions::default() };
+    let fresh = CudaOptions::new(device).with_tf32(tf32).with_cache(cache);
     let fresh = Cuda::with_options(&fresh)?;
     let (mut call, stream) = (call(&fresh, case)?, fresh.stream());
     stream.synchronize()?;

@@ -7,7 +7,7 @@ use swiglu::{Activation, DType, Device, Op, Problem, RowSteps};
 
 use super::subject::Subject;
 use crate::table::{self, Table, number};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, by_options};
 use crate::timing::Summary;
 
 #[derive(Debug, Clone, Serialize)]
@@ -145,7 +145,7 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
         ("device", device.to_string()),
         ("compared", format!("with {against}")),
     ];
-    let notes = subject.weights.stored().notes().iter().map(|note| ("note", note.clone()));
+    let notes = subject.weights.stored().notes().iter().map(|note| ("note", by_options(note)));
     let head: String = lines
         .into_iter()
         .chain(notes)

@@ -5,9 +5,7 @@ use std::ffi::OsStr;
 use anyhow::{anyhow, bail};
 use swiglu::{CoreError, LoadOptions, MlpWeights};
 use swiglu_fixtures::{SMOLLM2, STORIES15M};
-use swiglu_formats::{
-    DynMatrix, FormatError, matrix_file, matrix_from_safetensors_bytes, read_matrix,
-};
+use swiglu_formats::{DynMatrix, matrix_file, matrix_from_safetensors_bytes, read_matrix};
 
 use super::args::{Fixture, RunArgs};
 use crate::args::LayerOp;
@@ -66,7 +64,7 @@ impl Subject {
             Fixture::Stories15m => &STORIES15M,
         };
         let title = format!("{} (embedded)", from.title);
-        let options = LoadOptions { layer: from.layer, ..LoadOptions::default() };
+        let options = LoadOptions::new(from.layer);
         // Both embedded layers are of Llama models; one of their files does not say so.
         let weights = swiglu::Mlp::load_from_bytes(from.weights, &options)?;
         let weights = weights.activation(swiglu::Activation::SWIGLU);
@@ -138,13 +136,11 @@ impl Subject {
 
 /// What to do about a value that a file has.
 fn not_finite(error: swiglu::Error) -> anyhow::Error {
-    use swiglu::Error::{Core, Format};
-    match error {
-        Core(CoreError::NonFinite { what, row, col, value })
-        | Format(FormatError::Core(CoreError::NonFinite { what, row, col, value })) => anyhow!(
+    match error.core() {
+        Some(CoreError::NonFinite { what, row, col, value }) => anyhow!(
             "{what}[{row}, {col}] is {value} in the file: expected finite numbers; \
              --allow-non-finite computes with others"
         ),
-        error => error.into(),
+        _ => error.into(),
     }
 }

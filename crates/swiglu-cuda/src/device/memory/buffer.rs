@@ -105,11 +105,11 @@ impl<T: DeviceData> DeviceBuffer<T> {
     /// A copy on the host. Waits for the stream.
     ///
     /// # Errors
-    /// [`CudaError::Capture`]; [`swiglu_core::Error::Unavailable`] without memory for it.
+    /// [`CudaError::Capture`]; [`swiglu_core::Error::OutOfMemory`] without memory for it.
     pub fn to_host(&self) -> Result<Vec<T>> {
         let mut data = Vec::new();
-        data.try_reserve_exact(self.len).map_err(|e| swiglu_core::Error::Unavailable {
-            what: format!("memory for {} elements", self.len),
+        data.try_reserve_exact(self.len).map_err(|e| swiglu_core::Error::OutOfMemory {
+            what: format!("{} elements", self.len),
             why: e.to_string(),
         })?;
         self.allocation.order(self.stream.raw_stream(), Access::Read)?;

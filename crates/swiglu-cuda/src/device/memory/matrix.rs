@@ -187,12 +187,15 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
     /// A copy on the host. Waits for the stream.
     ///
     /// # Errors
-    /// As [`Self::download`]; [`Error::Unavailable`] without host memory for it.
+    /// As [`Self::download`]; [`Error::OutOfMemory`] without host memory for it.
     pub fn to_host(&self, stream: &Stream) -> Result<Matrix<T>>
     where
         T: Default,
     {
-        let mut matrix = Matrix::zeros(self.view.rows, self.view.cols)?;
+        let [rows, cols] = self.shape();
+        let mut values = Matrix::room(rows, cols)?;
+        values.resize(rows * cols, T::default());
+        let mut matrix = Matrix::from_vec(values, rows, cols)?;
         self.download(stream, matrix.view_mut())?;
         Ok(matrix)
     }

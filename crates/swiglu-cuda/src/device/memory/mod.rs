@@ -4,6 +4,7 @@ mod allocation;
 mod buffer;
 mod copy;
 mod matrix;
+mod pinned;
 mod view;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,8 @@ use allocation::Freed;
 pub(crate) use allocation::{Access, Allocation};
 pub use buffer::{DeviceBuffer, DeviceData};
 pub use matrix::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use pinned::Pinned;
+pub use pinned::PinnedMatrix;
 
 /// Allocates and frees a device's memory. Freeing enqueues, and never waits.
 pub(crate) struct Memory {
@@ -31,6 +34,8 @@ pub(crate) struct Memory {
     waiting: Mutex<Waiting>,
     /// Whether something waits to be freed, for calls that find nothing.
     any: AtomicBool,
+    /// Of the host.
+    pinned: Pinned,
 }
 
 #[derive(Default)]
@@ -45,8 +50,8 @@ impl Memory {
     pub(crate) fn new(context: Arc<Context>, plain: bool) -> Result<Self> {
         let pools = !plain
             && context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let (internal, waiting, any) = Default::default();
-        Ok(Self { context, pools, internal, waiting, any })
+        let (internal, waiting, any, pinned) = Default::default();
+        Ok(Self { context, pools, internal, waiting, any, pinned })
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -188,11 +193,13 @@ impl Drop for Memory {
         };
         let blocks = waiting.freed.into_iter().filter(ordered).flat_map(|freed| freed.blocks);
         let left: Vec<CUdeviceptr> = blocks.chain(waiting.retired).collect();
-        if left.is_empty() {
+        let pinned = self.pinned.take_all();
+        if left.is_empty() && pinned.is_empty() {
             return;
         }
         let driver = self.driver();
         self.context.leave_work(move || {
+            pinned.into_iter().for_each(|block| block.free(driver));
             for ptr in left {
                 // SAFETY: allocated by `alloc`, freed once, and nothing uses it any more.
                 let _ = unsafe { cu!(driver, cuMemFree(ptr)) };

@@ -22,19 +22,9 @@ const ADA: Limits = Limits {
 const SHAPES: [[usize; 2]; 4] = [[896, 4864], [2048, 8192], [4096, 14336], [8192, 28672]];
 
 fn problem(m: usize, [hidden, intermediate]: [usize; 2], dtype: DType) -> Problem {
-    Problem {
-        op: Op::Mlp,
-        m,
-        hidden,
-        intermediate,
-        dtype,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default_for(dtype),
-        layout: WeightLayout::HF,
-        bias: false,
-        quantized: None,
-        rows: swiglu_core::RowSteps::NONE,
-    }
+    Problem::new(Op::Mlp, m, hidden, intermediate, dtype, Activation::SWIGLU)
+        .with_numerics(Numerics::default_for(dtype))
+        .with_layout(WeightLayout::HF)
 }
 
 fn decode(design: Design, problem: &Problem, limits: &Limits) -> Result<Decode, Obstacle> {
@@ -110,7 +100,7 @@ fn rings_of_quantised_weights() {
     for shape in SHAPES {
         for (m, kind) in (1..=16).flat_map(|m| QUANTIZED.map(|kind| (m, kind))) {
             let types = Some(QuantizedTypes::of(Op::Mlp, kind));
-            let problem = Problem { quantized: types, ..problem(m, shape, DType::Bf16) };
+            let problem = problem(m, shape, DType::Bf16).with_quantized(types);
             let one = decode(Design::BulkOneLaunch, &problem, &H200).unwrap();
             assert!(one.first.shared <= H200.shared, "{problem}: {one:?}");
             assert!(one.first.ring() >= 34 * 1024, "{problem}: {one:?}");
@@ -133,7 +123,7 @@ fn quantised_weights_held() {
     for (m, kind) in (1..=16).flat_map(|m| QUANTIZED.map(|kind| (m, kind))) {
         let of = |shape| {
             let types = Some(QuantizedTypes::of(Op::Mlp, kind));
-            let problem = Problem { quantized: types, ..problem(m, shape, DType::Bf16) };
+            let problem = problem(m, shape, DType::Bf16).with_quantized(types);
             decode(Design::HeldLaunches, &problem, &H200)
         };
         for shape in [SHAPES[0], [576, 1536], [8, 16], [1, 1], [1024, 2816]] {
@@ -158,7 +148,7 @@ fn quantised_weights_held() {
     }
     let types = Some(QuantizedTypes::of(Op::Mlp, QuantizedType::I8));
     let refused = |shape| {
-        let problem = Problem { quantized: types, ..problem(1, shape, DType::Bf16) };
+        let problem = problem(1, shape, DType::Bf16).with_quantized(types);
         decode(Design::HeldLaunches, &problem, &H200).unwrap_err().to_string()
     };
     assert!(refused(SHAPES[1]).contains("bytes of shared memory, a block has 232448"));
@@ -175,7 +165,7 @@ fn sixteen_warps_refuse_many_tokens_with_4_bit_weights() {
     let [q4, q8] = [BlockType::Q4_0, BlockType::Q8_0];
     for (gate_up, down) in [(q4, q8), (q8, q4)] {
         let types = Some(QuantizedTypes::new(gate_up, Some(down)));
-        let with = |m| Problem { quantized: types, ..problem(m, SHAPES[2], DType::F16) };
+        let with = |m| problem(m, SHAPES[2], DType::F16).with_quantized(types);
         assert_eq!(decode(Design::BulkOneLaunch, &with(9), &H200).unwrap().first.warps, 8);
         assert_eq!(decode(Design::BulkOneLaunchWide, &with(8), &H200).unwrap().first.warps, 16);
         let why = decode(Design::BulkOneLaunchWide, &with(9), &H200).unwrap_err().to_string();
@@ -211,7 +201,7 @@ fn obstacles_name_what_is_in_the_way() {
     let alone = Limits { cooperative: false, ..H200 };
     assert!(of(&one, &alone, Design::OneLaunch).contains("no cooperative launch"));
     assert!(decode(Design::TwoLaunches, &one, &alone).is_ok());
-    let gated = Problem { op: Op::GatedLinear, ..one };
+    let gated = one.with_op(Op::GatedLinear);
     assert!(of(&gated, &H200, Design::TwoLaunches).contains("not gated-linear"));
     // A device of one small multiprocessor has no room for all partial sums at once; the blocks
     // of two launches may be more.
@@ -219,7 +209,7 @@ fn obstacles_name_what_is_in_the_way() {
     assert!(of(&one, &small, Design::OneLaunch).contains("a block has 49152"));
     assert!(decode(Design::TwoLaunches, &one, &small).is_ok());
     let types = QuantizedTypes::new(BlockType::Q8_0, Some(BlockType::Q5_0));
-    let mixed = Problem { quantized: Some(types), ..one };
+    let mixed = one.with_quantized(types);
     assert!(of(&mixed, &H200, Design::BulkOneLaunch).contains("not Q5_0"));
     assert!(of(&one, &ADA, Design::BulkOneLaunchWide).contains("sm_90a"));
     let narrow = Limits { shared: 48 * 1024, ..H200 };
@@ -236,7 +226,7 @@ fn x_is_read_in_place_only_in_whole_copies() {
     assert_eq!(takes(256, 30_000), Ok(()));
     assert_eq!(takes(258, 30_000), Err(Obstacle::Unaligned));
     assert_eq!(takes(256, 30_004), Err(Obstacle::Unaligned));
-    let odd = Problem { hidden: 30_001, ..wide };
+    let odd = wide.with_hidden(30_001);
     assert_eq!(made.check_x(Tensor::new(256, 30_008), &odd), Err(Obstacle::Unaligned));
 }
 

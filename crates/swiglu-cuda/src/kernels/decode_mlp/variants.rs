@@ -82,19 +82,10 @@ fn held_variants(dtype: DType) -> Vec<NamedVariant> {
         copy_engine: true,
     };
     let named = |code: GateCode, part: Part, format: Format, m: usize| {
-        let problem = Problem {
-            op: Op::Mlp,
-            m,
-            hidden: 896,
-            intermediate: 4864,
-            dtype,
-            activation: Activation::SWIGLU,
-            numerics: Numerics::default_for(dtype),
-            layout: WeightLayout::HF,
-            bias: false,
-            quantized: Some(QuantizedTypes::of(Op::Mlp, format.kind()?)),
-            rows: swiglu_core::RowSteps::NONE,
-        };
+        let problem = Problem::new(Op::Mlp, m, 896, 4864, dtype, Activation::SWIGLU)
+            .with_numerics(Numerics::default_for(dtype))
+            .with_layout(WeightLayout::HF)
+            .with_quantized(QuantizedTypes::of(Op::Mlp, format.kind()?));
         // f32 has none.
         let [gate_up, down] = Config::fit_held(&problem, &limits).ok()?;
         let config = if part == Part::Down { down } else { gate_up };

@@ -112,7 +112,7 @@ impl<'a> Near<'a> {
         let (mut share, mut smooth) = (0.0, 0.0);
         for (tuned, weight) in self.at.into_iter().flatten() {
             let measured = tuned.time(steps)?.share.ln();
-            let there = steps.seconds(model, &Problem { m: tuned.m, ..*problem });
+            let there = steps.seconds(model, &problem.with_m(tuned.m));
             share += weight * measured;
             smooth += weight * (measured + there.ln());
         }

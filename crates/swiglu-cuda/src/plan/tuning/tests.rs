@@ -49,20 +49,10 @@ fn subject() -> Subject {
 }
 
 fn problem(m: usize) -> Problem {
-    let numerics = Numerics { rounding: Rounding::PreRound, ..Numerics::default() };
-    Problem {
-        op: Op::GatedLinear,
-        m,
-        hidden: 64,
-        intermediate: 96,
-        dtype: DType::Bf16,
-        activation: Activation::CLAMPED_SWIGLU,
-        numerics,
-        layout: WeightLayout::HF,
-        bias: false,
-        quantized: None,
-        rows: swiglu_core::RowSteps::NONE,
-    }
+    let numerics = Numerics::default().with_rounding(Rounding::PreRound);
+    Problem::new(Op::GatedLinear, m, 64, 96, DType::Bf16, Activation::CLAMPED_SWIGLU)
+        .with_numerics(numerics)
+        .with_layout(WeightLayout::HF)
 }
 
 fn measured(median_us: f64) -> Outcome {
@@ -250,16 +240,17 @@ fn measurements_frame_the_tokens_between_them_and_stand_for_few_beyond() {
         assert_eq!(near(m).as_deref(), tokens, "{m}");
     }
     // Of a shape near it, but not of one far away, nor of another operation or layout.
-    let shape = |hidden, intermediate| Problem { hidden, intermediate, ..problem(16) };
+    let shape =
+        |hidden, intermediate| problem(16).with_hidden(hidden).with_intermediate(intermediate);
     let of = |problem| table.near(&problem, false).map(|near| near.exact(&problem).is_some());
     assert_eq!(of(problem(16)), Some(true));
     assert_eq!(of(shape(72, 96)), Some(false));
     assert_eq!(of(shape(64 * 8, 96)), None);
-    assert_eq!(of(Problem { op: Op::Mlp, ..problem(16) }), None);
+    assert_eq!(of(problem(16).with_op(Op::Mlp)), None);
     let layout = WeightLayout { orientation: Orientation::InOut, ..WeightLayout::HF };
-    assert_eq!(of(Problem { layout, ..problem(16) }), None);
+    assert_eq!(of(problem(16).with_layout(layout)), None);
     assert!(table.near(&problem(16), true).is_some());
-    assert!(table.near(&Problem { bias: true, ..problem(16) }, false).is_some());
+    assert!(table.near(&problem(16).with_bias(true), false).is_some());
 }
 
 #[test]
@@ -488,7 +479,7 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     let unfused = chosen(problem(16), None);
     assert_eq!((unfused.0.as_str(), unfused.2), ("cublaslt + elementwise", Some(2.0)));
     assert_eq!(unfused.1, "the fastest, measured");
-    let fused = Problem { numerics: Numerics::default(), ..problem(9) };
+    let fused = problem(9).with_numerics(Numerics::default());
     let (name, reason, time) = chosen(fused, None);
     assert_eq!((name.as_str(), time), (kernel, None));
     assert_eq!(reason, "the least time expected from measurements of 64/96 with 16 tokens");
@@ -572,7 +563,7 @@ fn what_cublaslt_does_not_take_is_saved_by_a_fused_kernel() {
     let dir = tempfile::tempdir().unwrap();
     let Some(cuda) = device(dir.path()) else { return };
     let (m, k, h) = (5, 40, 24);
-    let numerics = Numerics { rounding: Rounding::PreRound, ..Numerics::default() };
+    let numerics = Numerics::default().with_rounding(Rounding::PreRound);
     let case = Case { numerics, ..Case::new(Op::GatedLinear, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case).unwrap();
     let params = parameters.gated();

@@ -51,7 +51,7 @@ impl Order<'_> {
     /// The problem whose weights are held: of quantised weights that are decoded, that of elements.
     pub(super) fn held(&self) -> Option<Problem> {
         let quantized = |problem: &Problem| problem.quantized.filter(|_| !self.options.decode);
-        self.case.problem().map(|problem| Problem { quantized: quantized(&problem), ..problem })
+        self.case.problem().map(|problem| problem.with_quantized(quantized(&problem)))
     }
 
     /// As many copies of the case's layer, by the path that was asked for; quantised weights as they are, or

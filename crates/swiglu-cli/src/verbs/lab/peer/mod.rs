@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
-use swiglu::{CoreError, Device, with_dtype};
+use swiglu::{CoreError, Device, ErrorKind, with_dtype};
 use swiglu_cuda::CudaError;
 use swiglu_lab::peer::protocol::{MAX_VERIFIED, PROTOCOL, ProfileRef, Reply, Request};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
@@ -167,15 +167,16 @@ impl Peer {
 
 /// Whether an error says that a case cannot be computed here, not that computing it went wrong.
 fn is_lacking(error: &anyhow::Error) -> bool {
-    let of_core = |e: &CoreError| matches!(e, CoreError::Unsupported { .. });
-    let of_cuda = |e: &CudaError| match e {
-        CudaError::Core(e) => of_core(e),
-        e => matches!(e, CudaError::Unsupported { .. } | CudaError::OutOfMemory { .. }),
-    };
-    error.chain().any(|cause| match cause.downcast_ref::<swiglu::Error>() {
-        Some(swiglu::Error::Core(e)) => of_core(e),
-        Some(swiglu::Error::Cuda(e)) => of_cuda(e),
-        _ => cause.downcast_ref().is_some_and(of_core) || cause.downcast_ref().is_some_and(of_cuda),
+    error.chain().any(|cause| {
+        let error = cause.downcast_ref::<swiglu::Error>().cloned();
+        let error = error.or_else(|| Some(cause.downcast_ref::<CoreError>()?.clone().into()));
+        let error = error.or_else(|| Some(cause.downcast_ref::<CudaError>()?.clone().into()));
+        // Where the host has no memory, nobody else's case is computed either.
+        error.is_some_and(|e| match e.kind() {
+            ErrorKind::Unsupported => true,
+            ErrorKind::OutOfMemory => e.cuda().is_some(),
+            _ => false,
+        })
     })
 }
 

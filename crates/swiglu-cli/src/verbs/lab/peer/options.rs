@@ -143,7 +143,10 @@ impl Devices {
             }
             DeviceKind::Cuda => {
                 let others = CudaOptions::default();
-                let options = CudaOptions { tf32, plain_allocations, portable_kernels, ..others };
+                let options = others
+                    .with_tf32(tf32)
+                    .with_plain_allocations(plain_allocations)
+                    .with_portable_kernels(portable_kernels);
                 Device::cuda_with(&options)?
             }
         };
