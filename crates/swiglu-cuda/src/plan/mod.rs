@@ -351,7 +351,7 @@ mod tests {
     use crate::common;
     use crate::{GatedLinear, Mlp};
     use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
-    use swiglu_core::{Activation, BlockType, DType, QuantizedTypes, WeightLayout, bf16};
+    use swiglu_core::{Activation, BlockType, DType, QuantizedTypes, bf16};
 
     fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
         Problem::new(Op::GatedLinear, 40, 72, 88, dtype, Activation::SWIGLU)

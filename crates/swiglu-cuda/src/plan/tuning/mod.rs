@@ -1,12 +1,12 @@
 //! Measurements that a plan is chosen by: what was measured on this device before, else on one of its
 //! kind and shipped with this program.
 //!
-//! A record says what it was measured on and of: device, architecture, the device code, the ways
-//! there were to choose from. It is verified when it is read, and one that is of anything else is
-//! refused with its reason and not used: then the cost model chooses, as without a record. One of
-//! earlier device code still tells more than the model, but less than one of this code: of a problem that it has, ways
-//! that it does not know are not taken. A user's record goes before a shipped one of the same kind. Nothing about a record is an error of a computation;
-//! [`crate::Cuda::tuning_notes`] says what was found.
+//! A record says what it was measured on and of: device, architecture, the device code, the algorithms
+//! there were to choose from. It is verified when it is read, and one that is damaged, or of a device that says nothing of
+//! this one, is not used, with its reason. Records are asked in this order: of this device by the user, shipped with this
+//! program, of earlier device code, and of another device with as many SMs of the same architecture. What they have near a
+//! problem corrects the cost model ([`table`]); steps that were not measured there are not taken. Without any, the model
+//! alone decides. Nothing about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;
 mod table;
@@ -21,8 +21,8 @@ use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
 use crate::device::files;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
-pub(crate) use table::Near;
 use table::Table;
+pub(crate) use table::{Near, Time};
 
 pub use super::cost::Rates;
 use super::cost::{Machine, Model};
@@ -50,6 +50,10 @@ pub struct NotKept {
 /// Records that are part of this program, by file name: entries as `swiglu tune` wrote them. Of those for one device the
 /// first that has a problem counts; between its name and `.json` a file's name may say what it is of.
 static SHIPPED: &[(&str, &str)] = &[
+    (
+        "nvidia-h100-80gb-hbm3-sm_90a.json",
+        include_str!("../../../tuning/nvidia-h100-80gb-hbm3-sm_90a.json"),
+    ),
     (
         "nvidia-h200-sm_90a.blocks.json",
         include_str!("../../../tuning/nvidia-h200-sm_90a.blocks.json"),

@@ -77,6 +77,9 @@ const WIDEST: usize = 4;
 /// Weight of the estimate without the model's steps: that with the least loss over the shipped record of an H200, each
 /// problem of it left out in turn (0: 2.6 % more than the fastest on average, 0.3: 2.3, 1: 3.7; the model alone 4.9).
 const SMOOTH: f64 = 0.3;
+/// Weight of the model of the machine that was measured on, beside that of this one: of an H100 by the record of an H200 and
+/// the other way round, choices cost 0.4 % more than the fastest on average with it, 0.8 with the other model alone.
+const THERE: f64 = 0.5;
 /// From so many tokens on arithmetic is the limit, and more of them change nothing but the time.
 const MANY: usize = 2048;
 
@@ -88,6 +91,8 @@ pub(crate) struct Near<'a> {
     at: [Option<(&'a Tuned, f64)>; 2],
     /// From the problem's K and H: 0 where they were measured.
     distance: f64,
+    /// Of the machine they were measured on.
+    there: &'a Model,
 }
 
 impl<'a> Near<'a> {
@@ -109,14 +114,17 @@ impl<'a> Near<'a> {
     /// Seconds that steps are expected to take, where they were measured. Between two numbers of tokens it is the mean of
     /// two estimates, of which one has all of the model's steps between tiles and waves, and the other none.
     pub(crate) fn seconds(&self, steps: Steps, problem: &Problem, model: &Model) -> Option<f64> {
+        let expected = |problem: &Problem| {
+            let [here, there] = [model, self.there].map(|model| steps.seconds(model, problem).ln());
+            here * (1.0 - THERE) + there * THERE
+        };
         let (mut share, mut smooth) = (0.0, 0.0);
         for (tuned, weight) in self.at.into_iter().flatten() {
             let measured = tuned.time(steps)?.share.ln();
-            let there = steps.seconds(model, &problem.with_m(tuned.m));
             share += weight * measured;
-            smooth += weight * (measured + there.ln());
+            smooth += weight * (measured + expected(&problem.with_m(tuned.m)));
         }
-        let stepped = share + steps.seconds(model, problem).ln();
+        let stepped = share + expected(problem);
         Some((stepped * (1.0 - SMOOTH) + smooth * SMOOTH).exp())
     }
 }
@@ -127,7 +135,7 @@ impl Shape {
         apart(self.hidden, problem.hidden) + apart(self.intermediate, problem.intermediate)
     }
 
-    fn near(&self, problem: &Problem) -> Option<Near<'_>> {
+    fn near<'a>(&'a self, problem: &Problem, there: &'a Model) -> Option<Near<'a>> {
         let (m, distance) = (problem.m, self.distance(problem));
         let next = self.counts.partition_point(|tuned| tuned.m < m);
         let above = self.counts.get(next);
@@ -144,13 +152,17 @@ impl Shape {
             (Some(below), _) if m <= 2 * below.m || below.m >= MANY => alone(below),
             _ => None,
         };
-        at.map(|at| Near { shape: self, at, distance })
+        at.map(|at| Near { shape: self, at, distance, there })
     }
 }
 
 /// The problems of a record.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Table(HashMap<Kind, Vec<Shape>>);
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Table {
+    shapes: HashMap<Kind, Vec<Shape>>,
+    /// Of the machine they were measured on.
+    model: Model,
+}
 
 impl Table {
     /// `model` is of the machine that the record was measured on.
@@ -187,13 +199,13 @@ impl Table {
                 counts.insert(place, Tuned { m: problem.m, times });
             }
         }
-        Self(table)
+        Self { shapes: table, model: *model }
     }
 
     /// What was measured nearest to a problem. It allocates nothing.
     pub(crate) fn near(&self, problem: &Problem, tf32: bool) -> Option<Near<'_>> {
-        let shapes = self.0.get(&Kind::of(problem, tf32))?;
-        let near = shapes.iter().filter_map(|shape| shape.near(problem));
+        let shapes = self.shapes.get(&Kind::of(problem, tf32))?;
+        let near = shapes.iter().filter_map(|shape| shape.near(problem, &self.model));
         let near = near.filter(|near| near.distance <= FARTHEST);
         near.min_by(|a, b| a.distance.total_cmp(&b.distance))
     }
