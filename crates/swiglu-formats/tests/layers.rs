@@ -113,7 +113,10 @@ fn qwen_and_deepseek_experts_with_a_shared_one() {
     let load = |o: &LoadOptions| load_layer_from_bytes(file.clone(), o);
     expect_triple(&load(&at(0)).unwrap(), K, 20, 1);
     expect_triple(&load(&expert(1, 11)).unwrap(), K, 8, 3);
-    refused(load(&at(1)), &["expert 0, 11", "LoadOptions::with_beside_experts for a shared one"]);
+    refused(
+        load(&at(1)),
+        &["with_expert: 0, 11", "LoadOptions::with_beside_experts for a shared one"],
+    );
     refused(load(&expert(0, 1)), &["layer 0 has no experts"]);
     refused(load(&at(2)), &["layer 2 given, the file has layers 0 to 1"]);
     // The shared expert by name; its names say that it is made of linear layers.
