@@ -147,6 +147,7 @@ impl Device {
     ///
     /// # Errors
     /// [`CoreError::Unsupported`] for any on a CUDA device.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU has all"))]
     pub fn expect_row_steps(&self, steps: RowSteps) -> std::result::Result<(), CoreError> {
         match self {
             Device::Cpu(_) => Ok(()),
