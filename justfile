@@ -78,6 +78,10 @@ measure *ARGS:
 gpu-bundle:
     scripts/gpu-bundle
 
+# Compute a block of candle with candle and with swiglu: results compared, times
+candle:
+    cargo run --release --manifest-path examples/candle/Cargo.toml
+
 # Fuzz a file reader (safetensors, gguf, parts, recognise or npy); needs `cargo install cargo-fuzz --locked`, no nightly
 fuzz TARGET SECONDS="60":
     scripts/fuzz {{ TARGET }} -max_total_time={{ SECONDS }}

@@ -1,0 +1,191 @@
+//! A Llama block made of candle's layers, and the same computed by swiglu as one op over candle's memory: results compared
+//! within derived bounds, then times.
+//!
+//! `cargo run --release --manifest-path examples/candle/Cargo.toml`
+
+use std::time::Instant;
+
+use candle_core::{
+    CpuStorage, CustomOp1, DType, Device, Error, Layout, Module, Result, Shape, Storage, Tensor,
+    WithDType, bail,
+};
+use candle_nn::Linear;
+use half::bf16;
+use swiglu::half;
+use swiglu::{
+    Activation, Element, GateUpWeights, GatedLinearParams, MatrixMut, MatrixRef, Mlp, MlpParams,
+    Numerics, Orientation, Rounding,
+};
+use swiglu_core::bounds;
+
+const HIDDEN: usize = 896;
+const INTERMEDIATE: usize = 4864;
+
+/// The block as candle's users have it.
+struct LlamaMlp {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl Module for LlamaMlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let gate = candle_nn::ops::silu(&self.gate.forward(x)?)?;
+        self.down.forward(&(gate * self.up.forward(x)?)?)
+    }
+}
+
+/// The same block as one op.
+struct FusedMlp(Mlp);
+
+impl FusedMlp {
+    /// Packs the weights of linear layers from where candle has them.
+    fn new<T: Element + WithDType>(mlp: &LlamaMlp) -> Result<Self> {
+        let device = swiglu::Device::cpu().map_err(Error::wrap)?;
+        with_params::<T, _>(mlp, |params| Mlp::from_params(&device, params)).map(Self)
+    }
+
+    fn rows<T: Element + WithDType>(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+    ) -> Result<Vec<T>> {
+        let x = matrix::<T>(storage, layout)?;
+        let mut y = vec![T::default(); x.rows() * HIDDEN];
+        let out = MatrixMut::new(&mut y, x.rows(), HIDDEN).map_err(Error::wrap)?;
+        self.0.forward_into(x, out).map_err(Error::wrap)?;
+        Ok(y)
+    }
+}
+
+impl CustomOp1 for FusedMlp {
+    fn name(&self) -> &'static str {
+        "swiglu-mlp"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let y = match storage {
+            CpuStorage::F32(_) => CpuStorage::F32(self.rows(storage, layout)?),
+            CpuStorage::BF16(_) => CpuStorage::BF16(self.rows(storage, layout)?),
+            CpuStorage::F16(_) => CpuStorage::F16(self.rows(storage, layout)?),
+            _ => bail!("x: expected f32, f16 or bf16"),
+        };
+        Ok((y, layout.shape().clone()))
+    }
+}
+
+impl Module for FusedMlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.apply_op1_no_bwd(self)
+    }
+}
+
+/// A tensor as rows of its last dimension, where it lies.
+fn matrix<'a, T: Element + WithDType>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+) -> Result<MatrixRef<'a, T>> {
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        bail!("expected a contiguous tensor, given {layout:?}; call contiguous()");
+    };
+    let cols = layout.dims().last().copied().unwrap_or(1);
+    let data = &T::cpu_storage_as_slice(storage)?[start..end];
+    MatrixRef::new(data, data.len() / cols.max(1), cols).map_err(Error::wrap)
+}
+
+/// The block's weights as parameters, none of them copied.
+fn with_params<T: Element + WithDType, R>(
+    mlp: &LlamaMlp,
+    f: impl FnOnce(&MlpParams<'_, T>) -> swiglu::Result<R>,
+) -> Result<R> {
+    let [gate, up, down] = [&mlp.gate, &mlp.up, &mlp.down].map(|l| l.weight().storage_and_layout());
+    let view = |(storage, layout)| match storage {
+        &Storage::Cpu(ref storage) => matrix::<T>(storage, layout),
+        _ => bail!("a weight is not on the CPU"),
+    };
+    let (gate, up, down) =
+        (view((&*gate.0, gate.1))?, view((&*up.0, up.1))?, view((&*down.0, down.1))?);
+    let weights = GateUpWeights::separate(gate, up, Orientation::OutIn).map_err(Error::wrap)?;
+    let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+    f(&MlpParams::new(gated, down, Orientation::OutIn)).map_err(Error::wrap)
+}
+
+/// Both within their bounds of the exact result, so that they differ by no more than the bounds' sum; returns the largest
+/// part of it, the relative difference in the Frobenius norm, and the limits of both for that.
+fn compare<T: Element + WithDType>(
+    mlp: &LlamaMlp,
+    x: &Tensor,
+    [ours, theirs]: [&Tensor; 2],
+) -> Result<[f64; 3]> {
+    let (storage, layout) = x.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else { bail!("x is not on the CPU") };
+    let x = matrix::<T>(storage, layout)?;
+    let [fused, eager] = with_params::<T, _>(mlp, |params| {
+        // candle rounds after each operation, as PyTorch does.
+        let eager = params.gated.with_numerics(Numerics::precise(Rounding::Eager));
+        Ok([bounds::mlp(x, params)?, bounds::mlp(x, &params.with_gated(eager))?])
+    })?;
+    let values = |t: &Tensor| t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+    let (ours, theirs) = (values(ours)?, values(theirs)?);
+    let (mut worst, mut error, mut norm) = (0.0f64, 0.0, 0.0);
+    for (i, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+        let bound = fused.bound.as_slice()[i] + eager.bound.as_slice()[i];
+        worst = worst.max((a - b).abs() / bound);
+        (error, norm) = (error + (a - b).powi(2), norm + b.powi(2));
+    }
+    Ok([worst, (error / norm).sqrt(), fused.frobenius_limit + eager.frobenius_limit])
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn run<T: Element + WithDType>() -> Result<()> {
+    let linear = |inputs: usize, outputs: usize| -> Result<Linear> {
+        let std = 1.0 / (inputs as f32).sqrt();
+        let weight = Tensor::randn(0f32, std, (outputs, inputs), &Device::Cpu)?;
+        Ok(Linear::new(weight.to_dtype(<T as WithDType>::DTYPE)?, None))
+    };
+    let theirs = LlamaMlp {
+        gate: linear(HIDDEN, INTERMEDIATE)?,
+        up: linear(HIDDEN, INTERMEDIATE)?,
+        down: linear(INTERMEDIATE, HIDDEN)?,
+    };
+    let ours = FusedMlp::new::<T>(&theirs)?;
+    for m in [1, 16, 128] {
+        let x = Tensor::randn(0f32, 1.0, (1, m, HIDDEN), &Device::Cpu)?;
+        let x = x.to_dtype(<T as WithDType>::DTYPE)?;
+        let results = [ours.forward(&x)?, theirs.forward(&x)?];
+        let [worst, relative, limit] = compare::<T>(&theirs, &x, [&results[0], &results[1]])?;
+        // In turns: a shared machine's speed changes within seconds.
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..31 {
+            for (module, times) in [&ours as &dyn Module, &theirs].into_iter().zip(&mut times) {
+                let start = Instant::now();
+                module.forward(&x)?;
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        let [ours, theirs] = times.map(median);
+        println!(
+            "{:<4} M = {m:<3}  candle {theirs:>7.0} µs  swiglu {ours:>7.0} µs  {:>5.1} ×   \
+             differ by {relative:.1e} of at most {limit:.1e}",
+            <T as Element>::DTYPE,
+            theirs / ours,
+        );
+        if worst > 1.0 || relative > limit {
+            bail!("the results differ by more than rounding explains");
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    println!(
+        "{HIDDEN} → {INTERMEDIATE} → {HIDDEN}, SwiGLU, on {}",
+        swiglu::Device::cpu().map_err(Error::wrap)?
+    );
+    run::<f32>()?;
+    run::<bf16>()
+}
