@@ -63,7 +63,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     println!("token 0: {:?} became {:?}", &states[..3], &next[..3]);
 
     // What does not fit is refused with its values.
-    let error = mlp.forward(x.cols_range(1..HIDDEN)?).unwrap_err();
+    let error = mlp.forward(x.cols_range(1..HIDDEN)?).expect_err("a column is missing");
     println!("{:?}: {error}", error.kind());
     Ok(())
 }
