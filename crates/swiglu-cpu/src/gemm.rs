@@ -367,8 +367,11 @@ impl Pass {
                 let p = self.sums.add(r * 2 * S::LANES);
                 for v in 0..2 {
                     let mut sum = acc[0][r][v];
-                    for set in &acc[1..] {
-                        sum = sum.add(set[r][v]);
+                    // Elsewhere they are zeros, beside which a sum of −0 would become 0.
+                    if self.stream {
+                        for set in &acc[1..] {
+                            sum = sum.add(set[r][v]);
+                        }
                     }
                     S::store_f32(p.add(v * S::LANES), sum);
                 }

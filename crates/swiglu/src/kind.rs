@@ -264,8 +264,7 @@ impl Layer<MlpKind> {
     /// ```
     /// use swiglu::{Device, Matrix, Mlp, RowScale};
     ///
-    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
-    /// let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+    /// let mlp = Mlp::load(swiglu_fixtures::STORIES15M_FILE, 0)?.to(&Device::cpu()?)?;
     /// let x = Matrix::from_vec(vec![0.5f32; 2 * 288], 2, 288)?;
     /// let mut sum = x.try_clone()?;
     /// mlp.forward_add_into(&x, RowScale::Rows(&[1.0, 0.25]), &mut sum)?; // sum = x + scale ⊙ y
@@ -364,12 +363,12 @@ impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {
     fn reserve(&self, m: usize, _: usize) -> Result<()> {
         Ok(self.reserve(&self.cuda().stream(), m)?)
     }
-    fn packed(&self) -> Result<Option<AnyKernel>> {
+    fn packed_on(&self, stream: &swiglu_cuda::Stream) -> Result<Option<AnyKernel>> {
         // What is packed already has bytes of its own.
         if self.weight_bytes() > 0 {
             return Ok(None);
         }
-        Ok(AnyKernel::new::<T>(Arc::new(self.packed()?)))
+        Ok(AnyKernel::new::<T>(Arc::new(self.packed(stream)?)))
     }
     fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
         Ok(self.reserve(stream, m)?)

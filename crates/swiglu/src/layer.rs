@@ -29,8 +29,9 @@ pub(crate) trait Common: Debug + Send + Sync {
     fn workspace_bytes(&self, m: usize) -> usize;
     fn reserve(&self, m: usize, callers: usize) -> Result<()>;
     /// The same over a copy of lent weights; nothing where it has its own.
-    fn packed(&self) -> Result<Option<AnyKernel>> {
-        Ok(None)
+    #[cfg(feature = "cuda")]
+    fn packed_on(&self, _stream: &cuda::Stream) -> Result<Option<AnyKernel>> {
+        Err(not_on_cuda())
     }
     #[cfg(feature = "cuda")]
     fn reserve_on(&self, _stream: &cuda::Stream, _m: usize) -> Result<()> {
@@ -256,13 +257,15 @@ impl<K: Kind> Layer<K> {
     }
 
     /// This layer over weights of its own: where they are lent, as by `from_device`, they are copied and packed once, through
-    /// the host, and no longer seen when they change. Lent weights cost nothing where they lie as packed ones do; other
+    /// the host, behind what `stream` has been given to do, and no longer seen when they change. Lent weights cost nothing
+    /// where they lie as packed ones do; other
     /// layouts may take longer ([what each costs](https://github.com/swiglu/swiglu/blob/main/docs/lent-weights.md)).
     ///
     /// # Errors
-    /// As packing weights.
-    pub fn packed(&self) -> Result<Self> {
-        Ok(match self.kernel.common().packed()? {
+    /// As packing weights; [`swiglu_core::Error::Unsupported`] for a layer of another device than CUDA's.
+    #[cfg(feature = "cuda")]
+    pub fn packed_on(&self, stream: &cuda::Stream) -> Result<Self> {
+        Ok(match self.kernel.common().packed_on(stream)? {
             Some(kernel) => Self { kernel, ..self.clone() },
             None => self.clone(),
         })

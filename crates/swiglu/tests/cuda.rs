@@ -335,10 +335,10 @@ fn lent_weights_are_packed_when_that_is_asked_for() {
         DeviceGatedLinearParams::packed(there.view(), swiglu::Orientation::OutIn, act).unwrap();
     // SAFETY: the layer keeps the matrix's memory, and nothing writes it.
     let lent = unsafe { GatedLinear::from_device(cuda, &params) }.unwrap();
-    let packed = lent.packed().unwrap();
+    let packed = lent.packed_on(&stream).unwrap();
     assert_eq!(lent.weight_bytes(), 0);
     assert!(packed.weight_bytes() >= 2 * 24 * 16 * 4);
-    assert_eq!(packed.packed().unwrap().weight_bytes(), packed.weight_bytes());
+    assert_eq!(packed.packed_on(&stream).unwrap().weight_bytes(), packed.weight_bytes());
     let x = input::<f32>(3, 16);
     let (a, b) = (lent.forward(&x).unwrap(), packed.forward(&x).unwrap());
     let near = a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| (a - b).abs() < 1e-4);

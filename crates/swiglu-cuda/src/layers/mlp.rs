@@ -139,7 +139,7 @@ impl<T: Element> Mlp<T> {
             // Some design takes as many tokens as any: fewer take less of everything. One that was asked for
             // may take fewer; a call with more is refused.
             let m = if matches!(asked, Asked::Design(_)) { 1 } else { MOST_TOKENS };
-            layer.expect_decode(m)?;
+            layer.expect_decode(None, m)?;
         }
         Ok(layer)
     }

@@ -1,9 +1,9 @@
 //! What a layer multiplies with, as its steps take it.
 
-use swiglu_core::{Activation, Element, Numerics, Orientation};
+use swiglu_core::{Activation, Element, Matrix, Numerics, Orientation};
 
 use super::quantized::QuantizedWeights;
-use super::weights::{DownBuffer, GateUpBuffer, padded};
+use super::weights::{DownBuffer, GateUpBuffer, HostWeights, padded};
 use crate::device::error::{CudaError, Result};
 use crate::device::lt::LinearWeights;
 use crate::device::memory::Access;
@@ -34,23 +34,11 @@ impl<T: Element> Dense<T> {
         Self { gate_up, maps: LayerMaps::new(), down, down_maps: LayerMaps::new() }
     }
 
-    /// A packed copy, by way of the host.
-    pub(super) fn packed(
-        &self,
-        stream: &Stream,
-        activation: Activation,
-        numerics: Numerics,
-    ) -> Result<Self> {
-        let weights = self.gate_up.to_host(stream.cuda())?;
-        let params = weights.params(activation, numerics)?;
-        let Some(down) = &self.down else {
-            return Ok(Self::new(GateUpBuffer::new(stream, &params, weights.orientation)?, None));
-        };
-        let gate_up = GateUpBuffer::new(stream, &params, Orientation::OutIn)?;
-        let (down, bias, orientation) = down.to_host(stream.cuda())?;
-        let (memory, bias) = (gate_up.allocation(), bias.as_deref());
-        let down = DownBuffer::new(memory, stream, down.view(), orientation, bias)?;
-        Ok(Self::new(gate_up, Some(down)))
+    /// The weights on the host, behind what `stream` has been given to do.
+    pub(super) fn to_host(&self, stream: &Stream) -> Result<HostDense<T>> {
+        let gate_up = self.gate_up.to_host(stream)?;
+        let down = self.down.as_ref().map(|down| down.to_host(stream)).transpose()?;
+        Ok(HostDense { gate_up, down })
     }
 
     /// The down projection of a block.
@@ -72,6 +60,31 @@ impl<T: Element> Dense<T> {
             biases: w.biases,
             down_bias: down.bias,
         })
+    }
+}
+
+/// Dense weights on the host.
+pub(super) struct HostDense<T> {
+    gate_up: HostWeights<T>,
+    down: Option<(Matrix<T>, Option<Vec<f32>>, Orientation)>,
+}
+
+impl<T: Element> HostDense<T> {
+    pub(super) fn packed(
+        &self,
+        stream: &Stream,
+        activation: Activation,
+        numerics: Numerics,
+    ) -> Result<Dense<T>> {
+        let (params, orientation) =
+            (self.gate_up.params(activation, numerics)?, self.gate_up.orientation);
+        let Some((down, bias, from)) = &self.down else {
+            return Ok(Dense::new(GateUpBuffer::new(stream, &params, orientation)?, None));
+        };
+        let gate_up = GateUpBuffer::new(stream, &params, Orientation::OutIn)?;
+        let (memory, bias) = (gate_up.allocation(), bias.as_deref());
+        let down = DownBuffer::new(memory, stream, down.view(), *from, bias)?;
+        Ok(Dense::new(gate_up, Some(down)))
     }
 }
 
@@ -114,6 +127,10 @@ impl<T: Element> Operands<T> {
             }
             _ => true,
         }
+    }
+
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(self, Operands::Dense(dense) if dense.gate_up.is_lent())
     }
 
     /// Bytes of all that is packed; none of lent weights.

@@ -34,9 +34,9 @@ pub struct Candidate {
     pub numerics: Option<Numerics>,
     /// Why it does not give what the problem asks for.
     pub refusal: Option<String>,
-    /// Microseconds that the cost model expects, where it computes the problem.
+    /// Microseconds that the cost model alone expects, where it computes the problem.
     pub predicted_us: Option<f64>,
-    /// Microseconds that were measured for the number of tokens that stands for this one.
+    /// Microseconds that were measured for this very problem.
     pub measured_us: Option<f64>,
     /// Why, or why not.
     pub reason: String,
@@ -72,9 +72,14 @@ const SAME: f64 = 1.004;
 /// The first steps of those that take as long as the fastest: so noise does not change the choice from one number of tokens
 /// to the next, each with kernels to compile.
 fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<(Steps, f64)> {
-    let costs = || Steps::all(op).filter_map(|steps| Some((steps, cost(steps)?)));
-    let fastest = costs().map(|(_, seconds)| seconds).reduce(f64::min)?;
-    costs().find(|(_, seconds)| *seconds <= fastest * SAME)
+    // Estimates take longer than all the rest; there are fewer lists than this.
+    let mut all = [f64::INFINITY; 128];
+    for (steps, seconds) in Steps::all(op).zip(&mut all) {
+        *seconds = cost(steps).unwrap_or(f64::INFINITY);
+    }
+    let fastest = all.into_iter().fold(f64::INFINITY, f64::min);
+    let mut costs = Steps::all(op).zip(all);
+    costs.find(|(_, seconds)| seconds.is_finite() && *seconds <= fastest * SAME)
 }
 
 /// What a layer runs for `problem`: on the path asked for, else by the fastest steps that round as
@@ -327,10 +332,12 @@ impl Cuda {
             let best = expects(chosen.0);
             format!("{:.2} times as long expected", seconds.unwrap_or(f64::NAN) / best)
         };
-        // With measurements near, what was not measured is not taken.
-        let waits = match near {
-            Some((_, near)) => near.seconds(steps, problem, model).is_none(),
-            None => steps.waits_for_tuning(problem),
+        // With measurements near that decide, what was not measured is not taken.
+        let waits = match (near, chosen.1) {
+            (Some((_, near)), Why::Near(_) | Why::Fastest(_)) => {
+                near.seconds(steps, problem, model).is_none()
+            }
+            _ => steps.waits_for_tuning(problem),
         };
         let reason = match (&check, ratio) {
             _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner),
@@ -347,7 +354,7 @@ impl Cuda {
             chosen: steps == chosen.0,
             numerics,
             refusal: check.err().map(|obstacle| obstacle.to_string()),
-            predicted_us: seconds.map(|s| s * 1e6 * passes as f64),
+            predicted_us: numerics.map(|_| steps.seconds(model, problem) * 1e6 * passes as f64),
             measured_us,
             reason,
         }

@@ -3,9 +3,10 @@
 //!
 //! A record says what it was measured on and of: device, architecture, the device code, the algorithms
 //! there were to choose from. It is verified when it is read, and one that is damaged, or of a device that says nothing of
-//! this one, is not used, with its reason. Records are asked in this order: of this device by the user, shipped with this
-//! program, of earlier device code, and of another device with as many SMs of the same architecture. What they have near a
-//! problem corrects the cost model ([`table`]); steps that were not measured there are not taken. Without any, the model
+//! this one, is not used, with its reason. The record counts that has what is nearest to
+//! a problem; of several, in this order: of this device by the user, shipped with this
+//! program, of earlier device code, and of another device with as many SMs of the same architecture. What it has corrects the
+//! cost model ([`table`]); steps that were not measured there are not taken. Without any, the model
 //! alone decides. Nothing about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;
@@ -104,7 +105,7 @@ pub(crate) enum Origin {
     Measured,
     /// Part of this program.
     Shipped,
-    /// Part of this program, of another device with as many SMs of the same architecture.
+    /// Of another device with as many SMs of the same architecture.
     Like,
 }
 
@@ -213,13 +214,18 @@ impl Tuning {
             }
             best
         };
-        of(problem).or_else(|| {
-            // Weights of a block are packed so.
-            let layout = WeightLayout { orientation: Orientation::OutIn, ..problem.layout };
-            let is_block = problem.op == Op::Mlp && problem.m > MOST_TOKENS;
-            let h = is_block.then(|| problem.with_op(Op::GatedLinear).with_layout(layout))?;
-            of(&h).map(|(origin, near)| (origin, near.of_h()))
-        })
+        let whole = of(problem);
+        if problem.op != Op::Mlp || problem.m <= MOST_TOKENS {
+            return whole;
+        }
+        // Weights of a block are packed so.
+        let layout = WeightLayout { orientation: Orientation::OutIn, ..problem.layout };
+        let h = problem.with_op(Op::GatedLinear).with_layout(layout);
+        let of_h = of(&h).map(|(origin, near)| (origin, near.of_h()));
+        match (whole, of_h) {
+            (Some(whole), Some(of_h)) if of_h.1.rank(problem) < whole.1.rank(problem) => Some(of_h),
+            (whole, of_h) => whole.or(of_h),
+        }
     }
 
     pub(crate) fn notes(&self) -> &[String] {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use swiglu_core::{DType, Op, Orientation, Problem};
 
 use super::record::Record;
+use crate::kernels::decode_mlp::MOST_TOKENS;
 use crate::plan::Steps;
 use crate::plan::algorithm::weights_lie;
 use crate::plan::cost::Model;
@@ -110,11 +111,12 @@ impl<'a> Near<'a> {
     }
 
     /// How much it says: the less the better. Of the same K and H, then between two numbers of tokens or at one, then of one
-    /// that is not far.
-    pub(crate) fn rank(&self, problem: &Problem) -> (bool, bool) {
+    /// that is not far; else of the nearest K and H, in tenths of a logarithm.
+    pub(crate) fn rank(&self, problem: &Problem) -> (bool, bool, u32) {
         let beside = |(tuned, _): (&Tuned, f64)| tuned.m != problem.m && problem.m < MANY;
         let alone = self.at[1].is_none();
-        (self.distance > 0.0, alone && self.at[0].is_some_and(beside))
+        let apart = (self.distance * 10.0) as u32;
+        (self.distance > 0.0, alone && self.at[0].is_some_and(beside), apart)
     }
 
     /// The same for the block behind h.
@@ -131,8 +133,10 @@ impl<'a> Near<'a> {
             let seconds = Self { of_h: false, ..*self }.seconds(h, &of_h, model)?;
             return Some(seconds + down.seconds(model, problem));
         }
+        let other = self.there != model;
         let expected = |problem: &Problem| {
-            let [here, there] = [model, self.there].map(|model| steps.seconds(model, problem).ln());
+            let here = steps.seconds(model, problem).ln();
+            let there = if other { steps.seconds(self.there, problem).ln() } else { here };
             here * (1.0 - THERE) + there * THERE
         };
         let (mut share, mut smooth) = (0.0, 0.0);
@@ -160,6 +164,12 @@ impl Shape {
         let alone = |tuned| Some([Some((tuned, 1.0)), None]);
         let at = match (below, above) {
             (_, Some(above)) if above.m == m => alone(above),
+            // Of so few tokens other kernels compute a block than of more.
+            (Some(below), Some(above))
+                if problem.op == Op::Mlp && m <= MOST_TOKENS && above.m > MOST_TOKENS =>
+            {
+                (m <= 2 * below.m).then(|| [Some((below, 1.0)), None])
+            }
             (Some(below), Some(above)) if above.m <= WIDEST * below.m => {
                 let part =
                     (m as f64 / below.m as f64).ln() / (above.m as f64 / below.m as f64).ln();

@@ -272,6 +272,32 @@ fn between_measurements_estimates_are_corrected_as_these_are() {
     assert!((3.0..5.0).contains(&share(32)), "{}", share(32));
 }
 
+/// A user's record of another model does not stand before a shipped one of a shape that is nearly the problem's; and a
+/// block of more tokens than were measured of it follows its gated linear layer.
+#[test]
+fn what_is_nearest_counts_whoever_measured_it() {
+    let way = Steps::all(Op::GatedLinear).next().unwrap().to_string();
+    let of = |op, m, hidden| {
+        let problem = problem(m).with_op(op).with_hidden(hidden);
+        Entry { problem, ..entry(m, &[(&way, 1.0)]) }
+    };
+    let source = |origin, entries| Source {
+        origin,
+        earlier: false,
+        table: Table::new(&record(entries), &model()),
+    };
+    let tables = vec![
+        source(Origin::Measured, vec![of(Op::GatedLinear, 16, 256), of(Op::Mlp, 64, 64)]),
+        source(Origin::Shipped, vec![of(Op::GatedLinear, 16, 64), of(Op::GatedLinear, 96, 64)]),
+    ];
+    let tuning = Tuning { tables, notes: Vec::new() };
+    let origin = |problem: Problem| tuning.near(&problem, false).map(|(origin, _)| origin);
+    assert_eq!(origin(problem(16).with_hidden(72)), Some(Origin::Shipped));
+    assert_eq!(origin(problem(16).with_hidden(240)), Some(Origin::Measured));
+    let block = |m| problem(m).with_op(Op::Mlp);
+    assert_eq!([64, 96].map(|m| origin(block(m))), [Origin::Measured, Origin::Shipped].map(Some));
+}
+
 /// What a choice costs where a problem was not measured, as a multiple of the fastest that was: of each problem of the
 /// shipped records from the others of its K and H, from those of other K and H alone, and from the records of the other
 /// device.
