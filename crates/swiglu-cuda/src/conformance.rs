@@ -268,12 +268,15 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
+            Way::By(steps) if steps.design().is_some() => {
+                Mlp::with_design(&self.cuda, params, steps.design())
+            }
             Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.streams.take(&self.cuda)?;
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         match self.way {
-            Way::By(steps) => {
+            Way::By(steps) if steps.design().is_none() => {
                 let steps = steps.of(Op::Mlp);
                 let all = self.cuda.candidates(&params.problem(x.rows), None);
                 // Of its own problem there is every list of steps.
