@@ -11,6 +11,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::layer::{Common, Kernel, Layer};
 use crate::weights::{HostWeights, QuantizedWeights};
+#[cfg(feature = "cuda")]
+use {crate::layer::AnyKernel, std::sync::Arc};
 
 /// An operation with weights. Sealed: [`GatedLinearKind`] and [`MlpKind`].
 pub trait Kind: sealed::Sealed + Sized + 'static {
@@ -361,6 +363,13 @@ impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {
     }
     fn reserve(&self, m: usize, _: usize) -> Result<()> {
         Ok(self.reserve(&self.cuda().stream(), m)?)
+    }
+    fn packed(&self) -> Result<Option<AnyKernel>> {
+        // What is packed already has bytes of its own.
+        if self.weight_bytes() > 0 {
+            return Ok(None);
+        }
+        Ok(AnyKernel::new::<T>(Arc::new(self.packed()?)))
     }
     fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
         Ok(self.reserve(stream, m)?)

@@ -93,16 +93,6 @@ impl<T: Element> GatedLinear<T> {
         })
     }
 
-    /// This layer over a copy of its weights, packed as [`Self::new`] packs them. It is made once, through the host, and
-    /// needs the lent weights no more, nor sees what is written to them.
-    ///
-    /// # Errors
-    /// As [`Self::new`], and what a copy reports.
-    pub fn packed(&self) -> Result<Self> {
-        let weights = self.operands.dense()?.gate_up.to_host(self.cuda())?;
-        Self::new(self.cuda(), &weights.params(self.activation(), self.numerics())?)
-    }
-
     fn build(cuda: &Cuda, params: &GatedLinearParams<'_, T>, asked: Asked) -> Result<Self> {
         params.validate()?;
         Self::over(cuda, params.problem(0), asked, |stream| {

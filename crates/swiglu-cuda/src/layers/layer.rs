@@ -101,6 +101,20 @@ impl<K, T: Element> Layer<K, T> {
         })
     }
 
+    /// This layer over a copy of its weights, packed as those that are given on the host. It is made once, through the host,
+    /// and needs the lent weights no more, nor sees what is written to them.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`]; [`CudaError::Unsupported`] for quantised weights, which are packed already; what a copy
+    /// reports.
+    pub fn packed(&self) -> Result<Self> {
+        let dense = self.operands.dense()?;
+        let problem = self.problem;
+        Self::over(&self.cuda, problem, Asked::Path(None), |stream| {
+            Ok(Operands::Dense(dense.packed(stream, problem.activation, problem.numerics)?))
+        })
+    }
+
     /// The device.
     pub fn cuda(&self) -> &Cuda {
         &self.cuda

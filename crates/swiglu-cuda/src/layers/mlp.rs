@@ -116,20 +116,6 @@ impl<T: Element> Mlp<T> {
         Self::quantized(cuda, params, Asked::Design(Some(design)))
     }
 
-    /// As [`GatedLinear::packed`](crate::GatedLinear::packed).
-    ///
-    /// # Errors
-    /// As for a gated linear layer; [`CudaError::Unsupported`] for quantised weights, which are packed already.
-    pub fn packed(&self) -> Result<Self> {
-        let (cuda, dense) = (self.cuda(), self.operands.dense()?);
-        let weights = dense.gate_up.to_host(cuda)?;
-        let (down, bias, orientation) = dense.down_buffer()?.to_host(cuda)?;
-        let gated = weights.params(self.activation(), self.numerics())?;
-        let mut params = MlpParams::new(gated, down.view(), orientation);
-        params.down_bias = bias.as_deref();
-        Self::new(cuda, &params)
-    }
-
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, asked: Asked) -> Result<Self> {
         params.validate()?;
         expect_row_steps(params.rows.steps)?;

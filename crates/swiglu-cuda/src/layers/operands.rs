@@ -1,6 +1,6 @@
 //! What a layer multiplies with, as its steps take it.
 
-use swiglu_core::Element;
+use swiglu_core::{Activation, Element, Numerics, Orientation};
 
 use super::quantized::QuantizedWeights;
 use super::weights::{DownBuffer, GateUpBuffer, padded};
@@ -34,14 +34,28 @@ impl<T: Element> Dense<T> {
         Self { gate_up, maps: LayerMaps::new(), down, down_maps: LayerMaps::new() }
     }
 
-    /// The down projection of a block.
-    pub(super) fn down_buffer(&self) -> Result<&DownBuffer<T>> {
-        self.down.as_ref().ok_or_else(no_such_weights)
+    /// A packed copy, by way of the host.
+    pub(super) fn packed(
+        &self,
+        stream: &Stream,
+        activation: Activation,
+        numerics: Numerics,
+    ) -> Result<Self> {
+        let weights = self.gate_up.to_host(stream.cuda())?;
+        let params = weights.params(activation, numerics)?;
+        let Some(down) = &self.down else {
+            return Ok(Self::new(GateUpBuffer::new(stream, &params, weights.orientation)?, None));
+        };
+        let gate_up = GateUpBuffer::new(stream, &params, Orientation::OutIn)?;
+        let (down, bias, orientation) = down.to_host(stream.cuda())?;
+        let (memory, bias) = (gate_up.allocation(), bias.as_deref());
+        let down = DownBuffer::new(memory, stream, down.view(), orientation, bias)?;
+        Ok(Self::new(gate_up, Some(down)))
     }
 
-    /// As a linear map.
+    /// The down projection of a block.
     pub(super) fn down(&self) -> Result<LinearWeights> {
-        Ok(self.down_buffer()?.linear())
+        self.down.as_ref().map(DownBuffer::linear).ok_or_else(no_such_weights)
     }
 
     fn block(&self) -> Result<BlockWeights> {

@@ -21,8 +21,8 @@ use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
 use crate::device::files;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
+pub(crate) use table::Near;
 use table::Table;
-pub(crate) use table::{Near, Time};
 
 pub use super::cost::Rates;
 use super::cost::{Machine, Model};

@@ -9,6 +9,7 @@ use swiglu_core::{
     bounds, random,
 };
 
+use super::table::Time;
 use super::*;
 use crate::CudaOptions;
 use crate::common;
