@@ -8,7 +8,7 @@ use super::operands::{Dense, Operands};
 use super::weights::GateUpBuffer;
 use crate::device::context::Cuda;
 use crate::device::error::Result;
-use crate::plan::{Candidate, Steps, expect_candidate};
+use crate::plan::{Candidate, Planner, Steps, expect_candidate};
 
 /// What [`GatedLinear`] is a [`Layer`] of.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl<T: Element> GatedLinear<T> {
         params: &GatedLinearParams<'_, T>,
         steps: Steps,
     ) -> Result<Self> {
-        let asked = match steps.check(cuda, &params.problem(0)) {
+        let asked = match steps.check(Planner::of(cuda), &params.problem(0)) {
             Ok(()) => Asked::Steps(steps),
             Err(_) => Asked::Path(Some(Path::Unfused)),
         };
