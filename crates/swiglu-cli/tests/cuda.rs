@@ -369,7 +369,8 @@ fn layers_to_build_for_that_are_none_are_refused() {
         (["--for", "llama-9"], &["--for llama-9", "no such file", "qwen2.5-0.5b"][..]),
         (["--for", &file], &["--for", "none.safetensors"]),
         (["--shape", "4096"], &["4096", "input and intermediate features"]),
-        (["--shape", "0,5"], &["0,5", "numbers above 0"]),
+        (["--shape", "0,5"], &["0,5", "a whole number from 1"]),
+        (["--shape", "5,6,18446744073709551615"], &["18446744073709551615", "a whole number from"]),
         (["--sms", "132"], &["--for", "--shape"]),
     ] {
         let Some(ended) = swiglu(&[&build[..], &args].concat()) else { return };

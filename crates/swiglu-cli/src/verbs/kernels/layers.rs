@@ -15,7 +15,7 @@ use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
 use swiglu_formats::{Contents, LoadOptions};
 
-use crate::args::LayerOp;
+use crate::args::{LayerOp, extent};
 use crate::models::{self, MODELS};
 use crate::terminal::by_options;
 
@@ -63,16 +63,14 @@ impl FromStr for Shape {
     type Err = CoreError;
 
     fn from_str(s: &str) -> Result<Self, CoreError> {
-        let numbers: Option<Vec<usize>> =
-            s.split(',').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
-        match numbers.as_deref() {
-            Some(&[k, h, ref tokens @ ..]) => Ok(Self { size: [k, h], tokens: tokens.to_vec() }),
+        let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
+        match numbers[..] {
+            [k, h, ref tokens @ ..] => Ok(Self { size: [k, h], tokens: tokens.to_vec() }),
             _ => Err(CoreError::OutOfRange {
                 what: "shape",
                 given: s.to_owned(),
-                expected:
-                    "numbers above 0: input and intermediate features, and of tokens if not all"
-                        .into(),
+                expected: "input and intermediate features, and numbers of tokens if not all"
+                    .into(),
             }),
         }
     }
