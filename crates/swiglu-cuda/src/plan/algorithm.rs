@@ -211,6 +211,15 @@ impl Steps {
         }
     }
 
+    /// The steps to h, and the one behind them, of a block that goes on with cuBLASLt.
+    pub(super) fn to_h(self) -> Option<(Self, Self)> {
+        let lt = Algorithm::Down(Down::CublasLt);
+        let mut h = self;
+        let last = h.0.iter_mut().find(|step| **step == Some(lt))?;
+        *last = None;
+        Some((h, Self([Some(lt), None, None])))
+    }
+
     /// What they compute.
     fn op(&self) -> Op {
         let to_y = |step| matches!(step, Algorithm::Down(_) | Algorithm::Decode(_));

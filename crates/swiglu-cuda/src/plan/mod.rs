@@ -68,6 +68,17 @@ pub(crate) enum Why {
     Lent,
 }
 
+/// Times whose quotient is less than this are the same: how far apart measurements of one kernel are.
+const SAME: f64 = 1.004;
+
+/// The first steps of those that take as long as the fastest: so noise does not change the choice from one number of tokens
+/// to the next, each with kernels to compile.
+fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<(Steps, f64)> {
+    let costs = || Steps::all(op).filter_map(|steps| Some((steps, cost(steps)?)));
+    let fastest = costs().map(|(_, seconds)| seconds).reduce(f64::min)?;
+    costs().find(|(_, seconds)| *seconds <= fastest * SAME)
+}
+
 /// What a layer runs for `problem`: on the path asked for, else by the fastest steps that round as
 /// asked. The unfused path that is asked for keeps elements. It allocates nothing.
 pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
@@ -81,14 +92,10 @@ pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -
         asked && steps.check(planner, problem).is_ok()
     };
     let model = planner.model();
-    let least =
-        |costs: &mut dyn Iterator<Item = (Steps, f64)>| costs.min_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((origin, near)) = planner.tuning().near(problem, model.tf32) {
-        let corrected = |steps: Steps| {
-            let seconds = near.seconds(steps, problem, model).filter(|_| admitted(&steps))?;
-            Some((steps, seconds))
-        };
-        if let Some((steps, _)) = least(&mut Steps::all(problem.op).filter_map(corrected)) {
+        let corrected =
+            |steps: Steps| near.seconds(steps, problem, model).filter(|_| admitted(&steps));
+        if let Some((steps, _)) = least(problem.op, corrected) {
             let why = match near.exact(problem) {
                 Some(_) if origin != Origin::Like => Why::Fastest(origin),
                 _ => Why::Near(origin),
@@ -96,9 +103,11 @@ pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -
             return (steps, why);
         }
     }
-    let known = |steps: &Steps| !steps.waits_for_tuning(problem) && admitted(steps);
-    let costs = &mut Steps::all(problem.op).filter(known).map(|s| (s, s.seconds(model, problem)));
-    match least(costs) {
+    let expected = |steps: Steps| {
+        let known = !steps.waits_for_tuning(problem) && admitted(&steps);
+        known.then(|| steps.seconds(model, problem))
+    };
+    match least(problem.op, expected) {
         Some((steps, seconds)) => (steps, Why::LowestCost(seconds)),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
         None => (unfused, Why::NoFusedKernel),

@@ -15,11 +15,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use swiglu_core::Problem;
+use swiglu_core::{Op, Orientation, Problem, WeightLayout};
 
 use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
 use crate::device::files;
+use crate::kernels::decode_mlp::MOST_TOKENS;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
 pub(crate) use table::Near;
 use table::Table;
@@ -210,17 +211,26 @@ impl Tuning {
         self.tables.push(Source { origin, earlier, table: Table::new(&record, &of) });
     }
 
-    /// What was measured nearest to a problem: of its own K and H if any record has them, else by the first record that
-    /// has others near. It allocates nothing.
+    /// What was measured nearest to a problem; of several records that say as much, by the first. Of a block of more tokens
+    /// than kernels for whole blocks take it may be of its gated linear layer. It allocates nothing.
     pub(crate) fn near(&self, problem: &Problem, tf32: bool) -> Option<(Origin, Near<'_>)> {
-        let mut first = None;
-        for Source { origin, table, .. } in &self.tables {
-            match table.near(problem, tf32) {
-                Some(near) if near.distance() == 0.0 => return Some((*origin, near)),
-                near => first = first.or(near.map(|near| (*origin, near))),
+        let of = |problem: &Problem| {
+            let mut best: Option<(Origin, Near<'_>)> = None;
+            for Source { origin, table, .. } in &self.tables {
+                let Some(near) = table.near(problem, tf32) else { continue };
+                if best.as_ref().is_none_or(|(_, best)| near.rank(problem) < best.rank(problem)) {
+                    best = Some((*origin, near));
+                }
             }
-        }
-        first
+            best
+        };
+        of(problem).or_else(|| {
+            // Weights of a block are packed so.
+            let layout = WeightLayout { orientation: Orientation::OutIn, ..problem.layout };
+            let is_block = problem.op == Op::Mlp && problem.m > MOST_TOKENS;
+            let h = is_block.then(|| problem.with_op(Op::GatedLinear).with_layout(layout))?;
+            of(&h).map(|(origin, near)| (origin, near.of_h()))
+        })
     }
 
     pub(crate) fn notes(&self) -> &[String] {
