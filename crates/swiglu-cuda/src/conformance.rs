@@ -82,7 +82,7 @@ impl CudaBackend {
                 Way::Planned => case.op == Op::Mlp && case.dtype != DType::F32,
                 Way::Unfused => false,
                 Way::By(steps) => {
-                    steps.design().is_some() && steps.check(&self.cuda, &pass).is_ok()
+                    steps.design().is_some() && steps.check(Planner::of(&self.cuda), &pass).is_ok()
                 }
             };
         }
@@ -97,7 +97,7 @@ impl CudaBackend {
                 let stride = (case.hidden + case.padding) * case.dtype.size();
                 // A kernel for h is tried alone.
                 let steps = if steps.stored().is_some() { steps.of(op) } else { steps };
-                steps.check(&self.cuda, &problem(case)).is_ok()
+                steps.check(Planner::of(&self.cuda), &problem(case)).is_ok()
                     && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }

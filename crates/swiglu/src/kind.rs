@@ -393,10 +393,11 @@ impl<K: 'static, T: Element> Kernel<T> for swiglu_cuda::Layer<K, T> {
         out: swiglu_cuda::DeviceMatrixMut<'_, T>,
         scratch: Option<&mut swiglu_cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        Ok(match scratch {
+        match scratch {
             None => self.forward(stream, x, out)?,
             Some(scratch) => self.forward_with(stream, x, out, scratch)?,
-        })
+        }
+        Ok(())
     }
     fn capture_on(
         &self,

@@ -9,7 +9,7 @@ use super::weights::GateUpBuffer;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::kernels::obstacle::Obstacle;
-use crate::plan::{Candidate, Steps, expect_candidate};
+use crate::plan::{Candidate, Planner, Steps, expect_candidate};
 
 /// What [`GatedLinear`] is a [`Layer`] of.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl<T: Element> GatedLinear<T> {
         params: &GatedLinearParams<'_, T>,
         steps: Steps,
     ) -> Result<Self> {
-        let asked = match steps.check(cuda, &params.problem(0)) {
+        let asked = match steps.check(Planner::of(cuda), &params.problem(0)) {
             Ok(()) => Asked::Steps(steps),
             Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
                 Asked::Path(Some(Path::Unfused))
@@ -96,7 +96,7 @@ impl<T: Element> GatedLinear<T> {
         let gate_up = GateUpBuffer::lent(params);
         let problem = params.problem();
         Self::over(cuda, problem, params.asked(), |_| {
-            Ok(Operands::Dense(Dense::new(gate_up, None)))
+            Ok(Operands::Dense(Box::new(Dense::new(gate_up, None))))
         })
     }
 
@@ -105,7 +105,7 @@ impl<T: Element> GatedLinear<T> {
         Self::over(cuda, params.problem(0), asked, |stream| {
             let orientation = params.weights.layout().orientation;
             let gate_up = GateUpBuffer::new(stream, params, orientation)?;
-            Ok(Operands::Dense(Dense::new(gate_up, None)))
+            Ok(Operands::Dense(Box::new(Dense::new(gate_up, None))))
         })
     }
 }

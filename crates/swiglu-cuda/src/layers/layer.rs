@@ -24,8 +24,8 @@ use crate::kernels::gate::{Formula, GateCode, expect_gate};
 use crate::kernels::gated_gemm::{Call, Kernel};
 use crate::layers::activation::tensor;
 use crate::plan::{
-    Algorithm, ByTokens, Candidate, Planner, Steps, Why, choose, expect_candidate, expect_numerics,
-    unfused_rounding,
+    Algorithm, ByTokens, Candidate, Planner, Steps, Why, best_kernel, choose, expect_candidate,
+    expect_numerics, unfused_rounding,
 };
 
 /// A layer over weights in the memory of one [`Cuda`] device: a [`GatedLinear`](crate::GatedLinear) or an
@@ -120,7 +120,8 @@ impl<K, T: Element> Layer<K, T> {
         };
         let host = dense.to_host(stream)?;
         Self::over(&self.cuda, problem, asked, |stream| {
-            Ok(Operands::Dense(host.packed(stream, problem.activation, problem.numerics)?))
+            let packed = host.packed(stream, problem.activation, problem.numerics)?;
+            Ok(Operands::Dense(Box::new(packed)))
         })
     }
 
@@ -201,8 +202,8 @@ impl<K, T: Element> Layer<K, T> {
                     design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::decode)
                 }
                 _ if !self.operands.is_whole() => self.step_by_step(m),
-                Asked::Path(path) => choose(&self.cuda, &problem, path).0,
-                Asked::Design(_) => choose(&self.cuda, &problem, None).0,
+                Asked::Path(path) => choose(Planner::of(&self.cuda), &problem, path).0,
+                Asked::Design(_) => choose(Planner::of(&self.cuda), &problem, None).0,
             })
         };
         let Ok(steps) = self.chosen.get::<Infallible>(m, make);
@@ -212,7 +213,10 @@ impl<K, T: Element> Layer<K, T> {
     /// The steps to h, then cuBLASLt: what takes every x, and weights however they lie.
     fn step_by_step(&self, m: usize) -> Steps {
         let path = if let Asked::Path(path) = self.asked { path } else { None };
-        let make = || Ok(choose(&self.cuda, &self.problem_of_h(m), path).0.of(self.problem.op));
+        let make = || {
+            let problem = self.problem_of_h(m);
+            Ok(choose(Planner::of(&self.cuda), &problem, path).0.of(self.problem.op))
+        };
         let Ok(steps) = self.stepwise.get::<Infallible>(m, make);
         steps
     }
@@ -221,7 +225,7 @@ impl<K, T: Element> Layer<K, T> {
     pub(super) fn choose_fused(&self, m: usize) -> Steps {
         let make = || {
             let problem = self.problem_of_h(m);
-            Ok(choose(&self.cuda, &problem, Some(Path::Fused)).0.of(self.problem.op))
+            Ok(choose(Planner::of(&self.cuda), &problem, Some(Path::Fused)).0.of(self.problem.op))
         };
         let Ok(steps) = self.fused.get::<Infallible>(m, make);
         steps
@@ -759,17 +763,11 @@ impl<K, T: Element> Layer<K, T> {
     /// The kernel that was planned, or the best that takes these addresses: plans know no strides.
     fn launchable(&self, planned: Kernel, call: &Call<'_>) -> Result<Kernel> {
         let Err(why) = planned.check_call(&self.cuda, call) else { return Ok(planned) };
+        let takes = |kernel: &Kernel| kernel.check_call(&self.cuda, call).is_ok();
         let problem = self.problem_of_h(call.m);
-        let takes = |kernel: &Kernel| {
-            Steps::gated(*kernel).check(&self.cuda, &problem).is_ok()
-                && kernel.check_call(&self.cuda, call).is_ok()
-        };
-        let model = Planner::of(&self.cuda).model();
-        let seconds = |kernel: &Kernel| Steps::gated(*kernel).seconds(model, &problem);
-        let by_time = |a: &Kernel, b: &Kernel| seconds(a).total_cmp(&seconds(b));
         let other = match self.asked {
             Asked::Steps(steps) if steps.kernel_of_h().is_some() => None,
-            _ => Kernel::all().filter(takes).min_by(by_time),
+            _ => best_kernel(Planner::of(&self.cuda), &problem, takes),
         };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
     }

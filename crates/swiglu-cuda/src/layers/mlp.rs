@@ -83,7 +83,7 @@ impl<T: Element> Mlp<T> {
         let gated = params.gated.problem();
         let bias = gated.bias || params.down_bias.is_some();
         let problem = gated.with_op(Op::Mlp).with_bias(bias);
-        let dense = Dense::new(gate_up, Some(down));
+        let dense = Box::new(Dense::new(gate_up, Some(down)));
         Self::over(cuda, problem, params.gated.asked(), |_| Ok(Operands::Dense(dense)))
     }
 
@@ -124,7 +124,7 @@ impl<T: Element> Mlp<T> {
             let (orientation, bias) = (params.down_orientation, params.down_bias);
             let memory = gate_up.allocation();
             let down = DownBuffer::new(memory, stream, params.down, orientation, bias)?;
-            Ok(Operands::Dense(Dense::new(gate_up, Some(down))))
+            Ok(Operands::Dense(Box::new(Dense::new(gate_up, Some(down)))))
         })
     }
 
@@ -133,7 +133,8 @@ impl<T: Element> Mlp<T> {
         expect_row_steps(params.rows.steps)?;
         let problem = params.problem(1, T::DTYPE);
         let layer = Self::over(cuda, problem, asked, |stream| {
-            Ok(Operands::Quantized(QuantizedWeights::new(stream, params, &problem)?))
+            let weights = QuantizedWeights::new(stream, params, &problem)?;
+            Ok(Operands::Quantized(Box::new(weights)))
         })?;
         if problem.hidden > 0 && problem.intermediate > 0 {
             // Some design takes as many tokens as any: fewer take less of everything. One that was asked for

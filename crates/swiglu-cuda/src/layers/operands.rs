@@ -14,8 +14,8 @@ use crate::kernels::tensor_map::LayerMaps;
 /// Weights and biases in device memory.
 #[derive(Debug)]
 pub(super) enum Operands<T> {
-    Dense(Dense<T>),
-    Quantized(QuantizedWeights<T>),
+    Dense(Box<Dense<T>>),
+    Quantized(Box<QuantizedWeights<T>>),
 }
 
 /// Weights of T: packed by us, or lent by the caller.
@@ -122,10 +122,13 @@ impl<T: Element> Operands<T> {
     pub(super) fn is_whole(&self) -> bool {
         match self {
             // What is packed is padded with zeros; a gated linear layer has no such kernels.
-            Operands::Dense(Dense { gate_up, down: Some(down), .. }) => {
-                !gate_up.is_lent() || gate_up.is_whole() && down.is_whole()
-            }
-            _ => true,
+            Operands::Dense(dense) => match (&dense.gate_up, &dense.down) {
+                (gate_up, Some(down)) => {
+                    !gate_up.is_lent() || gate_up.is_whole() && down.is_whole()
+                }
+                (_, None) => true,
+            },
+            Operands::Quantized(_) => true,
         }
     }
 

@@ -63,6 +63,12 @@ static SHIPPED: &[(&str, &str)] = &[
     ("nvidia-h200-sm_90a.json", include_str!("../../../tuning/nvidia-h200-sm_90a.json")),
 ];
 
+/// The shipped records of an architecture.
+pub(super) fn shipped(arch: Arch) -> impl Iterator<Item = Record> {
+    let of_arch = SHIPPED.iter().filter(move |(file, _)| file.contains(arch.name()));
+    of_arch.filter_map(|(_, text)| Record::parse(text).ok())
+}
+
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 /// How long to wait for another process that writes the same record, which takes milliseconds.
@@ -131,6 +137,11 @@ impl Tuning {
         Self::read(options.directory().as_deref(), SHIPPED, facts, arch, model)
     }
 
+    /// What is shipped for a device, whatever its user has measured.
+    pub(super) fn of_shipped(facts: &DeviceFacts, arch: Arch, model: &Model) -> Self {
+        Self::read(None, SHIPPED, facts, arch, model)
+    }
+
     fn read(
         dir: Option<&Path>,
         shipped: &[(&str, &str)],
@@ -146,7 +157,7 @@ impl Tuning {
         }
         for (file, text) in shipped {
             // Of another architecture there are other kernels; the name is enough to know.
-            if file.contains(&here.arch.to_string()) {
+            if file.contains(here.arch.name()) {
                 let record = Record::parse(text).map(Some);
                 tuning.add(Origin::Shipped, format!("shipped {file}"), record, &here, facts, model);
             }

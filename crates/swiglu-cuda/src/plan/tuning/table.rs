@@ -168,7 +168,7 @@ impl Shape {
             (Some(below), Some(above))
                 if problem.op == Op::Mlp && m <= MOST_TOKENS && above.m > MOST_TOKENS =>
             {
-                (m <= 2 * below.m).then(|| [Some((below, 1.0)), None])
+                (m <= 2 * below.m).then_some([Some((below, 1.0)), None])
             }
             (Some(below), Some(above)) if above.m <= WIDEST * below.m => {
                 let part =
