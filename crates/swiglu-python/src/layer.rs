@@ -312,8 +312,7 @@ impl Weights {
                 WeightLayout { orientation: Orientation::OutIn, arrangement: how },
             )?,
         };
-        let (gate_bias, up_bias) =
-            (bias::<T>(b_gate, "b_gate")?, bias::<T>(b_up, "b_up")?);
+        let (gate_bias, up_bias) = (bias::<T>(b_gate, "b_gate")?, bias::<T>(b_up, "b_up")?);
         let mut params = GatedLinearParams::new(weights, activation.0)
             .with_gate_bias(gate_bias.as_ref().map(|b| b.as_slice()))
             .with_up_bias(up_bias.as_ref().map(|b| b.as_slice()));
@@ -353,8 +352,7 @@ impl Weights {
                 params = params.numerics(numerics);
             }
             let there = |bias, what| bias_there::<T>(&cuda, bias, what);
-            let params =
-                params.biases(there(b_gate, "b_gate")?, there(b_up, "b_up")?)?;
+            let params = params.biases(there(b_gate, "b_gate")?, there(b_up, "b_up")?)?;
             let Some(down) = w_down else {
                 return Ok(Kind::GatedLinear(GatedLinear::from_device(&cuda, &params)?));
             };
