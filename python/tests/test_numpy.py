@@ -11,8 +11,8 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="not run: no numpy")
 
-import swiglu  # noqa: E402
-from reference import FAMILY, activation, activation_bound  # noqa: E402
+import swiglu
+from reference import FAMILY, activation, activation_bound
 
 
 def values(rng, *shape, dtype="float32"):

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="not run: no PyTorch")
 np = pytest.importorskip("numpy", reason="not run: no numpy")
 
-import swiglu  # noqa: E402
-import swiglu.torch as ops  # noqa: E402
-from reference import FAMILY, activation, activation_bound, linear_bound  # noqa: E402
-from swiglu.torch import _formulas  # noqa: E402
+import swiglu
+import swiglu.torch as ops
+from reference import FAMILY, activation, activation_bound, linear_bound
+from swiglu.torch import _formulas
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")
@@ -261,7 +261,7 @@ def test_gradcheck_of_activations(name):
     assert torch.autograd.gradcheck(lambda g, u: ops.silu_mul(g, u, activation=name), (gate, up))
     x = tensor(2, 12, dtype=torch.float64, grad=True)
     for layout in ("gate-first", "up-first", "interleaved", "interleaved-3"):
-        assert torch.autograd.gradcheck(lambda x: ops.glu(x, name, layout=layout), (x,))  # noqa: B023
+        assert torch.autograd.gradcheck(lambda x: ops.glu(x, name, layout=layout), (x,))
 
 
 @pytest.mark.parametrize("save", ["preact", "input"])
@@ -279,7 +279,7 @@ def test_gradcheck_of_layers(save):
     both, bias = t(6, 4, seed=8), t(6, seed=9)
     for layout in ("gate-first", "interleaved"):
         assert torch.autograd.gradcheck(
-            lambda x, w, b: ops.gated_linear(x, w, b_gate=b, layout=layout, save=save),  # noqa: B023
+            lambda x, w, b: ops.gated_linear(x, w, b_gate=b, layout=layout, save=save),
             (x, both, bias),
         )
 
@@ -369,7 +369,7 @@ def test_checkpointing_gives_the_same(save):
     def run(wrap):
         x = tensor(3, 4, grad=True)
         w = [tensor(7, 4, grad=True, seed=1), tensor(7, 4, grad=True, seed=2), tensor(4, 7, grad=True, seed=3)]
-        block = lambda x: ops.mlp(x, *w, save=save)  # noqa: E731
+        block = lambda x: ops.mlp(x, *w, save=save)
         (checkpoint(block, x, use_reentrant=False) if wrap else block(x)).sum().backward()
         return [t.grad for t in (x, *w)]
 
@@ -451,7 +451,7 @@ def test_compile_has_one_graph_for_changing_tokens():
     def block(x):
         return ops.mlp(x, *weights) + ops.glu(ops.gated_linear(x, weights[0]), layout="interleaved").sum()
 
-    eager = lambda x: ops.mlp(x, *weights) + ops.glu(ops.gated_linear(x, weights[0]), layout="interleaved").sum()  # noqa: E731
+    eager = lambda x: ops.mlp(x, *weights) + ops.glu(ops.gated_linear(x, weights[0]), layout="interleaved").sum()
     weights[0] = tensor(8, 4, grad=True, seed=1)
     weights[1] = tensor(8, 4, grad=True, seed=2)
     weights[2] = tensor(4, 8, grad=True, seed=3)
