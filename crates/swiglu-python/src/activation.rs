@@ -1,0 +1,322 @@
+//! h = act(gate, up), and its gradient on CUDA devices.
+
+use pyo3::prelude::*;
+use swiglu::cuda::{DeviceGateUp, DeviceGateUpMut, DeviceMatrixMut, DeviceMatrixRef};
+use swiglu::{
+    Arrangement, CoreError, Element, GateFn, GateUpRef, GatedActivation, Numerics, with_dtype,
+};
+
+use crate::array::Array;
+use crate::device;
+use crate::error::Failure;
+use crate::tensor::Tensor;
+
+/// A gated activation, from its name: `swiglu`, `geglu-tanh`, `clamped-swiglu(alpha=A,offset=O,limit=L)` …
+#[pyclass(frozen, eq, from_py_object, module = "swiglu._native")]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Activation(pub(crate) swiglu::Activation);
+
+#[pymethods]
+impl Activation {
+    #[new]
+    fn new(name: &str) -> Result<Self, Failure> {
+        Ok(Self(name.parse()?))
+    }
+
+    /// The function of the gate.
+    #[getter]
+    fn gate(&self) -> &'static str {
+        match self.0.gate() {
+            GateFn::Silu { .. } => "silu",
+            GateFn::Sigmoid => "sigmoid",
+            GateFn::Relu => "relu",
+            GateFn::Relu2 => "relu2",
+            GateFn::GeluErf => "gelu",
+            GateFn::GeluTanh => "gelu_tanh",
+            GateFn::Identity => "identity",
+            _ => "unknown",
+        }
+    }
+
+    /// β of x · σ(βx); 1 for other functions.
+    #[getter]
+    fn beta(&self) -> f32 {
+        match self.0.gate() {
+            GateFn::Silu { beta } => beta,
+            _ => 1.0,
+        }
+    }
+
+    #[getter]
+    fn limit(&self) -> Option<f32> {
+        self.0.limit()
+    }
+
+    /// Whether the limit is of the function's value.
+    #[getter]
+    fn limit_behind(&self) -> bool {
+        self.0.value_limit().is_finite()
+    }
+
+    #[getter]
+    fn up_offset(&self) -> f32 {
+        self.0.up_offset()
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("swiglu.Activation({:?})", self.0.to_string())
+    }
+}
+
+/// The numerics of a name; those of the element type where there is none.
+pub(crate) fn numerics(name: Option<&str>) -> Result<Option<Numerics>, CoreError> {
+    name.map(str::parse).transpose()
+}
+
+pub(crate) fn arrangement(name: Option<&str>) -> Result<Arrangement, CoreError> {
+    name.map_or(Ok(Arrangement::Separate), str::parse)
+}
+
+/// The shape of h, for inputs of `shape` that hold gate and up in this arrangement.
+fn result_shape(
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    how: Arrangement,
+) -> Result<Vec<usize>, CoreError> {
+    let mut shape = gate.shape.clone();
+    if let Some(up) = up
+        && up.shape != gate.shape
+    {
+        let (expected, given) = (gate.shape_text(), up.shape_text());
+        return Err(CoreError::Shape { what: "up".into(), expected, given });
+    }
+    if how.is_packed()
+        && let Some(last) = shape.last_mut()
+    {
+        if !last.is_multiple_of(2) {
+            let (expected, given) = ("[..., 2H]: an even number of features", gate.shape_text());
+            let what = "packed gate and up".into();
+            return Err(CoreError::Shape { what, expected: expected.into(), given });
+        }
+        *last /= 2;
+    }
+    Ok(shape)
+}
+
+fn expect_arranged(how: Arrangement, up: bool) -> Result<(), CoreError> {
+    if how.is_packed() != up {
+        return Ok(());
+    }
+    let (what, given) = ("arrangement", how.to_string());
+    let expected = match up {
+        true => "separate, for gate and up in two arrays",
+        false => "gate-first, up-first or interleaved-G, for gate and up in one array",
+    };
+    Err(CoreError::OutOfRange { what, given, expected: expected.into() })
+}
+
+/// Computes h in the host's memory: into `out`, or as a new array.
+#[pyfunction]
+#[pyo3(signature = (act, numerics, arrangement, gate, up=None, out=None))]
+pub(crate) fn activation(
+    py: Python<'_>,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    gate: Tensor,
+    up: Option<Tensor>,
+    out: Option<Tensor>,
+) -> Result<Option<Array>, Failure> {
+    let how = self::arrangement(arrangement)?;
+    expect_arranged(how, up.is_some())?;
+    let shape = result_shape(&gate, up.as_ref(), how)?;
+    let mut act = GatedActivation::new(&device::named("cpu")?, act.0);
+    if let Some(numerics) = self::numerics(numerics)? {
+        act = act.with_numerics(numerics);
+    }
+    let (made, out) = match out {
+        Some(out) => (None, out),
+        None => {
+            let made = with_dtype!(gate.dtype, T => Array::zeros::<T>(shape.clone()))?;
+            let out = made.tensor();
+            (Some(made), out)
+        }
+    };
+    if out.shape != shape {
+        let (expected, given) = (format!("{shape:?}"), out.shape_text());
+        return Err(CoreError::Shape { what: "out".into(), expected, given }.into());
+    }
+    py.detach(|| with_dtype!(gate.dtype, T => compute::<T>(&act, how, &gate, up.as_ref(), &out)))?;
+    Ok(made)
+}
+
+fn compute<T: Element>(
+    act: &GatedActivation,
+    how: Arrangement,
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    out: &Tensor,
+) -> swiglu::Result<()> {
+    // SAFETY: the caller of the Python function keeps the arrays as they are until it returns.
+    unsafe {
+        let first = gate.rows::<T>(if how.is_packed() { "gate and up" } else { "gate" })?;
+        let second = up.map(|up| up.rows::<T>("up")).transpose()?;
+        let inputs = match &second {
+            Some(second) => GateUpRef::separate(first.view(), second.view())?,
+            None => GateUpRef::packed(first.view(), how)?,
+        };
+        let all: Vec<&Tensor> = std::iter::once(gate).chain(up).collect();
+        out.fill::<T>("out", &all, |out| act.forward_into(inputs, out))
+    }
+}
+
+/// A CUDA device and one of its streams, as numbers.
+pub(crate) type Place = (usize, u64);
+
+/// Enqueues h = act(gate, up) on a stream.
+///
+/// # Errors
+/// As the library's.
+#[pyfunction]
+pub(crate) fn cuda_activation(
+    place: Place,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    gate: Tensor,
+    up: Option<Tensor>,
+    out: Tensor,
+) -> Result<(), Failure> {
+    with_dtype!(gate.dtype, T => enqueue::<T>(place, act, numerics, arrangement, &gate, up.as_ref(), &out))
+}
+
+fn enqueue<T: Element>(
+    (ordinal, raw): Place,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    out: &Tensor,
+) -> Result<(), Failure> {
+    let cuda = device::cuda(ordinal)?;
+    let how = self::arrangement(arrangement)?;
+    expect_arranged(how, up.is_some())?;
+    let numerics = self::numerics(numerics)?.unwrap_or(Numerics::default_for(T::DTYPE));
+    // SAFETY: the tensors' addresses, extents and device are what their library says, which orders work on the stream
+    // and keeps memory that it uses.
+    unsafe {
+        let stream = cuda.borrow_stream(raw)?;
+        let inputs = gate_up::<T>(&cuda, how, gate, up)?;
+        let out = matrix_mut::<T>(&cuda, "out", out)?;
+        cuda.activation(&stream, &act.0, numerics, inputs, out)?;
+    }
+    Ok(())
+}
+
+/// Enqueues the gradients of gate and up on a stream: into `grad_gate` and `grad_up`, or both into `grad_gate`, arranged as
+/// the inputs.
+#[pyfunction]
+pub(crate) fn cuda_activation_backward(
+    place: Place,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    grad: Tensor,
+    gate: Tensor,
+    up: Option<Tensor>,
+    grad_gate: Tensor,
+    grad_up: Option<Tensor>,
+) -> Result<(), Failure> {
+    let inputs = (&gate, up.as_ref());
+    let grads = (&grad_gate, grad_up.as_ref());
+    with_dtype!(gate.dtype, T => enqueue_backward::<T>(place, act, numerics, arrangement, &grad, inputs, grads))
+}
+
+type Pair<'a> = (&'a Tensor, Option<&'a Tensor>);
+
+fn enqueue_backward<T: Element>(
+    (ordinal, raw): Place,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    grad: &Tensor,
+    inputs: Pair<'_>,
+    grads: Pair<'_>,
+) -> Result<(), Failure> {
+    let cuda = device::cuda(ordinal)?;
+    let how = self::arrangement(arrangement)?;
+    expect_arranged(how, inputs.1.is_some())?;
+    expect_arranged(how, grads.1.is_some())?;
+    let numerics = self::numerics(numerics)?.unwrap_or(Numerics::default_for(T::DTYPE));
+    // SAFETY: as in `enqueue`.
+    unsafe {
+        let stream = cuda.borrow_stream(raw)?;
+        let grad = matrix::<T>(&cuda, "gradient of the output", grad)?;
+        let inputs = gate_up::<T>(&cuda, how, inputs.0, inputs.1)?;
+        let first = matrix_mut::<T>(&cuda, "gradient of the gate", grads.0)?;
+        let grads = match grads.1 {
+            Some(up) => {
+                let up = matrix_mut::<T>(&cuda, "gradient of up", up)?;
+                DeviceGateUpMut::separate(first, up)?
+            }
+            None => DeviceGateUpMut::packed(first, how)?,
+        };
+        cuda.activation_backward(&stream, &act.0, numerics, grad, inputs, grads)?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`DeviceMatrixRef::from_raw_trusted`].
+unsafe fn gate_up<'a, T: Element>(
+    cuda: &swiglu::cuda::Cuda,
+    how: Arrangement,
+    gate: &'a Tensor,
+    up: Option<&'a Tensor>,
+) -> Result<DeviceGateUp<'a, T>, Failure> {
+    // SAFETY: the caller's.
+    unsafe {
+        let first = matrix::<T>(cuda, "gate", gate)?;
+        Ok(match up {
+            Some(up) => DeviceGateUp::separate(first, matrix::<T>(cuda, "up", up)?)?,
+            None => DeviceGateUp::packed(first, how)?,
+        })
+    }
+}
+
+/// # Safety
+/// As [`DeviceMatrixRef::from_raw_trusted`].
+pub(crate) unsafe fn matrix<'a, T: Element>(
+    cuda: &swiglu::cuda::Cuda,
+    what: &str,
+    tensor: &'a Tensor,
+) -> Result<DeviceMatrixRef<'a, T>, Failure> {
+    tensor.expect_type::<T>(what)?;
+    let [rows, cols, stride] = tensor.strided(what)?;
+    // SAFETY: the caller's.
+    let view = unsafe {
+        DeviceMatrixRef::from_raw_trusted(cuda, tensor.address as u64, rows, cols, stride)
+    };
+    Ok(view?)
+}
+
+/// # Safety
+/// As [`DeviceMatrixMut::from_raw_trusted`].
+pub(crate) unsafe fn matrix_mut<'a, T: Element>(
+    cuda: &swiglu::cuda::Cuda,
+    what: &str,
+    tensor: &'a Tensor,
+) -> Result<DeviceMatrixMut<'a, T>, Failure> {
+    tensor.expect_type::<T>(what)?;
+    let [rows, cols, stride] = tensor.strided(what)?;
+    // SAFETY: the caller's.
+    let view = unsafe {
+        DeviceMatrixMut::from_raw_trusted(cuda, tensor.address as u64, rows, cols, stride)
+    };
+    Ok(view?)
+}

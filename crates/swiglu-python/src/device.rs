@@ -1,0 +1,47 @@
+//! The devices of this process: opened once, and again in a forked child, where their threads are not.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use swiglu::Device;
+use swiglu::cuda::Cuda;
+
+static DEVICES: Mutex<Option<HashMap<String, Device>>> = Mutex::new(None);
+
+/// The device of a name: `best`, `cpu`, `cuda`, `cuda:N`.
+pub(crate) fn named(name: &str) -> swiglu::Result<Device> {
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let devices = devices.get_or_insert_default();
+    if let Some(device) = devices.get(name) {
+        return Ok(device.clone());
+    }
+    let device: Device = match name {
+        // One of the others, so that they share threads and kernels.
+        "best" => Device::best()?,
+        "cuda" => "cuda:0".parse()?,
+        _ => name.parse()?,
+    };
+    devices.insert(name.to_owned(), device.clone());
+    Ok(device)
+}
+
+/// The CUDA device of a number.
+pub(crate) fn cuda(ordinal: usize) -> swiglu::Result<Cuda> {
+    match named(&format!("cuda:{ordinal}"))? {
+        Device::Cuda(cuda) => Ok(cuda),
+        Device::Cpu(_) | _ => Err(swiglu::CoreError::Unavailable {
+            what: format!("device cuda:{ordinal}"),
+            why: "the name is of another device".into(),
+        }
+        .into()),
+    }
+}
+
+/// Forgets the devices of the parent: called in a forked child, which has one thread.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    // Their threads are the parent's: nothing of them may be waited for, so they are not dropped.
+    std::mem::forget(devices.take());
+}

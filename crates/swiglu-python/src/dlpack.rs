@@ -1,0 +1,208 @@
+//! DLPack, by which array libraries lend each other memory: its structures as dlpack.h (v0.8) declares them, in capsules.
+#![expect(
+    clippy::cast_possible_wrap,
+    reason = "extents of arrays that exist; DLPack counts in i64"
+)]
+
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use swiglu::{CoreError, DType};
+
+use crate::error::Failure;
+use crate::tensor::Tensor;
+
+const NAME: &CStr = c"dltensor";
+const USED: &CStr = c"used_dltensor";
+/// `kDLCPU`; `kDLCUDAHost` is memory of the host too.
+const CPU: i32 = 1;
+const CUDA_HOST: i32 = 3;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Type {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: Type,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+pub(crate) struct DlManagedTensor {
+    tensor: DlTensor,
+    manager: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
+}
+
+const TYPES: [(DType, Type); 3] = [
+    (DType::F32, Type { code: 2, bits: 32, lanes: 1 }),
+    (DType::F16, Type { code: 2, bits: 16, lanes: 1 }),
+    (DType::Bf16, Type { code: 4, bits: 16, lanes: 1 }),
+];
+
+/// A tensor that was lent to us: given back when it is dropped.
+pub(crate) struct Managed(NonNull<DlManagedTensor>);
+
+// SAFETY: DLPack lets a deleter be called on any thread; what is lent is reached through the tensor's description alone.
+unsafe impl Send for Managed {}
+// SAFETY: as above; nothing is written through a shared reference.
+unsafe impl Sync for Managed {}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        // SAFETY: the capsule was renamed when this was made, so that nobody else calls it.
+        unsafe {
+            if let Some(delete) = self.0.as_ref().deleter {
+                delete(self.0.as_ptr());
+            }
+        }
+    }
+}
+
+/// What `__dlpack__` gives, if it lies in the host's memory.
+pub(crate) fn import(object: &Bound<'_, PyAny>) -> Result<Tensor, Failure> {
+    let py = object.py();
+    let Ok(lend) = object.getattr("__dlpack__") else {
+        let kind = object.get_type();
+        let text = format!("expected an array (numpy, or with __dlpack__), given {kind}");
+        return Err(PyTypeError::new_err(text).into());
+    };
+    let capsule = lend.call0()?;
+    let capsule = capsule.cast::<PyCapsule>().map_err(PyErr::from)?;
+    // SAFETY: a capsule of this name holds a `DLManagedTensor`; the call refuses another name, with an exception.
+    let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
+    let Some(managed) = NonNull::new(managed.cast::<DlManagedTensor>()) else {
+        return Err(PyErr::fetch(py).into());
+    };
+    // SAFETY: the capsule is alive; its new name says that the tensor is ours, which is dropped below in any case.
+    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), USED.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py).into());
+    }
+    let owner = Managed(managed);
+    // SAFETY: lent until the deleter is called.
+    let tensor = unsafe { &managed.as_ref().tensor };
+    let Device { kind, .. } = tensor.device;
+    if kind != CPU && kind != CUDA_HOST {
+        let what = format!("an array on DLPack's device type {kind}");
+        let why =
+            "this function computes in the host's memory; import swiglu.torch for CUDA tensors";
+        return Err(CoreError::Unsupported { what, why: why.into() }.into());
+    }
+    let same = |t: Type| {
+        (t.code, t.bits, t.lanes) == (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    };
+    let Some(dtype) = TYPES.iter().find(|(_, t)| same(*t)).map(|(dtype, _)| *dtype) else {
+        let Type { code, bits, lanes } = tensor.dtype;
+        let what = format!("DLPack's type (code {code}, {bits} bits, {lanes} lanes)");
+        let why = "kernels compute with f32, f16 and bf16; convert it".into();
+        return Err(CoreError::Unsupported { what, why }.into());
+    };
+    let dims = usize::try_from(tensor.ndim).unwrap_or(0);
+    let extents = |ptr: *mut i64| -> &[i64] {
+        if dims == 0 || ptr.is_null() {
+            return &[];
+        }
+        // SAFETY: an array of `ndim` numbers, as long as the tensor is lent.
+        unsafe { std::slice::from_raw_parts(ptr, dims) }
+    };
+    let shape: Vec<usize> = extents(tensor.shape).iter().map(|&n| n.max(0) as usize).collect();
+    let strides = match tensor.strides.is_null() {
+        true => dense_strides(&shape),
+        false => extents(tensor.strides).iter().map(|&s| s as isize).collect(),
+    };
+    let address = tensor.data as usize + tensor.byte_offset as usize;
+    Ok(Tensor { address, shape, strides, dtype, writable: true, _owner: Some(owner) })
+}
+
+pub(crate) fn dense_strides(shape: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i].max(1) as isize;
+    }
+    strides
+}
+
+/// What an exported tensor refers to and keeps alive.
+struct Lent {
+    _memory: Arc<dyn Send + Sync>,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+/// A capsule over `tensor`, whose memory `memory` keeps.
+pub(crate) fn export<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    memory: Arc<dyn Send + Sync>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = TYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype).map(|(_, t)| *t);
+    let dtype =
+        dtype.ok_or_else(|| PyTypeError::new_err("an element type without a DLPack code"))?;
+    let mut lent = Box::new(Lent {
+        _memory: memory,
+        shape: tensor.shape.iter().map(|&n| n as i64).collect(),
+        strides: tensor.strides.iter().map(|&s| s as i64).collect(),
+    });
+    let (shape, strides) = (lent.shape.as_mut_ptr(), lent.strides.as_mut_ptr());
+    let managed = Box::into_raw(Box::new(DlManagedTensor {
+        tensor: DlTensor {
+            data: tensor.address as *mut c_void,
+            device: Device { kind: CPU, id: 0 },
+            ndim: tensor.shape.len() as i32,
+            dtype,
+            shape,
+            strides,
+            byte_offset: 0,
+        },
+        manager: Box::into_raw(lent).cast(),
+        deleter: Some(delete),
+    }));
+    // SAFETY: the pointer is not null, the name lives for ever, and the destructor is for what it holds.
+    unsafe {
+        let capsule = ffi::PyCapsule_New(managed.cast(), NAME.as_ptr(), Some(end_capsule));
+        if capsule.is_null() {
+            delete(managed);
+        }
+        Bound::from_owned_ptr_or_err(py, capsule)
+    }
+}
+
+unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
+    // SAFETY: made by `export`, and called once, by whoever took the tensor or by the capsule's end.
+    unsafe {
+        let managed = Box::from_raw(managed);
+        drop(Box::from_raw(managed.manager.cast::<Lent>()));
+    }
+}
+
+/// A capsule that nobody took has its first name still.
+unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
+    // SAFETY: called by Python with a capsule that `export` made; validity asks for the name without an exception.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) != 0 {
+            delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
+        }
+    }
+}

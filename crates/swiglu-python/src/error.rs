@@ -1,0 +1,93 @@
+//! Errors of the library as Python's exceptions.
+
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use swiglu::{CoreError, Error, ErrorKind, cuda::CudaError};
+
+create_exception!(swiglu, SwigluError, PyRuntimeError, "A call was refused or failed: see `kind`.");
+create_exception!(swiglu, ShapeError, PyValueError, "Shapes that do not agree; both are named.");
+
+/// Why a function of this module failed.
+pub(crate) enum Failure {
+    /// An argument of another type than Python's caller should give.
+    Python(PyErr),
+    /// What the library refused.
+    Library(Error),
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Python(error)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Library(error)
+    }
+}
+
+impl From<CoreError> for Failure {
+    fn from(error: CoreError) -> Self {
+        Self::Library(error.into())
+    }
+}
+
+impl From<CudaError> for Failure {
+    fn from(error: CudaError) -> Self {
+        Self::Library(error.into())
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Python(error) => error,
+            Failure::Library(error) => Python::attach(|py| exception(py, &error)),
+        }
+    }
+}
+
+/// The exception, with the error's kind and values as attributes.
+fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    let text = error.to_string();
+    let exception = match error.kind() {
+        ErrorKind::Shape => ShapeError::new_err(text),
+        _ => SwigluError::new_err(text),
+    };
+    let value = exception.value(py);
+    let values = [
+        ("kind", Some(name(error.kind()).to_owned())),
+        ("what", error.what().map(str::to_owned)),
+        ("given", error.given()),
+        ("expected", error.expected()),
+    ];
+    for (attribute, text) in values {
+        if let Err(failed) = value.setattr(attribute, text) {
+            return failed;
+        }
+    }
+    exception
+}
+
+fn name(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Shape => "shape",
+        ErrorKind::DType => "dtype",
+        ErrorKind::Layout => "layout",
+        ErrorKind::Argument => "argument",
+        ErrorKind::Undecided => "undecided",
+        ErrorKind::NotFinite => "not_finite",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Io => "io",
+        ErrorKind::Format => "format",
+        ErrorKind::Unsupported => "unsupported",
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::OutOfMemory => "out_of_memory",
+        ErrorKind::Capture => "capture",
+        ErrorKind::Driver => "driver",
+        // Internal, and what is newer than this list.
+        _ => "internal",
+    }
+}

@@ -1,0 +1,397 @@
+//! Layers: from a file, packed from arrays, or over weights that stay in a device's memory.
+
+use pyo3::prelude::*;
+use swiglu::cuda::{
+    Cuda, DeviceGatedLinearParams, DeviceMatrixRef, DeviceMlpParams, DeviceScratch,
+};
+use swiglu::{
+    Arrangement, CoreError, DType, Device, Element, GateUpWeights, GatedLinear, GatedLinearParams,
+    Matrix, Mlp, MlpParams, Numerics, Orientation, WeightLayout, with_dtype,
+};
+
+use crate::activation::{Activation, Place, arrangement, matrix, matrix_mut, numerics};
+use crate::array::Array;
+use crate::device;
+use crate::error::Failure;
+use crate::tensor::{Rows, Tensor};
+
+/// A gated linear layer or a feed-forward block on a device.
+#[pyclass(frozen, module = "swiglu._native")]
+pub(crate) struct Layer(Kind);
+
+enum Kind {
+    GatedLinear(GatedLinear),
+    Mlp(Mlp),
+}
+
+macro_rules! either {
+    ($layer:expr, $it:ident => $body:expr) => {
+        match &$layer.0 {
+            Kind::GatedLinear($it) => $body,
+            Kind::Mlp($it) => $body,
+        }
+    };
+}
+
+/// Weights of gate, up and down, then their biases, as arrays: a layer without down is a gated linear layer, one without up
+/// has both in the first.
+#[derive(FromPyObject)]
+pub(crate) struct Weights(
+    Tensor,
+    Option<Tensor>,
+    Option<Tensor>,
+    Option<Tensor>,
+    Option<Tensor>,
+    Option<Tensor>,
+);
+
+#[pymethods]
+impl Layer {
+    /// Layer `layer` of a safetensors or GGUF file, or of a directory with a model in it.
+    #[staticmethod]
+    #[pyo3(signature = (path, layer=0, *, kind="mlp", device="best", dtype=None, activation=None, numerics=None, decoded=false))]
+    fn load(
+        py: Python<'_>,
+        path: std::path::PathBuf,
+        layer: usize,
+        kind: &str,
+        device: &str,
+        dtype: Option<&str>,
+        activation: Option<Activation>,
+        numerics: Option<&str>,
+        decoded: bool,
+    ) -> Result<Self, Failure> {
+        let dtype: Option<DType> = dtype.map(str::parse).transpose()?;
+        let numerics = self::numerics(numerics)?;
+        py.detach(|| {
+            let device = device::named(device)?;
+            macro_rules! load {
+                ($kind:ident) => {{
+                    let mut weights = $kind::load(&path, layer)?;
+                    if let Some(dtype) = dtype {
+                        weights = weights.dtype(dtype);
+                    }
+                    if let Some(activation) = activation {
+                        weights = weights.activation(activation.0);
+                    }
+                    if let Some(numerics) = numerics {
+                        weights = weights.numerics(numerics);
+                    }
+                    if decoded {
+                        weights = weights.decoded();
+                    }
+                    Ok(Self(Kind::$kind(weights.to(&device)?)))
+                }};
+            }
+            match kind {
+                "mlp" => load!(Mlp),
+                "gated_linear" => load!(GatedLinear),
+                _ => Err(CoreError::UnknownName {
+                    what: "kind of layer",
+                    given: kind.to_owned(),
+                    choices: "mlp, gated_linear".into(),
+                }
+                .into()),
+            }
+        })
+    }
+
+    /// Copies arrays into a layer of the host, in the form its kernels read. Weights are `[out, in]`.
+    #[staticmethod]
+    #[pyo3(signature = (weights, activation, numerics=None, arrangement=None))]
+    fn pack(
+        py: Python<'_>,
+        weights: Weights,
+        activation: Activation,
+        numerics: Option<&str>,
+        arrangement: Option<&str>,
+    ) -> Result<Self, Failure> {
+        let (numerics, how) = (self::numerics(numerics)?, self::arrangement(arrangement)?);
+        let device = device::named("cpu")?;
+        let dtype = weights.0.dtype;
+        let kind = py.detach(
+            || with_dtype!(dtype, T => weights.pack::<T>(&device, activation, numerics, how)),
+        )?;
+        Ok(Self(kind))
+    }
+
+    /// A layer over weights in a CUDA device's memory, which stay there. Weights are `[out, in]`, packed ones gate first.
+    ///
+    /// The memory must be what it is said to be whenever the layer is called.
+    #[staticmethod]
+    #[pyo3(signature = (ordinal, weights, activation, numerics=None))]
+    fn borrow(
+        ordinal: usize,
+        weights: Weights,
+        activation: Activation,
+        numerics: Option<&str>,
+    ) -> Result<Self, Failure> {
+        let numerics = self::numerics(numerics)?;
+        let dtype = weights.0.dtype;
+        let kind = with_dtype!(dtype, T => weights.borrow::<T>(ordinal, activation, numerics));
+        kind.map(Self)
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.0 {
+            Kind::GatedLinear(_) => "gated_linear",
+            Kind::Mlp(_) => "mlp",
+        }
+    }
+
+    #[getter]
+    fn hidden(&self) -> usize {
+        either!(self, layer => layer.hidden())
+    }
+
+    #[getter]
+    fn intermediate(&self) -> usize {
+        either!(self, layer => layer.intermediate())
+    }
+
+    #[getter]
+    fn out_features(&self) -> usize {
+        either!(self, layer => layer.out_features())
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        either!(self, layer => layer.dtype().name())
+    }
+
+    #[getter]
+    fn activation(&self) -> Activation {
+        Activation(either!(self, layer => layer.activation()))
+    }
+
+    #[getter]
+    fn numerics(&self) -> String {
+        either!(self, layer => layer.numerics().to_string())
+    }
+
+    #[getter]
+    fn device(&self) -> String {
+        either!(self, layer => layer.device().to_string())
+    }
+
+    #[getter]
+    fn weight_bytes(&self) -> usize {
+        either!(self, layer => layer.weight_bytes())
+    }
+
+    fn workspace_bytes(&self, tokens: usize) -> usize {
+        either!(self, layer => layer.workspace_bytes(tokens))
+    }
+
+    /// How so many tokens will be computed.
+    fn plan(&self, tokens: usize) -> String {
+        either!(self, layer => layer.plan(tokens).to_string())
+    }
+
+    /// The plan with what it was chosen from, as text and as JSON.
+    fn explain(&self, tokens: usize) -> Result<(String, String), Failure> {
+        let explanation = either!(self, layer => layer.explain(tokens));
+        Ok((explanation.to_string(), json(&explanation)?))
+    }
+
+    /// The result for x `[..., K]` in the host's memory: in `out`, or in a new array.
+    #[pyo3(signature = (x, out=None))]
+    fn forward(
+        &self,
+        py: Python<'_>,
+        x: Tensor,
+        out: Option<Tensor>,
+    ) -> Result<Option<Array>, Failure> {
+        let mut shape = x.shape.clone();
+        let (hidden, features) = (self.hidden(), self.out_features());
+        match shape.last_mut() {
+            Some(last) if *last == hidden => *last = features,
+            _ => {
+                let (expected, given) = (format!("[..., {hidden}]"), x.shape_text());
+                return Err(CoreError::Shape { what: "x".into(), expected, given }.into());
+            }
+        }
+        let dtype = either!(self, layer => layer.dtype());
+        let (made, out) = match out {
+            Some(out) => (None, out),
+            None => {
+                let made = with_dtype!(dtype, T => Array::zeros::<T>(shape.clone()))?;
+                let out = made.tensor();
+                (Some(made), out)
+            }
+        };
+        if out.shape != shape {
+            let (expected, given) = (format!("{shape:?}"), out.shape_text());
+            return Err(CoreError::Shape { what: "out".into(), expected, given }.into());
+        }
+        py.detach(|| with_dtype!(dtype, T => self.compute::<T>(&x, &out)))?;
+        Ok(made)
+    }
+
+    /// Enqueues the layer on a stream, for arrays in the device's memory and with scratch memory of the caller.
+    fn forward_on(
+        &self,
+        place: Place,
+        x: Tensor,
+        out: Tensor,
+        scratch: (u64, usize),
+    ) -> Result<(), Failure> {
+        let dtype = either!(self, layer => layer.dtype());
+        with_dtype!(dtype, T => self.enqueue::<T>(place, &x, &out, scratch))
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "swiglu.Layer({}, {} -> {} -> {}, {}, {}, {})",
+            self.kind(),
+            self.hidden(),
+            self.intermediate(),
+            self.out_features(),
+            self.dtype(),
+            self.activation().0,
+            self.device()
+        )
+    }
+}
+
+impl Layer {
+    fn compute<T: Element>(&self, x: &Tensor, out: &Tensor) -> swiglu::Result<()> {
+        // SAFETY: the caller of the Python function keeps the arrays as they are until it returns.
+        unsafe {
+            let rows = x.rows::<T>("x")?;
+            out.fill::<T>(
+                "out",
+                &[x],
+                |out| either!(self, layer => layer.forward_into(rows.view(), out)),
+            )
+        }
+    }
+
+    fn enqueue<T: Element>(
+        &self,
+        (ordinal, raw): Place,
+        x: &Tensor,
+        out: &Tensor,
+        (scratch, bytes): (u64, usize),
+    ) -> Result<(), Failure> {
+        let cuda = device::cuda(ordinal)?;
+        // SAFETY: the tensors' addresses, extents and device are what their library says, which orders work on the
+        // stream and keeps memory that it uses; the scratch memory is nobody else's until that work is done.
+        unsafe {
+            let stream = cuda.borrow_stream(raw)?;
+            let x = matrix::<T>(&cuda, "x", x)?;
+            let out = matrix_mut::<T>(&cuda, "out", out)?;
+            if bytes == 0 {
+                either!(self, layer => layer.forward_on::<T>(&stream, x, out))?;
+            } else {
+                let mut scratch = DeviceScratch::from_raw(&cuda, scratch, bytes)?;
+                either!(self, layer => layer.forward_with::<T>(&stream, x, out, &mut scratch))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Weights {
+    fn pack<T: Element>(
+        &self,
+        device: &Device,
+        activation: Activation,
+        numerics: Option<Numerics>,
+        how: Arrangement,
+    ) -> swiglu::Result<Kind> {
+        let Self(w_gate, w_up, w_down, b_gate, b_up, b_down) = self;
+        // SAFETY: the caller of the Python function keeps the arrays as they are until it returns.
+        let gate = unsafe { w_gate.rows::<T>("w_gate")? };
+        let up = rows::<T>(w_up, "w_up")?;
+        let weights = match &up {
+            Some(up) => GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?,
+            None => GateUpWeights::packed(
+                gate.view(),
+                WeightLayout { orientation: Orientation::OutIn, arrangement: how },
+            )?,
+        };
+        let (gate_bias, up_bias) = (bias::<T>(b_gate, "b_gate")?, bias::<T>(b_up, "b_up")?);
+        let mut params = GatedLinearParams::new(weights, activation.0)
+            .with_gate_bias(gate_bias.as_ref().map(|b| b.as_slice()))
+            .with_up_bias(up_bias.as_ref().map(|b| b.as_slice()));
+        if let Some(numerics) = numerics {
+            params = params.with_numerics(numerics);
+        }
+        let Some(down) = rows::<T>(w_down, "w_down")? else {
+            return Ok(Kind::GatedLinear(GatedLinear::from_params(device, &params)?));
+        };
+        let down_bias = bias::<T>(b_down, "b_down")?;
+        let params = MlpParams::new(params, down.view(), Orientation::OutIn)
+            .with_down_bias(down_bias.as_ref().map(|b| b.as_slice()));
+        Ok(Kind::Mlp(Mlp::from_params(device, &params)?))
+    }
+
+    fn borrow<T: Element>(
+        &self,
+        ordinal: usize,
+        activation: Activation,
+        numerics: Option<Numerics>,
+    ) -> Result<Kind, Failure> {
+        let Self(w_gate, w_up, w_down, b_gate, b_up, b_down) = self;
+        let cuda = device::cuda(ordinal)?;
+        let (out_in, act) = (Orientation::OutIn, activation.0);
+        // SAFETY: the addresses are of this device's memory, whose values a layer reads in calls alone: the caller of
+        // each call says that they are still what they were said to be. No kernel of this crate writes weights.
+        unsafe {
+            let gate = matrix::<T>(&cuda, "w_gate", w_gate)?;
+            let mut params = match w_up {
+                Some(up) => {
+                    let up = matrix::<T>(&cuda, "w_up", up)?;
+                    DeviceGatedLinearParams::separate(gate, up, out_in, act)?
+                }
+                None => DeviceGatedLinearParams::packed(gate, out_in, act)?,
+            };
+            if let Some(numerics) = numerics {
+                params = params.numerics(numerics);
+            }
+            let there = |bias, what| bias_there::<T>(&cuda, bias, what);
+            let params = params.biases(there(b_gate, "b_gate")?, there(b_up, "b_up")?)?;
+            let Some(down) = w_down else {
+                return Ok(Kind::GatedLinear(GatedLinear::from_device(&cuda, &params)?));
+            };
+            let down = matrix::<T>(&cuda, "w_down", down)?;
+            let mut params = DeviceMlpParams::new(params, down, out_in)?;
+            if let Some(bias) = there(b_down, "b_down")? {
+                params = params.down_bias(bias)?;
+            }
+            Ok(Kind::Mlp(Mlp::from_device(&cuda, &params)?))
+        }
+    }
+}
+
+fn rows<'a, T: Element>(
+    tensor: &'a Option<Tensor>,
+    what: &str,
+) -> swiglu::Result<Option<Rows<'a, T>>> {
+    // SAFETY: the caller of the Python function keeps the arrays as they are until it returns.
+    Ok(tensor.as_ref().map(|tensor| unsafe { tensor.rows::<T>(what) }).transpose()?)
+}
+
+/// The values of a bias in f32, as layers of the host take it.
+fn bias<T: Element>(tensor: &Option<Tensor>, what: &str) -> swiglu::Result<Option<Matrix<f32>>> {
+    let bias = rows::<T>(tensor, what)?;
+    Ok(bias.map(|bias| bias.view().to_dtype::<f32>()).transpose()?)
+}
+
+/// # Safety
+/// As [`matrix`].
+unsafe fn bias_there<'a, T: Element>(
+    cuda: &Cuda,
+    bias: &'a Option<Tensor>,
+    what: &str,
+) -> Result<Option<DeviceMatrixRef<'a, T>>, Failure> {
+    // SAFETY: the caller's.
+    bias.as_ref().map(|bias| unsafe { matrix::<T>(cuda, what, bias) }).transpose()
+}
+
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
+    serde_json::to_string(value)
+        .map_err(|error| pyo3::exceptions::PyRuntimeError::new_err(error.to_string()).into())
+}

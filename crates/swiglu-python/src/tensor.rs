@@ -1,0 +1,232 @@
+//! Arrays of other libraries: where they lie, and as what they are computed with.
+#![expect(
+    clippy::cast_possible_wrap,
+    reason = "extents and addresses of arrays that exist, whose libraries count in signed numbers"
+)]
+
+use std::ops::Range;
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use swiglu::{CoreError, DType, Element, Matrix, MatrixMut, MatrixRef};
+
+use crate::array::Array;
+use crate::dlpack::{self, Managed};
+use crate::error::Failure;
+
+/// A strided array that somebody else keeps alive: the caller for the time of a call, or [`Managed`].
+pub(crate) struct Tensor {
+    pub(crate) address: usize,
+    pub(crate) shape: Vec<usize>,
+    /// In elements.
+    pub(crate) strides: Vec<isize>,
+    pub(crate) dtype: DType,
+    pub(crate) writable: bool,
+    pub(crate) _owner: Option<Managed>,
+}
+
+/// `(address, shape, strides, dtype, writable)`, as Python says where an array lies.
+type Described = (usize, Vec<usize>, Vec<isize>, String, bool);
+
+impl<'py> FromPyObject<'_, 'py> for Tensor {
+    type Error = Failure;
+
+    /// A description in a tuple, an [`Array`], or what has `__dlpack__` in the host's memory.
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> Result<Self, Failure> {
+        if object.is_instance_of::<PyTuple>() {
+            let (address, shape, strides, dtype, writable): Described = object.extract()?;
+            let dtype = dtype.parse()?;
+            return Ok(Self { address, shape, strides, dtype, writable, _owner: None });
+        }
+        match object.cast::<Array>() {
+            Ok(array) => Ok(array.get().tensor()),
+            Err(_) => dlpack::import(&object),
+        }
+    }
+}
+
+/// Rows of adjacent elements: borrowed, or copied because they lie otherwise.
+pub(crate) enum Rows<'a, T> {
+    Borrowed(MatrixRef<'a, T>),
+    Copied(Matrix<T>),
+}
+
+impl<T: Element> Rows<'_, T> {
+    pub(crate) fn view(&self) -> MatrixRef<'_, T> {
+        match self {
+            Rows::Borrowed(view) => *view,
+            Rows::Copied(matrix) => matrix.view(),
+        }
+    }
+}
+
+/// Rows, columns, and elements between rows, where one stride says it.
+struct Flat {
+    rows: usize,
+    cols: usize,
+    row_stride: Option<usize>,
+}
+
+impl Tensor {
+    pub(crate) fn shape_text(&self) -> String {
+        format!("{:?}", self.shape)
+    }
+
+    /// All dimensions but the last are rows.
+    fn flat(&self, what: &str) -> Result<Flat, CoreError> {
+        let Some((&cols, leading)) = self.shape.split_last() else {
+            let (expected, given) = ("[..., features]".into(), "a scalar".into());
+            return Err(CoreError::Shape { what: what.into(), expected, given });
+        };
+        let too_large =
+            || CoreError::TooLarge { what: what.into(), rows: usize::MAX, cols, row_stride: cols };
+        let product = |a: usize, &b: &usize| a.checked_mul(b).filter(|n| *n <= isize::MAX as usize);
+        let rows = leading.iter().try_fold(1, product).ok_or_else(too_large)?;
+        if rows == 0 || cols == 0 {
+            return Ok(Flat { rows, cols, row_stride: Some(cols) });
+        }
+        let adjacent = cols == 1 || self.strides.last() == Some(&1);
+        let mut row_stride = None;
+        let mut inside = 1;
+        for (&n, &stride) in leading.iter().zip(&self.strides).rev().filter(|&(&n, _)| n > 1) {
+            let first = *row_stride.get_or_insert(stride);
+            if first.checked_mul(inside) != Some(stride) {
+                return Ok(Flat { rows, cols, row_stride: None });
+            }
+            inside *= n as isize;
+        }
+        let row_stride = usize::try_from(row_stride.unwrap_or(cols as isize)).ok();
+        Ok(Flat { rows, cols, row_stride: row_stride.filter(|_| adjacent) })
+    }
+
+    /// `[rows, columns]` and the elements between rows, for kernels that cannot copy.
+    pub(crate) fn strided(&self, what: &str) -> Result<[usize; 3], CoreError> {
+        let flat = self.flat(what)?;
+        let row_stride = flat.row_stride.ok_or_else(|| CoreError::Unsupported {
+            what: format!("{what} of shape {:?} and strides {:?}", self.shape, self.strides),
+            why: "kernels read rows of adjacent elements; copy it (`contiguous()`)".into(),
+        })?;
+        Ok([flat.rows, flat.cols, row_stride])
+    }
+
+    pub(crate) fn expect_type<T: Element>(&self, what: &str) -> Result<(), CoreError> {
+        let (expected, given) = (T::DTYPE, self.dtype);
+        match expected == given {
+            true => Ok(()),
+            false => Err(CoreError::DType { what: what.into(), expected, given }),
+        }
+    }
+
+    /// As a matrix of rows, without a copy where they lie so.
+    ///
+    /// # Safety
+    /// The description is true of memory of the host that is not written while the result lives.
+    pub(crate) unsafe fn rows<T: Element>(&self, what: &str) -> Result<Rows<'_, T>, CoreError> {
+        self.expect_type::<T>(what)?;
+        let Flat { rows, cols, row_stride } = self.flat(what)?;
+        if rows == 0 || cols == 0 {
+            return Ok(Rows::Borrowed(MatrixRef::named(what, &[], rows, cols)?));
+        }
+        match row_stride {
+            Some(stride) if self.address.is_multiple_of(align_of::<T>()) => {
+                let len = (rows - 1) * stride + cols;
+                // SAFETY: the caller's: the array begins at the address, is aligned, and this is its extent.
+                let data = unsafe { std::slice::from_raw_parts(self.address as *const T, len) };
+                Ok(Rows::Borrowed(MatrixRef::with_stride(data, rows, cols, stride)?))
+            }
+            _ => {
+                let mut copy = Matrix::zeros(rows, cols)?;
+                let place = self.address as *const T;
+                for (row, values) in copy.as_mut_slice().chunks_exact_mut(cols).enumerate() {
+                    for (col, value) in values.iter_mut().enumerate() {
+                        // SAFETY: the offset is of an element of the array, which may be unaligned.
+                        *value = unsafe { place.offset(self.offset(row, col)).read_unaligned() };
+                    }
+                }
+                Ok(Rows::Copied(copy))
+            }
+        }
+    }
+
+    /// Lets `write` fill the array: in place where its rows are adjacent and no input lies there, else through a matrix.
+    ///
+    /// # Safety
+    /// The description is true of memory of the host that nothing else reads or writes meanwhile but `inputs`.
+    pub(crate) unsafe fn fill<T: Element>(
+        &self,
+        what: &str,
+        inputs: &[&Tensor],
+        write: impl FnOnce(MatrixMut<'_, T>) -> swiglu::Result<()>,
+    ) -> swiglu::Result<()> {
+        self.expect_type::<T>(what)?;
+        if !self.writable {
+            let (what, why) = (format!("writing to {what}"), "the array is read-only".into());
+            return Err(CoreError::Unsupported { what, why }.into());
+        }
+        let Flat { rows, cols, row_stride } = self.flat(what)?;
+        if rows == 0 || cols == 0 {
+            return write(Matrix::zeros(rows, cols)?.view_mut());
+        }
+        let repeated = self.shape.iter().zip(&self.strides).any(|(&n, &s)| n > 1 && s == 0);
+        if repeated {
+            return Err(
+                CoreError::OverlappingRows { what: what.into(), cols, row_stride: 0 }.into()
+            );
+        }
+        let place = self.address as *mut T;
+        let apart = inputs.iter().all(|input| disjoint(&input.bytes(), &self.bytes()));
+        match row_stride {
+            Some(stride) if apart && self.address.is_multiple_of(align_of::<T>()) => {
+                let len = (rows - 1) * stride + cols;
+                // SAFETY: the caller's; no input lies there.
+                let data = unsafe { std::slice::from_raw_parts_mut(place, len) };
+                write(MatrixMut::with_stride(data, rows, cols, stride)?)
+            }
+            _ => {
+                let mut whole = Matrix::zeros(rows, cols)?;
+                write(whole.view_mut())?;
+                for (row, values) in whole.as_slice().chunks_exact(cols).enumerate() {
+                    for (col, value) in values.iter().enumerate() {
+                        // SAFETY: the offset is of an element of the array, which may be unaligned.
+                        unsafe {
+                            place.offset(self.offset(row, col)).write_unaligned(*value);
+                        }
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Elements from the first to that of a row and a column.
+    fn offset(&self, row: usize, col: usize) -> isize {
+        let mut rest = row;
+        let mut offset = 0;
+        for (i, (&n, &stride)) in self.shape.iter().zip(&self.strides).enumerate().rev() {
+            if i + 1 == self.shape.len() {
+                offset += col as isize * stride;
+            } else {
+                offset += (rest % n) as isize * stride;
+                rest /= n;
+            }
+        }
+        offset
+    }
+
+    /// The addresses between which its elements lie.
+    fn bytes(&self) -> Range<isize> {
+        let (mut low, mut high) = (0, 0);
+        for (&n, &stride) in self.shape.iter().zip(&self.strides) {
+            let far = (n as isize - 1) * stride;
+            low += far.min(0);
+            high += far.max(0);
+        }
+        let size = self.dtype.size() as isize;
+        let first = self.address as isize;
+        first + low * size..first + (high + 1) * size
+    }
+}
+
+fn disjoint(a: &Range<isize>, b: &Range<isize>) -> bool {
+    a.end <= b.start || b.end <= a.start
+}

@@ -1,0 +1,124 @@
+from os import PathLike
+from typing import Any, Optional, Tuple, Union, final
+
+__version__: str
+
+# (address, shape, strides in elements, element type, whether it may be written), or what has __dlpack__.
+_Tensor = Any
+# The number of a CUDA device and the handle of a stream.
+_Place = Tuple[int, int]
+# w_gate, w_up, w_down, b_gate, b_up, b_down.
+_Weights = Tuple[_Tensor, Optional[_Tensor], Optional[_Tensor], Optional[_Tensor], Optional[_Tensor], Optional[_Tensor]]
+
+class SwigluError(RuntimeError):
+    kind: str
+    what: Optional[str]
+    given: Optional[str]
+    expected: Optional[str]
+
+class ShapeError(ValueError):
+    kind: str
+    what: Optional[str]
+    given: Optional[str]
+    expected: Optional[str]
+
+@final
+class Activation:
+    def __new__(cls, name: str) -> Activation: ...
+    def __eq__(self, other: object) -> bool: ...
+    @property
+    def gate(self) -> str: ...
+    @property
+    def beta(self) -> float: ...
+    @property
+    def limit(self) -> Optional[float]: ...
+    @property
+    def limit_behind(self) -> bool: ...
+    @property
+    def up_offset(self) -> float: ...
+
+@final
+class Array:
+    @property
+    def shape(self) -> Tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Optional[bool] = None
+    ) -> Any: ...
+    def __dlpack_device__(self) -> Tuple[int, int]: ...
+
+@final
+class Layer:
+    @staticmethod
+    def load(
+        path: Union[str, PathLike[str]],
+        layer: int = 0,
+        *,
+        kind: str = "mlp",
+        device: str = "best",
+        dtype: Optional[str] = None,
+        activation: Optional[Activation] = None,
+        numerics: Optional[str] = None,
+        decoded: bool = False,
+    ) -> Layer: ...
+    @staticmethod
+    def pack(
+        weights: _Weights, activation: Activation, numerics: Optional[str] = None, arrangement: Optional[str] = None
+    ) -> Layer: ...
+    @staticmethod
+    def borrow(ordinal: int, weights: _Weights, activation: Activation, numerics: Optional[str] = None) -> Layer: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def intermediate(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def activation(self) -> Activation: ...
+    @property
+    def numerics(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    def workspace_bytes(self, tokens: int) -> int: ...
+    def plan(self, tokens: int) -> str: ...
+    def explain(self, tokens: int) -> Tuple[str, str]: ...
+    def forward(self, x: _Tensor, out: Optional[_Tensor] = None) -> Optional[Array]: ...
+    def forward_on(self, place: _Place, x: _Tensor, out: _Tensor, scratch: Tuple[int, int]) -> None: ...
+
+def activation(
+    act: Activation,
+    numerics: Optional[str],
+    arrangement: Optional[str],
+    gate: _Tensor,
+    up: Optional[_Tensor] = None,
+    out: Optional[_Tensor] = None,
+) -> Optional[Array]: ...
+def cuda_activation(
+    place: _Place,
+    act: Activation,
+    numerics: Optional[str],
+    arrangement: Optional[str],
+    gate: _Tensor,
+    up: Optional[_Tensor],
+    out: _Tensor,
+) -> None: ...
+def cuda_activation_backward(
+    place: _Place,
+    act: Activation,
+    numerics: Optional[str],
+    arrangement: Optional[str],
+    grad: _Tensor,
+    gate: _Tensor,
+    up: Optional[_Tensor],
+    grad_gate: _Tensor,
+    grad_up: Optional[_Tensor],
+) -> None: ...
+def info() -> str: ...
+def after_fork() -> None: ...

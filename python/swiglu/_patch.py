@@ -1,0 +1,365 @@
+"""Lets the feed-forward blocks of a model compute with our kernels, where nothing else would be lost by it."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+from . import torch as ops
+from .torch import _check
+
+LEVELS = ("block", "gated", "activation")
+_ATTRIBUTE = "_swiglu_patch"
+_SEPARATE = ("gate_proj", "up_proj", "down_proj")
+_PACKED = ("gate_up_proj", "down_proj")
+#: Where the activation of a block is found.
+_ACTIVATIONS = ("act_fn", "activation_fn", "act")
+
+
+class _Left(Exception):
+    """Why a module is left alone."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A block that was recognised."""
+
+    linears: Tuple[str, ...]
+    activation: str
+    act: Any
+    #: The most that can be taken over, and why not more.
+    level: str
+    why: Optional[str]
+
+    @property
+    def packed(self) -> bool:
+        return len(self.linears) == 2
+
+
+@dataclass(frozen=True)
+class Module:
+    """What became of one module: ``level`` is None where it was left alone, for ``reason``."""
+
+    name: str
+    kind: str
+    level: Optional[str]
+    activation: Optional[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """What became of each module that looks like a feed-forward block."""
+
+    modules: Tuple[Module, ...]
+
+    @property
+    def patched(self) -> Tuple[Module, ...]:
+        return tuple(m for m in self.modules if m.level is not None)
+
+    @property
+    def left(self) -> Tuple[Module, ...]:
+        return tuple(m for m in self.modules if m.level is None)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.patched)} of {len(self.modules)} feed-forward blocks patched"]
+        for m in self.modules:
+            what = f"{m.level}, {m.activation}" if m.level else "left alone"
+            lines.append(f"  {m.name or '(the model)'} ({m.kind}): {what}: {m.reason}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td>{escape(m.name)}</td><td>{escape(m.kind)}</td><td>{m.level or 'left alone'}</td>"
+            f"<td>{escape(m.activation or '')}</td><td>{escape(m.reason)}</td></tr>"
+            for m in self.modules
+        )
+        return f"<table><tr><th>module<th>class<th>level<th>activation<th>why</tr>{cells}</table>"
+
+
+def _activation_of(act: Any) -> str:
+    """The name of a block's activation, by what it is: a name or a class alone could lie."""
+    if isinstance(act, nn.SiLU) or act in (F.silu, torch.nn.functional.silu):
+        return "swiglu"
+    if isinstance(act, nn.GELU):
+        return "geglu" if act.approximate == "none" else "geglu-tanh"
+    if act is F.gelu:
+        return "geglu"
+    if isinstance(act, nn.ReLU) or act in (F.relu, torch.relu):
+        return "reglu"
+    if isinstance(act, nn.Sigmoid) or act is torch.sigmoid:
+        return "glu"
+    if isinstance(act, nn.Identity):
+        return "bilinear"
+    # Classes of transformers that are one function, whatever they call to compute it: taken only where they agree with it.
+    name = type(act).__name__
+    known = {
+        "SiLUActivation": "swiglu",
+        "PytorchGELUTanh": "geglu-tanh",
+        "GELUTanh": "geglu-tanh",
+        "NewGELUActivation": "geglu-tanh",
+        "GELUActivation": "geglu",
+        "ReLUSquaredActivation": "reglu2",
+    }
+    if isinstance(act, nn.Module) and type(act).__module__.startswith("transformers.") and name in known:
+        probe = torch.linspace(-6, 6, 97, dtype=torch.float64)
+        with torch.no_grad():
+            h = torch.ops.swiglu.silu_mul(probe, torch.ones_like(probe), known[name], None)
+            if torch.allclose(act(probe), h, rtol=1e-12, atol=1e-12):
+                return known[name]
+    raise _Left(f"its activation {name} is none of ours")
+
+
+def _check_linear(name: str, linear: Any) -> None:
+    if type(linear) is not nn.Linear:
+        kind = type(linear)
+        raise _Left(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain torch.nn.Linear")
+    _no_hooks(name, linear)
+    if "forward" in vars(linear):
+        raise _Left(f"{name} has a forward of its own")
+    for what, t in (("weight", linear.weight), ("bias", linear.bias)):
+        if t is None:
+            continue
+        if type(t) is not nn.Parameter and type(t) is not Tensor:
+            raise _Left(f"the {what} of {name} is a {type(t).__module__}.{type(t).__qualname__}, not a plain tensor")
+        if not t.dtype.is_floating_point:
+            raise _Left(f"the {what} of {name} has {t.dtype} elements")
+        if t.device.type == "meta":
+            raise _Left(f"the {what} of {name} has no values (device meta)")
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _no_hooks(name: str, module: nn.Module) -> None:
+    if _hooked(module):
+        raise _Left(f"{name} has hooks, which would not be called")
+
+
+def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
+    """Why a call must go the original way: what may have changed since a module was patched."""
+    if _has_any_global_hook():
+        return "there are hooks of all modules"
+    act = getattr(module, _act_name(module))
+    if act is not found.act:
+        return "its activation is another one now"
+    if isinstance(act, nn.Module) and _hooked(act):
+        return "its activation has hooks"
+    # Maps that are called may be whatever they have become.
+    read = {"activation": (), "gated": found.linears[:-1], "block": found.linears}[level]
+    for name in read:
+        linear: Any = module._modules.get(name)
+        if type(linear) is not nn.Linear:
+            return f"{name} is no longer a plain torch.nn.Linear"
+        if _hooked(linear):
+            return f"{name} has hooks"
+        if "forward" in linear.__dict__:
+            return f"{name} has a forward of its own"
+        if type(linear.weight) is not nn.Parameter:
+            return f"the weight of {name} is no longer a plain parameter"
+    return None
+
+
+def _looks_like_one(module: nn.Module) -> bool:
+    children = module._modules
+    return "down_proj" in children and ("gate_up_proj" in children or {"gate_proj", "up_proj"} <= set(children))
+
+
+def recognise(module: nn.Module) -> Found:
+    """The parts of a Llama-like block. Raises ``SwigluError`` with the reason where it is none that can be computed."""
+    try:
+        found = _recognise(module)
+        if found.level != "block":
+            raise _Left(found.why)
+        return found
+    except _Left as why:
+        raise _check.error("unsupported", type(module).__name__, str(why)) from None
+
+
+def _recognise(module: nn.Module) -> Found:
+    if not _looks_like_one(module):
+        raise _Left("it has no gate_proj, up_proj (or gate_up_proj) and down_proj")
+    linears = _SEPARATE if "gate_proj" in module._modules else _PACKED
+    others = [name for name in module._modules if name not in linears and name not in _ACTIVATIONS]
+    # What else a block has, a norm or a dropout, its forward uses in a way that names do not tell.
+    if others:
+        raise _Left(f"it has more parts than a block: {', '.join(others)}")
+    own = [*module._parameters, *module._buffers]
+    if own:
+        raise _Left(f"it has values of its own: {', '.join(own)}")
+    names = [name for name in _ACTIVATIONS if hasattr(module, name)]
+    if len(names) != 1:
+        raise _Left(f"its activation was not found as one of {', '.join(_ACTIVATIONS)}")
+    act = getattr(module, names[0])
+    if isinstance(act, nn.Module):
+        _no_hooks(names[0], act)
+    activation = _activation_of(act)
+    _expect_same(module, linears, activation)
+    level, why = _level_of(module, linears)
+    return Found(linears, activation, act, level, why)
+
+
+def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:
+    """The activation alone goes with maps of any kind: they are called. Else their weights are read."""
+    try:
+        for name in linears[:-1]:
+            _check_linear(name, module._modules[name])
+        _check_weights([module._modules[name] for name in linears[:-1]])
+    except _Left as why:
+        return "activation", str(why)
+    try:
+        _check_linear(linears[-1], module._modules[linears[-1]])
+        _check_weights([module._modules[name] for name in linears])
+    except _Left as why:
+        return "gated", str(why)
+    return "block", None
+
+
+def _check_weights(linears: List[Any]) -> None:
+    weights: List[Tensor] = [linear.weight for linear in linears]
+    tensors = [*weights, *(linear.bias for linear in linears if linear.bias is not None)]
+    if len({t.dtype for t in tensors}) > 1 or len({t.device for t in tensors}) > 1:
+        raise _Left("its weights differ in element type or device")
+
+
+def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:
+    """Lets the module's forward compute with small maps: it may scale, clamp or add what its parts do not tell."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, intermediate = 8, 12
+    small: Dict[str, Any] = {}
+    for name in linears:
+        features = {"down_proj": hidden, "gate_up_proj": 2 * intermediate}.get(name, intermediate)
+        inputs = intermediate if name == "down_proj" else hidden
+        small[name] = nn.Linear(inputs, features, dtype=torch.float64)
+        for t in small[name].parameters():
+            t.data = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+    # Some rows reach far, where limits would show.
+    x = torch.randn((6, hidden), generator=generator, dtype=torch.float64) * torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]])
+    shadow = module.__class__.__new__(module.__class__)
+    shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        try:
+            theirs: Any = type(module).forward(shadow, x)
+        except Exception as error:
+            raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
+        ours = _compute(small, Found(linears, activation, None, "activation", None), "activation", x, "preact", None)
+    if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
+        raise _Left("its forward returns something else than one tensor of the block's shape")
+    # float64 in other orders: what differs by more than this is another function.
+    scale = torch.maximum(theirs.abs().amax(1, keepdim=True), ours.abs().amax(1, keepdim=True))
+    if not torch.all((theirs - ours).abs() <= 1e-10 * scale):
+        raise _Left("its forward computes something else than down(act(gate)·up)")
+
+
+def _compute(
+    linears: Dict[str, Any], found: Found, level: str, x: Tensor, save: str, numerics: Optional[str]
+) -> Tensor:
+    name, down = found.activation, linears["down_proj"]
+    if level == "activation":
+        if found.packed:
+            h = ops.glu(linears["gate_up_proj"](x), name, numerics=numerics)
+        else:
+            h = ops.silu_mul(linears["gate_proj"](x), linears["up_proj"](x), activation=name, numerics=numerics)
+        result: Tensor = down(h)
+        return result
+    if found.packed:
+        both = linears["gate_up_proj"]
+        gate, up = (both.weight, both.bias), (None, None)
+    else:
+        gate, up = ((linears[n].weight, linears[n].bias) for n in ("gate_proj", "up_proj"))
+    how: Dict[str, Any] = {"activation": name, "save": save, "numerics": numerics}
+    if level == "gated":
+        result = down(ops.gated_linear(x, gate[0], up[0], gate[1], up[1], **how))
+        return result
+    return ops.mlp(x, gate[0], up[0], down.weight, biases=(gate[1], up[1], down.bias), **how)
+
+
+@dataclass(frozen=True)
+class _Patch:
+    found: Found
+    level: str
+    save: str
+    numerics: Optional[str]
+
+def _forward(self: Any, x: Tensor) -> Tensor:
+    patch: _Patch = self._swiglu_patch
+    found = patch.found
+    changed = _changed(self, found, patch.level)
+    if changed is not None:
+        ops._kernels.note("patched block", "original", changed)
+        original: Tensor = type(self).forward(self, x)
+        return original
+    return _compute(self._modules, found, patch.level, x, patch.save, patch.numerics)
+
+
+def _act_name(module: nn.Module) -> str:
+    return next(name for name in _ACTIVATIONS if hasattr(module, name))
+
+
+def patch(
+    model: nn.Module,
+    *,
+    level: str = "block",
+    save: str = "preact",
+    numerics: Optional[str] = None,
+    strict: bool = False,
+) -> PatchReport:
+    """Lets each Llama-like feed-forward block of a model compute with our kernels. In place; :func:`unpatch` undoes it.
+
+    Blocks are recognised by their structure: ``gate_proj``, ``up_proj`` (or ``gate_up_proj``), ``down_proj`` and ``act_fn``.
+    A block keeps what it would silently lose: maps with hooks or adapters, quantised or parallel ones are called as before,
+    and a block with another activation, or whose forward computes something else, is left alone. The report names the reason.
+    Parameters stay where they are. What changes after patching is noticed in each call, which then goes the original way.
+
+    ``level`` is the most that is taken over: the ``block``, the ``gated`` half of it, or the ``activation`` alone, with the
+    maps called as they are. ``strict`` raises ``SwigluError`` if less than that is possible for any block, and changes nothing.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"unknown level `{level}`; choose one of: {', '.join(LEVELS)}")
+    ops._saves(save)
+    report: List[Module] = []
+    patches: List[Tuple[nn.Module, _Patch]] = []
+    for name, module in model.named_modules():
+        if not _looks_like_one(module):
+            continue
+        kind = type(module).__name__
+        try:
+            if _ATTRIBUTE in module.__dict__:
+                raise _Left("it is patched already")
+            if "forward" in module.__dict__:
+                raise _Left("it has a forward of its own")
+            found = _recognise(module)
+        except _Left as why:
+            report.append(Module(name, kind, None, None, str(why)))
+            continue
+        most = LEVELS[max(LEVELS.index(level), LEVELS.index(found.level))]
+        weaker = found.why if most != level else None
+        patches.append((module, _Patch(found, most, save, numerics)))
+        report.append(Module(name, kind, most, found.activation, weaker or "its forward is down(act(gate)·up)"))
+    made = PatchReport(tuple(report))
+    if strict and any(m.level != level for m in made.modules):
+        raise _check.error("unsupported", "patch", str(made))
+    for module, how in patches:
+        module.__dict__[_ATTRIBUTE] = how
+        module.__dict__["forward"] = types.MethodType(_forward, module)
+    return made
+
+
+def unpatch(model: nn.Module) -> int:
+    """Undoes :func:`patch`; the number of modules that were patched."""
+    count = 0
+    for module in model.modules():
+        if module.__dict__.pop(_ATTRIBUTE, None) is not None:
+            del module.__dict__["forward"]
+            count += 1
+    return count

@@ -1,0 +1,40 @@
+"""What is here, and what a forked process must forget."""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any, Dict
+
+from . import _native
+
+
+class SwigluWarning(UserWarning):
+    """A result is right, and something about how it came about may surprise."""
+
+
+def find_cuda_libraries() -> None:
+    """Names the directories of this interpreter's wheels with NVRTC and cuBLASLt, unless the user has named others.
+
+    The library itself looks into wheels of an activated environment; an interpreter can be run without that.
+    """
+    if "SWIGLU_CUDA_LIBRARY_PATH" in os.environ:
+        return
+    nvidia = Path(sysconfig.get_path("purelib")) / "nvidia"
+    names = ("cu13/lib", "cuda_nvrtc/lib", "cublas/lib")
+    found = [str(nvidia / name) for name in names if (nvidia / name).is_dir()]
+    if found:
+        os.environ["SWIGLU_CUDA_LIBRARY_PATH"] = os.pathsep.join(found)
+
+
+def info() -> Dict[str, Any]:
+    """Version, instruction set, devices and libraries of this machine, or what speaks against them."""
+    find_cuda_libraries()
+    found: Dict[str, Any] = json.loads(_native.info())
+    return found
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_native.after_fork)

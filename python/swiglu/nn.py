@@ -1,0 +1,202 @@
+"""Modules: the names of parameters are those of Hugging Face, so that state dicts fit."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from . import torch as ops
+from ._activation import as_activation
+from ._native import Activation
+
+__all__ = ["GLU", "GatedLinear", "MLP"]
+
+
+class GLU(nn.Module):
+    """``act(gate) * up`` of a packed ``[..., 2H]`` tensor, or of two ``[..., H]``."""
+
+    def __init__(
+        self,
+        activation: Union[str, Activation] = "swiglu",
+        *,
+        layout: str = "gate-first",
+        numerics: Optional[str] = None,
+    ) -> None:
+        super().__init__()
+        self.activation = str(as_activation(activation))
+        self.layout = layout
+        self.numerics = numerics
+
+    def forward(self, x: Tensor, up: Optional[Tensor] = None) -> Tensor:
+        if up is not None:
+            return ops.silu_mul(x, up, activation=self.activation, numerics=self.numerics)
+        return ops.glu(x, self.activation, layout=self.layout, numerics=self.numerics)
+
+    def extra_repr(self) -> str:
+        return f"{self.activation}, {self.layout}"
+
+
+class _Gated(nn.Module):
+    """Gate and up: two maps ``gate_proj`` and ``up_proj``, or one ``gate_up_proj`` whose first half is the gate."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    gate_up_proj: nn.Linear
+
+    def __init__(
+        self, activation: Union[str, Activation], packed: bool, save: str, numerics: Optional[str]
+    ) -> None:
+        super().__init__()
+        self.activation = str(as_activation(activation))
+        self.packed, self.save, self.numerics = packed, save, numerics
+
+    def _make(self, hidden: int, intermediate: int, bias: bool, device: Any, dtype: Any) -> None:
+        def linear(features: int) -> nn.Linear:
+            return nn.Linear(hidden, features, bias=bias, device=device, dtype=dtype)
+
+        if self.packed:
+            self.gate_up_proj = linear(2 * intermediate)
+        else:
+            self.gate_proj, self.up_proj = linear(intermediate), linear(intermediate)
+
+    def _weights(self) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        """w_gate, w_up, b_gate, b_up."""
+        if self.packed:
+            return self.gate_up_proj.weight, None, self.gate_up_proj.bias, None
+        return self.gate_proj.weight, self.up_proj.weight, self.gate_proj.bias, self.up_proj.bias
+
+    @property
+    def hidden(self) -> int:
+        """Input features, K."""
+        return self._weights()[0].shape[1]
+
+    @property
+    def intermediate(self) -> int:
+        """H."""
+        features = self._weights()[0].shape[0]
+        return features // 2 if self.packed else features
+
+    def reset_parameters(self) -> None:
+        """As ``torch.nn.Linear``; the halves of a packed weight are one map's."""
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+
+    def extra_repr(self) -> str:
+        numerics = f", numerics={self.numerics}" if self.numerics else ""
+        return f"{self.hidden} -> {self.intermediate}, {self.activation}, save={self.save}{numerics}"
+
+
+class GatedLinear(_Gated):
+    """h = act(x·Wg + bg, x·Wu + bu)."""
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool = False,
+        activation: Union[str, Activation] = "swiglu",
+        packed: bool = False,
+        save: str = "preact",
+        numerics: Optional[str] = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(activation, packed, save, numerics)
+        self._make(hidden, intermediate, bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w_gate, w_up, b_gate, b_up = self._weights()
+        return ops.gated_linear(
+            x, w_gate, w_up, b_gate, b_up, activation=self.activation, save=self.save, numerics=self.numerics
+        )
+
+
+class MLP(_Gated):
+    """The feed-forward block y = h·Wd + bd of Llama and its kin."""
+
+    down_proj: nn.Linear
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool = False,
+        activation: Union[str, Activation] = "swiglu",
+        packed: bool = False,
+        save: str = "preact",
+        numerics: Optional[str] = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(activation, packed, save, numerics)
+        self._make(hidden, intermediate, bias, device, dtype)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_module(cls, module: nn.Module, *, save: str = "preact", numerics: Optional[str] = None) -> "MLP":
+        """A block over the parameters of a Llama-like one, which both then have: nothing is copied.
+
+        Raises ``SwigluError`` with the reason where :func:`swiglu.patch` would leave the module alone.
+        """
+        from ._patch import recognise
+
+        found = recognise(module)
+        made = cls.__new__(cls)
+        _Gated.__init__(made, found.activation, found.packed, save, numerics)
+        for name in found.linears:
+            setattr(made, name, getattr(module, name))
+        made.train(module.training)
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        w_gate, w_up, b_gate, b_up = self._weights()
+        biases = (b_gate, b_up, self.down_proj.bias)
+        return ops.mlp(
+            x, w_gate, w_up, self.down_proj.weight,
+            biases=biases, activation=self.activation, save=self.save, numerics=self.numerics,
+        )  # fmt: skip
+
+    def freeze(self) -> "Frozen":
+        """A block for inference on a CPU over a packed copy of the weights, which later changes of these do not reach."""
+        return Frozen(self)
+
+
+class Frozen(nn.Module):
+    """A feed-forward block whose packed weights are constants: made by :meth:`MLP.freeze`.
+
+    It has no parameters, computes tensors of the element type it was made of on a CPU, and gives no gradient.
+    """
+
+    def __init__(self, block: MLP) -> None:
+        super().__init__()
+        from .torch import _kernels
+
+        w_gate, w_up, b_gate, b_up = (None if t is None else t.detach() for t in block._weights())
+        assert w_gate is not None
+        w_down = block.down_proj.weight.detach()
+        b_down = None if block.down_proj.bias is None else block.down_proj.bias.detach()
+        self._layer = _kernels.packed(
+            (w_gate, w_up, w_down, b_gate, b_up, b_down), block.activation, block.numerics
+        )
+        self.dtype = w_gate.dtype
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        from .torch import _kernels
+
+        return _kernels.packed_forward(self._layer, x)
+
+    def extra_repr(self) -> str:
+        return repr(self._layer)
+
+    def __deepcopy__(self, memo: Any) -> "Frozen":
+        # Constants are shared.
+        made = self.__class__.__new__(self.__class__)
+        nn.Module.__init__(made)
+        made._layer, made.dtype = self._layer, self.dtype
+        return made

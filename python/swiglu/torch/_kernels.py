@@ -1,0 +1,322 @@
+"""What an operator does for tensors with values: our kernels, or PyTorch's operations with the reason why."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Dict, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import _native
+from .._activation import activation_named
+from .._native import Activation, SwigluError
+from .._system import find_cuda_libraries
+from . import _check, _formulas
+from ._formulas import HALVES
+
+_CODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which way a call took, and why."""
+
+    op: str
+    #: ``native cpu``, ``native cuda`` or ``composed``: PyTorch's operations, with our activation where it has kernels.
+    way: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.way} ({self.reason})"
+
+
+class _Last(threading.local):
+    taken: Optional[Taken] = None
+
+
+_last = _Last()
+
+
+def explain_last() -> Optional[Taken]:
+    """Which way the last call of this thread took; None before the first. Compiled graphs call operators too."""
+    return _last.taken
+
+
+def note(op: str, way: str, reason: str) -> None:
+    _last.taken = Taken(op, way, reason)
+
+
+def _described(t: Tensor) -> Tuple[int, Tuple[int, ...], Tuple[int, ...], str, bool]:
+    return t.data_ptr(), t.shape, t.stride(), _CODES[t.dtype], True
+
+
+def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], Tuple[int, ...], str, bool]]:
+    return None if t is None else _described(t)
+
+
+def _place(t: Tensor) -> Tuple[int, int]:
+    index = t.device.index
+    if not _cuda_known:
+        find_cuda_libraries()
+        _cuda_known.append(True)
+    return index, torch._C._cuda_getCurrentRawStream(index)
+
+
+_cuda_known: "list[bool]" = []
+
+
+def _rows_adjacent(t: Tensor) -> Tensor:
+    """The tensor, or a copy where CUDA kernels could not address it: rows of adjacent elements with one stride."""
+    if t.dim() > 0 and (t.shape[-1] <= 1 or t.stride(-1) == 1):
+        try:
+            return t.view(-1, t.shape[-1]) if t.numel() else t
+        except RuntimeError:
+            pass
+    return t.contiguous()
+
+
+def _direct(out: Optional[Tensor], shape: Sequence[int], like: Tensor, *others: Optional[Tensor]) -> Tensor:
+    """What a CUDA kernel writes: ``out``, or a new tensor where it has none, shares memory with an input or lies otherwise."""
+    if out is not None and out.is_contiguous():
+        storage = out.untyped_storage().data_ptr()
+        if all(t is None or t.untyped_storage().data_ptr() != storage for t in (like, *others)):
+            return out
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def _brought(direct: Tensor, out: Tensor) -> Tensor:
+    return out if direct is out else out.copy_(direct)
+
+
+def _no_kernels(t: Tensor) -> Optional[str]:
+    """Why PyTorch computes: None where we have kernels."""
+    if t.dtype not in _CODES:
+        return f"kernels compute with float32, float16 and bfloat16, not {t.dtype}"
+    if t.device.type not in ("cpu", "cuda"):
+        return f"no kernels for the device type {t.device.type}"
+    if t.device.type == "cuda" and torch.version.hip is not None:
+        return "no kernels for AMD's GPUs"
+    return None
+
+
+def activation_into(
+    op: str,
+    gate: Tensor,
+    up: Optional[Tensor],
+    layout: Optional[str],
+    activation: str,
+    numerics: Optional[str],
+    out: Optional[Tensor],
+) -> Tensor:
+    """h in ``out``, or in a new tensor."""
+    act = activation_named(activation)
+    shape = _check.activation_inputs(gate, up, layout)
+    if out is not None:
+        _check.expect_out(out, gate, shape)
+    why = _no_kernels(gate)
+    if why is not None:
+        halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
+        h = _formulas.forward(act, numerics, *halves)
+        note(op, "composed", why)
+        return h if out is None else out.copy_(h)
+    if gate.device.type == "cpu":
+        h = torch.empty(shape, dtype=gate.dtype) if out is None else out
+        _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
+        note(op, "native cpu", "one pass over gate and up")
+        return h
+    with torch.cuda.device(gate.device):
+        direct = _direct(out, shape, gate, up)
+        second = None if up is None else _rows_adjacent(up)
+        inputs = _described(_rows_adjacent(gate)), _described_if(second)
+        _native.cuda_activation(_place(gate), act, numerics, layout, *inputs, _described(direct))
+        h = direct if out is None else _brought(direct, out)
+    note(op, "native cuda", "one pass over gate and up, on the current stream")
+    return h
+
+
+def activation_backward(
+    op: str,
+    grad: Tensor,
+    gate: Tensor,
+    up: Optional[Tensor],
+    layout: Optional[str],
+    activation: str,
+    numerics: Optional[str],
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """The gradients of gate and up, in tensors of their own: of a packed tensor in one."""
+    act = activation_named(activation)
+    shape = _check.activation_inputs(gate, up, layout)
+    _check.expect_alike("grad", grad, gate)
+    _check.expect_shape("grad", grad, shape)
+    why = _no_kernels(gate)
+    if why is None and gate.device.type == "cpu":
+        why = "the CPU has no kernel for the gradient"
+    if why is not None:
+        halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
+        grads = _formulas.backward(act, numerics, grad, *halves)
+        note(op, "composed", why)
+        if up is not None:
+            return tuple(g.contiguous() for g in grads)  # type: ignore[return-value]
+        return _formulas.join(*grads, layout or ""), None
+    with torch.cuda.device(gate.device):
+        grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        grad_up = None if up is None else torch.empty_like(grad_gate)
+        second = None if up is None else _rows_adjacent(up)
+        _native.cuda_activation_backward(
+            _place(gate), act, numerics, layout,
+            _described(_rows_adjacent(grad)), _described(_rows_adjacent(gate)), _described_if(second),
+            _described(grad_gate), _described_if(grad_up),
+        )  # fmt: skip
+    note(op, "native cuda", "one pass over the gradient, gate and up, on the current stream")
+    return grad_gate, grad_up
+
+
+def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], numerics: Optional[str]) -> Tensor:
+    """PyTorch's linear map; of 16-bit values in float32 where ``fused`` was asked for by name."""
+    if x.dtype in HALVES and numerics is not None and numerics.startswith("fused"):
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return F.linear(x, weight, bias)
+
+
+Parts = Tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+
+def composed(x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str]) -> Tensor:
+    """The layer of PyTorch's linear maps and our activation."""
+    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+    gate = linear(x, w_gate, b_gate, numerics)
+    if w_up is not None:
+        h = activation_into("", gate, linear(x, w_up, b_up, numerics), None, activation, numerics, None)
+    else:
+        h = activation_into("", gate, None, layout, activation, numerics, None)
+    # h is a value of T between the two maps in every mode.
+    h = h.to(x.dtype)
+    return h if w_down is None else F.linear(h, w_down, b_down)
+
+
+# Layers over weights that stay where they are. Such a layer is what its key says and reads values in calls alone, so it is
+# never out of date: another tensor at the same address, of this shape and type, has the same layer.
+_borrowed: Dict[Tuple[object, ...], _native.Layer] = {}
+_MOST_BORROWED = 4096
+
+
+def _borrow(x: Tensor, parts: Parts, activation: str, numerics: Optional[str]) -> _native.Layer:
+    index = x.device.index
+    described = tuple(map(_described_if, parts))
+    key = (index, activation, numerics, described)
+    layer = _borrowed.get(key)
+    if layer is None:
+        if len(_borrowed) >= _MOST_BORROWED:
+            _borrowed.clear()
+        act: Activation = activation_named(activation)
+        layer = _native.Layer.borrow(index, described, act, numerics)  # type: ignore[arg-type]
+        _borrowed[key] = layer
+    return layer
+
+
+def _arranged(parts: Parts, layout: str) -> "Parts | str":
+    """Weights as kernels read them where they lie, or why they cannot."""
+    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+    if w_up is None and layout != "gate-first":
+        if layout != "up-first":
+            return f"kernels read no {layout} weights where they lie"
+        w_up, w_gate = w_gate.chunk(2)
+        if b_gate is not None:
+            b_up, b_gate = b_gate.chunk(2)
+    elif w_up is None and b_gate is not None:
+        w_gate, w_up = w_gate.chunk(2)
+        b_gate, b_up = b_gate.chunk(2)
+    for weight in (w_gate, w_up, w_down):
+        if weight is not None and weight.stride(-1) != 1:
+            return "kernels read weights as rows of adjacent elements"
+    return w_gate, w_up, w_down, b_gate, b_up, b_down
+
+
+def layer_into(
+    op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
+) -> Tensor:
+    """A gated linear layer or a block, in ``out`` or in a new tensor."""
+    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+    features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
+    if w_down is not None:
+        features = _check.down(x, features, w_down, b_down)
+    shape = (*x.shape[:-1], features)
+    if out is not None:
+        _check.expect_out(out, x, shape)
+    why = _no_kernels(x)
+    if why is None and x.device.type == "cpu":
+        why = (
+            "the CPU's kernels read packed weights, and a packed copy could miss a change of these; "
+            "swiglu.nn.MLP.freeze() makes one"
+        )
+    if why is None:
+        try:
+            result = _on_cuda(x, parts, activation, layout, numerics, shape, out)
+        except SwigluError as refused:
+            if refused.kind != "unsupported":
+                raise
+            result = str(refused)
+        if isinstance(result, Tensor):
+            note(op, "native cuda", "fused kernels over the weights where they lie, on the current stream")
+            return result
+        why = result
+    y = composed(x, parts, activation, layout, numerics)
+    if x.dtype in HALVES and numerics is None:
+        why += f"; gate and up are rounded to {x.dtype} between (numerics pre_round)"
+    note(op, "composed", why)
+    return y if out is None else out.copy_(y)
+
+
+def _on_cuda(
+    x: Tensor,
+    parts: Parts,
+    activation: str,
+    layout: str,
+    numerics: Optional[str],
+    shape: Tuple[int, ...],
+    out: Optional[Tensor],
+) -> "Tensor | str":
+    arranged = _arranged(parts, layout)
+    if isinstance(arranged, str):
+        return arranged
+    with torch.cuda.device(x.device):
+        place = _place(x)
+        layer = _borrow(x, arranged, activation, numerics)
+        rows = _rows_adjacent(x)
+        direct = _direct(out, shape, x, *parts)
+        tokens = x.numel() // max(x.shape[-1], 1)
+        scratch = torch.empty(layer.workspace_bytes(tokens), dtype=torch.uint8, device=x.device)
+        layer.forward_on(place, _described(rows), _described(direct), (scratch.data_ptr(), scratch.numel()))
+        return direct if out is None else _brought(direct, out)
+
+
+def packed(parts: Parts, activation: str, numerics: Optional[str]) -> _native.Layer:
+    """A copy of weights on a CPU in the form its kernels read."""
+    why = _no_kernels(parts[0])
+    if why is None and parts[0].device.type != "cpu":
+        why = "packed layers of this module are for the CPU; a CUDA device computes over the weights where they lie"
+    if why is not None:
+        raise _check.error("unsupported", "packing", why)
+    described = tuple(map(_described_if, parts))
+    arrangement = "gate-first" if parts[1] is None else None
+    if arrangement is not None and parts[3] is not None:
+        b_gate, b_up = parts[3].chunk(2)
+        described = (*described[:3], _described(b_gate), _described(b_up), described[5])
+    act = activation_named(activation)
+    return _native.Layer.pack(described, act, numerics, arrangement)  # type: ignore[arg-type]
+
+
+def packed_forward(layer: _native.Layer, x: Tensor) -> Tensor:
+    if x.device.type != "cpu":
+        raise _check.error("layout", "x", f"the packed weights are on the CPU, x is on {x.device}")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise _check.error("unsupported", "gradient", "a frozen block has none; use torch.no_grad(), or the block it was made of")
+    if _CODES.get(x.dtype) != layer.dtype:
+        raise _check.error("dtype", "x", f"expected {layer.dtype} elements, given {x.dtype}")
+    y = torch.empty((*x.shape[:-1], layer.out_features), dtype=x.dtype)
+    layer.forward(_described(x.detach().resolve_neg()), _described(y))
+    note("mlp", "native cpu", "packed weights")
+    return y

@@ -1,0 +1,247 @@
+"""Without PyTorch: numpy and DLPack, in and out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+
+import pytest
+
+np = pytest.importorskip("numpy", reason="not run: no numpy")
+
+import swiglu
+from reference import FAMILY, activation, activation_bound
+
+
+def values(rng, *shape, dtype="float32"):
+    return (3 * rng.standard_normal(shape)).astype(dtype)
+
+
+def expect(act, gate, up, h):
+    exact = activation(act, gate.astype(float), up.astype(float))
+    bound = activation_bound(act, gate.astype(float), up.astype(float), str(h.dtype))
+    assert np.all(np.abs(h.astype(float) - exact) <= bound)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_activations_are_within_their_bounds(name, dtype):
+    rng = np.random.default_rng(1)
+    gate, up = values(rng, 3, 257, dtype=dtype), values(rng, 3, 257, dtype=dtype)
+    expect(swiglu.Activation(name), gate, up, swiglu.silu_mul(gate, up, activation=name))
+
+
+def test_every_layout_gives_the_bits_of_separate_arrays():
+    rng = np.random.default_rng(2)
+    gate, up = values(rng, 5, 12), values(rng, 5, 12)
+    h = swiglu.silu_mul(gate, up)
+    assert np.array_equal(swiglu.glu(np.concatenate([gate, up], 1)), h)
+    assert np.array_equal(swiglu.glu(np.concatenate([up, gate], 1), layout="up-first"), h)
+    for group, layout in ((1, "interleaved"), (4, "interleaved-4")):
+        x = np.stack([gate.reshape(5, -1, group), up.reshape(5, -1, group)], 2).reshape(5, 24)
+        assert np.array_equal(swiglu.glu(x, layout=layout), h)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a,
+        lambda a: a.transpose(1, 0, 2),
+        lambda a: a[..., ::-1],
+        lambda a: a[::2, 1:, ::3],
+        lambda a: np.broadcast_to(a[:1, :1], a.shape),
+        lambda a: np.broadcast_to(a[..., :1], a.shape),
+        lambda a: a[:0],
+        lambda a: a[0, 0],
+        lambda a: a.astype(">f4"),
+        lambda a: np.asfortranarray(a),
+    ],
+)
+def test_any_strides(view):
+    rng = np.random.default_rng(3)
+    gate, up = view(values(rng, 4, 3, 7)), view(values(rng, 4, 3, 7))
+    h = swiglu.silu_mul(gate, up)
+    dense = [np.ascontiguousarray(a).astype(np.float32) for a in (gate, up)]
+    assert h.shape == gate.shape and np.array_equal(h, swiglu.silu_mul(*dense))
+
+
+def test_unaligned_arrays_and_outputs_of_any_strides():
+    raw = np.zeros(4 * 8 + 1, np.uint8)
+    gate = raw[1:].view(np.float32)
+    gate[:] = np.arange(8) - 4
+    up = np.ones(8, np.float32)
+    out = np.zeros(16, np.float32)[::2]
+    assert swiglu.silu_mul(gate, up, out=out) is out
+    assert np.array_equal(out, swiglu.silu_mul(gate.copy(), up))
+
+
+def test_an_output_may_be_an_input():
+    rng = np.random.default_rng(4)
+    x = values(rng, 6, 8)
+    expected = swiglu.glu(x.copy())
+    swiglu.glu(x, out=x[:, 2:6])
+    assert np.array_equal(x[:, 2:6], expected)
+
+
+def test_shapes_that_disagree_are_a_value_error_with_both():
+    with pytest.raises(ValueError, match=r"up: expected \[2, 3\], given \[3, 2\]") as caught:
+        swiglu.silu_mul(np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32))
+    assert isinstance(caught.value, swiglu.ShapeError)
+    assert (caught.value.kind, caught.value.expected, caught.value.given) == ("shape", "[2, 3]", "[3, 2]")
+    with pytest.raises(ValueError, match="even number"):
+        swiglu.glu(np.zeros((2, 3), np.float32))
+    with pytest.raises(ValueError, match="scalar"):
+        swiglu.silu_mul(np.zeros((), np.float32), np.zeros((), np.float32))
+    with pytest.raises(ValueError, match="scalar"):
+        swiglu.glu(np.zeros((), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda a: swiglu.silu_mul(a, a, activation="swish"), "argument"),
+        (lambda a: swiglu.silu_mul(a, a, numerics="exact"), "argument"),
+        (lambda a: swiglu.glu(a, layout="sideways"), "argument"),
+        (lambda a: swiglu.silu_mul(a, a.astype("float16")), "dtype"),
+        (lambda a: swiglu.silu_mul(a.astype(float), a.astype(float)), "argument"),
+        (lambda a: swiglu.load("no-such-file.gguf"), "not_found"),
+        (lambda a: swiglu.load(__file__), "unsupported"),
+        (lambda a: swiglu.silu_mul(a, a, out=np.broadcast_to(a, a.shape)), "unsupported"),
+    ],
+)
+def test_other_errors_are_runtime_errors_with_a_kind(call, kind):
+    with pytest.raises(RuntimeError) as caught:
+        call(np.zeros((2, 4), np.float32))
+    assert isinstance(caught.value, swiglu.SwigluError) and caught.value.kind == kind, caught.value
+
+
+def test_what_is_no_array_is_a_type_error():
+    with pytest.raises(TypeError, match="__dlpack__"):
+        swiglu.silu_mul([1.0], [2.0])
+
+
+class Lender:
+    """An array of a library that is not numpy."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_in_and_out():
+    rng = np.random.default_rng(5)
+    gate, up = values(rng, 2, 3, 5), values(rng, 2, 3, 5)
+    made = swiglu.silu_mul(Lender(gate), Lender(up))
+    assert isinstance(made, swiglu.Array) and made.shape == (2, 3, 5) and made.dtype == "f32"
+    first, second = np.from_dlpack(made), np.from_dlpack(made)
+    del made
+    assert np.array_equal(first, swiglu.silu_mul(gate, up)) and np.shares_memory(first, second)
+    into = np.zeros_like(gate)
+    swiglu.silu_mul(Lender(gate), Lender(up), out=Lender(into))
+    assert np.array_equal(into, first)
+    with pytest.raises(RuntimeError, match="convert it"):
+        swiglu.silu_mul(Lender(gate.astype(float)), Lender(up.astype(float)))
+
+
+def test_a_capsule_nobody_takes_is_given_back():
+    made = swiglu.silu_mul(Lender(np.ones((2, 2), np.float32)), Lender(np.ones((2, 2), np.float32)))
+    capsule = made.__dlpack__()
+    del made, capsule
+    lent = swiglu.silu_mul(Lender(np.ones((2, 2), np.float32)), Lender(np.ones((2, 2), np.float32))).__dlpack__()
+
+    class Twice:
+        def __dlpack__(self):
+            return lent
+
+    taken = swiglu.silu_mul(Twice(), Lender(np.ones((2, 2), np.float32)))
+    assert taken.shape == (2, 2)
+    with pytest.raises(ValueError):
+        swiglu.silu_mul(Twice(), Twice())
+
+
+def test_a_layer_of_a_file(layer_file):
+    layer = swiglu.load(layer_file, 0, device="cpu")
+    assert (layer.kind, layer.hidden, layer.intermediate, layer.out_features) == ("mlp", 288, 768, 288)
+    x = np.random.default_rng(6).standard_normal((2, 3, 288)).astype(np.float32)
+    y = layer(x)
+    assert y.shape == x.shape and np.array_equal(np.from_dlpack(layer(Lender(x))), y)
+    # Rows are independent of how they are arranged.
+    assert np.array_equal(layer(x.reshape(6, 288)), y.reshape(6, 288))
+    into = np.zeros((3, 2, 288), np.float32).transpose(1, 0, 2)
+    assert np.array_equal(layer.forward_into(x, into), y)
+    assert layer(np.zeros((0, 288), np.float32)).shape == (0, 288)
+    gated = swiglu.load(layer_file, kind="gated_linear", device="cpu", activation="geglu", dtype="f16")
+    assert (gated.out_features, gated.dtype, str(gated.activation)) == (768, "f16", "geglu")
+    with pytest.raises(ValueError, match=r"x: expected \[..., 288\], given \[2, 287\]"):
+        layer(np.zeros((2, 287), np.float32))
+    with pytest.raises(swiglu.SwigluError, match="expected f32"):
+        layer(np.zeros((2, 288), np.float16))
+
+
+def test_explanations_and_info(layer_file):
+    layer = swiglu.load(layer_file, device="cpu")
+    explanation = swiglu.explain(layer, 4)
+    assert "plan" in str(explanation) and explanation.data["problem"]["m"] == 4
+    assert layer.plan(4) in explanation.text and "<pre>" in layer._repr_html_()
+    found = swiglu.info()
+    assert found["version"] == swiglu.__version__
+    assert any(device["name"] == "cpu" and device["device"] for device in found["devices"])
+
+
+def test_threads_get_what_one_gets(layer_file):
+    layer = swiglu.load(layer_file, device="cpu")
+    rng = np.random.default_rng(7)
+    inputs = [rng.standard_normal((n, 288)).astype(np.float32) for n in (1, 2, 5, 17) * 4]
+    expected = [layer(x) for x in inputs]
+    results = [None] * len(inputs)
+
+    def work(i):
+        results[i] = layer(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert all(np.array_equal(a, b) for a, b in zip(results, expected))
+
+
+def _in_a_child(layer, x, expected, queue):
+    new = swiglu.silu_mul(x, x)
+    queue.put((np.array_equal(layer(x), expected), new.shape == x.shape))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not run: no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_a_forked_process_computes(layer_file):
+    layer = swiglu.load(layer_file, device="cpu")
+    x = np.random.default_rng(8).standard_normal((64, 288)).astype(np.float32)
+    expected = layer(x)
+    swiglu.silu_mul(x, x)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_a_child, args=(layer, x, expected, queue))
+    child.start()
+    assert queue.get(timeout=60) == (True, True)
+    child.join(timeout=60)
+
+
+def test_pytorch_is_not_imported():
+    code = "import sys, swiglu, numpy; swiglu.info(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_bfloat16_of_numpy():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="not run: no ml_dtypes")
+    rng = np.random.default_rng(9)
+    gate, up = (values(rng, 3, 65).astype(ml_dtypes.bfloat16) for _ in range(2))
+    h = swiglu.silu_mul(gate, up)
+    assert h.dtype == gate.dtype
+    expect(swiglu.Activation("swiglu"), gate, up, h)

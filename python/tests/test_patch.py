@@ -1,0 +1,345 @@
+"""Modules, and blocks of a model that compute with our kernels."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not run: no PyTorch")
+np = pytest.importorskip("numpy", reason="not run: no numpy")
+
+import swiglu
+import swiglu.nn
+import swiglu.torch as ops
+import torch._dynamo
+from test_ops import block_reference, name_of, tensor, within
+from torch import nn
+
+
+class Block(nn.Module):
+    """As the blocks of Llama."""
+
+    def __init__(self, hidden=8, intermediate=20, bias=False, act=None, dtype=None):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias, dtype=dtype)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias, dtype=dtype)
+        self.act_fn = act or nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Packed(nn.Module):
+    """As the blocks of Phi-3."""
+
+    def __init__(self, hidden=8, intermediate=20):
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.activation_fn = nn.SiLU()
+
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(up * self.activation_fn(gate))
+
+
+class Scaled(Block):
+    def forward(self, x):
+        return 0.5 * super().forward(x)
+
+
+class Clamped(Block):
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=10)) * self.up_proj(x))
+
+
+class Dropped(Block):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class TwoInputs(Block):
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+class Adapter(nn.Linear):
+    """Not a plain linear map: as adapters, quantised and parallel ones are not."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def expect_block(module, x, y, act="swiglu"):
+    """y against float64, within what roundings explain."""
+    if hasattr(module, "gate_up_proj"):
+        w_gate, w_up = module.gate_up_proj.weight.chunk(2)
+        b_gate = b_up = None
+    else:
+        w_gate, w_up, b_gate, b_up = (
+            module.gate_proj.weight, module.up_proj.weight, module.gate_proj.bias, module.up_proj.bias,
+        )  # fmt: skip
+    parts = (w_gate, w_up, module.down_proj.weight, b_gate, b_up, module.down_proj.bias)
+    exact, bound = block_reference(x.reshape(-1, x.shape[-1]), parts, act, name_of(x.dtype))
+    within(y.reshape(-1, y.shape[-1]), exact, bound)
+
+
+@pytest.mark.parametrize("level", ["block", "gated", "activation"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_patched_block_is_within_its_bounds(level, dtype, bias):
+    torch.manual_seed(1)
+    model = nn.Sequential(Block(bias=bias, dtype=dtype), Block(act=nn.GELU("tanh"), bias=bias, dtype=dtype))
+    parameters = [p.data_ptr() for p in model.parameters()]
+    names = list(model.state_dict())
+    report = swiglu.patch(model, level=level)
+    assert [(m.name, m.level, m.activation) for m in report.modules] == [("0", level, "swiglu"), ("1", level, "geglu-tanh")]
+    x = tensor(2, 3, 8, dtype=dtype)
+    with torch.no_grad():
+        expect_block(model[0], x, model[0](x))
+        expect_block(model[1], x, model[1](x), "geglu-tanh")
+    assert [p.data_ptr() for p in model.parameters()] == parameters and list(model.state_dict()) == names
+    assert swiglu.unpatch(model) == 2 and "forward" not in vars(model[0])
+    assert swiglu.unpatch(model) == 0
+
+
+def test_packed_blocks_and_gradients():
+    torch.manual_seed(2)
+    for make in (Packed, Block):
+        plain = make().double()
+        patched = copy.deepcopy(plain)
+        assert swiglu.patch(patched).patched
+        x, same = (tensor(3, 8, dtype=torch.float64, grad=True) for _ in range(2))
+        plain(x).sum().backward()
+        patched(same).sum().backward()
+        torch.testing.assert_close(x.grad, same.grad)
+        for a, b in zip(plain.parameters(), patched.parameters()):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Scaled, "computes something else"),
+        (Clamped, "computes something else"),
+        (Dropped, "computes something else"),
+        (TwoInputs, "does not take one tensor"),
+        (lambda: Block(act=nn.Tanh()), "none of ours"),
+    ],
+)
+def test_what_computes_something_else_is_left_alone(make, why):
+    model = make()
+    report = swiglu.patch(model)
+    assert not report.patched and why in report.left[0].reason and why in str(report)
+    assert "forward" not in vars(model)
+    with pytest.raises(swiglu.SwigluError, match="left alone"):
+        swiglu.patch(model, strict=True)
+    with pytest.raises(swiglu.SwigluError) as caught:
+        swiglu.nn.MLP.from_module(model)
+    assert caught.value.kind == "unsupported"
+
+
+def test_other_parts_hooks_and_forwards_are_left_alone():
+    model = Block()
+    model.norm = nn.LayerNorm(8)
+    assert "more parts" in swiglu.patch(model).left[0].reason
+    model = Block()
+    model.scale = nn.Parameter(torch.ones(1))
+    assert "values of its own" in swiglu.patch(model).left[0].reason
+    model = Block()
+    model.act_fn.register_forward_hook(lambda *a: None)
+    assert "hooks" in swiglu.patch(model).left[0].reason
+    model = Block()
+    model.forward = lambda x: x
+    assert "forward of its own" in swiglu.patch(model).left[0].reason
+    assert swiglu.patch(nn.Linear(2, 2)).modules == ()
+
+
+@pytest.mark.parametrize("which", ["gate_proj", "up_proj", "down_proj"])
+def test_adapters_are_called(which):
+    torch.manual_seed(3)
+    model = Block()
+    old = getattr(model, which)
+    setattr(model, which, Adapter(old.in_features, old.out_features, bias=False))
+    x = tensor(3, 8)
+    with torch.no_grad():
+        expected = model(x)
+        report = swiglu.patch(model)
+        assert report.patched[0].level == ("gated" if which == "down_proj" else "activation")
+        assert "Adapter" in report.patched[0].reason
+        torch.testing.assert_close(model(x), expected)
+    swiglu.unpatch(model)
+    with pytest.raises(swiglu.SwigluError, match="Adapter"):
+        swiglu.patch(model, strict=True)
+
+
+def hook(model):
+    model.gate_proj.register_forward_hook(lambda m, i, y: 2 * y)
+
+
+def own(model):
+    forward = model.up_proj.forward
+    model.up_proj.forward = lambda x: forward(x) + 1
+
+
+def adapter(model):
+    model.down_proj = Adapter(20, 8)
+
+
+def activation(model):
+    model.act_fn = nn.GELU()
+
+
+def hook_of_activation(model):
+    model.act_fn.register_forward_hook(lambda m, i, y: y + 1)
+
+
+@pytest.mark.parametrize("change", [hook, own, adapter, activation, hook_of_activation])
+@pytest.mark.parametrize("level", ["block", "gated", "activation"])
+def test_what_changes_after_patching_is_noticed(change, level):
+    torch.manual_seed(4)
+    model = Block()
+    twin = copy.deepcopy(model)
+    swiglu.patch(model, level=level)
+    change(model)
+    with torch.no_grad():
+        x = tensor(3, 8)
+        if change is adapter:
+            twin.down_proj = model.down_proj
+        else:
+            change(twin)
+        torch.testing.assert_close(model(x), twin(x))
+
+
+def test_hooks_before_patching_are_called():
+    model = Block()
+    seen = []
+    model.gate_proj.register_forward_hook(lambda *a: seen.append("gate"))
+    model.register_forward_hook(lambda *a: seen.append("block"))
+    report = swiglu.patch(model)
+    assert report.patched[0].level == "activation" and "hooks" in report.patched[0].reason
+    model(tensor(2, 8))
+    assert seen == ["gate", "block"]
+
+
+def test_hooks_of_all_modules_are_called():
+    model = Block()
+    swiglu.patch(model)
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, i, y: seen.append(type(m)))
+    model(tensor(2, 8))
+    handle.remove()
+    assert nn.SiLU in seen and seen.count(nn.Linear) == 3
+
+
+def test_copies_casts_and_compile():
+    torch.manual_seed(5)
+    model = Block()
+    swiglu.patch(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model.gate_proj.weight.mul_(2)
+        x = tensor(3, 8)
+        expect_block(twin, x, twin(x))
+        expect_block(model, x, model(x))
+        half = copy.deepcopy(model).bfloat16()
+        expect_block(half, x.bfloat16(), half(x.bfloat16()))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        expect_block(model, x, compiled(x))
+
+
+def test_reports_read_well():
+    model = nn.ModuleDict({"a": Block(), "b": Scaled()})
+    report = swiglu.patch(model)
+    text = str(report)
+    assert "1 of 2 feed-forward blocks patched" in text and "b (Scaled): left alone" in text
+    assert "<table>" in report._repr_html_() and "patched already" in swiglu.patch(model).left[0].reason
+    with pytest.raises(ValueError, match="unknown level"):
+        swiglu.patch(model, level="all")
+
+
+# Modules.
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_modules(packed, bias):
+    torch.manual_seed(6)
+    block = swiglu.nn.MLP(8, 20, bias=bias, packed=packed, activation="geglu")
+    assert (block.hidden, block.intermediate) == (8, 20) and "geglu" in repr(block)
+    gated = swiglu.nn.GatedLinear(8, 20, bias=bias, packed=packed)
+    x = tensor(3, 8, grad=True)
+    assert block(x).shape == (3, 8) and gated(x).shape == (3, 20)
+    block(x).sum().backward()
+    assert all(p.grad is not None for p in block.parameters())
+    if not packed:
+        expect_block(block, x.detach(), block(x), "geglu")
+        assert [n for n, _ in Block(bias=bias).named_parameters()] == [n for n, _ in block.named_parameters()]
+    block.reset_parameters()
+    with torch.no_grad():
+        frozen = block.freeze()
+        torch.testing.assert_close(frozen(x), block(x), rtol=1e-5, atol=1e-6)
+        assert ops.explain_last().way == "composed"
+        assert not list(frozen.parameters()) and copy.deepcopy(frozen)(x).shape == (3, 8)
+    with pytest.raises(swiglu.SwigluError, match="gradient"):
+        frozen(x)
+    with pytest.raises(swiglu.SwigluError, match="expected f32"):
+        frozen(x.detach().double())
+    with pytest.raises(ValueError, match=r"x: expected \[..., 8\]"):
+        frozen(torch.zeros(2, 7))
+
+
+def test_glu_module():
+    x = tensor(3, 8)
+    assert torch.equal(swiglu.nn.GLU("geglu")(x), ops.glu(x, "geglu"))
+    assert torch.equal(swiglu.nn.GLU()(x, x), ops.silu_mul(x, x))
+
+
+def test_from_module_shares_parameters():
+    model = Block(bias=True)
+    made = swiglu.nn.MLP.from_module(model)
+    assert {id(p) for p in model.parameters()} == {id(p) for p in made.parameters()}
+    x = tensor(3, 8)
+    with torch.no_grad():
+        expect_block(model, x, made(x))
+        model.gate_proj.weight.mul_(3)
+        expect_block(model, x, made(x))
+    packed = swiglu.nn.MLP.from_module(Packed())
+    assert packed.packed and packed(x).shape == (3, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+def test_a_llama_of_transformers(dtype):
+    transformers = pytest.importorskip("transformers", reason="not run: no transformers")
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=171, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=97, mlp_bias=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).to(dtype).eval()
+    ids = torch.arange(24).reshape(2, 12)
+    inputs = []
+    hooks = [layer.mlp.register_forward_hook(lambda m, i, y: inputs.append((m, i[0], y))) for layer in model.model.layers]
+    with torch.no_grad():
+        before = model(ids).logits
+        inputs.clear()
+        report = swiglu.patch(model, strict=True)
+        after = model(ids).logits
+        for module, x, y in inputs:
+            expect_block(module, x, y)
+    for handle in hooks:
+        handle.remove()
+    assert [m.name for m in report.patched] == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    # Each block is within its own bounds; what follows it may amplify what differs, in a model this small a few times.
+    unit = 2.0**-24 if dtype == torch.float32 else 2.0**-8
+    assert (after - before).abs().max() <= 64 * unit * before.abs().max()
+    swiglu.unpatch(model)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, before)
+    # It trains.
+    swiglu.patch(model)
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
