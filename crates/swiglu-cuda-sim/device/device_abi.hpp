@@ -65,7 +65,7 @@ unsigned sim_vote(sim::Vote kind, unsigned mask, bool predicate);
 
 void sim_store_for_grid(void* to, const void* from, unsigned bytes);
 void sim_reads_grid(const void* from, unsigned bytes);
-void sim_copy_engine_reads_grid(const void* from, unsigned bytes);
+void sim_tma_reads_grid(const void* from, unsigned bytes);
 void sim_grid_dependency_wait();
 void sim_grid_dependency_launch();
 void sim_stores_global(const void* to, unsigned bytes);

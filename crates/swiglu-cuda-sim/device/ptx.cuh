@@ -235,7 +235,7 @@ INLINE void cluster_barrier() {
 }
 INLINE void barrier_arrive_cluster(u32 barrier) { sim_barrier_arrive_cluster(barrier); }
 
-// --- The bulk copy engine (sm_90) --------------------------------------------------------------
+// --- Bulk copies of TMA (sm_90) --------------------------------------------------------------
 
 INLINE void prefetch_tensor_map(const TensorMap* map) { sim_prefetch_tensor_map(map); }
 INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row) {

@@ -138,7 +138,7 @@ int attribute_value(int attribute) {
       return 32;  // warp size
     case 12:
     case 82:
-      return 65536;  // registers per block, per multiprocessor
+      return 65536;  // registers per block, per SM
     case 13:
       return 1000000;  // clock, kHz
     case 16:
@@ -170,7 +170,7 @@ int attribute_value(int attribute) {
     case 97:
       return arch_shared_optin(arch);
     case 106:
-      return 32;  // blocks per multiprocessor
+      return 32;  // blocks per SM
     case 108:
       return l2_bytes() / 4 * 3;  // persisting L2
     case 111:

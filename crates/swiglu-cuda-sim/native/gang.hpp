@@ -37,7 +37,7 @@ struct Launch {
   Index3 grid{1, 1, 1}, block{1, 1, 1};
   unsigned shared_bytes = 0;
   unsigned cluster = 1;
-  unsigned resident = 1;  // blocks that a multiprocessor holds
+  unsigned resident = 1;  // blocks that an SM holds
   bool cooperative = false;
   bool programmatic = false;  // may start before the grid before it has ended
   std::vector<std::byte> params;
@@ -116,7 +116,7 @@ struct Span {
 struct GridTrace {
   Span stored;
   std::set<uintptr_t> counted;  // words that were counted at: they lie far from what was stored
-  // Where ordinary stores and those of the copy engine went: granules of as many bytes as memory is aligned to.
+  // Where ordinary stores and those of TMA went: granules of as many bytes as memory is aligned to.
   static constexpr uintptr_t GRANULE = 256;
   std::unordered_set<uintptr_t> granules;
   uintptr_t last_granule = UINTPTR_MAX;
@@ -290,7 +290,7 @@ std::string describe(const Thread& thread);
 // `bytes` of the running block's shared memory at `address`, checked.
 std::byte* shared_at(Block& block, uint32_t address, uint32_t bytes, uint32_t alignment,
                      const char* operation);
-// Marks shared memory as written by ordinary means, invisible to the copy engine and wgmma before
+// Marks shared memory as written by ordinary means, invisible to TMA and wgmma before
 // fence.proxy.async (PTX ISA 8.9, proxies), and checks that none such is left.
 void mark_unfenced(Thread& thread, uint32_t address, uint32_t bytes);
 void require_fenced(const Block& block, uint32_t address, uint32_t bytes, const char* reader);
@@ -311,7 +311,7 @@ void release_cluster_barrier(Gang& gang);
 void arrive(Block& block, uint32_t barrier, uint32_t expect_bytes);
 void require_barrier(Block& block, uint32_t address, const char* operation);
 
-// Lets one transfer of the copy engine make progress; false if none is under way.
+// Lets one transfer of TMA make progress; false if none is under way.
 bool progress_transfer(Gang& gang);
 void finish_thread_transfers(Thread& thread);
 // A block whose last thread ends gives its shared memory back.

@@ -2,7 +2,7 @@
 // memory consistency model). A store lands at once, by the toss of a coin, or when it is released: by
 // its thread, by a lane that it has met at __syncwarp, or by another thread of the block after a barrier
 // of the block or an arrival at an mbarrier. So a release that is missing, or a barrier before it, shows
-// other blocks what was there before. The copy engine reads what the own grid stored only for threads
+// other blocks what was there before. TMA reads what the own grid stored only for threads
 // that fenced it. And what a grid has stored so, the grid behind it may not read before
 // griddepcontrol.wait, if it was launched to start early.
 #include <algorithm>
@@ -75,7 +75,7 @@ void sim_reads_grid(const void* from, unsigned bytes) {
     fault("reads what the grid before it wrote, at %p, without griddepcontrol.wait", from);
   }
 }
-void sim_copy_engine_reads_grid(const void* from, unsigned bytes) {
+void sim_tma_reads_grid(const void* from, unsigned bytes) {
   sim_reads_grid(from, bytes);
   if (!self().fenced_global && gang().trace.stored.meets(reinterpret_cast<uintptr_t>(from), bytes)) {
     fault("copies what its grid stored, at %p, without fence.proxy.async.global", from);

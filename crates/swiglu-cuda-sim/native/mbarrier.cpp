@@ -101,7 +101,7 @@ void sim_barrier_init(unsigned barrier, unsigned arrivals) {
   b.expected = arrivals;
   b.mark = INITIALISED;
   std::memcpy(p, &b, 8);
-  // The copy engine may use it only after a fence, which other proxies also need.
+  // TMA may use it only after a fence, which other proxies also need.
   mark_unfenced(self(), barrier, 8);
 }
 

@@ -1,4 +1,4 @@
-// The bulk copy engine: loads of bytes (PTX ISA 9.7.9.25.5.2, cp.async.bulk), tensor loads and stores
+// Bulk copies of TMA: loads of bytes (PTX ISA 9.7.9.25.5.2, cp.async.bulk), tensor loads and stores
 // (9.7.9.27, cp.async.bulk.tensor); and stores to other blocks, which land as loads do (9.7.9.12, st.async).
 // Transfers make progress at times that the schedule's generator picks, in any order.
 #include <cstring>
@@ -101,7 +101,7 @@ void write_tensor(BulkStore& store) {
                  [&](uint32_t from, uint32_t skipped, std::byte* to, uint32_t inside) {
                    const std::byte* p = store.box.data() + (from - store.from);
                    if (inside > 0 && skipped + inside < 16) {
-                     fault("a tensor store to rows that end within 16 bytes: the copy engine would "
+                     fault("a tensor store to rows that end within 16 bytes: TMA would "
                            "write all of them, past the end");
                    }
                    if (inside == 0) return;
@@ -194,7 +194,7 @@ void sim_tensor_load(unsigned to, const void* pointer, unsigned barrier, int col
   Block& block = *me.block;
   const TensorMap map = checked_map(pointer, to, block, "tensor load");
   require_barrier(block, barrier, "tensor load");
-  require_fenced(block, barrier, 8, "the copy engine");
+  require_fenced(block, barrier, 8, "TMA");
   expect_waited(map, column, row);
   gang().loads.push_back({&block, &me, map, to, barrier, column, row});
   maybe_yield();
@@ -209,7 +209,7 @@ void sim_tensor_load_multicast(unsigned to, const void* pointer, unsigned barrie
     Block& block = cluster_block(rank, "tensor load");
     const TensorMap map = checked_map(pointer, to, block, "tensor load");
     require_barrier(block, barrier, "tensor load");
-    require_fenced(block, barrier, 8, "the copy engine");
+    require_fenced(block, barrier, 8, "TMA");
     expect_waited(map, column, row);
     gang().loads.push_back({&block, &me, map, to, barrier, column, row});
   }
@@ -229,8 +229,8 @@ void sim_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barri
   sim_expect_policy(policy, "cp.async.bulk");
   shared_at(block, to, bytes, 16, "cp.async.bulk");
   require_barrier(block, barrier, "cp.async.bulk");
-  require_fenced(block, barrier, 8, "the copy engine");
-  sim_copy_engine_reads_grid(from, bytes);
+  require_fenced(block, barrier, 8, "TMA");
+  sim_tma_reads_grid(from, bytes);
   gang().loads.push_back({&block, &self(), {}, to, barrier, 0, 0, from, bytes});
   maybe_yield();
 }

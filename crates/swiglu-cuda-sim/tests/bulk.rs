@@ -1,4 +1,4 @@
-//! Bulk copies of bytes by the copy engine: what they bring, and what is refused.
+//! Bulk copies of bytes by TMA: what they bring, and what is refused.
 // A test may panic.
 #![allow(clippy::unwrap_used)]
 

@@ -126,7 +126,7 @@ KERNEL(64, 1, exchange)(KERNEL_PARAMS(Exchange) p) {
 "#;
 
 #[test]
-fn stores_reach_the_copy_engine_of_other_blocks() {
+fn stores_reach_the_tma_of_other_blocks() {
     let Some(sim) = sim() else { return };
     const LAUNCH_FAILED: c_int = 719;
     const COPIED: usize = 32 * BLOCKS as usize;

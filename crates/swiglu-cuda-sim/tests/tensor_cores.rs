@@ -1,4 +1,4 @@
-//! Tensor cores of a warp and of a warpgroup, and the copy engine, against plain products.
+//! Tensor cores of a warp and of a warpgroup, and TMA, against plain products.
 mod common;
 
 use common::*;
@@ -73,8 +73,8 @@ KERNEL(32, 1, tile)(KERNEL_PARAMS(P) p) {
     assert_eq!(download::<f32>(sim, d, 128), want);
 }
 
-/// A ring of two stages, filled by the copy engine, multiplied by one warpgroup; the result leaves
-/// through stmatrix and the copy engine. `TRANSPOSED` says whether b is [k, n] or [n, k].
+/// A ring of two stages, filled by TMA, multiplied by one warpgroup; the result leaves
+/// through stmatrix and TMA. `TRANSPOSED` says whether b is [k, n] or [n, k].
 const RING: &str = "
 struct P { ptx::TensorMap a, b, d; int steps; };
 constexpr u32 kA = 64 * 64 * 2, kB = COLUMNS * 64 * 2, kStage = kA + kB, kOut = 64 * COLUMNS * 2;
@@ -171,7 +171,7 @@ fn run_ring(
     launches: usize,
 ) -> Option<Ran> {
     let sim = sim()?;
-    // Fewer rows and columns than the tile: the copy engine clips, and fills with zeros.
+    // Fewer rows and columns than the tile: TMA clips, and fills with zeros.
     let (m, k, width) = (56, depth as usize, n as usize - 8);
     let (a, b) = (numbers(m * k, 5), numbers(k * width, 6));
     let b_at = |l: usize, j: usize| if transposed { b[l * width + j] } else { b[j * k + l] };

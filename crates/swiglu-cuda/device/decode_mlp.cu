@@ -17,9 +17,9 @@
 // are added in the order of the warps: the same bits on every run.
 //
 // Why a ring: by Little's law 4.3 TB/s at 650 to 800 ns take 2.8 to 3.4 MB in flight, 21 to 26 KB on
-// each of 132 multiprocessors; WARPS · DEPTH KiB are 64 to 128. And the ring runs ahead: while a
+// each of 132 SMs; WARPS · DEPTH KiB are 64 to 128. And the ring runs ahead: while a
 // block adds up, activates and waits at the barrier, its first down rows arrive. 64 KiB on each of
-// 132 multiprocessors are 2 µs of memory; a barrier is expected to take 0.8 to 1.5 µs. A prefetch to
+// 132 SMs are 2 µs of memory; a barrier is expected to take 0.8 to 1.5 µs. A prefetch to
 // L2 beyond the ring would have nothing left to hide, so there is none.
 //
 // Measured on an H200, bf16, M = 1, in one launch and in two: 896/4864 14.7 and 14.3 µs, 2048/8192 33.3 and
@@ -28,7 +28,7 @@
 // that these are the instructions, 75 KB in an image with two copies of the loop, which every launch behind
 // a stream of weights reads from memory again, the second half of them behind the barrier.
 //
-// FMA or tensor cores: a multiprocessor takes in 9.3 16-bit weights per cycle; the FMA pipes spend one
+// FMA or tensor cores: an SM takes in 9.3 16-bit weights per cycle; the FMA pipes spend one
 // lane-cycle per weight and token and two to unpack it, 22 % of 128 lanes at one token, 44 % at four, all
 // of them from 12 on. Tensor cores spend 1/256 of an instruction per weight at any M. So FMA for one or
 // two tokens, in exact f32, tensor cores above.
@@ -44,7 +44,7 @@
 // bytes with a scale per 32 89.8. Not memory but instructions: as compiled a unit took 249, 341, 411 and 382
 // of them, half for unpacking and products and half for its copies and their addresses, and units ·
 // instructions / 4 a cycle are 44, 60, 38 and 69 µs of the times above. Rows without their own address
-// arithmetic (pointers that move on) compile to 3 to 8 % more, not fewer. In sm90_decode_mlp.cu the copy engine
+// arithmetic (pointers that move on) compile to 3 to 8 % more, not fewer. In sm90_decode_mlp.cu TMA
 // leaves the first half only.
 //
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR 1 = tensor cores

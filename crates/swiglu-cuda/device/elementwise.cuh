@@ -24,7 +24,7 @@
 // a state is made of is not known: in the slow one as many bytes move as there are (67.1 MB read, 32 to 35
 // written); the fast one was not counted.
 // Backward in f32 takes 256 threads. 1024 are slower backward; two and four vectors a thread, and a grid of the
-// multiprocessors that loops, are slower than one vector.
+// SMs that loops, are slower than one vector.
 // Predicted and refuted: that memory of the stream-ordered pool is slower than other memory (1.00), that
 // registers, resident blocks or where tensors lie explain the slow state.
 #pragma once
@@ -182,7 +182,7 @@ INLINE void for_each_vector(const Tiling& tiling, Load load, Store store, Single
   }
 }
 
-// Threads that a multiprocessor holds: fewer in the desktop and embedded members of a generation.
+// Threads that an SM holds: fewer in the desktop and embedded members of a generation.
 constexpr bool kSmaller = __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 ||
                           __CUDA_ARCH__ == 1100 || __CUDA_ARCH__ >= 1200;
 constexpr int kResidentThreads = kSmaller ? 1536 : 2048;

@@ -45,7 +45,7 @@ INLINE void backward(const BackwardParams& p) {
       });
 }
 
-// Two blocks of a multiprocessor at once: 64 registers for each thread.
+// Two blocks of an SM at once: 64 registers for each thread.
 KERNEL(kMostThreads, 2, elementwise_backward_16)(KERNEL_PARAMS(BackwardParams) p) { backward<16>(p); }
 KERNEL(kMostThreads, 1, elementwise_backward_8)(KERNEL_PARAMS(BackwardParams) p) { backward<8>(p); }
 KERNEL(kMostThreads, 1, elementwise_backward_4)(KERNEL_PARAMS(BackwardParams) p) { backward<4>(p); }

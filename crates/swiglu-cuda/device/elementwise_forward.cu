@@ -30,7 +30,7 @@ INLINE void forward(const ForwardParams& p) {
       });
 }
 
-// Blocks that a multiprocessor holds at once: as many as its threads allow (32 registers each where there
+// Blocks that an SM holds at once: as many as its threads allow (32 registers each where there
 // are 2048) if the code is short enough for that without spills, so that as many bytes as possible are in
 // flight; else 64 registers.
 constexpr bool kShortCode = kArrangement == kApart && (kFast || kIsF32) && CLAMP == 0 &&

@@ -19,7 +19,7 @@ typedef long long i64;
 
 namespace ptx {
 
-// A CUtensorMap, encoded by the driver, read by the copy engine.
+// A CUtensorMap, encoded by the driver, read by TMA.
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };
@@ -142,7 +142,7 @@ INLINE void store_global(Raw<4>* p, Raw<4> r) {
 INLINE void store_global(Raw<2>* p, Raw<2> r) {
   asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(r.half) : "memory");
 }
-// Asks for 32 bytes to be in the second-level cache.
+// Asks for 32 bytes to be in L2.
 INLINE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // --- Between blocks of a grid ------------------------------------------------------------------
@@ -309,7 +309,7 @@ INLINE void named_barrier_arrive(u32 threads) {
 INLINE void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers visible to the copy engine and to other blocks of the cluster.
+// Makes initialised barriers visible to TMA and to other blocks of the cluster.
 INLINE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -384,7 +384,7 @@ INLINE void barrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// --- The bulk copy engine (sm_90) --------------------------------------------------------------
+// --- Bulk copies of TMA (sm_90) --------------------------------------------------------------
 
 INLINE void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -398,7 +398,7 @@ INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, i
       "l"(map), "r"(barrier), "r"(column), "r"(row)
       : "memory");
 }
-// The same with a `policy` of the second-level cache, below.
+// The same with a `policy` of L2, below.
 INLINE void tensor_load(u32 to, const TensorMap* map, u32 barrier, int column, int row, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -424,7 +424,7 @@ INLINE void tensor_store(const TensorMap* map, u32 from, int column, int row) {
       : "memory");
 }
 // Copies `bytes` to shared memory and completes them on `barrier`. Both addresses and the number of bytes
-// are multiples of 16 (9.7.9.25.5.2, cp.async.bulk). `policy`: of the second-level cache, below.
+// are multiples of 16 (9.7.9.25.5.2, cp.async.bulk). `policy`: of L2, below.
 INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -440,13 +440,13 @@ INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// What is read with it is the first to leave the second-level cache (9.7.9.18, createpolicy).
+// What is read with it is the first to leave L2 (9.7.9.18, createpolicy).
 INLINE u64 policy_evict_first() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// What is read with it leaves the second-level cache in the order of use, as without a policy.
+// What is read with it leaves L2 in the order of use, as without a policy.
 INLINE u64 policy_evict_normal() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
@@ -474,11 +474,11 @@ template <int PENDING>
 INLINE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// Orders this thread's ordinary writes to shared memory before later reads of it by the copy engine
+// Orders this thread's ordinary writes to shared memory before later reads of it by TMA
 // or the tensor cores; every writing thread needs it, before the barrier that hands the data over.
 INLINE void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Orders ordinary writes of global memory that this thread has seen before its later copies of it by the
-// copy engine (8.6, proxies).
+// TMA (8.6, proxies).
 INLINE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // --- Launch order (sm_90) ----------------------------------------------------------------------

@@ -2,7 +2,7 @@
 //
 // It is fused, it launches once, it reads every weight once, and h stays in the first-level cache: all
 // that is said in favour of a fused block. Its one thread block walks through the whole of both
-// reductions while every other multiprocessor is idle. One multiprocessor takes in 64 bytes per cycle
+// reductions while every other SM is idle. One SM takes in 64 bytes per cycle
 // at the very most, 110 GB/s of 4.3 TB/s: predicted, to be measured, at least 40 times the time of
 // decode_mlp.cu on an H200. No plan chooses it; measurements can.
 //

@@ -78,7 +78,7 @@
 //     e4m3              53.4 47.8 / 49.0 47.7       65.5 / 62.2
 //     e4m3, 128 x 128   54.1 48.3 / 50.9 48.2       67.6 / 65.0
 // "Before" all warps met for every tile and a warp's units were multiplied one after the other. Bf16 takes 85 to 88.
-// Scales of rows in shared memory instead of the second-level cache: 48.3 to 47.7 for e4m3. Refuted: stages of 33 KiB
+// Scales of rows in shared memory instead of L2: 48.3 to 47.7 for e4m3. Refuted: stages of 33 KiB
 // with 8 warps (nothing). By a profile of Q4_0 with 8 warps, before, these issue in half of the cycles and wait for memory
 // an eighth of the time: it is their products that take long, at two instructions a cycle. With 16 tokens x leaves the
 // ring 70 KB. decode_mlp.cu takes 54 to 90 with one token.
@@ -320,7 +320,7 @@ INLINE void produce_tokens(const Sm90DecodeMlpParams& p, u32 shared) {
   ptx::named_barrier<kHandOver>(kHandOverThreads);
   if (threadIdx.x % 32 == 0) meeting.meet();
   __syncwarp();
-  // The other blocks stored h as threads do, and so may this one have x; the copy engine reads the one and
+  // The other blocks stored h as threads do, and so may this one have x; TMA reads the one and
   // overwrites the other.
   ptx::fence_async_global();
   ptx::fence_async_shared();

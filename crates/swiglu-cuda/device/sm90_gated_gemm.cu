@@ -1,6 +1,6 @@
 // h = act(x·Wg + bg, x·Wu + bu) on Hopper: one persistent, warp-specialised kernel.
 //
-// One producer thread feeds a ring of STAGES tiles of x, Wg and Wu through the copy engine; two
+// One producer thread feeds a ring of STAGES tiles of x, Wg and Wu through TMA; two
 // consumer warpgroups multiply with wgmma. Cooperating they take 64 rows of a tile each; in ping-pong
 // (PING_PONG = 1) they take whole tiles in turn, and one computes activations and stores while the
 // other multiplies. A stage's B operand is the gate tile with
@@ -10,13 +10,13 @@
 //
 // Whole waves of tiles rarely end where the features do. With TAIL_H > 0 the columns from `full_columns` on are
 // cut into narrower tiles of TAIL_H, which come last: the host chooses both so that the fullest
-// multiprocessor has the least to do.
+// SM has the least to do.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TILE_H output
 // columns per tile; CLUSTER blocks, 1 or 2, that compute tiles below each other and share the
 // weights; STAGES; SHARED_BYTES as the host computed them; BIAS; TENSOR_STORE 1 = output through the
-// copy engine, 0 = from registers, for a base or row stride that is not a multiple of 16 bytes; TAIL_H as
-// above or 0; and what gate.cuh names. M, H and K are run-time values, K > 0; the copy engine fills
+// TMA, 0 = from registers, for a base or row stride that is not a multiple of 16 bytes; TAIL_H as
+// above or 0; and what gate.cuh names. M, H and K are run-time values, K > 0; TMA fills
 // what lies outside with zeros, so that no extent needs padding.
 //
 // Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
@@ -52,7 +52,7 @@
 // 1024×1024×4096 30.7, 30.4; 256×896×4864 11.4, 12.1, hence what the host charges for narrow tiles. Of less than one
 // wave, all of these changes together gain 11 and 25 % with 128 tokens (896×4864, 4096×14336) and lose 4 to 31 % with
 // up to 64, where other kernels are faster: those are not cut since. Their widths were 80, 64, 56 and 32 there and
-// their results went straight from registers; those of whole panels are left, 64 and 32, and through the copy engine
+// their results went straight from registers; those of whole panels are left, 64 and 32, and through TMA
 // 1024×1024×4096 takes 26.9 (128 × 64: 27.2), 4096×896×4864 101 (106), 512×896×4864 16.0 (17.5), 16384×2048×4096 769
 // (814), in one run again.
 // Beside cuBLAS's product alone, in turns, it takes 0.93 to 0.98 of the time in bursts, 0.94 to 1.03 at the limit of
@@ -358,7 +358,7 @@ INLINE void consumer_barrier(int consumer) {
 [[maybe_unused]] constexpr bool kCrowded = kBlocks * kTileH >= 192;
 [[maybe_unused]] constexpr bool kGuarded = kCrowded && (kGate != kSilu || !kFast || ROUNDING != 0 || CLAMP);
 
-// Through shared memory and the copy engine: whole lines, clipped to the tensor.
+// Through shared memory and TMA: whole lines, clipped to the tensor.
 template <int WIDTH>
 INLINE void store_tile(const Sums<WIDTH>& d, const Sm90GatedGemmParams& p, const Ring& ring, Tile tile,
                        int consumer) {

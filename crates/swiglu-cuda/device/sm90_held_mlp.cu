@@ -1,10 +1,10 @@
 // y = act(x·Wg + bg, x·Wu + bu)·Wd + bd for up to 16 tokens on Hopper, in two launches, with quantised weights so few that
-// a multiprocessor's share of both halves fits into its shared memory.
+// an SM's share of both halves fits into its shared memory.
 //
 // With so few bytes nothing but latencies is left. sm90_decode_mlp.cu has all of them in a row: a grid begins when the one
 // before has ended, stages x, meets at a barrier of the grid. Here, as in sm90_register_gemm.cu, every weight has a place of
 // its own: each half asks for all of its weights when it starts, which is while the kernel before it still multiplies, and
-// lets the next one start at once. What is left is a boundary between grids, the way of tokens from the second-level cache,
+// lets the next one start at once. What is left is a boundary between grids, the way of tokens from L2,
 // a few products for each warp, and sums that meet in shared memory, twice.
 //
 // Weights lie as decode_formats.cuh says, and are multiplied as there: a warp has *units*, 16 rows of 64 bytes, of which a
@@ -52,7 +52,7 @@ typedef Format<kFormat> Kind;
 constexpr int kTiles = TILES, kPlaces = PLACES, kBeside = BESIDE, kSteps = STEPS, kCluster = CLUSTER;
 constexpr int kOwnTiles = ceiling_divide(kTiles, kBeside);  // of a warp
 constexpr int kThreads = 32 * kPlaces * kBeside;
-// The compiler is told of so many: a thread then has 64 or 80 registers, with which blocks of both halves share a multiprocessor.
+// The compiler is told of so many: a thread then has 64 or 80 registers, with which blocks of both halves share an SM.
 constexpr int kMostThreads = kVectors == 1 ? 1024 : 768;
 static_assert(kFormat != 0 && kThreads <= kMostThreads, "quantised weights");
 static_assert(kCluster == 1 || (!kGateUp && (kCluster == 2 || kCluster == 4)), "blocks that share k of down rows");

@@ -1,4 +1,4 @@
-// y = h·W + b for up to 8 rows of h on Hopper, W [out, in], where a multiprocessor's share of the weights fits into its
+// y = h·W + b for up to 8 rows of h on Hopper, W [out, in], where an SM's share of the weights fits into its
 // registers: the down projection of small blocks behind sm90_skinny_gated_gemm.cu.
 //
 // With so few weights nothing but latencies is left: of the answer of the kernel before, of tokens, of weights that found
@@ -18,7 +18,7 @@
 // multiple of 8, are run-time values.
 //
 // Floors: 2·K·N bytes at 4.23 TB/s: 2.1 µs for 4864 → 896; a block of its own for all of k reads h whole from the
-// second-level cache, with 8 tokens 8.7 MB in all, a block of a cluster of four a quarter of it. The whole block of 896/4864,
+// L2, with 8 tokens 8.7 MB in all, a block of a cluster of four a quarter of it. The whole block of 896/4864,
 // whose weights all take 6.2; measured on an H200, bf16, blocks in a graph with cold weights, µs (lab/logs/nvidia-h200,
 // decode-paces and decode-clusters):
 //     M                                                  1      2      4      8
@@ -120,7 +120,7 @@ INLINE OutputPair add_up(u32 at) {
 }
 
 // The sums of this block's part of k go to the blocks that have their features, each to the place of this block there.
-// Who waits for them acquires at the block's scope, as for copies of the copy engine that another block asked for.
+// Who waits for them acquires at the block's scope, as for copies of TMA that another block asked for.
 INLINE void hand_over(u32 shared, u32 group, u32 pair) {
   const OutputPair sum = add_up<kWarps, kSumsBytes>(shared + group * kWarps * kSumsBytes + pair * 8);
   const u32 owner = group / kOwnGroups;

@@ -4,15 +4,15 @@
 // wgmma has 64 rows at least. With few tokens these are features of the weights, and the tokens are its
 // columns, TILE_M of them: no row is wasted on tokens that do not exist. Two instructions with the same tokens,
 // one for the gate's features and one for the up's, leave the two pre-activations of an output in the same
-// register of two arrays. One thread feeds a ring of STAGES tiles through the copy engine; a tile has TILE_H
+// register of two arrays. One thread feeds a ring of STAGES tiles through TMA; a tile has TILE_H
 // features, and up to three warpgroups with up to 64 of them each multiply. The rows of the last warpgroup
 // beyond TILE_H multiply whatever lies behind the features: rows do not depend on each other, and these are
 // dropped.
 //
-// There are three forms. TILE_H 64: two blocks share a multiprocessor, so that one streams while the other ends;
+// There are three forms. TILE_H 64: two blocks share an SM, so that one streams while the other ends;
 // SPLIT blocks, a cluster, can each multiply a part of k, and then add up their shares of the tokens through
 // distributed shared memory, always in the order of their ranks: the same bits on every launch. TILE_H
-// fitted to the layer, so that each multiprocessor has an even share of the features and one block with all of
+// fitted to the layer, so that each SM has an even share of the features and one block with all of
 // its shared memory: x is read by as few blocks as there can be. And, with TOKEN_ROWS, as that, but tokens are the
 // rows, 64 for each warpgroup, and the columns are the tile's features of the gate with those of the up behind
 // them, up to 256 in an instruction: as many as there are, not the next multiple of 64. With many tokens that is
@@ -21,27 +21,27 @@
 // Weights are asked for before the grid before this one has ended, for as many stages as the ring has: a
 // layer's weights are uploaded once, by copies, which no kernel runs beside. In a feed-forward block that goes on with
 // sm90_skinny_gemm.cu or sm90_register_gemm.cu there are more forms of a fitted tile: see there. Where a block shares its
-// multiprocessor with one of those, weights come at a pace, UNDER_WAY stages at a time. This kernel then begins while the
-// one before multiplies, and 140 KB that a multiprocessor asks for at once take 4 µs to come, behind which that one's
+// SM with one of those, weights come at a pace, UNDER_WAY stages at a time. This kernel then begins while the
+// one before multiplies, and 140 KB that an SM asks for at once take 4 µs to come, behind which that one's
 // tokens would wait; x is then asked for by a warp of its own, as soon as it is there. Or, with X_AT_ONCE, by all threads
-// that multiply, as much of it as the ring has room for. In a block whose second kernel follows on the same multiprocessors
+// that multiply, as much of it as the ring has room for. In a block whose second kernel follows on the same SMs
 // weights come at a pace where stages are few and large. For a layer of its own that is 0.5 % less at 4096 × 14336 with 16 and 64
 // tokens, and 1 % more at 2048 × 8192 with 16: it is not done.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
 // of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an
-// instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of a multiprocessor; STAGES;
+// instruction each; SPLIT 1, 2, 4 or 8, 1 with TOKEN_ROWS; RESIDENTS, blocks of an SM; STAGES;
 // SHARED_BYTES as the host computed them; RELEASE_AT_ONCE, whether a stage is given back before the next one is multiplied;
 // UNDER_WAY, less than STAGES, 0 for as many; X_AT_ONCE, only at such a pace; BIAS; and what gate.cuh names. M, H and K
 // are run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
 // Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
 // 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
-// multiprocessor (650 ns); the rings hold up to 196 KB. A stage's 64 × 64 products with N = TILE_M
+// SM (650 ns); the rings hold up to 196 KB. A stage's 64 × 64 products with N = TILE_M
 // take 2·4·max(TILE_M/2, 16) cycles, the shared memory's time for A: 128 cycles for 18 KiB with
-// TILE_M = 16, which is 144 B per cycle, five times what memory gives a multiprocessor.
+// TILE_M = 16, which is 144 B per cycle, five times what memory gives an SM.
 //
-// From the second-level cache a kernel reads the weights once and x once per block. At M = 64 and 4096 × 14336
+// From L2 a kernel reads the weights once and x once per block. At M = 64 and 4096 × 14336
 // that is 235 + 117 MB with 64 features per tile, 235 + 67 with 112; at M = 128 and 3584 × 18944 272 + 272 and
 // 272 + 121 with 144 features.
 //
@@ -79,7 +79,7 @@
 //     160×4096×14336     95.9     78.3              111         105     76.4
 //     200×2048×8192      29.3     27.6              42.5        31.4    40.9
 //     256×896×4864       11.0     12.9              16.9        11.7    14.2
-// x is what most bytes from the second-level cache are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that:
+// x is what most bytes from L2 are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that:
 // pairs of blocks with tiles side by side, each of which brings half of x to both (21.9 there; 0.7 to 26 % more in 66
 // times of 68, 1 and 7 % less in two); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8
 // with 256×896×4864). What made most of the time with fewer tokens than a tile has: rows of a box that lie outside of
@@ -88,11 +88,11 @@
 //
 // Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency (within 2 and 5 % of the
 // best at most, in 54 problems); pairs of blocks that share x by multicast (1 % more to 5 %; 1 % less at 3584 ×
-// 18944 with 128 tokens); fitted tiles of half the width for two blocks on a multiprocessor (1 to 9 % more,
+// 18944 with 128 tokens); fitted tiles of half the width for two blocks on an SM (1 to 9 % more,
 // except 0.5 µs less at 4096 × 14336 with M = 64). And the down projection behind it by the same kernel with one
 // weight and no activation, in a programmatic launch: for 14336 → 4096 with 1, 4 and 16 tokens 43 µs in tiles of
 // 32, 33 in tiles of 64 that split k in two, 38 in tiles of 128 that split it in four, where cuBLASLt takes 33; a
-// step of 64 of k is 190 ns of latencies, and clusters of four seem to leave multiprocessors empty.
+// step of 64 of k is 190 ns of latencies, and clusters of four seem to leave SMs empty.
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = TILE_M;
@@ -158,7 +158,7 @@ struct alignas(64) Sm90SkinnyGatedGemmParams {
 
 typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;
 
-// The first step whose x comes through the copy engine.
+// The first step whose x comes through TMA.
 constexpr int kFirstOfX = kXAtOnce ? kStages : 0;
 
 // Where x of a step has come, and the weights too if they do not come at a pace of their own.
@@ -189,7 +189,7 @@ struct Producer {
   const Tile tile = own_tile(p.extents);
   const Steps steps = own_steps(p.extents);
   const int rows = copied_rows<kTileM>(p.extents, tile.row);
-  // Where nobody reads them again, weights are the first to leave the second-level cache.
+  // Where nobody reads them again, weights are the first to leave L2.
   const u64 policy = p.extents.m <= kTileM ? ptx::policy_evict_first() : ptx::policy_evict_normal();
 
   INLINE int k_of(u32 step) const { return (steps.first + step) * kTileK; }
@@ -260,7 +260,7 @@ struct Producer {
 INLINE void bring_first_x(const Sm90SkinnyGatedGemmParams& p, const Ring& ring, const LineCopies<kConsumers>& x) {
   const int all = ceiling_divide(p.extents.k, kTileK);
   x.copy(0, all < kStages ? all : kStages, [&](int step) { return ring.base + step * kStageBytes + kXAt; });
-  // The next grid may read weights from here on, as where x comes through the copy engine: all before this one have ended.
+  // The next grid may read weights from here on, as where x comes through TMA: all before this one have ended.
   // They come behind x.
   if (threadIdx.x == 0) ptx::grid_dependency_launch();
   ptx::copy_async_commit();

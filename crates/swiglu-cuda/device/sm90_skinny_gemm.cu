@@ -2,24 +2,24 @@
 //
 // As there, features are the rows of wgmma, tokens its columns, and weights are asked for before the grid before this
 // one has ended. But a down projection has few features and a long k, of which a step of 64 is a short product
-// behind several latencies: 190 ns in that kernel. An even share of the features for each multiprocessor, 8 to 64 of
+// behind several latencies: 190 ns in that kernel. An even share of the features for each SM, 8 to 64 of
 // them, leaves nothing to be added up between blocks. So a stage of the ring holds PANELS steps of k, a warpgroup
 // multiplies all of them before it waits, and WARPGROUPS take stages in turn, each with sums of its own part of k.
 // In the end these are added up in the order of the warpgroups: the same bits on every launch. STAGES is a multiple of
 // WARPGROUPS, so that a stage has one reader and one writer of each kind for good. Barriers tell odd rounds from even
 // ones only: who waits for a round must have seen the one before it, or takes an older one for it.
 //
-// Two forms. A block has a multiprocessor to itself, and begins when one of the kernel before has left it. Or both kernels
+// Two forms. A block has an SM to itself, and begins when one of the kernel before has left it. Or both kernels
 // take half of the shared memory: blocks begin while those before them still multiply, and their first weights are under
-// way, behind the last of the other kernel, where memory would be idle. For that the multiprocessor must divide all of
+// way, behind the last of the other kernel, where memory would be idle. For that the SM must divide all of
 // its memory as shared memory, whatever the first kernel takes. This kernel must let the next grid go when it has asked
 // for the last of its weights, not earlier, or that one's weights arrive before those that are waited for, and none are left
 // for the time between; the first asks for its own at a pace, and lets this one go when it has asked for its tokens. And no
-// two blocks of a kernel may share a multiprocessor while others are empty: of the first kernel by their memory, of this
+// two blocks of a kernel may share an SM while others are empty: of the first kernel by their memory, of this
 // one by the registers of six warpgroups.
 //
 // Two warps ask for weights and two for tokens, every other stage each: a thread issues a copy in 30 to 50 cycles,
-// and where a tile has 8 features a multiprocessor's share of memory brings its kilobyte in 56. Those of the
+// and where a tile has 8 features an SM's share of memory brings its kilobyte in 56. Those of the
 // tokens wait for the grid before this one.
 //
 // Rows of the instruction beyond TILE_H multiply whatever lies behind the features, and columns beyond the tokens
@@ -30,7 +30,7 @@
 // STAGES, 0 for as many; SHARED_BYTES as the host computed them. M, H and K are run-time values.
 //
 // Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
-// tokens come from the second-level cache, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
+// tokens come from L2, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
 // cycles at least, in which shared memory gives the 64 rows: 8 µs for k = 14336.
 // Measured on an H200, bf16, whole blocks in a graph with cold weights, µs (`swiglu tune`; lab/logs/nvidia-h200,
 // decode-two-kernels). Floor: all weights at 4.23 TB/s. One launch: sm90_decode_mlp.cu; cuBLASLt: behind the same gated kernel,
@@ -52,12 +52,12 @@
 // alone at most 128 KiB of weights are under way, so that tokens do not come behind a whole ring: at 2048/8192 1 and 2 % less
 // with 1 and 8 tokens, nothing with 16; at 4096/14336 0.8 % less, with the first kernel's at a pace too (decode-clusters).
 //
-// Refuted: asking for the first down weights with cp.async.bulk.prefetch, an eighth to half of the second-level cache, when
+// Refuted: asking for the first down weights with cp.async.bulk.prefetch, an eighth to half of L2, when
 // the gated kernel ends (27.1 and 26.9 without, 87.9 and 87.2 without; half of it costs 2 µs at 2048/8192); stages
 // of 8 or 32 KiB whatever the tile (32: 3 µs more at 2048/8192); two warpgroups or six, alone; gated tiles of 64
-// features for two blocks on a multiprocessor (up to 4 µs more). Side by side: letting the next grid go at once (1.5 µs
+// features for two blocks on an SM (up to 4 µs more). Side by side: letting the next grid go at once (1.5 µs
 // more at 2048/8192, 0.1 to 1 elsewhere, all without a pace); without all memory divided as shared memory (4 to 8 µs more at 4096/14336, for
-// blocks then wait for the first kernel's and pair up); the gated kernel on all multiprocessors rather than on as many as
+// blocks then wait for the first kernel's and pair up); the gated kernel on all SMs rather than on as many as
 // its tiles need (0.4 µs either way).
 #include "tiles.cuh"
 
@@ -122,7 +122,7 @@ INLINE void feed(const Extents& e, const Ring& ring, u32 feeder, u32 at, u32 pit
 }
 
 // Every other 16 of k has sums of its own, where these are few: the next product does not wait for them. With fewer
-// registers, besides, two blocks would share a multiprocessor: see the host.
+// registers, besides, two blocks would share an SM: see the host.
 constexpr int kSets = kTileM == 8 ? 2 : 1;
 typedef float Sums[kTileM / 2];
 

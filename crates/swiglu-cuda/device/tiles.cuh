@@ -54,7 +54,7 @@ struct StageRing {
   static INLINE u32 parity(u32 step) { return step / COUNT & 1; }
 };
 
-// Rows of x that the copy engine brings for a tile: all of them, or of the last tile those there are, in whole eights.
+// Rows of x that TMA brings for a tile: all of them, or of the last tile those there are, in whole eights.
 // Beyond these shared memory is as it was: rows, or columns, of products do not depend on each other.
 template <int TILE_ROWS>
 INLINE int copied_rows(const Extents& e, int row) {
@@ -63,7 +63,7 @@ INLINE int copied_rows(const Extents& e, int row) {
 }
 
 // Copies rows of 16-bit elements into panels of lines of the 128-byte swizzle, 64 of k each, by THREADS threads, eight for
-// a line: all of them under way at once, where the copy engine takes 30 to 50 cycles for each copy of a thread, and its
+// a line: all of them under way at once, where TMA takes 30 to 50 cycles for each copy of a thread, and its
 // answer longer. Elements behind the end of k are zeros, lines of rows that there are not are left as they were.
 template <int THREADS>
 class LineCopies {

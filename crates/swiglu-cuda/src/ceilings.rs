@@ -69,7 +69,7 @@ fn optional(rate: Result<f64>) -> Result<Option<f64>> {
     }
 }
 
-/// Bytes per second of a copy in device memory, far larger than the second-level cache.
+/// Bytes per second of a copy in device memory, far larger than L2.
 ///
 /// # Errors
 /// As [`measure`].
@@ -90,7 +90,7 @@ pub fn copy(cuda: &Cuda) -> Result<f64> {
 }
 
 /// Operations per second of a square product through cuBLASLt, with tiles enough for every
-/// multiprocessor many times over.
+/// SM many times over.
 ///
 /// # Errors
 /// As [`measure`]; [`CudaError::LibraryMissing`] without cuBLASLt.

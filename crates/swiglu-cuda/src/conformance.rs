@@ -124,7 +124,7 @@ impl CudaBackend {
             let tile = |m, h| kernel.tile(Shape::of(&problem(&case(m, 1, h)), sms));
             let m = 2 * tile(1, 1)[0] + 1;
             // A tile that is fitted to the features grows with them, up to its widest. Rows of whole 16 bytes are what
-            // the copy engine stores.
+            // TMA stores.
             let mut h = 8;
             while h <= 2 * tile(m, h)[1] {
                 h = 2 * tile(m, h)[1] + 8;
@@ -133,7 +133,7 @@ impl CudaBackend {
         }
         let quantized = quantized.map(|kind| QuantizedTypes::of(Op::Mlp, kind));
         let case = |m, k, h| Case { quantized, ..Case::new(Op::Mlp, [m, k, h], dtype) };
-        // Two tiles of 16 rows for each multiprocessor, and a part of them a third.
+        // Two tiles of 16 rows for each SM, and a part of them a third.
         let features = 32 * sms + 32;
         // As many tokens as are computed; of weights that stay in registers or shared memory as many as fit.
         let sizes = [1, 2, 4, 8].map(|part| (features / part).next_multiple_of(64));
@@ -174,7 +174,7 @@ impl CudaBackend {
         let Way::By(steps) = self.way else { return false };
         // A pair goes another way with another x.
         let alone = steps.down().is_none();
-        alone && steps.kernel_of_h().is_some_and(Kernel::needs_copy_engine)
+        alone && steps.kernel_of_h().is_some_and(Kernel::needs_tma)
     }
 }
 

@@ -154,7 +154,7 @@ fn going_round(backend: &CudaBackend, all: bool) -> Vec<Case> {
                 orientation: Orientation::ALL[i / 2 % 2],
                 arrangement: Arrangement::PackedUpFirst,
             },
-            // Every second an odd number of features, whose rows the copy engine does not store.
+            // Every second an odd number of features, whose rows TMA does not store.
             intermediate: case.intermediate - if case.quantized.is_none() { i % 2 * 7 } else { 0 },
             ..case
         })
@@ -174,8 +174,8 @@ fn rings_go_round() {
         if of_cublas.iter().any(|way| name.ends_with(way)) {
             assert!(cases.is_empty(), "{name}");
         } else if name.ends_with("sm90_register_gemm") && sms < 72 {
-            // Registers of so few multiprocessors hold the down rows of one step of k.
-            swiglu_testing::not_run(format_args!("{name} on {sms} multiprocessors"));
+            // Registers of so few SMs hold the down rows of one step of k.
+            swiglu_testing::not_run(format_args!("{name} on {sms} SMs"));
         } else if cuda.facts().compute_capability == (9, 0) || !name.contains("sm90") {
             assert!(judge(&backend, cases.into_iter()) > 0, "{name} computes nothing");
         }
@@ -286,7 +286,7 @@ fn few_rows(dtype: DType) -> Vec<Case> {
         Case {
             bias: i % 3 == 0,
             layout: WeightLayout { orientation, arrangement: Arrangement::PackedUpFirst },
-            // Rows of x that the copy engine can address.
+            // Rows of x that TMA can address.
             padding: hidden.next_multiple_of(8) - hidden,
             seed: i as u64,
             ..Case::new(Op::GatedLinear, [m, hidden, intermediate], dtype)
@@ -349,8 +349,8 @@ fn few_rows_in_wide_tiles() {
     }
 }
 
-/// Full tiles, then narrow ones of 64 columns and of 32, and the latter alone; results through the copy engine and,
-/// where the number of features is odd, from registers. That these sizes are cut so, on 4 multiprocessors and
+/// Full tiles, then narrow ones of 64 columns and of 32, and the latter alone; results through TMA and,
+/// where the number of features is odd, from registers. That these sizes are cut so, on 4 SMs and
 /// on 132, is a test of `Cut`.
 #[test]
 fn tiles_that_become_narrow() {

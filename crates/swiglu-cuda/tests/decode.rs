@@ -22,19 +22,19 @@ fn designs(cuda: &Cuda) -> Vec<CudaBackend> {
     let mut designs: Vec<_> = all.filter(|b| b.name().contains("decode_mlp")).collect();
     assert_eq!(designs.len(), 4);
     designs.retain(|b| b.computes(&Case::new(Op::Mlp, [1, 64, 64], DType::F32)));
-    assert_eq!(designs.len(), if has_copy_engine(cuda) { 4 } else { 2 });
+    assert_eq!(designs.len(), if has_tma(cuda) { 4 } else { 2 });
     designs
 }
 
 /// Of sm_90a, the kind that `sm90_decode_mlp.cu` is for.
-fn has_copy_engine(cuda: &Cuda) -> bool {
+fn has_tma(cuda: &Cuda) -> bool {
     cuda.facts().compute_capability == (9, 0)
 }
 
 /// A layer that goes each way the device has.
 fn layers<T: Element>(cuda: &Cuda, parameters: &Parameters<T>) -> Vec<Mlp<T>> {
     let mut designs = vec![DecodeDesign::OneLaunch, DecodeDesign::TwoLaunches];
-    if has_copy_engine(cuda) {
+    if has_tma(cuda) {
         designs.extend([DecodeDesign::BulkOneLaunch, DecodeDesign::BulkOneLaunchWide]);
     }
     let by_design = |design| {
@@ -162,7 +162,7 @@ fn tokens_that_do_not_fit_in_shared_memory() {
                 continue;
             }
             let case = Case::new(Op::Mlp, [m, k, h], dtype);
-            // On a device of few multiprocessors decode_mlp.cu has no room for its partial sums of most.
+            // On a device of few SMs decode_mlp.cu has no room for its partial sums of most.
             if backend.computes(&case) || backend.name().contains("sm90") {
                 judge(&backend, &[case]);
             }
@@ -351,12 +351,12 @@ fn plans_name_the_obstacles() {
     assert_ne!(unfused.kernel, "decode_mlp");
 }
 
-/// What the copy engine feeds was measured with 16-bit values: f32 is offered, and not taken before a record
+/// What TMA feeds was measured with 16-bit values: f32 is offered, and not taken before a record
 /// says that it was the fastest.
 #[test]
-fn the_copy_engine_waits_for_a_measurement_of_f32() {
+fn the_tma_waits_for_a_measurement_of_f32() {
     let Some(cuda) = common::device() else { return };
-    if !has_copy_engine(&cuda) {
+    if !has_tma(&cuda) {
         return;
     }
     let case = |dtype| Case::new(Op::Mlp, [2, 72, 96], dtype);

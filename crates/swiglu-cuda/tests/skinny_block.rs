@@ -12,7 +12,7 @@ use swiglu_core::{
 };
 use swiglu_cuda::{Cuda, CudaBackend, DecodeDesign, DeviceMatrix, Mlp, Stream};
 
-/// The ways of up to 16 tokens, as records name them: each kernel alone on a multiprocessor, or beside the other.
+/// The ways of up to 16 tokens, as records name them: each kernel alone on an SM, or beside the other.
 const WAYS: [&str; 2] = [
     "sm90_skinny_gated_gemm 16xfitted + sm90_skinny_gemm",
     "sm90_skinny_gated_gemm 16xfitted beside sm90_skinny_gemm",
@@ -133,7 +133,7 @@ fn down_weights_in_registers() {
         assert_eq!(common::judge(backend, tokens), 8);
     }
     // Too many tokens; rows that end within an access; more weights than registers, or more tiles than
-    // multiprocessors.
+    // SMs.
     let refused =
         [[9, 64, 64], [4, 64, 60], [4, 64, 6152], [4, 16 * sms, 3080], [4, 16 * sms + 1, 8]];
     for extents in refused {
@@ -212,7 +212,7 @@ fn a_record_makes_it_the_plan() {
 
 /// `most`: tokens, of which a record says that this way is the fastest, as of 8.
 fn record_makes_plan(cuda: &Cuda, way: &str, kernel: &str, tokens: [usize; 2], most: usize) {
-    // A simulated device has few multiprocessors, whose registers hold less of more features.
+    // A simulated device has few SMs, whose registers hold less of more features.
     let (k, h) = (if way == REGISTERS { 40 } else { 72 }, 1304);
     let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
     let parameters = Parameters::<bf16>::new(&case(8)).unwrap();
@@ -282,7 +282,7 @@ fn replay(layer: &Mlp<bf16>, m: usize, inputs: &[Matrix<bf16>; 2], expected: &[M
     }
 }
 
-/// x that the copy engine cannot read goes another way to h; what follows is the same.
+/// x that TMA cannot read goes another way to h; what follows is the same.
 #[test]
 fn x_in_the_middle_of_a_row() {
     let Some(cuda) = hopper() else { return };

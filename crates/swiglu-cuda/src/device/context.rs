@@ -34,15 +34,15 @@ pub struct DeviceFacts {
     pub name: String,
     /// Major and minor compute capability.
     pub compute_capability: (u32, u32),
-    /// Multiprocessors.
+    /// SMs.
     pub sm_count: u32,
-    /// Bytes of second-level cache.
+    /// Bytes of L2.
     pub l2_bytes: usize,
     /// Bytes of shared memory that one block can have when it asks for it.
     pub shared_bytes_optin: usize,
     /// Bytes of device memory.
     pub memory_bytes: usize,
-    /// The highest clock of the multiprocessors in kHz; 0 where the driver does not tell.
+    /// The highest clock of the SMs in kHz; 0 where the driver does not tell.
     pub clock_khz: u32,
     /// Bytes per second that the memory's clock and width allow; 0 where the driver does not tell.
     pub memory_bandwidth: u64,

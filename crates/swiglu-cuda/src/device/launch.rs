@@ -37,7 +37,7 @@ struct Loaded {
     keeps_all_shared: AtomicBool,
     /// Whether it was asked for since [`Functions::take_used`].
     used: AtomicBool,
-    /// How many blocks of a shape a multiprocessor holds: layers of some sizes may take turns.
+    /// How many blocks of a shape an SM holds: layers of some sizes may take turns.
     resident: Remembered<Shape, u32, 4>,
     module: Arc<Module>,
 }
@@ -120,7 +120,7 @@ impl Function {
         Ok(())
     }
 
-    /// Asks that multiprocessors which run this kernel divide all of their memory as shared memory, not only what its
+    /// Asks that SMs which run this kernel divide all of their memory as shared memory, not only what its
     /// blocks take: else blocks of another kernel, which need more, wait until these have ended.
     pub(crate) fn keep_all_shared(&self) -> Result<()> {
         let loaded = &*self.0;
@@ -385,7 +385,7 @@ pub(crate) unsafe fn launch<P>(
 }
 
 impl Loaded {
-    /// Blocks of a shape that a multiprocessor holds at the same time.
+    /// Blocks of a shape that an SM holds at the same time.
     fn resident_blocks(&self, shape: Shape) -> Result<u32> {
         self.resident.get(shape, || {
             let context = &self.module.context;

@@ -119,7 +119,7 @@ impl Down {
         Some(tiling.ring_for(intermediate))
     }
 
-    /// What [`Self::prepare`] compiles, if anything, on so many multiprocessors.
+    /// What [`Self::prepare`] compiles, if anything, on so many SMs.
     pub(crate) fn needed(self, problem: &Problem, multiprocessors: usize) -> Option<NamedVariant> {
         let Problem { m, intermediate, hidden, dtype, .. } = *problem;
         match self {

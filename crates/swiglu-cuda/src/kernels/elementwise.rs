@@ -18,7 +18,7 @@ static BACKWARD: KernelFile = KernelFile::new(
 );
 
 /// Threads of a block, see `device/elementwise.cuh`, and of one where whole blocks would leave
-/// multiprocessors without work.
+/// SMs without work.
 const THREADS: u32 = 512;
 const FEW_THREADS: u32 = 128;
 /// Backward in f32, where fewer at a time are faster.

@@ -90,7 +90,7 @@ impl Shape {
         Self { tokens, features, orientation, multiprocessors }
     }
 
-    /// So many features for one multiprocessor.
+    /// So many features for one SM.
     pub(super) fn even(features: usize, orientation: Orientation) -> Self {
         Self { tokens: 1, features, orientation, multiprocessors: 1 }
     }
@@ -176,7 +176,7 @@ impl Call<'_> {
     }
 
     /// x in boxes of `tile_m` rows, and of the rows that are left below the last whole tile: rows that do not exist
-    /// cost the copy engine more time than others. A map that no tile needs is the other one.
+    /// cost TMA more time than others. A map that no tile needs is the other one.
     pub(super) fn x_maps(&self, cuda: &Cuda, tile_m: usize) -> Result<[TensorMap; 2]> {
         let rows =
             |rows: usize| self.operand_map(cuda, self.x, self.weights.hidden, [rows as u32, PANEL]);
@@ -286,8 +286,8 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Whether the copy engine can address x and the weights; the output may be anything.
-fn check_copy_engine(call: &Call<'_>) -> Result<(), String> {
+/// Whether TMA can address x and the weights; the output may be anything.
+fn check_tma(call: &Call<'_>) -> Result<(), String> {
     let w = &call.weights;
     let weights = |data| Tensor::new(data, w.row_stride);
     for (what, tensor, rows) in [
@@ -297,7 +297,7 @@ fn check_copy_engine(call: &Call<'_>) -> Result<(), String> {
     ] {
         if !addressable(tensor, rows) {
             return Err(format!(
-                "the copy engine needs {what} at a multiple of 16 bytes with rows a multiple of 16 \
+                "TMA needs {what} at a multiple of 16 bytes with rows a multiple of 16 \
                  bytes apart, given address {:#x} and rows {} bytes apart",
                 tensor.data,
                 tensor.stride * 2
@@ -328,7 +328,7 @@ pub(crate) struct Form {
     pub(crate) share: usize,
     /// Blocks of a cluster that each multiply a part of k of one tile.
     pub(crate) split: usize,
-    /// Blocks that run on a multiprocessor at the same time.
+    /// Blocks that run on an SM at the same time.
     pub(crate) blocks_per_sm: usize,
     /// Whether a block multiplies a tile while it activates another.
     pub(crate) hides_epilogue: bool,
@@ -340,7 +340,7 @@ pub(crate) struct Form {
 /// A fused kernel with its tile: data, until it is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
-    /// Hopper's wgmma and copy engine.
+    /// Hopper's wgmma and TMA.
     Sm90(sm90_gated_gemm::Config),
     /// The same for few rows.
     Sm90Skinny(sm90_skinny_gated_gemm::Config),
@@ -457,8 +457,8 @@ impl Kernel {
         matches!(self, Kernel::Sm90(config) if config.copies_narrow_rows())
     }
 
-    /// Whether addresses and row strides must be those that the copy engine takes.
-    pub(crate) fn needs_copy_engine(self) -> bool {
+    /// Whether addresses and row strides must be those that TMA takes.
+    pub(crate) fn needs_tma(self) -> bool {
         matches!(self, Kernel::Sm90(_) | Kernel::Sm90Skinny(_))
     }
 
@@ -471,7 +471,7 @@ impl Kernel {
         tf32: bool,
     ) -> Result<(), Obstacle> {
         let dtype = problem.dtype;
-        let wgmma = self.needs_copy_engine();
+        let wgmma = self.needs_tma();
         match self {
             _ if wgmma && arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
             _ if wgmma && dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
@@ -502,13 +502,13 @@ impl Kernel {
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
         }
-        // Without the copy engine places within a row are counted in bytes.
+        // Without TMA places within a row are counted in bytes.
         let bytes = w.intermediate.max(w.hidden).saturating_mul(call.code.dtype().size());
-        if !self.needs_copy_engine() && bytes > i32::MAX as usize {
+        if !self.needs_tma() && bytes > i32::MAX as usize {
             return Err(format!("rows of {bytes} bytes are more than the kernel counts to"));
         }
         match self {
-            Kernel::Sm90(_) | Kernel::Sm90Skinny(_) => check_copy_engine(call),
+            Kernel::Sm90(_) | Kernel::Sm90Skinny(_) => check_tma(call),
             Kernel::Mma(_) | Kernel::Simt => Ok(()),
         }
     }
@@ -534,7 +534,7 @@ impl Kernel {
         }
     }
 
-    /// What [`Self::prepare`] compiles for a problem with packed weights on so many multiprocessors; none for a problem
+    /// What [`Self::prepare`] compiles for a problem with packed weights on so many SMs; none for a problem
     /// whose x it does not take.
     pub(crate) fn needed(
         self,
@@ -562,7 +562,7 @@ impl Kernel {
 
     /// Whether it takes rows of x that lie one behind the other.
     pub(crate) fn takes_rows_of(self, problem: &Problem) -> bool {
-        !self.needs_copy_engine() || addressable(Tensor::new(0, problem.hidden), problem.m)
+        !self.needs_tma() || addressable(Tensor::new(0, problem.hidden), problem.m)
     }
 
     /// Compiles what a launch needs.

@@ -26,10 +26,10 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The most arithmetic per byte, and eight warps where one block has a multiprocessor to itself.
+    /// The most arithmetic per byte, and eight warps where one block has an SM to itself.
     pub(crate) const TALL: Config =
         Config { tile: [256, 64], warps: [4, 2], stages: 4, k_bytes: 64 };
-    /// Two blocks on the multiprocessors of an H200, of which one multiplies while the other activates.
+    /// Two blocks on the SMs of an H200, of which one multiplies while the other activates.
     pub(crate) const LARGE: Config =
         Config { tile: [128, 64], warps: [2, 2], stages: 3, k_bytes: 128 };
     /// Up to 64 tokens, and few tiles.
@@ -58,7 +58,7 @@ impl Config {
         self.k_bytes / dtype.size()
     }
 
-    /// Blocks on a multiprocessor are those of an H200, as registers and its shared memory allow. The shares of mma.sync's
+    /// Blocks on an SM are those of an H200, as registers and its shared memory allow. The shares of mma.sync's
     /// rate are of it too, in bf16 with 4096 rows of 4096, 14336 features: 369, 404, 376, 349 and, of a tile twice as
     /// wide as the flat one, 165 TFLOP/s in one run; with few tokens, which it is for, that is better than it says.
     pub(crate) fn form(self) -> Form {

@@ -69,9 +69,9 @@ impl fmt::Display for Obstacle {
             Obstacle::PartOfAnAccess { features, access } => {
                 write!(f, "rows of {features} down weights are no multiple of {access}")
             }
-            Obstacle::NotInRegisters => f.write_str(
-                "a multiprocessor's share of the down weights does not fit into its registers",
-            ),
+            Obstacle::NotInRegisters => {
+                f.write_str("an SM's share of the down weights does not fit into its registers")
+            }
             Obstacle::RoundsBias(dtype) => write!(f, "biases would be rounded to {dtype}"),
             Obstacle::KeepsBetween(dtype) => {
                 write!(f, "gate and up would not be rounded to {dtype}, which was asked for")

@@ -1,6 +1,6 @@
 //! The order of tiles: how many row tiles share a column of weight tiles, see `device/gated_gemm.cuh`.
 
-/// Of the second-level cache, what the rows of x of a group may fill beside weights that pass through.
+/// Of L2, what the rows of x of a group may fill beside weights that pass through.
 const CACHE_FOR_ROWS: f64 = 0.5;
 /// The most row tiles of a group.
 const TALLEST: usize = 32;

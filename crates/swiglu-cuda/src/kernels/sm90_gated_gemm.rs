@@ -39,7 +39,7 @@ pub(crate) struct Config {
 impl Config {
     /// The most arithmetic per byte.
     pub(crate) const WIDE: Config = Config { tile_h: 128, cluster: 1, ping_pong: false };
-    /// As [`Self::WIDE`], with less traffic from the second-level cache.
+    /// As [`Self::WIDE`], with less traffic from L2.
     pub(crate) const PAIR: Config = Config { tile_h: 128, cluster: 2, ping_pong: false };
     /// Twice as many tiles, for few rows.
     pub(crate) const NARROW: Config = Config { tile_h: 64, cluster: 1, ping_pong: false };
@@ -207,7 +207,7 @@ fn variant(tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool) -> 
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q])
 }
 
-/// The tiles of launches with aligned operands of a shape, and whether the copy engine writes its rows, wherever they lie:
+/// The tiles of launches with aligned operands of a shape, and whether TMA writes its rows, wherever they lie:
 /// see `writable`.
 fn aligned(config: Config, shape: Shape) -> (Tiles, bool) {
     (Tiles { config, tail: config.cut(shape).tail }, shape.features.is_multiple_of(8))
@@ -267,7 +267,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     let rows = call.m.div_ceil(config.tile()[0]);
     let narrow = (call.weights.intermediate - full_columns).div_ceil(tail.max(1));
     let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
-    // Persistent: a cluster per so many multiprocessors, or fewer.
+    // Persistent: a cluster per so many SMs, or fewer.
     let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
     let [x, last_x] = call.x_maps(cuda, TILE_M)?;
     let params = Params {

@@ -24,18 +24,18 @@ pub(crate) const MOST_TOKENS: usize = 8;
 /// Features of one fragment, of which a block has one or two.
 const GROUP: usize = 8;
 const MOST_FEATURES: usize = 2 * GROUP;
-/// With a hundred registers for each thread four fifths of a multiprocessor's: two blocks never share one.
+/// With a hundred registers for each thread four fifths of an SM's: two blocks never share one.
 const WARPS: usize = 16;
 /// Of k, that a warp multiplies at a time.
 const SLICE: usize = 32;
 /// Elements of an access.
 const VECTOR: usize = 8;
-/// Registers of a thread for what it multiplies; beside them it has room for sums and addresses, and a multiprocessor
+/// Registers of a thread for what it multiplies; beside them it has room for sums and addresses, and an SM
 /// for a block of the kernel before this one.
 const MOST_REGISTERS: usize = 72;
 /// Features that a block multiplies at most: its own, and those of the others of its cluster.
 const MOST_MULTIPLIED: usize = 32;
-/// The smallest cluster: multiprocessors come in pairs.
+/// The smallest cluster: SMs come in pairs.
 const PAIR: usize = 2;
 /// Bytes of the sums of a group, of one warp.
 const SUMS: usize = MOST_TOKENS * GROUP * size_of::<f32>();
@@ -66,11 +66,11 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    /// Of a product with these features, on so many multiprocessors: as many blocks share k as can, so that each reads
+    /// Of a product with these features, on so many SMs: as many blocks share k as can, so that each reads
     /// little of the tokens.
     ///
     /// # Errors
-    /// [`Obstacle::NotInRegisters`] where a multiprocessor's share does not fit, [`Obstacle::PartOfAnAccess`].
+    /// [`Obstacle::NotInRegisters`] where an SM's share does not fit, [`Obstacle::PartOfAnAccess`].
     pub(crate) fn new(
         [inputs, outputs]: [usize; 2],
         multiprocessors: usize,
@@ -88,7 +88,7 @@ impl Tiling {
         let of =
             |cluster| Self { tile_h, cluster, steps: inputs.div_ceil(cluster * WARPS * SLICE) };
         let fits = |one: &Self| {
-            // Larger clusters lie within a part of the device, and leave some of its multiprocessors empty.
+            // Larger clusters lie within a part of the device, and leave some of its SMs empty.
             let left = if one.cluster > PAIR { multiprocessors / 8 } else { 0 };
             one.blocks(outputs) <= multiprocessors - left && one.registers() <= MOST_REGISTERS
         };
@@ -155,7 +155,7 @@ struct Params {
 pub(crate) fn function(cuda: &Cuda, tiling: Tiling, dtype: DType) -> Result<Function> {
     let shared = tiling.shared_bytes() as u32;
     let function = cuda.function(&tiling.variant(dtype), "sm90_register_gemm", shared)?;
-    // The kernel before it has nearly all of it, on the same multiprocessor.
+    // The kernel before it has nearly all of it, on the same SM.
     function.keep_all_shared()?;
     Ok(function)
 }

@@ -27,15 +27,15 @@ const GROUP: usize = 64;
 const MOST_FEATURES: usize = 3 * GROUP;
 /// Tiles below each other that a width is fitted to: it is compiled in, and layers meet many numbers of tokens.
 const MOST_ROWS: usize = 2;
-/// Shared memory of a multiprocessor of sm_90; each block costs 1 KiB beside its own.
+/// Shared memory of an SM of sm_90; each block costs 1 KiB beside its own.
 const SHARED_PER_SM: usize = 228 * 1024;
 
 /// What lies in the rows of an instruction, and how many features a tile has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// Features, those of an instruction. Two blocks share a multiprocessor.
+    /// Features, those of an instruction. Two blocks share an SM.
     Instruction,
-    /// Features, an even share of the layer's for each multiprocessor, which one block has to itself.
+    /// Features, an even share of the layer's for each SM, which one block has to itself.
     EvenShare,
     /// Tokens; features as [`Kind::EvenShare`].
     Tokens,
@@ -46,7 +46,7 @@ enum Kind {
 pub(crate) enum Next {
     /// Whatever the stream has.
     Unknown,
-    /// [`sm90_skinny_gemm`], when this kernel has left a multiprocessor.
+    /// [`sm90_skinny_gemm`], when this kernel has left an SM.
     SkinnyGemm,
     /// [`sm90_skinny_gemm`], a block of which has room beside those of this kernel.
     SkinnyGemmBeside,
@@ -55,7 +55,7 @@ pub(crate) enum Next {
 }
 
 impl Next {
-    /// Shared memory of a block that shares a multiprocessor with one of this kernel, if it does.
+    /// Shared memory of a block that shares an SM with one of this kernel, if it does.
     fn shared_beside(self) -> Option<usize> {
         match self {
             Next::Unknown | Next::SkinnyGemm => None,
@@ -70,11 +70,11 @@ impl Next {
 /// 2048/8192, up to 0.4 more, with 18, at 896/4864, 0.8 more.
 const FEW_STAGES: usize = 8;
 
-/// Bytes of weights that come at a pace and are under way to a multiprocessor at any time, beside a ring of down weights and
+/// Bytes of weights that come at a pace and are under way to an SM at any time, beside a ring of down weights and
 /// beside down weights in registers: what memory gives it in 1.2 or 0.9 µs, where an answer takes 0.9. At 896/4864
 /// beside registers 20, 40 and 61 KiB are 0.3, 0.1 and 0.9 µs more with one token, beside a ring 61 are 0.1.
 const UNDER_WAY: [usize; 2] = [40 * 1024, 30 * 1024];
-/// Where the multiprocessor is this kernel's alone and stages are few. A ring of 200 KB that is asked for at once takes 6 µs
+/// Where the SM is this kernel's alone and stages are few. A ring of 200 KB that is asked for at once takes 6 µs
 /// to come, x behind it, and memory idles for an answer's time when it has. At 4096/14336 82.3 µs with one
 /// token, where it was 83.0, and 83.5 with 64 KiB; with more stages, at 2048/8192, nothing or 0.4 more.
 const UNDER_WAY_ALONE: usize = 96 * 1024;
@@ -192,7 +192,7 @@ impl fmt::Display for Config {
     }
 }
 
-/// Features of a tile, at most `most` of them, so that each multiprocessor has as many tiles as every other, and these
+/// Features of a tile, at most `most` of them, so that each SM has as many tiles as every other, and these
 /// as wide as they can be. [out, in]: whole groups of eight lines of the swizzle. [in, out]: whole lines.
 pub(super) fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> usize {
     let unit = match shape.orientation {
@@ -320,13 +320,13 @@ impl Tiling {
         (self.shared_limit() - 1024 - self.behind_ring()) / (self.stage_bytes() + barriers)
     }
 
-    /// What a launch asks for. Two blocks that leave room must not share a multiprocessor: others would be empty.
+    /// What a launch asks for. Two blocks that leave room must not share an SM: others would be empty.
     fn requested_bytes(self) -> usize {
         let least = if self.shares() { self.shared_limit() } else { 0 };
         self.shared_bytes().max(least)
     }
 
-    /// Whether blocks share multiprocessors with those of the next kernel.
+    /// Whether blocks share SMs with those of the next kernel.
     fn shares(self) -> bool {
         self.config.next.shared_beside().is_some()
     }

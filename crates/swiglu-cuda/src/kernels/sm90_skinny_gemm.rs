@@ -35,7 +35,7 @@ const ALONE: usize = 227 * 1024;
 /// What a block takes of it beside one of the kernel before it, or of that before the next one.
 pub(super) const BESIDE: usize = 104 * 1024;
 
-/// Bytes of weights under way to a multiprocessor that is this kernel's alone: tokens come behind what was asked for before
+/// Bytes of weights under way to an SM that is this kernel's alone: tokens come behind what was asked for before
 /// them, and memory would idle when all of a ring has come. With 96 to 128 KiB 25.4, 25.5 and 82.3 µs at 2048/8192 with one
 /// token and 8 and at 4096/14336 with one, where it was 25.7, 26.0 and 83.0; with 64 KiB 25.7, 25.8, 83.2.
 const UNDER_WAY: usize = 128 * 1024;
@@ -69,7 +69,7 @@ pub(crate) struct Tiling {
 }
 
 impl Tiling {
-    /// For `m` tokens, `in_features` and `out_features` on so many multiprocessors; `beside` blocks of another kernel,
+    /// For `m` tokens, `in_features` and `out_features` on so many SMs; `beside` blocks of another kernel,
     /// or alone.
     pub(crate) fn new(
         [m, inputs, outputs]: [usize; 3],
@@ -88,7 +88,7 @@ impl Tiling {
             _ => MOST_TOKENS,
         };
         let tile_h = even_share(shape, multiprocessors, MOST_FEATURES);
-        // Six have more than half of a multiprocessor's registers: two blocks must not share one, which blocks of the
+        // Six have more than half of an SM's registers: two blocks must not share one, which blocks of the
         // kernel before it have left, while others are empty.
         let (warpgroups, shared) = if beside { (6, BESIDE) } else { (4, ALONE) };
         let one_of = |panels| Self { tile_m, tile_h, panels, stages: 1, warpgroups };
@@ -208,7 +208,7 @@ pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
         box_cols: PANEL,
     };
     let encode = |boxes: Boxes| move || TensorMap::encode(cuda.driver(), &boxes);
-    // Rows that do not exist cost the copy engine more time than others.
+    // Rows that do not exist cost TMA more time than others.
     let tokens = boxes(call.x, call.m, call.m);
     let weights = boxes(Tensor::new(w.ptr, w.row_stride), w.out_features, tiling.tile_h);
     let params = Params {
@@ -231,7 +231,7 @@ pub(crate) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
 
-/// Every tile of tokens with the widths that models of an H200's multiprocessors have, and the widest.
+/// Every tile of tokens with the widths that models of an H200's SMs have, and the widest.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let widths = [896, 2048, 4096, 8192];
     let tilings = [8, 16, MOST_TOKENS].into_iter().flat_map(|m| {
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!([16_384, 256].map(fitted), [64, 8]);
     }
 
-    /// Memory gives a multiprocessor 21 KB in the time that an answer takes; with 32 tokens most of the narrowest
+    /// Memory gives an SM 21 KB in the time that an answer takes; with 32 tokens most of the narrowest
     /// tile's stages are theirs. Beside another kernel there is less, and the other one's.
     #[test]
     fn enough_is_under_way() {

@@ -1,4 +1,4 @@
-//! Descriptors of matrices for the copy engine.
+//! Descriptors of matrices for TMA.
 
 use std::ffi::c_void;
 
@@ -59,17 +59,17 @@ pub(super) fn panel(columns: usize) -> u32 {
     }
 }
 
-/// Bytes that the copy engine's addresses and row strides are multiples of.
+/// Bytes that TMA's addresses and row strides are multiples of.
 const ALIGNMENT: u64 = 16;
 
-/// Whether the copy engine can address the matrix.
+/// Whether TMA can address the matrix.
 pub(super) fn addressable(matrix: Tensor, rows: usize) -> bool {
     let stride = matrix.stride as u64 * 2;
     matrix.data.is_multiple_of(ALIGNMENT)
         && (rows <= 1 || stride.is_multiple_of(ALIGNMENT) && stride < 1 << 40)
 }
 
-/// Whether the copy engine can write a matrix of so many rows and columns of 16-bit elements. Loads
+/// Whether TMA can write a matrix of so many rows and columns of 16-bit elements. Loads
 /// end with the last element, but stores write whole units of 16 bytes: where a row ends within one,
 /// they would overwrite what lies behind it (seen on an H200).
 pub(super) fn writable(matrix: Tensor, [rows, cols]: [usize; 2]) -> bool {
@@ -91,7 +91,7 @@ impl TensorMap {
             other => {
                 return Err(CudaError::Unsupported {
                     what: format!("a tensor map of {other}"),
-                    why: "kernels that use the copy engine read f16 and bf16".into(),
+                    why: "kernels that use TMA read f16 and bf16".into(),
                 });
             }
         };

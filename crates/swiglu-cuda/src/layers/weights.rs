@@ -17,7 +17,7 @@ use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{BIAS_PADDING, Biases, Weights};
 use crate::layers::lent::DeviceGatedLinearParams;
 
-/// Bytes that rows and halves start at a multiple of: what the copy engine and cuBLASLt's fastest
+/// Bytes that rows and halves start at a multiple of: what TMA and cuBLASLt's fastest
 /// kernels need.
 const ALIGNMENT: usize = 16;
 

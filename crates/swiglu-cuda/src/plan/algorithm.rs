@@ -40,7 +40,7 @@ impl Algorithm {
         if let (Some(types), false) = (problem.quantized, matches!(self, Algorithm::Decode(_))) {
             return Err(Obstacle::Quantized(types.gate_up));
         }
-        if planner.portable_kernels && self.needs_copy_engine() {
+        if planner.portable_kernels && self.needs_tma() {
             return Err(Obstacle::NotPortable);
         }
         let Model { limits, tf32, .. } = planner.model();
@@ -68,10 +68,10 @@ impl Algorithm {
         }
     }
 
-    fn needs_copy_engine(self) -> bool {
+    fn needs_tma(self) -> bool {
         match self {
-            Algorithm::Decode(design) => design.needs_copy_engine(),
-            Algorithm::Gated(kernel) => kernel.needs_copy_engine(),
+            Algorithm::Decode(design) => design.needs_tma(),
+            Algorithm::Gated(kernel) => kernel.needs_tma(),
             Algorithm::Products(_) | Algorithm::Elementwise(_) | Algorithm::Down(_) => false,
         }
     }

@@ -1,7 +1,7 @@
 //! What a way of computing a layer is expected to cost, from the numbers alone.
 //!
 //! The model is a roofline per wave of tiles. The blocks that run together each multiply a tile: as
-//! long as the tensor cores need for it, or as its operands need from the second-level cache, and
+//! long as the tensor cores need for it, or as its operands need from L2, and
 //! then, unless another tile is multiplied meanwhile, as long as the activation takes. No way is
 //! faster than memory gives the weights and the input. Every constant has a name and a source. Those
 //! fitted on an H200 come from `swiglu tune` over 33 shapes of bf16 (M = 1 to 8192; K, H = 896, 4864;
@@ -33,13 +33,13 @@ pub(crate) struct Machine {
     pub(crate) clock: f64,
     /// Bytes per second of device memory.
     pub(crate) memory: f64,
-    /// Bytes of the second-level cache; 0 where the driver does not tell.
+    /// Bytes of L2; 0 where the driver does not tell.
     pub(crate) cache: f64,
-    /// Operations per cycle and multiprocessor: 16-bit products on tensor cores.
+    /// Operations per cycle and SM: 16-bit products on tensor cores.
     pub(crate) tensor: f64,
     /// What `mma.sync`, which any warp issues, reaches of that.
     pub(crate) mma_share: f64,
-    /// Bytes of shared memory that the blocks of a multiprocessor divide.
+    /// Bytes of shared memory that the blocks of an SM divide.
     pub(crate) shared: usize,
 }
 
@@ -74,15 +74,15 @@ impl From<&DeviceFacts> for Rates {
     }
 }
 
-/// f32 operations per cycle and multiprocessor without tensor cores: 128 fused multiply-adds.
+/// f32 operations per cycle and SM without tensor cores: 128 fused multiply-adds.
 const FMA: f64 = 256.0;
 /// Of [`FMA`], our kernel and cuBLAS: to be measured.
 const SIMT_SHARE: f64 = 0.5;
 const CUBLAS_FMA_SHARE: f64 = 0.85;
-/// Bytes per cycle that the second-level cache gives all multiprocessors together: fitted on an H200.
+/// Bytes per cycle that L2 gives all SMs together: fitted on an H200.
 /// Published measurements of 4 KB (arXiv 2402.13499) make every small tile far too slow.
 const L2_BYTES: f64 = 12000.0;
-/// Share of the second-level cache within which what a kernel writes is still there for the next one, and bytes
+/// Share of L2 within which what a kernel writes is still there for the next one, and bytes
 /// per cycle of it: fitted on an H200 to the unfused path, M = 1 to 2048 of the shipped record, whose times are
 /// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). Of
 /// f32 sums it was not fitted.
@@ -109,7 +109,7 @@ const CLUSTER_BARRIER: f64 = 2500.0;
 
 impl Machine {
     pub(crate) fn new(rates: &Rates, sm_count: u32, arch: Arch) -> Self {
-        // Dense 16-bit products with f32 sums, from the vendor's data sheets: rate over multiprocessors
+        // Dense 16-bit products with f32 sums, from the vendor's data sheets: rate over SMs
         // and clock.
         let (tensor, mma_share) = match arch {
             Arch::Sm80 | Arch::Sm87 => (2048.0, 0.85),
@@ -173,7 +173,7 @@ fn warps_share(warps: usize) -> f64 {
     }
 }
 
-/// Blocks on a multiprocessor.
+/// Blocks on an SM.
 pub(super) fn residents(form: &Form, machine: &Machine) -> usize {
     match form.multiplier {
         Multiplier::Mma { shared, .. } => {
@@ -235,8 +235,8 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let residents = residents(form, machine) as f64;
     let slots = (machine.multiprocessors * residents / per_cluster).floor().max(1.0) * per_cluster;
     let running = blocks.min(slots);
-    // Blocks on one multiprocessor take turns on its tensor cores and special-function units, and the
-    // multiprocessor with the most blocks is the last.
+    // Blocks on one SM take turns on its tensor cores and special-function units, and the
+    // SM with the most blocks is the last.
     let together = (running / machine.multiprocessors).ceil().max(1.0);
     let multiply = multiply_cycles(form, problem, machine, together) * together;
     // Rows that do not exist are not fetched.
@@ -386,7 +386,7 @@ pub(crate) fn decode(
     limits: &Limits,
 ) -> f64 {
     let times = match decode.design() {
-        // One multiprocessor, 64 bytes per cycle.
+        // One SM, 64 bytes per cycle.
         Design::Sequential => {
             return LAUNCH + problem.compulsory_bytes() / (64.0 * machine.clock);
         }
@@ -481,7 +481,7 @@ mod tests {
             shared: 232_448,
             cooperative: true,
             programmatic: true,
-            copy_engine: true,
+            tma: true,
         };
         for (shape, measured) in MEASURED {
             for (i, m) in [1, 2, 4, 8, 16].into_iter().enumerate() {
@@ -548,7 +548,7 @@ mod tests {
     }
 
     /// What was the fastest of the portable tiles on an H200, or within 5 % of it, and what would be where a
-    /// multiprocessor has room for one block of the large tile.
+    /// SM has room for one block of the large tile.
     #[test]
     fn portable_choices_follow_the_measurements() {
         let h200 = Machine { clock: 1.98e9 * CLOCK_SHARE, memory: 4.8e12 * MEMORY_SHARE, ..HOPPER };

@@ -1,4 +1,4 @@
-//! Which kernels layers need on a device that is not here: from its architecture and the number of its multiprocessors.
+//! Which kernels layers need on a device that is not here: from its architecture and the number of its SMs.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -35,7 +35,7 @@ const BEYOND: usize = 64;
 const MOST: usize = 16_384;
 
 impl Target {
-    /// The devices of an architecture with so many multiprocessors; by default as many as the one for data centres has, or the
+    /// The devices of an architecture with so many SMs; by default as many as the one for data centres has, or the
     /// largest where there is none.
     pub fn new(arch: Arch, multiprocessors: Option<u32>) -> Self {
         let (typical, rates) = typical(arch);
@@ -147,7 +147,7 @@ fn facts(arch: Arch, sm_count: u32, name: String, rates: &Rates) -> DeviceFacts 
     }
 }
 
-/// Multiprocessors and rates by the vendor's data sheets: of the A100 80 GB, A40, Jetson Orin, L40S, H100, B200, B300,
+/// SMs and rates by the vendor's data sheets: of the A100 80 GB, A40, Jetson Orin, L40S, H100, B200, B300,
 /// Jetson Thor, RTX 5090 and DGX Spark. The shared memory of a block decides on variants, the rest on what is expected to be
 /// the fastest.
 fn typical(arch: Arch) -> (u32, Rates) {
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn what_layers_compile_is_known_without_them() {
         expect_prepared::<bf16>(Op::GatedLinear, [72, 88]);
-        // Rows that the copy engine does not take.
+        // Rows that TMA does not take.
         expect_prepared::<bf16>(Op::GatedLinear, [20, 24]);
         expect_prepared::<bf16>(Op::Mlp, [64, 96]);
         expect_prepared::<f32>(Op::Mlp, [24, 16]);
@@ -246,7 +246,7 @@ mod tests {
                 assert_eq!(variants.len(), every.len(), "{arch}");
             }
         }
-        // Tiles are fitted to the multiprocessors.
+        // Tiles are fitted to the SMs.
         let layer = problem(Op::GatedLinear, [4096, 14336], DType::Bf16);
         let of = |sms| Target::new(Arch::Sm90a, sms).kernels(&layer, Some(&[8]), Ways::Planned);
         assert_ne!(of(None)[0].variant, of(Some(114))[0].variant);

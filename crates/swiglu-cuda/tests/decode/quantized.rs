@@ -9,7 +9,7 @@ fn held(cuda: &Cuda) -> Option<CudaBackend> {
         quantized: Some(QuantizedTypes::of(Op::Mlp, QuantizedType::I8)),
         ..Case::new(Op::Mlp, [1, 64, 64], DType::Bf16)
     });
-    assert_eq!(computed, has_copy_engine(cuda));
+    assert_eq!(computed, has_tma(cuda));
     computed.then_some(found)
 }
 
@@ -96,7 +96,7 @@ fn pieces_of_quantised_rows() {
             if common::partly() && (t + i) % 5 > 1 {
                 continue;
             }
-            // The copy engine's two forms take turns, where the device has one and they compute the case.
+            // TMA's two forms take turns, where the device has one and they compute the case.
             let turn = &designs[designs.len() - 1 - (t + i) % 2];
             let last_but_one = &designs[designs.len() - 2];
             judge(if turn.computes(&case) { turn } else { last_but_one }, &[case]);
@@ -249,7 +249,7 @@ fn diagonal(kind: QuantizedType, codes: &[u8], scale: f32, one: u8) -> [Quantize
 /// What a layer of such a block makes of x = 1: the same by each kernel.
 fn of_ones<T: Element>(cuda: &Cuda, weights: &[QuantizedMatrix; 3], m: usize) -> Matrix<T> {
     let mut designs = vec![DecodeDesign::OneLaunch];
-    if has_copy_engine(cuda) {
+    if has_tma(cuda) {
         designs.extend([DecodeDesign::BulkOneLaunch, DecodeDesign::HeldLaunches]);
     }
     let ys = designs.into_iter().map(|design| of_ones_by(cuda, weights, m, design));

@@ -64,9 +64,9 @@ impl Math {
         }
     }
 
-    /// The same in the kernel whose weights come through the copy engine: a second token is cheaper on tensor
+    /// The same in the kernel whose weights come through TMA: a second token is cheaper on tensor
     /// cores there.
-    pub(super) fn by_copy_engine(self, dtype: DType) -> Self {
+    pub(super) fn by_tma(self, dtype: DType) -> Self {
         match (self, dtype) {
             (Math::Fma(2), DType::F16 | DType::Bf16) => Math::Tensor(8),
             (math, _) => math,
@@ -228,8 +228,8 @@ pub(super) enum Part {
 pub(super) enum Feed {
     /// Each lane copies what it multiplies: `decode_mlp.cu`.
     Lanes,
-    /// By the copy engine: `sm90_decode_mlp.cu`.
-    CopyEngine(Feeding),
+    /// By TMA: `sm90_decode_mlp.cu`.
+    Tma(Feeding),
     /// All of a block's at once, quantised: `sm90_held_mlp.cu`.
     Held(Held),
 }
@@ -273,7 +273,7 @@ impl Config {
     pub(super) fn ring(&self) -> usize {
         match self.feed {
             Feed::Lanes => Self::ring_bytes(self.warps, self.depth, self.formats),
-            Feed::CopyEngine(feeding) => feeding.ring.bytes(),
+            Feed::Tma(feeding) => feeding.ring.bytes(),
             Feed::Held(_) => 0,
         }
     }
@@ -301,7 +301,7 @@ impl Config {
                 };
                 vec![Ring { stages: self.depth, filled }]
             }
-            Feed::CopyEngine(feeding) => feeding.ring.rings(self.stage_x).to_vec(),
+            Feed::Tma(feeding) => feeding.ring.rings(self.stage_x).to_vec(),
             // All of it is there at once.
             Feed::Held(_) => Vec::new(),
         }
@@ -311,7 +311,7 @@ impl Config {
     pub(super) fn threads(&self) -> usize {
         let copying = match self.feed {
             Feed::Lanes | Feed::Held(_) => 0,
-            Feed::CopyEngine(_) => sm90_decode_mlp::COPYING,
+            Feed::Tma(_) => sm90_decode_mlp::COPYING,
         };
         (self.warps + copying) * 32
     }
@@ -370,7 +370,7 @@ impl Config {
         let formats = Format::of_problem(problem)?;
         let math = Math::of_problem(problem)?;
         const ONE: [(usize, usize); 3] = [(16, 8), (16, 4), (8, 4)];
-        // Two blocks of the two launches can be on a multiprocessor together.
+        // Two blocks of the two launches can be on an SM together.
         const TWO: [(usize, usize); 2] = [(8, 8), (8, 4)];
         let rings = if part == Part::Both { &ONE[..] } else { &TWO[..] };
         // One launch must run at once; of two each may be longer than a wave.
@@ -422,7 +422,7 @@ impl Config {
             ("FORMAT_DOWN", self.formats[1] as usize),
         ];
         let [k, l] = formats.map(|(name, value)| define(name, value));
-        if let Feed::CopyEngine(feeding) = self.feed {
+        if let Feed::Tma(feeding) = self.feed {
             let [j, m, n, o] = feeding.defines();
             let all = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o];
             return Variant::new(&sm90_decode_mlp::FILE, all);
@@ -442,12 +442,12 @@ impl Config {
         let entry = match (self.part, self.feed) {
             (Part::Sequential, _) => "sequential_mlp",
             (_, Feed::Lanes) => "decode_mlp",
-            (_, Feed::CopyEngine(_)) => "sm90_decode_mlp",
+            (_, Feed::Tma(_)) => "sm90_decode_mlp",
             (_, Feed::Held(_)) => "sm90_held_mlp",
         };
         let function = cuda.function(&self.variant(code), entry, self.shared as u32)?;
         if matches!(self.feed, Feed::Held(_)) {
-            // Blocks of both halves, and of the next block's first, are on a multiprocessor together.
+            // Blocks of both halves, and of the next block's first, are on an SM together.
             function.keep_all_shared()?;
         }
         Ok(function)

@@ -36,16 +36,16 @@ pub enum Design {
     OneLaunch,
     /// Two, the second of which starts while the first ends, where the device can do that.
     TwoLaunches,
-    /// As [`Design::OneLaunch`], with weights that come through the copy engine of sm_90, and 8 warps that
+    /// As [`Design::OneLaunch`], with weights that come through TMA of sm_90, and 8 warps that
     /// multiply.
     BulkOneLaunch,
     /// The same with twice the warps that multiply, and stages of twice the size; not for 4-bit weights with
     /// more than 8 tokens, of which a thread of so many warps has too few registers.
     BulkOneLaunchWide,
-    /// As [`Design::TwoLaunches`] on sm_90, with quantised weights so few that a multiprocessor's share fits into its
+    /// As [`Design::TwoLaunches`] on sm_90, with quantised weights so few that an SM's share fits into its
     /// shared memory, all of it under way before there are tokens.
     HeldLaunches,
-    /// One launch of one thread block, as a warning: fused, and on one multiprocessor. Only
+    /// One launch of one thread block, as a warning: fused, and on one SM. Only
     /// measurements ask for it.
     Sequential,
 }
@@ -61,12 +61,12 @@ impl Design {
     }
 
     /// Whether plans take it for a problem only where a tuning record says so: the cost model was fitted to
-    /// what the copy engine feeds with 16-bit values, whose products are a fraction of f32's.
+    /// what TMA feeds with 16-bit values, whose products are a fraction of f32's.
     pub(crate) fn waits_for_tuning(self, problem: &Problem) -> bool {
-        problem.dtype == DType::F32 && self.needs_copy_engine()
+        problem.dtype == DType::F32 && self.needs_tma()
     }
 
-    pub(crate) fn needs_copy_engine(self) -> bool {
+    pub(crate) fn needs_tma(self) -> bool {
         match self {
             Design::BulkOneLaunch | Design::BulkOneLaunchWide | Design::HeldLaunches => true,
             Design::OneLaunch | Design::TwoLaunches | Design::Sequential => false,
@@ -115,9 +115,9 @@ pub(crate) struct Limits {
     pub(crate) cooperative: bool,
     /// Whether a launch may start before the one before it has ended.
     pub(crate) programmatic: bool,
-    /// Whether it has the copy engine that `sm90_decode_mlp.cu` is written for, and the clusters of
+    /// Whether it has TMA that `sm90_decode_mlp.cu` is written for, and the clusters of
     /// `sm90_held_mlp.cu`.
-    pub(crate) copy_engine: bool,
+    pub(crate) tma: bool,
 }
 
 impl Limits {
@@ -133,7 +133,7 @@ impl Limits {
             shared: facts.shared_bytes_optin,
             cooperative,
             programmatic: arch >= Arch::Sm90a,
-            copy_engine: arch == Arch::Sm90a,
+            tma: arch == Arch::Sm90a,
         }
     }
 }
@@ -156,7 +156,7 @@ pub(crate) enum Obstacle {
     /// More tokens with 4-bit weights than a thread of 16 warps has registers for.
     Registers { given: usize, most: usize },
     /// Another architecture than sm_90a.
-    NoCopyEngine,
+    NoTma,
     /// Weights that are not quantised.
     Elements,
     /// Rows so long that a thread has too few registers for its part of the tokens.
@@ -190,7 +190,7 @@ impl fmt::Display for Obstacle {
                 f,
                 "{given} tokens with 4-bit weights; with 16 warps a thread has registers for at most {most}"
             ),
-            Obstacle::NoCopyEngine => f.write_str("is written for the copy engine of sm_90a"),
+            Obstacle::NoTma => f.write_str("is written for TMA of sm_90a"),
             Obstacle::Elements => f.write_str("is written for quantised weights"),
             Obstacle::LongRows => f.write_str("rows so long that tokens do not fit into registers"),
             Obstacle::QuantizedF32 => {
@@ -359,14 +359,12 @@ impl Decode {
             dynamic_shared: config.shared as u32,
             cluster: match config.feed {
                 Feed::Held(held) => held.cluster(),
-                Feed::Lanes | Feed::CopyEngine(_) => None,
+                Feed::Lanes | Feed::Tma(_) => None,
             },
             programmatic: match config.feed {
                 Feed::Lanes => config.part == Part::Down && self.programmatic,
                 // Graphs can hold such launches since then.
-                Feed::CopyEngine(_) | Feed::Held(_) => {
-                    stream.cuda().facts().driver_version >= (12, 3)
-                }
+                Feed::Tma(_) | Feed::Held(_) => stream.cuda().facts().driver_version >= (12, 3),
             },
             cooperative: config.part == Part::Both,
         };
@@ -374,7 +372,7 @@ impl Decode {
         unsafe {
             match config.feed {
                 Feed::Lanes | Feed::Held(_) => enqueue(stream, &function, &launch, &params),
-                Feed::CopyEngine(feeding) => {
+                Feed::Tma(feeding) => {
                     let params = Sm90Params { block: params, ring: feeding.ring };
                     enqueue(stream, &function, &launch, &params)
                 }

@@ -147,7 +147,7 @@ impl Pieces {
     }
 }
 
-/// The rings that the copy engine fills, and what lies around them.
+/// The rings that TMA fills, and what lies around them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Ring {
@@ -209,10 +209,10 @@ impl Config {
         problem: &Problem,
         limits: &Limits,
     ) -> Result<Self, Obstacle> {
-        if !limits.copy_engine {
-            return Err(Obstacle::NoCopyEngine);
+        if !limits.tma {
+            return Err(Obstacle::NoTma);
         }
-        let math = Math::of_problem(problem)?.by_copy_engine(problem.dtype);
+        let math = Math::of_problem(problem)?.by_tma(problem.dtype);
         let kinds = (math, Format::of_problem(problem)?);
         if form.warps > Form::NARROW.warps
             && kinds.1.contains(&Format::Nibbles)
@@ -310,7 +310,7 @@ impl Config {
             part: Part::Both,
             math,
             formats,
-            feed: Feed::CopyEngine(feeding),
+            feed: Feed::Tma(feeding),
             stage_x,
             warps: form.warps,
             grid,

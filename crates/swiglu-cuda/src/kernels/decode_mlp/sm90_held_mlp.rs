@@ -19,7 +19,7 @@ const MOST_REGISTERS: usize = 48;
 const RESERVED: usize = 1024;
 /// Blocks that share k of down rows, in order of preference: in larger clusters each reads less of h.
 const CLUSTERS: [usize; 2] = [4, 2];
-/// Multiprocessors come in pairs. Larger clusters lie within a part of the device, and leave some of it empty.
+/// SMs come in pairs. Larger clusters lie within a part of the device, and leave some of it empty.
 const PAIR: usize = 2;
 /// Rows of a tile.
 const TILE: usize = 16;
@@ -86,7 +86,7 @@ impl Held {
     }
 }
 
-/// Of blocks of both halves on a multiprocessor, each of whose four parts has 16384 registers for whole warps: 64 for a thread
+/// Of blocks of both halves on an SM, each of whose four parts has 16384 registers for whole warps: 64 for a thread
 /// with eight tokens, 80 with sixteen.
 fn most_warps(math: Math) -> usize {
     let registers = if math.tokens() > 8 { 80 } else { 64 };
@@ -96,14 +96,14 @@ fn most_warps(math: Math) -> usize {
 impl Config {
     /// Both halves, of quantised weights, if these fit into shared memory together.
     pub(super) fn fit_held(problem: &Problem, limits: &Limits) -> Result<[Self; 2], Obstacle> {
-        if !limits.copy_engine {
-            return Err(Obstacle::NoCopyEngine);
+        if !limits.tma {
+            return Err(Obstacle::NoTma);
         }
         if problem.quantized.is_none() {
             return Err(Obstacle::Elements);
         }
         let kinds = (Math::of_problem(problem)?, Format::of_problem(problem)?);
-        // A warp more for gate and up is a tile less for another: what blocks of both halves leave of a multiprocessor goes there.
+        // A warp more for gate and up is a tile less for another: what blocks of both halves leave of an SM goes there.
         let most = most_warps(kinds.0);
         let first = Self::held_gate_up(kinds, problem, limits, MOST_WARPS)?;
         let left = MOST_WARPS.min(most - first.warps);

@@ -8,7 +8,7 @@ const H200: Limits = Limits {
     shared: 232_448,
     cooperative: true,
     programmatic: true,
-    copy_engine: true,
+    tma: true,
 };
 /// An RTX 4090.
 const ADA: Limits = Limits {
@@ -16,7 +16,7 @@ const ADA: Limits = Limits {
     shared: 101_376,
     cooperative: true,
     programmatic: false,
-    copy_engine: false,
+    tma: false,
 };
 
 const SHAPES: [[usize; 2]; 4] = [[896, 4864], [2048, 8192], [4096, 14336], [8192, 28672]];
@@ -39,7 +39,7 @@ fn what_models_have_fits_and_all_blocks_run_at_once() {
                 let problem = problem(m, shape, DType::Bf16);
                 for design in Design::every() {
                     let made = match decode(design, &problem, &limits) {
-                        Err(Obstacle::NoCopyEngine) if !limits.copy_engine => continue,
+                        Err(Obstacle::NoTma) if !limits.tma => continue,
                         Err(Obstacle::Elements) if design == Design::HeldLaunches => continue,
                         made => made.unwrap(),
                     };
@@ -69,7 +69,7 @@ fn enough_is_under_way_on_a_hopper() {
 
 /// The ring holds what arrives in 2 µs and more; h comes at least a stage in advance.
 #[test]
-fn rings_of_the_copy_engine() {
+fn rings_of_the_tma() {
     for shape in &SHAPES[..3] {
         for m in 1..=16 {
             let problem = problem(m, *shape, DType::Bf16);
@@ -94,7 +94,7 @@ const QUANTIZED: [QuantizedType; 5] = [
     QuantizedType::F8E4m3Blocks,
 ];
 
-/// Quantised weights of models come through the copy engine for every M, with 20 KB under way and more.
+/// Quantised weights of models come through TMA for every M, with 20 KB under way and more.
 #[test]
 fn rings_of_quantised_weights() {
     for shape in SHAPES {
@@ -116,7 +116,7 @@ fn rings_of_quantised_weights() {
     }
 }
 
-/// Small blocks have all quantised weights of a multiprocessor in its shared memory, those of both halves together; what
+/// Small blocks have all quantised weights of an SM in its shared memory, those of both halves together; what
 /// larger ones lack is said.
 #[test]
 fn quantised_weights_held() {
@@ -130,7 +130,7 @@ fn quantised_weights_held() {
             let made = of(shape).unwrap_or_else(|why| panic!("{m} {kind} {shape:?}: {why}"));
             let both = [made.first, made.second.unwrap()];
             assert!(both.iter().all(|half| (1..=132).contains(&half.grid)), "{both:?}");
-            // Registers of a thread that those of a multiprocessor suffice for, and that the compiler has.
+            // Registers of a thread that those of an SM suffice for, and that the compiler has.
             let (warps, threads): (usize, usize) = if m > 8 { (24, 768) } else { (32, 1024) };
             assert!(
                 both.iter().all(|half| half.warps > 0 && 32 * half.warps <= threads),
@@ -156,7 +156,7 @@ fn quantised_weights_held() {
     let elements = problem(1, SHAPES[0], DType::Bf16);
     assert_eq!(decode(Design::HeldLaunches, &elements, &H200), Err(Obstacle::Elements));
     let ada = decode(Design::HeldLaunches, &elements, &ADA);
-    assert_eq!(ada, Err(Obstacle::NoCopyEngine));
+    assert_eq!(ada, Err(Obstacle::NoTma));
 }
 
 /// One 4-bit weight is enough to lack registers for.
@@ -203,7 +203,7 @@ fn obstacles_name_what_is_in_the_way() {
     assert!(decode(Design::TwoLaunches, &one, &alone).is_ok());
     let gated = one.with_op(Op::GatedLinear);
     assert!(of(&gated, &H200, Design::TwoLaunches).contains("not gated-linear"));
-    // A device of one small multiprocessor has no room for all partial sums at once; the blocks
+    // A device of one small SM has no room for all partial sums at once; the blocks
     // of two launches may be more.
     let small = Limits { multiprocessors: 1, shared: 48 * 1024, ..ADA };
     assert!(of(&one, &small, Design::OneLaunch).contains("a block has 49152"));

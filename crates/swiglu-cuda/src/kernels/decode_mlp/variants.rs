@@ -29,9 +29,9 @@ pub(super) fn named(config: Config, code: GateCode) -> NamedVariant {
             let x = x(" cached-x");
             format!("{code_name} {part} {tokens} tokens {warps}x{depth}{x}{weights}")
         }
-        Feed::CopyEngine(Feeding { group, down_high, .. }) => {
+        Feed::Tma(Feeding { group, down_high, .. }) => {
             let (high, x) = (if down_high { "" } else { " low" }, x(" x in pieces"));
-            format!("{code_name} {tokens} tokens copy engine {warps}x{group}{high}{x}{weights}")
+            format!("{code_name} {tokens} tokens TMA {warps}x{group}{high}{x}{weights}")
         }
         Feed::Held(_) => format!("{code_name} {part} {tokens} tokens held{weights}"),
     };
@@ -43,7 +43,7 @@ pub(super) fn named(config: Config, code: GateCode) -> NamedVariant {
 pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
     let of_formats = |code: GateCode, form: &Form, group, (math, formats), down_high, stage_x| {
         let down_high = down_high || matches!(math, Math::Tensor(_));
-        let feed = Feed::CopyEngine(Feeding { ring: Ring::default(), group, down_high });
+        let feed = Feed::Tma(Feeding { ring: Ring::default(), group, down_high });
         let config = Config { math, formats, feed, stage_x, warps: form.warps, ..Config::NOTHING };
         named(config, code)
     };
@@ -56,7 +56,7 @@ pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
         codes.map(|code| of_elements(code, &Form::NARROW, 2, most, true, true)).collect();
     let default = default_code(dtype);
     for math in [1, 2, 4, 8, 16].into_iter().filter_map(|m| Math::of(dtype, m).ok()) {
-        let math = math.by_copy_engine(dtype);
+        let math = math.by_tma(dtype);
         for (form, group) in [(Form::NARROW, 2), (Form::NARROW, 4), (Form::WIDE, 2)] {
             all.push(of_elements(default, &form, group, math, true, true));
             all.push(of_elements(default, &form, group, math, false, true));
@@ -82,7 +82,7 @@ pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
     without_doubles(all)
 }
 
-/// Of `sm90_held_mlp.cu`, with the weights of 896/4864 on 132 multiprocessors: every type, and with one of them every
+/// Of `sm90_held_mlp.cu`, with the weights of 896/4864 on 132 SMs: every type, and with one of them every
 /// activation and mode.
 fn held_variants(dtype: DType) -> Vec<NamedVariant> {
     let limits = Limits {
@@ -90,7 +90,7 @@ fn held_variants(dtype: DType) -> Vec<NamedVariant> {
         shared: 227 * 1024,
         cooperative: true,
         programmatic: true,
-        copy_engine: true,
+        tma: true,
     };
     let held = |code: GateCode, part: Part, format: Format, m: usize| {
         let problem = Problem::new(Op::Mlp, m, 896, 4864, dtype, Activation::SWIGLU)

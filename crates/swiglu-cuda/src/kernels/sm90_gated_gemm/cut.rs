@@ -3,7 +3,7 @@
 /// Widths of narrow tiles: whole panels of the full ones.
 pub(super) const WIDTHS: [usize; 2] = [64, 32];
 const TILE_M: usize = 128;
-/// What a multiprocessor takes for its narrow tiles beyond their share of a full one, in full tiles: fitted on an
+/// What an SM takes for its narrow tiles beyond their share of a full one, in full tiles: fitted on an
 /// H200, where 80 columns instead of 96 of 256 x 4864 took 6 % longer.
 const NARROW: f64 = 0.2;
 
@@ -13,11 +13,11 @@ const NARROW: f64 = 0.2;
 pub(crate) struct Cut {
     pub(crate) full_columns: usize,
     pub(crate) tail: usize,
-    /// How long the busiest multiprocessor takes, in tiles of the full width.
+    /// How long the busiest SM takes, in tiles of the full width.
     pub(crate) waves: f64,
 }
 
-/// Cycles of a step of 64 k of a tile: 4096 operations a cycle, and 64 bytes from the second-level cache.
+/// Cycles of a step of 64 k of a tile: 4096 operations a cycle, and 64 bytes from L2.
 fn step_cycles(width: usize) -> usize {
     (4 * TILE_M * width * 64 / 4096).max((TILE_M + 2 * width) * 128 / 64)
 }
@@ -34,7 +34,7 @@ impl Cut {
     }
 
     /// The cut of so many rows of tiles by `features`, `width` of which are a full tile, with the least work for
-    /// the busiest multiprocessor; of equal ones that with most full tiles. A few dozen operations.
+    /// the busiest SM; of equal ones that with most full tiles. A few dozen operations.
     pub(crate) fn best(rows: usize, features: usize, width: usize, multiprocessors: usize) -> Cut {
         let mut best = Cut::none(rows, features, width, multiprocessors);
         let sms = multiprocessors.max(1);
@@ -61,7 +61,7 @@ impl Cut {
     }
 }
 
-/// What the multiprocessor with the most work computes of `full` tiles and then `narrow` ones, which are dealt
+/// What the SM with the most work computes of `full` tiles and then `narrow` ones, which are dealt
 /// out in turn, in full tiles.
 fn busiest([full, narrow]: [usize; 2], [width, tail]: [usize; 2], sms: usize) -> f64 {
     let dealt = |tiles: usize, sm: usize| tiles / sms + usize::from(sm < tiles % sms);
@@ -77,7 +77,7 @@ fn busiest([full, narrow]: [usize; 2], [width, tail]: [usize; 2], sms: usize) ->
 mod tests {
     use super::*;
 
-    /// What every multiprocessor gets, counted out.
+    /// What every SM gets, counted out.
     fn counted(rows: usize, features: usize, width: usize, sms: usize, cut: Cut) -> f64 {
         let full = rows * cut.full_columns.div_ceil(width);
         let rest = features.saturating_sub(cut.full_columns);

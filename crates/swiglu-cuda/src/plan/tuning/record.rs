@@ -40,7 +40,7 @@ pub struct Subject {
     pub device: String,
     /// What kernels were compiled for.
     pub arch: Arch,
-    /// Multiprocessors: a part of a device is another one.
+    /// SMs: a part of a device is another one.
     pub sm_count: u32,
     /// A hash of the device files.
     pub source: String,
@@ -165,7 +165,7 @@ impl Subject {
 
     fn device(&self) -> String {
         let Self { device, arch, sm_count, .. } = self;
-        format!("{device} ({arch}, {sm_count} multiprocessors)")
+        format!("{device} ({arch}, {sm_count} SMs)")
     }
 }
 

@@ -35,7 +35,7 @@ fn model() -> Model {
         shared: 227 << 10,
         cooperative: true,
         programmatic: true,
-        copy_engine: true,
+        tma: true,
     };
     Model { machine: Machine::new(&RATES, 132, Arch::Sm90a), limits, tf32: false }
 }
