@@ -10,6 +10,7 @@ mod ceilings;
 mod cli;
 mod inputs;
 mod layer;
+mod models;
 mod table;
 mod terminal;
 mod timing;

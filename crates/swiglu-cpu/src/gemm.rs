@@ -1,7 +1,7 @@
 //! The matrix kernel: packed rows times packed panels, one register tile at a time, with the
 //! epilogue on the accumulators.
 //!
-//! For each panel, rows are taken in blocks of up to [`Simd::ROWS`]; a tile of `rows × 2` vectors
+//! For each panel, rows are taken in blocks of up to [`Simd::ROWS`] ([`Simd::PAIR_ROWS`] of pairs of bfloat16); a tile of `rows × 2` vectors
 //! accumulates over the steps of the panel. With one block the weights are used once and streamed
 //! (prefetched 8 KiB ahead, past the caches, through the second-level one, or not at all, whichever is the
 //! fastest, see `simd::learn`). With several, the panel is cut into chunks that stay in the second-level cache while
@@ -367,8 +367,11 @@ impl Pass {
                 let p = self.sums.add(r * 2 * S::LANES);
                 for v in 0..2 {
                     let mut sum = acc[0][r][v];
-                    for set in &acc[1..] {
-                        sum = sum.add(set[r][v]);
+                    // Elsewhere they are zeros, beside which a sum of −0 would become 0.
+                    if self.stream {
+                        for set in &acc[1..] {
+                            sum = sum.add(set[r][v]);
+                        }
                     }
                     S::store_f32(p.add(v * S::LANES), sum);
                 }

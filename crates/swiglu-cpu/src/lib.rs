@@ -29,7 +29,7 @@ pub const UNOPTIMISED: Option<&str> = if cfg!(optimised) {
     None
 } else {
     Some(
-        "the CPU kernels were compiled without optimisation and take a hundred times as long: build with --release, or write \
+        "the CPU kernels were compiled without optimisation and take a hundred times as long: build in release, or write \
          [profile.dev.package.swiglu-cpu] opt-level = 3 into the Cargo.toml of the workspace, as the documentation of swiglu has it",
     )
 };

@@ -6,9 +6,10 @@ use std::ops::Range;
 use swiglu_core::{DType, Element, F32Lanes, MatrixRef};
 
 use crate::gemm::Blocks;
+use crate::isa::Isa;
 use crate::panels::{SendPtr, features_per_step};
 use crate::quant::{PAIRS, RUN};
-use crate::simd::{INTEGER_UNIT, Kernel, Simd};
+use crate::simd::{self, INTEGER_UNIT, Kernel, Simd};
 
 /// What the steps of a row are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,14 @@ pub(crate) enum Steps {
 }
 
 impl Steps {
+    /// Rows of the largest register tile of such steps.
+    pub(crate) fn tile_rows(self, isa: Isa, dtype: DType) -> usize {
+        match (self, dtype) {
+            (Steps::Dense, DType::Bf16) => simd::pair_rows(isa),
+            _ => simd::tile_rows(isa),
+        }
+    }
+
     /// Steps of a row of `inputs`.
     pub(crate) fn count(self, dtype: DType, inputs: usize) -> usize {
         match self {

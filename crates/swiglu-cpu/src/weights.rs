@@ -108,7 +108,7 @@ impl Packing {
         inputs: usize,
         together: Option<usize>,
     ) -> Self {
-        let blocks = Blocks::new(m, simd::tile_rows(cpu.isa()));
+        let blocks = Blocks::new(m, steps.tile_rows(cpu.isa(), T::DTYPE));
         Packing::Steps { blocks, steps, count: steps.count(T::DTYPE, inputs), together }
     }
 

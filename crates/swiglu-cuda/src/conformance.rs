@@ -82,7 +82,7 @@ impl CudaBackend {
                 Way::Planned => case.op == Op::Mlp && case.dtype != DType::F32,
                 Way::Unfused => false,
                 Way::By(steps) => {
-                    steps.design().is_some() && steps.check(&self.cuda, &pass).is_ok()
+                    steps.design().is_some() && steps.check(Planner::of(&self.cuda), &pass).is_ok()
                 }
             };
         }
@@ -97,7 +97,7 @@ impl CudaBackend {
                 let stride = (case.hidden + case.padding) * case.dtype.size();
                 // A kernel for h is tried alone.
                 let steps = if steps.stored().is_some() { steps.of(op) } else { steps };
-                steps.check(&self.cuda, &problem(case)).is_ok()
+                steps.check(Planner::of(&self.cuda), &problem(case)).is_ok()
                     && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }
@@ -268,12 +268,15 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
+            Way::By(steps) if steps.design().is_some() => {
+                Mlp::with_design(&self.cuda, params, steps.design())
+            }
             Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.streams.take(&self.cuda)?;
         let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
         match self.way {
-            Way::By(steps) => {
+            Way::By(steps) if steps.design().is_none() => {
                 let steps = steps.of(Op::Mlp);
                 let all = self.cuda.candidates(&params.problem(x.rows), None);
                 // Of its own problem there is every list of steps.

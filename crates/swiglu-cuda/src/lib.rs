@@ -29,7 +29,7 @@ pub use layers::{
     DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMlpParams, GatedLinear,
     GatedLinearKind, Layer, Mlp, MlpKind, expect_quantized, quantized_tokens, quantized_types,
 };
-pub use plan::{Candidate, CudaOptions, expect_numerics, expect_row_steps, tuning};
+pub use plan::{Candidate, CudaOptions, Target, Ways, expect_numerics, expect_row_steps, tuning};
 
 // Tests inside and outside of this crate open their device in the same way.
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Extents at which offsets in 32 bits end: each kernel computes them right, or is refused with the reason.
 
 // A generic helper is not seen as a test.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod common;
 
@@ -95,7 +95,7 @@ fn rows_of_two_to_the_thirty_are_computed_or_refused() {
     let needed = 40 << 30;
     let room = DeviceMatrix::<bf16>::new(&cuda.stream(), 1, needed / 2);
     if room.map(drop).is_err() {
-        return not_run(&format!("{} GiB of device memory", needed >> 30));
+        return not_run(format_args!("{} GiB of device memory", needed >> 30));
     }
     let large = 1 << 30;
     for orientation in Orientation::ALL {

@@ -266,7 +266,7 @@ fn judged_with_biases<T: Element>(cuda: &Cuda, m: usize, [k, h]: [usize; 2], bot
         .unwrap();
     // SAFETY: the weights outlive the layers, and nothing writes them.
     let layer = unsafe { GatedLinear::from_device(cuda, &lent) }.unwrap();
-    let packed = layer.packed().unwrap();
+    let packed = layer.packed(&stream).unwrap();
     let reference = bounds::gated_linear(x.view(), &of_host).unwrap();
     for (which, layer) in [("lent", &layer), ("packed", &packed)] {
         let what = format!("{which} {} m {m} k {k} h {h} both {both}", T::DTYPE);
@@ -291,7 +291,7 @@ fn judged_with_biases<T: Element>(cuda: &Cuda, m: usize, [k, h]: [usize; 2], bot
         .unwrap();
     // SAFETY: as above.
     let mlp = unsafe { Mlp::from_device(cuda, &lent) }.unwrap();
-    let packed = mlp.packed().unwrap();
+    let packed = mlp.packed(&stream).unwrap();
     assert_eq!(mlp.weight_bytes(), 0);
     assert!(packed.weight_bytes() >= 3 * k * h * size_of::<T>());
     assert!(mlp.plan(m).problem.bias);
@@ -334,7 +334,7 @@ fn a_packed_copy_of_lent_weights_does_not_see_what_is_written_to_them() {
         let lent = DeviceMlpParams::new(gated, down.view(), orientation).unwrap();
         // SAFETY: the layer keeps the matrices' memory, and its calls are waited for before that is written.
         let mlp = unsafe { Mlp::from_device(&cuda, &lent) }.unwrap();
-        let packed = mlp.packed().unwrap();
+        let packed = mlp.packed(&stream).unwrap();
         let x = random::normal_matrix::<f32>(3, 3, 16, 1.0).unwrap();
         let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
         let run = |mlp: &Mlp<f32>| {

@@ -53,7 +53,7 @@ pub use coded::{Coded, Codes};
 pub use error::{FormatError, Result};
 pub use family::ActivationSource;
 pub use layer::{
-    Block, Inspection, LayerWeights, LoadOptions, TensorNames, inspect, load_layer,
+    Block, Contents, Inspection, LayerWeights, LoadOptions, TensorNames, inspect, load_layer,
     load_layer_from, load_layer_from_bytes,
 };
 pub use matrix::{

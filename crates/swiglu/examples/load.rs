@@ -10,8 +10,7 @@ use swiglu::{
     DType, Device, Element, Half, LoadOptions, Matrix, Mlp, MlpParams, Model, with_dtype,
 };
 
-const STORIES: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+const STORIES: &str = swiglu_fixtures::STORIES15M_FILE;
 
 /// y of one token in float64, from the definition.
 fn by_definition<T: Element>(params: &MlpParams<'_, T>, x: &[f32]) -> Vec<f64> {

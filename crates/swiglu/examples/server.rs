@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use swiglu::{DType, Device, Matrix, MatrixMut, MatrixRef, Mlp, Numerics};
 
-const FILE: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
+const FILE: &str = swiglu_fixtures::STORIES15M_FILE;
 const MOST: usize = 64;
 
 /// A token, and where its result is wanted.

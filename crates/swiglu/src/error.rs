@@ -57,8 +57,7 @@ pub enum ErrorKind {
 /// ```
 /// use swiglu::{Device, ErrorKind, Matrix, Mlp};
 ///
-/// let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
-/// let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+/// let mlp = Mlp::load(swiglu_fixtures::STORIES15M_FILE, 0)?.to(&Device::cpu()?)?;
 /// let error = mlp.forward(&Matrix::<f32>::zeros(3, 287)?).unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Shape);
 /// assert_eq!((error.what(), error.given()), (Some("x"), Some("[3, 287]".into())));
@@ -150,7 +149,9 @@ impl Error {
 fn kind_of_core(error: &CoreError) -> ErrorKind {
     match error {
         CoreError::Shape { .. } | CoreError::TooLarge { .. } => ErrorKind::Shape,
-        CoreError::BufferTooShort { .. } | CoreError::OverlappingRows { .. } => ErrorKind::Layout,
+        CoreError::BufferTooShort { .. }
+        | CoreError::OverlappingRows { .. }
+        | CoreError::Misaligned { .. } => ErrorKind::Layout,
         CoreError::DType { .. } => ErrorKind::DType,
         CoreError::UnknownName { .. } | CoreError::OutOfRange { .. } => ErrorKind::Argument,
         CoreError::Ambiguous { .. } => ErrorKind::Undecided,

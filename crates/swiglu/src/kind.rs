@@ -11,6 +11,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::layer::{Common, Kernel, Layer};
 use crate::weights::{HostWeights, QuantizedWeights};
+#[cfg(feature = "cuda")]
+use {crate::layer::AnyKernel, std::sync::Arc};
 
 /// An operation with weights. Sealed: [`GatedLinearKind`] and [`MlpKind`].
 pub trait Kind: sealed::Sealed + Sized + 'static {
@@ -262,8 +264,7 @@ impl Layer<MlpKind> {
     /// ```
     /// use swiglu::{Device, Matrix, Mlp, RowScale};
     ///
-    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories15m-layer0/layer.safetensors");
-    /// let mlp = Mlp::load(file, 0)?.to(&Device::cpu()?)?;
+    /// let mlp = Mlp::load(swiglu_fixtures::STORIES15M_FILE, 0)?.to(&Device::cpu()?)?;
     /// let x = Matrix::from_vec(vec![0.5f32; 2 * 288], 2, 288)?;
     /// let mut sum = x.try_clone()?;
     /// mlp.forward_add_into(&x, RowScale::Rows(&[1.0, 0.25]), &mut sum)?; // sum = x + scale ⊙ y
@@ -362,6 +363,13 @@ impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {
     fn reserve(&self, m: usize, _: usize) -> Result<()> {
         Ok(self.reserve(&self.cuda().stream(), m)?)
     }
+    fn packed_on(&self, stream: &swiglu_cuda::Stream) -> Result<Option<AnyKernel>> {
+        // What is packed already has bytes of its own.
+        if self.weight_bytes() > 0 {
+            return Ok(None);
+        }
+        Ok(AnyKernel::new::<T>(Arc::new(self.packed(stream)?)))
+    }
     fn reserve_on(&self, stream: &swiglu_cuda::Stream, m: usize) -> Result<()> {
         Ok(self.reserve(stream, m)?)
     }
@@ -385,10 +393,11 @@ impl<K: 'static, T: Element> Kernel<T> for swiglu_cuda::Layer<K, T> {
         out: swiglu_cuda::DeviceMatrixMut<'_, T>,
         scratch: Option<&mut swiglu_cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        Ok(match scratch {
+        match scratch {
             None => self.forward(stream, x, out)?,
             Some(scratch) => self.forward_with(stream, x, out, scratch)?,
-        })
+        }
+        Ok(())
     }
     fn capture_on(
         &self,

@@ -28,6 +28,11 @@ pub(crate) trait Common: Debug + Send + Sync {
     fn weight_bytes(&self) -> usize;
     fn workspace_bytes(&self, m: usize) -> usize;
     fn reserve(&self, m: usize, callers: usize) -> Result<()>;
+    /// The same over a copy of lent weights; nothing where it has its own.
+    #[cfg(feature = "cuda")]
+    fn packed_on(&self, _stream: &cuda::Stream) -> Result<Option<AnyKernel>> {
+        Err(not_on_cuda())
+    }
     #[cfg(feature = "cuda")]
     fn reserve_on(&self, _stream: &cuda::Stream, _m: usize) -> Result<()> {
         Err(not_on_cuda())
@@ -90,14 +95,14 @@ fn not_on_cuda() -> crate::Error {
 
 /// A kernel whose element type is only known at run time.
 #[derive(Debug, Clone)]
-enum AnyKernel {
+pub(crate) enum AnyKernel {
     F32(Arc<dyn Kernel<f32>>),
     F16(Arc<dyn Kernel<f16>>),
     Bf16(Arc<dyn Kernel<bf16>>),
 }
 
 impl AnyKernel {
-    fn new<T: Element>(kernel: Arc<dyn Kernel<T>>) -> Option<Self> {
+    pub(crate) fn new<T: Element>(kernel: Arc<dyn Kernel<T>>) -> Option<Self> {
         let kernel: &dyn Any = &kernel;
         let f32 = || kernel.downcast_ref().cloned().map(Self::F32);
         let f16 = || kernel.downcast_ref().cloned().map(Self::F16);
@@ -128,7 +133,7 @@ impl AnyKernel {
 ///
 /// It can be shared between threads; calls from several threads at once are sound and share the
 /// device's threads. Clones are the same layer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Layer<K> {
     device: Device,
     problem: Problem,
@@ -138,6 +143,20 @@ pub struct Layer<K> {
     /// Why quantised weights were decoded, where they were.
     decoded: Option<crate::Error>,
     kind: PhantomData<fn() -> K>,
+}
+
+// Of every kind: what a derive makes is only of kinds that are cloned.
+impl<K> Clone for Layer<K> {
+    fn clone(&self) -> Self {
+        Self {
+            device: self.device.clone(),
+            problem: self.problem,
+            path: self.path,
+            kernel: self.kernel.clone(),
+            decoded: self.decoded.clone(),
+            kind: PhantomData,
+        }
+    }
 }
 
 impl<K: Kind> Layer<K> {
@@ -235,6 +254,21 @@ impl<K: Kind> Layer<K> {
             Some(why) => explanation.with_decoded_weights(why),
             None => explanation,
         }
+    }
+
+    /// This layer over weights of its own: where they are lent, as by `from_device`, they are copied and packed once, through
+    /// the host, behind what `stream` has been given to do, and no longer seen when they change. Lent weights cost nothing
+    /// where they lie as packed ones do; other
+    /// layouts may take longer ([what each costs](https://github.com/swiglu/swiglu/blob/main/docs/lent-weights.md)).
+    ///
+    /// # Errors
+    /// As packing weights; [`swiglu_core::Error::Unsupported`] for a layer of another device than CUDA's.
+    #[cfg(feature = "cuda")]
+    pub fn packed_on(&self, stream: &cuda::Stream) -> Result<Self> {
+        Ok(match self.kernel.common().packed_on(stream)? {
+            Some(kernel) => Self { kernel, ..self.clone() },
+            None => self.clone(),
+        })
     }
 
     /// Bytes of the packed weights and biases, in the device's memory.

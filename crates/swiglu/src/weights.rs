@@ -10,7 +10,7 @@ use swiglu_core::{
 use swiglu_formats::{ActivationSource, FormatError, LayerWeights};
 
 use crate::device::Device;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::kind::{Kind, MlpKind};
 use crate::layer::Layer;
 use crate::with_dtype;
@@ -173,7 +173,7 @@ impl<K: Kind> Weights<K> {
             .quantized_on(device)
             .and_then(|weights| with_dtype!(dtype, T => K::pack_quantized::<T>(device, &weights)));
         match packed {
-            Err(why) if why.kind() == ErrorKind::Unsupported => {
+            Err(why) if matches!(why.core(), Some(CoreError::Unsupported { .. })) => {
                 let layer = with_dtype!(dtype, T => K::pack::<T>(device, &self.host()?))?;
                 Ok(layer.because_decoded(why))
             }

@@ -320,3 +320,27 @@ fn results_are_added_by_the_cpu_alone() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("forward_into"), "{error}");
 }
+
+/// A layer over lent weights copies them when it is asked to, and no other does.
+#[test]
+fn lent_weights_are_packed_when_that_is_asked_for() {
+    use swiglu::cuda::DeviceGatedLinearParams;
+    let Some(device) = device() else { return };
+    let Device::Cuda(cuda) = &device else { panic!("{device}") };
+    let stream = cuda.stream();
+    let both = random::normal_matrix::<f32>(3, 2 * 24, 16, 0.3).unwrap();
+    let there = DeviceMatrix::from_host(&stream, both.view()).unwrap();
+    let act = Activation::SWIGLU;
+    let params =
+        DeviceGatedLinearParams::packed(there.view(), swiglu::Orientation::OutIn, act).unwrap();
+    // SAFETY: the layer keeps the matrix's memory, and nothing writes it.
+    let lent = unsafe { GatedLinear::from_device(cuda, &params) }.unwrap();
+    let packed = lent.packed_on(&stream).unwrap();
+    assert_eq!(lent.weight_bytes(), 0);
+    assert!(packed.weight_bytes() >= 2 * 24 * 16 * 4);
+    assert_eq!(packed.packed_on(&stream).unwrap().weight_bytes(), packed.weight_bytes());
+    let x = input::<f32>(3, 16);
+    let (a, b) = (lent.forward(&x).unwrap(), packed.forward(&x).unwrap());
+    let near = a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| (a - b).abs() < 1e-4);
+    assert!(near, "{a:?} {b:?}");
+}

@@ -16,6 +16,7 @@ use swiglu_lab::{Case, DeviceKind};
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs};
 use crate::inputs;
+use crate::models::MODELS;
 use crate::table::{self, Table};
 use crate::terminal::{Shown, Terminal, Verdict};
 
@@ -25,8 +26,8 @@ pub(crate) struct TuneArgs {
     /// The operation
     #[arg(long, value_name = "NAME", default_value = "gated-linear")]
     op: LayerOp,
-    /// Tokens, input features and intermediate features; may be given several times. What is
-    /// measured for M tokens stands for all numbers above M/2 up to M
+    /// Tokens, input features and intermediate features; may be given several times. Between two
+    /// numbers of tokens that are measured, the cost model follows both
     #[arg(long, value_name = "M,K,H", group = "shapes")]
     shape: Vec<Shape>,
     /// The feed-forward sizes of common models, with 1 to 16384 tokens
@@ -66,17 +67,14 @@ impl FromStr for Shape {
     }
 }
 
-/// K and H: Qwen2.5-0.5B, Llama-3.2-1B, Llama-3-8B, Qwen2.5-32B, Llama-3-70B.
-const MODELS: [[usize; 2]; 5] =
-    [[896, 4864], [2048, 8192], [4096, 14336], [5120, 27648], [8192, 28672]];
-/// Powers of two, so that each stands for the numbers down to the next.
+/// Powers of two: the cost model, corrected by both, knows what lies between.
 const TOKENS: [usize; 15] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
 
 impl TuneArgs {
     fn shapes(&self) -> Vec<[usize; 3]> {
         let mut shapes: Vec<[usize; 3]> = self.shape.iter().map(|shape| shape.0).collect();
         if self.models {
-            shapes.extend(MODELS.into_iter().flat_map(|[k, h]| TOKENS.map(|m| [m, k, h])));
+            shapes.extend(MODELS.into_iter().flat_map(|(_, [k, h])| TOKENS.map(|m| [m, k, h])));
         }
         shapes
     }

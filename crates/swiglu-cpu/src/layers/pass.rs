@@ -153,7 +153,8 @@ pub(crate) fn passes(
     let bytes: usize =
         inputs.iter().map(|&n| packed_row_bytes(cpu, n, dtype, quantized, order)).sum();
     let bytes_per_row = bytes / inputs.len();
-    let tile = simd::tile_rows(cpu.isa());
+    let steps = if quantized { Steps::Wide } else { Steps::Dense };
+    let tile = steps.tile_rows(cpu.isa(), dtype);
     let most = (ROWS_BYTES / bytes_per_row.max(1) / tile).max(4) * tile;
     Passes::new(m, most, 1)
 }

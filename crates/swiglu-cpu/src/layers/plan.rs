@@ -7,6 +7,7 @@ use crate::cpu::Cpu;
 use crate::gemm::Blocks;
 use crate::order::Order;
 use crate::quant::Way;
+use crate::rows::Steps;
 use crate::simd;
 use crate::tiles;
 
@@ -46,7 +47,8 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
             let layout = tiles::Layout { m: pass, inputs: problem.hidden };
             (layout.block_rows(), layout.blocks())
         }
-        _ => of_vectors(simd::tile_rows(cpu.isa())),
+        Some(_) => of_vectors(simd::tile_rows(cpu.isa())),
+        None => of_vectors(Steps::Dense.tile_rows(cpu.isa(), problem.dtype)),
     };
     let parameters = [
         ("tile_rows", tile_rows),

@@ -152,6 +152,8 @@ impl Simd for Avx2 {
     type I = __m256i;
     const LANES: usize = 8;
     const ROWS: usize = 6;
+    // Eight sums, the halves of two weights and of x, and a mask.
+    const PAIR_ROWS: usize = 4;
     const DOT_ROWS: usize = 2;
 
     #[inline(always)]

@@ -178,6 +178,9 @@ pub(crate) trait Simd: Copy + 'static {
     /// Rows of the largest register tile: `2 · ROWS` accumulators, two weights and one broadcast
     /// stay in registers.
     const ROWS: usize;
+    /// Rows of the largest register tile of pairs of bfloat16: where a pair is not multiplied by one instruction, its halves
+    /// take registers too.
+    const PAIR_ROWS: usize = Self::ROWS;
     /// Rows that share one decoding of quantised weights: each takes six accumulators.
     const DOT_ROWS: usize;
     /// Whether loops over quantised weights are written out; where the compiler makes vectors of
@@ -417,6 +420,10 @@ constant! {
 constant! {
     /// Rows of the largest register tile.
     tile_rows, ROWS: usize
+}
+constant! {
+    /// Rows of the largest register tile of pairs of bfloat16.
+    pair_rows, PAIR_ROWS: usize
 }
 
 constant! {

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::device::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUuuid};
@@ -100,7 +101,7 @@ struct Inner {
     arch: Arch,
     tf32: bool,
     /// Of a floor above, which made it and knows its type.
-    attached: Box<dyn Any + Send + Sync>,
+    attached: AssertUnwindSafe<Box<dyn Any + Send + Sync>>,
     default_stream: Arc<StreamInner>,
     borrowed: Borrowed,
     scratch: Arc<ScratchPool>,
@@ -126,7 +127,9 @@ impl Cuda {
         let (major, minor) = facts.compute_capability;
         let arch = Arch::from_capability(major, minor)?;
         let context = Arc::new(Context::retain(driver, device, opening.device)?);
-        let attached = Box::new(attach(&context, &facts, arch));
+        // It is read only.
+        let attached: Box<dyn Any + Send + Sync> = Box::new(attach(&context, &facts, arch));
+        let attached = AssertUnwindSafe(attached);
         let memory = Arc::new(Memory::new(context, opening.plain_allocations)?);
         let scratch = Arc::new(ScratchPool::default());
         let cache = KernelCache::new(&opening.cache);
@@ -147,7 +150,7 @@ impl Cuda {
     /// What was attached to the device when it was opened.
     #[allow(clippy::expect_used, reason = "one type is attached, by the one caller of `open`")]
     pub(crate) fn attached<A: Any>(&self) -> &A {
-        self.0.attached.downcast_ref().expect("what was attached is of this type")
+        self.0.attached.0.downcast_ref().expect("what was attached is of this type")
     }
 
     /// How many devices this process sees; 0 where the driver drives none.
@@ -323,6 +326,12 @@ impl Cuda {
         self.0.functions.get(self, variant, entry, dynamic_shared)
     }
 }
+
+// A panic of a caller's leaves a device as it was.
+const _: () = {
+    const fn survives<T: std::panic::UnwindSafe + std::panic::RefUnwindSafe>() {}
+    survives::<Cuda>();
+};
 
 impl fmt::Debug for Cuda {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

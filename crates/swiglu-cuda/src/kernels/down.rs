@@ -2,7 +2,6 @@
 
 use swiglu_core::{DType, Problem};
 
-use super::decode_mlp;
 use super::elementwise::Tensor;
 use super::obstacle::Obstacle;
 use super::ring::Ring;
@@ -10,6 +9,7 @@ use super::sm90_register_gemm::{self, Call as RegisterCall};
 use super::sm90_skinny_gated_gemm::Next;
 use super::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use super::tensor_map::LayerMaps;
+use super::{NamedVariant, decode_mlp};
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
@@ -71,7 +71,11 @@ impl Down {
     }
 
     /// Whether a kernel of ours computes the product of a problem, or why not.
-    pub(crate) fn check(self, cuda: &Cuda, problem: &Problem) -> std::result::Result<(), Obstacle> {
+    pub(crate) fn check(
+        self,
+        multiprocessors: usize,
+        problem: &Problem,
+    ) -> std::result::Result<(), Obstacle> {
         let most = match self {
             Self::CublasLt => return Ok(()),
             Self::Skinny { .. } => sm90_skinny_gemm::MOST_TOKENS,
@@ -87,7 +91,7 @@ impl Down {
         match self {
             Self::Registers => {
                 let product = [problem.intermediate, problem.hidden];
-                register_tiling(cuda, product).map(drop)
+                sm90_register_gemm::Tiling::new(product, multiprocessors).map(drop)
             }
             _ => Ok(()),
         }
@@ -113,6 +117,24 @@ impl Down {
         let Self::Skinny { beside } = self else { return None };
         let tiling = sm90_skinny_gemm::tiling(cuda, [m, intermediate, hidden], beside);
         Some(tiling.ring_for(intermediate))
+    }
+
+    /// What [`Self::prepare`] compiles, if anything, on so many multiprocessors.
+    pub(crate) fn needed(self, problem: &Problem, multiprocessors: usize) -> Option<NamedVariant> {
+        let Problem { m, intermediate, hidden, dtype, .. } = *problem;
+        match self {
+            Self::CublasLt => None,
+            Self::Skinny { beside } => {
+                let product = [m, intermediate, hidden];
+                let tiling = sm90_skinny_gemm::Tiling::new(product, multiprocessors, beside);
+                Some(tiling.named(dtype))
+            }
+            Self::Registers => {
+                let product = [intermediate, hidden];
+                let tiling = sm90_register_gemm::Tiling::new(product, multiprocessors);
+                tiling.ok().map(|tiling| tiling.named(dtype))
+            }
+        }
     }
 
     /// Compiles what launches of ours need.

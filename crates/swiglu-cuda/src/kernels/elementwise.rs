@@ -252,34 +252,42 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     // Without a linear map before it, `pre_round` is `fused`.
     codes.retain(|code| !code.name().contains("pre_round"));
     for (i, code) in codes.into_iter().enumerate() {
-        for (arrangement, label) in [(0, "apart"), (1, "grouped"), (2, "alternating")] {
-            if arrangement > 0 && i > 0 {
-                continue;
-            }
-            for file in [&FORWARD, &BACKWARD] {
-                all.push(NamedVariant {
-                    name: format!("{} {label}", code.name()),
-                    variant: variant(file, code, arrangement),
-                });
-            }
+        let arrangements = if i == 0 { 0..=2 } else { 0..=0 };
+        for arrangement in arrangements {
+            all.extend([&FORWARD, &BACKWARD].map(|file| named(file, code, arrangement)));
         }
         if dtype != DType::F32 && !code.rounds_between() {
-            all.push(NamedVariant {
-                name: format!("{} sums", code.name()),
-                variant: variant(&FORWARD, code, SUMS),
-            });
+            all.push(named(&FORWARD, code, SUMS));
         }
     }
     all
 }
 
+/// Gate and up apart, as [`forward`] is compiled for them.
+fn apart(stored: Stored) -> GateUp {
+    let none = Tensor { data: 0, stride: 0 };
+    GateUp { gate: none, up: none, group: 0, stored }
+}
+
 /// Compiles what [`forward`] of gate and up apart would.
 pub(crate) fn prepare_forward(cuda: &Cuda, code: GateCode, stored: Stored) -> Result<()> {
-    let none = Tensor { data: 0, stride: 0 };
-    let inputs = GateUp { gate: none, up: none, group: 0, stored };
+    let inputs = apart(stored);
     let variant = variant(&FORWARD, code, inputs.arrangement());
     // The one that a call on matrices of this library takes.
     cuda.function(&variant, forward_entry(inputs.widest()), 0).map(drop)
+}
+
+/// What [`prepare_forward`] compiles.
+pub(crate) fn needed(code: GateCode, stored: Stored) -> NamedVariant {
+    named(&FORWARD, code, apart(stored).arrangement())
+}
+
+fn named(file: &'static KernelFile, code: GateCode, arrangement: u8) -> NamedVariant {
+    const ARRANGEMENTS: [&str; 4] = ["apart", "grouped", "alternating", "sums"];
+    NamedVariant {
+        name: format!("{} {}", code.name(), ARRANGEMENTS[usize::from(arrangement)]),
+        variant: variant(file, code, arrangement),
+    }
 }
 
 /// A problem cut into accesses.

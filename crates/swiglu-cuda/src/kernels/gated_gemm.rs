@@ -11,8 +11,8 @@ use super::ring::Ring;
 use super::sm90_skinny_gated_gemm::Next;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::{
-    decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm, sm90_register_gemm,
-    sm90_skinny_gated_gemm, sm90_skinny_gemm,
+    NamedVariant, decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm,
+    sm90_register_gemm, sm90_skinny_gated_gemm, sm90_skinny_gemm,
 };
 use crate::device::arch::Arch;
 use crate::device::context::Cuda;
@@ -532,6 +532,37 @@ impl Kernel {
                 Kernel::Simt => simt_gated_gemm::launch(stream, call),
             }
         }
+    }
+
+    /// What [`Self::prepare`] compiles for a problem with packed weights on so many multiprocessors; none for a problem
+    /// whose x it does not take.
+    pub(crate) fn needed(
+        self,
+        problem: &Problem,
+        code: GateCode,
+        multiprocessors: usize,
+    ) -> Option<NamedVariant> {
+        let shape = Shape::of(problem, multiprocessors);
+        let bias = if problem.bias { Bias::Floats } else { Bias::None };
+        let layout = Layout { orientation: shape.orientation, bias, saves: false };
+        if !self.takes_rows_of(problem) {
+            return None;
+        }
+        Some(match self {
+            Kernel::Sm90(config) => sm90_gated_gemm::needed(config, code, layout, shape),
+            Kernel::Sm90Skinny(config) => {
+                sm90_skinny_gated_gemm::named(config.tiling(shape), code, layout)
+            }
+            Kernel::Mma(config) => {
+                mma_gated_gemm::needed(config, code, layout, [problem.m, problem.hidden])
+            }
+            Kernel::Simt => simt_gated_gemm::named(code, layout),
+        })
+    }
+
+    /// Whether it takes rows of x that lie one behind the other.
+    pub(crate) fn takes_rows_of(self, problem: &Problem) -> bool {
+        !self.needs_copy_engine() || addressable(Tensor::new(0, problem.hidden), problem.m)
     }
 
     /// Compiles what a launch needs.

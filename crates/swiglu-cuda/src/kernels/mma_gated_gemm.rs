@@ -145,6 +145,28 @@ fn copy_bytes(call: &Call<'_>) -> usize {
     1 << bits.trailing_zeros()
 }
 
+/// That of a call with rows of x and of packed weights one behind the other.
+fn copy_bytes_of(m: usize, hidden: usize, dtype: DType) -> usize {
+    let row = if m > 1 { hidden * dtype.size() } else { 0 };
+    1 << (16 | row).trailing_zeros()
+}
+
+/// What a call with `m` tokens and packed weights launches.
+pub(super) fn needed(
+    config: Config,
+    code: GateCode,
+    layout: Layout,
+    [m, hidden]: [usize; 2],
+) -> NamedVariant {
+    named(config, code, layout, copy_bytes_of(m, hidden, code.dtype()))
+}
+
+fn named(config: Config, code: GateCode, layout: Layout, copy: usize) -> NamedVariant {
+    let [m, h] = config.tile;
+    let name = format!("{} {layout} {m}x{h} copy{copy}", code.name());
+    NamedVariant { name, variant: variant(config, code, layout, copy) }
+}
+
 /// The function that a call launches.
 pub(super) fn prepare(cuda: &Cuda, config: Config, call: &Call<'_>) -> Result<Function> {
     function(cuda, config, call.code, call.layout(), copy_bytes(call))
@@ -178,9 +200,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |config: Config, code: GateCode, layout: Layout, copy| {
-        let [m, h] = config.tile;
-        let name = format!("{} {layout} {m}x{h} copy{copy}", code.name());
-        all.push(NamedVariant { name, variant: variant(config, code, layout, copy) });
+        all.push(named(config, code, layout, copy));
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     for code in GateCode::all(dtype) {

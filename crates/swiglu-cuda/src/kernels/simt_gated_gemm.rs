@@ -44,6 +44,11 @@ fn variant(code: GateCode, layout: Layout) -> Variant {
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j])
 }
 
+pub(super) fn named(code: GateCode, layout: Layout) -> NamedVariant {
+    let name = format!("{} {layout}", code.name());
+    NamedVariant { name, variant: variant(code, layout) }
+}
+
 pub(super) fn function(cuda: &Cuda, code: GateCode, layout: Layout) -> Result<Function> {
     let variant = variant(code, layout);
     cuda.function(&variant, "simt_gated_gemm", SHARED_BYTES as u32)
@@ -76,10 +81,7 @@ pub(super) unsafe fn launch(stream: &Stream, call: &Call<'_>) -> Result<()> {
 /// Every activation and mode, and every layout with the default ones.
 pub(super) fn variants() -> Vec<NamedVariant> {
     let mut all = Vec::new();
-    let mut push = |code: GateCode, layout: Layout| {
-        let name = format!("{} {layout}", code.name());
-        all.push(NamedVariant { name, variant: variant(code, layout) });
-    };
+    let mut push = |code: GateCode, layout: Layout| all.push(named(code, layout));
     let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     let in_out = Layout { orientation: Orientation::InOut, ..out_in };
     for code in GateCode::all(DType::F32) {

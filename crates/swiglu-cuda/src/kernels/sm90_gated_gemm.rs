@@ -207,7 +207,13 @@ fn variant(tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool) -> 
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q])
 }
 
-/// Compiles what launches with aligned operands of `m` tokens need.
+/// The tiles of launches with aligned operands of a shape, and whether the copy engine writes its rows, wherever they lie:
+/// see `writable`.
+fn aligned(config: Config, shape: Shape) -> (Tiles, bool) {
+    (Tiles { config, tail: config.cut(shape).tail }, shape.features.is_multiple_of(8))
+}
+
+/// Compiles what launches with aligned operands need.
 pub(super) fn prepare(
     cuda: &Cuda,
     config: Config,
@@ -215,10 +221,22 @@ pub(super) fn prepare(
     layout: Layout,
     shape: Shape,
 ) -> Result<Function> {
-    let tail = config.cut(shape).tail;
-    // Rows that the copy engine can write, wherever they lie: see `writable`.
-    let tensor_store = shape.features.is_multiple_of(8);
-    function(cuda, Tiles { config, tail }, code, layout, tensor_store)
+    let (tiles, tensor_store) = aligned(config, shape);
+    function(cuda, tiles, code, layout, tensor_store)
+}
+
+/// What [`prepare`] compiles.
+pub(super) fn needed(config: Config, code: GateCode, layout: Layout, shape: Shape) -> NamedVariant {
+    let (tiles, tensor_store) = aligned(config, shape);
+    named(tiles, code, layout, tensor_store)
+}
+
+fn named(tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool) -> NamedVariant {
+    let store = if tensor_store { "" } else { " element store" };
+    NamedVariant {
+        name: format!("{} {layout} {tiles}{store}", code.name()),
+        variant: variant(tiles, code, layout, tensor_store),
+    }
 }
 
 fn function(
@@ -288,11 +306,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool| {
-        let store = if tensor_store { "" } else { " element store" };
-        all.push(NamedVariant {
-            name: format!("{} {layout} {tiles}{store}", code.name()),
-            variant: variant(tiles, code, layout, tensor_store),
-        });
+        all.push(named(tiles, code, layout, tensor_store));
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     for code in GateCode::all(dtype) {

@@ -121,6 +121,12 @@ impl Tiling {
         [("down_tile_h", self.tile_h), ("down_cluster", self.cluster), ("down_steps", self.steps)]
     }
 
+    pub(super) fn named(self, dtype: DType) -> NamedVariant {
+        let Tiling { tile_h, cluster, steps } = self;
+        let name = format!("{dtype} 8x{tile_h} cluster{cluster} steps{steps} warps{WARPS}");
+        NamedVariant { name, variant: self.variant(dtype) }
+    }
+
     fn variant(self, dtype: DType) -> Variant {
         let tile = [
             ("TILE_H", self.tile_h),
@@ -195,12 +201,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let one = Tiling { tile_h, cluster, steps: 1 };
         [one, Tiling { steps: MOST_REGISTERS / one.registers(), ..one }]
     });
-    let named = tilings.map(|tiling| {
-        let Tiling { tile_h, cluster, steps } = tiling;
-        let name = format!("{dtype} 8x{tile_h} cluster{cluster} steps{steps} warps{WARPS}");
-        NamedVariant { name, variant: tiling.variant(dtype) }
-    });
-    named.collect()
+    tilings.map(|tiling| tiling.named(dtype)).collect()
 }
 
 #[cfg(test)]

@@ -376,6 +376,21 @@ fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
     Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s])
 }
 
+pub(super) fn named(tiling: Tiling, code: GateCode, layout: Layout) -> NamedVariant {
+    let Tiling { config, tile_h, blocks_per_sm } = tiling;
+    let Config { tile_m, split, next, .. } = config;
+    let by = if tiling.by_tokens() { " by tokens" } else { "" };
+    let next = match next {
+        Next::Unknown => "",
+        Next::SkinnyGemm => " before skinny_gemm",
+        Next::SkinnyGemmBeside => " beside skinny_gemm",
+        Next::RegisterGemmBeside => " beside register_gemm",
+    };
+    let form = format!("{tile_m}x{tile_h}{by} split{split} residents{blocks_per_sm}{next}");
+    let name = format!("{} {layout} {form}", code.name());
+    NamedVariant { name, variant: variant(tiling, code, layout) }
+}
+
 pub(super) fn function(
     cuda: &Cuda,
     tiling: Tiling,
@@ -429,18 +444,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut all = Vec::new();
     let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
-        let Tiling { config, tile_h, blocks_per_sm } = tiling;
-        let Config { tile_m, split, next, .. } = config;
-        let by = if tiling.by_tokens() { " by tokens" } else { "" };
-        let next = match next {
-            Next::Unknown => "",
-            Next::SkinnyGemm => " before skinny_gemm",
-            Next::SkinnyGemmBeside => " beside skinny_gemm",
-            Next::RegisterGemmBeside => " beside register_gemm",
-        };
-        let form = format!("{tile_m}x{tile_h}{by} split{split} residents{blocks_per_sm}{next}");
-        let name = format!("{} {layout} {form}", code.name());
-        all.push(NamedVariant { name, variant: variant(tiling, code, layout) });
+        all.push(named(tiling, code, layout));
     };
     let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     let largest = |tile_m, split, kind, tile_h| {

@@ -142,6 +142,14 @@ impl Tiling {
         [("down_tile_h", self.tile_h), ("down_stages", self.stages)]
     }
 
+    pub(super) fn named(self, dtype: DType) -> NamedVariant {
+        let Tiling { tile_m, tile_h, panels, stages, warpgroups } = self;
+        let name = format!(
+            "{dtype} {tile_m}x{tile_h} panels{panels} stages{stages} warpgroups{warpgroups}"
+        );
+        NamedVariant { name, variant: self.variant(dtype) }
+    }
+
     fn variant(self, dtype: DType) -> Variant {
         let tile = [
             ("TILE_M", self.tile_m),
@@ -232,14 +240,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         };
         [false, true].into_iter().flat_map(of)
     });
-    let named = tilings.map(|tiling| {
-        let Tiling { tile_m, tile_h, panels, stages, warpgroups } = tiling;
-        let name = format!(
-            "{dtype} {tile_m}x{tile_h} panels{panels} stages{stages} warpgroups{warpgroups}"
-        );
-        NamedVariant { name, variant: tiling.variant(dtype) }
-    });
-    named.collect()
+    tilings.map(|tiling| tiling.named(dtype)).collect()
 }
 
 #[cfg(test)]

@@ -7,8 +7,9 @@ use super::lent::DeviceGatedLinearParams;
 use super::operands::{Dense, Operands};
 use super::weights::GateUpBuffer;
 use crate::device::context::Cuda;
-use crate::device::error::Result;
-use crate::plan::{Candidate, Steps, expect_candidate};
+use crate::device::error::{CudaError, Result};
+use crate::kernels::obstacle::Obstacle;
+use crate::plan::{Candidate, Planner, Steps, expect_candidate};
 
 /// What [`GatedLinear`] is a [`Layer`] of.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
     /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`];
-    /// [`CudaError::OutOfMemory`](crate::CudaError::OutOfMemory).
+    /// [`CudaError::OutOfMemory`].
     pub fn new(cuda: &Cuda, params: &GatedLinearParams<'_, T>) -> Result<Self> {
         Self::build(cuda, params, Asked::Path(None))
     }
@@ -34,7 +35,7 @@ impl<T: Element> GatedLinear<T> {
     /// rounded to T.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`CudaError::LibraryMissing`](crate::CudaError::LibraryMissing) for the unfused path without
+    /// As [`Self::new`]; [`CudaError::LibraryMissing`] for the unfused path without
     /// cuBLASLt.
     pub fn with_path(cuda: &Cuda, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
         Self::build(cuda, params, Asked::Path(Some(path)))
@@ -44,7 +45,7 @@ impl<T: Element> GatedLinear<T> {
     /// than asked keeps elements between two steps: it is [`Path::Unfused`].
     ///
     /// # Errors
-    /// As [`Self::with_path`]; [`CudaError::Unsupported`](crate::CudaError::Unsupported) where it computes no such layer.
+    /// As [`Self::with_path`]; [`CudaError::Unsupported`] where it computes no such layer.
     pub fn with_candidate(
         cuda: &Cuda,
         params: &GatedLinearParams<'_, T>,
@@ -60,9 +61,15 @@ impl<T: Element> GatedLinear<T> {
         params: &GatedLinearParams<'_, T>,
         steps: Steps,
     ) -> Result<Self> {
-        let asked = match steps.check(cuda, &params.problem(0)) {
+        let asked = match steps.check(Planner::of(cuda), &params.problem(0)) {
             Ok(()) => Asked::Steps(steps),
-            Err(_) => Asked::Path(Some(Path::Unfused)),
+            Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
+                Asked::Path(Some(Path::Unfused))
+            }
+            Err(why) => {
+                let (what, why) = (steps.to_string(), why.to_string());
+                return Err(CudaError::Unsupported { what, why });
+            }
         };
         Self::build(cuda, params, asked)
     }
@@ -74,7 +81,7 @@ impl<T: Element> GatedLinear<T> {
     /// [`Self::packed`] spares.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`](crate::CudaError::WrongDevice).
+    /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`].
     ///
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a [`DeviceMatrix`](crate::DeviceMatrix) is kept.
@@ -89,18 +96,8 @@ impl<T: Element> GatedLinear<T> {
         let gate_up = GateUpBuffer::lent(params);
         let problem = params.problem();
         Self::over(cuda, problem, params.asked(), |_| {
-            Ok(Operands::Dense(Dense::new(gate_up, None)))
+            Ok(Operands::Dense(Box::new(Dense::new(gate_up, None))))
         })
-    }
-
-    /// This layer over a copy of its weights, packed as [`Self::new`] packs them. It is made once, through the host, and
-    /// needs the lent weights no more, nor sees what is written to them.
-    ///
-    /// # Errors
-    /// As [`Self::new`], and what a copy reports.
-    pub fn packed(&self) -> Result<Self> {
-        let weights = self.operands.dense()?.gate_up.to_host(self.cuda())?;
-        Self::new(self.cuda(), &weights.params(self.activation(), self.numerics())?)
     }
 
     fn build(cuda: &Cuda, params: &GatedLinearParams<'_, T>, asked: Asked) -> Result<Self> {
@@ -108,7 +105,7 @@ impl<T: Element> GatedLinear<T> {
         Self::over(cuda, params.problem(0), asked, |stream| {
             let orientation = params.weights.layout().orientation;
             let gate_up = GateUpBuffer::new(stream, params, orientation)?;
-            Ok(Operands::Dense(Dense::new(gate_up, None)))
+            Ok(Operands::Dense(Box::new(Dense::new(gate_up, None))))
         })
     }
 }

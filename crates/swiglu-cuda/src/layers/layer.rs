@@ -24,8 +24,8 @@ use crate::kernels::gate::{Formula, GateCode, expect_gate};
 use crate::kernels::gated_gemm::{Call, Kernel};
 use crate::layers::activation::tensor;
 use crate::plan::{
-    Algorithm, ByTokens, Candidate, Planner, Steps, Why, choose, expect_candidate, expect_numerics,
-    unfused_rounding,
+    Algorithm, ByTokens, Candidate, Planner, Steps, Why, best_kernel, choose, expect_candidate,
+    expect_numerics, unfused_rounding,
 };
 
 /// A layer over weights in the memory of one [`Cuda`] device: a [`GatedLinear`](crate::GatedLinear) or an
@@ -37,8 +37,9 @@ pub struct Layer<K, T> {
     asked: Asked,
     pub(super) operands: Operands<T>,
     lt: Option<Arc<Lt>>,
-    /// What was chosen for a number of tokens, and where only a fused kernel will do for h.
+    /// What was chosen for a number of tokens: of all, step by step, and where only a fused kernel will do for h.
     chosen: ByTokens<Steps>,
+    stepwise: ByTokens<Steps>,
     fused: ByTokens<Steps>,
     /// How few tokens are launched by the decode kernel that was chosen for them.
     decodes: ByTokens<Option<Decode>>,
@@ -95,9 +96,32 @@ impl<K, T: Element> Layer<K, T> {
             operands: operands(&cuda.stream())?,
             lt,
             chosen: ByTokens::new(),
+            stepwise: ByTokens::new(),
             fused: ByTokens::new(),
             decodes: ByTokens::new(),
             kind: PhantomData,
+        })
+    }
+
+    /// This layer over a copy of its weights, packed as those that are given on the host. It is made once, through the host,
+    /// behind what `stream` has been given to do, as for example to write the weights, and needs the lent ones no more, nor
+    /// sees what is written to them.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`]; [`CudaError::Unsupported`] for quantised weights, which are packed already; what a copy
+    /// reports.
+    pub fn packed(&self, stream: &Stream) -> Result<Self> {
+        self.cuda.expect_stream(stream)?;
+        let (dense, problem) = (self.operands.dense()?, self.problem);
+        let asked = match (self.asked, self.operands.is_lent()) {
+            // What the biases of lent weights asked for.
+            (Asked::Path(Some(Path::Fused)), true) => Asked::Path(None),
+            (asked, _) => asked,
+        };
+        let host = dense.to_host(stream)?;
+        Self::over(&self.cuda, problem, asked, |stream| {
+            let packed = host.packed(stream, problem.activation, problem.numerics)?;
+            Ok(Operands::Dense(Box::new(packed)))
         })
     }
 
@@ -178,8 +202,8 @@ impl<K, T: Element> Layer<K, T> {
                     design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::decode)
                 }
                 _ if !self.operands.is_whole() => self.step_by_step(m),
-                Asked::Path(path) => choose(&self.cuda, &problem, path).0,
-                Asked::Design(_) => choose(&self.cuda, &problem, None).0,
+                Asked::Path(path) => choose(Planner::of(&self.cuda), &problem, path).0,
+                Asked::Design(_) => choose(Planner::of(&self.cuda), &problem, None).0,
             })
         };
         let Ok(steps) = self.chosen.get::<Infallible>(m, make);
@@ -188,20 +212,20 @@ impl<K, T: Element> Layer<K, T> {
 
     /// The steps to h, then cuBLASLt: what takes every x, and weights however they lie.
     fn step_by_step(&self, m: usize) -> Steps {
-        match self.asked {
-            Asked::Steps(steps) if steps.design().is_none() => steps,
-            asked => {
-                let path = if let Asked::Path(path) = asked { path } else { None };
-                choose(&self.cuda, &self.problem_of_h(m), path).0.of(self.problem.op)
-            }
-        }
+        let path = if let Asked::Path(path) = self.asked { path } else { None };
+        let make = || {
+            let problem = self.problem_of_h(m);
+            Ok(choose(Planner::of(&self.cuda), &problem, path).0.of(self.problem.op))
+        };
+        let Ok(steps) = self.stepwise.get::<Infallible>(m, make);
+        steps
     }
 
     /// What is chosen where no other steps to h will do than a fused kernel.
     pub(super) fn choose_fused(&self, m: usize) -> Steps {
         let make = || {
             let problem = self.problem_of_h(m);
-            Ok(choose(&self.cuda, &problem, Some(Path::Fused)).0.of(self.problem.op))
+            Ok(choose(Planner::of(&self.cuda), &problem, Some(Path::Fused)).0.of(self.problem.op))
         };
         let Ok(steps) = self.fused.get::<Infallible>(m, make);
         steps
@@ -259,11 +283,24 @@ impl<K, T: Element> Layer<K, T> {
         steps.design().is_some() && self.problem.quantized.is_none()
     }
 
-    /// h first, and behind it what the steps use one after the other.
-    pub(super) fn bytes_by(&self, m: usize, steps: Steps) -> usize {
+    /// h first, and behind it what the steps use one after the other. An empty call has no steps.
+    fn bytes_by(&self, m: usize, steps: Steps) -> usize {
+        let between = |stored| self.between_bytes(m, stored);
+        self.bytes_with(m, steps, between)
+    }
+
+    /// The same where gate and up are saved by the caller.
+    pub(super) fn bytes_saving(&self, m: usize, steps: Steps) -> usize {
+        self.bytes_with(m, steps, |_| 0)
+    }
+
+    fn bytes_with(&self, m: usize, steps: Steps, between: impl Fn(Stored) -> usize) -> usize {
+        if m == 0 || self.problem.hidden.min(self.problem.intermediate) == 0 {
+            return 0;
+        }
         let scratch = Lt::scratch_bytes(self.cuda.arch());
         let used = |step| match step {
-            Algorithm::Products(stored) => self.between_bytes(m, stored) + scratch,
+            Algorithm::Products(stored) => between(stored) + scratch,
             Algorithm::Down(Down::CublasLt) => scratch,
             Algorithm::Gated(_)
             | Algorithm::Elementwise(_)
@@ -280,11 +317,15 @@ impl<K, T: Element> Layer<K, T> {
     /// # Errors
     /// As [`Self::forward`].
     pub fn reserve(&self, stream: &Stream, m: usize) -> Result<()> {
-        if self.problem.hidden.min(self.problem.intermediate) == 0 && self.problem.op == Op::Mlp {
+        let empty = self.problem.hidden.min(self.problem.intermediate) == 0;
+        if m == 0 || empty && self.problem.op == Op::Mlp {
             return Ok(());
         }
         for m in 1..=m.min(MOST_TOKENS) {
-            if let Some(decode) = self.choose(m).design().and_then(|d| self.decode_by(d, m)) {
+            if self.problem.quantized.is_some() {
+                self.expect_decode(None, m)?.prepare(&self.cuda, self.code())?;
+            } else if let Some(decode) = self.choose(m).design().and_then(|d| self.decode_by(d, m))
+            {
                 decode.prepare(&self.cuda, self.code())?;
             }
         }
@@ -417,7 +458,15 @@ impl<K, T: Element> Layer<K, T> {
             Operands::Dense(dense) if !dense.gate_up.multiplies(steps.stored()) => {
                 "cuBLASLt takes no lent biases of 16 bits beside sums of f32"
             }
-            _ => return self.run(stream, None, steps, x, out),
+            _ => match steps.design().map(|design| self.decode_by(design, x.rows())) {
+                Some(Some(decode)) if self.problem.quantized.is_none() => {
+                    match decode.check_x(tensor(&x), &problem) {
+                        Err(why) => &why.to_string(),
+                        Ok(()) => return self.run(stream, None, steps, x, out),
+                    }
+                }
+                _ => return self.run(stream, None, steps, x, out),
+            },
         };
         Err(CudaError::Unsupported { what: candidate.to_string(), why: why.into() })
     }
@@ -442,7 +491,7 @@ impl<K, T: Element> Layer<K, T> {
             return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], bias) };
         }
         if self.problem.quantized.is_some() {
-            return self.run_passes(stream, scratch, x, out);
+            return self.run_passes(stream, scratch, steps, x, out);
         }
         let decode = steps.design().map(|design| self.decode_by(design, m));
         let problem = self.problem.with_m(m);
@@ -465,10 +514,13 @@ impl<K, T: Element> Layer<K, T> {
         &self,
         stream: &Stream,
         scratch: Option<&DeviceScratch<'_>>,
+        steps: Steps,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         let m = x.rows();
+        // Others than planned are asked for by tuners: each pass by what was asked for.
+        let asked = steps.design().filter(|_| steps != self.choose(m));
         let out = out.as_ref();
         self.cuda.with_workspace(stream, scratch, self.h_bytes(m), |work| {
             let mut first = 0;
@@ -479,7 +531,7 @@ impl<K, T: Element> Layer<K, T> {
                 };
                 let x = from(tensor(&x), x.row_stride());
                 let y = from(tensor(&out), out.row_stride());
-                let (rows, decode) = self.next_pass(MOST_TOKENS.min(m - first), x)?;
+                let (rows, decode) = self.next_pass(asked, MOST_TOKENS.min(m - first), x)?;
                 // SAFETY: the views span memory of this device, `out` is borrowed mutably by the caller, the
                 // weights live as long as `self`, and the workspace has room for h behind the call's own word.
                 unsafe { self.decode(stream, decode, rows, [x, y], work) }?;
@@ -491,12 +543,12 @@ impl<K, T: Element> Layer<K, T> {
 
     /// How many of the next `rows` tokens are computed together, and how. Rows that cannot be read in
     /// place must fit into shared memory, and fewer do.
-    fn next_pass(&self, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
+    fn next_pass(&self, asked: Option<Design>, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
         let problem = self.problem.with_m(rows);
-        let decode = self.expect_decode(rows)?;
+        let decode = self.expect_decode(asked, rows)?;
         match decode.check_x(x, &problem) {
             Ok(()) => Ok((rows, decode)),
-            Err(_) if rows > 1 => self.next_pass(rows.div_ceil(2), x),
+            Err(_) if rows > 1 => self.next_pass(asked, rows.div_ceil(2), x),
             Err(why) => {
                 Err(CudaError::Unsupported { what: problem.to_string(), why: why.to_string() })
             }
@@ -504,9 +556,10 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// The launches for quantised weights, or why there are none.
-    pub(super) fn expect_decode(&self, m: usize) -> Result<Decode> {
+    pub(super) fn expect_decode(&self, asked: Option<Design>, m: usize) -> Result<Decode> {
         // What speaks against the design that needs the least.
-        let design = self.choose(m).design().unwrap_or(Design::TwoLaunches);
+        let planned = || self.choose(m).design().unwrap_or(Design::TwoLaunches);
+        let design = asked.unwrap_or_else(planned);
         if let Some(decode) = self.decode_by(design, m) {
             return Ok(decode);
         }
@@ -710,17 +763,11 @@ impl<K, T: Element> Layer<K, T> {
     /// The kernel that was planned, or the best that takes these addresses: plans know no strides.
     fn launchable(&self, planned: Kernel, call: &Call<'_>) -> Result<Kernel> {
         let Err(why) = planned.check_call(&self.cuda, call) else { return Ok(planned) };
+        let takes = |kernel: &Kernel| kernel.check_call(&self.cuda, call).is_ok();
         let problem = self.problem_of_h(call.m);
-        let takes = |kernel: &Kernel| {
-            Steps::gated(*kernel).check(&self.cuda, &problem).is_ok()
-                && kernel.check_call(&self.cuda, call).is_ok()
-        };
-        let model = Planner::of(&self.cuda).model();
-        let seconds = |kernel: &Kernel| Steps::gated(*kernel).seconds(model, &problem);
-        let by_time = |a: &Kernel, b: &Kernel| seconds(a).total_cmp(&seconds(b));
         let other = match self.asked {
-            Asked::Steps(_) => None,
-            _ => Kernel::all().filter(takes).min_by(by_time),
+            Asked::Steps(steps) if steps.kernel_of_h().is_some() => None,
+            _ => best_kernel(Planner::of(&self.cuda), &problem, takes),
         };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
     }

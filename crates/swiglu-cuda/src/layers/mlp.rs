@@ -83,7 +83,7 @@ impl<T: Element> Mlp<T> {
         let gated = params.gated.problem();
         let bias = gated.bias || params.down_bias.is_some();
         let problem = gated.with_op(Op::Mlp).with_bias(bias);
-        let dense = Dense::new(gate_up, Some(down));
+        let dense = Box::new(Dense::new(gate_up, Some(down)));
         Self::over(cuda, problem, params.gated.asked(), |_| Ok(Operands::Dense(dense)))
     }
 
@@ -116,20 +116,6 @@ impl<T: Element> Mlp<T> {
         Self::quantized(cuda, params, Asked::Design(Some(design)))
     }
 
-    /// As [`GatedLinear::packed`](crate::GatedLinear::packed).
-    ///
-    /// # Errors
-    /// As for a gated linear layer; [`CudaError::Unsupported`] for quantised weights, which are packed already.
-    pub fn packed(&self) -> Result<Self> {
-        let (cuda, dense) = (self.cuda(), self.operands.dense()?);
-        let weights = dense.gate_up.to_host(cuda)?;
-        let (down, bias, orientation) = dense.down_buffer()?.to_host(cuda)?;
-        let gated = weights.params(self.activation(), self.numerics())?;
-        let mut params = MlpParams::new(gated, down.view(), orientation);
-        params.down_bias = bias.as_deref();
-        Self::new(cuda, &params)
-    }
-
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, asked: Asked) -> Result<Self> {
         params.validate()?;
         expect_row_steps(params.rows.steps)?;
@@ -138,7 +124,7 @@ impl<T: Element> Mlp<T> {
             let (orientation, bias) = (params.down_orientation, params.down_bias);
             let memory = gate_up.allocation();
             let down = DownBuffer::new(memory, stream, params.down, orientation, bias)?;
-            Ok(Operands::Dense(Dense::new(gate_up, Some(down))))
+            Ok(Operands::Dense(Box::new(Dense::new(gate_up, Some(down)))))
         })
     }
 
@@ -147,13 +133,14 @@ impl<T: Element> Mlp<T> {
         expect_row_steps(params.rows.steps)?;
         let problem = params.problem(1, T::DTYPE);
         let layer = Self::over(cuda, problem, asked, |stream| {
-            Ok(Operands::Quantized(QuantizedWeights::new(stream, params, &problem)?))
+            let weights = QuantizedWeights::new(stream, params, &problem)?;
+            Ok(Operands::Quantized(Box::new(weights)))
         })?;
         if problem.hidden > 0 && problem.intermediate > 0 {
             // Some design takes as many tokens as any: fewer take less of everything. One that was asked for
             // may take fewer; a call with more is refused.
             let m = if matches!(asked, Asked::Design(_)) { 1 } else { MOST_TOKENS };
-            layer.expect_decode(m)?;
+            layer.expect_decode(None, m)?;
         }
         Ok(layer)
     }

@@ -1,9 +1,9 @@
 //! What a layer multiplies with, as its steps take it.
 
-use swiglu_core::Element;
+use swiglu_core::{Activation, Element, Matrix, Numerics, Orientation};
 
 use super::quantized::QuantizedWeights;
-use super::weights::{DownBuffer, GateUpBuffer, padded};
+use super::weights::{DownBuffer, GateUpBuffer, HostWeights, padded};
 use crate::device::error::{CudaError, Result};
 use crate::device::lt::LinearWeights;
 use crate::device::memory::Access;
@@ -14,8 +14,8 @@ use crate::kernels::tensor_map::LayerMaps;
 /// Weights and biases in device memory.
 #[derive(Debug)]
 pub(super) enum Operands<T> {
-    Dense(Dense<T>),
-    Quantized(QuantizedWeights<T>),
+    Dense(Box<Dense<T>>),
+    Quantized(Box<QuantizedWeights<T>>),
 }
 
 /// Weights of T: packed by us, or lent by the caller.
@@ -34,14 +34,16 @@ impl<T: Element> Dense<T> {
         Self { gate_up, maps: LayerMaps::new(), down, down_maps: LayerMaps::new() }
     }
 
-    /// The down projection of a block.
-    pub(super) fn down_buffer(&self) -> Result<&DownBuffer<T>> {
-        self.down.as_ref().ok_or_else(no_such_weights)
+    /// The weights on the host, behind what `stream` has been given to do.
+    pub(super) fn to_host(&self, stream: &Stream) -> Result<HostDense<T>> {
+        let gate_up = self.gate_up.to_host(stream)?;
+        let down = self.down.as_ref().map(|down| down.to_host(stream)).transpose()?;
+        Ok(HostDense { gate_up, down })
     }
 
-    /// As a linear map.
+    /// The down projection of a block.
     pub(super) fn down(&self) -> Result<LinearWeights> {
-        Ok(self.down_buffer()?.linear())
+        self.down.as_ref().map(DownBuffer::linear).ok_or_else(no_such_weights)
     }
 
     fn block(&self) -> Result<BlockWeights> {
@@ -58,6 +60,31 @@ impl<T: Element> Dense<T> {
             biases: w.biases,
             down_bias: down.bias,
         })
+    }
+}
+
+/// Dense weights on the host.
+pub(super) struct HostDense<T> {
+    gate_up: HostWeights<T>,
+    down: Option<(Matrix<T>, Option<Vec<f32>>, Orientation)>,
+}
+
+impl<T: Element> HostDense<T> {
+    pub(super) fn packed(
+        &self,
+        stream: &Stream,
+        activation: Activation,
+        numerics: Numerics,
+    ) -> Result<Dense<T>> {
+        let (params, orientation) =
+            (self.gate_up.params(activation, numerics)?, self.gate_up.orientation);
+        let Some((down, bias, from)) = &self.down else {
+            return Ok(Dense::new(GateUpBuffer::new(stream, &params, orientation)?, None));
+        };
+        let gate_up = GateUpBuffer::new(stream, &params, Orientation::OutIn)?;
+        let (memory, bias) = (gate_up.allocation(), bias.as_deref());
+        let down = DownBuffer::new(memory, stream, down.view(), *from, bias)?;
+        Ok(Dense::new(gate_up, Some(down)))
     }
 }
 
@@ -95,11 +122,18 @@ impl<T: Element> Operands<T> {
     pub(super) fn is_whole(&self) -> bool {
         match self {
             // What is packed is padded with zeros; a gated linear layer has no such kernels.
-            Operands::Dense(Dense { gate_up, down: Some(down), .. }) => {
-                !gate_up.is_lent() || gate_up.is_whole() && down.is_whole()
-            }
-            _ => true,
+            Operands::Dense(dense) => match (&dense.gate_up, &dense.down) {
+                (gate_up, Some(down)) => {
+                    !gate_up.is_lent() || gate_up.is_whole() && down.is_whole()
+                }
+                (_, None) => true,
+            },
+            Operands::Quantized(_) => true,
         }
+    }
+
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(self, Operands::Dense(dense) if dense.gate_up.is_lent())
     }
 
     /// Bytes of all that is packed; none of lent weights.

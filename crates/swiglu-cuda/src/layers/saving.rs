@@ -37,7 +37,7 @@ impl<T: Element> GatedLinear<T> {
         }
         let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
         let mut by = |steps: Steps| {
-            let bytes = self.bytes_by(m, steps);
+            let bytes = self.bytes_saving(m, steps);
             self.cuda().with_workspace(stream, None, bytes, |work| {
                 let out = out.reborrow();
                 // SAFETY: the views span memory of this device; all but x are borrowed mutably; the weights live as

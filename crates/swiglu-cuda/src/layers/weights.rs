@@ -9,7 +9,6 @@ use swiglu_core::{
     Numerics, Orientation,
 };
 
-use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
 use crate::device::memory::{Access, Allocation, DeviceBuffer, DeviceMatrixRef};
@@ -79,24 +78,25 @@ impl<T: Element> HostWeights<T> {
 /// # Safety
 /// Memory of the device that holds it.
 pub(super) unsafe fn download<T: Element>(
-    cuda: &Cuda,
+    stream: &Stream,
     address: u64,
     [rows, cols]: [usize; 2],
     row_stride: usize,
 ) -> Result<Matrix<T>> {
+    let cuda = stream.cuda();
     // SAFETY: as the caller says.
     let view =
         unsafe { DeviceMatrixRef::<T>::from_raw_trusted(cuda, address, rows, cols, row_stride) }?;
-    view.to_host(&cuda.stream())
+    view.to_host(stream)
 }
 
 /// A bias of values of T on the host, unless its address is 0.
-fn host_bias<T: Element>(cuda: &Cuda, address: u64, len: usize) -> Result<Option<Vec<f32>>> {
+fn host_bias<T: Element>(stream: &Stream, address: u64, len: usize) -> Result<Option<Vec<f32>>> {
     if address == 0 {
         return Ok(None);
     }
     // SAFETY: of a layer that lives meanwhile.
-    let bias = unsafe { download::<T>(cuda, address, [1, len], len) }?;
+    let bias = unsafe { download::<T>(stream, address, [1, len], len) }?;
     Ok(Some(bias.as_slice().iter().map(|b| b.to_f32()).collect()))
 }
 
@@ -219,22 +219,22 @@ impl<T: Element> GateUpBuffer<T> {
     }
 
     /// What [`Self::new`] was given, or might have been.
-    pub(super) fn to_host(&self, cuda: &Cuda) -> Result<HostWeights<T>> {
-        self.admit(&cuda.stream())?;
+    pub(super) fn to_host(&self, stream: &Stream) -> Result<HostWeights<T>> {
+        self.admit(stream)?;
         let Weights { gate, up, row_stride, orientation, hidden, intermediate, .. } = self.weights;
         let shape = orientation.shape(intermediate, hidden);
         // SAFETY: the weights live as long as `self`, and so do the biases.
-        let matrix = |at| unsafe { download::<T>(cuda, at, shape, row_stride) };
+        let matrix = |at| unsafe { download::<T>(stream, at, shape, row_stride) };
         let biases = match self.fused().biases {
             None => [None, None],
             Some(Biases::Floats([gate, up])) => {
                 // SAFETY: as above.
                 let floats =
-                    |at| unsafe { download::<f32>(cuda, at, [1, intermediate], intermediate) };
+                    |at| unsafe { download::<f32>(stream, at, [1, intermediate], intermediate) };
                 [Some(floats(gate)?.into_vec()), Some(floats(up)?.into_vec())]
             }
             Some(Biases::Elements(lent)) => {
-                let [gate, up] = lent.map(|at| host_bias::<T>(cuda, at, intermediate));
+                let [gate, up] = lent.map(|at| host_bias::<T>(stream, at, intermediate));
                 [gate?, up?]
             }
         };
@@ -423,13 +423,13 @@ impl<T: Element> DownBuffer<T> {
     /// The weight, its bias and its orientation, on the host.
     pub(super) fn to_host(
         &self,
-        cuda: &Cuda,
+        stream: &Stream,
     ) -> Result<(Matrix<T>, Option<Vec<f32>>, Orientation)> {
         let w = &self.weights;
         let shape = w.orientation.shape(w.out_features, w.in_features);
         // SAFETY: the weight lives as long as `self`.
-        let weight = unsafe { download(cuda, w.ptr, shape, w.row_stride) }?;
-        let bias = host_bias::<T>(cuda, w.bias.unwrap_or(0), w.out_features)?;
+        let weight = unsafe { download(stream, w.ptr, shape, w.row_stride) }?;
+        let bias = host_bias::<T>(stream, w.bias.unwrap_or(0), w.out_features)?;
         Ok((weight, bias, w.orientation))
     }
 }

@@ -7,9 +7,11 @@ use swiglu_core::{DType, Op, Orientation, Path, Problem, Rounding};
 use super::cost::{self, Model};
 use super::planner::Planner;
 use crate::device::context::Cuda;
+use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{self, Decode, Design};
 use crate::kernels::down::Down;
-use crate::kernels::elementwise::Stored;
+use crate::kernels::elementwise::{self, Stored};
+use crate::kernels::gate::GateCode;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
 
@@ -34,17 +36,18 @@ pub(crate) struct Steps([Option<Algorithm>; 3]);
 
 impl Algorithm {
     /// Whether it gives what the problem asks for, or why not.
-    fn check(self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
+    fn check(self, planner: &Planner, problem: &Problem) -> Result<(), Obstacle> {
         if let (Some(types), false) = (problem.quantized, matches!(self, Algorithm::Decode(_))) {
             return Err(Obstacle::Quantized(types.gate_up));
         }
-        if Planner::of(cuda).portable_kernels && self.needs_copy_engine() {
+        if planner.portable_kernels && self.needs_copy_engine() {
             return Err(Obstacle::NotPortable);
         }
+        let Model { limits, tf32, .. } = planner.model();
         let dtype = problem.dtype;
         let (rounding, rounds) = (problem.numerics.rounding, dtype != DType::F32);
         match self {
-            Algorithm::Gated(kernel) => kernel.check_problem(cuda.arch(), problem, cuda.tf32()),
+            Algorithm::Gated(kernel) => kernel.check_problem(planner.arch(), problem, *tf32),
             Algorithm::Products(_) if problem.hidden == 0 => Err(Obstacle::NothingToMultiply),
             Algorithm::Products(Stored::Elements) => match rounding {
                 Rounding::Fused if rounds => Err(Obstacle::RoundsBetween(dtype)),
@@ -57,9 +60,9 @@ impl Algorithm {
                 Rounding::PreRound | Rounding::Eager => Err(Obstacle::KeepsBetween(dtype)),
             },
             Algorithm::Elementwise(_) => Ok(()),
-            Algorithm::Down(down) => down.check(cuda, problem),
+            Algorithm::Down(down) => down.check(limits.multiprocessors, problem),
             Algorithm::Decode(design) => {
-                let decode = Decode::check_problem(design, problem, Planner::of(cuda).limits());
+                let decode = Decode::check_problem(design, problem, limits);
                 decode.map(drop).map_err(Obstacle::Decode)
             }
         }
@@ -101,6 +104,27 @@ impl Algorithm {
                 decode.map_or(f64::INFINITY, |d| cost::decode(&d, problem, machine, limits))
             }
         }
+    }
+
+    /// What is compiled for it, of a problem with packed weights that has been checked.
+    fn needed(self, planner: &Planner, problem: &Problem) -> Vec<NamedVariant> {
+        let Problem { activation, numerics, dtype, .. } = problem;
+        let limits = planner.limits();
+        let code = GateCode::new(activation, *numerics, *dtype);
+        let one = match self {
+            Algorithm::Products(_) => None,
+            Algorithm::Gated(kernel) => kernel.needed(problem, code, limits.multiprocessors),
+            Algorithm::Elementwise(stored) => {
+                let code = GateCode::elementwise(activation, *numerics, *dtype);
+                Some(elementwise::needed(code, stored))
+            }
+            Algorithm::Down(down) => down.needed(problem, limits.multiprocessors),
+            Algorithm::Decode(design) => {
+                let decode = Decode::check_problem(design, problem, limits);
+                return decode.map_or_else(|_| Vec::new(), |decode| decode.needed(code).collect());
+            }
+        };
+        one.into_iter().collect()
     }
 
     /// Tile sizes and the like, by name.
@@ -187,6 +211,15 @@ impl Steps {
         }
     }
 
+    /// The steps to h, and the one behind them, of a block that goes on with cuBLASLt.
+    pub(super) fn to_h(self) -> Option<(Self, Self)> {
+        let lt = Algorithm::Down(Down::CublasLt);
+        let mut h = self;
+        let last = h.0.iter_mut().find(|step| **step == Some(lt))?;
+        *last = None;
+        Some((h, Self([Some(lt), None, None])))
+    }
+
     /// What they compute.
     fn op(&self) -> Op {
         let to_y = |step| matches!(step, Algorithm::Down(_) | Algorithm::Decode(_));
@@ -239,7 +272,7 @@ impl Steps {
     }
 
     /// Whether these steps give what the problem asks for, or why not. It allocates nothing.
-    pub(crate) fn check(&self, cuda: &Cuda, problem: &Problem) -> Result<(), Obstacle> {
+    pub(crate) fn check(&self, planner: &Planner, problem: &Problem) -> Result<(), Obstacle> {
         match (self.op(), problem.op) {
             (Op::Mlp, Op::Mlp) | (Op::GatedLinear, Op::GatedLinear) => {}
             (Op::Mlp, op) => {
@@ -247,7 +280,16 @@ impl Steps {
             }
             (computed, asked) => return Err(Obstacle::OtherOperation { computed, asked }),
         }
-        self.iter().try_for_each(|step| step.check(cuda, problem))
+        self.iter().try_for_each(|step| step.check(planner, problem))
+    }
+
+    /// What is compiled for them, of a problem with packed weights that has been checked.
+    pub(crate) fn needed<'a>(
+        &'a self,
+        planner: &'a Planner,
+        problem: &'a Problem,
+    ) -> impl Iterator<Item = NamedVariant> + 'a {
+        self.iter().flat_map(|step| step.needed(planner, problem))
     }
 
     /// Whether they are taken only where a tuning record says so.

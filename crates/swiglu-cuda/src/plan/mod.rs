@@ -4,12 +4,14 @@ mod algorithm;
 mod by_tokens;
 mod cost;
 mod planner;
+mod target;
 pub mod tuning;
 
 pub(crate) use algorithm::{Algorithm, Steps};
 pub(crate) use by_tokens::ByTokens;
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
+pub use target::{Target, Ways};
 
 use swiglu_core::{Numerics, Op, Path, Plan, Problem, Rounding};
 
@@ -17,7 +19,7 @@ use crate::device::context::Cuda;
 use crate::device::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::Shape;
+use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
 use crate::plan::tuning::Origin;
 
@@ -34,9 +36,9 @@ pub struct Candidate {
     pub numerics: Option<Numerics>,
     /// Why it does not give what the problem asks for.
     pub refusal: Option<String>,
-    /// Microseconds that the cost model expects, where it computes the problem.
+    /// Microseconds that the cost model alone expects, where it computes the problem.
     pub predicted_us: Option<f64>,
-    /// Microseconds that were measured for the number of tokens that stands for this one.
+    /// Microseconds that were measured for this very problem.
     pub measured_us: Option<f64>,
     /// Why, or why not.
     pub reason: String,
@@ -66,9 +68,25 @@ pub(crate) enum Why {
     Lent,
 }
 
+/// Times whose quotient is less than this are the same: how far apart measurements of one kernel are.
+const SAME: f64 = 1.004;
+
+/// The first steps of those that take as long as the fastest: so noise does not change the choice from one number of tokens
+/// to the next, each with kernels to compile.
+fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<(Steps, f64)> {
+    // Estimates take longer than all the rest; there are fewer lists than this.
+    let mut all = [f64::INFINITY; 128];
+    for (steps, seconds) in Steps::all(op).zip(&mut all) {
+        *seconds = cost(steps).unwrap_or(f64::INFINITY);
+    }
+    let fastest = all.into_iter().fold(f64::INFINITY, f64::min);
+    let mut costs = Steps::all(op).zip(all);
+    costs.find(|(_, seconds)| seconds.is_finite() && *seconds <= fastest * SAME)
+}
+
 /// What a layer runs for `problem`: on the path asked for, else by the fastest steps that round as
 /// asked. The unfused path that is asked for keeps elements. It allocates nothing.
-pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
+pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
     let unfused = Steps::unfused(Stored::Elements).of(problem.op);
     // Without input features there is nothing for cuBLASLt to multiply.
     if path == Some(Path::Unfused) && problem.hidden > 0 {
@@ -76,18 +94,13 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Ste
     }
     let admitted = |steps: &Steps| {
         let asked = path.is_none() || steps.path() == Path::Fused;
-        asked && steps.check(cuda, problem).is_ok()
+        asked && steps.check(planner, problem).is_ok()
     };
-    let planner = Planner::of(cuda);
     let model = planner.model();
-    let least =
-        |costs: &mut dyn Iterator<Item = (Steps, f64)>| costs.min_by(|a, b| a.1.total_cmp(&b.1));
-    if let Some((origin, near)) = planner.tuning().near(problem, cuda.tf32()) {
-        let corrected = |steps: Steps| {
-            let seconds = near.seconds(steps, problem, model).filter(|_| admitted(&steps))?;
-            Some((steps, seconds))
-        };
-        if let Some((steps, _)) = least(&mut Steps::all(problem.op).filter_map(corrected)) {
+    if let Some((origin, near)) = planner.tuning().near(problem, model.tf32) {
+        let corrected =
+            |steps: Steps| near.seconds(steps, problem, model).filter(|_| admitted(&steps));
+        if let Some((steps, _)) = least(problem.op, corrected) {
             let why = match near.exact(problem) {
                 Some(_) if origin != Origin::Like => Why::Fastest(origin),
                 _ => Why::Near(origin),
@@ -95,13 +108,27 @@ pub(crate) fn choose(cuda: &Cuda, problem: &Problem, path: Option<Path>) -> (Ste
             return (steps, why);
         }
     }
-    let known = |steps: &Steps| !steps.waits_for_tuning(problem) && admitted(steps);
-    let costs = &mut Steps::all(problem.op).filter(known).map(|s| (s, s.seconds(model, problem)));
-    match least(costs) {
+    let expected = |steps: Steps| {
+        let known = !steps.waits_for_tuning(problem) && admitted(&steps);
+        known.then(|| steps.seconds(model, problem))
+    };
+    match least(problem.op, expected) {
         Some((steps, seconds)) => (steps, Why::LowestCost(seconds)),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
         None => (unfused, Why::NoFusedKernel),
     }
+}
+
+/// The kernel that is expected to be the fastest for the gated linear layer of those that take a call.
+pub(crate) fn best_kernel(
+    planner: &Planner,
+    problem: &Problem,
+    takes: impl Fn(&Kernel) -> bool,
+) -> Option<Kernel> {
+    let steps = |kernel: &Kernel| Steps::gated(*kernel);
+    let computes = |kernel: &Kernel| steps(kernel).check(planner, problem).is_ok() && takes(kernel);
+    let seconds = |kernel: &Kernel| steps(kernel).seconds(planner.model(), problem);
+    Kernel::all().filter(computes).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
 /// Refuses steps that do not compute a problem; those that round otherwise do.
@@ -112,7 +139,7 @@ pub(crate) fn expect_candidate(
 ) -> crate::device::error::Result<Steps> {
     let refused = |why: String| CudaError::Unsupported { what: candidate.to_string(), why };
     let steps = candidate.steps.ok_or_else(|| refused("it is of no layer".into()))?;
-    match steps.check(cuda, problem) {
+    match steps.check(Planner::of(cuda), problem) {
         Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(steps),
         Err(why) => Err(refused(why.to_string())),
     }
@@ -175,11 +202,10 @@ fn of_pass(problem: &Problem) -> Problem {
 }
 
 /// Why quantised weights of this problem are decoded, where no kernel computes with them.
-fn decoded_because(cuda: &Cuda, problem: &Problem) -> Option<decode_mlp::Obstacle> {
+fn decoded_because(planner: &Planner, problem: &Problem) -> Option<decode_mlp::Obstacle> {
     problem.quantized?;
-    let check = |design| {
-        Decode::check_problem(design, &of_pass(problem), Planner::of(cuda).limits()).map(drop)
-    };
+    let check =
+        |design| Decode::check_problem(design, &of_pass(problem), planner.limits()).map(drop);
     match Design::COMMON.map(check) {
         // Without features nothing is multiplied, however weights are stored.
         [Err(why), Err(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
@@ -227,12 +253,12 @@ impl Cuda {
             return Plan::new(problem, BACKEND, "elementwise", Path::Fused)
                 .with_reason("one pass: each value is read once and written once");
         }
-        if let Some(why) = decoded_because(self, &problem) {
+        if let Some(why) = decoded_because(Planner::of(self), &problem) {
             let mut plan = self.plan(problem.with_quantized(None), path);
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
-        let (steps, why) = choose(self, &of_pass(&problem), path);
+        let (steps, why) = choose(Planner::of(self), &of_pass(&problem), path);
         let mut plan = self.plan_of(problem, steps, why);
         if let Err(refusal) = expect_numerics(problem.op, problem.numerics) {
             plan.reason += &format!("; refused: {refusal}");
@@ -281,10 +307,10 @@ impl Cuda {
                 reason: plan.reason,
             }];
         }
-        if decoded_because(self, problem).is_some() {
+        if decoded_because(Planner::of(self), problem).is_some() {
             return self.candidates(&problem.with_quantized(None), path);
         }
-        let chosen = choose(self, &of_pass(problem), path);
+        let chosen = choose(Planner::of(self), &of_pass(problem), path);
         Steps::all(problem.op).map(|steps| self.candidate(steps, problem, chosen)).collect()
     }
 
@@ -293,7 +319,7 @@ impl Cuda {
         let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
         let problem = &of_pass(problem);
         let planner = Planner::of(self);
-        let check = steps.check(self, problem);
+        let check = steps.check(planner, problem);
         let numerics = match check {
             Ok(()) => Some(problem.numerics),
             Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
@@ -318,10 +344,12 @@ impl Cuda {
             let best = expects(chosen.0);
             format!("{:.2} times as long expected", seconds.unwrap_or(f64::NAN) / best)
         };
-        // With measurements near, what was not measured is not taken.
-        let waits = match near {
-            Some((_, near)) => near.seconds(steps, problem, model).is_none(),
-            None => steps.waits_for_tuning(problem),
+        // With measurements near that decide, what was not measured is not taken.
+        let waits = match (near, chosen.1) {
+            (Some((_, near)), Why::Near(_) | Why::Fastest(_)) => {
+                near.seconds(steps, problem, model).is_none()
+            }
+            _ => steps.waits_for_tuning(problem),
         };
         let reason = match (&check, ratio) {
             _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner),
@@ -338,7 +366,7 @@ impl Cuda {
             chosen: steps == chosen.0,
             numerics,
             refusal: check.err().map(|obstacle| obstacle.to_string()),
-            predicted_us: seconds.map(|s| s * 1e6 * passes as f64),
+            predicted_us: numerics.map(|_| steps.seconds(model, problem) * 1e6 * passes as f64),
             measured_us,
             reason,
         }
@@ -393,36 +421,40 @@ mod tests {
     #[test]
     fn what_is_kept_between_decides_what_an_unfused_way_computes() {
         let Some(cuda) = common::device() else { return };
+        let planner = Planner::of(&cuda);
         for dtype in [DType::F16, DType::Bf16] {
             for bias in [false, true] {
                 let fused = problem(dtype, Rounding::Fused, bias);
-                assert_eq!(ELEMENTS.check(&cuda, &fused), Err(Obstacle::RoundsBetween(dtype)));
-                assert_eq!(SUMS.check(&cuda, &fused), Ok(()));
+                assert_eq!(ELEMENTS.check(planner, &fused), Err(Obstacle::RoundsBetween(dtype)));
+                assert_eq!(SUMS.check(planner, &fused), Ok(()));
                 for rounding in [Rounding::PreRound, Rounding::Eager] {
                     let rounded = problem(dtype, rounding, bias);
                     let elements = if bias { Err(Obstacle::RoundsBias(dtype)) } else { Ok(()) };
-                    assert_eq!(ELEMENTS.check(&cuda, &rounded), elements);
-                    assert_eq!(SUMS.check(&cuda, &rounded), Err(Obstacle::KeepsBetween(dtype)));
+                    assert_eq!(ELEMENTS.check(planner, &rounded), elements);
+                    assert_eq!(SUMS.check(planner, &rounded), Err(Obstacle::KeepsBetween(dtype)));
                 }
                 let nothing = fused.with_hidden(0);
-                assert_eq!(SUMS.check(&cuda, &nothing), Err(Obstacle::NothingToMultiply));
+                assert_eq!(SUMS.check(planner, &nothing), Err(Obstacle::NothingToMultiply));
             }
         }
         let single = problem(DType::F32, Rounding::Fused, true);
-        assert_eq!(ELEMENTS.check(&cuda, &single), Ok(()));
-        assert_eq!(SUMS.check(&cuda, &single), Err(Obstacle::SumsAreElements));
+        assert_eq!(ELEMENTS.check(planner, &single), Ok(()));
+        assert_eq!(SUMS.check(planner, &single), Err(Obstacle::SumsAreElements));
     }
 
     #[test]
     fn the_unfused_path_that_is_asked_for_keeps_elements() {
         let Some(cuda) = common::device() else { return };
         let fused = problem(DType::Bf16, Rounding::Fused, true);
-        assert_eq!(choose(&cuda, &fused, Some(Path::Unfused)), (ELEMENTS, Why::AskedFor));
+        assert_eq!(
+            choose(Planner::of(&cuda), &fused, Some(Path::Unfused)),
+            (ELEMENTS, Why::AskedFor)
+        );
         let plan = cuda.plan(fused, Some(Path::Unfused));
         assert_eq!(plan.kernel, "cublaslt + elementwise");
         assert_eq!(plan.problem.numerics.rounding, Rounding::PreRound);
         // And the fused one has neither.
-        assert_eq!(choose(&cuda, &fused, Some(Path::Fused)).0.path(), Path::Fused);
+        assert_eq!(choose(Planner::of(&cuda), &fused, Some(Path::Fused)).0.path(), Path::Fused);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use super::cost::{Machine, Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
+use crate::device::arch::Arch;
 use crate::device::context::{Cuda, Opening};
 use crate::device::error::Result;
 use crate::device::jit::cache::CacheOptions;
@@ -53,10 +54,11 @@ impl CudaOptions {
     }
 }
 
-type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
+pub(super) type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
 
 /// A device's planner. It is made with the device and never changes.
 pub(crate) struct Planner {
+    arch: Arch,
     model: Model,
     /// Read when the first plan asks: a program that computes nothing here does not wait for it.
     tuning: LazyLock<Tuning, ReadTuning>,
@@ -65,6 +67,20 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
+    pub(super) fn new(
+        arch: Arch,
+        model: Model,
+        tuning: ReadTuning,
+        portable_kernels: bool,
+    ) -> Self {
+        Self { arch, model, tuning: LazyLock::new(tuning), portable_kernels }
+    }
+
+    /// What kernels are compiled for.
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
+    }
+
     pub(crate) fn of(cuda: &Cuda) -> &Self {
         cuda.attached()
     }
@@ -120,7 +136,7 @@ impl Cuda {
                 tf32: *tf32,
             };
             let tuning: ReadTuning = Box::new(move || Tuning::load(&tuning, &of, arch, &model));
-            Planner { model, tuning: LazyLock::new(tuning), portable_kernels: *portable_kernels }
+            Planner::new(arch, model, tuning, *portable_kernels)
         })
     }
 

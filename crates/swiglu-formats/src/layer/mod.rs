@@ -27,7 +27,7 @@ use crate::family::{self, Blocks, Family};
 use crate::model::{FileFormat, Model};
 use crate::tensor::Tensor;
 use block::{Chosen, HIDDEN, blocks_of, choose_names, expect_understood, expect_used};
-pub use inspect::{Block, Inspection, inspect};
+pub use inspect::{Block, Contents, Inspection, inspect};
 use layout::{BiasOf, Shapes};
 use names::Place;
 use scales::weight;

@@ -5,6 +5,7 @@ mod report;
 
 use clap::Args;
 use indicatif::ProgressBar;
+use rayon::prelude::*;
 use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
 use swiglu_core::conformance::{self, Backend, Case};
 use swiglu_cpu::{Cpu, CpuBackend};
@@ -130,24 +131,42 @@ fn check_cpu(
     Ok(format!("threads {}", threads.join(" and ")))
 }
 
-/// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself.
+/// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself. Most of the time goes
+/// into compiling their variants and into the reference, so cases are computed on all processors; their order stays.
 fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) -> String {
     let mut cases = args.cases();
     cases.extend(args.quantized_cases(&CudaBackend::planned(cuda)));
-    let work: Vec<(CudaBackend, Vec<Case>)> = CudaBackend::all(cuda)
+    let backends: Vec<(CudaBackend, Subject)> = CudaBackend::all(cuda)
         .into_iter()
         .map(|backend| {
-            let cases = cases.iter().filter(|case| backend.computes(case)).copied().collect();
-            (backend, cases)
+            let name = backend.name();
+            let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
+            (backend, Subject { kernel, name })
         })
         .collect();
-    let bar = terminal.bar(work.iter().map(|(_, cases)| cases.len() as u64).sum());
-    for (backend, cases) in &work {
-        let name = backend.name();
-        let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
-        check_backend(backend, &Subject { kernel, name }, cases, report, &bar);
-    }
+    let work: Vec<(&CudaBackend, &Subject, &Case)> = backends
+        .iter()
+        .flat_map(|(backend, subject)| {
+            let computed = cases.iter().filter(|case| backend.computes(case));
+            computed.map(move |case| (backend, subject, case))
+        })
+        .collect();
+    let bar = terminal.bar(work.len() as u64);
+    let findings: Vec<Finding> = work
+        .par_iter()
+        // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
+        .with_max_len(1)
+        .map(|(backend, subject, case)| {
+            bar.set_message(subject.name.clone());
+            let finding = finding(*backend, case);
+            bar.inc(1);
+            finding
+        })
+        .collect();
     bar.finish_and_clear();
+    for ((_, subject, case), finding) in work.into_iter().zip(findings) {
+        report.add(subject, name_of(case), case.dtype, || case.to_string(), finding);
+    }
     Device::Cuda(cuda.clone()).to_string()
 }
 
@@ -160,12 +179,16 @@ fn check_backend(
 ) {
     bar.set_message(subject.name.clone());
     for case in cases {
-        let finding = match conformance::run(backend, case) {
-            Ok(outcome) => Finding::of(&outcome),
-            Err(error) => Finding::fault(error.to_string()),
-        };
+        let finding = finding(backend, case);
         report.add(subject, name_of(case), case.dtype, || case.to_string(), finding);
         bar.inc(1);
+    }
+}
+
+fn finding(backend: &impl Backend, case: &Case) -> Finding {
+    match conformance::run(backend, case) {
+        Ok(outcome) => Finding::of(&outcome),
+        Err(error) => Finding::fault(error.to_string()),
     }
 }
 

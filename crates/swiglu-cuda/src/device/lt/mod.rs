@@ -34,7 +34,7 @@ pub(crate) struct LinearWeights {
     pub(crate) out_features: usize,
     /// Elements between the starts of two rows.
     pub(crate) row_stride: usize,
-    /// `out_features` values of the output's type, at a multiple of 16 bytes.
+    /// `out_features` values of the output's type.
     pub(crate) bias: Option<u64>,
 }
 

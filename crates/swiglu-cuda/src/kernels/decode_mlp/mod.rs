@@ -12,6 +12,7 @@ use crate::device::sys::CUdevice_attribute as Attribute;
 use swiglu_core::quant::QuantizedType;
 use swiglu_core::{DType, Op, Problem};
 
+use super::NamedVariant;
 use super::elementwise::{Tensor, signed};
 use super::gate::{Formula, GateCode};
 use super::gated_gemm::{Bias, Biases, counted};
@@ -122,10 +123,15 @@ pub(crate) struct Limits {
 impl Limits {
     pub(crate) fn new(context: &Context, facts: &DeviceFacts, arch: Arch) -> Self {
         let cooperative = Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
+        Self::of_arch(arch, facts, context.attribute(cooperative).is_ok_and(|value| value != 0))
+    }
+
+    /// Those of a device with cooperative launches or without.
+    pub(crate) fn of_arch(arch: Arch, facts: &DeviceFacts, cooperative: bool) -> Self {
         Self {
             multiprocessors: facts.sm_count as usize,
             shared: facts.shared_bytes_optin,
-            cooperative: context.attribute(cooperative).is_ok_and(|value| value != 0),
+            cooperative,
             programmatic: arch >= Arch::Sm90a,
             copy_engine: arch == Arch::Sm90a,
         }
@@ -283,6 +289,12 @@ impl Decode {
     pub(crate) fn rings(&self, problem: &Problem) -> Vec<Ring> {
         let launches = [Some(self.first), self.second].into_iter().flatten();
         launches.flat_map(|config| config.rings(problem)).collect()
+    }
+
+    /// What [`Self::prepare`] compiles.
+    pub(crate) fn needed(&self, code: GateCode) -> impl Iterator<Item = NamedVariant> {
+        let launches = [Some(self.first), self.second].into_iter().flatten();
+        launches.map(move |config| variants::named(config, code))
     }
 
     /// Compiles what a call needs.

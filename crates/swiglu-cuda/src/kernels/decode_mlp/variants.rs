@@ -18,6 +18,26 @@ fn weights_name(formats: [Format; 2]) -> String {
     }
 }
 
+pub(super) fn named(config: Config, code: GateCode) -> NamedVariant {
+    let Config { part, warps, depth, .. } = config;
+    let (code_name, part, tokens) = (code.name(), part_name(part), config.math.tokens());
+    let weights = weights_name(config.formats);
+    let x = |not_staged| if config.stage_x { "" } else { not_staged };
+    let name = match config.feed {
+        _ if config.part == Part::Sequential => format!("{code_name} {tokens} tokens {part}"),
+        Feed::Lanes => {
+            let x = x(" cached-x");
+            format!("{code_name} {part} {tokens} tokens {warps}x{depth}{x}{weights}")
+        }
+        Feed::CopyEngine(Feeding { group, down_high, .. }) => {
+            let (high, x) = (if down_high { "" } else { " low" }, x(" x in pieces"));
+            format!("{code_name} {tokens} tokens copy engine {warps}x{group}{high}{x}{weights}")
+        }
+        Feed::Held(_) => format!("{code_name} {part} {tokens} tokens held{weights}"),
+    };
+    NamedVariant { name, variant: config.variant(code) }
+}
+
 /// Of `sm90_decode_mlp.cu`: every activation and mode; every class of tokens, form, length of pieces and
 /// place of x with the default one; of quantised weights one type, in every form.
 pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
@@ -25,31 +45,22 @@ pub(in crate::kernels) fn sm90_variants(dtype: DType) -> Vec<NamedVariant> {
         let down_high = down_high || matches!(math, Math::Tensor(_));
         let feed = Feed::CopyEngine(Feeding { ring: Ring::default(), group, down_high });
         let config = Config { math, formats, feed, stage_x, warps: form.warps, ..Config::NOTHING };
-        let high = if down_high { "" } else { " low" };
-        let x = if stage_x { "" } else { " x in pieces" };
-        let (code_name, tokens, warps) = (code.name(), math.tokens(), form.warps);
-        let weights = weights_name(formats);
-        NamedVariant {
-            name: format!(
-                "{code_name} {tokens} tokens copy engine {warps}x{group}{high}{x}{weights}"
-            ),
-            variant: config.variant(code),
-        }
+        named(config, code)
     };
-    let named = |code: GateCode, form: &Form, group, math: Math, down_high, stage_x| {
+    let of_elements = |code: GateCode, form: &Form, group, math: Math, down_high, stage_x| {
         of_formats(code, form, group, (math, [Format::Elements; 2]), down_high, stage_x)
     };
     let most = if dtype == DType::F32 { Math::Fma(4) } else { Math::Tensor(8) };
     let codes = GateCode::all(dtype).into_iter();
     let mut all: Vec<_> =
-        codes.map(|code| named(code, &Form::NARROW, 2, most, true, true)).collect();
+        codes.map(|code| of_elements(code, &Form::NARROW, 2, most, true, true)).collect();
     let default = default_code(dtype);
     for math in [1, 2, 4, 8, 16].into_iter().filter_map(|m| Math::of(dtype, m).ok()) {
         let math = math.by_copy_engine(dtype);
         for (form, group) in [(Form::NARROW, 2), (Form::NARROW, 4), (Form::WIDE, 2)] {
-            all.push(named(default, &form, group, math, true, true));
-            all.push(named(default, &form, group, math, false, true));
-            all.push(named(default, &form, group, math, true, false));
+            all.push(of_elements(default, &form, group, math, true, true));
+            all.push(of_elements(default, &form, group, math, false, true));
+            all.push(of_elements(default, &form, group, math, true, false));
         }
     }
     for math in [8, 16].into_iter().filter_map(|m| Math::of_quantized(dtype, m).ok()) {
@@ -81,31 +92,28 @@ fn held_variants(dtype: DType) -> Vec<NamedVariant> {
         programmatic: true,
         copy_engine: true,
     };
-    let named = |code: GateCode, part: Part, format: Format, m: usize| {
+    let held = |code: GateCode, part: Part, format: Format, m: usize| {
         let problem = Problem::new(Op::Mlp, m, 896, 4864, dtype, Activation::SWIGLU)
             .with_numerics(Numerics::default_for(dtype))
             .with_layout(WeightLayout::HF)
             .with_quantized(QuantizedTypes::of(Op::Mlp, format.kind()?));
         // f32 has none.
         let [gate_up, down] = Config::fit_held(&problem, &limits).ok()?;
-        let config = if part == Part::Down { down } else { gate_up };
-        let (code_name, weights) = (code.name(), weights_name([format; 2]));
-        let name = format!("{code_name} {} {m} tokens held{weights}", part_name(part));
-        Some(NamedVariant { name, variant: config.variant(code) })
+        Some(named(if part == Part::Down { down } else { gate_up }, code))
     };
     let default = default_code(dtype);
     let codes = GateCode::all(dtype).into_iter();
-    let of_codes = codes.filter_map(|code| named(code, Part::GateUp, Format::Nibbles, 8));
+    let of_codes = codes.filter_map(|code| held(code, Part::GateUp, Format::Nibbles, 8));
     let kinds = Format::QUANTIZED.into_iter().flat_map(|format| {
         [8, MOST_TOKENS]
             .into_iter()
             .flat_map(move |m| [Part::GateUp, Part::Down].map(|part| (part, format, m)))
     });
-    of_codes.chain(kinds.filter_map(|(part, format, m)| named(default, part, format, m))).collect()
+    of_codes.chain(kinds.filter_map(|(part, format, m)| held(default, part, format, m))).collect()
 }
 
 fn part_name(part: Part) -> &'static str {
-    ["both", "gate-up", "down"][part as usize]
+    ["both", "gate-up", "down", "sequential"][part as usize]
 }
 
 /// 4 and 8 of 16-bit types share their code, and the default one is among all.
@@ -126,14 +134,7 @@ pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let mut push = |code: GateCode, part, math: Math, formats, ring: (bool, usize, usize)| {
         let (stage_x, warps, depth) = ring;
         let config = Config { part, math, formats, stage_x, warps, depth, ..Config::NOTHING };
-        let (part, tokens) = (part_name(part), math.tokens());
-        let x = if stage_x { "" } else { " cached-x" };
-        let weights = weights_name(formats);
-        let code_name = code.name();
-        all.push(NamedVariant {
-            name: format!("{code_name} {part} {tokens} tokens {warps}x{depth}{x}{weights}"),
-            variant: config.variant(code),
-        });
+        all.push(named(config, code));
     };
     let (elements, deep) = ([Format::Elements; 2], (true, 16, 8));
     let most = if dtype == DType::F32 { Math::Fma(4) } else { Math::Tensor(8) };
@@ -167,10 +168,7 @@ pub(in crate::kernels) fn variants(dtype: DType) -> Vec<NamedVariant> {
     }
     for tokens in [1, 4, MOST_TOKENS] {
         let Ok(config) = Config::sequential(tokens) else { continue };
-        all.push(NamedVariant {
-            name: format!("{} {tokens} tokens sequential", default.name()),
-            variant: config.variant(default),
-        });
+        all.push(named(config, default));
     }
     without_doubles(all)
 }

@@ -3,9 +3,10 @@
 //!
 //! A record says what it was measured on and of: device, architecture, the device code, the algorithms
 //! there were to choose from. It is verified when it is read, and one that is damaged, or of a device that says nothing of
-//! this one, is not used, with its reason. Records are asked in this order: of this device by the user, shipped with this
-//! program, of earlier device code, and of another device with as many SMs of the same architecture. What they have near a
-//! problem corrects the cost model ([`table`]); steps that were not measured there are not taken. Without any, the model
+//! this one, is not used, with its reason. The record counts that has what is nearest to
+//! a problem; of several, in this order: of this device by the user, shipped with this
+//! program, of earlier device code, and of another device with as many SMs of the same architecture. What it has corrects the
+//! cost model (`table.rs`); steps that were not measured there are not taken. Without any, the model
 //! alone decides. Nothing about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;
@@ -15,14 +16,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use swiglu_core::Problem;
+use swiglu_core::{Op, Orientation, Problem, WeightLayout};
 
 use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
 use crate::device::files;
+use crate::kernels::decode_mlp::MOST_TOKENS;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
+pub(crate) use table::Near;
 use table::Table;
-pub(crate) use table::{Near, Time};
 
 pub use super::cost::Rates;
 use super::cost::{Machine, Model};
@@ -60,6 +62,12 @@ static SHIPPED: &[(&str, &str)] = &[
     ),
     ("nvidia-h200-sm_90a.json", include_str!("../../../tuning/nvidia-h200-sm_90a.json")),
 ];
+
+/// The shipped records of an architecture.
+pub(super) fn shipped(arch: Arch) -> impl Iterator<Item = Record> {
+    let of_arch = SHIPPED.iter().filter(move |(file, _)| file.contains(arch.name()));
+    of_arch.filter_map(|(_, text)| Record::parse(text).ok())
+}
 
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -103,7 +111,7 @@ pub(crate) enum Origin {
     Measured,
     /// Part of this program.
     Shipped,
-    /// Part of this program, of another device with as many SMs of the same architecture.
+    /// Of another device with as many SMs of the same architecture.
     Like,
 }
 
@@ -129,6 +137,11 @@ impl Tuning {
         Self::read(options.directory().as_deref(), SHIPPED, facts, arch, model)
     }
 
+    /// What is shipped for a device, whatever its user has measured.
+    pub(super) fn of_shipped(facts: &DeviceFacts, arch: Arch, model: &Model) -> Self {
+        Self::read(None, SHIPPED, facts, arch, model)
+    }
+
     fn read(
         dir: Option<&Path>,
         shipped: &[(&str, &str)],
@@ -144,7 +157,7 @@ impl Tuning {
         }
         for (file, text) in shipped {
             // Of another architecture there are other kernels; the name is enough to know.
-            if file.contains(&here.arch.to_string()) {
+            if file.contains(here.arch.name()) {
                 let record = Record::parse(text).map(Some);
                 tuning.add(Origin::Shipped, format!("shipped {file}"), record, &here, facts, model);
             }
@@ -199,17 +212,31 @@ impl Tuning {
         self.tables.push(Source { origin, earlier, table: Table::new(&record, &of) });
     }
 
-    /// What was measured nearest to a problem: of its own K and H if any record has them, else by the first record that
-    /// has others near. It allocates nothing.
+    /// What was measured nearest to a problem; of several records that say as much, by the first. Of a block of more tokens
+    /// than kernels for whole blocks take it may be of its gated linear layer. It allocates nothing.
     pub(crate) fn near(&self, problem: &Problem, tf32: bool) -> Option<(Origin, Near<'_>)> {
-        let mut first = None;
-        for Source { origin, table, .. } in &self.tables {
-            match table.near(problem, tf32) {
-                Some(near) if near.distance() == 0.0 => return Some((*origin, near)),
-                near => first = first.or(near.map(|near| (*origin, near))),
+        let of = |problem: &Problem| {
+            let mut best: Option<(Origin, Near<'_>)> = None;
+            for Source { origin, table, .. } in &self.tables {
+                let Some(near) = table.near(problem, tf32) else { continue };
+                if best.as_ref().is_none_or(|(_, best)| near.rank(problem) < best.rank(problem)) {
+                    best = Some((*origin, near));
+                }
             }
+            best
+        };
+        let whole = of(problem);
+        if problem.op != Op::Mlp || problem.m <= MOST_TOKENS {
+            return whole;
         }
-        first
+        // Weights of a block are packed so.
+        let layout = WeightLayout { orientation: Orientation::OutIn, ..problem.layout };
+        let h = problem.with_op(Op::GatedLinear).with_layout(layout);
+        let of_h = of(&h).map(|(origin, near)| (origin, near.of_h()));
+        match (whole, of_h) {
+            (Some(whole), Some(of_h)) if of_h.1.rank(problem) < whole.1.rank(problem) => Some(of_h),
+            (whole, of_h) => whole.or(of_h),
+        }
     }
 
     pub(crate) fn notes(&self) -> &[String] {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use swiglu_core::{DType, Op, Orientation, Problem};
 
 use super::record::Record;
+use crate::kernels::decode_mlp::MOST_TOKENS;
 use crate::plan::Steps;
 use crate::plan::algorithm::weights_lie;
 use crate::plan::cost::Model;
@@ -73,7 +74,7 @@ pub(crate) struct Shape {
 /// How far apart, as the logarithms of K and H together, shapes may be that stand for each other.
 const FARTHEST: f64 = 2.0;
 /// Numbers of tokens that are further apart than this do not frame one between them.
-const WIDEST: usize = 4;
+const WIDEST: usize = 16;
 /// Weight of the estimate without the model's steps: that with the least loss over the shipped record of an H200, each
 /// problem of it left out in turn (0: 2.6 % more than the fastest on average, 0.3: 2.3, 1: 3.7; the model alone 4.9).
 const SMOOTH: f64 = 0.3;
@@ -93,13 +94,15 @@ pub(crate) struct Near<'a> {
     distance: f64,
     /// Of the machine they were measured on.
     there: &'a Model,
+    /// Whether it is of the steps to h of a block, which goes on with cuBLASLt.
+    of_h: bool,
 }
 
 impl<'a> Near<'a> {
     /// What was measured of this very problem.
     pub(crate) fn exact(&self, problem: &Problem) -> Option<&'a Tuned> {
         let [Some((tuned, _)), None] = self.at else { return None };
-        (self.distance == 0.0 && tuned.m == problem.m).then_some(tuned)
+        (self.distance == 0.0 && tuned.m == problem.m && !self.of_h).then_some(tuned)
     }
 
     /// The numbers of tokens.
@@ -107,15 +110,33 @@ impl<'a> Near<'a> {
         self.at.into_iter().flatten().map(|(tuned, _)| tuned.m)
     }
 
-    pub(crate) fn distance(&self) -> f64 {
-        self.distance
+    /// How much it says: the less the better. Of the same K and H, then between two numbers of tokens or at one, then of one
+    /// that is not far; else of the nearest K and H, in tenths of a logarithm.
+    pub(crate) fn rank(&self, problem: &Problem) -> (bool, bool, u32) {
+        let beside = |(tuned, _): (&Tuned, f64)| tuned.m != problem.m && problem.m < MANY;
+        let alone = self.at[1].is_none();
+        let apart = (self.distance * 10.0) as u32;
+        (self.distance > 0.0, alone && self.at[0].is_some_and(beside), apart)
+    }
+
+    /// The same for the block behind h.
+    pub(crate) fn of_h(self) -> Self {
+        Self { of_h: true, ..self }
     }
 
     /// Seconds that steps are expected to take, where they were measured. Between two numbers of tokens it is the mean of
     /// two estimates, of which one has all of the model's steps between tiles and waves, and the other none.
     pub(crate) fn seconds(&self, steps: Steps, problem: &Problem, model: &Model) -> Option<f64> {
+        if self.of_h {
+            let (h, down) = steps.to_h()?;
+            let of_h = problem.with_op(Op::GatedLinear);
+            let seconds = Self { of_h: false, ..*self }.seconds(h, &of_h, model)?;
+            return Some(seconds + down.seconds(model, problem));
+        }
+        let other = self.there != model;
         let expected = |problem: &Problem| {
-            let [here, there] = [model, self.there].map(|model| steps.seconds(model, problem).ln());
+            let here = steps.seconds(model, problem).ln();
+            let there = if other { steps.seconds(self.there, problem).ln() } else { here };
             here * (1.0 - THERE) + there * THERE
         };
         let (mut share, mut smooth) = (0.0, 0.0);
@@ -143,6 +164,12 @@ impl Shape {
         let alone = |tuned| Some([Some((tuned, 1.0)), None]);
         let at = match (below, above) {
             (_, Some(above)) if above.m == m => alone(above),
+            // Of so few tokens other kernels compute a block than of more.
+            (Some(below), Some(above))
+                if problem.op == Op::Mlp && m <= MOST_TOKENS && above.m > MOST_TOKENS =>
+            {
+                (m <= 2 * below.m).then_some([Some((below, 1.0)), None])
+            }
             (Some(below), Some(above)) if above.m <= WIDEST * below.m => {
                 let part =
                     (m as f64 / below.m as f64).ln() / (above.m as f64 / below.m as f64).ln();
@@ -152,7 +179,7 @@ impl Shape {
             (Some(below), _) if m <= 2 * below.m || below.m >= MANY => alone(below),
             _ => None,
         };
-        at.map(|at| Near { shape: self, at, distance, there })
+        at.map(|at| Near { shape: self, at, distance, there, of_h: false })
     }
 }
 

@@ -156,6 +156,13 @@ impl KernelCache {
         [self.read_only.as_deref(), self.dir.as_deref()]
     }
 
+    /// Whether there is a file that [`Self::module`] would read, with a compiler. It is not verified.
+    pub fn has(&self, variant: &Variant, arch: Arch) -> bool {
+        let Ok(version) = nvrtc::version() else { return false };
+        let name = Identity::of(variant, arch).file_name(version);
+        self.directories().into_iter().flatten().any(|dir| dir.join(&name).is_file())
+    }
+
     /// The module of a variant: from the read-only directory, from the cache, or compiled and kept.
     ///
     /// # Errors

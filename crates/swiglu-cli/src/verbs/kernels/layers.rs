@@ -1,0 +1,206 @@
+//! The layers that kernels are compiled for.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use clap::{ArgGroup, Args};
+use swiglu::{
+    Activation, CoreError, DType, Numerics, Op, Problem, QuantizedType, QuantizedTypes,
+    WeightLayout,
+};
+use swiglu_cuda::jit::Variant;
+use swiglu_cuda::kernels::NamedVariant;
+use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
+use swiglu_formats::{Contents, LoadOptions};
+
+use crate::args::{LayerOp, extent};
+use crate::models::{self, MODELS};
+use crate::terminal::by_options;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What layers can need")]
+#[command(group = ArgGroup::new("layers").multiple(true))]
+pub(super) struct Layers {
+    /// The layers of a model: a safetensors or GGUF file, an index, a directory with a model in it, or one of qwen2.5-0.5b,
+    /// llama-3.2-1b, llama-3-8b, qwen2.5-32b, llama-3-70b; may be repeated
+    #[arg(long = "for", value_name = "MODEL", group = "layers")]
+    models: Vec<String>,
+    /// A layer of so many input and intermediate features, for these numbers of tokens [default: all]; may be repeated
+    #[arg(long, value_name = "K,H[,M,...]", group = "layers")]
+    shape: Vec<Shape>,
+    /// The operation [default: both]
+    #[arg(long, value_name = "NAME", requires = "layers")]
+    op: Option<LayerOp>,
+    /// Element types, separated by commas [default: bf16]
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "layers")]
+    dtype: Vec<DType>,
+    /// The activation [default: that of the model, else swiglu]
+    #[arg(long, value_name = "NAME", requires = "layers")]
+    activation: Option<Activation>,
+    /// With biases of gate and up, where sizes do not tell
+    #[arg(long, requires = "layers")]
+    bias: bool,
+    /// What a tuner tries too, not only what is planned by the shipped records and the cost model
+    #[arg(long, requires = "layers")]
+    all_candidates: bool,
+    /// Multiprocessors of the device, which tiles are fitted to [default: those of an A100 (sm_80), A40 (sm_86), Orin (sm_87),
+    /// L40S (sm_89), H100 and H200 (sm_90a: 132), B200 (sm_100a), B300 (sm_103a), Thor (sm_110a), RTX 5090 (sm_120a), DGX
+    /// Spark (sm_121a)]
+    #[arg(long, value_name = "N", requires = "layers", value_parser = clap::value_parser!(u32).range(1..))]
+    sms: Option<u32>,
+}
+
+/// K, H, and numbers of tokens, if not all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shape {
+    size: [usize; 2],
+    tokens: Vec<usize>,
+}
+
+impl FromStr for Shape {
+    type Err = CoreError;
+
+    fn from_str(s: &str) -> Result<Self, CoreError> {
+        let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
+        match numbers[..] {
+            [k, h, ref tokens @ ..] => Ok(Self { size: [k, h], tokens: tokens.to_vec() }),
+            _ => Err(CoreError::OutOfRange {
+                what: "shape",
+                given: s.to_owned(),
+                expected: "input and intermediate features, and numbers of tokens if not all"
+                    .into(),
+            }),
+        }
+    }
+}
+
+/// A layer, and the numbers of tokens it is for, if not all.
+type Layer = (Problem, Option<Vec<usize>>);
+
+/// Layers that were asked for.
+pub(super) struct Named<'a> {
+    args: &'a Layers,
+    layers: Vec<Layer>,
+}
+
+impl Layers {
+    /// Those that were asked for, if any were.
+    pub(super) fn named(&self) -> anyhow::Result<Option<Named<'_>>> {
+        if self.models.is_empty() && self.shape.is_empty() {
+            return Ok(None);
+        }
+        let mut layers: Vec<Layer> = Vec::new();
+        for Shape { size, tokens } in &self.shape {
+            let tokens = (!tokens.is_empty()).then(|| tokens.clone());
+            layers.extend(self.of_size(*size).map(|layer| (layer, tokens.clone())));
+        }
+        for model in &self.models {
+            match models::named(model) {
+                Some(size) => layers.extend(self.of_size(size).map(|layer| (layer, None))),
+                None => layers.extend(self.of_file(model)?.into_iter().map(|layer| (layer, None))),
+            }
+        }
+        Ok(Some(Named { args: self, layers }))
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = (Op, DType)> {
+        let ops = self.op.map_or(vec![Op::GatedLinear, Op::Mlp], |op| vec![op.into()]);
+        let dtypes = if self.dtype.is_empty() { vec![DType::Bf16] } else { self.dtype.clone() };
+        ops.into_iter().flat_map(move |op| dtypes.clone().into_iter().map(move |t| (op, t)))
+    }
+
+    fn problem(&self, (op, dtype): (Op, DType), [k, h]: [usize; 2], own: Activation) -> Problem {
+        let activation = self.activation.unwrap_or(own);
+        Problem::new(op, 0, k, h, dtype, activation).with_numerics(Numerics::default_for(dtype))
+    }
+
+    fn of_size(&self, size: [usize; 2]) -> impl Iterator<Item = Problem> {
+        let of = move |kind| self.problem(kind, size, Activation::SWIGLU).with_bias(self.bias);
+        self.kinds().map(of)
+    }
+
+    /// The layers of a model, each kind once.
+    fn of_file(&self, model: &str) -> anyhow::Result<Vec<Problem>> {
+        let path = Path::new(model);
+        if !path.exists() {
+            let names: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
+            bail!(
+                "--for {model}: there is no such file or directory, nor is it one of {}",
+                names.join(", ")
+            );
+        }
+        let found = swiglu_formats::inspect(path, &LoadOptions::default())?;
+        let refusals =
+            found.refused.iter().chain(found.blocks.iter().filter_map(|b| b.refused.as_ref()));
+        let mut refusal = refusals.map(|text| by_options(text)).next();
+        let mut layers: Vec<Problem> = Vec::new();
+        for contents in found.blocks.iter().filter_map(|block| block.contents.as_ref()) {
+            if let Some(steps) = &contents.row_steps {
+                refusal.get_or_insert_with(|| format!("no CUDA kernel computes {steps}"));
+                continue;
+            }
+            for layer in self.of_block(contents).with_context(|| format!("--for {model}"))? {
+                if !layers.contains(&layer) {
+                    layers.push(layer);
+                }
+            }
+        }
+        match refusal {
+            Some(why) if layers.is_empty() => bail!("--for {model}: {why}"),
+            _ if layers.is_empty() => bail!("--for {model}: it has no layer for this operation"),
+            _ => Ok(layers),
+        }
+    }
+
+    fn of_block(&self, contents: &Contents) -> anyhow::Result<Vec<Problem>> {
+        let own = contents.activation.as_deref().map(str::parse).transpose()?;
+        let Some(activation) = self.activation.or(own) else {
+            bail!("{}; --activation names it", by_options(&contents.activation_source));
+        };
+        let bias = contents.biases.iter().any(|of| *of != "down");
+        // `out-in separate`.
+        let orientation = contents.layout.split(' ').next().unwrap_or_default().parse()?;
+        let kinds = self.kinds().filter(|(op, _)| contents.down || *op == Op::GatedLinear);
+        let of = |kind| {
+            let layer = self.problem(kind, [contents.hidden, contents.intermediate], activation);
+            layer
+                .with_layout(WeightLayout { orientation, ..WeightLayout::HF })
+                .with_bias(bias)
+                .with_quantized(quantized(contents, kind))
+        };
+        Ok(kinds.map(of).collect())
+    }
+}
+
+/// The types of quantised weights that are computed with as they are.
+fn quantized(contents: &Contents, (op, dtype): (Op, DType)) -> Option<QuantizedTypes> {
+    let types: Option<Vec<QuantizedType>> =
+        contents.types.iter().map(|name| name.parse().ok()).collect();
+    let types = match types?[..] {
+        [one] => [one; 2],
+        [gate_up, down] => [gate_up, down],
+        _ => return None,
+    };
+    let computed = types.iter().all(|&kind| expect_quantized(op, dtype, kind).is_ok());
+    computed.then(|| QuantizedTypes::new(types[0], Some(types[1])))
+}
+
+impl Named<'_> {
+    /// What they can need on an architecture: first what is planned, each variant once.
+    pub(super) fn kernels(&self, arch: Arch) -> Vec<NamedVariant> {
+        let target = Target::new(arch, self.args.sms);
+        let mut ways = vec![Ways::Planned];
+        ways.extend(self.args.all_candidates.then_some(Ways::Every));
+        let mut seen: HashSet<Variant> = HashSet::new();
+        let mut kernels = Vec::new();
+        for ways in ways {
+            for (layer, tokens) in &self.layers {
+                let all = target.kernels(layer, tokens.as_deref(), ways);
+                kernels.extend(all.into_iter().filter(|kernel| seen.insert(kernel.variant)));
+            }
+        }
+        kernels
+    }
+}
