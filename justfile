@@ -29,6 +29,10 @@ quick *BASE:
 ci:
     bash .ci/run
 
+# Build the Python package as it is published, and run all of its tests beside PyTorch and transformers
+python *ARGS:
+    scripts/python "$@"
+
 # What CI has no time for: every simulated variant, every kernel, the packages, the oldest compiler, fuzzing
 nightly:
     .ci/nightly

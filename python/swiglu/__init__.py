@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ._activation import glu, silu_mul
 from ._layer import Layer, explain, load
 from ._native import Activation, Array, ShapeError, SwigluError, __version__
-from ._system import SwigluWarning, info
+from ._system import info
 
 if TYPE_CHECKING:
     from ._patch import PatchReport, patch, unpatch
@@ -30,7 +30,6 @@ __all__ = [
     "PatchReport",
     "ShapeError",
     "SwigluError",
-    "SwigluWarning",
     "__version__",
     "explain",
     "glu",

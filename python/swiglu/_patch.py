@@ -244,7 +244,8 @@ def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -
         for t in small[name].parameters():
             t.data = torch.randn(t.shape, generator=generator, dtype=torch.float64)
     # Some rows reach far, where limits would show.
-    x = torch.randn((6, hidden), generator=generator, dtype=torch.float64) * torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]])
+    x = torch.randn((6, hidden), generator=generator, dtype=torch.float64)
+    x *= torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]])
     shadow = module.__class__.__new__(module.__class__)
     shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):

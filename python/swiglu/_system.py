@@ -11,10 +11,6 @@ from typing import Any, Dict
 from . import _native
 
 
-class SwigluWarning(UserWarning):
-    """A result is right, and something about how it came about may surprise."""
-
-
 def find_cuda_libraries() -> None:
     """Names the directories of this interpreter's wheels with NVRTC and cuBLASLt, unless the user has named others.
 

@@ -6,12 +6,13 @@ import copy
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="not run: no PyTorch")
+pytest.importorskip("torch", reason="not run: no PyTorch")
 np = pytest.importorskip("numpy", reason="not run: no numpy")
 
 import swiglu
 import swiglu.nn
 import swiglu.torch as ops
+import torch
 import torch._dynamo
 from test_ops import block_reference, name_of, tensor, within
 from torch import nn

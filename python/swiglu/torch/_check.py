@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Optional, Sequence
 
-import torch
 from torch import Tensor
 
 from .._native import ShapeError, SwigluError

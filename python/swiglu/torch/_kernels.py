@@ -79,7 +79,7 @@ def _rows_adjacent(t: Tensor) -> Tensor:
 
 
 def _direct(out: Optional[Tensor], shape: Sequence[int], like: Tensor, *others: Optional[Tensor]) -> Tensor:
-    """What a CUDA kernel writes: ``out``, or a new tensor where it has none, shares memory with an input or lies otherwise."""
+    """What a CUDA kernel writes: ``out``, or a new tensor where it is none, shares memory with an input or lies otherwise."""
     if out is not None and out.is_contiguous():
         storage = out.untyped_storage().data_ptr()
         if all(t is None or t.untyped_storage().data_ptr() != storage for t in (like, *others)):
@@ -313,7 +313,8 @@ def packed_forward(layer: _native.Layer, x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         raise _check.error("layout", "x", f"the packed weights are on the CPU, x is on {x.device}")
     if x.requires_grad and torch.is_grad_enabled():
-        raise _check.error("unsupported", "gradient", "a frozen block has none; use torch.no_grad(), or the block it was made of")
+        text = "a frozen block has none; use torch.no_grad(), or the block it was made of"
+        raise _check.error("unsupported", "gradient", text)
     if _CODES.get(x.dtype) != layer.dtype:
         raise _check.error("dtype", "x", f"expected {layer.dtype} elements, given {x.dtype}")
     y = torch.empty((*x.shape[:-1], layer.out_features), dtype=x.dtype)

@@ -1,0 +1,107 @@
+"""The native functions for CUDA on a simulated device, whose memory is the host's: values, not speed.
+
+`SWIGLU_SIMULATOR` names the directory with its libraries, which the tests of swiglu-cuda build in target/cuda-sim.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy", reason="not run: no numpy")
+
+SIMULATOR = os.environ.get("SWIGLU_SIMULATOR")
+
+PROGRAM = """
+import ctypes, os
+import numpy as np
+from swiglu import Activation, SwigluError, _native
+from swiglu._arrays import described
+
+driver = ctypes.CDLL(os.path.join(os.environ["SWIGLU_CUDA_LIBRARY_PATH"], "libcuda.so.1"))
+context = ctypes.c_void_p()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+def wait():
+    assert driver.cuCtxSetCurrent(context) == 0 and driver.cuCtxSynchronize() == 0
+def empty(shape, dtype="float32"):
+    wait()
+    size = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+    address = ctypes.c_uint64()
+    assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    made = np.frombuffer((ctypes.c_byte * size).from_address(address.value), dtype=dtype).reshape(shape)
+    made[...] = 0
+    return made
+rng = np.random.default_rng(1)
+def there(a):
+    made = empty(a.shape, a.dtype)
+    made[...] = a
+    return made
+def values(*shape):
+    return there((rng.standard_normal(shape) / 2).astype("float32"))
+def where(a):
+    return described(a)
+def near(a, b, unit):
+    wait()
+    assert np.all(np.abs(a.astype(float) - b) <= unit * (1 + np.abs(b))), np.abs(a - b).max()
+sigmoid = lambda x: 1 / (1 + np.exp(-x))
+place = (0, 0)
+act = Activation("swiglu")
+
+gate, up, grad = (values(3, 40) for _ in range(3))
+h = empty(gate.shape)
+_native.cuda_activation(place, act, None, None, where(gate), where(up), where(h))
+exact = gate.astype(float) * sigmoid(gate.astype(float)) * up
+near(h, exact, 1e-6)
+both = there(np.concatenate([up, gate], 1))
+_native.cuda_activation(place, act, None, "up-first", where(both), None, where(h))
+near(h, exact, 1e-6)
+
+d_gate, d_up = empty(gate.shape), empty(gate.shape)
+_native.cuda_activation_backward(
+    place, act, None, None, where(grad), where(gate), where(up), where(d_gate), where(d_up))
+s = sigmoid(gate.astype(float))
+near(d_up, grad * gate * s, 1e-6)
+near(d_gate, grad * up * (s + gate * s * (1 - s)), 1e-6)
+d_both = empty(both.shape)
+_native.cuda_activation_backward(
+    place, act, None, "up-first", where(grad), where(both), None, where(d_both), None)
+wait()
+assert np.array_equal(d_both, np.concatenate([d_up, d_gate], 1))
+
+x, w_gate, w_up, w_down = values(5, 64), values(96, 64), values(96, 64), values(64, 96)
+b_gate, b_up, b_down = values(96), values(96), values(64)
+def block(w_gate, w_up, w_down, b_gate, b_up, b_down):
+    g, u = x.astype(float) @ w_gate.T + b_gate, x @ w_up.T + b_up
+    h = g * sigmoid(g) * u
+    return h if w_down is None else h @ w_down.T + b_down
+for down in (None, w_down):
+    parts = (w_gate, w_up, down, b_gate, b_up, None if down is None else b_down)
+    layer = _native.Layer.borrow(0, tuple(None if p is None else where(p) for p in parts), act)
+    for tokens in (5, 1):
+        y = empty((tokens, layer.out_features))
+        space = empty((layer.workspace_bytes(tokens) + 256,), "uint8")
+        start = -space.ctypes.data % 256
+        scratch = (space.ctypes.data + start, space.size - start)
+        layer.forward_on(place, where(x[:tokens]), where(y), scratch)
+        near(y, block(*parts)[:tokens], 1e-4)
+    w_gate *= 2  # read where it lies
+    y = empty((5, layer.out_features))
+    layer.forward_on(place, where(x), where(y), (0, 0))
+    near(y, block(*parts), 1e-4)
+try:
+    _native.cuda_activation(place, act, None, None, where(gate[:, ::2]), where(up[:, ::2]), where(h))
+    raise AssertionError("columns that are apart were taken")
+except SwigluError as error:
+    assert error.kind == "unsupported", error
+print("simulated")
+"""
+
+
+@pytest.mark.skipif(SIMULATOR is None, reason="not run: no simulated CUDA device (SWIGLU_SIMULATOR)")
+def test_the_native_functions_for_cuda(tmp_path):
+    env = {**os.environ, "SWIGLU_CUDA_LIBRARY_PATH": str(SIMULATOR), "SWIGLU_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "simulated", done.stderr
