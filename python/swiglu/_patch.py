@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as _all_modules
 
 from . import torch as ops
 from .torch import _check
@@ -148,7 +148,9 @@ def _no_hooks(name: str, module: nn.Module) -> None:
 
 def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
     """Why a call must go the original way: what may have changed since a module was patched."""
-    if _has_any_global_hook():
+    if _all_modules._global_forward_hooks or _all_modules._global_forward_pre_hooks:
+        return "there are hooks of all modules"
+    if _all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks:
         return "there are hooks of all modules"
     act = getattr(module, _act_name(module))
     if act is not found.act:

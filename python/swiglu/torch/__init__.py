@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._native import Activation
-from . import _door, _ops
+from . import _door, _kernels, _ops
 from ._kernels import Taken, explain_last
 
 __all__ = ["Taken", "explain_last", "gated_linear", "glu", "mlp", "silu_mul"]
@@ -34,15 +34,13 @@ def silu_mul(
 ) -> Tensor:
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
     name = _name(activation)
-    direct = _door.nothing_in_force() and _door.plain(gate, up, out)
-    wanted = _door.wants_gradient(gate, up, out)
-    if direct and not wanted:
-        return _ops.BODIES["silu_mul"](gate, up, name, numerics, out=out)
+    if _door.nothing_in_force() and _door.plain(gate, up, out) and not _door.wants_gradient(gate, up, out):
+        return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
     if out is not None:
         torch.ops.swiglu.silu_mul.out(gate, up, name, numerics, out=out)
         return out
     result: Tensor
-    if direct or _door.transformed():
+    if _door.transformed():
         result = _ops.SILU_MUL.call(gate, up, name, numerics)
     else:
         result = torch.ops.swiglu.silu_mul(gate, up, name, numerics)
@@ -59,15 +57,13 @@ def glu(
 ) -> Tensor:
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
     name = _name(activation)
-    direct = _door.nothing_in_force() and _door.plain(x, out)
-    wanted = _door.wants_gradient(x, out)
-    if direct and not wanted:
-        return _ops.BODIES["glu"](x, name, layout, numerics, out=out)
+    if _door.nothing_in_force() and _door.plain(x, out) and not _door.wants_gradient(x, out):
+        return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
     if out is not None:
         torch.ops.swiglu.glu.out(x, name, layout, numerics, out=out)
         return out
     result: Tensor
-    if direct or _door.transformed():
+    if _door.transformed():
         result = _ops.GLU.call(x, name, layout, numerics)
     else:
         result = torch.ops.swiglu.glu(x, name, layout, numerics)

@@ -32,6 +32,7 @@ def _plain_keys() -> "frozenset[int]":
     return frozenset(keys)
 
 
+_keys_of = _C._dispatch_keys
 _KEYS: "Optional[frozenset[int]]" = None
 
 
@@ -58,8 +59,15 @@ def plain(*tensors: Optional[Tensor]) -> bool:
     global _KEYS
     if _KEYS is None:
         _KEYS = _plain_keys()
-    return all(t is None or (type(t) in _PLAIN and _C._dispatch_keys(t).raw_repr() in _KEYS) for t in tensors)
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or _keys_of(t).raw_repr() not in _KEYS):
+            return False
+    return True
 
 
 def wants_gradient(*tensors: Optional[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False

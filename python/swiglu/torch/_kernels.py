@@ -34,7 +34,8 @@ class Taken:
 
 
 class _Last(threading.local):
-    taken: Optional[Taken] = None
+    #: Op, way and reason: named when somebody asks.
+    taken: Optional[Tuple[str, str, str]] = None
 
 
 _last = _Last()
@@ -42,11 +43,11 @@ _last = _Last()
 
 def explain_last() -> Optional[Taken]:
     """Which way the last call of this thread took; None before the first. Compiled graphs call operators too."""
-    return _last.taken
+    return None if _last.taken is None else Taken(*_last.taken)
 
 
 def note(op: str, way: str, reason: str) -> None:
-    _last.taken = Taken(op, way, reason)
+    _last.taken = op, way, reason
 
 
 def _described(t: Tensor) -> Tuple[int, Tuple[int, ...], Tuple[int, ...], str, bool]:
@@ -93,6 +94,8 @@ def _brought(direct: Tensor, out: Tensor) -> Tensor:
 
 def _no_kernels(t: Tensor) -> Optional[str]:
     """Why PyTorch computes: None where we have kernels."""
+    if t.is_cpu and t.dtype in _CODES:
+        return None
     if t.dtype not in _CODES:
         return f"kernels compute with float32, float16 and bfloat16, not {t.dtype}"
     if t.device.type not in ("cpu", "cuda"):
@@ -122,8 +125,13 @@ def activation_into(
         h = _formulas.forward(act, numerics, *halves)
         note(op, "composed", why)
         return h if out is None else out.copy_(h)
-    if gate.device.type == "cpu":
-        h = torch.empty(shape, dtype=gate.dtype) if out is None else out
+    if gate.is_cpu:
+        if out is not None:
+            h = out
+        elif up is not None and gate.is_contiguous():
+            h = torch.empty_like(gate)
+        else:
+            h = torch.empty(shape, dtype=gate.dtype)
         _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
         note(op, "native cpu", "one pass over gate and up")
         return h
