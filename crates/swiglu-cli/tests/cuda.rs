@@ -254,22 +254,26 @@ fn tuning_is_kept_and_followed() {
             a["median_us"].as_f64().unwrap().total_cmp(&b["median_us"].as_f64().unwrap())
         })
         .unwrap();
-    let explain = |device: &str| {
-        let shape = ["explain", "--op", "gated-linear", "--m", "3", "--hidden", "72"];
+    let explain = |device: &str, m: &str| {
+        let shape = ["explain", "--op", "gated-linear", "--m", m, "--hidden", "72"];
         let mut command = on_device().unwrap();
         command.args(shape).args(["--intermediate", "40", "--dtype", "bf16", "--json"]);
         end(command.args(["--device", device]).env("SWIGLU_TUNING_DIR", out)).json()
     };
-    let explained = explain("cuda");
+    let explained = explain("cuda", "3");
     let reason = explained["plan"]["reason"].as_str().unwrap();
-    assert_eq!(reason, "the fastest, measured with 5 tokens");
+    assert_eq!(reason, "the least time expected from measurements of 72/40 with 5 tokens");
+    let explained = explain("cuda", "5");
+    assert_eq!(explained["plan"]["reason"], "the fastest, measured");
     let candidates = explained["candidates"].as_array().unwrap();
     let chosen = candidates.iter().find(|c| c["chosen"] == true).unwrap();
-    assert_eq!((&chosen["name"], &chosen["measured_us"]), (&fastest["way"], &fastest["median_us"]));
+    // Times that are the same but for noise leave the choice to the order of the candidates.
+    let same = time(&chosen["measured_us"]) / time(&fastest["median_us"]);
+    assert!((1.0..1.005).contains(&same), "{chosen} {fastest}");
     let record = report["record"].as_str().unwrap();
     let text = std::fs::read_to_string(record).unwrap();
     std::fs::write(record, &text[..text.len() / 2]).unwrap();
-    let explained = explain("cuda");
+    let explained = explain("cuda", "3");
     assert!(explained["notes"][0].as_str().unwrap().contains("damaged"), "{explained}");
     assert!(explained["plan"]["reason"].as_str().unwrap().contains("expected"), "{explained}");
 }
