@@ -21,7 +21,7 @@
 //! use swiglu_formats::{LoadOptions, load_layer};
 //!
 //! let path = Path::new(swiglu_fixtures::SMOLLM2_FILE);
-//! let layer = load_layer(path, &LoadOptions { layer: 28, ..Default::default() })?;
+//! let layer = load_layer(path, &LoadOptions::new(28))?;
 //! assert_eq!((layer.hidden(), layer.intermediate()), (576, 1536));
 //! assert_eq!(layer.stored_dtype().to_string(), "Q4_1");
 //! let gate_up = layer.gate_up::<half::bf16>()?;

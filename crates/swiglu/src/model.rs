@@ -18,7 +18,7 @@ use crate::{GatedLinearWeights, MlpWeights};
 ///
 /// let (model, device) = (Model::open("model.safetensors")?, Device::best()?);
 /// let layers: Vec<_> = (0..28)
-///     .map(|layer| model.mlp(&LoadOptions { layer, ..LoadOptions::default() })?.to(&device))
+///     .map(|layer| model.mlp(&LoadOptions::new(layer))?.to(&device))
 ///     .collect::<swiglu::Result<_>>()?;
 /// # Ok::<(), swiglu::Error>(())
 /// ```
