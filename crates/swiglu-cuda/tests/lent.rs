@@ -9,11 +9,11 @@ use common::{device, partly};
 use half::{bf16, f16};
 use swiglu_core::{
     Activation, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
-    Orientation, bounds, random,
+    Orientation, Path, bounds, random,
 };
 use swiglu_cuda::{
-    Cuda, DeviceBuffer, DeviceGatedLinearParams, DeviceMatrix, DeviceMatrixRef, DeviceMlpParams,
-    GatedLinear, Mlp,
+    Candidate, Cuda, DeviceBuffer, DeviceGatedLinearParams, DeviceMatrix, DeviceMatrixRef,
+    DeviceMlpParams, GatedLinear, Mlp,
 };
 
 /// A matrix on the host, and on the device with gaps of NaN between its rows and in front of it.
@@ -80,6 +80,16 @@ fn judged<T: Element>(
     let reference = bounds::gated_linear(x.view(), &of_host).unwrap();
     let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
     assert!(judgement.passed(), "{what}: {judgement:?}");
+    // The kernels that copy rows in the pieces that there are, also where a plan has others.
+    let problem = layer.plan(m).problem;
+    let candidates = cuda.candidates(&problem, None);
+    let copies = |way: &&Candidate| way.name.starts_with("mma") && way.refusal.is_none();
+    if let Some(way) = candidates.iter().find(copies) {
+        out.buffer_mut().poison(0xFF).unwrap();
+        layer.forward_by(&stream, way, x_there.view(), out.view_mut()).unwrap();
+        let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
+        assert!(judgement.passed(), "{what} by {way}: {judgement:?}");
+    }
 
     let of_host = MlpParams::new(of_host, down.host.view(), orientation);
     let lent = DeviceMlpParams::new(lent, down.view(), orientation).unwrap();
@@ -194,6 +204,12 @@ fn ways_for_few_tokens_refuse_lent_weights_that_lie_otherwise() {
     }
     assert!(refused > 0);
     assert!(mlp.plan(1).reason.contains("16 bytes"), "{}", mlp.plan(1).reason);
+    // Of rows that no kernel copies in few pieces, one that does is planned where it rounds as asked.
+    for m in [1, 33, 512] {
+        let plan = mlp.plan(m);
+        assert!(plan.kernel.starts_with("cublaslt f32"), "{m}: {} ({})", plan.kernel, plan.reason);
+        assert_eq!(plan.path, Path::Unfused);
+    }
 }
 
 #[test]

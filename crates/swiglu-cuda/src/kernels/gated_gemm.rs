@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use swiglu_core::{DType, Op, Orientation, Problem};
+use swiglu_core::{DType, Orientation, Problem};
 
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
@@ -10,6 +10,7 @@ use super::obstacle::Obstacle;
 use super::ring::Ring;
 use super::sm90_skinny_gated_gemm::Next;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
+use super::weights::{Bias, Biases, Weights, weights_lie};
 use super::{
     NamedVariant, decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm,
     sm90_register_gemm, sm90_skinny_gated_gemm, sm90_skinny_gemm,
@@ -19,52 +20,6 @@ use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{Define, KernelFile, define};
 use crate::device::stream::Stream;
-
-/// Gate and up weights in device memory, of the same orientation and row stride.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Weights {
-    pub(crate) gate: u64,
-    pub(crate) up: u64,
-    /// Elements from row to row.
-    pub(crate) row_stride: usize,
-    pub(crate) orientation: Orientation,
-    /// K.
-    pub(crate) hidden: usize,
-    /// H.
-    pub(crate) intermediate: usize,
-    pub(crate) biases: Option<Biases>,
-}
-
-/// Addresses of the gate's and the up's biases.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Biases {
-    /// f32, with [`BIAS_PADDING`] zeros behind each.
-    Floats([u64; 2]),
-    /// H values of T each, a caller's; 0 where there is none.
-    Elements([u64; 2]),
-}
-
-impl Biases {
-    /// The two addresses, zeros without biases, and what lies there.
-    pub(super) fn of(biases: Option<Self>) -> ([u64; 2], Bias) {
-        match biases {
-            None => ([0; 2], Bias::None),
-            Some(Biases::Floats(at)) => (at, Bias::Floats),
-            Some(Biases::Elements(at)) => (at, Bias::Elements),
-        }
-    }
-}
-
-/// What biases are, as far as it is compiled in: BIAS of `gated_gemm.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bias {
-    None = 0,
-    Floats = 1,
-    Elements = 2,
-}
-
-/// Kernels read biases for whole tiles: the most columns that a tile has beyond the last, and one more.
-pub(crate) const BIAS_PADDING: usize = 128;
 
 /// What a tile is fitted to, where a kernel fits it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,11 +36,7 @@ pub(crate) struct Shape {
 impl Shape {
     /// That of a problem.
     pub(crate) fn of(problem: &Problem, multiprocessors: usize) -> Self {
-        // A block's weights are packed `[out, in]`, whichever way they came.
-        let orientation = match problem.op {
-            Op::Mlp => Orientation::OutIn,
-            _ => problem.layout.orientation,
-        };
+        let orientation = weights_lie(problem);
         let (tokens, features) = (problem.m, problem.intermediate);
         Self { tokens, features, orientation, multiprocessors }
     }

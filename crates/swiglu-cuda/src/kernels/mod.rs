@@ -16,6 +16,7 @@ pub(crate) mod sm90_register_gemm;
 pub(crate) mod sm90_skinny_gated_gemm;
 pub(crate) mod sm90_skinny_gemm;
 pub(crate) mod tensor_map;
+pub(crate) mod weights;
 
 use swiglu_core::{Activation, DType, Numerics};
 

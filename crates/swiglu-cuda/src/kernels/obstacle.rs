@@ -41,6 +41,12 @@ pub(crate) enum Obstacle {
     Quantized(QuantizedType),
     /// Steps of another operation.
     OtherOperation { computed: Op, asked: Op },
+    /// A caller's weights do not lie as the kernels for few tokens read them.
+    LentRows,
+    /// TMA cannot address a caller's weights.
+    LentAddresses,
+    /// A caller's biases are not what cuBLASLt adds to sums.
+    LentBiases(DType),
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -84,6 +90,15 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::OtherOperation { computed, asked } => {
                 write!(f, "computes {computed}, not {asked}")
+            }
+            Obstacle::LentRows => f.write_str(
+                "it reads lent weights that are [out, in], with rows that begin and end at multiples of 16 bytes",
+            ),
+            Obstacle::LentAddresses => {
+                f.write_str("TMA reads lent weights whose rows begin at multiples of 16 bytes")
+            }
+            Obstacle::LentBiases(dtype) => {
+                write!(f, "cuBLASLt adds no lent biases of {dtype} to sums of f32")
             }
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }

@@ -6,8 +6,9 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Bias, Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
+use super::weights::Bias;
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};

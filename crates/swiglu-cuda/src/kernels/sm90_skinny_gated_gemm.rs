@@ -6,8 +6,9 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Bias, Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
+use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
 use super::tensor_map::TensorMap;
+use super::weights::Bias;
 use super::{sm90_register_gemm, sm90_skinny_gemm};
 use crate::device::context::Cuda;
 use crate::device::error::Result;

@@ -75,10 +75,9 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// A layer over weights that stay where they are: nothing is copied, and what is written to them is seen by the next
-    /// call. Which kernels take them depends on their layout, which [`Self::plan`] does not know: where the planned
-    /// one does not, a call runs another. The fastest take rows that begin at multiples of 16 bytes. With biases of 16 bits
-    /// kernels are always fused: cuBLASLt takes no such biases beside sums of f32. What another layout costs,
-    /// [`Self::packed`] spares.
+    /// call. Which kernels take them depends on how they lie: [`Self::plan`] says what packed ones would go by. The fastest
+    /// take rows that begin at multiples of 16 bytes. cuBLASLt adds no biases of 16 bits to sums of f32. What another
+    /// layout costs, [`Self::packed`] spares.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`].
@@ -95,7 +94,7 @@ impl<T: Element> GatedLinear<T> {
         params.expect_device(cuda)?;
         let gate_up = GateUpBuffer::lent(params);
         let problem = params.problem();
-        Self::over(cuda, problem, params.asked(), |_| {
+        Self::over(cuda, problem, Asked::Path(None), |_| {
             Ok(Operands::Dense(Box::new(Dense::new(gate_up, None))))
         })
     }

@@ -1,4 +1,4 @@
-//! What every layer with weights does: it chooses the steps of a call and enqueues them.
+//! What every layer with weights is: what it was asked for, the steps that are chosen for a call, and the scratch memory they use.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -8,39 +8,38 @@ use std::sync::Arc;
 use swiglu_core::{Activation, Element, MatrixMut, MatrixRef, Numerics, Op, Path, Plan, Problem};
 
 use super::operands::Operands;
-use super::weights::{Products, padded};
+use super::weights::padded;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::graph::CapturedCall;
-use crate::device::lt::{LinearWeights, Lt};
+use crate::device::lt::Lt;
 use crate::device::memory::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
-use crate::device::workspace::{DeviceScratch, Work};
-use crate::kernels::decode_mlp::{Call as DecodeCall, Decode, Design, MOST_TOKENS};
-use crate::kernels::down::{Down, DownCall};
-use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
-use crate::kernels::fill_rows::fill_rows;
+use crate::device::workspace::DeviceScratch;
+use crate::kernels::decode_mlp::{Decode, Design, MOST_TOKENS};
+use crate::kernels::down::Down;
+use crate::kernels::elementwise::{self, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode, expect_gate};
-use crate::kernels::gated_gemm::{Call, Kernel};
+use crate::kernels::gated_gemm::Call;
 use crate::layers::activation::tensor;
 use crate::plan::{
-    Algorithm, ByTokens, Candidate, Planner, Steps, Why, best_kernel, choose, expect_candidate,
-    expect_numerics, unfused_rounding,
+    Algorithm, ByTokens, Candidate, Choices, Planner, Steps, Why, choose, expect_candidate,
+    expect_numerics, explain, unfused_rounding,
 };
 
 /// A layer over weights in the memory of one [`Cuda`] device: a [`GatedLinear`](crate::GatedLinear) or an
 /// [`Mlp`](crate::Mlp). Each call runs the steps that are expected to be the fastest for its M and round as asked.
 pub struct Layer<K, T> {
-    cuda: Cuda,
+    pub(super) cuda: Cuda,
     /// With no tokens.
-    problem: Problem,
-    asked: Asked,
+    pub(super) problem: Problem,
+    pub(super) asked: Asked,
     pub(super) operands: Operands<T>,
-    lt: Option<Arc<Lt>>,
-    /// What was chosen for a number of tokens: of all, step by step, and where only a fused kernel will do for h.
-    chosen: ByTokens<Steps>,
-    stepwise: ByTokens<Steps>,
-    fused: ByTokens<Steps>,
+    pub(super) lt: Option<Arc<Lt>>,
+    /// What is chosen of all, of the steps to h, and where only a fused kernel will do for h.
+    whole: Arc<Choices>,
+    pub(super) stepwise: Arc<Choices>,
+    fused: Arc<Choices>,
     /// How few tokens are launched by the decode kernel that was chosen for them.
     decodes: ByTokens<Option<Decode>>,
     kind: PhantomData<fn() -> K>,
@@ -89,15 +88,19 @@ impl<K, T: Element> Layer<K, T> {
             },
             _ => (asked, None),
         };
+        let operands = operands(&cuda.stream())?;
+        let path = if let Asked::Path(path) = asked { path } else { None };
+        let (planner, lent, of_h) = (Planner::of(cuda), operands.lent(), operands.to_h(problem));
+        let whole = if lent.is_none_or(|lent| lent.is_whole) { problem } else { of_h };
         Ok(Self {
             cuda: cuda.clone(),
             problem,
             asked,
-            operands: operands(&cuda.stream())?,
+            operands,
             lt,
-            chosen: ByTokens::new(),
-            stepwise: ByTokens::new(),
-            fused: ByTokens::new(),
+            whole: planner.choices(&whole, path, lent),
+            stepwise: planner.choices(&of_h, path, lent),
+            fused: planner.choices(&of_h, Some(Path::Fused), lent),
             decodes: ByTokens::new(),
             kind: PhantomData,
         })
@@ -112,12 +115,7 @@ impl<K, T: Element> Layer<K, T> {
     /// reports.
     pub fn packed(&self, stream: &Stream) -> Result<Self> {
         self.cuda.expect_stream(stream)?;
-        let (dense, problem) = (self.operands.dense()?, self.problem);
-        let asked = match (self.asked, self.operands.is_lent()) {
-            // What the biases of lent weights asked for.
-            (Asked::Path(Some(Path::Fused)), true) => Asked::Path(None),
-            (asked, _) => asked,
-        };
+        let (dense, problem, asked) = (self.operands.dense()?, self.problem, self.asked);
         let host = dense.to_host(stream)?;
         Self::over(&self.cuda, problem, asked, |stream| {
             let packed = host.packed(stream, problem.activation, problem.numerics)?;
@@ -163,12 +161,22 @@ impl<K, T: Element> Layer<K, T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let problem = self.problem.with_m(m);
-        match self.asked {
-            Asked::Path(path) if self.operands.is_whole() => self.cuda.plan(problem, path),
-            Asked::Path(_) => self.cuda.plan_of(problem, self.choose(m), Why::Lent),
-            _ => self.cuda.plan_of(problem, self.choose(m), Why::AskedFor),
-        }
+        let (planner, steps) = (Planner::of(&self.cuda), self.choose(m));
+        let reason = match self.asked {
+            Asked::Path(path) => {
+                let (to_h, why) = self.whole.choose(planner, m);
+                let mut reason = explain(to_h, why, &self.whole.problem(m), planner);
+                if let Some(lent) = self.operands.lent() {
+                    let packed = choose(planner, &self.problem.with_m(m), path).0;
+                    if let Err(obstacle) = lent.check(&packed, T::DTYPE) {
+                        reason += &format!("; packed weights would go by {packed}: {obstacle}");
+                    }
+                }
+                reason
+            }
+            _ => explain(steps, Why::AskedFor, &self.problem.with_m(m), planner),
+        };
+        self.cuda.plan_of(self.problem.with_m(m), steps, reason)
     }
 
     /// The design of the decode kernel that `m` tokens go through; none where they go step by step.
@@ -188,57 +196,31 @@ impl<K, T: Element> Layer<K, T> {
 
     pub(super) fn choose(&self, m: usize) -> Steps {
         let m = self.pass(m);
-        let make = || {
-            let problem = self.problem.with_m(m);
-            Ok(match self.asked {
-                Asked::Steps(steps) => steps,
-                Asked::Design(design) if m <= MOST_TOKENS => {
-                    let computes = |design: &Design| {
-                        let limits = Planner::of(&self.cuda).limits();
-                        // Quantised weights have no other way: the call is refused.
-                        problem.quantized.is_some()
-                            || Decode::check_problem(*design, &problem, limits).is_ok()
-                    };
-                    design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::decode)
-                }
-                _ if !self.operands.is_whole() => self.step_by_step(m),
-                Asked::Path(path) => choose(Planner::of(&self.cuda), &problem, path).0,
-                Asked::Design(_) => choose(Planner::of(&self.cuda), &problem, None).0,
-            })
-        };
-        let Ok(steps) = self.chosen.get::<Infallible>(m, make);
-        steps
+        match self.asked {
+            Asked::Steps(steps) => steps,
+            Asked::Design(design) if m <= MOST_TOKENS => {
+                // Quantised weights have no other way: the call is refused.
+                let computes = |design: &Design| {
+                    self.problem.quantized.is_some() || self.decode_by(*design, m).is_some()
+                };
+                design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::decode)
+            }
+            Asked::Path(_) | Asked::Design(_) => self.of_choices(&self.whole, m),
+        }
+    }
+
+    fn of_choices(&self, choices: &Choices, m: usize) -> Steps {
+        choices.get(Planner::of(&self.cuda), m).of(self.problem.op)
     }
 
     /// The steps to h, then cuBLASLt: what takes every x, and weights however they lie.
-    fn step_by_step(&self, m: usize) -> Steps {
-        let path = if let Asked::Path(path) = self.asked { path } else { None };
-        let make = || {
-            let problem = self.problem_of_h(m);
-            Ok(choose(Planner::of(&self.cuda), &problem, path).0.of(self.problem.op))
-        };
-        let Ok(steps) = self.stepwise.get::<Infallible>(m, make);
-        steps
+    pub(super) fn step_by_step(&self, m: usize) -> Steps {
+        self.of_choices(&self.stepwise, m)
     }
 
     /// What is chosen where no other steps to h will do than a fused kernel.
     pub(super) fn choose_fused(&self, m: usize) -> Steps {
-        let make = || {
-            let problem = self.problem_of_h(m);
-            Ok(choose(Planner::of(&self.cuda), &problem, Some(Path::Fused)).0.of(self.problem.op))
-        };
-        let Ok(steps) = self.fused.get::<Infallible>(m, make);
-        steps
-    }
-
-    fn problem_of_h(&self, m: usize) -> Problem {
-        let mut problem = self.problem.with_m(m).with_op(Op::GatedLinear);
-        if let Operands::Dense(dense) = &self.operands {
-            let weights = dense.gate_up.fused();
-            problem.layout.orientation = weights.orientation;
-            problem.bias = weights.biases.is_some();
-        }
-        problem
+        self.of_choices(&self.fused, m)
     }
 
     /// Whether a fused kernel does instead what cuBLASLt refused: where cuBLASLt does not take this x, or no memory is
@@ -253,18 +235,18 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// Elements from row to row of h in the workspace.
-    fn h_stride(&self) -> usize {
+    pub(super) fn h_stride(&self) -> usize {
         self.operands.h_stride(self.problem.intermediate)
     }
 
-    fn h_bytes(&self, m: usize) -> usize {
+    pub(super) fn h_bytes(&self, m: usize) -> usize {
         match self.problem.op {
             Op::Mlp => workspace_part(self.pass(m) * self.h_stride() * size_of::<T>()),
             _ => 0,
         }
     }
 
-    fn between_bytes(&self, m: usize, stored: Stored) -> usize {
+    pub(super) fn between_bytes(&self, m: usize, stored: Stored) -> usize {
         workspace_part(m * 2 * padded::<T>(self.problem.intermediate) * stored.size(T::DTYPE))
     }
 
@@ -284,7 +266,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// h first, and behind it what the steps use one after the other. An empty call has no steps.
-    fn bytes_by(&self, m: usize, steps: Steps) -> usize {
+    pub(super) fn bytes_by(&self, m: usize, steps: Steps) -> usize {
         let between = |stored| self.between_bytes(m, stored);
         self.bytes_with(m, steps, between)
     }
@@ -368,13 +350,17 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// How a design launches `m` tokens, where it computes them.
-    fn decode_by(&self, design: Design, m: usize) -> Option<Decode> {
+    pub(super) fn decode_by(&self, design: Design, m: usize) -> Option<Decode> {
         let fitted = || {
             let problem = self.problem.with_m(m);
             let limits = Planner::of(&self.cuda).limits();
             Ok(Decode::check_problem(design, &problem, limits).ok())
         };
-        let Ok(decode) = match self.choose(m).design() == Some(design) {
+        let planned = match self.asked {
+            Asked::Design(design) => design,
+            _ => self.choose(m).design(),
+        };
+        let Ok(decode) = match planned == Some(design) {
             true => self.decodes.get::<Infallible>(m, fitted),
             // Only tuners ask for another.
             false => fitted(),
@@ -382,7 +368,7 @@ impl<K, T: Element> Layer<K, T> {
         decode
     }
 
-    fn code(&self) -> GateCode {
+    pub(super) fn code(&self) -> GateCode {
         GateCode::new(&self.problem.activation, self.problem.numerics, T::DTYPE)
     }
 
@@ -450,326 +436,19 @@ impl<K, T: Element> Layer<K, T> {
     ) -> Result<()> {
         let problem = self.problem.with_m(x.rows());
         let steps = expect_candidate(&self.cuda, candidate, &problem)?;
-        let few = steps.design().is_some() || steps.is_pair();
-        let why = match &self.operands {
-            _ if few && !self.operands.is_whole() => {
-                "the weights are lent, and do not lie as kernels for few tokens read them"
-            }
-            Operands::Dense(dense) if !dense.gate_up.multiplies(steps.stored()) => {
-                "cuBLASLt takes no lent biases of 16 bits beside sums of f32"
-            }
-            _ => match steps.design().map(|design| self.decode_by(design, x.rows())) {
-                Some(Some(decode)) if self.problem.quantized.is_none() => {
-                    match decode.check_x(tensor(&x), &problem) {
-                        Err(why) => &why.to_string(),
-                        Ok(()) => return self.run(stream, None, steps, x, out),
-                    }
-                }
-                _ => return self.run(stream, None, steps, x, out),
-            },
-        };
-        Err(CudaError::Unsupported { what: candidate.to_string(), why: why.into() })
-    }
-
-    fn run(
-        &self,
-        stream: &Stream,
-        scratch: Option<&DeviceScratch<'_>>,
-        steps: Steps,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-    ) -> Result<()> {
-        self.expect_call(stream, &x, &out)?;
-        let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
-        if m == 0 || out.cols() == 0 {
-            return Ok(());
-        }
-        if h == 0 {
-            let (out, bias) = (tensor(&out.as_ref()), self.operands.down_bias());
-            // SAFETY: `out` spans memory of this device and is borrowed mutably; the bias lives as
-            // long as `self`.
-            return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], bias) };
-        }
-        if self.problem.quantized.is_some() {
-            return self.run_passes(stream, scratch, steps, x, out);
-        }
-        let decode = steps.design().map(|design| self.decode_by(design, m));
-        let problem = self.problem.with_m(m);
-        let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();
-        let (steps, decode) = match decode.map(|decode| decode.filter(takes)) {
-            None => (steps, None),
-            Some(Some(decode)) => (steps, Some(decode)),
-            Some(None) => (self.step_by_step(m), None),
-        };
-        let bytes = self.bytes_by(m, steps);
-        self.cuda.with_workspace(stream, scratch, bytes, |work| {
-            // SAFETY: the views span memory of this device; `out` is borrowed mutably, the weights live as long as
-            // `self`, and the workspace has the bytes that these steps use.
-            unsafe { self.enqueue(stream, steps, decode, x, out, None, work) }
-        })
-    }
-
-    /// Quantised weights, a few tokens at a time.
-    fn run_passes(
-        &self,
-        stream: &Stream,
-        scratch: Option<&DeviceScratch<'_>>,
-        steps: Steps,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-    ) -> Result<()> {
-        let m = x.rows();
-        // Others than planned are asked for by tuners: each pass by what was asked for.
-        let asked = steps.design().filter(|_| steps != self.choose(m));
-        let out = out.as_ref();
-        self.cuda.with_workspace(stream, scratch, self.h_bytes(m), |work| {
-            let mut first = 0;
-            while first < m {
-                let from = |t: Tensor, stride: usize| Tensor {
-                    data: t.data + (first * stride * size_of::<T>()) as u64,
-                    ..t
-                };
-                let x = from(tensor(&x), x.row_stride());
-                let y = from(tensor(&out), out.row_stride());
-                let (rows, decode) = self.next_pass(asked, MOST_TOKENS.min(m - first), x)?;
-                // SAFETY: the views span memory of this device, `out` is borrowed mutably by the caller, the
-                // weights live as long as `self`, and the workspace has room for h behind the call's own word.
-                unsafe { self.decode(stream, decode, rows, [x, y], work) }?;
-                first += rows;
-            }
-            Ok(())
-        })
-    }
-
-    /// How many of the next `rows` tokens are computed together, and how. Rows that cannot be read in
-    /// place must fit into shared memory, and fewer do.
-    fn next_pass(&self, asked: Option<Design>, rows: usize, x: Tensor) -> Result<(usize, Decode)> {
-        let problem = self.problem.with_m(rows);
-        let decode = self.expect_decode(asked, rows)?;
-        match decode.check_x(x, &problem) {
-            Ok(()) => Ok((rows, decode)),
-            Err(_) if rows > 1 => self.next_pass(asked, rows.div_ceil(2), x),
-            Err(why) => {
-                Err(CudaError::Unsupported { what: problem.to_string(), why: why.to_string() })
-            }
-        }
-    }
-
-    /// The launches for quantised weights, or why there are none.
-    pub(super) fn expect_decode(&self, asked: Option<Design>, m: usize) -> Result<Decode> {
-        // What speaks against the design that needs the least.
-        let planned = || self.choose(m).design().unwrap_or(Design::TwoLaunches);
-        let design = asked.unwrap_or_else(planned);
-        if let Some(decode) = self.decode_by(design, m) {
-            return Ok(decode);
-        }
-        let problem = self.problem.with_m(m);
-        let limits = Planner::of(&self.cuda).limits();
-        let fitted = Decode::check_problem(design, &problem, limits);
-        fitted.map_err(|why| CudaError::Unsupported {
-            what: problem.to_string(),
-            why: why.to_string(),
-        })
-    }
-
-    /// Refuses what does not fit together, and lets the call wait for other streams' work with its memory.
-    pub(super) fn expect_call(
-        &self,
-        stream: &Stream,
-        x: &DeviceMatrixRef<'_, T>,
-        out: &DeviceMatrixMut<'_, T>,
-    ) -> Result<()> {
-        let shape = [x.rows(), self.out_features()];
-        self.cuda.expect_stream(stream)?;
-        out.expect_shape("output", shape)?;
-        x.admit("x", [x.rows(), self.hidden()], stream)?;
-        out.admit("output", shape, stream)?;
-        self.operands.admit(stream)
-    }
-
-    /// # Safety
-    /// `out` is memory of this device for the output, `work` has [`Self::bytes_by`] of the steps, and so are the saved
-    /// matrices, which take gate and up; they overlap nothing else that is used before this work is done. `decode` is
-    /// how the design of the steps launches this x.
-    pub(super) unsafe fn enqueue(
-        &self,
-        stream: &Stream,
-        steps: Steps,
-        decode: Option<Decode>,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-        saved: Option<[Tensor; 2]>,
-        work: Work,
-    ) -> Result<()> {
-        let m = x.rows();
-        let y = tensor(&out.as_ref());
-        if let Some(decode) = decode {
-            // SAFETY: as the caller says.
-            return unsafe { self.decode(stream, decode, m, [tensor(&x), y], work) };
-        }
-        let dense = self.operands.dense()?;
-        let block = self.problem.op == Op::Mlp;
-        let h = if block { Tensor::new(work.ptr, self.h_stride()) } else { y };
-        let behind = work.ptr + self.h_bytes(m) as u64;
-        let half = padded::<T>(self.problem.intermediate);
-        let (act, numerics) = (self.problem.activation, self.problem.numerics);
-        let formula = Formula::new(&act);
-        // Where gate and up lie between two steps.
-        let between = |stored: Stored| {
-            saved.unwrap_or_else(|| {
-                let up = behind + (half * stored.size(T::DTYPE)) as u64;
-                [behind, up].map(|at| Tensor::new(at, 2 * half))
-            })
-        };
-        for step in steps.iter() {
-            match step {
-                Algorithm::Gated(kernel) => {
-                    let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
-                    let (code, x) = (self.code(), tensor(&x));
-                    let call = Call { code, formula, m, x, out: h, weights, saved, maps };
-                    let kernel = if saved.is_some() { kernel.saving() } else { kernel };
-                    let kernel = self.launchable(kernel, &call)?;
-                    // SAFETY: as the caller says; the weights live as long as `self`.
-                    unsafe { kernel.launch(stream, &call) }?;
-                }
-                Algorithm::Products(stored) => {
-                    let products = match saved {
-                        Some(_) => Products::Each(dense.gate_up.halves()),
-                        None => dense.gate_up.products(stored),
-                    };
-                    let scratch = match saved {
-                        Some(_) => behind,
-                        None => behind + self.between_bytes(m, stored) as u64,
-                    };
-                    let to = between(stored);
-                    // SAFETY: as the caller says; the workspace has room for gate and up and for cuBLASLt.
-                    unsafe {
-                        match stored {
-                            Stored::Elements => {
-                                self.multiply::<T>(stream, x, &products, to, scratch)
-                            }
-                            Stored::Sums => self.multiply::<f32>(stream, x, &products, to, scratch),
-                        }
-                    }?;
-                }
-                Algorithm::Elementwise(stored) => {
-                    let code = GateCode::elementwise(&act, numerics, T::DTYPE);
-                    let cols = self.problem.intermediate;
-                    let extent = Extent { rows: m, cols, code, formula };
-                    let [gate, up] = between(stored);
-                    let inputs = GateUp { gate, up, group: 0, stored };
-                    // SAFETY: as the caller says; the stream orders the steps.
-                    unsafe { elementwise::forward(stream, extent, inputs, h) }?;
-                }
-                Algorithm::Down(down) => {
-                    let weights = dense.down()?;
-                    let maps = &dense.down_maps;
-                    let call = DownCall { dtype: T::DTYPE, m, h, weights, y, maps };
-                    // SAFETY: as the caller says; the stream orders the steps.
-                    unsafe {
-                        if !down.launch(stream, &call)? {
-                            let stride = self.h_stride();
-                            let (at, k) = (work.ptr, self.problem.intermediate);
-                            let h = DeviceMatrixRef::<T>::from_raw_trusted(
-                                &self.cuda, at, m, k, stride,
-                            )?;
-                            let y = DeviceMatrixMut::<T>::from_raw_trusted(
-                                &self.cuda,
-                                y.data,
-                                m,
-                                self.problem.hidden,
-                                out.row_stride(),
-                            )?;
-                            self.lt()?.launch(stream, h, &weights, y, behind)?;
-                        }
-                    }
-                }
-                Algorithm::Decode(design) => {
-                    let what = design.to_string();
-                    return Err(CudaError::Unsupported { what, why: "it takes no such x".into() });
+        let lent = self.operands.lent().map_or(Ok(()), |lent| lent.check(&steps, T::DTYPE));
+        let decode = steps.design().and_then(|design| self.decode_by(design, x.rows()));
+        let why = match (lent, decode) {
+            (Err(why), _) => why.to_string(),
+            (Ok(()), Some(decode)) if self.problem.quantized.is_none() => {
+                match decode.check_x(tensor(&x), &problem) {
+                    Err(why) => why.to_string(),
+                    Ok(()) => return self.run(stream, None, steps, x, out),
                 }
             }
-        }
-        Ok(())
-    }
-
-    fn lt(&self) -> Result<&Lt> {
-        self.lt.as_deref().ok_or_else(|| CudaError::Unsupported {
-            what: self.problem.to_string(),
-            why: "without cuBLASLt there is no unfused path".into(),
-        })
-    }
-
-    /// Enqueues the decode kernel for `m` tokens of x, to y.
-    ///
-    /// # Safety
-    /// As [`Self::enqueue`].
-    unsafe fn decode(
-        &self,
-        stream: &Stream,
-        decode: Decode,
-        m: usize,
-        [x, y]: [Tensor; 2],
-        work: Work,
-    ) -> Result<()> {
-        let call = DecodeCall {
-            code: self.code(),
-            formula: Formula::new(&self.problem.activation),
-            m,
-            x,
-            h: Tensor::new(work.ptr, self.h_stride()),
-            y,
-            weights: self.operands.block()?,
-            barrier: work.barrier,
+            _ => return self.run(stream, None, steps, x, out),
         };
-        // SAFETY: as the caller says; the workspace has room for h, beside a word of the call's own.
-        unsafe { decode.launch(stream, &call) }
-    }
-
-    /// Enqueues gate and up as values of Y.
-    ///
-    /// # Safety
-    /// `gate` and `up` have room for them, and `scratch` is what cuBLASLt uses.
-    unsafe fn multiply<Y: Element>(
-        &self,
-        stream: &Stream,
-        x: DeviceMatrixRef<'_, T>,
-        products: &Products,
-        [gate, up]: [Tensor; 2],
-        scratch: u64,
-    ) -> Result<()> {
-        let lt = self.lt()?;
-        // SAFETY: as the caller says.
-        let launch = |weights: &LinearWeights, to: Tensor| unsafe {
-            let (m, features) = (x.rows(), weights.out_features);
-            let to = DeviceMatrixMut::<Y>::from_raw_trusted(
-                &self.cuda,
-                to.data,
-                m,
-                features,
-                to.stride.unsigned_abs() as usize,
-            )?;
-            lt.launch(stream, x, weights, to, scratch)
-        };
-        match products {
-            Products::Both(both) => launch(both, gate),
-            Products::Each([gate_weights, up_weights]) => {
-                launch(gate_weights, gate)?;
-                launch(up_weights, up)
-            }
-        }
-    }
-
-    /// The kernel that was planned, or the best that takes these addresses: plans know no strides.
-    fn launchable(&self, planned: Kernel, call: &Call<'_>) -> Result<Kernel> {
-        let Err(why) = planned.check_call(&self.cuda, call) else { return Ok(planned) };
-        let takes = |kernel: &Kernel| kernel.check_call(&self.cuda, call).is_ok();
-        let problem = self.problem_of_h(call.m);
-        let other = match self.asked {
-            Asked::Steps(steps) if steps.kernel_of_h().is_some() => None,
-            _ => best_kernel(Planner::of(&self.cuda), &problem, takes),
-        };
-        other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
+        Err(CudaError::Unsupported { what: candidate.to_string(), why })
     }
 
     /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights, with scratch memory

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, Error, Numerics, Op, Orientation, Path, Problem,
-    WeightLayout,
+    Activation, Arrangement, Element, Error, Numerics, Op, Orientation, Problem, WeightLayout,
 };
 
-use super::layer::Asked;
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::memory::{Allocation, DeviceMatrixRef};
@@ -109,12 +107,6 @@ impl<'a, T: Element> DeviceGatedLinearParams<'a, T> {
             .with_numerics(self.numerics)
             .with_layout(layout)
             .with_bias(self.biases.iter().any(Option::is_some))
-    }
-
-    /// With biases of 16 bits h is always computed by a fused kernel: cuBLASLt takes none beside sums of f32.
-    pub(super) fn asked(&self) -> Asked {
-        let biased = self.biases.iter().any(Option::is_some) && T::DTYPE != DType::F32;
-        Asked::Path(biased.then_some(Path::Fused))
     }
 
     pub(super) fn expect_device(&self, cuda: &Cuda) -> Result<()> {

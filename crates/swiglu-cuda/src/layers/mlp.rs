@@ -84,7 +84,7 @@ impl<T: Element> Mlp<T> {
         let bias = gated.bias || params.down_bias.is_some();
         let problem = gated.with_op(Op::Mlp).with_bias(bias);
         let dense = Box::new(Dense::new(gate_up, Some(down)));
-        Self::over(cuda, problem, params.gated.asked(), |_| Ok(Operands::Dense(dense)))
+        Self::over(cuda, problem, Asked::Path(None), |_| Ok(Operands::Dense(dense)))
     }
 
     /// A block with weights of a type in [`crate::quantized_types`], and with x and y of T, f16 or bf16. Products are

@@ -7,6 +7,7 @@ mod lent;
 mod mlp;
 mod operands;
 mod quantized;
+mod run;
 mod saving;
 mod weights;
 

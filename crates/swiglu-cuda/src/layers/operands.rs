@@ -1,6 +1,6 @@
 //! What a layer multiplies with, as its steps take it.
 
-use swiglu_core::{Activation, Element, Matrix, Numerics, Orientation};
+use swiglu_core::{Activation, Element, Matrix, Numerics, Op, Orientation, Problem};
 
 use super::quantized::QuantizedWeights;
 use super::weights::{DownBuffer, GateUpBuffer, HostWeights, padded};
@@ -10,6 +10,7 @@ use crate::device::memory::Access;
 use crate::device::stream::Stream;
 use crate::kernels::decode_mlp::{BlockWeights, Scales};
 use crate::kernels::tensor_map::LayerMaps;
+use crate::plan::Lent;
 
 /// Weights and biases in device memory.
 #[derive(Debug)]
@@ -118,22 +119,27 @@ impl<T: Element> Operands<T> {
         }
     }
 
-    /// Whether the kernels for few tokens of a block take the weights as they lie.
-    pub(super) fn is_whole(&self) -> bool {
-        match self {
-            // What is packed is padded with zeros; a gated linear layer has no such kernels.
-            Operands::Dense(dense) => match (&dense.gate_up, &dense.down) {
-                (gate_up, Some(down)) => {
-                    !gate_up.is_lent() || gate_up.is_whole() && down.is_whole()
-                }
-                (_, None) => true,
-            },
-            Operands::Quantized(_) => true,
-        }
+    /// How the weights lie, if they are a caller's.
+    pub(super) fn lent(&self) -> Option<Lent> {
+        let Operands::Dense(dense) = self else { return None };
+        let (gate_up, down) = (&dense.gate_up, &dense.down);
+        gate_up.is_lent().then(|| Lent {
+            copy_bytes: gate_up.copy_bytes(),
+            // A gated linear layer has no kernels that need it.
+            is_whole: down.as_ref().is_none_or(|down| gate_up.is_whole() && down.is_whole()),
+            biased: gate_up.fused().biases.is_some(),
+        })
     }
 
-    pub(super) fn is_lent(&self) -> bool {
-        matches!(self, Operands::Dense(dense) if dense.gate_up.is_lent())
+    /// The problem of the steps from x to h.
+    pub(super) fn to_h(&self, problem: Problem) -> Problem {
+        let mut problem = problem.with_op(Op::GatedLinear);
+        if let Operands::Dense(dense) = self {
+            let weights = dense.gate_up.fused();
+            problem.layout.orientation = weights.orientation;
+            problem.bias = weights.biases.is_some();
+        }
+        problem
     }
 
     /// Bytes of all that is packed; none of lent weights.

@@ -9,7 +9,7 @@ use crate::device::error::{CudaError, Result};
 use crate::device::memory::{Allocation, DeviceBuffer};
 use crate::device::stream::Stream;
 use crate::kernels::decode_mlp::{BlockWeights, Format, MOST_TOKENS, Scales};
-use crate::kernels::gated_gemm::Biases;
+use crate::kernels::weights::Biases;
 
 /// The types of quantised weights that there are kernels for.
 pub fn quantized_types() -> &'static [QuantizedType] {

@@ -14,7 +14,7 @@ use crate::device::lt::LinearWeights;
 use crate::device::memory::{Access, Allocation, DeviceBuffer, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::{BIAS_PADDING, Biases, Weights};
+use crate::kernels::weights::{BIAS_PADDING, Biases, Weights};
 use crate::layers::lent::DeviceGatedLinearParams;
 
 /// Bytes that rows and halves start at a multiple of: what TMA and cuBLASLt's fastest
@@ -201,10 +201,11 @@ impl<T: Element> GateUpBuffer<T> {
         self.is_lent
     }
 
-    /// Whether cuBLASLt has a bias for what is stored of its products: it takes one of its result's type.
-    pub(super) fn multiplies(&self, stored: Option<Stored>) -> bool {
-        let lent = matches!(self.weights.biases, Some(Biases::Elements(_)));
-        !(lent && stored == Some(Stored::Sums))
+    /// Bytes that are copied of a row at once: what every row begins at a multiple of, at most 16.
+    pub(super) fn copy_bytes(&self) -> usize {
+        let w = &self.weights;
+        let stride = (w.row_stride * size_of::<T>()) as u64;
+        1 << (ALIGNMENT as u64 | w.gate | w.up | stride).trailing_zeros()
     }
 
     /// Whether lent rows begin, and end, at multiples of 16 bytes, as kernels for few tokens read them.

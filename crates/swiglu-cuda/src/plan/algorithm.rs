@@ -4,7 +4,8 @@ use std::fmt;
 
 use swiglu_core::{DType, Op, Orientation, Path, Problem, Rounding};
 
-use super::cost::{self, Model};
+use super::cost;
+use super::machine::Model;
 use super::planner::Planner;
 use crate::device::context::Cuda;
 use crate::kernels::NamedVariant;
@@ -14,6 +15,7 @@ use crate::kernels::elementwise::{self, Stored};
 use crate::kernels::gate::GateCode;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
+use crate::kernels::weights::weights_lie;
 
 /// What computes one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +70,7 @@ impl Algorithm {
         }
     }
 
-    fn needs_tma(self) -> bool {
+    pub(super) fn needs_tma(self) -> bool {
         match self {
             Algorithm::Decode(design) => design.needs_tma(),
             Algorithm::Gated(kernel) => kernel.needs_tma(),
@@ -153,14 +155,6 @@ impl Algorithm {
             Algorithm::Down(down) => down.kernel(),
             Algorithm::Decode(design) => design.kernel(),
         }
-    }
-}
-
-/// How a layer's weights lie in device memory: those of a block are packed `[out, in]`, whichever way they came.
-pub(super) fn weights_lie(problem: &Problem) -> Orientation {
-    match problem.op {
-        Op::Mlp => Orientation::OutIn,
-        _ => problem.layout.orientation,
     }
 }
 

@@ -14,65 +14,14 @@
 //! described, and none was the fastest by more than 2 %: they wait for a tuning record, which goes before the
 //! model anyway. Only the order of the results decides.
 
-use serde::{Deserialize, Serialize};
 use swiglu_core::{DType, Op, Problem};
 
-use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use super::machine::{BESIDE_SHARED, Machine};
 use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
 use crate::kernels::sm90_gated_gemm::Cut;
 use crate::kernels::sm90_skinny_gemm::Tiling;
-
-/// What the model needs to know of a device.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Machine {
-    pub(crate) multiprocessors: f64,
-    /// Cycles per second.
-    pub(crate) clock: f64,
-    /// Bytes per second of device memory.
-    pub(crate) memory: f64,
-    /// Bytes of L2; 0 where the driver does not tell.
-    pub(crate) cache: f64,
-    /// Operations per cycle and SM: 16-bit products on tensor cores.
-    pub(crate) tensor: f64,
-    /// What `mma.sync`, which any warp issues, reaches of that.
-    pub(crate) mma_share: f64,
-    /// Bytes of shared memory that the blocks of an SM divide.
-    pub(crate) shared: usize,
-}
-
-/// All that estimates are made from, beside the problem.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Model {
-    pub(crate) machine: Machine,
-    /// What the decode kernels need to know of the device.
-    pub(crate) limits: Limits,
-    /// Whether f32 products round their inputs to TF32.
-    pub(crate) tf32: bool,
-}
-
-/// What a device says that its speed follows from, as records of measurements keep it: as in [`DeviceFacts`].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rates {
-    /// Highest clock of the SMs in kHz.
-    pub clock_khz: u32,
-    /// Bytes per second of device memory.
-    pub memory_bandwidth: u64,
-    /// Bytes of L2.
-    pub l2_bytes: usize,
-    /// Bytes of shared memory that one block can have.
-    pub shared_bytes_optin: usize,
-}
-
-impl From<&DeviceFacts> for Rates {
-    fn from(facts: &DeviceFacts) -> Self {
-        let &DeviceFacts { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin, .. } = facts;
-        Self { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin }
-    }
-}
 
 /// f32 operations per cycle and SM without tensor cores: 128 fused multiply-adds.
 const FMA: f64 = 256.0;
@@ -82,17 +31,6 @@ const CUBLAS_FMA_SHARE: f64 = 0.85;
 /// Bytes per cycle that L2 gives all SMs together: fitted on an H200.
 /// Published measurements of 4 KB (arXiv 2402.13499) make every small tile far too slow.
 const L2_BYTES: f64 = 12000.0;
-/// Share of L2 within which what a kernel writes is still there for the next one, and bytes
-/// per cycle of it: fitted on an H200 to the unfused path, M = 1 to 2048 of the shipped record, whose times are
-/// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). Of
-/// f32 sums it was not fitted.
-const KEPT_SHARE: f64 = 0.5;
-const KEPT_BYTES: f64 = 6000.0;
-/// Share of the memory's nominal rate that a stream of reads reaches: fitted on an H200.
-const MEMORY_SHARE: f64 = 0.85;
-/// Share of the greatest clock that remains where tensor cores are busy with random data, because of
-/// the power they draw: fitted on an H200.
-const CLOCK_SHARE: f64 = 0.74;
 /// Seconds from a launch behind another to the first instruction, and from the last one to the
 /// next launch: fitted on an H200.
 const LAUNCH: f64 = 1.7e-6;
@@ -107,46 +45,6 @@ const EXCHANGE: f64 = 0.25;
 /// Cycles that a barrier of a cluster takes, with the fence of memory in it: fitted on an H200.
 const CLUSTER_BARRIER: f64 = 2500.0;
 
-impl Machine {
-    pub(crate) fn new(rates: &Rates, sm_count: u32, arch: Arch) -> Self {
-        // Dense 16-bit products with f32 sums, from the vendor's data sheets: rate over SMs
-        // and clock.
-        let (tensor, mma_share) = match arch {
-            Arch::Sm80 | Arch::Sm87 => (2048.0, 0.85),
-            Arch::Sm86 | Arch::Sm89 => (1024.0, 0.85),
-            // mma.sync reaches about 0.62 of wgmma's rate (arXiv 2402.13499).
-            Arch::Sm90a => (4096.0, 0.62),
-            Arch::Sm100a | Arch::Sm103a | Arch::Sm110a => (8192.0, 0.25),
-            Arch::Sm120a | Arch::Sm121a => (1024.0, 0.85),
-        };
-        // A driver that does not tell leaves values of the right size.
-        let known = |value: f64, else_: f64| if value > 0.0 { value } else { else_ };
-        Self {
-            multiprocessors: f64::from(sm_count.max(1)),
-            clock: known(f64::from(rates.clock_khz) * 1e3, 1.7e9) * CLOCK_SHARE,
-            memory: known(rates.memory_bandwidth as f64, 1e12) * MEMORY_SHARE,
-            cache: rates.l2_bytes as f64,
-            tensor,
-            mma_share,
-            // A block may have all but the 1024 bytes that each takes beside its own.
-            shared: rates.shared_bytes_optin + BESIDE_SHARED,
-        }
-    }
-
-    /// Seconds for these bytes from memory.
-    fn stream(&self, bytes: f64) -> f64 {
-        bytes / self.memory
-    }
-
-    /// Seconds in which one kernel writes these bytes, or the next one reads them.
-    fn pass_on(&self, bytes: f64) -> f64 {
-        match bytes <= self.cache * KEPT_SHARE {
-            true => bytes / (KEPT_BYTES * self.clock),
-            false => self.stream(bytes),
-        }
-    }
-}
-
 /// How near wgmma comes to its rate with so many columns: a row of A is read from shared memory for
 /// fewer results. Measured on the H800 (arXiv 2402.13499): 665, 660, 648, 477, 287, 158 TFLOP/s.
 fn wgmma_share(columns: usize) -> f64 {
@@ -159,9 +57,6 @@ fn wgmma_share(columns: usize) -> f64 {
         _ => 0.24,
     }
 }
-
-/// Bytes of shared memory that every block takes beside its own.
-const BESIDE_SHARED: usize = 1024;
 
 /// How near mma.sync comes to what many warps reach: an H200 with shared memory taken away from it, 128x64 and 64x64 in four
 /// warps, 64x32 in four. Two have two of the four tensor cores.
@@ -413,6 +308,8 @@ pub(crate) fn decode(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::arch::Arch;
+    use crate::plan::machine::{CLOCK_SHARE, MEMORY_SHARE};
     use swiglu_core::{Activation, Numerics, Orientation, WeightLayout};
 
     fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {

@@ -2,13 +2,16 @@
 
 mod algorithm;
 mod by_tokens;
+mod choices;
 mod cost;
+mod machine;
 mod planner;
 mod target;
 pub mod tuning;
 
 pub(crate) use algorithm::{Algorithm, Steps};
 pub(crate) use by_tokens::ByTokens;
+pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
 pub use target::{Target, Ways};
@@ -64,11 +67,9 @@ pub(crate) enum Why {
     /// The cost model expects the least time, in seconds.
     LowestCost(f64),
     NoFusedKernel,
-    /// The weights are lent, and kernels for few tokens do not take them as they lie.
-    Lent,
 }
 
-/// Times whose quotient is less than this are the same: how far apart measurements of one kernel are.
+/// Times whose quotient is less than this count as the same.
 const SAME: f64 = 1.004;
 
 /// The first steps of those that take as long as the fastest: so noise does not change the choice from one number of tokens
@@ -87,6 +88,16 @@ fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<(Steps, f64)> {
 /// What a layer runs for `problem`: on the path asked for, else by the fastest steps that round as
 /// asked. The unfused path that is asked for keeps elements. It allocates nothing.
 pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
+    choose_for(planner, problem, path, None)
+}
+
+/// The same for weights that may be lent.
+fn choose_for(
+    planner: &Planner,
+    problem: &Problem,
+    path: Option<Path>,
+    lent: Option<&Lent>,
+) -> (Steps, Why) {
     let unfused = Steps::unfused(Stored::Elements).of(problem.op);
     // Without input features there is nothing for cuBLASLt to multiply.
     if path == Some(Path::Unfused) && problem.hidden > 0 {
@@ -94,12 +105,16 @@ pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -
     }
     let admitted = |steps: &Steps| {
         let asked = path.is_none() || steps.path() == Path::Fused;
-        asked && steps.check(planner, problem).is_ok()
+        let taken = || lent.is_none_or(|lent| lent.check(steps, problem.dtype).is_ok());
+        asked && taken() && steps.check(planner, problem).is_ok()
     };
+    let slower = |steps| lent.map_or(1.0, |lent| lent.slower(steps));
     let model = planner.model();
     if let Some((origin, near)) = planner.tuning().near(problem, model.tf32) {
-        let corrected =
-            |steps: Steps| near.seconds(steps, problem, model).filter(|_| admitted(&steps));
+        let corrected = |steps: Steps| {
+            let seconds = near.seconds(steps, problem, model).filter(|_| admitted(&steps));
+            Some(seconds? * slower(steps))
+        };
         if let Some((steps, _)) = least(problem.op, corrected) {
             let why = match near.exact(problem) {
                 Some(_) if origin != Origin::Like => Why::Fastest(origin),
@@ -110,7 +125,7 @@ pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -
     }
     let expected = |steps: Steps| {
         let known = !steps.waits_for_tuning(problem) && admitted(&steps);
-        known.then(|| steps.seconds(model, problem))
+        known.then(|| steps.seconds(model, problem) * slower(steps))
     };
     match least(problem.op, expected) {
         Some((steps, seconds)) => (steps, Why::LowestCost(seconds)),
@@ -146,7 +161,7 @@ pub(crate) fn expect_candidate(
 }
 
 /// The reason for people.
-fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> String {
+pub(crate) fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> String {
     let machine = &planner.model().machine;
     match why {
         Why::AskedFor if steps.stored().is_some() => {
@@ -161,7 +176,12 @@ fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> Stri
                 let tokens: Vec<_> = near.tokens().map(|m| m.to_string()).collect();
                 let shape = near.shape;
                 let on = if origin == Origin::Like { " on a device like this one" } else { "" };
-                format!("{}/{} with {} tokens{on}", shape.hidden, shape.intermediate, tokens.join(" and "))
+                format!(
+                    "{}/{} with {} tokens{on}",
+                    shape.hidden,
+                    shape.intermediate,
+                    tokens.join(" and ")
+                )
             });
             format!("the least time expected from measurements of {}", of.unwrap_or_default())
         }
@@ -182,12 +202,10 @@ fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> Stri
                     .into()
             }
             (None, None) => {
-                "the least time expected: each weight once, the next ones under way at any time".into()
+                "the least time expected: each weight once, the next ones under way at any time"
+                    .into()
             }
         },
-        Why::Lent => "step by step: kernels for few tokens need weights [out, in] whose rows begin and end at \
-             multiples of 16 bytes, or packed ones"
-            .into(),
         Why::NoFusedKernel => "no fused kernel computes this".into(),
     }
 }
@@ -258,18 +276,19 @@ impl Cuda {
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
-        let (steps, why) = choose(Planner::of(self), &of_pass(&problem), path);
-        let mut plan = self.plan_of(problem, steps, why);
+        let pass = of_pass(&problem);
+        let (steps, why) = choose(Planner::of(self), &pass, path);
+        let reason = explain(steps, why, &pass, Planner::of(self));
+        let mut plan = self.plan_of(problem, steps, reason);
         if let Err(refusal) = expect_numerics(problem.op, problem.numerics) {
             plan.reason += &format!("; refused: {refusal}");
         }
         plan
     }
 
-    /// The plan that follows from the choice of steps.
-    pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, why: Why) -> Plan {
-        let pass = of_pass(&problem);
-        let mut reason = explain(steps, why, &pass, Planner::of(self));
+    /// The plan that follows from the choice of steps, for a reason.
+    pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, reason: String) -> Plan {
+        let (pass, mut reason) = (of_pass(&problem), reason);
         let mut parameters = steps.parameters(self, &pass);
         if problem.quantized.is_some() {
             let passes = problem.m.div_ceil(MOST_TOKENS);
@@ -461,7 +480,7 @@ mod tests {
     fn a_plan_with_sums_rounds_as_asked() {
         let Some(cuda) = common::device() else { return };
         let fused = problem(DType::F16, Rounding::Fused, true);
-        let plan = cuda.plan_of(fused, SUMS, Why::AskedFor);
+        let plan = cuda.plan_of(fused, SUMS, String::new());
         assert_eq!((plan.path, plan.problem), (Path::Unfused, fused));
         assert_eq!(plan.kernel, "cublaslt f32 + elementwise");
         let named = |problem: &Problem| {

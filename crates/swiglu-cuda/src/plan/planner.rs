@@ -1,10 +1,14 @@
-//! What plans are made from, beside the problem: options, the device's limits, the cost model's numbers, measurements.
+//! What plans are made from, beside the problem: options, the device's limits, the cost model's numbers, measurements; and
+//! what was chosen by them.
 
 use std::panic::UnwindSafe;
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use super::cost::{Machine, Model, Rates};
+use swiglu_core::{Path, Problem};
+
+use super::choices::{Choices, Lent};
+use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 use crate::device::arch::Arch;
 use crate::device::context::{Cuda, Opening};
@@ -56,7 +60,7 @@ impl CudaOptions {
 
 pub(super) type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
 
-/// A device's planner. It is made with the device and never changes.
+/// A device's planner. It is made with the device, and what it plans never changes.
 pub(crate) struct Planner {
     arch: Arch,
     model: Model,
@@ -64,6 +68,8 @@ pub(crate) struct Planner {
     tuning: LazyLock<Tuning, ReadTuning>,
     /// Whether plans leave out the kernels of one architecture.
     pub(crate) portable_kernels: bool,
+    /// Those of the layers that there are.
+    choices: Mutex<Vec<Weak<Choices>>>,
 }
 
 impl Planner {
@@ -73,7 +79,8 @@ impl Planner {
         tuning: ReadTuning,
         portable_kernels: bool,
     ) -> Self {
-        Self { arch, model, tuning: LazyLock::new(tuning), portable_kernels }
+        let (tuning, choices) = (LazyLock::new(tuning), Mutex::default());
+        Self { arch, model, tuning, portable_kernels, choices }
     }
 
     /// What kernels are compiled for.
@@ -97,6 +104,24 @@ impl Planner {
 
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
+    }
+
+    /// What is chosen for layers of this problem, whatever its number of tokens: one for all that are the same.
+    pub(crate) fn choices(
+        &self,
+        problem: &Problem,
+        path: Option<Path>,
+        lent: Option<Lent>,
+    ) -> Arc<Choices> {
+        // Nothing that panics is done under the lock.
+        let mut all = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().filter_map(Weak::upgrade).find(|c| c.is_of(problem, path, lent));
+        known.unwrap_or_else(|| {
+            let new = Arc::new(Choices::new(problem, path, lent));
+            all.retain(|choices| choices.strong_count() > 0);
+            all.push(Arc::downgrade(&new));
+            new
+        })
     }
 }
 

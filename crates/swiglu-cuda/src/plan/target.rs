@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use swiglu_core::{Op, Path, Problem};
 
-use super::algorithm::weights_lie;
-use super::cost::{Machine, Model, Rates};
+use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, Record, Tuning};
 use super::{Planner, Steps, best_kernel, choose, decoded_because, of_pass};
 use crate::device::arch::Arch;
@@ -13,6 +12,7 @@ use crate::device::context::DeviceFacts;
 use crate::device::jit::Variant;
 use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{Limits, MOST_TOKENS};
+use crate::kernels::weights::weights_lie;
 
 /// A kind of device, for which kernels are compiled before there is one.
 pub struct Target {

@@ -26,8 +26,8 @@ pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
 pub(crate) use table::Near;
 use table::Table;
 
-pub use super::cost::Rates;
-use super::cost::{Machine, Model};
+pub use super::machine::Rates;
+use super::machine::{Machine, Model};
 
 /// Where measurements are kept.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -9,7 +9,7 @@ use crate::device::context::DeviceFacts;
 use crate::device::jit::headers_of;
 use crate::kernels::{elementwise, gated_gemm};
 use crate::plan::Steps;
-use crate::plan::cost::Rates;
+use crate::plan::machine::Rates;
 
 /// The version of the format. Records of another are refused.
 pub const SCHEMA: u32 = 1;

@@ -10,9 +10,9 @@ use swiglu_core::{DType, Op, Orientation, Problem};
 
 use super::record::Record;
 use crate::kernels::decode_mlp::MOST_TOKENS;
+use crate::kernels::weights::weights_lie;
 use crate::plan::Steps;
-use crate::plan::algorithm::weights_lie;
-use crate::plan::cost::Model;
+use crate::plan::machine::Model;
 
 /// What decides the time of steps besides M, K and H. The activation, the rounding and biases change their end,
 /// which is a small part of it; whether steps may be taken at all is asked for each problem.
