@@ -49,11 +49,16 @@ impl<K, T: Element> Layer<K, T> {
             Some(Some(decode)) => (steps, Some(decode)),
             Some(None) => (self.step_by_step(m), None),
         };
-        let bytes = self.bytes_by(m, steps);
+        let (bytes, io) = (self.bytes_by(m, steps), [tensor(&x), tensor(&out.as_ref())]);
         self.cuda.with_workspace(stream, scratch, bytes, |work| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, the weights live as long as
             // `self`, and the workspace has the bytes that these steps use.
-            unsafe { self.enqueue(stream, steps, decode, x, out, None, work) }
+            unsafe {
+                match decode {
+                    Some(decode) => self.decode(stream, decode, m, io, work),
+                    None => self.enqueue(stream, steps, x, out, None, work),
+                }
+            }
         })
     }
 
@@ -137,24 +142,17 @@ impl<K, T: Element> Layer<K, T> {
 
     /// # Safety
     /// `out` is memory of this device for the output, `work` has [`Self::bytes_by`] of the steps, and so are the saved
-    /// matrices, which take gate and up; they overlap nothing else that is used before this work is done. `decode` is
-    /// how the design of the steps launches this x.
+    /// matrices, which take gate and up; they overlap nothing else that is used before this work is done.
     pub(super) unsafe fn enqueue(
         &self,
         stream: &Stream,
         steps: Steps,
-        decode: Option<Decode>,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
         saved: Option<[Tensor; 2]>,
         work: Work,
     ) -> Result<()> {
-        let m = x.rows();
-        let y = tensor(&out.as_ref());
-        if let Some(decode) = decode {
-            // SAFETY: as the caller says.
-            return unsafe { self.decode(stream, decode, m, [tensor(&x), y], work) };
-        }
+        let (m, y) = (x.rows(), tensor(&out.as_ref()));
         let dense = self.operands.dense()?;
         let block = self.problem.op == Op::Mlp;
         let h = if block { Tensor::new(work.ptr, self.h_stride()) } else { y };
@@ -233,8 +231,8 @@ impl<K, T: Element> Layer<K, T> {
                     }
                 }
                 Algorithm::Decode(design) => {
-                    let what = design.to_string();
-                    return Err(CudaError::Unsupported { what, why: "it takes no such x".into() });
+                    let why = "it is a whole block, and no step of one".into();
+                    return Err(CudaError::Unsupported { what: design.to_string(), why });
                 }
             }
         }

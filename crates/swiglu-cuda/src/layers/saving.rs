@@ -42,7 +42,7 @@ impl<T: Element> GatedLinear<T> {
                 let out = out.reborrow();
                 // SAFETY: the views span memory of this device; all but x are borrowed mutably; the weights live as
                 // long as `self`, and the workspace has what the steps use.
-                unsafe { self.enqueue(stream, steps, None, x, out, Some(saved), work) }
+                unsafe { self.enqueue(stream, steps, x, out, Some(saved), work) }
             })
         };
         match self.choose(m) {

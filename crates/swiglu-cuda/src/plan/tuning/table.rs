@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use swiglu_core::{DType, Op, Orientation, Problem};
+use swiglu_core::{DType, Op, Orientation, Problem, QuantizedTypes};
 
 use super::record::Record;
 use crate::kernels::decode_mlp::MOST_TOKENS;
@@ -22,7 +22,7 @@ struct Kind {
     dtype: DType,
     tf32: bool,
     orientation: Orientation,
-    quantized: bool,
+    quantized: Option<QuantizedTypes>,
 }
 
 impl Kind {
@@ -34,7 +34,7 @@ impl Kind {
             // Only f32 products are touched by it.
             tf32: tf32 && problem.dtype == DType::F32,
             orientation: weights_lie(problem),
-            quantized: problem.quantized.is_some(),
+            quantized: problem.quantized,
         }
     }
 }

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use swiglu_core::conformance::{Case, Parameters};
 use swiglu_core::{
-    Activation, DType, Matrix, MatrixRef, Numerics, Op, Orientation, Rounding, WeightLayout, bf16,
-    bounds, random,
+    Activation, BlockType, DType, Matrix, MatrixRef, Numerics, Op, Orientation, QuantizedTypes,
+    Rounding, WeightLayout, bf16, bounds, random,
 };
 
-use super::table::Time;
+use super::table::{Table, Time};
 use super::*;
 use crate::CudaOptions;
 use crate::common;
@@ -363,6 +363,21 @@ fn choices_without_measurements_of_their_own_are_near_the_fastest() {
         }
         assert!(average < mean && most < worst, "{what}: {average} {most}");
     }
+}
+
+#[test]
+fn each_type_of_quantised_weights_has_measurements_of_its_own() {
+    let types = |block| Some(QuantizedTypes::of(Op::Mlp, block));
+    let of = |block| problem(1).with_op(Op::Mlp).with_quantized(types(block));
+    let way = Steps::all(Op::Mlp).next().unwrap().to_string();
+    let mut measured = entry(1, &[(&way, 5.0)]);
+    measured.problem = of(BlockType::Q8_0);
+    let table = Table::new(&record(vec![measured]), &model());
+    let exact = |problem: &Problem| {
+        table.near(problem, false).and_then(|near| near.exact(problem)).is_some()
+    };
+    assert!(exact(&of(BlockType::Q8_0)));
+    assert!(!exact(&of(BlockType::Q4_0)) && !exact(&problem(1).with_op(Op::Mlp)));
 }
 
 #[test]
