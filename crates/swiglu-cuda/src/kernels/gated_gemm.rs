@@ -139,9 +139,14 @@ impl Call<'_> {
         })
     }
 
-    /// The output in boxes of these rows and columns.
-    pub(super) fn out_map(&self, cuda: &Cuda, extent: [u32; 2]) -> Result<TensorMap> {
-        self.operand_map(cuda, self.out, self.weights.intermediate, extent)
+    /// A matrix of H columns in boxes of these rows and columns.
+    pub(super) fn result_map(
+        &self,
+        cuda: &Cuda,
+        to: Tensor,
+        extent: [u32; 2],
+    ) -> Result<TensorMap> {
+        self.operand_map(cuda, to, self.weights.intermediate, extent)
     }
 
     fn operand_map(
@@ -376,7 +381,7 @@ impl Kernel {
 
     fn stages(self, shape: Shape) -> usize {
         match self {
-            Kernel::Sm90(config) => config.stages(),
+            Kernel::Sm90(config) => config.stages(false),
             Kernel::Sm90Skinny(config) => config.tiling(shape).stages(),
             Kernel::Mma(config) => config.stages(),
             Kernel::Simt => simt_gated_gemm::STAGES,
@@ -434,14 +439,6 @@ impl Kernel {
             Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),
             _ => Ok(()),
-        }
-    }
-
-    /// What runs where the pre-activations are stored too: h has the same bits.
-    pub(crate) fn saving(self) -> Kernel {
-        match self {
-            Kernel::Sm90(config) => Kernel::Sm90(config.saving()),
-            other => other,
         }
     }
 

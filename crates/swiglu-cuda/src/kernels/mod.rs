@@ -12,6 +12,7 @@ mod raster;
 pub(crate) mod ring;
 mod simt_gated_gemm;
 pub(crate) mod sm90_gated_gemm;
+mod sm90_gemm;
 pub(crate) mod sm90_register_gemm;
 pub(crate) mod sm90_skinny_gated_gemm;
 pub(crate) mod sm90_skinny_gemm;
