@@ -139,6 +139,29 @@ pub struct Gradients {
     pub down_bias: Option<Reference>,
 }
 
+impl Reference {
+    /// The reference of a result, given before it is rounded, that is added to what a place holds and rounded to its type.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if the shapes disagree.
+    pub fn accumulated_on(&self, before: &Matrix<f64>, dtype: DType) -> Result<Reference> {
+        let [rows, cols] = self.value.shape();
+        before.view().expect_shape("matrix to add to", [rows, cols])?;
+        let sums = self.value.as_slice().iter().zip(before.as_slice()).map(|(v, b)| v + b);
+        let value = Matrix::from_values(sums, rows, cols)?;
+        let bounds = self.bound.as_slice().iter().zip(value.as_slice());
+        let bounds = bounds.map(|(error, v)| error + rounding(dtype, v.abs() + error));
+        let bound = Matrix::from_values(bounds, rows, cols)?;
+        let norm = |m: &Matrix<f64>| m.as_slice().iter().map(|v| v * v).sum::<f64>().sqrt();
+        // Errors as large as their bounds everywhere, of which a correct kernel stays far below.
+        let frobenius_limit = match norm(&value) {
+            0.0 => f64::INFINITY,
+            n => norm(&bound) / n,
+        };
+        Ok(Reference { value, bound, frobenius_limit, intermediates: Vec::new() })
+    }
+}
+
 /// Values and how far each may be off.
 struct Off {
     value: Matrix<f64>,
