@@ -8,7 +8,7 @@ use crate::device::context::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::library::Library;
-use crate::device::lt::{LinearWeights, Lt};
+use crate::device::lt::{LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceBuffer, DeviceMatrix};
 use crate::device::stream::Stream;
 
@@ -95,33 +95,52 @@ pub fn copy(cuda: &Cuda) -> Result<f64> {
 /// # Errors
 /// As [`measure`]; [`CudaError::LibraryMissing`] without cuBLASLt.
 pub fn gemm<T: Element>(cuda: &Cuda) -> Result<f64> {
-    let lt = cuda.lt()?;
     let side = (cuda.facts().sm_count as usize * 64).next_multiple_of(256).clamp(256, 8192);
+    let seconds = product::<T>(cuda, [side; 3], false, Orientation::OutIn)?;
+    Ok(2.0 * (side as f64).powi(3) / seconds)
+}
+
+/// Seconds of a product `[m, k]·[k, n]` through cuBLASLt, of dense matrices: x as it is or, `transposed`, with its rows
+/// summed over, and weights of this orientation. The products of a layer's backward pass are of these forms.
+///
+/// # Errors
+/// As [`gemm`].
+pub fn product<T: Element>(
+    cuda: &Cuda,
+    [m, k, n]: [usize; 3],
+    transposed: bool,
+    orientation: Orientation,
+) -> Result<f64> {
+    let lt = cuda.lt()?;
     let stream = cuda.stream();
-    let values: Vec<T> =
-        (0..RANDOM_VALUES).map(|i| T::from_f32(random::normal(0, i as u64))).collect();
-    let values: Vec<T> = values.into_iter().cycle().take(side * side).collect();
-    let mut x = DeviceMatrix::<T>::new(&stream, side, side)?;
-    x.buffer_mut().upload(&values)?;
-    let memory = DeviceBuffer::from_host(&stream, &values)?;
-    let mut y = DeviceMatrix::<T>::new(&stream, side, side)?;
+    let matrix = |[rows, cols]: [usize; 2]| {
+        let values: Vec<T> =
+            (0..RANDOM_VALUES).map(|i| T::from_f32(random::normal(0, i as u64))).collect();
+        let values: Vec<T> = values.into_iter().cycle().take(rows * cols).collect();
+        let mut matrix = DeviceMatrix::<T>::new(&stream, rows, cols)?;
+        matrix.buffer_mut().upload(&values)?;
+        Ok::<_, CudaError>(matrix)
+    };
+    let x = matrix(if transposed { [k, m] } else { [m, k] })?;
+    let memory = matrix(orientation.shape(n, k))?;
+    let mut y = DeviceMatrix::<T>::new(&stream, m, n)?;
     let weights = LinearWeights {
-        ptr: memory.device_ptr(),
-        orientation: Orientation::OutIn,
-        in_features: side,
-        out_features: side,
-        row_stride: side,
+        ptr: memory.buffer().device_ptr(),
+        orientation,
+        in_features: k,
+        out_features: n,
+        row_stride: memory.cols(),
         bias: None,
     };
-    let seconds = median_seconds(&stream, || {
+    let product = Product { transposed, accumulate: false };
+    median_seconds(&stream, || {
         cuda.with_workspace(&stream, None, Lt::scratch_bytes(cuda.arch()), |work| {
             let scratch = work.ptr;
             // SAFETY: the weights live until the stream was waited for; the scratch memory is the
             // stream's own.
-            unsafe { lt.launch(&stream, x.view(), &weights, y.view_mut(), scratch) }
+            unsafe { lt.product(&stream, x.view(), &weights, y.view_mut(), product, scratch) }
         })
-    })?;
-    Ok(2.0 * (side as f64).powi(3) / seconds)
+    })
 }
 
 /// Of work on an otherwise idle device, by its own clock. Waits for the last of it.
