@@ -57,15 +57,22 @@ fn edges_of_tiles_and_slabs() {
                     activation: family[n % family.len()],
                     numerics: numerics[n / 2 % numerics.len()],
                     layout: WeightLayout { orientation, ..WeightLayout::HF },
-                    bias: n % 3 == 0,
+                    bias: n.is_multiple_of(3),
                     padding: [0, 8, 5][n % 3],
                     seed: n as u64,
                     ..Case::new(Op::Mlp, shape, dtype)
                 };
-                let accumulate = if n % 4 == 0 { Accumulate::Add } else { Accumulate::Overwrite };
-                let dy = if n % 5 == 0 { Lie::OneValue } else { Lie::Rows };
+                let accumulate =
+                    if n.is_multiple_of(4) { Accumulate::Add } else { Accumulate::Overwrite };
+                let dy = if n.is_multiple_of(5) { Lie::OneValue } else { Lie::Rows };
                 let policy = SavePolicy::Save;
-                cases.push(GradientCase { layer, policy, dy, in_f32: n % 2 == 0, accumulate });
+                cases.push(GradientCase {
+                    layer,
+                    policy,
+                    dy,
+                    in_f32: n.is_multiple_of(2),
+                    accumulate,
+                });
             }
         }
     }

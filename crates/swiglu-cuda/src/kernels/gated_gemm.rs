@@ -450,9 +450,9 @@ impl Kernel {
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
         }
-        // Without TMA places within a row are counted in bytes.
         let bytes = w.intermediate.max(w.hidden).saturating_mul(call.code.dtype().size());
-        if !self.needs_tma() && bytes > i32::MAX as usize {
+        // It counts places within a row in bytes.
+        if matches!(self, Kernel::Mma(_)) && bytes > i32::MAX as usize {
             return Err(format!("rows of {bytes} bytes are more than the kernel counts to"));
         }
         match self {

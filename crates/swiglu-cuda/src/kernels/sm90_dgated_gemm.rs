@@ -39,16 +39,14 @@ pub(crate) struct Config {
 impl Config {
     /// The most arithmetic per byte.
     pub(crate) const WIDE: Config = Config { tile_h: 192, slots: 1 };
-    /// With the next slab on its way, and a stage less for it: for small K.
-    pub(crate) const WIDE_AHEAD: Config = Config { tile_h: 192, slots: 2 };
-    /// As [`Self::WIDE_AHEAD`] with all stages, in narrower tiles.
+    /// With the next slab on its way: for small K, where the epilogue takes as long as the products.
     pub(crate) const NARROW: Config = Config { tile_h: 128, slots: 2 };
     /// All of them.
-    pub(crate) const ALL: [Config; 3] = [Self::WIDE, Self::WIDE_AHEAD, Self::NARROW];
+    pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
 
     /// What is taken for K.
     pub(crate) fn of(hidden: usize) -> Config {
-        if hidden >= 2048 { Self::WIDE } else { Self::WIDE_AHEAD }
+        if hidden >= 2048 { Self::WIDE } else { Self::NARROW }
     }
 
     fn epilogue_bytes(self) -> usize {
@@ -269,11 +267,11 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let default = super::default_code(dtype);
     let codes = GateCode::all(dtype).into_iter();
     let mut all: Vec<_> =
-        codes.map(|code| named(Config::WIDE_AHEAD, 0, code, Orientation::OutIn)).collect();
+        codes.map(|code| named(Config::NARROW, 0, code, Orientation::OutIn)).collect();
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             for tail in [0, 128, 64].into_iter().filter(|&tail| tail < config.tile_h) {
-                if (config, tail, orientation) != (Config::WIDE_AHEAD, 0, Orientation::OutIn) {
+                if (config, tail, orientation) != (Config::NARROW, 0, Orientation::OutIn) {
                     all.push(named(config, tail, default, orientation));
                 }
             }
@@ -289,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_ring_fills_the_shared_memory() {
-        assert_eq!(Config::ALL.map(Config::stages), [4, 3, 4]);
+        assert_eq!(Config::ALL.map(Config::stages), [4, 4]);
         for config in Config::ALL {
             let (used, stage) = (config.shared_bytes(), stage_bytes(config.tile_h));
             assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT, "{config}: {used}");

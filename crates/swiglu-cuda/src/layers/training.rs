@@ -198,7 +198,7 @@ impl<K, T: Element> Layer<K, T> {
         for (what, saved) in [("gate", &gate), ("up", &up)] {
             saved.admit(what, shape, stream)?;
         }
-        if shape.contains(&0) || self.problem.hidden == 0 && self.problem.op == Op::Mlp {
+        if shape.contains(&0) {
             // Without features between, the result is the bias of the down projection.
             return self.forward(stream, x, out);
         }
@@ -214,6 +214,7 @@ impl<K, T: Element> Layer<K, T> {
         };
         // A decode kernel keeps gate and up to itself.
         let chosen = match self.problem.op {
+            Op::Mlp if self.problem.hidden == 0 => self.choose_fused(m),
             Op::Mlp => self.step_by_step(m),
             _ => self.choose(m),
         };

@@ -228,6 +228,19 @@ impl Lt {
         if x.rows() > 1 && x.row_stride() < x.cols() {
             return refuse("rows of the input overlap; copy it to a dense matrix");
         }
+        let rows = match w.orientation {
+            Orientation::OutIn => w.out_features,
+            Orientation::InOut => w.in_features,
+        };
+        let matrices = [
+            (x.rows(), x.row_stride() * size_of::<T>()),
+            (rows, w.row_stride * size_of::<T>()),
+            (y.rows(), y.row_stride() * size_of::<Y>()),
+        ];
+        // Seen with cuBLASLt 13.0: rows of weights 2^31 bytes apart are read elsewhere.
+        if matrices.iter().any(|&(rows, bytes)| rows > 1 && bytes > i32::MAX as usize) {
+            return refuse("rows 2 GiB and more apart are not read right by cuBLASLt");
+        }
         Ok(())
     }
 
