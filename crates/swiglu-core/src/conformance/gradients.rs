@@ -10,7 +10,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::gradients::{Accumulate, GradientMut, GradientsMut, SavePolicy};
 use crate::layout::Orientation;
-use crate::matrix::{Matrix, MatrixRef};
+use crate::matrix::Matrix;
 use crate::problem::Op;
 use crate::random;
 use crate::strided::StridedRef;
