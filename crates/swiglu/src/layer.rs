@@ -128,7 +128,7 @@ impl AnyKernel {
     }
 
     /// The kernel, where nothing else has it.
-    pub(crate) fn unique<T: Element>(&mut self) -> Option<&mut dyn Kernel<T>> {
+    pub(crate) fn unique<T: Element>(&mut self) -> Option<&mut (dyn Kernel<T> + 'static)> {
         let kernel: &mut dyn Any = match self {
             Self::F32(kernel) => kernel,
             Self::F16(kernel) => kernel,
