@@ -3,7 +3,7 @@ use crate::GateUpRef;
 use crate::activation::Activation;
 use crate::gradients::Accumulate;
 use crate::layout::Half;
-use crate::matrix::MatrixMut;
+use crate::matrix::{MatrixMut, MatrixRef};
 use crate::numerics::{Numerics, Rounding};
 use crate::problem::{GatedLinearParams, MlpParams};
 

@@ -237,9 +237,9 @@ impl<T: Element> MlpTraining<T> {
 }
 
 impl<T: Element> GatedLinear<T> {
-    /// Packs the weights for forward and backward passes: with 5 copies of M·K·H for M tokens in a step, packing costs 4·K·H
-    /// (5·K·H with [`SavePolicy::SaveGate`]) element copies. The layer has its own copy of them: after a step of an optimiser
-    /// [`Self::update`] packs the changed ones.
+    /// Packs the weights for forward and backward passes. The layer has copies of its own, one for each direction: after a
+    /// step of an optimiser [`Self::update`] packs the changed ones, which copies 4·K·H values (5·K·H with
+    /// [`SavePolicy::SaveGate`]) where a step with M tokens multiplies 6·M·K·H times.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -302,8 +302,21 @@ impl<T: Element> GatedLinear<T> {
         self.training.as_ref().map_or(0, Training::bytes)
     }
 
-    fn shapes(&self) -> GradientShapes {
-        GradientShapes::new(&self.problem, Orientation::OutIn)
+    /// The shapes of the gradients of weights.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    pub fn gradient_shapes(&self) -> Result<GradientShapes> {
+        trained(self.training.as_ref())?;
+        Ok(GradientShapes::new(&self.problem, Orientation::OutIn))
+    }
+
+    /// What the layer keeps between the passes.
+    ///
+    /// # Errors
+    /// As [`Self::gradient_shapes`].
+    pub fn policy(&self) -> Result<SavePolicy> {
+        Ok(trained(self.training.as_ref())?.policy)
     }
 
     /// Writes h `[M, H]` for x `[M, K]`, with the bits of [`Self::forward`], and keeps what [`Self::backward`] needs.
@@ -338,7 +351,7 @@ impl<T: Element> GatedLinear<T> {
         wanted: Wanted,
     ) -> Result<Gradients<T>> {
         let (m, bias) = (saved.tokens(), self.problem.bias);
-        let mut gradients = Gradients::zeros(m, &self.shapes(), wanted, bias)?;
+        let mut gradients = Gradients::zeros(m, &self.gradient_shapes()?, wanted, bias)?;
         self.backward_into(saved, dh, gradients.as_mut(), &CallOptions::default())?;
         Ok(gradients)
     }
@@ -355,12 +368,11 @@ impl<T: Element> GatedLinear<T> {
         mut into: GradientsMut<'_, T>,
         options: &CallOptions,
     ) -> Result<()> {
-        let dh = dh.into();
-        trained(self.training.as_ref())?;
+        let (dh, shapes) = (dh.into(), self.gradient_shapes()?);
         saved.expect_of(&self.problem)?;
         let m = saved.tokens();
         expect_shape("dh", dh, [m, self.intermediate()])?;
-        into.validate(m, &self.shapes())?;
+        into.validate(m, &shapes)?;
         if m == 0 {
             clear(&mut into);
             return Ok(());
@@ -636,8 +648,8 @@ impl<T: Element> Drop for Factor<'_, T> {
 }
 
 impl<T: Element> Mlp<T> {
-    /// Packs the weights for forward and backward passes, as [`GatedLinear::for_training`]: 6·K·H element copies (7·K·H with
-    /// [`SavePolicy::SaveGate`]), where a step with M tokens multiplies 9·M·K·H times.
+    /// Packs the weights for forward and backward passes, as [`GatedLinear::for_training`]: 6·K·H values are copied (7·K·H with
+    /// [`SavePolicy::SaveGate`]) where a step with M tokens multiplies 9·M·K·H times.
     ///
     /// # Errors
     /// As [`Self::new`]; [`Error::Unsupported`] for a block with row steps.
@@ -702,9 +714,20 @@ impl<T: Element> Mlp<T> {
     }
 
     /// The shapes of the gradients of weights.
-    fn shapes(&self) -> Result<GradientShapes> {
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    pub fn gradient_shapes(&self) -> Result<GradientShapes> {
         let down = trained(self.training.as_ref())?.down_orientation;
         Ok(GradientShapes::new(&self.problem, down))
+    }
+
+    /// What the layer keeps between the passes.
+    ///
+    /// # Errors
+    /// As [`Self::gradient_shapes`].
+    pub fn policy(&self) -> Result<SavePolicy> {
+        self.gated.policy()
     }
 
     /// Writes y `[M, K]` for x `[M, K]`, with the bits of [`Self::forward`], and keeps what [`Self::backward`] needs.
@@ -736,7 +759,7 @@ impl<T: Element> Mlp<T> {
         wanted: Wanted,
     ) -> Result<Gradients<T>> {
         let (m, bias) = (saved.tokens(), self.problem.bias);
-        let mut gradients = Gradients::zeros(m, &self.shapes()?, wanted, bias)?;
+        let mut gradients = Gradients::zeros(m, &self.gradient_shapes()?, wanted, bias)?;
         self.backward_into(saved, dy, gradients.as_mut(), &CallOptions::default())?;
         Ok(gradients)
     }
@@ -753,7 +776,7 @@ impl<T: Element> Mlp<T> {
         options: &CallOptions,
     ) -> Result<()> {
         let (dy, m) = (dy.into(), saved.tokens());
-        let shapes = self.shapes()?;
+        let shapes = self.gradient_shapes()?;
         saved.expect_of(&self.problem)?;
         expect_shape("dy", dy, [m, self.problem.hidden])?;
         into.validate(m, &shapes)?;
@@ -788,9 +811,9 @@ impl<T: Element> Mlp<T> {
                 if let (Some(place), Some(h)) = (&mut into.down, h) {
                     // SAFETY: the part holds m rows, written just now, and nothing else uses them.
                     let h = unsafe { h.matrix(m)? };
-                    let (left, right) = match shapes.down {
-                        Some(shape) if shape == [dy.cols(), features] => (dy, h.as_ref()),
-                        _ => (h.as_ref(), dy),
+                    let (left, right) = match trained(self.training.as_ref())?.down_orientation {
+                        Orientation::OutIn => (dy, h.as_ref()),
+                        Orientation::InOut => (h.as_ref(), dy),
                     };
                     Factor::pack(cpu, right)?.times(left, place, into.accumulate)?;
                 }
