@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import subprocess
 import sys
 import threading
@@ -253,6 +254,128 @@ def test_many_graphs_and_layers_leave_nothing():
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[-1] >= free[0] - (32 << 20), free
+
+
+FIRST = """
+import torch, swiglu, swiglu.nn, swiglu.torch as ops
+block = swiglu.nn.MLP(64, 128, device="cuda", dtype=torch.bfloat16).eval()
+x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)
+def capture():
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = block(x)
+    return graph, y
+def refused():
+    # What refuses leaves the capture as it was.
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        try:
+            with torch.no_grad():
+                block(x)
+        except swiglu.SwigluError as error:
+            assert error.kind == "capture" and "swiglu.torch.warmup(module" in str(error), (error.kind, str(error))
+            print(error)
+            x + 1
+        else:
+            raise AssertionError("nothing was refused")
+refused()
+ops.silu_mul(x, x)
+refused()
+with torch.cuda.stream(torch.cuda.Stream()):
+    assert ops.warmup(block, tokens=[3]) == 1
+graph, y = capture()
+graph.replay()
+torch.cuda.synchronize()
+with torch.no_grad():
+    assert torch.equal(y, block(x))
+"""
+
+
+def test_a_capture_that_would_load_is_refused_by_name_and_goes_on():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_graphed(patched):
+    block = swiglu.nn.MLP(576, 1536, device="cuda", dtype=torch.bfloat16)
+    if patched:
+        from test_patch import Block
+
+        block = Block(576, 1536, dtype=torch.bfloat16)
+        assert swiglu.patch(block).patched
+    weights = block.gate_proj.weight, block.up_proj.weight, block.down_proj.weight
+    call = ops.graphed(block, tokens=[1, 4, 16])
+    assert list(call.buckets) == [1, 4, 16] and "tokens=[1, 4, 16]" in repr(call)
+    with torch.no_grad():
+        for m in (1, 3, 4, 5, 16, 0):
+            x = tensor(m, 576, dtype=torch.bfloat16)
+            y = call(x)
+            if m:
+                expect(y, x, weights)
+            assert y.shape == x.shape
+        x = tensor(2, 3, 576, dtype=torch.bfloat16)
+        y = call(x)
+        assert y.shape == x.shape and not torch.equal(y, call(2 * x))
+        # What an optimiser writes is read.
+        block.down_proj.weight.mul_(2)
+        expect(call(x).reshape(6, 576), x.reshape(6, 576), weights)
+    aliased = ops.graphed(block, tokens=[2], copy=False)
+    with torch.no_grad():
+        assert aliased(x[0, :2]).data_ptr() == aliased.buckets[2].y.data_ptr()
+    for wrong, kind in [
+        (torch.zeros(17, 576, dtype=torch.bfloat16, device="cuda"), "shape"),
+        (torch.zeros(2, 575, dtype=torch.bfloat16, device="cuda"), "shape"),
+        (torch.zeros(2, 576, device="cuda"), "dtype"),
+        (torch.zeros(2, 576, dtype=torch.bfloat16), "layout"),
+        (torch.zeros(2, 576, dtype=torch.bfloat16, device="cuda", requires_grad=True), "unsupported"),
+    ]:
+        with pytest.raises((swiglu.SwigluError, swiglu.ShapeError)) as caught:
+            call(wrong)
+        assert caught.value.kind == kind, caught.value
+    with pytest.raises(swiglu.SwigluError, match="autocast"), torch.no_grad(), torch.autocast("cuda"):
+        call(x)
+    block.gate_proj.weight = torch.nn.Parameter(block.gate_proj.weight.detach().clone())
+    with pytest.raises(swiglu.SwigluError, match="call graphed"), torch.no_grad():
+        call(x)
+
+
+def test_what_cannot_be_graphed_is_refused():
+    for module, kind in [
+        (torch.nn.Linear(4, 4), "argument"),
+        (torch.nn.Sequential(swiglu.nn.MLP(8, 16, device="cuda")), "argument"),
+        (swiglu.nn.MLP(8, 16), "layout"),
+    ]:
+        with pytest.raises(swiglu.SwigluError) as caught:
+            ops.graphed(module)
+        assert caught.value.kind == kind, caught.value
+    with pytest.raises(swiglu.SwigluError, match="numbers from 1"):
+        ops.graphed(swiglu.nn.MLP(8, 16, device="cuda"), tokens=[])
+
+
+def test_reduce_overhead():
+    if not any(map(shutil.which, ("gcc", "cc", "clang"))):
+        pytest.skip("not run: no C compiler for Triton")
+    import torch._dynamo.utils
+
+    torch._dynamo.reset()
+    block = swiglu.nn.MLP(64, 128, device="cuda", dtype=torch.bfloat16)
+    weights = block.gate_proj.weight, block.up_proj.weight, block.down_proj.weight
+    compiled = torch.compile(block, mode="reduce-overhead", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        for seed in range(5):
+            x = tensor(4, 64, dtype=torch.bfloat16, seed=seed)
+            torch.compiler.cudagraph_mark_step_begin()
+            expect(compiled(x).clone(), x, weights)
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    # Training too.
+    for seed in range(4):
+        x = tensor(4, 64, dtype=torch.bfloat16, seed=seed, grad=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        (found,) = torch.autograd.grad(compiled(x).float().sum(), x)
+        (expected,) = torch.autograd.grad(block(x).float().sum(), x)
+        torch.testing.assert_close(found.clone(), expected)
 
 
 # Devices.

@@ -96,6 +96,25 @@ try:
     raise AssertionError("columns that are apart were taken")
 except SwigluError as error:
     assert error.kind == "unsupported", error
+
+# In a capture of other code nothing is loaded, and the capture goes on.
+stream, graph, run = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert driver.cuCtxSetCurrent(context) == 0 and driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+there, other = (0, stream.value), Activation("reglu2")
+assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+try:
+    _native.cuda_activation(there, other, None, None, where(gate), where(up), where(h))
+    raise AssertionError("a kernel was loaded in a capture")
+except SwigluError as error:
+    assert error.kind == "capture" and "swiglu.torch.warmup(module" in str(error), error
+_native.cuda_activation(there, act, None, None, where(gate), where(up), where(h))
+assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+assert driver.cuGraphInstantiateWithFlags(ctypes.byref(run), graph, ctypes.c_uint64(0)) == 0
+h[...] = 0
+assert driver.cuGraphLaunch(run, stream) == 0 and driver.cuStreamSynchronize(stream) == 0
+near(h, exact, 1e-6)
+_native.cuda_activation(there, other, None, None, where(gate), where(up), where(h))
+near(h, np.maximum(gate.astype(float), 0) ** 2 * up, 1e-6)
 print("simulated")
 """
 

@@ -211,6 +211,7 @@ fn enqueue<T: Element>(
     // and keeps memory that it uses.
     unsafe {
         let stream = cuda.borrow_stream(raw)?;
+        let _captured = stream.without_loading();
         let inputs = gate_up::<T>(&cuda, how, gate, up)?;
         let out = matrix_mut::<T>(&cuda, "out", out)?;
         cuda.activation(&stream, &act.0, numerics, inputs, out)?;
@@ -256,6 +257,7 @@ fn enqueue_backward<T: Element>(
     // SAFETY: as in `enqueue`.
     unsafe {
         let stream = cuda.borrow_stream(raw)?;
+        let _captured = stream.without_loading();
         let grad = matrix::<T>(&cuda, "gradient of the output", grad)?;
         let inputs = gate_up::<T>(&cuda, how, inputs.0, inputs.1)?;
         let first = matrix_mut::<T>(&cuda, "gradient of the gate", grads.0)?;

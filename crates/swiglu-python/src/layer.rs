@@ -280,6 +280,7 @@ impl Layer {
         // stream and keeps memory that it uses; the scratch memory is nobody else's until that work is done.
         unsafe {
             let stream = cuda.borrow_stream(raw)?;
+            let _captured = stream.without_loading();
             let x = matrix::<T>(&cuda, "x", x)?;
             let out = matrix_mut::<T>(&cuda, "out", out)?;
             if bytes == 0 {

@@ -15,9 +15,21 @@ from torch import Tensor
 
 from .._native import Activation
 from . import _door, _kernels, _ops
+from ._graphs import Bucket, Graphed, graphed, warmup
 from ._kernels import Taken, explain_last
 
-__all__ = ["Taken", "explain_last", "gated_linear", "glu", "mlp", "silu_mul"]
+__all__ = [
+    "Bucket",
+    "Graphed",
+    "Taken",
+    "explain_last",
+    "gated_linear",
+    "glu",
+    "graphed",
+    "mlp",
+    "silu_mul",
+    "warmup",
+]
 
 
 def _name(activation: Union[str, Activation]) -> str:

@@ -61,6 +61,9 @@ def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], T
 def _place(t: Tensor) -> Tuple[int, int]:
     index = t.device.index
     if not _cuda_known:
+        if torch.cuda.is_current_stream_capturing():
+            text = "the device is opened in the first call; swiglu.torch.warmup(module, tokens=[...]) before a capture does that"
+            raise _check.error("capture", "first call", text)
         find_cuda_libraries()
         _cuda_known.append(True)
     return index, torch._C._cuda_getCurrentRawStream(index)
