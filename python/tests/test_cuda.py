@@ -97,6 +97,8 @@ def test_calls_are_on_the_current_stream():
     values = tensor(4, 64, dtype=torch.bfloat16)
     gate, up = tensor(8, 96), tensor(8, 96, seed=1)
     later = torch.zeros_like(gate)
+    # The first call of its kind loads a kernel, for which the driver waits.
+    ops.mlp(x, *weights), ops.silu_mul(gate, up)
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         busy()
@@ -240,9 +242,9 @@ def test_garbage_collection_during_a_capture():
 
 
 def test_many_graphs_and_layers_leave_nothing():
-    """Graphs and layers that are gone have given back what they had."""
+    """Graphs and layers that are gone have given back what they had, once each of PyTorch's 32 streams has been used."""
     free = []
-    for _ in range(4):
+    for _ in range(8):
         for _ in range(10):
             weights = block_of(256, 512)
             x = tensor(4, 256, dtype=torch.bfloat16)
@@ -253,7 +255,7 @@ def test_many_graphs_and_layers_leave_nothing():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info()[0])
-    assert free[-1] >= free[0] - (32 << 20), free
+    assert free[-1] >= free[4] - (32 << 20), free
 
 
 FIRST = """

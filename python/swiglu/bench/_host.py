@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import _native
 from .. import torch as ops
+from ..torch import _door
 
 TOKENS, HIDDEN, INTERMEDIATE = 16, 896, 4864
 
@@ -43,7 +45,7 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
     down = torch.randn(HIDDEN, INTERMEDIATE, **options) / 70
     h, y = torch.empty_like(a), torch.empty_like(x)
     ga, gb = a.clone().requires_grad_(), b.clone().requires_grad_()
-    bare = _bare_op()
+    bare, swiglu = _bare_op(), _native.Activation("swiglu")
 
     made: Dict[str, Callable[[], Any]] = {
         "bare: empty_like": lambda: torch.empty_like(a),
@@ -55,6 +57,10 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
         "silu_mul": lambda: ops.silu_mul(a, b),
         "silu_mul, torch.ops": lambda: torch.ops.swiglu.silu_mul(a, b, "swiglu", None),
         "silu_mul, with gradient": lambda: ops.silu_mul(ga, gb),
+        "part of silu_mul: its guards": lambda: (
+            _door.nothing_in_force() and _door.plain(a, b, h) and not _door.wants_gradient(a, b, h)
+        ),
+        "part of silu_mul: the native call": lambda: _native.cuda_activation_at_once(swiglu, None, None, a, b, h),
         "bare: three linear maps": lambda: F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down),
         "mlp, out=": lambda: ops.mlp(x, gate, up, down, out=y),
         "mlp": lambda: ops.mlp(x, gate, up, down),

@@ -134,11 +134,18 @@ class Graphed:
         return f"swiglu.torch.Graphed({type(self.module).__name__}, tokens={list(self.buckets)})"
 
 
-def graphed(module: nn.Module, tokens: Sequence[int] = (1, 2, 4, 8, 16), *, copy: bool = True) -> Graphed:
+#: By device: what graphs compute in, for all of them.
+_pools: Dict[int, Any] = {}
+
+
+def graphed(
+    module: nn.Module, tokens: Sequence[int] = (1, 2, 4, 8, 16), *, copy: bool = True, pool: Optional[Any] = None
+) -> Graphed:
     """The module's inference for few tokens as CUDA graphs, one for each number of tokens.
 
-    x ``[..., K]`` takes the smallest graph that holds its tokens. Parameters are read where they lie, in each call. Graphs share
-    memory: they are for one stream at a time. Without ``copy`` the result is a view of memory that the next call writes.
+    x ``[..., K]`` takes the smallest graph that holds its tokens. Parameters are read where they lie, in each call. All
+    graphs of a device that were made so share what they compute in: one after the other, on one stream, unless ``pool`` is
+    another ``torch.cuda.graph_pool_handle()``. Without ``copy`` the result is a view of memory that the next call writes.
     Raises ``SwigluError`` or ``ShapeError`` for what no graph was made for, and where the module has changed since.
     """
     counts = _expect_tokens(tokens)
@@ -148,7 +155,8 @@ def graphed(module: nn.Module, tokens: Sequence[int] = (1, 2, 4, 8, 16), *, copy
     _, _, hidden, weight = found[0]
     _expect_cuda(weight)
     buckets: Dict[int, Bucket] = {}
-    pool: Optional[Any] = None
+    if pool is None:
+        pool = _pools.setdefault(weight.device.index, torch.cuda.graph_pool_handle())
     with torch.no_grad(), torch.cuda.device(weight.device), torch.autocast("cuda", enabled=False):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -160,7 +168,6 @@ def graphed(module: nn.Module, tokens: Sequence[int] = (1, 2, 4, 8, 16), *, copy
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 y = module(x)
-            pool = graph.pool() if pool is None else pool
             buckets[m] = Bucket(graph, x, y)
         torch.cuda.current_stream().wait_stream(side)
     return Graphed(module, dict(sorted(buckets.items())), copy)

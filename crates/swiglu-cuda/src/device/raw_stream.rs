@@ -352,11 +352,6 @@ impl RawStream {
         Ok(())
     }
 
-    /// Whether other code captured the stream when this borrow began.
-    pub(crate) fn began_in_capture(&self) -> bool {
-        self.state().begun_in.is_some()
-    }
-
     /// Starts to log what is used: a capture is about to begin.
     pub(crate) fn begin_log(&self) -> Result<()> {
         let _turn = self.context.turns.write().unwrap_or_else(PoisonError::into_inner);

@@ -157,10 +157,13 @@ pub struct BorrowedStream {
 }
 
 impl BorrowedStream {
-    /// If this borrow began while other code captures the stream: as long as the result lives, calls of this thread that would
-    /// compile or load a kernel are refused with [`CudaError::Capture`]. Else the driver would refuse, and the capture be lost.
-    pub fn without_loading(&self) -> Option<WithoutLoading> {
-        self.stream.inner.raw.began_in_capture().then(WithoutLoading::new)
+    /// If the stream is being captured: as long as the result lives, calls of this thread that would compile or load a
+    /// kernel are refused with [`CudaError::Capture`]. Else the driver would refuse, and the capture be lost.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn without_loading(&self) -> Result<Option<WithoutLoading>> {
+        Ok(self.stream.is_capturing()?.then(WithoutLoading::new))
     }
 }
 
