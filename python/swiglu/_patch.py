@@ -252,7 +252,7 @@ def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -
     shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         try:
-            theirs: Any = type(module).forward(shadow, x)
+            theirs: Any = _original(module)(shadow, x)
         except Exception as error:
             raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
         ours = _compute(small, Found(linears, activation, None, "activation", None), "activation", x, "preact", None)
@@ -300,9 +300,35 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     changed = _changed(self, found, patch.level)
     if changed is not None:
         ops._kernels.note("patched block", "original", changed)
-        original: Tensor = type(self).forward(self, x)
+        original: Tensor = _original(self)(self, x)
         return original
     return _compute(self._modules, found, patch.level, x, patch.save, patch.numerics)
+
+
+#: Of a class whose forward is ours: what it was.
+ORIGINAL = "_swiglu_original"
+#: Of a module that such a forward has not recognised: why.
+_LEFT = "_swiglu_left"
+
+
+def _original(module: nn.Module) -> Any:
+    return getattr(type(module), ORIGINAL, type(module).forward)
+
+
+def forward_recognised(self: Any, *args: Tensor) -> Tensor:
+    """The forward of a class whose modules nobody has patched one by one: each is recognised in its first call."""
+    own = self.__dict__
+    if _ATTRIBUTE not in own and _LEFT not in own and not torch.compiler.is_compiling():
+        try:
+            found = _recognise(self)
+            own[_ATTRIBUTE] = _Patch(found, found.level, "preact", None)
+        except _Left as why:
+            own[_LEFT] = str(why)
+    if _ATTRIBUTE not in own or len(args) != 1:
+        ops._kernels.note("block", "original", own.get(_LEFT, "its first call is inside torch.compile"))
+        original: Tensor = _original(self)(self, *args)
+        return original
+    return _forward(self, *args)
 
 
 def _act_name(module: nn.Module) -> str:
@@ -362,7 +388,8 @@ def unpatch(model: nn.Module) -> int:
     """Undoes :func:`patch`; the number of modules that were patched."""
     count = 0
     for module in model.modules():
+        module.__dict__.pop(_LEFT, None)
         if module.__dict__.pop(_ATTRIBUTE, None) is not None:
-            del module.__dict__["forward"]
+            module.__dict__.pop("forward", None)
             count += 1
     return count

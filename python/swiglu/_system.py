@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import sysconfig
 from pathlib import Path
 from typing import Any, Dict
 
@@ -18,9 +18,11 @@ def find_cuda_libraries() -> None:
     """
     if "SWIGLU_CUDA_LIBRARY_PATH" in os.environ:
         return
-    nvidia = Path(sysconfig.get_path("purelib")) / "nvidia"
+    # Wheels of NVIDIA's are parts of one package, wherever on the interpreter's path they lie.
+    nvidia = importlib.util.find_spec("nvidia")
+    places = (nvidia and nvidia.submodule_search_locations) or []
     names = ("cu13/lib", "cuda_nvrtc/lib", "cublas/lib")
-    found = [str(nvidia / name) for name in names if (nvidia / name).is_dir()]
+    found = [str(Path(place) / name) for place in places for name in names if (Path(place) / name).is_dir()]
     if found:
         os.environ["SWIGLU_CUDA_LIBRARY_PATH"] = os.pathsep.join(found)
 

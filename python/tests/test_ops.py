@@ -17,12 +17,23 @@ from swiglu.torch import _formulas
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
 
-def tensor(*shape, dtype=torch.float32, device="cpu", grad=False, seed=None):
+class Here:
+    """Where a test makes its tensors."""
+
+    device = "cpu"
+
+
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=needs_cuda)])
+def device(request):
+    Here.device = request.param
+    return request.param
+
+
+def tensor(*shape, dtype=torch.float32, grad=False, seed=None):
     generator = torch.Generator().manual_seed(sum(shape) if seed is None else seed)
-    made = torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+    made = torch.randn(shape, generator=generator, dtype=torch.float64).to(Here.device, dtype)
     return made.requires_grad_(grad)
 
 
@@ -77,11 +88,10 @@ def block_reference(x, parts, act, dtype):
 # Values.
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("name", FAMILY)
 def test_activations_are_within_their_bounds(name, dtype, device):
-    gate, up = (3 * tensor(3, 131, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    gate, up = (3 * tensor(3, 131, dtype=dtype, seed=s) for s in (1, 2))
     act = swiglu.Activation(name)
     exact = activation(act, double(gate), double(up))
     bound = activation_bound(act, double(gate), double(up), name_of(dtype))
@@ -101,10 +111,27 @@ def test_packed_layouts_have_the_bits_of_separate_tensors(layout, dtype):
     assert all(torch.equal(a, b) for a, b in zip(_formulas.split(x, layout), (gate, up)))
 
 
-def test_eager_numerics_have_the_bits_of_pytorch_where_it_has_the_function():
-    gate, up = tensor(64, 33, dtype=torch.bfloat16, seed=1), tensor(64, 33, dtype=torch.bfloat16, seed=2)
-    expected = torch.relu(gate) * up
-    assert torch.equal(ops.silu_mul(gate, up, activation="reglu", numerics="eager"), expected)
+F = torch.nn.functional
+#: On a CPU PyTorch's exponentials are its own.
+PYTORCHS = {
+    "reglu": torch.relu,
+    "bilinear": lambda g: g,
+    "swiglu": F.silu,
+    "glu": torch.sigmoid,
+    "geglu": F.gelu,
+    "geglu-tanh": lambda g: F.gelu(g, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=name_of)
+@pytest.mark.parametrize("name", PYTORCHS)
+def test_eager_numerics_have_the_bits_of_pytorch_where_it_has_the_function(name, dtype, device):
+    if device == "cpu" and name not in ("reglu", "bilinear"):
+        pytest.skip("not run: defined so on CUDA devices alone")
+    gate, up = 4 * tensor(128, 513, dtype=dtype, seed=1), tensor(128, 513, dtype=dtype, seed=2)
+    found = ops.silu_mul(gate, up, activation=name, numerics="eager")
+    expected = PYTORCHS[name](gate) * up
+    assert torch.equal(found, expected), f"{(found != expected).sum()} of {found.numel()} differ"
 
 
 VIEWS = {
@@ -121,10 +148,9 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_any_strides(view, device):
-    gate, up = view(tensor(6, 7, device=device, seed=1)), view(tensor(6, 7, device=device, seed=2))
+    gate, up = view(tensor(6, 7, seed=1)), view(tensor(6, 7, seed=2))
     expected = ops.silu_mul(gate.contiguous(), up.contiguous())
     assert torch.equal(ops.silu_mul(gate, up), expected)
     assert torch.equal(call("silu_mul", gate, up), expected)
@@ -139,15 +165,14 @@ def test_an_output_may_be_an_input():
     assert torch.equal(x[:, 1:5], expected)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("m, hidden, intermediate", [(3, 17, 31), (1, 8, 24), (0, 5, 7)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_layers_are_within_their_bounds(m, hidden, intermediate, bias, dtype, device):
-    x = tensor(m, hidden, dtype=dtype, device=device, seed=1)
-    w_gate, w_up = (tensor(intermediate, hidden, dtype=dtype, device=device, seed=s) for s in (2, 3))
-    w_down = tensor(hidden, intermediate, dtype=dtype, device=device, seed=4)
-    biases = [tensor(n, dtype=dtype, device=device, seed=5 + n) if bias else None for n in (intermediate, intermediate, hidden)]
+    x = tensor(m, hidden, dtype=dtype, seed=1)
+    w_gate, w_up = (tensor(intermediate, hidden, dtype=dtype, seed=s) for s in (2, 3))
+    w_down = tensor(hidden, intermediate, dtype=dtype, seed=4)
+    biases = [tensor(n, dtype=dtype, seed=5 + n) if bias else None for n in (intermediate, intermediate, hidden)]
     for act in ("swiglu", "geglu-tanh", "clamped-swiglu"):
         parts = (w_gate, w_up, None, *biases[:2], None)
         exact, bound = block_reference(x, parts, act, name_of(dtype))
@@ -219,15 +244,15 @@ def test_opcheck_of_gradients():
 def test_an_output_with_a_gradient_is_refused():
     gate, up = tensor(2, 3, grad=True), tensor(2, 3)
     with pytest.raises(swiglu.SwigluError, match="there is no gradient"):
-        ops.silu_mul(gate, up, out=torch.empty(2, 3))
+        ops.silu_mul(gate, up, out=torch.empty_like(up))
     with torch.no_grad():
-        ops.silu_mul(gate, up, out=torch.empty(2, 3))
+        ops.silu_mul(gate, up, out=torch.empty_like(up))
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_wrong_arguments_are_refused_alike_with_and_without_values(device):
+@pytest.mark.parametrize("values", [True, False])
+def test_wrong_arguments_are_refused_alike_with_and_without_values(values, device):
     def t(*shape, dtype=torch.float32):
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(shape, dtype=dtype, device=device if values else "meta")
 
     for refused, text in [
         (lambda: call("silu_mul", t(2, 3), t(3, 2)), r"up: expected \[2, 3\], given \[3, 2\]"),
@@ -310,16 +335,15 @@ def test_every_subset_of_gradients(save):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
-@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_any_strides(dtype, device):
     """Zero-stride, transposed and expanded gradients; nothing is written that was given."""
     grads = {
         "expanded": lambda: torch.ones((), dtype=dtype, device=device).expand(6, 7),
-        "row": lambda: tensor(1, 7, dtype=dtype, device=device).expand(6, 7),
-        "transposed": lambda: tensor(7, 6, dtype=dtype, device=device).t(),
+        "row": lambda: tensor(1, 7, dtype=dtype).expand(6, 7),
+        "transposed": lambda: tensor(7, 6, dtype=dtype).t(),
     }
     for make in grads.values():
-        gate, up = (tensor(6, 7, dtype=dtype, device=device, grad=True, seed=s) for s in (1, 2))
+        gate, up = (tensor(6, 7, dtype=dtype, grad=True, seed=s) for s in (1, 2))
         before = gate.detach().clone(), up.detach().clone()
         grad = make()
         dense = grad.contiguous()
@@ -332,7 +356,6 @@ def test_gradients_of_any_strides(dtype, device):
         assert torch.equal(before[0], gate) and torch.equal(before[1], up) and torch.equal(grad, dense)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("name", FAMILY)
 def test_gradients_are_within_bounds_of_float64(name, dtype, device):
@@ -342,7 +365,7 @@ def test_gradients_are_within_bounds_of_float64(name, dtype, device):
     |dh| (1 + |g| + g^2) (|u| + offset) for each of these functions.
     """
     act = swiglu.Activation(name)
-    gate, up, grad = (2 * tensor(4, 65, dtype=dtype, device=device, seed=s) for s in (1, 2, 3))
+    gate, up, grad = (2 * tensor(4, 65, dtype=dtype, seed=s) for s in (1, 2, 3))
     # Beside a limit the derivative jumps: a gate there could be on either side in float32.
     exact = _formulas.backward(act, None, *(t.cpu().double() for t in (grad, gate, up)))
     ours = torch.ops.swiglu.silu_mul_backward(grad, gate, up, name, None)
@@ -379,17 +402,20 @@ def test_checkpointing_gives_the_same(save):
 # The fast door.
 
 
-def test_explain_last_says_which_way_and_why():
+def test_explain_last_says_which_way_and_why(device):
     gate = tensor(2, 3)
     ops.silu_mul(gate, gate)
-    assert ops.explain_last().way == "native cpu"
+    assert ops.explain_last().way == f"native {device}"
     ops.silu_mul(gate.double(), gate.double())
     assert ops.explain_last().way == "composed" and "float64" in ops.explain_last().reason
     ops.mlp(gate, tensor(4, 3), tensor(4, 3), tensor(3, 4))
-    assert ops.explain_last().way == "composed" and "freeze" in str(ops.explain_last())
+    if device == "cpu":
+        assert ops.explain_last().way == "composed" and "freeze" in str(ops.explain_last())
+    else:
+        assert ops.explain_last().way == "native cuda", ops.explain_last()
 
 
-def test_what_the_dispatcher_does_is_not_passed_by():
+def test_what_the_dispatcher_does_is_not_passed_by(device):
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -422,7 +448,7 @@ def test_what_the_dispatcher_does_is_not_passed_by():
 
     assert not _door.plain(gate.as_subclass(Sub)) and not _door.plain(torch._neg_view(gate))
     assert isinstance(ops.silu_mul(gate.as_subclass(Sub), up), Sub)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         assert not _door.nothing_in_force()
     with torch.autograd.forward_ad.dual_level():
         assert not _door.nothing_in_force()
@@ -441,7 +467,7 @@ def test_what_the_dispatcher_does_is_not_passed_by():
 
 
 def test_compile_has_one_graph_for_changing_tokens():
-    import torch._dynamo
+    import torch._dynamo.testing
 
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -466,7 +492,7 @@ def test_compile_has_one_graph_for_changing_tokens():
 
 
 def test_compile_of_out_and_of_inference():
-    import torch._dynamo
+    import torch._dynamo.testing
 
     torch._dynamo.reset()
     w = tensor(7, 4, seed=1), tensor(7, 4, seed=2), tensor(4, 7, seed=3)
@@ -477,7 +503,8 @@ def test_compile_of_out_and_of_inference():
 
     with torch.no_grad():
         for m in (2, 3):
-            x, out = tensor(m, 4), torch.zeros(m, 4)
+            x = tensor(m, 4)
+            out = torch.zeros_like(x)
             into(x, out)
             assert torch.equal(out, ops.mlp(x, *w))
 
@@ -490,7 +517,7 @@ def test_inductor(tmp_path, monkeypatch):
 
     if not any(map(shutil.which, ("g++", "c++", "clang++"))):
         pytest.skip("not run: no C++ compiler for Inductor")
-    import torch._dynamo
+    import torch._dynamo.testing
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda g, u: ops.silu_mul(g + 1, u) * 2, fullgraph=True, dynamic=True)
@@ -508,23 +535,23 @@ def test_export_keeps_the_operator():
     assert any("swiglu.silu_mul" in str(node.target) for node in exported.graph.nodes)
 
 
-def test_autocast_takes_linear_maps_and_leaves_the_activation():
+def test_autocast_takes_linear_maps_and_leaves_the_activation(device):
     x, w_gate, w_up, w_down = tensor(3, 4), tensor(7, 4, seed=1), tensor(7, 4, seed=2), tensor(4, 7, seed=3)
     for save in ("preact", "input"):
         for grad in (False, True):
             leaves = [t.clone().requires_grad_(grad) for t in (x, w_gate, w_up, w_down)]
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16):
                 y = ops.mlp(*leaves, save=save)
                 h = ops.gated_linear(*leaves[:3], save=save)
                 assert ops.silu_mul(leaves[0], leaves[0]).dtype == torch.float32
                 mixed = ops.silu_mul(leaves[0], leaves[0].bfloat16())
             assert y.dtype == h.dtype == torch.bfloat16 and mixed.dtype == torch.float32
             halves = [t.bfloat16() for t in (x, w_gate, w_up, w_down)]
-            torch.testing.assert_close(y.detach(), ops.mlp(*halves))
+            within(y, *block_reference(halves[0], (*halves[1:], None, None, None), "swiglu", "bfloat16"))
             if grad:
                 y.sum().backward()
                 assert all(t.grad.dtype == torch.float32 for t in leaves)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         assert ops.mlp(*(t.double() for t in (x, w_gate, w_up, w_down))).dtype == torch.float64
 
 
@@ -578,33 +605,3 @@ def test_tensors_through_the_package_itself():
     gate = tensor(2, 4)
     assert torch.equal(swiglu.silu_mul(gate, gate), ops.silu_mul(gate, gate))
     assert torch.equal(swiglu.glu(gate, layout="interleaved"), ops.glu(gate, layout="interleaved"))
-
-
-# CUDA: capture, streams, devices.
-
-
-@needs_cuda
-def test_a_captured_call_computes_again():
-    x, w = tensor(4, 64, device="cuda"), [tensor(128, 64, device="cuda", seed=s) for s in (1, 2)]
-    down = tensor(64, 128, device="cuda", seed=3)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        ops.mlp(x, *w, down)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = ops.mlp(x, *w, down)
-    x.copy_(tensor(4, 64, device="cuda", seed=9))
-    graph.replay()
-    torch.testing.assert_close(y, ops.mlp(x, *w, down))
-
-
-@needs_cuda
-def test_weights_are_read_where_they_lie():
-    x, w = tensor(4, 64, device="cuda"), [tensor(128, 64, device="cuda", seed=s) for s in (1, 2)]
-    first = ops.gated_linear(x, *w)
-    assert ops.explain_last().way == "native cuda", ops.explain_last()
-    w[0].mul_(2)
-    again = ops.gated_linear(x, *w)
-    assert not torch.equal(first, again)
-    torch.testing.assert_close(again, torch.nn.functional.silu(x @ w[0].t()) * (x @ w[1].t()), rtol=1e-4, atol=1e-4)

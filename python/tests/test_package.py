@@ -85,3 +85,13 @@ def test_the_package_asks_for_nothing_else():
     except metadata.PackageNotFoundError:
         pytest.skip("not run: the package is not installed")
     assert all("extra ==" in requirement for requirement in requires), requires
+
+
+def test_vllm_finds_its_plugin():
+    from importlib import metadata
+
+    try:
+        points = metadata.distribution("swiglu").entry_points
+    except metadata.PackageNotFoundError:
+        pytest.skip("not run: the package is not installed")
+    assert ("vllm.general_plugins", "swiglu.vllm:register") in {(point.group, point.value) for point in points}

@@ -14,7 +14,7 @@ import swiglu.nn
 import swiglu.torch as ops
 import torch
 import torch._dynamo
-from test_ops import block_reference, name_of, tensor, within
+from test_ops import Here, block_reference, device, name_of, tensor, within  # noqa: F401
 from torch import nn
 
 
@@ -23,9 +23,9 @@ class Block(nn.Module):
 
     def __init__(self, hidden=8, intermediate=20, bias=False, act=None, dtype=None):
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias, dtype=dtype)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=bias, dtype=dtype)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=bias, dtype=dtype)
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias, dtype=dtype, device=Here.device)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias, dtype=dtype, device=Here.device)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias, dtype=dtype, device=Here.device)
         self.act_fn = act or nn.SiLU()
 
     def forward(self, x):
@@ -37,8 +37,8 @@ class Packed(nn.Module):
 
     def __init__(self, hidden=8, intermediate=20):
         super().__init__()
-        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False, device=Here.device)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False, device=Here.device)
         self.activation_fn = nn.SiLU()
 
     def forward(self, x):
@@ -163,7 +163,7 @@ def test_adapters_are_called(which):
     torch.manual_seed(3)
     model = Block()
     old = getattr(model, which)
-    setattr(model, which, Adapter(old.in_features, old.out_features, bias=False))
+    setattr(model, which, Adapter(old.in_features, old.out_features, bias=False, device=Here.device))
     x = tensor(3, 8)
     with torch.no_grad():
         expected = model(x)
@@ -186,7 +186,7 @@ def own(model):
 
 
 def adapter(model):
-    model.down_proj = Adapter(20, 8)
+    model.down_proj = Adapter(20, 8, device=Here.device)
 
 
 def activation(model):
@@ -267,11 +267,11 @@ def test_reports_read_well():
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_modules(packed, bias):
+def test_modules(packed, bias, device):
     torch.manual_seed(6)
-    block = swiglu.nn.MLP(8, 20, bias=bias, packed=packed, activation="geglu")
+    block = swiglu.nn.MLP(8, 20, bias=bias, packed=packed, activation="geglu", device=device)
     assert (block.hidden, block.intermediate) == (8, 20) and "geglu" in repr(block)
-    gated = swiglu.nn.GatedLinear(8, 20, bias=bias, packed=packed)
+    gated = swiglu.nn.GatedLinear(8, 20, bias=bias, packed=packed, device=device)
     x = tensor(3, 8, grad=True)
     assert block(x).shape == (3, 8) and gated(x).shape == (3, 20)
     block(x).sum().backward()
@@ -280,6 +280,10 @@ def test_modules(packed, bias):
         expect_block(block, x.detach(), block(x), "geglu")
         assert [n for n, _ in Block(bias=bias).named_parameters()] == [n for n, _ in block.named_parameters()]
     block.reset_parameters()
+    if device != "cpu":
+        with pytest.raises(swiglu.SwigluError, match="for the CPU"):
+            block.freeze()
+        return
     with torch.no_grad():
         frozen = block.freeze()
         torch.testing.assert_close(frozen(x), block(x), rtol=1e-5, atol=1e-6)
@@ -313,15 +317,15 @@ def test_from_module_shares_parameters():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
-def test_a_llama_of_transformers(dtype):
+def test_a_llama_of_transformers(dtype, device):
     transformers = pytest.importorskip("transformers", reason="not run: no transformers")
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=171, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=97, mlp_bias=True,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).to(dtype).eval()
-    ids = torch.arange(24).reshape(2, 12)
+    model = transformers.LlamaForCausalLM(config).to(device, dtype).eval()
+    ids = torch.arange(24, device=device).reshape(2, 12)
     inputs = []
     hooks = [layer.mlp.register_forward_hook(lambda m, i, y: inputs.append((m, i[0], y))) for layer in model.model.layers]
     with torch.no_grad():

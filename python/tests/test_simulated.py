@@ -96,6 +96,107 @@ try:
     raise AssertionError("columns that are apart were taken")
 except SwigluError as error:
     assert error.kind == "unsupported", error
+
+# In a capture of other code nothing is loaded, and the capture goes on.
+stream, graph, run = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert driver.cuCtxSetCurrent(context) == 0 and driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+beside, other = (0, stream.value), Activation("reglu2")
+assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+try:
+    _native.cuda_activation(beside, other, None, None, where(gate), where(up), where(h))
+    raise AssertionError("a kernel was loaded in a capture")
+except SwigluError as error:
+    assert error.kind == "capture" and "swiglu.torch.warmup(module" in str(error), error
+_native.cuda_activation(beside, act, None, None, where(gate), where(up), where(h))
+assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+assert driver.cuGraphInstantiateWithFlags(ctypes.byref(run), graph, ctypes.c_uint64(0)) == 0
+h[...] = 0
+assert driver.cuGraphLaunch(run, stream) == 0 and driver.cuStreamSynchronize(stream) == 0
+near(h, exact, 1e-6)
+_native.cuda_activation(beside, other, None, None, where(gate), where(up), where(h))
+near(h, np.maximum(gate.astype(float), 0) ** 2 * up, 1e-6)
+
+# Tensors by the table of their library, as PyTorch has one: here its functions are Python's.
+class Described(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("kind", ctypes.c_int32), ("id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64)]
+class Fake:
+    def __init__(self, array, kind=2):
+        self.array, self.kind = array, kind
+        numbers = ctypes.c_int64 * array.ndim
+        self.shape = numbers(*array.shape)
+        self.strides = numbers(*(step // array.itemsize for step in array.strides))
+class Parameter(Fake):
+    pass
+alive = {}
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Described))
+def describe(address, place):
+    fake = alive[address]
+    place[0] = Described(
+        fake.array.ctypes.data, fake.kind, 0, fake.array.ndim, *(2, 32) if fake.array.itemsize == 4 else (4, 16), 1, fake.shape, fake.strides, 0)
+    return 0
+current = [0]
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64))
+def current_stream(kind, device, place):
+    place[0] = current[0]
+    return 0
+class Table(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("others", ctypes.c_void_p * 4),
+        ("describe", type(describe)), ("current_stream", type(current_stream))]
+table = Table(1, 3, (ctypes.c_void_p * 4)(), describe, current_stream)
+capsule = ctypes.pythonapi.PyCapsule_New
+capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+assert not _native.describe_by_table(Fake, Parameter)
+Fake.__dlpack_c_exchange_api__ = capsule(ctypes.addressof(table), b"dlpack_exchange_api", None)
+assert _native.describe_by_table(Fake, Parameter)
+def fake(array, kind=2, of=Fake):
+    made = of(array, kind)
+    alive[id(made)] = made
+    return made
+at_once = lambda *a: _native.cuda_activation_at_once(act, None, *a)
+h[...] = 0
+f_gate, f_up, f_h = fake(gate), fake(up), fake(h)
+assert not at_once(None, f_gate, f_up, f_h), "the stream was not kept"
+_native.keep_stream(0, 0)
+assert at_once(None, f_gate, f_up, f_h)
+near(h, exact, 1e-6)
+h[...] = 0
+assert at_once("up-first", fake(both, of=Parameter), None, f_h)
+near(h, exact, 1e-6)
+for wrong in [
+    (None, f_gate, f_up, f_gate), (None, f_gate, f_up, fake(h, 1)), (None, f_gate, f_up, fake(both)), ("up-first", f_h, None, f_gate),
+    (None, fake(gate[:, ::2]), fake(up[:, ::2]), fake(h[:, :20])), (None, f_gate, gate, f_h), (None, gate, f_up, f_h),
+]:
+    assert not at_once(*wrong), wrong
+current[0] = stream.value
+assert not at_once(None, f_gate, f_up, f_h)
+current[0] = 0
+# bfloat16, as the upper halves of float32.
+half = lambda a: there((a.view("uint32") >> 16).astype("uint16"))
+whole = lambda a: (a.astype("uint32") << 16).view("float32")
+x, *parts = map(half, (x, w_gate, w_up, w_down, b_gate, b_up, b_down))
+lent = tuple(map(fake, parts))
+y = empty((1, 64), "uint16")
+layer_at_once = lambda *a: _native.cuda_layer_at_once(act, None, *a)
+def expect_block():
+    wait()
+    w_gate, w_up, w_down, b_gate, b_up, b_down = map(whole, parts)
+    g, u = whole(x[:1]).astype(float) @ w_gate.T + b_gate, whole(x[:1]) @ w_up.T + b_up
+    exact = (g * sigmoid(g) * u) @ w_down.T + b_down
+    assert np.all(np.abs(whole(y) - exact) <= 2.0**-6 * np.abs(exact).max()), np.abs(whole(y) - exact).max()
+for again in range(2):
+    y[...] = 0
+    assert layer_at_once(fake(x[:1]), lent, fake(y))
+    expect_block()
+parts[0][...] = half(2 * whole(parts[0]))
+assert layer_at_once(fake(x[:1]), lent, fake(y))
+expect_block()
+assert not layer_at_once(fake(x[:1, :32]), lent, fake(y))
+assert not layer_at_once(fake(x[:1]), lent, fake(empty((1, 63), "uint16")))
+assert not layer_at_once(fake(x[:1]), (lent[0], lent[1], fake(whole(parts[2])), None, None, None), fake(y))
 print("simulated")
 """
 

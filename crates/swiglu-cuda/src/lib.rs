@@ -17,6 +17,7 @@ pub use device::context::{Cuda, DeviceFacts};
 pub use device::error::{CudaError, Result};
 pub use device::graph::{CapturedCall, Graph};
 pub use device::leftovers::release_unused;
+pub use device::loading::WithoutLoading;
 pub use device::lt::cublaslt_version;
 pub use device::memory::{
     DeviceBuffer, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, PinnedMatrix,

@@ -1,13 +1,18 @@
 //! h = act(gate, up), and its gradient on CUDA devices.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
-use swiglu::cuda::{DeviceGateUp, DeviceGateUpMut, DeviceMatrixMut, DeviceMatrixRef};
+use swiglu::cuda::{
+    BorrowedStream, DeviceGateUp, DeviceGateUpMut, DeviceMatrixMut, DeviceMatrixRef,
+};
 use swiglu::{
     Arrangement, CoreError, Element, GateFn, GateUpRef, GatedActivation, Numerics, with_dtype,
 };
 
 use crate::array::Array;
 use crate::device;
+use crate::dlpack;
 use crate::error::Failure;
 use crate::tensor::Tensor;
 
@@ -194,6 +199,63 @@ pub(crate) fn cuda_activation(
     with_dtype!(gate.dtype, T => enqueue::<T>(place, act, numerics, arrangement, &gate, up.as_ref(), &out))
 }
 
+/// [`cuda_activation`] for tensors that are as kernels take them, on the stream that is current: dense in the end, of one
+/// type and device, and nowhere the same memory. `False` where anything speaks against it, and nothing was done.
+#[pyfunction]
+pub(crate) fn cuda_activation_at_once(
+    act: &Bound<'_, Activation>,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    gate: &Bound<'_, PyAny>,
+    up: Option<&Bound<'_, PyAny>>,
+    out: &Bound<'_, PyAny>,
+) -> Result<bool, Failure> {
+    let Some(Ready { stream, inputs, out }) = Ready::of(gate, up, out) else { return Ok(false) };
+    let [gate, up] = [inputs.first(), inputs.get(1)];
+    let Some(gate) = gate else { return Ok(false) };
+    let how = self::arrangement(arrangement)?;
+    if !result_shape(gate, up, how).is_ok_and(|shape| shape == out.shape) {
+        return Ok(false);
+    }
+    let act = act.get();
+    with_dtype!(gate.dtype, T => enqueue_on::<T>(&stream, *act, numerics, arrangement, gate, up, &out))?;
+    Ok(true)
+}
+
+/// Tensors on a CUDA device that need no copy, and the current stream, which is kept.
+pub(crate) struct Ready {
+    pub(crate) stream: Arc<BorrowedStream>,
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) out: Tensor,
+}
+
+impl Ready {
+    pub(crate) fn of<'a, 'py: 'a>(
+        first: &Bound<'py, PyAny>,
+        others: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+        out: &Bound<'py, PyAny>,
+    ) -> Option<Self> {
+        let (first, device) = dlpack::on_cuda(first)?;
+        let dtype = first.dtype;
+        let alike = |object| {
+            let (tensor, there) = dlpack::on_cuda(object)?;
+            (there == device && tensor.dtype == dtype && tensor.is_rows()).then_some(tensor)
+        };
+        let out = alike(out)?;
+        let mut inputs = vec![first];
+        for other in others {
+            inputs.push(alike(other)?);
+        }
+        let apart = inputs.iter().all(|input| input.is_apart(&out));
+        if !inputs[0].is_rows() || !out.is_dense() || !apart {
+            return None;
+        }
+        let stream = device::kept(device.try_into().ok()?, dlpack::current_stream(device)?)?;
+        // Else the call would change what is current for others.
+        stream.cuda().is_current().then_some(Self { stream, inputs, out })
+    }
+}
+
 fn enqueue<T: Element>(
     (ordinal, raw): Place,
     act: Activation,
@@ -204,16 +266,31 @@ fn enqueue<T: Element>(
     out: &Tensor,
 ) -> Result<(), Failure> {
     let cuda = device::cuda(ordinal)?;
+    // SAFETY: the stream's handle is what its library says.
+    let stream = unsafe { cuda.borrow_stream(raw) }?;
+    enqueue_on::<T>(&stream, act, numerics, arrangement, gate, up, out)
+}
+
+fn enqueue_on<T: Element>(
+    stream: &BorrowedStream,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    gate: &Tensor,
+    up: Option<&Tensor>,
+    out: &Tensor,
+) -> Result<(), Failure> {
+    let cuda = stream.cuda();
     let how = self::arrangement(arrangement)?;
     expect_arranged(how, up.is_some())?;
     let numerics = self::numerics(numerics)?.unwrap_or(Numerics::default_for(T::DTYPE));
+    let _captured = stream.without_loading()?;
     // SAFETY: the tensors' addresses, extents and device are what their library says, which orders work on the stream
     // and keeps memory that it uses.
     unsafe {
-        let stream = cuda.borrow_stream(raw)?;
-        let inputs = gate_up::<T>(&cuda, how, gate, up)?;
-        let out = matrix_mut::<T>(&cuda, "out", out)?;
-        cuda.activation(&stream, &act.0, numerics, inputs, out)?;
+        let inputs = gate_up::<T>(cuda, how, gate, up)?;
+        let out = matrix_mut::<T>(cuda, "out", out)?;
+        cuda.activation(stream, &act.0, numerics, inputs, out)?;
     }
     Ok(())
 }
@@ -256,6 +333,7 @@ fn enqueue_backward<T: Element>(
     // SAFETY: as in `enqueue`.
     unsafe {
         let stream = cuda.borrow_stream(raw)?;
+        let _captured = stream.without_loading()?;
         let grad = matrix::<T>(&cuda, "gradient of the output", grad)?;
         let inputs = gate_up::<T>(&cuda, how, inputs.0, inputs.1)?;
         let first = matrix_mut::<T>(&cuda, "gradient of the gate", grads.0)?;

@@ -1,11 +1,13 @@
 //! The devices of this process: opened once, and again in a forked child, where their threads are not.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 use swiglu::Device;
-use swiglu::cuda::Cuda;
+use swiglu::cuda::{BorrowedStream, Cuda};
+
+use crate::error::Failure;
 
 static DEVICES: Mutex<Option<HashMap<String, Device>>> = Mutex::new(None);
 
@@ -38,10 +40,36 @@ pub(crate) fn cuda(ordinal: usize) -> swiglu::Result<Cuda> {
     }
 }
 
+static KEPT: RwLock<Vec<(usize, u64, Arc<BorrowedStream>)>> = RwLock::new(Vec::new());
+
+/// Keeps a stream that lives as long as the process, as PyTorch's own do, so that calls need not borrow it.
+#[pyfunction]
+pub(crate) fn keep_stream(ordinal: usize, raw: u64) -> Result<(), Failure> {
+    let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+    if !kept.iter().any(|(known, handle, _)| (*known, *handle) == (ordinal, raw)) {
+        // SAFETY: the caller's: the handle is of a stream of this device that is never destroyed, and means the same
+        // stream on every thread. The guard is never dropped.
+        let stream = unsafe { cuda(ordinal)?.borrow_stream(raw) }?;
+        kept.push((ordinal, raw, Arc::new(stream)));
+    }
+    Ok(())
+}
+
+/// A kept stream.
+pub(crate) fn kept(ordinal: usize, raw: u64) -> Option<Arc<BorrowedStream>> {
+    let kept = KEPT.read().unwrap_or_else(PoisonError::into_inner);
+    let (_, _, stream) =
+        kept.iter().find(|(known, handle, _)| (*known, *handle) == (ordinal, raw))?;
+    Some(stream.clone())
+}
+
 /// Forgets the devices of the parent: called in a forked child, which has one thread.
 #[pyfunction]
 pub(crate) fn after_fork() {
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     // Their threads are the parent's: nothing of them may be waited for, so they are not dropped.
     std::mem::forget(devices.take());
+    crate::layer::forget_lent();
+    let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+    std::mem::forget(std::mem::take(&mut *kept));
 }

@@ -6,12 +6,12 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyType};
 use swiglu::{CoreError, DType};
 
 use crate::error::Failure;
@@ -110,6 +110,14 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> Result<Tensor, Failure> {
             "this function computes in the host's memory; import swiglu.torch for CUDA tensors";
         return Err(CoreError::Unsupported { what, why: why.into() }.into());
     }
+    // SAFETY: lent until the deleter is called, by `owner`.
+    let made = unsafe { described(tensor, Some(owner)) }?;
+    Ok(made)
+}
+
+/// # Safety
+/// The description and what it points to are valid.
+unsafe fn described(tensor: &DlTensor, owner: Option<Managed>) -> Result<Tensor, CoreError> {
     let same = |t: Type| {
         (t.code, t.bits, t.lanes) == (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     };
@@ -117,7 +125,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> Result<Tensor, Failure> {
         let Type { code, bits, lanes } = tensor.dtype;
         let what = format!("DLPack's type (code {code}, {bits} bits, {lanes} lanes)");
         let why = "kernels compute with f32, f16 and bf16; convert it".into();
-        return Err(CoreError::Unsupported { what, why }.into());
+        return Err(CoreError::Unsupported { what, why });
     };
     let dims = usize::try_from(tensor.ndim).unwrap_or(0);
     let extents = |ptr: *mut i64| -> &[i64] {
@@ -133,7 +141,89 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> Result<Tensor, Failure> {
         false => extents(tensor.strides).iter().map(|&s| s as isize).collect(),
     };
     let address = tensor.data as usize + tensor.byte_offset as usize;
-    Ok(Tensor { address, shape, strides, dtype, writable: true, _owner: Some(owner) })
+    Ok(Tensor { address, shape, strides, dtype, writable: true, _owner: owner })
+}
+
+/// The table of functions by which PyTorch describes its tensors: `DLPackExchangeAPI` of dlpack.h, from v1.2 on.
+#[repr(C)]
+struct Exchange {
+    major: u32,
+    minor: u32,
+    previous: *const c_void,
+    /// An allocator, and two exchanges of tensors that are kept.
+    _others: [*const c_void; 3],
+    describe: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> i32>,
+    current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> i32>,
+}
+
+/// The table, and the types of tensors that it is for.
+struct Known {
+    exchange: &'static Exchange,
+    types: [usize; 2],
+}
+
+// SAFETY: the table is constant, and its functions may be called from any thread that holds the interpreter.
+unsafe impl Send for Known {}
+// SAFETY: as above.
+unsafe impl Sync for Known {}
+
+static KNOWN: OnceLock<Known> = OnceLock::new();
+const CUDA: i32 = 2;
+
+/// Takes tensors of these types by their library's table from now on; whether there is one that this module can read.
+#[pyfunction]
+pub(crate) fn describe_by_table(
+    tensor: &Bound<'_, PyType>,
+    parameter: &Bound<'_, PyType>,
+) -> PyResult<bool> {
+    let Ok(capsule) = tensor.getattr("__dlpack_c_exchange_api__") else { return Ok(false) };
+    let Ok(capsule) = capsule.cast::<PyCapsule>() else { return Ok(false) };
+    const TABLE: &CStr = c"dlpack_exchange_api";
+    // SAFETY: validity asks for the name without an exception; a capsule of this name holds the table, which lives as long
+    // as the process.
+    let exchange = unsafe {
+        if ffi::PyCapsule_IsValid(capsule.as_ptr(), TABLE.as_ptr()) == 0 {
+            return Ok(false);
+        }
+        &*ffi::PyCapsule_GetPointer(capsule.as_ptr(), TABLE.as_ptr()).cast::<Exchange>()
+    };
+    if exchange.major != 1 || exchange.describe.is_none() || exchange.current_stream.is_none() {
+        return Ok(false);
+    }
+    let types = [tensor.as_ptr() as usize, parameter.as_ptr() as usize];
+    KNOWN.get_or_init(|| Known { exchange, types });
+    Ok(true)
+}
+
+/// A tensor on a CUDA device, and its number: none of another kind, or of what kernels do not compute with.
+pub(crate) fn on_cuda(object: &Bound<'_, PyAny>) -> Option<(Tensor, i32)> {
+    let known = KNOWN.get()?;
+    if !known.types.contains(&(object.get_type_ptr() as usize)) {
+        return None;
+    }
+    let mut tensor = std::mem::MaybeUninit::<DlTensor>::uninit();
+    // SAFETY: an object of the table's type, and a place for its description.
+    if unsafe { known.exchange.describe?(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
+        // It has set an exception, which says what the slower way will find too.
+        drop(PyErr::take(object.py()));
+        return None;
+    }
+    // SAFETY: it was described.
+    let tensor = unsafe { tensor.assume_init() };
+    if tensor.device.kind != CUDA {
+        return None;
+    }
+    // SAFETY: the object is alive, and with it what describes it.
+    let described = unsafe { described(&tensor, None) }.ok()?;
+    Some((described, tensor.device.id))
+}
+
+/// The stream that PyTorch enqueues work of a device on.
+pub(crate) fn current_stream(device: i32) -> Option<u64> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: a valid place for the handle.
+    let failed = unsafe { KNOWN.get()?.exchange.current_stream?(CUDA, device, &mut stream) };
+    (failed == 0).then_some(stream as u64)
 }
 
 pub(crate) fn dense_strides(shape: &[usize]) -> Vec<isize> {

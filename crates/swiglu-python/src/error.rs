@@ -54,6 +54,9 @@ fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let text = error.to_string();
     let exception = match error.kind() {
         ErrorKind::Shape => ShapeError::new_err(text),
+        ErrorKind::Capture => SwigluError::new_err(format!(
+            "{text}; for the calls of a module swiglu.torch.warmup(module, tokens=[...]) does that"
+        )),
         _ => SwigluError::new_err(text),
     };
     let value = exception.value(py);

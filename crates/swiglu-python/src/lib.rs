@@ -46,17 +46,21 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::activation::{Activation, activation, cuda_activation, cuda_activation_backward};
+    use crate::activation::{
+        Activation, activation, cuda_activation, cuda_activation_at_once, cuda_activation_backward,
+    };
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::device::after_fork;
+    use crate::device::{after_fork, keep_stream};
+    #[pymodule_export]
+    use crate::dlpack::describe_by_table;
     #[pymodule_export]
     use crate::error::{ShapeError, SwigluError};
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]
-    use crate::layer::Layer;
+    use crate::layer::{Layer, cuda_layer_at_once};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -109,6 +109,22 @@ impl Tensor {
         Ok([flat.rows, flat.cols, row_stride])
     }
 
+    /// Whether kernels that cannot copy take it.
+    pub(crate) fn is_rows(&self) -> bool {
+        self.flat("").is_ok_and(|flat| flat.row_stride.is_some())
+    }
+
+    /// Whether its elements lie one after the other.
+    pub(crate) fn is_dense(&self) -> bool {
+        let dense = |flat: &Flat| flat.rows <= 1 || flat.row_stride == Some(flat.cols);
+        self.flat("").is_ok_and(|flat| flat.row_stride.is_some() && dense(&flat))
+    }
+
+    /// Whether no element of it can be one of another's.
+    pub(crate) fn is_apart(&self, other: &Self) -> bool {
+        disjoint(&self.bytes(), &other.bytes())
+    }
+
     pub(crate) fn expect_type<T: Element>(&self, what: &str) -> Result<(), CoreError> {
         let (expected, given) = (T::DTYPE, self.dtype);
         match expected == given {

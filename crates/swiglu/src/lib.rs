@@ -214,7 +214,7 @@ pub mod cuda {
         BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
         DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMatrix,
         DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph,
-        PinnedMatrix, Stream, release_unused,
+        PinnedMatrix, Stream, WithoutLoading, release_unused,
     };
 }
 

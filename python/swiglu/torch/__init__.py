@@ -15,9 +15,21 @@ from torch import Tensor
 
 from .._native import Activation
 from . import _door, _kernels, _ops
+from ._graphs import Bucket, Graphed, graphed, warmup
 from ._kernels import Taken, explain_last
 
-__all__ = ["Taken", "explain_last", "gated_linear", "glu", "mlp", "silu_mul"]
+__all__ = [
+    "Bucket",
+    "Graphed",
+    "Taken",
+    "explain_last",
+    "gated_linear",
+    "glu",
+    "graphed",
+    "mlp",
+    "silu_mul",
+    "warmup",
+]
 
 
 def _name(activation: Union[str, Activation]) -> str:
@@ -34,8 +46,11 @@ def silu_mul(
 ) -> Tensor:
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
     name = _name(activation)
-    if _door.nothing_in_force() and _door.plain(gate, up, out) and not _door.wants_gradient(gate, up, out):
-        return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
+    if _door.nothing_in_force() and _door.plain(gate, up, out):
+        if not _door.wants_gradient(gate, up, out):
+            return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
+        if out is None:
+            return _ops.eager(gate, up, None, name, numerics)
     if out is not None:
         torch.ops.swiglu.silu_mul.out(gate, up, name, numerics, out=out)
         return out
@@ -57,8 +72,11 @@ def glu(
 ) -> Tensor:
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
     name = _name(activation)
-    if _door.nothing_in_force() and _door.plain(x, out) and not _door.wants_gradient(x, out):
-        return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
+    if _door.nothing_in_force() and _door.plain(x, out):
+        if not _door.wants_gradient(x, out):
+            return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
+        if out is None:
+            return _ops.eager(x, None, layout, name, numerics)
     if out is not None:
         torch.ops.swiglu.glu.out(x, name, layout, numerics, out=out)
         return out

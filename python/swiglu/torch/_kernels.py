@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ class Taken:
         return f"{self.op}: {self.way} ({self.reason})"
 
 
+_ONE_PASS = "one pass over gate and up, on the current stream"
+_WHERE_THEY_LIE = "fused kernels over the weights where they lie, on the current stream"
+
+
 class _Last(threading.local):
     #: Op, way and reason: named when somebody asks.
     taken: Optional[Tuple[str, str, str]] = None
@@ -58,12 +63,41 @@ def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], T
     return None if t is None else _described(t)
 
 
+#: Whether tensors of a CUDA device can be given to the native module as they are: it then finds out by PyTorch's table of
+#: functions for DLPack what is slow to ask for here, and the current stream.
+_BY_TABLE = _native.describe_by_table(Tensor, torch.nn.Parameter)
+_kept: "set[Tuple[int, int]]" = set()
+
+
+def _keep(index: int, raw: int) -> None:
+    """Streams of PyTorch's own, which are never destroyed, need not be borrowed for each call. Others have even numbers."""
+    number = torch._C._cuda_getCurrentStream(index)[0]
+    if (number == 0 or number % 2 == 1) and raw != 2 and not torch.cuda.is_current_stream_capturing():
+        _native.keep_stream(index, raw)
+        _kept.add((index, raw))
+
+
+def _current(t: Tensor) -> Any:
+    """Makes the tensor's device the current one, where it is not."""
+    index = t.device.index
+    return _NOTHING if torch._C._cuda_getDevice() == index else torch.cuda.device(index)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
 def _place(t: Tensor) -> Tuple[int, int]:
     index = t.device.index
     if not _cuda_known:
+        if torch.cuda.is_current_stream_capturing():
+            text = "the device is opened in the first call; swiglu.torch.warmup(module, tokens=[...]) before a capture does that"
+            raise _check.error("capture", "first call", text)
         find_cuda_libraries()
         _cuda_known.append(True)
-    return index, torch._C._cuda_getCurrentRawStream(index)
+    raw = torch._C._cuda_getCurrentRawStream(index)
+    if _BY_TABLE and (index, raw) not in _kept:
+        _keep(index, raw)
+    return index, raw
 
 
 _cuda_known: "list[bool]" = []
@@ -71,6 +105,8 @@ _cuda_known: "list[bool]" = []
 
 def _rows_adjacent(t: Tensor) -> Tensor:
     """The tensor, or a copy where CUDA kernels could not address it: rows of adjacent elements with one stride."""
+    if t.is_contiguous():
+        return t
     if t.dim() > 0 and (t.shape[-1] <= 1 or t.stride(-1) == 1):
         try:
             return t.view(-1, t.shape[-1]) if t.numel() else t
@@ -116,6 +152,13 @@ def activation_into(
 ) -> Tensor:
     """h in ``out``, or in a new tensor."""
     act = activation_named(activation)
+    if _BY_TABLE and gate.is_cuda:
+        h = out
+        if h is None and gate.dim() > 0:
+            h = torch.empty_like(gate) if up is not None else gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
+        if h is not None and _native.cuda_activation_at_once(act, numerics, layout, gate, up, h):
+            _last.taken = op, "native cuda", _ONE_PASS
+            return h
     shape = _check.activation_inputs(gate, up, layout)
     if out is not None:
         _check.expect_out(out, gate, shape)
@@ -135,13 +178,13 @@ def activation_into(
         _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
         note(op, "native cpu", "one pass over gate and up")
         return h
-    with torch.cuda.device(gate.device):
+    with _current(gate):
         direct = _direct(out, shape, gate, up)
         second = None if up is None else _rows_adjacent(up)
         inputs = _described(_rows_adjacent(gate)), _described_if(second)
         _native.cuda_activation(_place(gate), act, numerics, layout, *inputs, _described(direct))
         h = direct if out is None else _brought(direct, out)
-    note(op, "native cuda", "one pass over gate and up, on the current stream")
+    note(op, "native cuda", _ONE_PASS)
     return h
 
 
@@ -169,7 +212,7 @@ def activation_backward(
         if up is not None:
             return tuple(g.contiguous() for g in grads)  # type: ignore[return-value]
         return _formulas.join(*grads, layout or ""), None
-    with torch.cuda.device(gate.device):
+    with _current(gate):
         grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         grad_up = None if up is None else torch.empty_like(grad_gate)
         second = None if up is None else _rows_adjacent(up)
@@ -237,6 +280,8 @@ def _arranged(parts: Parts, layout: str) -> "Parts | str":
     elif w_up is None and b_gate is not None:
         w_gate, w_up = w_gate.chunk(2)
         b_gate, b_up = b_gate.chunk(2)
+    if w_down is not None and w_down.shape[0] != w_gate.shape[1]:
+        return "kernels compute blocks with as many output features as inputs"
     for weight in (w_gate, w_up, w_down):
         if weight is not None and weight.stride(-1) != 1:
             return "kernels read weights as rows of adjacent elements"
@@ -248,6 +293,16 @@ def layer_into(
 ) -> Tensor:
     """A gated linear layer or a block, in ``out`` or in a new tensor."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+    if _BY_TABLE and x.is_cuda and layout == "gate-first" and (w_up is not None or b_gate is None):
+        y = out
+        if y is None and x.dim() > 0:
+            features = w_gate.shape[0] if w_down is None else w_down.shape[0]
+            if w_down is None and w_up is None:
+                features //= 2
+            y = torch.empty_like(x) if features == x.shape[-1] else x.new_empty((*x.shape[:-1], features))
+        if y is not None and _native.cuda_layer_at_once(activation_named(activation), numerics, x, parts, y):
+            _last.taken = op, "native cuda", _WHERE_THEY_LIE
+            return y
     features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
     if w_down is not None:
         features = _check.down(x, features, w_down, b_down)
@@ -268,7 +323,7 @@ def layer_into(
                 raise
             result = str(refused)
         if isinstance(result, Tensor):
-            note(op, "native cuda", "fused kernels over the weights where they lie, on the current stream")
+            note(op, "native cuda", _WHERE_THEY_LIE)
             return result
         why = result
     y = composed(x, parts, activation, layout, numerics)
@@ -290,7 +345,7 @@ def _on_cuda(
     arranged = _arranged(parts, layout)
     if isinstance(arranged, str):
         return arranged
-    with torch.cuda.device(x.device):
+    with _current(x):
         place = _place(x)
         layer = _borrow(x, arranged, activation, numerics)
         rows = _rows_adjacent(x)

@@ -29,7 +29,9 @@ _ARGUMENTS: Dict[str, str] = {
 }
 _DEVICES = "CompositeExplicitAutograd"
 # Where PyTorch has the tag, it functionalises operators with it that return what they write, and none of those without.
-_OUT_TAGGED = hasattr(torch.Tag, "out")
+# Inductor calls the overload `out` of those with the tag with tensors first, and None after them: in another order than an
+# operator's with optional tensors.
+_OUT_TAGGED = ("silu_mul", "glu") if hasattr(torch.Tag, "out") else ()
 
 
 # What each computes. Arguments are those of the schema; `out` is None or where the result goes.
@@ -118,14 +120,14 @@ def _fake(name: str) -> Callable[..., Tensor]:
     return fake
 
 
-def _written(out: Tensor) -> Optional[Tensor]:
-    return out if _OUT_TAGGED else None
+def _written(name: str, out: Tensor) -> Optional[Tensor]:
+    return out if name in _OUT_TAGGED else None
 
 
 def _fake_out(name: str) -> Callable[..., Optional[Tensor]]:
     def fake(*args: Any, out: Tensor) -> Optional[Tensor]:
         _check.expect_out(out, args[0], _shape_of(name, args))
-        return _written(out)
+        return _written(name, out)
 
     return fake
 
@@ -134,7 +136,7 @@ def _out(name: str) -> Callable[..., Optional[Tensor]]:
     body = BODIES[name]
 
     def kernel(*args: Any, out: Tensor) -> Optional[Tensor]:
-        return _written(body(*args, out=out))
+        return _written(name, body(*args, out=out))
 
     return kernel
 
@@ -147,7 +149,7 @@ def _out_without_gradient(name: str) -> Callable[..., Optional[Tensor]]:
             raise _check.error("unsupported", name, text)
         with torch._C._AutoDispatchBelowAutograd():
             getattr(torch.ops.swiglu, name).out.redispatch(keyset & torch._C._after_autograd_keyset, *args, out=out)
-        return _written(out)
+        return _written(name, out)
 
     return kernel
 
@@ -323,6 +325,39 @@ def _function(op: str, gradient: Callable[..., Any]) -> Type[_Function]:
     return made
 
 
+class _Eager(torch.autograd.Function):
+    """The activation with a gradient in plain eager: half of what the dispatcher's own takes."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Optional[Tensor], *how: Optional[str]) -> Tensor:
+        layout, activation, numerics = how
+        ctx.save_for_backward(gate, up)
+        ctx.how = how
+        op = "glu" if up is None else "silu_mul"
+        return _kernels.activation_into(op, gate, up, layout, activation or "", numerics, None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        gate, up = ctx.saved_tensors
+        layout, activation, numerics = ctx.how
+        wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            # The operators know that they have no gradient of their own.
+            ops = torch.ops.swiglu
+            if up is None:
+                return ops.glu_backward(grad, gate, activation, layout, numerics), None, None, None, None
+            d_gate, d_up = ops.silu_mul_backward(grad, gate, up, activation, numerics)
+        else:
+            op = "glu_backward" if up is None else "silu_mul_backward"
+            d_gate, d_up = _kernels.activation_backward(op, grad, gate, up, layout, activation, numerics)
+        return d_gate if wanted[0] else None, d_up if wanted[1] else None, None, None, None
+
+
+def eager(gate: Tensor, up: Optional[Tensor], layout: Optional[str], activation: str, numerics: Optional[str]) -> Tensor:
+    made: Tensor = _Eager.apply(gate, up, layout, activation, numerics)
+    return made
+
+
 SILU_MUL = _function("silu_mul", _silu_mul_gradient)
 GLU = _function("glu", _glu_gradient)
 _SILU_MUL_BACKWARD = _function("silu_mul_backward", _no_second_gradient)
@@ -390,10 +425,10 @@ def _vmap_layer(name: str) -> Callable[..., Any]:
 
 def _define() -> None:
     tags = (torch.Tag.pt2_compliant_tag,)
-    out_tags = (*tags, torch.Tag.out) if _OUT_TAGGED else tags
     for name, arguments in _ARGUMENTS.items():
+        out_tags = (*tags, torch.Tag.out) if name in _OUT_TAGGED else tags
         LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=tags)
-        written = "Tensor(a!)" if _OUT_TAGGED else "()"
+        written = "Tensor(a!)" if name in _OUT_TAGGED else "()"
         LIBRARY.define(f"{name}.out({arguments}, *, Tensor(a!) out) -> {written}", tags=out_tags)
         LIBRARY.impl(name, BODIES[name], _DEVICES)
         LIBRARY.impl(f"{name}.out", _out(name), _DEVICES)

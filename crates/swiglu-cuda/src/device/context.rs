@@ -303,6 +303,12 @@ impl Cuda {
         self.context().bind()
     }
 
+    /// Whether the device's context is current on this thread, which other libraries take for their current device: calls
+    /// make it so, and leave it.
+    pub fn is_current(&self) -> bool {
+        self.context().retained.is_current()
+    }
+
     pub(crate) fn driver(&self) -> &'static Driver {
         self.context().driver
     }
@@ -367,13 +373,17 @@ unsafe impl Send for Retained {}
 unsafe impl Sync for Retained {}
 
 impl Retained {
+    fn is_current(&self) -> bool {
+        let mut current: CUcontext = std::ptr::null_mut();
+        // SAFETY: `current` is a valid place for the handle.
+        let found = unsafe { cu!(self.driver, cuCtxGetCurrent(&mut current)) };
+        found.is_ok() && current == self.raw
+    }
+
     /// Makes the context current on this thread.
     pub(crate) fn bind(&self) -> Result<()> {
         expect_no_fork()?;
-        let mut current: CUcontext = std::ptr::null_mut();
-        // SAFETY: `current` is a valid place for the handle.
-        unsafe { cu!(self.driver, cuCtxGetCurrent(&mut current)) }?;
-        if current == self.raw {
+        if self.is_current() {
             return Ok(());
         }
         // SAFETY: the context is retained while `self` lives.

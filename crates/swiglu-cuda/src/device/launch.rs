@@ -18,6 +18,7 @@ use crate::device::driver::{INVALID_VALUE, cu};
 use crate::device::error::{CudaError, Result};
 use crate::device::jit::Variant;
 use crate::device::jit::cache::{KernelCache, Origin, digest};
+use crate::device::loading;
 use crate::device::remembered::Remembered;
 use crate::device::stream::Stream;
 
@@ -270,6 +271,7 @@ impl Functions {
         if let Some(function) = self.find(hash, variant, entry) {
             return Ok(function);
         }
+        loading::expect_allowed(|| format!("kernel `{variant}`"))?;
         let module = match &*module {
             Some(module) => module,
             None => module.insert(Arc::new(self.load(cuda, variant)?)),

@@ -11,6 +11,7 @@ pub mod jit;
 pub(crate) mod launch;
 pub(crate) mod leftovers;
 pub mod library;
+pub(crate) mod loading;
 pub(crate) mod lt;
 pub(crate) mod memory;
 pub(crate) mod raw_stream;

@@ -11,6 +11,7 @@ use crate::device::sys::CUstream;
 use crate::device::context::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
+use crate::device::loading::WithoutLoading;
 use crate::device::memory::Memory;
 use crate::device::raw_stream::{RawEvent, RawStream};
 use crate::device::workspace::{Scratch, ScratchPool};
@@ -153,6 +154,17 @@ fn key_of(raw: u64) -> Key {
 pub struct BorrowedStream {
     stream: Stream,
     key: Key,
+}
+
+impl BorrowedStream {
+    /// If the stream is being captured: as long as the result lives, calls of this thread that would compile or load a
+    /// kernel are refused with [`CudaError::Capture`]. Else the driver would refuse, and the capture be lost.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn without_loading(&self) -> Result<Option<WithoutLoading>> {
+        Ok(self.stream.is_capturing()?.then(WithoutLoading::new))
+    }
 }
 
 impl Deref for BorrowedStream {

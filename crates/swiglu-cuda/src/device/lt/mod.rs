@@ -19,6 +19,7 @@ use swiglu_core::{DType, Element, Orientation};
 use crate::device::arch::Arch;
 use crate::device::context::{Context, Cuda};
 use crate::device::error::{CudaError, Result};
+use crate::device::loading;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
@@ -108,6 +109,7 @@ impl Lt {
     /// # Errors
     /// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`], or what cuBLASLt reports.
     pub(crate) fn new(cuda: &Cuda) -> Result<Self> {
+        loading::expect_allowed(|| "cuBLASLt".into())?;
         let api = api()?;
         cuda.bind()?;
         Ok(Self {

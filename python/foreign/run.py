@@ -1,0 +1,215 @@
+"""Runs tests of other projects with our operators in the place of theirs, and prints a table.
+
+    python python/foreign/run.py [--into DIR] [liger] [quack] [transformers]
+
+Sources come from PyPI, and for transformers from its repository; nothing of them is kept in this one. Each suite runs in a
+process of its own, with a plugin of this directory that says what is replaced. What is deselected is listed with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Tuple
+from xml.etree import ElementTree
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class Suite:
+    name: str
+    source: Callable[[Path], Path]
+    tests: List[str]
+    plugin: str
+    #: Directories of the source that are imported from.
+    path: List[str]
+    #: Which tests of a file do not run, by a part of their name, and why.
+    deselected: List[Tuple[str, str]] = field(default_factory=list)
+    #: Changes of the copied tests, where there is no GPU.
+    on_cpu: List[Tuple[str, str]] = field(default_factory=list)
+    arguments: List[str] = field(default_factory=list)
+
+
+def sdist(package: str, version: str) -> Callable[[Path], Path]:
+    def fetch(into: Path) -> Path:
+        name = f"{package.replace('-', '_')}-{version}"
+        if not (into / name).exists():
+            archive = into / f"{name}.tar.gz"
+            if not archive.exists():
+                pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+                subprocess.run([*pip, "--no-binary", ":all:", "-d", str(into), f"{package}=={version}"], check=True)
+            with tarfile.open(archive) as packed:
+                packed.extractall(into, filter="data")
+        return into / name
+
+    return fetch
+
+
+def repository(into: Path) -> Path:
+    """transformers' tests, of the version that is installed: a snapshot in `into`, else from its repository."""
+    import transformers
+
+    name = f"transformers-{transformers.__version__}"
+    if not (into / name).exists():
+        archive = into / f"{name}.tar.gz"
+        if not archive.exists():
+            url = f"https://github.com/huggingface/transformers/archive/refs/tags/v{transformers.__version__}.tar.gz"
+            urllib.request.urlretrieve(url, archive)
+        with tarfile.open(archive) as packed:
+            packed.extractall(into, filter="data")
+    return into / name
+
+
+SUITES = [
+    Suite(
+        "liger",
+        sdist("liger-kernel", "0.8.5"),
+        [
+            "test/transformers/test_swiglu.py",
+            "test/transformers/test_geglu.py",
+            "test/transformers/test_mlp.py",
+            "test/megatron/test_swiglu.py",
+        ],
+        "liger_gated",
+        ["src", "."],
+        [
+            ("test_correctness_mixtralexperts", "a mixture of experts, which is no operator here"),
+            ("test_swiglu_blackwell_tiled", "tests how Liger tiles its own kernel"),
+            ("test_in_place_backward_clobbers", "pins that Liger's option in_place destroys its input; ours never does"),
+            ("test_in_place_rejects_a_second_backward", "the same option: a second backward is right here"),
+        ],
+    ),
+    Suite(
+        "quack",
+        sdist("quack-kernels", "0.6.5"),
+        ["tests/test_mlp.py", "tests/test_linear.py"],
+        "quack_gated",
+        [],
+        [
+            ("gelu_tanh_approx", "an activation without a gate"),
+            ("[relu-", "an activation without a gate"),
+            ("-relu-", "an activation without a gate"),
+            ("relu]", "an activation without a gate"),
+            ("-tanh", "an approximation of the sigmoid that is quack's own"),
+            ("fuse_grad_accum", "an option of quack's: gradients added in its kernels"),
+            ("test_linear[", "a linear map without a gate"),
+            ("test_linear_act[", "a linear map without a gate"),
+            ("test_linear_func_empty", "a linear map without a gate"),
+            ("test_linear_act_func_empty", "a linear map without a gate"),
+            ("test_autocast[linear_func", "a linear map without a gate"),
+            ("test_autocast[linear_act_func", "a linear map without a gate"),
+            ("test_autocast[mlp_func", "an activation without a gate"),
+            ("test_autocast[False-linear_func", "a linear map without a gate"),
+            ("test_autocast[False-linear_act_func", "a linear map without a gate"),
+            ("test_autocast[False-mlp_func", "an activation without a gate"),
+            ("test_autocast[True-linear_func", "a linear map without a gate"),
+            ("test_autocast[True-linear_act_func", "a linear map without a gate"),
+            ("test_autocast[True-mlp_func", "an activation without a gate"),
+            ("test_gemm[", "a product without a gate"),
+            ("test_gemm_concat_layout", "a product without a gate"),
+            ("test_gemm_act_alpha", "a product without a gate"),
+            ("test_gemm_dact[", "a product without a gate"),
+            ("test_gemm_add", "a product without a gate"),
+            ("test_gemm_gated_pingpong_configs", "tests how quack configures its own kernel"),
+            ("test_gemm_stochastic_rounding", "a product without a gate"),
+            ("test_gemm_sr_different_seeds", "a product without a gate"),
+            ("test_rms_final_reduce", "a norm"),
+            ("test_gemm_rms", "a norm"),
+            ("test_gemm_norm", "a norm"),
+            ("test_gemm_empty", "a product without a gate"),
+        ],
+        [
+            ('device = "cuda"', 'device = "cpu"'),
+            ('device="cuda"', 'device="cpu"'),
+            ('autocast("cuda"', 'autocast("cpu"'),
+            # Sizes for a GPU.
+            ("[736, 4096]", "[736]"),
+            ("[1504, 2048]", "[328]"),
+            ("m = 1920", "m = 96"),
+            ("m = 960", "m = 96"),
+            ("4096, 4096, 4096", "96, 64, 128"),
+        ],
+    ),
+    Suite(
+        "transformers",
+        repository,
+        ["tests/models/llama/test_modeling_llama.py"],
+        "transformers_llama",
+        ["."],
+        arguments=["-k", "LlamaModelTest"],
+    ),
+]
+
+#: Of `test_gemm_dgated`: whether a scale and a sum of each row, which are quack's, are asked for.
+DGATED = re.compile(r"test_gemm_dgated\[[^\]]*True")
+
+
+def why_not(suite: Suite, test: str) -> Optional[str]:
+    if suite.name == "quack" and DGATED.search(test):
+        return "a scale or a sum of each row, in quack's kernel"
+    return next((why for part, why in suite.deselected if part in test), None)
+
+
+def run(suite: Suite, into: Path, arguments: List[str]) -> Dict[str, int]:
+    import torch
+
+    source = suite.source(into)
+    for test in suite.tests:
+        file = source / test
+        kept = file.with_suffix(".original")
+        if not kept.exists():
+            kept.write_text(file.read_text("utf-8"), "utf-8")
+        text = kept.read_text("utf-8")
+        if not torch.cuda.is_available():
+            for old, new in suite.on_cpu:
+                text = text.replace(old, new)
+        file.write_text(text, "utf-8")
+    paths = [str(HERE), *(str(source / part) for part in suite.path), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "FOREIGN_SUITE": suite.name}
+    env["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    report = into / f"{suite.name}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "deselect", "-p", suite.plugin]
+    command += ["-c", os.devnull, "--rootdir", str(source), f"--junitxml={report}", *suite.tests, *suite.arguments]
+    subprocess.run([*command, *arguments], cwd=source, env=env, check=False)
+    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+    for case in ElementTree.parse(report).iter("testcase"):
+        outcome = "passed"
+        for child in case:
+            outcome = {"failure": "failed", "error": "failed", "skipped": "skipped"}.get(child.tag, outcome)
+        counts[outcome] += 1
+    counts["deselected"] = int((into / f"{suite.name}.deselected").read_text())
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", help=", ".join(suite.name for suite in SUITES))
+    parser.add_argument("--into", type=Path, default=HERE.parents[1] / "target/foreign")
+    given, pytest_arguments = parser.parse_known_args()
+    given.into.mkdir(parents=True, exist_ok=True)
+    os.environ["FOREIGN_INTO"] = str(given.into)
+    rows = []
+    for suite in SUITES:
+        if given.suites and suite.name not in given.suites:
+            continue
+        try:
+            counts = run(suite, given.into, pytest_arguments)
+        except (OSError, subprocess.CalledProcessError, ElementTree.ParseError) as missing:
+            rows.append(f"| {suite.name} | not run: {missing} | | | |")
+            continue
+        rows.append(f"| {suite.name} | " + " | ".join(str(counts[k]) for k in ("passed", "failed", "skipped", "deselected")) + " |")
+    print("| suite | passed | failed | skipped by itself | deselected |\n|---|---|---|---|---|")
+    print("\n".join(rows))
+    sys.exit(any("not run" in row or row.split("|")[3].strip() != "0" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

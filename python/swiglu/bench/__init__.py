@@ -1,0 +1,1 @@
+"""Measurements beside other implementations: ``python -m swiglu.bench``."""

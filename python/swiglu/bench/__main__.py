@@ -1,0 +1,82 @@
+"""``python -m swiglu.bench mlp`` beside other implementations, ``python -m swiglu.bench host``: what calls cost the host."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any, List
+
+import torch
+
+from . import _host, _mlp
+
+
+def _device(arguments: argparse.Namespace) -> str:
+    return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _run_host(arguments: argparse.Namespace) -> None:
+    device, rounds = _device(arguments), arguments.rounds
+    print(f"{_mlp.device_name(device)}, torch {torch.__version__}: microseconds of the host a call, median (quartiles)")
+    for what, times in _host.measure(device, rounds).items():
+        first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+        print(f"  {what:<38} {median:8.2f}  ({first:.2f} … {third:.2f})")
+
+
+def _run_mlp(arguments: argparse.Namespace) -> None:
+    dtype: torch.dtype = getattr(torch, {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[arguments.dtype])
+    shape = _mlp.Shape(arguments.hidden, arguments.intermediate, dtype, _device(arguments))
+    rows = _mlp.measure(arguments.providers, arguments.modes, arguments.tokens, shape, arguments.rounds)
+    print(f"{_mlp.device_name(shape.device)}, torch {torch.__version__}, {shape.hidden} x {shape.intermediate} {arguments.dtype}")
+    print(f"{'mode':<8} {'tokens':>7}  {'provider':<10} {'ms':>9}  (quartiles), against {arguments.providers[0]}")
+    for row in rows:
+        start = f"{row.mode:<8} {row.tokens:>7}  {row.provider:<10}"
+        if row.missing is not None:
+            print(f"{start} {row.missing}")
+            continue
+        first = next(r for r in rows if (r.mode, r.tokens, r.provider) == (row.mode, row.tokens, arguments.providers[0]))
+        ratio = f", {first.quantile(50) / row.quantile(50):.2f} x" if first.missing is None else ""
+        print(f"{start} {row.quantile(50):9.4f}  ({row.quantile(25):.4f} … {row.quantile(75):.4f}){ratio}")
+    if arguments.csv:
+        _mlp.write_csv(arguments.csv, rows, shape)
+    if arguments.plot:
+        _mlp.plot(arguments.plot, rows, shape)
+
+
+def _choices(known: Any, kind: Any = str) -> Any:
+    def parse(text: str) -> List[Any]:
+        made = [kind(part) for part in text.split(",")]
+        for part in made:
+            if known is not None and part not in known:
+                raise argparse.ArgumentTypeError(f"unknown `{part}`; choose from: {', '.join(known)}")
+        return made
+
+    return parse
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m swiglu.bench", description=__doc__)
+    verbs = parser.add_subparsers(required=True)
+    host = verbs.add_parser("host", help="what a call costs the host, beside the bare parts")
+    host.set_defaults(run=_run_host)
+    mlp = verbs.add_parser("mlp", help="a block beside other implementations, the first of which is compared with")
+    mlp.set_defaults(run=_run_mlp)
+    mlp.add_argument("--tokens", type=_choices(None, int), default=[1, 16, 256, 4096], help="1,16,256,4096")
+    names = ",".join(_mlp.PROVIDERS)
+    mlp.add_argument("--providers", type=_choices(_mlp.PROVIDERS), default=["torch", "compile", "swiglu"], help=names)
+    mlp.add_argument("--modes", type=_choices(_mlp.MODES), default=["forward"], help=",".join(_mlp.MODES))
+    mlp.add_argument("--hidden", type=int, default=4096)
+    mlp.add_argument("--intermediate", type=int, default=14336)
+    mlp.add_argument("--dtype", choices=["bf16", "f16", "f32"], default="bf16")
+    mlp.add_argument("--csv", type=Path, help="a file in the columns of Liger-Kernel's benchmarks")
+    mlp.add_argument("--plot", type=Path, help="a picture, by matplotlib")
+    for verb, rounds in ((host, 25), (mlp, 15)):
+        verb.add_argument("--device", choices=["cpu", "cuda"])
+        verb.add_argument("--rounds", type=int, default=rounds, help="turns of each")
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

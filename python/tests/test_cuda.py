@@ -1,0 +1,451 @@
+"""What only a CUDA device has: streams, captures, memory of its own. Values of operators there are in the other files."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not run: no PyTorch")
+np = pytest.importorskip("numpy", reason="not run: no numpy")
+if not torch.cuda.is_available():
+    pytest.skip("not run: no CUDA device", allow_module_level=True)
+
+import swiglu
+import swiglu.nn
+import swiglu.torch as ops
+from test_ops import Here, block_reference, name_of, tensor, within
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def there():
+    Here.device = "cuda"
+
+
+def block_of(hidden=64, intermediate=128, dtype=torch.bfloat16):
+    shapes = (intermediate, hidden), (intermediate, hidden), (hidden, intermediate)
+    return [tensor(*shape, dtype=dtype, seed=i) / shape[1] ** 0.5 for i, shape in enumerate(shapes)]
+
+
+def expect(y, x, weights):
+    exact, bound = block_reference(x, (*weights, None, None, None), "swiglu", name_of(x.dtype))
+    within(y, exact, bound)
+
+
+def busy(milliseconds=20):
+    """Work on the current stream that takes a while."""
+    torch.cuda._sleep(int(milliseconds * 2e6))
+
+
+# Memory.
+
+
+def test_weights_are_read_where_they_lie():
+    x, weights = tensor(4, 64), block_of(dtype=torch.float32)
+    first = ops.mlp(x, *weights)
+    assert ops.explain_last().way == "native cuda", ops.explain_last()
+    expect(first, x, weights)
+    before = torch.cuda.memory_allocated()
+    ops.mlp(x, *weights)
+    # What a call leaves is its result, which is gone.
+    assert torch.cuda.memory_allocated() == before
+    weights[0].mul_(2)
+    expect(ops.mlp(x, *weights), x, weights)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_layers_of_real_widths(tokens, dtype):
+    x, weights = tensor(tokens, 576, dtype=dtype), block_of(576, 1536, dtype)
+    expect(ops.mlp(x, *weights), x, weights)
+    assert ops.explain_last().way == "native cuda", ops.explain_last()
+    y = torch.full_like(x, float("nan"))
+    ops.mlp(x, *weights, out=y)
+    expect(y, x, weights)
+
+
+def test_what_a_training_step_keeps_is_4h_bytes_a_token():
+    tokens, hidden, intermediate = 256, 512, 1536
+    weights = [w.requires_grad_() for w in block_of(hidden, intermediate)]
+    x = tensor(tokens, hidden, dtype=torch.bfloat16, grad=True)
+    kept = {}
+    for save in ("preact", "input"):
+        ops.mlp(x, *weights, save=save).sum().backward()
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        y = ops.mlp(x, *weights, save=save)
+        kept[save] = torch.cuda.memory_allocated() - before - y.numel() * 2
+        del y
+    per_token = 2 * 2 * intermediate
+    # h is kept by the down map besides; the allocator rounds to 512 bytes.
+    assert kept["input"] <= 4096, kept
+    assert kept["preact"] <= tokens * (per_token + 2 * intermediate) + 4096, kept
+
+
+# Streams.
+
+
+def test_calls_are_on_the_current_stream():
+    weights, side = block_of(), torch.cuda.Stream()
+    x = torch.zeros(4, 64, dtype=torch.bfloat16, device="cuda")
+    values = tensor(4, 64, dtype=torch.bfloat16)
+    gate, up = tensor(8, 96), tensor(8, 96, seed=1)
+    later = torch.zeros_like(gate)
+    # The first call of its kind loads a kernel, for which the driver waits.
+    ops.mlp(x, *weights), ops.silu_mul(gate, up)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        busy()
+        x.copy_(values)
+        later.copy_(gate)
+        y, h = ops.mlp(x, *weights), ops.silu_mul(later, up)
+        assert not side.query(), "the calls waited for the stream"
+    torch.cuda.current_stream().wait_stream(side)
+    expect(y, values, weights)
+    assert torch.equal(h, ops.silu_mul(gate, up))
+
+
+def test_streams_do_not_share_scratch_memory():
+    weights = block_of(576, 1536)
+    inputs = [tensor(16, 576, dtype=torch.bfloat16, seed=s) for s in range(6)]
+    expected = [ops.mlp(x, *weights) for x in inputs]
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in inputs], []
+    for _ in range(20):
+        for stream, x in zip(streams, inputs):
+            with torch.cuda.stream(stream):
+                found.append(ops.mlp(x, *weights))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected[i % len(inputs)]) for i, y in enumerate(found))
+
+
+def test_threads_with_streams_of_their_own():
+    weights = block_of()
+    inputs = [tensor(n, 64, dtype=torch.bfloat16, seed=n) for n in range(1, 9)]
+    expected = [ops.mlp(x, *weights) for x in inputs]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(x, right):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                if not torch.equal(ops.mlp(x, *weights), right):
+                    wrong.append(x.shape[0])
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, expected)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not wrong
+
+
+# Captures.
+
+
+def captured(call, warm=True):
+    """PyTorch's recipe: warmed up on one stream, captured on another."""
+    if warm:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+def test_a_captured_block_computes_again(tokens):
+    x, weights = tensor(tokens, 576, dtype=torch.bfloat16), block_of(576, 1536)
+    graph, y = captured(lambda: ops.mlp(x, *weights))
+    for seed in (7, 8):
+        x.copy_(tensor(tokens, 576, dtype=torch.bfloat16, seed=seed))
+        graph.replay()
+        expect(y, x, weights)
+    # On another stream, and after others have used theirs.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        ops.mlp(x, *weights)
+        graph.replay()
+        torch.cuda.synchronize()
+    expect(y, x, weights)
+
+
+def test_a_captured_training_step_computes_again():
+    weights = [w.requires_grad_() for w in block_of()]
+    x = tensor(8, 64, dtype=torch.bfloat16)
+
+    def step():
+        for w in weights:
+            w.grad = None
+        ops.mlp(x, *weights).float().square().sum().backward()
+        return [w.grad for w in weights]
+
+    graph, grads = captured(step)
+    x.copy_(tensor(8, 64, dtype=torch.bfloat16, seed=5))
+    graph.replay()
+    found = [g.clone() for g in grads]
+    assert all(torch.equal(a, b) for a, b in zip(found, step()))
+
+
+def test_graphs_share_a_pool():
+    weights, inputs = block_of(), [tensor(m, 64, dtype=torch.bfloat16) for m in (1, 2, 3)]
+    for x in inputs:
+        ops.mlp(x, *weights)
+    pool = torch.cuda.graph_pool_handle()
+    graphs = []
+    for x in inputs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            y = ops.mlp(x, *weights)
+        graphs.append((graph, x, y))
+    for graph, x, y in graphs:
+        graph.replay()
+        expect(y, x, weights)
+
+
+def test_garbage_collection_during_a_capture():
+    x, weights = tensor(4, 64, dtype=torch.bfloat16), block_of()
+    ops.mlp(x, *weights)
+
+    class Cycle:
+        def __init__(self):
+            self.me = self
+            self.layer = swiglu.torch._kernels._borrow(x, (*weights, None, None, None), "swiglu", None)
+            self.weights = block_of()
+            self.y = ops.mlp(x, *self.weights)
+
+    cycle = Cycle()
+    torch.cuda.synchronize()
+    gc.disable()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.mlp(x, *weights)
+        del cycle
+        ops._kernels._borrowed.clear()
+        gc.collect()
+        z = ops.mlp(x, *weights)
+    gc.enable()
+    graph.replay()
+    expect(y, x, weights)
+    assert torch.equal(y, z)
+
+
+def test_many_graphs_and_layers_leave_nothing():
+    """Graphs and layers that are gone have given back what they had, once each of PyTorch's 32 streams has been used."""
+    free = []
+    for _ in range(8):
+        for _ in range(10):
+            weights = block_of(256, 512)
+            x = tensor(4, 256, dtype=torch.bfloat16)
+            captured(lambda: ops.mlp(x, *weights))
+        ops._kernels._borrowed.clear()
+        del weights, x
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[-1] >= free[4] - (32 << 20), free
+
+
+FIRST = """
+import torch, swiglu, swiglu.nn, swiglu.torch as ops
+block = swiglu.nn.MLP(64, 128, device="cuda", dtype=torch.bfloat16).eval()
+x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)
+def capture():
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = block(x)
+    return graph, y
+def refused():
+    # What refuses leaves the capture as it was.
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        try:
+            with torch.no_grad():
+                block(x)
+        except swiglu.SwigluError as error:
+            assert error.kind == "capture" and "swiglu.torch.warmup(module" in str(error), (error.kind, str(error))
+            print(error)
+            x + 1
+        else:
+            raise AssertionError("nothing was refused")
+refused()
+ops.silu_mul(x, x)
+refused()
+with torch.cuda.stream(torch.cuda.Stream()):
+    assert ops.warmup(block, tokens=[3]) == 1
+graph, y = capture()
+graph.replay()
+torch.cuda.synchronize()
+with torch.no_grad():
+    assert torch.equal(y, block(x))
+"""
+
+
+def test_a_capture_that_would_load_is_refused_by_name_and_goes_on():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_graphed(patched):
+    block = swiglu.nn.MLP(576, 1536, device="cuda", dtype=torch.bfloat16)
+    if patched:
+        from test_patch import Block
+
+        block = Block(576, 1536, dtype=torch.bfloat16)
+        assert swiglu.patch(block).patched
+    weights = block.gate_proj.weight, block.up_proj.weight, block.down_proj.weight
+    call = ops.graphed(block, tokens=[1, 4, 16])
+    assert list(call.buckets) == [1, 4, 16] and "tokens=[1, 4, 16]" in repr(call)
+    with torch.no_grad():
+        for m in (1, 3, 4, 5, 16, 0):
+            x = tensor(m, 576, dtype=torch.bfloat16)
+            y = call(x)
+            if m:
+                expect(y, x, weights)
+            assert y.shape == x.shape
+        x = tensor(2, 3, 576, dtype=torch.bfloat16)
+        y = call(x)
+        assert y.shape == x.shape and not torch.equal(y, call(2 * x))
+        # What an optimiser writes is read.
+        block.down_proj.weight.mul_(2)
+        expect(call(x).reshape(6, 576), x.reshape(6, 576), weights)
+    aliased = ops.graphed(block, tokens=[2], copy=False)
+    with torch.no_grad():
+        assert aliased(x[0, :2]).data_ptr() == aliased.buckets[2].y.data_ptr()
+    for wrong, kind in [
+        (torch.zeros(17, 576, dtype=torch.bfloat16, device="cuda"), "shape"),
+        (torch.zeros(2, 575, dtype=torch.bfloat16, device="cuda"), "shape"),
+        (torch.zeros(2, 576, device="cuda"), "dtype"),
+        (torch.zeros(2, 576, dtype=torch.bfloat16), "layout"),
+        (torch.zeros(2, 576, dtype=torch.bfloat16, device="cuda", requires_grad=True), "unsupported"),
+    ]:
+        with pytest.raises((swiglu.SwigluError, swiglu.ShapeError)) as caught:
+            call(wrong)
+        assert caught.value.kind == kind, caught.value
+    with pytest.raises(swiglu.SwigluError, match="autocast"), torch.no_grad(), torch.autocast("cuda"):
+        call(x)
+    block.gate_proj.weight = torch.nn.Parameter(block.gate_proj.weight.detach().clone())
+    with pytest.raises(swiglu.SwigluError, match="call graphed"), torch.no_grad():
+        call(x)
+
+
+def test_what_cannot_be_graphed_is_refused():
+    for module, kind in [
+        (torch.nn.Linear(4, 4), "argument"),
+        (torch.nn.Sequential(swiglu.nn.MLP(8, 16, device="cuda")), "argument"),
+        (swiglu.nn.MLP(8, 16), "layout"),
+    ]:
+        with pytest.raises(swiglu.SwigluError) as caught:
+            ops.graphed(module)
+        assert caught.value.kind == kind, caught.value
+    with pytest.raises(swiglu.SwigluError, match="numbers from 1"):
+        ops.graphed(swiglu.nn.MLP(8, 16, device="cuda"), tokens=[])
+
+
+def test_reduce_overhead():
+    if not any(map(shutil.which, ("gcc", "cc", "clang"))):
+        pytest.skip("not run: no C compiler for Triton")
+    import torch._dynamo.utils
+
+    torch._dynamo.reset()
+    block = swiglu.nn.MLP(64, 128, device="cuda", dtype=torch.bfloat16)
+    weights = block.gate_proj.weight, block.up_proj.weight, block.down_proj.weight
+    compiled = torch.compile(block, mode="reduce-overhead", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        for seed in range(5):
+            x = tensor(4, 64, dtype=torch.bfloat16, seed=seed)
+            torch.compiler.cudagraph_mark_step_begin()
+            expect(compiled(x).clone(), x, weights)
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    # Training too.
+    for seed in range(4):
+        x = tensor(4, 64, dtype=torch.bfloat16, seed=seed, grad=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        (found,) = torch.autograd.grad(compiled(x).float().sum(), x)
+        (expected,) = torch.autograd.grad(block(x).float().sum(), x)
+        torch.testing.assert_close(found.clone(), expected)
+
+
+# Devices.
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="not run: one CUDA device")
+def test_devices_beside_each_other():
+    weights = block_of()
+    there = [w.to("cuda:1") for w in weights]
+    x = tensor(4, 64, dtype=torch.bfloat16)
+    expected = ops.mlp(x, *weights)
+    assert torch.cuda.current_device() == 0
+    y = ops.mlp(x.to("cuda:1"), *there)
+    assert y.device.index == 1 and torch.cuda.current_device() == 0
+    assert torch.equal(y.to("cuda:0"), expected)
+    gate = x.to("cuda:1").requires_grad_()
+    ops.silu_mul(gate, gate).sum().backward()
+    assert gate.grad.device.index == 1
+    with pytest.raises(swiglu.SwigluError, match="expected a tensor on cuda:1"):
+        ops.mlp(x.to("cuda:1"), *weights)
+    with pytest.raises(swiglu.SwigluError):
+        ops.silu_mul(x, x.to("cuda:1"))
+
+
+def test_tensors_of_a_cpu_are_refused_beside_those_of_a_device():
+    x, weights = tensor(4, 64, dtype=torch.bfloat16), block_of()
+    for call in (
+        lambda: ops.silu_mul(x, x.cpu()),
+        lambda: ops.silu_mul(x.cpu(), x),
+        lambda: ops.mlp(x.cpu(), *weights),
+        lambda: ops.mlp(x, weights[0], weights[1].cpu(), weights[2]),
+        lambda: ops.silu_mul(x, x, out=x.cpu()),
+    ):
+        with pytest.raises(swiglu.SwigluError, match="expected a tensor on") as caught:
+            call()
+        assert caught.value.kind == "layout"
+
+
+FORK = """
+import multiprocessing, os, torch, swiglu, swiglu.torch as ops
+x = torch.ones(2, 64, device="cuda")
+ops.silu_mul(x, x)
+def child(queue):
+    try:
+        here = torch.ones(2, 4)
+        assert torch.equal(ops.silu_mul(here, here), torch.nn.functional.silu(here) * here)
+        place = (0, 0)
+        one = (x.data_ptr(), (2, 64), (64, 1), "f32", True)
+        try:
+            ops._kernels._native.cuda_activation(place, swiglu.Activation("swiglu"), None, None, one, one, one)
+            queue.put("nothing was refused")
+        except swiglu.SwigluError as error:
+            queue.put(str(error))
+    except BaseException as error:
+        queue.put(repr(error))
+queue = multiprocessing.get_context("fork").Queue()
+process = multiprocessing.get_context("fork").Process(target=child, args=(queue,))
+process.start()
+print(queue.get(timeout=60))
+process.join(60)
+ops.silu_mul(x, x)
+torch.cuda.synchronize()
+print("parent goes on")
+"""
+
+
+def test_a_forked_child_is_told():
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.strip().splitlines()
+    assert "fork" in first and second == "parent goes on", done.stdout
