@@ -367,7 +367,7 @@ macro_rules! cpu_kernel {
                 into: GradientsMut<'_, T>,
                 options: &CallOptions,
             ) -> Result<()> {
-                Ok(self.backward_into(saved.of_cpu(), dy, into, options)?)
+                Ok(self.backward_into(saved.of_cpu()?, dy, into, options)?)
             }
         })*
     };
@@ -411,6 +411,9 @@ impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {
 }
 #[cfg(feature = "cuda")]
 impl<K: 'static, T: Element> Kernel<T> for swiglu_cuda::Layer<K, T> {
+    fn training(&self) -> Option<&dyn Trains<T>> {
+        self.policy().map(|_| self as &dyn Trains<T>)
+    }
     fn training_on(&self) -> Option<&dyn TrainsOn<T>> {
         Some(self)
     }
@@ -444,5 +447,35 @@ impl<K: 'static, T: Element> Kernel<T> for swiglu_cuda::Layer<K, T> {
         out: swiglu_cuda::DeviceMatrix<T>,
     ) -> Result<swiglu_cuda::CapturedCall<T>> {
         Ok(self.capture(stream, x, out)?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<K: 'static, T: Element> Trains<T> for swiglu_cuda::Layer<K, T> {
+    fn policy(&self) -> Result<SavePolicy> {
+        let unsaid = || crate::training::refused("layer", "a CUDA device");
+        Ok(self.policy().ok_or_else(unsaid)?)
+    }
+    fn shapes(&self) -> Result<GradientShapes> {
+        Ok(self.gradient_shapes()?)
+    }
+    fn forward_train<'x>(
+        &self,
+        x: MatrixRef<'x, T>,
+        out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<Saved<'x, T>> {
+        options.validate()?;
+        Ok(Saved::on_cuda(self.forward_saving_host(x, out)?))
+    }
+    fn backward_into(
+        &self,
+        saved: Saved<'_, T>,
+        dy: StridedRef<'_, T>,
+        into: GradientsMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        options.validate()?;
+        Ok(self.backward_host(saved.of_cuda()?, dy, into)?)
     }
 }

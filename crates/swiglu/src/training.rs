@@ -1,10 +1,11 @@
 //! Training: a forward pass that keeps what the backward pass needs, and the gradients.
 //!
-//! What a backend provides for it is [`Trains`]; a layer of one without is refused in [`refused`], and nowhere else.
+//! What a backend provides for it is [`Trains`], for matrices of the host, and [`TrainsOn`], for a device's; a layer without is
+//! refused in [`refused`], and nowhere else.
 
 use swiglu_core::{
     Element, Error as CoreError, GatedLinearParams, GradientShapes, Gradients, GradientsMut,
-    Matrix, MatrixMut, MatrixRef, MlpParams, Op, Path, SavePolicy, StridedRef, Wanted,
+    Matrix, MatrixMut, MatrixRef, MlpParams, Path, SavePolicy, StridedRef, Wanted,
 };
 use swiglu_cpu::CallOptions;
 
@@ -13,7 +14,7 @@ use crate::cuda;
 use crate::device::Device;
 use crate::error::Result;
 use crate::kind::{GatedLinearKind, Kind, MlpKind};
-use crate::layer::{Kernel, Layer};
+use crate::layer::Layer;
 
 /// What a backend provides to train layers of one element type.
 pub(crate) trait Trains<T> {
@@ -113,44 +114,88 @@ pub(crate) enum Params<'p, 'a, T> {
     Mlp(&'p MlpParams<'a, T>),
 }
 
-/// Why a device does not train.
-pub(crate) fn refused(op: Op, device: &str) -> CoreError {
+/// Why a layer does not train.
+pub(crate) fn refused(op: impl std::fmt::Display, device: &str) -> CoreError {
     CoreError::Unsupported {
-        what: format!("training of {op} on {device}"),
-        why: "gradients are computed for gated linear layers and feed-forward blocks on the CPU; pack the layer for that".into(),
+        what: format!("training of this {op} on {device}"),
+        why: "it was made for forward passes; make it by for_training".into(),
     }
 }
 
 /// What a forward pass leaves for the backward pass that takes it: x, borrowed or copied, and of gate and up what the
 /// layer's [`SavePolicy`] says.
 #[derive(Debug)]
-pub struct Saved<'x, T>(swiglu_cpu::Saved<'x, T>);
+pub struct Saved<'x, T>(On<'x, T>);
+
+#[derive(Debug)]
+enum On<'x, T> {
+    Cpu(swiglu_cpu::Saved<'x, T>),
+    #[cfg(feature = "cuda")]
+    Cuda(swiglu_cuda::HostSaved<T>),
+}
 
 impl<'x, T: Element> Saved<'x, T> {
     pub(crate) fn on_cpu(saved: swiglu_cpu::Saved<'x, T>) -> Self {
-        Self(saved)
+        Self(On::Cpu(saved))
     }
 
-    pub(crate) fn of_cpu(self) -> swiglu_cpu::Saved<'x, T> {
-        self.0
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_cuda(saved: swiglu_cuda::HostSaved<T>) -> Self {
+        Self(On::Cuda(saved))
+    }
+
+    pub(crate) fn of_cpu(self) -> Result<swiglu_cpu::Saved<'x, T>> {
+        match self.0 {
+            On::Cpu(saved) => Ok(saved),
+            #[cfg(feature = "cuda")]
+            On::Cuda(_) => Err(of_another_device("a CUDA device", "the CPU").into()),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_cuda(self) -> Result<swiglu_cuda::HostSaved<T>> {
+        match self.0 {
+            On::Cuda(saved) => Ok(saved),
+            On::Cpu(_) => Err(of_another_device("the CPU", "a CUDA device").into()),
+        }
     }
 
     /// Tokens.
     pub fn tokens(&self) -> usize {
-        self.0.tokens()
+        match &self.0 {
+            On::Cpu(saved) => saved.tokens(),
+            #[cfg(feature = "cuda")]
+            On::Cuda(saved) => saved.tokens(),
+        }
     }
 
     /// Bytes that are kept between the passes, beside x.
     pub fn kept_bytes(&self) -> usize {
-        self.0.kept_bytes()
+        match &self.0 {
+            On::Cpu(saved) => saved.kept_bytes(),
+            #[cfg(feature = "cuda")]
+            On::Cuda(saved) => saved.kept_bytes(),
+        }
     }
 
-    /// The same with a copy of x, which may then change or go.
+    /// The same with a copy of x, which may then change or go. On a CUDA device it is one already.
     ///
     /// # Errors
     /// [`CoreError::OutOfMemory`] if there is no memory for it.
     pub fn into_owned(self) -> Result<Saved<'static, T>> {
-        Ok(Saved(self.0.into_owned()?))
+        Ok(Saved(match self.0 {
+            On::Cpu(saved) => On::Cpu(saved.into_owned()?),
+            #[cfg(feature = "cuda")]
+            On::Cuda(saved) => On::Cuda(saved),
+        }))
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn of_another_device(from: &str, on: &str) -> CoreError {
+    CoreError::Unsupported {
+        what: format!("what a forward pass on {from} kept, in a backward pass on {on}"),
+        why: "both passes are of one layer".into(),
     }
 }
 
@@ -316,31 +361,31 @@ impl<K: Kind> Layer<K> {
     }
 }
 
-/// Makes a layer of a backend that trains.
-fn on_cpu<K: Kind, T: Element, L: Kernel<T> + 'static>(
-    device: &Device,
-    make: impl FnOnce(&swiglu_cpu::Cpu) -> swiglu_core::Result<L>,
-) -> Result<Layer<K>> {
-    match device {
-        Device::Cpu(cpu) => Layer::new(device, Some(Path::Fused), make(cpu)?),
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => Err(refused(K::OP, device.name()).into()),
-    }
-}
-
 impl Layer<GatedLinearKind> {
     /// Packs weights in memory for forward and backward passes on a device. On a CPU the layer has a copy for each direction,
     /// 4·K·H values in all; [`Self::update`] packs them again after they changed, which costs as many copies, where a step
-    /// with M tokens multiplies 6·M·K·H times.
+    /// with M tokens multiplies 6·M·K·H times. A CUDA device has one copy; over weights that are there already,
+    /// [`Self::forward_saving_on`] and [`Self::backward_on`] need none.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`CoreError::Unsupported`] on a CUDA device.
+    /// As [`Self::from_params`]; [`CudaError::Unsupported`](crate::cuda::CudaError) for [`SavePolicy::SaveGate`] on a CUDA
+    /// device.
     pub fn for_training<T: Element>(
         device: &Device,
         params: &GatedLinearParams<'_, T>,
         policy: SavePolicy,
     ) -> Result<Self> {
-        on_cpu(device, |cpu| swiglu_cpu::GatedLinear::for_training(cpu, params, policy))
+        match device {
+            Device::Cpu(cpu) => {
+                let layer = swiglu_cpu::GatedLinear::for_training(cpu, params, policy)?;
+                Layer::new(device, Some(Path::Fused), layer)
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let layer = swiglu_cuda::GatedLinear::new(cuda, params)?.for_training(policy)?;
+                Layer::new(device, None, layer)
+            }
+        }
     }
 
     /// Packs other values of the weights and biases, of the same shapes and layout. Clones keep those before.
@@ -356,16 +401,28 @@ impl Layer<GatedLinearKind> {
 impl Layer<MlpKind> {
     /// Packs weights in memory for forward and backward passes on a device. On a CPU the layer has a copy for each direction,
     /// 6·K·H values in all; [`Self::update`] packs them again after they changed, which costs as many copies, where a step
-    /// with M tokens multiplies 9·M·K·H times.
+    /// with M tokens multiplies 9·M·K·H times. A CUDA device has one copy; over weights that are there already,
+    /// [`Self::forward_saving_on`] and [`Self::backward_on`] need none.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`CoreError::Unsupported`] on a CUDA device, and for a block with row steps.
+    /// As [`Self::from_params`]; [`CoreError::Unsupported`] for a block with row steps;
+    /// [`CudaError::Unsupported`](crate::cuda::CudaError) for [`SavePolicy::SaveGate`] on a CUDA device.
     pub fn for_training<T: Element>(
         device: &Device,
         params: &MlpParams<'_, T>,
         policy: SavePolicy,
     ) -> Result<Self> {
-        on_cpu(device, |cpu| swiglu_cpu::Mlp::for_training(cpu, params, policy))
+        match device {
+            Device::Cpu(cpu) => {
+                let layer = swiglu_cpu::Mlp::for_training(cpu, params, policy)?;
+                Layer::new(device, Some(Path::Fused), layer)
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let layer = swiglu_cuda::Mlp::new(cuda, params)?.for_training(policy)?;
+                Layer::new(device, None, layer)
+            }
+        }
     }
 
     /// Packs other values of the weights and biases, of the same shapes and layout. Clones keep those before.

@@ -344,3 +344,61 @@ fn lent_weights_are_packed_when_that_is_asked_for() {
     let near = a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| (a - b).abs() < 1e-4);
     assert!(near, "{a:?} {b:?}");
 }
+
+/// Gradients of a block on the device, kept and computed again, are within their bounds, and the same bits.
+#[test]
+fn a_block_trains() {
+    use swiglu::{
+        GateUpWeights, GatedLinearParams, MlpParams, Orientation, SavePolicy, StridedRef, Wanted,
+    };
+    let Some(device) = device() else { return };
+    let [m, k, h] = [70, 64, 136];
+    let matrix = |seed, rows, cols| {
+        swiglu_core::random::normal_matrix::<bf16>(seed, rows, cols, 0.2).unwrap()
+    };
+    let (gate, up, down) = (matrix(1, h, k), matrix(2, h, k), matrix(3, k, h));
+    let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
+    let bias = [0.25; 136];
+    let gated = GatedLinearParams::new(weights, Activation::GEGLU)
+        .with_gate_bias(&bias[..])
+        .with_up_bias(&bias[..]);
+    let params = MlpParams::new(gated, down.view(), Orientation::OutIn);
+    let x = input::<bf16>(m, k);
+    let value = [bf16::from_f32(0.5)];
+    let dy = StridedRef::new(&value, [m, k], [0, 0]).unwrap();
+    let rows = Matrix::from_vec(vec![value[0]; m * k], m, k).unwrap();
+    let bounds = bounds::mlp_backward(x.view(), &params, rows.view(), DType::Bf16, 0.0).unwrap();
+    let mut all = Vec::new();
+    for policy in [SavePolicy::Save, SavePolicy::Recompute] {
+        let layer = Mlp::for_training(&device, &params, policy).unwrap();
+        assert_eq!(layer.save_policy::<bf16>().unwrap(), policy);
+        let (y, saved) = layer.forward_train(&x).unwrap();
+        assert_eq!(saved.kept_bytes(), if policy == SavePolicy::Save { 2 * m * h * 2 } else { 0 });
+        let judgement = bounds::mlp(x.view(), &params).unwrap().judge(y.view()).unwrap();
+        assert!(judgement.passed(), "{policy}: {judgement:?}");
+        let gradients = layer.backward(saved, dy, Wanted::ALL).unwrap();
+        let judged = [
+            (&bounds.dx, gradients.dx.as_ref()),
+            (&bounds.gate, gradients.gate.as_ref()),
+            (&bounds.up, gradients.up.as_ref()),
+            (bounds.down.as_ref().unwrap(), gradients.down.as_ref()),
+        ];
+        for (reference, gradient) in judged {
+            let judgement = reference.judge(gradient.unwrap().view()).unwrap();
+            assert!(judgement.passed(), "{policy}: {judgement:?}");
+        }
+        let biases =
+            [(&bounds.gate_bias, &gradients.gate_bias), (&bounds.up_bias, &gradients.up_bias)];
+        for (reference, gradient) in biases {
+            let gradient = MatrixRef::new(gradient.as_ref().unwrap(), 1, h).unwrap();
+            assert!(reference.judge(gradient).unwrap().passed(), "{policy}");
+        }
+        all.push(gradients);
+    }
+    assert!(all[0] == all[1], "computed again, they are others");
+    let error = Mlp::for_training(&device, &params, SavePolicy::SaveGate).unwrap_err();
+    assert!(error.to_string().contains("save or recompute"), "{error}");
+    let plain = Mlp::from_params(&device, &params).unwrap();
+    let error = plain.forward_train(&x).unwrap_err();
+    assert!(error.to_string().contains("for_training"), "{error}");
+}

@@ -5,9 +5,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use swiglu_core::{Activation, Element, MatrixMut, MatrixRef, Numerics, Op, Path, Plan, Problem};
+use swiglu_core::{
+    Activation, Element, MatrixMut, MatrixRef, Numerics, Op, Path, Plan, Problem, SavePolicy,
+};
 
 use super::operands::Operands;
+use super::training_host::expect_policy;
 use super::weights::padded;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
@@ -40,6 +43,8 @@ pub struct Layer<K, T> {
     whole: Arc<Choices>,
     pub(super) stepwise: Arc<Choices>,
     fused: Arc<Choices>,
+    /// What is kept for a backward pass, of a layer that was made for training.
+    policy: Option<SavePolicy>,
     /// How few tokens are launched by the decode kernel that was chosen for them.
     decodes: ByTokens<Option<Decode>>,
     kind: PhantomData<fn() -> K>,
@@ -101,9 +106,25 @@ impl<K, T: Element> Layer<K, T> {
             whole: planner.choices(&whole, path, lent),
             stepwise: planner.choices(&of_h, path, lent),
             fused: planner.choices(&of_h, Some(Path::Fused), lent),
+            policy: None,
             decodes: ByTokens::new(),
             kind: PhantomData,
         })
+    }
+
+    /// The layer as one that is trained, which keeps what the policy says between the passes.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] for a policy of [`crate::expect_policy`], and for quantised weights.
+    pub fn for_training(self, policy: SavePolicy) -> Result<Self> {
+        expect_policy(policy)?;
+        self.operands.dense()?;
+        Ok(Self { policy: Some(policy), ..self })
+    }
+
+    /// What is kept between the passes, of a layer that was made for training.
+    pub fn policy(&self) -> Option<SavePolicy> {
+        self.policy
     }
 
     /// This layer over a copy of its weights, packed as those that are given on the host. It is made once, through the host,

@@ -9,6 +9,7 @@ mod operands;
 mod quantized;
 mod run;
 mod training;
+mod training_host;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
@@ -18,3 +19,4 @@ pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
 pub use mlp::{Mlp, MlpKind};
 pub use quantized::{expect_quantized, quantized_tokens, quantized_types};
 pub use training::{DeviceGradientMut, DeviceGradientsMut};
+pub use training_host::{HostSaved, expect_policy};

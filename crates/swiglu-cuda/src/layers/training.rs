@@ -336,6 +336,12 @@ impl<K, T: Element> Layer<K, T> {
         })
     }
 
+    /// How the weight of the down projection was given, or gate and up where there is none.
+    pub(super) fn down_lies(&self) -> Result<Orientation> {
+        let down = self.operands.dense()?.down.as_ref();
+        Ok(down.map_or(self.problem.layout.orientation, DownBuffer::given))
+    }
+
     /// Refuses a gradient of the output of another shape, or whose rows overlap.
     fn admit_out_grad(
         &self,
@@ -383,7 +389,7 @@ impl<K, T: Element> Layer<K, T> {
         }
         let down = if block { Some(dense.down()?) } else { None };
         let lie = self.problem.layout.orientation;
-        let down_lies = dense.down.as_ref().map_or(lie, DownBuffer::given);
+        let down_lies = self.down_lies()?;
         into.admit(m, &GradientShapes::new(&self.problem, down_lies), stream)?;
         self.operands.admit(stream)?;
 

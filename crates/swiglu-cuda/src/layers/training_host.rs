@@ -1,0 +1,225 @@
+//! Training over matrices of the host, which are copied to the device and back.
+
+use swiglu_core::{
+    Accumulate, Element, GradientMut, GradientShapes, GradientsMut, Matrix, MatrixMut, MatrixRef,
+    SavePolicy, StridedRef,
+};
+
+use super::layer::Layer;
+use super::training::{DeviceGradientMut, DeviceGradientsMut};
+use super::weights::padded;
+use crate::device::error::{CudaError, Result};
+use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut};
+use crate::device::stream::Stream;
+
+/// What a forward pass leaves on the device for [`Layer::backward_host`]: x, and gate and up as the policy says.
+#[derive(Debug)]
+pub struct HostSaved<T> {
+    x: DeviceMatrix<T>,
+    /// Gate and up, each padded as weights are, which is how one product takes both.
+    kept: Option<DeviceMatrix<T>>,
+}
+
+impl<T: Element> HostSaved<T> {
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.x.rows()
+    }
+
+    /// Bytes of device memory that are kept between the passes, beside x.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept.as_ref().map_or(0, |kept| kept.rows() * kept.cols() * size_of::<T>())
+    }
+}
+
+impl<K, T: Element> Layer<K, T> {
+    /// [`Self::forward_saving`] for matrices on the host. With [`SavePolicy::Recompute`] gate and up are not kept, but
+    /// computed again in the backward pass.
+    ///
+    /// # Errors
+    /// As [`Self::forward_saving`].
+    pub fn forward_saving_host(
+        &self,
+        x: MatrixRef<'_, T>,
+        out: MatrixMut<'_, T>,
+    ) -> Result<HostSaved<T>> {
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        out.expect_shape("output", [x.rows(), self.out_features()])?;
+        let stream = self.cuda.stream();
+        let x = DeviceMatrix::from_host(&stream, x)?;
+        let mut y = DeviceMatrix::new(&stream, x.rows(), self.out_features())?;
+        let kept = match self.policy() {
+            Some(SavePolicy::Save) | None => Some(self.save(&stream, &x, &mut y)?),
+            Some(_) => {
+                self.forward(&stream, x.view(), y.view_mut())?;
+                None
+            }
+        };
+        y.view().download(&stream, out)?;
+        Ok(HostSaved { x, kept })
+    }
+
+    fn save(
+        &self,
+        stream: &Stream,
+        x: &DeviceMatrix<T>,
+        y: &mut DeviceMatrix<T>,
+    ) -> Result<DeviceMatrix<T>> {
+        let mut kept = DeviceMatrix::new(stream, x.rows(), 2 * padded::<T>(self.intermediate()))?;
+        let [gate, up] = self.halves(&mut kept)?;
+        self.forward_saving(stream, x.view(), y.view_mut(), gate, up)?;
+        Ok(kept)
+    }
+
+    fn halves<'a>(&self, kept: &'a mut DeviceMatrix<T>) -> Result<[DeviceMatrixMut<'a, T>; 2]> {
+        let h = self.intermediate();
+        let (gate, up) = kept.view_mut().split_cols(padded::<T>(h))?;
+        Ok([gate.cols_range(0..h)?, up.cols_range(0..h)?])
+    }
+
+    /// The shapes of the layer's gradients.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] for quantised weights.
+    pub fn gradient_shapes(&self) -> Result<GradientShapes> {
+        Ok(GradientShapes::new(&self.problem, self.down_lies()?))
+    }
+
+    /// [`Self::backward`] for matrices on the host; ∂L/∂y may lie in any strides.
+    ///
+    /// # Errors
+    /// As [`Self::backward`].
+    pub fn backward_host(
+        &self,
+        saved: HostSaved<T>,
+        dy: StridedRef<'_, T>,
+        mut into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        let HostSaved { x, kept } = saved;
+        let (m, stream) = (x.rows(), self.cuda.stream());
+        into.validate(m, &self.gradient_shapes()?)?;
+        let rows = dy.to_rows()?;
+        let rows = rows.view()?;
+        rows.expect_shape("gradient of the output", [m, self.out_features()])?;
+        // Rows that do not overlap.
+        let dense = (0..m).flat_map(|row| rows.row(row).iter().copied());
+        let dense = Matrix::from_values(dense, m, rows.cols())?;
+        let dy = DeviceMatrix::from_host(&stream, dense.view())?;
+        let mut kept = match kept {
+            Some(kept) => kept,
+            None => {
+                let mut y = DeviceMatrix::new(&stream, m, self.out_features())?;
+                self.save(&stream, &x, &mut y)?
+            }
+        };
+        let add = into.accumulate == Accumulate::Add;
+        let matrix = |to: MatrixRef<'_, T>, add| place(&stream, to, add);
+        let mut dx = into.dx.as_ref().map(|to| matrix(to.as_ref(), false)).transpose()?;
+        let weight = |to: &Option<GradientMut<'_, T>>| {
+            to.as_ref().map(|to| Weight::new(&stream, to, add)).transpose()
+        };
+        let mut weights = [weight(&into.gate)?, weight(&into.up)?, weight(&into.down)?];
+        let bias = |to: &Option<&mut [f32]>| {
+            let to = to.as_ref().map(|to| MatrixRef::new(to, 1, to.len())).transpose()?;
+            to.map(|to| place(&stream, to, add)).transpose()
+        };
+        let mut biases = [bias(&into.gate_bias)?, bias(&into.up_bias)?, bias(&into.down_bias)?];
+        {
+            let [gate, up, down] = weights.each_mut().map(|w| w.as_mut().map(Weight::place));
+            let [gate_bias, up_bias, down_bias] =
+                biases.each_mut().map(|b| b.as_mut().map(DeviceMatrix::view_mut));
+            let there = DeviceGradientsMut {
+                dx: dx.as_mut().map(DeviceMatrix::view_mut),
+                gate,
+                up,
+                down,
+                gate_bias,
+                up_bias,
+                down_bias,
+                accumulate: into.accumulate,
+            };
+            let [gate, up] = self.halves(&mut kept)?;
+            self.backward(&stream, x.view(), dy.view(), gate, up, there)?;
+        }
+        if let (Some(from), Some(to)) = (dx, &mut into.dx) {
+            from.view().download(&stream, to.reborrow())?;
+        }
+        let places = [&mut into.gate, &mut into.up, &mut into.down];
+        for (from, to) in weights.iter().zip(places) {
+            if let (Some(from), Some(to)) = (from, to) {
+                from.download(&stream, to)?;
+            }
+        }
+        let places = [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias];
+        for (from, to) in biases.iter().zip(places) {
+            if let (Some(from), Some(to)) = (from, to) {
+                let cols = to.len();
+                from.view().download(&stream, MatrixMut::new(to, 1, cols)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what a device does not keep.
+///
+/// # Errors
+/// [`CudaError::Unsupported`] for all but [`SavePolicy::Save`] and [`SavePolicy::Recompute`].
+pub fn expect_policy(policy: SavePolicy) -> Result<()> {
+    match policy {
+        SavePolicy::Save | SavePolicy::Recompute => Ok(()),
+        other => Err(CudaError::Unsupported {
+            what: format!("training with the policy {other} on a CUDA device"),
+            why: "it keeps both of gate and up or neither; choose save or recompute".into(),
+        }),
+    }
+}
+
+/// Room on the device for a gradient, with what it is added to.
+fn place<V: DeviceData>(
+    stream: &Stream,
+    host: MatrixRef<'_, V>,
+    add: bool,
+) -> Result<DeviceMatrix<V>> {
+    match add {
+        true => DeviceMatrix::from_host(stream, host),
+        false => DeviceMatrix::new(stream, host.rows(), host.cols()),
+    }
+}
+
+/// The gradient of a weight on the device.
+enum Weight<T> {
+    Element(DeviceMatrix<T>),
+    F32(DeviceMatrix<f32>),
+}
+
+impl<T: Element> Weight<T> {
+    fn new(stream: &Stream, host: &GradientMut<'_, T>, add: bool) -> Result<Self> {
+        match host {
+            GradientMut::Element(host) => place(stream, host.as_ref(), add).map(Self::Element),
+            GradientMut::F32(host) => place(stream, host.as_ref(), add).map(Self::F32),
+            other => Err(unknown(other)),
+        }
+    }
+
+    fn place(&mut self) -> DeviceGradientMut<'_, T> {
+        match self {
+            Self::Element(m) => DeviceGradientMut::Element(m.view_mut()),
+            Self::F32(m) => DeviceGradientMut::F32(m.view_mut()),
+        }
+    }
+
+    fn download(&self, stream: &Stream, host: &mut GradientMut<'_, T>) -> Result<()> {
+        match (self, host) {
+            (Self::Element(from), GradientMut::Element(to)) => {
+                from.view().download(stream, to.reborrow())
+            }
+            (Self::F32(from), GradientMut::F32(to)) => from.view().download(stream, to.reborrow()),
+            (_, other) => Err(unknown(other)),
+        }
+    }
+}
+
+fn unknown<T: Element>(place: &GradientMut<'_, T>) -> CudaError {
+    CudaError::Unsupported { what: format!("{place:?}"), why: "no such place is known".into() }
+}
