@@ -276,6 +276,22 @@ impl GateFn {
         // Also where x is infinite.
         if error == 0.0 { 0.0 } else { steepest * error }
     }
+
+    /// How far f′ may be from f′(x) where its argument is up to `error` from x: with sup |f″| times that, but for a step.
+    pub fn derivative_deviation(self, x: f64, error: f64) -> f64 {
+        let steepest = match self {
+            // f″ = β(2σ′ + zσ″) of z = βx is largest at 0, where σ′ is ¼.
+            GateFn::Silu { beta } => 0.5 * f64::from(beta).abs(),
+            // 1/(6√3)
+            GateFn::Sigmoid => 0.0963,
+            GateFn::Relu => return if error > 0.0 && x.abs() <= error { 1.0 } else { 0.0 },
+            GateFn::Relu2 => 2.0,
+            // f″ = φ(2 − x²) is largest at 0, 0.79788…, for both forms.
+            GateFn::GeluErf | GateFn::GeluTanh => 0.798,
+            GateFn::Identity => 0.0,
+        };
+        if error == 0.0 { 0.0 } else { steepest * error }
+    }
 }
 
 fn gelu_tanh_inner(x: f64) -> f64 {
@@ -444,6 +460,11 @@ mod tests {
                         assert!(d <= bound * (1.0 + 1e-12) + 1e-14, "{a}: {x} to {moved}");
                     }
                     assert!(f.derivative(x).abs() * error <= bound * (1.0 + 1e-12), "{a} at {x}");
+                    let bound = f.derivative_deviation(x, error);
+                    for moved in [x - error, x - 0.5 * error, x + 0.5 * error, x + error] {
+                        let d = (f.derivative(moved) - f.derivative(x)).abs();
+                        assert!(d <= bound * (1.0 + 1e-12) + 1e-14, "{a}: f′ from {x} to {moved}");
+                    }
                 }
                 assert_eq!(f.deviation(x, f64::INFINITY), f64::INFINITY);
             }

@@ -21,10 +21,12 @@ use crate::problem::{GatedLinearParams, MlpParams};
 use crate::rows::{RowParams, RowSteps, Sparsity};
 use crate::scale::RowScale;
 
+mod backward;
 mod judgement;
 mod quantized;
 mod rows;
 
+pub use backward::{Gradients, activation_backward, gated_linear_backward, mlp_backward};
 pub use judgement::{Judgement, Lost, Overflow, relative_frobenius};
 pub use quantized::{
     BlockInputs, quantized_gated_linear, quantized_gated_linear_with, quantized_mlp,
@@ -205,95 +207,6 @@ pub fn activation<T: Element>(
     }
     let frobenius_limit = frobenius_limit(&eager, &value, numerics, T::DTYPE.unit_roundoff());
     Ok(Reference { value, bound, frobenius_limit, intermediates: Vec::new() })
-}
-
-/// References of the gradients of gate and up, `[M, H]` each, from ∂L/∂h.
-///
-/// # Errors
-/// As [`oracle::activation_backward`].
-pub fn activation_backward<T: Element>(
-    act: &Activation,
-    numerics: Numerics,
-    inputs: &GateUpRef<'_, T>,
-    dh: MatrixRef<'_, T>,
-) -> Result<[Reference; 2]> {
-    let (m, h) = (inputs.rows(), inputs.intermediate());
-    let exact = Matrix::from_values(
-        (0..m).flat_map(|i| dh.row(i).iter().map(|v| v.to_f64())),
-        dh.rows(),
-        dh.cols(),
-    )?;
-    let (dgate, dup) = oracle::activation_backward(act, inputs, exact.view())?;
-    let (mut gate_bound, mut up_bound) = (Matrix::zeros(m, h)?, Matrix::zeros(m, h)?);
-    for i in 0..m {
-        for j in 0..h {
-            let gate = inputs.at(Half::Gate, i, j).to_f64();
-            let up = inputs.at(Half::Up, i, j).to_f64();
-            let bounds = backward_bound(act, numerics, T::DTYPE, gate, up, exact.view().row(i)[j]);
-            (gate_bound.as_mut_slice()[i * h + j], up_bound.as_mut_slice()[i * h + j]) = bounds;
-        }
-    }
-    let reference = |value: Matrix<f64>, bound: Matrix<f64>| {
-        let norm = |m: &Matrix<f64>| m.as_slice().iter().map(|v| v * v).sum::<f64>().sqrt();
-        // Errors as large as their bounds everywhere, of which a correct kernel stays far below.
-        let frobenius_limit = match norm(&value) {
-            0.0 => f64::INFINITY,
-            n => norm(&bound) / n,
-        };
-        Reference { value, bound, frobenius_limit, intermediates: Vec::new() }
-    };
-    Ok([reference(dgate, gate_bound), reference(dup, up_bound)])
-}
-
-/// Bounds on the errors of (∂/∂gate, ∂/∂up)·dh. f′ is evaluated with the same few roundings as f, of
-/// terms that are at most 1 + |exponent| large, or 2x where that is all of f′; in `eager` PyTorch's
-/// autograd rounds what it stores between its operations, at most six values that are each below that
-/// size times |dh·up|.
-fn backward_bound(
-    act: &Activation,
-    numerics: Numerics,
-    dtype: DType,
-    gate: f64,
-    up: f64,
-    dh: f64,
-) -> (f64, f64) {
-    let [g, _, u] = act.factors(gate, up);
-    let (dg, du) = act.derivative(gate, up);
-    let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
-    let transcendental = 1.0 + exponent(act.gate(), g).min(90.0);
-    let size = if act.gate() == GateFn::Relu2 { 2.0 * g.max(0.0) } else { transcendental };
-    let relative = (16.0 + 8.0 * transcendental) * U32 + 2.0 * exp_error(numerics);
-    let terms = (u * dh).abs() * size;
-    let mut gate_error = relative * terms;
-    // What h itself may be off by is what ∂h/∂up may be, times dh.
-    let f = activation_bound(
-        act,
-        numerics,
-        dtype,
-        (gate, 0.0),
-        (1.0 - f64::from(act.up_offset()), 0.0),
-    );
-    let mut up_error = scaled(f + relative * (1.0 + g.abs()) * U32, dh.abs());
-    if eager {
-        gate_error +=
-            6.0 * rounding(dtype, terms) + scaled(rounding(dtype, u.abs()), dh.abs() * size);
-        up_error += scaled(rounding(dtype, act.gate().value(g).abs()), dh.abs());
-    }
-    if act.gate() == GateFn::Relu2 {
-        // dh·up is rounded, and then as much larger as f′ is; so is 2x, which may overflow alone.
-        let stored = if eager { dtype } else { DType::F32 };
-        let outer = rounding(stored, (u * dh).abs());
-        gate_error += scaled(outer, size) + scaled(rounding(stored, size), (u * dh).abs() + outer);
-    }
-    // So near the limit of f either side of it is right.
-    let beyond = (act.gate().value(g) - f64::from(act.value_limit())).abs();
-    if act.value_limit().is_finite() && beyond <= f + rounding(dtype, act.gate().value(g).abs()) {
-        gate_error += scaled((act.gate().derivative(g) * u).abs(), dh.abs());
-    }
-    (
-        gate_error + rounding(dtype, (dg * dh).abs() + gate_error),
-        up_error + rounding(dtype, (du * dh).abs() + up_error),
-    )
 }
 
 /// The error of a sum of products in `f32`, relative to its magnitude. `roundoff`: what each factor

@@ -13,6 +13,7 @@ use crate::activation::Activation;
 use crate::bounds::{self, Judgement, Reference};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::gradients::{GradientsMut, SavePolicy};
 use crate::layout::{
     Arrangement, GateUpRef, GateUpWeights, Orientation, OwnedGateUp, WeightLayout,
 };
@@ -22,9 +23,12 @@ use crate::problem::{GatedLinearParams, MlpParams, Op};
 use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, QuantizedTypes};
 use crate::random;
 use crate::rows::{Norm, NormKind, OwnedRowParams, RowParams, RowSteps, Sparsity};
+use crate::strided::StridedRef;
 
+mod gradients;
 mod quantized;
 
+pub use gradients::{GradientCase, Lie, gradient_suite, run_gradients};
 pub use quantized::{QuantizedParameters, quantized_suite};
 
 /// What a backend must compute to be judged.
@@ -67,6 +71,38 @@ pub trait Backend {
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()>;
+    /// Whether the backend computes backward passes.
+    fn trains(&self) -> bool {
+        false
+    }
+    /// The gradients of h that have a place, from `dh`, by a layer that keeps what `policy` says.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] unless overridden; whatever the backend reports.
+    fn gated_linear_backward<T: Element>(
+        &self,
+        _params: &GatedLinearParams<'_, T>,
+        _policy: SavePolicy,
+        _x: MatrixRef<'_, T>,
+        _dh: StridedRef<'_, T>,
+        _into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        Err(gradients::refused(&self.name(), Op::GatedLinear))
+    }
+    /// The gradients of y, as [`Self::gated_linear_backward`].
+    ///
+    /// # Errors
+    /// As [`Self::gated_linear_backward`].
+    fn mlp_backward<T: Element>(
+        &self,
+        _params: &MlpParams<'_, T>,
+        _policy: SavePolicy,
+        _x: MatrixRef<'_, T>,
+        _dy: StridedRef<'_, T>,
+        _into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        Err(gradients::refused(&self.name(), Op::Mlp))
+    }
     /// The types of quantised weights that the backend computes with.
     fn quantized_types(&self) -> &[QuantizedType] {
         &[]

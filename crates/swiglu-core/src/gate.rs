@@ -4,6 +4,9 @@
 //! Sources: exp by range reduction to |r| ≤ ln 2 / 2 (Cody and Waite) and a minimax polynomial
 //! fitted for this crate; erfc(t) = w·P(w)·exp(−t²), w = 1/(1 + t/2), with P fitted likewise
 //! (the form of Abramowitz and Stegun 7.1.26); GELU-tanh through ½(1 + tanh z) = σ(2z).
+//!
+//! Each function stands beside its derivative, so that one is not changed without the other: that is why the file is longer
+//! than others.
 
 use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
@@ -115,6 +118,29 @@ pub trait Gate: Copy {
     fn gate_eager<V: F32Lanes, T: Element>(self, x: V) -> V {
         T::round_lanes(self.gate(x))
     }
+
+    /// The gate's derivative in `f32`.
+    fn derivative<V: F32Lanes>(self, x: V) -> V;
+
+    /// `df` times the derivative, with every operation of PyTorch's backward pass rounded to T: one rounding where PyTorch
+    /// has the function as one operation.
+    #[inline(always)]
+    fn backward_eager<V: F32Lanes, T: Element>(self, x: V, df: V) -> V {
+        T::round_lanes(df.mul(self.derivative(x)))
+    }
+}
+
+/// σ(x) + x·z′·σ(1 − σ), the derivative of x·σ(z(x)), with z′ given as x·z′.
+#[inline(always)]
+fn times_logistic_derivative<V: F32Lanes>(s: V, x_dz: V) -> V {
+    // σ(1 + x·z′·(1 − σ))
+    s.mul(x_dz.mul_add(V::splat(1.0).sub(s), V::splat(1.0)))
+}
+
+/// 0, or NaN for NaN.
+#[inline(always)]
+fn zero_or_nan<V: F32Lanes>(x: V) -> V {
+    V::splat(0.0).min(V::splat(0.0).max(x))
 }
 
 /// x · σ(x).
@@ -124,6 +150,10 @@ impl<E: Exp> Gate for Silu<E> {
     #[inline(always)]
     fn gate<V: F32Lanes>(self, x: V) -> V {
         E::times_logistic(x, x)
+    }
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        times_logistic_derivative(E::logistic(x), x)
     }
 }
 
@@ -141,6 +171,21 @@ impl<E: Exp> Gate for SiluBeta<E> {
         let z = T::round_lanes(x.mul(V::splat(self.1)));
         T::round_lanes(x.mul(T::round_lanes(E::logistic(z))))
     }
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        let z = x.mul(V::splat(self.1));
+        times_logistic_derivative(E::logistic(z), z)
+    }
+    /// The backward passes of the three operations: x·s, s = σ(z), z = βx.
+    #[inline(always)]
+    fn backward_eager<V: F32Lanes, T: Element>(self, x: V, df: V) -> V {
+        let beta = V::splat(self.1);
+        let s = T::round_lanes(E::logistic(T::round_lanes(x.mul(beta))));
+        let through_product = T::round_lanes(df.mul(s));
+        let ds = T::round_lanes(df.mul(x));
+        let dz = T::round_lanes(ds.mul(V::splat(1.0).sub(s)).mul(s));
+        T::round_lanes(through_product.add(T::round_lanes(dz.mul(beta))))
+    }
 }
 
 /// σ(x).
@@ -151,6 +196,11 @@ impl<E: Exp> Gate for Sigmoid<E> {
     fn gate<V: F32Lanes>(self, x: V) -> V {
         E::logistic(x)
     }
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        let s = E::logistic(x);
+        s.mul(V::splat(1.0).sub(s))
+    }
 }
 
 /// max(x, 0).
@@ -160,6 +210,12 @@ impl Gate for Relu {
     #[inline(always)]
     fn gate<V: F32Lanes>(self, x: V) -> V {
         V::splat(0.0).max(x)
+    }
+    /// 0 at 0, as PyTorch has it.
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        let not_above = V::splat(0.0).sub(x);
+        not_above.select_positive(V::splat(0.0), V::splat(1.0)).add(zero_or_nan(x))
     }
 }
 
@@ -172,15 +228,21 @@ impl Gate for Relu2 {
         let r = V::splat(0.0).max(x);
         r.mul(r)
     }
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        let r = V::splat(0.0).max(x);
+        r.add(r)
+    }
 }
 
 /// x · Φ(x) = max(x, 0) − ½|x| · erfc(|x|/√2): no cancellation in the negative tail.
 #[derive(Clone, Copy)]
 pub struct GeluErf<E>(E);
-impl<E: Exp> Gate for GeluErf<E> {
+
+impl<E: Exp> GeluErf<E> {
+    /// min(|x|, 20), past which the tail is 0 (the bound keeps ∞ · 0 out of products), erfc(|x|/√2) and exp(−x²/2).
     #[inline(always)]
-    fn gate<V: F32Lanes>(self, x: V) -> V {
-        // Past 20 the tail is 0; the bound keeps ∞ · 0 out of the product.
+    fn tail<V: F32Lanes>(x: V) -> [V; 3] {
         let a = V::splat(20.0).min(x.abs());
         // w = 1/(1 + ½·|x|/√2)
         let w = V::splat(1.0).div(a.mul_add(V::splat(0.353_553_4), V::splat(1.0)));
@@ -198,8 +260,25 @@ impl<E: Exp> Gate for GeluErf<E> {
                 -0.058_890_93,
             ],
         );
-        let erfc = w.mul(p).mul(E::exp_neg(a.mul(V::splat(0.5)).mul(a)));
+        let e = E::exp_neg(a.mul(V::splat(0.5)).mul(a));
+        [a, w.mul(p).mul(e), e]
+    }
+}
+
+impl<E: Exp> Gate for GeluErf<E> {
+    #[inline(always)]
+    fn gate<V: F32Lanes>(self, x: V) -> V {
+        let [a, erfc, _] = Self::tail(x);
         a.mul(V::splat(0.5)).neg_mul_add(erfc, V::splat(0.0).max(x))
+    }
+    /// Φ + xφ.
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        let [a, erfc, e] = Self::tail(x);
+        let below = erfc.mul(V::splat(0.5));
+        // aφ, φ = exp(−x²/2)/√(2π)
+        let a_phi = a.mul(V::splat(0.398_942_3)).mul(e);
+        x.select_positive(V::splat(1.0).sub(below).add(a_phi), below.sub(a_phi))
     }
 }
 
@@ -213,6 +292,15 @@ impl<E: Exp> Gate for GeluTanh<E> {
         let inner = x.mul(x).mul_add(V::splat(0.071_354_814), V::splat(1.595_769));
         E::times_logistic(x, x.mul(inner))
     }
+    /// σ + x·z′·σ(1 − σ), z′ = 2√(2/π)(1 + 3·0.044715x²). Past ±20 it is 0 or 1.
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, x: V) -> V {
+        let x = V::splat(20.0).min(V::splat(-20.0).max(x));
+        let square = x.mul(x);
+        let inner = square.mul_add(V::splat(0.071_354_814), V::splat(1.595_769));
+        let dz = square.mul_add(V::splat(0.214_064_44), V::splat(1.595_769));
+        times_logistic_derivative(E::logistic(x.mul(inner)), x.mul(dz))
+    }
 }
 
 /// x.
@@ -223,6 +311,10 @@ impl Gate for Identity {
     fn gate<V: F32Lanes>(self, x: V) -> V {
         x
     }
+    #[inline(always)]
+    fn derivative<V: F32Lanes>(self, _: V) -> V {
+        V::splat(1.0)
+    }
 }
 
 /// A complete gated activation: clamping, gate, offset and product, as a function of gate and up
@@ -230,6 +322,10 @@ impl Gate for Identity {
 pub trait GatedMath: Copy {
     /// h before its rounding to T, which every mode ends with and the caller does as it stores.
     fn apply<V: F32Lanes>(self, gate: V, up: V) -> V;
+
+    /// ∂L/∂gate and ∂L/∂up from ∂L/∂h, before their rounding to T. At a clamp the derivative is 1 on the bound and inside,
+    /// 0 beyond.
+    fn backward<V: F32Lanes>(self, gate: V, up: V, dh: V) -> [V; 2];
 }
 
 #[derive(Clone, Copy)]
@@ -253,6 +349,22 @@ impl Clamp {
     fn value<V: F32Lanes>(self, value: V) -> V {
         V::splat(self.value_limit).min(value)
     }
+
+    /// `derivative` where `x` is at most `limit`, else 0; NaN stays NaN.
+    #[inline(always)]
+    fn within<V: F32Lanes>(limit: f32, x: V, derivative: V) -> V {
+        if limit == f32::INFINITY {
+            return derivative;
+        }
+        V::splat(limit).sub(x).select_positive(derivative, zero_or_nan(x))
+    }
+
+    /// The derivatives of gate and up through the clamps, given the arguments as they were and the function's value.
+    #[inline(always)]
+    fn through<V: F32Lanes>(self, [gate, up, value]: [V; 3], [dgate, dup]: [V; 2]) -> [V; 2] {
+        let dgate = Self::within(self.value_limit, value, dgate);
+        [Self::within(self.gate_limit, gate, dgate), Self::within(self.up_limit, up.abs(), dup)]
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -275,6 +387,21 @@ impl<G: Gate> GatedMath for Once<G> {
         }
         f.mul(u)
     }
+
+    #[inline(always)]
+    fn backward<V: F32Lanes>(self, gate: V, up: V, dh: V) -> [V; 2] {
+        let (mut g, mut u) = (gate, up);
+        if self.clamp.active {
+            (g, u) = self.clamp.inputs(g, u);
+            u = u.add(V::splat(self.clamp.offset));
+        }
+        let f = self.gate.gate(g);
+        let dgate = dh.mul(u).mul(self.gate.derivative(g));
+        if !self.clamp.active {
+            return [dgate, dh.mul(f)];
+        }
+        self.clamp.through([gate, up, f], [dgate, dh.mul(self.clamp.value(f))])
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -284,21 +411,45 @@ struct EachStep<G, T> {
     to: PhantomData<T>,
 }
 
+impl<G: Gate, T: Element> EachStep<G, T> {
+    /// Gate and up as they are factors.
+    #[inline(always)]
+    fn inputs<V: F32Lanes>(self, gate: V, up: V) -> [V; 2] {
+        if !self.clamp.active {
+            return [gate, up];
+        }
+        let (g, u) = self.clamp.inputs(gate, up);
+        // A limit that T cannot represent is itself rounded, as a tensor of T would hold it.
+        let u = T::round_lanes(T::round_lanes(u).add(V::splat(self.clamp.offset)));
+        [T::round_lanes(g), u]
+    }
+
+    /// The function's value behind its limit.
+    #[inline(always)]
+    fn limited<V: F32Lanes>(self, f: V) -> V {
+        if self.clamp.active { T::round_lanes(self.clamp.value(f)) } else { f }
+    }
+}
+
 impl<G: Gate, T: Element> GatedMath for EachStep<G, T> {
     #[inline(always)]
     fn apply<V: F32Lanes>(self, gate: V, up: V) -> V {
-        let (mut g, mut u) = (gate, up);
+        let [g, u] = self.inputs(gate, up);
+        self.limited(self.gate.gate_eager::<V, T>(g)).mul(u)
+    }
+
+    #[inline(always)]
+    fn backward<V: F32Lanes>(self, gate: V, up: V, dh: V) -> [V; 2] {
+        let [g, u] = self.inputs(gate, up);
+        let f = self.gate.gate_eager::<V, T>(g);
+        let df = T::round_lanes(dh.mul(u));
+        let dgate = self.gate.backward_eager::<V, T>(g, df);
+        let dup = dh.mul(self.limited(f));
         if self.clamp.active {
-            (g, u) = self.clamp.inputs(g, u);
-            // A limit that T cannot represent is itself rounded, as a tensor of T would hold it.
-            g = T::round_lanes(g);
-            u = T::round_lanes(T::round_lanes(u).add(V::splat(self.clamp.offset)));
+            self.clamp.through([gate, up, f], [dgate, dup])
+        } else {
+            [dgate, dup]
         }
-        let mut f = self.gate.gate_eager::<V, T>(g);
-        if self.clamp.active {
-            f = T::round_lanes(self.clamp.value(f));
-        }
-        f.mul(u)
     }
 }
 
@@ -375,6 +526,24 @@ impl Activation {
             }
         }
         T::from_f32(self.with_math::<T, One>(numerics, One(gate, up)))
+    }
+
+    /// (∂L/∂gate, ∂L/∂up) of one element from ∂L/∂h, with the bits every CPU kernel produces; arguments as of
+    /// [`Self::apply`].
+    pub fn apply_backward<T: Element>(
+        &self,
+        numerics: Numerics,
+        [gate, up, dh]: [f32; 3],
+    ) -> [T; 2] {
+        struct One([f32; 3]);
+        impl WithGatedMath for One {
+            type Output = [f32; 2];
+            fn run<M: GatedMath>(self, math: M) -> [f32; 2] {
+                let [gate, up, dh] = self.0;
+                math.backward(gate, up, dh)
+            }
+        }
+        self.with_math::<T, One>(numerics, One([gate, up, dh])).map(T::from_f32)
     }
 }
 

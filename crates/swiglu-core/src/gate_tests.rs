@@ -1,5 +1,5 @@
 use super::*;
-use crate::{DType, Rounding, bf16, f16};
+use crate::{DType, ExpMode, Rounding, bf16, f16};
 
 /// The distance in units of the last place of the float64 value rounded to `f32`.
 fn ulps(got: f32, want: f64) -> f64 {
@@ -109,4 +109,72 @@ fn rounding_lanes_are_the_types_conversions() {
         assert_eq!(f16::round_lanes(x).to_bits(), f16::from_f32(x).to_f32().to_bits());
     }
     assert_eq!(DType::F32, <f32 as Element>::DTYPE);
+}
+
+/// Each derivative in `f32` against float64, relative to the largest term it is a sum of.
+#[test]
+fn derivatives_are_accurate_over_their_range() {
+    for act in Activation::family() {
+        for (exp, exp_error) in [(ExpMode::Precise, 0.0), (ExpMode::Fast, 2f64.powi(-16))] {
+            let numerics = Numerics::precise(Rounding::Fused).with_exp(exp);
+            let up = 1.0 - act.up_offset();
+            for x in floats(99_991).filter(|x| x.abs() < 1e4) {
+                let [dgate, dup] = act.apply_backward::<f32>(numerics, [x, up, 1.0]);
+                let wide = f64::from(x);
+                let (want_gate, want_up) = act.derivative(wide, f64::from(up));
+                let exponent = crate::bounds::exponent(act.gate(), wide).min(90.0);
+                let size = (1.0 + exponent).max(want_gate.abs());
+                let allowed = (16.0 + 8.0 * exponent) * DType::F32.unit_roundoff() + exp_error;
+                let error = (f64::from(dgate) - want_gate).abs();
+                assert!(error <= allowed * size + 1e-37, "{act} {exp}: {x}: {dgate} {want_gate}");
+                let error = (f64::from(dup) - want_up).abs();
+                assert!(
+                    error <= allowed * want_up.abs() + 1e-35 * (1.0 + wide.abs()),
+                    "{act} {exp}: {x}: {dup} {want_up}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn derivatives_at_clamps_and_of_no_number() {
+    let n = Numerics::precise(Rounding::Fused);
+    let clamped = |g, u| Activation::CLAMPED_SWIGLU.apply_backward::<f32>(n, [g, u, 1.0]);
+    let limit = 7.0f32;
+    let beyond = f32::from_bits(limit.to_bits() + 1);
+    assert!(clamped(limit, 1.0)[0] > 0.9 && clamped(beyond, 1.0)[0] == 0.0);
+    for sign in [1.0, -1.0] {
+        assert!(clamped(1.0, sign * limit)[1] > 0.8 && clamped(1.0, sign * beyond)[1] == 0.0);
+    }
+    assert_eq!(clamped(f32::INFINITY, 1.0)[0], 0.0);
+    let relu = |g| Activation::REGLU.apply_backward::<f32>(n, [g, 2.0, 3.0]);
+    assert_eq!([relu(0.0), relu(-0.0), relu(1e-45)], [[0.0, 0.0], [0.0, 0.0], [6.0, 3.0 * 1e-45]]);
+    for act in Activation::family() {
+        for numerics in Numerics::all() {
+            let of = |given| act.apply_backward::<bf16>(numerics, given);
+            assert!(of([f32::NAN, 1.0, 1.0])[1].is_nan(), "{act} {numerics}");
+            assert!(of([1.0, f32::NAN, 1.0])[0].is_nan(), "{act} {numerics}");
+            assert!(of([1.0, 1.0, f32::NAN])[1].is_nan(), "{act} {numerics}");
+        }
+    }
+}
+
+/// The modes differ, and each is what it says.
+#[test]
+fn backward_modes_round_where_they_say() {
+    let silu = crate::GateFn::Silu { beta: 1.0 };
+    let mut differ = 0;
+    for i in 0..50 {
+        let given = [1, 2, 3].map(|seed| bf16::from_f32(crate::random::normal(seed, i)).to_f32());
+        let run = |r| Activation::SWIGLU.apply_backward::<bf16>(Numerics::precise(r), given);
+        let [g, u, dh] = given.map(f64::from);
+        let once = [dh * u * silu.derivative(g), dh * silu.value(g)].map(bf16::from_f64);
+        let (df, f) = (bf16::from_f64(dh * u).to_f64(), bf16::from_f64(silu.value(g)).to_f64());
+        let stepped = [df * silu.derivative(g), dh * f].map(bf16::from_f64);
+        assert_eq!([run(Rounding::Fused), run(Rounding::PreRound)], [once; 2], "{i}");
+        assert_eq!(run(Rounding::Eager), stepped, "{i}");
+        differ += usize::from(once != stepped);
+    }
+    assert!(differ > 10, "{differ}");
 }

@@ -15,6 +15,7 @@ pub mod conformance;
 mod dtype;
 mod error;
 pub mod gate;
+mod gradients;
 mod lanes;
 mod layout;
 mod matrix;
@@ -27,10 +28,14 @@ pub mod random;
 mod rows;
 mod scale;
 mod setters;
+mod strided;
 
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use gradients::{
+    Accumulate, GradientMut, GradientShapes, Gradients, GradientsMut, Pass, SavePolicy, Wanted,
+};
 pub use half::{bf16, f16};
 pub use lanes::F32Lanes;
 pub use layout::{
@@ -46,3 +51,4 @@ pub use quant::{
 };
 pub use rows::{Norm, NormKind, OwnedRowParams, RowParams, RowSteps, Sparsity};
 pub use scale::RowScale;
+pub use strided::{AdjacentRows, StridedRef};

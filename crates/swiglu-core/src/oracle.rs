@@ -51,6 +51,11 @@ pub fn activation_backward<T: Element>(
     Ok((dgate, dup))
 }
 
+mod backward;
+
+pub(crate) use backward::{Chain, across_tokens, backward_chain, down_transposed, stacked_weights};
+pub use backward::{GatedLinearGrad, MlpGrad, gated_linear_backward, mlp_backward};
+
 /// A linear map's result with Σ|x||w| + |b| beside each element: the scale of its rounding errors.
 #[derive(Debug, Clone)]
 pub struct Linear {
@@ -124,7 +129,7 @@ fn fill_quantized(column: &mut Column, weights: &QuantizedRef<'_>, row: usize) {
     });
 }
 
-fn to_f64<T: Element>(x: MatrixRef<'_, T>) -> Result<Matrix<f64>> {
+pub(crate) fn to_f64<T: Element>(x: MatrixRef<'_, T>) -> Result<Matrix<f64>> {
     let values = (0..x.rows()).flat_map(|i| x.row(i).iter().map(|v| v.to_f64()));
     Matrix::from_values(values, x.rows(), x.cols())
 }
@@ -274,105 +279,6 @@ pub fn quantized_mlp<T: Element>(
             fill_quantized(column, &params.down, o);
         })
     })
-}
-
-/// Gradients of a gated linear layer.
-#[derive(Debug, Clone)]
-pub struct GatedLinearGrad {
-    /// ∂L/∂x, `[M, K]`.
-    pub dx: Matrix<f64>,
-    /// ∂L/∂Wg as `[H, K]`.
-    pub dgate_weight: Matrix<f64>,
-    /// ∂L/∂Wu as `[H, K]`.
-    pub dup_weight: Matrix<f64>,
-    /// ∂L/∂bg, H values.
-    pub dgate_bias: Vec<f64>,
-    /// ∂L/∂bu, H values.
-    pub dup_bias: Vec<f64>,
-}
-
-/// Gradients of [`gated_linear`] from ∂L/∂h.
-///
-/// # Errors
-/// [`crate::Error::Shape`] if any shape disagrees.
-pub fn gated_linear_backward<T: Element>(
-    x: MatrixRef<'_, T>,
-    params: &GatedLinearParams<'_, T>,
-    dh: MatrixRef<'_, f64>,
-) -> Result<GatedLinearGrad> {
-    let forward = gated_linear(x, params)?;
-    let w = &params.weights;
-    let (m, k_len, h_len) = (x.rows(), w.hidden(), w.intermediate());
-    dh.expect_shape("dh", [m, h_len])?;
-    let mut grad = GatedLinearGrad {
-        dx: Matrix::zeros(m, k_len)?,
-        dgate_weight: Matrix::zeros(h_len, k_len)?,
-        dup_weight: Matrix::zeros(h_len, k_len)?,
-        dgate_bias: vec![0.0; h_len],
-        dup_bias: vec![0.0; h_len],
-    };
-    for i in 0..m {
-        for j in 0..h_len {
-            let at = i * h_len + j;
-            let (dg, du) = params
-                .activation
-                .derivative(forward.gate.value.as_slice()[at], forward.up.value.as_slice()[at]);
-            let (dg, du) = (dg * dh.row(i)[j], du * dh.row(i)[j]);
-            grad.dgate_bias[j] += dg;
-            grad.dup_bias[j] += du;
-            for k in 0..k_len {
-                let xv = x.row(i)[k].to_f64();
-                grad.dgate_weight.as_mut_slice()[j * k_len + k] += dg * xv;
-                grad.dup_weight.as_mut_slice()[j * k_len + k] += du * xv;
-                grad.dx.as_mut_slice()[i * k_len + k] +=
-                    dg * w.at(Half::Gate, j, k).to_f64() + du * w.at(Half::Up, j, k).to_f64();
-            }
-        }
-    }
-    Ok(grad)
-}
-
-/// Gradients of a feed-forward block.
-#[derive(Debug, Clone)]
-pub struct MlpGrad {
-    /// Gradients of the gated linear layer.
-    pub gated: GatedLinearGrad,
-    /// ∂L/∂Wd as `[K, H]`.
-    pub ddown: Matrix<f64>,
-    /// ∂L/∂bd, K values.
-    pub ddown_bias: Vec<f64>,
-}
-
-/// Gradients of [`mlp`] from ∂L/∂y.
-///
-/// # Errors
-/// [`crate::Error::Shape`] if any shape disagrees; [`crate::Error::Unsupported`] for a block with row steps.
-pub fn mlp_backward<T: Element>(
-    x: MatrixRef<'_, T>,
-    params: &MlpParams<'_, T>,
-    dy: MatrixRef<'_, f64>,
-) -> Result<MlpGrad> {
-    params.validate()?;
-    let instead = "take the gradients of its parts";
-    params.rows.steps.expect_none("in the oracle of gradients", instead)?;
-    let w = &params.gated.weights;
-    let (m, k_len, h_len) = (x.rows(), w.hidden(), w.intermediate());
-    dy.expect_shape("dy", [m, k_len])?;
-    let h = gated_linear(x, &params.gated)?.h;
-    let (mut dh, mut ddown) = (Matrix::zeros(m, h_len)?, Matrix::zeros(k_len, h_len)?);
-    let mut ddown_bias = vec![0.0; k_len];
-    for i in 0..m {
-        for (k, bias) in ddown_bias.iter_mut().enumerate() {
-            let d = dy.row(i)[k];
-            *bias += d;
-            for j in 0..h_len {
-                ddown.as_mut_slice()[k * h_len + j] += d * h.as_slice()[i * h_len + j];
-                dh.as_mut_slice()[i * h_len + j] += d * params.down_at(k, j).to_f64();
-            }
-        }
-    }
-    let gated = gated_linear_backward(x, &params.gated, dh.view())?;
-    Ok(MlpGrad { gated, ddown, ddown_bias })
 }
 
 #[cfg(test)]

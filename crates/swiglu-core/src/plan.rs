@@ -103,6 +103,8 @@ mod tests {
             bias: true,
             quantized: None,
             rows: crate::RowSteps::NONE,
+            pass: crate::Pass::Forward,
+            accumulate: crate::Accumulate::Overwrite,
         };
         let plan = Plan {
             problem,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::activation::Activation;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::gradients::{Accumulate, Pass};
 use crate::layout::{GateUpWeights, Orientation, WeightLayout};
 use crate::matrix::MatrixRef;
 use crate::numerics::Numerics;
@@ -114,6 +115,8 @@ impl<'a, T: Element> GatedLinearParams<'a, T> {
             bias: self.gate_bias.is_some() || self.up_bias.is_some(),
             quantized: None,
             rows: RowSteps::NONE,
+            pass: Pass::Forward,
+            accumulate: Accumulate::Overwrite,
         }
     }
 }
@@ -230,6 +233,12 @@ pub struct Problem {
     /// What is computed from whole rows between the products.
     #[serde(default, skip_serializing_if = "RowSteps::is_none")]
     pub rows: RowSteps,
+    /// Whether the result, or the gradients are computed.
+    #[serde(default, skip_serializing_if = "Pass::is_forward")]
+    pub pass: Pass,
+    /// Whether gradients of weights are added to what is there.
+    #[serde(default, skip_serializing_if = "Accumulate::is_overwrite")]
+    pub accumulate: Accumulate,
 }
 
 impl Problem {
@@ -257,6 +266,8 @@ impl Problem {
             bias,
             quantized,
             rows,
+            pass: Pass::Forward,
+            accumulate: Accumulate::Overwrite,
         }
     }
 
@@ -283,17 +294,38 @@ impl Problem {
         with_quantized(quantized: impl Into<Option<QuantizedTypes>>, quantized.into());
         /// What is computed from whole rows between the products.
         with_rows(rows: RowSteps);
+        /// Another pass.
+        with_pass(pass: Pass);
+        /// Whether gradients of weights are added to what is there.
+        with_accumulate(accumulate: Accumulate);
+    }
+
+    /// Refuses a pass that `what` does not compute: all but the forward one.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn expect_forward(&self, what: &str) -> Result<()> {
+        match self.pass {
+            Pass::Forward => Ok(()),
+            pass => Err(Error::Unsupported {
+                what: format!("the {} pass of {} on {what}", pass.name(), self.op),
+                why: "it computes forward passes; a CPU trains gated linear layers and blocks"
+                    .into(),
+            }),
+        }
     }
 
     /// Floating-point operations of the linear maps, a multiply-add counted as two; for the
-    /// activation operation, one product per element.
+    /// activation operation, one product per element. A backward pass has twice as many: each map has a gradient of its
+    /// input and one of its weights.
     pub fn flops(&self) -> f64 {
         let (m, k, h) = (self.m as f64, self.hidden as f64, self.intermediate as f64);
-        match self.op {
+        let forward = match self.op {
             Op::Activation => m * h,
             Op::GatedLinear => 4.0 * m * k * h,
             Op::Mlp => 6.0 * m * k * h,
-        }
+        };
+        if self.pass == Pass::Backward { 2.0 * forward } else { forward }
     }
 
     /// Bytes of weights, each read at least once.
@@ -312,20 +344,23 @@ impl Problem {
     }
 
     /// Bytes that must move at least: weights and inputs read once, the output written once; none
-    /// where there are no tokens.
+    /// where there are no tokens. Of a backward pass also gate and up, and the gradients.
     pub fn compulsory_bytes(&self) -> f64 {
         if self.m == 0 {
             return 0.0;
         }
         let (m, size) = (self.m as f64, self.dtype.size() as f64);
         let (k, h) = (self.hidden as f64, self.intermediate as f64);
-        self.weight_bytes()
-            + m * size
-                * match self.op {
-                    Op::Activation => 3.0 * h,
-                    Op::GatedLinear => k + h,
-                    Op::Mlp => 2.0 * k,
-                }
+        let forward = match self.op {
+            Op::Activation => 3.0 * h,
+            Op::GatedLinear => k + h,
+            Op::Mlp => 2.0 * k,
+        };
+        match self.pass {
+            Pass::Forward => self.weight_bytes() + m * size * forward,
+            Pass::Saving => self.weight_bytes() + m * size * (forward + 2.0 * h),
+            Pass::Backward => 2.0 * self.weight_bytes() + m * size * (forward + k + 2.0 * h),
+        }
     }
 }
 
@@ -342,6 +377,12 @@ impl fmt::Display for Problem {
         }
         if self.bias {
             f.write_str(" bias")?;
+        }
+        if self.pass != Pass::Forward {
+            write!(f, " {}", self.pass.name())?;
+        }
+        if self.accumulate == Accumulate::Add {
+            f.write_str(" add")?;
         }
         if self.rows.is_none() { Ok(()) } else { write!(f, " {}", self.rows) }
     }

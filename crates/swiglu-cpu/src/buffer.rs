@@ -24,6 +24,23 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// No bytes.
+    pub(crate) fn empty() -> Self {
+        Self { memory: Memory::Lines(Vec::new()), bytes: 0 }
+    }
+
+    /// This memory if it has at least `bytes` bytes, whatever stands in them, else `bytes` zeros.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the system refuses the memory.
+    pub(crate) fn or_zeroed(self, bytes: usize) -> Result<Self> {
+        if self.bytes >= bytes {
+            return Ok(self);
+        }
+        drop(self);
+        Self::zeroed(bytes)
+    }
+
     /// `bytes` zeros.
     ///
     /// # Errors

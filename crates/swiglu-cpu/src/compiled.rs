@@ -6,6 +6,8 @@
 
 use swiglu_core::{DType, Element, bf16, f16};
 
+use crate::columns::ColumnSums;
+use crate::differentiated::{DifferentiatedPanel, DifferentiatedRows};
 use crate::elementwise::Segments;
 use crate::epilogue::{AddedPanel, GatedPanel, PlainPanel};
 use crate::gemm::{SideBySide, Sums};
@@ -78,6 +80,14 @@ compiled! {
     activation(Segments<'_>);
     /// The epilogue of a linear map.
     plain(PlainPanel);
+    /// The epilogue of a linear map whose result is added.
+    added(AddedPanel);
+    /// The derivative behind the product with the down projection.
+    differentiated(DifferentiatedPanel);
+    /// The derivative of rows of gate and up.
+    differentiated_rows(DifferentiatedRows);
+    /// Sums over the rows of a matrix.
+    column_sums(ColumnSums);
 }
 
 /// The epilogue of the gated layer.
@@ -111,15 +121,6 @@ pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<
             (t, o) => unreachable!("no kernel rounds to {t} and stores {o}"),
         }
     }
-}
-
-/// The epilogue of a block whose result is added.
-///
-/// # Safety
-/// As [`dispatch`].
-pub(crate) unsafe fn added(isa: Isa, kernel: AddedPanel) {
-    // SAFETY: the caller's.
-    unsafe { run(isa, kernel) }
 }
 
 /// Sums of a panel of quantised weights over a few rows.

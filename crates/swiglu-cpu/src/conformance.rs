@@ -2,11 +2,12 @@
 
 use swiglu_core::conformance::Backend;
 use swiglu_core::{
-    Activation, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Numerics,
-    Path, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, Result,
+    Activation, Element, GateUpRef, GatedLinearParams, GradientsMut, Matrix, MatrixMut, MatrixRef,
+    MlpParams, Numerics, Path, QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType,
+    Result, SavePolicy, StridedRef,
 };
 
-use crate::{Cpu, GatedLinear, Mlp, quantized_types};
+use crate::{CallOptions, Cpu, GatedLinear, Mlp, quantized_types};
 
 /// A device on one path. Layers are packed for every case, as a user would.
 #[derive(Debug, Clone)]
@@ -50,6 +51,38 @@ impl Backend for CpuBackend {
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
         Mlp::with_path(&self.cpu, params, self.path)?.forward(x, out)
+    }
+
+    fn trains(&self) -> bool {
+        true
+    }
+
+    fn gated_linear_backward<T: Element>(
+        &self,
+        params: &GatedLinearParams<'_, T>,
+        policy: SavePolicy,
+        x: MatrixRef<'_, T>,
+        dh: StridedRef<'_, T>,
+        into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        let layer = GatedLinear::for_training_with_path(&self.cpu, params, policy, self.path)?;
+        let mut h = Matrix::zeros(x.rows(), layer.intermediate())?;
+        let saved = layer.forward_train(x, h.view_mut(), &CallOptions::default())?;
+        layer.backward_into(saved, dh, into, &CallOptions::default())
+    }
+
+    fn mlp_backward<T: Element>(
+        &self,
+        params: &MlpParams<'_, T>,
+        policy: SavePolicy,
+        x: MatrixRef<'_, T>,
+        dy: StridedRef<'_, T>,
+        into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        let layer = Mlp::for_training_with_path(&self.cpu, params, policy, self.path)?;
+        let mut y = Matrix::zeros(x.rows(), x.cols())?;
+        let saved = layer.forward_train(x, y.view_mut(), &CallOptions::default())?;
+        layer.backward_into(saved, dy, into, &CallOptions::default())
     }
 
     fn quantized_types(&self) -> &[QuantizedType] {

@@ -98,6 +98,8 @@ impl Eq for Cpu {}
 struct Shared {
     team: Option<Team>,
     workspaces: Workspaces,
+    /// What forward passes keep for backward passes.
+    kept: Workspaces,
 }
 
 impl Cpu {
@@ -145,7 +147,8 @@ impl Cpu {
             (Some(pool), _) => Some(Team::new(pool.clone())),
             (None, _) => Some(Team::new(Arc::new(Self::pool(threads - 1)?))),
         };
-        let shared = Arc::new(Shared { team, workspaces: Workspaces::default() });
+        let (workspaces, kept) = Default::default();
+        let shared = Arc::new(Shared { team, workspaces, kept });
         Ok(Self { isa, threads, shared })
     }
 
@@ -190,12 +193,16 @@ impl Cpu {
     /// Layers share the memory: there is a block for each of the calls that there were at the same time, not larger than the
     /// largest of them took. The device keeps them until this.
     pub fn trim(&self) -> usize {
-        self.shared.workspaces.trim()
+        self.shared.workspaces.trim() + self.shared.kept.trim()
     }
 
     /// Bytes of working memory that is kept and that no call uses at the moment.
     pub fn workspace_bytes(&self) -> usize {
-        self.shared.workspaces.bytes()
+        self.shared.workspaces.bytes() + self.shared.kept.bytes()
+    }
+
+    pub(crate) fn kept(&self) -> &Workspaces {
+        &self.shared.kept
     }
 
     pub(crate) fn workspaces(&self) -> &Workspaces {

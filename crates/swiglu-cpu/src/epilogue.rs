@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use swiglu_core::gate::{GatedMath, WithGatedMath};
-use swiglu_core::{Activation, DType, Element, F32Lanes, Numerics, Rounding};
+use swiglu_core::{Activation, DType, Element, F32Lanes, MatrixMut, Numerics, Result, Rounding};
 
 use crate::compiled;
 use crate::isa::Isa;
@@ -33,12 +33,24 @@ impl<O: Element> Rows<O> {
         Self { first: self.first.wrapping_add(r * self.stride), ..self }
     }
 
+    /// The matrix of so many rows.
+    ///
+    /// # Safety
+    /// The rows are valid for as long as the matrix is, and nothing else uses them.
+    pub(crate) unsafe fn matrix<'a>(self, rows: usize) -> Result<MatrixMut<'a, O>> {
+        let values = if rows == 0 { 0 } else { (rows - 1) * self.stride + self.cols };
+        let first = if values == 0 { std::ptr::NonNull::dangling().as_ptr() } else { self.first };
+        // SAFETY: the caller's.
+        let values = unsafe { std::slice::from_raw_parts_mut(first, values) };
+        MatrixMut::with_stride(values, rows, self.cols, self.stride)
+    }
+
     /// Rounds and writes one vector of row `r` from column `col`, cut at the last column.
     ///
     /// # Safety
     /// The row is valid.
     #[inline(always)]
-    unsafe fn write<S: Simd>(&self, r: usize, col: usize, v: S::V) {
+    pub(crate) unsafe fn write<S: Simd>(&self, r: usize, col: usize, v: S::V) {
         // SAFETY: as the caller promises; the partial copy stops at the last column.
         unsafe {
             let p = self.first.add(r * self.stride + col);
@@ -51,27 +63,47 @@ impl<O: Element> Rows<O> {
             }
         }
     }
-}
 
-impl Rows<f32> {
     /// One vector of row `r` from column `col`, zeros behind the last column.
     ///
     /// # Safety
     /// The row is valid.
     #[inline(always)]
-    unsafe fn read<S: Simd>(&self, r: usize, col: usize) -> S::V {
+    pub(crate) unsafe fn read<S: Simd>(&self, r: usize, col: usize) -> S::V {
         // SAFETY: as the caller promises; the partial copy stops at the last column.
         unsafe {
             let p = self.first.wrapping_add(r * self.stride + col);
             if col + S::LANES <= self.cols {
-                return S::load_f32(p);
+                return S::load::<O>(p);
             }
-            let mut whole = [0.0f32; 64];
+            let mut whole = [O::default(); 64];
             if col < self.cols {
                 std::ptr::copy_nonoverlapping(p, whole.as_mut_ptr(), self.cols - col);
             }
-            S::load_f32(whole.as_ptr())
+            S::load::<O>(whole.as_ptr())
         }
+    }
+}
+
+/// Where gate and up are kept as values of T, each or not.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept<T> {
+    pub(crate) gate: Option<Rows<T>>,
+    pub(crate) up: Option<Rows<T>>,
+}
+
+// SAFETY: workers write disjoint columns.
+unsafe impl<T> Send for Kept<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Kept<T> {}
+
+impl<T: Element> Kept<T> {
+    pub(crate) const NOTHING: Self = Self { gate: None, up: None };
+
+    /// Rows from row `r` on.
+    pub(crate) fn from(self, r: usize) -> Self {
+        let from = |rows: Option<Rows<T>>| rows.map(|rows| rows.from(r));
+        Self { gate: from(self.gate), up: from(self.up) }
     }
 }
 
@@ -84,21 +116,15 @@ unsafe fn biased<S: Simd>(sum: S::V, bias: Option<*const f32>, offset: usize) ->
     }
 }
 
-/// h = act(gate, up), rounded to T and stored as O.
+/// h = act(gate, up), rounded to T and stored as O; beside it or alone gate and up.
+#[derive(Clone, Copy)]
 pub(crate) struct Gated<T, O> {
     pub(crate) activation: Activation,
     pub(crate) numerics: Numerics,
     pub(crate) bias: Option<*const f32>,
-    pub(crate) out: Rows<O>,
-    pub(crate) element: PhantomData<T>,
+    pub(crate) out: Option<Rows<O>>,
+    pub(crate) kept: Kept<T>,
 }
-
-impl<T, O: Copy> Clone for Gated<T, O> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T, O: Copy> Copy for Gated<T, O> {}
 
 /// A panel for [`Gated`].
 pub(crate) struct GatedPanel<T, O> {
@@ -138,10 +164,18 @@ impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedRows<S, T, O> {
                 if rounds {
                     (gate, up) = (T::round_lanes(gate), T::round_lanes(up));
                 }
+                let col = panel * S::LANES;
+                if let Some(kept) = e.kept.gate {
+                    kept.write::<S>(r, col, gate);
+                }
+                if let Some(kept) = e.kept.up {
+                    kept.write::<S>(r, col, up);
+                }
+                let Some(out) = e.out else { continue };
                 let h = S::gated(math, gate, up);
                 // Rounded by the store, unless that is wider.
                 let h = if O::DTYPE == T::DTYPE { h } else { T::round_lanes(h) };
-                e.out.write::<S>(r, panel * S::LANES, h);
+                out.write::<S>(r, col, h);
             }
         }
     }
@@ -151,7 +185,8 @@ impl<T: Element, O: Element> Epilogue for Gated<T, O> {
     unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
         // SAFETY: the caller's.
         unsafe {
-            let epilogue = Self { out: self.out.from(first), ..*self };
+            let out = self.out.map(|out| out.from(first));
+            let epilogue = Self { out, kept: self.kept.from(first), ..*self };
             compiled::gated(isa, GatedPanel { epilogue, panel, sums, rows });
         }
     }
@@ -174,11 +209,11 @@ impl<T: Element> Epilogue for Plain<T> {
     }
 }
 
-/// out += factor of the row · (sums + bias), in f32.
+/// out += factor of the row · (sums + bias), in f32, and rounded to the type of out.
 #[derive(Clone, Copy)]
-pub(crate) struct Added {
+pub(crate) struct Added<O> {
     pub(crate) bias: Option<*const f32>,
-    pub(crate) out: Rows<f32>,
+    pub(crate) out: Rows<O>,
     pub(crate) scale: Factors,
 }
 
@@ -209,7 +244,7 @@ impl Factors {
     }
 }
 
-impl Epilogue for Added {
+impl<O: Element> Epilogue for Added<O> {
     unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
         let epilogue = Self { out: self.out.from(first), scale: self.scale.from(first), ..*self };
         // SAFETY: the caller's.
@@ -218,16 +253,16 @@ impl Epilogue for Added {
 }
 
 /// A panel for [`Added`].
-pub(crate) struct AddedPanel {
-    epilogue: Added,
+pub(crate) struct AddedPanel<O> {
+    epilogue: Added<O>,
     panel: usize,
     sums: *const f32,
     rows: usize,
 }
 
-impl Kernel for AddedPanel {
+impl<O: Element> Kernel for AddedPanel<O> {
     type Output = ();
-    const USES_DOTS: bool = false;
+    const USES_DOTS: bool = matches!(O::DTYPE, DType::Bf16);
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {

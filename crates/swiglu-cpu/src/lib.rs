@@ -3,9 +3,11 @@
 
 mod buffer;
 pub mod ceilings;
+mod columns;
 mod compiled;
 mod conformance;
 mod cpu;
+mod differentiated;
 mod elementwise;
 mod epilogue;
 mod gemm;
@@ -37,5 +39,5 @@ pub const UNOPTIMISED: Option<&str> = if cfg!(optimised) {
 pub use conformance::CpuBackend;
 pub use cpu::{CallOptions, Cpu, CpuOptions};
 pub use isa::Isa;
-pub use layers::{GatedLinear, Mlp};
+pub use layers::{GatedLinear, Mlp, Saved};
 pub use quant::{expect_quantized, quantized_types};

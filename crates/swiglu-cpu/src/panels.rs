@@ -7,6 +7,7 @@
 //! back while its accumulators stay in registers.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use swiglu_core::{DType, Element, GateUpWeights, Half, MatrixRef, Orientation, Result};
 
@@ -27,6 +28,14 @@ pub(crate) const fn features_per_step(dtype: DType) -> usize {
 /// Where the weights of a panel come from: tensor and feature of each of its output lanes.
 type Lane<'a, T> = Option<(MatrixRef<'a, T>, usize)>;
 
+/// Some inputs of a linear map: those whose weights lie in the same tensors.
+pub(crate) struct Part<'l, 'a, T> {
+    pub(crate) inputs: usize,
+    pub(crate) orientation: Orientation,
+    /// The tensor and the index of an output feature.
+    pub(crate) locate: &'l (dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync + 'l),
+}
+
 /// Packed weights and biases.
 #[derive(Debug)]
 pub(crate) struct Panels<T> {
@@ -44,6 +53,7 @@ impl<T: Element> Panels<T> {
     /// Gate and up features side by side: panel p holds features `p·LANES ..` of both.
     pub(crate) fn gated(
         cpu: &Cpu,
+        memory: Buffer,
         weights: &GateUpWeights<'_, T>,
         biases: [Option<&[f32]>; 2],
     ) -> Result<Self> {
@@ -58,63 +68,67 @@ impl<T: Element> Panels<T> {
             let h = panel * lanes + lane % lanes;
             biases[lane / lanes].and_then(|b| b.get(h)).copied().unwrap_or(0.0)
         });
-        Self::pack(
-            cpu,
-            features.div_ceil(lanes),
-            weights.hidden(),
-            weights.layout().orientation,
-            &source,
-            bias,
-        )
+        let inputs = weights.hidden();
+        let orientation = weights.layout().orientation;
+        let pack = |out: &mut [T], panel: usize| {
+            pack_panel(out, 2 * lanes, 0..inputs, orientation, |l| source(panel, l));
+        };
+        Self::pack(cpu, memory, features.div_ceil(lanes), inputs, &pack, bias)
     }
 
-    /// Panel p holds output features `2·p·LANES ..`.
-    pub(crate) fn linear<'a>(
+    /// Panel p holds output features `2·p·LANES ..`. The inputs come in parts.
+    pub(crate) fn linear(
         cpu: &Cpu,
+        memory: Buffer,
         outputs: usize,
-        inputs: usize,
-        orientation: Orientation,
-        locate: &(dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync),
+        parts: &[Part<'_, '_, T>],
         bias: Option<&[f32]>,
     ) -> Result<Self> {
         let width = 2 * simd::lanes(cpu.isa());
-        let source = |panel: usize, lane: usize| {
-            let o = panel * width + lane;
-            (o < outputs).then(|| locate(o))
+        let pack = |out: &mut [T], panel: usize| {
+            let mut first = 0;
+            for part in parts {
+                let source = |lane: usize| {
+                    let o = panel * width + lane;
+                    (o < outputs).then(|| (part.locate)(o))
+                };
+                pack_panel(out, width, first..first + part.inputs, part.orientation, source);
+                first += part.inputs;
+            }
         };
         let bias = bias.map(|b| {
             move |panel: usize, lane: usize| b.get(panel * width + lane).copied().unwrap_or(0.0)
         });
-        Self::pack(cpu, outputs.div_ceil(width), inputs, orientation, &source, bias)
+        let inputs = parts.iter().map(|part| part.inputs).sum();
+        Self::pack(cpu, memory, outputs.div_ceil(width), inputs, &pack, bias)
     }
 
-    fn pack<'a>(
+    /// Panels in this memory if it has the size; `pack` writes the weights of one.
+    fn pack(
         cpu: &Cpu,
+        memory: Buffer,
         panels: usize,
         inputs: usize,
-        orientation: Orientation,
-        source: &(dyn Fn(usize, usize) -> Lane<'a, T> + Sync),
+        pack: &(dyn Fn(&mut [T], usize) + Sync),
         bias: Option<impl Fn(usize, usize) -> f32>,
     ) -> Result<Self> {
         let lanes = simd::lanes(cpu.isa());
         let mut this = Self {
-            data: Buffer::zeroed(0)?,
+            data: Buffer::empty(),
             bias: None,
             panels,
             inputs,
             lanes,
-            padded_steps: tiles::padded_steps(
-                cpu.isa(),
-                T::DTYPE,
-                inputs.div_ceil(features_per_step(T::DTYPE)),
-            ),
+            padded_steps: Self::padded_steps(cpu, inputs),
             element: PhantomData,
         };
-        this.data = Buffer::zeroed(panels * this.panel_bytes())?;
+        this.data = memory.or_zeroed(panels * this.panel_bytes())?;
         this.bias = bias.map(|bias| pack_bias(panels, 2 * lanes, bias)).transpose()?;
         let data = SendPtr(this.data.as_mut_ptr());
         let panel_bytes = this.panel_bytes();
-        let pack = |range: std::ops::Range<usize>, _: usize| {
+        // Where the last pair is half a one, and behind the last step.
+        let rest = inputs / features_per_step(T::DTYPE) * this.step_bytes() / size_of::<T>();
+        let run = |range: Range<usize>, _: usize| {
             for panel in range {
                 // SAFETY: panels are disjoint parts of `data`, each packed by one worker.
                 let panel_data = unsafe {
@@ -123,11 +137,31 @@ impl<T: Element> Panels<T> {
                         panel_bytes / size_of::<T>(),
                     )
                 };
-                pack_panel(panel_data, 2 * lanes, inputs, orientation, |l| source(panel, l));
+                panel_data[rest..].fill(T::default());
+                pack(panel_data, panel);
             }
         };
-        cpu.run(cpu.threads(), &[Step { units: panels, run: &pack }]);
+        cpu.run(cpu.threads(), &[Step { units: panels, run: &run }]);
         Ok(this)
+    }
+
+    /// Steps of a panel in memory.
+    fn padded_steps(cpu: &Cpu, inputs: usize) -> usize {
+        let steps = inputs.div_ceil(features_per_step(T::DTYPE));
+        tiles::padded_steps(cpu.isa(), T::DTYPE, steps)
+    }
+
+    /// Bytes of [`Self::linear`] panels.
+    pub(crate) fn linear_bytes(cpu: &Cpu, outputs: usize, inputs: usize) -> usize {
+        let width = 2 * simd::lanes(cpu.isa());
+        let step_bytes = width * features_per_step(T::DTYPE) * size_of::<T>();
+        outputs.div_ceil(width) * Self::padded_steps(cpu, inputs) * step_bytes
+    }
+
+    /// The memory of the weights, which are gone then.
+    pub(crate) fn take_memory(&mut self) -> Buffer {
+        self.panels = 0;
+        std::mem::replace(&mut self.data, Buffer::empty())
     }
 
     /// Panels.
@@ -157,11 +191,11 @@ impl<T: Element> Panels<T> {
     }
     /// All bytes of weights.
     pub(crate) fn bytes(&self) -> usize {
-        self.data.bytes()
+        self.panels * self.panel_bytes()
     }
     /// All bytes, those of biases among them.
     pub(crate) fn bytes_with_biases(&self) -> usize {
-        self.data.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+        self.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
     }
     pub(crate) fn data(&self) -> *const u8 {
         self.data.as_ptr()
@@ -186,32 +220,66 @@ pub(crate) fn pack_bias(
     Ok(buffer)
 }
 
-/// Writes `[step][lane][feature of step]`; lanes without a source and the missing half of a last
-/// pair stay zero.
+/// Inputs that are packed at a time: their part of a panel stays in the first-level cache while lane after lane is written.
+const PACKED_TOGETHER: usize = 64;
+
+/// Writes `[step][lane][feature of step]` of some inputs; lanes without a source become zeros.
 fn pack_panel<'a, T: Element>(
     out: &mut [T],
     lanes: usize,
-    inputs: usize,
+    inputs: Range<usize>,
     orientation: Orientation,
     source: impl Fn(usize) -> Lane<'a, T>,
 ) {
     let per_step = features_per_step(T::DTYPE);
     let at = |k: usize, lane: usize| (k / per_step * lanes + lane) * per_step + k % per_step;
-    for lane in 0..lanes {
-        let Some((tensor, feature)) = source(lane) else { continue };
-        match orientation {
-            Orientation::OutIn => {
-                for (k, &w) in tensor.row(feature).iter().enumerate() {
-                    out[at(k, lane)] = w;
+    for start in inputs.clone().step_by(PACKED_TOGETHER) {
+        let block = start..(start + PACKED_TOGETHER).min(inputs.end);
+        let mut lane = 0;
+        while lane < lanes {
+            let Some((tensor, feature)) = source(lane) else {
+                block.clone().for_each(|k| out[at(k, lane)] = T::default());
+                lane += 1;
+                continue;
+            };
+            match orientation {
+                Orientation::OutIn => {
+                    let row = &tensor.row(feature)[block.start - inputs.start..];
+                    for (k, &w) in block.clone().zip(row) {
+                        out[at(k, lane)] = w;
+                    }
+                    lane += 1;
                 }
-            }
-            Orientation::InOut => {
-                for k in 0..inputs {
-                    out[at(k, lane)] = tensor.row(k)[feature];
+                Orientation::InOut => {
+                    let run = adjacent(lanes, lane, &source);
+                    for k in block.clone() {
+                        let from = &tensor.row(k - inputs.start)[feature..feature + run];
+                        let to = &mut out[at(k, lane)..];
+                        match per_step {
+                            1 => to[..run].copy_from_slice(from),
+                            _ => {
+                                let to = to.iter_mut().step_by(per_step);
+                                to.zip(from).for_each(|(to, &w)| *to = w);
+                            }
+                        }
+                    }
+                    lane += run;
                 }
             }
         }
     }
+}
+
+/// How many lanes from this one on are neighbours in the same tensor.
+fn adjacent<'a, T: Element>(
+    lanes: usize,
+    lane: usize,
+    source: impl Fn(usize) -> Lane<'a, T>,
+) -> usize {
+    let place = |lane| source(lane).map(|(tensor, feature)| (tensor.as_slice().as_ptr(), feature));
+    let Some((tensor, feature)) = place(lane) else { return 1 };
+    let follows = |&other: &usize| place(other) == Some((tensor, feature + other - lane));
+    1 + (lane + 1..lanes).take_while(follows).count()
 }
 
 /// A pointer handed to workers that write disjoint parts behind it.

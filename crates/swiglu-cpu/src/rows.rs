@@ -43,10 +43,41 @@ impl Steps {
     }
 }
 
+/// What is packed as rows: those of a matrix, or its columns, where products are summed over its rows.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a, T> {
+    Rows(MatrixRef<'a, T>),
+    Columns(MatrixRef<'a, T>),
+}
+
+impl<T: Copy> Source<'_, T> {
+    /// Rows to pack.
+    pub(crate) fn rows(self) -> usize {
+        match self {
+            Source::Rows(m) => m.rows(),
+            Source::Columns(m) => m.cols(),
+        }
+    }
+
+    /// Values of each.
+    pub(crate) fn inputs(self) -> usize {
+        match self {
+            Source::Rows(m) => m.cols(),
+            Source::Columns(m) => m.rows(),
+        }
+    }
+}
+
+impl<'a, T> From<MatrixRef<'a, T>> for Source<'a, T> {
+    fn from(m: MatrixRef<'a, T>) -> Self {
+        Source::Rows(m)
+    }
+}
+
 /// Rows `first ..` of a matrix, with the packed buffer they go to.
 #[derive(Clone, Copy)]
 pub(crate) struct PackRows<'a, T> {
-    pub(crate) x: MatrixRef<'a, T>,
+    pub(crate) x: Source<'a, T>,
     pub(crate) first: usize,
     pub(crate) blocks: Blocks,
     pub(crate) steps: Steps,
@@ -63,16 +94,72 @@ impl<T: Element> Kernel for PackBlocks<'_, T> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let PackBlocks(task, range) = self;
-        let steps = task.steps.count(T::DTYPE, task.x.cols());
+        let steps = task.steps.count(T::DTYPE, task.x.inputs());
         for block in range {
             let rows = task.blocks.range(block);
-            for (lane, r) in rows.clone().enumerate() {
-                // SAFETY: the buffer holds `m · steps` values; a block owns its part of it.
-                unsafe {
-                    let out = task.out.get().add(rows.start * steps + lane);
-                    pack_row::<S, T>(task.x.row(task.first + r), task.steps, out, rows.len());
+            // SAFETY: the buffer holds `m · steps` values; a block owns its part of it.
+            unsafe {
+                let out = task.out.get().add(rows.start * steps);
+                match task.x {
+                    Source::Rows(x) => {
+                        for (lane, r) in rows.clone().enumerate() {
+                            let row = x.row(task.first + r);
+                            pack_row::<S, T>(row, task.steps, out.add(lane), rows.len());
+                        }
+                    }
+                    Source::Columns(x) => {
+                        let columns = task.first + rows.start..task.first + rows.end;
+                        pack_columns::<S, T>(x, columns, out);
+                    }
                 }
             }
+        }
+    }
+}
+
+/// Writes the dense steps of some columns, side by side.
+#[inline(always)]
+unsafe fn pack_columns<S: Simd, T: Element>(
+    x: MatrixRef<'_, T>,
+    columns: Range<usize>,
+    mut out: *mut u32,
+) {
+    let count = columns.len();
+    if T::DTYPE == DType::Bf16 {
+        let none = [0u16; 64];
+        for pair in 0..x.rows().div_ceil(2) {
+            let bits = |row: usize| match row < x.rows() {
+                true => x.row(row)[columns.clone()].as_ptr().cast::<u16>(),
+                false => none.as_ptr(),
+            };
+            let (low, high) = (bits(2 * pair), bits(2 * pair + 1));
+            // SAFETY: rows have these columns, of which a block has fewer than 64; `out` has a value for each.
+            unsafe {
+                for c in 0..count {
+                    *out.add(c) = u32::from(*low.add(c)) | u32::from(*high.add(c)) << 16;
+                }
+                out = out.add(count);
+            }
+        }
+        return;
+    }
+    for row in 0..x.rows() {
+        let row = x.row(row);
+        let mut done = 0;
+        // SAFETY: vectors end inside the row; what is written of them, in the columns; `out` has a value for each.
+        unsafe {
+            while done < count && columns.start + done + S::LANES <= row.len() {
+                let mut lanes = [0.0f32; 64];
+                let from = row.as_ptr().add(columns.start + done);
+                S::store_f32(lanes.as_mut_ptr(), S::load::<T>(from));
+                let n = S::LANES.min(count - done);
+                out.add(done).copy_from_nonoverlapping(lanes.as_ptr().cast(), n);
+                done += n;
+            }
+            for c in done..count {
+                *out.add(c) = row[columns.start + c].to_f32().to_bits();
+            }
+            out = out.add(count);
         }
     }
 }

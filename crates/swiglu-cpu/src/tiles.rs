@@ -41,6 +41,7 @@ use crate::epilogue::Epilogue;
 use crate::isa::Isa;
 use crate::order::Order;
 use crate::panels::{Panels, SendPtr};
+use crate::rows::Source;
 use crate::simd::amx::{self, Product, Tiles};
 
 /// Rows of a block: two tiles.
@@ -141,22 +142,23 @@ impl Layout {
 /// `out` has [`Layout::bytes`]; each block is packed by one worker.
 pub(crate) unsafe fn pack<T: Element>(
     layout: Layout,
-    (x, first): (MatrixRef<'_, T>, usize),
+    (x, first): (Source<'_, T>, usize),
     out: SendPtr<u8>,
     range: Range<usize>,
 ) {
-    debug_assert_eq!((x.cols(), T::DTYPE), (layout.inputs, DType::Bf16), "rows of the layout");
+    debug_assert_eq!((x.inputs(), T::DTYPE), (layout.inputs, DType::Bf16), "rows of the layout");
     const ROW_BYTES: usize = 64;
     for block in range {
         let tiles = layout.tiles_of(block);
         for lane in 0..tiles * amx::ROWS {
             let row = block * BLOCK_ROWS + lane;
-            let bytes: &[u8] = if row < layout.m {
-                let row = x.row(first + row);
-                // SAFETY: values of bfloat16 are bytes.
-                unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
-            } else {
-                &[]
+            let bytes: &[u8] = match x {
+                Source::Rows(x) if row < layout.m => {
+                    let row = x.row(first + row);
+                    // SAFETY: values of bfloat16 are bytes.
+                    unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
+                }
+                _ => &[],
             };
             let (tile, lane) = (lane / amx::ROWS, lane % amx::ROWS);
             for step in 0..layout.steps() {
@@ -164,6 +166,12 @@ pub(crate) unsafe fn pack<T: Element>(
                 let at = layout.offset(chunk, block)
                     + (in_chunk * tiles + tile) * amx::BYTES
                     + lane * ROW_BYTES;
+                if let Source::Columns(x) = x {
+                    let column = (row < layout.m).then_some(first + row);
+                    // SAFETY: rows of tiles lie inside the buffer, and in this block.
+                    unsafe { pack_column(x, column, step, out.get().add(at).cast()) };
+                    continue;
+                }
                 let from = bytes.len().min(step * ROW_BYTES);
                 let given = (bytes.len() - from).min(ROW_BYTES);
                 // SAFETY: rows of tiles lie inside the buffer, and in this block.
@@ -174,6 +182,24 @@ pub(crate) unsafe fn pack<T: Element>(
                 }
             }
         }
+    }
+}
+
+/// Writes the values that a step has of a column, and zeros where there are none.
+///
+/// # Safety
+/// `out` has room for [`amx::FEATURES`] values.
+unsafe fn pack_column<T: Element>(
+    x: MatrixRef<'_, T>,
+    column: Option<usize>,
+    step: usize,
+    out: *mut T,
+) {
+    for i in 0..amx::FEATURES {
+        let row = step * amx::FEATURES + i;
+        let value = column.filter(|_| row < x.rows()).map_or(T::default(), |c| x.row(row)[c]);
+        // SAFETY: the caller's.
+        unsafe { *out.add(i) = value };
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use swiglu_core::{Element, MatrixRef};
+use swiglu_core::Element;
 
+use crate::buffer::Buffer;
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::gemm::{Blocks, panels_together};
@@ -11,7 +12,7 @@ use crate::isa::Isa;
 use crate::order::Order;
 use crate::panels::{Panels, SendPtr};
 use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, RUN, Way};
-use crate::rows::{PackBlocks, PackRows, Steps};
+use crate::rows::{PackBlocks, PackRows, Source, Steps};
 use crate::simd;
 use crate::tiles;
 
@@ -49,6 +50,14 @@ impl<T: Element> Weights<T> {
         flops(m: usize) -> f64;
         /// `2 · LANES` biases per panel.
         bias() -> Option<*const f32>;
+    }
+
+    /// The memory of dense weights, which are gone then.
+    pub(crate) fn take_memory(&mut self) -> Buffer {
+        match self {
+            Weights::Dense(panels) => panels.take_memory(),
+            Weights::Quantized(_) => Buffer::empty(),
+        }
     }
 
     /// How `m` rows are packed, and with that by which kernels they are multiplied.
@@ -158,7 +167,7 @@ impl Packing {
     pub(crate) unsafe fn pack<T: Element>(
         self,
         isa: Isa,
-        (x, first): (MatrixRef<'_, T>, usize),
+        (x, first): (Source<'_, T>, usize),
         out: SendPtr<u8>,
         range: Range<usize>,
     ) {
@@ -171,6 +180,7 @@ impl Packing {
                     compiled::pack_rows(isa, PackBlocks(rows, range));
                 }
                 Packing::Digits { offset, halves, .. } => {
+                    let Source::Rows(x) = x else { unreachable!("gradients are of dense weights") };
                     let rows = PackDigits { x, first, offset, halves, out };
                     compiled::pack_digits(isa, PackUnits(rows, range));
                 }

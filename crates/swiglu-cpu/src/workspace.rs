@@ -30,7 +30,8 @@ impl Workspaces {
         result
     }
 
-    fn take(&self, bytes: usize) -> Result<Buffer> {
+    /// Memory of at least `bytes` bytes, to be given back.
+    pub(crate) fn take(&self, bytes: usize) -> Result<Buffer> {
         let found = {
             let mut free = self.free();
             let suffices = free.partition_point(|block| block.bytes() < bytes);
@@ -46,7 +47,8 @@ impl Workspaces {
         }
     }
 
-    fn give_back(&self, block: Buffer) {
+    /// Gives memory back that was taken.
+    pub(crate) fn give_back(&self, block: Buffer) {
         let mut free = self.free();
         // Before others of its size: it is the one that is in the caches.
         let at = free.partition_point(|other| other.bytes() < block.bytes());

@@ -3,7 +3,10 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
-use swiglu_core::conformance::{Backend, Case, quantized_suite, row_steps, run, run_within, suite};
+use swiglu_core::conformance::{
+    Backend, Case, gradient_suite, quantized_suite, row_steps, run, run_gradients, run_within,
+    suite,
+};
 use swiglu_core::{DType, Op, Path, Rounding};
 use swiglu_cpu::{Cpu, CpuBackend, CpuOptions, Isa};
 use swiglu_testing::not_run;
@@ -76,6 +79,30 @@ fn conforms_with_row_steps(isa: Isa) {
     assert!(count > 800, "{count}");
 }
 
+/// Backward passes of gated linear layers and blocks: every gradient against its reference.
+fn conforms_backward(isa: Isa, threads: usize, path: Path, invariant: bool) {
+    if !isa.is_available() {
+        not_run(format_args!("this machine lacks {isa}"));
+        return;
+    }
+    let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads)).unwrap();
+    let backend = CpuBackend { cpu, path };
+    let mut cases = gradient_suite(&DType::ALL);
+    if invariant || path == Path::Unfused {
+        cases = cases.into_iter().step_by(5).collect();
+    }
+    for case in &mut cases {
+        case.layer.numerics.batch_invariant = invariant;
+        // The unfused path has no `fused` rounding; it follows `pre_round`.
+        if path == Path::Unfused && case.layer.numerics.rounding == Rounding::Fused {
+            case.layer.numerics.rounding = Rounding::PreRound;
+        }
+        let outcome = run_gradients(&backend, case).unwrap();
+        assert!(outcome.passed(), "{}: {case}: {outcome:?}", backend.name());
+    }
+    assert!(cases.len() > 180, "{}", cases.len());
+}
+
 macro_rules! facades {
     ($($name:ident: $isa:expr),*) => {
         $(mod $name {
@@ -99,6 +126,22 @@ macro_rules! facades {
             #[test]
             fn row_steps_of_a_block() {
                 conforms_with_row_steps($isa);
+            }
+            #[test]
+            fn backward_on_one_thread() {
+                conforms_backward($isa, 1, Path::Fused, false);
+            }
+            #[test]
+            fn backward_on_two_threads() {
+                conforms_backward($isa, 2, Path::Fused, false);
+            }
+            #[test]
+            fn backward_unfused() {
+                conforms_backward($isa, 2, Path::Unfused, false);
+            }
+            #[test]
+            fn backward_batch_invariant() {
+                conforms_backward($isa, 2, Path::Fused, true);
             }
         })*
     };

@@ -10,7 +10,7 @@ constexpr bool kBias = BIAS != 0;
 constexpr bool kSave = SAVE != 0;
 constexpr bool kInOut = ORIENTATION == 1;
 
-struct Epilogue {
+struct EpilogueParams {
   u64 h;  // [m, features]
   i64 h_stride;
   u64 gate_bias, up_bias;  // where BIAS is 2, 0: none
@@ -43,14 +43,14 @@ INLINE BiasPair load_biases(u64 biases, int column, const Extents& extents) {
   return {ptx::as_float(raw.word[0]), ptx::as_float(raw.word[1])};
 }
 
-INLINE void store_pair(const OutputPair& h, const Epilogue& e, const Extents& extents, int row,
+INLINE void store_pair(const OutputPair& h, const EpilogueParams& e, const Extents& extents, int row,
                        int column) {
   store_pair(h, e.h, e.h_stride, extents, row, column);
 }
 
 // h of a row, at an even column and the next, from the linear maps' results g and u as the activation sees
 // them.
-INLINE OutputPair activate_pair(const OutputPair& g, const OutputPair& u, const Epilogue& e,
+INLINE OutputPair activate_pair(const OutputPair& g, const OutputPair& u, const EpilogueParams& e,
                                 const Extents& extents, int row, int column) {
   if constexpr (kSave) {
     store_pair(g, e.gate, e.gate_stride, extents, row, column);
@@ -59,7 +59,7 @@ INLINE OutputPair activate_pair(const OutputPair& g, const OutputPair& u, const 
   return {gated(g.value[0], u.value[0], e.formula), gated(g.value[1], u.value[1], e.formula)};
 }
 // The same from the sums of their products.
-INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const Epilogue& e,
+INLINE OutputPair activate_pair(float gate0, float gate1, float up0, float up1, const EpilogueParams& e,
                                 const Extents& extents, int row, int column) {
   const BiasPair gate = load_biases(e.gate_bias, column, extents);
   const BiasPair up = load_biases(e.up_bias, column, extents);

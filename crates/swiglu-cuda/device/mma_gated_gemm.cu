@@ -54,7 +54,7 @@ struct MmaGatedGemmParams {
   u64 x, gate, up;
   i64 x_stride, weight_stride;
   Extents extents;
-  Epilogue epilogue;
+  EpilogueParams epilogue;
 };
 
 // A thread's share of a tile: every so many rows of a [rows, columns] matrix the same COPY_BYTES, which move along k from

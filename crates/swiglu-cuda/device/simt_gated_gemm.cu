@@ -23,7 +23,7 @@ struct SimtGatedGemmParams {
   u64 x, gate, up;
   i64 x_stride, weight_stride;
   Extents extents;
-  Epilogue epilogue;
+  EpilogueParams epilogue;
 };
 
 // Copies EXTENT × kTileK values with k outermost in shared memory. In memory k is the column

@@ -153,7 +153,7 @@ struct alignas(64) Sm90SkinnyGatedGemmParams {
   u64 x_rows;
   i64 x_stride;  // elements
   Extents extents;
-  Epilogue epilogue;
+  EpilogueParams epilogue;
 };
 
 typedef StageRing<kStages, kStageBytes, kStages * kStageBytes + kBehindRing> Ring;

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use swiglu_core::conformance::{Backend, Case};
 use swiglu_core::quant::{QuantizedMlpParams, QuantizedType, QuantizedTypes};
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, MatrixMut, MatrixRef,
-    MlpParams, Numerics, Op, Path, Problem, Result, Rounding,
+    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, GradientMut,
+    GradientsMut, Matrix, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, Problem, Result,
+    Rounding, SavePolicy, StridedRef,
 };
 
 use crate::device::context::Cuda;
-use crate::device::error::Result as CudaResult;
+use crate::device::error::{CudaError, Result as CudaResult};
 use crate::device::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::decode_mlp::{Decode, Design};
@@ -20,7 +21,10 @@ use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::ring::Ring;
 use crate::layers::activation::DeviceGateUp;
 use crate::plan::{Algorithm, Planner, Steps};
-use crate::{GatedLinear, Mlp, quantized_tokens, quantized_types};
+use crate::{
+    DeviceGradientMut, DeviceGradientsMut, GatedLinear, Layer, Mlp, quantized_tokens,
+    quantized_types,
+};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -288,6 +292,153 @@ impl Backend for CudaBackend {
             _ => layer.forward(&stream, x.view()?, y.view_mut()?)?,
         }
         Ok(y.copy_to(&mut out)?)
+    }
+
+    fn trains(&self) -> bool {
+        matches!(self.way, Way::Planned | Way::Unfused)
+    }
+
+    fn gated_linear_backward<T: Element>(
+        &self,
+        params: &GatedLinearParams<'_, T>,
+        _policy: SavePolicy,
+        x: MatrixRef<'_, T>,
+        dh: StridedRef<'_, T>,
+        into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        let layer = match self.way {
+            Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
+            Way::Planned | Way::By(_) => GatedLinear::new(&self.cuda, params),
+        }?;
+        Ok(self.backward(&layer, x, dh, into)?)
+    }
+
+    fn mlp_backward<T: Element>(
+        &self,
+        params: &MlpParams<'_, T>,
+        _policy: SavePolicy,
+        x: MatrixRef<'_, T>,
+        dy: StridedRef<'_, T>,
+        into: GradientsMut<'_, T>,
+    ) -> Result<()> {
+        let layer = match self.way {
+            Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
+            Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
+        }?;
+        Ok(self.backward(&layer, x, dy, into)?)
+    }
+}
+
+impl CudaBackend {
+    /// Both passes; gate and up lie in one matrix, as every third of what callers have.
+    fn backward<K, T: Element>(
+        &self,
+        layer: &Layer<K, T>,
+        x: MatrixRef<'_, T>,
+        dy: StridedRef<'_, T>,
+        mut into: GradientsMut<'_, T>,
+    ) -> CudaResult<()> {
+        let stream = self.streams.take(&self.cuda)?;
+        let (m, h) = (x.rows(), layer.intermediate());
+        // Layers take rows that do not overlap.
+        let rows = dy.to_rows()?;
+        let rows = rows.view()?;
+        let values = (0..m).flat_map(|row| rows.row(row).iter().copied());
+        let dy = Matrix::from_values(values, m, rows.cols())?;
+        let out = Matrix::<T>::zeros(m, layer.out_features())?;
+        let padded = if m % 3 == 0 { h } else { h.next_multiple_of(8) };
+        let kept = Matrix::<T>::from_values(
+            (0..m * 2 * padded).map(|_| T::from_f32(f32::NAN)),
+            m,
+            2 * padded,
+        )?;
+        let (x, dy) = (OnDevice::new(&stream, x)?, OnDevice::at(&stream, dy.view(), 0)?);
+        let mut y = OnDevice::new(&stream, out.view())?;
+        let kept = OnDevice::at(&stream, kept.view(), 0)?;
+        let half = |first: usize| {
+            let at = kept.address() + (first * size_of::<T>()) as u64;
+            // SAFETY: the columns lie in the buffer, which outlives the view, and no other view is of them.
+            unsafe { DeviceMatrixMut::<T>::from_raw(&self.cuda, at, m, h, 2 * padded) }
+        };
+        let (gate, up) = (half(0)?, half(padded)?);
+        layer.forward_saving(&stream, x.view()?, y.view_mut()?, gate, up)?;
+
+        let mut dx = into.dx.as_ref().map(|to| OnDevice::new(&stream, to.as_ref())).transpose()?;
+        let mut weights = [&into.gate, &into.up, &into.down]
+            .map(|to| to.as_ref().map(|to| Gradient::new(&stream, to)).transpose());
+        let [gate, up, down] = &mut weights;
+        let bias = |to: &Option<&mut [f32]>| {
+            let to = to.as_ref().map(|to| MatrixRef::new(to, 1, to.len())).transpose()?;
+            to.map(|to| OnDevice::at(&stream, to, 0)).transpose()
+        };
+        let mut biases = [bias(&into.gate_bias)?, bias(&into.up_bias)?, bias(&into.down_bias)?];
+        let [gate_bias, up_bias, down_bias] = &mut biases;
+        let there = DeviceGradientsMut {
+            dx: dx.as_mut().map(OnDevice::view_mut).transpose()?,
+            gate: place(gate)?,
+            up: place(up)?,
+            down: place(down)?,
+            gate_bias: gate_bias.as_mut().map(OnDevice::view_mut).transpose()?,
+            up_bias: up_bias.as_mut().map(OnDevice::view_mut).transpose()?,
+            down_bias: down_bias.as_mut().map(OnDevice::view_mut).transpose()?,
+            accumulate: into.accumulate,
+        };
+        layer.backward(&stream, x.view()?, dy.view()?, half(0)?, half(padded)?, there)?;
+        if let (Some(from), Some(to)) = (dx, &mut into.dx) {
+            from.copy_to(to)?;
+        }
+        let places = [&mut into.gate, &mut into.up, &mut into.down];
+        for (from, to) in weights.into_iter().zip(places) {
+            if let (Some(from), Some(to)) = (from?, to) {
+                from.copy_to(to)?;
+            }
+        }
+        let places = [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias];
+        for (from, to) in biases.into_iter().zip(places) {
+            if let (Some(from), Some(to)) = (from, to) {
+                to.copy_from_slice(&from.buffer.to_host()?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of a weight on the device.
+enum Gradient<T> {
+    Element(OnDevice<T>),
+    F32(OnDevice<f32>),
+}
+
+impl<T: Element> Gradient<T> {
+    fn new(stream: &Stream, host: &GradientMut<'_, T>) -> CudaResult<Self> {
+        match host {
+            GradientMut::Element(host) => OnDevice::new(stream, host.as_ref()).map(Self::Element),
+            GradientMut::F32(host) => OnDevice::new(stream, host.as_ref()).map(Self::F32),
+            other => Err(unknown(other)),
+        }
+    }
+
+    fn copy_to(&self, host: &mut GradientMut<'_, T>) -> CudaResult<()> {
+        match (self, host) {
+            (Self::Element(from), GradientMut::Element(to)) => from.copy_to(to),
+            (Self::F32(from), GradientMut::F32(to)) => from.copy_to(to),
+            (_, other) => Err(unknown(other)),
+        }
+    }
+}
+
+fn unknown<T: Element>(place: &GradientMut<'_, T>) -> CudaError {
+    CudaError::Unsupported { what: format!("{place:?}"), why: "no such place is known".into() }
+}
+
+fn place<T: Element>(
+    gradient: &mut CudaResult<Option<Gradient<T>>>,
+) -> CudaResult<Option<DeviceGradientMut<'_, T>>> {
+    match gradient {
+        Err(error) => Err(error.clone()),
+        Ok(None) => Ok(None),
+        Ok(Some(Gradient::Element(m))) => Ok(Some(DeviceGradientMut::Element(m.view_mut()?))),
+        Ok(Some(Gradient::F32(m))) => Ok(Some(DeviceGradientMut::F32(m.view_mut()?))),
     }
 }
 

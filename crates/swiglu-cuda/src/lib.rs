@@ -27,8 +27,9 @@ pub use device::workspace::DeviceScratch;
 pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
-    DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMlpParams, GatedLinear,
-    GatedLinearKind, Layer, Mlp, MlpKind, expect_quantized, quantized_tokens, quantized_types,
+    DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceGradientMut, DeviceGradientsMut,
+    DeviceMlpParams, GatedLinear, GatedLinearKind, Layer, Mlp, MlpKind, expect_quantized,
+    quantized_tokens, quantized_types,
 };
 pub use plan::{Candidate, CudaOptions, Target, Ways, expect_numerics, expect_row_steps, tuning};
 

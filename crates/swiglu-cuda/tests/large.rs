@@ -77,7 +77,8 @@ fn computed<T: Element>(cuda: &Cuda, [k, h]: [usize; 2], orientation: Orientatio
         }
         for feature in [0, h / 2, h - 1] {
             let cell = out.view().cols_range(feature..feature + 1).unwrap();
-            let value = cell.to_host(&stream).unwrap().as_slice()[0].to_f32();
+            let there = cell.to_host(&stream).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let value = there.as_slice()[0].to_f32();
             let expected = if [0, h - 1].contains(&feature) { expected } else { 0.0 };
             assert_eq!(value, expected, "{what}: feature {feature}");
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use swiglu_core::{
-    DType, Error as CoreError, Numerics, Op, Path, Plan, Problem, QuantizedType, RowSteps,
+    DType, Error as CoreError, Numerics, Op, Pass, Path, Plan, Problem, QuantizedType, RowSteps,
 };
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
@@ -140,6 +140,20 @@ impl Device {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => swiglu_cuda::expect_numerics(op, numerics),
+        }
+    }
+
+    /// Refuses a pass over a layer that the device does not compute.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for training on a CUDA device, and without weights on any.
+    pub fn expect_pass(&self, op: Op, pass: Pass) -> std::result::Result<(), CoreError> {
+        let trains = matches!(self, Device::Cpu(_)) && op != Op::Activation;
+        match pass {
+            Pass::Saving | Pass::Backward if !trains => {
+                Err(crate::training::refused(op, self.name()))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -2,14 +2,15 @@
 //! made of.
 
 use swiglu_core::{
-    Element, GatedLinearParams, MatrixMut, MatrixRef, MlpParams, Op, Path, Plan,
-    QuantizedGatedLinearParams, QuantizedMlpParams, RowScale,
+    Element, GatedLinearParams, GradientShapes, GradientsMut, MatrixMut, MatrixRef, MlpParams, Op,
+    Path, Plan, QuantizedGatedLinearParams, QuantizedMlpParams, RowScale, SavePolicy, StridedRef,
 };
 use swiglu_cpu::CallOptions;
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::layer::{Common, Kernel, Layer};
+use crate::training::{Params, Saved, Trains};
 use crate::weights::{HostWeights, QuantizedWeights};
 #[cfg(feature = "cuda")]
 use {crate::layer::AnyKernel, std::sync::Arc};
@@ -333,7 +334,41 @@ macro_rules! cpu_kernel {
             ) -> Result<()> {
                 Ok(self.forward_opts(x, out, options)?)
             }
+            fn training(&self) -> Option<&dyn Trains<T>> {
+                Some(self)
+            }
+            fn update(&mut self, params: Params<'_, '_, T>) -> Option<Result<()>> {
+                match params {
+                    Params::$Layer(params) => Some(self.update(params).map_err(Into::into)),
+                    _ => None,
+                }
+            }
             $($more)*
+        }
+        impl<T: Element> Trains<T> for swiglu_cpu::$Layer<T> {
+            fn policy(&self) -> Result<SavePolicy> {
+                Ok(self.policy()?)
+            }
+            fn shapes(&self) -> Result<GradientShapes> {
+                Ok(self.gradient_shapes()?)
+            }
+            fn forward_train<'x>(
+                &self,
+                x: MatrixRef<'x, T>,
+                out: MatrixMut<'_, T>,
+                options: &CallOptions,
+            ) -> Result<Saved<'x, T>> {
+                Ok(Saved::on_cpu(self.forward_train(x, out, options)?))
+            }
+            fn backward_into(
+                &self,
+                saved: Saved<'_, T>,
+                dy: StridedRef<'_, T>,
+                into: GradientsMut<'_, T>,
+                options: &CallOptions,
+            ) -> Result<()> {
+                Ok(self.backward_into(saved.of_cpu(), dy, into, options)?)
+            }
         })*
     };
 }

@@ -20,6 +20,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::explain::Explanation;
 use crate::kind::Kind;
+use crate::training::{Params, Trains};
 use crate::weights::Weights;
 
 /// What a backend provides, whatever the element type.
@@ -62,6 +63,14 @@ pub(crate) trait Kernel<T>: Common {
                     .into(),
         }
         .into())
+    }
+    /// The training of layers, where the backend has it.
+    fn training(&self) -> Option<&dyn Trains<T>> {
+        None
+    }
+    /// Other values of the weights; nothing where this is no layer that was made for training.
+    fn update(&mut self, _params: Params<'_, '_, T>) -> Option<Result<()>> {
+        None
     }
     #[cfg(feature = "cuda")]
     fn forward_on(
@@ -118,6 +127,16 @@ impl AnyKernel {
         }
     }
 
+    /// The kernel, where nothing else has it.
+    pub(crate) fn unique<T: Element>(&mut self) -> Option<&mut (dyn Kernel<T> + 'static)> {
+        let kernel: &mut dyn Any = match self {
+            Self::F32(kernel) => kernel,
+            Self::F16(kernel) => kernel,
+            Self::Bf16(kernel) => kernel,
+        };
+        kernel.downcast_mut::<Arc<dyn Kernel<T>>>().and_then(Arc::get_mut)
+    }
+
     fn typed<T: Element>(&self) -> Option<&dyn Kernel<T>> {
         let kernel: &dyn Any = match self {
             Self::F32(kernel) => kernel,
@@ -136,10 +155,10 @@ impl AnyKernel {
 #[derive(Debug)]
 pub struct Layer<K> {
     device: Device,
-    problem: Problem,
+    pub(crate) problem: Problem,
     /// The path that was asked for.
     path: Option<Path>,
-    kernel: AnyKernel,
+    pub(crate) kernel: AnyKernel,
     /// Why quantised weights were decoded, where they were.
     decoded: Option<crate::Error>,
     kind: PhantomData<fn() -> K>,

@@ -178,6 +178,7 @@ mod layer;
 mod model;
 #[cfg(feature = "ndarray")]
 pub mod ndarray;
+mod training;
 mod weights;
 
 pub use activation::GatedActivation;
@@ -188,17 +189,19 @@ pub use error::{Error, ErrorKind, Result};
 pub use explain::{Candidate, Explanation};
 pub use layer::Layer;
 pub use model::Model;
+pub use training::Saved;
 pub use weights::{HostWeights, QuantizedWeights, Weights};
 
 /// The 16-bit types of matrices, [`struct@bf16`] and [`struct@f16`], are those of this crate.
 pub use half;
 pub use swiglu_core::{
-    ACTIVATION_NAMES, Activation, Arrangement, BlockType, DType, Element, Error as CoreError,
-    ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixMut,
-    MatrixRef, MlpParams, Norm, NormKind, Numerics, Op, Orientation, OwnedGateUp, Path, Plan,
-    Problem, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
-    QuantizedType, QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, Sparsity, WeightLayout,
-    bf16, f16,
+    ACTIVATION_NAMES, Accumulate, Activation, Arrangement, BlockType, DType, Element,
+    Error as CoreError, ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, GradientMut,
+    GradientShapes, Gradients, GradientsMut, Half, Matrix, MatrixMut, MatrixRef, MlpParams, Norm,
+    NormKind, Numerics, Op, Orientation, OwnedGateUp, Pass, Path, Plan, Problem,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedType,
+    QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, SavePolicy, Sparsity, StridedRef,
+    Wanted, WeightLayout, bf16, f16,
 };
 pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};

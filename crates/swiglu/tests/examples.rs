@@ -9,6 +9,8 @@ mod from_memory;
 mod load;
 #[path = "../examples/server.rs"]
 mod server;
+#[path = "../examples/train.rs"]
+mod train;
 
 #[test]
 fn a_layer_is_loaded() {
@@ -18,6 +20,11 @@ fn a_layer_is_loaded() {
 #[test]
 fn a_layer_is_made_of_memory() {
     from_memory::main().unwrap();
+}
+
+#[test]
+fn a_block_learns_another() {
+    train::main().unwrap();
 }
 
 #[test]

@@ -109,7 +109,8 @@ fn bounds_of_squares_grow_with_the_gate() {
     assert!(bound(-1.0, 1e-3) < 2e-6);
     let gradient = |rounding, gate| {
         let numerics = Numerics::precise(rounding);
-        backward_bound(&Activation::REGLU2, numerics, DType::F16, gate, 1.0, 1e-3).0
+        let given = [(gate, 0.0), (1.0, 0.0), (1e-3, 0.0)];
+        backward::backward_bound(&Activation::REGLU2, numerics, DType::F16, given).0
     };
     let roundoff = DType::F16.unit_roundoff();
     let once = gradient(Rounding::Fused, 1000.0);

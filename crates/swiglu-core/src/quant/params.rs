@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::activation::Activation;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::gradients::{Accumulate, Pass};
 use crate::layout::WeightLayout;
 use crate::numerics::Numerics;
 use crate::problem::{Op, Problem, expect_len};
@@ -137,6 +138,8 @@ impl<'a> QuantizedGatedLinearParams<'a> {
             bias: self.gate_bias.is_some() || self.up_bias.is_some(),
             quantized: Some(QuantizedTypes { gate_up: self.gate.kind(), down: None }),
             rows: RowSteps::NONE,
+            pass: Pass::Forward,
+            accumulate: Accumulate::Overwrite,
         }
     }
 }

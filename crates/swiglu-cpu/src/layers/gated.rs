@@ -1,7 +1,5 @@
 //! The gated linear layer.
 
-use std::marker::PhantomData;
-
 use swiglu_core::{
     Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics, Path,
     Plan, Problem, QuantizedGatedLinearParams, Result, Rounding, RowSteps,
@@ -10,8 +8,10 @@ use swiglu_core::{
 use super::linear::Linear;
 use super::pass::{each_row, linear_map, linear_map_bytes, out_rows};
 use super::plan;
+use super::training::Training;
+use crate::buffer::Buffer;
 use crate::cpu::{CallOptions, Cpu};
-use crate::epilogue::{Gated, Rows};
+use crate::epilogue::{Gated, Kept, Rows};
 use crate::panels::Panels;
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
@@ -27,16 +27,17 @@ pub(super) enum GatedKernel<T> {
 /// Gate and up as layers of their own.
 #[derive(Debug)]
 pub(super) struct Halves<T> {
-    gate: Linear<T>,
-    up: Linear<T>,
+    pub(super) gate: Linear<T>,
+    pub(super) up: Linear<T>,
 }
 
 /// A gated linear layer whose weights are packed for one [`Cpu`].
 #[derive(Debug)]
 pub struct GatedLinear<T> {
     pub(super) cpu: Cpu,
-    problem: Problem,
+    pub(super) problem: Problem,
     pub(super) kernel: GatedKernel<T>,
+    pub(super) training: Option<Training<T>>,
 }
 
 impl<T: Element> GatedLinear<T> {
@@ -68,6 +69,17 @@ impl<T: Element> GatedLinear<T> {
         path: Path,
         steps: RowSteps,
     ) -> Result<Self> {
+        Self::packed_in(cpu, Buffer::empty(), params, path, steps)
+    }
+
+    /// As [`Self::within`], with the fused weights in this memory if it has the size.
+    pub(super) fn packed_in(
+        cpu: &Cpu,
+        memory: Buffer,
+        params: &GatedLinearParams<'_, T>,
+        path: Path,
+        steps: RowSteps,
+    ) -> Result<Self> {
         params.validate()?;
         let path = plan::path(path, steps);
         let w = &params.weights;
@@ -79,7 +91,7 @@ impl<T: Element> GatedLinear<T> {
         };
         let kernel = match path {
             Path::Fused => {
-                let panels = Panels::gated(cpu, w, [params.gate_bias, params.up_bias])?;
+                let panels = Panels::gated(cpu, memory, w, [params.gate_bias, params.up_bias])?;
                 GatedKernel::Fused(Weights::Dense(panels))
             }
             Path::Unfused => GatedKernel::Unfused(Box::new(Halves {
@@ -96,7 +108,7 @@ impl<T: Element> GatedLinear<T> {
         if is_unfused && problem.numerics.rounding == Rounding::Fused {
             problem.numerics.rounding = Rounding::PreRound;
         }
-        Self { cpu: cpu.clone(), problem, kernel }
+        Self { cpu: cpu.clone(), problem, kernel, training: None }
     }
 
     /// Packs quantised weights as they are: their bits stay, in the order of the fused kernel. x and
@@ -223,38 +235,45 @@ impl<T: Element> GatedLinear<T> {
         self.check(x, &out)?;
         let cpu = self.cpu.for_call(options)?;
         let bytes = self.takes_bytes(&cpu, Tokens::Exactly(x.rows()));
-        cpu.workspaces().with(bytes, |workspace| self.forward_in(&cpu, workspace, x, out))
+        cpu.workspaces()
+            .with(bytes, |workspace| self.forward_in(&cpu, workspace, x, out, Kept::NOTHING))
     }
 
-    /// Computes in a workspace of at least [`Self::takes_bytes`].
+    /// Computes in a workspace of at least [`Self::takes_bytes`], and keeps gate and up.
     pub(super) fn forward_in(
         &self,
         cpu: &Cpu,
         workspace: &mut [u8],
         x: MatrixRef<'_, T>,
         mut out: MatrixMut<'_, T>,
+        kept: Kept<T>,
     ) -> Result<()> {
         match &self.kernel {
             GatedKernel::Fused(weights) => {
                 let ordered = (weights, self.problem.numerics.into());
                 let out = out_rows(&mut out);
-                linear_map(cpu, ordered, workspace, x, |row| {
-                    self.epilogue::<T>(weights, out.from(row))
+                linear_map(cpu, ordered, workspace, x.into(), |row| {
+                    self.epilogue::<T>(weights, Some(out.from(row)), kept.from(row))
                 });
                 Ok(())
             }
-            GatedKernel::Unfused(halves) => self.unfused(cpu, halves, workspace, x, out),
+            GatedKernel::Unfused(halves) => self.unfused(cpu, halves, workspace, x, out, kept),
         }
     }
 
-    /// What happens to the sums: h as values of T, stored as O.
-    pub(super) fn epilogue<O: Element>(&self, weights: &Weights<T>, out: Rows<O>) -> Gated<T, O> {
+    /// What happens to the sums: h as values of T, stored as O, and what is kept of gate and up.
+    pub(super) fn epilogue<O: Element>(
+        &self,
+        weights: &Weights<T>,
+        out: Option<Rows<O>>,
+        kept: Kept<T>,
+    ) -> Gated<T, O> {
         Gated {
             activation: self.problem.activation,
             numerics: self.problem.numerics,
             bias: weights.bias(),
             out,
-            element: PhantomData,
+            kept,
         }
     }
 
@@ -266,12 +285,18 @@ impl<T: Element> GatedLinear<T> {
         workspace: &mut [u8],
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
+        kept: Kept<T>,
     ) -> Result<()> {
         let (m, h) = (x.rows(), self.intermediate());
         let bytes = matrix_bytes::<T>(m, h);
         let linear = self.takes_bytes(cpu, Tokens::Exactly(m)) - total([bytes, bytes]);
         let [gate, up, linear] = cut(workspace, [bytes, bytes, linear]);
-        let (mut gate, mut up) = (matrix_in(gate, m, h)?, matrix_in(up, m, h)?);
+        let place = |kept: Option<Rows<T>>, part| match kept {
+            // SAFETY: what is kept has m rows, which nothing else uses until the call is over.
+            Some(rows) => unsafe { rows.matrix(m) },
+            None => matrix_in(part, m, h),
+        };
+        let (mut gate, mut up) = (place(kept.gate, gate)?, place(kept.up, up)?);
         halves.gate.forward(cpu, linear, x, gate.reborrow());
         if let Some(sparsity) = self.problem.rows.sparsity {
             let rounding = self.problem.numerics.rounding;

@@ -3,10 +3,11 @@
 use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Result, RowScale};
 
 use super::pass::{Shared, linear_map, linear_map_bytes, out_rows};
+use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::epilogue::{Added, Epilogue, Factors, Plain};
 use crate::order::Order;
-use crate::panels::Panels;
+use crate::panels::{Panels, Part};
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
 use crate::workspace::Tokens;
@@ -30,16 +31,16 @@ impl<T: Element> Target for Stored<T> {
     }
 }
 
-/// Onto what rows of `f32` hold, each row with its factor.
-pub(crate) struct AddedTo<'a> {
-    pub(crate) out: Shared<f32>,
+/// Onto what rows of O hold, each row with its factor.
+pub(crate) struct AddedTo<'a, O> {
+    pub(crate) out: Shared<O>,
     pub(crate) scale: RowScale<'a>,
 }
 
-impl Target for AddedTo<'_> {
-    type Epilogue = Added;
+impl<O: Element> Target for AddedTo<'_, O> {
+    type Epilogue = Added<O>;
 
-    fn epilogue(&self, bias: Option<*const f32>, row: usize) -> Added {
+    fn epilogue(&self, bias: Option<*const f32>, row: usize) -> Added<O> {
         let scale = match self.scale {
             RowScale::Rows(factors) => Factors::Each(factors.as_ptr().wrapping_add(row)),
             one => Factors::Same(one.of_row(row)),
@@ -66,8 +67,25 @@ impl<T: Element> Linear<T> {
         bias: Option<&[f32]>,
         locate: &(dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync),
     ) -> Result<Self> {
-        let panels = Panels::linear(cpu, outputs, inputs, orientation, locate, bias)?;
+        let part = Part { inputs, orientation, locate };
+        Self::of_parts(cpu, Buffer::empty(), (outputs, order), &[part], bias)
+    }
+
+    /// Packs the weights of `outputs` features, whose inputs come in parts, into this memory if it has the size.
+    pub(crate) fn of_parts(
+        cpu: &Cpu,
+        memory: Buffer,
+        (outputs, order): (usize, Order),
+        parts: &[Part<'_, '_, T>],
+        bias: Option<&[f32]>,
+    ) -> Result<Self> {
+        let panels = Panels::linear(cpu, memory, outputs, parts, bias)?;
         Ok(Self { weights: Weights::Dense(panels), order })
+    }
+
+    /// The memory of the packed weights.
+    pub(crate) fn take_memory(&mut self) -> Buffer {
+        self.weights.take_memory()
     }
 
     /// Packs quantised weights.
@@ -111,6 +129,8 @@ impl<T: Element> Linear<T> {
         target: &impl Target,
     ) {
         let weights = (&self.weights, self.order);
-        linear_map(cpu, weights, workspace, x, |row| target.epilogue(self.weights.bias(), row));
+        linear_map(cpu, weights, workspace, x.into(), |row| {
+            target.epilogue(self.weights.bias(), row)
+        });
     }
 }

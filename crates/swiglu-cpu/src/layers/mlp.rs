@@ -11,9 +11,11 @@ use super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
 use super::linear::{AddedTo, Linear, Stored, Target};
 use super::pass::{Call, Shared, each_row, out_rows};
 use super::plan;
+use super::training::MlpTraining;
 use crate::cpu::{CallOptions, Cpu};
-use crate::epilogue::Rows;
+use crate::epilogue::{Kept, Rows};
 use crate::panels::SendPtr;
+use crate::rows::Source;
 use crate::team::Step;
 use crate::weights::Weights;
 use crate::workspace::{Tokens, cut, total};
@@ -21,10 +23,11 @@ use crate::workspace::{Tokens, cut, total};
 /// A feed-forward block whose weights are packed for one [`Cpu`].
 #[derive(Debug)]
 pub struct Mlp<T> {
-    gated: GatedLinear<T>,
-    down: Linear<T>,
-    problem: Problem,
+    pub(super) gated: GatedLinear<T>,
+    pub(super) down: Linear<T>,
+    pub(super) problem: Problem,
     rows: OwnedRowParams,
+    pub(super) training: Option<MlpTraining<T>>,
 }
 
 impl<T: Element> Mlp<T> {
@@ -55,7 +58,7 @@ impl<T: Element> Mlp<T> {
         )?;
         let gated = GatedLinear::within(cpu, &params.gated, path, params.rows.steps)?;
         let problem = params.problem(0).with_numerics(gated.numerics());
-        Ok(Self { gated, down, problem, rows: params.rows.into() })
+        Ok(Self { gated, down, problem, rows: params.rows.into(), training: None })
     }
 
     /// Packs quantised weights as they are, as [`GatedLinear::quantized`]; h is rounded to T between
@@ -70,7 +73,7 @@ impl<T: Element> Mlp<T> {
         let down =
             Linear::quantized(cpu, params.down, params.gated.numerics.into(), params.down_bias)?;
         let problem = params.problem(0, T::DTYPE).with_numerics(gated.numerics());
-        Ok(Self { gated, down, problem, rows: params.rows.into() })
+        Ok(Self { gated, down, problem, rows: params.rows.into(), training: None })
     }
 
     /// The gated linear layer.
@@ -136,7 +139,7 @@ impl<T: Element> Mlp<T> {
         options: &CallOptions,
     ) -> Result<()> {
         self.check(x, out.shape())?;
-        self.forward_to(x, &Stored(out_rows(&mut out)), options)
+        self.forward_to(x, &Stored(out_rows(&mut out)), options, Kept::NOTHING)
     }
 
     /// Adds y, each row with its factor, to what `out` `[M, K]` holds, in `f32`: y is not rounded to T, and a factor costs
@@ -153,10 +156,11 @@ impl<T: Element> Mlp<T> {
     ) -> Result<()> {
         self.check(x, out.shape())?;
         scale.validate(x.rows())?;
-        self.forward_to(x, &AddedTo { out: out_rows(&mut out), scale }, options)
+        let target = AddedTo { out: out_rows(&mut out), scale };
+        self.forward_to(x, &target, options, Kept::NOTHING)
     }
 
-    fn check(&self, x: MatrixRef<'_, T>, out: [usize; 2]) -> Result<()> {
+    pub(super) fn check(&self, x: MatrixRef<'_, T>, out: [usize; 2]) -> Result<()> {
         let expected = [x.rows(), self.problem.hidden];
         x.expect_shape("x", expected)?;
         match out == expected {
@@ -165,12 +169,13 @@ impl<T: Element> Mlp<T> {
         }
     }
 
-    /// Computes y for `target`, which has the rows of x.
-    fn forward_to(
+    /// Computes y for `target`, which has the rows of x, and keeps gate and up.
+    pub(super) fn forward_to(
         &self,
         x: MatrixRef<'_, T>,
         target: &impl Target,
         options: &CallOptions,
+        kept: Kept<T>,
     ) -> Result<()> {
         let cpu = &*self.gated.cpu.for_call(options)?;
         let bytes = self.takes_bytes(cpu, Tokens::Exactly(x.rows()));
@@ -180,8 +185,8 @@ impl<T: Element> Mlp<T> {
                 for pass in plan::passes(cpu, &problem, Path::Fused).ranges() {
                     let on = (cpu, bytes);
                     match h_dtype(weights) {
-                        DType::F32 => self.pass::<f32>(on, weights, x, pass, target)?,
-                        _ => self.pass::<T>(on, weights, x, pass, target)?,
+                        DType::F32 => self.pass::<f32>(on, weights, (x, pass), target, kept)?,
+                        _ => self.pass::<T>(on, weights, (x, pass), target, kept)?,
                     }
                 }
                 Ok(())
@@ -192,7 +197,7 @@ impl<T: Element> Mlp<T> {
                 let h_bytes = matrix_bytes::<T>(m, h);
                 let [hidden, rest] = cut(workspace, [h_bytes, bytes - total([h_bytes])]);
                 let mut hidden = matrix_in(hidden, m, h)?;
-                self.gated.forward_in(cpu, rest, x, hidden.reborrow())?;
+                self.gated.forward_in(cpu, rest, x, hidden.reborrow(), kept)?;
                 if self.problem.rows.norm.is_some() {
                     let (rows, rounding) = (self.rows.view(), self.problem.numerics.rounding);
                     each_row(cpu, hidden.reborrow(), |row| rows.normalise(rounding, row));
@@ -223,9 +228,9 @@ impl<T: Element> Mlp<T> {
         &self,
         (cpu, workspace_bytes): (&Cpu, usize),
         weights: &Weights<T>,
-        x: MatrixRef<'_, T>,
-        pass: Range<usize>,
+        (x, pass): (MatrixRef<'_, T>, Range<usize>),
         target: &impl Target,
+        kept: Kept<T>,
     ) -> Result<()> {
         let (m, down_weights) = (pass.len(), self.down.weights());
         let order = self.problem.numerics.into();
@@ -256,16 +261,18 @@ impl<T: Element> Mlp<T> {
             let h_values = SendPtr(h);
             let h_rows = Shared(h_rows);
 
-            let pack_x = |range: Range<usize>, _: usize| gated.pack(x, pass.start, range);
+            let pack_x =
+                |range: Range<usize>, _: usize| gated.pack(Source::Rows(x), pass.start, range);
             let gate_up = |range: Range<usize>, worker: usize| {
-                gated.panels(range, worker, self.gated.epilogue::<O>(weights, h_rows.get()));
+                let (h, kept) = (Some(h_rows.get()), kept.from(pass.start));
+                gated.panels(range, worker, self.gated.epilogue::<O>(weights, h, kept));
             };
             let pack_h = |range: Range<usize>, _: usize| {
                 // SAFETY: the part holds m rows of `h_len` values of O, every pattern of bits being one, which step 2 has
                 // written; until the pass ends they are only read.
                 let h = unsafe { std::slice::from_raw_parts(h_values.get(), m * h_len) };
                 match MatrixRef::with_stride(h, m, features, h_len) {
-                    Ok(h) => down.pack(h, 0, range),
+                    Ok(h) => down.pack(Source::Rows(h), 0, range),
                     Err(error) => unreachable!("m rows of h are a matrix: {error}"),
                 }
             };

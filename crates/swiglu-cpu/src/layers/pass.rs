@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use swiglu_core::{DType, Element, MatrixMut, MatrixRef};
+use swiglu_core::{DType, Element, MatrixMut};
 
 use crate::compiled;
 use crate::cpu::Cpu;
@@ -11,7 +11,7 @@ use crate::gemm::{PackedRows, SideBySide, Sums};
 use crate::order::Order;
 use crate::panels::SendPtr;
 use crate::quant::{self, DecodedSums, Dots, PairSums, takes_pairs};
-use crate::rows::Steps;
+use crate::rows::{Source, Steps};
 use crate::simd;
 use crate::team::Step;
 use crate::tiles::{self, TilePanels};
@@ -37,7 +37,7 @@ pub(crate) struct Call<'a, T> {
 
 impl<T: Element> Call<'_, T> {
     /// Packs rows `first ..` of x, the units of `range`.
-    pub(crate) fn pack<X: Element>(&self, x: MatrixRef<'_, X>, first: usize, range: Range<usize>) {
+    pub(crate) fn pack<X: Element>(&self, x: Source<'_, X>, first: usize, range: Range<usize>) {
         // SAFETY: the instruction set was checked when the device was made; the buffer was sized for
         // this packing, and units are disjoint.
         unsafe { self.packing.pack(self.cpu.isa(), (x, first), self.x, range) }
@@ -267,11 +267,11 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
     cpu: &Cpu,
     (weights, order): (&Weights<T>, Order),
     workspace: &mut [u8],
-    x: MatrixRef<'_, T>,
+    x: Source<'_, T>,
     epilogue: impl Fn(usize) -> E + Sync,
 ) {
     let quantized = matches!(weights, Weights::Quantized(_));
-    let passes = passes(cpu, x.rows(), T::DTYPE, quantized, order, &[x.cols()]);
+    let passes = passes(cpu, x.rows(), T::DTYPE, quantized, order, &[x.inputs()]);
     for pass in passes.ranges() {
         let m = pass.len();
         let packing = weights.packing(cpu, m, order);

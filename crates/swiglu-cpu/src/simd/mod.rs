@@ -197,6 +197,16 @@ pub(crate) trait Simd: Copy + 'static {
     fn gated<M: GatedMath>(math: M, gate: Self::V, up: Self::V) -> Self::V {
         math.apply(gate, up)
     }
+    /// ∂L/∂gate and ∂L/∂up of vectors, before their rounding to the element type.
+    #[inline(always)]
+    fn gated_backward<M: GatedMath>(
+        math: M,
+        gate: Self::V,
+        up: Self::V,
+        dh: Self::V,
+    ) -> [Self::V; 2] {
+        math.backward(gate, up, dh)
+    }
 
     /// Loads `LANES` values.
     unsafe fn load_f32(p: *const f32) -> Self::V;

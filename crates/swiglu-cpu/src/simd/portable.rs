@@ -165,6 +165,10 @@ impl Simd for Portable {
     fn gated<M: GatedMath>(math: M, gate: F32x8, up: F32x8) -> F32x8 {
         math.apply(gate, up)
     }
+    #[inline(never)]
+    fn gated_backward<M: GatedMath>(math: M, gate: F32x8, up: F32x8, dh: F32x8) -> [F32x8; 2] {
+        math.backward(gate, up, dh)
+    }
 
     #[inline(always)]
     unsafe fn load_f32(p: *const f32) -> F32x8 {

@@ -139,9 +139,14 @@ impl Call<'_> {
         })
     }
 
-    /// The output in boxes of these rows and columns.
-    pub(super) fn out_map(&self, cuda: &Cuda, extent: [u32; 2]) -> Result<TensorMap> {
-        self.operand_map(cuda, self.out, self.weights.intermediate, extent)
+    /// A matrix of H columns in boxes of these rows and columns.
+    pub(super) fn result_map(
+        &self,
+        cuda: &Cuda,
+        to: Tensor,
+        extent: [u32; 2],
+    ) -> Result<TensorMap> {
+        self.operand_map(cuda, to, self.weights.intermediate, extent)
     }
 
     fn operand_map(
@@ -376,7 +381,7 @@ impl Kernel {
 
     fn stages(self, shape: Shape) -> usize {
         match self {
-            Kernel::Sm90(config) => config.stages(),
+            Kernel::Sm90(config) => config.stages(false),
             Kernel::Sm90Skinny(config) => config.tiling(shape).stages(),
             Kernel::Mma(config) => config.stages(),
             Kernel::Simt => simt_gated_gemm::STAGES,
@@ -437,14 +442,6 @@ impl Kernel {
         }
     }
 
-    /// What runs where the pre-activations are stored too: h has the same bits.
-    pub(crate) fn saving(self) -> Kernel {
-        match self {
-            Kernel::Sm90(config) => Kernel::Sm90(config.saving()),
-            other => other,
-        }
-    }
-
     /// Whether these addresses, strides and extents can be launched, or why not.
     pub(crate) fn check_call(self, cuda: &Cuda, call: &Call<'_>) -> Result<(), String> {
         let w = &call.weights;
@@ -453,9 +450,9 @@ impl Kernel {
         if largest > i32::MAX as usize {
             return Err(format!("{largest} is more than a kernel counts to"));
         }
-        // Without TMA places within a row are counted in bytes.
         let bytes = w.intermediate.max(w.hidden).saturating_mul(call.code.dtype().size());
-        if !self.needs_tma() && bytes > i32::MAX as usize {
+        // It counts places within a row in bytes.
+        if matches!(self, Kernel::Mma(_)) && bytes > i32::MAX as usize {
             return Err(format!("rows of {bytes} bytes are more than the kernel counts to"));
         }
         match self {

@@ -11,10 +11,13 @@ pub(crate) mod obstacle;
 mod raster;
 pub(crate) mod ring;
 mod simt_gated_gemm;
+pub(crate) mod sm90_dgated_gemm;
 pub(crate) mod sm90_gated_gemm;
+mod sm90_gemm;
 pub(crate) mod sm90_register_gemm;
 pub(crate) mod sm90_skinny_gated_gemm;
 pub(crate) mod sm90_skinny_gemm;
+pub(crate) mod sums;
 pub(crate) mod tensor_map;
 pub(crate) mod weights;
 
@@ -47,6 +50,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
     if arch == Arch::Sm90a {
         let halves = [DType::F16, DType::Bf16].into_iter();
         all.extend(halves.clone().flat_map(sm90_gated_gemm::variants));
+        all.extend(halves.clone().flat_map(sm90_dgated_gemm::variants));
         all.extend(halves.clone().flat_map(sm90_skinny_gated_gemm::variants));
         all.extend(halves.clone().flat_map(sm90_skinny_gemm::variants));
         all.extend(halves.flat_map(sm90_register_gemm::variants));
@@ -56,6 +60,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
     all.extend(simt_gated_gemm::variants());
     all.extend(DType::ALL.into_iter().flat_map(decode_mlp::variants));
     all.extend(DType::ALL.into_iter().flat_map(fill_rows::variants));
+    all.extend(DType::ALL.into_iter().flat_map(sums::variants));
     all
 }
 

@@ -6,13 +6,16 @@ use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
 use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape, counted};
+use super::gated_gemm::{Call, Epilogue, Form, Layout, Multiplier, Shape, counted};
+use super::sm90_gemm::{
+    CONSUMERS, Operands, TILE_M, clusters, persistent, shared_bytes, stages_beside,
+};
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use super::weights::Bias;
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
-use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
+use crate::device::launch::{Function, launch as enqueue};
 use crate::device::stream::Stream;
 
 mod cut;
@@ -21,12 +24,7 @@ pub(crate) use cut::Cut;
 pub(super) static FILE: KernelFile =
     KernelFile::new("sm90_gated_gemm.cu", include_str!("../../device/sm90_gated_gemm.cu"));
 
-const TILE_M: usize = 128;
-pub(super) const TILE_K: usize = 64;
-const CONSUMERS: usize = 2;
-const THREADS: u32 = 384;
-/// What a block can have on sm_90.
-const SHARED_LIMIT: usize = 232_448;
+pub(super) use super::sm90_gemm::TILE_K;
 
 /// Columns of h per tile; blocks per cluster: two share the weights of tiles below each other; and
 /// whether the two consumers take tiles in turn, so that one stores while the other multiplies.
@@ -68,12 +66,6 @@ impl Config {
         Self::MIDDLE_PAIR,
         Self::LESS,
     ];
-
-    /// What runs where the pre-activations are stored too, with the same sums. Their addresses beside 192 sums
-    /// of a thread are more than it has registers for: 4 to 12 bytes of spills.
-    pub(crate) fn saving(self) -> Config {
-        if self == Self::PING_PONG_WIDE { Self::PING_PONG } else { self }
-    }
 
     /// Whether the consumers take tiles in turn.
     pub(crate) fn ping_pong(self) -> bool {
@@ -126,47 +118,44 @@ impl Config {
         self.cluster
     }
 
-    fn stage_bytes(self) -> usize {
-        (TILE_M + 2 * self.tile_h) * TILE_K * 2
+    /// Columns of a stage's weights, of gate and up together.
+    fn columns(self) -> usize {
+        2 * self.tile_h
     }
 
     /// Panels of a consumer's results that shared memory holds at a time. One of several goes out while the next is
-    /// computed, which in ping-pong has a whole tile's time.
-    fn out_panels(self) -> usize {
-        match self.cuts() {
+    /// computed, which in ping-pong has a whole tile's time; beside one of gate and one of up there is room for no more.
+    fn out_panels(self, saves: bool) -> usize {
+        match self.cuts() || saves {
             true => 1,
             false => self.tile_h / panel(self.tile_h) as usize,
         }
     }
 
-    fn out_bytes(self) -> usize {
-        let columns = self.out_panels() * panel(self.tile_h) as usize;
-        CONSUMERS * self.rows_per_consumer() * columns * 2
+    fn out_bytes(self, saves: bool) -> usize {
+        let columns = self.out_panels(saves) * panel(self.tile_h) as usize;
+        let results = if saves { 3 } else { 1 };
+        CONSUMERS * self.rows_per_consumer() * columns * 2 * results
     }
 
     /// As many as fit beside the output, but of 128 × 96 in ping-pong no fifth, which was slower: see the device file.
-    pub(crate) fn stages(self) -> usize {
+    pub(crate) fn stages(self, saves: bool) -> usize {
         let most = if self.cuts() { 4 } else { usize::MAX };
-        ((SHARED_LIMIT - 1024 - self.out_bytes()) / (self.stage_bytes() + 16)).min(most)
+        stages_beside(self.out_bytes(saves), self.columns()).min(most)
     }
 
-    fn shared_bytes(self, tensor_store: bool) -> usize {
-        let out = if tensor_store { self.out_bytes() } else { 0 };
-        1024 + self.stages() * (self.stage_bytes() + 16) + out
+    fn shared_bytes(self, saves: bool, tensor_store: bool) -> usize {
+        let out = if tensor_store { self.out_bytes(saves) } else { 0 };
+        shared_bytes(self.stages(saves), self.columns(), out)
     }
 }
 
 #[repr(C, align(64))]
 struct Params {
-    x: TensorMap,
+    operands: Operands<2>,
+    out: TensorMap,
     gate: TensorMap,
     up: TensorMap,
-    last_x: TensorMap,
-    out: TensorMap,
-    tail_gate: TensorMap,
-    tail_up: TensorMap,
-    full_columns: i32,
-    extents: Extents,
     epilogue: Epilogue,
 }
 
@@ -194,18 +183,20 @@ fn variant(tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool) -> 
     let config = tiles.config;
     let [a, b, c, d, e] = code.defines();
     let [f, g, h] = layout.defines();
+    let saves = layout.saves;
     let tile = [
+        define("OPERANDS", 2usize),
         define("TILE_H", config.tile_h),
         define("CLUSTER", config.cluster),
         define("PING_PONG", config.ping_pong),
-        define("STAGES", config.stages()),
+        define("STAGES", config.stages(saves)),
         define("TENSOR_STORE", tensor_store),
-        define("SHARED_BYTES", config.shared_bytes(tensor_store)),
+        define("SHARED_BYTES", config.shared_bytes(saves, tensor_store)),
         define("TAIL_H", tiles.tail),
-        define("OUT_PANELS", config.out_panels()),
+        define("OUT_PANELS", config.out_panels(saves)),
     ];
-    let [i, j, k, l, m, n, o, q] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q])
+    let [i, j, k, l, m, n, o, q, r] = tile;
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r])
 }
 
 /// The tiles of launches with aligned operands of a shape, and whether TMA writes its rows, wherever they lie:
@@ -248,57 +239,48 @@ fn function(
     tensor_store: bool,
 ) -> Result<Function> {
     let variant = variant(tiles, code, layout, tensor_store);
-    cuda.function(&variant, "sm90_gated_gemm", tiles.config.shared_bytes(tensor_store) as u32)
+    let shared = tiles.config.shared_bytes(layout.saves, tensor_store);
+    cuda.function(&variant, "sm90_gated_gemm", shared as u32)
 }
 
 /// # Safety
 /// As [`super::gated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
-    let cuda = stream.cuda();
-    let tensor_store = writable(call.out, [call.m, call.weights.intermediate]);
+    let (cuda, layout) = (stream.cuda(), call.layout());
+    let written = std::iter::once(call.out).chain(call.saved.into_iter().flatten());
+    let tensor_store = written.clone().all(|to| writable(to, [call.m, call.weights.intermediate]));
     let Cut { full_columns, tail, .. } = config.cut(call.shape(cuda));
-    let function = function(cuda, Tiles { config, tail }, call.code, call.layout(), tensor_store)?;
-    let [gate, up] = call.weight_maps(cuda, config.tile_h, TILE_K)?;
-    let [tail_gate, tail_up] = match (tail, call.weights.orientation) {
+    let function = function(cuda, Tiles { config, tail }, call.code, layout, tensor_store)?;
+    let w = call.weight_maps(cuda, config.tile_h, TILE_K)?;
+    let tail_w = match (tail, call.weights.orientation) {
         (0, _) => [TensorMap::UNUSED; 2],
         (_, Orientation::OutIn) => call.weight_maps(cuda, tail, TILE_K)?,
         // Boxes are panels, whatever the tile.
-        (_, Orientation::InOut) => [gate, up],
+        (_, Orientation::InOut) => w,
     };
     let rows = call.m.div_ceil(config.tile()[0]);
     let narrow = (call.weights.intermediate - full_columns).div_ceil(tail.max(1));
     let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
-    // Persistent: a cluster per so many SMs, or fewer.
-    let clusters = (cuda.facts().sm_count as usize / config.cluster).max(1);
+    let together = clusters(cuda, config.cluster) as u32;
     let [x, last_x] = call.x_maps(cuda, TILE_M)?;
+    let mut results = [TensorMap::UNUSED; 3];
+    if tensor_store {
+        let extent = [config.rows_per_consumer() as u32, panel(config.tile_h)];
+        for (map, to) in results.iter_mut().zip(written) {
+            *map = call.result_map(cuda, to, extent)?;
+        }
+    }
+    let [out, gate, up] = results;
+    let extents = call.extents(cuda, config.tile(), together);
     let params = Params {
-        x,
+        operands: Operands { x, last_x, w, tail_w, full_columns: counted(full_columns), extents },
+        out,
         gate,
         up,
-        last_x,
-        out: match tensor_store {
-            true => {
-                let rows = config.rows_per_consumer() as u32;
-                call.out_map(cuda, [rows, panel(config.tile_h)])?
-            }
-            false => TensorMap::UNUSED,
-        },
-        tail_gate,
-        tail_up,
-        full_columns: counted(full_columns),
-        extents: call.extents(cuda, config.tile(), clusters as u32),
         epilogue: call.epilogue(),
     };
-    let blocks = tiles.min(clusters) * config.cluster;
-    let launch = LaunchConfig {
-        grid: [blocks as u32, 1, 1],
-        block: THREADS,
-        dynamic_shared: config.shared_bytes(tensor_store) as u32,
-        cluster: (config.cluster > 1).then_some(config.cluster as u32),
-        // It waits before it reads or writes anything. Graphs can hold such launches since then.
-        programmatic: cuda.facts().driver_version >= (12, 3),
-        ..LaunchConfig::default()
-    };
+    let shared = config.shared_bytes(layout.saves, tensor_store);
+    let launch = persistent(cuda, tiles, config.cluster, shared);
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { enqueue(stream, &function, &launch, &params) }
 }
@@ -326,12 +308,11 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
             }
         }
         push(tiles, default, Layout { bias: Bias::Elements, ..out_in }, true);
-        if config.saving() == config {
-            push(tiles, default, Layout { saves: true, ..out_in }, true);
-        }
+        push(tiles, default, Layout { saves: true, ..out_in }, true);
     }
     for tail in cut::WIDTHS {
         let tiles = Tiles { config: Config::PING_PONG_WIDE, tail };
+        push(tiles, default, Layout { saves: true, ..out_in }, true);
         for orientation in Orientation::ALL {
             for bias in [Bias::None, Bias::Floats] {
                 for store in [false, true] {
@@ -345,21 +326,26 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sm90_gemm::{SHARED_LIMIT, stage_bytes};
     use super::*;
 
     #[test]
     fn the_ring_fills_the_shared_memory() {
-        assert_eq!(Config::WIDE.stages(), 4);
-        assert_eq!(Config::NARROW.stages(), 6);
-        assert_eq!(Config::PING_PONG.stages(), 6);
-        assert_eq!(Config::PING_PONG_WIDE.stages(), 4);
-        assert_eq!(Config::MIDDLE.stages(), 4);
-        assert_eq!(Config::LESS.stages(), 5);
+        assert_eq!(Config::WIDE.stages(false), 4);
+        assert_eq!(Config::NARROW.stages(false), 6);
+        assert_eq!(Config::PING_PONG.stages(false), 6);
+        assert_eq!(Config::PING_PONG_WIDE.stages(false), 4);
+        assert_eq!(Config::PING_PONG_WIDE.stages(true), 4);
+        assert_eq!(Config::MIDDLE.stages(false), 4);
+        assert_eq!(Config::LESS.stages(false), 5);
         for config in Config::ALL {
-            let (used, stage) = (config.shared_bytes(true), config.stage_bytes());
-            assert!(used <= SHARED_LIMIT);
-            assert!(config.cuts() || used + stage > SHARED_LIMIT);
+            for saves in [false, true] {
+                let (used, stage) =
+                    (config.shared_bytes(saves, true), stage_bytes(config.columns()));
+                assert!(used <= SHARED_LIMIT);
+                assert!(config.cuts() || used + stage > SHARED_LIMIT);
+            }
         }
-        assert_eq!(size_of::<Params>(), 1024);
+        assert_eq!(size_of::<Params>(), 1344);
     }
 }

@@ -8,7 +8,7 @@ mod mlp;
 mod operands;
 mod quantized;
 mod run;
-mod saving;
+mod training;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
@@ -17,3 +17,4 @@ pub use layer::Layer;
 pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
 pub use mlp::{Mlp, MlpKind};
 pub use quantized::{expect_quantized, quantized_tokens, quantized_types};
+pub use training::{DeviceGradientMut, DeviceGradientsMut};

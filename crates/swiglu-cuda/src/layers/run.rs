@@ -173,7 +173,6 @@ impl<K, T: Element> Layer<K, T> {
                     let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
                     let (code, x) = (self.code(), tensor(&x));
                     let call = Call { code, formula, m, x, out: h, weights, saved, maps };
-                    let kernel = if saved.is_some() { kernel.saving() } else { kernel };
                     let kernel = self.launchable(kernel, &call)?;
                     // SAFETY: as the caller says; the weights live as long as `self`.
                     unsafe { kernel.launch(stream, &call) }?;

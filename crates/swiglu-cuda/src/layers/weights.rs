@@ -349,6 +349,8 @@ impl<T: Element> PackedBiases<T> {
 #[derive(Debug)]
 pub(super) struct DownBuffer<T> {
     weights: LinearWeights,
+    /// Of the weight that it was made from.
+    given: Orientation,
     element: PhantomData<T>,
 }
 
@@ -392,7 +394,12 @@ impl<T: Element> DownBuffer<T> {
             row_stride,
             bias: bias.map(|bias| bias.device_ptr()),
         };
-        Ok(Self { weights, element: PhantomData })
+        Ok(Self { weights, given: orientation, element: PhantomData })
+    }
+
+    /// How the weight was given: its gradient lies so.
+    pub(super) fn given(&self) -> Orientation {
+        self.given
     }
 
     /// A weight, and its bias, that stay where they are.
@@ -406,7 +413,7 @@ impl<T: Element> DownBuffer<T> {
         let (ptr, bias) = (weight.device_ptr(), bias.map(|bias| bias.device_ptr()));
         let weights =
             LinearWeights { ptr, orientation, in_features, out_features, row_stride, bias };
-        Self { weights, element: PhantomData }
+        Self { weights, given: orientation, element: PhantomData }
     }
 
     /// As [`GateUpBuffer::is_whole`].

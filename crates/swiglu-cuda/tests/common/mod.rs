@@ -3,11 +3,12 @@
 // Every test program uses its own part of this.
 #![allow(dead_code, unreachable_pub, clippy::print_stdout)]
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use swiglu_core::Problem;
-use swiglu_core::conformance::{Backend, Case, run};
+use swiglu_core::conformance::{self, Backend, Case, GradientCase};
 use swiglu_cuda::jit::cache::CacheOptions;
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{Cuda, CudaBackend, CudaError, CudaOptions, library};
@@ -71,9 +72,12 @@ pub fn partly() -> bool {
 
 /// Compiling kernels takes longest, on a GPU and in the simulator, so cases are run by as many threads as
 /// there are processors.
-fn outcomes(backend: &CudaBackend, cases: &[Case]) -> Vec<Option<String>> {
+fn outcomes<C: fmt::Display + Sync>(
+    cases: &[C],
+    run: impl Fn(&C) -> swiglu_core::Result<conformance::Outcome> + Sync,
+) -> Vec<Option<String>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let judged = |case: &Case| match run(backend, case) {
+    let judged = |case: &C| match run(case) {
         Ok(outcome) if outcome.passed() => None,
         Ok(outcome) => Some(format!("{case}: {outcome:?}")),
         Err(error) => Some(format!("{case}: {error}")),
@@ -85,11 +89,11 @@ fn outcomes(backend: &CudaBackend, cases: &[Case]) -> Vec<Option<String>> {
     })
 }
 
-/// Judges what the backend computes, and says how many cases that were.
-pub fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) -> usize {
-    let cases: Vec<Case> = cases.filter(|case| backend.computes(case)).collect();
-    let failed: Vec<String> = outcomes(backend, &cases).into_iter().flatten().collect();
-    let passed = cases.len() - failed.len();
+/// Fails with what failed, and says how many cases passed.
+fn passed(backend: &CudaBackend, outcomes: Vec<Option<String>>) -> usize {
+    let cases = outcomes.len();
+    let failed: Vec<String> = outcomes.into_iter().flatten().collect();
+    let passed = cases - failed.len();
     println!("{}: {passed} cases", backend.name());
     assert!(
         failed.is_empty(),
@@ -99,6 +103,18 @@ pub fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) -> usize 
         failed[..failed.len().min(20)].join("\n")
     );
     passed
+}
+
+/// Judges what the backend computes, and says how many cases that were.
+pub fn judge(backend: &CudaBackend, cases: impl Iterator<Item = Case>) -> usize {
+    let cases: Vec<Case> = cases.filter(|case| backend.computes(case)).collect();
+    passed(backend, outcomes(&cases, |case| conformance::run(backend, case)))
+}
+
+/// The same of gradients.
+pub fn judge_gradients(backend: &CudaBackend, cases: impl Iterator<Item = GradientCase>) -> usize {
+    let cases: Vec<GradientCase> = cases.filter(|case| backend.computes(&case.layer)).collect();
+    passed(backend, outcomes(&cases, |case| conformance::run_gradients(backend, case)))
 }
 
 /// The test device with a record, kept in `dir`, that says of each problem that this way was the fastest.

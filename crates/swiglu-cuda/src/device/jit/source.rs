@@ -21,6 +21,7 @@ static HEADERS: &[Header] = &[
     header!("gate.cuh"),
     header!("gated_gemm.cuh"),
     header!("ptx.cuh"),
+    header!("sm90_gemm.cuh"),
     header!("tiles.cuh"),
 ];
 

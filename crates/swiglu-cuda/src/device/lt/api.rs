@@ -74,6 +74,7 @@ pub(super) enum Transpose {
 /// `cublasLtMatmulDescAttributes_t`.
 mod operation {
     pub(super) const TRANSPOSE_A: i32 = 3;
+    pub(super) const TRANSPOSE_B: i32 = 4;
     pub(super) const EPILOGUE: i32 = 7;
     pub(super) const BIAS_POINTER: i32 = 8;
 }
@@ -183,11 +184,11 @@ impl Owned {
         Ok(Self { raw, destroy: api.cublasLtDestroy })
     }
 
-    /// D = op(A)·B, with or without a bias along the rows of D.
+    /// D = op(A)·op(B), with or without a bias along the rows of D.
     pub(super) fn operation(
         api: &Api,
         compute: Compute,
-        transpose_a: Transpose,
+        [transpose_a, transpose_b]: [Transpose; 2],
         bias: bool,
     ) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
@@ -195,6 +196,7 @@ impl Owned {
         unsafe { lt!(api, cublasLtMatmulDescCreate(&mut raw, compute as c_int, SCALE_F32)) }?;
         let made = Self { raw, destroy: api.cublasLtMatmulDescDestroy };
         made.set_operation(api, operation::TRANSPOSE_A, &(transpose_a as i32))?;
+        made.set_operation(api, operation::TRANSPOSE_B, &(transpose_b as i32))?;
         if bias {
             made.set_operation(api, operation::EPILOGUE, &EPILOGUE_BIAS)?;
         }

@@ -39,6 +39,15 @@ pub(crate) struct LinearWeights {
     pub(crate) bias: Option<u64>,
 }
 
+/// What becomes of a product, other than that a linear map's is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Product {
+    /// Whether the left factor is xᵀ: the rows of x are what is summed over.
+    pub(crate) transposed: bool,
+    /// Whether it is added to what y holds.
+    pub(crate) accumulate: bool,
+}
+
 /// Linear maps on one device.
 pub(crate) struct Lt {
     api: &'static Api,
@@ -77,6 +86,7 @@ struct Key {
     /// Elements between two rows of x, W and y.
     strides: [usize; 3],
     transpose: Transpose,
+    product: Product,
     bias: bool,
     /// Bytes of which the addresses are multiples: W, x, y read, y written (and bias).
     alignments: [u32; 4],
@@ -117,7 +127,26 @@ impl Lt {
         if arch >= Arch::Sm90a { 32 << 20 } else { 4 << 20 }
     }
 
-    /// Enqueues `y = x·W (+ b)`, accumulated in f32 and rounded to `Y`, which is `T` or f32. A problem that
+    /// [`Self::product`] of a linear map, which is written.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn launch<T: Element, Y: Element>(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        w: &LinearWeights,
+        y: DeviceMatrixMut<'_, Y>,
+        scratch: u64,
+    ) -> Result<()> {
+        // SAFETY: as the caller says.
+        unsafe { self.product(stream, x, w, y, Product::default(), scratch) }
+    }
+
+    /// Enqueues `y = x·W (+ b)`, or of xᵀ, or added to y, accumulated in f32 and rounded to `Y`, which is `T` or f32. A problem that
     /// was met before costs no allocation and no waiting. No tokens or no output features: nothing is done.
     ///
     /// # Errors
@@ -129,16 +158,17 @@ impl Lt {
     /// `w` describes memory of this device that holds elements of type `T`, and a bias of type `Y`, until
     /// the work is done, and `scratch` is the address of [`Lt::scratch_bytes`] bytes, a multiple of 256, that no work
     /// outside the stream's order uses.
-    pub(crate) unsafe fn launch<T: Element, Y: Element>(
+    pub(crate) unsafe fn product<T: Element, Y: Element>(
         &self,
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
         y: DeviceMatrixMut<'_, Y>,
+        product: Product,
         scratch: u64,
     ) -> Result<()> {
-        self.expect(stream, &x, w, &y)?;
-        let key = Key::of(&x, w, &y);
+        self.expect(stream, &x, w, &y, product)?;
+        let key = Key::of(&x, w, &y, product);
         if key.m == 0 || key.n == 0 {
             return Ok(());
         }
@@ -148,12 +178,12 @@ impl Lt {
         let known = self.prepared.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(prepared) = known.get(&key) {
             // SAFETY: passed on from the caller; `prepared` was made for this key.
-            return unsafe { self.enqueue(prepared, stream, addresses, w.bias) };
+            return unsafe { self.enqueue(prepared, stream, addresses, w.bias, product) };
         }
         drop(known);
         let prepared = self.prepare(&key)?;
         // SAFETY: as above.
-        unsafe { self.enqueue(&prepared, stream, addresses, w.bias) }?;
+        unsafe { self.enqueue(&prepared, stream, addresses, w.bias, product) }?;
         let mut known = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= REMEMBERED {
             known.clear();
@@ -168,9 +198,13 @@ impl Lt {
         x: &DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
         y: &DeviceMatrixMut<'_, Y>,
+        product: Product,
     ) -> Result<()> {
-        let m = x.rows();
-        x.expect_shape("input of a linear map", [m, w.in_features])?;
+        let (m, x_shape) = match product.transposed {
+            true => (x.cols(), [w.in_features, x.cols()]),
+            false => (x.rows(), [x.rows(), w.in_features]),
+        };
+        x.expect_shape("input of a linear map", x_shape)?;
         y.expect_shape("output of a linear map", [m, w.out_features])?;
         let devices = [
             ("stream", stream.cuda().ordinal()),
@@ -193,8 +227,21 @@ impl Lt {
         if w.in_features == 0 && m > 0 && w.out_features > 0 {
             return refuse("without input features there is nothing to multiply");
         }
-        if m > 1 && x.row_stride() < w.in_features {
+        if x.rows() > 1 && x.row_stride() < x.cols() {
             return refuse("rows of the input overlap; copy it to a dense matrix");
+        }
+        let rows = match w.orientation {
+            Orientation::OutIn => w.out_features,
+            Orientation::InOut => w.in_features,
+        };
+        let matrices = [
+            (x.rows(), x.row_stride() * size_of::<T>()),
+            (rows, w.row_stride * size_of::<T>()),
+            (y.rows(), y.row_stride() * size_of::<Y>()),
+        ];
+        // Seen with cuBLASLt 13.0: rows of weights 2^31 bytes apart are read elsewhere.
+        if matrices.iter().any(|&(rows, bytes)| rows > 1 && bytes > i32::MAX as usize) {
+            return refuse("rows 2 GiB and more apart are not read right by cuBLASLt");
         }
         Ok(())
     }
@@ -210,11 +257,15 @@ impl Lt {
             Transpose::Yes => (key.k, key.n),
             Transpose::No => (key.n, key.k),
         };
+        let (transpose_x, x_rows, x_cols) = match key.product.transposed {
+            true => (Transpose::Yes, key.m, key.k),
+            false => (Transpose::No, key.k, key.m),
+        };
         let mut prepared = Prepared {
-            operation: Owned::operation(api, compute, key.transpose, key.bias)?,
+            operation: Owned::operation(api, compute, [key.transpose, transpose_x], key.bias)?,
             bias: Mutex::default(),
             weights: Owned::layout(api, key.dtype, rows, cols, w_stride)?,
-            x: Owned::layout(api, key.dtype, key.k, key.m, x_stride)?,
+            x: Owned::layout(api, key.dtype, x_rows, x_cols, x_stride)?,
             y: Owned::layout(api, key.out, key.n, key.m, y_stride)?,
             algorithm: Algorithm::default(),
         };
@@ -264,6 +315,7 @@ impl Lt {
         stream: &Stream,
         [w, x, y, scratch]: [u64; 4],
         bias: Option<u64>,
+        product: Product,
     ) -> Result<()> {
         let _exclusive = match bias {
             Some(address) => {
@@ -273,10 +325,10 @@ impl Lt {
             }
             None => None,
         };
-        let (one, zero) = (1.0f32, 0.0f32);
+        let (one, before) = (1.0f32, if product.accumulate { 1.0f32 } else { 0.0 });
         let y = y as *mut c_void;
         // SAFETY: live descriptors; the caller vouches for the memory. The two factors are read
-        // before the call returns (the pointer mode is the host's), and C is not read at all.
+        // before the call returns (the pointer mode is the host's), and C is y, which is not read with a factor of 0.
         unsafe {
             lt!(
                 self.api,
@@ -288,7 +340,7 @@ impl Lt {
                     prepared.weights.raw(),
                     x as *const c_void,
                     prepared.x.raw(),
-                    &zero,
+                    &before,
                     y,
                     prepared.y.raw(),
                     y,
@@ -329,8 +381,10 @@ impl Key {
         x: &DeviceMatrixRef<'_, T>,
         w: &LinearWeights,
         y: &DeviceMatrixMut<'_, Y>,
+        product: Product,
     ) -> Self {
-        let (m, n, k) = (x.rows(), w.out_features, w.in_features);
+        let m = if product.transposed { x.cols() } else { x.rows() };
+        let (n, k) = (w.out_features, w.in_features);
         let transpose = match w.orientation {
             Orientation::OutIn => Transpose::Yes,
             Orientation::InOut => Transpose::No,
@@ -346,11 +400,12 @@ impl Key {
             dtype: T::DTYPE,
             out: Y::DTYPE,
             strides: [
-                stride(m, k, x.row_stride()),
+                stride(x.rows(), x.cols(), x.row_stride()),
                 stride(w_rows, w_cols, w.row_stride),
                 stride(m, n, y.row_stride()),
             ],
             transpose,
+            product,
             bias: w.bias.is_some(),
             alignments: [
                 alignment(w.ptr),

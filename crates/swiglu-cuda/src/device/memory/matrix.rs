@@ -295,6 +295,30 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         Ok(Self::over(self.view.part::<T>("column range", range, false)?))
     }
 
+    /// The first `row` rows, and the others.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if there are fewer.
+    pub fn split_rows(self, row: usize) -> Result<(Self, Self)> {
+        self.split(row, "row to split at", true)
+    }
+
+    /// The first `column` columns of every row, and the others.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if there are fewer.
+    pub fn split_cols(self, column: usize) -> Result<(Self, Self)> {
+        self.split(column, "column to split at", false)
+    }
+
+    /// Two views without an element in common.
+    fn split(self, at: usize, what: &'static str, of_rows: bool) -> Result<(Self, Self)> {
+        let view = self.view;
+        let end = if of_rows { view.rows } else { view.cols };
+        let first = view.part::<T>(what, 0..at, of_rows)?;
+        Ok((Self::over(first), Self::over(view.part::<T>(what, at..end, of_rows)?)))
+    }
+
     /// A shorter borrow of the same view.
     pub fn reborrow(&mut self) -> DeviceMatrixMut<'_, T> {
         DeviceMatrixMut::over(self.view)

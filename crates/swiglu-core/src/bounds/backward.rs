@@ -1,0 +1,424 @@
+//! Bounds of gradients.
+//!
+//! Gate and up are off by what their sums and their rounding to T make (a backward pass takes them from memory, or
+//! computes them again), ∂L/∂h by its own sum. ∂L/∂gate = dh · up · f′(gate) passes these three on as a product of
+//! factors that are each off does, f′ by sup |f″| times the error of its argument; where a clamp or a step lies within
+//! that error, either side of it is right. What reaches a product over tokens or features is then summed, with the error
+//! of a sum in `f32` in any order, and rounded as it is stored.
+
+use super::{
+    Reference, U32, activation_bound, eager_gated_linear, eager_linear, exp_error, exponent,
+    frobenius_limit, linear_error, rounding, scaled, sum_error,
+};
+use crate::activation::{Activation, GateFn};
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::layout::{GateUpRef, Half};
+use crate::matrix::{Matrix, MatrixRef};
+use crate::numerics::{Numerics, Rounding};
+use crate::oracle::{self, Chain, across_tokens, dot, to_f64};
+use crate::problem::{GatedLinearParams, MlpParams};
+use crate::rows::RowParams;
+
+/// References of the gradients of gate and up, `[M, H]` each, from ∂L/∂h.
+///
+/// # Errors
+/// As [`oracle::activation_backward`].
+pub fn activation_backward<T: Element>(
+    act: &Activation,
+    numerics: Numerics,
+    inputs: &GateUpRef<'_, T>,
+    dh: MatrixRef<'_, T>,
+) -> Result<[Reference; 2]> {
+    let (m, h) = (inputs.rows(), inputs.intermediate());
+    let exact = to_f64(dh)?;
+    let (dgate, dup) = oracle::activation_backward(act, inputs, exact.view())?;
+    let (mut gate_bound, mut up_bound) = (Matrix::zeros(m, h)?, Matrix::zeros(m, h)?);
+    for at in (0..m).flat_map(|i| (0..h).map(move |j| (i, j))) {
+        let given = |half| (inputs.at(half, at.0, at.1).to_f64(), 0.0);
+        let given = [given(Half::Gate), given(Half::Up), (exact[at], 0.0)];
+        (gate_bound[at], up_bound[at]) = backward_bound(act, numerics, T::DTYPE, given);
+    }
+    let reference = |value: Matrix<f64>, bound: Matrix<f64>| {
+        let norm = |m: &Matrix<f64>| m.as_slice().iter().map(|v| v * v).sum::<f64>().sqrt();
+        // Errors as large as their bounds everywhere, of which a correct kernel stays far below.
+        let frobenius_limit = match norm(&value) {
+            0.0 => f64::INFINITY,
+            n => norm(&bound) / n,
+        };
+        Reference { value, bound, frobenius_limit, intermediates: Vec::new() }
+    };
+    Ok([reference(dgate, gate_bound), reference(dup, up_bound)])
+}
+
+/// Bounds on the errors of (∂/∂gate, ∂/∂up)·dh for gate, up and dh that are each off by the error beside them. f′ is
+/// evaluated with the same few roundings as f, of terms that are at most 1 + |exponent| large, or 2x where that is all of
+/// f′; in `eager` PyTorch's autograd rounds what it stores between its operations, at most six values that are each below
+/// that size times |dh·up|.
+pub(super) fn backward_bound(
+    act: &Activation,
+    numerics: Numerics,
+    dtype: DType,
+    [(gate, gate_off), (up, mut up_off), (dh, dh_off)]: [(f64, f64); 3],
+) -> (f64, f64) {
+    if [gate_off, up_off, dh_off].contains(&f64::INFINITY) {
+        return (f64::INFINITY, f64::INFINITY);
+    }
+    let [g, value, u] = act.factors(gate, up);
+    let (dg, du) = act.derivative(gate, up);
+    let eager = numerics.rounding == Rounding::Eager && dtype != DType::F32;
+    if act.up_offset() != 0.0 {
+        up_off += U32 * u.abs();
+    }
+    // The largest that the factors may be.
+    let (u_most, dh_most) = (u.abs() + up_off, dh.abs() + dh_off);
+    let g_most = g.abs() + gate_off;
+    let transcendental = 1.0 + exponent(act.gate(), g_most).min(90.0);
+    let is_square = act.gate() == GateFn::Relu2;
+    let size = if is_square { 2.0 * (g.max(0.0) + gate_off) } else { transcendental };
+    let relative = (16.0 + 8.0 * transcendental) * U32 + 2.0 * exp_error(numerics);
+    let terms = u_most * dh_most * size;
+    let mut gate_error = relative * terms;
+    // What h itself may be off by is what ∂h/∂up may be, times dh.
+    let one = (1.0 - f64::from(act.up_offset()), 0.0);
+    let f = activation_bound(act, numerics, dtype, (gate, gate_off), one);
+    let mut up_error =
+        scaled(f + relative * (1.0 + g_most) * U32, dh_most) + scaled(dh_off, du.abs());
+    if eager {
+        gate_error +=
+            6.0 * rounding(dtype, terms) + scaled(rounding(dtype, u_most), dh_most * size);
+        up_error += scaled(rounding(dtype, act.gate().value(g).abs()), dh_most);
+    }
+    if is_square {
+        // dh·up is rounded, and then as much larger as f′ is; so is 2x, which may overflow alone.
+        let stored = if eager { dtype } else { DType::F32 };
+        let outer = rounding(stored, u_most * dh_most);
+        gate_error +=
+            scaled(outer, size) + scaled(rounding(stored, size), u_most * dh_most + outer);
+    }
+    // The product of the three factors where each is off.
+    let slope = act.gate().derivative(g).abs();
+    let slope_most = slope + act.gate().derivative_deviation(g, gate_off);
+    let largest = u_most * dh_most * slope_most;
+    gate_error += largest - u.abs() * dh.abs() * slope;
+    // So near a limit either side of it is right.
+    let beyond = (act.gate().value(g) - f64::from(act.value_limit())).abs();
+    let near_value =
+        act.value_limit().is_finite() && beyond <= f + rounding(dtype, act.gate().value(g).abs());
+    let near = |v: f64, limit: f32, off: f64| off > 0.0 && (v - f64::from(limit)).abs() <= off;
+    if near_value || near(gate, act.gate_limit(), gate_off) {
+        gate_error += largest;
+    }
+    let up_limit = act.limit().unwrap_or(f32::INFINITY);
+    if near(up.abs(), up_limit, up_off) {
+        up_error += scaled(value.abs() + f, dh_most);
+    }
+    (
+        gate_error + rounding(dtype, (dg * dh).abs() + gate_error),
+        up_error + rounding(dtype, (du * dh).abs() + up_error),
+    )
+}
+
+/// References of all gradients of a layer. Those of weights are of one row for each output feature.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Gradients {
+    /// ∂L/∂x, `[M, K]`, stored as T.
+    pub dx: Reference,
+    /// ∂L/∂Wg, `[H, K]`.
+    pub gate: Reference,
+    /// ∂L/∂Wu, `[H, K]`.
+    pub up: Reference,
+    /// ∂L/∂Wd, `[K, H]`, of a block.
+    pub down: Option<Reference>,
+    /// ∂L/∂bg, `[1, H]`, stored as `f32`.
+    pub gate_bias: Reference,
+    /// ∂L/∂bu, `[1, H]`, stored as `f32`.
+    pub up_bias: Reference,
+    /// ∂L/∂bd, `[1, K]`, of a block, stored as `f32`.
+    pub down_bias: Option<Reference>,
+}
+
+impl Reference {
+    /// The reference of a result, given before it is rounded, that is added to what a place holds and rounded to its type.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if the shapes disagree.
+    pub fn accumulated_on(&self, before: &Matrix<f64>, dtype: DType) -> Result<Reference> {
+        let [rows, cols] = self.value.shape();
+        before.view().expect_shape("matrix to add to", [rows, cols])?;
+        let sums = self.value.as_slice().iter().zip(before.as_slice()).map(|(v, b)| v + b);
+        let value = Matrix::from_values(sums, rows, cols)?;
+        let bounds = self.bound.as_slice().iter().zip(value.as_slice());
+        let bounds = bounds.map(|(error, v)| error + rounding(dtype, v.abs() + error));
+        let bound = Matrix::from_values(bounds, rows, cols)?;
+        let norm = |m: &Matrix<f64>| m.as_slice().iter().map(|v| v * v).sum::<f64>().sqrt();
+        // Errors as large as their bounds everywhere, of which a correct kernel stays far below.
+        let frobenius_limit = match norm(&value) {
+            0.0 => f64::INFINITY,
+            n => norm(&bound) / n,
+        };
+        Ok(Reference { value, bound, frobenius_limit, intermediates: Vec::new() })
+    }
+}
+
+/// Values and how far each may be off.
+struct Off {
+    value: Matrix<f64>,
+    bound: Matrix<f64>,
+}
+
+impl Off {
+    fn exact(value: Matrix<f64>) -> Result<Self> {
+        let bound = Matrix::zeros(value.rows(), value.cols())?;
+        Ok(Self { value, bound })
+    }
+
+    /// The largest magnitudes.
+    fn most(&self) -> Result<Matrix<f64>> {
+        let pairs = self.value.as_slice().iter().zip(self.bound.as_slice());
+        Matrix::from_values(pairs.map(|(v, b)| v.abs() + b), self.value.rows(), self.value.cols())
+    }
+}
+
+/// How products are computed, and gradients of weights stored.
+#[derive(Clone, Copy)]
+struct As {
+    numerics: Numerics,
+    /// What a factor of a product may be rounded by, relative to it.
+    roundoff: f64,
+    stored: DType,
+    unit: f64,
+}
+
+impl As {
+    /// The reference of sums of `terms` products: their exact values, the sum of the magnitudes of their terms, and that
+    /// of the largest magnitudes the terms may have.
+    fn sums<T: Element>(
+        self,
+        terms: usize,
+        (value, exact, most): (Matrix<f64>, Matrix<f64>, Matrix<f64>),
+        eager: &Matrix<T>,
+    ) -> Result<Reference> {
+        let relative = sum_error(terms, self.roundoff);
+        let sums = value.as_slice().iter().zip(exact.as_slice().iter().zip(most.as_slice()));
+        let bound = sums.map(|(value, (exact, most))| {
+            // In float64 the difference of two long sums is no exact 0.
+            let error = (most - exact).max(0.0) + relative * most;
+            error + rounding(self.stored, value.abs() + error)
+        });
+        let bound = Matrix::from_values(bound, value.rows(), value.cols())?;
+        let frobenius_limit = frobenius_limit(eager, &value, self.numerics, self.unit);
+        Ok(Reference { value, bound, frobenius_limit, intermediates: Vec::new() })
+    }
+
+    /// The reference of `[P, Q]`, the products of columns of a and b over tokens.
+    fn over_tokens<T: Element>(
+        self,
+        [a, b]: [&Off; 2],
+        eager: [&Matrix<T>; 2],
+    ) -> Result<Reference> {
+        let value = across_tokens(&a.value, &b.value, |a, b| a * b)?;
+        let exact = across_tokens(&a.value, &b.value, |a, b| (a * b).abs())?;
+        let most = across_tokens(&a.most()?, &b.most()?, times)?;
+        let [left, right] = eager;
+        let columns = (0..left.cols()).flat_map(|c| (0..left.rows()).map(move |r| left[(r, c)]));
+        let left = Matrix::from_values(columns, left.cols(), left.rows())?;
+        let eager =
+            eager_linear(left.view(), right.cols(), None, self.roundoff, |o, m| right[(m, o)])?;
+        self.sums(a.value.rows(), (value, exact, most), &eager)
+    }
+
+    /// The reference of the sums of columns.
+    fn column_sums<T: Element>(self, a: &Off, eager: &Matrix<T>) -> Result<Reference> {
+        let ones = Matrix::from_vec(vec![1.0; a.value.rows()], a.value.rows(), 1)?;
+        let one = T::from_f32(1.0);
+        let eager_ones = Matrix::from_vec(vec![one; eager.rows()], eager.rows(), 1)?;
+        let exactly = As { roundoff: 0.0, stored: DType::F32, ..self };
+        exactly.over_tokens([&Off::exact(ones)?, a], [&eager_ones, eager])
+    }
+}
+
+/// |a|·|b| of largest magnitudes, of which one without bound stays one.
+fn times(a: f64, b: f64) -> f64 {
+    if a == f64::INFINITY || b == f64::INFINITY { f64::INFINITY } else { a * b }
+}
+
+/// References of the gradients of a gated linear layer from ∂L/∂h; those of weights are stored as `stored`. Where products
+/// round their factors, by `roundoff` relative to them.
+///
+/// # Errors
+/// As [`oracle::gated_linear_backward`].
+pub fn gated_linear_backward<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &GatedLinearParams<'_, T>,
+    dh: MatrixRef<'_, T>,
+    stored: DType,
+    roundoff: f64,
+) -> Result<Gradients> {
+    let eager_dh =
+        Matrix::from_values((0..dh.rows()).flat_map(|i| dh.row(i)).copied(), dh.rows(), dh.cols())?;
+    let how = how::<T>(params, stored, roundoff);
+    Ok(from_dh(x, params, &Off::exact(to_f64(dh)?)?, &eager_dh, how)?.0)
+}
+
+/// References of the gradients of a block from ∂L/∂y, as [`gated_linear_backward`].
+///
+/// # Errors
+/// As [`oracle::mlp_backward`].
+pub fn mlp_backward<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &MlpParams<'_, T>,
+    dy: MatrixRef<'_, T>,
+    stored: DType,
+    roundoff: f64,
+) -> Result<Gradients> {
+    params.validate()?;
+    params.rows.steps.expect_none("in bounds of gradients", "take the gradients of its parts")?;
+    let (k, h) = (params.gated.weights.hidden(), params.gated.weights.intermediate());
+    dy.expect_shape("dy", [x.rows(), k])?;
+    let exact = to_f64(dy)?;
+    let dh = oracle::down_transposed(params, &exact)?;
+    let rounds = (params.gated.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
+    let error = |magnitude: &f64| linear_error(*magnitude, sum_error(k, roundoff), rounds);
+    let [m, _] = dh.value.shape();
+    let bound = Matrix::from_values(dh.magnitude.as_slice().iter().map(error), m, h)?;
+    let eager_dh = eager_linear(dy, h, None, roundoff, |j, k| params.down_at(k, j))?;
+    let how = how::<T>(&params.gated, stored, roundoff);
+    let dh = Off { value: dh.value, bound };
+    let (mut gradients, h, eager_h) = from_dh(x, &params.gated, &dh, &eager_dh, how)?;
+    let eager_dy = Matrix::from_values((0..m).flat_map(|i| dy.row(i)).copied(), m, k)?;
+    let dy = Off::exact(exact)?;
+    gradients.down = Some(how.over_tokens([&dy, &h], [&eager_dy, &eager_h])?);
+    gradients.down_bias = Some(how.column_sums(&dy, &eager_dy)?);
+    Ok(gradients)
+}
+
+fn how<T: Element>(params: &GatedLinearParams<'_, T>, stored: DType, roundoff: f64) -> As {
+    let unit = T::DTYPE.unit_roundoff().max(roundoff);
+    As { numerics: params.numerics, roundoff, stored, unit }
+}
+
+/// The gradients from ∂L/∂h on, with h as it is computed again and the baseline's.
+fn from_dh<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &GatedLinearParams<'_, T>,
+    dh: &Off,
+    eager_dh: &Matrix<T>,
+    how: As,
+) -> Result<(Gradients, Off, Matrix<T>)> {
+    let chain = oracle::backward_chain(x, params, dh.value.view())?;
+    let [m, k] = chain.x.shape();
+    let eager = Eager::of(x, params, eager_dh, how.roundoff)?;
+    let (h, [dgate, dup]) = element_wise(params, T::DTYPE, &chain, dh, how)?;
+    let eager_x = Matrix::from_values((0..m).flat_map(|i| x.row(i)).copied(), m, k)?;
+    let weights = oracle::stacked_weights(params)?;
+    let dx = input_gradient(&weights, [&dgate, &dup], &eager.dx(params, how.roundoff)?, {
+        As { stored: T::DTYPE, ..how }
+    })?;
+    let x = Off::exact(chain.x)?;
+    let gradients = Gradients {
+        dx,
+        gate: how.over_tokens([&dgate, &x], [&eager.dgate, &eager_x])?,
+        up: how.over_tokens([&dup, &x], [&eager.dup, &eager_x])?,
+        down: None,
+        gate_bias: how.column_sums(&dgate, &eager.dgate)?,
+        up_bias: how.column_sums(&dup, &eager.dup)?,
+        down_bias: None,
+    };
+    Ok((gradients, h, eager.h))
+}
+
+/// h, ∂L/∂gate and ∂L/∂up from gate and up as a backward pass has them: rounded to T.
+fn element_wise<T: Element>(
+    params: &GatedLinearParams<'_, T>,
+    dtype: DType,
+    chain: &Chain,
+    dh: &Off,
+    how: As,
+) -> Result<(Off, [Off; 2])> {
+    let (act, numerics) = (&params.activation, params.numerics);
+    let [m, h_len] = chain.dgate.shape();
+    let relative = sum_error(params.weights.hidden(), how.roundoff);
+    let off = |l: &oracle::Linear, at| {
+        (l.value[at], linear_error(l.magnitude[at], relative, Some(dtype)))
+    };
+    let zeros = || Matrix::<f64>::zeros(m, h_len);
+    let (mut h, mut dgate, mut dup) = (zeros()?, zeros()?, zeros()?);
+    for at in (0..m).flat_map(|i| (0..h_len).map(move |j| (i, j))) {
+        let (gate, up) = (off(&chain.forward.gate, at), off(&chain.forward.up, at));
+        h[at] = activation_bound(act, numerics, dtype, gate, up);
+        let given = [gate, up, (dh.value[at], dh.bound[at])];
+        (dgate[at], dup[at]) = backward_bound(act, numerics, dtype, given);
+    }
+    let off = |value: &Matrix<f64>, bound| -> Result<Off> {
+        Ok(Off { value: value.try_clone()?, bound })
+    };
+    Ok((off(&chain.forward.h, h)?, [off(&chain.dgate, dgate)?, off(&chain.dup, dup)?]))
+}
+
+/// dx = dgate·Wgᵀ + dup·Wuᵀ, as one sum.
+fn input_gradient<T: Element>(
+    weights: &Matrix<f64>,
+    [dgate, dup]: [&Off; 2],
+    eager: &Matrix<T>,
+    how: As,
+) -> Result<Reference> {
+    let (m, k_len) = (dgate.value.rows(), weights.rows());
+    let most = [dgate.most()?, dup.most()?];
+    let zeros = || Matrix::<f64>::zeros(m, k_len);
+    let (mut value, mut exact, mut largest) = (zeros()?, zeros()?, zeros()?);
+    for i in 0..m {
+        let both = [dgate.value.view().row(i), dup.value.view().row(i)].concat();
+        let both_most = [most[0].view().row(i), most[1].view().row(i)].concat();
+        for k in 0..k_len {
+            let column = weights.view().row(k);
+            value[(i, k)] = dot(&both, column, |a, b| a * b);
+            exact[(i, k)] = dot(&both, column, |a, b| (a * b).abs());
+            largest[(i, k)] = dot(&both_most, column, |a, b| times(a, b.abs()));
+        }
+    }
+    how.sums(weights.cols(), (value, exact, largest), eager)
+}
+
+/// The baseline: PyTorch's order of roundings in plain loops.
+struct Eager<T> {
+    h: Matrix<T>,
+    dgate: Matrix<T>,
+    dup: Matrix<T>,
+}
+
+impl<T: Element> Eager<T> {
+    fn of(
+        x: MatrixRef<'_, T>,
+        params: &GatedLinearParams<'_, T>,
+        dh: &Matrix<T>,
+        roundoff: f64,
+    ) -> Result<Self> {
+        let w = &params.weights;
+        let half =
+            |half, bias| eager_linear(x, w.intermediate(), bias, roundoff, |o, k| w.at(half, o, k));
+        let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
+        let [m, h_len] = gate.shape();
+        let (mut dgate, mut dup) = (Matrix::zeros(m, h_len)?, Matrix::zeros(m, h_len)?);
+        for at in (0..m).flat_map(|i| (0..h_len).map(move |j| (i, j))) {
+            let given = [gate[at], up[at], dh[at]].map(T::to_f32);
+            let numerics = Numerics::precise(Rounding::Eager);
+            [dgate[at], dup[at]] = params.activation.apply_backward(numerics, given);
+        }
+        let h = eager_gated_linear(x, params, &RowParams::NONE, roundoff)?;
+        Ok(Self { h, dgate, dup })
+    }
+
+    /// Two products, each rounded, and their sum.
+    fn dx(&self, params: &GatedLinearParams<'_, T>, roundoff: f64) -> Result<Matrix<T>> {
+        let w = &params.weights;
+        let product = |d: &Matrix<T>, half| {
+            eager_linear(d.view(), w.hidden(), None, roundoff, |k, j| w.at(half, j, k))
+        };
+        let (gate, up) = (product(&self.dgate, Half::Gate)?, product(&self.dup, Half::Up)?);
+        let sums = gate.as_slice().iter().zip(up.as_slice());
+        let sums = sums.map(|(a, b)| T::from_f32(a.to_f32() + b.to_f32()));
+        Matrix::from_values(sums, gate.rows(), gate.cols())
+    }
+}

@@ -1,0 +1,150 @@
+//! The derivative of the gated activation: behind the sums of dh = dy·Wdᵀ, or over rows of dh in memory.
+//!
+//! It takes gate and up from memory, as values of T, and leaves ∂L/∂gate and ∂L/∂up in their place: nothing reads them
+//! afterwards but the products that want the gradients. h is computed again beside them, since the gradient of Wd needs it
+//! and the exponential is there.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use swiglu_core::gate::{GatedMath, WithGatedMath};
+use swiglu_core::{Activation, DType, Element, Numerics, Rounding};
+
+use crate::compiled;
+use crate::epilogue::{Epilogue, Rows};
+use crate::isa::Isa;
+use crate::simd::{Kernel, Simd};
+
+/// ∂L/∂gate and ∂L/∂up over gate and up, and h, where it is wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Differentiated<T> {
+    pub(crate) activation: Activation,
+    pub(crate) numerics: Numerics,
+    pub(crate) gate: Rows<T>,
+    pub(crate) up: Rows<T>,
+    pub(crate) h: Option<Rows<T>>,
+}
+
+impl<T: Element> Differentiated<T> {
+    /// Rows from row `r` on.
+    pub(crate) fn from(self, r: usize) -> Self {
+        let h = self.h.map(|h| h.from(r));
+        Self { gate: self.gate.from(r), up: self.up.from(r), h, ..self }
+    }
+
+    /// A vector of row `r` from column `col` on; without dh h alone.
+    ///
+    /// # Safety
+    /// The rows are valid.
+    #[inline(always)]
+    unsafe fn vector<S: Simd, M: GatedMath>(
+        &self,
+        math: M,
+        (r, col): (usize, usize),
+        dh: Option<S::V>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let (gate, up) = (self.gate.read::<S>(r, col), self.up.read::<S>(r, col));
+            if let Some(h) = self.h {
+                h.write::<S>(r, col, S::gated(math, gate, up));
+            }
+            if let Some(dh) = dh {
+                let [dgate, dup] = S::gated_backward(math, gate, up, dh);
+                self.gate.write::<S>(r, col, dgate);
+                self.up.write::<S>(r, col, dup);
+            }
+        }
+    }
+}
+
+impl<T: Element> Epilogue for Differentiated<T> {
+    unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
+        let epilogue = self.from(first);
+        // SAFETY: the caller's.
+        unsafe {
+            compiled::differentiated(isa, DifferentiatedPanel { epilogue, panel, sums, rows });
+        }
+    }
+}
+
+/// A panel of dh.
+pub(crate) struct DifferentiatedPanel<T> {
+    epilogue: Differentiated<T>,
+    panel: usize,
+    sums: *const f32,
+    rows: usize,
+}
+
+impl<T: Element> Kernel for DifferentiatedPanel<T> {
+    type Output = ();
+    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Differentiated { activation, numerics, .. } = self.epilogue;
+        activation.with_math::<T, _>(numerics, OfPanel::<S, T>(self, PhantomData));
+    }
+}
+
+struct OfPanel<S, T>(DifferentiatedPanel<T>, PhantomData<S>);
+
+impl<S: Simd, T: Element> WithGatedMath for OfPanel<S, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<M: GatedMath>(self, math: M) {
+        let DifferentiatedPanel { epilogue, panel, sums, rows } = self.0;
+        let rounds = epilogue.numerics.rounding != Rounding::Fused;
+        for r in 0..rows {
+            for v in 0..2 {
+                let col = (panel * 2 + v) * S::LANES;
+                // SAFETY: `finish`'s caller vouches for the sums and rows.
+                unsafe {
+                    let dh = S::load_f32(sums.add((r * 2 + v) * S::LANES));
+                    let dh = if rounds { T::round_lanes(dh) } else { dh };
+                    epilogue.vector::<S, M>(math, (r, col), Some(dh));
+                }
+            }
+        }
+    }
+}
+
+/// Rows of gate and up, with dh in memory, or without for h alone.
+pub(crate) struct DifferentiatedRows<T> {
+    pub(crate) of: Differentiated<T>,
+    /// Read only.
+    pub(crate) dh: Option<Rows<T>>,
+    pub(crate) rows: Range<usize>,
+}
+
+impl<T: Element> Kernel for DifferentiatedRows<T> {
+    type Output = ();
+    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Differentiated { activation, numerics, .. } = self.of;
+        activation.with_math::<T, _>(numerics, OfRows::<S, T>(self, PhantomData));
+    }
+}
+
+struct OfRows<S, T>(DifferentiatedRows<T>, PhantomData<S>);
+
+impl<S: Simd, T: Element> WithGatedMath for OfRows<S, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<M: GatedMath>(self, math: M) {
+        let DifferentiatedRows { of, dh, rows } = self.0;
+        for r in rows {
+            for col in (0..of.gate.cols).step_by(S::LANES) {
+                // SAFETY: whoever runs the kernel vouches for the rows.
+                unsafe {
+                    let dh = dh.map(|dh| dh.read::<S>(r, col));
+                    of.vector::<S, M>(math, (r, col), dh);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+// The first half of a feed-forward block's backward pass on Hopper: dh = dy·Wdᵀ by the main loop of sm90_gemm.cuh, and
+// in its epilogue, from saved gate and up, ∂L/∂gate, ∂L/∂up and h once more, which the gradient of Wd needs. dh is
+// never in memory, and h need not be kept from the forward pass.
+//
+// The operands of the main loop are dy, for x, and Wd, whose outputs are here what is summed over. In ping-pong one
+// consumer runs the epilogue while the other multiplies. The epilogue goes through its tile slab by slab, 64 rows of a
+// panel: TMA brings gate and up to one of SLOTS places, in the order of the consumer's fragments they are read, replaced
+// by their gradients where they stand, and leave through TMA, h from a place of its own. Who waits for whom, per slab:
+//   1. the leader until the last slab's stores have read shared memory; then it asks for the slab SLOTS - 1 further
+//   2. all at the consumer's barrier: h's place is free, and the slab that was asked for overwrites nothing in use
+//   3. all for gate and up (the slot's mbarrier)
+//   4. all, with their writes fenced, at the consumer's barrier; the leader stores
+// The first slabs of a tile are asked for before it is multiplied: every earlier read of their slots is behind 4.
+// Slabs without rows or columns are passed over by all. The gradients may replace gate and up in memory: a slab is stored
+// after it was read, and no other slab has the same elements.
+//
+// Compile-time, besides what sm90_gemm.cuh and gate.cuh name: SLOTS, 1 or more.
+//
+// Floors: 2·M·H·K FLOP, 4096 per cycle and SM, so 12·K cycles for a tile of 128 × 192; of memory 10 bytes for each
+// element of h. What was measured: docs/kernels/sm90_dgated_gemm.md.
+#include "gate.cuh"
+#include "sm90_gemm.cuh"
+
+static_assert(kOperands == 1 && kPingPong && kCluster == 1, "a plain product, hidden behind another");
+static_assert(kPanel == 64, "slabs are 64 columns of the 128-byte swizzle");
+constexpr int kSlots = SLOTS;
+constexpr int kSlabBytes = 64 * kPitch;
+constexpr int kConsumerBytes = (2 * kSlots + 1) * kSlabBytes;
+
+struct alignas(64) Sm90DgatedGemmParams {
+  Operands operands;
+  // Boxes of a slab: read, and written.
+  ptx::TensorMap gate, up, gate_grad, up_grad, h;
+  Formula formula;
+};
+
+class Dgated {
+  const Sm90DgatedGemmParams& p;
+  const u32 shared, barriers;
+  const int consumer;
+  u32 done = 0;  // slabs of the tiles before
+
+ public:
+  static constexpr int kBytes = kConsumers * kConsumerBytes, kBarriers = kConsumers * kSlots;
+
+  INLINE static void initialise(const Sm90DgatedGemmParams& p, u32 barriers) {
+    for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + 8 * i, 1);
+    ptx::prefetch_tensor_map(&p.gate);
+    ptx::prefetch_tensor_map(&p.up);
+    ptx::prefetch_tensor_map(&p.gate_grad);
+    ptx::prefetch_tensor_map(&p.up_grad);
+    ptx::prefetch_tensor_map(&p.h);
+  }
+
+  INLINE Dgated(const Sm90DgatedGemmParams& p, u32 shared, u32 barriers, int consumer)
+      : p(p),
+        shared(shared + consumer * kConsumerBytes),
+        barriers(barriers + 8 * kSlots * consumer),
+        consumer(consumer) {}
+
+  template <int WIDTH>
+  INLINE void begin(Sums<WIDTH>& d, Tile tile) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < WIDTH / 2; ++i) d[b][i] = 0.0f;
+    }
+    if (threadIdx.x % 128 != 0) return;
+    const Slabs slabs(p.operands.extents, tile, WIDTH);
+    ptx::bulk_wait_read<0>();
+    for (int s = 0; s < kSlots && s < slabs.count(); ++s) ask_for(slabs, s);
+  }
+
+  template <int WIDTH>
+  INLINE void finish(const Sums<WIDTH>& d, Tile tile) {
+    const bool leader = threadIdx.x % 128 == 0;
+    const Slabs slabs(p.operands.extents, tile, WIDTH);
+#pragma unroll
+    for (int panel = 0; panel < WIDTH / kPanel; ++panel) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if (panel >= slabs.panels || b >= slabs.blocks) continue;
+        const int s = panel * slabs.blocks + b;
+        if (s > 0) {
+          if (leader) {
+            ptx::bulk_wait_read<0>();
+            if (s - 1 + kSlots < slabs.count()) ask_for(slabs, s - 1 + kSlots);
+          }
+          consumer_barrier(consumer);
+        }
+        const u32 turn = done + s;
+        ptx::barrier_wait(barrier(turn), turn / kSlots & 1);
+        differentiate<WIDTH>(d[b], panel, slot(turn));
+        ptx::fence_async_shared();
+        consumer_barrier(consumer);
+        if (leader) {
+          const int column = slabs.column(s), row = slabs.row(s);
+          ptx::tensor_store(&p.gate_grad, slot(turn), column, row);
+          ptx::tensor_store(&p.up_grad, slot(turn) + kSlabBytes, column, row);
+          ptx::tensor_store(&p.h, place_of_h(), column, row);
+          ptx::bulk_commit();
+        }
+      }
+    }
+    done += slabs.count();
+  }
+
+  INLINE void end() const {
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+
+ private:
+  // Those of a tile that have rows and columns, blocks of 64 rows innermost.
+  struct Slabs {
+    Tile tile;
+    int panels, blocks;
+
+    INLINE Slabs(const Extents& e, Tile tile, int width) : tile(tile) {
+      panels = within(e.features - tile.column, kPanel, width / kPanel);
+      blocks = within(e.m - tile.row, 64, kBlocks);
+    }
+    static INLINE int within(int extent, int unit, int most) {
+      const int units = ceiling_divide(extent, unit);
+      return units < most ? units : most;
+    }
+    INLINE int count() const { return panels * blocks; }
+    INLINE int column(int s) const { return tile.column + s / blocks * kPanel; }
+    INLINE int row(int s) const { return tile.row + s % blocks * 64; }
+  };
+
+  INLINE u32 slot(u32 turn) const { return shared + turn % kSlots * (2 * kSlabBytes); }
+  INLINE u32 place_of_h() const { return shared + kSlots * (2 * kSlabBytes); }
+  INLINE u32 barrier(u32 turn) const { return barriers + 8 * (turn % kSlots); }
+
+  // Asks for gate and up of slab s, by one thread.
+  INLINE void ask_for(const Slabs& slabs, int s) const {
+    const u32 turn = done + s;
+    ptx::barrier_arrive_expect(barrier(turn), 2 * kSlabBytes);
+    ptx::tensor_load(slot(turn), &p.gate, barrier(turn), slabs.column(s), slabs.row(s));
+    ptx::tensor_load(slot(turn) + kSlabBytes, &p.up, barrier(turn), slabs.column(s), slabs.row(s));
+  }
+
+  // Replaces gate and up of a slab by their gradients, and writes h.
+  template <int WIDTH>
+  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, u32 gate_and_up) const {
+#pragma unroll
+    for (int j = 0; j < kPanel / 8; j += 2) {
+      const u32 at = place_in_panel(0, 0, j);
+      u32 gate[4], up[4], h[4];
+      ptx::load_matrix_x4(gate, gate_and_up + at);
+      ptx::load_matrix_x4(up, gate_and_up + kSlabBytes + at);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const int i = 4 * (panel * kPanel / 8 + j + q / 2) + 2 * (q % 2);
+        const Values<4> g = unpack(ptx::Raw<4>{{gate[q]}}), u = unpack(ptx::Raw<4>{{up[q]}});
+        Gradients grad[2];
+        float value[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          // The product as a linear map would leave it.
+          const float dh = kPreRound ? round_to_element(d[i + c]) : d[i + c];
+          grad[c] = gated_backward(dh, g.value[c], u.value[c], p.formula);
+          value[c] = gated(g.value[c], u.value[c], p.formula);
+        }
+        gate[q] = pack_elements(grad[0].gate, grad[1].gate);
+        up[q] = pack_elements(grad[0].up, grad[1].up);
+        h[q] = pack_elements(value[0], value[1]);
+      }
+      ptx::store_matrix_x4(gate_and_up + at, gate);
+      ptx::store_matrix_x4(gate_and_up + kSlabBytes + at, up);
+      ptx::store_matrix_x4(place_of_h() + at, h);
+    }
+  }
+};
+
+KERNEL(kThreads, 1, sm90_dgated_gemm)(KERNEL_PARAMS(Sm90DgatedGemmParams) p) { gemm<Dgated>(p); }

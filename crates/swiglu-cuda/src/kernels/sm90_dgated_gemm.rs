@@ -1,0 +1,416 @@
+//! Launches `device/sm90_dgated_gemm.cu`.
+
+use std::fmt;
+
+use swiglu_core::{DType, Orientation};
+
+use super::NamedVariant;
+use super::elementwise::Tensor;
+use super::gate::{Formula, GateCode};
+use super::gated_gemm::{Extents, counted};
+use super::obstacle::Obstacle;
+use super::raster;
+use super::sm90_gated_gemm::Cut;
+use super::sm90_gemm::{
+    CONSUMERS, Operands, TILE_K, TILE_M, clusters, persistent, shared_bytes, stages_beside,
+};
+use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, writable};
+use crate::device::arch::Arch;
+use crate::device::context::Cuda;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::launch::{Function, launch as enqueue};
+use crate::device::lt::LinearWeights;
+use crate::device::stream::Stream;
+
+pub(super) static FILE: KernelFile =
+    KernelFile::new("sm90_dgated_gemm.cu", include_str!("../../device/sm90_dgated_gemm.cu"));
+
+/// Rows of a slab, of which 64 columns are a panel.
+const SLAB_ROWS: usize = 64;
+
+/// Columns of h per tile, and how many slabs of gate and up a consumer has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Config {
+    tile_h: usize,
+    slots: usize,
+}
+
+impl Config {
+    /// The most arithmetic per byte.
+    pub(crate) const WIDE: Config = Config { tile_h: 192, slots: 1 };
+    /// With the next slab on its way: for small K, where the epilogue takes as long as the products.
+    pub(crate) const NARROW: Config = Config { tile_h: 128, slots: 2 };
+    /// All of them.
+    pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
+
+    /// What is taken for K.
+    pub(crate) fn of(hidden: usize) -> Config {
+        if hidden >= 2048 { Self::WIDE } else { Self::NARROW }
+    }
+
+    fn epilogue_bytes(self) -> usize {
+        let slabs = CONSUMERS * (2 * self.slots + 1);
+        slabs * SLAB_ROWS * PANEL as usize * 2 + 8 * CONSUMERS * self.slots
+    }
+
+    fn stages(self) -> usize {
+        stages_beside(self.epilogue_bytes(), self.tile_h)
+    }
+
+    fn shared_bytes(self) -> usize {
+        shared_bytes(self.stages(), self.tile_h, self.epilogue_bytes())
+    }
+
+    /// How the columns are cut: one matrix of weights of so many is the work of two of half as many.
+    fn cut(self, rows: usize, features: usize, multiprocessors: usize) -> Cut {
+        let cut = Cut::best(rows, features.div_ceil(2), self.tile_h / 2, multiprocessors);
+        match cut.tail {
+            0 => Cut { full_columns: features, ..cut },
+            tail => Cut { full_columns: 2 * cut.full_columns, tail: 2 * tail, ..cut },
+        }
+    }
+}
+
+impl fmt::Display for Config {
+    /// `sm90_dgated_gemm 128x192 2 slots`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm90_dgated_gemm {TILE_M}x{} {} slots", self.tile_h, self.slots)
+    }
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) code: GateCode,
+    pub(crate) formula: Formula,
+    /// M.
+    pub(crate) m: usize,
+    /// ∂L/∂y, `[M, K]`.
+    pub(crate) out_grad: Tensor,
+    /// Wd, from H to K features.
+    pub(crate) down: LinearWeights,
+    /// Gate and up, `[M, H]`.
+    pub(crate) inputs: [Tensor; 2],
+    /// Their gradients, which may lie where they do.
+    pub(crate) grads: [Tensor; 2],
+    /// Where h goes.
+    pub(crate) h: Tensor,
+    /// Those of the layer.
+    pub(crate) maps: &'a LayerMaps,
+}
+
+#[repr(C, align(64))]
+struct Params {
+    operands: Operands<1>,
+    gate: TensorMap,
+    up: TensorMap,
+    gate_grad: TensorMap,
+    up_grad: TensorMap,
+    h: TensorMap,
+    formula: Formula,
+}
+
+/// Whether the kernel computes it on an architecture, or why not.
+pub(crate) fn check(arch: Arch, dtype: DType, hidden: usize) -> std::result::Result<(), Obstacle> {
+    match () {
+        () if arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
+        () if dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
+        () if hidden == 0 => Err(Obstacle::NothingToMultiply),
+        () => Ok(()),
+    }
+}
+
+/// Whether these addresses, strides and extents can be launched, or why not.
+pub(crate) fn check_call(call: &Call<'_>) -> std::result::Result<(), String> {
+    let (m, features) = (call.m, call.down.in_features);
+    let largest = m.max(features).max(call.down.out_features);
+    let tiles = m.div_ceil(TILE_M).saturating_mul(features.div_ceil(PANEL as usize));
+    if largest.max(tiles) > i32::MAX as usize {
+        return Err(format!("{largest} is more than a kernel counts to"));
+    }
+    let down = Tensor::new(call.down.ptr, call.down.row_stride);
+    let reads = [
+        ("the gradient of the output", call.out_grad, m),
+        ("the down weight", down, 2),
+        ("the saved gate", call.inputs[0], m),
+        ("the saved up", call.inputs[1], m),
+    ];
+    let writes = [
+        ("the gradient of the gate", call.grads[0]),
+        ("the gradient of the up", call.grads[1]),
+        ("h", call.h),
+    ];
+    let read = reads.iter().map(|&(what, t, rows)| (what, t, addressable(t, rows)));
+    let written = writes.iter().map(|&(what, t)| (what, t, writable(t, [m, features])));
+    match read.chain(written).find(|(.., takes)| !takes) {
+        None => Ok(()),
+        Some((what, tensor, _)) => Err(format!(
+            "TMA needs {what} at a multiple of 16 bytes with rows a multiple of 16 bytes apart, and writes whole units of \
+             16 bytes, given address {:#x}, rows {} bytes apart and {features} columns",
+            tensor.data,
+            tensor.stride * 2,
+        )),
+    }
+}
+
+fn variant(config: Config, tail: usize, code: GateCode, orientation: Orientation) -> Variant {
+    let [a, b, c, d, e] = code.defines();
+    Variant::new(
+        &FILE,
+        [
+            a,
+            b,
+            c,
+            d,
+            e,
+            define("OPERANDS", 1usize),
+            // What is summed over are the rows of a weight `[out, in]`.
+            define("ORIENTATION", orientation == Orientation::OutIn),
+            define("TILE_H", config.tile_h),
+            define("TAIL_H", tail),
+            define("CLUSTER", 1usize),
+            define("PING_PONG", true),
+            define("STAGES", config.stages()),
+            define("SLOTS", config.slots),
+            define("SHARED_BYTES", config.shared_bytes()),
+        ],
+    )
+}
+
+fn function(
+    cuda: &Cuda,
+    config: Config,
+    tail: usize,
+    code: GateCode,
+    orientation: Orientation,
+) -> Result<Function> {
+    let variant = variant(config, tail, code, orientation);
+    cuda.function(&variant, "sm90_dgated_gemm", config.shared_bytes() as u32)
+}
+
+/// Enqueues the gradients of gate and up, and h.
+///
+/// # Safety
+/// The call's addresses are memory of the stream's device that stays valid until the kernel has run; what is written
+/// overlaps nothing else, but for gradients that lie exactly as gate and up do. [`check`] and [`check_call`] have passed.
+pub(crate) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
+    let cuda = stream.cuda();
+    let (m, features, k) = (call.m, call.down.in_features, call.down.out_features);
+    if m == 0 || features == 0 {
+        return Ok(());
+    }
+    let sms = clusters(cuda, 1);
+    let rows = m.div_ceil(TILE_M);
+    let Cut { full_columns, tail, .. } = config.cut(rows, features, sms);
+    let function = function(cuda, config, tail, call.code, call.down.orientation)?;
+    let dtype = call.code.dtype();
+    let map = |maps: &dyn Fn(Boxes) -> Result<TensorMap>,
+               matrix,
+               shape: [usize; 2],
+               box_rows,
+               box_cols| {
+        let [rows, cols] = shape;
+        maps(Boxes { dtype, matrix, rows, cols, box_rows, box_cols })
+    };
+    let encode = |boxes: &Boxes| TensorMap::encode(cuda.driver(), boxes);
+    let operand = |boxes: Boxes| call.maps.operands.get(boxes, || encode(&boxes));
+    let weight = |boxes: Boxes| call.maps.weights.get(boxes, || encode(&boxes));
+    let x_rows = |rows: usize| map(&operand, call.out_grad, [m, k], rows as u32, PANEL);
+    let left = (m % TILE_M).next_multiple_of(8);
+    let [x, last_x] = match (m >= TILE_M, left > 0) {
+        (true, true) => [x_rows(TILE_M)?, x_rows(left)?],
+        (true, false) => [x_rows(TILE_M)?; 2],
+        (false, _) => [x_rows(left)?; 2],
+    };
+    let down = Tensor::new(call.down.ptr, call.down.row_stride);
+    let w = |tile: usize| match call.down.orientation {
+        Orientation::OutIn => map(&weight, down, [k, features], TILE_K as u32, PANEL),
+        Orientation::InOut => map(&weight, down, [features, k], tile as u32, PANEL),
+    };
+    let slab = |matrix| map(&operand, matrix, [m, features], SLAB_ROWS as u32, PANEL);
+    let row_bytes = TILE_M.min(m) * k * dtype.size();
+    let raster =
+        raster::rows([TILE_M, config.tile_h / 2], rows, sms, row_bytes, cuda.facts().l2_bytes);
+    let params = Params {
+        operands: Operands {
+            x,
+            last_x,
+            w: [w(config.tile_h)?],
+            tail_w: [if tail > 0 { w(tail)? } else { TensorMap::UNUSED }],
+            full_columns: counted(full_columns),
+            extents: Extents::new([m, features, k], raster),
+        },
+        gate: slab(call.inputs[0])?,
+        up: slab(call.inputs[1])?,
+        gate_grad: slab(call.grads[0])?,
+        up_grad: slab(call.grads[1])?,
+        h: slab(call.h)?,
+        formula: call.formula,
+    };
+    let narrow = (features - full_columns).div_ceil(tail.max(1));
+    let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
+    let launch = persistent(cuda, tiles, 1, config.shared_bytes());
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { enqueue(stream, &function, &launch, &params) }
+}
+
+/// Every activation and mode, every tile and layout with the default ones.
+pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
+    let named = |config: Config, tail: usize, code: GateCode, orientation: Orientation| {
+        let tail_name = if tail > 0 { format!(", then {tail}") } else { String::new() };
+        NamedVariant {
+            name: format!("{} {orientation} {config}{tail_name}", code.name()),
+            variant: variant(config, tail, code, orientation),
+        }
+    };
+    let default = super::default_code(dtype);
+    let codes = GateCode::all(dtype).into_iter();
+    let mut all: Vec<_> =
+        codes.map(|code| named(Config::NARROW, 0, code, Orientation::OutIn)).collect();
+    for config in Config::ALL {
+        for orientation in Orientation::ALL {
+            for tail in [0, 128, 64].into_iter().filter(|&tail| tail < config.tile_h) {
+                if (config, tail, orientation) != (Config::NARROW, 0, Orientation::OutIn) {
+                    all.push(named(config, tail, default, orientation));
+                }
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sm90_gemm::{SHARED_LIMIT, stage_bytes};
+    use super::*;
+
+    #[test]
+    fn the_ring_fills_the_shared_memory() {
+        assert_eq!(Config::ALL.map(Config::stages), [4, 4]);
+        for config in Config::ALL {
+            let (used, stage) = (config.shared_bytes(), stage_bytes(config.tile_h));
+            assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT, "{config}: {used}");
+        }
+        assert_eq!(size_of::<Params>(), 1280);
+    }
+
+    #[test]
+    fn cuts_are_whole_panels_and_cover_the_columns() {
+        for config in Config::ALL {
+            for features in [1, 64, 172, 2048, 4864, 8191, 14336] {
+                for rows in [1, 2, 3, 16, 64] {
+                    let Cut { full_columns, tail, .. } = config.cut(rows, features, 132);
+                    match tail {
+                        0 => assert_eq!(full_columns, features),
+                        _ => {
+                            assert!(
+                                full_columns < features
+                                    && full_columns.is_multiple_of(config.tile_h)
+                            );
+                            assert!(tail < config.tile_h && tail.is_multiple_of(64));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every tile, cut, layout and mode, on a device of few SMs, where tiles are many: ∂L/∂y and Wd are small integers, so
+    /// that the product is exact in T, and what remains to be judged is the activation's derivative.
+    #[test]
+    fn every_tile_differentiates() {
+        use crate::common;
+        use crate::device::memory::DeviceMatrix;
+        use swiglu_core::{
+            Activation, GateUpRef, Matrix, Numerics, Rounding, bf16, bounds, random,
+        };
+
+        let Some(cuda) = common::device() else { return };
+        if check(cuda.arch(), DType::Bf16, 1).is_err() {
+            return swiglu_testing::not_run("a device without wgmma");
+        }
+        let stream = cuda.stream();
+        let family = Activation::family();
+        let shapes = [[1, 8, 64], [64, 64, 200], [129, 456, 128], [257, 1000, 72], [300, 192, 320]];
+        for (i, [m, h, k]) in shapes.into_iter().enumerate() {
+            for (j, config) in Config::ALL.into_iter().enumerate() {
+                for (n, orientation) in Orientation::ALL.into_iter().enumerate() {
+                    let turn = 5 * i + 3 * j + n;
+                    let act = family[turn % family.len()];
+                    let rounding = [Rounding::Fused, Rounding::PreRound, Rounding::Eager][turn % 3];
+                    let numerics = Numerics::default_for(DType::Bf16).with_rounding(rounding);
+                    let small = |seed: u64, rows: usize, cols: usize| {
+                        let value = |at| (random::normal(seed + turn as u64, at) * 0.9).round();
+                        let values = (0..(rows * cols) as u64).map(|at| bf16::from_f32(value(at)));
+                        Matrix::from_values(values, rows, cols).unwrap()
+                    };
+                    let dy = small(1, m, k);
+                    let [rows, cols] = orientation.shape(k, h);
+                    let down = small(2, rows, cols);
+                    let down_at = |from: usize, to: usize| match orientation {
+                        Orientation::OutIn => down[(to, from)],
+                        Orientation::InOut => down[(from, to)],
+                    };
+                    let dh = (0..m * h).map(|at| {
+                        let terms = (0..k)
+                            .map(|to| dy[(at / h, to)].to_f32() * down_at(at % h, to).to_f32());
+                        let sum = terms.sum::<f32>();
+                        assert_eq!(bf16::from_f32(sum).to_f32(), sum, "not exact in T");
+                        bf16::from_f32(sum)
+                    });
+                    let dh = Matrix::from_values(dh, m, h).unwrap();
+                    let [gate, up] = [3, 4].map(|seed| {
+                        random::normal_matrix::<bf16>(seed + turn as u64, m, h, 2.0).unwrap()
+                    });
+                    let there = |host: &Matrix<bf16>| {
+                        DeviceMatrix::from_host(&stream, host.view()).unwrap()
+                    };
+                    let (dy_there, down_there) = (there(&dy), there(&down));
+                    let (gate_there, up_there) = (there(&gate), there(&up));
+                    let mut h_there = DeviceMatrix::<bf16>::new(&stream, m, h).unwrap();
+                    h_there.buffer_mut().poison(0xFF).unwrap();
+                    let at =
+                        |m: &DeviceMatrix<bf16>| Tensor::new(m.buffer().device_ptr(), m.cols());
+                    let maps = LayerMaps::new();
+                    let inputs = [at(&gate_there), at(&up_there)];
+                    let call = Call {
+                        code: GateCode::new(&act, numerics, DType::Bf16),
+                        formula: Formula::new(&act),
+                        m,
+                        out_grad: at(&dy_there),
+                        down: LinearWeights {
+                            ptr: down_there.buffer().device_ptr(),
+                            orientation,
+                            in_features: h,
+                            out_features: k,
+                            row_stride: cols,
+                            bias: None,
+                        },
+                        inputs,
+                        // In their place.
+                        grads: inputs,
+                        h: at(&h_there),
+                        maps: &maps,
+                    };
+                    let what = format!("{config} {m}x{h}x{k} {orientation} {act} {numerics}");
+                    check_call(&call).unwrap();
+                    // SAFETY: matrices of this device that outlive the copies below.
+                    unsafe { launch(&stream, config, &call) }.unwrap();
+                    let inputs = GateUpRef::separate(gate.view(), up.view()).unwrap();
+                    let references =
+                        bounds::activation_backward(&act, numerics, &inputs, dh.view()).unwrap();
+                    let value = bounds::activation(&act, numerics, &inputs).unwrap();
+                    let got = [&gate_there, &up_there, &h_there].map(|m| m.to_host().unwrap());
+                    let expected = [&references[0], &references[1], &value];
+                    for ((name, got), expected) in
+                        ["gate", "up", "h"].iter().zip(&got).zip(expected)
+                    {
+                        let judgement = expected.judge(got.view()).unwrap();
+                        assert!(judgement.passed(), "{name} of {what}: {judgement:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Launches `device/sums.cu`.
+
+use swiglu_core::{Accumulate, DType};
+
+use super::NamedVariant;
+use super::elementwise::{Tensor, signed};
+use super::gate::element_define;
+use crate::device::error::Result;
+use crate::device::jit::{KernelFile, Variant};
+use crate::device::launch::{LaunchConfig, launch};
+use crate::device::stream::Stream;
+
+static FILE: KernelFile = KernelFile::new("sums.cu", include_str!("../../device/sums.cu"));
+const THREADS: u32 = 256;
+/// Columns of a block, and the bytes of its warps' sums of them.
+const COLUMNS: usize = 64;
+const SHARED: u32 = THREADS / 32 * COLUMNS as u32 * 4;
+
+#[repr(C)]
+struct ColumnSumsParams {
+    matrix: u64,
+    out: u64,
+    stride: i64,
+    rows: i64,
+    cols: i64,
+    accumulate: i64,
+}
+
+#[repr(C)]
+struct RoundSumsParams {
+    sums: u64,
+    out: u64,
+    sums_stride: i64,
+    out_stride: i64,
+    rows: i64,
+    cols: i64,
+}
+
+fn variant(dtype: DType) -> Variant {
+    Variant::new(&FILE, [element_define(dtype)])
+}
+
+/// Writes the sum of each column of a `[rows, cols]` matrix of T to the f32 vector `out`, or adds it.
+///
+/// # Safety
+/// The addresses are memory of the stream's device that stays valid until the kernel has run.
+pub(crate) unsafe fn column_sums(
+    stream: &Stream,
+    dtype: DType,
+    matrix: Tensor,
+    [rows, cols]: [usize; 2],
+    out: u64,
+    accumulate: Accumulate,
+) -> Result<()> {
+    if cols == 0 {
+        return Ok(());
+    }
+    let function = stream.cuda().function(&variant(dtype), "column_sums", SHARED)?;
+    let params = ColumnSumsParams {
+        matrix: matrix.data,
+        out,
+        stride: matrix.stride,
+        rows: signed(rows),
+        cols: signed(cols),
+        accumulate: i64::from(accumulate == Accumulate::Add),
+    };
+    let config = LaunchConfig {
+        grid: [cols.div_ceil(COLUMNS) as u32, 1, 1],
+        block: THREADS,
+        dynamic_shared: SHARED,
+        ..LaunchConfig::default()
+    };
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { launch(stream, &function, &config, &params) }
+}
+
+/// Rounds a `[rows, cols]` matrix of f32 to T.
+///
+/// # Safety
+/// As [`column_sums`].
+pub(crate) unsafe fn round_sums(
+    stream: &Stream,
+    dtype: DType,
+    sums: Tensor,
+    out: Tensor,
+    [rows, cols]: [usize; 2],
+) -> Result<()> {
+    if rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    let function = stream.cuda().function(&variant(dtype), "round_sums", 0)?;
+    let params = RoundSumsParams {
+        sums: sums.data,
+        out: out.data,
+        sums_stride: sums.stride,
+        out_stride: out.stride,
+        rows: signed(rows),
+        cols: signed(cols),
+    };
+    let x = cols.div_ceil(THREADS as usize).min(1 << 16) as u32;
+    let config = LaunchConfig {
+        grid: [x, rows.min(65535) as u32, 1],
+        block: THREADS,
+        ..LaunchConfig::default()
+    };
+    // SAFETY: as above.
+    unsafe { launch(stream, &function, &config, &params) }
+}
+
+pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
+    vec![NamedVariant { name: dtype.to_string(), variant: variant(dtype) }]
+}

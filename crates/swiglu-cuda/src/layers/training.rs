@@ -1,0 +1,606 @@
+//! Training: a forward pass that keeps gate and up, and the backward pass over them.
+//!
+//! ∂L/∂gate, ∂L/∂up and h come from one kernel, the product dy·Wdᵀ with the activation's derivative as its epilogue, or
+//! where that takes no such layer from the product in memory and an element-wise pass. The other products are cuBLASLt's.
+
+use swiglu_core::{Accumulate, DType, Element, Error, GradientShapes, Op, Orientation, Path};
+
+use super::layer::{Asked, Layer};
+use super::operands::Dense;
+use super::weights::{DownBuffer, Products, padded};
+use crate::device::error::{CudaError, Result};
+use crate::device::lt::{LinearWeights, Lt, Product};
+use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::stream::Stream;
+use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
+use crate::kernels::fill_rows::fill_rows;
+use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::sm90_dgated_gemm::{self as dgated, Call as DgatedCall, Config};
+use crate::kernels::sums::{column_sums, round_sums};
+use crate::layers::activation::tensor;
+use crate::plan::{Planner, Steps};
+
+/// Where the gradient of a weight goes: values of T, or of f32, which it is summed in.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DeviceGradientMut<'a, T> {
+    /// Values of T.
+    Element(DeviceMatrixMut<'a, T>),
+    /// Values of f32.
+    F32(DeviceMatrixMut<'a, f32>),
+}
+
+/// Where the gradients of a layer go: what has no place is not computed. Those of weights have the shapes of the weights as
+/// the layer was given them: for [`Orientation::OutIn`] ∂L/∂Wg and ∂L/∂Wu are `[H, K]` and ∂L/∂Wd is `[K, H]`.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DeviceGradientsMut<'a, T> {
+    /// ∂L/∂x, `[M, K]`: always overwritten.
+    pub dx: Option<DeviceMatrixMut<'a, T>>,
+    /// ∂L/∂Wg.
+    pub gate: Option<DeviceGradientMut<'a, T>>,
+    /// ∂L/∂Wu.
+    pub up: Option<DeviceGradientMut<'a, T>>,
+    /// ∂L/∂Wd, of a block.
+    pub down: Option<DeviceGradientMut<'a, T>>,
+    /// ∂L/∂bg, `[1, H]`.
+    pub gate_bias: Option<DeviceMatrixMut<'a, f32>>,
+    /// ∂L/∂bu, `[1, H]`.
+    pub up_bias: Option<DeviceMatrixMut<'a, f32>>,
+    /// ∂L/∂bd, `[1, K]`, of a block.
+    pub down_bias: Option<DeviceMatrixMut<'a, f32>>,
+    /// Whether gradients of weights and biases replace what is there or are added to it.
+    pub accumulate: Accumulate,
+}
+
+impl<T> Default for DeviceGradientsMut<'_, T> {
+    fn default() -> Self {
+        Self {
+            dx: None,
+            gate: None,
+            up: None,
+            down: None,
+            gate_bias: None,
+            up_bias: None,
+            down_bias: None,
+            accumulate: Accumulate::Overwrite,
+        }
+    }
+}
+
+impl<T: Element> DeviceGradientMut<'_, T> {
+    fn admit(&self, what: &str, shape: [usize; 2], stream: &Stream) -> Result<()> {
+        match self {
+            DeviceGradientMut::Element(m) => m.admit(what, shape, stream),
+            DeviceGradientMut::F32(m) => m.admit(what, shape, stream),
+        }
+    }
+
+    fn place(&self) -> Place {
+        match self {
+            DeviceGradientMut::Element(m) => Place { at: tensor(&m.as_ref()), dtype: T::DTYPE },
+            DeviceGradientMut::F32(m) => Place { at: tensor(&m.as_ref()), dtype: DType::F32 },
+        }
+    }
+}
+
+impl<'a, T: Element> DeviceGradientsMut<'a, T> {
+    swiglu_core::setters! {
+        /// A place for ∂L/∂x.
+        with_dx(dx: DeviceMatrixMut<'a, T>, Some(dx));
+        /// A place for ∂L/∂Wg in values of T.
+        with_gate(gate: DeviceMatrixMut<'a, T>, Some(DeviceGradientMut::Element(gate)));
+        /// A place for ∂L/∂Wu in values of T.
+        with_up(up: DeviceMatrixMut<'a, T>, Some(DeviceGradientMut::Element(up)));
+        /// A place for ∂L/∂Wd in values of T.
+        with_down(down: DeviceMatrixMut<'a, T>, Some(DeviceGradientMut::Element(down)));
+        /// A place for ∂L/∂Wg in f32.
+        with_gate_f32(gate: DeviceMatrixMut<'a, f32>, Some(DeviceGradientMut::F32(gate)));
+        /// A place for ∂L/∂Wu in f32.
+        with_up_f32(up: DeviceMatrixMut<'a, f32>, Some(DeviceGradientMut::F32(up)));
+        /// A place for ∂L/∂Wd in f32.
+        with_down_f32(down: DeviceMatrixMut<'a, f32>, Some(DeviceGradientMut::F32(down)));
+        /// A place for ∂L/∂bg.
+        with_gate_bias(gate_bias: DeviceMatrixMut<'a, f32>, Some(gate_bias));
+        /// A place for ∂L/∂bu.
+        with_up_bias(up_bias: DeviceMatrixMut<'a, f32>, Some(up_bias));
+        /// A place for ∂L/∂bd.
+        with_down_bias(down_bias: DeviceMatrixMut<'a, f32>, Some(down_bias));
+        /// Adds to what is there, or replaces it.
+        with_accumulate(accumulate: Accumulate);
+    }
+
+    /// Refuses what does not fit, and lets the call wait for other streams' work with the memory.
+    fn admit(&self, m: usize, shapes: &GradientShapes, stream: &Stream) -> Result<()> {
+        let GradientShapes { gate_up, down, hidden, intermediate, .. } = *shapes;
+        if let Some(dx) = &self.dx {
+            dx.admit("dx", [m, hidden], stream)?;
+        }
+        for (what, place) in [("dw_gate", &self.gate), ("dw_up", &self.up)] {
+            place.as_ref().map_or(Ok(()), |place| place.admit(what, gate_up, stream))?;
+        }
+        match (&self.down, &self.down_bias, down) {
+            (down, bias, Some(shape)) => {
+                down.as_ref().map_or(Ok(()), |place| place.admit("dw_down", shape, stream))?;
+                bias.as_ref().map_or(Ok(()), |b| b.admit("db_down", [1, hidden], stream))?;
+            }
+            (None, None, None) => {}
+            (.., None) => {
+                return Err(CudaError::Core(Error::Shape {
+                    what: "gradient of the down projection".into(),
+                    expected: "none: the layer has no down projection".into(),
+                    given: "a place for one".into(),
+                }));
+            }
+        }
+        for (what, place) in [("db_gate", &self.gate_bias), ("db_up", &self.up_bias)] {
+            place.as_ref().map_or(Ok(()), |b| b.admit(what, [1, intermediate], stream))?;
+        }
+        Ok(())
+    }
+}
+
+/// A matrix in memory and the type of its values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Place {
+    at: Tensor,
+    dtype: DType,
+}
+
+/// A matrix that is multiplied with, of values of T.
+#[derive(Debug, Clone, Copy)]
+struct Factor {
+    at: Tensor,
+    shape: [usize; 2],
+}
+
+/// The parts of the scratch memory of a backward pass: all are of bytes from `h` on.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    h: usize,
+    dh: usize,
+    /// Gate and up, or their gradients, where they have no place of the caller's.
+    gate_up: usize,
+    /// f32 sums of ∂L/∂x.
+    dx: usize,
+    lt: usize,
+}
+
+impl Parts {
+    fn total(&self) -> usize {
+        self.h + self.dh + self.gate_up + self.dx + self.lt
+    }
+}
+
+fn part(bytes: usize) -> usize {
+    bytes.next_multiple_of(256)
+}
+
+impl<K, T: Element> Layer<K, T> {
+    /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
+    /// as values of T: what [`crate::Cuda::activation_backward`] and [`Self::backward`] take. h is rounded as without;
+    /// with [`swiglu_core::Rounding::Fused`] it follows from the pre-activations before their
+    /// rounding, in 16-bit types always by a fused kernel. Before a capture into a graph, make the same
+    /// call once.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`CudaError::Unsupported`] for quantised weights.
+    pub fn forward_saving(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        mut out: DeviceMatrixMut<'_, T>,
+        gate: DeviceMatrixMut<'_, T>,
+        up: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        let (m, shape) = (x.rows(), [x.rows(), self.intermediate()]);
+        self.expect_call(stream, &x, &out)?;
+        for (what, saved) in [("gate", &gate), ("up", &up)] {
+            saved.admit(what, shape, stream)?;
+        }
+        if shape.contains(&0) {
+            // Without features between, the result is the bias of the down projection.
+            return self.forward(stream, x, out);
+        }
+        let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
+        let mut by = |steps: Steps| {
+            let bytes = self.bytes_saving(m, steps);
+            self.cuda.with_workspace(stream, None, bytes, |work| {
+                let out = out.reborrow();
+                // SAFETY: the views span memory of this device; all but x are borrowed mutably; the weights live as
+                // long as `self`, and the workspace has what the steps use.
+                unsafe { self.enqueue(stream, steps, x, out, Some(saved), work) }
+            })
+        };
+        // A decode kernel keeps gate and up to itself.
+        let chosen = match self.problem.op {
+            Op::Mlp if self.problem.hidden == 0 => self.choose_fused(m),
+            Op::Mlp => self.step_by_step(m),
+            _ => self.choose(m),
+        };
+        match chosen {
+            // Nothing else writes them rounded and h from what they were before.
+            steps if steps.stored() == Some(Stored::Sums) => by(self.choose_fused(m)),
+            steps => match by(steps) {
+                Err(why) if self.hands_over(steps, &why) => by(self.choose_fused(m)),
+                done => done,
+            },
+        }
+    }
+
+    /// Enqueues the gradients that `into` has places for, from ∂L/∂y (of a gated linear layer ∂L/∂h), and from gate and up
+    /// as [`Self::forward_saving`] left them, which are consumed: what they hold afterwards is their gradients or anything
+    /// else. In a block h is computed again.
+    ///
+    /// Weights must not have changed since the forward pass. Without tokens, gradients of weights become zeros, or stay
+    /// where they are added to.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::Unsupported`] for quantised weights, and for
+    /// rows of ∂L/∂y that overlap; [`CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
+    /// the driver, reports.
+    pub fn backward(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out_grad: DeviceMatrixRef<'_, T>,
+        gate: DeviceMatrixMut<'_, T>,
+        up: DeviceMatrixMut<'_, T>,
+        into: DeviceGradientsMut<'_, T>,
+    ) -> Result<()> {
+        let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
+        let dense = self.operands.dense()?;
+        self.cuda.expect_stream(stream)?;
+        let block = self.problem.op == Op::Mlp;
+        x.admit("x", [m, k], stream)?;
+        out_grad.admit("gradient of the output", [m, self.out_features()], stream)?;
+        if m > 1 && out_grad.row_stride() < out_grad.cols() {
+            let what = format!("a gradient of the output whose {m} rows overlap");
+            let why = "products read rows of their own; copy it to a dense matrix".into();
+            return Err(CudaError::Unsupported { what, why });
+        }
+        for (what, saved) in [("gate", &gate), ("up", &up)] {
+            saved.admit(what, [m, h], stream)?;
+        }
+        let down = if block { Some(dense.down()?) } else { None };
+        let lie = self.problem.layout.orientation;
+        let down_lies = dense.down.as_ref().map_or(lie, DownBuffer::given);
+        into.admit(m, &GradientShapes::new(&self.problem, down_lies), stream)?;
+        self.operands.admit(stream)?;
+
+        let lt = self.cuda.lt()?;
+        let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
+        let dy = tensor(&out_grad);
+        let products = dense.gate_up.products(Stored::Elements);
+        let half = padded::<T>(h);
+        // One product over both weights gives ∂L/∂x, where both gradients lie as both weights do.
+        let both = match products {
+            Products::Both(both) if h > 0 && k > 0 => Some(both),
+            _ => None,
+        };
+        let size = size_of::<T>() as u64;
+        let together = |[gate, up]: [Tensor; 2]| {
+            half == h && gate.stride == up.stride && up.data == gate.data + h as u64 * size
+        };
+        let move_grads = both.is_some() && into.dx.is_some() && !together(saved);
+        let sums = into.dx.is_some() && both.is_none() && T::DTYPE != DType::F32;
+        let moved_to = |at: u64| [0, half as u64 * size].map(|b| Tensor::new(at + b, 2 * half));
+        // Scratch memory lies at whole addresses, wherever that is.
+        let grads = if move_grads { moved_to(0) } else { saved };
+        let io = BlockTensors { m, dy, saved, grads, h: Tensor::new(0, half) };
+        let fused = down.and_then(|down| self.dgated_config(&self.dgated_call(down, io, dense)));
+        let parts = Parts {
+            h: if block { part(m * half * size_of::<T>()) } else { 0 },
+            dh: if block && fused.is_none() { part(m * half * size_of::<T>()) } else { 0 },
+            gate_up: if move_grads { part(m * 2 * half * size_of::<T>()) } else { 0 },
+            dx: if sums { part(m * k * size_of::<f32>()) } else { 0 },
+            lt: Lt::scratch_bytes(self.cuda.arch()),
+        };
+        self.cuda.with_workspace(stream, None, parts.total(), |work| {
+            let at = |offset: usize| work.ptr + offset as u64;
+            let h_at = Tensor::new(at(0), half);
+            let dh_at = Tensor::new(at(parts.h), half);
+            let moved = at(parts.h + parts.dh);
+            let grads = if move_grads { moved_to(moved) } else { saved };
+            let sums_at = Tensor::new(at(parts.h + parts.dh + parts.gate_up), k);
+            let scratch = at(parts.total() - parts.lt);
+            let run = Run { layer: self, stream, lt: &lt, scratch, accumulate: into.accumulate };
+            // SAFETY: the views span memory of this device and were admitted; all that is written is borrowed mutably or
+            // is a part of the workspace of its own; the weights live as long as `self`.
+            unsafe {
+                match down {
+                    Some(down) => {
+                        let io = BlockTensors { m, dy, saved, grads, h: h_at };
+                        match fused {
+                            Some(config) => {
+                                dgated::launch(stream, config, &self.dgated_call(down, io, dense))?;
+                            }
+                            None => run.through_block(down, io, dh_at)?,
+                        }
+                    }
+                    None => run.through_activation(m, dy, saved, grads)?,
+                }
+                let [gate, up] = grads.map(|at| Factor { at, shape: [m, h] });
+                let x = Factor { at: tensor(&x), shape: [m, k] };
+                if let Some(dx) = &into.dx {
+                    let dx = Place { at: tensor(&dx.as_ref()), dtype: T::DTYPE };
+                    match both {
+                        Some(both) => {
+                            if half > h {
+                                let pads = [gate.at, up.at]
+                                    .map(|t| Tensor { data: t.data + h as u64 * size, ..t });
+                                for pad in pads {
+                                    fill_rows(stream, T::DTYPE, pad, [m, half - h], None)?;
+                                }
+                            }
+                            let grads = Factor { at: gate.at, shape: [m, 2 * half] };
+                            run.map(grads, backwards(&both), dx, false)?;
+                        }
+                        None => {
+                            let to =
+                                if sums { Place { at: sums_at, dtype: DType::F32 } } else { dx };
+                            let [gate_w, up_w] = dense.gate_up.halves();
+                            run.map(gate, backwards(&gate_w), to, false)?;
+                            run.map(up, backwards(&up_w), to, true)?;
+                            if sums {
+                                round_sums(stream, T::DTYPE, sums_at, dx.at, [m, k])?;
+                            }
+                        }
+                    }
+                }
+                run.weights(&into, x, [gate, up], lie)?;
+                if let Some(down) = &into.down {
+                    let h = Factor { at: h_at, shape: [m, h] };
+                    let dy = Factor { at: dy, shape: [m, k] };
+                    run.weight(h, dy, down_lies, down.place())?;
+                }
+                let add = into.accumulate;
+                for (bias, of) in [(&into.gate_bias, gate), (&into.up_bias, up)] {
+                    if let Some(bias) = bias {
+                        column_sums(stream, T::DTYPE, of.at, of.shape, bias.device_ptr(), add)?;
+                    }
+                }
+                if let Some(bias) = &into.down_bias {
+                    column_sums(stream, T::DTYPE, dy, [m, k], bias.device_ptr(), add)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn dgated_call<'a>(
+        &self,
+        down: LinearWeights,
+        io: BlockTensors,
+        dense: &'a Dense<T>,
+    ) -> DgatedCall<'a> {
+        let BlockTensors { m, dy, saved, grads, h } = io;
+        DgatedCall {
+            code: self.code(),
+            formula: Formula::new(&self.problem.activation),
+            m,
+            out_grad: dy,
+            down,
+            inputs: saved,
+            grads,
+            h,
+            maps: &dense.down_maps,
+        }
+    }
+
+    /// The tile of the kernel that computes gradients of gate and up in the product's epilogue, where it takes this call.
+    fn dgated_config(&self, call: &DgatedCall<'_>) -> Option<Config> {
+        let planner = Planner::of(&self.cuda);
+        let unfused = matches!(self.asked, Asked::Path(Some(Path::Unfused)));
+        let k = call.down.out_features;
+        let computes = dgated::check(self.cuda.arch(), T::DTYPE, k).is_ok()
+            && dgated::check_call(call).is_ok();
+        let takes = !unfused && !planner.portable_kernels && computes;
+        takes.then(|| Config::of(k))
+    }
+}
+
+/// What the first half of a block's backward pass reads and writes.
+#[derive(Debug, Clone, Copy)]
+struct BlockTensors {
+    m: usize,
+    dy: Tensor,
+    saved: [Tensor; 2],
+    grads: [Tensor; 2],
+    h: Tensor,
+}
+
+/// The same weights as a map from its results to its inputs.
+fn backwards(w: &LinearWeights) -> LinearWeights {
+    LinearWeights {
+        orientation: match w.orientation {
+            Orientation::OutIn => Orientation::InOut,
+            Orientation::InOut => Orientation::OutIn,
+        },
+        in_features: w.out_features,
+        out_features: w.in_features,
+        bias: None,
+        ..*w
+    }
+}
+
+/// A backward pass while it is enqueued.
+struct Run<'a, K, T> {
+    layer: &'a Layer<K, T>,
+    stream: &'a Stream,
+    lt: &'a Lt,
+    scratch: u64,
+    accumulate: Accumulate,
+}
+
+// SAFETY of all of these: as for `Layer::backward`, whose tensors these are.
+impl<K, T: Element> Run<'_, K, T> {
+    fn extent(&self, m: usize) -> Extent {
+        let problem = &self.layer.problem;
+        Extent {
+            rows: m,
+            cols: problem.intermediate,
+            code: GateCode::elementwise(&problem.activation, problem.numerics, T::DTYPE),
+            formula: Formula::new(&problem.activation),
+        }
+    }
+
+    /// Gradients of gate and up from that of h.
+    unsafe fn through_activation(
+        &self,
+        m: usize,
+        dh: Tensor,
+        [gate, up]: [Tensor; 2],
+        grads: [Tensor; 2],
+    ) -> Result<()> {
+        let stored = Stored::Elements;
+        let inputs = GateUp { gate, up, group: 0, stored };
+        let grads = GateUp { gate: grads[0], up: grads[1], group: 0, stored };
+        if m == 0 || self.layer.problem.intermediate == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller says.
+        unsafe { elementwise::backward(self.stream, self.extent(m), dh, inputs, grads) }
+    }
+
+    /// Gradients of gate and up from that of y, and h, step by step.
+    unsafe fn through_block(
+        &self,
+        down: LinearWeights,
+        io: BlockTensors,
+        dh: Tensor,
+    ) -> Result<()> {
+        let BlockTensors { m, dy, saved, grads, h } = io;
+        if m == 0 || down.in_features == 0 {
+            return Ok(());
+        }
+        let product = Place { at: dh, dtype: T::DTYPE };
+        let dy = Factor { at: dy, shape: [m, down.out_features] };
+        // SAFETY: as the caller says.
+        unsafe {
+            self.map(dy, backwards(&down), product, false)?;
+            // h first: the gradients may take the place of gate and up.
+            let inputs =
+                GateUp { gate: saved[0], up: saved[1], group: 0, stored: Stored::Elements };
+            elementwise::forward(self.stream, self.extent(m), inputs, h)?;
+            self.through_activation(m, dh, saved, grads)
+        }
+    }
+
+    /// y = x·W, or y += x·W.
+    unsafe fn map(&self, x: Factor, w: LinearWeights, y: Place, add: bool) -> Result<()> {
+        let product = Product { transposed: false, accumulate: add };
+        // SAFETY: as the caller says.
+        unsafe { self.product(x, w, y, [x.shape[0], w.out_features], product) }
+    }
+
+    /// The gradients of gate's and up's weights: both at once where factors and results allow it.
+    unsafe fn weights(
+        &self,
+        into: &DeviceGradientsMut<'_, T>,
+        x: Factor,
+        [gate, up]: [Factor; 2],
+        lie: Orientation,
+    ) -> Result<()> {
+        let [m, h] = gate.shape;
+        let places =
+            [&into.gate, &into.up].map(|place| place.as_ref().map(DeviceGradientMut::place));
+        let size = size_of::<T>() as u64;
+        if let ([Some(first), Some(second)], Orientation::OutIn) = (places, lie) {
+            let rows = h as u64 * first.at.stride.unsigned_abs() * first.dtype.size() as u64;
+            let together = gate.at.stride == up.at.stride
+                && up.at.data == gate.at.data + h as u64 * size
+                && (first.dtype, first.at.stride) == (second.dtype, second.at.stride)
+                && second.at.data == first.at.data + rows;
+            if together && h > 0 {
+                let both = Factor { at: gate.at, shape: [m, 2 * h] };
+                // SAFETY: as the caller says.
+                return unsafe { self.weight(x, both, lie, first) };
+            }
+        }
+        for (place, grad) in places.into_iter().zip([gate, up]) {
+            if let Some(place) = place {
+                // SAFETY: as the caller says.
+                unsafe { self.weight(x, grad, lie, place) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradient of weights from the features of `inputs` to those of `grads`.
+    unsafe fn weight(
+        &self,
+        inputs: Factor,
+        grads: Factor,
+        lie: Orientation,
+        to: Place,
+    ) -> Result<()> {
+        let [left, right] = match lie {
+            Orientation::OutIn => [grads, inputs],
+            Orientation::InOut => [inputs, grads],
+        };
+        let w = LinearWeights {
+            ptr: right.at.data,
+            orientation: Orientation::InOut,
+            in_features: right.shape[0],
+            out_features: right.shape[1],
+            row_stride: right.at.stride.unsigned_abs() as usize,
+            bias: None,
+        };
+        let accumulate = self.accumulate == Accumulate::Add;
+        let product = Product { transposed: true, accumulate };
+        // SAFETY: as the caller says.
+        unsafe { self.product(left, w, to, [left.shape[1], right.shape[1]], product) }
+    }
+
+    unsafe fn product(
+        &self,
+        x: Factor,
+        w: LinearWeights,
+        y: Place,
+        [rows, cols]: [usize; 2],
+        product: Product,
+    ) -> Result<()> {
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller says.
+        unsafe {
+            if w.in_features == 0 {
+                return match product.accumulate {
+                    true => Ok(()),
+                    false => fill_rows(self.stream, y.dtype, y.at, [rows, cols], None),
+                };
+            }
+            match y.dtype {
+                DType::F32 => self.product_of::<f32>(x, w, y.at, [rows, cols], product),
+                _ => self.product_of::<T>(x, w, y.at, [rows, cols], product),
+            }
+        }
+    }
+
+    unsafe fn product_of<Y: Element>(
+        &self,
+        x: Factor,
+        w: LinearWeights,
+        y: Tensor,
+        [rows, cols]: [usize; 2],
+        product: Product,
+    ) -> Result<()> {
+        let cuda = &self.layer.cuda;
+        let stride = |t: Tensor| t.stride.unsigned_abs() as usize;
+        // SAFETY: as the caller says.
+        unsafe {
+            let [x_rows, x_cols] = x.shape;
+            let x = DeviceMatrixRef::<T>::from_raw_trusted(
+                cuda,
+                x.at.data,
+                x_rows,
+                x_cols,
+                stride(x.at),
+            )?;
+            let y = DeviceMatrixMut::<Y>::from_raw_trusted(cuda, y.data, rows, cols, stride(y))?;
+            self.lt.product(self.stream, x, &w, y, product, self.scratch)
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Training: a forward pass that keeps what the backward pass needs, and the gradients.
+//!
+//! What a backend provides for it is [`Trains`]; a layer of one without is refused in [`refused`], and nowhere else.
+
+use swiglu_core::{
+    Element, Error as CoreError, GatedLinearParams, GradientShapes, Gradients, GradientsMut,
+    Matrix, MatrixMut, MatrixRef, MlpParams, Op, Path, SavePolicy, StridedRef, Wanted,
+};
+use swiglu_cpu::CallOptions;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::kind::{GatedLinearKind, Kind, MlpKind};
+use crate::layer::{Kernel, Layer};
+
+/// What a backend provides to train layers of one element type.
+pub(crate) trait Trains<T> {
+    fn policy(&self) -> Result<SavePolicy>;
+    fn shapes(&self) -> Result<GradientShapes>;
+    fn forward_train<'x>(
+        &self,
+        x: MatrixRef<'x, T>,
+        out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<Saved<'x, T>>;
+    fn backward_into(
+        &self,
+        saved: Saved<'_, T>,
+        dy: StridedRef<'_, T>,
+        into: GradientsMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()>;
+}
+
+/// The parameters of either kind of layer.
+#[derive(Clone, Copy)]
+pub(crate) enum Params<'p, 'a, T> {
+    GatedLinear(&'p GatedLinearParams<'a, T>),
+    Mlp(&'p MlpParams<'a, T>),
+}
+
+/// Why a device does not train.
+pub(crate) fn refused(op: Op, device: &str) -> CoreError {
+    CoreError::Unsupported {
+        what: format!("training of {op} on {device}"),
+        why: "gradients are computed for gated linear layers and feed-forward blocks on the CPU; pack the layer for that".into(),
+    }
+}
+
+/// What a forward pass leaves for the backward pass that takes it: x, borrowed or copied, and of gate and up what the
+/// layer's [`SavePolicy`] says.
+#[derive(Debug)]
+pub struct Saved<'x, T>(swiglu_cpu::Saved<'x, T>);
+
+impl<'x, T: Element> Saved<'x, T> {
+    pub(crate) fn on_cpu(saved: swiglu_cpu::Saved<'x, T>) -> Self {
+        Self(saved)
+    }
+
+    pub(crate) fn of_cpu(self) -> swiglu_cpu::Saved<'x, T> {
+        self.0
+    }
+
+    /// Tokens.
+    pub fn tokens(&self) -> usize {
+        self.0.tokens()
+    }
+
+    /// Bytes that are kept between the passes, beside x.
+    pub fn kept_bytes(&self) -> usize {
+        self.0.kept_bytes()
+    }
+
+    /// The same with a copy of x, which may then change or go.
+    ///
+    /// # Errors
+    /// [`CoreError::OutOfMemory`] if there is no memory for it.
+    pub fn into_owned(self) -> Result<Saved<'static, T>> {
+        Ok(Saved(self.0.into_owned()?))
+    }
+}
+
+impl<K: Kind> Layer<K> {
+    fn trains<T: Element>(&self) -> Result<&dyn Trains<T>> {
+        let kernel = self.typed::<T>()?;
+        kernel.training().ok_or_else(|| refused(K::OP, self.device().name()).into())
+    }
+
+    /// What the layer keeps of gate and up between the passes; an error for one that was not made for training.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`]; [`CoreError::DType`] if `T` is not [`Self::dtype`].
+    pub fn save_policy<T: Element>(&self) -> Result<SavePolicy> {
+        self.trains::<T>()?.policy()
+    }
+
+    /// The result for x `[M, K]`, with the bits of [`Self::forward`], and what [`Self::backward`] needs. x is borrowed until
+    /// then; [`Saved::into_owned`] copies it.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`CoreError::Unsupported`] for a layer that was not made by `for_training`.
+    pub fn forward_train<'x, T: Element>(
+        &self,
+        x: impl Into<MatrixRef<'x, T>>,
+    ) -> Result<(Matrix<T>, Saved<'x, T>)> {
+        let x = x.into();
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        let mut out = Matrix::zeros(x.rows(), self.out_features())?;
+        let saved = self.forward_train_into(x, &mut out)?;
+        Ok((out, saved))
+    }
+
+    /// Writes the result of [`Self::forward_train`] into `out`.
+    ///
+    /// # Errors
+    /// As [`Self::forward_train`] and [`Self::forward_into`].
+    pub fn forward_train_into<'x, 'out, T: Element>(
+        &self,
+        x: impl Into<MatrixRef<'x, T>>,
+        out: impl Into<MatrixMut<'out, T>>,
+    ) -> Result<Saved<'x, T>> {
+        self.trains::<T>()?.forward_train(x.into(), out.into(), &CallOptions::default())
+    }
+
+    /// The gradients that are wanted, in matrices of their own, from that of the result, `[M, out_features]`, which may lie
+    /// in any strides. Those of weights have the orientation of the layer's weights.
+    ///
+    /// # Errors
+    /// As [`Self::backward_into`].
+    pub fn backward<'d, T: Element>(
+        &self,
+        saved: Saved<'_, T>,
+        dy: impl Into<StridedRef<'d, T>>,
+        wanted: Wanted,
+    ) -> Result<Gradients<T>> {
+        let trains = self.trains::<T>()?;
+        let (m, bias) = (saved.tokens(), self.problem.bias);
+        let mut gradients = Gradients::zeros(m, &trains.shapes()?, wanted, bias)?;
+        trains.backward_into(saved, dy.into(), gradients.as_mut(), &CallOptions::default())?;
+        Ok(gradients)
+    }
+
+    /// Writes the gradients that have a place, or adds them to what is there, within the limits of one call.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`] if a shape disagrees; [`CoreError::DType`] if `T` is not [`Self::dtype`];
+    /// [`CoreError::Unsupported`] for a layer that was not made by `for_training`, or what another one kept.
+    pub fn backward_into<'d, T: Element>(
+        &self,
+        saved: Saved<'_, T>,
+        dy: impl Into<StridedRef<'d, T>>,
+        into: GradientsMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        self.trains::<T>()?.backward_into(saved, dy.into(), into, options)
+    }
+
+    /// Packs other values of the weights in the memory of those before; where a clone still has these, in other memory.
+    fn updated<T: Element>(
+        &mut self,
+        params: Params<'_, '_, T>,
+        anew: impl FnOnce(&Device, SavePolicy) -> Result<Self>,
+    ) -> Result<()> {
+        let policy = self.save_policy::<T>()?;
+        let updated = self.kernel.unique::<T>().and_then(|kernel| kernel.update(params));
+        match updated {
+            Some(updated) => updated,
+            None => {
+                *self = anew(self.device(), policy)?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Makes a layer of a backend that trains.
+fn on_cpu<K: Kind, T: Element, L: Kernel<T> + 'static>(
+    device: &Device,
+    make: impl FnOnce(&swiglu_cpu::Cpu) -> swiglu_core::Result<L>,
+) -> Result<Layer<K>> {
+    match device {
+        Device::Cpu(cpu) => Layer::new(device, Some(Path::Fused), make(cpu)?),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => Err(refused(K::OP, device.name()).into()),
+    }
+}
+
+impl Layer<GatedLinearKind> {
+    /// Packs weights in memory for forward and backward passes on a device. On a CPU the layer has a copy for each direction,
+    /// 4·K·H values in all; [`Self::update`] packs them again after they changed, which costs as many copies, where a step
+    /// with M tokens multiplies 6·M·K·H times.
+    ///
+    /// # Errors
+    /// As [`Self::from_params`]; [`CoreError::Unsupported`] on a CUDA device.
+    pub fn for_training<T: Element>(
+        device: &Device,
+        params: &GatedLinearParams<'_, T>,
+        policy: SavePolicy,
+    ) -> Result<Self> {
+        on_cpu(device, |cpu| swiglu_cpu::GatedLinear::for_training(cpu, params, policy))
+    }
+
+    /// Packs other values of the weights and biases, of the same shapes and layout. Clones keep those before.
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`].
+    pub fn update<T: Element>(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
+        let anew = |device: &Device, policy| Self::for_training(device, params, policy);
+        self.updated(Params::GatedLinear(params), anew)
+    }
+}
+
+impl Layer<MlpKind> {
+    /// Packs weights in memory for forward and backward passes on a device. On a CPU the layer has a copy for each direction,
+    /// 6·K·H values in all; [`Self::update`] packs them again after they changed, which costs as many copies, where a step
+    /// with M tokens multiplies 9·M·K·H times.
+    ///
+    /// # Errors
+    /// As [`Self::from_params`]; [`CoreError::Unsupported`] on a CUDA device, and for a block with row steps.
+    pub fn for_training<T: Element>(
+        device: &Device,
+        params: &MlpParams<'_, T>,
+        policy: SavePolicy,
+    ) -> Result<Self> {
+        on_cpu(device, |cpu| swiglu_cpu::Mlp::for_training(cpu, params, policy))
+    }
+
+    /// Packs other values of the weights and biases, of the same shapes and layout. Clones keep those before.
+    ///
+    /// # Errors
+    /// As [`Layer::<GatedLinearKind>::update`].
+    pub fn update<T: Element>(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
+        let anew = |device: &Device, policy| Self::for_training(device, params, policy);
+        self.updated(Params::Mlp(params), anew)
+    }
+}
