@@ -44,7 +44,7 @@ def sdist(package: str, version: str) -> Callable[[Path], Path]:
         if not (into / name).exists():
             archive = into / f"{name}.tar.gz"
             if not archive.exists():
-                pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+                pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
                 subprocess.run([*pip, "--no-binary", ":all:", "-d", str(into), f"{package}=={version}"], check=True)
             with tarfile.open(archive) as packed:
                 packed.extractall(into, filter="data")
