@@ -391,3 +391,52 @@ fn a_result_that_half_precision_cannot_hold_is_refused() {
     run(1e2).refused(&["the exact result reaches", "beyond the 6.550e4 of f16", "--dtype bf16"]);
     run(1e-2).refused(&["so small that", "is lost in f16", "--dtype f32"]);
 }
+
+/// Every gradient of the embedded layer is proved, in each element type, and those of biases where there are some.
+#[test]
+fn backward_proves_every_gradient() {
+    let document = run(&["--backward"]);
+    let all = document["all"].as_array().expect("all dtypes");
+    assert_eq!(all.len(), 3);
+    for report in all {
+        check_schema(report);
+        check_gradients(report, &["dx", "dw_gate", "dw_up", "dw_down"]);
+        let size = if report["dtype"] == "f32" { 4 } else { 2 };
+        let [m, h] = ["m", "intermediate"].map(|n| report["shape"][n].as_u64().expect("a size"));
+        assert_eq!(report["kept_bytes"].as_u64(), Some(2 * m * h * size), "{report}");
+        assert_eq!(report["save_policy"], "save");
+    }
+    for (keep, share) in [("save-gate", 1), ("recompute", 0)] {
+        let args = ["--backward", "--keep", keep, "--dtype", "bf16", "--op", "gated-linear"];
+        let report = run(&args);
+        check_gradients(&report, &["dx", "dw_gate", "dw_up"]);
+        assert_eq!(report["kept_bytes"].as_u64(), Some(73 * 1536 * 2 * share), "{report}");
+    }
+}
+
+fn check_gradients(report: &Value, names: &[&str]) {
+    assert_eq!(report["passed"], true, "{report}");
+    let gradients = report["gradients"].as_object().expect("gradients");
+    let mut expected = names.to_vec();
+    expected.sort_unstable();
+    assert_eq!(gradients.keys().collect::<Vec<_>>(), expected);
+    for (name, gradient) in gradients {
+        let [error, bound, eager] =
+            ["relative_frobenius", "bound", "eager_error"].map(|n| number(&gradient[n]));
+        assert!(0.0 < error && error <= bound, "{name} of {report}");
+        // The limit is twice what the baseline is off by, and little more.
+        assert!(2.0 * eager <= bound && bound < 2.0 * eager + 1e-3, "{name} of {report}");
+        assert!(number(&gradient["max_abs"]) > 0.0 && number(&gradient["worst_element"]) <= 1.0);
+    }
+}
+
+#[test]
+fn backward_prints_a_line_for_each_gradient() {
+    let out = swiglu(&["run", "--seconds", "0.01", "--backward", "--dtype", "f16"]);
+    let text = out.stdout;
+    for expected in ["times are of a forward and a backward pass", "dw_down  error ", "(save)"] {
+        assert!(text.contains(expected), "{text}");
+    }
+    let refused = swiglu(&["run", "--keep", "save"]);
+    assert!(refused.stderr.contains("--backward"), "{refused:?}");
+}

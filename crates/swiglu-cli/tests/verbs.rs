@@ -17,8 +17,10 @@ fn check_passes_and_counts() {
         "activation",
         "activation bits",
         "gated-linear",
+        "gated-linear backward",
         "gated-linear quantised",
         "mlp",
+        "mlp backward",
         "mlp quantised",
     ] {
         assert!(rows.iter().any(|r| r["op"] == op && r["kernel"] == "portable"), "{op}");
@@ -30,7 +32,7 @@ fn check_prints_a_table_of_the_forced_kernel() {
     let ended =
         swiglu(&["check", "--quick", "--isa", "portable", "--threads", "1", "--dtype", "bf16"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(ended.stdout.lines().filter(|l| l.starts_with("portable")).count(), 6, "{ended:?}");
+    assert_eq!(ended.stdout.lines().filter(|l| l.starts_with("portable")).count(), 8, "{ended:?}");
     assert!(ended.stdout.contains("cases passed, threads 1;"), "{ended:?}");
 }
 

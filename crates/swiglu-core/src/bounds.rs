@@ -26,7 +26,9 @@ mod judgement;
 mod quantized;
 mod rows;
 
-pub use backward::{Gradients, activation_backward, gated_linear_backward, mlp_backward};
+pub use backward::{
+    GradientReference, Gradients, activation_backward, gated_linear_backward, mlp_backward,
+};
 pub use judgement::{Judgement, Lost, Overflow, relative_frobenius};
 pub use quantized::{
     BlockInputs, quantized_gated_linear, quantized_gated_linear_with, quantized_mlp,

@@ -221,7 +221,7 @@ pub(crate) fn pack_bias(
 }
 
 /// Inputs that are packed at a time: their part of a panel stays in the first-level cache while lane after lane is written.
-const PACKED_TOGETHER: usize = 64;
+const PACKED_TOGETHER: usize = 256;
 
 /// Writes `[step][lane][feature of step]` of some inputs; lanes without a source become zeros.
 fn pack_panel<'a, T: Element>(
@@ -245,8 +245,12 @@ fn pack_panel<'a, T: Element>(
             match orientation {
                 Orientation::OutIn => {
                     let row = &tensor.row(feature)[block.start - inputs.start..];
-                    for (k, &w) in block.clone().zip(row) {
-                        out[at(k, lane)] = w;
+                    // Inputs of the same place in their steps are as far apart as steps are.
+                    for place in 0..per_step.min(block.len()) {
+                        let to = out[at(block.start + place, lane)..].iter_mut();
+                        let from = row[..block.len()].iter().skip(place).step_by(per_step);
+                        let to = to.step_by(lanes * per_step);
+                        to.zip(from).for_each(|(to, &w)| *to = w);
                     }
                     lane += 1;
                 }

@@ -119,6 +119,12 @@ INLINE Raw<BYTES> load_global(const Raw<BYTES>* p) {
 INLINE Raw<16> load_global_if(bool exists, const Raw<16>* p) {
   return exists ? load_global(p) : Raw<16>{};
 }
+INLINE Raw<4> load_global_if(bool exists, const Raw<4>* p) {
+  return exists ? load_global(p) : Raw<4>{};
+}
+INLINE Raw<2> load_global_if(bool exists, const Raw<2>* p) {
+  return exists ? load_global(p) : Raw<2>{};
+}
 // Reads a byte, so that a wrong address is found.
 INLINE void prefetch_l2(const void* p) { (void)*(const volatile u8*)p; }
 template <int BYTES>

@@ -28,10 +28,12 @@ INLINE float pre_activation(float sum, float bias) {
 struct BiasPair {
   float value[2];
 };
-// A caller's bias of a column; behind the last feature 0.
+// A caller's bias of a column; behind the last feature 0. Without a branch: of sums that begin with one the compiler does
+// not know that they are complete before the products, and lets these run one by one.
 INLINE float load_bias(u64 biases, int column, const Extents& extents) {
-  if (biases == 0 || column >= extents.features) return 0.0f;
-  return element_to_float(((const Element*)biases)[column]);
+  typedef ptx::Raw<kElementBytes> Bits;
+  const bool exists = biases != 0 && column < extents.features;
+  return unpack(ptx::load_global_if(exists, (const Bits*)biases + column)).value[0];
 }
 // The biases of an even column and the next.
 INLINE BiasPair load_biases(u64 biases, int column, const Extents& extents) {

@@ -128,6 +128,22 @@ INLINE Raw<16> load_global_if(bool exists, const Raw<16>* p) {
       : "memory");
   return r;
 }
+INLINE Raw<4> load_global_if(bool exists, const Raw<4>* p) {
+  Raw<4> r = {};
+  asm volatile("{.reg .pred e;\n setp.ne.u32 e, %2, 0;\n @e ld.global.u32 %0, [%1];}"
+               : "+r"(r.word[0])
+               : "l"(p), "r"((u32)exists)
+               : "memory");
+  return r;
+}
+INLINE Raw<2> load_global_if(bool exists, const Raw<2>* p) {
+  Raw<2> r = {};
+  asm volatile("{.reg .pred e;\n setp.ne.u32 e, %2, 0;\n @e ld.global.u16 %0, [%1];}"
+               : "+h"(r.half)
+               : "l"(p), "r"((u32)exists)
+               : "memory");
+  return r;
+}
 INLINE void store_global(Raw<16>* p, Raw<16> r) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]),
                "r"(r.word[2]), "r"(r.word[3])

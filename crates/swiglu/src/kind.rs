@@ -13,7 +13,7 @@ use crate::layer::{Common, Kernel, Layer};
 use crate::training::{Params, Saved, Trains};
 use crate::weights::{HostWeights, QuantizedWeights};
 #[cfg(feature = "cuda")]
-use {crate::layer::AnyKernel, std::sync::Arc};
+use {crate::layer::AnyKernel, crate::training::TrainsOn, std::sync::Arc};
 
 /// An operation with weights. Sealed: [`GatedLinearKind`] and [`MlpKind`].
 pub trait Kind: sealed::Sealed + Sized + 'static {
@@ -411,6 +411,9 @@ impl<K: 'static, T: Element> Common for swiglu_cuda::Layer<K, T> {
 }
 #[cfg(feature = "cuda")]
 impl<K: 'static, T: Element> Kernel<T> for swiglu_cuda::Layer<K, T> {
+    fn training_on(&self) -> Option<&dyn TrainsOn<T>> {
+        Some(self)
+    }
     fn forward(
         &self,
         x: MatrixRef<'_, T>,

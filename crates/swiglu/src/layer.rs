@@ -20,6 +20,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::explain::Explanation;
 use crate::kind::Kind;
+#[cfg(feature = "cuda")]
+use crate::training::TrainsOn;
 use crate::training::{Params, Trains};
 use crate::weights::Weights;
 
@@ -72,6 +74,11 @@ pub(crate) trait Kernel<T>: Common {
     fn update(&mut self, _params: Params<'_, '_, T>) -> Option<Result<()>> {
         None
     }
+    /// The training of layers over matrices in the device's memory, where the backend has it.
+    #[cfg(feature = "cuda")]
+    fn training_on(&self) -> Option<&dyn TrainsOn<T>> {
+        None
+    }
     #[cfg(feature = "cuda")]
     fn forward_on(
         &self,
@@ -94,7 +101,7 @@ pub(crate) trait Kernel<T>: Common {
 }
 
 #[cfg(feature = "cuda")]
-fn not_on_cuda() -> crate::Error {
+pub(crate) fn not_on_cuda() -> crate::Error {
     CoreError::Unsupported {
         what: "a CUDA stream for a layer on the CPU".into(),
         why: "its weights are in the host's memory; pack it for a CUDA device".into(),

@@ -212,9 +212,9 @@ pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOption
 pub mod cuda {
     pub use swiglu_cuda::{
         BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
-        DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceMatrix,
-        DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph,
-        PinnedMatrix, Stream, WithoutLoading, release_unused,
+        DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceGradientMut,
+        DeviceGradientsMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams,
+        DeviceScratch, Event, Graph, PinnedMatrix, Stream, WithoutLoading, release_unused,
     };
 }
 

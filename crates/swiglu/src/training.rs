@@ -8,6 +8,8 @@ use swiglu_core::{
 };
 use swiglu_cpu::CallOptions;
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::device::Device;
 use crate::error::Result;
 use crate::kind::{GatedLinearKind, Kind, MlpKind};
@@ -30,6 +32,78 @@ pub(crate) trait Trains<T> {
         into: GradientsMut<'_, T>,
         options: &CallOptions,
     ) -> Result<()>;
+}
+
+/// What a CUDA layer provides to be trained over matrices in the device's memory.
+#[cfg(feature = "cuda")]
+pub(crate) trait TrainsOn<T> {
+    fn training_bytes(&self, m: usize) -> usize;
+    fn forward_saving(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        out: cuda::DeviceMatrixMut<'_, T>,
+        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()>;
+    fn backward_gate_up(
+        &self,
+        stream: &cuda::Stream,
+        dy: cuda::DeviceMatrixRef<'_, T>,
+        kept: [cuda::DeviceMatrixRef<'_, T>; 2],
+        grads: [cuda::DeviceMatrixMut<'_, T>; 2],
+        h: cuda::DeviceMatrixMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()>;
+    fn backward(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        dy: cuda::DeviceMatrixRef<'_, T>,
+        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        into: cuda::DeviceGradientsMut<'_, T>,
+    ) -> Result<()>;
+}
+
+#[cfg(feature = "cuda")]
+impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
+    fn training_bytes(&self, m: usize) -> usize {
+        self.training_bytes(m)
+    }
+    fn forward_saving(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        out: cuda::DeviceMatrixMut<'_, T>,
+        [gate, up]: [cuda::DeviceMatrixMut<'_, T>; 2],
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        Ok(match scratch {
+            Some(scratch) => self.forward_saving_with(stream, x, out, gate, up, scratch),
+            None => self.forward_saving(stream, x, out, gate, up),
+        }?)
+    }
+    fn backward_gate_up(
+        &self,
+        stream: &cuda::Stream,
+        dy: cuda::DeviceMatrixRef<'_, T>,
+        kept: [cuda::DeviceMatrixRef<'_, T>; 2],
+        grads: [cuda::DeviceMatrixMut<'_, T>; 2],
+        h: cuda::DeviceMatrixMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        Ok(self.backward_gate_up(stream, dy, kept, grads, h, scratch)?)
+    }
+    fn backward(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        dy: cuda::DeviceMatrixRef<'_, T>,
+        [gate, up]: [cuda::DeviceMatrixMut<'_, T>; 2],
+        into: cuda::DeviceGradientsMut<'_, T>,
+    ) -> Result<()> {
+        Ok(self.backward(stream, x, dy, gate, up, into)?)
+    }
 }
 
 /// The parameters of either kind of layer.
@@ -153,6 +227,75 @@ impl<K: Kind> Layer<K> {
         options: &CallOptions,
     ) -> Result<()> {
         self.trains::<T>()?.backward_into(saved, dy.into(), into, options)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn trains_on<T: Element>(&self) -> Result<&dyn TrainsOn<T>> {
+        let kernel = self.typed::<T>()?;
+        kernel.training_on().ok_or_else(crate::layer::not_on_cuda)
+    }
+
+    /// Bytes of scratch memory that [`Self::forward_saving_on`] and [`Self::backward_gate_up_on`] use for `m` tokens.
+    ///
+    /// # Errors
+    /// [`CoreError::DType`] if `T` is not [`Self::dtype`]; [`CoreError::Unsupported`] on the CPU.
+    #[cfg(feature = "cuda")]
+    pub fn training_bytes<T: Element>(&self, m: usize) -> Result<usize> {
+        Ok(self.trains_on::<T>()?.training_bytes(m))
+    }
+
+    /// Enqueues the layer on a stream and writes gate and up, each `[M, H]`, beside the result: what
+    /// [`Self::backward_on`] takes. Every layer with dense weights on a CUDA device can, lent ones too. `scratch`: the
+    /// caller's, of [`Self::training_bytes`], in place of the stream's.
+    ///
+    /// # Errors
+    /// As [`Self::forward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights.
+    #[cfg(feature = "cuda")]
+    pub fn forward_saving_on<T: Element>(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        out: cuda::DeviceMatrixMut<'_, T>,
+        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        self.trains_on::<T>()?.forward_saving(stream, x, out, kept, scratch)
+    }
+
+    /// Enqueues the gradients that `into` has places for, from that of the result; gate and up are consumed, and what they
+    /// hold afterwards is their gradients or anything else. Weights must not have changed since the forward pass.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`], [`CoreError::DType`]; [`CoreError::Unsupported`] on the CPU;
+    /// [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights and for rows of `dy` that overlap.
+    #[cfg(feature = "cuda")]
+    pub fn backward_on<T: Element>(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        dy: cuda::DeviceMatrixRef<'_, T>,
+        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        into: cuda::DeviceGradientsMut<'_, T>,
+    ) -> Result<()> {
+        self.trains_on::<T>()?.backward(stream, x, dy, kept, into)
+    }
+
+    /// Enqueues the first half of a block's backward pass, for a caller that computes the products with the gradients of gate
+    /// and up itself: these gradients, and h once more, which the gradient of the down weight needs.
+    ///
+    /// # Errors
+    /// As [`Self::backward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for a gated linear layer.
+    #[cfg(feature = "cuda")]
+    pub fn backward_gate_up_on<T: Element>(
+        &self,
+        stream: &cuda::Stream,
+        dy: cuda::DeviceMatrixRef<'_, T>,
+        kept: [cuda::DeviceMatrixRef<'_, T>; 2],
+        grads: [cuda::DeviceMatrixMut<'_, T>; 2],
+        h: cuda::DeviceMatrixMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        self.trains_on::<T>()?.backward_gate_up(stream, dy, kept, grads, h, scratch)
     }
 
     /// Packs other values of the weights in the memory of those before; where a clone still has these, in other memory.

@@ -8,7 +8,7 @@
 
 use super::{
     Reference, U32, activation_bound, eager_gated_linear, eager_linear, exp_error, exponent,
-    frobenius_limit, linear_error, rounding, scaled, sum_error,
+    frobenius_limit, linear_error, relative_frobenius, rounding, scaled, sum_error,
 };
 use crate::activation::{Activation, GateFn};
 use crate::dtype::{DType, Element};
@@ -119,24 +119,42 @@ pub(super) fn backward_bound(
     )
 }
 
+/// The reference of a gradient, and what the baseline that its limit follows from is off by.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct GradientReference {
+    /// The reference.
+    pub reference: Reference,
+    /// The relative Frobenius error of plain loops in PyTorch eager's order of roundings.
+    pub eager_error: f64,
+}
+
+impl std::ops::Deref for GradientReference {
+    type Target = Reference;
+
+    fn deref(&self) -> &Reference {
+        &self.reference
+    }
+}
+
 /// References of all gradients of a layer. Those of weights are of one row for each output feature.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Gradients {
     /// ∂L/∂x, `[M, K]`, stored as T.
-    pub dx: Reference,
+    pub dx: GradientReference,
     /// ∂L/∂Wg, `[H, K]`.
-    pub gate: Reference,
+    pub gate: GradientReference,
     /// ∂L/∂Wu, `[H, K]`.
-    pub up: Reference,
+    pub up: GradientReference,
     /// ∂L/∂Wd, `[K, H]`, of a block.
-    pub down: Option<Reference>,
+    pub down: Option<GradientReference>,
     /// ∂L/∂bg, `[1, H]`, stored as `f32`.
-    pub gate_bias: Reference,
+    pub gate_bias: GradientReference,
     /// ∂L/∂bu, `[1, H]`, stored as `f32`.
-    pub up_bias: Reference,
+    pub up_bias: GradientReference,
     /// ∂L/∂bd, `[1, K]`, of a block, stored as `f32`.
-    pub down_bias: Option<Reference>,
+    pub down_bias: Option<GradientReference>,
 }
 
 impl Reference {
@@ -199,7 +217,7 @@ impl As {
         terms: usize,
         (value, exact, most): (Matrix<f64>, Matrix<f64>, Matrix<f64>),
         eager: &Matrix<T>,
-    ) -> Result<Reference> {
+    ) -> Result<GradientReference> {
         let relative = sum_error(terms, self.roundoff);
         let sums = value.as_slice().iter().zip(exact.as_slice().iter().zip(most.as_slice()));
         let bound = sums.map(|(value, (exact, most))| {
@@ -208,8 +226,10 @@ impl As {
             error + rounding(self.stored, value.abs() + error)
         });
         let bound = Matrix::from_values(bound, value.rows(), value.cols())?;
+        let eager_error = relative_frobenius(eager.view(), value.view());
         let frobenius_limit = frobenius_limit(eager, &value, self.numerics, self.unit);
-        Ok(Reference { value, bound, frobenius_limit, intermediates: Vec::new() })
+        let reference = Reference { value, bound, frobenius_limit, intermediates: Vec::new() };
+        Ok(GradientReference { reference, eager_error })
     }
 
     /// The reference of `[P, Q]`, the products of columns of a and b over tokens.
@@ -217,7 +237,7 @@ impl As {
         self,
         [a, b]: [&Off; 2],
         eager: [&Matrix<T>; 2],
-    ) -> Result<Reference> {
+    ) -> Result<GradientReference> {
         let value = across_tokens(&a.value, &b.value, |a, b| a * b)?;
         let exact = across_tokens(&a.value, &b.value, |a, b| (a * b).abs())?;
         let most = across_tokens(&a.most()?, &b.most()?, times)?;
@@ -230,7 +250,7 @@ impl As {
     }
 
     /// The reference of the sums of columns.
-    fn column_sums<T: Element>(self, a: &Off, eager: &Matrix<T>) -> Result<Reference> {
+    fn column_sums<T: Element>(self, a: &Off, eager: &Matrix<T>) -> Result<GradientReference> {
         let ones = Matrix::from_vec(vec![1.0; a.value.rows()], a.value.rows(), 1)?;
         let one = T::from_f32(1.0);
         let eager_ones = Matrix::from_vec(vec![one; eager.rows()], eager.rows(), 1)?;
@@ -363,7 +383,7 @@ fn input_gradient<T: Element>(
     [dgate, dup]: [&Off; 2],
     eager: &Matrix<T>,
     how: As,
-) -> Result<Reference> {
+) -> Result<GradientReference> {
     let (m, k_len) = (dgate.value.rows(), weights.rows());
     let most = [dgate.most()?, dup.most()?];
     let zeros = || Matrix::<f64>::zeros(m, k_len);

@@ -230,7 +230,7 @@ impl<K, T: Element> Layer<K, T> {
         refused && self.may_hand_over(steps)
     }
 
-    fn may_hand_over(&self, steps: Steps) -> bool {
+    pub(super) fn may_hand_over(&self, steps: Steps) -> bool {
         self.asked == Asked::Path(None) && steps.stored().is_some()
     }
 
@@ -277,7 +277,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     fn bytes_with(&self, m: usize, steps: Steps, between: impl Fn(Stored) -> usize) -> usize {
-        if m == 0 || self.problem.hidden.min(self.problem.intermediate) == 0 {
+        if m == 0 || self.problem.intermediate == 0 {
             return 0;
         }
         let scratch = Lt::scratch_bytes(self.cuda.arch());

@@ -12,6 +12,7 @@ use crate::device::error::{CudaError, Result};
 use crate::device::lt::{LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
+use crate::device::workspace::DeviceScratch;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
@@ -189,9 +190,36 @@ impl<K, T: Element> Layer<K, T> {
         &self,
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
-        mut out: DeviceMatrixMut<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
         gate: DeviceMatrixMut<'_, T>,
         up: DeviceMatrixMut<'_, T>,
+    ) -> Result<()> {
+        self.saving(stream, None, x, out, [gate, up])
+    }
+
+    /// The same in scratch memory of the caller, of at least [`Self::training_bytes`].
+    ///
+    /// # Errors
+    /// As [`Self::forward_saving`]; [`Error::OutOfRange`] for too little scratch memory.
+    pub fn forward_saving_with(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        out: DeviceMatrixMut<'_, T>,
+        gate: DeviceMatrixMut<'_, T>,
+        up: DeviceMatrixMut<'_, T>,
+        scratch: &mut DeviceScratch<'_>,
+    ) -> Result<()> {
+        self.saving(stream, Some(scratch), x, out, [gate, up])
+    }
+
+    fn saving(
+        &self,
+        stream: &Stream,
+        scratch: Option<&DeviceScratch<'_>>,
+        x: DeviceMatrixRef<'_, T>,
+        mut out: DeviceMatrixMut<'_, T>,
+        [gate, up]: [DeviceMatrixMut<'_, T>; 2],
     ) -> Result<()> {
         let (m, shape) = (x.rows(), [x.rows(), self.intermediate()]);
         self.expect_call(stream, &x, &out)?;
@@ -205,27 +233,123 @@ impl<K, T: Element> Layer<K, T> {
         let saved = [&gate, &up].map(|m| tensor(&m.as_ref()));
         let mut by = |steps: Steps| {
             let bytes = self.bytes_saving(m, steps);
-            self.cuda.with_workspace(stream, None, bytes, |work| {
+            self.cuda.with_workspace(stream, scratch, bytes, |work| {
                 let out = out.reborrow();
                 // SAFETY: the views span memory of this device; all but x are borrowed mutably; the weights live as
                 // long as `self`, and the workspace has what the steps use.
                 unsafe { self.enqueue(stream, steps, x, out, Some(saved), work) }
             })
         };
-        // A decode kernel keeps gate and up to itself.
+        let chosen = self.saving_steps(m);
+        match by(chosen) {
+            Err(why) if self.hands_over(chosen, &why) => by(self.choose_fused(m)),
+            done => done,
+        }
+    }
+
+    /// The steps that save `m` tokens.
+    fn saving_steps(&self, m: usize) -> Steps {
         let chosen = match self.problem.op {
             Op::Mlp if self.problem.hidden == 0 => self.choose_fused(m),
+            // A decode kernel keeps gate and up to itself.
             Op::Mlp => self.step_by_step(m),
             _ => self.choose(m),
         };
-        match chosen {
+        match chosen.stored() {
             // Nothing else writes them rounded and h from what they were before.
-            steps if steps.stored() == Some(Stored::Sums) => by(self.choose_fused(m)),
-            steps => match by(steps) {
-                Err(why) if self.hands_over(steps, &why) => by(self.choose_fused(m)),
-                done => done,
-            },
+            Some(Stored::Sums) => self.choose_fused(m),
+            _ => chosen,
         }
+    }
+
+    /// Bytes of scratch memory that [`Self::forward_saving_with`] and [`Self::backward_gate_up`] use for `m` tokens.
+    pub fn training_bytes(&self, m: usize) -> usize {
+        let chosen = self.saving_steps(m);
+        let fused = if self.may_hand_over(chosen) { self.choose_fused(m) } else { chosen };
+        let saving = self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused));
+        let dh = part(m * padded::<T>(self.problem.intermediate) * size_of::<T>());
+        saving.max(dh + Lt::scratch_bytes(self.cuda.arch()))
+    }
+
+    /// Enqueues the first half of a block's backward pass, for a caller that computes the products with gradients of gate and
+    /// up itself: from ∂L/∂y, gate and up the gradients of gate and up, and h once more, which ∂L/∂Wd needs. Gradients may
+    /// not lie where gate and up do.
+    ///
+    /// # Errors
+    /// As [`Self::backward`]; [`CudaError::Unsupported`] for a gated linear layer: that is
+    /// [`crate::Cuda::activation_backward`].
+    pub fn backward_gate_up(
+        &self,
+        stream: &Stream,
+        out_grad: DeviceMatrixRef<'_, T>,
+        inputs: [DeviceMatrixRef<'_, T>; 2],
+        grads: [DeviceMatrixMut<'_, T>; 2],
+        h: DeviceMatrixMut<'_, T>,
+        scratch: Option<&mut DeviceScratch<'_>>,
+    ) -> Result<()> {
+        let (m, shape) = (out_grad.rows(), [out_grad.rows(), self.problem.intermediate]);
+        let dense = self.operands.dense()?;
+        let Some(down) = dense.down.as_ref().map(DownBuffer::linear) else {
+            let what = "the backward pass through a down projection of a gated linear layer".into();
+            let why =
+                "it has none; Cuda::activation_backward gives the gradients of gate and up".into();
+            return Err(CudaError::Unsupported { what, why });
+        };
+        self.cuda.expect_stream(stream)?;
+        self.admit_out_grad(&out_grad, m, stream)?;
+        for (what, saved) in ["gate", "up"].iter().zip(&inputs) {
+            saved.admit(what, shape, stream)?;
+        }
+        let written =
+            [("gradient of the gate", &grads[0]), ("gradient of the up", &grads[1]), ("h", &h)];
+        written.iter().try_for_each(|(what, to)| to.admit(what, shape, stream))?;
+        self.operands.admit(stream)?;
+        let lt = self.cuda.lt()?;
+        let io = BlockTensors {
+            m,
+            dy: tensor(&out_grad),
+            saved: inputs.map(|m| tensor(&m)),
+            grads: [&grads[0], &grads[1]].map(|m| tensor(&m.as_ref())),
+            h: tensor(&h.as_ref()),
+        };
+        let fused = self.dgated_config(&self.dgated_call(down, io, dense));
+        let dh = match fused {
+            Some(_) => 0,
+            None => part(m * padded::<T>(self.problem.intermediate) * size_of::<T>()),
+        };
+        let bytes = if fused.is_some() { 0 } else { dh + Lt::scratch_bytes(self.cuda.arch()) };
+        self.cuda.with_workspace(stream, scratch.as_deref(), bytes, |work| {
+            let dh_at = Tensor::new(work.ptr, padded::<T>(self.problem.intermediate));
+            let accumulate = Accumulate::Overwrite;
+            let run =
+                Run { layer: self, stream, lt: &lt, scratch: work.ptr + dh as u64, accumulate };
+            // SAFETY: the views span memory of this device and were admitted; what is written is borrowed mutably or is a
+            // part of the workspace of its own; the weights live as long as `self`.
+            unsafe {
+                match fused {
+                    Some(config) => {
+                        dgated::launch(stream, config, &self.dgated_call(down, io, dense))
+                    }
+                    None => run.through_block(down, io, dh_at),
+                }
+            }
+        })
+    }
+
+    /// Refuses a gradient of the output of another shape, or whose rows overlap.
+    fn admit_out_grad(
+        &self,
+        out_grad: &DeviceMatrixRef<'_, T>,
+        m: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        out_grad.admit("gradient of the output", [m, self.out_features()], stream)?;
+        if m > 1 && out_grad.row_stride() < out_grad.cols() {
+            let what = format!("a gradient of the output whose {m} rows overlap");
+            let why = "products read rows of their own; copy it to a dense matrix".into();
+            return Err(CudaError::Unsupported { what, why });
+        }
+        Ok(())
     }
 
     /// Enqueues the gradients that `into` has places for, from ∂L/∂y (of a gated linear layer ∂L/∂h), and from gate and up
@@ -253,12 +377,7 @@ impl<K, T: Element> Layer<K, T> {
         self.cuda.expect_stream(stream)?;
         let block = self.problem.op == Op::Mlp;
         x.admit("x", [m, k], stream)?;
-        out_grad.admit("gradient of the output", [m, self.out_features()], stream)?;
-        if m > 1 && out_grad.row_stride() < out_grad.cols() {
-            let what = format!("a gradient of the output whose {m} rows overlap");
-            let why = "products read rows of their own; copy it to a dense matrix".into();
-            return Err(CudaError::Unsupported { what, why });
-        }
+        self.admit_out_grad(&out_grad, m, stream)?;
         for (what, saved) in [("gate", &gate), ("up", &up)] {
             saved.admit(what, [m, h], stream)?;
         }

@@ -7,7 +7,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
-use swiglu_core::conformance::{self, Backend, Case};
+use swiglu_core::conformance::{self, Backend, Case, GradientCase, Outcome};
 use swiglu_cpu::{Cpu, CpuBackend};
 use swiglu_cuda::{Cuda, CudaBackend};
 
@@ -41,6 +41,21 @@ impl CheckArgs {
 
     fn cases(&self) -> Vec<Case> {
         self.some_of(conformance::suite(&self.dtypes()))
+    }
+
+    /// The cases of backward passes.
+    fn gradient_cases(&self) -> Vec<GradientCase> {
+        // A step that shares no factor with the periods of the suite.
+        let step = if self.quick { 11 } else { 1 };
+        let cases = conformance::gradient_suite(&self.dtypes()).into_iter().step_by(step);
+        cases
+            .map(|mut case| {
+                case.layer.numerics.batch_invariant = self.batch_invariant;
+                let shift = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                case.layer.seed = case.layer.seed.wrapping_add(shift);
+                case
+            })
+            .collect()
     }
 
     /// The cases of the types of quantised weights that a backend computes with.
@@ -112,12 +127,14 @@ fn check_cpu(
     let (backends, mut cases, dtypes) = (args.cpu_backends(threads)?, args.cases(), args.dtypes());
     // Every instruction set has the same types.
     cases.extend(backends.first().map_or(Vec::new(), |backend| args.quantized_cases(backend)));
-    let per_backend = cases.len() + dtypes.len() * bits::CASES;
+    let gradients = args.gradient_cases();
+    let per_backend = cases.len() + gradients.len() + dtypes.len() * bits::CASES;
     let bar = terminal.bar((backends.len() * per_backend) as u64);
     for backend in &backends {
         let kernel = backend.cpu.isa().name().to_owned();
         let subject = Subject { kernel, name: backend.name() };
         check_backend(backend, &subject, &cases, report, &bar);
+        check_gradients(backend, &subject, &gradients, report, &bar);
         for &dtype in &dtypes {
             bits::check(backend, &subject, dtype, args.seed, report)?;
             bar.inc(bits::CASES as u64);
@@ -185,8 +202,27 @@ fn check_backend(
     }
 }
 
+fn check_gradients(
+    backend: &impl Backend,
+    subject: &Subject,
+    cases: &[GradientCase],
+    report: &mut Report,
+    bar: &ProgressBar,
+) {
+    for case in cases {
+        let finding = found(conformance::run_gradients(backend, case));
+        let name = if case.layer.op == Op::Mlp { "mlp backward" } else { "gated-linear backward" };
+        report.add(subject, name, case.layer.dtype, || case.to_string(), finding);
+        bar.inc(1);
+    }
+}
+
 fn finding(backend: &impl Backend, case: &Case) -> Finding {
-    match conformance::run(backend, case) {
+    found(conformance::run(backend, case))
+}
+
+fn found(outcome: swiglu_core::Result<Outcome>) -> Finding {
+    match outcome {
         Ok(outcome) => Finding::of(&outcome),
         Err(error) => Finding::fault(error.to_string()),
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use swiglu::DType;
+use swiglu::{DType, SavePolicy};
 use swiglu_formats::matrix_file;
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs, expect_free};
@@ -51,6 +51,12 @@ pub(crate) struct RunArgs {
     /// The operation
     #[arg(long, value_name = "NAME", default_value = "mlp")]
     pub(super) op: LayerOp,
+    /// Train: compute the gradients too, verify each, and time a forward and a backward pass
+    #[arg(long, conflicts_with = "keep_blocks")]
+    pub(super) backward: bool,
+    /// What is kept of gate and up between the passes: save, save-gate or recompute [default: save]
+    #[arg(long, value_name = "POLICY", requires = "backward")]
+    pub(super) keep: Option<SavePolicy>,
     /// Time to measure for, per element type
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds,
         allow_negative_numbers = true)]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use swiglu::{
-    ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Path,
+    ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Pass, Path,
 };
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
 
 use super::args::RunArgs;
+use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use crate::args::LayerOp;
@@ -22,7 +23,7 @@ use crate::verify::{Check, gather_rows};
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
 type Storage<'w, T> = Result<Params<'w, T>, Option<String>>;
 /// Turns that are taken even if the time is spent.
-const MIN_TURNS: usize = 3;
+pub(super) const MIN_TURNS: usize = 3;
 
 pub(super) struct Measurement<'a> {
     args: &'a RunArgs,
@@ -43,7 +44,7 @@ impl<'a> Measurement<'a> {
         output: Option<&FilePath>,
     ) -> anyhow::Result<Report> {
         let mut weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
-        if self.args.decode_weights {
+        if self.args.decode_weights || self.args.backward {
             weights = weights.decoded();
         }
         let host = weights.host::<T>()?;
@@ -72,8 +73,25 @@ impl<'a> Measurement<'a> {
         if let Some(path) = output {
             write(path, y.view(), self.args.force)?;
         }
-        let [time, unfused_time] = self.time([&layer, &unfused], &x, y.cols())?;
+        let training = match self.args.backward {
+            true => Some(Training::new(self.args, self.device, &params, &x)?),
+            false => None,
+        };
+        let [time, unfused_time] = match &training {
+            Some(training) => training.time(x.view())?,
+            None => self.time([&layer, &unfused], &x, y.cols())?,
+        };
+        let training = training.map(|t| t.verify(x.view(), &params)).transpose()?;
+        error.passed &= training.as_ref().is_none_or(TrainingReport::passed);
         let problem = plan.problem;
+        // A step is a forward pass, and a backward pass of twice the products.
+        let (passes, bytes) = match &training {
+            Some(_) => {
+                let of = |pass| problem.with_pass(pass).compulsory_bytes();
+                (3.0, of(Pass::Saving) + of(Pass::Backward))
+            }
+            None => (1.0, problem.compulsory_bytes()),
+        };
         let decoded_because = storage.err().flatten();
         Ok(Report {
             device: self.device.name(),
@@ -93,11 +111,12 @@ impl<'a> Measurement<'a> {
             time_us: time,
             unfused_time_us: unfused_time,
             speedup: unfused_time.median / time.median,
-            gflops: time.giga_per_second(problem.flops()),
-            gbytes_per_s: time.giga_per_second(problem.compulsory_bytes()),
+            gflops: time.giga_per_second(passes * problem.flops()),
+            gbytes_per_s: time.giga_per_second(bytes),
             passed: error.passed,
             error,
             extent: check.extent(),
+            training,
         })
     }
 

@@ -1,13 +1,14 @@
 //! `swiglu run`: a layer, its result proved and its time compared with the unfused way.
 
 mod args;
+mod backward;
 mod measure;
 mod report;
 mod subject;
 
 use std::io::Write as _;
 
-use swiglu::with_dtype;
+use swiglu::{Pass, with_dtype};
 
 use crate::terminal::{Terminal, Verdict};
 pub(crate) use args::RunArgs;
@@ -20,6 +21,9 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     args.expect_free_output()?;
     let device = args.device.open()?;
     args.math.expect_computed(&device, args.op.into())?;
+    if args.backward {
+        device.expect_pass(args.op.into(), Pass::Backward)?;
+    }
     let subject = Subject::open(args)?;
     let dtypes = args.dtypes(subject.weights.resolved_dtype());
     let bar = terminal.bar(dtypes.len() as u64);

@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 use swiglu::{Activation, DType, Device, Op, Problem, RowSteps};
 
+use super::backward::TrainingReport;
 use super::subject::Subject;
 use crate::table::{self, Table, number};
 use crate::terminal::{Terminal, by_options};
@@ -78,6 +79,9 @@ pub(super) struct Report {
     /// How much was verified, where it was not everything.
     #[serde(skip)]
     pub(super) extent: Option<String>,
+    /// With `--backward`: then the times are those of a step.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) training: Option<TrainingReport>,
 }
 
 /// One object: the first report, with all of them beside it where there are several.
@@ -173,6 +177,19 @@ fn foot(device: &Device, reports: &[Report]) -> String {
             out += &format!("; weights decoded: {why}");
         }
         out.push('\n');
+        if let Some(training) = &r.training {
+            let TrainingReport { save_policy, kept_bytes, tokens_verified, .. } = training;
+            let of = if *tokens_verified < r.shape.m {
+                format!(" of {}", r.shape.m)
+            } else {
+                String::new()
+            };
+            out += &format!(
+                "      times are of a forward and a backward pass, which keep {kept_bytes} bytes beside x ({save_policy}); \
+                 gradients of {tokens_verified}{of} tokens:\n"
+            );
+            out += &training.lines();
+        }
     }
     out += match device {
         Device::Cuda(_) => {
