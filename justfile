@@ -78,6 +78,14 @@ lab-report OUT="target/lab-report":
 measure *ARGS:
     cargo run --release -- explain --measure "$@"
 
+# Run tests of Liger-Kernel, quack and transformers with our operators in the place of theirs
+python-foreign *ARGS:
+    scripts/python --foreign "$@"
+
+# Gather what a GPU machine with PyTorch needs to test the Python package: target/python-gpu-bundle
+python-gpu-bundle *ARGS:
+    scripts/python-gpu-bundle "$@"
+
 # Gather what a GPU machine without Rust needs to test and measure this: target/gpu-bundle
 gpu-bundle:
     scripts/gpu-bundle

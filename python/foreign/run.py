@@ -2,23 +2,22 @@
 
     python python/foreign/run.py [--into DIR] [liger] [quack] [transformers]
 
-Sources come from PyPI, and for transformers from its repository; nothing of them is kept in this one. Each suite runs in a
+Sources come from PyPI; nothing of them is kept in this repository. Each suite runs in a
 process of its own, with a plugin of this directory that says what is replaced. What is deselected is listed with its reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
-from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 
@@ -35,7 +34,8 @@ class Suite:
     deselected: List[Tuple[str, str]] = field(default_factory=list)
     #: Changes of the copied tests, where there is no GPU.
     on_cpu: List[Tuple[str, str]] = field(default_factory=list)
-    arguments: List[str] = field(default_factory=list)
+    #: Packages that only it needs.
+    needs: List[str] = field(default_factory=list)
 
 
 def sdist(package: str, version: str) -> Callable[[Path], Path]:
@@ -44,7 +44,7 @@ def sdist(package: str, version: str) -> Callable[[Path], Path]:
         if not (into / name).exists():
             archive = into / f"{name}.tar.gz"
             if not archive.exists():
-                pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+                pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
                 subprocess.run([*pip, "--no-binary", ":all:", "-d", str(into), f"{package}=={version}"], check=True)
             with tarfile.open(archive) as packed:
                 packed.extractall(into, filter="data")
@@ -53,19 +53,11 @@ def sdist(package: str, version: str) -> Callable[[Path], Path]:
     return fetch
 
 
-def repository(into: Path) -> Path:
-    """transformers' tests, of the version that is installed: a snapshot in `into`, else from its repository."""
-    import transformers
+def transformers(into: Path) -> Path:
+    """The version that is installed; its archive has the tests that all models share, but for those of generation."""
+    from importlib.metadata import version
 
-    name = f"transformers-{transformers.__version__}"
-    if not (into / name).exists():
-        archive = into / f"{name}.tar.gz"
-        if not archive.exists():
-            url = f"https://github.com/huggingface/transformers/archive/refs/tags/v{transformers.__version__}.tar.gz"
-            urllib.request.urlretrieve(url, archive)
-        with tarfile.open(archive) as packed:
-            packed.extractall(into, filter="data")
-    return into / name
+    return sdist("transformers", version("transformers"))(into)
 
 
 SUITES = [
@@ -140,11 +132,12 @@ SUITES = [
     ),
     Suite(
         "transformers",
-        repository,
-        ["tests/models/llama/test_modeling_llama.py"],
-        "transformers_llama",
+        transformers,
+        [str(HERE / "transformers_llama.py")],
+        "counted",
         ["."],
-        arguments=["-k", "LlamaModelTest"],
+        [("test_generation_tester_mixin_inheritance", "the tests of generation are not in the package's archive")],
+        needs=["parameterized"],
     ),
 ]
 
@@ -162,7 +155,11 @@ def run(suite: Suite, into: Path, arguments: List[str]) -> Dict[str, int]:
     import torch
 
     source = suite.source(into)
-    for test in suite.tests:
+    packages = into / f"{suite.name}-packages"
+    if suite.needs and not packages.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages)]
+        subprocess.run([*pip, *suite.needs], check=True)
+    for test in suite.tests if suite.on_cpu else ():
         file = source / test
         kept = file.with_suffix(".original")
         if not kept.exists():
@@ -172,21 +169,16 @@ def run(suite: Suite, into: Path, arguments: List[str]) -> Dict[str, int]:
             for old, new in suite.on_cpu:
                 text = text.replace(old, new)
         file.write_text(text, "utf-8")
-    paths = [str(HERE), *(str(source / part) for part in suite.path), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "FOREIGN_SUITE": suite.name}
+    paths = [str(HERE), str(packages), *(str(source / part) for part in suite.path), os.environ.get("PYTHONPATH", "")]
+    report = into / f"{suite.name}.json"
+    report.unlink(missing_ok=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "FOREIGN_SUITE": suite.name, "FOREIGN_REPORT": str(report)}
     env["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-    report = into / f"{suite.name}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "deselect", "-p", suite.plugin]
-    command += ["-c", os.devnull, "--rootdir", str(source), f"--junitxml={report}", *suite.tests, *suite.arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestWarning", "-p", "counted", "-p", suite.plugin]
+    command += ["-c", os.devnull, "--rootdir", str(source), *suite.tests]
     subprocess.run([*command, *arguments], cwd=source, env=env, check=False)
-    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
-    for case in ElementTree.parse(report).iter("testcase"):
-        outcome = "passed"
-        for child in case:
-            outcome = {"failure": "failed", "error": "failed", "skipped": "skipped"}.get(child.tag, outcome)
-        counts[outcome] += 1
-    counts["deselected"] = int((into / f"{suite.name}.deselected").read_text())
-    return counts
+    found: Dict[str, int] = json.loads(report.read_text())
+    return found
 
 
 def main() -> None:
@@ -194,15 +186,15 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", help=", ".join(suite.name for suite in SUITES))
     parser.add_argument("--into", type=Path, default=HERE.parents[1] / "target/foreign")
     given, pytest_arguments = parser.parse_known_args()
+    given.into = given.into.resolve()
     given.into.mkdir(parents=True, exist_ok=True)
-    os.environ["FOREIGN_INTO"] = str(given.into)
     rows = []
     for suite in SUITES:
         if given.suites and suite.name not in given.suites:
             continue
         try:
             counts = run(suite, given.into, pytest_arguments)
-        except (OSError, subprocess.CalledProcessError, ElementTree.ParseError) as missing:
+        except (OSError, subprocess.CalledProcessError) as missing:
             rows.append(f"| {suite.name} | not run: {missing} | | | |")
             continue
         rows.append(f"| {suite.name} | " + " | ".join(str(counts[k]) for k in ("passed", "failed", "skipped", "deselected")) + " |")

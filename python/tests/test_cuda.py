@@ -242,9 +242,9 @@ def test_garbage_collection_during_a_capture():
 
 
 def test_many_graphs_and_layers_leave_nothing():
-    """Graphs and layers that are gone have given back what they had, once each of PyTorch's 32 streams has been used."""
-    free = []
-    for _ in range(8):
+    """Of PyTorch's memory: what the device has left is others' business too."""
+    kept = []
+    for _ in range(4):
         for _ in range(10):
             weights = block_of(256, 512)
             x = tensor(4, 256, dtype=torch.bfloat16)
@@ -254,8 +254,8 @@ def test_many_graphs_and_layers_leave_nothing():
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        free.append(torch.cuda.mem_get_info()[0])
-    assert free[-1] >= free[4] - (32 << 20), free
+        kept.append(torch.cuda.memory_reserved())
+    assert kept[-1] <= kept[0], kept
 
 
 FIRST = """

@@ -524,6 +524,12 @@ def test_inductor(tmp_path, monkeypatch):
     for m in (3, 5):
         gate, up = tensor(m, 8), tensor(m, 8, seed=m)
         torch.testing.assert_close(compiled(gate, up), ops.silu_mul(gate + 1, up) * 2)
+    # Arguments that are None between tensors.
+    packed, down, bias = tensor(12, 8, seed=1), tensor(8, 6, seed=2), tensor(12, seed=3)
+    for layout in ("gate-first", "interleaved"):
+        for b in (None, bias):
+            block = lambda x: ops.mlp(x, packed, None, down, biases=(b, None, None), layout=layout, save="input")
+            torch.testing.assert_close(torch.compile(block, fullgraph=True)(up), block(up))
 
 
 def test_export_keeps_the_operator():

@@ -125,10 +125,12 @@ class Described(ctypes.Structure):
         ("offset", ctypes.c_uint64)]
 class Fake:
     def __init__(self, array, kind=2):
-        self.array, self.kind = array, kind
+        self.array, self.kind, self.negated = array, kind, False
         numbers = ctypes.c_int64 * array.ndim
         self.shape = numbers(*array.shape)
         self.strides = numbers(*(step // array.itemsize for step in array.strides))
+    def is_neg(self):
+        return self.negated
 class Parameter(Fake):
     pass
 alive = {}
@@ -171,6 +173,9 @@ for wrong in [
     (None, fake(gate[:, ::2]), fake(up[:, ::2]), fake(h[:, :20])), (None, f_gate, gate, f_h), (None, gate, f_up, f_h),
 ]:
     assert not at_once(*wrong), wrong
+f_up.negated = True
+assert not at_once(None, f_gate, f_up, f_h)
+f_up.negated = False
 current[0] = stream.value
 assert not at_once(None, f_gate, f_up, f_h)
 current[0] = 0

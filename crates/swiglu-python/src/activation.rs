@@ -217,9 +217,24 @@ pub(crate) fn cuda_activation_at_once(
     if !result_shape(gate, up, how).is_ok_and(|shape| shape == out.shape) {
         return Ok(false);
     }
-    let act = act.get();
-    with_dtype!(gate.dtype, T => enqueue_on::<T>(&stream, *act, numerics, arrangement, gate, up, &out))?;
-    Ok(true)
+    let act = *act.get();
+    done(
+        with_dtype!(gate.dtype, T => enqueue_on::<T>(&stream, act, numerics, arrangement, gate, up, &out)),
+    )
+}
+
+/// Whether a call was made; what it was refused for before anything was done, the slower way will say.
+pub(crate) fn done(call: Result<(), Failure>) -> Result<bool, Failure> {
+    use swiglu::ErrorKind::{Argument, DType, Layout, Shape, Unsupported};
+    match call {
+        Ok(()) => Ok(true),
+        Err(Failure::Library(why))
+            if matches!(why.kind(), Argument | DType | Layout | Shape | Unsupported) =>
+        {
+            Ok(false)
+        }
+        Err(why) => Err(why),
+    }
 }
 
 /// Tensors on a CUDA device that need no copy, and the current stream, which is kept.

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 use swiglu::{CoreError, DType};
@@ -198,7 +199,9 @@ pub(crate) fn describe_by_table(
 /// A tensor on a CUDA device, and its number: none of another kind, or of what kernels do not compute with.
 pub(crate) fn on_cuda(object: &Bound<'_, PyAny>) -> Option<(Tensor, i32)> {
     let known = KNOWN.get()?;
-    if !known.types.contains(&(object.get_type_ptr() as usize)) {
+    let here = known.types.contains(&(object.get_type_ptr() as usize));
+    // The table says nothing of values that are negated where they are read.
+    if !here || object.call_method0(intern!(object.py(), "is_neg")).ok()?.is_truthy().ok()? {
         return None;
     }
     let mut tensor = std::mem::MaybeUninit::<DlTensor>::uninit();

@@ -12,7 +12,9 @@ use swiglu::{
     Matrix, Mlp, MlpParams, Numerics, Orientation, WeightLayout, with_dtype,
 };
 
-use crate::activation::{Activation, Place, Ready, arrangement, matrix, matrix_mut, numerics};
+use crate::activation::{
+    Activation, Place, Ready, arrangement, done, matrix, matrix_mut, numerics,
+};
 use crate::array::Array;
 use crate::device;
 use crate::error::Failure;
@@ -363,8 +365,7 @@ pub(crate) fn cuda_layer_at_once(
     if !fits || scratch > OWN_SCRATCH || scratch > 0 && stream.is_capturing()? {
         return Ok(false);
     }
-    with_dtype!(x.dtype, T => layer.enqueue_on::<T>(&stream, &x, &out, (0, 0)))?;
-    Ok(true)
+    done(with_dtype!(x.dtype, T => layer.enqueue_on::<T>(&stream, &x, &out, (0, 0))))
 }
 
 /// The layer of these weights: made where it is new, and none where kernels do not take them.

@@ -13,6 +13,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
+from .._activation import activation_named
 from .._native import Activation
 from . import _door, _kernels, _ops
 from ._graphs import Bucket, Graphed, graphed, warmup
@@ -46,11 +47,17 @@ def silu_mul(
 ) -> Tensor:
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
     name = _name(activation)
-    if _door.nothing_in_force() and _door.plain(gate, up, out):
-        if not _door.wants_gradient(gate, up, out):
-            return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
-        if out is None:
-            return _ops.eager(gate, up, None, name, numerics)
+    if _door.nothing_in_force():
+        wanted = _door.wants_gradient(gate, up, out)
+        if not wanted and _kernels.BY_TABLE and gate.is_cuda:
+            made = _kernels.activation_at_once("silu_mul", gate, up, None, activation_named(name), numerics, out)
+            if made is not None:
+                return made
+        if _door.plain(gate, up, out):
+            if not wanted:
+                return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
+            if out is None:
+                return _ops.eager(gate, up, None, name, numerics)
     if out is not None:
         torch.ops.swiglu.silu_mul.out(gate, up, name, numerics, out=out)
         return out
@@ -72,11 +79,17 @@ def glu(
 ) -> Tensor:
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
     name = _name(activation)
-    if _door.nothing_in_force() and _door.plain(x, out):
-        if not _door.wants_gradient(x, out):
-            return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
-        if out is None:
-            return _ops.eager(x, None, layout, name, numerics)
+    if _door.nothing_in_force():
+        wanted = _door.wants_gradient(x, out)
+        if not wanted and _kernels.BY_TABLE and x.is_cuda:
+            made = _kernels.activation_at_once("glu", x, None, layout, activation_named(name), numerics, out)
+            if made is not None:
+                return made
+        if _door.plain(x, out):
+            if not wanted:
+                return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
+            if out is None:
+                return _ops.eager(x, None, layout, name, numerics)
     if out is not None:
         torch.ops.swiglu.glu.out(x, name, layout, numerics, out=out)
         return out
@@ -126,8 +139,13 @@ def gated_linear(
     wanted = _door.wants_gradient(*tensors, out)
     if out is None and numerics is None and ((keeps and wanted) or _door.transformed()):
         return _activated(x, (w_gate, w_up, b_gate, b_up), name, layout, numerics)
-    if _door.nothing_in_force() and _door.plain(*tensors, out) and not wanted:
-        return _ops.BODIES["gated_linear"](*tensors, name, layout, numerics, out=out)
+    if not wanted and _door.nothing_in_force():
+        if _kernels.BY_TABLE and x.is_cuda:
+            made = _kernels.layer_at_once("gated_linear", x, (w_gate, w_up, None, b_gate, b_up, None), name, layout, numerics, out)
+            if made is not None:
+                return made
+        if _door.plain(*tensors, out):
+            return _ops.BODIES["gated_linear"](*tensors, name, layout, numerics, out=out)
     if out is not None:
         torch.ops.swiglu.gated_linear.out(*tensors, name, layout, numerics, out=out)
         return out
@@ -159,8 +177,13 @@ def mlp(
     if out is None and numerics is None and ((keeps and wanted) or _door.transformed()):
         h = _activated(x, (w_gate, w_up, b_gate, b_up), name, layout, numerics)
         return torch.nn.functional.linear(h, w_down, b_down)
-    if _door.nothing_in_force() and _door.plain(*tensors, out) and not wanted:
-        return _ops.BODIES["mlp"](*tensors, name, layout, numerics, out=out)
+    if not wanted and _door.nothing_in_force():
+        if _kernels.BY_TABLE and x.is_cuda:
+            made = _kernels.layer_at_once("mlp", x, (w_gate, w_up, w_down, b_gate, b_up, b_down), name, layout, numerics, out)
+            if made is not None:
+                return made
+        if _door.plain(*tensors, out):
+            return _ops.BODIES["mlp"](*tensors, name, layout, numerics, out=out)
     if out is not None:
         torch.ops.swiglu.mlp.out(*tensors, name, layout, numerics, out=out)
         return out

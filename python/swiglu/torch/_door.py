@@ -41,15 +41,20 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and _C._functorch.peek_interpreter_stack() is not None
 
 
+is_compiling = torch.compiler.is_compiling
+_modes, _functions = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
+_transforms, _autocast, _tracing = _C._functorch.peek_interpreter_stack, _C._is_any_autocast_enabled, _C._get_tracing_state
+
+
 def nothing_in_force() -> bool:
     """No mode, transform, tracing, autocast or forward-mode derivative."""
     return not (
-        torch.compiler.is_compiling()
-        or _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
-        or _C._functorch.peek_interpreter_stack() is not None
-        or _C._is_any_autocast_enabled()
-        or _C._get_tracing_state() is not None
+        is_compiling()
+        or _modes()
+        or _functions()
+        or _transforms() is not None
+        or _autocast()
+        or _tracing() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -65,8 +70,11 @@ def plain(*tensors: Optional[Tensor]) -> bool:
     return True
 
 
+_is_grad_enabled = torch.is_grad_enabled
+
+
 def wants_gradient(*tensors: Optional[Tensor]) -> bool:
-    if torch.is_grad_enabled():
+    if _is_grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:
                 return True

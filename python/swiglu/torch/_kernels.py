@@ -65,7 +65,7 @@ def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], T
 
 #: Whether tensors of a CUDA device can be given to the native module as they are: it then finds out by PyTorch's table of
 #: functions for DLPack what is slow to ask for here, and the current stream.
-_BY_TABLE = _native.describe_by_table(Tensor, torch.nn.Parameter)
+BY_TABLE = _native.describe_by_table(Tensor, torch.nn.Parameter)
 _kept: "set[Tuple[int, int]]" = set()
 
 
@@ -95,7 +95,7 @@ def _place(t: Tensor) -> Tuple[int, int]:
         find_cuda_libraries()
         _cuda_known.append(True)
     raw = torch._C._cuda_getCurrentRawStream(index)
-    if _BY_TABLE and (index, raw) not in _kept:
+    if BY_TABLE and (index, raw) not in _kept:
         _keep(index, raw)
     return index, raw
 
@@ -141,6 +141,30 @@ def _no_kernels(t: Tensor) -> Optional[str]:
     return None
 
 
+def activation_at_once(
+    op: str,
+    gate: Tensor,
+    up: Optional[Tensor],
+    layout: Optional[str],
+    act: Activation,
+    numerics: Optional[str],
+    out: Optional[Tensor],
+) -> Optional[Tensor]:
+    """h of tensors that are as CUDA kernels take them: whether they are, the native module finds out. None where not."""
+    h = out
+    if h is None:
+        if up is not None:
+            h = torch.empty_like(gate)
+        elif gate.dim() > 0:
+            h = gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
+        else:
+            return None
+    if not _native.cuda_activation_at_once(act, numerics, layout, gate, up, h):
+        return None
+    _last.taken = op, "native cuda", _ONE_PASS
+    return h
+
+
 def activation_into(
     op: str,
     gate: Tensor,
@@ -152,13 +176,10 @@ def activation_into(
 ) -> Tensor:
     """h in ``out``, or in a new tensor."""
     act = activation_named(activation)
-    if _BY_TABLE and gate.is_cuda:
-        h = out
-        if h is None and gate.dim() > 0:
-            h = torch.empty_like(gate) if up is not None else gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
-        if h is not None and _native.cuda_activation_at_once(act, numerics, layout, gate, up, h):
-            _last.taken = op, "native cuda", _ONE_PASS
-            return h
+    if BY_TABLE and gate.is_cuda:
+        made = activation_at_once(op, gate, up, layout, act, numerics, out)
+        if made is not None:
+            return made
     shape = _check.activation_inputs(gate, up, layout)
     if out is not None:
         _check.expect_out(out, gate, shape)
@@ -288,21 +309,33 @@ def _arranged(parts: Parts, layout: str) -> "Parts | str":
     return w_gate, w_up, w_down, b_gate, b_up, b_down
 
 
+def layer_at_once(
+    op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
+) -> Optional[Tensor]:
+    """As :func:`activation_at_once`, of a layer over weights where they lie."""
+    w_gate, w_up, w_down, b_gate, *_ = parts
+    if layout != "gate-first" or (w_up is None and b_gate is not None) or x.dim() == 0:
+        return None
+    y = out
+    if y is None:
+        features = w_gate.shape[0] if w_down is None else w_down.shape[0]
+        if w_down is None and w_up is None:
+            features //= 2
+        y = torch.empty_like(x) if features == x.shape[-1] else x.new_empty((*x.shape[:-1], features))
+    if not _native.cuda_layer_at_once(activation_named(activation), numerics, x, parts, y):
+        return None
+    _last.taken = op, "native cuda", _WHERE_THEY_LIE
+    return y
+
+
 def layer_into(
     op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
 ) -> Tensor:
     """A gated linear layer or a block, in ``out`` or in a new tensor."""
+    made = layer_at_once(op, x, parts, activation, layout, numerics, out) if BY_TABLE and x.is_cuda else None
+    if made is not None:
+        return made
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
-    if _BY_TABLE and x.is_cuda and layout == "gate-first" and (w_up is not None or b_gate is None):
-        y = out
-        if y is None and x.dim() > 0:
-            features = w_gate.shape[0] if w_down is None else w_down.shape[0]
-            if w_down is None and w_up is None:
-                features //= 2
-            y = torch.empty_like(x) if features == x.shape[-1] else x.new_empty((*x.shape[:-1], features))
-        if y is not None and _native.cuda_layer_at_once(activation_named(activation), numerics, x, parts, y):
-            _last.taken = op, "native cuda", _WHERE_THEY_LIE
-            return y
     features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
     if w_down is not None:
         features = _check.down(x, features, w_down, b_down)
