@@ -18,8 +18,8 @@ use crate::inputs;
 use crate::layer::Params;
 use crate::timing::{Summary, Wall, interleave};
 
-/// Multiply-adds of one product that the oracle may take: about two seconds for all of them.
-const BUDGET: f64 = 2e8;
+/// Multiply-adds of one product that the oracle may take: about a second for all of them.
+const BUDGET: f64 = 6.5e7;
 
 /// A gradient against float64.
 #[derive(Debug, Clone, Serialize)]
