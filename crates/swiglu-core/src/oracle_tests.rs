@@ -1,4 +1,5 @@
 use super::*;
+use crate::activation::GateFn;
 use crate::layout::{GateUpWeights, Orientation};
 use crate::numerics::Numerics;
 use crate::random::{normal, normal_matrix};
@@ -125,4 +126,132 @@ fn shapes_are_checked() {
     let params = MlpParams { down_bias: Some(&short), ..params };
     let x = normal_matrix::<f32>(1, 2, 4, 1.0).unwrap();
     assert!(mlp(x.view(), &params).unwrap_err().to_string().contains("down bias"));
+}
+
+/// A complex number, as far as a complex step needs it: the imaginary part carries a derivative without a difference.
+#[derive(Clone, Copy)]
+struct Complex(f64, f64);
+
+impl Complex {
+    fn add(self, b: Self) -> Self {
+        Self(self.0 + b.0, self.1 + b.1)
+    }
+    fn mul(self, b: Self) -> Self {
+        Self(self.0 * b.0 - self.1 * b.1, self.0 * b.1 + self.1 * b.0)
+    }
+    fn scaled(self, by: f64) -> Self {
+        Self(self.0 * by, self.1 * by)
+    }
+    fn exp(self) -> Self {
+        Self(self.0.exp() * self.1.cos(), self.0.exp() * self.1.sin())
+    }
+    /// 1 / (1 + exp(−z)).
+    fn logistic(self) -> Self {
+        let Complex(a, b) = Self(1.0, 0.0).add(self.scaled(-1.0).exp());
+        Self(a, -b).scaled(1.0 / (a * a + b * b))
+    }
+    /// The smaller by real part, as a clamp takes it.
+    fn at_most(self, limit: f64) -> Self {
+        if self.0 > limit { Self(limit, 0.0) } else { self }
+    }
+
+    /// The gate's function; none where it has no complex continuation in elementary functions.
+    fn gate(self, f: GateFn) -> Option<Self> {
+        let above = if self.0 > 0.0 { self } else { Self(0.0, 0.0) };
+        Some(match f {
+            GateFn::Silu { beta } => self.mul(self.scaled(f64::from(beta)).logistic()),
+            GateFn::Sigmoid => self.logistic(),
+            GateFn::Relu => above,
+            GateFn::Relu2 => above.mul(above),
+            GateFn::GeluErf => return None,
+            GateFn::GeluTanh => {
+                let cube = self.mul(self).mul(self).scaled(0.044_715);
+                let inner = self.add(cube).scaled((2.0 / std::f64::consts::PI).sqrt());
+                self.mul(inner.scaled(2.0).logistic())
+            }
+            GateFn::Identity => self,
+        })
+    }
+
+    fn activation(act: &Activation, gate: Self, up: Self) -> Option<Self> {
+        let limit = f64::from(act.limit().unwrap_or(f32::INFINITY));
+        let f = gate.at_most(act.gate_limit().into()).gate(act.gate())?;
+        let up = up.at_most(limit).scaled(-1.0).at_most(limit).scaled(-1.0);
+        Some(f.at_most(act.value_limit().into()).mul(up.add(Self(act.up_offset().into(), 0.0))))
+    }
+}
+
+/// L = Σ c·y in complex numbers, where parameter `i` of all parameters in order (x, gate, up, down, biases) has a small
+/// imaginary part: that of L is the derivative, to float64's accuracy.
+fn complex_loss(
+    layer: &Layer,
+    x: &Matrix<f32>,
+    c: &Matrix<f64>,
+    act: &Activation,
+    i: usize,
+) -> Option<f64> {
+    const STEP: f64 = 1e-100;
+    let (m, k_len, h_len) = (x.rows(), x.cols(), layer.gate.rows());
+    let flat = [x, &layer.gate, &layer.up, &layer.down].map(Matrix::as_slice);
+    let all = flat.into_iter().chain(layer.biases.iter().map(Vec::as_slice)).flatten();
+    let all: Vec<Complex> = all
+        .enumerate()
+        .map(|(at, v)| Complex(f64::from(*v), if at == i { STEP } else { 0.0 }))
+        .collect();
+    let starts = [m * k_len, h_len * k_len, h_len * k_len, k_len * h_len, h_len, h_len, k_len];
+    let mut rest = all.as_slice();
+    let [x, gate, up, down, gate_bias, up_bias, down_bias] = starts.map(|n| {
+        let (part, after) = rest.split_at(n);
+        rest = after;
+        part
+    });
+    let mut loss = Complex(0.0, 0.0);
+    for t in 0..m {
+        let pre = |w: &[Complex], bias: &[Complex], j: usize| {
+            (0..k_len).fold(bias[j], |sum, k| sum.add(x[t * k_len + k].mul(w[j * k_len + k])))
+        };
+        let h = (0..h_len)
+            .map(|j| Complex::activation(act, pre(gate, gate_bias, j), pre(up, up_bias, j)))
+            .collect::<Option<Vec<_>>>()?;
+        for k in 0..k_len {
+            let y = (0..h_len).fold(down_bias[k], |sum, j| sum.add(h[j].mul(down[k * h_len + j])));
+            loss = loss.add(y.scaled(c[(t, k)]));
+        }
+    }
+    Some(loss.1 / STEP)
+}
+
+/// Every gradient against a complex step, which has no error of a difference: what is left is float64's.
+#[test]
+fn mlp_gradients_match_complex_steps() {
+    let (m, k, h) = (3, 5, 4);
+    let (layer, x) = (Layer::new(k, h, true), normal_matrix::<f32>(7, m, k, 1.0).unwrap());
+    let c = (0..(m * k) as u64).map(|i| f64::from(normal(8, i)));
+    let c = Matrix::from_values(c, m, k).unwrap();
+    let mut checked = 0;
+    for act in Activation::family() {
+        let grad = mlp_backward(x.view(), &layer.params(act), c.view()).unwrap();
+        let gated = &grad.gated;
+        let analytic = [
+            gated.dx.as_slice(),
+            gated.dgate_weight.as_slice(),
+            gated.dup_weight.as_slice(),
+            grad.ddown.as_slice(),
+            &gated.dgate_bias,
+            &gated.dup_bias,
+            &grad.ddown_bias,
+        ];
+        for (i, &analytic) in analytic.into_iter().flatten().enumerate() {
+            let Some(stepped) = complex_loss(&layer, &x, &c, &act, i) else { continue };
+            let error = (stepped - analytic).abs();
+            // Sums of some hundred products of numbers below 10.
+            assert!(
+                error < 1e4 * f64::EPSILON * (1.0 + analytic.abs()),
+                "{act} {i}: {stepped} {analytic}"
+            );
+            checked += 1;
+        }
+    }
+    // All but the exact GELU, which central differences check.
+    assert_eq!(checked, 11 * (15 + 20 + 20 + 20 + 4 + 4 + 5));
 }

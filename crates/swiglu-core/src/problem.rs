@@ -300,21 +300,6 @@ impl Problem {
         with_accumulate(accumulate: Accumulate);
     }
 
-    /// Refuses a pass that `what` does not compute: all but the forward one.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`].
-    pub fn expect_forward(&self, what: &str) -> Result<()> {
-        match self.pass {
-            Pass::Forward => Ok(()),
-            pass => Err(Error::Unsupported {
-                what: format!("the {} pass of {} on {what}", pass.name(), self.op),
-                why: "it computes forward passes; a CPU trains gated linear layers and blocks"
-                    .into(),
-            }),
-        }
-    }
-
     /// Floating-point operations of the linear maps, a multiply-add counted as two; for the
     /// activation operation, one product per element. A backward pass has twice as many: each map has a gradient of its
     /// input and one of its weights.

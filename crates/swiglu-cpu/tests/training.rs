@@ -193,7 +193,7 @@ fn the_backward_pass_is_the_adjoint_of_the_forward_pass() {
     let params = parameters.mlp();
     let reference =
         swiglu_core::bounds::mlp_backward(x.view(), &params, dy.view(), DType::F32, 0.0).unwrap();
-    let (dx, bound) = (gradients.dx.unwrap(), reference.dx.bound);
+    let (dx, bound) = (gradients.dx.unwrap(), reference.dx.reference.bound);
     let pairs = || dx.as_slice().iter().zip(v.as_slice());
     let backward: f64 = pairs().map(|(d, v)| f64::from(*d) * f64::from(*v)).sum();
     let off: f64 =

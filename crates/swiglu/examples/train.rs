@@ -15,7 +15,7 @@ use swiglu::{
 const TOKENS: usize = 48;
 const HIDDEN: usize = 24;
 const INTERMEDIATE: usize = 56;
-const STEPS: usize = 300;
+const STEPS: i32 = 300;
 
 /// Reproducible numbers around 0 with about the given deviation.
 fn random(seed: u64, rows: usize, cols: usize, deviation: f32) -> swiglu::Result<Matrix<f32>> {
@@ -41,8 +41,8 @@ impl Weight {
         Ok(Self { value, gradient: Matrix::zeros(rows, cols)?, moments })
     }
 
-    fn step(&mut self, step: usize) {
-        let corrected = |decay: f32| 1.0 - decay.powi(step as i32 + 1);
+    fn step(&mut self, steps_done: i32) {
+        let corrected = |decay: f32| 1.0 - decay.powi(steps_done + 1);
         let values = self.value.as_mut_slice().iter_mut().zip(self.gradient.as_slice());
         for ((value, &g), [first, second]) in values.zip(&mut self.moments) {
             *first = 0.9 * *first + 0.1 * g;
@@ -89,7 +89,12 @@ fn train(device: &Device, policy: SavePolicy) -> Result<[f32; 2], Box<dyn Error>
         let mut loss = 0.0;
         for batch in 0..2u64 {
             // The same few batches again and again.
-            let x = random(100 + 2 * (step as u64 % 4) + batch, TOKENS, HIDDEN, 1.0)?;
+            let x = random(
+                100 + 2 * u64::from((step % 4).unsigned_abs()) + batch,
+                TOKENS,
+                HIDDEN,
+                1.0,
+            )?;
             let x: Matrix<bf16> = x.view().to_dtype()?;
             let (y, saved) = student.forward_train(&x)?;
             let target = teacher.forward(&x)?;
@@ -114,7 +119,7 @@ fn train(device: &Device, policy: SavePolicy) -> Result<[f32; 2], Box<dyn Error>
         // The layer has packed copies: these are its weights of the next step.
         student.update(&Rounded::of(&weights)?.params()?)?;
     }
-    Ok([losses[0], losses[STEPS]])
+    Ok([losses[0], losses[losses.len() - 1]])
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {

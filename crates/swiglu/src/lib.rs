@@ -114,6 +114,34 @@
 //! # Ok::<(), swiglu::Error>(())
 //! ```
 //!
+//! # Training
+//!
+//! A layer made by `for_training` also has gradients, on the CPU. The forward pass keeps what its [`SavePolicy`] says and
+//! borrows x; the backward pass takes it, with the gradient of the result in any strides. What is not [`Wanted`] costs nothing;
+//! [`Layer::backward_into`] stores gradients in the caller's memory or adds them to what is there, in the element type or in
+//! f32. The layer packs copies of the weights: `update` packs changed ones, which takes the time of copying them. A training
+//! loop: `examples/train.rs`.
+//!
+//! ```
+//! use swiglu::{
+//!     Activation, Device, GateUpWeights, GatedLinear, GatedLinearParams, Matrix, Orientation,
+//!     SavePolicy, Wanted,
+//! };
+//!
+//! let (gate, up) = (Matrix::from_vec(vec![3.0f32], 1, 1)?, Matrix::from_vec(vec![5.0f32], 1, 1)?);
+//! let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?;
+//! let params = GatedLinearParams::new(weights, Activation::BILINEAR); // h = 3x · 5x
+//! let layer = GatedLinear::for_training(&Device::cpu()?, &params, SavePolicy::Save)?;
+//!
+//! let x = Matrix::from_vec(vec![2.0f32], 1, 1)?;
+//! let (h, saved) = layer.forward_train(&x)?;
+//! let dh = Matrix::from_vec(vec![1.0f32], 1, 1)?;
+//! let gradients = layer.backward(saved, &dh, Wanted::ALL)?;
+//! assert_eq!((h[(0, 0)], gradients.dx.map(|dx| dx[(0, 0)])), (60.0, Some(60.0))); // 15x², 30x
+//! assert_eq!(gradients.gate.map(|dw| dw[(0, 0)]), Some(20.0)); // x · 5x
+//! # Ok::<(), swiglu::Error>(())
+//! ```
+//!
 //! # Threads and working memory
 //!
 //! On a CPU the threads of the device help the calling thread where the work is worth it. A call never waits for threads that

@@ -20,6 +20,19 @@ use crate::workspace::{Tokens, cut, total};
 
 /// Packed rows of one pass over the weights stay below this, to be found in the last-level cache.
 const ROWS_BYTES: usize = 4 << 20;
+/// Packed columns stay below this, to be found in the second-level cache: the result, a gradient of weights, is as long as
+/// there are columns, and each panel touches all pages of a pass's part of it.
+const COLUMNS_BYTES: usize = 256 << 10;
+
+impl<T: Copy> Source<'_, T> {
+    /// What the packed rows of a pass stay below.
+    const fn rows_bytes(self) -> usize {
+        match self {
+            Source::Rows(_) => ROWS_BYTES,
+            Source::Columns(_) => COLUMNS_BYTES,
+        }
+    }
+}
 
 /// Weights over the rows of a pass.
 pub(crate) struct Call<'a, T> {
@@ -146,6 +159,19 @@ pub(crate) fn passes(
     order: Order,
     inputs: &[usize],
 ) -> Passes {
+    passes_below(ROWS_BYTES, cpu, m, dtype, quantized, order, inputs)
+}
+
+/// As [`passes`], with packed rows of so many bytes at most.
+fn passes_below(
+    rows_bytes: usize,
+    cpu: &Cpu,
+    m: usize,
+    dtype: DType,
+    quantized: bool,
+    order: Order,
+    inputs: &[usize],
+) -> Passes {
     if !quantized && tiles::take(cpu.isa(), dtype, m, order) {
         return Passes::new(m, tiles::PASS_ROWS, tiles::BLOCK_ROWS);
     }
@@ -155,7 +181,7 @@ pub(crate) fn passes(
     let bytes_per_row = bytes / inputs.len();
     let steps = if quantized { Steps::Wide } else { Steps::Dense };
     let tile = steps.tile_rows(cpu.isa(), dtype);
-    let most = (ROWS_BYTES / bytes_per_row.max(1) / tile).max(4) * tile;
+    let most = (rows_bytes / bytes_per_row.max(1) / tile).max(4) * tile;
     Passes::new(m, most, 1)
 }
 
@@ -250,14 +276,40 @@ fn parts<T: Element>(cpu: &Cpu, weights: &Weights<T>, packing: Packing) -> [usiz
     [packing.bytes(), packing.sums_bytes(cpu), weights.scratch_bytes(cpu, packing)]
 }
 
-/// Bytes of workspace that [`linear_map`] takes.
+/// Bytes of workspace that [`linear_map`] takes of rows.
 pub(crate) fn linear_map_bytes<T: Element>(
+    cpu: &Cpu,
+    ordered: (&Weights<T>, Order),
+    tokens: Tokens,
+) -> usize {
+    bytes_below(ROWS_BYTES, cpu, ordered, tokens)
+}
+
+/// Bytes of workspace that [`linear_map`] takes of so many columns.
+pub(crate) fn of_columns_bytes<T: Element>(
+    cpu: &Cpu,
+    ordered: (&Weights<T>, Order),
+    columns: usize,
+) -> usize {
+    bytes_below(COLUMNS_BYTES, cpu, ordered, Tokens::Exactly(columns))
+}
+
+fn bytes_below<T: Element>(
+    rows_bytes: usize,
     cpu: &Cpu,
     (weights, order): (&Weights<T>, Order),
     tokens: Tokens,
 ) -> usize {
     let quantized = matches!(weights, Weights::Quantized(_));
-    let passes = passes(cpu, tokens.most(), T::DTYPE, quantized, order, &[weights.inputs()]);
+    let passes = passes_below(
+        rows_bytes,
+        cpu,
+        tokens.most(),
+        T::DTYPE,
+        quantized,
+        order,
+        &[weights.inputs()],
+    );
     passes.most_bytes(tokens, |m| total(parts(cpu, weights, weights.packing(cpu, m, order))))
 }
 
@@ -271,7 +323,8 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
     epilogue: impl Fn(usize) -> E + Sync,
 ) {
     let quantized = matches!(weights, Weights::Quantized(_));
-    let passes = passes(cpu, x.rows(), T::DTYPE, quantized, order, &[x.inputs()]);
+    let inputs = [x.inputs()];
+    let passes = passes_below(x.rows_bytes(), cpu, x.rows(), T::DTYPE, quantized, order, &inputs);
     for pass in passes.ranges() {
         let m = pass.len();
         let packing = weights.packing(cpu, m, order);

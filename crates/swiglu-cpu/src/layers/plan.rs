@@ -1,6 +1,6 @@
 //! The plan of a layer, from the problem alone.
 
-use swiglu_core::{Op, Path, Plan, Problem, QuantizedType, RowSteps};
+use swiglu_core::{Op, Pass, Path, Plan, Problem, QuantizedType, RowSteps};
 
 use super::pass::{self, Passes};
 use crate::cpu::Cpu;
@@ -76,6 +76,10 @@ pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
             "fused; several row blocks share each weight chunk from the second-level cache".into()
         }
     };
+    if problem.pass == Pass::Backward {
+        reason +=
+            "; the derivative in the epilogue of dh, gradients of weights as products over tokens";
+    }
     if order == Order::Common {
         reason += "; sums in one order for every number of tokens";
     }

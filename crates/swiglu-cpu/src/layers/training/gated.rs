@@ -1,0 +1,331 @@
+//! Training of a gated linear layer, which is the inner part of a block's.
+
+use std::ops::Range;
+
+use swiglu_core::{
+    Element, Error, GatedLinearParams, GradientShapes, Gradients, GradientsMut, MatrixMut,
+    MatrixRef, Orientation, Path, Problem, Result, RowSteps, SavePolicy, StridedRef, Wanted,
+};
+
+use super::super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
+use super::super::pass::{linear_map, linear_map_bytes};
+use super::factor::Factor;
+use super::saved::{Saved, halves};
+use super::{Training, clear, expect_shape, not_for_training, trained, wants_inner};
+use crate::buffer::Buffer;
+use crate::columns::sum_columns;
+use crate::compiled;
+use crate::cpu::{CallOptions, Cpu};
+use crate::differentiated::{Differentiated, DifferentiatedRows};
+use crate::epilogue::{Kept, Rows};
+use crate::order::Order;
+use crate::team::Step;
+use crate::workspace::Tokens;
+
+impl<T: Element> GatedLinear<T> {
+    /// Packs the weights for forward and backward passes. The layer has copies of its own, one for each direction: after a
+    /// step of an optimiser [`Self::update`] packs the changed ones, which copies 4·K·H values (5·K·H with
+    /// [`SavePolicy::SaveGate`]) where a step with M tokens multiplies 6·M·K·H times.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn for_training(
+        cpu: &Cpu,
+        params: &GatedLinearParams<'_, T>,
+        policy: SavePolicy,
+    ) -> Result<Self> {
+        Self::for_training_with_path(cpu, params, policy, Path::Fused)
+    }
+
+    /// As [`Self::for_training`], on the given path: the unfused one has gate, up and dh in memory as T between operations.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn for_training_with_path(
+        cpu: &Cpu,
+        params: &GatedLinearParams<'_, T>,
+        policy: SavePolicy,
+        path: Path,
+    ) -> Result<Self> {
+        let training = Training::new(cpu, [(); 2].map(|()| Buffer::empty()), params, policy)?;
+        Ok(Self { training: Some(training), ..Self::with_path(cpu, params, path)? })
+    }
+
+    /// Packs other values of the weights and biases, of the same shapes and layout, in the memory of those before.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`];
+    /// [`Error::OutOfMemory`], after which the layer has no weights any more.
+    pub fn update(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
+        params.validate()?;
+        self.expect_same(&params.problem(0))?;
+        let training = self.training.as_mut().ok_or_else(not_for_training)?;
+        let (policy, memory) = (training.policy, training.take_memory());
+        let training = Training::new(&self.cpu, memory, params, policy)?;
+        let forward = match &mut self.kernel {
+            GatedKernel::Fused(weights) => weights.take_memory(),
+            GatedKernel::Unfused(_) => Buffer::empty(),
+        };
+        let (cpu, path) = (self.cpu.clone(), self.path());
+        let layer = Self::packed_in(&cpu, forward, params, path, RowSteps::NONE)?;
+        *self = Self { training: Some(training), ..layer };
+        Ok(())
+    }
+
+    fn expect_same(&self, given: &Problem) -> Result<()> {
+        let given = given.with_numerics(self.problem.numerics).with_op(self.problem.op);
+        match given.with_bias(false) == self.problem.with_bias(false).with_m(0) {
+            true => Ok(()),
+            false => Err(Error::Unsupported {
+                what: format!("an update of {} by {given}", self.problem),
+                why: "only the values of weights and biases may change; make another layer".into(),
+            }),
+        }
+    }
+
+    /// Bytes of the weights that only backward passes read.
+    pub fn training_bytes(&self) -> usize {
+        self.training.as_ref().map_or(0, Training::bytes)
+    }
+
+    /// The shapes of the gradients of weights.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    pub fn gradient_shapes(&self) -> Result<GradientShapes> {
+        trained(self.training.as_ref())?;
+        Ok(GradientShapes::new(&self.problem, Orientation::OutIn))
+    }
+
+    /// What the layer keeps between the passes.
+    ///
+    /// # Errors
+    /// As [`Self::gradient_shapes`].
+    pub fn policy(&self) -> Result<SavePolicy> {
+        Ok(trained(self.training.as_ref())?.policy)
+    }
+
+    /// Writes h `[M, H]` for x `[M, K]`, with the bits of [`Self::forward`], and keeps what [`Self::backward`] needs.
+    ///
+    /// # Errors
+    /// As [`Self::forward_opts`]; [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    pub fn forward_train<'x>(
+        &self,
+        x: MatrixRef<'x, T>,
+        out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<Saved<'x, T>> {
+        let policy = trained(self.training.as_ref())?.policy;
+        x.expect_shape("x", [x.rows(), self.hidden()])?;
+        out.expect_shape("output", [x.rows(), self.intermediate()])?;
+        let cpu = self.cpu.for_call(options)?;
+        let mut saved = Saved::new(&self.cpu, self.problem, policy, x)?;
+        let kept = saved.rows();
+        let bytes = self.takes_bytes(&cpu, Tokens::Exactly(x.rows()));
+        cpu.workspaces().with(bytes, |work| self.forward_in(&cpu, work, x, out, kept))?;
+        Ok(saved)
+    }
+
+    /// The gradients that are wanted, in matrices of their own, from dh `[M, H]`.
+    ///
+    /// # Errors
+    /// As [`Self::backward_into`].
+    pub fn backward<'d>(
+        &self,
+        saved: Saved<'_, T>,
+        dh: impl Into<StridedRef<'d, T>>,
+        wanted: Wanted,
+    ) -> Result<Gradients<T>> {
+        let (m, bias) = (saved.tokens(), self.problem.bias);
+        let mut gradients = Gradients::zeros(m, &self.gradient_shapes()?, wanted, bias)?;
+        self.backward_into(saved, dh, gradients.as_mut(), &CallOptions::default())?;
+        Ok(gradients)
+    }
+
+    /// Writes the gradients that have a place, or adds them to what is there, from dh `[M, H]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a shape disagrees; [`Error::Unsupported`] for a layer that was not made by
+    /// [`Self::for_training`], or what another one kept; [`Error::OutOfMemory`].
+    pub fn backward_into<'d>(
+        &self,
+        saved: Saved<'_, T>,
+        dh: impl Into<StridedRef<'d, T>>,
+        mut into: GradientsMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        let (dh, shapes) = (dh.into(), self.gradient_shapes()?);
+        saved.expect_of(&self.problem)?;
+        let m = saved.tokens();
+        expect_shape("dh", dh, [m, self.intermediate()])?;
+        into.validate(m, &shapes)?;
+        if m == 0 {
+            clear(&mut into);
+            return Ok(());
+        }
+        let cpu = &*self.cpu.for_call(options)?;
+        let dh = dh.to_rows()?;
+        let dh = dh.view()?;
+        if !wants_inner(&into) {
+            return Ok(());
+        }
+        self.with_gate_up(cpu, saved, |x, mut gate_up| {
+            let [gate, up] = halves(gate_up.as_mut_slice().as_mut_ptr(), self.intermediate());
+            self.differentiate(cpu, self.differentiated([gate, up], None), m, Some(dh));
+            self.inner(cpu, x, gate_up.as_ref(), &mut into)
+        })
+    }
+
+    pub(super) fn differentiated(
+        &self,
+        [gate, up]: [Rows<T>; 2],
+        h: Option<Rows<T>>,
+    ) -> Differentiated<T> {
+        let (activation, numerics) = (self.problem.activation, self.problem.numerics);
+        Differentiated { activation, numerics, gate, up, h }
+    }
+
+    /// The derivative over rows in memory; without dh h alone.
+    pub(super) fn differentiate(
+        &self,
+        cpu: &Cpu,
+        of: Differentiated<T>,
+        m: usize,
+        dh: Option<MatrixRef<'_, T>>,
+    ) {
+        /// Operations for an element, about.
+        const WORK: f64 = 40.0;
+        let dh = dh.map(|dh| {
+            let first = dh.as_slice().as_ptr().cast_mut();
+            Rows { first, stride: dh.row_stride(), cols: dh.cols() }
+        });
+        let task = Task { of, dh };
+        let run = |rows: Range<usize>, _: usize| {
+            let Task { of, dh } = task.get();
+            // SAFETY: the instruction set was checked when the device was made; each row is one worker's.
+            unsafe { compiled::differentiated_rows(cpu.isa(), DifferentiatedRows { of, dh, rows }) }
+        };
+        let work = WORK * m as f64 * self.intermediate() as f64;
+        cpu.run_work((work, 0.0), &[Step { units: m, run: &run }]);
+    }
+
+    /// Calls `f` with x and gate and up as values of T in rows of 2H, which it may overwrite.
+    pub(super) fn with_gate_up<R>(
+        &self,
+        cpu: &Cpu,
+        mut saved: Saved<'_, T>,
+        f: impl FnOnce(MatrixRef<'_, T>, MatrixMut<'_, T>) -> Result<R>,
+    ) -> Result<R> {
+        let (m, h) = (saved.tokens(), self.intermediate());
+        let kept = saved.rows();
+        if saved.policy == SavePolicy::Save {
+            let (x, memory) = saved.parts();
+            return f(x, matrix_in(memory, m, 2 * h)?);
+        }
+        cpu.workspaces().with(matrix_bytes::<T>(m, 2 * h), |memory| {
+            let mut gate_up = matrix_in::<T>(memory, m, 2 * h)?;
+            let [gate, up] = halves(gate_up.as_mut_slice().as_mut_ptr(), h);
+            let (x, _) = saved.parts();
+            match (kept.gate, trained(self.training.as_ref())?.up.as_ref()) {
+                (Some(kept), Some(linear)) => {
+                    // SAFETY: the layer kept m rows, and nothing else uses either of these here.
+                    let (kept, mut gate, up) =
+                        unsafe { (kept.matrix(m)?, gate.matrix(m)?, up.matrix(m)?) };
+                    (0..m).for_each(|i| gate.row_mut(i).copy_from_slice(kept.as_ref().row(i)));
+                    let bytes = linear.workspace_bytes(cpu, Tokens::Exactly(m));
+                    cpu.workspaces().with(bytes, |work| {
+                        linear.forward(cpu, work, x, up);
+                        Ok(())
+                    })?;
+                }
+                _ => self.recompute(cpu, x, [gate, up])?,
+            }
+            f(x, gate_up)
+        })
+    }
+
+    /// Computes gate and up again.
+    fn recompute(&self, cpu: &Cpu, x: MatrixRef<'_, T>, [gate, up]: [Rows<T>; 2]) -> Result<()> {
+        let tokens = Tokens::Exactly(x.rows());
+        let order: Order = self.problem.numerics.into();
+        match &self.kernel {
+            GatedKernel::Fused(weights) => {
+                let kept = Kept { gate: Some(gate), up: Some(up) };
+                let ordered = (weights, order);
+                let bytes = linear_map_bytes(cpu, ordered, tokens);
+                cpu.workspaces().with(bytes, |work| {
+                    linear_map(cpu, ordered, work, x.into(), |row| {
+                        self.epilogue::<T>(weights, None, kept.from(row))
+                    });
+                    Ok(())
+                })
+            }
+            GatedKernel::Unfused(both) => {
+                for (half, rows) in [(&both.gate, gate), (&both.up, up)] {
+                    // SAFETY: there are m rows, which nothing else uses here.
+                    let out = unsafe { rows.matrix(x.rows())? };
+                    let bytes = half.workspace_bytes(cpu, tokens);
+                    cpu.workspaces().with(bytes, |work| {
+                        half.forward(cpu, work, x, out);
+                        Ok(())
+                    })?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The gradients of the layer's own, from those of gate and up in rows of 2H.
+    pub(super) fn inner(
+        &self,
+        cpu: &Cpu,
+        x: MatrixRef<'_, T>,
+        dgate_up: MatrixRef<'_, T>,
+        into: &mut GradientsMut<'_, T>,
+    ) -> Result<()> {
+        let h = self.intermediate();
+        if let Some(dx) = &mut into.dx {
+            let dx_of = &trained(self.training.as_ref())?.dx;
+            let bytes = dx_of.workspace_bytes(cpu, Tokens::Exactly(x.rows()));
+            cpu.workspaces().with(bytes, |work| {
+                dx_of.forward(cpu, work, dgate_up, dx.reborrow());
+                Ok(())
+            })?;
+        }
+        let (dgate, dup) = (dgate_up.cols_range(0..h)?, dgate_up.cols_range(h..2 * h)?);
+        let accumulate = into.accumulate;
+        if let Some(bias) = &mut into.gate_bias {
+            sum_columns(cpu, dgate, bias, accumulate);
+        }
+        if let Some(bias) = &mut into.up_bias {
+            sum_columns(cpu, dup, bias, accumulate);
+        }
+        let places = [(dgate, &mut into.gate), (dup, &mut into.up)];
+        let mut wanted = places.into_iter().filter_map(|(d, place)| Some((d, place.as_mut()?)));
+        match self.problem.layout.orientation {
+            Orientation::OutIn => {
+                let Some(first) = wanted.next() else { return Ok(()) };
+                let x = Factor::pack(cpu, x)?;
+                std::iter::once(first)
+                    .chain(wanted)
+                    .try_for_each(|(d, place)| x.times(d, place, accumulate))
+            }
+            Orientation::InOut => {
+                wanted.try_for_each(|(d, place)| Factor::pack(cpu, d)?.times(x, place, accumulate))
+            }
+        }
+    }
+}
+
+/// What a step over rows is told, for all workers.
+pub(super) struct Task<T> {
+    pub(super) of: Differentiated<T>,
+    pub(super) dh: Option<Rows<T>>,
+}
+// SAFETY: workers have disjoint rows.
+unsafe impl<T> Sync for Task<T> {}
+impl<T: Element> Task<T> {
+    pub(super) fn get(&self) -> Task<T> {
+        Task { of: self.of, dh: self.dh }
+    }
+}

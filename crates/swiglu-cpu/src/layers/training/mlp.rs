@@ -1,0 +1,226 @@
+//! Training of a feed-forward block.
+
+use swiglu_core::{
+    Element, Error, GradientShapes, Gradients, GradientsMut, MatrixMut, MatrixRef, MlpParams,
+    Orientation, Path, Result, SavePolicy, StridedRef, Wanted,
+};
+
+use super::super::gated::{matrix_bytes, matrix_in};
+use super::super::linear::{Linear, Stored};
+use super::super::mlp::Mlp;
+use super::super::pass::{linear_map, out_rows};
+use super::factor::Factor;
+use super::gated::Task;
+use super::saved::{Saved, halves};
+use super::{MlpTraining, Training, clear, expect_shape, not_for_training, trained, wants_inner};
+use crate::buffer::Buffer;
+use crate::columns::sum_columns;
+use crate::cpu::{CallOptions, Cpu};
+use crate::differentiated::Differentiated;
+use crate::epilogue::Rows;
+use crate::order::Order;
+use crate::panels::Part;
+use crate::workspace::{Tokens, cut, total};
+
+impl<T: Element> Mlp<T> {
+    /// Packs the weights for forward and backward passes, as [`GatedLinear::for_training`]: 6·K·H values are copied (7·K·H with
+    /// [`SavePolicy::SaveGate`]) where a step with M tokens multiplies 9·M·K·H times.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Unsupported`] for a block with row steps.
+    pub fn for_training(cpu: &Cpu, params: &MlpParams<'_, T>, policy: SavePolicy) -> Result<Self> {
+        Self::for_training_with_path(cpu, params, policy, Path::Fused)
+    }
+
+    /// As [`Self::for_training`], on the given path: the unfused one has gate, up and dh in memory as T between operations.
+    ///
+    /// # Errors
+    /// As [`Self::for_training`].
+    pub fn for_training_with_path(
+        cpu: &Cpu,
+        params: &MlpParams<'_, T>,
+        policy: SavePolicy,
+        path: Path,
+    ) -> Result<Self> {
+        params.validate()?;
+        let instead = "train the gated linear layer, and what follows it by other means";
+        params.rows.steps.expect_none("in backward passes", instead)?;
+        let mut layer = Self::with_path(cpu, params, path)?;
+        let none = [(); 2].map(|()| Buffer::empty());
+        layer.gated.training = Some(Training::new(cpu, none, &params.gated, policy)?);
+        layer.training = Some(MlpTraining::new(cpu, Buffer::empty(), params)?);
+        Ok(layer)
+    }
+
+    /// Packs other values of the weights and biases, of the same shapes and layout, in the memory of those before.
+    ///
+    /// # Errors
+    /// As [`GatedLinear::update`].
+    pub fn update(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
+        params.validate()?;
+        params.rows.steps.expect_none("in backward passes", "make another layer")?;
+        let MlpTraining { dh, down_orientation } =
+            self.training.as_mut().ok_or_else(not_for_training)?;
+        if *down_orientation != params.down_orientation {
+            return Err(Error::Unsupported {
+                what: format!("an update by a down weight that lies {}", params.down_orientation),
+                why: format!("the layer's lies {down_orientation}; make another layer"),
+            });
+        }
+        self.gated.update(&params.gated)?;
+        let cpu = &self.gated.cpu;
+        let training = MlpTraining::new(cpu, dh.take_memory(), params)?;
+        let part = Part {
+            inputs: params.gated.weights.intermediate(),
+            orientation: params.down_orientation,
+            locate: &|k| (params.down, k),
+        };
+        let outputs = (params.gated.weights.hidden(), self.problem.numerics.into());
+        let memory = self.down.take_memory();
+        self.down = Linear::of_parts(cpu, memory, outputs, &[part], params.down_bias)?;
+        self.training = Some(training);
+        Ok(())
+    }
+
+    /// Bytes of the weights that only backward passes read.
+    pub fn training_bytes(&self) -> usize {
+        let dh = self.training.as_ref().map_or(0, |t| t.dh.weights().bytes_with_biases());
+        self.gated.training_bytes() + dh
+    }
+
+    /// The shapes of the gradients of weights.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    pub fn gradient_shapes(&self) -> Result<GradientShapes> {
+        let down = trained(self.training.as_ref())?.down_orientation;
+        Ok(GradientShapes::new(&self.problem, down))
+    }
+
+    /// What the layer keeps between the passes.
+    ///
+    /// # Errors
+    /// As [`Self::gradient_shapes`].
+    pub fn policy(&self) -> Result<SavePolicy> {
+        self.gated.policy()
+    }
+
+    /// Writes y `[M, K]` for x `[M, K]`, with the bits of [`Self::forward`], and keeps what [`Self::backward`] needs.
+    ///
+    /// # Errors
+    /// As [`Self::forward_opts`]; [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    pub fn forward_train<'x>(
+        &self,
+        x: MatrixRef<'x, T>,
+        mut out: MatrixMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<Saved<'x, T>> {
+        let policy = trained(self.gated.training.as_ref())?.policy;
+        self.check(x, out.shape())?;
+        let mut saved = Saved::new(&self.gated.cpu, self.problem, policy, x)?;
+        let kept = saved.rows();
+        self.forward_to(x, &Stored(out_rows(&mut out)), options, kept)?;
+        Ok(saved)
+    }
+
+    /// The gradients that are wanted, in matrices of their own, from dy `[M, K]`.
+    ///
+    /// # Errors
+    /// As [`Self::backward_into`].
+    pub fn backward<'d>(
+        &self,
+        saved: Saved<'_, T>,
+        dy: impl Into<StridedRef<'d, T>>,
+        wanted: Wanted,
+    ) -> Result<Gradients<T>> {
+        let (m, bias) = (saved.tokens(), self.problem.bias);
+        let mut gradients = Gradients::zeros(m, &self.gradient_shapes()?, wanted, bias)?;
+        self.backward_into(saved, dy, gradients.as_mut(), &CallOptions::default())?;
+        Ok(gradients)
+    }
+
+    /// Writes the gradients that have a place, or adds them to what is there, from dy `[M, K]`.
+    ///
+    /// # Errors
+    /// As [`GatedLinear::backward_into`].
+    pub fn backward_into<'d>(
+        &self,
+        saved: Saved<'_, T>,
+        dy: impl Into<StridedRef<'d, T>>,
+        mut into: GradientsMut<'_, T>,
+        options: &CallOptions,
+    ) -> Result<()> {
+        let (dy, m) = (dy.into(), saved.tokens());
+        let shapes = self.gradient_shapes()?;
+        saved.expect_of(&self.problem)?;
+        expect_shape("dy", dy, [m, self.problem.hidden])?;
+        into.validate(m, &shapes)?;
+        if m == 0 {
+            clear(&mut into);
+            return Ok(());
+        }
+        let cpu = &*self.gated.cpu.for_call(options)?;
+        let dy = dy.to_rows()?;
+        let dy = dy.view()?;
+        if let Some(bias) = &mut into.down_bias {
+            sum_columns(cpu, dy, bias, into.accumulate);
+        }
+        if !wants_inner(&into) && into.down.is_none() {
+            return Ok(());
+        }
+        let gated = &self.gated;
+        gated.with_gate_up(cpu, saved, |x, mut gate_up| {
+            let features = self.problem.intermediate;
+            let h_bytes = into.down.as_ref().map_or(0, |_| matrix_bytes::<T>(m, features));
+            cpu.workspaces().with(total([h_bytes]), |memory| {
+                let [h] = cut(memory, [h_bytes]);
+                let first = h.as_mut_ptr().cast::<T>();
+                let h = Rows { first, stride: features, cols: features };
+                let h = into.down.as_ref().map(|_| h);
+                let rows = halves(gate_up.as_mut_slice().as_mut_ptr(), features);
+                let of = gated.differentiated(rows, h);
+                match wants_inner(&into) {
+                    true => self.through_down(cpu, dy, of)?,
+                    false => gated.differentiate(cpu, of, m, None),
+                }
+                if let (Some(place), Some(h)) = (&mut into.down, h) {
+                    // SAFETY: the part holds m rows, written just now, and nothing else uses them.
+                    let h = unsafe { h.matrix(m)? };
+                    let (left, right) = match trained(self.training.as_ref())?.down_orientation {
+                        Orientation::OutIn => (dy, h.as_ref()),
+                        Orientation::InOut => (h.as_ref(), dy),
+                    };
+                    Factor::pack(cpu, right)?.times(left, place, into.accumulate)?;
+                }
+                match wants_inner(&into) {
+                    true => gated.inner(cpu, x, gate_up.as_ref(), &mut into),
+                    false => Ok(()),
+                }
+            })
+        })
+    }
+
+    /// dh = dy·Wdᵀ and the derivative behind it: in its epilogue, or on the unfused path over dh in memory.
+    fn through_down(&self, cpu: &Cpu, dy: MatrixRef<'_, T>, of: Differentiated<T>) -> Result<()> {
+        let dh = &trained(self.training.as_ref())?.dh;
+        let (m, h) = (dy.rows(), self.problem.intermediate);
+        let bytes = dh.workspace_bytes(cpu, Tokens::Exactly(m));
+        if self.gated.path() == Path::Fused {
+            let order: Order = self.problem.numerics.into();
+            let task = Task { of, dh: None };
+            return cpu.workspaces().with(bytes, |work| {
+                let ordered = (dh.weights(), order);
+                linear_map(cpu, ordered, work, dy.into(), |row| task.get().of.from(row));
+                Ok(())
+            });
+        }
+        let dh_bytes = matrix_bytes::<T>(m, h);
+        cpu.workspaces().with(total([dh_bytes, bytes]), |memory| {
+            let [values, work] = cut(memory, [dh_bytes, bytes]);
+            let mut values = matrix_in(values, m, h)?;
+            dh.forward(cpu, work, dy, values.reborrow());
+            self.gated.differentiate(cpu, of, m, Some(values.as_ref()));
+            Ok(())
+        })
+    }
+}
