@@ -170,11 +170,22 @@ fn frobenius_limit<T: Element>(
     numerics: Numerics,
     unit: f64,
 ) -> f64 {
+    frobenius_limit_behind(eager, value, numerics, unit, usize::MAX)
+}
+
+/// The same of elements behind which there are so many `roundings`, where these are fewer.
+fn frobenius_limit_behind<T: Element>(
+    eager: &Matrix<T>,
+    value: &Matrix<f64>,
+    numerics: Numerics,
+    unit: f64,
+    roundings: usize,
+) -> f64 {
     let baseline = relative_frobenius(eager.view(), value.view());
     if !baseline.is_finite() {
         return f64::INFINITY;
     }
-    let n = value.as_slice().iter().filter(|v| v.is_finite()).count();
+    let n = value.as_slice().iter().filter(|v| v.is_finite()).count().min(roundings);
     let luck = 4.0 * unit / (n.max(1) as f64).sqrt();
     2.0 * baseline + luck + 16.0 * U32 + exp_error(numerics)
 }

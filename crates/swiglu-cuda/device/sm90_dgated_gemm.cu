@@ -6,17 +6,15 @@
 // consumer runs the epilogue while the other multiplies. The epilogue goes through its tile slab by slab, 64 rows of a
 // panel: TMA brings gate and up to one of SLOTS places, in the order of the consumer's fragments they are read, replaced
 // by their gradients where they stand, and leave through TMA, h from a place of its own. Who waits for whom, per slab:
-//   1. the leader until the stores of the slab PLACES before have read shared memory; then it asks for the slab that takes
-//      its slot
-//   2. all at the consumer's barrier: a place for h is free, and what was asked for overwrites nothing in use
+//   1. the leader until the last slab's stores have read shared memory; then it asks for the slab SLOTS - 1 further
+//   2. all at the consumer's barrier: h's place is free, and the slab that was asked for overwrites nothing in use
 //   3. all for gate and up (the slot's mbarrier)
 //   4. all, with their writes fenced, at the consumer's barrier; the leader stores
 // The first slabs of a tile are asked for before it is multiplied: every earlier read of their slots is behind 4.
 // Slabs without rows or columns are passed over by all. The gradients may replace gate and up in memory: a slab is stored
 // after it was read, and no other slab has the same elements.
 //
-// Compile-time, besides what sm90_gemm.cuh and gate.cuh name: SLOTS, 1 or more, of gate and up; PLACES, 1 up to SLOTS, of
-// h. With one place each slab waits for the stores of the last.
+// Compile-time, besides what sm90_gemm.cuh and gate.cuh name: SLOTS, 1 or more.
 //
 // Floors: 2·M·H·K FLOP, 4096 per cycle and SM, so 12·K cycles for a tile of 128 × 192; of memory 10 bytes for each
 // element of h. What was measured: docs/kernels/sm90_dgated_gemm.md.
@@ -26,10 +24,8 @@
 static_assert(kOperands == 1 && kPingPong && kCluster == 1, "a plain product, hidden behind another");
 static_assert(kPanel == 64, "slabs are 64 columns of the 128-byte swizzle");
 constexpr int kSlots = SLOTS;
-constexpr int kPlaces = PLACES;
-static_assert(kPlaces <= kSlots, "a slot is free when its h has left");
 constexpr int kSlabBytes = 64 * kPitch;
-constexpr int kConsumerBytes = (2 * kSlots + kPlaces) * kSlabBytes;
+constexpr int kConsumerBytes = (2 * kSlots + 1) * kSlabBytes;
 
 struct alignas(64) Sm90DgatedGemmParams {
   Operands operands;
@@ -85,24 +81,23 @@ class Dgated {
       for (int b = 0; b < kBlocks; ++b) {
         if (panel >= slabs.panels || b >= slabs.blocks) continue;
         const int s = panel * slabs.blocks + b;
-        if (s >= kPlaces) {
+        if (s > 0) {
           if (leader) {
-            ptx::bulk_wait_read<kPlaces - 1>();
-            const int next = s - kPlaces + kSlots;
-            if (next < slabs.count()) ask_for(slabs, next);
+            ptx::bulk_wait_read<0>();
+            if (s - 1 + kSlots < slabs.count()) ask_for(slabs, s - 1 + kSlots);
           }
           consumer_barrier(consumer);
         }
         const u32 turn = done + s;
         ptx::barrier_wait(barrier(turn), turn / kSlots & 1);
-        differentiate<WIDTH>(d[b], panel, slot(turn), place_of_h(turn));
+        differentiate<WIDTH>(d[b], panel, slot(turn));
         ptx::fence_async_shared();
         consumer_barrier(consumer);
         if (leader) {
           const int column = slabs.column(s), row = slabs.row(s);
           ptx::tensor_store(&p.gate_grad, slot(turn), column, row);
           ptx::tensor_store(&p.up_grad, slot(turn) + kSlabBytes, column, row);
-          ptx::tensor_store(&p.h, place_of_h(turn), column, row);
+          ptx::tensor_store(&p.h, place_of_h(), column, row);
           ptx::bulk_commit();
         }
       }
@@ -134,9 +129,7 @@ class Dgated {
   };
 
   INLINE u32 slot(u32 turn) const { return shared + turn % kSlots * (2 * kSlabBytes); }
-  INLINE u32 place_of_h(u32 turn) const {
-    return shared + kSlots * (2 * kSlabBytes) + turn % kPlaces * kSlabBytes;
-  }
+  INLINE u32 place_of_h() const { return shared + kSlots * (2 * kSlabBytes); }
   INLINE u32 barrier(u32 turn) const { return barriers + 8 * (turn % kSlots); }
 
   // Asks for gate and up of slab s, by one thread.
@@ -147,9 +140,9 @@ class Dgated {
     ptx::tensor_load(slot(turn) + kSlabBytes, &p.up, barrier(turn), slabs.column(s), slabs.row(s));
   }
 
-  // Replaces gate and up of a slab by their gradients, and writes h to `to`.
+  // Replaces gate and up of a slab by their gradients, and writes h.
   template <int WIDTH>
-  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, u32 gate_and_up, u32 to) const {
+  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, u32 gate_and_up) const {
 #pragma unroll
     for (int j = 0; j < kPanel / 8; j += 2) {
       const u32 at = place_in_panel(0, 0, j);
@@ -175,7 +168,7 @@ class Dgated {
       }
       ptx::store_matrix_x4(gate_and_up + at, gate);
       ptx::store_matrix_x4(gate_and_up + kSlabBytes + at, up);
-      ptx::store_matrix_x4(to + at, h);
+      ptx::store_matrix_x4(place_of_h() + at, h);
     }
   }
 };

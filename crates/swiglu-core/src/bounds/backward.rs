@@ -8,7 +8,7 @@
 
 use super::{
     Reference, U32, activation_bound, eager_gated_linear, eager_linear, exp_error, exponent,
-    frobenius_limit, linear_error, relative_frobenius, rounding, scaled, sum_error,
+    frobenius_limit_behind, linear_error, relative_frobenius, rounding, scaled, sum_error,
 };
 use crate::activation::{Activation, GateFn};
 use crate::dtype::{DType, Element};
@@ -217,6 +217,7 @@ impl As {
         terms: usize,
         (value, exact, most): (Matrix<f64>, Matrix<f64>, Matrix<f64>),
         eager: &Matrix<T>,
+        roundings: usize,
     ) -> Result<GradientReference> {
         let relative = sum_error(terms, self.roundoff);
         let sums = value.as_slice().iter().zip(exact.as_slice().iter().zip(most.as_slice()));
@@ -227,7 +228,8 @@ impl As {
         });
         let bound = Matrix::from_values(bound, value.rows(), value.cols())?;
         let eager_error = relative_frobenius(eager.view(), value.view());
-        let frobenius_limit = frobenius_limit(eager, &value, self.numerics, self.unit);
+        let frobenius_limit =
+            frobenius_limit_behind(eager, &value, self.numerics, self.unit, roundings);
         let reference = Reference { value, bound, frobenius_limit, intermediates: Vec::new() };
         Ok(GradientReference { reference, eager_error })
     }
@@ -246,7 +248,9 @@ impl As {
         let left = Matrix::from_values(columns, left.cols(), left.rows())?;
         let eager =
             eager_linear(left.view(), right.cols(), None, self.roundoff, |o, m| right[(m, o)])?;
-        self.sums(a.value.rows(), (value, exact, most), &eager)
+        // A rounded factor is in a whole row or column of sums: no more are independent than it has elements.
+        let roundings = a.value.as_slice().len().min(b.value.as_slice().len());
+        self.sums(a.value.rows(), (value, exact, most), &eager, roundings)
     }
 
     /// The reference of the sums of columns.
@@ -398,7 +402,8 @@ fn input_gradient<T: Element>(
             largest[(i, k)] = dot(&both_most, column, |a, b| times(a, b.abs()));
         }
     }
-    how.sums(weights.cols(), (value, exact, largest), eager)
+    let roundings = value.rows() * weights.cols();
+    how.sums(weights.cols(), (value, exact, largest), eager, roundings)
 }
 
 /// The baseline: PyTorch's order of roundings in plain loops.

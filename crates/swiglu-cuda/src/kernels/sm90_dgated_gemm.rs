@@ -29,23 +29,20 @@ pub(super) static FILE: KernelFile =
 /// Rows of a slab, of which 64 columns are a panel.
 const SLAB_ROWS: usize = 64;
 
-/// Columns of h per tile, and how many slabs of gate and up, and of h, a consumer has room for.
+/// Columns of h per tile, and how many slabs of gate and up a consumer has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     tile_h: usize,
     slots: usize,
-    places: usize,
 }
 
 impl Config {
     /// The most arithmetic per byte.
-    pub(crate) const WIDE: Config = Config { tile_h: 192, slots: 1, places: 1 };
+    pub(crate) const WIDE: Config = Config { tile_h: 192, slots: 1 };
     /// With the next slab on its way: for small K, where the epilogue takes as long as the products.
-    pub(crate) const NARROW: Config = Config { tile_h: 128, slots: 2, places: 1 };
-    /// As [`Self::NARROW`], with another slab on its way and two on their way out, and a stage less for them.
-    pub(crate) const AHEAD: Config = Config { tile_h: 128, slots: 3, places: 2 };
+    pub(crate) const NARROW: Config = Config { tile_h: 128, slots: 2 };
     /// All of them.
-    pub(crate) const ALL: [Config; 3] = [Self::WIDE, Self::NARROW, Self::AHEAD];
+    pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
 
     /// What is taken for K.
     pub(crate) fn of(hidden: usize) -> Config {
@@ -53,7 +50,7 @@ impl Config {
     }
 
     fn epilogue_bytes(self) -> usize {
-        let slabs = CONSUMERS * (2 * self.slots + self.places);
+        let slabs = CONSUMERS * (2 * self.slots + 1);
         slabs * SLAB_ROWS * PANEL as usize * 2 + 8 * CONSUMERS * self.slots
     }
 
@@ -176,7 +173,6 @@ fn variant(config: Config, tail: usize, code: GateCode, orientation: Orientation
             define("PING_PONG", true),
             define("STAGES", config.stages()),
             define("SLOTS", config.slots),
-            define("PLACES", config.places),
             define("SHARED_BYTES", config.shared_bytes()),
         ],
     )
@@ -291,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_ring_fills_the_shared_memory() {
-        assert_eq!(Config::ALL.map(Config::stages), [4, 4, 3]);
+        assert_eq!(Config::ALL.map(Config::stages), [4, 4]);
         for config in Config::ALL {
             let (used, stage) = (config.shared_bytes(), stage_bytes(config.tile_h));
             assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT, "{config}: {used}");
