@@ -91,6 +91,21 @@ class Layer:
     def explain(self, tokens: int) -> Tuple[str, str]: ...
     def forward(self, x: _Tensor, out: Optional[_Tensor] = None) -> Optional[Array]: ...
     def forward_on(self, place: _Place, x: _Tensor, out: _Tensor, scratch: Tuple[int, int]) -> None: ...
+    def training_bytes(self, tokens: int) -> int: ...
+    def forward_saving_on(
+        self, place: _Place, x: _Tensor, out: _Tensor, gate: _Tensor, up: _Tensor, scratch: Tuple[int, int]
+    ) -> None: ...
+    def backward_gate_up_on(
+        self,
+        place: _Place,
+        grad: _Tensor,
+        gate: _Tensor,
+        up: _Tensor,
+        gate_grad: _Tensor,
+        up_grad: _Tensor,
+        h: _Tensor,
+        scratch: Tuple[int, int],
+    ) -> None: ...
 
 def activation(
     act: Activation,

@@ -246,6 +246,44 @@ impl Layer {
         with_dtype!(dtype, T => self.enqueue::<T>(place, &x, &out, scratch))
     }
 
+    /// Bytes of scratch memory of the two below.
+    fn training_bytes(&self, tokens: usize) -> Result<usize, Failure> {
+        let dtype = either!(self, layer => layer.dtype());
+        Ok(with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens)))?)
+    }
+
+    /// As `forward_on`, and writes gate and up, which `backward_gate_up_on` takes.
+    fn forward_saving_on(
+        &self,
+        place: Place,
+        x: Tensor,
+        out: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        scratch: (u64, usize),
+    ) -> Result<(), Failure> {
+        let dtype = either!(self, layer => layer.dtype());
+        with_dtype!(dtype, T => self.save::<T>(place, [&x, &out, &gate, &up], scratch))
+    }
+
+    /// The gradients of gate and up, and h, from that of a block's result.
+    #[expect(clippy::too_many_arguments, reason = "Python's")]
+    fn backward_gate_up_on(
+        &self,
+        place: Place,
+        grad: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        gate_grad: Tensor,
+        up_grad: Tensor,
+        h: Tensor,
+        scratch: (u64, usize),
+    ) -> Result<(), Failure> {
+        let dtype = either!(self, layer => layer.dtype());
+        let tensors = [&grad, &gate, &up, &gate_grad, &up_grad, &h];
+        with_dtype!(dtype, T => self.differentiate::<T>(place, tensors, scratch))
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "swiglu.Layer({}, {} -> {} -> {}, {}, {}, {})",
@@ -284,6 +322,54 @@ impl Layer {
         // SAFETY: the stream's handle is what its library says.
         let stream = unsafe { cuda.borrow_stream(raw) }?;
         self.enqueue_on::<T>(&stream, x, out, (scratch, bytes))
+    }
+
+    fn save<T: Element>(
+        &self,
+        (ordinal, raw): Place,
+        [x, out, gate, up]: [&Tensor; 4],
+        (scratch, bytes): (u64, usize),
+    ) -> Result<(), Failure> {
+        let cuda = device::cuda(ordinal)?;
+        // SAFETY: as in `enqueue` and `enqueue_on`.
+        unsafe {
+            let stream = cuda.borrow_stream(raw)?;
+            let _captured = stream.without_loading()?;
+            let x = matrix::<T>(&cuda, "x", x)?;
+            let out = matrix_mut::<T>(&cuda, "out", out)?;
+            let kept = [matrix_mut::<T>(&cuda, "gate", gate)?, matrix_mut::<T>(&cuda, "up", up)?];
+            let mut scratch = DeviceScratch::from_raw(&cuda, scratch, bytes)?;
+            let scratch = Some(&mut scratch);
+            either!(self, layer => layer.forward_saving_on::<T>(&stream, x, out, kept, scratch))?;
+        }
+        Ok(())
+    }
+
+    fn differentiate<T: Element>(
+        &self,
+        (ordinal, raw): Place,
+        [grad, gate, up, gate_grad, up_grad, h]: [&Tensor; 6],
+        (scratch, bytes): (u64, usize),
+    ) -> Result<(), Failure> {
+        let cuda = device::cuda(ordinal)?;
+        // SAFETY: as in `enqueue` and `enqueue_on`.
+        unsafe {
+            let stream = cuda.borrow_stream(raw)?;
+            let _captured = stream.without_loading()?;
+            let grad = matrix::<T>(&cuda, "grad", grad)?;
+            let kept = [matrix::<T>(&cuda, "gate", gate)?, matrix::<T>(&cuda, "up", up)?];
+            let grads = [
+                matrix_mut::<T>(&cuda, "gate_grad", gate_grad)?,
+                matrix_mut::<T>(&cuda, "up_grad", up_grad)?,
+            ];
+            let h = matrix_mut::<T>(&cuda, "h", h)?;
+            let mut scratch = DeviceScratch::from_raw(&cuda, scratch, bytes)?;
+            let scratch = Some(&mut scratch);
+            either!(self, layer => {
+                layer.backward_gate_up_on::<T>(&stream, grad, kept, grads, h, scratch)
+            })?;
+        }
+        Ok(())
     }
 
     fn enqueue_on<T: Element>(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._activation import activation_named
 from .._native import Activation
-from . import _door, _kernels, _ops
+from . import _door, _kernels, _ops, _training
 from ._graphs import Bucket, Graphed, graphed, warmup
 from ._kernels import Taken, explain_last
 
@@ -175,6 +175,10 @@ def mlp(
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     wanted = _door.wants_gradient(*tensors, out)
     if out is None and numerics is None and ((keeps and wanted) or _door.transformed()):
+        if x.is_cuda and _door.nothing_in_force() and _door.plain(*tensors):
+            made = _training.block(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), name, layout)
+            if made is not None:
+                return made
         h = _activated(x, (w_gate, w_up, b_gate, b_up), name, layout, numerics)
         return torch.nn.functional.linear(h, w_down, b_down)
     if not wanted and _door.nothing_in_force():
