@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from .._native import Layer, SwigluError
 from . import _check, _kernels
+from ._formulas import HALVES
 from ._kernels import Parts, _borrow, _described, _place
 
 
@@ -34,14 +35,17 @@ class _Block(torch.autograd.Function):
         y = torch.empty((tokens, layer.out_features), dtype=x.dtype, device=x.device)
         with torch.cuda.device(x.device):
             scratch = _scratch(layer, tokens, x)
-            to = (_described(t) for t in (rows, y, *_halves(kept)))
-            layer.forward_saving_on(_place(x), *to, (scratch.data_ptr(), scratch.numel()))
+            gate, up = _halves(kept)
+            layer.forward_saving_on(
+                _place(x), _described(rows), _described(y), _described(gate), _described(up),
+                (scratch.data_ptr(), scratch.numel()),
+            )  # fmt: skip
         ctx.save_for_backward(x, kept, *parts)
         ctx.layer = layer
         return y.reshape(*x.shape[:-1], layer.out_features)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, kept, w_gate, w_up, w_down, b_gate, b_up, b_down = ctx.saved_tensors
         layer: Layer = ctx.layer
@@ -55,8 +59,11 @@ class _Block(torch.autograd.Function):
         d_gate, d_up = _halves(both)
         with torch.cuda.device(x.device):
             scratch = _scratch(layer, tokens, x)
-            tensors = (_described(t) for t in (dy, *_halves(kept), d_gate, d_up, h))
-            layer.backward_gate_up_on(_place(x), *tensors, (scratch.data_ptr(), scratch.numel()))
+            gate, up = _halves(kept)
+            layer.backward_gate_up_on(
+                _place(x), _described(dy), _described(gate), _described(up),
+                _described(d_gate), _described(d_up), _described(h), (scratch.data_ptr(), scratch.numel()),
+            )  # fmt: skip
         grads: List[Optional[Tensor]] = [None] * 8
         if want_x:
             dx = both @ w_gate if w_up is None else torch.addmm(d_gate @ w_gate, d_up, w_up)
@@ -77,7 +84,7 @@ class _Block(torch.autograd.Function):
 def block(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Tensor]:
     """The block with its gradient, or None where PyTorch's maps compute it."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
-    if not x.is_cuda or x.dtype not in _kernels.HALVES or w_down is None or _kernels._no_kernels(x) is not None:
+    if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
         return None
     features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
     _check.down(x, features, w_down, b_down)
