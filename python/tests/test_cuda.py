@@ -449,3 +449,104 @@ def test_a_forked_child_is_told():
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.strip().splitlines()
     assert "fork" in first and second == "parent goes on", done.stdout
+
+
+# Training.
+
+
+def composed_block(x, w_gate, w_up, w_down, b_gate=None, b_up=None, b_down=None):
+    linear = torch.nn.functional.linear
+    if w_up is None:
+        gate, up = linear(x, w_gate, b_gate).chunk(2, -1)
+    else:
+        gate, up = linear(x, w_gate, b_gate), linear(x, w_up, b_up)
+    return linear(torch.nn.functional.silu(gate) * up, w_down, b_down)
+
+
+def off(grad, exact):
+    return ((grad.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("hidden, intermediate, tokens", [(64, 136, 130), (192, 172, 7), (2048, 264, 65)])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_gradients_of_a_block(dtype, hidden, intermediate, tokens, packed, biased):
+    def leaf(*shape, seed, scale=1.0):
+        return (tensor(*shape, dtype=dtype, seed=seed) * scale).detach().requires_grad_()
+
+    wide = 2 * intermediate if packed else intermediate
+    leaves = {
+        "x": leaf(2, tokens, hidden, seed=1),
+        "w_gate": leaf(wide, hidden, seed=2, scale=hidden**-0.5),
+        "w_up": None if packed else leaf(intermediate, hidden, seed=3, scale=hidden**-0.5),
+        "w_down": leaf(hidden, intermediate, seed=4, scale=intermediate**-0.5),
+        "b_gate": leaf(wide, seed=5) if biased else None,
+        "b_up": leaf(intermediate, seed=6) if biased and not packed else None,
+        "b_down": leaf(hidden, seed=7) if biased else None,
+    }
+    grad = tensor(2, tokens, hidden, dtype=dtype, seed=8)
+    wanted = [t for t in leaves.values() if t is not None]
+
+    x, w_gate, w_up, w_down, *biases = leaves.values()
+    y = ops.mlp(x, w_gate, w_up, w_down, biases=tuple(biases))
+    assert "gradients that of the result" in str(ops.explain_last()), ops.explain_last()
+    ours = torch.autograd.grad(y, wanted, grad, retain_graph=True)
+    again = torch.autograd.grad(y, wanted, grad)
+    assert all(torch.equal(a, b) for a, b in zip(ours, again)), "a second backward pass differs"
+
+    eager = torch.autograd.grad(composed_block(*leaves.values()), wanted, grad)
+    doubles = [None if t is None else t.detach().double().requires_grad_() for t in leaves.values()]
+    exact = torch.autograd.grad(
+        composed_block(*doubles), [t for t in doubles if t is not None], grad.double()
+    )
+    unit = 2.0**-11 if dtype is torch.float16 else 2.0**-8
+    for name, mine, theirs, true in zip((n for n, t in leaves.items() if t is not None), ours, eager, exact):
+        # Twice PyTorch's own error, and its luck over few roundings.
+        limit = 2 * off(theirs, true) + 4 * unit / (2 * tokens) ** 0.5
+        assert off(mine, true) <= limit, (name, off(mine, true), off(theirs, true))
+
+
+def test_a_block_keeps_gate_and_up_alone():
+    weights = [w.requires_grad_() for w in block_of(128, 512)]
+    x = tensor(256, 128, dtype=torch.bfloat16).requires_grad_()
+    ops.mlp(x, *weights).sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y = ops.mlp(x, *weights)
+    kept = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
+    assert kept <= 2 * 256 * 512 * 2 + 2048, kept
+
+
+def test_subsets_of_gradients_and_one_value_for_all():
+    weights = block_of()
+    for subset in range(1, 16):
+        leaves = [t.detach().requires_grad_(bool(subset >> i & 1)) for i, t in enumerate([tensor(33, 64, dtype=torch.bfloat16), *weights])]
+        ops.mlp(*leaves).sum().backward()
+        for i, leaf in enumerate(leaves):
+            assert (leaf.grad is not None) == bool(subset >> i & 1)
+            assert leaf.grad is None or torch.isfinite(leaf.grad).all()
+
+
+def test_a_block_without_tokens_has_zeros_for_gradients():
+    weights = [w.requires_grad_() for w in block_of()]
+    x = tensor(0, 64, dtype=torch.bfloat16).requires_grad_()
+    ops.mlp(x, *weights).sum().backward()
+    assert x.grad.shape == (0, 64) and all((w.grad == 0).all() for w in weights)
+
+
+def test_a_second_derivative_of_a_block_is_refused():
+    weights = [w.requires_grad_() for w in block_of()]
+    x = tensor(3, 64, dtype=torch.bfloat16).requires_grad_()
+    (grad,) = torch.autograd.grad(ops.mlp(x, *weights).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        grad.sum().backward()
+
+
+def test_weights_that_change_before_the_backward_pass_are_noticed():
+    weights = [w.requires_grad_() for w in block_of()]
+    y = ops.mlp(tensor(3, 64, dtype=torch.bfloat16), *weights)
+    with torch.no_grad():
+        weights[2].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
