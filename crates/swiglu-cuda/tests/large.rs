@@ -65,6 +65,7 @@ fn computed<T: Element>(cuda: &Cuda, [k, h]: [usize; 2], orientation: Orientatio
         out.buffer_mut().poison(0xFF).unwrap();
         let name = way.map_or_else(|| format!("planned {}", plan.kernel), |way| way.to_string());
         let what = format!("{name}: {} {k} {h} {orientation}", T::DTYPE);
+        println!("{what}");
         let (x, to) = (x.view(), out.view_mut());
         let called = match way {
             Some(way) => layer.forward_by(&stream, way, x, to),
