@@ -376,8 +376,10 @@ def test_reduce_overhead():
         x = tensor(4, 64, dtype=torch.bfloat16, seed=seed, grad=True)
         torch.compiler.cudagraph_mark_step_begin()
         (found,) = torch.autograd.grad(compiled(x).float().sum(), x)
-        (expected,) = torch.autograd.grad(block(x).float().sum(), x)
-        torch.testing.assert_close(found.clone(), expected)
+        doubles = [t.detach().double().requires_grad_() for t in (x, *weights)]
+        (exact,) = torch.autograd.grad(composed_block(*doubles).sum(), doubles[0])
+        (theirs,) = torch.autograd.grad(composed_block(x, *weights).float().sum(), x)
+        assert off(found.clone(), exact) <= 2 * off(theirs, exact) + 4 * 2.0**-8 / x.numel() ** 0.5
 
 
 # Devices.

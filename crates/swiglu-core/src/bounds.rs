@@ -173,7 +173,8 @@ fn frobenius_limit<T: Element>(
     frobenius_limit_behind(eager, value, numerics, unit, usize::MAX)
 }
 
-/// The same of elements behind which there are so many `roundings`, where these are fewer.
+/// The same of elements behind which there are so many `roundings`, where these are fewer; of both as many count as if
+/// all were equally large, (Σv²)²/Σv⁴ of them.
 fn frobenius_limit_behind<T: Element>(
     eager: &Matrix<T>,
     value: &Matrix<f64>,
@@ -185,8 +186,17 @@ fn frobenius_limit_behind<T: Element>(
     if !baseline.is_finite() {
         return f64::INFINITY;
     }
-    let n = value.as_slice().iter().filter(|v| v.is_finite()).count().min(roundings);
-    let luck = 4.0 * unit / (n.max(1) as f64).sqrt();
+    let finite = || value.as_slice().iter().filter(|v| v.is_finite());
+    let count = finite().count() as f64;
+    let n = match roundings {
+        usize::MAX => count,
+        fewer => {
+            let sum = |power| finite().map(|v| v.abs().powi(power)).sum::<f64>();
+            let alike = (sum(2) / sum(4) * sum(2)).clamp(1.0, count.max(1.0));
+            alike * (fewer as f64 / count.max(1.0)).min(1.0)
+        }
+    };
+    let luck = 4.0 * unit / n.max(1.0).sqrt();
     2.0 * baseline + luck + 16.0 * U32 + exp_error(numerics)
 }
 

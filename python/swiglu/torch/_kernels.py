@@ -153,6 +153,9 @@ def activation_at_once(
     """h of tensors that are as CUDA kernels take them: whether they are, the native module finds out. None where not."""
     h = out
     if h is None:
+        # What a sub-class makes of its own kind is nobody's result, and it sees that it was made.
+        if type(gate) is not Tensor:
+            return None
         if up is not None:
             h = torch.empty_like(gate)
         elif gate.dim() > 0:
@@ -318,6 +321,8 @@ def layer_at_once(
         return None
     y = out
     if y is None:
+        if type(x) is not Tensor:
+            return None
         features = w_gate.shape[0] if w_down is None else w_down.shape[0]
         if w_down is None and w_up is None:
             features //= 2

@@ -44,8 +44,8 @@ impl Lent {
 
     /// How many times as long steps take as over weights whose rows begin at multiples of 16 bytes. Two bytes at a time,
     /// which pass through registers, were measured on an H100 to take 13 to 62 times as long as the kernels with TMA,
-    /// which take about half as long as this one; of 4 and 8 bytes it is the number of copies. How much cuBLASLt
-    /// loses is not known: it is far less.
+    /// which take about half as long as this one; of 4 and 8 bytes it is the number of copies. cuBLASLt loses less,
+    /// 2 to 9 times on an H200 (docs/lent-weights.md), wherever both could be taken.
     pub(super) fn slower(&self, steps: Steps) -> f64 {
         match (steps.kernel_of_h(), self.copy_bytes) {
             (Some(Kernel::Mma(_)), 8) => 2.0,

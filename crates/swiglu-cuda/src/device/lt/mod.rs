@@ -230,18 +230,16 @@ impl Lt {
         if x.rows() > 1 && x.row_stride() < x.cols() {
             return refuse("rows of the input overlap; copy it to a dense matrix");
         }
-        let rows = match w.orientation {
-            Orientation::OutIn => w.out_features,
-            Orientation::InOut => w.in_features,
-        };
-        let matrices = [
-            (x.rows(), x.row_stride() * size_of::<T>()),
-            (rows, w.row_stride * size_of::<T>()),
-            (y.rows(), y.row_stride() * size_of::<Y>()),
+        // Seen with cuBLASLt 13.0: of factors whose rows are summed over, those 2^31 bytes apart are read elsewhere.
+        let summed_over = [
+            (product.transposed, x.rows(), x.row_stride()),
+            (w.orientation == Orientation::InOut, w.in_features, w.row_stride),
         ];
-        // Seen with cuBLASLt 13.0: rows of weights 2^31 bytes apart are read elsewhere.
-        if matrices.iter().any(|&(rows, bytes)| rows > 1 && bytes > i32::MAX as usize) {
-            return refuse("rows 2 GiB and more apart are not read right by cuBLASLt");
+        let far = |&(summed, rows, stride): &(bool, usize, usize)| {
+            summed && rows > 1 && stride.saturating_mul(size_of::<T>()) > i32::MAX as usize
+        };
+        if summed_over.iter().any(far) {
+            return refuse("cuBLASLt does not read right rows 2 GiB apart that it sums over");
         }
         Ok(())
     }
