@@ -143,16 +143,16 @@ impl Device {
         }
     }
 
-    /// Refuses a pass over a layer that the device does not compute.
+    /// Refuses a pass that there are no layers for: of the activation, which has no weights.
     ///
     /// # Errors
-    /// [`CoreError::Unsupported`] for training on a CUDA device, and without weights on any.
+    /// [`CoreError::Unsupported`].
     pub fn expect_pass(&self, op: Op, pass: Pass) -> std::result::Result<(), CoreError> {
-        let trains = matches!(self, Device::Cpu(_)) && op != Op::Activation;
-        match pass {
-            Pass::Saving | Pass::Backward if !trains => {
-                Err(crate::training::refused(op, self.name()))
-            }
+        match (op, pass) {
+            (Op::Activation, Pass::Saving | Pass::Backward) => Err(CoreError::Unsupported {
+                what: format!("training of the {op} on {}", self.name()),
+                why: "it has no weights to train; its gradient is part of that of a layer".into(),
+            }),
             _ => Ok(()),
         }
     }

@@ -85,7 +85,11 @@ impl<T: Element> Trained<T> {
             (Device::Cpu(cpu), Params::Mlp(p)) => {
                 Self::Mlp(Box::new(Mlp::for_training_with_path(cpu, p, policy, path)?))
             }
-            _ => bail!("--backward: training of these weights on {} is not there", device.name()),
+            _ => bail!(
+                "--backward proves and times steps on the CPU, given the device {}; take --device cpu (the library trains \
+                 on CUDA devices too)",
+                device.name()
+            ),
         })
     }
 
