@@ -246,10 +246,16 @@ impl Layer {
         with_dtype!(dtype, T => self.enqueue::<T>(place, &x, &out, scratch))
     }
 
-    /// Bytes of scratch memory of the two below.
+    /// Bytes of scratch memory of `forward_saving_on`.
     fn training_bytes(&self, tokens: usize) -> Result<usize, Failure> {
         let dtype = either!(self, layer => layer.dtype());
         Ok(with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens)))?)
+    }
+
+    /// Bytes of scratch memory of `backward_gate_up_on`, for dense tensors.
+    fn backward_bytes(&self, tokens: usize) -> Result<usize, Failure> {
+        let dtype = either!(self, layer => layer.dtype());
+        Ok(with_dtype!(dtype, T => either!(self, layer => layer.backward_bytes::<T>(tokens)))?)
     }
 
     /// As `forward_on`, and writes gate and up, which `backward_gate_up_on` takes.
@@ -338,8 +344,8 @@ impl Layer {
             let x = matrix::<T>(&cuda, "x", x)?;
             let out = matrix_mut::<T>(&cuda, "out", out)?;
             let kept = [matrix_mut::<T>(&cuda, "gate", gate)?, matrix_mut::<T>(&cuda, "up", up)?];
-            let mut scratch = DeviceScratch::from_raw(&cuda, scratch, bytes)?;
-            let scratch = Some(&mut scratch);
+            let mut scratch = scratch_of(&cuda, (scratch, bytes))?;
+            let scratch = scratch.as_mut();
             either!(self, layer => layer.forward_saving_on::<T>(&stream, x, out, kept, scratch))?;
         }
         Ok(())
@@ -363,8 +369,8 @@ impl Layer {
                 matrix_mut::<T>(&cuda, "up_grad", up_grad)?,
             ];
             let h = matrix_mut::<T>(&cuda, "h", h)?;
-            let mut scratch = DeviceScratch::from_raw(&cuda, scratch, bytes)?;
-            let scratch = Some(&mut scratch);
+            let mut scratch = scratch_of(&cuda, (scratch, bytes))?;
+            let scratch = scratch.as_mut();
             either!(self, layer => {
                 layer.backward_gate_up_on::<T>(&stream, grad, kept, grads, h, scratch)
             })?;
@@ -395,6 +401,19 @@ impl Layer {
         }
         Ok(())
     }
+}
+
+/// Scratch memory of the caller; without any it is the stream's.
+///
+/// # Safety
+/// As [`DeviceScratch::from_raw`].
+unsafe fn scratch_of<'a>(
+    cuda: &Cuda,
+    (scratch, bytes): (u64, usize),
+) -> Result<Option<DeviceScratch<'a>>, Failure> {
+    // SAFETY: the caller's.
+    let lent = || unsafe { DeviceScratch::from_raw(cuda, scratch, bytes) };
+    Ok((bytes > 0).then(lent).transpose()?)
 }
 
 /// What a layer over lent weights is: one with the same is the same layer.

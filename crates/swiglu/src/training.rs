@@ -39,6 +39,7 @@ pub(crate) trait Trains<T> {
 #[cfg(feature = "cuda")]
 pub(crate) trait TrainsOn<T> {
     fn training_bytes(&self, m: usize) -> usize;
+    fn backward_bytes(&self, m: usize) -> usize;
     fn forward_saving(
         &self,
         stream: &cuda::Stream,
@@ -70,6 +71,9 @@ pub(crate) trait TrainsOn<T> {
 impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
     fn training_bytes(&self, m: usize) -> usize {
         self.training_bytes(m)
+    }
+    fn backward_bytes(&self, m: usize) -> usize {
+        self.backward_bytes(m)
     }
     fn forward_saving(
         &self,
@@ -213,8 +217,9 @@ impl<K: Kind> Layer<K> {
         self.trains::<T>()?.policy()
     }
 
-    /// The result for x `[M, K]`, with the bits of [`Self::forward`], and what [`Self::backward`] needs. x is borrowed until
-    /// then; [`Saved::into_owned`] copies it.
+    /// The result for x `[M, K]`, and what [`Self::backward`] needs. On the CPU it has the bits of [`Self::forward`]; on a CUDA
+    /// device, which may go another way where gate and up are kept, it is within the same bounds. x is borrowed until then;
+    /// [`Saved::into_owned`] copies it.
     ///
     /// # Errors
     /// As [`Self::forward`]; [`CoreError::Unsupported`] for a layer that was not made by `for_training`.
@@ -280,7 +285,7 @@ impl<K: Kind> Layer<K> {
         kernel.training_on().ok_or_else(crate::layer::not_on_cuda)
     }
 
-    /// Bytes of scratch memory that [`Self::forward_saving_on`] and [`Self::backward_gate_up_on`] use for `m` tokens.
+    /// Bytes of scratch memory that [`Self::forward_saving_on`] uses for `m` tokens.
     ///
     /// # Errors
     /// [`CoreError::DType`] if `T` is not [`Self::dtype`]; [`CoreError::Unsupported`] on the CPU.
@@ -289,12 +294,23 @@ impl<K: Kind> Layer<K> {
         Ok(self.trains_on::<T>()?.training_bytes(m))
     }
 
+    /// Bytes of scratch memory that [`Self::backward_gate_up_on`] uses for `m` tokens in dense matrices that begin at
+    /// multiples of 16 bytes; none where one kernel computes all of it.
+    ///
+    /// # Errors
+    /// As [`Self::training_bytes`].
+    #[cfg(feature = "cuda")]
+    pub fn backward_bytes<T: Element>(&self, m: usize) -> Result<usize> {
+        Ok(self.trains_on::<T>()?.backward_bytes(m))
+    }
+
     /// Enqueues the layer on a stream and writes gate and up, each `[M, H]`, beside the result: what
     /// [`Self::backward_on`] takes. Every layer with dense weights on a CUDA device can, lent ones too. `scratch`: the
     /// caller's, of [`Self::training_bytes`], in place of the stream's.
     ///
     /// # Errors
-    /// As [`Self::forward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights.
+    /// As [`Self::forward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights;
+    /// [`CoreError::OutOfRange`] for too little scratch memory.
     #[cfg(feature = "cuda")]
     pub fn forward_saving_on<T: Element>(
         &self,
@@ -312,7 +328,7 @@ impl<K: Kind> Layer<K> {
     ///
     /// # Errors
     /// [`CoreError::Shape`], [`CoreError::DType`]; [`CoreError::Unsupported`] on the CPU;
-    /// [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights and for rows of `dy` that overlap.
+    /// [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights and for rows of `dy`, or of `x`, that overlap.
     #[cfg(feature = "cuda")]
     pub fn backward_on<T: Element>(
         &self,
@@ -329,7 +345,8 @@ impl<K: Kind> Layer<K> {
     /// and up itself: these gradients, and h once more, which the gradient of the down weight needs.
     ///
     /// # Errors
-    /// As [`Self::backward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for a gated linear layer.
+    /// As [`Self::backward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for a gated linear layer;
+    /// [`CoreError::OutOfRange`] for too little scratch memory.
     #[cfg(feature = "cuda")]
     pub fn backward_gate_up_on<T: Element>(
         &self,

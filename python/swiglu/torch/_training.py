@@ -17,8 +17,13 @@ from ._formulas import HALVES
 from ._kernels import Parts, _borrow, _described, _place
 
 
-def _scratch(layer: Layer, tokens: int, like: Tensor) -> Tensor:
-    return torch.empty(layer.training_bytes(tokens), dtype=torch.uint8, device=like.device)
+def _scratch(size: int, like: Tensor) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
+
+
+def _layer(x: Tensor, arranged: Parts, activation: str) -> "Tuple[Tuple[int, int], Layer]":
+    """The place of a call, and the layer over weights where they are now; the device of x is current."""
+    return _place(x), _borrow(x, arranged, activation, None)
 
 
 def _halves(both: Tensor) -> Tuple[Tensor, Tensor]:
@@ -28,40 +33,45 @@ def _halves(both: Tensor) -> Tuple[Tensor, Tensor]:
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layer: Layer, x: Tensor, *parts: Optional[Tensor]) -> Tensor:
+    def forward(ctx: Any, activation: str, x: Tensor, *parts: Optional[Tensor]) -> Tensor:
+        w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+        arranged = _kernels._arranged((w_gate, w_up, w_down, b_gate, b_up, b_down), "gate-first")  # type: ignore[arg-type]
         rows = _kernels._rows_adjacent(x.reshape(-1, x.shape[-1]))
         tokens = rows.shape[0]
-        kept = torch.empty((tokens, 2 * layer.intermediate), dtype=x.dtype, device=x.device)
-        y = torch.empty((tokens, layer.out_features), dtype=x.dtype, device=x.device)
-        with torch.cuda.device(x.device):
-            scratch = _scratch(layer, tokens, x)
+        with _kernels._current(x):
+            place, layer = _layer(x, arranged, activation)  # type: ignore[arg-type]
+            kept = torch.empty((tokens, 2 * layer.intermediate), dtype=x.dtype, device=x.device)
+            y = torch.empty((tokens, layer.out_features), dtype=x.dtype, device=x.device)
+            scratch = _scratch(layer.training_bytes(tokens), x)
             gate, up = _halves(kept)
             layer.forward_saving_on(
-                _place(x), _described(rows), _described(y), _described(gate), _described(up),
+                place, _described(rows), _described(y), _described(gate), _described(up),
                 (scratch.data_ptr(), scratch.numel()),
             )  # fmt: skip
-        ctx.save_for_backward(x, kept, *parts)
-        ctx.layer = layer
-        return y.reshape(*x.shape[:-1], layer.out_features)
+        ctx.save_for_backward(x, kept, w_gate, w_up, w_down)
+        ctx.activation = activation
+        return y.reshape(*x.shape[:-1], y.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        x, kept, w_gate, w_up, w_down, b_gate, b_up, b_down = ctx.saved_tensors
-        layer: Layer = ctx.layer
+        # Weights are those that autograd kept: they may lie elsewhere than in the forward pass.
+        x, kept, w_gate, w_up, w_down = ctx.saved_tensors
         _, want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down = ctx.needs_input_grad
+        arranged = _kernels._arranged((w_gate, w_up, w_down, None, None, None), "gate-first")
         dy = grad.reshape(-1, grad.shape[-1])
         if dy.stride(-1) != 1 or dy.shape[0] > 1 and dy.stride(0) < dy.shape[1]:
             dy = dy.contiguous()
         rows, tokens = x.reshape(-1, x.shape[-1]), dy.shape[0]
         both = torch.empty_like(kept)
-        h = torch.empty((tokens, layer.intermediate), dtype=x.dtype, device=x.device)
         d_gate, d_up = _halves(both)
-        with torch.cuda.device(x.device):
-            scratch = _scratch(layer, tokens, x)
+        h = torch.empty((tokens, d_gate.shape[1]), dtype=x.dtype, device=x.device)
+        with _kernels._current(x):
+            place, layer = _layer(x, arranged, ctx.activation)  # type: ignore[arg-type]
+            scratch = _scratch(layer.backward_bytes(tokens), x)
             gate, up = _halves(kept)
             layer.backward_gate_up_on(
-                _place(x), _described(dy), _described(gate), _described(up),
+                place, _described(dy), _described(gate), _described(up),
                 _described(d_gate), _described(d_up), _described(h), (scratch.data_ptr(), scratch.numel()),
             )  # fmt: skip
         grads: List[Optional[Tensor]] = [None] * 8
@@ -86,14 +96,15 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Ten
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
         return None
+    if x.dim() == 0 or x.shape[-1] == 0:
+        return None
     features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
     _check.down(x, features, w_down, b_down)
     arranged = _kernels._arranged(parts, layout)
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
         return None
     try:
-        layer = _borrow(x, arranged, activation, None)
-        y: Tensor = _Block.apply(layer, x, w_gate, w_up, w_down, b_gate, b_up, b_down)
+        y: Tensor = _Block.apply(activation, x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     except SwigluError as refused:
         if refused.kind != "unsupported":
             raise

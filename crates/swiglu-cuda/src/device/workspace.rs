@@ -153,7 +153,9 @@ impl<'a> DeviceScratch<'a> {
             return Err(swiglu_core::Error::OutOfRange {
                 what: "bytes of scratch memory",
                 given: self.bytes.to_string(),
-                expected: format!("at least {bytes}, as workspace_bytes says"),
+                expected: format!(
+                    "at least {bytes}, as workspace_bytes says, in training training_bytes or backward_bytes"
+                ),
             }
             .into());
         }

@@ -222,6 +222,7 @@ impl<K, T: Element> Layer<K, T> {
         [gate, up]: [DeviceMatrixMut<'_, T>; 2],
     ) -> Result<()> {
         let (m, shape) = (x.rows(), [x.rows(), self.intermediate()]);
+        self.operands.dense()?;
         self.expect_call(stream, &x, &out)?;
         for (what, saved) in [("gate", &gate), ("up", &up)] {
             saved.admit(what, shape, stream)?;
@@ -262,13 +263,27 @@ impl<K, T: Element> Layer<K, T> {
         }
     }
 
-    /// Bytes of scratch memory that [`Self::forward_saving_with`] and [`Self::backward_gate_up`] use for `m` tokens.
+    /// Bytes of scratch memory that [`Self::forward_saving_with`] uses for `m` tokens.
     pub fn training_bytes(&self, m: usize) -> usize {
         let chosen = self.saving_steps(m);
         let fused = if self.may_hand_over(chosen) { self.choose_fused(m) } else { chosen };
-        let saving = self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused));
-        let dh = part(m * padded::<T>(self.problem.intermediate) * size_of::<T>());
-        saving.max(dh + Lt::scratch_bytes(self.cuda.arch()))
+        self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused))
+    }
+
+    /// Bytes of scratch memory that [`Self::backward_gate_up`] uses for `m` tokens in dense matrices that begin at multiples of
+    /// 16 bytes: none where one kernel computes all of it.
+    pub fn backward_bytes(&self, m: usize) -> usize {
+        let (k, h) = (self.problem.hidden, self.problem.intermediate);
+        let fused = self.operands.dense().ok().and_then(|dense| {
+            let dense_rows = |cols| Tensor::new(0, cols);
+            let (saved, h) = ([dense_rows(h); 2], dense_rows(h));
+            let io = BlockTensors { m, dy: dense_rows(k), saved, grads: saved, h };
+            self.dgated_config(&self.dgated_call(dense.down().ok()?, io, dense))
+        });
+        match fused {
+            Some(_) => 0,
+            None => part(m * padded::<T>(h) * size_of::<T>()) + Lt::scratch_bytes(self.cuda.arch()),
+        }
     }
 
     /// Enqueues the first half of a block's backward pass, for a caller that computes the products with gradients of gate and
@@ -277,7 +292,7 @@ impl<K, T: Element> Layer<K, T> {
     ///
     /// # Errors
     /// As [`Self::backward`]; [`CudaError::Unsupported`] for a gated linear layer: that is
-    /// [`crate::Cuda::activation_backward`].
+    /// [`crate::Cuda::activation_backward`]; [`Error::OutOfRange`] for too little scratch memory.
     pub fn backward_gate_up(
         &self,
         stream: &Stream,
@@ -350,24 +365,19 @@ impl<K, T: Element> Layer<K, T> {
         stream: &Stream,
     ) -> Result<()> {
         out_grad.admit("gradient of the output", [m, self.out_features()], stream)?;
-        if m > 1 && out_grad.row_stride() < out_grad.cols() {
-            let what = format!("a gradient of the output whose {m} rows overlap");
-            let why = "products read rows of their own; copy it to a dense matrix".into();
-            return Err(CudaError::Unsupported { what, why });
-        }
-        Ok(())
+        expect_rows_apart("a gradient of the output", out_grad)
     }
 
     /// Enqueues the gradients that `into` has places for, from ∂L/∂y (of a gated linear layer ∂L/∂h), and from gate and up
-    /// as [`Self::forward_saving`] left them, which are consumed: what they hold afterwards is their gradients or anything
-    /// else. In a block h is computed again.
+    /// as [`Self::forward_saving`] left them, which are consumed, also by a call that fails: what they hold afterwards is their
+    /// gradients or anything else. In a block h is computed again.
     ///
     /// Weights must not have changed since the forward pass. Without tokens, gradients of weights become zeros, or stay
     /// where they are added to.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::Unsupported`] for quantised weights, and for
-    /// rows of ∂L/∂y that overlap; [`CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
+    /// rows of ∂L/∂y, or of x, that overlap; [`CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
     /// the driver, reports.
     pub fn backward(
         &self,
@@ -383,6 +393,9 @@ impl<K, T: Element> Layer<K, T> {
         self.cuda.expect_stream(stream)?;
         let block = self.problem.op == Op::Mlp;
         x.admit("x", [m, k], stream)?;
+        if into.gate.is_some() || into.up.is_some() {
+            expect_rows_apart("x", &x)?;
+        }
         self.admit_out_grad(&out_grad, m, stream)?;
         for (what, saved) in [("gate", &gate), ("up", &up)] {
             saved.admit(what, [m, h], stream)?;
@@ -533,6 +546,17 @@ struct BlockTensors {
     saved: [Tensor; 2],
     grads: [Tensor; 2],
     h: Tensor,
+}
+
+/// Refuses rows that overlap.
+fn expect_rows_apart<T: Element>(what: &str, matrix: &DeviceMatrixRef<'_, T>) -> Result<()> {
+    let rows = matrix.rows();
+    if rows <= 1 || matrix.row_stride() >= matrix.cols() {
+        return Ok(());
+    }
+    let what = format!("{what} whose {rows} rows overlap");
+    let why = "products read rows of their own; copy it to a dense matrix".into();
+    Err(CudaError::Unsupported { what, why })
 }
 
 /// The same weights as a map from its results to its inputs.

@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Accumulate, Element, GradientMut, GradientShapes, GradientsMut, Matrix, MatrixMut, MatrixRef,
-    SavePolicy, StridedRef,
+    Problem, SavePolicy, StridedRef,
 };
 
 use super::layer::Layer;
@@ -15,6 +15,8 @@ use crate::device::stream::Stream;
 /// What a forward pass leaves on the device for [`Layer::backward_host`]: x, and gate and up as the policy says.
 #[derive(Debug)]
 pub struct HostSaved<T> {
+    /// What the layer computes that kept it.
+    problem: Problem,
     x: DeviceMatrix<T>,
     /// Gate and up, each padded as weights are, which is how one product takes both.
     kept: Option<DeviceMatrix<T>>,
@@ -56,7 +58,7 @@ impl<K, T: Element> Layer<K, T> {
             }
         };
         y.view().download(&stream, out)?;
-        Ok(HostSaved { x, kept })
+        Ok(HostSaved { problem: self.problem, x, kept })
     }
 
     fn save(
@@ -88,14 +90,23 @@ impl<K, T: Element> Layer<K, T> {
     /// [`Self::backward`] for matrices on the host; ∂L/∂y may lie in any strides.
     ///
     /// # Errors
-    /// As [`Self::backward`].
+    /// As [`Self::backward`]; [`CudaError::Unsupported`] for what another layer kept.
     pub fn backward_host(
         &self,
         saved: HostSaved<T>,
         dy: StridedRef<'_, T>,
         mut into: GradientsMut<'_, T>,
     ) -> Result<()> {
-        let HostSaved { x, kept } = saved;
+        let HostSaved { problem, x, kept } = saved;
+        if problem != self.problem {
+            return Err(CudaError::Unsupported {
+                what: format!(
+                    "what a layer of {problem} kept, in a backward pass of {}",
+                    self.problem
+                ),
+                why: "both passes are of one layer".into(),
+            });
+        }
         let (m, stream) = (x.rows(), self.cuda.stream());
         into.validate(m, &self.gradient_shapes()?)?;
         let rows = dy.to_rows()?;

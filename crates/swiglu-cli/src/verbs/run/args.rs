@@ -10,6 +10,9 @@ use swiglu_formats::matrix_file;
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs, expect_free};
 
+/// Turns that are taken even if the time is spent.
+pub(super) const MIN_TURNS: usize = 3;
+
 /// A layer that is part of this program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Fixture {

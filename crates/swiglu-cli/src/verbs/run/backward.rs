@@ -12,8 +12,7 @@ use swiglu::{
 use swiglu_core::bounds::{self, GradientReference};
 use swiglu_cpu::{GatedLinear, Mlp};
 
-use super::args::RunArgs;
-use super::measure::MIN_TURNS;
+use super::args::{MIN_TURNS, RunArgs};
 use crate::inputs;
 use crate::layer::Params;
 use crate::timing::{Summary, Wall, interleave};

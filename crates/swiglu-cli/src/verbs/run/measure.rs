@@ -11,7 +11,7 @@ use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
 
-use super::args::RunArgs;
+use super::args::{MIN_TURNS, RunArgs};
 use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
@@ -22,8 +22,6 @@ use crate::verify::{Check, gather_rows};
 
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
 type Storage<'w, T> = Result<Params<'w, T>, Option<String>>;
-/// Turns that are taken even if the time is spent.
-pub(super) const MIN_TURNS: usize = 3;
 
 pub(super) struct Measurement<'a> {
     args: &'a RunArgs,

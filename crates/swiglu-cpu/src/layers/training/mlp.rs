@@ -23,7 +23,7 @@ use crate::panels::Part;
 use crate::workspace::{Tokens, cut, total};
 
 impl<T: Element> Mlp<T> {
-    /// Packs the weights for forward and backward passes, as [`GatedLinear::for_training`]: 6·K·H values are copied (7·K·H with
+    /// Packs the weights for forward and backward passes, as [`crate::GatedLinear::for_training`]: 6·K·H values are copied (7·K·H with
     /// [`SavePolicy::SaveGate`]) where a step with M tokens multiplies 9·M·K·H times.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl<T: Element> Mlp<T> {
     /// Packs other values of the weights and biases, of the same shapes and layout, in the memory of those before.
     ///
     /// # Errors
-    /// As [`GatedLinear::update`].
+    /// As [`crate::GatedLinear::update`].
     pub fn update(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
         params.validate()?;
         params.rows.steps.expect_none("in backward passes", "make another layer")?;
@@ -142,7 +142,7 @@ impl<T: Element> Mlp<T> {
     /// Writes the gradients that have a place, or adds them to what is there, from dy `[M, K]`.
     ///
     /// # Errors
-    /// As [`GatedLinear::backward_into`].
+    /// As [`crate::GatedLinear::backward_into`].
     pub fn backward_into<'d>(
         &self,
         saved: Saved<'_, T>,

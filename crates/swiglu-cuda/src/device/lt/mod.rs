@@ -146,13 +146,14 @@ impl Lt {
         unsafe { self.product(stream, x, w, y, Product::default(), scratch) }
     }
 
-    /// Enqueues `y = x·W (+ b)`, or of xᵀ, or added to y, accumulated in f32 and rounded to `Y`, which is `T` or f32. A problem that
-    /// was met before costs no allocation and no waiting. No tokens or no output features: nothing is done.
+    /// Enqueues `y = x·W (+ b)`, with xᵀ in the place of x or added to what y holds as `product` says, accumulated in f32 and
+    /// rounded to `Y`, which is `T` or f32. A problem that was met before costs no allocation and no waiting. No tokens or no
+    /// output features: nothing is done.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::Unsupported`]
-    /// without input features (the caller writes the bias then), for rows of x that overlap, and
-    /// where cuBLASLt has no algorithm; what cuBLASLt reports.
+    /// without input features (the caller writes the bias then), for rows of x that overlap, for rows 2 GiB apart that are
+    /// summed over, and where cuBLASLt has no algorithm; what cuBLASLt reports.
     ///
     /// # Safety
     /// `w` describes memory of this device that holds elements of type `T`, and a bias of type `Y`, until
