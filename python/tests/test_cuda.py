@@ -552,3 +552,22 @@ def test_weights_that_change_before_the_backward_pass_are_noticed():
         weights[2].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_checkpointing_a_block_with_weights_that_are_gone():
+    from torch.utils.checkpoint import checkpoint
+
+    singles = [tensor(*w.shape, dtype=torch.float32, seed=i).requires_grad_() for i, w in enumerate(block_of())]
+    x = tensor(33, 64, dtype=torch.bfloat16).requires_grad_()
+
+    def block(x):
+        return ops.mlp(x, *(w.bfloat16() for w in singles))
+
+    grads = []
+    for kept in (False, True):
+        y = checkpoint(block, x, use_reentrant=False) if kept else block(x)
+        # What the casts of the forward pass had is given to others.
+        filled = [torch.full((128 * 64,), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(16)]
+        grads.append(torch.autograd.grad(y.float().square().sum(), [x, *singles]))
+        del filled
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
