@@ -401,4 +401,11 @@ fn a_block_trains() {
     let plain = Mlp::from_params(&device, &params).unwrap();
     let error = plain.forward_train(&x).unwrap_err();
     assert!(error.to_string().contains("for_training"), "{error}");
+    // Of the same shapes.
+    let others = params.with_gated(gated.with_activation(Activation::SWIGLU));
+    let [layer, other] = [&params, &others]
+        .map(|params| Mlp::for_training(&device, params, SavePolicy::Save).unwrap());
+    let (_, saved) = other.forward_train(&x).unwrap();
+    let error = layer.backward(saved, dy, Wanted::ALL).unwrap_err();
+    assert!(error.to_string().contains("both passes are of one layer"), "{error}");
 }
