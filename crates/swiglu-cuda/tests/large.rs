@@ -55,7 +55,7 @@ fn computed<T: Element>(cuda: &Cuda, [k, h]: [usize; 2], orientation: Orientatio
     // One tile of each kernel: they count alike, and a row of 2^30 is one tile's work.
     let kernel = |name: &str| name.split_once(' ').map_or(name, |(kernel, _)| kernel).to_owned();
     let mut kernels = BTreeSet::new();
-    // One block adds up all of k there: half a minute.
+    // One block adds up all of k there, for longer than a test may take.
     let long = |name: &str| name.contains("simt") && k > 1 << 20;
     let ways = ways.iter().filter(|way| {
         way.numerics.is_some() && !long(&way.name) && kernels.insert(kernel(&way.name))
