@@ -2,6 +2,7 @@
 
 pub(crate) mod activation;
 mod gated;
+mod gradients;
 mod layer;
 mod lent;
 mod mlp;
@@ -14,9 +15,9 @@ mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
 pub use gated::{GatedLinear, GatedLinearKind};
+pub use gradients::{DeviceGradientMut, DeviceGradientsMut};
 pub use layer::Layer;
 pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
 pub use mlp::{Mlp, MlpKind};
 pub use quantized::{expect_quantized, quantized_tokens, quantized_types};
-pub use training::{DeviceGradientMut, DeviceGradientsMut};
 pub use training_host::{HostSaved, expect_policy};

@@ -3,8 +3,9 @@
 //! ∂L/∂gate, ∂L/∂up and h come from one kernel, the product dy·Wdᵀ with the activation's derivative as its epilogue, or
 //! where that takes no such layer from the product in memory and an element-wise pass. The other products are cuBLASLt's.
 
-use swiglu_core::{Accumulate, DType, Element, Error, GradientShapes, Op, Orientation, Path};
+use swiglu_core::{Accumulate, DType, Element, GradientShapes, Op, Orientation, Path};
 
+use super::gradients::{DeviceGradientMut, DeviceGradientsMut, Place};
 use super::layer::{Asked, Layer};
 use super::operands::Dense;
 use super::weights::{DownBuffer, Products, padded};
@@ -20,133 +21,6 @@ use crate::kernels::sm90_dgated_gemm::{self as dgated, Call as DgatedCall, Confi
 use crate::kernels::sums::{column_sums, round_sums};
 use crate::layers::activation::tensor;
 use crate::plan::{Planner, Steps};
-
-/// Where the gradient of a weight goes: values of T, or of f32, which it is summed in.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum DeviceGradientMut<'a, T> {
-    /// Values of T.
-    Element(DeviceMatrixMut<'a, T>),
-    /// Values of f32.
-    F32(DeviceMatrixMut<'a, f32>),
-}
-
-/// Where the gradients of a layer go: what has no place is not computed. Those of weights have the shapes of the weights as
-/// the layer was given them: for [`Orientation::OutIn`] ∂L/∂Wg and ∂L/∂Wu are `[H, K]` and ∂L/∂Wd is `[K, H]`.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct DeviceGradientsMut<'a, T> {
-    /// ∂L/∂x, `[M, K]`: always overwritten.
-    pub dx: Option<DeviceMatrixMut<'a, T>>,
-    /// ∂L/∂Wg.
-    pub gate: Option<DeviceGradientMut<'a, T>>,
-    /// ∂L/∂Wu.
-    pub up: Option<DeviceGradientMut<'a, T>>,
-    /// ∂L/∂Wd, of a block.
-    pub down: Option<DeviceGradientMut<'a, T>>,
-    /// ∂L/∂bg, `[1, H]`.
-    pub gate_bias: Option<DeviceMatrixMut<'a, f32>>,
-    /// ∂L/∂bu, `[1, H]`.
-    pub up_bias: Option<DeviceMatrixMut<'a, f32>>,
-    /// ∂L/∂bd, `[1, K]`, of a block.
-    pub down_bias: Option<DeviceMatrixMut<'a, f32>>,
-    /// Whether gradients of weights and biases replace what is there or are added to it.
-    pub accumulate: Accumulate,
-}
-
-impl<T> Default for DeviceGradientsMut<'_, T> {
-    fn default() -> Self {
-        Self {
-            dx: None,
-            gate: None,
-            up: None,
-            down: None,
-            gate_bias: None,
-            up_bias: None,
-            down_bias: None,
-            accumulate: Accumulate::Overwrite,
-        }
-    }
-}
-
-impl<T: Element> DeviceGradientMut<'_, T> {
-    fn admit(&self, what: &str, shape: [usize; 2], stream: &Stream) -> Result<()> {
-        match self {
-            DeviceGradientMut::Element(m) => m.admit(what, shape, stream),
-            DeviceGradientMut::F32(m) => m.admit(what, shape, stream),
-        }
-    }
-
-    fn place(&self) -> Place {
-        match self {
-            DeviceGradientMut::Element(m) => Place { at: tensor(&m.as_ref()), dtype: T::DTYPE },
-            DeviceGradientMut::F32(m) => Place { at: tensor(&m.as_ref()), dtype: DType::F32 },
-        }
-    }
-}
-
-impl<'a, T: Element> DeviceGradientsMut<'a, T> {
-    swiglu_core::setters! {
-        /// A place for ∂L/∂x.
-        with_dx(dx: DeviceMatrixMut<'a, T>, Some(dx));
-        /// A place for ∂L/∂Wg in values of T.
-        with_gate(gate: DeviceMatrixMut<'a, T>, Some(DeviceGradientMut::Element(gate)));
-        /// A place for ∂L/∂Wu in values of T.
-        with_up(up: DeviceMatrixMut<'a, T>, Some(DeviceGradientMut::Element(up)));
-        /// A place for ∂L/∂Wd in values of T.
-        with_down(down: DeviceMatrixMut<'a, T>, Some(DeviceGradientMut::Element(down)));
-        /// A place for ∂L/∂Wg in f32.
-        with_gate_f32(gate: DeviceMatrixMut<'a, f32>, Some(DeviceGradientMut::F32(gate)));
-        /// A place for ∂L/∂Wu in f32.
-        with_up_f32(up: DeviceMatrixMut<'a, f32>, Some(DeviceGradientMut::F32(up)));
-        /// A place for ∂L/∂Wd in f32.
-        with_down_f32(down: DeviceMatrixMut<'a, f32>, Some(DeviceGradientMut::F32(down)));
-        /// A place for ∂L/∂bg.
-        with_gate_bias(gate_bias: DeviceMatrixMut<'a, f32>, Some(gate_bias));
-        /// A place for ∂L/∂bu.
-        with_up_bias(up_bias: DeviceMatrixMut<'a, f32>, Some(up_bias));
-        /// A place for ∂L/∂bd.
-        with_down_bias(down_bias: DeviceMatrixMut<'a, f32>, Some(down_bias));
-        /// Adds to what is there, or replaces it.
-        with_accumulate(accumulate: Accumulate);
-    }
-
-    /// Refuses what does not fit, and lets the call wait for other streams' work with the memory.
-    fn admit(&self, m: usize, shapes: &GradientShapes, stream: &Stream) -> Result<()> {
-        let GradientShapes { gate_up, down, hidden, intermediate, .. } = *shapes;
-        if let Some(dx) = &self.dx {
-            dx.admit("dx", [m, hidden], stream)?;
-        }
-        for (what, place) in [("dw_gate", &self.gate), ("dw_up", &self.up)] {
-            place.as_ref().map_or(Ok(()), |place| place.admit(what, gate_up, stream))?;
-        }
-        match (&self.down, &self.down_bias, down) {
-            (down, bias, Some(shape)) => {
-                down.as_ref().map_or(Ok(()), |place| place.admit("dw_down", shape, stream))?;
-                bias.as_ref().map_or(Ok(()), |b| b.admit("db_down", [1, hidden], stream))?;
-            }
-            (None, None, None) => {}
-            (.., None) => {
-                return Err(CudaError::Core(Error::Shape {
-                    what: "gradient of the down projection".into(),
-                    expected: "none: the layer has no down projection".into(),
-                    given: "a place for one".into(),
-                }));
-            }
-        }
-        for (what, place) in [("db_gate", &self.gate_bias), ("db_up", &self.up_bias)] {
-            place.as_ref().map_or(Ok(()), |b| b.admit(what, [1, intermediate], stream))?;
-        }
-        Ok(())
-    }
-}
-
-/// A matrix in memory and the type of its values.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Place {
-    at: Tensor,
-    dtype: DType,
-}
 
 /// A matrix that is multiplied with, of values of T.
 #[derive(Debug, Clone, Copy)]
@@ -200,7 +74,7 @@ impl<K, T: Element> Layer<K, T> {
     /// The same in scratch memory of the caller, of at least [`Self::training_bytes`].
     ///
     /// # Errors
-    /// As [`Self::forward_saving`]; [`Error::OutOfRange`] for too little scratch memory.
+    /// As [`Self::forward_saving`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
     pub fn forward_saving_with(
         &self,
         stream: &Stream,
@@ -292,7 +166,7 @@ impl<K, T: Element> Layer<K, T> {
     ///
     /// # Errors
     /// As [`Self::backward`]; [`CudaError::Unsupported`] for a gated linear layer: that is
-    /// [`crate::Cuda::activation_backward`]; [`Error::OutOfRange`] for too little scratch memory.
+    /// [`crate::Cuda::activation_backward`]; [`swiglu_core::Error::OutOfRange`] for too little scratch memory.
     pub fn backward_gate_up(
         &self,
         stream: &Stream,

@@ -5,8 +5,8 @@ use swiglu_core::{
     Problem, SavePolicy, StridedRef,
 };
 
+use super::gradients::{DeviceGradientMut, DeviceGradientsMut};
 use super::layer::Layer;
-use super::training::{DeviceGradientMut, DeviceGradientsMut};
 use super::weights::padded;
 use crate::device::error::{CudaError, Result};
 use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut};
