@@ -100,10 +100,10 @@ constexpr int kTileH = TILE_H;
 constexpr int kTileK = 64;  // 128 bytes: one row of the 128-byte swizzle
 constexpr int kSplit = SPLIT;
 constexpr bool kTokenRows = TOKEN_ROWS != 0;
-static_assert(kTileM % 8 == 0 && kTileM <= (kTokenRows ? 192 : 128), "two times TILE_M / 2 sums per thread");
+static_assert(kTileM % 8 == 0 && kTileM <= 192, "two times TILE_M / 2 sums per thread");
 static_assert(kTileH % (kInOut ? 64 : 8) == 0, "whole rows of the swizzle, or eight lines of it");
 static_assert(kSplit == 1 || kSplit == 2 || kSplit == 4 || kSplit == 8, "a portable cluster");
-static_assert(kTileH <= 192, "three warpgroups");
+static_assert(kTileH <= (kTokenRows || kTileM <= 128 ? 192 : 128), "three warpgroups, or two with many sums");
 
 // Features that gate and up of a tile may have in one instruction.
 constexpr int kTogether = kTokenRows && kTileM == 192 ? 80 : 128;
@@ -114,10 +114,11 @@ static_assert(!kTokenRows || (kTileM % 64 == 0 && kSplit == 1 && (kTileH <= kTog
 constexpr int kWarpgroups = kTokenRows ? kTileM / 64 : (kTileH + 63) / 64;
 constexpr int kConsumers = 128 * kWarpgroups;
 // With the producer's warp three warpgroups have 128 registers of a thread, two have 168. Where that is not enough
-// for 128 sums, or for so many of a tile's features, they take those of a whole warpgroup of producers.
+// for the sums of so many columns, they take those of a whole warpgroup of producers.
 constexpr bool kTakesRegisters = kTokenRows ? kWarpgroups > 1 && kTileH > (kWarpgroups == 2 ? 96 : 64)
-                                            : kWarpgroups == 3 && kTileM == 128;
-constexpr int kLeft = kTokenRows ? 40 : 32, kTaken = !kTokenRows ? 160 : kWarpgroups == 2 ? 232 : 152;
+                                            : kWarpgroups > 1 && kTileM >= (kWarpgroups == 2 ? 129 : 128);
+constexpr int kLeft = kTokenRows || kWarpgroups == 2 ? 40 : 32;
+constexpr int kTaken = kWarpgroups == 2 ? 232 : kTokenRows ? 152 : 160;
 // Whether weights come at a pace, by a warp that does nothing else.
 constexpr int kUnderWay = UNDER_WAY;
 constexpr bool kPaced = kUnderWay != 0;

@@ -26,6 +26,10 @@ pub(super) const TILE_K: usize = 64;
 const GROUP: usize = 64;
 /// Three warpgroups of features.
 const MOST_FEATURES: usize = 3 * GROUP;
+/// Tokens in the columns of an instruction, with a sum of the gate's and one of the up's for each two of them in a thread.
+const MOST_COLUMNS: usize = 192;
+/// With more columns than this two warpgroups of features have all registers.
+const COLUMNS_OF_THREE: usize = 128;
 /// Tiles below each other that a width is fitted to: it is compiled in, and layers meet many numbers of tokens.
 const MOST_ROWS: usize = 2;
 /// Shared memory of an SM of sm_90; each block costs 1 KiB beside its own.
@@ -38,6 +42,8 @@ enum Kind {
     Instruction,
     /// Features, an even share of the layer's for each SM, which one block has to itself.
     EvenShare,
+    /// As [`Kind::EvenShare`], and tokens in tiles of the same height, no more than there have to be.
+    EvenTokens,
     /// Tokens; features as [`Kind::EvenShare`].
     Tokens,
 }
@@ -86,6 +92,7 @@ const PACED_BARRIERS: usize = 24;
 /// Tokens per tile, features, and blocks that work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
+    /// At most, of [`Kind::EvenTokens`].
     tile_m: usize,
     kind: Kind,
     /// Blocks that split a tile's k.
@@ -95,7 +102,7 @@ pub(crate) struct Config {
 
 impl Config {
     /// All of them, whatever comes next.
-    pub(crate) const ALL: [Config; 19] = {
+    pub(crate) const ALL: [Config; 20] = {
         let kinds = [
             (Kind::Instruction, 1),
             (Kind::Instruction, 2),
@@ -103,7 +110,7 @@ impl Config {
             (Kind::EvenShare, 1),
         ];
         let tokens = [16, 32, 64, 128];
-        let mut all = [Self::by_tokens(1); 19];
+        let mut all = [Self::by_tokens(1); 20];
         let mut i = 0;
         while i < tokens.len() * kinds.len() {
             let (kind, split) = kinds[i % kinds.len()];
@@ -112,8 +119,12 @@ impl Config {
         }
         all[i + 1] = Self::by_tokens(2);
         all[i + 2] = Self::by_tokens(3);
+        all[i + 3] = Self::EVEN_TOKENS;
         all
     };
+
+    const EVEN_TOKENS: Config =
+        Config { tile_m: MOST_COLUMNS, kind: Kind::EvenTokens, split: 1, next: Next::Unknown };
 
     const fn by_tokens(warpgroups: usize) -> Config {
         Config { tile_m: GROUP * warpgroups, kind: Kind::Tokens, split: 1, next: Next::Unknown }
@@ -150,9 +161,13 @@ impl Config {
         self.next
     }
 
-    /// Whether a tile's width is fitted to all tiles below each other.
-    pub(crate) fn fits_rows(self) -> bool {
-        self.kind == Kind::Tokens
+    /// Whether a tile's width is fitted to so many tiles below each other.
+    pub(crate) fn fits_rows(self, rows: usize) -> bool {
+        match self.kind {
+            Kind::Tokens => rows <= MOST_ROWS,
+            Kind::EvenTokens => true,
+            Kind::Instruction | Kind::EvenShare => rows <= 1,
+        }
     }
 
     /// Features of a tile with tokens in the rows: as many as a thread has registers for, beside others, with a sum of
@@ -168,26 +183,35 @@ impl Config {
 
     /// With the tile for this shape.
     pub(crate) fn tiling(self, shape: Shape) -> Tiling {
-        let (tile_h, blocks_per_sm) = match self.kind {
-            Kind::Instruction => (GROUP, 2),
-            Kind::EvenShare => (even_share(shape, shape.multiprocessors, MOST_FEATURES), 1),
+        let rows = shape.tokens.div_ceil(self.tile_m).max(1);
+        let share = |rows: usize, most| even_share(shape, shape.multiprocessors / rows, most);
+        let (tile_m, tile_h) = match self.kind {
+            Kind::Instruction => (self.tile_m, GROUP),
+            Kind::EvenShare => (self.tile_m, share(1, MOST_FEATURES)),
+            Kind::EvenTokens => {
+                // Not of eights: each height is compiled.
+                let tile_m = shape.tokens.div_ceil(rows).next_multiple_of(16).max(16);
+                let groups = if tile_m > COLUMNS_OF_THREE { 2 } else { 3 };
+                (tile_m, share(rows, groups * GROUP))
+            }
             Kind::Tokens => {
-                let rows = shape.tokens.div_ceil(self.tile_m).clamp(1, MOST_ROWS);
-                let share = even_share(shape, shape.multiprocessors / rows, self.most_by_tokens());
+                let share = share(rows.min(MOST_ROWS), self.most_by_tokens());
                 let unit = if share > self.together() { 16 } else { 8 };
-                (share.next_multiple_of(unit), 1)
+                (self.tile_m, share.next_multiple_of(unit))
             }
         };
-        Tiling { config: self, tile_h, blocks_per_sm }
+        let blocks_per_sm = if self.kind == Kind::Instruction { 2 } else { 1 };
+        Tiling { config: Self { tile_m, ..self }, tile_h, blocks_per_sm }
     }
 }
 
 impl fmt::Display for Config {
-    /// `16x64 split 2`, `16xfitted`, `64xfitted by tokens`: tokens and features of a tile.
+    /// `16x64 split 2`, `16xfitted`, `fittedxfitted`, `64xfitted by tokens`: tokens and features of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             Kind::Instruction => write!(f, "{}x{GROUP} split {}", self.tile_m, self.split),
             Kind::EvenShare => write!(f, "{}xfitted", self.tile_m),
+            Kind::EvenTokens => f.write_str("fittedxfitted"),
             Kind::Tokens => write!(f, "{}xfitted by tokens", self.tile_m),
         }
     }
@@ -257,7 +281,10 @@ impl Tiling {
                 let room = [usize::MAX, 96, 64];
                 self.tile_h > room[self.warpgroups() - 1]
             }
-            _ => self.warpgroups() == 3 && self.config.tile_m == 128,
+            _ => {
+                self.config.tile_m
+                    >= [usize::MAX, COLUMNS_OF_THREE + 1, COLUMNS_OF_THREE][self.warpgroups() - 1]
+            }
         };
         let producers = match crowded {
             true => 128,
@@ -416,7 +443,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     let function = function(cuda, tiling, call.code, call.layout())?;
     let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
     let tile = tiling.tile();
-    let [x, last_x] = call.x_maps(cuda, config.tile_m)?;
+    let [x, last_x] = call.x_maps(cuda, tile[0])?;
     let params = Params {
         x,
         last_x,
@@ -450,13 +477,14 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
     let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
     let largest = |tile_m, split, kind, tile_h| {
         let config = Config { tile_m, kind, split, next: Next::Unknown };
-        config.tiling(Shape::even(tile_h, Orientation::OutIn))
+        config.tiling(Shape { tokens: tile_m, ..Shape::even(tile_h, Orientation::OutIn) })
     };
     let largest = [
         largest(128, 2, Kind::Instruction, GROUP),
         largest(128, 1, Kind::EvenShare, MOST_FEATURES),
         largest(128, 1, Kind::Tokens, 160),
         largest(192, 1, Kind::Tokens, 112),
+        largest(MOST_COLUMNS, 1, Kind::EvenTokens, 2 * GROUP),
     ];
     for code in GateCode::all(dtype) {
         for tiling in largest {
@@ -469,14 +497,19 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         let widths: &[usize] = match config.kind {
             Kind::Instruction => &[GROUP],
             Kind::EvenShare => &[40, 112, MOST_FEATURES],
+            Kind::EvenTokens => &[112, 2 * GROUP],
             Kind::Tokens => &[40, 72, 112, 160],
         };
+        let heights: &[usize] = match config.kind {
+            Kind::EvenTokens => &[112, 144, 160, 176, MOST_COLUMNS],
+            _ => &[1],
+        };
         let mut tilings = Vec::new();
-        for &tile_h in widths {
+        for (&tile_h, &tokens) in widths.iter().flat_map(|w| heights.iter().map(move |h| (w, h))) {
             for (orientation, bias) in
                 [(Orientation::OutIn, Bias::None), (Orientation::InOut, Bias::Floats)]
             {
-                let tiling = config.tiling(Shape::even(tile_h, orientation));
+                let tiling = config.tiling(Shape { tokens, ..Shape::even(tile_h, orientation) });
                 // Weights of a feed-forward block are packed.
                 if config.next != Next::Unknown && orientation == Orientation::InOut {
                     continue;
@@ -558,6 +591,20 @@ mod tests {
         let most =
             |groups| Config::by_tokens(groups).tiling(shape(1, 18_944, Orientation::OutIn)).tile_h;
         assert_eq!([1, 2, 3].map(most), [144, 144, 72]);
+    }
+
+    #[test]
+    fn tokens_are_shared_evenly() {
+        let tile = |m, h| Config::EVEN_TOKENS.tiling(shape(m, h, Orientation::OutIn)).tile();
+        assert_eq!([1, 136, 192].map(|m| tile(m, 14336)), [[16, 112], [144, 112], [192, 112]]);
+        assert_eq!(
+            [193, 260, 320, 385].map(|m| tile(m, 8192)),
+            [[112, 128], [144, 128], [160, 128], [144, 96]]
+        );
+        let sums = |m| Config::EVEN_TOKENS.tiling(shape(m, 18_944, Orientation::OutIn)).tile_h;
+        // Three warpgroups, and two.
+        assert_eq!([128, 129].map(sums), [144, 72]);
+        assert!(Config::EVEN_TOKENS.fits_rows(5) && !EVEN.fits_rows(2));
     }
 
     #[test]

@@ -113,7 +113,7 @@ const TWO_FITTED_TILES: f64 = 1.05;
 pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64 {
     let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
     let share = match (kernel, problem.m.div_ceil(form.tile[0])) {
-        (Kernel::Sm90Skinny(config), 2) if config.fits_rows() => TWO_FITTED_TILES,
+        (Kernel::Sm90Skinny(config), rows @ 2..) if config.fits_rows(rows) => TWO_FITTED_TILES,
         (Kernel::Sm90Skinny(_), 2..) => MORE_THAN_A_TILE,
         _ => 1.0,
     };
