@@ -9,11 +9,13 @@
 // beyond TILE_H multiply whatever lies behind the features: rows do not depend on each other, and these are
 // dropped.
 //
-// There are three forms. TILE_H 64: two blocks share an SM, so that one streams while the other ends;
+// There are four forms. TILE_H 64: two blocks share an SM, so that one streams while the other ends;
 // SPLIT blocks, a cluster, can each multiply a part of k, and then add up their shares of the tokens through
 // distributed shared memory, always in the order of their ranks: the same bits on every launch. TILE_H
 // fitted to the layer, so that each SM has an even share of the features and one block with all of
-// its shared memory: x is read by as few blocks as there can be. And, with TOKEN_ROWS, as that, but tokens are the
+// its shared memory: x is read by as few blocks as there can be. The same with TILE_M fitted to the tokens, an even
+// share of them for each row of tiles: above 128, where arithmetic is the limit, two warpgroups have up to 192 sums
+// a thread. And, with TOKEN_ROWS, tokens are the
 // rows, 64 for each warpgroup, and the columns are the tile's features of the gate with those of the up behind
 // them, up to 256 in an instruction: as many as there are, not the next multiple of 64. With many tokens that is
 // less to multiply, and the two pre-activations of an output meet in one thread as well.
@@ -25,8 +27,7 @@
 // one before multiplies, and 140 KB that an SM asks for at once take 4 µs to come, behind which that one's
 // tokens would wait; x is then asked for by a warp of its own, as soon as it is there. Or, with X_AT_ONCE, by all threads
 // that multiply, as much of it as the ring has room for. In a block whose second kernel follows on the same SMs
-// weights come at a pace where stages are few and large. For a layer of its own that is 0.5 % less at 4096 × 14336 with 16 and 64
-// tokens, and 1 % more at 2048 × 8192 with 16: it is not done.
+// weights come at a pace where stages are few and large.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; TOKEN_ROWS as above; TILE_M a multiple
 // of 8, of 64 with TOKEN_ROWS; TILE_H a multiple of 8, of 64 for [in, out], and of 16 where gate and up take an
@@ -35,64 +36,8 @@
 // UNDER_WAY, less than STAGES, 0 for as many; X_AT_ONCE, only at such a pace; BIAS; and what gate.cuh names. M, H and K
 // are run-time values; there are SPLIT steps of k at least. What lies outside of the weights is read as zeros.
 //
-// Floors: up to about M = 128 the weights, 4·H·K bytes, from memory: 55.6 µs for 4096 × 14336 and
-// 4.1 µs for 896 × 4864 at 4.23 TB/s. By Little's law that takes about 21 KB in flight per
-// SM (650 ns); the rings hold up to 196 KB. A stage's 64 × 64 products with N = TILE_M
-// take 2·4·max(TILE_M/2, 16) cycles, the shared memory's time for A: 128 cycles for 18 KiB with
-// TILE_M = 16, which is 144 B per cycle, five times what memory gives an SM.
-//
-// From L2 a kernel reads the weights once and x once per block. At M = 64 and 4096 × 14336
-// that is 235 + 117 MB with 64 features per tile, 235 + 67 with 112; at M = 128 and 3584 × 18944 272 + 272 and
-// 272 + 121 with 144 features.
-//
-// Measured on an H200, bf16, µs in a captured graph with cold weights; cuBLAS is its product alone, `before` the
-// kernel with TILE_H 64 only, sums through shared memory and weights behind the wait:
-//     K × H          M    floor   cuBLAS   before   TILE_H 64   fitted, its width
-//     4096 × 14336   1    55.5    57.7     58.1     60.7        56.2   112
-//                    16           57.7     58.1     61.7        56.7
-//                    32           59.1     59.7     62.1        57.5
-//                    64           62.2     62.1     63.6        59.1
-//                    128          70.4     68.7     69.1        66.4
-//     3584 × 18944   16   64.2    72.9     70.6     70.2        65.5   144
-//                    64           74.6     78.9     77.8        68.1
-//                    128          73.2     120.7    118.8       78.1
-//     2048 × 8192    1    15.9    17.9     17.8     20.2        16.3   64
-//                    16           18.2     18.5     17.6        16.5
-//                    64           19.1     20.5     19.1        18.3
-//     896 × 4864     1    4.1     6.8      6.7      6.0         6.5    40
-//                    16           6.9      7.1      6.1         6.8
-//                    64           7.3      9.2      7.7         8.5
-// 57, 17 and 6 µs had been predicted for M = 1, 59, 18 and 7.5 for M = 64. Of the gain at 4096 × 14336 and M = 16
-// the programmatic launch is 1.8 µs, as is asking for weights before the wait: without either 58.5 and 58.4.
-// Weights that are not the first to leave L2 cost 9 µs there (65.5), 1.5 at 2048 × 8192, and nothing at 896 ×
-// 4864. Above M of about 128 the weights are read from L2 once per TILE_M rows, and the tiles of
-// sm90_gated_gemm.cu, which read fewer bytes per product, win.
-//
-// With TOKEN_ROWS, beside the fastest other kernel and cuBLASLt with a pass behind it (7.5 µs had been predicted for
-// the first, 17.5 for 128×2048×8192):
-//     M × K × H          other    cuBLASLt + pass   TILE_M 64   128     192
-//     128×896×4864       9.47     9.93              8.87        7.36    8.28
-//     77×2880×2880       14.4     12.9              14.1        11.9    13.1
-//     77×4096×4096       24.6     22.6              26.2        20.8    21.6
-//     128×2048×8192      21.5     24.5              26.5        20.7    23.3
-//     160×1280×3420      10.7     10.5              14.7        10.2    8.5
-//     160×4096×14336     95.9     78.3              111         105     76.4
-//     200×2048×8192      29.3     27.6              42.5        31.4    40.9
-//     256×896×4864       11.0     12.9              16.9        11.7    14.2
-// x is what most bytes from L2 are: 6.6 TB/s at 128×2048×8192, weights and x. Refuted for that:
-// pairs of blocks with tiles side by side, each of which brings half of x to both (21.9 there; 0.7 to 26 % more in 66
-// times of 68, 1 and 7 % less in two); and tiles of 256 tokens (31.0 with 256×2048×8192, where others take 29.3; 11.8
-// with 256×896×4864). What made most of the time with fewer tokens than a tile has: rows of a box that lie outside of
-// x. With 77×2880×2880 tiles of 128 took 18.2 where 128 tokens took 13.7, with 16 tokens 22.4; in boxes of the rows
-// there are 13.5.
-//
-// Predicted and refuted: that SPLIT 2 or 4 even out the waves or shorten the latency (within 2 and 5 % of the
-// best at most, in 54 problems); pairs of blocks that share x by multicast (1 % more to 5 %; 1 % less at 3584 ×
-// 18944 with 128 tokens); fitted tiles of half the width for two blocks on an SM (1 to 9 % more,
-// except 0.5 µs less at 4096 × 14336 with M = 64). And the down projection behind it by the same kernel with one
-// weight and no activation, in a programmatic launch: for 14336 → 4096 with 1, 4 and 16 tokens 43 µs in tiles of
-// 32, 33 in tiles of 64 that split k in two, 38 in tiles of 128 that split it in four, where cuBLASLt takes 33; a
-// step of 64 of k is 190 ns of latencies, and clusters of four seem to leave SMs empty.
+// Floors: up to about M = 128 the weights, 4·H·K bytes, from memory. By Little's law that takes about 21 KB in flight
+// per SM (650 ns); the rings hold up to 196 KB. What was measured and tried: docs/kernels/sm90_skinny_gated_gemm.md.
 #include "gated_gemm.cuh"
 
 constexpr int kTileM = TILE_M;

@@ -1,4 +1,4 @@
-"""``python -m swiglu.bench mlp`` beside other implementations, ``python -m swiglu.bench host``: what calls cost the host."""
+"""``python -m swiglu.bench mlp``, ``model``: beside other implementations; ``host``: what calls cost the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, List
 
 import torch
 
-from . import _host, _mlp
+from . import _host, _mlp, _model
 
 
 def _device(arguments: argparse.Namespace) -> str:
@@ -24,9 +24,31 @@ def _run_host(arguments: argparse.Namespace) -> None:
         print(f"  {what:<38} {median:8.2f}  ({first:.2f} … {third:.2f})")
 
 
+def _dtype(arguments: argparse.Namespace) -> torch.dtype:
+    made: torch.dtype = getattr(torch, {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[arguments.dtype])
+    return made
+
+
+def _run_model(arguments: argparse.Namespace) -> None:
+    sizes = (arguments.layers, arguments.hidden, arguments.intermediate)
+    shape = _model.Shape(*sizes, _dtype(arguments), _device(arguments))
+    print(f"{_mlp.device_name(shape.device)}, torch {torch.__version__}, a Llama of {shape.layers} layers, "
+          f"{shape.hidden} x {shape.intermediate} {arguments.dtype}")  # fmt: skip
+    print(f"{'case':<14} {'provider':<15} {'ms':>9}  {'tokens/s':>9}  {'peak MiB':>8}  against {arguments.providers[0]}")
+    for case in arguments.cases:
+        rows = _model.measure(arguments.providers, case, shape, arguments.rounds)
+        for row in rows:
+            start = f"{case:<14} {row.provider:<15}"
+            if row.missing is not None:
+                print(f"{start} {row.missing}")
+                continue
+            ratio = f"  {rows[0].median() / row.median():.3f} x" if rows[0].missing is None else ""
+            print(f"{start} {row.median():9.3f}  {row.tokens / row.median() * 1e3:9.0f}  {row.peak / 2**20:8.0f}{ratio}",
+                  flush=True)  # fmt: skip
+
+
 def _run_mlp(arguments: argparse.Namespace) -> None:
-    dtype: torch.dtype = getattr(torch, {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[arguments.dtype])
-    shape = _mlp.Shape(arguments.hidden, arguments.intermediate, dtype, _device(arguments))
+    shape = _mlp.Shape(arguments.hidden, arguments.intermediate, _dtype(arguments), _device(arguments))
     rows = _mlp.measure(arguments.providers, arguments.modes, arguments.tokens, shape, arguments.rounds)
     print(f"{_mlp.device_name(shape.device)}, torch {torch.__version__}, {shape.hidden} x {shape.intermediate} {arguments.dtype}")
     print(f"{'mode':<8} {'tokens':>7}  {'provider':<10} {'ms':>9}  (quartiles), against {arguments.providers[0]}")
@@ -55,6 +77,15 @@ def _choices(known: Any, kind: Any = str) -> Any:
     return parse
 
 
+def _case(text: str) -> List[str]:
+    for case in text.split(","):
+        mode, _, tokens = case.partition(":")
+        if mode not in _model.MODES or not tokens.isdigit() or int(tokens) < 1:
+            raise argparse.ArgumentTypeError(f"`{case}` is no case; expected one of {', '.join(_model.MODES)}, "
+                                             "a colon and a number of tokens, as in decode:8")  # fmt: skip
+    return text.split(",")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m swiglu.bench", description=__doc__)
     verbs = parser.add_subparsers(required=True)
@@ -66,12 +97,20 @@ def main() -> None:
     names = ",".join(_mlp.PROVIDERS)
     mlp.add_argument("--providers", type=_choices(_mlp.PROVIDERS), default=["torch", "compile", "swiglu"], help=names)
     mlp.add_argument("--modes", type=_choices(_mlp.MODES), default=["forward"], help=",".join(_mlp.MODES))
-    mlp.add_argument("--hidden", type=int, default=4096)
-    mlp.add_argument("--intermediate", type=int, default=14336)
-    mlp.add_argument("--dtype", choices=["bf16", "f16", "f32"], default="bf16")
     mlp.add_argument("--csv", type=Path, help="a file in the columns of Liger-Kernel's benchmarks")
     mlp.add_argument("--plot", type=Path, help="a picture, by matplotlib")
-    for verb, rounds in ((host, 25), (mlp, 15)):
+    model = verbs.add_parser("model", help="a Llama of transformers with its blocks by other implementations")
+    model.set_defaults(run=_run_model)
+    model.add_argument("--layers", type=int, default=4)
+    model.add_argument("--cases", type=_case, default=["decode:1", "decode:8", "prefill:4096", "train:4096"],
+                       help=",".join(f"{mode}:TOKENS" for mode in _model.MODES))  # fmt: skip
+    model.add_argument("--providers", type=_choices(_model.PROVIDERS), default=list(_model.PROVIDERS),
+                       help=",".join(_model.PROVIDERS))  # fmt: skip
+    for verb in (mlp, model):
+        verb.add_argument("--hidden", type=int, default=4096)
+        verb.add_argument("--intermediate", type=int, default=14336)
+        verb.add_argument("--dtype", choices=["bf16", "f16", "f32"], default="bf16")
+    for verb, rounds in ((host, 25), (mlp, 15), (model, 15)):
         verb.add_argument("--device", choices=["cpu", "cuda"])
         verb.add_argument("--rounds", type=int, default=rounds, help="turns of each")
     arguments = parser.parse_args()
