@@ -127,7 +127,7 @@ pub(crate) struct MathArgs {
     #[arg(long, value_name = "MODE")]
     exp: Option<ExpMode>,
     /// A token's result has the same bits whatever tokens are computed with it, and however many: products
-    /// are summed in one order for every number. CPU only
+    /// are summed in one order for every number. On a CUDA device quantised weights are then decoded
     #[arg(long)]
     pub(crate) batch_invariant: bool,
     /// The activation: swiglu, swiglu(beta=B), glu, reglu, reglu2, geglu, geglu-tanh,
@@ -167,11 +167,6 @@ impl MathArgs {
         };
         let numerics = Numerics::precise(rounding).with_exp(self.exp.unwrap_or(exp));
         if self.batch_invariant { numerics.with_batch_invariance() } else { numerics }
-    }
-
-    /// Refuses numerics in which the device does not compute the operation.
-    pub(crate) fn expect_computed(&self, device: &Device, op: Op) -> anyhow::Result<()> {
-        expect_invariant(device, op, self.batch_invariant)
     }
 }
 
@@ -415,13 +410,6 @@ pub(crate) fn expect_free(
         bail!("{shown}: exists already; remove it or give --force");
     }
     Ok(())
-}
-
-/// Refuses `--batch-invariant`, if it is given, for an operation that the device does not compute so.
-pub(crate) fn expect_invariant(device: &Device, op: Op, given: bool) -> anyhow::Result<()> {
-    let mut numerics = Numerics::default();
-    numerics.batch_invariant = given;
-    device.expect_numerics(op, numerics).context("--batch-invariant (--device cpu has it)")
 }
 
 /// A number of rows or columns of a problem that is made up.

@@ -126,8 +126,7 @@ pub struct Numerics {
     /// Whether a row of the output has the same bits whatever M is, and wherever in the batch its row of
     /// the input stands: products are then summed in one order for every M. Otherwise kernels, and with
     /// them the order, follow M. The bits still depend on the instruction set and on whether weights are
-    /// quantised or decoded. A layer on a device that cannot do it is refused. The activation operation
-    /// is so in any case.
+    /// quantised or decoded. The activation operation is so in any case.
     #[serde(default, skip_serializing_if = "is_off")]
     pub batch_invariant: bool,
 }

@@ -31,7 +31,7 @@ pub use layers::{
     DeviceMlpParams, GatedLinear, GatedLinearKind, HostSaved, Layer, Mlp, MlpKind, expect_policy,
     expect_quantized, quantized_tokens, quantized_types,
 };
-pub use plan::{Candidate, CudaOptions, Target, Ways, expect_numerics, expect_row_steps, tuning};
+pub use plan::{Candidate, CudaOptions, Target, Ways, expect_row_steps, tuning};
 
 // Tests inside and outside of this crate open their device in the same way.
 #[cfg(test)]

@@ -344,7 +344,8 @@ fn few_rows_in_wide_tiles() {
                 ..Case::new(Op::GatedLinear, [m, 136 + 64 * (j % 3), features - 3], dtype)
             }
         };
-        let more: &[usize] = if backend.name().contains("fittedxfitted") { &[150, 300] } else { &[] };
+        let more: &[usize] =
+            if backend.name().contains("fittedxfitted") { &[150, 300] } else { &[] };
         let rows = [1, 17, 64, 100, 200].into_iter().chain(more.iter().copied());
         assert!(judge(backend, rows.enumerate().map(case)) > 0, "{}", backend.name());
     }

@@ -123,26 +123,6 @@ impl Device {
         }
     }
 
-    /// Refuses numerics in which the device computes no such layer.
-    ///
-    /// # Errors
-    /// [`CoreError::Unsupported`] for batch-invariant layers on a CUDA device.
-    pub fn expect_numerics(
-        &self,
-        op: Op,
-        numerics: Numerics,
-    ) -> std::result::Result<(), CoreError> {
-        match self {
-            Device::Cpu(_) => {
-                // All of them.
-                let _ = (op, numerics);
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Device::Cuda(_) => swiglu_cuda::expect_numerics(op, numerics),
-        }
-    }
-
     /// Refuses a pass that there are no layers for: of the activation, which has no weights.
     ///
     /// # Errors

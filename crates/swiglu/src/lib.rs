@@ -40,9 +40,9 @@
 //! # Batch invariance
 //!
 //! With [`Numerics::with_batch_invariance`] a token's result has the same bits however many tokens a call has
-//! and wherever in it the token stands: products are summed in one order for every number. The CPU's layers
-//! do it; a CUDA device refuses them ([`Device::expect_numerics`]). Without it only the number of tokens
-//! decides the order: threads and the values of other tokens never do.
+//! and wherever in it the token stands: products are summed in one order for every number. On a CUDA device quantised
+//! weights are then decoded, and an x whose rows lie otherwise (an odd stride) may be summed otherwise. Without it only the
+//! number of tokens decides the order: threads and the values of other tokens never do.
 //!
 //! # Quantised weights
 //!

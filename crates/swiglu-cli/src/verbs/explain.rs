@@ -95,7 +95,6 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
     args.lab.expect_places()?;
     let device = args.device.open()?;
     let op = args.op.of_layer().map_or(Op::Activation, Op::from);
-    args.math.expect_computed(&device, op)?;
     let (case, explanation) = match args.weights.load()? {
         Some(weights) => (None, of_file(args, weights, &device)?),
         None => {

@@ -95,7 +95,6 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let Device::Cuda(cuda) = &device else {
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
-    args.math.expect_computed(&device, args.op.into())?;
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
     let case = |shape| inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype);
     let cases: Vec<Case> =

@@ -361,6 +361,14 @@ impl Kernel {
         }
     }
 
+    /// Blocks that each multiply a part of k.
+    pub(crate) fn blocks_of_k(self) -> usize {
+        match self {
+            Kernel::Sm90Skinny(config) => config.cluster(),
+            Kernel::Sm90(_) | Kernel::Mma(_) | Kernel::Simt => 1,
+        }
+    }
+
     /// What its cost follows from.
     pub(crate) fn form(self, shape: Shape) -> Form {
         match self {

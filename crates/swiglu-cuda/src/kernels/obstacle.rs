@@ -47,6 +47,8 @@ pub(crate) enum Obstacle {
     LentAddresses,
     /// A caller's biases are not what cuBLASLt adds to sums.
     LentBiases(DType),
+    /// The order of its sums, or whether it is taken, follows the number of tokens, and batch invariance was asked for.
+    FollowsTokens,
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -100,6 +102,9 @@ impl fmt::Display for Obstacle {
             Obstacle::LentBiases(dtype) => {
                 write!(f, "cuBLASLt adds no lent biases of {dtype} to sums of f32")
             }
+            Obstacle::FollowsTokens => f.write_str(
+                "sums are in another order than with other numbers of tokens, and were to be batch-invariant",
+            ),
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }
     }

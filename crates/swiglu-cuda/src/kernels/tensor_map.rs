@@ -63,7 +63,7 @@ pub(super) fn panel(columns: usize) -> u32 {
 const ALIGNMENT: u64 = 16;
 
 /// Whether TMA can address the matrix.
-pub(super) fn addressable(matrix: Tensor, rows: usize) -> bool {
+pub(crate) fn addressable(matrix: Tensor, rows: usize) -> bool {
     let stride = matrix.stride as u64 * 2;
     matrix.data.is_multiple_of(ALIGNMENT)
         && (rows <= 1 || stride.is_multiple_of(ALIGNMENT) && stride < 1 << 40)

@@ -22,9 +22,7 @@ impl<T: Element> GatedLinear<T> {
     /// Packs the weights.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights;
-    /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`];
-    /// [`CudaError::OutOfMemory`].
+    /// [`swiglu_core::Error::Shape`] if a bias does not fit the weights; [`CudaError::OutOfMemory`].
     pub fn new(cuda: &Cuda, params: &GatedLinearParams<'_, T>) -> Result<Self> {
         Self::build(cuda, params, Asked::Path(None))
     }
@@ -80,7 +78,8 @@ impl<T: Element> GatedLinear<T> {
     /// layout costs, [`Self::packed`] spares.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Unsupported`] for numerics of [`crate::expect_numerics`]; [`CudaError::WrongDevice`].
+    /// [`CudaError::WrongDevice`]; [`CudaError::Unsupported`] for batch-invariant numerics where the kernels for them do not
+    /// take the weights as they lie.
     ///
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a [`DeviceMatrix`](crate::DeviceMatrix) is kept.

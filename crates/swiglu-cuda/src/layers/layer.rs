@@ -27,7 +27,7 @@ use crate::kernels::gated_gemm::Call;
 use crate::layers::activation::tensor;
 use crate::plan::{
     Algorithm, ByTokens, Candidate, Choices, Planner, Steps, Why, choose, expect_candidate,
-    expect_numerics, explain, unfused_rounding,
+    explain, unfused_rounding,
 };
 
 /// A layer over weights in the memory of one [`Cuda`] device: a [`GatedLinear`](crate::GatedLinear) or an
@@ -75,7 +75,6 @@ impl<K, T: Element> Layer<K, T> {
         operands: impl FnOnce(&Stream) -> Result<Operands<T>>,
     ) -> Result<Self> {
         let mut problem = problem.with_m(0);
-        expect_numerics(problem.op, problem.numerics)?;
         expect_gate(&problem.activation, problem.dtype)?;
         // A block's down projection needs cuBLASLt, however h is computed; without it a gated linear layer has one path
         // less to choose from.
@@ -97,13 +96,22 @@ impl<K, T: Element> Layer<K, T> {
         let path = if let Asked::Path(path) = asked { path } else { None };
         let (planner, lent, of_h) = (Planner::of(cuda), operands.lent(), operands.to_h(problem));
         let whole = if lent.is_none_or(|lent| lent.is_whole) { problem } else { of_h };
+        let whole = planner.choices(&whole, path, lent);
+        // Of all numbers of tokens the same kernels are asked for.
+        if problem.numerics.batch_invariant && whole.choose(planner, 1).1 == Why::NoFusedKernel {
+            let what = format!("computing {problem}");
+            let why = "no kernel whose sums do not follow the number of tokens takes the weights as they lie; pack \
+                       them, or leave out that it is to be batch-invariant"
+                .into();
+            return Err(CudaError::Unsupported { what, why });
+        }
         Ok(Self {
             cuda: cuda.clone(),
             problem,
             asked,
             operands,
             lt,
-            whole: planner.choices(&whole, path, lent),
+            whole,
             stepwise: planner.choices(&of_h, path, lent),
             fused: planner.choices(&of_h, Some(Path::Fused), lent),
             policy: None,

@@ -25,8 +25,7 @@ impl<T: Element> Mlp<T> {
     /// Packs the weights, `[out, in]`, as decoding needs them, whichever way they are given.
     ///
     /// # Errors
-    /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`swiglu_core::Error::Unsupported`] for
-    /// numerics of [`crate::expect_numerics`]; [`crate::CudaError::OutOfMemory`];
+    /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`crate::CudaError::OutOfMemory`];
     /// [`crate::CudaError::LibraryMissing`] without cuBLASLt, which computes the down projection.
     pub fn new(cuda: &Cuda, params: &MlpParams<'_, T>) -> Result<Self> {
         Self::build(cuda, params, Asked::Path(None))
@@ -97,7 +96,7 @@ impl<T: Element> Mlp<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`CudaError::Unsupported`] for other types
-    /// of weights, for T = f32, and where the device has too little shared memory;
+    /// of weights, for T = f32, for batch-invariant numerics, and where the device has too little shared memory;
     /// [`CudaError::OutOfMemory`].
     pub fn from_quantized(cuda: &Cuda, params: &QuantizedMlpParams<'_>) -> Result<Self> {
         Self::quantized(cuda, params, Asked::Path(Some(Path::Fused)))

@@ -5,7 +5,7 @@ use swiglu_core::{Element, Op};
 use super::layer::{Asked, Layer};
 use super::weights::{Products, padded};
 use crate::device::error::{CudaError, Result};
-use crate::device::lt::{LinearWeights, Lt};
+use crate::device::lt::{LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::{DeviceScratch, Work};
@@ -160,6 +160,7 @@ impl<K, T: Element> Layer<K, T> {
         let half = padded::<T>(self.problem.intermediate);
         let (act, numerics) = (self.problem.activation, self.problem.numerics);
         let formula = Formula::new(&act);
+        let product = self.product();
         // Where gate and up lie between two steps.
         let between = |stored: Stored| {
             saved.unwrap_or_else(|| {
@@ -225,7 +226,7 @@ impl<K, T: Element> Layer<K, T> {
                                 self.problem.hidden,
                                 out.row_stride(),
                             )?;
-                            self.lt()?.launch(stream, h, &weights, y, behind)?;
+                            self.lt()?.product(stream, h, &weights, y, product, behind)?;
                         }
                     }
                 }
@@ -236,6 +237,11 @@ impl<K, T: Element> Layer<K, T> {
             }
         }
         Ok(())
+    }
+
+    /// How cuBLASLt multiplies.
+    fn product(&self) -> Product {
+        Product { fixed: self.problem.numerics.batch_invariant, ..Product::default() }
     }
 
     fn lt(&self) -> Result<&Lt> {
@@ -294,7 +300,7 @@ impl<K, T: Element> Layer<K, T> {
                 features,
                 to.stride.unsigned_abs() as usize,
             )?;
-            lt.launch(stream, x, weights, to, scratch)
+            lt.product(stream, x, weights, to, self.product(), scratch)
         };
         match products {
             Products::Both(both) => launch(both, gate),

@@ -512,7 +512,7 @@ impl<K, T: Element> Run<'_, K, T> {
 
     /// y = x·W, or y += x·W.
     unsafe fn map(&self, x: Factor, w: LinearWeights, y: Place, add: bool) -> Result<()> {
-        let product = Product { transposed: false, accumulate: add };
+        let product = Product { accumulate: add, ..Product::default() };
         // SAFETY: as the caller says.
         unsafe { self.product(x, w, y, [x.shape[0], w.out_features], product) }
     }
@@ -571,7 +571,7 @@ impl<K, T: Element> Run<'_, K, T> {
             bias: None,
         };
         let accumulate = self.accumulate == Accumulate::Add;
-        let product = Product { transposed: true, accumulate };
+        let product = Product { transposed: true, accumulate, fixed: false };
         // SAFETY: as the caller says.
         unsafe { self.product(left, w, to, [left.shape[1], right.shape[1]], product) }
     }

@@ -7,14 +7,16 @@ use swiglu_core::{DType, Op, Orientation, Path, Problem, Rounding};
 use super::cost;
 use super::machine::Model;
 use super::planner::Planner;
+use crate::device::arch::Arch;
 use crate::device::context::Cuda;
 use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{self, Decode, Design};
 use crate::kernels::down::Down;
-use crate::kernels::elementwise::{self, Stored};
+use crate::kernels::elementwise::{self, Stored, Tensor};
 use crate::kernels::gate::GateCode;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
+use crate::kernels::tensor_map::addressable;
 use crate::kernels::weights::weights_lie;
 
 /// What computes one step.
@@ -45,6 +47,9 @@ impl Algorithm {
         if planner.portable_kernels && self.needs_tma() {
             return Err(Obstacle::NotPortable);
         }
+        if problem.numerics.batch_invariant && !self.sums_in_one_order(planner, problem) {
+            return Err(Obstacle::FollowsTokens);
+        }
         let Model { limits, tf32, .. } = planner.model();
         let dtype = problem.dtype;
         let (rounding, rounds) = (problem.numerics.rounding, dtype != DType::F32);
@@ -67,6 +72,21 @@ impl Algorithm {
                 let decode = Decode::check_problem(design, problem, limits);
                 decode.map(drop).map_err(Obstacle::Decode)
             }
+        }
+    }
+
+    /// Whether each sum is made in the order of k by the instruction that all numbers of tokens of a layer have: tiles of
+    /// every height and width then give the same bits, also where tokens are the instruction's columns. cuBLASLt is asked
+    /// for one algorithm.
+    fn sums_in_one_order(self, planner: &Planner, problem: &Problem) -> bool {
+        let two_rows = Tensor::new(0, problem.hidden);
+        let wgmma = planner.arch() == Arch::Sm90a && !planner.portable_kernels;
+        let wgmma = wgmma && problem.dtype != DType::F32 && problem.hidden > 0;
+        let wgmma = wgmma && addressable(two_rows, 2);
+        match self {
+            Algorithm::Gated(kernel) => kernel.needs_tma() == wgmma && kernel.blocks_of_k() == 1,
+            Algorithm::Elementwise(_) | Algorithm::Down(Down::CublasLt) => true,
+            Algorithm::Products(_) | Algorithm::Down(_) | Algorithm::Decode(_) => false,
         }
     }
 

@@ -240,21 +240,6 @@ pub(crate) fn unfused_rounding(problem: Problem) -> Problem {
     problem
 }
 
-/// Refuses numerics in which no layer is computed.
-///
-/// # Errors
-/// [`swiglu_core::Error::Unsupported`] for layers that are to be batch-invariant.
-pub fn expect_numerics(op: Op, numerics: Numerics) -> swiglu_core::Result<()> {
-    if op == Op::Activation || !numerics.batch_invariant {
-        return Ok(());
-    }
-    let what = format!("computing {op} in {numerics} on a CUDA device");
-    let why = "kernels, and with them the order of sums, follow the number of tokens there; compute on the \
-               CPU, or leave out that it is to be batch-invariant"
-        .into();
-    Err(swiglu_core::Error::Unsupported { what, why })
-}
-
 /// Refuses a block with row steps.
 ///
 /// # Errors
@@ -265,7 +250,7 @@ pub fn expect_row_steps(steps: swiglu_core::RowSteps) -> swiglu_core::Result<()>
 
 impl Cuda {
     /// How a problem is computed: on `path`, else on the one that is expected to be faster. Making
-    /// a plan has no effects; whether there is such a layer says [`expect_numerics`].
+    /// a plan has no effects.
     pub fn plan(&self, problem: Problem, path: Option<Path>) -> Plan {
         if problem.op == Op::Activation {
             return Plan::new(problem, BACKEND, "elementwise", Path::Fused)
@@ -279,11 +264,7 @@ impl Cuda {
         let pass = of_pass(&problem);
         let (steps, why) = choose(Planner::of(self), &pass, path);
         let reason = explain(steps, why, &pass, Planner::of(self));
-        let mut plan = self.plan_of(problem, steps, reason);
-        if let Err(refusal) = expect_numerics(problem.op, problem.numerics) {
-            plan.reason += &format!("; refused: {refusal}");
-        }
-        plan
+        self.plan_of(problem, steps, reason)
     }
 
     /// The plan that follows from the choice of steps, for a reason.
@@ -409,32 +390,45 @@ mod tests {
     const ELEMENTS: Steps = Steps::unfused(Stored::Elements);
     const SUMS: Steps = Steps::unfused(Stored::Sums);
 
+    /// Every number of tokens is computed by kernels of one instruction whose sums are in one sequence.
     #[test]
-    fn batch_invariant_layers_are_refused() {
+    fn batch_invariant_layers_have_one_order_of_sums() {
         let Some(cuda) = common::device() else { return };
-        let asked = problem(DType::Bf16, Rounding::Fused, false);
-        let invariant = asked.numerics.with_batch_invariance();
-        assert_eq!(expect_numerics(Op::Mlp, asked.numerics), Ok(()));
-        assert_eq!(expect_numerics(Op::Activation, invariant), Ok(()));
-        let plan = cuda.plan(asked.with_numerics(invariant), None);
-        assert!(plan.reason.contains("refused: "), "{}", plan.reason);
-
-        let case = |op| Case { numerics: invariant, ..Case::new(op, [1, 32, 32], DType::Bf16) };
-        let parameters = Parameters::<bf16>::new(&case(Op::Mlp)).unwrap();
-        let types = QuantizedTypes::of(Op::Mlp, BlockType::Q8_0);
-        let quantized = QuantizedParameters::new::<bf16>(&case(Op::Mlp), types).unwrap();
-        for refused in [
-            GatedLinear::new(&cuda, &parameters.gated()).err(),
-            Mlp::new(&cuda, &parameters.mlp()).err(),
-            Mlp::with_path(&cuda, &parameters.mlp(), Path::Unfused).err(),
-            Mlp::<bf16>::from_quantized(&cuda, &quantized.mlp().unwrap()).err(),
-        ] {
-            let refused = swiglu_core::Error::from(refused.unwrap());
-            let swiglu_core::Error::Unsupported { what, why } = refused else {
-                panic!("expected a refusal, not {refused}")
+        let planner = Planner::of(&cuda);
+        for (dtype, hidden) in [(DType::Bf16, 896), (DType::Bf16, 77), (DType::F32, 896)] {
+            let tma = |m| {
+                let numerics = Numerics::default_for(dtype).with_batch_invariance();
+                let layer = Problem::new(Op::Mlp, m, hidden, 4864, dtype, Activation::SWIGLU);
+                let (steps, why) = choose(planner, &layer.with_numerics(numerics), None);
+                assert_ne!(why, Why::NoFusedKernel, "{layer}");
+                assert_eq!(
+                    (steps.design(), steps.down()),
+                    (None, Some(Down::CublasLt)),
+                    "{layer}: {steps}"
+                );
+                let kernel = steps.kernel_of_h().unwrap();
+                assert_eq!(kernel.blocks_of_k(), 1, "{layer}: {steps}");
+                kernel.needs_tma()
             };
-            assert!(what.contains("batch-invariant") && why.contains("CPU"), "{what}: {why}");
+            let first = tma(1);
+            assert!((1..300).chain([1000, 5000]).all(|m| tma(m) == first), "{dtype} {hidden}");
         }
+    }
+
+    /// Weights that TMA cannot address have kernels of another instruction than x asks for, and quantised ones are decoded.
+    #[test]
+    fn what_cannot_be_batch_invariant_is_refused() {
+        let Some(cuda) = common::device() else { return };
+        let numerics = Numerics::default_for(DType::Bf16).with_batch_invariance();
+        let case = Case { numerics, ..Case::new(Op::Mlp, [1, 32, 32], DType::Bf16) };
+        let types = QuantizedTypes::of(Op::Mlp, BlockType::Q8_0);
+        let quantized = QuantizedParameters::new::<bf16>(&case, types).unwrap();
+        let refused = Mlp::<bf16>::from_quantized(&cuda, &quantized.mlp().unwrap()).err();
+        let why = refused.unwrap().to_string();
+        assert!(why.contains("batch-invariant"), "{why}");
+        let plan =
+            cuda.plan(case.layer().with_numerics(numerics).with_quantized(Some(types)), None);
+        assert!(plan.reason.contains("weights decoded to bf16"), "{}", plan.reason);
     }
 
     #[test]

@@ -20,7 +20,6 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     args.expect_random_input()?;
     args.expect_free_output()?;
     let device = args.device.open()?;
-    args.math.expect_computed(&device, args.op.into())?;
     if args.backward {
         device.expect_pass(args.op.into(), Pass::Backward)?;
     }

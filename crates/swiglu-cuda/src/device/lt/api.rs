@@ -39,6 +39,9 @@ functions! {
         fn cublasLtMatmulAlgoGetHeuristic = "cublasLtMatmulAlgoGetHeuristic"(
             Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut Choice, *mut c_int
         ) -> c_int;
+        fn cublasLtMatmulAlgoCheck = "cublasLtMatmulAlgoCheck"(
+            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const Algorithm, *mut Choice,
+        ) -> c_int;
         fn cublasLtMatmul = "cublasLtMatmul"(
             Opaque, Opaque, *const f32, *const c_void, Opaque, *const c_void, Opaque, *const f32,
             *const c_void, Opaque, *mut c_void, Opaque, *const Algorithm, *mut c_void, usize,
@@ -90,6 +93,8 @@ mod preference {
 /// Parts of a long sum are added in the type that they were accumulated in. The library's default
 /// also admits adding them in the type of the output: several roundings to 8 bits in bf16.
 const REDUCTION_COMPUTE_TYPE: u32 = 2;
+/// A sum is made in one sequence.
+const REDUCTION_NONE: u32 = 0;
 
 /// `cublasLtMatmulAlgo_t`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -230,14 +235,21 @@ impl Owned {
         Ok(Self { raw, destroy: api.cublasLtMatrixLayoutDestroy })
     }
 
-    /// What an algorithm may use: scratch memory, and the alignments of A, B, C and D in bytes.
-    pub(super) fn preference(api: &Api, scratch: usize, alignments: [u32; 4]) -> Result<Self> {
+    /// What an algorithm may use: scratch memory, the alignments of A, B, C and D in bytes, and whether it may make long
+    /// sums in parts.
+    pub(super) fn preference(
+        api: &Api,
+        scratch: usize,
+        alignments: [u32; 4],
+        parts: bool,
+    ) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a valid place for the descriptor.
         unsafe { lt!(api, cublasLtMatmulPreferenceCreate(&mut raw)) }?;
         let made = Self { raw, destroy: api.cublasLtMatmulPreferenceDestroy };
         made.set_preference(api, preference::MAX_WORKSPACE_BYTES, &scratch)?;
-        made.set_preference(api, preference::REDUCTION_SCHEME_MASK, &REDUCTION_COMPUTE_TYPE)?;
+        let schemes = if parts { REDUCTION_COMPUTE_TYPE } else { REDUCTION_NONE };
+        made.set_preference(api, preference::REDUCTION_SCHEME_MASK, &schemes)?;
         for (attribute, bytes) in (preference::MIN_ALIGNMENT_A_BYTES..).zip(alignments) {
             made.set_preference(api, attribute, &bytes)?;
         }

@@ -46,6 +46,8 @@ pub(crate) struct Product {
     pub(crate) transposed: bool,
     /// Whether it is added to what y holds.
     pub(crate) accumulate: bool,
+    /// Whether one algorithm, which makes each sum in one sequence, computes it for every number of rows of x.
+    pub(crate) fixed: bool,
 }
 
 /// Linear maps on one device.
@@ -72,6 +74,10 @@ impl Drop for Lt {
 const REMEMBERED: usize = 4096;
 /// How many algorithms are asked for; the first that works is taken.
 const ASKED: u8 = 4;
+/// The number of rows that the algorithm for every number of them is asked for.
+const FIXED_ROWS: usize = 128;
+/// What addresses and rows are taken to be multiples of there: one row of a matrix begins at other multiples than the next.
+const FIXED_ALIGNMENT: u32 = 16;
 
 /// What the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -268,13 +274,61 @@ impl Lt {
             y: Owned::layout(api, key.out, key.n, key.m, y_stride)?,
             algorithm: Algorithm::default(),
         };
-        let preference = Owned::preference(api, self.scratch_bytes, key.alignments)?;
-        prepared.algorithm = self.choose(key, &prepared, &preference)?;
+        prepared.algorithm = match key.product.fixed {
+            true => self.fixed(key, &prepared)?,
+            false => {
+                let preference = Owned::preference(api, self.scratch_bytes, key.alignments, true)?;
+                self.choose(key, &prepared, [&prepared.x, &prepared.y], &preference)?
+            }
+        };
         Ok(prepared)
     }
 
+    /// The algorithm for every number of rows, which cuBLASLt has for these, too.
+    fn fixed(&self, key: &Key, p: &Prepared) -> Result<Algorithm> {
+        let (api, [_, of_x, of_y, _]) = (self.api, key.alignments);
+        let layout = |dtype: DType, cols: usize, alignment: u32| {
+            let stride = cols.next_multiple_of(alignment as usize / dtype.size());
+            Owned::layout(api, dtype, cols, FIXED_ROWS, stride)
+        };
+        let (x, y) = (layout(key.dtype, key.k, of_x)?, layout(key.out, key.n, of_y)?);
+        let preference = Owned::preference(api, self.scratch_bytes, key.alignments, false)?;
+        let algorithm = self.choose(key, p, [&x, &y], &preference)?;
+        let mut choice = Choice::default();
+        // SAFETY: live descriptors, and a place for the result.
+        unsafe {
+            lt!(
+                api,
+                cublasLtMatmulAlgoCheck(
+                    self.handle.raw(),
+                    p.operation.raw(),
+                    p.weights.raw(),
+                    p.x.raw(),
+                    p.y.raw(),
+                    p.y.raw(),
+                    &algorithm,
+                    &mut choice,
+                )
+            )
+        }?;
+        match choice.workspace_bytes <= self.scratch_bytes {
+            true => Ok(algorithm),
+            false => Err(CudaError::Unsupported {
+                what: key.to_string(),
+                why: "cuBLASLt's algorithm for every number of rows needs more scratch memory"
+                    .into(),
+            }),
+        }
+    }
+
     /// The first algorithm that cuBLASLt proposes and that fits into the scratch memory.
-    fn choose(&self, key: &Key, p: &Prepared, preference: &Owned) -> Result<Algorithm> {
+    fn choose(
+        &self,
+        key: &Key,
+        p: &Prepared,
+        [x, y]: [&Owned; 2],
+        preference: &Owned,
+    ) -> Result<Algorithm> {
         let mut choices = [Choice::default(); ASKED as usize];
         let mut found: c_int = 0;
         // SAFETY: live descriptors, and places for as many results as are asked for.
@@ -283,9 +337,9 @@ impl Lt {
                 self.handle.raw(),
                 p.operation.raw(),
                 p.weights.raw(),
-                p.x.raw(),
-                p.y.raw(),
-                p.y.raw(),
+                x.raw(),
+                y.raw(),
+                y.raw(),
                 preference.raw(),
                 c_int::from(ASKED),
                 choices.as_mut_ptr(),
@@ -390,28 +444,35 @@ impl Key {
         };
         let [w_rows, w_cols] = if transpose == Transpose::Yes { [n, k] } else { [k, n] };
         // A single row has no stride, and may be said to have any.
-        let stride = |rows, cols, stride| if rows == 1 { cols } else { stride };
+        let any = !product.fixed;
+        let stride = |rows, cols, stride| if rows == 1 && any { cols } else { stride };
         let written = y.device_ptr();
+        let strides = [
+            stride(x.rows(), x.cols(), x.row_stride()),
+            stride(w_rows, w_cols, w.row_stride),
+            stride(m, n, y.row_stride()),
+        ];
+        let of_rows = |address: u64, row_bytes: usize| match product.fixed {
+            true => alignment(address | row_bytes as u64).min(FIXED_ALIGNMENT),
+            false => alignment(address),
+        };
+        let (of_x, of_y) = (strides[0] * size_of::<T>(), strides[2] * size_of::<Y>());
         Self {
             m,
             n,
             k,
             dtype: T::DTYPE,
             out: Y::DTYPE,
-            strides: [
-                stride(x.rows(), x.cols(), x.row_stride()),
-                stride(w_rows, w_cols, w.row_stride),
-                stride(m, n, y.row_stride()),
-            ],
+            strides,
             transpose,
             product,
             bias: w.bias.is_some(),
             alignments: [
                 alignment(w.ptr),
-                alignment(x.device_ptr()),
-                alignment(written),
+                of_rows(x.device_ptr(), of_x),
+                of_rows(written, of_y),
                 // The epilogue reads the bias as it writes D.
-                alignment(written | w.bias.unwrap_or(0)),
+                of_rows(written | w.bias.unwrap_or(0), of_y),
             ],
         }
     }

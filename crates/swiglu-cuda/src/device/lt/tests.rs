@@ -109,7 +109,7 @@ fn cases() -> Vec<Case> {
                 let bias = i % 2 == 0;
                 for transposed in [false, true] {
                     for accumulate in [false, true] {
-                        let product = Product { transposed, accumulate };
+                        let product = Product { transposed, accumulate, fixed: false };
                         cases.push(Case { m, k, n, orientation, bias, offset, pad, product });
                     }
                 }

@@ -144,6 +144,8 @@ impl Limits {
 pub(crate) enum Obstacle {
     /// It computes whole feed-forward blocks.
     NotABlock(Op),
+    /// Batch invariance asks for one order of sums with all numbers of tokens.
+    FewTokens,
     /// Without tokens or features there is nothing to stream.
     Empty,
     /// More tokens than it has sums for.
@@ -174,6 +176,9 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::NotABlock(op) => write!(f, "computes mlp, not {op}"),
+            Obstacle::FewTokens => f.write_str(
+                "is for few tokens, with sums in another order than those of many: not batch-invariant",
+            ),
             Obstacle::Empty => f.write_str("an extent is 0: there is nothing to stream"),
             Obstacle::Tokens { given, most } => {
                 write!(f, "{given} tokens; expected at most {most}, above which x is tiled better")
@@ -223,6 +228,9 @@ impl Decode {
     ) -> Result<Self, Obstacle> {
         if problem.op != Op::Mlp {
             return Err(Obstacle::NotABlock(problem.op));
+        }
+        if problem.numerics.batch_invariant {
+            return Err(Obstacle::FewTokens);
         }
         if problem.m.min(problem.hidden).min(problem.intermediate) == 0 {
             return Err(Obstacle::Empty);
