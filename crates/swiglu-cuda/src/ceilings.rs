@@ -141,7 +141,7 @@ impl<T: Element> Product<T> {
             weights: matrix(orientation.shape(n, k))?,
             y: DeviceMatrix::new(stream, m, n)?,
             orientation,
-            form: Form { transposed, accumulate: false },
+            form: Form { transposed, ..Form::default() },
         })
     }
 

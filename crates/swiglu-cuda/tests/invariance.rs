@@ -28,11 +28,10 @@ fn case(op: Op, [hidden, intermediate]: [usize; 2], dtype: DType, invariant: boo
     Case { bias: true, numerics, seed: 5, ..Case::new(op, [0, hidden, intermediate], dtype) }
 }
 
-fn forward<T: Element>(
-    cuda: &Cuda,
-    case: &Case,
-    path: Option<Path>,
-) -> Box<dyn Fn(&Matrix<T>) -> Vec<u32>> {
+/// The bits of a layer's result.
+type Call<T> = Box<dyn Fn(&Matrix<T>) -> Vec<u32>>;
+
+fn forward<T: Element>(cuda: &Cuda, case: &Case, path: Option<Path>) -> Call<T> {
     let parameters = Parameters::<T>::new(case).unwrap();
     let stream = cuda.stream();
     let bits = |y: Matrix<T>| y.as_slice().iter().map(|v| v.to_f32().to_bits()).collect();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use swiglu_core::{
-    DType, Error as CoreError, Numerics, Op, Pass, Path, Plan, Problem, QuantizedType, RowSteps,
+    DType, Error as CoreError, Op, Pass, Path, Plan, Problem, QuantizedType, RowSteps,
 };
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]

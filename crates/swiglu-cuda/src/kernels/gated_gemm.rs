@@ -361,11 +361,12 @@ impl Kernel {
         }
     }
 
-    /// Blocks that each multiply a part of k.
-    pub(crate) fn blocks_of_k(self) -> usize {
+    /// Whether each sum is made from the first k to the last: no blocks share k, and no bias is what it begins with.
+    pub(crate) fn sums_in_order_of_k(self, bias: bool) -> bool {
         match self {
-            Kernel::Sm90Skinny(config) => config.cluster(),
-            Kernel::Sm90(_) | Kernel::Mma(_) | Kernel::Simt => 1,
+            Kernel::Sm90(config) => !(bias && config.ping_pong()),
+            Kernel::Sm90Skinny(config) => config.cluster() == 1,
+            Kernel::Mma(_) | Kernel::Simt => true,
         }
     }
 

@@ -84,7 +84,9 @@ impl Algorithm {
         let wgmma = wgmma && problem.dtype != DType::F32 && problem.hidden > 0;
         let wgmma = wgmma && addressable(two_rows, 2);
         match self {
-            Algorithm::Gated(kernel) => kernel.needs_tma() == wgmma && kernel.blocks_of_k() == 1,
+            Algorithm::Gated(kernel) => {
+                kernel.needs_tma() == wgmma && kernel.sums_in_order_of_k(problem.bias)
+            }
             Algorithm::Elementwise(_) | Algorithm::Down(Down::CublasLt) => true,
             Algorithm::Products(_) | Algorithm::Down(_) | Algorithm::Decode(_) => false,
         }

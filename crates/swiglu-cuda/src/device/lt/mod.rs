@@ -133,25 +133,6 @@ impl Lt {
         if arch >= Arch::Sm90a { 32 << 20 } else { 4 << 20 }
     }
 
-    /// [`Self::product`] of a linear map, which is written.
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub(crate) unsafe fn launch<T: Element, Y: Element>(
-        &self,
-        stream: &Stream,
-        x: DeviceMatrixRef<'_, T>,
-        w: &LinearWeights,
-        y: DeviceMatrixMut<'_, Y>,
-        scratch: u64,
-    ) -> Result<()> {
-        // SAFETY: as the caller says.
-        unsafe { self.product(stream, x, w, y, Product::default(), scratch) }
-    }
-
     /// Enqueues `y = x·W (+ b)`, with xᵀ in the place of x or added to what y holds as `product` says, accumulated in f32 and
     /// rounded to `Y`, which is `T` or f32. A problem that was met before costs no allocation and no waiting. No tokens or no
     /// output features: nothing is done.
@@ -361,7 +342,7 @@ impl Lt {
     }
 
     /// # Safety
-    /// As [`Lt::launch`]; `prepared` was made for the problem that the addresses belong to.
+    /// As [`Lt::product`]; `prepared` was made for the problem that the addresses belong to.
     unsafe fn enqueue(
         &self,
         prepared: &Prepared,

@@ -205,7 +205,7 @@ fn what_cannot_be_multiplied_is_refused() {
         cuda.with_workspace(&stream, None, Lt::scratch_bytes(cuda.arch()), |work| {
             let scratch = work.ptr;
             // SAFETY: every product that is tried has at most 64 elements of x and of W.
-            unsafe { lt.launch(&stream, x, &weights, y.view_mut(), scratch) }
+            unsafe { lt.product(&stream, x, &weights, y.view_mut(), Product::default(), scratch) }
         })
     };
     assert!(matches!(refused([2, 4, 4], [5, 3], [2, 3]), Err(CudaError::Core(_))));
@@ -254,7 +254,9 @@ fn matrices_of_callers_multiply() {
         let launched = cuda.with_workspace(&stream, None, bytes, |work| {
             let scratch = work.ptr;
             // SAFETY: `w` has four elements and outlives the copy below.
-            unsafe { lt.launch(&stream, x.view(), &weights, y.view_mut(), scratch) }
+            unsafe {
+                lt.product(&stream, x.view(), &weights, y.view_mut(), Product::default(), scratch)
+            }
         });
         launched.unwrap();
         y.to_host().unwrap().as_slice().to_vec()
