@@ -94,7 +94,6 @@ struct Way {
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     args.lab.expect_places()?;
     let device = args.device.open()?;
-    let op = args.op.of_layer().map_or(Op::Activation, Op::from);
     let (case, explanation) = match args.weights.load()? {
         Some(weights) => (None, of_file(args, weights, &device)?),
         None => {

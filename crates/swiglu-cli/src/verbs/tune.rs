@@ -2,6 +2,7 @@
 
 mod trials;
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,21 +12,28 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::{CoreError, DType, Device, with_dtype};
+use swiglu_cuda::jit::cache::{CacheOptions, KernelCache};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
-use swiglu_lab::{Case, DeviceKind};
+use swiglu_cuda::{Cuda, Target, Ways};
+use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::args::{DeviceArgs, LayerOp, MathArgs};
 use crate::inputs;
-use crate::models::MODELS;
+use crate::models::{self, MODELS};
 use crate::table::{self, Table};
 use crate::terminal::{Shown, Terminal, Verdict};
+use crate::verbs::kernels::gather::gather;
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
 pub(crate) struct TuneArgs {
-    /// The operation
-    #[arg(long, value_name = "NAME", default_value = "gated-linear")]
-    op: LayerOp,
+    /// The operation [default: gated-linear; of a model both, each with the numbers of tokens that it is planned by]
+    #[arg(long, value_name = "NAME")]
+    op: Option<LayerOp>,
+    /// The layers of a model, with 1 to 8192 tokens: a safetensors or GGUF file, an index, a directory with a model in it, or
+    /// one of qwen2.5-0.5b, llama-3.2-1b, llama-3-8b, qwen2.5-32b, llama-3-70b; may be repeated
+    #[arg(long = "for", value_name = "MODEL", group = "shapes")]
+    of: Vec<String>,
     /// Tokens, input features and intermediate features; may be given several times. Between two
     /// numbers of tokens that are measured, the cost model follows both
     #[arg(long, value_name = "M,K,H", group = "shapes")]
@@ -69,14 +77,47 @@ impl FromStr for Shape {
 
 /// Powers of two: the cost model, corrected by both, knows what lies between.
 const TOKENS: [usize; 15] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+/// Of a whole block, which up to so many tokens has kernels of its own, and of the maps to h, by which blocks of more
+/// tokens are planned: more numbers where rows of tiles begin.
+const OF_BLOCK: [usize; 5] = [1, 2, 4, 8, 16];
+const OF_H: [usize; 18] =
+    [1, 16, 32, 64, 96, 128, 144, 192, 256, 272, 320, 384, 416, 512, 1024, 2048, 4096, 8192];
 
 impl TuneArgs {
-    fn shapes(&self) -> Vec<[usize; 3]> {
-        let mut shapes: Vec<[usize; 3]> = self.shape.iter().map(|shape| shape.0).collect();
+    /// By weights: what is measured of the same ones stands together.
+    fn cases(&self, dtype: DType) -> anyhow::Result<Vec<Case>> {
+        let asked: Option<CaseOp> = self.op.map(Into::into);
+        let case = |op, shape| self.math.case(inputs::case(DeviceKind::Cuda, op, shape, dtype));
+        let op = asked.unwrap_or(CaseOp::GatedLinear);
+        let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, shape.0)).collect();
         if self.models {
-            shapes.extend(MODELS.into_iter().flat_map(|(_, [k, h])| TOKENS.map(|m| [m, k, h])));
+            let all = MODELS.into_iter().flat_map(|(_, [k, h])| TOKENS.map(|m| [m, k, h]));
+            cases.extend(all.map(|shape| case(op, shape)));
         }
-        shapes
+        for model in &self.of {
+            for [k, h] in models::sizes(model)? {
+                let counts = [(CaseOp::Mlp, &OF_BLOCK[..]), (CaseOp::GatedLinear, &OF_H[..])];
+                let asked = counts.into_iter().filter(|(op, _)| asked.is_none_or(|a| a == *op));
+                for (op, counts) in asked {
+                    cases.extend(counts.iter().map(|&m| case(op, [m, k, h])));
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    /// Compiles what will be tried, on all processors: one variant after the other would take most of the time.
+    fn compile(&self, cuda: &Cuda, cases: &[Case], terminal: &Terminal) -> anyhow::Result<()> {
+        let (arch, target) = (cuda.arch(), Target::new(cuda.arch(), Some(cuda.facts().sm_count)));
+        let mut seen = HashSet::new();
+        let mut jobs = Vec::new();
+        for problem in cases.iter().filter_map(Case::problem) {
+            let all = target.kernels(&problem, Some(&[problem.m]), Ways::Every);
+            let new = all.into_iter().filter(|kernel| seen.insert(kernel.variant));
+            jobs.extend(new.map(|kernel| (arch, kernel)));
+        }
+        // What does not compile is said where it is tried.
+        gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal).map(drop)
     }
 }
 
@@ -96,15 +137,14 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
-    let case = |shape| inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype);
-    let cases: Vec<Case> =
-        args.shapes().into_iter().map(|shape| args.math.case(case(shape))).collect();
+    let cases = args.cases(dtype)?;
     let budget = Duration::from_secs_f64(args.seconds);
     let subject = trials::Subject { device: &device, cuda, budget };
     let options = TuningOptions { dir: args.out.clone(), disabled: false };
-    let bar = terminal.bar(cases.len() as u64);
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
+    args.compile(cuda, &cases, terminal)?;
+    let bar = terminal.bar(cases.len() as u64);
     let mut entries = Vec::new();
     let before = |case: &Case| bar.set_message(case.key());
     let after = |entry: Entry| {

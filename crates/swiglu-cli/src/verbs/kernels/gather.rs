@@ -16,14 +16,14 @@ use super::report::{Report, Row, Warning};
 use crate::terminal::Terminal;
 
 /// A kernel and what it is compiled for.
-pub(super) type Job = (Arch, NamedVariant);
+pub(in crate::verbs) type Job = (Arch, NamedVariant);
 
 /// Seconds of a processor that a variant takes: NVRTC 13.0 took 0.37 for sm_90a, on average over 65 of a block and over 115
 /// that are element-wise.
 const SECONDS_EACH: f64 = 0.4;
 
 /// The variants, begun in their order. What is compiled is kept at once, so that a run which is stopped has lost nothing.
-pub(super) fn gather(
+pub(in crate::verbs) fn gather(
     jobs: &[Job],
     cache: &KernelCache,
     terminal: &Terminal,

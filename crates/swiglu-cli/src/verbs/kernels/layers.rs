@@ -1,7 +1,6 @@
 //! The layers that kernels are compiled for.
 
 use std::collections::HashSet;
-use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
@@ -13,10 +12,10 @@ use swiglu::{
 use swiglu_cuda::jit::Variant;
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
-use swiglu_formats::{Contents, LoadOptions};
+use swiglu_formats::Contents;
 
 use crate::args::{LayerOp, extent};
-use crate::models::{self, MODELS};
+use crate::models;
 use crate::terminal::by_options;
 
 #[derive(Debug, Args)]
@@ -123,24 +122,9 @@ impl Layers {
 
     /// The layers of a model, each kind once.
     fn of_file(&self, model: &str) -> anyhow::Result<Vec<Problem>> {
-        let path = Path::new(model);
-        if !path.exists() {
-            let names: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
-            bail!(
-                "--for {model}: there is no such file or directory, nor is it one of {}",
-                names.join(", ")
-            );
-        }
-        let found = swiglu_formats::inspect(path, &LoadOptions::default())?;
-        let refusals =
-            found.refused.iter().chain(found.blocks.iter().filter_map(|b| b.refused.as_ref()));
-        let mut refusal = refusals.map(|text| by_options(text)).next();
+        let (blocks, refusal) = models::blocks(model)?;
         let mut layers: Vec<Problem> = Vec::new();
-        for contents in found.blocks.iter().filter_map(|block| block.contents.as_ref()) {
-            if let Some(steps) = &contents.row_steps {
-                refusal.get_or_insert_with(|| format!("no CUDA kernel computes {steps}"));
-                continue;
-            }
+        for contents in &blocks {
             for layer in self.of_block(contents).with_context(|| format!("--for {model}"))? {
                 if !layers.contains(&layer) {
                     layers.push(layer);

@@ -2,7 +2,7 @@
 //!
 //! Needs the run-time compiler, but neither a device nor a driver.
 
-mod gather;
+pub(super) mod gather;
 mod layers;
 mod report;
 

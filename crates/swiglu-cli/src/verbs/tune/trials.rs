@@ -98,7 +98,9 @@ impl Subject<'_> {
         mut after: impl FnMut(Entry) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         // Large weights take longer to make than to multiply.
-        let same = |a: &Case, b: &Case| (a.hidden, a.intermediate) == (b.hidden, b.intermediate);
+        let same = |a: &Case, b: &Case| {
+            (a.op, a.hidden, a.intermediate) == (b.op, b.hidden, b.intermediate)
+        };
         for cases in cases.chunk_by(same) {
             let weights = Dense::<T>::derive(&cases[0], SEED)?;
             for case in cases {
