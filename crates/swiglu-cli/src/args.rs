@@ -313,6 +313,8 @@ pub(crate) enum Operation {
     GatedLinear,
     /// x → y = h·Wd + bd
     Mlp,
+    /// x, ∂L/∂y → y and the gradients of x and the weights
+    MlpTrain,
 }
 
 impl Operation {
@@ -321,14 +323,19 @@ impl Operation {
         match self {
             Operation::Activation => None,
             Operation::GatedLinear => Some(LayerOp::GatedLinear),
-            Operation::Mlp => Some(LayerOp::Mlp),
+            Operation::Mlp | Operation::MlpTrain => Some(LayerOp::Mlp),
         }
     }
 }
 
 impl From<Operation> for CaseOp {
     fn from(op: Operation) -> Self {
-        op.of_layer().map_or(CaseOp::Activation, CaseOp::from)
+        match op {
+            Operation::Activation => CaseOp::Activation,
+            Operation::GatedLinear => CaseOp::GatedLinear,
+            Operation::Mlp => CaseOp::Mlp,
+            Operation::MlpTrain => CaseOp::MlpTrain,
+        }
     }
 }
 
@@ -376,6 +383,9 @@ pub(crate) fn expect_quantized(
     let (op, inputs) = match case.op {
         CaseOp::GatedLinear => (Op::GatedLinear, vec![case.hidden]),
         CaseOp::Mlp => (Op::Mlp, vec![case.hidden, case.intermediate]),
+        CaseOp::MlpTrain => bail!(
+            "--weights-type {kind}: quantised weights have no gradients; choose gated-linear or mlp, or leave it out"
+        ),
         op => bail!(
             "--weights-type {kind}: the {op} has no weights; choose gated-linear or mlp, or leave it out"
         ),

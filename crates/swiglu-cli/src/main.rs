@@ -14,6 +14,7 @@ mod models;
 mod table;
 mod terminal;
 mod timing;
+mod training;
 mod verbs;
 mod verify;
 

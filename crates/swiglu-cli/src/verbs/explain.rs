@@ -93,6 +93,12 @@ struct Way {
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     args.lab.expect_places()?;
+    if args.op == Operation::MlpTrain {
+        bail!(
+            "--op mlp-train: backward passes are not planned; --op mlp explains the forward pass, and bench mlp-train \
+             measures both"
+        );
+    }
     let device = args.device.open()?;
     let op = args.op.of_layer().map_or(Op::Activation, Op::from);
     args.math.expect_computed(&device, op)?;
@@ -115,7 +121,7 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         }
         None => None,
     };
-    let floor = Floor::of(&problem, heat, &limits);
+    let floor = Floor::of(&problem, [problem.compulsory_bytes(), problem.flops()], heat, &limits);
     let document = Document { explanation, floor, measured };
     terminal.print(&document, |document, terminal| {
         writeln!(terminal, "{}", document.explanation)?;
@@ -173,7 +179,7 @@ fn of_elements<T: Element>(
             .with_layout(WeightLayout::HF)
             .with_bias(false),
         Operation::GatedLinear => host.gated_linear()?.problem(args.m),
-        Operation::Mlp => host.mlp()?.problem(args.m),
+        Operation::Mlp | Operation::MlpTrain => host.mlp()?.problem(args.m),
     })
 }
 
@@ -197,10 +203,9 @@ impl ExplainArgs {
                     "--hidden {k}: the activation has no weights and no hidden size; leave it out"
                 )
             }
-            (None, Operation::GatedLinear | Operation::Mlp) => {
-                bail!("--hidden: expected K, the input features, or --weights FILE")
-            }
-            (hidden, _) => hidden.unwrap_or(0),
+            (None, Operation::Activation) => 0,
+            (None, _) => bail!("--hidden: expected K, the input features, or --weights FILE"),
+            (Some(hidden), _) => hidden,
         };
         let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);

@@ -33,7 +33,7 @@ pub(crate) struct BenchArgs {
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
-    /// Tokens, separated by commas [default: 1, of an activation 4096]
+    /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
     #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
         value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
     m: Vec<usize>,
@@ -214,7 +214,11 @@ impl BenchArgs {
     /// The cases that were asked for, in every element type.
     fn cases_of(&self, op: Operation, device: &Device) -> Vec<Case> {
         let kind = args::kind(device);
-        let (usual, columns) = if op == Operation::Activation { (4096, 4096) } else { (1, 4864) };
+        let (usual, columns) = match op {
+            Operation::Activation => (4096, 4096),
+            Operation::GatedLinear | Operation::Mlp => (1, 4864),
+            Operation::MlpTrain => (1024, 4864),
+        };
         let usual_dtype = if kind == DeviceKind::Cuda { DType::Bf16 } else { DType::F32 };
         let dtypes = match self.weights_type {
             None => DType::ALL.to_vec(),

@@ -79,7 +79,7 @@ impl<'a> Measurement<'a> {
             Some(training) => training.time(x.view())?,
             None => self.time([&layer, &unfused], &x, y.cols())?,
         };
-        let training = training.map(|t| t.verify(x.view(), &params)).transpose()?;
+        let training = training.map(|t| t.verify(x.view())).transpose()?;
         error.passed &= training.as_ref().is_none_or(TrainingReport::passed);
         let problem = plan.problem;
         // A step is a forward pass, and a backward pass of twice the products.
