@@ -2,15 +2,13 @@
 //! packed from them.
 
 use swiglu::{
-    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, Matrix, MatrixMut,
-    MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Orientation, Path, Plan, Problem,
+    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, MatrixMut, MatrixRef,
+    Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
     QuantizedGatedLinearParams, QuantizedMlpParams, SavePolicy,
 };
 use swiglu_core::bounds::{self, Reference};
-use swiglu_core::oracle;
 use swiglu_cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
-
-use crate::args::LayerOp;
+use swiglu_lab::CaseOp;
 
 /// Parameters of either operation, for inputs and outputs of T.
 #[derive(Debug, Clone, Copy)]
@@ -29,21 +27,22 @@ impl<'a, T: Element> Params<'a, T> {
     /// Those of the file.
     pub(crate) fn quantized_in(
         weights: &'a MlpWeights,
-        op: LayerOp,
+        op: CaseOp,
         device: &Device,
     ) -> swiglu::Result<Result<Self, Option<swiglu::Error>>> {
         let blocks = match op {
-            LayerOp::GatedLinear => weights
+            CaseOp::GatedLinear => weights
                 .quantized_gated_linear_on(device)
                 .and_then(|blocks| Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?))),
-            LayerOp::Mlp => weights
+            _ => weights
                 .quantized_on(device)
                 .and_then(|blocks| Ok(Params::QuantizedMlp(blocks.mlp()?))),
         };
         match blocks {
             Ok(blocks) => Ok(Ok(blocks)),
             Err(why) if why.kind() == ErrorKind::Unsupported => {
-                Ok(Err(weights.is_quantized(op.into()).then_some(why)))
+                let quantized = op.op().is_some_and(|op| weights.is_quantized(op));
+                Ok(Err(quantized.then_some(why)))
             }
             Err(error) => Err(error),
         }
@@ -72,12 +71,8 @@ impl<'a, T: Element> Params<'a, T> {
 
     /// Columns of the output.
     pub(crate) fn out_features(&self) -> usize {
-        match self {
-            Params::GatedLinear(p) => p.weights.intermediate(),
-            Params::Mlp(p) => p.gated.weights.hidden(),
-            Params::QuantizedGatedLinear(p) => p.intermediate(),
-            Params::QuantizedMlp(p) => p.gated.hidden(),
-        }
+        let problem = self.problem(1);
+        if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
     }
 
     /// Refuses NaN and infinities, also those that rounding to `T` has made.
@@ -162,15 +157,6 @@ impl<'a, T: Element> Params<'a, T> {
             }
             Params::Mlp(p) => bounds::mlp_backward(x, p, out_grad, T::DTYPE, roundoff),
             _ => Err(self.without_gradients()),
-        }
-    }
-
-    /// The float64 result of weights that are elements.
-    pub(crate) fn oracle(&self, x: MatrixRef<'_, T>) -> swiglu_core::Result<Matrix<f64>> {
-        match self {
-            Params::GatedLinear(p) => Ok(oracle::gated_linear(x, p)?.h),
-            Params::Mlp(p) => Ok(oracle::mlp(x, p)?.y.value),
-            _ => Ok(self.reference(x, 0.0)?.value),
         }
     }
 

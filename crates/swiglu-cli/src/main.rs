@@ -17,6 +17,7 @@ mod timing;
 mod training;
 mod verbs;
 mod verify;
+mod weights;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;

@@ -38,6 +38,16 @@ impl CaseOp {
         self.is_block() || matches!(self, CaseOp::GatedLinear)
     }
 
+    /// What a plan calls it, of a training step its forward pass; none of a copy and of gradients by themselves.
+    pub const fn op(self) -> Option<Op> {
+        match self {
+            CaseOp::Activation => Some(Op::Activation),
+            CaseOp::GatedLinear => Some(Op::GatedLinear),
+            CaseOp::Mlp | CaseOp::MlpTrain => Some(Op::Mlp),
+            CaseOp::ActivationBackward | CaseOp::Copy => None,
+        }
+    }
+
     /// Whether there is a down projection.
     pub const fn is_block(self) -> bool {
         matches!(self, CaseOp::Mlp | CaseOp::MlpTrain)
@@ -142,12 +152,7 @@ impl Case {
     /// The problem as a plan sees it, of a training step its forward pass; none for a copy and for gradients by
     /// themselves, which are not planned.
     pub fn problem(&self) -> Option<Problem> {
-        let op = match self.op {
-            CaseOp::Activation => Op::Activation,
-            CaseOp::GatedLinear => Op::GatedLinear,
-            CaseOp::Mlp | CaseOp::MlpTrain => Op::Mlp,
-            CaseOp::ActivationBackward | CaseOp::Copy => return None,
-        };
+        let op = self.op.op()?;
         Some(
             Problem::new(op, self.m, self.hidden, self.intermediate, self.dtype, self.activation)
                 .with_numerics(self.numerics)

@@ -12,9 +12,9 @@ use clap::Args;
 use serde::Serialize;
 use swiglu::{CoreError, DType, Device, with_dtype};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
-use swiglu_lab::{Case, DeviceKind};
+use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::args::{DeviceArgs, LayerOp, MathArgs};
+use crate::args::{DeviceArgs, MathArgs, layer_op};
 use crate::inputs;
 use crate::models::MODELS;
 use crate::table::{self, Table};
@@ -24,8 +24,8 @@ use crate::terminal::{Shown, Terminal, Verdict};
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
 pub(crate) struct TuneArgs {
     /// The operation
-    #[arg(long, value_name = "NAME", default_value = "gated-linear")]
-    op: LayerOp,
+    #[arg(long, value_name = "NAME", default_value = "gated-linear", value_parser = layer_op())]
+    op: CaseOp,
     /// Tokens, input features and intermediate features; may be given several times. Between two
     /// numbers of tokens that are measured, the cost model follows both
     #[arg(long, value_name = "M,K,H", group = "shapes")]
@@ -95,9 +95,9 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let Device::Cuda(cuda) = &device else {
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
-    args.math.expect_computed(&device, args.op.into())?;
+    args.math.expect_computed(&device, args.op)?;
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
-    let case = |shape| inputs::case(DeviceKind::Cuda, args.op.into(), shape, dtype);
+    let case = |shape| inputs::case(DeviceKind::Cuda, args.op, shape, dtype);
     let cases: Vec<Case> =
         args.shapes().into_iter().map(|shape| args.math.case(case(shape))).collect();
     let budget = Duration::from_secs_f64(args.seconds);

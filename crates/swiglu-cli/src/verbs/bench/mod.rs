@@ -14,9 +14,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use swiglu::{CpuOptions, DType, Device, QuantizedType};
 use swiglu_lab::profile::Ceilings;
-use swiglu_lab::{Case, DeviceKind, Heat, ProfileDef, Role};
+use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 
-use crate::args::{self, DeviceArgs, MathArgs, Operation, extent};
+use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
 use crate::inputs;
 use crate::terminal::{Shown, Terminal, Verdict};
@@ -26,10 +26,20 @@ use backends::Backend;
 use cases::Suite;
 use report::Row;
 
+/// What is measured by itself; activation-backward on CUDA devices.
+const OPERATIONS: [CaseOp; 5] = [
+    CaseOp::Activation,
+    CaseOp::ActivationBackward,
+    CaseOp::GatedLinear,
+    CaseOp::Mlp,
+    CaseOp::MlpTrain,
+];
+
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// The operation; without one, a suite of cases
-    op: Option<Operation>,
+    #[arg(value_parser = one_of(OPERATIONS))]
+    op: Option<CaseOp>,
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
@@ -201,9 +211,7 @@ impl BenchArgs {
         }
         for case in &mut cases {
             *case = self.math.case(case.clone());
-            if let Some(problem) = case.problem() {
-                self.math.expect_computed(device, problem.op)?;
-            }
+            self.math.expect_computed(device, case.op)?;
             if let Some(kind) = self.weights_type {
                 args::expect_quantized(device, case, kind)?;
             }
@@ -212,12 +220,12 @@ impl BenchArgs {
     }
 
     /// The cases that were asked for, in every element type.
-    fn cases_of(&self, op: Operation, device: &Device) -> Vec<Case> {
+    fn cases_of(&self, op: CaseOp, device: &Device) -> Vec<Case> {
         let kind = args::kind(device);
         let (usual, columns) = match op {
-            Operation::Activation => (4096, 4096),
-            Operation::GatedLinear | Operation::Mlp => (1, 4864),
-            Operation::MlpTrain => (1024, 4864),
+            CaseOp::MlpTrain => (1024, 4864),
+            op if op.has_weights() => (1, 4864),
+            _ => (4096, 4096),
         };
         let usual_dtype = if kind == DeviceKind::Cuda { DType::Bf16 } else { DType::F32 };
         let dtypes = match self.weights_type {
@@ -233,7 +241,7 @@ impl BenchArgs {
         let case = |m, dtype| Case {
             weights: self.weights_type,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },
-            ..inputs::case(kind, op.into(), [m, hidden, intermediate], dtype)
+            ..inputs::case(kind, op, [m, hidden, intermediate], dtype)
         };
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
     }

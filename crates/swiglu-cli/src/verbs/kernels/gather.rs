@@ -5,15 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use rayon::prelude::*;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_cuda::jit::cache::{CacheWarning, KernelCache, Module, Origin};
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, CudaError};
 
 use super::report::{Report, Row, Warning};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, stop_on_signals};
 
 /// A kernel and what it is compiled for.
 pub(super) type Job = (Arch, NamedVariant);
@@ -29,12 +27,7 @@ pub(super) fn gather(
     terminal: &Terminal,
 ) -> anyhow::Result<Report> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        // The second time it ends at once.
-        signal_hook::flag::register_conditional_default(signal, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .context("listening to SIGTERM and Ctrl-C")?;
-    }
+    stop_on_signals(&stop)?;
     let kept = jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count();
     let missing = jobs.len() - kept;
     terminal.announce(&beginning(jobs, kept));
