@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Liger-Kernel: its Triton SiLU-and-multiply, behind torch's GEMMs where there are weights.
 
-Options: `way` (liger), `graph`.
+Options: `way` (liger; of mlp-train also packed), `graph`.
 """
 
 import sys
@@ -15,11 +15,12 @@ def make() -> tuple[protocol.Peer, str]:
     """Imports late: without Liger the peer still answers."""
     import torch
     import torch.nn.functional as F
-    from liger_kernel.ops.swiglu import swiglu_forward
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction, swiglu_forward
 
     from common import torch_server, torch_support
     from common.torch_support import Way, swiglu_only
     from torch_ways.base import EAGER, Request, with_orientation
+    from torch_ways.mlp_train import halves, training
 
     # It computes silu in float32, rounds it, and multiplies what was rounded: eager's order.
     def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -64,6 +65,26 @@ def make() -> tuple[protocol.Peer, str]:
 
         return Way(len(copies), call, EAGER)
 
+    def mlp_train(request: Request) -> Way:
+        """Its LigerSwiGLUMLP."""
+        swiglu_only(request.case)
+        request = with_orientation(request)
+        data = request.data
+
+        def block(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor, wd: torch.Tensor) -> torch.Tensor:
+            return F.linear(LigerSiLUMulFunction.apply(F.linear(x, wg), F.linear(x, wu)), wd)
+
+        return training(request, block, (data.gate, data.up, data.down))
+
+    def mlp_train_packed(request: Request) -> Way:
+        """Its LigerPhi3SwiGLUMLP: one product for gate and up, whose halves are copied."""
+        swiglu_only(request.case)
+
+        def block(x: torch.Tensor, wgu: torch.Tensor, wd: torch.Tensor) -> torch.Tensor:
+            return F.linear(LigerSiLUMulFunction.apply(*F.linear(x, wgu).chunk(2, -1)), wd)
+
+        return training(request, block, (request.data.gate_up(), request.data.down), halves)
+
     # No activation-backward: its kernel writes the gradients over gate and up. Timed again and again it
     # would work on gradients of gradients, of normal inputs more than half zeros after a hundred calls, and
     # putting the inputs back would be timed with it.
@@ -71,6 +92,8 @@ def make() -> tuple[protocol.Peer, str]:
         "activation:liger": activation,
         "gated-linear:liger": gated_linear,
         "mlp:liger": mlp,
+        "mlp-train:liger": mlp_train,
+        "mlp-train:packed": mlp_train_packed,
     }
     versions = {"liger-kernel": version("liger-kernel")}
     peer = torch_server.TorchPeer("liger", ways, frozenset(), versions, cpu=False)

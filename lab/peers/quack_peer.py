@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """quack: `gemm_gated`, a CuTe DSL GEMM with the gate in its epilogue, and its down GEMM.
 
-Options: `way` (activation has none; gated-linear and mlp: gemm_gated), `weights` (out-in or in-out: how
+Options: `way` (activation has none; gated-linear and mlp: gemm_gated; mlp-train: save, recompute, concat, accumulate),
+`weights` (out-in or in-out: how
 its interleaved weight lies in memory), `graph`. It tunes itself when a shape is first met, up to half
 a minute.
 """
@@ -22,6 +23,7 @@ def make() -> tuple[protocol.Peer, str]:
     from common.problem import Unsupported
     from common.torch_support import Way, swiglu_only
     from torch_ways.base import Request
+    from torch_ways.mlp_train import halves, in_turn, training
 
     def interleaved(request: Request) -> torch.Tensor:
         """[k, 2h] with gate and up columns in turn, in the asked-for memory order."""
@@ -60,9 +62,31 @@ def make() -> tuple[protocol.Peer, str]:
 
         return Way(len(copies), call, "fused+fast")
 
+    def mlp_train(recompute: bool = False, concat: bool = False, adds: bool = False) -> Callable[[Request], Way]:
+        """Its MLP: with gate and up not kept, or one behind the other, or with gradients added where they are."""
+
+        def way(request: Request) -> Way:
+            from quack.mlp import mlp_func
+
+            halves_only(request)
+            gate_up = request.data.gate_up() if concat else interleaved(request).t().contiguous()
+            options = {"concat_layout": True} if concat else {}
+
+            def block(x: torch.Tensor, wgu: torch.Tensor, wd: torch.Tensor) -> torch.Tensor:
+                return mlp_func(x, wgu, wd, activation="swiglu", fuse_grad_accum=adds, recompute=recompute,
+                                **options)
+
+            return training(request, block, (gate_up, request.data.down), halves if concat else in_turn, adds)
+
+        return way
+
     ways: dict[str, Callable[[Request], Way]] = {
         "gated-linear:gemm_gated": gated_linear,
         "mlp:gemm_gated": mlp,
+        "mlp-train:save": mlp_train(),
+        "mlp-train:recompute": mlp_train(recompute=True),
+        "mlp-train:concat": mlp_train(concat=True),
+        "mlp-train:accumulate": mlp_train(adds=True),
     }
     versions = {"quack-kernels": version("quack-kernels"),
                 "nvidia-cutlass-dsl": version("nvidia-cutlass-dsl")}

@@ -2,15 +2,16 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::Value;
 use swiglu::{
-    Activation, Arrangement, CoreError, CpuOptions, DType, Device, ExpMode, Isa, LoadOptions,
-    MlpWeights, Numerics, Op, Orientation, QuantizedType, Rounding, TensorNames,
+    Activation, CoreError, CpuOptions, DType, Device, ExpMode, Isa, MlpWeights, Numerics, Op,
+    QuantizedType, Rounding,
 };
 use swiglu_cuda::CudaOptions;
 use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
@@ -170,188 +171,19 @@ impl MathArgs {
     }
 }
 
-/// A layer in a file.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Weights")]
-pub(crate) struct WeightArgs {
-    /// A safetensors file, its index, a GGUF file, or a directory with a model in it
-    #[arg(long, value_name = "FILE")]
-    pub(crate) weights: Option<PathBuf>,
-    /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", value_parser = count,
-        allow_negative_numbers = true)]
-    layer: Option<usize>,
-    /// The expert, where the layer has several
-    #[arg(long, value_name = "E", requires = "weights", allow_negative_numbers = true)]
-    expert: Option<usize>,
-    /// Which dimension of the weights is the row: out-in or in-out
-    #[arg(long, value_name = "NAME", requires = "weights")]
-    pub(crate) orientation: Option<Orientation>,
-    /// How gate and up share a tensor: separate, gate-first, up-first or interleaved-G
-    #[arg(long, value_name = "NAME", requires = "weights")]
-    pub(crate) arrangement: Option<Arrangement>,
-    /// The block beside the layer's experts: the shared one, or a dense one
-    #[arg(long, requires = "weights", conflicts_with = "expert")]
-    beside_experts: bool,
-    /// What tensor names start with before the layer, where several parts of a model have it
-    #[arg(long, value_name = "TEXT", requires = "weights")]
-    prefix: Option<String>,
-    /// A key of the configuration or a tensor of the block to compute without; may be repeated
-    #[arg(long, value_name = "NAME", requires = "weights")]
-    ignore: Vec<String>,
-    /// Compute h smaller by so many powers of two, which the down weights undo: half precision may hold it
-    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
-    rescale: Option<i32>,
-    /// Do without the config.json beside the weights
-    #[arg(long, requires = "weights")]
-    no_config: bool,
-    /// Weights of 8 bits (F8_E4M3, F8_E5M2) without scales are a plain cast: take the codes' values
-    #[arg(long, requires = "weights")]
-    plain_fp8: bool,
-    #[command(flatten)]
-    names: NameArgs,
+/// Reads one of these operations.
+pub(crate) fn one_of<const N: usize>(
+    ops: [CaseOp; N],
+) -> impl TypedValueParser<Value = CaseOp> + use<N> {
+    let named = move |name: String| ops.into_iter().find(|op| op.name() == name);
+    // Whoever has passed the first is among them.
+    PossibleValuesParser::new(ops.map(CaseOp::name))
+        .try_map(move |name| named(name).ok_or("no operation of this name"))
 }
 
-/// Tensor names, for files that follow no known convention.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Tensor names, for files that follow no known convention")]
-struct NameArgs {
-    /// The gate weight
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    gate_name: Option<String>,
-    /// The up weight
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    up_name: Option<String>,
-    /// Gate and up weights in one tensor
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    gate_up_name: Option<String>,
-    /// The down weight
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    down_name: Option<String>,
-    /// The gate's bias
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    gate_bias_name: Option<String>,
-    /// The up projection's bias
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    up_bias_name: Option<String>,
-    /// Both biases in one tensor
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    gate_up_bias_name: Option<String>,
-    /// The down projection's bias
-    #[arg(long, value_name = "TENSOR", requires = "weights")]
-    down_bias_name: Option<String>,
-}
-
-impl WeightArgs {
-    /// The layer in the file, if one was named.
-    pub(crate) fn load(&self) -> swiglu::Result<Option<MlpWeights>> {
-        self.weights.as_deref().map(|path| self.load_from(path)).transpose()
-    }
-
-    /// An option that was given and means nothing without a file. Where the file conflicts with what
-    /// was given instead of it, `requires` above is not heeded.
-    pub(crate) fn of_a_file(&self) -> Option<&'static str> {
-        let n = &self.names;
-        let given = [
-            ("--layer", self.layer.is_some()),
-            ("--expert", self.expert.is_some()),
-            ("--beside-experts", self.beside_experts),
-            ("--prefix", self.prefix.is_some()),
-            ("--ignore", !self.ignore.is_empty()),
-            ("--no-config", self.no_config),
-            ("--rescale", self.rescale.is_some()),
-            ("--plain-fp8", self.plain_fp8),
-            ("--gate-name", n.gate_name.is_some()),
-            ("--up-name", n.up_name.is_some()),
-            ("--gate-up-name", n.gate_up_name.is_some()),
-            ("--down-name", n.down_name.is_some()),
-            ("--gate-bias-name", n.gate_bias_name.is_some()),
-            ("--up-bias-name", n.up_bias_name.is_some()),
-            ("--gate-up-bias-name", n.gate_up_bias_name.is_some()),
-            ("--down-bias-name", n.down_bias_name.is_some()),
-        ];
-        given.into_iter().find_map(|(option, given)| given.then_some(option))
-    }
-
-    fn load_from(&self, path: &Path) -> swiglu::Result<MlpWeights> {
-        let n = self.names.clone();
-        let mut names = TensorNames::default();
-        names.gate = n.gate_name;
-        names.up = n.up_name;
-        names.down = n.down_name;
-        names.gate_up = n.gate_up_name;
-        names.gate_bias = n.gate_bias_name;
-        names.up_bias = n.up_bias_name;
-        names.gate_up_bias = n.gate_up_bias_name;
-        names.down_bias = n.down_bias_name;
-        let mut options = LoadOptions::new(self.layer.unwrap_or(0))
-            .with_expert(self.expert)
-            .with_names(names)
-            .with_orientation(self.orientation)
-            .with_arrangement(self.arrangement)
-            .with_rescale(self.rescale.unwrap_or(0));
-        options.beside_experts = self.beside_experts;
-        options.prefix.clone_from(&self.prefix);
-        options.ignore.clone_from(&self.ignore);
-        options.no_config = self.no_config;
-        options.plain_fp8 = self.plain_fp8;
-        swiglu::Mlp::load_with(path, &options)
-    }
-}
-
-/// An operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Operation {
-    /// gate, up → h = act(gate, up)
-    Activation,
-    /// x → h = act(x·Wg + bg, x·Wu + bu)
-    GatedLinear,
-    /// x → y = h·Wd + bd
-    Mlp,
-}
-
-impl Operation {
-    /// The same of what has weights.
-    pub(crate) fn of_layer(self) -> Option<LayerOp> {
-        match self {
-            Operation::Activation => None,
-            Operation::GatedLinear => Some(LayerOp::GatedLinear),
-            Operation::Mlp => Some(LayerOp::Mlp),
-        }
-    }
-}
-
-impl From<Operation> for CaseOp {
-    fn from(op: Operation) -> Self {
-        op.of_layer().map_or(CaseOp::Activation, CaseOp::from)
-    }
-}
-
-/// An operation with weights, where no other will do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LayerOp {
-    /// x → h = act(x·Wg + bg, x·Wu + bu)
-    GatedLinear,
-    /// x → y = h·Wd + bd
-    Mlp,
-}
-
-impl From<LayerOp> for Op {
-    fn from(op: LayerOp) -> Self {
-        match op {
-            LayerOp::GatedLinear => Op::GatedLinear,
-            LayerOp::Mlp => Op::Mlp,
-        }
-    }
-}
-
-impl From<LayerOp> for CaseOp {
-    fn from(op: LayerOp) -> Self {
-        match op {
-            LayerOp::GatedLinear => CaseOp::GatedLinear,
-            LayerOp::Mlp => CaseOp::Mlp,
-        }
-    }
+/// Reads an operation with weights, where no other will do.
+pub(crate) fn layer_op() -> impl TypedValueParser<Value = CaseOp> {
+    one_of([CaseOp::GatedLinear, CaseOp::Mlp])
 }
 
 /// What the lab calls a device.
@@ -369,8 +201,11 @@ pub(crate) fn expect_quantized(
     kind: QuantizedType,
 ) -> anyhow::Result<()> {
     let (op, inputs) = match case.op {
-        CaseOp::GatedLinear => (Op::GatedLinear, vec![case.hidden]),
-        CaseOp::Mlp => (Op::Mlp, vec![case.hidden, case.intermediate]),
+        CaseOp::GatedLinear => (Op::GatedLinear, &[case.hidden][..]),
+        CaseOp::Mlp => (Op::Mlp, &[case.hidden, case.intermediate][..]),
+        CaseOp::MlpTrain => bail!(
+            "--weights-type {kind}: quantised weights have no gradients; choose gated-linear or mlp, or leave it out"
+        ),
         op => bail!(
             "--weights-type {kind}: the {op} has no weights; choose gated-linear or mlp, or leave it out"
         ),

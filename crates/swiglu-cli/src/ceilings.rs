@@ -83,7 +83,12 @@ pub(crate) struct Floor {
 
 impl Floor {
     /// The larger of bytes ÷ bandwidth and operations ÷ rate; none where no limit is known.
-    pub(crate) fn of(problem: &Problem, heat: Heat, ceilings: &Ceilings) -> Option<Self> {
+    pub(crate) fn of(
+        problem: &Problem,
+        [bytes, flops]: [f64; 2],
+        heat: Heat,
+        ceilings: &Ceilings,
+    ) -> Option<Self> {
         let (traffic, bound) = match heat {
             Heat::Cold => (&ceilings.memory, Class::Memory),
             Heat::Hot => (&ceilings.cache, Class::Cache),
@@ -92,7 +97,7 @@ impl Floor {
             Op::Activation => ceilings.activation.as_ref(),
             _ => ceilings.compute_of(problem.dtype),
         };
-        let work = Work { us: 0.0, bytes: problem.compulsory_bytes(), flops: problem.flops() };
+        let work = Work { us: 0.0, bytes, flops };
         let rate = |ceiling: Option<&Ceiling>| ceiling.map(|c| c.per_second);
         let at = classify(work, rate(traffic.as_ref()), rate(arithmetic));
         let us = at.floor_us()?;
@@ -118,7 +123,8 @@ mod tests {
         let floor = |m, dtype, heat| {
             let shape = [m, 1000, 1000];
             let case = inputs::case(DeviceKind::Cpu, CaseOp::GatedLinear, shape, dtype);
-            Floor::of(&case.problem().unwrap(), heat, &ceilings).unwrap()
+            let work = [case.compulsory_bytes(), case.flops()];
+            Floor::of(&case.problem().unwrap(), work, heat, &ceilings).unwrap()
         };
         let one = floor(1, DType::F32, Heat::Cold);
         assert_eq!(one.bound, Class::Memory);

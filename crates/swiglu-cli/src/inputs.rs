@@ -1,15 +1,13 @@
 //! Inputs that are made up: matrices, filled by all processors, and all that a case of the lab has,
 //! derived from its seed as every peer derives it.
 
-use std::collections::BTreeSet;
-
 use rayon::prelude::*;
 use swiglu::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, Half, Matrix, MlpParams,
     Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
     QuantizedType, WeightLayout,
 };
-use swiglu_core::random::{bits, quantized_matrix};
+use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
 use swiglu_lab::peer::protocol::{
     ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
@@ -59,30 +57,15 @@ pub(crate) fn normal<T: Element>(
     Ok(m)
 }
 
-/// Up to `count` distinct indices below `n`, ascending, with the first and the last among them.
-pub(crate) fn sample(seed: u64, n: usize, count: usize) -> Vec<usize> {
-    if count >= n {
-        return (0..n).collect();
-    }
-    let others = (0..).map(|i| (bits(seed, i) % n as u64) as usize);
-    let mut chosen = BTreeSet::new();
-    for i in [n - 1, 0].into_iter().chain(others) {
-        if chosen.len() == count {
-            break;
-        }
-        chosen.insert(i);
-    }
-    chosen.into_iter().collect()
-}
-
 /// x `[M, K]`.
 pub(crate) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
     normal(seed ^ STREAM_X, case.m, case.hidden, 1.0)
 }
 
-/// ∂L/∂h `[M, H]`.
+/// ∂L/∂y of a training step `[M, K]`, or ∂L/∂h `[M, H]`.
 pub(crate) fn out_grad<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
-    normal(seed ^ STREAM_OUT_GRAD, case.m, case.intermediate, 1.0)
+    let cols = if case.op.is_block() { case.hidden } else { case.intermediate };
+    normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)
 }
 
 /// Weights have a variance of about 1 / inputs, so that pre-activations of normal inputs are normal.
@@ -126,7 +109,7 @@ impl<T: Element> Dense<T> {
         let (k, h) = (case.hidden, case.intermediate);
         let weight = |stream, rows, cols| normal(seed ^ stream, rows, cols, scale(cols));
         let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
-        let down = (case.op == CaseOp::Mlp).then(|| weight(STREAM_DOWN, k, h)).transpose()?;
+        let down = case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?;
         Self::of(tensors, down, case, Rest::of(case, seed))
     }
 
@@ -164,7 +147,7 @@ impl<T: Element> Dense<T> {
     }
 }
 
-fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
+pub(crate) fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
     let [rows, cols] = [m.rows(), m.cols()];
     let from = m.as_slice();
     let values = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c]));
@@ -187,7 +170,7 @@ impl Quantized {
         Ok(Self {
             gate: weight(STREAM_GATE, h, k)?,
             up: weight(STREAM_UP, h, k)?,
-            down: (case.op == CaseOp::Mlp).then(|| weight(STREAM_DOWN, k, h)).transpose()?,
+            down: case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?,
             rest: Rest::of(case, seed),
         })
     }
@@ -252,15 +235,5 @@ mod tests {
     fn parallel_generation_is_the_published_stream() {
         let a = normal::<f32>(5, 3, CHUNK, 0.5).unwrap();
         assert_eq!(a, swiglu_core::random::normal_matrix(5, 3, CHUNK, 0.5).unwrap());
-    }
-
-    #[test]
-    fn samples_are_distinct_and_hold_both_ends() {
-        let s = sample(1, 1000, 8);
-        assert_eq!((s.len(), s[0], s[7]), (8, 0, 999));
-        assert!(s.is_sorted_by(|a, b| a < b));
-        assert_eq!(sample(1, 3, 8), [0, 1, 2]);
-        assert_eq!(sample(1, 5, 1), [4]);
-        assert!(sample(1, 0, 8).is_empty());
     }
 }

@@ -2,15 +2,13 @@
 //! packed from them.
 
 use swiglu::{
-    Device, Element, ErrorKind, GatedLinear, GatedLinearParams, Matrix, MatrixMut, MatrixRef, Mlp,
-    MlpParams, MlpWeights, Numerics, Path, Plan, Problem, QuantizedGatedLinearParams,
-    QuantizedMlpParams,
+    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, MatrixMut, MatrixRef,
+    Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
+    QuantizedGatedLinearParams, QuantizedMlpParams, SavePolicy,
 };
 use swiglu_core::bounds::{self, Reference};
-use swiglu_core::oracle;
 use swiglu_cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
-
-use crate::args::LayerOp;
+use swiglu_lab::CaseOp;
 
 /// Parameters of either operation, for inputs and outputs of T.
 #[derive(Debug, Clone, Copy)]
@@ -29,21 +27,22 @@ impl<'a, T: Element> Params<'a, T> {
     /// Those of the file.
     pub(crate) fn quantized_in(
         weights: &'a MlpWeights,
-        op: LayerOp,
+        op: CaseOp,
         device: &Device,
     ) -> swiglu::Result<Result<Self, Option<swiglu::Error>>> {
         let blocks = match op {
-            LayerOp::GatedLinear => weights
+            CaseOp::GatedLinear => weights
                 .quantized_gated_linear_on(device)
                 .and_then(|blocks| Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?))),
-            LayerOp::Mlp => weights
+            _ => weights
                 .quantized_on(device)
                 .and_then(|blocks| Ok(Params::QuantizedMlp(blocks.mlp()?))),
         };
         match blocks {
             Ok(blocks) => Ok(Ok(blocks)),
             Err(why) if why.kind() == ErrorKind::Unsupported => {
-                Ok(Err(weights.is_quantized(op.into()).then_some(why)))
+                let quantized = op.op().is_some_and(|op| weights.is_quantized(op));
+                Ok(Err(quantized.then_some(why)))
             }
             Err(error) => Err(error),
         }
@@ -72,12 +71,8 @@ impl<'a, T: Element> Params<'a, T> {
 
     /// Columns of the output.
     pub(crate) fn out_features(&self) -> usize {
-        match self {
-            Params::GatedLinear(p) => p.weights.intermediate(),
-            Params::Mlp(p) => p.gated.weights.hidden(),
-            Params::QuantizedGatedLinear(p) => p.intermediate(),
-            Params::QuantizedMlp(p) => p.gated.hidden(),
-        }
+        let problem = self.problem(1);
+        if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
     }
 
     /// Refuses NaN and infinities, also those that rounding to `T` has made.
@@ -112,12 +107,56 @@ impl<'a, T: Element> Params<'a, T> {
         })
     }
 
-    /// The float64 result of weights that are elements.
-    pub(crate) fn oracle(&self, x: MatrixRef<'_, T>) -> swiglu_core::Result<Matrix<f64>> {
+    /// Packs the layer for forward and backward passes.
+    pub(crate) fn pack_for_training(
+        &self,
+        device: &Device,
+        policy: SavePolicy,
+        path: Option<Path>,
+    ) -> swiglu::Result<Packed> {
+        Ok(match (self, path) {
+            (Params::GatedLinear(p), None) => {
+                Packed::GatedLinear(GatedLinear::for_training(device, p, policy)?)
+            }
+            (Params::GatedLinear(p), Some(path)) => {
+                Packed::GatedLinear(GatedLinear::for_training_with_path(device, p, policy, path)?)
+            }
+            (Params::Mlp(p), None) => Packed::Mlp(Mlp::for_training(device, p, policy)?),
+            (Params::Mlp(p), Some(path)) => {
+                Packed::Mlp(Mlp::for_training_with_path(device, p, policy, path)?)
+            }
+            _ => return Err(self.without_gradients().into()),
+        })
+    }
+
+    fn without_gradients(&self) -> CoreError {
+        CoreError::Unsupported {
+            what: format!("training of {}", self.problem(1)),
+            why: "quantised weights have no gradients; decode them (--decode-weights)".into(),
+        }
+    }
+
+    /// How the down weight lies; of a layer without one, as the others.
+    pub(crate) fn down_orientation(&self) -> Orientation {
         match self {
-            Params::GatedLinear(p) => Ok(oracle::gated_linear(x, p)?.h),
-            Params::Mlp(p) => Ok(oracle::mlp(x, p)?.y.value),
-            _ => Ok(self.reference(x, 0.0)?.value),
+            Params::Mlp(p) => p.down_orientation,
+            _ => self.problem(1).layout.orientation,
+        }
+    }
+
+    /// References of all gradients from that of the result.
+    pub(crate) fn gradients(
+        &self,
+        x: MatrixRef<'_, T>,
+        out_grad: MatrixRef<'_, T>,
+        roundoff: f64,
+    ) -> swiglu_core::Result<bounds::Gradients> {
+        match self {
+            Params::GatedLinear(p) => {
+                bounds::gated_linear_backward(x, p, out_grad, T::DTYPE, roundoff)
+            }
+            Params::Mlp(p) => bounds::mlp_backward(x, p, out_grad, T::DTYPE, roundoff),
+            _ => Err(self.without_gradients()),
         }
     }
 
@@ -144,12 +183,20 @@ pub(crate) enum Packed {
     Mlp(Mlp),
 }
 
+/// The same of a layer of either operation.
+macro_rules! either {
+    ($packed:expr, $layer:ident => $value:expr) => {
+        match $packed {
+            Packed::GatedLinear($layer) => $value,
+            Packed::Mlp($layer) => $value,
+        }
+    };
+}
+pub(crate) use either;
+
 impl Packed {
     pub(crate) fn plan(&self, m: usize) -> Plan {
-        match self {
-            Packed::GatedLinear(layer) => layer.plan(m),
-            Packed::Mlp(layer) => layer.plan(m),
-        }
+        either!(self, layer => layer.plan(m))
     }
 
     pub(crate) fn forward_into<T: Element>(
@@ -157,10 +204,7 @@ impl Packed {
         x: MatrixRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> swiglu::Result<()> {
-        match self {
-            Packed::GatedLinear(layer) => layer.forward_into(x, out),
-            Packed::Mlp(layer) => layer.forward_into(x, out),
-        }
+        either!(self, layer => layer.forward_into(x, out))
     }
 
     /// Enqueues the layer on a CUDA stream.
@@ -170,9 +214,6 @@ impl Packed {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> swiglu::Result<()> {
-        match self {
-            Packed::GatedLinear(layer) => layer.forward_on(stream, x, out),
-            Packed::Mlp(layer) => layer.forward_on(stream, x, out),
-        }
+        either!(self, layer => layer.forward_on(stream, x, out))
     }
 }

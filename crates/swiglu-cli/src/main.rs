@@ -14,8 +14,10 @@ mod models;
 mod table;
 mod terminal;
 mod timing;
+mod training;
 mod verbs;
 mod verify;
+mod weights;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;

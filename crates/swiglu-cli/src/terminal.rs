@@ -4,11 +4,15 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// How results and progress are shown.
 #[derive(Debug, Clone, Copy, Args)]
@@ -40,6 +44,16 @@ impl Verdict {
     pub(crate) fn of_job(over: bool) -> Self {
         if over { Verdict::Passed } else { Verdict::Unfinished }
     }
+}
+
+/// Has Ctrl-C and SIGTERM set `stop`; the second time they end the program at once.
+pub(crate) fn stop_on_signals(stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register_conditional_default(signal, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .context("listening to SIGTERM and Ctrl-C")?;
+    }
+    Ok(())
 }
 
 /// A line on standard error. Without one there is nobody to tell.

@@ -4,9 +4,9 @@ use anyhow::bail;
 use swiglu::{DType, Device, Element, Matrix, MatrixRef, Problem};
 use swiglu_core::bounds::{Judgement, Reference, relative_frobenius};
 use swiglu_core::conformance::Backend;
+use swiglu_core::random;
 use swiglu_cuda::CudaBackend;
 
-use crate::inputs;
 use crate::layer::Params;
 
 /// Multiply-adds the oracle may take: about a second.
@@ -34,7 +34,7 @@ impl Check {
         x: MatrixRef<'_, T>,
     ) -> swiglu_core::Result<Self> {
         let (m, row) = (x.rows(), params.problem(1));
-        let rows = inputs::sample(SEED, m, rows_in_budget(&row));
+        let rows = random::sample(SEED, m, rows_in_budget(&row));
         let roundoff = factor_roundoff(device, T::DTYPE);
         let reference = params.reference(gather_rows(x, &rows)?.view(), roundoff)?;
         Ok(Self { rows, m, reference })
@@ -102,7 +102,7 @@ fn rows_in_budget(row: &Problem) -> usize {
 }
 
 /// What a device rounds the factors of its products by, relative to them.
-fn factor_roundoff(device: &Device, dtype: DType) -> f64 {
+pub(crate) fn factor_roundoff(device: &Device, dtype: DType) -> f64 {
     match device {
         Device::Cuda(cuda) => CudaBackend::planned(cuda).factor_roundoff(dtype),
         _ => 0.0,
@@ -120,7 +120,7 @@ pub(crate) fn gather_rows<T: Copy + Default>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inputs::Dense;
+    use crate::inputs::{self, Dense};
     use swiglu_lab::{CaseOp, DeviceKind};
 
     #[test]

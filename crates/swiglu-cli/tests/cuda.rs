@@ -83,6 +83,35 @@ fn outputs_agree_with_those_of_the_cpu() {
     );
 }
 
+/// Gradients are proved on the device too, and a step is timed beside the unfused way.
+#[test]
+fn backward_proves_and_times_a_step() {
+    let files = Files::new();
+    let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
+    let run = ["run", "--seconds", "0.01", "--weights", &layer, "--tokens", "3", "--backward"];
+    for (keep, kept) in [("save", 2 * 3 * 16 * 2), ("recompute", 0)] {
+        let more = ["--dtype", "bf16", "--device", "cuda", "--keep", keep];
+        let Some(mut command) = on_device() else { return };
+        // A small cache, so that few copies of the data exceed it.
+        command.env("SWIGLU_SIM_L2", "2000").args(run).args(more).arg("--json");
+        let ended = end(&mut command);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let report = ended.json();
+        assert_eq!((&report["device"], &report["passed"]), (&"cuda".into(), &true.into()));
+        assert_eq!(report["kept_bytes"], kept, "{report}");
+        for name in ["dx", "dw_gate", "dw_up", "dw_down"] {
+            let of = |what| report["gradients"][name][what].as_f64().expect("a number");
+            assert!(of("relative_frobenius") <= of("bound"), "{report}");
+            assert!(of("eager_error") > 0.0 && of("max_abs") > 0.0, "{report}");
+        }
+        for times in ["time_us", "unfused_time_us"] {
+            assert!(report[times]["median"].as_f64() > Some(0.0), "{report}");
+        }
+    }
+    let refused = [&run[..], &["--device", "cuda", "--keep", "save-gate"]].concat();
+    swiglu(&refused).expect("as before").refused(&["save-gate", "choose save or recompute"]);
+}
+
 #[test]
 fn check_passes_on_every_way_of_the_device() {
     // On the simulator f32, which has a fifth of the kernels to compile; the suites of swiglu-cuda judge all.
@@ -99,6 +128,10 @@ fn check_passes_on_every_way_of_the_device() {
     for kernel in kernels {
         assert!(rows.iter().any(|r| r["kernel"] == *kernel), "{kernel}: {document}");
     }
+    for kernel in ["planned", "unfused"] {
+        let backward = |r: &Value| r["kernel"] == kernel && r["op"] == "mlp backward";
+        assert!(rows.iter().any(backward), "{kernel}: {document}");
+    }
     if !gpu {
         return;
     }
@@ -112,12 +145,17 @@ fn check_passes_on_every_way_of_the_device() {
 fn bench_has_calls_and_graphs_and_floors() {
     let size = ["--m", "2", "--hidden", "24", "--intermediate", "16", "--hot"];
     let bench = ["--seconds", "0.01", "--dtype", "bf16", "--device", "cuda"];
-    for op in ["activation", "gated-linear", "mlp"] {
+    for op in ["activation", "gated-linear", "mlp", "mlp-train"] {
         let Some(document) = json_of(&[&["bench", op][..], &bench, &size].concat()) else { return };
         let results = document["results"].as_array().expect("results");
         let ways: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
         match op {
             "activation" => assert_eq!(ways, ["planned, graph", "planned"]),
+            "mlp-train" => {
+                let calls = ["planned", "unfused", "recompute", "products"];
+                let graphs = calls.map(|way| format!("{way}, graph"));
+                assert_eq!(ways, [graphs.map(|way| way.leak() as &str), calls].concat());
+            }
             _ => assert_eq!(ways, ["planned, graph", "unfused, graph", "planned", "unfused"]),
         }
         assert!(results.iter().all(|r| r["status"] == "ok"), "{document}");

@@ -39,13 +39,14 @@ fn check_prints_a_table_of_the_forced_kernel() {
 #[test]
 fn bench_of_one_operation_has_every_way_and_field() {
     let size = ["--m", "3", "--hidden", "40", "--intermediate", "48", "--hot"];
-    for op in ["activation", "gated-linear", "mlp"] {
+    for op in ["activation", "gated-linear", "mlp", "mlp-train"] {
         let args = [&["bench", op, "--seconds", "0.01", "--dtype", "bf16"], &size[..]].concat();
         let document = json_of(&args);
         let results = document["results"].as_array().expect("results");
         let ways: Vec<&str> = results.iter().filter_map(|r| r["profile"].as_str()).collect();
         match op {
             "activation" => assert_eq!(ways, ["planned"]),
+            "mlp-train" => assert_eq!(ways, ["planned", "unfused", "recompute"]),
             _ => assert_eq!(ways, ["planned", "unfused"]),
         }
         for r in results {
@@ -81,6 +82,7 @@ fn bench_of_quantised_weights_compares_them_with_decoded_ones() {
         assert!(results[0]["ratio"].is_f64() && results[1]["ratio"].is_null(), "{document}");
     }
     swiglu(&["bench", "activation", "--weights-type", "q4_0"]).refused(&["no weights"]);
+    swiglu(&["bench", "mlp-train", "--weights-type", "q4_0"]).refused(&["have no gradients"]);
     swiglu(&["bench", "mlp", "--weights-type", "q8_k"]).refused(&["q8_k", "Q4_0"]);
     swiglu(&["bench", "mlp", "--weights-type", "q4_k"]).refused(&["896", "Q4_K blocks of 256"]);
 }

@@ -1,5 +1,7 @@
 //! Seeded random inputs that any language can derive: counter-based, integer arithmetic only.
 
+use std::collections::BTreeSet;
+
 use half::f16;
 
 use crate::dtype::Element;
@@ -41,6 +43,22 @@ pub fn normal_matrix<T: Element>(
         *v = T::from_f32(normal(seed, i as u64) * scale);
     }
     Ok(m)
+}
+
+/// Up to `count` distinct indices below `n`, ascending: the last and the first among them, the others random.
+pub fn sample(seed: u64, n: usize, count: usize) -> Vec<usize> {
+    if count >= n {
+        return (0..n).collect();
+    }
+    let others = (0..).map(|i| (bits(seed, i) % n as u64) as usize);
+    let mut chosen = BTreeSet::new();
+    for i in [n - 1, 0].into_iter().chain(others) {
+        if chosen.len() == count {
+            break;
+        }
+        chosen.insert(i);
+    }
+    chosen.into_iter().collect()
 }
 
 /// What the stream of block scales is apart from that of the bytes.
@@ -195,5 +213,15 @@ mod tests {
             assert_eq!(m, quantized_matrix(3, block, 5, 512 * 8, 0.25).unwrap());
         }
         assert!(quantized_matrix(3, BlockType::Q4_K, 1, 32, 1.0).is_err());
+    }
+
+    #[test]
+    fn samples_are_distinct_and_hold_both_ends() {
+        let s = sample(1, 1000, 8);
+        assert_eq!((s.len(), s[0], s[7]), (8, 0, 999));
+        assert!(s.is_sorted_by(|a, b| a < b));
+        assert_eq!(sample(1, 3, 8), [0, 1, 2]);
+        assert_eq!(sample(1, 5, 1), [4]);
+        assert!(sample(1, 0, 8).is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use swiglu_core::{
-    Activation, Arrangement, DType, Numerics, Op, Orientation, Problem, QuantizedType,
+    Activation, Arrangement, DType, Numerics, Op, Orientation, Pass, Problem, QuantizedType,
     QuantizedTypes, WeightLayout,
 };
 
@@ -25,6 +25,8 @@ named! {
         GatedLinear = "gated-linear",
         /// x `[M, K]` → y = h·Wd + bd, `[M, K]`.
         Mlp = "mlp",
+        /// x, ∂L/∂y `[M, K]` → y, and the gradients of x and of the three weights: a forward and a backward pass.
+        MlpTrain = "mlp-train",
         /// x `[M, H]` → x: the cost of moving bytes.
         Copy = "copy",
     }
@@ -33,7 +35,22 @@ named! {
 impl CaseOp {
     /// Whether there are weights, and so a hidden size.
     pub const fn has_weights(self) -> bool {
-        matches!(self, CaseOp::GatedLinear | CaseOp::Mlp)
+        self.is_block() || matches!(self, CaseOp::GatedLinear)
+    }
+
+    /// What a plan calls it, of a training step its forward pass; none of a copy and of gradients by themselves.
+    pub const fn op(self) -> Option<Op> {
+        match self {
+            CaseOp::Activation => Some(Op::Activation),
+            CaseOp::GatedLinear => Some(Op::GatedLinear),
+            CaseOp::Mlp | CaseOp::MlpTrain => Some(Op::Mlp),
+            CaseOp::ActivationBackward | CaseOp::Copy => None,
+        }
+    }
+
+    /// Whether there is a down projection.
+    pub const fn is_block(self) -> bool {
+        matches!(self, CaseOp::Mlp | CaseOp::MlpTrain)
     }
 }
 
@@ -121,23 +138,21 @@ impl Case {
         format!("{key} {}", self.heat)
     }
 
-    /// `[rows, columns]` of the output; of gradients, that of gate and that of up beside each other.
+    /// `[rows, columns]` of the output; of gradients, that of gate and that of up beside each other. Of a training step the
+    /// matrices with K columns lie one behind the other: y, ∂L/∂x, ∂L/∂Wg, ∂L/∂Wu and the transpose of ∂L/∂Wd.
     pub fn output_shape(&self) -> [usize; 2] {
         match self.op {
             CaseOp::Mlp => [self.m, self.hidden],
+            CaseOp::MlpTrain => [2 * self.m + 3 * self.intermediate, self.hidden],
             CaseOp::ActivationBackward => [self.m, 2 * self.intermediate],
             CaseOp::Activation | CaseOp::GatedLinear | CaseOp::Copy => [self.m, self.intermediate],
         }
     }
 
-    /// The problem as a plan sees it; none for a copy and for gradients, which are not planned.
+    /// The problem as a plan sees it, of a training step its forward pass; none for a copy and for gradients by
+    /// themselves, which are not planned.
     pub fn problem(&self) -> Option<Problem> {
-        let op = match self.op {
-            CaseOp::Activation => Op::Activation,
-            CaseOp::GatedLinear => Op::GatedLinear,
-            CaseOp::Mlp => Op::Mlp,
-            CaseOp::ActivationBackward | CaseOp::Copy => return None,
-        };
+        let op = self.op.op()?;
         Some(
             Problem::new(op, self.m, self.hidden, self.intermediate, self.dtype, self.activation)
                 .with_numerics(self.numerics)
@@ -154,6 +169,10 @@ impl Case {
     pub fn compulsory_bytes(&self) -> f64 {
         let tensor = (self.m * self.intermediate * self.dtype.size()) as f64;
         match self.problem() {
+            Some(problem) if self.op == CaseOp::MlpTrain => {
+                let of = |pass| problem.with_pass(pass).compulsory_bytes();
+                of(Pass::Saving) + of(Pass::Backward)
+            }
             Some(problem) => problem.compulsory_bytes(),
             // Three are read and two are written.
             None if self.op == CaseOp::ActivationBackward => 5.0 * tensor,
@@ -166,6 +185,8 @@ impl Case {
     pub fn flops(&self) -> f64 {
         match self.op {
             CaseOp::ActivationBackward => 2.0 * (self.m * self.intermediate) as f64,
+            // A backward pass has twice the products.
+            CaseOp::MlpTrain => 3.0 * self.problem().map_or(0.0, |problem| problem.flops()),
             _ => self.problem().map_or(0.0, |problem| problem.flops()),
         }
     }

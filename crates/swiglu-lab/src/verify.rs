@@ -8,7 +8,7 @@ mod tests;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use swiglu_core::bounds::{BlockInputs, Judgement, Reference};
-use swiglu_core::random::bits;
+use swiglu_core::random::sample;
 use swiglu_core::{DType, Element, Matrix, Numerics, bf16, f16};
 
 use crate::case::{Case, CaseOp};
@@ -30,7 +30,7 @@ pub(crate) struct Oracle {
     case: Case,
     seed: u64,
     rows: Vec<usize>,
-    known: Vec<(Promise, Reference)>,
+    known: Vec<(Promise, Vec<Reference>)>,
 }
 
 /// What a profile is judged by.
@@ -75,15 +75,15 @@ impl Oracle {
         if bytes.len() != needed {
             return Err(format!("the rows have {} bytes, expected {needed}", bytes.len()));
         }
-        let reference = self.reference(profile).map_err(|e| e.to_string())?;
+        let references = self.references(profile).map_err(|e| e.to_string())?;
         match dtype {
-            DType::F32 => judged(reference, &bytes, f32::from_le_bytes),
-            DType::F16 => judged(reference, &bytes, f16::from_le_bytes),
-            _ => judged(reference, &bytes, bf16::from_le_bytes),
+            DType::F32 => judged(references, &bytes, f32::from_le_bytes),
+            DType::F16 => judged(references, &bytes, f16::from_le_bytes),
+            _ => judged(references, &bytes, bf16::from_le_bytes),
         }
     }
 
-    fn reference(&mut self, profile: &ProfileDef) -> Result<&Reference> {
+    fn references(&mut self, profile: &ProfileDef) -> Result<&[Reference]> {
         let promise = promise(profile, &self.case);
         let at = match self.known.iter().position(|(known, _)| *known == promise) {
             Some(at) => at,
@@ -97,16 +97,37 @@ impl Oracle {
     }
 }
 
-/// Judges elements as they travel, little endian.
+/// Judges elements as they travel, little endian, each part of the rows by its reference: what is the worst of all parts.
 fn judged<T: Element, const N: usize>(
-    reference: &Reference,
+    references: &[Reference],
     bytes: &[u8],
     element: fn([u8; N]) -> T,
 ) -> Result<Judgement, String> {
-    let [rows, columns] = reference.value.shape();
-    let values = bytes.as_chunks().0.iter().map(|bytes| element(*bytes)).collect();
-    let out = Matrix::from_vec(values, rows, columns);
-    out.and_then(|out| reference.judge(out.view())).map_err(|e| e.to_string())
+    let mut values = bytes.as_chunks().0.iter().map(|bytes| element(*bytes));
+    let (mut worst, mut first): (Option<Judgement>, usize) = (None, 0);
+    for reference in references {
+        let [rows, columns] = reference.value.shape();
+        let out = Matrix::from_values(values.by_ref().take(rows * columns), rows, columns);
+        let mut part =
+            out.and_then(|out| reference.judge(out.view())).map_err(|e| e.to_string())?;
+        part.worst_at.0 += first;
+        first += rows;
+        worst = Some(worst.map_or(part.clone(), |before| worse(before, part)));
+    }
+    worst.ok_or_else(|| "nothing was to be judged".into())
+}
+
+/// Of two parts of a result, what is nearer to its limit or beyond.
+fn worse(a: Judgement, b: Judgement) -> Judgement {
+    let share = |j: &Judgement| j.relative_frobenius / j.frobenius_limit;
+    // What is no number is the worst.
+    let above = |a: f64, b: f64| a.total_cmp(&b).is_gt();
+    let (mut worst, other) = if above(b.worst_ratio, a.worst_ratio) { (b, a) } else { (a, b) };
+    if above(share(&other), share(&worst)) {
+        (worst.relative_frobenius, worst.frobenius_limit) =
+            (other.relative_frobenius, other.frobenius_limit);
+    }
+    worst
 }
 
 /// The roundings a profile is judged by. Its options say where it rounds factors of products: `tf32`,
@@ -124,27 +145,36 @@ fn promise(profile: &ProfileDef, case: &Case) -> Promise {
     Promise { numerics: profile.numerics.unwrap_or(default), tf32, inputs }
 }
 
+/// Of a training step, tokens and intermediate features: the gradients of a feature take all tokens, and the reverse.
+pub(crate) fn tokens_and_features(case: &Case, seed: u64) -> [Vec<usize>; 2] {
+    // The chain of each, in float64 with its magnitudes and in the baseline's order.
+    const PRODUCTS: f64 = 20.0;
+    let per_reply = (MAX_VERIFIED / case.hidden.max(1) / 5).max(1);
+    [(case.m, case.intermediate), (case.intermediate, case.m)].map(|(n, others)| {
+        let macs = PRODUCTS * (case.hidden * others).max(1) as f64;
+        // Two show what one by itself might not, whatever they take.
+        let affordable = ((BUDGET / macs) as usize).max(2);
+        sample(seed, n, affordable.min(per_reply).min(MAX_ROWS))
+    })
+}
+
 /// The first row, the last and some between: as many as the oracle and one reply can take.
 fn rows_of(case: &Case, seed: u64) -> Vec<usize> {
     let [m, columns] = case.output_shape();
     let macs = match case.op {
         CaseOp::Activation | CaseOp::ActivationBackward | CaseOp::Copy => 1.0,
         CaseOp::GatedLinear | CaseOp::Mlp => case.flops() / 2.0 / m.max(1) as f64,
+        CaseOp::MlpTrain => {
+            let ([tokens, features], h) = (tokens_and_features(case, seed), case.intermediate);
+            let parts = [(&tokens, 0), (&tokens, case.m)];
+            let weights = (0..3).map(|part| (&features, 2 * case.m + part * h));
+            let parts = parts.into_iter().chain(weights);
+            return parts.flat_map(|(rows, first)| rows.iter().map(move |r| first + r)).collect();
+        }
     };
     let affordable = (BUDGET / macs.max(1.0)) as usize;
     let count = affordable.min(MAX_VERIFIED / columns.max(1)).clamp(1, MAX_ROWS);
-    if count >= m {
-        return (0..m).collect();
-    }
-    let mut rows = std::collections::BTreeSet::from([m - 1]);
-    let others = std::iter::once(0).chain((0..).map(|i| (bits(seed, i) % m as u64) as usize));
-    for row in others {
-        if rows.len() == count {
-            break;
-        }
-        rows.insert(row);
-    }
-    rows.into_iter().collect()
+    sample(seed, m, count)
 }
 
 /// As a record has it.

@@ -392,15 +392,43 @@ impl Layer<GatedLinearKind> {
         params: &GatedLinearParams<'_, T>,
         policy: SavePolicy,
     ) -> Result<Self> {
+        Self::trained(device, params, policy, None)
+    }
+
+    /// As [`Self::for_training`], by a chosen path: [`Path::Unfused`] is the yardstick that passes gate and up, and their
+    /// gradients, through memory between plain products.
+    ///
+    /// # Errors
+    /// As [`Self::for_training`].
+    pub fn for_training_with_path<T: Element>(
+        device: &Device,
+        params: &GatedLinearParams<'_, T>,
+        policy: SavePolicy,
+        path: Path,
+    ) -> Result<Self> {
+        Self::trained(device, params, policy, Some(path))
+    }
+
+    fn trained<T: Element>(
+        device: &Device,
+        params: &GatedLinearParams<'_, T>,
+        policy: SavePolicy,
+        path: Option<Path>,
+    ) -> Result<Self> {
         match device {
             Device::Cpu(cpu) => {
-                let layer = swiglu_cpu::GatedLinear::for_training(cpu, params, policy)?;
-                Layer::new(device, Some(Path::Fused), layer)
+                let path = path.unwrap_or(Path::Fused);
+                let layer =
+                    swiglu_cpu::GatedLinear::for_training_with_path(cpu, params, policy, path)?;
+                Layer::new(device, Some(path), layer)
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
-                let layer = swiglu_cuda::GatedLinear::new(cuda, params)?.for_training(policy)?;
-                Layer::new(device, None, layer)
+                let layer = match path {
+                    None => swiglu_cuda::GatedLinear::new(cuda, params)?,
+                    Some(path) => swiglu_cuda::GatedLinear::with_path(cuda, params, path)?,
+                };
+                Layer::new(device, path, layer.for_training(policy)?)
             }
         }
     }
@@ -429,15 +457,42 @@ impl Layer<MlpKind> {
         params: &MlpParams<'_, T>,
         policy: SavePolicy,
     ) -> Result<Self> {
+        Self::trained(device, params, policy, None)
+    }
+
+    /// As [`Self::for_training`], by a chosen path: [`Path::Unfused`] is the yardstick that passes gate and up, and their
+    /// gradients, through memory between plain products.
+    ///
+    /// # Errors
+    /// As [`Self::for_training`].
+    pub fn for_training_with_path<T: Element>(
+        device: &Device,
+        params: &MlpParams<'_, T>,
+        policy: SavePolicy,
+        path: Path,
+    ) -> Result<Self> {
+        Self::trained(device, params, policy, Some(path))
+    }
+
+    fn trained<T: Element>(
+        device: &Device,
+        params: &MlpParams<'_, T>,
+        policy: SavePolicy,
+        path: Option<Path>,
+    ) -> Result<Self> {
         match device {
             Device::Cpu(cpu) => {
-                let layer = swiglu_cpu::Mlp::for_training(cpu, params, policy)?;
-                Layer::new(device, Some(Path::Fused), layer)
+                let path = path.unwrap_or(Path::Fused);
+                let layer = swiglu_cpu::Mlp::for_training_with_path(cpu, params, policy, path)?;
+                Layer::new(device, Some(path), layer)
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
-                let layer = swiglu_cuda::Mlp::new(cuda, params)?.for_training(policy)?;
-                Layer::new(device, None, layer)
+                let layer = match path {
+                    None => swiglu_cuda::Mlp::new(cuda, params)?,
+                    Some(path) => swiglu_cuda::Mlp::with_path(cuda, params, path)?,
+                };
+                Layer::new(device, path, layer.for_training(policy)?)
             }
         }
     }

@@ -15,7 +15,7 @@ COLD_L2_MULTIPLE = 4
 MAX_COPIES_CPU = 1000
 MAX_COPIES_CUDA = 512
 
-OPS = ("activation", "activation-backward", "gated-linear", "mlp", "copy")
+OPS = ("activation", "activation-backward", "gated-linear", "mlp", "mlp-train", "copy")
 
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
 
@@ -34,8 +34,8 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """x [m, hidden] -> h [m, intermediate] (gated-linear) -> y [m, hidden] (mlp); the activation and
-    the copy have two inputs [m, intermediate] and one output of that shape; activation-backward has the
+    """x [m, hidden] -> h [m, intermediate] (gated-linear) -> y [m, hidden] (mlp); mlp-train has the gradient of
+    y besides, and as its result y and the gradients of x and of the weights; the activation and the copy have two inputs [m, intermediate] and one output of that shape; activation-backward has the
     gradient of that output besides, and the gradients of both inputs as its result."""
 
     op: str
@@ -94,17 +94,25 @@ class Case:
         if self.weights not in blocks or not self.has_weights:
             raise Unsupported(f"{self.op} with {self.weights} weights; known are {', '.join(blocks)}")
         elements = blocks[self.weights].elements
-        inputs = (self.hidden, self.intermediate) if self.op == "mlp" else (self.hidden,)
+        inputs = (self.hidden, self.intermediate) if self.is_block else (self.hidden,)
         if any(n % elements for n in inputs):
             raise Unsupported(f"{inputs} inputs: {self.weights} has blocks of {elements}")
 
     @property
     def has_weights(self) -> bool:
-        return self.op in ("gated-linear", "mlp")
+        return self.op == "gated-linear" or self.is_block
+
+    @property
+    def is_block(self) -> bool:
+        """Whether there is a down projection."""
+        return self.op in ("mlp", "mlp-train")
 
     @property
     def out_shape(self) -> tuple[int, int]:
-        """Of gradients: that of gate and that of up beside each other."""
+        """Of gradients: that of gate and that of up beside each other. Of a training step the matrices with `hidden`
+        columns one behind the other: y, the gradients of x, gate and up, and the transpose of down's."""
+        if self.op == "mlp-train":
+            return (2 * self.m + 3 * self.intermediate, self.hidden)
         columns = {"mlp": self.hidden, "activation-backward": 2 * self.intermediate}
         return (self.m, columns.get(self.op, self.intermediate))
 
@@ -118,23 +126,26 @@ class Case:
     def flops(self) -> float:
         """Of the linear maps, a multiply-add counted as two; for the activation one per element, for
         its gradients one per element of each."""
-        per_token = {"gated-linear": 4 * self.hidden, "mlp": 6 * self.hidden, "activation": 1,
-                     "activation-backward": 2}
+        per_token = {"gated-linear": 4 * self.hidden, "mlp": 6 * self.hidden, "mlp-train": 18 * self.hidden,
+                     "activation": 1, "activation-backward": 2}
         return float(self.m) * self.intermediate * per_token.get(self.op, 0)
 
     def weight_bytes(self) -> float:
-        matrices = {"gated-linear": 2, "mlp": 3}.get(self.op, 0)
+        matrices = {"gated-linear": 2, "mlp": 3, "mlp-train": 3}.get(self.op, 0)
         block = _blocks()[self.weights] if self.weights else None
         elements, size = (block.elements, block.size) if block else (1, SIZES[self.dtype])
         return float(matrices) * self.hidden * self.intermediate * size / elements
 
     def bytes(self) -> float:
-        """What must move at least: inputs and weights read once, outputs written once."""
+        """What must move at least: inputs and weights read once in each pass, outputs written once; between the passes
+        of a training step gate and up are written and read."""
         h = self.intermediate
-        per_token = {"gated-linear": self.hidden + h, "mlp": 2 * self.hidden, "activation": 3 * h,
+        per_token = {"gated-linear": self.hidden + h, "mlp": 2 * self.hidden,
+                     "mlp-train": 5 * self.hidden + 4 * h, "activation": 3 * h,
                      "activation-backward": 5 * h, "copy": 2 * h}
         elements = per_token[self.op]
-        return self.weight_bytes() + float(self.m) * elements * SIZES[self.dtype]
+        times = 3 if self.op == "mlp-train" else 1
+        return times * self.weight_bytes() + float(self.m) * elements * SIZES[self.dtype]
 
     def copies(self, l2_bytes: int | None, wanted: int | str = "auto") -> int:
         """How many copies of the data are rotated. `l2_bytes` is a GPU's, None on the CPU."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import platform
 from dataclasses import dataclass, field
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +98,8 @@ class Tensors:
             x=make(inputs.X, m, k, 1.0),
             gate=make(inputs.GATE, h, k, weight),
             up=make(inputs.UP, h, k, weight),
-            down=make(inputs.DOWN, k, h, down) if case.op == "mlp" else None,
+            down=make(inputs.DOWN, k, h, down) if case.is_block else None,
+            out_grad=make(inputs.OUT_GRAD, m, k, 1.0) if case.op == "mlp-train" else None,
         )
 
     def gate_up(self) -> torch.Tensor:
@@ -206,8 +207,29 @@ def swiglu_only(case: Case) -> None:
 
 # --- jobs ---------------------------------------------------------------------------------------
 
+class Step(NamedTuple):
+    """The results of a training step: y, and the gradients of x and of the weights, [out, in]."""
+
+    y: torch.Tensor
+    dx: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+    def rows(self, rows: Sequence[int]) -> torch.Tensor:
+        """Of the matrices with `hidden` columns, one behind the other."""
+        chosen: list[torch.Tensor] = []
+        for row in rows:
+            for part in (self.y, self.dx, self.gate, self.up, self.down.t()):
+                if row < len(part):
+                    chosen.append(part[row])
+                    break
+                row -= len(part)
+        return torch.stack(chosen)
+
+
 #: Two tensors are gradients: of gate and of up, whose columns are shown beside each other.
-Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | Step
 Call = Callable[[int], Result]
 
 
@@ -220,6 +242,10 @@ class Way:
     #: None where nothing is computed.
     numerics: str | None
     notes: list[str] = field(default_factory=list)
+    #: Where calls add to what is there: makes that zeros, behind which one call has the result.
+    reset: Callable[[], None] | None = None
+    #: Bytes that are kept between the passes of a training step, beside x.
+    kept: Callable[[], int] | None = None
 
     def all_notes(self) -> list[str]:
         return ([f"rounds as {self.numerics}"] if self.numerics else []) + self.notes
@@ -250,14 +276,22 @@ class TorchJob:
         self._use_threads()
         for _ in range(max(3, min(self._way.copies, 8))):
             self._step()
+        if self._way.kept is not None:
+            self.notes.append(f"keeps {self._way.kept()} bytes between the passes, beside x")
 
     @torch.inference_mode()
     def verify(self, rows: list[int]) -> bytes:
         self._use_threads()
         self._poison()
+        return _rows(self._once(), rows)
+
+    def _once(self) -> Result | None:
+        """The result of one call."""
+        if self._way.reset is not None:
+            self._way.reset()
         self._next = 0
         self._step()
-        return _rows(self._outs[0], rows)
+        return self._outs[0]
 
     def _poison(self) -> None:
         """A result that is not written shows as NaN."""
@@ -334,6 +368,8 @@ class CudaJob(TorchJob):
     @torch.inference_mode()
     def verify(self, rows: list[int]) -> bytes:
         self._poison()
+        if self._way.reset is not None:
+            return _rows(self._once(), rows)
         self._next = 0
         self._pass()
         torch.cuda.synchronize()
@@ -347,9 +383,12 @@ def _tensors(out: Result | None) -> tuple[torch.Tensor, ...]:
 
 
 def _rows(out: Result | None, rows: Sequence[int]) -> bytes:
-    tensors = _tensors(out)
-    at = torch.tensor(list(rows), dtype=torch.long, device=tensors[0].device)
-    chosen = torch.cat([tensor[at] for tensor in tensors], 1)
+    if isinstance(out, Step):
+        chosen = out.rows(rows)
+    else:
+        tensors = _tensors(out)
+        at = torch.tensor(list(rows), dtype=torch.long, device=tensors[0].device)
+        chosen = torch.cat([tensor[at] for tensor in tensors], 1)
     words = {4: torch.int32, 2: torch.int16}[chosen.element_size()]
     return chosen.contiguous().view(words).cpu().numpy().tobytes()
 

@@ -114,6 +114,13 @@ def expected(case: dict[str, Any]) -> np.ndarray:
         return quantized.decode(block, made, rows, cols)
 
     x = matrix(inputs.X, m, k, 1.0)
+    if case["op"] == "mlp-train":
+        gate_w, up_w, down_w = weight(inputs.GATE, h, k), weight(inputs.UP, h, k), weight(inputs.DOWN, k, h)
+        dy, gate, up = matrix(inputs.OUT_GRAD, m, k, 1.0), x @ gate_w.T, x @ up_w.T
+        sigmoid, dh = 1.0 / (1.0 + np.exp(-gate)), dy @ down_w
+        d_gate, d_up = dh * up * (sigmoid + silu(gate) * (1.0 - sigmoid)), dh * silu(gate)
+        h = silu(gate) * up
+        return np.concatenate([h @ down_w.T, d_gate @ gate_w + d_up @ up_w, d_gate.T @ x, d_up.T @ x, h.T @ dy])
     hidden = silu(x @ weight(inputs.GATE, h, k).T) * (x @ weight(inputs.UP, h, k).T)
     return hidden if case["op"] == "gated-linear" else hidden @ weight(inputs.DOWN, k, h).T
 

@@ -15,6 +15,7 @@ from tests.client import CASE, ROUNDOFF, ROUNDOFF_Q8, Peer, expected, result
 ACTIVATION = {"op": "activation", "hidden": 0}
 BACKWARD = {"op": "activation-backward", "hidden": 0}
 MLP = {"op": "mlp"}
+TRAIN = {"op": "mlp-train"}
 
 
 def lacks_ggml() -> str | None:
@@ -108,6 +109,9 @@ class Results(unittest.TestCase):
         self.assertRegex(prepared["notes"][0], r"^rounds as (fused|pre_round|eager)\+(precise|fast)$")
         whole = {**CASE, **case}
         rows = [0, 2, whole["m"] - 1]
+        if whole["op"] == "mlp-train":
+            # One of each part at least, and of all alike: their sizes are of one order.
+            rows += [m := whole["m"], *(2 * m + i * whole["intermediate"] + i for i in range(3))]
         reply = peer.ask("verify", id=1, rows=rows)
         self.assertEqual(reply["type"], "verified", f"{label}: {reply}")
         reference = expected(case)
@@ -131,12 +135,14 @@ class Results(unittest.TestCase):
                     self.check(peer, {"dtype": dtype}, {"way": way, "act": "eager", "threads": 1})
                 for way in ("eager", "eager_packed", "cublas_packed_act"):
                     self.check(peer, {**MLP, "dtype": dtype}, {"way": way, "act": "eager"})
+                self.check(peer, {**TRAIN, "dtype": dtype}, {"way": "eager", "threads": 1})
                 for way in ("eager", "eager_composed", "eager_into"):
                     self.check(peer, {**ACTIVATION, "dtype": dtype}, {"way": way})
                 for arrangement in ("separate", "gate-first"):
                     case = {**BACKWARD, "dtype": dtype, "arrangement": arrangement}
                     self.check(peer, case, {"way": "eager_into"})
             self.check(peer, {"orientation": "in-out"}, {"way": "eager"})
+            self.check(peer, {**TRAIN, "orientation": "in-out"}, {"way": "eager"})
             self.check(peer, {**ACTIVATION, "arrangement": "gate-first"}, {"way": "eager"})
             self.check(peer, {**ACTIVATION, "heat": "cold", "m": 64}, {"way": "eager"})
             self.assertEqual(peer.prepare({}, {"way": "magic"})["type"], "unsupported")
@@ -150,7 +156,7 @@ class Results(unittest.TestCase):
     def test_torch_compile(self) -> None:
         with Peer("torch") as peer:
             peer.hello()
-            for case, way in (({}, "compile"), (MLP, "compile"), (ACTIVATION, "compile"),
+            for case, way in (({}, "compile"), (MLP, "compile"), (TRAIN, "compile"), (ACTIVATION, "compile"),
                               (ACTIVATION, "compile_into"), ({}, "cublas_packed_act"),
                               (BACKWARD, "compile_into"),
                               ({**BACKWARD, "arrangement": "gate-first"}, "compile_into")):
@@ -236,7 +242,7 @@ class Results(unittest.TestCase):
     def test_a_ceiling_is_timed(self) -> None:
         with Peer("copy") as peer:
             peer.hello()
-            for case in (ACTIVATION, BACKWARD, {}, MLP):
+            for case in (ACTIVATION, BACKWARD, {}, MLP, TRAIN):
                 self.assertEqual(peer.prepare(case)["type"], "prepared")
                 self.assertTrue(peer.ask("sample", id=1, turns=1, budget_us=10)["us"])
 

@@ -19,6 +19,7 @@ SHAPE = {"hidden": 64, "intermediate": 40, "m": 32, "dtype": "bf16"}
 WAYS = (({"op": "gated-linear"}, {"way": "compile"}),
         ({"op": "gated-linear"}, {"way": "cublas_packed_act", "act": "compile"}),
         ({"op": "mlp"}, {"way": "compile"}),
+        ({"op": "mlp-train"}, {"way": "compile"}),
         ({"op": "activation", "hidden": 0}, {"way": "compile"}),
         ({"op": "activation", "hidden": 0, "arrangement": "gate-first"}, {"way": "compile_into"}),
         ({"op": "activation-backward", "hidden": 0}, {"way": "compile_into"}),

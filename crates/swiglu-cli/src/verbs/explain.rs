@@ -11,9 +11,9 @@ use swiglu::{
     WeightLayout, with_dtype,
 };
 use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
-use swiglu_lab::{Case, Heat, ProfileDef, ResultEntry, Role, SEED};
+use swiglu_lab::{Case, CaseOp, Heat, ProfileDef, ResultEntry, Role, SEED};
 
-use crate::args::{self, DeviceArgs, MathArgs, Operation, WeightArgs, extent};
+use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings::{self, Floor};
 use crate::inputs;
 use crate::layer::Params;
@@ -22,12 +22,14 @@ use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use crate::verbs::lab::beside::{self, BANDWIDTHS};
 use crate::verbs::lab::places::own_peer;
+use crate::weights::WeightArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// The operation
-    #[arg(long, value_name = "NAME", default_value = "mlp")]
-    op: Operation,
+    #[arg(long, value_name = "NAME", default_value = "mlp",
+        value_parser = one_of([CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp]))]
+    op: CaseOp,
     /// Tokens
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent, allow_negative_numbers = true)]
     m: usize,
@@ -103,9 +105,8 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         }
     };
     let (problem, heat) = (explanation.problem, args.heat());
-    let op = args.op.into();
     let measurements = if args.measure { BANDWIDTHS } else { 1 };
-    let mut limits = ceilings::of(&device, op, measurements)?;
+    let mut limits = ceilings::of(&device, args.op, measurements)?;
     let measured = match case.filter(|_| args.measure) {
         Some(case) => {
             limits = ceilings::with_case(limits, &device, &case)?;
@@ -113,7 +114,7 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         }
         None => None,
     };
-    let floor = Floor::of(&problem, heat, &limits);
+    let floor = Floor::of(&problem, [problem.compulsory_bytes(), problem.flops()], heat, &limits);
     let document = Document { explanation, floor, measured };
     terminal.print(&document, |document, terminal| {
         writeln!(terminal, "{}", document.explanation)?;
@@ -138,9 +139,9 @@ fn of_file(
         weights = weights.decoded();
     }
     with_dtype!(dtype, T => {
-        let quantized = match args.op.of_layer() {
-            Some(op) => Params::<T>::quantized_in(&weights, op, device)?,
-            None => Err(None),
+        let quantized = match args.op.has_weights() {
+            true => Params::<T>::quantized_in(&weights, args.op, device)?,
+            false => Err(None),
         };
         let explained = |problem: Problem| {
             device.expect_row_steps(problem.rows)?;
@@ -163,15 +164,15 @@ fn of_elements<T: Element>(
     let host = weights.host::<T>()?;
     Ok(match args.op {
         // The activation by itself, over separate gate and up.
-        Operation::Activation => host
+        CaseOp::Activation => host
             .gated_linear()?
             .problem(args.m)
             .with_op(Op::Activation)
             .with_hidden(0)
             .with_layout(WeightLayout::HF)
             .with_bias(false),
-        Operation::GatedLinear => host.gated_linear()?.problem(args.m),
-        Operation::Mlp => host.mlp()?.problem(args.m),
+        CaseOp::GatedLinear => host.gated_linear()?.problem(args.m),
+        _ => host.mlp()?.problem(args.m),
     })
 }
 
@@ -182,7 +183,7 @@ impl ExplainArgs {
 
     /// The problem of a shape.
     fn case(&self, device: &Device) -> anyhow::Result<Case> {
-        let of_a_file = self.decode_weights.then_some("--decode-weights");
+        let of_a_file = self.decode_weights.then(|| "--decode-weights".to_owned());
         if let Some(option) = of_a_file.or_else(|| self.weights.of_a_file()) {
             bail!(
                 "{option} is of a layer in a file: give --weights FILE instead of --hidden and \
@@ -190,20 +191,19 @@ impl ExplainArgs {
             );
         }
         let hidden = match (self.hidden, self.op) {
-            (Some(k), Operation::Activation) => {
+            (Some(k), CaseOp::Activation) => {
                 bail!(
                     "--hidden {k}: the activation has no weights and no hidden size; leave it out"
                 )
             }
-            (None, Operation::GatedLinear | Operation::Mlp) => {
-                bail!("--hidden: expected K, the input features, or --weights FILE")
-            }
-            (hidden, _) => hidden.unwrap_or(0),
+            (None, CaseOp::Activation) => 0,
+            (None, _) => bail!("--hidden: expected K, the input features, or --weights FILE"),
+            (Some(hidden), _) => hidden,
         };
         let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
-        let case = inputs::case(args::kind(device), self.op.into(), shape, dtype);
+        let case = inputs::case(args::kind(device), self.op, shape, dtype);
         let case = Case {
             orientation: layout.orientation,
             arrangement: layout.arrangement,
@@ -220,7 +220,7 @@ impl ExplainArgs {
     /// How gate and up lie, as it was given.
     fn layout(&self, intermediate: usize) -> anyhow::Result<WeightLayout> {
         let (orientation, arrangement) = (self.weights.orientation, self.weights.arrangement);
-        if let (Some(orientation), Operation::Activation) = (orientation, self.op) {
+        if let (Some(orientation), CaseOp::Activation) = (orientation, self.op) {
             bail!("--orientation {orientation}: the activation has no weights; leave it out");
         }
         let default = WeightLayout::HF;

@@ -12,24 +12,23 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::{CoreError, DType, Device, with_dtype};
-use swiglu_cuda::jit::cache::{CacheOptions, KernelCache};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{Cuda, Target, Ways};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::args::{DeviceArgs, LayerOp, MathArgs};
+use crate::args::{DeviceArgs, MathArgs, layer_op};
 use crate::inputs;
 use crate::models::{self, MODELS};
 use crate::table::{self, Table};
 use crate::terminal::{Shown, Terminal, Verdict};
-use crate::verbs::kernels::gather::gather;
+use crate::verbs::kernels::compile;
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
 pub(crate) struct TuneArgs {
     /// The operation [default: gated-linear; of a model both, each with the numbers of tokens that it is planned by]
-    #[arg(long, value_name = "NAME")]
-    op: Option<LayerOp>,
+    #[arg(long, value_name = "NAME", value_parser = layer_op())]
+    op: Option<CaseOp>,
     /// The layers of a model, with 1 to 8192 tokens: a safetensors or GGUF file, an index, a directory with a model in it, or
     /// one of qwen2.5-0.5b, llama-3.2-1b, llama-3-8b, qwen2.5-32b, llama-3-70b; may be repeated
     #[arg(long = "for", value_name = "MODEL", group = "shapes")]
@@ -86,9 +85,8 @@ const OF_H: [usize; 18] =
 impl TuneArgs {
     /// By weights: what is measured of the same ones stands together.
     fn cases(&self, dtype: DType) -> anyhow::Result<Vec<Case>> {
-        let asked: Option<CaseOp> = self.op.map(Into::into);
         let case = |op, shape| self.math.case(inputs::case(DeviceKind::Cuda, op, shape, dtype));
-        let op = asked.unwrap_or(CaseOp::GatedLinear);
+        let op = self.op.unwrap_or(CaseOp::GatedLinear);
         let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, shape.0)).collect();
         if self.models {
             let all = MODELS.into_iter().flat_map(|(_, [k, h])| TOKENS.map(|m| [m, k, h]));
@@ -97,7 +95,8 @@ impl TuneArgs {
         for model in &self.of {
             for [k, h] in models::sizes(model)? {
                 let counts = [(CaseOp::Mlp, &OF_BLOCK[..]), (CaseOp::GatedLinear, &OF_H[..])];
-                let asked = counts.into_iter().filter(|(op, _)| asked.is_none_or(|a| a == *op));
+                let asked =
+                    counts.into_iter().filter(|(op, _)| self.op.is_none_or(|asked| asked == *op));
                 for (op, counts) in asked {
                     cases.extend(counts.iter().map(|&m| case(op, [m, k, h])));
                 }
@@ -108,16 +107,14 @@ impl TuneArgs {
 
     /// Compiles what will be tried, on all processors: one variant after the other would take most of the time.
     fn compile(&self, cuda: &Cuda, cases: &[Case], terminal: &Terminal) -> anyhow::Result<()> {
-        let (arch, target) = (cuda.arch(), Target::new(cuda.arch(), Some(cuda.facts().sm_count)));
+        let target = Target::new(cuda.arch(), Some(cuda.facts().sm_count));
         let mut seen = HashSet::new();
-        let mut jobs = Vec::new();
+        let mut kernels = Vec::new();
         for problem in cases.iter().filter_map(Case::problem) {
             let all = target.kernels(&problem, Some(&[problem.m]), Ways::Every);
-            let new = all.into_iter().filter(|kernel| seen.insert(kernel.variant));
-            jobs.extend(new.map(|kernel| (arch, kernel)));
+            kernels.extend(all.into_iter().filter(|kernel| seen.insert(kernel.variant)));
         }
-        // What does not compile is said where it is tried.
-        gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal).map(drop)
+        compile(cuda.arch(), kernels, terminal)
     }
 }
 

@@ -280,10 +280,8 @@ pub fn gated_linear_backward<T: Element>(
     stored: DType,
     roundoff: f64,
 ) -> Result<Gradients> {
-    let eager_dh =
-        Matrix::from_values((0..dh.rows()).flat_map(|i| dh.row(i)).copied(), dh.rows(), dh.cols())?;
-    let how = how::<T>(params, stored, roundoff);
-    Ok(from_dh(x, params, &Off::exact(to_f64(dh)?)?, &eager_dh, how)?.0)
+    let (eager_dh, dh) = (copied(dh)?, Off::exact(to_f64(dh)?)?);
+    Inner::of(x, params, &dh, &eager_dh, how::<T>(params, stored, roundoff))?.gradients()
 }
 
 /// References of the gradients of a block from ∂L/∂y, as [`gated_linear_backward`].
@@ -297,25 +295,43 @@ pub fn mlp_backward<T: Element>(
     stored: DType,
     roundoff: f64,
 ) -> Result<Gradients> {
-    params.validate()?;
-    params.rows.steps.expect_none("in bounds of gradients", "take the gradients of its parts")?;
-    let (k, h) = (params.gated.weights.hidden(), params.gated.weights.intermediate());
-    dy.expect_shape("dy", [x.rows(), k])?;
-    let exact = to_f64(dy)?;
-    let dh = oracle::down_transposed(params, &exact)?;
-    let rounds = (params.gated.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
-    let error = |magnitude: &f64| linear_error(*magnitude, sum_error(k, roundoff), rounds);
-    let [m, _] = dh.value.shape();
-    let bound = Matrix::from_values(dh.magnitude.as_slice().iter().map(error), m, h)?;
-    let eager_dh = eager_linear(dy, h, None, roundoff, |j, k| params.down_at(k, j))?;
-    let how = how::<T>(&params.gated, stored, roundoff);
-    let dh = Off { value: dh.value, bound };
-    let (mut gradients, h, eager_h) = from_dh(x, &params.gated, &dh, &eager_dh, how)?;
-    let eager_dy = Matrix::from_values((0..m).flat_map(|i| dy.row(i)).copied(), m, k)?;
-    let dy = Off::exact(exact)?;
-    gradients.down = Some(how.over_tokens([&dy, &h], [&eager_dy, &eager_h])?);
-    gradients.down_bias = Some(how.column_sums(&dy, &eager_dy)?);
-    Ok(gradients)
+    let inner = through_down(x, params, dy, stored, roundoff)?;
+    let (eager_dy, dy) = (copied(dy)?, Off::exact(to_f64(dy)?)?);
+    Ok(Gradients {
+        down: Some(inner.down(&dy, &eager_dy)?),
+        down_bias: Some(inner.how.column_sums(&dy, &eager_dy)?),
+        ..inner.gradients()?
+    })
+}
+
+/// The reference of ∂L/∂x of a block by itself: that of a token depends on no other.
+///
+/// # Errors
+/// As [`oracle::mlp_backward`].
+pub fn mlp_input_gradient<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &MlpParams<'_, T>,
+    dy: MatrixRef<'_, T>,
+    roundoff: f64,
+) -> Result<GradientReference> {
+    through_down(x, params, dy, T::DTYPE, roundoff)?.dx()
+}
+
+/// References of ∂L/∂Wg, ∂L/∂Wu and ∂L/∂Wd of a block by themselves: those of an intermediate feature depend on no other, so
+/// that a block of some features has theirs.
+///
+/// # Errors
+/// As [`oracle::mlp_backward`].
+pub fn mlp_weight_gradients<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &MlpParams<'_, T>,
+    dy: MatrixRef<'_, T>,
+    stored: DType,
+    roundoff: f64,
+) -> Result<[GradientReference; 3]> {
+    let inner = through_down(x, params, dy, stored, roundoff)?;
+    let (eager_dy, dy) = (copied(dy)?, Off::exact(to_f64(dy)?)?);
+    Ok([inner.gate()?, inner.up()?, inner.down(&dy, &eager_dy)?])
 }
 
 fn how<T: Element>(params: &GatedLinearParams<'_, T>, stored: DType, roundoff: f64) -> As {
@@ -323,34 +339,91 @@ fn how<T: Element>(params: &GatedLinearParams<'_, T>, stored: DType, roundoff: f
     As { numerics: params.numerics, roundoff, stored, unit }
 }
 
-/// The gradients from ∂L/∂h on, with h as it is computed again and the baseline's.
-fn from_dh<T: Element>(
+fn copied<T: Element>(m: MatrixRef<'_, T>) -> Result<Matrix<T>> {
+    Matrix::from_values((0..m.rows()).flat_map(|i| m.row(i)).copied(), m.rows(), m.cols())
+}
+
+/// What the gradients of a block follow from behind its down projection.
+fn through_down<'a, T: Element>(
     x: MatrixRef<'_, T>,
-    params: &GatedLinearParams<'_, T>,
-    dh: &Off,
-    eager_dh: &Matrix<T>,
+    params: &MlpParams<'a, T>,
+    dy: MatrixRef<'_, T>,
+    stored: DType,
+    roundoff: f64,
+) -> Result<Inner<'a, T>> {
+    params.validate()?;
+    params.rows.steps.expect_none("in bounds of gradients", "take the gradients of its parts")?;
+    let (k, h) = (params.gated.weights.hidden(), params.gated.weights.intermediate());
+    dy.expect_shape("dy", [x.rows(), k])?;
+    let dh = oracle::down_transposed(params, &to_f64(dy)?)?;
+    let rounds = (params.gated.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
+    let error = |magnitude: &f64| linear_error(*magnitude, sum_error(k, roundoff), rounds);
+    let [m, _] = dh.value.shape();
+    let bound = Matrix::from_values(dh.magnitude.as_slice().iter().map(error), m, h)?;
+    let eager_dh = eager_linear(dy, h, None, roundoff, |j, k| params.down_at(k, j))?;
+    let dh = Off { value: dh.value, bound };
+    Inner::of(x, &params.gated, &dh, &eager_dh, how::<T>(&params.gated, stored, roundoff))
+}
+
+/// What all gradients follow from: x, h as it is computed again, and the gradients of gate and up, exact with how far they may
+/// be off, and the baseline's.
+struct Inner<'a, T> {
+    params: GatedLinearParams<'a, T>,
     how: As,
-) -> Result<(Gradients, Off, Matrix<T>)> {
-    let chain = oracle::backward_chain(x, params, dh.value.view())?;
-    let [m, k] = chain.x.shape();
-    let eager = Eager::of(x, params, eager_dh, how.roundoff)?;
-    let (h, [dgate, dup]) = element_wise(params, T::DTYPE, &chain, dh, how)?;
-    let eager_x = Matrix::from_values((0..m).flat_map(|i| x.row(i)).copied(), m, k)?;
-    let weights = oracle::stacked_weights(params)?;
-    let dx = input_gradient(&weights, [&dgate, &dup], &eager.dx(params, how.roundoff)?, {
-        As { stored: T::DTYPE, ..how }
-    })?;
-    let x = Off::exact(chain.x)?;
-    let gradients = Gradients {
-        dx,
-        gate: how.over_tokens([&dgate, &x], [&eager.dgate, &eager_x])?,
-        up: how.over_tokens([&dup, &x], [&eager.dup, &eager_x])?,
-        down: None,
-        gate_bias: how.column_sums(&dgate, &eager.dgate)?,
-        up_bias: how.column_sums(&dup, &eager.dup)?,
-        down_bias: None,
-    };
-    Ok((gradients, h, eager.h))
+    x: Off,
+    h: Off,
+    dgate: Off,
+    dup: Off,
+    eager_x: Matrix<T>,
+    eager: Eager<T>,
+}
+
+impl<'a, T: Element> Inner<'a, T> {
+    fn of(
+        x: MatrixRef<'_, T>,
+        params: &GatedLinearParams<'a, T>,
+        dh: &Off,
+        eager_dh: &Matrix<T>,
+        how: As,
+    ) -> Result<Self> {
+        let chain = oracle::backward_chain(x, params, dh.value.view())?;
+        let eager = Eager::of(x, params, eager_dh, how.roundoff)?;
+        let (h, [dgate, dup]) = element_wise(params, T::DTYPE, &chain, dh, how)?;
+        let x_exact = Off::exact(chain.x)?;
+        Ok(Self { params: *params, how, x: x_exact, h, dgate, dup, eager_x: copied(x)?, eager })
+    }
+
+    fn dx(&self) -> Result<GradientReference> {
+        let weights = oracle::stacked_weights(&self.params)?;
+        let eager = self.eager.dx(&self.params, self.how.roundoff)?;
+        let how = As { stored: T::DTYPE, ..self.how };
+        input_gradient(&weights, [&self.dgate, &self.dup], &eager, how)
+    }
+
+    fn gate(&self) -> Result<GradientReference> {
+        self.how.over_tokens([&self.dgate, &self.x], [&self.eager.dgate, &self.eager_x])
+    }
+
+    fn up(&self) -> Result<GradientReference> {
+        self.how.over_tokens([&self.dup, &self.x], [&self.eager.dup, &self.eager_x])
+    }
+
+    fn down(&self, dy: &Off, eager_dy: &Matrix<T>) -> Result<GradientReference> {
+        self.how.over_tokens([dy, &self.h], [eager_dy, &self.eager.h])
+    }
+
+    /// All but those of a down projection.
+    fn gradients(&self) -> Result<Gradients> {
+        Ok(Gradients {
+            dx: self.dx()?,
+            gate: self.gate()?,
+            up: self.up()?,
+            down: None,
+            gate_bias: self.how.column_sums(&self.dgate, &self.eager.dgate)?,
+            up_bias: self.how.column_sums(&self.dup, &self.eager.dup)?,
+            down_bias: None,
+        })
+    }
 }
 
 /// h, ∂L/∂gate and ∂L/∂up from gate and up as a backward pass has them: rounded to T.

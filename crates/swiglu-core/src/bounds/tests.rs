@@ -119,3 +119,38 @@ fn bounds_of_squares_grow_with_the_gate() {
     // 2x is stored.
     assert_eq!(gradient(Rounding::Eager, 40000.0), f64::INFINITY);
 }
+
+/// ∂L/∂x of a token depends on no other, and gradients of weights of a feature on no other feature.
+#[test]
+fn gradients_of_some_tokens_and_features_are_those_of_all() {
+    let [m, k, h] = [5, 7, 6];
+    let matrix =
+        |seed, rows, cols| crate::random::normal_matrix::<f32>(seed, rows, cols, 1.0).unwrap();
+    let (x, dy) = (matrix(1, m, k), matrix(2, m, k));
+    let (gate, up, down) = (matrix(3, h, k), matrix(4, h, k), matrix(5, k, h));
+    fn block<'a>([gate, up, down]: [MatrixRef<'a, f32>; 3]) -> MlpParams<'a, f32> {
+        let weights = GateUpWeights::separate(gate, up, Orientation::OutIn).unwrap();
+        let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+        MlpParams::new(gated, down, Orientation::OutIn)
+    }
+    let same = |a: &Matrix<f64>, b: MatrixRef<'_, f64>| {
+        assert!((0..a.rows()).all(|r| a.view().row(r) == b.row(r)), "{a:?} {b:?}");
+    };
+    let params = block([gate.view(), up.view(), down.view()]);
+    let all = mlp_backward(x.view(), &params, dy.view(), DType::F32, 0.0).unwrap();
+    let [x_some, dy_some] = [&x, &dy].map(|m| m.view().rows_range(2..4).unwrap());
+    let dx = mlp_input_gradient(x_some, &params, dy_some, 0.0).unwrap();
+    same(&dx.value, all.dx.value.view().rows_range(2..4).unwrap());
+    same(&dx.bound, all.dx.bound.view().rows_range(2..4).unwrap());
+    let [gate, up] = [&gate, &up].map(|m| m.view().rows_range(3..5).unwrap());
+    let params = block([gate, up, down.view().cols_range(3..5).unwrap()]);
+    let weights = mlp_weight_gradients(x.view(), &params, dy.view(), DType::F32, 0.0);
+    let [gate, up, down] = weights.unwrap();
+    for (some, all) in [(&gate, &all.gate), (&up, &all.up)] {
+        same(&some.value, all.value.view().rows_range(3..5).unwrap());
+        same(&some.bound, all.bound.view().rows_range(3..5).unwrap());
+    }
+    let all = all.down.as_ref().unwrap();
+    same(&down.value, all.value.view().cols_range(3..5).unwrap());
+    same(&down.bound, all.bound.view().cols_range(3..5).unwrap());
+}

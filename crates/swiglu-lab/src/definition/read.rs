@@ -287,10 +287,13 @@ fn element_types(
         if !sweep.op.has_weights() {
             return refused(format!("{} has no weights", sweep.op));
         }
+        if sweep.op == CaseOp::MlpTrain {
+            return refused("quantised weights have no gradients".into());
+        }
         if !sweep.arrangement.0.is_empty() || !sweep.orientation.0.is_empty() {
             return refused("quantised weights are separate and out-in; expected no others".into());
         }
-        let inputs = if sweep.op == CaseOp::Mlp { &extents[..] } else { &extents[..1] };
+        let inputs = if sweep.op.is_block() { &extents[..] } else { &extents[..1] };
         if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
             return refused(format!("{n} inputs are not whole blocks of {}", block.elements()));
         }

@@ -18,6 +18,8 @@ use crate::definition::ProfileDef;
 pub const PROTOCOL: u32 = 1;
 /// Elements that one `verified` may carry.
 pub const MAX_VERIFIED: usize = 1 << 16;
+/// As many rows it may carry however long they are: one of each matrix of a training step.
+pub const MIN_VERIFIED_ROWS: usize = 5;
 
 /// Stream of x, of scale 1.
 pub const STREAM_X: u64 = 0x78;

@@ -8,7 +8,7 @@ use swiglu_core::{
     QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, bf16, f16,
 };
 
-use super::Promise;
+use super::{Promise, tokens_and_features};
 use crate::case::{Case, CaseOp};
 use crate::error::Result;
 use crate::peer::protocol::{
@@ -17,6 +17,13 @@ use crate::peer::protocol::{
 
 /// What truncation to TF32 may change a factor by.
 const TF32_ROUNDOFF: f64 = 1.0 / 1024.0;
+
+impl Promise {
+    /// What factors of products may be rounded by.
+    fn roundoff(&self) -> f64 {
+        if self.tf32 { TF32_ROUNDOFF } else { 0.0 }
+    }
+}
 
 /// Rows of a case whose inputs follow from a seed.
 pub(super) struct Derived<'a> {
@@ -27,7 +34,7 @@ pub(super) struct Derived<'a> {
 
 impl Derived<'_> {
     /// The reference by which a promise is judged.
-    pub(super) fn of(&self, promise: &Promise) -> Result<Reference> {
+    pub(super) fn of(&self, promise: &Promise) -> Result<Vec<Reference>> {
         match self.case.dtype {
             DType::F32 => self.of_type::<f32>(promise),
             DType::F16 => self.of_type::<f16>(promise),
@@ -35,7 +42,14 @@ impl Derived<'_> {
         }
     }
 
-    fn of_type<T: Element>(&self, promise: &Promise) -> Result<Reference> {
+    fn of_type<T: Element>(&self, promise: &Promise) -> Result<Vec<Reference>> {
+        if self.case.op == CaseOp::MlpTrain {
+            return self.step::<T>(promise);
+        }
+        self.result::<T>(promise).map(|reference| vec![reference])
+    }
+
+    fn result<T: Element>(&self, promise: &Promise) -> Result<Reference> {
         let (activation, h) = (&self.case.activation, self.case.intermediate);
         match self.case.op {
             CaseOp::Copy => {
@@ -56,7 +70,7 @@ impl Derived<'_> {
                 let dh = self.inputs::<T>(STREAM_OUT_GRAD, h, 1.0)?;
                 beside(&bounds::activation_backward(activation, numerics, &both, dh.view())?)
             }
-            CaseOp::GatedLinear | CaseOp::Mlp => {
+            CaseOp::GatedLinear | CaseOp::Mlp | CaseOp::MlpTrain => {
                 let x = self.inputs::<T>(STREAM_X, self.case.hidden, 1.0)?;
                 match self.case.weights {
                     Some(kind) => self.quantized(&x, kind, promise),
@@ -67,25 +81,35 @@ impl Derived<'_> {
     }
 
     fn dense<T: Element>(&self, x: &Matrix<T>, promise: &Promise) -> Result<Reference> {
-        let (k, h) = (self.case.hidden, self.case.intermediate);
-        let weight = |stream, rows, cols| weight::<T>(self.seed ^ stream, rows, cols);
-        let (gate, up) = (weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?);
-        let [gate_bias, up_bias, down_bias] = biases(self.case, self.seed);
-        let gated = GatedLinearParams::new(
-            GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn)?,
-            self.case.activation,
-        )
-        .with_gate_bias(gate_bias.as_deref())
-        .with_up_bias(up_bias.as_deref())
-        .with_numerics(promise.numerics);
-        let roundoff = if promise.tf32 { TF32_ROUNDOFF } else { 0.0 };
-        if self.case.op == CaseOp::GatedLinear {
-            return Ok(bounds::gated_linear_with(x.view(), &gated, roundoff)?);
+        let all: Vec<usize> = (0..self.case.intermediate).collect();
+        let layer = Weights::<T>::of(self.case, self.seed, &all)?;
+        match self.case.op {
+            CaseOp::GatedLinear => {
+                Ok(bounds::gated_linear_with(x.view(), &layer.gated(promise)?, promise.roundoff())?)
+            }
+            _ => Ok(bounds::mlp_with(x.view(), &layer.mlp(promise)?, promise.roundoff())?),
         }
-        let down = weight(STREAM_DOWN, k, h)?;
-        let mlp = MlpParams::new(gated, down.view(), Orientation::OutIn)
-            .with_down_bias(down_bias.as_deref());
-        Ok(bounds::mlp_with(x.view(), &mlp, roundoff)?)
+    }
+
+    /// Of a training step: y and ∂L/∂x of some tokens through all of the layer, the gradients of weights of some features over
+    /// all tokens.
+    fn step<T: Element>(&self, promise: &Promise) -> Result<Vec<Reference>> {
+        let (case, seed, roundoff) = (self.case, self.seed, promise.roundoff());
+        let [tokens, features] = tokens_and_features(case, seed);
+        let all = |n: usize| (0..n).collect::<Vec<usize>>();
+        let of_tokens = |stream, rows: &[usize]| inputs::<T>(seed ^ stream, rows, case.hidden, 1.0);
+        let (x, dy) = (of_tokens(STREAM_X, &tokens)?, of_tokens(STREAM_OUT_GRAD, &tokens)?);
+        let layer = Weights::of(case, seed, &all(case.intermediate))?;
+        let params = layer.mlp(promise)?;
+        let y = bounds::mlp_with(x.view(), &params, roundoff)?;
+        let dx = bounds::mlp_input_gradient(x.view(), &params, dy.view(), roundoff)?;
+        let every = all(case.m);
+        let (x, dy) = (of_tokens(STREAM_X, &every)?, of_tokens(STREAM_OUT_GRAD, &every)?);
+        let layer = Weights::of(case, seed, &features)?;
+        let params = layer.mlp(promise)?;
+        let [gate, up, down] =
+            bounds::mlp_weight_gradients(x.view(), &params, dy.view(), T::DTYPE, roundoff)?;
+        Ok(vec![y, dx.reference, gate.reference, up.reference, turned(&down.reference)?])
     }
 
     fn quantized<T: Element>(
@@ -126,20 +150,71 @@ pub(super) fn inputs<T: Element>(
     cols: usize,
     scale: f32,
 ) -> swiglu_core::Result<Matrix<T>> {
-    let element = |r: usize, c: usize| T::from_f32(normal(stream, (r * cols + c) as u64) * scale);
-    let data = rows.iter().flat_map(|&r| (0..cols).map(move |c| element(r, c))).collect();
-    Matrix::from_vec(data, rows.len(), cols)
-}
-
-/// A `[rows, cols]` matrix of a stream, made by all processors.
-fn weight<T: Element>(stream: u64, rows: usize, cols: usize) -> swiglu_core::Result<Matrix<T>> {
-    let (scale, mut m) = (scale(cols), Matrix::zeros(rows, cols)?);
-    m.as_mut_slice().par_chunks_mut(cols.max(1)).enumerate().for_each(|(r, row)| {
+    let mut m = Matrix::zeros(rows.len(), cols)?;
+    m.as_mut_slice().par_chunks_mut(cols.max(1)).zip(rows).for_each(|(row, &r)| {
         for (c, v) in row.iter_mut().enumerate() {
             *v = T::from_f32(normal(stream, (r * cols + c) as u64) * scale);
         }
     });
     Ok(m)
+}
+
+/// Of a case's layer some intermediate features, as a layer that has no others.
+struct Weights<'a, T> {
+    case: &'a Case,
+    gate: Matrix<T>,
+    up: Matrix<T>,
+    down: Matrix<T>,
+    biases: [Option<Vec<f32>>; 3],
+}
+
+impl<'a, T: Element> Weights<'a, T> {
+    fn of(case: &'a Case, seed: u64, features: &[usize]) -> Result<Self> {
+        let (k, h) = (case.hidden, case.intermediate);
+        let half = |stream: u64| inputs(seed ^ stream, features, k, scale(k));
+        let mut down = Matrix::zeros(if case.op.is_block() { k } else { 0 }, features.len())?;
+        let rows = down.as_mut_slice().par_chunks_mut(features.len().max(1)).enumerate();
+        rows.for_each(|(r, row)| {
+            for (v, &j) in row.iter_mut().zip(features) {
+                let value = normal(seed ^ STREAM_DOWN, (r * h + j) as u64);
+                *v = T::from_f32(value * scale(h));
+            }
+        });
+        let mut biases = biases(case, seed);
+        for bias in biases[..2].iter_mut().flatten() {
+            *bias = features.iter().map(|&j| bias[j]).collect();
+        }
+        Ok(Self { case, gate: half(STREAM_GATE)?, up: half(STREAM_UP)?, down, biases })
+    }
+
+    fn gated(&self, promise: &Promise) -> Result<GatedLinearParams<'_, T>> {
+        let [gate_bias, up_bias, _] = &self.biases;
+        let weights =
+            GateUpWeights::separate(self.gate.view(), self.up.view(), Orientation::OutIn)?;
+        Ok(GatedLinearParams::new(weights, self.case.activation)
+            .with_gate_bias(gate_bias.as_deref())
+            .with_up_bias(up_bias.as_deref())
+            .with_numerics(promise.numerics))
+    }
+
+    fn mlp(&self, promise: &Promise) -> Result<MlpParams<'_, T>> {
+        Ok(MlpParams::new(self.gated(promise)?, self.down.view(), Orientation::OutIn)
+            .with_down_bias(self.biases[2].as_deref()))
+    }
+}
+
+/// The reference of the transpose.
+fn turned(reference: &Reference) -> Result<Reference> {
+    let turned = |m: &Matrix<f64>| {
+        let values = (0..m.cols()).flat_map(|c| (0..m.rows()).map(move |r| m[(r, c)]));
+        Matrix::from_values(values, m.cols(), m.rows())
+    };
+    Ok(Reference {
+        value: turned(&reference.value)?,
+        bound: turned(&reference.bound)?,
+        frobenius_limit: reference.frobenius_limit,
+        intermediates: Vec::new(),
+    })
 }
 
 /// Of weights with so many inputs.

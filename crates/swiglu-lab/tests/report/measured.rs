@@ -17,7 +17,7 @@ fn the_document_in_the_repository_is_what_its_records_give() {
     let kept = std::fs::read_to_string(root.join("MEASURED.md")).unwrap();
     let differs = now.lines().zip(kept.lines()).find(|(now, kept)| now != kept);
     assert!(now == kept, "run `swiglu lab report --measured`: {differs:?}");
-    assert!(now.lines().count() <= 350, "{}", now.lines().count());
+    assert!(now.lines().count() <= 400, "{}", now.lines().count());
     for entry in &site.experiments {
         assert!(
             now.contains(&format!("\n## {}\n", entry.experiment.id)),

@@ -28,11 +28,19 @@ pub(super) enum Backend {
 /// The profiles of backends for a case. Those that never run on a device have a row there too, in which
 /// they say so.
 pub(super) fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
+    let trains = case.op == CaseOp::MlpTrain;
+    // Gradients of the activation go where there is memory for them.
+    let into = |way| match case.op {
+        CaseOp::ActivationBackward => format!("{way}_into"),
+        _ => String::from(way),
+    };
     let way = |id: &str, peer: &str, role, way: Option<&str>| {
         let options = way.map_or(json!({}), |way| json!({ "way": way }));
-        adhoc::way(id, peer, role, adhoc::graph(case, options))
+        // Nobody trains by replaying a graph.
+        let options = if trains { options } else { adhoc::graph(case, options) };
+        adhoc::way(id, peer, role, options)
     };
-    let peer = |id, peer, of| way(id, peer, Role::Peer, of);
+    let peer = |id: &str, peer: &str, of: Option<&str>| way(id, peer, Role::Peer, of);
     let (activation, cpu) = (case.op == CaseOp::Activation, case.device == DeviceKind::Cpu);
     let of = |backend: &Backend| match backend {
         Backend::All => Vec::new(),
@@ -42,23 +50,32 @@ pub(super) fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
             vec![decoded, peer("torch-compile", "weight-only", Some("compile"))]
         }
         Backend::Torch => {
-            let eager = way("torch-eager", "torch", Role::Baseline, Some("eager"));
-            let mut ways = vec![eager, peer("torch-compile", "torch", Some("compile"))];
+            let eager = way("torch-eager", "torch", Role::Baseline, Some(&into("eager")));
+            let mut ways = vec![eager, peer("torch-compile", "torch", Some(&into("compile")))];
             if activation {
                 ways.push(peer("torch-composed", "torch", Some("eager_composed")));
             }
-            match (cpu, activation) {
-                (true, true) => {
-                    ways.push(peer("torch-compile-into", "torch", Some("compile_into")))
+            ways.extend(match case.op {
+                CaseOp::Activation if cpu => {
+                    Some(peer("torch-compile-into", "torch", Some("compile_into")))
                 }
-                (true, false) => ways.push(peer("torch-onednn", "torch", Some("onednn_postops"))),
-                (false, _) => {}
-            }
+                CaseOp::GatedLinear | CaseOp::Mlp if cpu => {
+                    Some(peer("torch-onednn", "torch", Some("onednn_postops")))
+                }
+                _ => None,
+            });
             ways
         }
-        Backend::Triton => vec![peer("triton", "triton", (!activation).then_some("dual"))],
-        Backend::Liger => vec![peer("liger", "liger", None)],
-        Backend::Quack => vec![peer("quack", "quack", None)],
+        Backend::Triton => vec![peer("triton", "triton", case.op.has_weights().then_some("dual"))],
+        Backend::Liger => {
+            let packed = trains.then(|| peer("liger-packed", "liger", Some("packed")));
+            [peer("liger", "liger", None)].into_iter().chain(packed).collect()
+        }
+        Backend::Quack => {
+            let more = if trains { &["recompute", "accumulate"][..] } else { &[] };
+            let more = more.iter().map(|of| peer(&format!("quack-{of}"), "quack", Some(of)));
+            [peer("quack", "quack", None)].into_iter().chain(more).collect()
+        }
         Backend::Ggml => {
             let mut ggml = peer("ggml", "ggml", None);
             if case.weights.is_some() {

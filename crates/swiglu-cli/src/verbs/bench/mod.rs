@@ -14,9 +14,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use swiglu::{CpuOptions, DType, Device, QuantizedType};
 use swiglu_lab::profile::Ceilings;
-use swiglu_lab::{Case, DeviceKind, Heat, ProfileDef, Role};
+use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 
-use crate::args::{self, DeviceArgs, MathArgs, Operation, extent};
+use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
 use crate::inputs;
 use crate::terminal::{Shown, Terminal, Verdict};
@@ -26,14 +26,24 @@ use backends::Backend;
 use cases::Suite;
 use report::Row;
 
+/// What is measured by itself; activation-backward on CUDA devices.
+const OPERATIONS: [CaseOp; 5] = [
+    CaseOp::Activation,
+    CaseOp::ActivationBackward,
+    CaseOp::GatedLinear,
+    CaseOp::Mlp,
+    CaseOp::MlpTrain,
+];
+
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// The operation; without one, a suite of cases
-    op: Option<Operation>,
+    #[arg(value_parser = one_of(OPERATIONS))]
+    op: Option<CaseOp>,
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
-    /// Tokens, separated by commas [default: 1, of an activation 4096]
+    /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
     #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
         value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
     m: Vec<usize>,
@@ -209,9 +219,13 @@ impl BenchArgs {
     }
 
     /// The cases that were asked for, in every element type.
-    fn cases_of(&self, op: Operation, device: &Device) -> Vec<Case> {
+    fn cases_of(&self, op: CaseOp, device: &Device) -> Vec<Case> {
         let kind = args::kind(device);
-        let (usual, columns) = if op == Operation::Activation { (4096, 4096) } else { (1, 4864) };
+        let (usual, columns) = match op {
+            CaseOp::MlpTrain => (1024, 4864),
+            op if op.has_weights() => (1, 4864),
+            _ => (4096, 4096),
+        };
         let usual_dtype = if kind == DeviceKind::Cuda { DType::Bf16 } else { DType::F32 };
         let dtypes = match self.weights_type {
             None => DType::ALL.to_vec(),
@@ -226,7 +240,7 @@ impl BenchArgs {
         let case = |m, dtype| Case {
             weights: self.weights_type,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },
-            ..inputs::case(kind, op.into(), [m, hidden, intermediate], dtype)
+            ..inputs::case(kind, op, [m, hidden, intermediate], dtype)
         };
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
     }

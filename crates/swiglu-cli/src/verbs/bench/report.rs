@@ -74,18 +74,23 @@ pub(super) fn rows<'c>(
     let floor = |of: &ResultEntry| {
         // The ceiling of a way with as many threads.
         let threads = |r: &ResultEntry| profile(r).and_then(|p| p.options.get("threads").cloned());
-        let same = |r: &&ResultEntry| role(r) == Role::Ceiling && threads(r) == threads(of);
+        // Products by themselves move no bytes that anybody counts.
+        let moves = |r: &ResultEntry| profile(r).is_none_or(|p| p.peer != OWN);
+        let same =
+            |r: &&ResultEntry| role(r) == Role::Ceiling && moves(r) && threads(r) == threads(of);
         let mut ceilings = limits(&of.profile).clone();
         let read = results().find(same).and_then(|r| r.summary).filter(|_| case.heat == Heat::Cold);
         if let Some(read) = read {
             let per_second = case.compulsory_bytes() / read.median * 1e6;
             ceilings.memory = Some(Ceiling { name: "read".into(), per_second });
         }
-        Floor::of(&case.problem()?, case.heat, &ceilings)
+        let work = [case.compulsory_bytes(), case.flops()];
+        Floor::of(&case.problem()?, work, case.heat, &ceilings)
     };
     let row = |r: &ResultEntry| {
         let role = role(r);
-        let floor = floor(r).filter(|_| role != Role::Ceiling);
+        let ours = profile(r).is_some_and(|p| p.peer == OWN);
+        let floor = floor(r).filter(|_| role != Role::Ceiling || ours);
         let ranked = r.status == Status::Ok && role.is_ranked();
         let ratio = record.ratio_to_baseline(experiment, r).filter(|_| ranked);
         Row {
@@ -96,7 +101,7 @@ pub(super) fn rows<'c>(
             bound: floor.map(|f| f.bound),
             fraction: floor.zip(r.summary).map(|(floor, s)| floor.us / s.median),
             ratio: ratio.map(|ratio| ratio.value),
-            ours: profile(r).is_some_and(|p| p.peer == OWN),
+            ours,
             linear: case.op.has_weights(),
             result: r.clone(),
         }

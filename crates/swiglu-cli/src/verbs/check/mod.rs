@@ -4,10 +4,9 @@ mod bits;
 mod report;
 
 use clap::Args;
-use indicatif::ProgressBar;
 use rayon::prelude::*;
 use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
-use swiglu_core::conformance::{self, Backend, Case, GradientCase, Outcome};
+use swiglu_core::conformance::{self, Backend, Case, GradientCase};
 use swiglu_cpu::{Cpu, CpuBackend};
 use swiglu_cuda::{Cuda, CudaBackend};
 
@@ -39,44 +38,27 @@ impl CheckArgs {
         self.dtype.map_or(DType::ALL.to_vec(), |dtype| vec![dtype])
     }
 
-    fn cases(&self) -> Vec<Case> {
-        self.some_of(conformance::suite(&self.dtypes()))
-    }
-
-    /// The cases of backward passes.
-    fn gradient_cases(&self) -> Vec<GradientCase> {
-        // A step that shares no factor with the periods of the suite.
-        let step = if self.quick { 11 } else { 1 };
-        let cases = conformance::gradient_suite(&self.dtypes()).into_iter().step_by(step);
-        cases
-            .map(|mut case| {
-                case.layer.numerics.batch_invariant = self.batch_invariant;
-                let shift = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                case.layer.seed = case.layer.seed.wrapping_add(shift);
-                case
-            })
-            .collect()
-    }
-
-    /// The cases of the types of quantised weights that a backend computes with.
-    fn quantized_cases(&self, backend: &impl Backend) -> Vec<Case> {
-        self.some_of(conformance::quantized_suite(backend.quantized_types(), &self.dtypes()))
-    }
-
-    fn some_of(&self, cases: Vec<Case>) -> Vec<Case> {
-        // The suite repeats itself with period six, so that a step of seven meets every kind. That of
-        // quantised weights repeats with seven; there the steps drift through it.
-        let step = match (self.quick, cases.first().is_some_and(|c| c.quantized.is_some())) {
-            (false, _) => 1,
-            (true, false) => 7,
-            (true, true) => 5,
-        };
-        let mut cases: Vec<Case> = cases.into_iter().step_by(step).collect();
+    /// The cases of results, of gradients, and of the types of quantised weights that a backend computes with.
+    fn cases(&self, backend: &impl Backend) -> Vec<Checked> {
+        let dtypes = self.dtypes();
+        // The suite repeats itself with period six, so that a step of seven meets every kind. That of quantised
+        // weights repeats with seven, and gradients with several; there the steps drift through it.
+        let quantized = conformance::quantized_suite(backend.quantized_types(), &dtypes);
+        let layers = self.some_of(conformance::suite(&dtypes), 7).map(Checked::Result);
+        let quantized = self.some_of(quantized, 5).map(Checked::Result);
+        let gradients = conformance::gradient_suite(&dtypes);
+        let gradients = self.some_of(gradients, 11).map(Checked::Gradients);
+        let mut cases: Vec<Checked> = layers.chain(quantized).chain(gradients).collect();
         for case in &mut cases {
+            let case = case.layer_mut();
             case.numerics.batch_invariant = self.batch_invariant;
             case.seed = case.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         }
         cases
+    }
+
+    fn some_of<C>(&self, cases: Vec<C>, step: usize) -> impl Iterator<Item = C> {
+        cases.into_iter().step_by(if self.quick { step } else { 1 })
     }
 
     /// Every available instruction set, or the one asked for, with one thread and with several.
@@ -116,6 +98,53 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     Ok(Verdict::from_passed(report.passed()))
 }
 
+/// One case.
+#[derive(Debug, Clone)]
+enum Checked {
+    Result(Case),
+    Gradients(GradientCase),
+}
+
+impl Checked {
+    fn layer(&self) -> &Case {
+        match self {
+            Checked::Result(case) => case,
+            Checked::Gradients(case) => &case.layer,
+        }
+    }
+
+    fn layer_mut(&mut self) -> &mut Case {
+        match self {
+            Checked::Result(case) => case,
+            Checked::Gradients(case) => &mut case.layer,
+        }
+    }
+
+    fn finding(&self, backend: &impl Backend) -> Finding {
+        let outcome = match self {
+            Checked::Result(case) => conformance::run(backend, case),
+            Checked::Gradients(case) => conformance::run_gradients(backend, case),
+        };
+        outcome.map_or_else(|error| Finding::fault(error.to_string()), |found| Finding::of(&found))
+    }
+
+    /// Adds what was found under the name that such cases are counted under.
+    fn report(&self, subject: &Subject, finding: Finding, report: &mut Report) {
+        let (name, text) = match self {
+            Checked::Gradients(case) if case.layer.op == Op::Mlp => {
+                ("mlp backward", case.to_string())
+            }
+            Checked::Gradients(case) => ("gated-linear backward", case.to_string()),
+            Checked::Result(case) => match (case.op, case.quantized) {
+                (Op::GatedLinear, Some(_)) => ("gated-linear quantised", case.to_string()),
+                (Op::Mlp, Some(_)) => ("mlp quantised", case.to_string()),
+                (op, _) => (op.name(), case.to_string()),
+            },
+        };
+        report.add(subject, name, self.layer().dtype, || text, finding);
+    }
+}
+
 /// Checks the kernels of the CPU; the result says on what.
 fn check_cpu(
     args: &CheckArgs,
@@ -123,17 +152,19 @@ fn check_cpu(
     terminal: &Terminal,
     report: &mut Report,
 ) -> anyhow::Result<String> {
-    let (backends, mut cases, dtypes) = (args.cpu_backends(threads)?, args.cases(), args.dtypes());
+    let (backends, dtypes) = (args.cpu_backends(threads)?, args.dtypes());
     // Every instruction set has the same types.
-    cases.extend(backends.first().map_or(Vec::new(), |backend| args.quantized_cases(backend)));
-    let gradients = args.gradient_cases();
-    let per_backend = cases.len() + gradients.len() + dtypes.len() * bits::CASES;
+    let cases = backends.first().map_or(Vec::new(), |backend| args.cases(backend));
+    let per_backend = cases.len() + dtypes.len() * bits::CASES;
     let bar = terminal.bar((backends.len() * per_backend) as u64);
     for backend in &backends {
         let kernel = backend.cpu.isa().name().to_owned();
         let subject = Subject { kernel, name: backend.name() };
-        check_backend(backend, &subject, &cases, report, &bar);
-        check_gradients(backend, &subject, &gradients, report, &bar);
+        bar.set_message(subject.name.clone());
+        for case in &cases {
+            case.report(&subject, case.finding(backend), report);
+            bar.inc(1);
+        }
         for &dtype in &dtypes {
             bits::check(backend, &subject, dtype, args.seed, report)?;
             bar.inc(bits::CASES as u64);
@@ -147,11 +178,11 @@ fn check_cpu(
     Ok(format!("threads {}", threads.join(" and ")))
 }
 
-/// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself. Most of the time goes
-/// into compiling their variants and into the reference, so cases are computed on all processors; their order stays.
+/// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself; gradients on those that
+/// train. Most of the time goes into compiling their variants and into the reference, so cases are computed on all
+/// processors; their order stays.
 fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) -> String {
-    let mut cases = args.cases();
-    cases.extend(args.quantized_cases(&CudaBackend::planned(cuda)));
+    let cases = args.cases(&CudaBackend::planned(cuda));
     let backends: Vec<(CudaBackend, Subject)> = CudaBackend::all(cuda)
         .into_iter()
         .map(|backend| {
@@ -160,10 +191,14 @@ fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut R
             (backend, Subject { kernel, name })
         })
         .collect();
-    let work: Vec<(&CudaBackend, &Subject, &Case)> = backends
+    let computes = |backend: &CudaBackend, case: &Checked| {
+        let trains = matches!(case, Checked::Result(_)) || backend.trains();
+        trains && backend.computes(case.layer())
+    };
+    let work: Vec<(&CudaBackend, &Subject, &Checked)> = backends
         .iter()
         .flat_map(|(backend, subject)| {
-            let computed = cases.iter().filter(|case| backend.computes(case));
+            let computed = cases.iter().filter(|case| computes(backend, case));
             computed.map(move |case| (backend, subject, case))
         })
         .collect();
@@ -174,64 +209,14 @@ fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut R
         .with_max_len(1)
         .map(|(backend, subject, case)| {
             bar.set_message(subject.name.clone());
-            let finding = finding(*backend, case);
+            let finding = case.finding(*backend);
             bar.inc(1);
             finding
         })
         .collect();
     bar.finish_and_clear();
     for ((_, subject, case), finding) in work.into_iter().zip(findings) {
-        report.add(subject, name_of(case), case.dtype, || case.to_string(), finding);
+        case.report(subject, finding, report);
     }
     Device::Cuda(cuda.clone()).to_string()
-}
-
-fn check_backend(
-    backend: &impl Backend,
-    subject: &Subject,
-    cases: &[Case],
-    report: &mut Report,
-    bar: &ProgressBar,
-) {
-    bar.set_message(subject.name.clone());
-    for case in cases {
-        let finding = finding(backend, case);
-        report.add(subject, name_of(case), case.dtype, || case.to_string(), finding);
-        bar.inc(1);
-    }
-}
-
-fn check_gradients(
-    backend: &impl Backend,
-    subject: &Subject,
-    cases: &[GradientCase],
-    report: &mut Report,
-    bar: &ProgressBar,
-) {
-    for case in cases {
-        let finding = found(conformance::run_gradients(backend, case));
-        let name = if case.layer.op == Op::Mlp { "mlp backward" } else { "gated-linear backward" };
-        report.add(subject, name, case.layer.dtype, || case.to_string(), finding);
-        bar.inc(1);
-    }
-}
-
-fn finding(backend: &impl Backend, case: &Case) -> Finding {
-    found(conformance::run(backend, case))
-}
-
-fn found(outcome: swiglu_core::Result<Outcome>) -> Finding {
-    match outcome {
-        Ok(outcome) => Finding::of(&outcome),
-        Err(error) => Finding::fault(error.to_string()),
-    }
-}
-
-/// What a case is counted under.
-fn name_of(case: &Case) -> &'static str {
-    match (case.op, case.quantized) {
-        (Op::GatedLinear, Some(_)) => "gated-linear quantised",
-        (Op::Mlp, Some(_)) => "mlp quantised",
-        (op, _) => op.name(),
-    }
 }

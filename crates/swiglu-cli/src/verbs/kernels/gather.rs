@@ -5,36 +5,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use rayon::prelude::*;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_cuda::jit::cache::{CacheWarning, KernelCache, Module, Origin};
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, CudaError};
 
 use super::report::{Report, Row, Warning};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, stop_on_signals};
 
 /// A kernel and what it is compiled for.
-pub(in crate::verbs) type Job = (Arch, NamedVariant);
+pub(super) type Job = (Arch, NamedVariant);
 
 /// Seconds of a processor that a variant takes: NVRTC 13.0 took 0.37 for sm_90a, on average over 65 of a block and over 115
 /// that are element-wise.
 const SECONDS_EACH: f64 = 0.4;
 
 /// The variants, begun in their order. What is compiled is kept at once, so that a run which is stopped has lost nothing.
-pub(in crate::verbs) fn gather(
+pub(super) fn gather(
     jobs: &[Job],
     cache: &KernelCache,
     terminal: &Terminal,
 ) -> anyhow::Result<Report> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        // The second time it ends at once.
-        signal_hook::flag::register_conditional_default(signal, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .context("listening to SIGTERM and Ctrl-C")?;
-    }
+    stop_on_signals(&stop)?;
     let kept = jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count();
     let missing = jobs.len() - kept;
     terminal.announce(&beginning(jobs, kept));
@@ -59,6 +52,8 @@ pub(in crate::verbs) fn gather(
         })
         .collect::<Result<_, CudaError>>()?;
     bar.finish_and_clear();
+    // From here on the first time ends it at once.
+    stop.store(true, Ordering::Relaxed);
     Ok(report(rows, jobs.len(), cache))
 }
 

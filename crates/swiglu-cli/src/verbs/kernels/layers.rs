@@ -13,8 +13,9 @@ use swiglu_cuda::jit::Variant;
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
 use swiglu_formats::Contents;
+use swiglu_lab::CaseOp;
 
-use crate::args::{LayerOp, extent};
+use crate::args::{extent, layer_op};
 use crate::models;
 use crate::terminal::by_options;
 
@@ -30,8 +31,8 @@ pub(super) struct Layers {
     #[arg(long, value_name = "K,H[,M,...]", group = "layers")]
     shape: Vec<Shape>,
     /// The operation [default: both]
-    #[arg(long, value_name = "NAME", requires = "layers")]
-    op: Option<LayerOp>,
+    #[arg(long, value_name = "NAME", requires = "layers", value_parser = layer_op())]
+    op: Option<CaseOp>,
     /// Element types, separated by commas [default: bf16]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "layers")]
     dtype: Vec<DType>,
@@ -105,7 +106,8 @@ impl Layers {
     }
 
     fn kinds(&self) -> impl Iterator<Item = (Op, DType)> {
-        let ops = self.op.map_or(vec![Op::GatedLinear, Op::Mlp], |op| vec![op.into()]);
+        let given = self.op.and_then(CaseOp::op);
+        let ops = given.map_or(vec![Op::GatedLinear, Op::Mlp], |op| vec![op]);
         let dtypes = if self.dtype.is_empty() { vec![DType::Bf16] } else { self.dtype.clone() };
         ops.into_iter().flat_map(move |op| dtypes.clone().into_iter().map(move |t| (op, t)))
     }

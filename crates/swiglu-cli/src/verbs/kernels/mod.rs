@@ -2,7 +2,7 @@
 //!
 //! Needs the run-time compiler, but neither a device nor a driver.
 
-pub(super) mod gather;
+mod gather;
 mod layers;
 mod report;
 
@@ -116,6 +116,21 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
             Ok(report.verdict(build.selection.strict))
         }
     }
+}
+
+/// Compiles kernels for a device into the cache that it looks into, on all processors. What does not compile is said where it
+/// is launched.
+pub(super) fn compile(
+    arch: Arch,
+    kernels: Vec<NamedVariant>,
+    terminal: &Terminal,
+) -> anyhow::Result<()> {
+    let jobs: Vec<Job> = kernels.into_iter().map(|kernel| (arch, kernel)).collect();
+    let report = gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal)?;
+    if report.left > 0 {
+        bail!("stopped with {} of {} kernels to compile", report.left, jobs.len());
+    }
+    Ok(())
 }
 
 /// Finds out before minutes of compiling whether what comes of it can be kept.

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use swiglu::Rounding;
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
-    Against, Case, Claim, ClaimKind, DeviceKind, Event, Experiment, MetricGroup, Pace, ProfileDef,
-    Role, RunOptions,
+    Against, Case, CaseOp, Claim, ClaimKind, DeviceKind, Event, Experiment, MetricGroup, Pace,
+    ProfileDef, Role, RunOptions,
 };
 
 use super::beside::OWN;
@@ -77,6 +77,12 @@ pub(crate) fn own_ways(case: &Case, options: &Value) -> Vec<ProfileDef> {
         ways.push(own("decoded", Role::Baseline, json!({ "decode": true })));
     } else if case.op.has_weights() {
         ways.push(own("unfused", Role::Baseline, json!({ "path": "unfused" })));
+    }
+    if case.op == CaseOp::MlpTrain {
+        ways.push(own("recompute", Role::Ours, json!({ "keep": "recompute" })));
+        if case.device == DeviceKind::Cuda {
+            ways.push(own("products", Role::Ceiling, json!({ "products": true })));
+        }
     }
     ways
 }

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-use anyhow::Context;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Executed, Machine, Opened, QUICK, Record, Store};
 use swiglu_lab::{
@@ -16,7 +14,7 @@ use super::request::{Named, RunArgs};
 use super::session::{Session, expect_optimised};
 use super::{beside, on};
 use crate::table::{self, Table};
-use crate::terminal::{Terminal, Verdict, say};
+use crate::terminal::{Terminal, Verdict, say, stop_on_signals};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -100,13 +98,7 @@ fn here(
 ) -> anyhow::Result<Option<Opened>> {
     let lab = args.places.lab()?;
     options.executor = Executed::detect(&lab)?;
-    // The second time it ends at once.
-    let stop = &options.stop.0;
-    for signal in [SIGTERM, SIGINT] {
-        signal_hook::flag::register_conditional_default(signal, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .context("listening to SIGTERM and Ctrl-C")?;
-    }
+    stop_on_signals(&options.stop.0)?;
     let name = format!("{}-{}", experiment.id, options.run_id);
     let mut session = Session::begin(&name, experiment, store, machine, &lab, &args.peers)?;
     let mut finished = session.watched(&options, terminal)?;

@@ -7,8 +7,10 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use swiglu::{DType, SavePolicy};
 use swiglu_formats::matrix_file;
+use swiglu_lab::CaseOp;
 
-use crate::args::{DeviceArgs, LayerOp, MathArgs, WeightArgs, expect_free};
+use crate::args::{DeviceArgs, MathArgs, expect_free, layer_op};
+use crate::weights::WeightArgs;
 
 /// Turns that are taken even if the time is spent.
 pub(super) const MIN_TURNS: usize = 3;
@@ -52,8 +54,8 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "output")]
     pub(super) force: bool,
     /// The operation
-    #[arg(long, value_name = "NAME", default_value = "mlp")]
-    pub(super) op: LayerOp,
+    #[arg(long, value_name = "NAME", default_value = "mlp", value_parser = layer_op())]
+    pub(super) op: CaseOp,
     /// Train: compute the gradients too, verify each, and time a forward and a backward pass
     #[arg(long, conflicts_with = "keep_blocks")]
     pub(super) backward: bool,

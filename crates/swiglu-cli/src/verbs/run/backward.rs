@@ -3,19 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::bail;
 use serde::Serialize;
-use swiglu::{
-    CallOptions, Device, Element, Gradients, Matrix, MatrixRef, Orientation, Path, SavePolicy,
-    Wanted,
-};
-use swiglu_core::bounds::{self, GradientReference};
-use swiglu_cpu::{GatedLinear, Mlp};
+use swiglu::{Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy};
+use swiglu_core::bounds::GradientReference;
 
 use super::args::{MIN_TURNS, RunArgs};
 use crate::inputs;
-use crate::layer::Params;
-use crate::timing::{Summary, Wall, interleave};
+use crate::layer::{Packed, Params, either};
+use crate::timing::{self, Enqueue, Passes, Summary, Timed, Wall, interleave};
+use crate::training::{Step, StepOnDevice};
+use crate::verify::factor_roundoff;
 
 /// Multiply-adds of one product that the oracle may take: about a second for all of them.
 const BUDGET: f64 = 6.5e7;
@@ -64,182 +61,130 @@ impl TrainingReport {
     }
 }
 
-/// A layer of either operation.
-enum Trained<T> {
-    GatedLinear(Box<GatedLinear<T>>),
-    Mlp(Box<Mlp<T>>),
-}
-
-impl<T: Element> Trained<T> {
-    fn new(
-        device: &Device,
-        params: &Params<'_, T>,
-        policy: SavePolicy,
-        path: Path,
-    ) -> anyhow::Result<Self> {
-        Ok(match (device, params) {
-            (Device::Cpu(cpu), Params::GatedLinear(p)) => Self::GatedLinear(Box::new(
-                GatedLinear::for_training_with_path(cpu, p, policy, path)?,
-            )),
-            (Device::Cpu(cpu), Params::Mlp(p)) => {
-                Self::Mlp(Box::new(Mlp::for_training_with_path(cpu, p, policy, path)?))
-            }
-            _ => bail!(
-                "--backward proves and times steps on the CPU, given the device {}; take --device cpu (the library trains \
-                 on CUDA devices too)",
-                device.name()
-            ),
-        })
-    }
-
-    /// A forward and a backward pass, into what there is.
-    fn step(
-        &self,
-        x: MatrixRef<'_, T>,
-        y: &mut Matrix<T>,
-        dy: &Matrix<T>,
-        gradients: &mut Gradients<T>,
-    ) -> anyhow::Result<usize> {
-        let (options, into) = (CallOptions::default(), gradients.as_mut());
-        Ok(match self {
-            Trained::GatedLinear(layer) => {
-                let saved = layer.forward_train(x, y.view_mut(), &options)?;
-                let kept = saved.kept_bytes();
-                layer.backward_into(saved, dy, into, &options)?;
-                kept
-            }
-            Trained::Mlp(layer) => {
-                let saved = layer.forward_train(x, y.view_mut(), &options)?;
-                let kept = saved.kept_bytes();
-                layer.backward_into(saved, dy, into, &options)?;
-                kept
-            }
-        })
-    }
-
-    fn zeros(&self, m: usize, bias: bool) -> anyhow::Result<Gradients<T>> {
-        let shapes = match self {
-            Trained::GatedLinear(layer) => layer.gradient_shapes()?,
-            Trained::Mlp(layer) => layer.gradient_shapes()?,
-        };
-        Ok(Gradients::zeros(m, &shapes, Wanted::ALL, bias)?)
-    }
-}
-
 /// The layer, the way it is compared with, and ∂L/∂y.
-pub(super) struct Training<T> {
-    layers: [Trained<T>; 2],
+pub(super) struct Training<'a, T> {
+    device: &'a Device,
+    params: &'a Params<'a, T>,
+    layers: [Packed; 2],
     policy: SavePolicy,
     dy: Matrix<T>,
-    bias: bool,
     seconds: f64,
 }
 
-impl<T: Element> Training<T> {
+impl<'a, T: Element> Training<'a, T> {
     pub(super) fn new(
         args: &RunArgs,
-        device: &Device,
-        params: &Params<'_, T>,
+        device: &'a Device,
+        params: &'a Params<'a, T>,
         x: &Matrix<T>,
     ) -> anyhow::Result<Self> {
         let policy = args.keep.unwrap_or_default();
-        let layer = |path| Trained::new(device, params, policy, path);
-        let layers = [layer(Path::Fused)?, layer(Path::Unfused)?];
+        let layer = |path| params.pack_for_training(device, policy, path);
+        let layers = [layer(None)?, layer(Some(Path::Unfused))?];
         // A stream of its own: x may be random too.
         let seed = args.seed.unwrap_or(0) ^ 0xd7;
         let dy = inputs::normal::<f32>(seed, x.rows(), params.out_features(), 1.0)?;
-        let (dy, bias) = (dy.view().to_dtype()?, params.problem(1).bias);
-        Ok(Self { layers, policy, dy, bias, seconds: args.seconds })
+        let dy = dy.view().to_dtype()?;
+        Ok(Self { device, params, layers, policy, dy, seconds: args.seconds })
     }
 
     /// Times of a step, ours and the unfused one, in turns.
     pub(super) fn time(&self, x: MatrixRef<'_, T>) -> anyhow::Result<[Summary; 2]> {
-        let step = |layer: &Trained<T>| -> anyhow::Result<_> {
-            let gradients = layer.zeros(x.rows(), self.bias)?;
-            Ok((Matrix::zeros(x.rows(), self.dy.cols())?, gradients))
-        };
-        let [fused, unfused] = &self.layers;
-        let ((mut y, mut of_fused), (mut z, mut of_unfused)) = (step(fused)?, step(unfused)?);
-        let mut fused = Wall(|| fused.step(x, &mut y, &self.dy, &mut of_fused).map(drop));
-        let mut unfused = Wall(|| unfused.step(x, &mut z, &self.dy, &mut of_unfused).map(drop));
+        let [mut ours, mut unfused] = [self.timed(0, x)?, self.timed(1, x)?];
         let budget = Duration::from_secs_f64(self.seconds);
-        let times = interleave(&mut [&mut fused, &mut unfused], budget, MIN_TURNS)?;
+        let times = interleave(&mut [&mut *ours, &mut *unfused], budget, MIN_TURNS)?;
         Ok([times[0], times[1]])
+    }
+
+    fn room(&self, m: usize) -> swiglu_core::Result<Step<T>> {
+        Step::new(&self.params.problem(m), self.params.down_orientation())
+    }
+
+    /// Steps of a layer; on a device over resident data that come from beyond its cache.
+    fn timed<'s>(
+        &'s self,
+        which: usize,
+        x: MatrixRef<'s, T>,
+    ) -> anyhow::Result<Box<dyn Timed + 's>> {
+        let (layer, dy) = (&self.layers[which], self.dy.view());
+        let Device::Cuda(cuda) = self.device else {
+            let mut step = self.room(x.rows())?;
+            return Ok(Box::new(Wall(move || Ok(step.run(layer, x, dy).map(drop)?))));
+        };
+        let (stream, problem) = (cuda.stream(), self.params.problem(x.rows()));
+        let bytes = problem.with_pass(Pass::Backward).compulsory_bytes();
+        let lies = self.params.down_orientation();
+        let step = |_| StepOnDevice::new(&stream, &problem, lies, self.policy, [x, dy]);
+        let steps = (0..timing::copies(cuda, bytes as usize)).map(step);
+        let mut steps = steps.collect::<Result<Vec<_>, _>>()?;
+        let copies = steps.len();
+        let enqueue: Enqueue<'_> =
+            Box::new(move |stream, at| Ok(steps[at].enqueue(stream, layer)?));
+        Ok(Box::new(Passes::new(stream.clone(), copies, false, enqueue)?))
     }
 
     /// Every gradient against float64, of as many tokens as the oracle is quick for; a fast wrong way to compare with
     /// would make a meaningless ratio, so that it is judged too.
-    pub(super) fn verify(
-        &self,
-        x: MatrixRef<'_, T>,
-        params: &Params<'_, T>,
-    ) -> anyhow::Result<TrainingReport> {
-        let problem = params.problem(1);
+    pub(super) fn verify(&self, x: MatrixRef<'_, T>) -> anyhow::Result<TrainingReport> {
+        let problem = self.params.problem(1);
         let most = BUDGET / (problem.hidden * problem.intermediate).max(1) as f64;
-        let m = x.rows().min(most.max(1.0) as usize);
+        let (all, m) = (x.rows(), x.rows().min(most.max(1.0) as usize));
         let (x, dy) = (x.rows_range(0..m)?, self.dy.view().rows_range(0..m)?);
-        let dy = Matrix::from_values((0..m).flat_map(|i| dy.row(i)).copied(), m, dy.cols())?;
-        let mut reports = Vec::new();
         let mut kept_bytes = 0;
-        for (layer, path) in self.layers.iter().zip([Path::Fused, Path::Unfused]) {
-            let mut y = Matrix::zeros(m, dy.cols())?;
-            let mut gradients = layer.zeros(m, self.bias)?;
-            let kept = layer.step(x, &mut y, &dy, &mut gradients)?;
-            kept_bytes = kept_bytes.max(kept);
-            reports.push(judge(&in_numerics(params, path), x, &dy, &gradients)?);
-        }
-        let unfused_passed = reports.pop().is_none_or(|r| r.values().all(|g| g.passed));
-        let mut gradients = reports.pop().unwrap_or_default();
-        if !unfused_passed {
+        let mut judged = |layer: &Packed, path| -> anyhow::Result<_> {
+            let mut step = self.room(m)?;
+            kept_bytes = step.run(layer, x, dy)?.max(kept_bytes);
+            judge(self.device, &in_numerics(self.params, layer, path, m), [x, dy], &step)
+        };
+        let [ours, unfused] = &self.layers;
+        let mut gradients = judged(ours, Path::Fused)?;
+        if !judged(unfused, Path::Unfused)?.values().all(|g| g.passed) {
             gradients.values_mut().for_each(|g| g.passed = false);
         }
-        let rows = self.dy.rows();
-        let kept_bytes = kept_bytes.checked_div(m).map_or(0, |bytes| bytes * rows);
+        let kept_bytes = kept_bytes.checked_div(m).map_or(0, |bytes| bytes * all);
         Ok(TrainingReport { gradients, save_policy: self.policy, kept_bytes, tokens_verified: m })
     }
 }
 
-/// A path that passes gate and up through memory rounds them.
-fn in_numerics<'a, T: Element>(params: &Params<'a, T>, path: Path) -> Params<'a, T> {
+/// Where ∂L/∂h passes through memory it is rounded.
+fn in_numerics<'a, T: Element>(
+    params: &Params<'a, T>,
+    layer: &Packed,
+    path: Path,
+    m: usize,
+) -> Params<'a, T> {
     let numerics = params.problem(1).numerics;
-    match (path, numerics.rounding) {
-        (Path::Unfused, swiglu::Rounding::Fused) => {
-            params.with_numerics(numerics.with_rounding(swiglu::Rounding::PreRound))
+    // On a device what one kernel does not compute takes memory; the CPU has none of it.
+    let stored =
+        || either!(layer, layer => layer.backward_bytes::<T>(m)).is_ok_and(|bytes| bytes > 0);
+    match numerics.rounding {
+        Rounding::Fused if path == Path::Unfused || stored() => {
+            params.with_numerics(numerics.with_rounding(Rounding::PreRound))
         }
         _ => *params,
     }
 }
 
 fn judge<T: Element>(
+    device: &Device,
     params: &Params<'_, T>,
-    x: MatrixRef<'_, T>,
-    dy: &Matrix<T>,
-    gradients: &Gradients<T>,
+    [x, dy]: [MatrixRef<'_, T>; 2],
+    step: &Step<T>,
 ) -> anyhow::Result<BTreeMap<&'static str, GradientReport>> {
-    let expected = match params {
-        Params::GatedLinear(p) => bounds::gated_linear_backward(x, p, dy.view(), T::DTYPE, 0.0)?,
-        Params::Mlp(p) => bounds::mlp_backward(x, p, dy.view(), T::DTYPE, 0.0)?,
-        _ => {
-            bail!("--backward: quantised weights have no gradients; --decode-weights decodes them")
-        }
-    };
-    let problem = params.problem(1);
-    let gate_up = problem.layout.orientation;
-    let down = match params {
-        Params::Mlp(p) => p.down_orientation,
-        _ => gate_up,
-    };
-    let mut reports = BTreeMap::new();
-    let matrices = [
-        ("dx", &gradients.dx, Some(&expected.dx), Orientation::OutIn),
-        ("dw_gate", &gradients.gate, Some(&expected.gate), gate_up),
-        ("dw_up", &gradients.up, Some(&expected.up), gate_up),
-        ("dw_down", &gradients.down, expected.down.as_ref(), down),
-    ];
-    for (name, matrix, reference, orientation) in matrices {
-        if let (Some(matrix), Some(reference)) = (matrix, reference) {
-            reports.insert(name, of(reference, by_outputs(matrix, orientation)?.view())?);
-        }
+    let expected = params.gradients(x, dy, factor_roundoff(device, T::DTYPE))?;
+    let names = ["dx", "dw_gate", "dw_up", "dw_down"];
+    let references = [Some(&expected.dx), Some(&expected.gate), Some(&expected.up)];
+    let references = references.into_iter().chain([expected.down.as_ref()]);
+    let (mut reports, gradients) = (BTreeMap::new(), &step.gradients);
+    let matrices = step.matrices().skip(1).zip(names).zip(references);
+    for (((matrix, lies), name), reference) in matrices {
+        let Some(reference) = reference else { continue };
+        // A reference has a row for each output feature.
+        let turned = match lies {
+            Orientation::OutIn => None,
+            Orientation::InOut => Some(inputs::transposed(matrix)?),
+        };
+        reports.insert(name, of(reference, turned.as_ref().unwrap_or(matrix).view())?);
     }
     let biases = [
         ("db_gate", &gradients.gate_bias, Some(&expected.gate_bias)),
@@ -252,15 +197,6 @@ fn judge<T: Element>(
         }
     }
     Ok(reports)
-}
-
-/// A gradient with a row for each output feature.
-fn by_outputs<T: Element>(m: &Matrix<T>, orientation: Orientation) -> anyhow::Result<Matrix<T>> {
-    if orientation == Orientation::OutIn {
-        return Ok(m.try_clone()?);
-    }
-    let values = (0..m.cols()).flat_map(|c| (0..m.rows()).map(move |r| m[(r, c)]));
-    Ok(Matrix::from_values(values, m.cols(), m.rows())?)
 }
 
 fn of<V: Element>(

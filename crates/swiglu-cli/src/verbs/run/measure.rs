@@ -10,12 +10,12 @@ use swiglu::{
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
+use swiglu_lab::CaseOp;
 
 use super::args::{MIN_TURNS, RunArgs};
 use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
-use crate::args::LayerOp;
 use crate::layer::{Packed, Params};
 use crate::timing::{self, Enqueue, Passes, Summary, Timed, Wall, interleave};
 use crate::verify::{Check, gather_rows};
@@ -79,7 +79,7 @@ impl<'a> Measurement<'a> {
             Some(training) => training.time(x.view())?,
             None => self.time([&layer, &unfused], &x, y.cols())?,
         };
-        let training = training.map(|t| t.verify(x.view(), &params)).transpose()?;
+        let training = training.map(|t| t.verify(x.view())).transpose()?;
         error.passed &= training.as_ref().is_none_or(TrainingReport::passed);
         let problem = plan.problem;
         // A step is a forward pass, and a backward pass of twice the products.
@@ -150,8 +150,8 @@ impl<'a> Measurement<'a> {
         host: &'h swiglu::HostWeights<'_, T>,
     ) -> anyhow::Result<Params<'h, T>> {
         Ok(match self.args.op {
-            LayerOp::GatedLinear => Params::GatedLinear(host.gated_linear()?),
-            LayerOp::Mlp => Params::Mlp(host.mlp()?),
+            CaseOp::GatedLinear => Params::GatedLinear(host.gated_linear()?),
+            _ => Params::Mlp(host.mlp()?),
         })
     }
 
@@ -203,7 +203,7 @@ impl<'a> Measurement<'a> {
             let weights = self.args.math.activated(self.subject.weights.clone());
             let host = weights.host::<f32>()?;
             let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), check.rows())?;
-            self.exact = Some(self.params(&host)?.oracle(x.view())?);
+            self.exact = Some(self.params(&host)?.reference(x.view(), 0.0)?.value);
         }
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
         Ok(judgement.frobenius_limit + relative_difference(check.value(), exact))

@@ -8,7 +8,7 @@ mod subject;
 
 use std::io::Write as _;
 
-use swiglu::{Pass, with_dtype};
+use swiglu::with_dtype;
 
 use crate::terminal::{Terminal, Verdict};
 pub(crate) use args::RunArgs;
@@ -20,9 +20,6 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     args.expect_random_input()?;
     args.expect_free_output()?;
     let device = args.device.open()?;
-    if args.backward {
-        device.expect_pass(args.op.into(), Pass::Backward)?;
-    }
     let subject = Subject::open(args)?;
     let dtypes = args.dtypes(subject.weights.resolved_dtype());
     let bar = terminal.bar(dtypes.len() as u64);

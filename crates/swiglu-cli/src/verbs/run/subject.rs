@@ -6,9 +6,9 @@ use anyhow::{anyhow, bail};
 use swiglu::{CoreError, LoadOptions, MlpWeights};
 use swiglu_fixtures::{SMOLLM2, STORIES15M};
 use swiglu_formats::{DynMatrix, matrix_file, matrix_from_safetensors_bytes, read_matrix};
+use swiglu_lab::CaseOp;
 
 use super::args::{Fixture, RunArgs};
-use crate::args::LayerOp;
 use crate::inputs;
 
 /// A matrix and where it is from, for people.
@@ -74,7 +74,7 @@ impl Subject {
         let input = Sourced::embedded(from, from.input, "activations of a real text")?;
         // The reference is that of the whole block with the model's own activation.
         let activation = weights.resolved_activation()?;
-        let same = args.op == LayerOp::Mlp && args.math.activation.is_none_or(|a| a == activation);
+        let same = args.op == CaseOp::Mlp && args.math.activation.is_none_or(|a| a == activation);
         let reference = same
             .then(|| {
                 Sourced::embedded(from, from.reference, "a float64 result that came with them")
@@ -112,8 +112,8 @@ impl Subject {
             return Err(CoreError::shape(what, [tokens, stored.hidden()], [tokens, width]).into());
         }
         let out = match args.op {
-            LayerOp::GatedLinear => stored.intermediate(),
-            LayerOp::Mlp => stored.hidden(),
+            CaseOp::GatedLinear => stored.intermediate(),
+            _ => stored.hidden(),
         };
         if let Some(reference) = &self.reference {
             let shape = reference.matrix.shape();
@@ -124,8 +124,8 @@ impl Subject {
         }
         if !args.allow_non_finite {
             let finite = match args.op {
-                LayerOp::GatedLinear => stored.expect_finite_gated(),
-                LayerOp::Mlp => stored.expect_finite(),
+                CaseOp::GatedLinear => stored.expect_finite_gated(),
+                _ => stored.expect_finite(),
             };
             finite.map_err(|e| not_finite(e.into()))?;
             self.input.matrix.expect_finite("input").map_err(|e| not_finite(e.into()))?;

@@ -5,22 +5,24 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
 use sha2::{Digest, Sha256};
-use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, MatrixMut, Plan};
+use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, Plan};
 use swiglu_core::Result;
 use swiglu_cpu::ceilings::Reading;
-use swiglu_lab::CaseOp;
+use swiglu_lab::{Case, CaseOp};
 
-use super::job::{Job, Order, Prepared, notes, push_row};
+use super::job::{Job, Order, Outcome, Prepared};
 use crate::inputs;
 use crate::timing::{Timed, Wall};
+use crate::training::Step;
 
-/// Computes into an output, with copy i of the data.
-type Call<T> = Box<dyn Fn(usize, MatrixMut<'_, T>) -> swiglu::Result<()>>;
+/// Computes into an outcome, with copy i of the data.
+type Call<T> = Box<dyn Fn(usize, &mut Outcome<T>) -> swiglu::Result<()>>;
 
 /// A case on the CPU, with its copies of the data.
 struct CpuJob<T> {
+    case: Case,
     call: Call<T>,
-    outs: Vec<Matrix<T>>,
+    outs: Vec<Outcome<T>>,
     next: usize,
 }
 
@@ -34,7 +36,7 @@ fn repeated<T>(first: T, count: usize, copy: impl Fn(&T) -> Result<T>) -> Result
 /// A case on the CPU.
 pub(super) fn prepare<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepared> {
     let (job, plan) = job::<T>(device, order)?;
-    let notes = notes(plan.problem.numerics, job.outs.len());
+    let notes = order.notes(plan.problem.numerics, job.outs.len());
     let (plan, variants) = (Some(plan.to_string()), this_program(device)?);
     Ok(Prepared { job: Box::new(job), plan, variants, notes })
 }
@@ -58,12 +60,8 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
     let (case, seed) = (order.case, order.seed);
     // Each copy has a layer, which has weights and a workspace, its tokens and results. With many tokens
     // the weights are the smaller part.
-    let between = 2 * case.m * case.intermediate * case.dtype.size();
-    let touched = match order.held().filter(|_| case.op.has_weights()) {
-        Some(problem) => problem.compulsory_bytes() + between as f64,
-        None => case.compulsory_bytes(),
-    };
-    let count = order.copies_of(touched);
+    let between = if case.op.has_weights() { 2 * case.m * case.intermediate } else { 0 };
+    let count = order.copies_of(order.bytes() + (between * case.dtype.size()) as f64);
     let (call, plan): (Call<T>, _) = match case.op {
         CaseOp::Activation | CaseOp::Copy => {
             let activation =
@@ -73,7 +71,7 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
             let inputs = repeated(inputs::activation::<T>(case, seed)?, count, copy)?;
             let arrangement = case.arrangement;
             let call: Call<T> = Box::new(move |at, out| {
-                activation.forward_into(inputs::gate_up(&inputs[at], arrangement)?, out)
+                activation.forward_into(inputs::gate_up(&inputs[at], arrangement)?, out.matrix())
             });
             (call, plan)
         }
@@ -86,12 +84,34 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
             let layers = order.layers::<T>(device, count)?;
             let plan = layers[0].plan(case.m);
             let inputs = repeated(inputs::x::<T>(case, seed)?, count, Matrix::try_clone)?;
-            (Box::new(move |at, out| layers[at].forward_into(inputs[at].view(), out)), plan)
+            let call: Call<T> = Box::new(move |at, out| {
+                layers[at].forward_into(inputs[at].view(), out.matrix().view_mut())
+            });
+            (call, plan)
+        }
+        CaseOp::MlpTrain => {
+            let layers = order.layers::<T>(device, count)?;
+            let plan = layers[0].plan(case.m);
+            let inputs = repeated(inputs::x::<T>(case, seed)?, count, Matrix::try_clone)?;
+            let out_grads = repeated(inputs::out_grad::<T>(case, seed)?, count, Matrix::try_clone)?;
+            let call: Call<T> = Box::new(move |at, out| match out {
+                Outcome::Step(step) => {
+                    step.run(&layers[at], inputs[at].view(), out_grads[at].view()).map(drop)
+                }
+                Outcome::Matrices(_) => Ok(()),
+            });
+            (call, plan)
         }
     };
     let [rows, cols] = case.output_shape();
-    let outs = (0..count).map(|_| Matrix::zeros(rows, cols)).collect::<Result<_>>()?;
-    let mut job = CpuJob { call, outs, next: 0 };
+    let out = |_| {
+        Ok(match case.problem().filter(|_| case.op == CaseOp::MlpTrain) {
+            Some(problem) => Outcome::Step(Box::new(Step::new(&problem, case.orientation)?)),
+            None => Outcome::Matrices(vec![Matrix::zeros(rows, cols)?]),
+        })
+    };
+    let outs = (0..count).map(out).collect::<Result<_>>()?;
+    let mut job = CpuJob { case: case.clone(), call, outs, next: 0 };
     // Page faults, threads and workspaces of first calls, which each copy has: with many tokens they take
     // as long as what is measured.
     (0..count.max(3)).try_for_each(|_| job.step())?;
@@ -103,18 +123,16 @@ impl<T: Element> CpuJob<T> {
     fn step(&mut self) -> anyhow::Result<()> {
         let at = self.next;
         self.next = (at + 1) % self.outs.len();
-        Ok((self.call)(at, self.outs[at].view_mut())?)
+        Ok((self.call)(at, &mut self.outs[at])?)
     }
 }
 
 impl<T: Element> Job for CpuJob<T> {
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        self.outs[0].as_mut_slice().fill(T::from_f32(f32::NAN));
+        self.outs[0].poison();
         self.next = 0;
         self.step()?;
-        let mut bytes = Vec::new();
-        rows.iter().for_each(|&r| push_row(&mut bytes, self.outs[0].view().row(r)));
-        Ok(bytes)
+        self.outs[0].rows(&self.case, rows)
     }
 }
 
@@ -171,7 +189,7 @@ impl Job for ReadJob {}
 #[cfg(test)]
 mod tests {
     use swiglu::{DType, bf16};
-    use swiglu_lab::{Case, DeviceKind};
+    use swiglu_lab::DeviceKind;
 
     use super::*;
 
@@ -187,10 +205,15 @@ mod tests {
     /// Results are zeros until a call has left its own.
     #[test]
     fn every_copy_has_had_a_call_before_one_is_timed() {
-        for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp] {
-            let job = made(&case(op, [5, 24, 16]), Some(20));
-            let has_result = |out: &Matrix<bf16>| out.as_slice().iter().any(|v| *v != bf16::ZERO);
-            assert_eq!(job.outs.iter().filter(|out| has_result(out)).count(), 20, "{op:?}");
+        for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp, CaseOp::MlpTrain] {
+            let mut job = made(&case(op, [5, 24, 16]), Some(20));
+            let has_result =
+                |out: &mut Outcome<bf16>| out.matrix().as_slice().iter().any(|v| *v != bf16::ZERO);
+            assert_eq!(
+                job.outs.iter_mut().map(has_result).filter(|has| *has).count(),
+                20,
+                "{op:?}"
+            );
         }
     }
 

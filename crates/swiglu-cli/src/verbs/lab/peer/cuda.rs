@@ -4,30 +4,64 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use swiglu::{Arrangement, CoreError, Device, Element, Half, Matrix, Plan};
+use swiglu::{CoreError, Device, Element, Matrix, Orientation, Plan};
 use swiglu_core::Numerics;
+use swiglu_cuda::ceilings::Product;
 use swiglu_cuda::{
     Cuda, CudaError, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
     Mlp, Stream,
 };
 use swiglu_lab::{Case, CaseOp, Heat};
 
-use super::job::{Job, Order, Prepared, notes, push_row};
+use super::job::{Job, Order, Outcome, Prepared};
 use super::options::DesignChoice;
 use crate::inputs::{self, Dense};
 use crate::layer::{Packed, Params};
 use crate::timing::{self, Enqueue, Passes, Timed};
+use crate::training::StepOnDevice;
 
-/// The results of each copy: one tensor, or one per gradient.
-type Outs<T> = Rc<RefCell<Vec<Vec<DeviceMatrix<T>>>>>;
+/// What a call writes on the device.
+enum Out<T> {
+    /// One matrix, or one per gradient.
+    Matrices(Vec<DeviceMatrix<T>>),
+    Step(Box<StepOnDevice<T>>),
+}
+
+/// The results of each copy.
+type Outs<T> = Rc<RefCell<Vec<Out<T>>>>;
+
+impl<T: Element> Out<T> {
+    fn matrices(&mut self) -> &mut [DeviceMatrix<T>] {
+        match self {
+            Out::Matrices(matrices) => matrices,
+            Out::Step(_) => &mut [],
+        }
+    }
+
+    fn poison(&mut self) -> Result<(), CudaError> {
+        match self {
+            Out::Matrices(all) => all.iter_mut().try_for_each(|m| m.buffer_mut().poison(0xFF)),
+            Out::Step(step) => step.poison(),
+        }
+    }
+
+    fn to_host(&self, stream: &Stream) -> anyhow::Result<Outcome<T>> {
+        Ok(match self {
+            Out::Matrices(all) => {
+                let there = all.iter().map(|m| m.view().to_host(stream));
+                Outcome::Matrices(there.collect::<Result<_, _>>()?)
+            }
+            Out::Step(step) => Outcome::Step(Box::new(step.to_host(stream)?)),
+        })
+    }
+}
 
 /// A case on a CUDA device, with its copies of the data.
 struct CudaJob<T> {
+    case: Case,
     passes: Passes<'static>,
     outs: Outs<T>,
     stream: Stream,
-    /// How gradients of gate and up are arranged, where these are the results.
-    gradients: Option<Arrangement>,
 }
 
 /// How calls are enqueued, how it is planned where the layer says so, and where it rounds.
@@ -66,10 +100,9 @@ pub(super) fn prepare<T: Element>(
     let Setting { count, outs, .. } = setting;
     let passes = Passes::new(stream.clone(), count, order.options.graph, enqueue)?;
     let (variants, plan) = (cuda.take_used_kernels(), plan.as_ref().map(Plan::to_string));
-    let backward = order.case.op == CaseOp::ActivationBackward;
-    let gradients = backward.then_some(order.case.arrangement);
-    let job = Box::new(CudaJob { passes, outs, stream, gradients });
-    Ok(Prepared { job, plan: plan.or(design), variants, notes: notes(numerics, count) })
+    let notes = order.notes(numerics, count);
+    let job = Box::new(CudaJob { case: order.case.clone(), passes, outs, stream });
+    Ok(Prepared { job, plan: plan.or(design), variants, notes })
 }
 
 impl<'a, T: Element> Setting<'a, T> {
@@ -80,25 +113,32 @@ impl<'a, T: Element> Setting<'a, T> {
         order: &'a Order<'a>,
     ) -> anyhow::Result<Self> {
         let case = order.case;
-        let bytes = order.held().map_or(case.compulsory_bytes(), |held| held.compulsory_bytes());
         let count = order.copies.unwrap_or(match case.heat {
             Heat::Hot => 1,
-            Heat::Cold => timing::copies(cuda, bytes as usize),
+            Heat::Cold => timing::copies(cuda, order.bytes() as usize),
         });
         let [rows, cols] = case.output_shape();
         // Gradients are arranged as gate and up are.
         let backward = case.op == CaseOp::ActivationBackward;
         let tensors = if backward && !case.arrangement.is_packed() { 2 } else { 1 };
-        let out = |_| -> Result<Vec<_>, CudaError> {
-            (0..tensors).map(|_| DeviceMatrix::new(stream, rows, cols / tensors)).collect()
+        let out = |_| -> Result<_, CudaError> {
+            let matrix = |_| DeviceMatrix::new(stream, rows, cols / tensors);
+            Ok(Out::Matrices((0..tensors).map(matrix).collect::<Result<_, _>>()?))
         };
-        let outs = (0..count).map(out).collect::<Result<Vec<_>, CudaError>>()?;
+        // A training step has its results beside its data.
+        let outs = if case.op == CaseOp::MlpTrain { 0 } else { count };
+        let outs = (0..outs).map(out).collect::<Result<Vec<_>, CudaError>>()?;
         Ok(Self { device, cuda, stream, order, count, outs: Rc::new(RefCell::new(outs)) })
     }
 
     /// The case as it is planned.
     pub(crate) fn work(&self) -> anyhow::Result<Work> {
-        if self.case().op.has_weights() { self.layer() } else { self.activation() }
+        match self.case().op {
+            CaseOp::MlpTrain if self.order.options.products => self.products(),
+            CaseOp::MlpTrain => self.step(),
+            op if op.has_weights() => self.layer(),
+            _ => self.activation(),
+        }
     }
 
     fn case(&self) -> &Case {
@@ -126,7 +166,9 @@ impl<'a, T: Element> Setting<'a, T> {
         let inputs = self.upload(&[inputs::x(self.case(), self.order.seed)?])?;
         let outs = self.outs.clone();
         Ok(Box::new(move |stream, at| {
-            forward(&layers[at], stream, inputs[at][0].view(), outs.borrow_mut()[at][0].view_mut())
+            let mut outs = outs.borrow_mut();
+            let out = outs[at].matrices()[0].view_mut();
+            forward(&layers[at], stream, inputs[at][0].view(), out)
         }))
     }
 
@@ -139,6 +181,49 @@ impl<'a, T: Element> Setting<'a, T> {
             Ok(layer.forward_on(stream, x, out)?)
         })?;
         Ok((calls, Some(plan), numerics))
+    }
+
+    /// Both passes of a layer.
+    fn step(&self) -> anyhow::Result<Work> {
+        let (case, seed) = (self.case(), self.order.seed);
+        let layers = self.order.layers::<T>(self.device, self.count)?;
+        let plan = layers[0].plan(case.m);
+        let (x, dy) = (inputs::x(case, seed)?, inputs::out_grad(case, seed)?);
+        let (given, lies) = ([x.view(), dy.view()], case.orientation);
+        for _ in 0..self.count {
+            let (problem, policy) = (&plan.problem, self.order.policy());
+            let step = StepOnDevice::new(self.stream, problem, lies, policy, given)?;
+            self.outs.borrow_mut().push(Out::Step(Box::new(step)));
+        }
+        let (outs, numerics) = (self.outs.clone(), plan.problem.numerics);
+        let enqueue: Enqueue<'static> =
+            Box::new(move |stream, at| match &mut outs.borrow_mut()[at] {
+                Out::Step(step) => Ok(step.enqueue(stream, &layers[at])?),
+                Out::Matrices(_) => Ok(()),
+            });
+        Ok((enqueue, Some(plan), numerics))
+    }
+
+    /// The products of both passes of a block by themselves, in a row: gate and up, down, dh, dx, dWg and dWu, dWd.
+    fn products(&self) -> anyhow::Result<Work> {
+        let Case { m, hidden: k, intermediate: h, numerics, .. } = *self.case();
+        let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
+        let all = [
+            ([m, k, 2 * h], false, out_in),
+            ([m, h, k], false, out_in),
+            ([m, k, h], false, in_out),
+            ([m, 2 * h, k], false, in_out),
+            ([2 * h, m, k], true, in_out),
+            ([k, m, h], true, in_out),
+        ];
+        let product =
+            |(shape, transposed, lies)| Product::<T>::new(self.stream, shape, transposed, lies);
+        let of_a_copy = |_| all.into_iter().map(product).collect::<Result<Vec<_>, CudaError>>();
+        let mut copies = (0..self.count).map(of_a_copy).collect::<Result<Vec<_>, _>>()?;
+        let enqueue: Enqueue<'static> = Box::new(move |stream, at| {
+            Ok(copies[at].iter_mut().try_for_each(|product| product.enqueue(stream))?)
+        });
+        Ok((enqueue, None, numerics))
     }
 
     /// A feed-forward block by a design that was asked for, with its name.
@@ -184,7 +269,7 @@ impl<'a, T: Element> Setting<'a, T> {
                 tensors => DeviceGateUp::packed(tensors[0].view(), arrangement)?,
             };
             let mut outs = outs.borrow_mut();
-            let outs = outs[at].as_mut_slice();
+            let outs = outs[at].matrices();
             let Some(out_grad) = out_grads.get(at) else {
                 let out = outs[0].view_mut();
                 return Ok(cuda.activation(stream, &activation, numerics, inputs, out)?);
@@ -202,30 +287,12 @@ impl<'a, T: Element> Setting<'a, T> {
 
 impl<T: Element> Job for CudaJob<T> {
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        for out in self.outs.borrow_mut().iter_mut().flatten() {
-            out.buffer_mut().poison(0xFF)?;
-        }
+        self.outs.borrow_mut().iter_mut().try_for_each(Out::poison)?;
         self.stream.synchronize()?;
         self.passes.pass()?;
         let outs = self.outs.borrow();
-        let outs = outs.last().context("a job has at least one copy")?;
-        let mut bytes = Vec::new();
-        for &r in rows {
-            let row =
-                |out: &DeviceMatrix<T>| out.view().rows_range(r..r + 1)?.to_host(&self.stream);
-            let tensors = outs.iter().map(row).collect::<Result<Vec<_>, CudaError>>()?;
-            let Some(arrangement) = self.gradients else {
-                tensors.iter().for_each(|row| push_row(&mut bytes, row.as_slice()));
-                continue;
-            };
-            // Gradients are shown beside each other, however they are arranged.
-            let grads = inputs::gate_up(&tensors, arrangement)?;
-            for half in [Half::Gate, Half::Up] {
-                let of = |i| grads.at(half, 0, i);
-                push_row(&mut bytes, &(0..grads.intermediate()).map(of).collect::<Vec<T>>());
-            }
-        }
-        Ok(bytes)
+        let last = outs.last().context("it computes nothing that could be compared")?;
+        last.to_host(&self.stream)?.rows(&self.case, rows)
     }
 }
 

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use anyhow::bail;
-use swiglu::{DType, Device, Element, Numerics, Problem, bf16, f16};
-use swiglu_lab::{Case, Heat};
+use swiglu::{DType, Device, Element, Half, Matrix, Numerics, Orientation, SavePolicy, bf16, f16};
+use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::options::Options;
-use crate::inputs::{Dense, Quantized};
+use crate::inputs::{self, Dense, Quantized};
 use crate::layer::Packed;
 use crate::timing::Timed;
+use crate::training::Step;
 
 /// Copies of cold data on the CPU together have at least this many bytes: far more than any cache.
 const COLD_BYTES: f64 = 400e6;
@@ -33,11 +34,6 @@ pub(super) struct Prepared {
     pub(super) notes: Vec<String>,
 }
 
-/// What else a record says about how a case is computed.
-pub(super) fn notes(numerics: Numerics, copies: usize) -> Vec<String> {
-    vec![format!("rounds as {numerics}"), format!("{copies} copies in rotation")]
-}
-
 /// What a job is made from.
 pub(crate) struct Order<'a> {
     pub(crate) case: &'a Case,
@@ -48,10 +44,28 @@ pub(crate) struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// The problem whose weights are held: of quantised weights that are decoded, that of elements.
-    pub(super) fn held(&self) -> Option<Problem> {
-        let quantized = |problem: &Problem| problem.quantized.filter(|_| !self.options.decode);
-        self.case.problem().map(|problem| problem.with_quantized(quantized(&problem)))
+    /// Bytes that a call must move: of quantised weights that are decoded, those of elements.
+    pub(super) fn bytes(&self) -> f64 {
+        match self.case.problem().filter(|p| p.quantized.is_some() && self.options.decode) {
+            Some(problem) => problem.with_quantized(None).compulsory_bytes(),
+            None => self.case.compulsory_bytes(),
+        }
+    }
+
+    /// What is kept between the passes of a training step.
+    pub(super) fn policy(&self) -> SavePolicy {
+        self.options.keep.unwrap_or_default()
+    }
+
+    /// What else a record says about how the case is computed.
+    pub(super) fn notes(&self, numerics: Numerics, copies: usize) -> Vec<String> {
+        let Case { op, m, intermediate, dtype, .. } = *self.case;
+        let kept = self.policy().kept_bytes(m, intermediate, dtype);
+        let kept = format!("keeps {kept} bytes between the passes, beside x");
+        let mut notes =
+            vec![format!("rounds as {numerics}"), format!("{copies} copies in rotation")];
+        notes.extend((op == CaseOp::MlpTrain).then_some(kept));
+        notes
     }
 
     /// As many copies of the case's layer, by the path that was asked for; quantised weights as they are, or
@@ -72,7 +86,11 @@ impl Order<'_> {
             None => Dense::derive(case, self.seed)?,
         };
         let params = dense.params();
-        (0..count).map(|_| params.pack(device, options.path)).collect()
+        let pack = |_| match case.op {
+            CaseOp::MlpTrain => params.pack_for_training(device, self.policy(), options.path),
+            _ => params.pack(device, options.path),
+        };
+        (0..count).map(pack).collect()
     }
 
     /// Copies of the data on the CPU, of which a call touches this many bytes.
@@ -84,8 +102,76 @@ impl Order<'_> {
     }
 }
 
+/// What a call writes, in the host's memory.
+pub(super) enum Outcome<T> {
+    /// One matrix; or the gradients of gate and of up, in one or in two.
+    Matrices(Vec<Matrix<T>>),
+    Step(Box<Step<T>>),
+}
+
+impl<T: Element> Outcome<T> {
+    /// The only matrix.
+    pub(super) fn matrix(&mut self) -> &mut Matrix<T> {
+        match self {
+            Outcome::Matrices(matrices) => &mut matrices[0],
+            Outcome::Step(step) => &mut step.y,
+        }
+    }
+
+    /// NaN, where results go.
+    pub(super) fn poison(&mut self) {
+        let nan = |m: &mut Matrix<T>| m.as_mut_slice().fill(T::from_f32(f32::NAN));
+        match self {
+            Outcome::Matrices(matrices) => matrices.iter_mut().for_each(nan),
+            Outcome::Step(step) => step.matrices_mut().for_each(nan),
+        }
+    }
+
+    /// Rows of the output of a case, little-endian.
+    pub(super) fn rows(&self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        match self {
+            Outcome::Matrices(matrices) if case.op == CaseOp::ActivationBackward => {
+                // Gradients are shown beside each other, however they are arranged.
+                let gradients = inputs::gate_up(matrices, case.arrangement)?;
+                for &r in rows {
+                    for half in [Half::Gate, Half::Up] {
+                        let of = |i| gradients.at(half, r, i);
+                        push_row(&mut bytes, (0..gradients.intermediate()).map(of));
+                    }
+                }
+            }
+            Outcome::Matrices(matrices) => rows
+                .iter()
+                .for_each(|&r| push_row(&mut bytes, matrices[0].view().row(r).iter().copied())),
+            Outcome::Step(step) => {
+                rows.iter().for_each(|&r| push_row(&mut bytes, stacked(step, r)))
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// A row of the matrices that have K columns, one behind the other: y, and the gradients of x, of gate's and up's weights and,
+/// transposed, of down's.
+fn stacked<T: Element>(step: &Step<T>, mut row: usize) -> Vec<T> {
+    let down = step.matrices().count() - 1;
+    for (i, (matrix, lies)) in step.matrices().enumerate() {
+        let across = (i == down) == (lies == Orientation::OutIn);
+        let rows = if across { matrix.cols() } else { matrix.rows() };
+        if row < rows {
+            return match across {
+                true => (0..matrix.rows()).map(|c| matrix[(c, row)]).collect(),
+                false => matrix.view().row(row).to_vec(),
+            };
+        }
+        row -= rows;
+    }
+    Vec::new()
+}
+
 /// The elements of one row, little-endian.
-pub(super) fn push_row<T: Element>(bytes: &mut Vec<u8>, row: &[T]) {
+fn push_row<T: Element>(bytes: &mut Vec<u8>, row: impl IntoIterator<Item = T>) {
     for value in row {
         // Exact: these are values of T.
         let value = value.to_f32();

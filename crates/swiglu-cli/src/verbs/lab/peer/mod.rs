@@ -18,7 +18,9 @@ use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
 use swiglu::{CoreError, Device, ErrorKind, with_dtype};
 use swiglu_cuda::CudaError;
-use swiglu_lab::peer::protocol::{MAX_VERIFIED, PROTOCOL, ProfileRef, Reply, Request};
+use swiglu_lab::peer::protocol::{
+    MAX_VERIFIED, MIN_VERIFIED_ROWS, PROTOCOL, ProfileRef, Reply, Request,
+};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::terminal::{Verdict, describe};
@@ -120,12 +122,15 @@ impl Peer {
             return unsupported("a copy is not an operation of it".into());
         }
         let options = Options::read(profile, reads)?;
+        options.expect_op(case.op)?;
         let copies = match rotations {
             "auto" => None,
             count => Some(count.parse::<usize>().context("rotations: `auto` or a number")?.max(1)),
         };
         let device = self.devices.open(case.device, &options)?;
-        let order = Order { case, options, seed, copies };
+        let mut asked = case.clone();
+        asked.numerics.batch_invariant |= options.batch_invariant;
+        let order = Order { case: &asked, options, seed, copies };
         let prepared = match &device {
             _ if reads => cpu::read(&device, &order),
             Device::Cuda(cuda) => {
@@ -147,8 +152,8 @@ impl Peer {
     fn verify(&mut self, id: u64, rows: &[usize]) -> anyhow::Result<Reply> {
         let (case, job) = self.job(id)?;
         let shape = case.output_shape();
-        if rows.iter().any(|&r| r >= shape[0]) || rows.len() * shape[1] > MAX_VERIFIED.max(shape[1])
-        {
+        let most = MAX_VERIFIED.max(MIN_VERIFIED_ROWS * shape[1]);
+        if rows.iter().any(|&r| r >= shape[0]) || rows.len() * shape[1] > most {
             bail!("rows {rows:?} of {shape:?}: at most {MAX_VERIFIED} elements of it can be shown");
         }
         let data = STANDARD.encode(job.verify(rows)?);

@@ -7,10 +7,10 @@ use anyhow::{Context, anyhow, bail};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
-use swiglu::{CpuOptions, Device, Isa, Path};
+use swiglu::{CpuOptions, Device, Isa, Path, SavePolicy};
 use swiglu_cuda::{CudaOptions, DecodeDesign};
-use swiglu_lab::DeviceKind;
 use swiglu_lab::peer::protocol::ProfileRef;
+use swiglu_lab::{CaseOp, DeviceKind};
 
 /// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -22,8 +22,15 @@ pub(crate) struct Options {
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
     pub(super) design: Option<DesignChoice>,
+    /// One order of sums for every number of tokens.
+    pub(super) batch_invariant: bool,
     /// Decode quantised weights to the element type, once.
     pub(super) decode: bool,
+    /// Training steps: what is kept of gate and up between the passes.
+    #[serde(deserialize_with = "by_name")]
+    pub(super) keep: Option<SavePolicy>,
+    /// CUDA, training steps: the six products by themselves, as cuBLASLt computes them.
+    pub(super) products: bool,
     /// CUDA: replay a captured graph.
     pub(super) graph: bool,
     /// CUDA: round the factors of f32 products to TF32.
@@ -110,13 +117,28 @@ impl Options {
         Self { tf32, plain_allocations, portable_kernels, threads, isa, ..others }
     }
 
+    /// Refuses options of a training step beside another operation.
+    pub(super) fn expect_op(&self, op: CaseOp) -> anyhow::Result<()> {
+        match op {
+            CaseOp::MlpTrain if self.design.is_some() => {
+                bail!("design is an option of mlp, given {op}")
+            }
+            CaseOp::MlpTrain => Ok(()),
+            _ if self.keep.is_some() || self.products => {
+                bail!("keep and products are options of mlp-train, given {op}")
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
-        let switches = [self.graph, self.tf32, self.plain_allocations, self.portable_kernels];
+        let Self { graph, tf32, plain_allocations, portable_kernels, products, .. } = *self;
+        let switches = [graph, tf32, plain_allocations, portable_kernels, products];
         let of_cuda = switches.contains(&true) || self.design.is_some();
         let of_cpu = self.threads.is_some() || self.isa.is_some();
         match device {
             DeviceKind::Cpu if of_cuda => bail!(
-                "graph, tf32, plain_allocations, portable_kernels and design are options of CUDA devices"
+                "graph, tf32, plain_allocations, portable_kernels, products and design are options of CUDA devices"
             ),
             DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
             _ => Ok(()),
