@@ -98,10 +98,10 @@ pub(crate) fn digit_rows_max(isa: Isa, dtype: DType, block: BlockType) -> usize 
             Q4_K | Q5_K => rows - 1,
             _ => rows,
         },
-        // Without dot products of bytes.
+        // Without dot products of bytes. On a Zen 3 decoded Q4_0 and Q4_K take 0.90 to 0.94 of the time with 5 rows, 1.08
+        // to 1.09 with 4.
         _ if simd::short_sums(isa) => match block {
-            Q4_0 | Q4_1 | Q4_K => 5,
-            Q5_K | Q8_0 => 4,
+            Q4_0 | Q4_1 | Q4_K | Q5_K | Q8_0 => 4,
             _ => 3,
         },
         rows => 8 * rows,
