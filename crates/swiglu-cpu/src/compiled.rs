@@ -12,7 +12,7 @@ use crate::elementwise::Segments;
 use crate::epilogue::{AddedPanel, GatedPanel, PlainPanel};
 use crate::gemm::{SideBySide, Sums};
 use crate::isa::Isa;
-use crate::quant::{DecodedSums, Dots, PackUnits, PairSums};
+use crate::quant::{DecodedSums, Dots, FusedSums, PackUnits, PairSums};
 use crate::rows::PackBlocks;
 use crate::simd::{Kernel, dispatch};
 
@@ -128,6 +128,15 @@ pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<
 /// # Safety
 /// As [`dispatch`].
 pub(crate) unsafe fn dots(isa: Isa, kernel: Dots) {
+    // SAFETY: the caller's.
+    unsafe { kernel.run(isa) }
+}
+
+/// Sums of panels of quantised weights over a few rows, in the order of many.
+///
+/// # Safety
+/// As [`dispatch`].
+pub(crate) unsafe fn fused_sums(isa: Isa, kernel: FusedSums) {
     // SAFETY: the caller's.
     unsafe { kernel.run(isa) }
 }

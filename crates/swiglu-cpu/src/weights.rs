@@ -11,7 +11,7 @@ use crate::gemm::{Blocks, panels_together};
 use crate::isa::Isa;
 use crate::order::Order;
 use crate::panels::{Panels, SendPtr};
-use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, RUN, Way};
+use crate::quant::{self, PackDigits, PackUnits, QuantizedPanels, RUN, Way, panels_fused};
 use crate::rows::{PackBlocks, PackRows, Source, Steps};
 use crate::simd;
 use crate::tiles;
@@ -62,15 +62,16 @@ impl<T: Element> Weights<T> {
 
     /// How `m` rows are packed, and with that by which kernels they are multiplied.
     pub(crate) fn packing(&self, cpu: &Cpu, m: usize, order: Order) -> Packing {
-        let together = match order {
+        let together = |panels: fn(usize) -> Option<usize>| match order {
             Order::OfRows => None,
-            Order::Common => panels_together(m),
+            Order::Common => panels(m),
         };
         let panels = match self {
             Weights::Dense(panels) if tiles::take(cpu.isa(), T::DTYPE, m, order) => {
                 return Packing::Tiles(tiles::Layout { m, inputs: panels.inputs() });
             }
             Weights::Dense(panels) => {
+                let together = together(panels_together);
                 return Packing::steps::<T>(cpu, m, Steps::Dense, panels.inputs(), together);
             }
             Weights::Quantized(panels) => panels,
@@ -85,7 +86,9 @@ impl<T: Element> Weights<T> {
                 let sums = block.minimum_span().map_or(0, |span| RUN / span);
                 Packing::steps::<T>(cpu, m, Steps::Runs { sums }, inputs, None)
             }
-            Way::Decoded => Packing::steps::<T>(cpu, m, Steps::Wide, inputs, together),
+            Way::Decoded => {
+                Packing::steps::<T>(cpu, m, Steps::Wide, inputs, together(panels_fused))
+            }
         }
     }
 

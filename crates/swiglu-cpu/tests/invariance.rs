@@ -131,7 +131,8 @@ fn quantized(op: Op, types: [QuantizedType; 2], dtype: DType, invariant: bool) -
     let [gate_up, down] = types;
     let (down, intermediate) = match op {
         Op::Mlp => (Some(down), down.elements()),
-        _ => (None, 45),
+        // An odd number of panels of eight lanes and of sixteen.
+        _ => (None, 35),
     };
     let case = case(op, [gate_up.elements(), intermediate], dtype, invariant);
     // Outputs of the down weight are the inputs of gate and up.

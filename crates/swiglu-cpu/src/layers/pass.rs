@@ -10,7 +10,7 @@ use crate::epilogue::{Epilogue, Rows};
 use crate::gemm::{PackedRows, SideBySide, Sums};
 use crate::order::Order;
 use crate::panels::SendPtr;
-use crate::quant::{self, DecodedSums, Dots, PairSums, takes_pairs};
+use crate::quant::{self, DecodedSums, Dots, FusedSums, PairSums, takes_pairs};
 use crate::rows::{Source, Steps};
 use crate::simd;
 use crate::team::Step;
@@ -69,7 +69,7 @@ impl<T: Element> Call<'_, T> {
             }
             if let Packing::Steps { blocks, together: Some(together), .. } = self.packing {
                 let rows = PackedRows { x: x.cast(), blocks, sums };
-                return self.side_by_side(rows, (range, together), worker, epilogue);
+                return self.side_by_side(rows, (range, together), epilogue);
             }
             for panel in range {
                 match (self.weights, self.packing) {
@@ -84,7 +84,7 @@ impl<T: Element> Call<'_, T> {
                             let kernel = PairSums::new(panels, panel, rows, scratch);
                             compiled::pair_sums(isa, kernel);
                         } else {
-                            let kernel = DecodedSums::new(panels, panel..panel + 1, rows, scratch);
+                            let kernel = DecodedSums::new(panels, panel, rows, scratch);
                             compiled::decoded_sums(isa, kernel);
                         }
                     }
@@ -108,7 +108,6 @@ impl<T: Element> Call<'_, T> {
         &self,
         rows: PackedRows,
         (mut range, together): (Range<usize>, usize),
-        worker: usize,
         epilogue: impl Epilogue,
     ) {
         let (isa, m) = (self.cpu.isa(), self.m);
@@ -123,9 +122,9 @@ impl<T: Element> Call<'_, T> {
                         compiled::side_by_side(isa, SideBySide::new(panels, group.clone(), rows));
                     }
                     Weights::Quantized(panels) => {
-                        let scratch = (self.scratch.get(), worker);
-                        let kernel = DecodedSums::new(panels, group.clone(), rows, scratch);
-                        compiled::decoded_sums(isa, kernel);
+                        let x = (rows.x, m);
+                        let kernel = FusedSums::new(panels, group.clone(), x, rows.sums);
+                        compiled::fused_sums(isa, kernel);
                     }
                 }
                 for (i, panel) in group.enumerate() {

@@ -8,24 +8,20 @@
 //! 256 KiB with 3 to 6 rows and the same with 16.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use swiglu_core::F32Lanes;
 
 use super::blocks::{Blocks, WithBlocks, byte, group_block_bytes, runs, with_blocks};
 use super::{QuantizedPanels, RUN, Weights};
-use crate::gemm::{Ahead, CHUNK_BYTES, Chunk, PackedRows, fetches, step};
-use crate::simd::{Fetch, Kernel, Simd};
+use crate::gemm::{Ahead, CHUNK_BYTES, Chunk, PackedRows, fetches};
+use crate::simd::{Kernel, Simd};
 
 /// Bytes of a decoded chunk, or at least a group, where rows are few because products of bytes take long.
 const NEAR_CHUNK_BYTES: usize = 16 << 10;
 
-/// The sums of one panel over many rows, or of neighbouring panels over one row or two.
+/// The sums of one panel over many rows.
 pub(crate) struct DecodedSums {
-    /// Of the first panel.
     weights: Weights,
-    panels: usize,
-    panel_bytes: usize,
     rows: PackedRows,
     scratch: *mut u8,
 }
@@ -36,21 +32,19 @@ pub(crate) fn scratch_bytes(workers: usize) -> usize {
 }
 
 impl DecodedSums {
-    /// A panel over packed rows of `f32`, or several, as [`crate::gemm::SideBySide`] takes them and for the same
-    /// reason: the sums of each lie behind those of the one before.
+    /// Panel `panel` over packed rows of `f32`.
     ///
     /// # Safety
     /// `scratch` has [`scratch_bytes`] for more workers than `worker`.
     pub(crate) unsafe fn new(
         panels: &QuantizedPanels,
-        range: Range<usize>,
+        panel: usize,
         rows: PackedRows,
         (scratch, worker): (*mut u8, usize),
     ) -> Self {
         // SAFETY: the caller's.
         let scratch = unsafe { scratch.add(worker * CHUNK_BYTES) };
-        let (weights, panel_bytes) = (panels.panel(range.start), panels.panel_bytes());
-        Self { weights, panels: range.len(), panel_bytes, rows, scratch }
+        Self { weights: panels.panel(panel), rows, scratch }
     }
 }
 
@@ -64,20 +58,15 @@ impl Kernel for DecodedSums {
         let step_bytes = 2 * S::LANES * size_of::<f32>();
         let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
         let decoded_bytes = step_bytes * block.elements();
-        let chunk = (chunk_bytes / self.panels / decoded_bytes).max(1);
+        let chunk = (chunk_bytes / decoded_bytes).max(1);
         let steps = groups * block.elements();
-        let stride = chunk * decoded_bytes;
         let mut first = 0;
         loop {
             let count = chunk.min(groups - first);
             // SAFETY: chunk and block offsets stay inside the buffers; a chunk fits the scratch.
             unsafe {
                 let w = start.add(first * group_bytes);
-                for p in 0..self.panels {
-                    let (w, out) = (w.add(p * self.panel_bytes), p * stride);
-                    let out = self.scratch.add(out).cast();
-                    with_blocks(block, Decode(w, count, out, PhantomData::<S>));
-                }
+                with_blocks(block, Decode(w, count, self.scratch.cast(), PhantomData::<S>));
                 let times = fetches(count * block.elements(), self.rows.blocks);
                 let ahead = Ahead::chunk_after(w, count * group_bytes, end, times);
                 let chunk = Chunk {
@@ -87,72 +76,11 @@ impl Kernel for DecodedSums {
                     of: steps,
                     stream: false,
                 };
-                match (self.rows.blocks.m, self.panels) {
-                    (_, 1) => chunk.pass_over::<S, f32>(self.rows, ahead),
-                    (1, 4) => self.pass_together::<S, 1, 4>(chunk, stride, w, count * group_bytes),
-                    (1, 2) => self.pass_together::<S, 1, 2>(chunk, stride, w, count * group_bytes),
-                    (2, 2) => self.pass_together::<S, 2, 2>(chunk, stride, w, count * group_bytes),
-                    (m, panels) => unreachable!("{panels} panels of {m} rows"),
-                }
+                chunk.pass_over::<S, f32>(self.rows, ahead);
             }
             first += count;
             if first >= groups {
                 return;
-            }
-        }
-    }
-}
-
-impl DecodedSums {
-    /// Adds a chunk's products to the sums of all panels; a panel's decoded steps are `stride` bytes from those of the
-    /// one before. The next `bytes` of each panel, of which `w` are this chunk's, are asked for.
-    #[expect(clippy::needless_range_loop, reason = "see the comment where sums are loaded")]
-    #[inline(always)]
-    unsafe fn pass_together<S: Simd, const ROWS: usize, const PANELS: usize>(
-        &self,
-        chunk: Chunk,
-        stride: usize,
-        w: *const u8,
-        bytes: usize,
-    ) {
-        // Behind the last chunk of a panel the one that takes its place in the next group is asked for.
-        let ends = chunk.first + chunk.steps == chunk.of;
-        let next = bytes + if ends { (PANELS - 1) * self.panel_bytes } else { 0 };
-        for p in 0..PANELS {
-            for line in (0..bytes).step_by(64) {
-                S::prefetch(w.wrapping_add(p * self.panel_bytes + next + line), Fetch::Second);
-            }
-        }
-        let PackedRows { x, sums, .. } = self.rows;
-        let step_bytes = 2 * S::LANES * size_of::<f32>();
-        // SAFETY: `x` holds the steps of ROWS rows, the scratch those of each panel, `sums` two vectors for each row of
-        // each panel.
-        unsafe {
-            let mut acc = [[[S::V::splat(0.0); 2]; ROWS]; PANELS];
-            // As nested loops: with one over all of them the accumulators would lie in memory.
-            if chunk.first > 0 {
-                for p in 0..PANELS {
-                    for r in 0..ROWS {
-                        for v in 0..2 {
-                            let at = sums.add(((p * ROWS + r) * 2 + v) * S::LANES);
-                            acc[p][r][v] = S::load_f32(at);
-                        }
-                    }
-                }
-            }
-            let (mut x, mut w) = (x.add(chunk.first * ROWS), chunk.w);
-            for _ in 0..chunk.steps {
-                for (p, acc) in acc.iter_mut().enumerate() {
-                    step::<S, f32, ROWS>(acc, x, w.add(p * stride));
-                }
-                (x, w) = (x.add(ROWS), w.add(step_bytes));
-            }
-            for p in 0..PANELS {
-                for r in 0..ROWS {
-                    for v in 0..2 {
-                        S::store_f32(sums.add(((p * ROWS + r) * 2 + v) * S::LANES), acc[p][r][v]);
-                    }
-                }
             }
         }
     }
