@@ -61,6 +61,10 @@ static SHIPPED: &[(&str, &str)] = &[
         include_str!("../../../tuning/nvidia-h200-sm_90a.blocks.json"),
     ),
     ("nvidia-h200-sm_90a.json", include_str!("../../../tuning/nvidia-h200-sm_90a.json")),
+    (
+        "nvidia-h200-sm_90a.tokens.json",
+        include_str!("../../../tuning/nvidia-h200-sm_90a.tokens.json"),
+    ),
 ];
 
 /// The shipped records of an architecture.

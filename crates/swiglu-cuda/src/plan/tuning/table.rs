@@ -111,12 +111,13 @@ impl<'a> Near<'a> {
     }
 
     /// How much it says: the less the better. Of the same K and H, then between two numbers of tokens or at one, then of one
-    /// that is not far; else of the nearest K and H, in tenths of a logarithm.
-    pub(crate) fn rank(&self, problem: &Problem) -> (bool, bool, u32) {
+    /// that is not far; else of the nearest K and H, in tenths of a logarithm; of those the nearest numbers of tokens.
+    pub(crate) fn rank(&self, problem: &Problem) -> (bool, bool, u32, usize) {
         let beside = |(tuned, _): (&Tuned, f64)| tuned.m != problem.m && problem.m < MANY;
         let alone = self.at[1].is_none();
         let apart = (self.distance * 10.0) as u32;
-        (self.distance > 0.0, alone && self.at[0].is_some_and(beside), apart)
+        let farthest = self.tokens().map(|m| m.abs_diff(problem.m)).max().unwrap_or(0);
+        (self.distance > 0.0, alone && self.at[0].is_some_and(beside), apart, farthest)
     }
 
     /// The same for the block behind h.
