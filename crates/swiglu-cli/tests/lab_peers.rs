@@ -42,6 +42,16 @@ orientation = ["out-in", "in-out"]
 bias = [false, true]
 activation = ["swiglu", "geglu-tanh"]
 heat = "hot"
+
+[[cases]]
+op = "mlp-train"
+m = 9
+shapes = [{ hidden = 24, intermediate = 40 }]
+dtype = ["f32", "bf16"]
+arrangement = ["separate", "up-first"]
+orientation = ["out-in", "in-out"]
+bias = [false, true]
+heat = "hot"
 "#;
 
 /// Runs an experiment in a lab of its own, with the real peers. The results.
@@ -99,7 +109,7 @@ fn our_own_peer_computes_what_every_case_says() {
     ];
     let definition = definition("own", "cpu", &profiles, CASES);
     let results = results("own", &definition, command(), Path::new("no-python"));
-    assert_eq!(expect_ok(&results), 2 * (18 + 12 + 16));
+    assert_eq!(expect_ok(&results), 2 * (18 + 12 + 16 + 16));
     assert!(results[0]["notes"].to_string().contains("rounds as"), "{}", results[0]);
     for result in &results {
         assert!(text(result, "plan").starts_with("cpu/"), "{result}");
@@ -269,6 +279,7 @@ fn options_that_do_not_exist_or_do_not_fit_are_failures_with_a_reason() {
     let profiles = [
         ("a", "swiglu", "peer", "options = { way = \"fast\" }"),
         ("b", "swiglu", "peer", "options = { graph = true }"),
+        ("c", "swiglu", "peer", "options = { keep = \"save\" }"),
     ];
     let cases = "[[cases]]\nop = \"activation\"\nm = 3\nshapes = [{ intermediate = 16 }]\n\
          dtype = \"f32\"\nheat = \"hot\"\n\n\
@@ -283,6 +294,8 @@ fn options_that_do_not_exist_or_do_not_fit_are_failures_with_a_reason() {
     assert!(status == "failed" && reason.contains("way") && reason.contains("`a`"), "{reason}");
     let (status, reason) = of("b");
     assert!(status == "failed" && reason.contains("CUDA"), "{reason}");
+    let (status, reason) = of("c");
+    assert!(status == "failed" && reason.contains("of mlp-train"), "{reason}");
 }
 
 /// A Python that has these modules: `SWIGLU_LAB_PYTHON`, else `python3`.

@@ -164,7 +164,7 @@ pub struct Layer<K> {
     device: Device,
     pub(crate) problem: Problem,
     /// The path that was asked for.
-    path: Option<Path>,
+    pub(crate) path: Option<Path>,
     pub(crate) kernel: AnyKernel,
     /// Why quantised weights were decoded, where they were.
     decoded: Option<crate::Error>,

@@ -438,7 +438,8 @@ impl Layer<GatedLinearKind> {
     /// # Errors
     /// [`CoreError::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`].
     pub fn update<T: Element>(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
-        let anew = |device: &Device, policy| Self::for_training(device, params, policy);
+        let path = self.path;
+        let anew = |device: &Device, policy| Self::trained(device, params, policy, path);
         self.updated(Params::GatedLinear(params), anew)
     }
 }
@@ -502,7 +503,8 @@ impl Layer<MlpKind> {
     /// # Errors
     /// As [`Layer::<GatedLinearKind>::update`].
     pub fn update<T: Element>(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
-        let anew = |device: &Device, policy| Self::for_training(device, params, policy);
+        let path = self.path;
+        let anew = |device: &Device, policy| Self::trained(device, params, policy, path);
         self.updated(Params::Mlp(params), anew)
     }
 }

@@ -5,7 +5,7 @@
 
 use swiglu::{
     Activation, CpuOptions, Device, ErrorKind, GateUpWeights, GatedLinear, GatedLinearParams,
-    Matrix, Mlp, MlpParams, Op, Orientation, Pass, SavePolicy, StridedRef, Wanted, bf16,
+    Matrix, Mlp, MlpParams, Op, Orientation, Pass, Path, SavePolicy, StridedRef, Wanted, bf16,
 };
 use swiglu_core::bounds;
 
@@ -66,6 +66,21 @@ fn gradients_are_within_bounds_and_follow_updates() {
     assert!(before.forward(&x).unwrap() != mlp.forward(&x).unwrap());
     let layer = Mlp::from_params(&device(), &old.params()).unwrap();
     assert!(before.forward(&x).unwrap() == layer.forward(&x).unwrap());
+}
+
+/// Also where the layer is made anew, because a clone still has what was packed.
+#[test]
+fn a_chosen_path_stays_when_weights_change() {
+    let (old, new) = (Weights::new(1), Weights::new(5));
+    let train = |params: &_| {
+        Mlp::for_training_with_path(&device(), params, SavePolicy::Save, Path::Unfused).unwrap()
+    };
+    let mut mlp = train(&old.params());
+    let clone = mlp.clone();
+    mlp.update(&new.params()).unwrap();
+    assert_eq!([&mlp, &clone].map(|layer| layer.plan(3).path), [Path::Unfused; 2]);
+    let x = swiglu_core::random::normal_matrix::<f32>(9, 6, 24, 1.0).unwrap();
+    assert!(mlp.forward(&x).unwrap() == train(&new.params()).forward(&x).unwrap());
 }
 
 #[test]

@@ -96,20 +96,32 @@ impl Derived<'_> {
     fn step<T: Element>(&self, promise: &Promise) -> Result<Vec<Reference>> {
         let (case, seed, roundoff) = (self.case, self.seed, promise.roundoff());
         let [tokens, features] = tokens_and_features(case, seed);
-        let all = |n: usize| (0..n).collect::<Vec<usize>>();
+        let every = |n: usize| (0..n).collect::<Vec<usize>>();
         let of_tokens = |stream, rows: &[usize]| inputs::<T>(seed ^ stream, rows, case.hidden, 1.0);
-        let (x, dy) = (of_tokens(STREAM_X, &tokens)?, of_tokens(STREAM_OUT_GRAD, &tokens)?);
-        let layer = Weights::of(case, seed, &all(case.intermediate))?;
-        let params = layer.mlp(promise)?;
-        let y = bounds::mlp_with(x.view(), &params, roundoff)?;
-        let dx = bounds::mlp_input_gradient(x.view(), &params, dy.view(), roundoff)?;
-        let every = all(case.m);
-        let (x, dy) = (of_tokens(STREAM_X, &every)?, of_tokens(STREAM_OUT_GRAD, &every)?);
-        let layer = Weights::of(case, seed, &features)?;
-        let params = layer.mlp(promise)?;
-        let [gate, up, down] =
-            bounds::mlp_weight_gradients(x.view(), &params, dy.view(), T::DTYPE, roundoff)?;
-        Ok(vec![y, dx.reference, gate.reference, up.reference, turned(&down.reference)?])
+        let given = |rows: &[usize]| -> Result<_> {
+            Ok((of_tokens(STREAM_X, rows)?, of_tokens(STREAM_OUT_GRAD, rows)?))
+        };
+        // For large layers seconds each.
+        let through_all = || -> Result<_> {
+            let ((x, dy), all) = (given(&tokens)?, every(case.intermediate));
+            let layer = Weights::of(case, seed, &all)?;
+            let params = layer.mlp(promise)?;
+            let (y, dx) = rayon::join(
+                || bounds::mlp_with(x.view(), &params, roundoff),
+                || bounds::mlp_input_gradient(x.view(), &params, dy.view(), roundoff),
+            );
+            Ok([y?, dx?.reference])
+        };
+        let over_all = || -> Result<_> {
+            let (x, dy) = given(&every(case.m))?;
+            let layer = Weights::of(case, seed, &features)?;
+            let (params, dtype) = (layer.mlp(promise)?, T::DTYPE);
+            let [gate, up, down] =
+                bounds::mlp_weight_gradients(x.view(), &params, dy.view(), dtype, roundoff)?;
+            Ok([gate.reference, up.reference, turned(&down.reference)?])
+        };
+        let (through_all, over_all) = rayon::join(through_all, over_all);
+        Ok(through_all?.into_iter().chain(over_all?).collect())
     }
 
     fn quantized<T: Element>(
