@@ -125,7 +125,9 @@ impl Peer {
             count => Some(count.parse::<usize>().context("rotations: `auto` or a number")?.max(1)),
         };
         let device = self.devices.open(case.device, &options)?;
-        let order = Order { case, options, seed, copies };
+        let mut asked = case.clone();
+        asked.numerics.batch_invariant |= options.batch_invariant;
+        let order = Order { case: &asked, options, seed, copies };
         let prepared = match &device {
             _ if reads => cpu::read(&device, &order),
             Device::Cuda(cuda) => {

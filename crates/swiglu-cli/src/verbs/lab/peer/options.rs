@@ -32,6 +32,8 @@ pub(crate) struct Options {
     plain_allocations: bool,
     /// CUDA: leave out the kernels of one architecture.
     portable_kernels: bool,
+    /// CPU: one order of sums for every number of tokens. A profile's `numerics` say by what it is judged alone.
+    pub(super) batch_invariant: bool,
     /// CPU: threads of one call [default: all].
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
