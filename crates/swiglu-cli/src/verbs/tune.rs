@@ -29,7 +29,7 @@ pub(crate) struct TuneArgs {
     /// The operation [default: gated-linear; of a model both, each with the numbers of tokens that it is planned by]
     #[arg(long, value_name = "NAME", value_parser = layer_op())]
     op: Option<CaseOp>,
-    /// The layers of a model, with 1 to 8192 tokens: a safetensors or GGUF file, an index, a directory with a model in it, or
+    /// The layers of a model, with 1 to 2048 tokens: a safetensors or GGUF file, an index, a directory with a model in it, or
     /// one of qwen2.5-0.5b, llama-3.2-1b, llama-3-8b, qwen2.5-32b, llama-3-70b; may be repeated
     #[arg(long = "for", value_name = "MODEL", group = "shapes")]
     of: Vec<String>,
@@ -79,8 +79,7 @@ const TOKENS: [usize; 15] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 
 /// Of a whole block, which up to so many tokens has kernels of its own, and of the maps to h, by which blocks of more
 /// tokens are planned: more numbers where rows of tiles begin.
 const OF_BLOCK: [usize; 5] = [1, 2, 4, 8, 16];
-const OF_H: [usize; 18] =
-    [1, 16, 32, 64, 96, 128, 144, 192, 256, 272, 320, 384, 416, 512, 1024, 2048, 4096, 8192];
+const OF_H: [usize; 14] = [1, 16, 64, 128, 144, 192, 256, 288, 320, 384, 448, 512, 1024, 2048];
 
 impl TuneArgs {
     /// By weights: what is measured of the same ones stands together.

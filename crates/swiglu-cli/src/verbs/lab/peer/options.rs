@@ -22,7 +22,7 @@ pub(crate) struct Options {
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
     pub(super) design: Option<DesignChoice>,
-    /// One order of sums for every number of tokens.
+    /// One order of sums for every number of tokens. A profile's `numerics` say by what it is judged, and no more.
     pub(super) batch_invariant: bool,
     /// Decode quantised weights to the element type, once.
     pub(super) decode: bool,
