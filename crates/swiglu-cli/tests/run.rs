@@ -68,8 +68,10 @@ fn quantised_weights_stay_as_they_are_for_few_tokens_and_where_that_is_asked_for
     for (args, weights) in [
         (&[&file[..], &["--tokens", "1"]].concat(), "Q4_1"),
         (&[&file[..], &["--tokens", "64"]].concat(), "f32"),
-        (&vec!["--keep-blocks"], "Q4_1"),
-        (&vec!["--keep-blocks", "--op", "gated-linear"], "Q4_1"),
+        (
+            &[&file[..], &["--tokens", "64", "--keep-blocks", "--op", "gated-linear"]].concat(),
+            "Q4_1",
+        ),
     ] {
         let report = run(&[&args[..], &["--dtype", "f32"]].concat());
         check_schema(&report);
