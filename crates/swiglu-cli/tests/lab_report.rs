@@ -97,7 +97,7 @@ fn what_binds_each_way_is_measured_and_named() {
         let size = &size[if op == "activation" { 2 } else { 0 }..];
         json_of(&[&["explain", "--measure", "--op", op], size, more].concat())
     };
-    for (op, ways) in [("mlp", 2), ("gated-linear", 2), ("activation", 1)] {
+    for (op, ways) in [("mlp", 2), ("activation", 1)] {
         let document = measure(op, &["--dtype", "bf16"]);
         let measured = &document["measured"];
         let list = measured["ways"].as_array().unwrap();

@@ -70,20 +70,34 @@ const HEADERS: &[Source] = sources![
     "native/wgmma.hpp"
 ];
 
-const DRIVER: &[Source] = sources![
-    "native/cluster.cpp" "native/driver_device.cpp" "native/driver_memory.cpp" "native/driver_module.cpp"
-    "native/driver_queue.cpp" "native/driver_stream.cpp" "native/driver_tensor_map.cpp" "native/fiber.cpp" "native/gang.cpp" "native/grid.cpp"
-    "native/launch.cpp" "native/matrix.cpp" "native/mbarrier.cpp" "native/shared_memory.cpp"
-    "native/sync.cpp" "native/transfer.cpp" "native/wgmma.cpp"
-];
-const COMPILER: &[Source] = sources!["native/nvrtc.cpp"];
-const LINEAR: &[Source] = sources!["native/cublaslt.cpp"];
+/// What is compiled at once: most of the time goes into the standard library's headers, which files of a unit share.
+struct Unit(&'static str, &'static [Source]);
 
-/// The libraries in the order of their dependencies: name, sources, what else is linked.
-const LIBRARIES: &[(&str, &[Source], &[&str])] = &[
-    ("libcuda.so.1", DRIVER, &["-ldl"]),
-    ("libnvrtc.so.13", COMPILER, &["-ldl"]),
-    ("libcublasLt.so.13", LINEAR, &["-L.", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]),
+/// The device as its callers see it.
+const DRIVER: Unit = Unit(
+    "driver",
+    sources![
+        "native/driver_device.cpp" "native/driver_memory.cpp" "native/driver_module.cpp"
+        "native/driver_queue.cpp" "native/driver_stream.cpp" "native/driver_tensor_map.cpp"
+    ],
+);
+/// What runs a kernel.
+const EXECUTION: Unit = Unit(
+    "execution",
+    sources![
+        "native/cluster.cpp" "native/fiber.cpp" "native/gang.cpp" "native/grid.cpp"
+        "native/launch.cpp" "native/matrix.cpp" "native/mbarrier.cpp" "native/shared_memory.cpp"
+        "native/sync.cpp" "native/transfer.cpp" "native/wgmma.cpp"
+    ],
+);
+const COMPILER: Unit = Unit("compiler", sources!["native/nvrtc.cpp"]);
+const LINEAR: Unit = Unit("linear", sources!["native/cublaslt.cpp"]);
+
+/// The libraries in the order of their dependencies: name, units, what else is linked.
+const LIBRARIES: &[(&str, &[Unit], &[&str])] = &[
+    ("libcuda.so.1", &[DRIVER, EXECUTION], &["-ldl"]),
+    ("libnvrtc.so.13", &[COMPILER], &["-ldl"]),
+    ("libcublasLt.so.13", &[LINEAR], &["-L.", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]),
 ];
 
 const FLAGS: &[&str] = &[
@@ -97,6 +111,7 @@ const FLAGS: &[&str] = &[
     "-ffp-contract=off",
     "-Idevice",
     "-Inative",
+    "-I.",
 ];
 
 fn build_once() -> Result<Simulator, NotRun> {
@@ -112,8 +127,9 @@ fn build_once() -> Result<Simulator, NotRun> {
 }
 
 fn all_sources() -> impl Iterator<Item = &'static Source> {
-    let sets = [DEVICE, HEADERS, DRIVER, COMPILER, LINEAR];
-    sets.into_iter().flat_map(|set| set.iter())
+    let units = LIBRARIES.iter().flat_map(|(_, units, _)| units.iter());
+    let sets = [DEVICE, HEADERS].into_iter().chain(units.map(|Unit(_, sources)| *sources));
+    sets.flat_map(|set| set.iter())
 }
 
 fn key(compiler: &str) -> u64 {
@@ -187,36 +203,36 @@ fn compile_libraries(compiler: &OsString, directory: &Path) -> Result<(), NotRun
         fs::create_dir_all(parent).map_err(|e| failed("make", parent, &e))?;
         fs::write(&path, text).map_err(|e| failed("write", &path, &e))?;
     }
-    let files: Vec<_> = LIBRARIES.iter().flat_map(|(_, sources, _)| sources.iter()).collect();
-    compile_objects(compiler, directory, &files)?;
-    for (name, sources, links) in LIBRARIES {
+    let units: Vec<_> = LIBRARIES.iter().flat_map(|(_, units, _)| units.iter()).collect();
+    compile_units(compiler, directory, &units)?;
+    for (name, units, links) in LIBRARIES {
         let mut command = Command::new(compiler);
         command.current_dir(directory).args(["-shared", "-o", name]);
         command.arg(format!("-Wl,-soname,{name}"));
-        command.args(sources.iter().map(|Source(path, _)| object(path)));
+        command.args(units.iter().map(|Unit(name, _)| format!("{name}.o")));
         command.args(["-Wl,--no-undefined"]).args(*links);
         run(&mut command)?;
     }
     Ok(())
 }
 
-fn object(source: &str) -> String {
-    source.replace('/', "-").replace(".cpp", ".o")
-}
-
-/// Compiles the sources on as many threads as there are processors.
-fn compile_objects(compiler: &OsString, directory: &Path, files: &[&Source]) -> Result<(), NotRun> {
-    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(files.len());
+/// Compiles the units on as many threads as there are processors.
+fn compile_units(compiler: &OsString, directory: &Path, units: &[&Unit]) -> Result<(), NotRun> {
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(units.len());
     let next = std::sync::atomic::AtomicUsize::new(0);
     let work = || {
         loop {
             let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(Source(path, _)) = files.get(i) else { return Ok(()) };
+            let Some(Unit(name, sources)) = units.get(i) else { return Ok(()) };
+            let included = sources.iter().map(|Source(path, _)| format!("#include \"{path}\"\n"));
+            let file = format!("{name}.cpp");
+            fs::write(directory.join(&file), included.collect::<String>())
+                .map_err(|e| failed("write", directory, &e))?;
             let mut command = Command::new(compiler);
             command.current_dir(directory).args(FLAGS);
             // The simulated compiler calls this one.
             command.arg(format!("-DSIM_CXX=\"{}\"", compiler.display()));
-            run(command.args(["-c", path, "-o", &object(path)]))?;
+            run(command.args(["-c", &file, "-o", &format!("{name}.o")]))?;
         }
     };
     std::thread::scope(|scope| {

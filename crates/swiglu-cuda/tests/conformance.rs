@@ -18,12 +18,12 @@ use swiglu_cuda::{
     DeviceMatrixRef, GatedLinear, quantized_types,
 };
 
-/// Of many cases every n-th on the simulator, four times as many on a GPU, and all of them where
+/// Of many cases every n-th on the simulator, six times as many on a GPU, and all of them where
 /// SWIGLU_TEST_ALL is set: minutes, since thousands of kernels are compiled.
 fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
     let n = match (common::every_case(), common::has_gpu()) {
         (true, _) => 1,
-        (false, true) => n.div_ceil(4),
+        (false, true) => n.div_ceil(6),
         (false, false) => n,
     };
     cases.into_iter().step_by(n)
@@ -32,7 +32,7 @@ fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
 #[test]
 fn what_users_get() {
     let Some(cuda) = common::device() else { return };
-    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&DType::ALL), 11)) > 0);
+    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&DType::ALL), 19)) > 0);
 }
 
 /// As on a device that has no kernels of its own, also where one was the fastest when it was measured.
@@ -74,7 +74,7 @@ fn every_way() {
         cases.retain(|case| backend.computes(case));
         // Another part of the suite for each.
         let part = cases.into_iter().skip(i).collect();
-        assert!(judge(backend, some(part, 53)) > 0, "{} computes nothing", backend.name());
+        assert!(judge(backend, some(part, 97)) > 0, "{} computes nothing", backend.name());
     }
 }
 
@@ -128,8 +128,8 @@ fn edges_of_tiles() {
         let of_layers = !cases.is_empty();
         assert_eq!(of_layers, !is_of_blocks(&backend.name()), "{}", backend.name());
         // Another part of them for each.
-        let first = if of_layers { i % cases.len().min(23) } else { 0 };
-        let count = judge(backend, some(cases.split_off(first), 23));
+        let first = if of_layers { i % cases.len().min(37) } else { 0 };
+        let count = judge(backend, some(cases.split_off(first), 37));
         assert_eq!(count > 0, of_layers, "{}", backend.name());
     }
 }
@@ -396,7 +396,7 @@ fn tf32_on_request() {
     for backend in CudaBackend::all(&cuda) {
         let mut cases = large_cases(DType::F32);
         cases.extend(suite(&[DType::F32]).into_iter().filter(|c| c.op != Op::Activation));
-        let count = judge(&backend, some(cases, 29));
+        let count = judge(&backend, some(cases, 47));
         by_tensor_cores += if backend.name().contains("mma_gated_gemm") { count } else { 0 };
     }
     assert!(by_tensor_cores > 0);

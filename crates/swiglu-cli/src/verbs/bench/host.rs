@@ -21,6 +21,7 @@ use crate::verbs::lab::peer::job::Order;
 const SHAPE: [usize; 3] = [1, 256, 512];
 /// Calls between two waits: fewer than a stream takes before it makes the host wait.
 const CALLS: usize = 100;
+/// Turns of so many calls, or as many as there is time for, and one.
 const TURNS: usize = 15;
 
 #[derive(Debug, Serialize)]
@@ -31,7 +32,7 @@ struct Row {
 }
 
 /// Measures and prints. The device is there already: the context it made is not part of a first call.
-pub(super) fn bench(cuda: &Cuda, terminal: &mut Terminal) -> anyhow::Result<()> {
+pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyhow::Result<()> {
     let case = |op| inputs::case(DeviceKind::Cuda, op, SHAPE, DType::Bf16);
     let cache = tempfile::tempdir()?;
     let first = |case: &Case| Ok::<_, anyhow::Error>(vec![first_call(cuda, case, cache.path())?]);
@@ -39,9 +40,9 @@ pub(super) fn bench(cuda: &Cuda, terminal: &mut Terminal) -> anyhow::Result<()> 
     let samples = [
         ("first call, empty kernel cache", first(&mlp)?),
         ("first call, filled kernel cache", first(&mlp)?),
-        ("enqueue the activation", later_calls(cuda, &case(CaseOp::Activation))?),
-        ("enqueue a gated linear layer", later_calls(cuda, &case(CaseOp::GatedLinear))?),
-        ("enqueue a feed-forward block", later_calls(cuda, &mlp)?),
+        ("enqueue the activation", later_calls(cuda, &case(CaseOp::Activation), seconds)?),
+        ("enqueue a gated linear layer", later_calls(cuda, &case(CaseOp::GatedLinear), seconds)?),
+        ("enqueue a feed-forward block", later_calls(cuda, &mlp, seconds)?),
     ];
     let rows = samples.map(|(what, us)| Row { what, us: Summary::of(us) });
     terminal.print(&rows, |rows, terminal| {
@@ -84,21 +85,20 @@ fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> anyhow::Result<f64> {
 }
 
 /// Microseconds that the host spends on a call that is enqueued behind others.
-fn later_calls(cuda: &Cuda, case: &Case) -> anyhow::Result<Vec<f64>> {
+fn later_calls(cuda: &Cuda, case: &Case, seconds: f64) -> anyhow::Result<Vec<f64>> {
     let (mut call, stream) = (call(cuda, case)?, cuda.stream());
+    // The first call compiles and grows workspaces.
+    call(&stream, 0)?;
+    stream.synchronize()?;
+    let begun = Instant::now();
     let mut samples = Vec::with_capacity(TURNS);
-    for turn in 0..=TURNS {
-        stream.synchronize()?;
+    while samples.is_empty() || samples.len() < TURNS && begun.elapsed().as_secs_f64() < seconds {
         let start = Instant::now();
         for _ in 0..CALLS {
             call(&stream, 0)?;
         }
-        let spent = microseconds(start) / CALLS as f64;
-        // The first turn compiles and grows workspaces.
-        if turn > 0 {
-            samples.push(spent);
-        }
+        samples.push(microseconds(start) / CALLS as f64);
+        stream.synchronize()?;
     }
-    stream.synchronize()?;
     Ok(samples)
 }

@@ -120,7 +120,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         let Device::Cuda(cuda) = &device else {
             bail!("the host suite measures calls of a CUDA device, given {device}");
         };
-        host::bench(cuda, terminal)?;
+        host::bench(cuda, args.seconds, terminal)?;
         return Ok(Verdict::Passed);
     }
     let cases = args.cases(&device)?;
@@ -152,9 +152,9 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
         let record = args.lab.measure(&experiment, args.seconds, terminal)?;
         for case in cases {
-            let all = limits_of(&mut limits, &device, case)?;
+            let all = limits_of(&mut limits, &device, case, args.seconds)?;
             let one = match &single {
-                Some(single) => limits_of(&mut limits, single, case)?,
+                Some(single) => limits_of(&mut limits, single, case, args.seconds)?,
                 None => all.clone(),
             };
             let of = |way: &str| if way.ends_with(ALONE) { &one } else { &all };
@@ -184,14 +184,21 @@ fn ways(case: &Case, options: &Value, suffix: &str) -> Vec<ProfileDef> {
 
 /// The ceilings of a case. Those that no case decides are measured once, but for the bandwidth of an
 /// activation on the CPU, beside which nothing reads in turns: a shared host changes it within seconds.
-fn limits_of(known: &mut Vec<Limits>, device: &Device, case: &Case) -> anyhow::Result<Ceilings> {
+fn limits_of(
+    known: &mut Vec<Limits>,
+    device: &Device,
+    case: &Case,
+    seconds: f64,
+) -> anyhow::Result<Ceilings> {
     let (threads, weights) = (device.threads(), case.op.has_weights());
     let changes = case.device == DeviceKind::Cpu && !weights;
     let same = |l: &&Limits| l.threads == threads && l.weights == weights;
     let ceilings = match known.iter().find(same).filter(|_| !changes) {
         Some(limits) => limits.ceilings.clone(),
         None => {
-            let ceilings = ceilings::of(device, case.op, BANDWIDTHS)?;
+            // A quick look is none at the ceilings either.
+            let measurements = if seconds < 0.1 { 1 } else { BANDWIDTHS };
+            let ceilings = ceilings::of(device, case.op, measurements)?;
             known.retain(|l| !same(&l));
             known.push(Limits { threads, weights, ceilings: ceilings.clone() });
             ceilings
