@@ -69,6 +69,33 @@ def test_the_benchmark_takes_no_wrong_results(monkeypatch):
     assert "AttributeError" in why["broken", "forward"]
 
 
+def test_the_benchmark_of_a_model(monkeypatch):
+    torch = pytest.importorskip("torch", reason="not run: no PyTorch")
+    pytest.importorskip("transformers", reason="not run: no transformers")
+    from swiglu.bench import _model
+
+    def wrong(model):
+        torch.nn.init.zeros_(model.model.layers[0].mlp.up_proj.weight)
+        return model
+
+    monkeypatch.setitem(_model.PROVIDERS, "wrong", wrong)
+    monkeypatch.setitem(_model.PROVIDERS, "broken", lambda model: model.no_such_method())
+    shape = _model.Shape(1, 256, 384, torch.float32, "cpu")
+    for case in ("decode:2", "prefill:5", "train:5"):
+        rows = _model.measure(["torch", "swiglu", "wrong", "broken"], case, shape, rounds=1)
+        why = {row.provider: row.missing for row in rows}
+        assert why["torch"] is None and why["swiglu"] is None, why
+        assert "wrong: its relative error" in why["wrong"] and "AttributeError" in why["broken"]
+        assert all(row.times for row in rows if row.missing is None)
+
+
+def test_a_case_of_a_model_is_a_mode_and_a_number():
+    pytest.importorskip("torch", reason="not run: no PyTorch")
+    command = [sys.executable, "-m", "swiglu.bench", "model", "--cases", "decode"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 2 and "as in decode:8" in done.stderr, done.stderr
+
+
 def test_the_example(tmp_path):
     for package in ("torch", "transformers", "matplotlib"):
         pytest.importorskip(package, reason=f"not run: no {package}")

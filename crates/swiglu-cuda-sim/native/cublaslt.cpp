@@ -330,6 +330,21 @@ SIM_API int cublasLtMatmulAlgoGetHeuristic(int* handle, const Operation* o, cons
   return SUCCESS;
 }
 
+SIM_API int cublasLtMatmulAlgoCheck(int* handle, const Operation* o, const Layout* a,
+                                    const Layout* b, const Layout* c, const Layout* d,
+                                    const Algorithm* algorithm, Heuristic* result) {
+  if (handle == nullptr) return NOT_INITIALIZED;
+  if (o == nullptr || a == nullptr || b == nullptr || c == nullptr || d == nullptr ||
+      algorithm == nullptr || result == nullptr || algorithm->data[0] != ALGORITHM_MARK) {
+    return INVALID_VALUE;
+  }
+  if (Status s = check(*o, *a, *b, *c, *d); s != SUCCESS) return s;
+  *result = {};
+  result->algorithm = *algorithm;
+  result->waves = 1;
+  return SUCCESS;
+}
+
 SIM_API int cublasLtMatmul(int* handle, const Operation* o, const float* alpha, const void* pa,
                            const Layout* a, const void* pb, const Layout* b, const float* beta,
                            const void* pc, const Layout* c, void* pd, const Layout* d,
