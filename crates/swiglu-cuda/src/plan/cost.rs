@@ -123,8 +123,9 @@ pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64
 fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let size = problem.dtype.size() as f64;
     let [rows, columns] = form.tile;
-    let tiles = problem.m.div_ceil(rows) as f64 * problem.intermediate.div_ceil(columns) as f64;
-    // Blocks of a cluster either share weights, each with a tile, or a tile's k.
+    // Blocks of a cluster either share weights, each with a tile, of which the last may lie below all rows, or a tile's k.
+    let row_tiles = problem.m.div_ceil(rows).next_multiple_of(form.share);
+    let tiles = row_tiles as f64 * problem.intermediate.div_ceil(columns) as f64;
     let blocks = tiles * form.split as f64;
     let per_cluster = (form.share * form.split) as f64;
     let residents = residents(form, machine) as f64;
@@ -494,7 +495,7 @@ mod tests {
             (4096, 896, 4864, "sm90_gated_gemm 128x96 ping-pong"),
             (512, 896, 4864, "sm90_gated_gemm 128x96 ping-pong"),
             (256, 896, 4864, "sm90_skinny_gated_gemm 128xfitted by tokens"),
-            (160, 4096, 14336, "sm90_skinny_gated_gemm 192xfitted by tokens"),
+            (160, 4096, 14336, "sm90_skinny_gated_gemm fittedxfitted"),
             (128, 896, 4864, "sm90_skinny_gated_gemm 128xfitted by tokens"),
             (77, 2880, 2880, "sm90_skinny_gated_gemm 128xfitted by tokens"),
         ] {
