@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::layout::{GateUpRef, Half};
 use crate::matrix::{Matrix, MatrixRef};
 use crate::numerics::{ExpMode, Numerics, Rounding};
-use crate::oracle::{self, rows_mut};
+use crate::oracle::{self, Product, rows_mut, scaled};
 use crate::problem::{GatedLinearParams, MlpParams};
 use crate::rows::{RowParams, RowSteps, Sparsity};
 use crate::scale::RowScale;
@@ -49,12 +49,6 @@ fn rounding(dtype: DType, magnitude: f64) -> f64 {
         return f64::INFINITY;
     }
     magnitude * dtype.unit_roundoff() + dtype.underflow_unit()
-}
-
-/// What a factor makes of an error. An error without bound stays one, as what overflowed times 0 is no 0;
-/// none stays none, also where the factor is infinite.
-fn scaled(error: f64, by: f64) -> f64 {
-    if error == 0.0 || error == f64::INFINITY { error } else { error * by }
 }
 
 /// |exponent| inside the gate: rounding it by u₃₂ moves the exponential by |exponent|·u₃₂.
@@ -278,14 +272,17 @@ impl Rows {
 
     /// The sum of the products of each row with a column.
     fn dots(&self, column: &[f32]) -> impl Iterator<Item = f32> {
-        let sums = self.eights.iter().flat_map(move |eight| {
-            let mut sums = [0.0f32; 8];
-            for (x, w) in eight.iter().zip(column) {
-                sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * w);
-            }
-            sums
-        });
-        sums.take(self.count)
+        self.eights.iter().flat_map(|eight| Self::sums(eight, column)).take(self.count)
+    }
+
+    /// Those of eight rows, compiled here as [`oracle::dot`] is.
+    #[inline(never)]
+    fn sums(eight: &[[f32; 8]], column: &[f32]) -> [f32; 8] {
+        let mut sums = [0.0f32; 8];
+        for (x, w) in eight.iter().zip(column) {
+            sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * w);
+        }
+        sums
     }
 }
 
@@ -415,7 +412,7 @@ fn down_bound(
         for i in 0..m {
             // An h that may overflow admits anything in y, also where its weight is 0.
             let row = h_bound.view().row(i);
-            let passed_on = oracle::dot(row, &weights, scaled);
+            let passed_on = oracle::dot(row, &weights, Product::Error);
             let at = i * k_len + k;
             let magnitude = y.magnitude.as_slice()[at] + passed_on;
             let error = passed_on + relative * magnitude;

@@ -88,16 +88,49 @@ fn linear(
         for i in 0..m {
             let row = x.view().row(i);
             let at = i * out_features + o;
-            value.as_mut_slice()[at] = dot(row, &column.value, |x, w| x * w) + b;
-            magnitude.as_mut_slice()[at] = dot(row, &column.size, |x, w| (x * w).abs()) + b.abs();
+            value.as_mut_slice()[at] = dot(row, &column.value, Product::Value) + b;
+            magnitude.as_mut_slice()[at] = dot(row, &column.size, Product::Size) + b.abs();
         }
     }
     Ok(Linear { value, magnitude })
 }
 
-/// The sum of `product` over pairs, as eight partial sums: the compiler makes vectors of them, and the
-/// float64 error is immaterial.
-pub(crate) fn dot(a: &[f64], b: &[f64], product: impl Fn(f64, f64) -> f64) -> f64 {
+/// What a factor makes of an error. An error without bound stays one, as what overflowed times 0 is no 0;
+/// none stays none, also where the factor is infinite.
+pub(crate) fn scaled(error: f64, by: f64) -> f64 {
+    if error == 0.0 || error == f64::INFINITY { error } else { error * by }
+}
+
+/// What is added up of two numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Product {
+    /// a·b.
+    Value,
+    /// |a·b|.
+    Size,
+    /// What b makes of an error a ([`scaled`]).
+    Error,
+    /// |a|·|b| of largest magnitudes, of which one without bound stays one.
+    Bound,
+}
+
+/// The sum of products over pairs. Callers are generic, so that they are compiled with the program that names an element
+/// type, and most programs of tests are not optimised: what takes their time is compiled here.
+#[inline(never)]
+pub(crate) fn dot(a: &[f64], b: &[f64], product: Product) -> f64 {
+    match product {
+        Product::Value => sum(a, b, |a, b| a * b),
+        Product::Size => sum(a, b, |a, b| (a * b).abs()),
+        Product::Error => sum(a, b, scaled),
+        Product::Bound => sum(a, b, |a, b| {
+            let b = b.abs();
+            if a == f64::INFINITY || b == f64::INFINITY { f64::INFINITY } else { a * b }
+        }),
+    }
+}
+
+/// As eight partial sums: the compiler makes vectors of them, and the float64 error is immaterial.
+fn sum(a: &[f64], b: &[f64], product: impl Fn(f64, f64) -> f64) -> f64 {
     let mut sums = [0.0f64; 8];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
     for (a, b) in a.iter().zip(b) {

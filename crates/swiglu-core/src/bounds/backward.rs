@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::layout::{GateUpRef, Half};
 use crate::matrix::{Matrix, MatrixRef};
 use crate::numerics::{Numerics, Rounding};
-use crate::oracle::{self, Chain, across_tokens, dot, to_f64};
+use crate::oracle::{self, Chain, Product, across_tokens, dot, to_f64};
 use crate::problem::{GatedLinearParams, MlpParams};
 use crate::rows::RowParams;
 
@@ -240,9 +240,9 @@ impl As {
         [a, b]: [&Off; 2],
         eager: [&Matrix<T>; 2],
     ) -> Result<GradientReference> {
-        let value = across_tokens(&a.value, &b.value, |a, b| a * b)?;
-        let exact = across_tokens(&a.value, &b.value, |a, b| (a * b).abs())?;
-        let most = across_tokens(&a.most()?, &b.most()?, times)?;
+        let value = across_tokens(&a.value, &b.value, Product::Value)?;
+        let exact = across_tokens(&a.value, &b.value, Product::Size)?;
+        let most = across_tokens(&a.most()?, &b.most()?, Product::Bound)?;
         let [left, right] = eager;
         let columns = (0..left.cols()).flat_map(|c| (0..left.rows()).map(move |r| left[(r, c)]));
         let left = Matrix::from_values(columns, left.cols(), left.rows())?;
@@ -261,11 +261,6 @@ impl As {
         let exactly = As { roundoff: 0.0, stored: DType::F32, ..self };
         exactly.over_tokens([&Off::exact(ones)?, a], [&eager_ones, eager])
     }
-}
-
-/// |a|·|b| of largest magnitudes, of which one without bound stays one.
-fn times(a: f64, b: f64) -> f64 {
-    if a == f64::INFINITY || b == f64::INFINITY { f64::INFINITY } else { a * b }
 }
 
 /// References of the gradients of a gated linear layer from ∂L/∂h; those of weights are stored as `stored`. Where products
@@ -470,9 +465,9 @@ fn input_gradient<T: Element>(
         let both_most = [most[0].view().row(i), most[1].view().row(i)].concat();
         for k in 0..k_len {
             let column = weights.view().row(k);
-            value[(i, k)] = dot(&both, column, |a, b| a * b);
-            exact[(i, k)] = dot(&both, column, |a, b| (a * b).abs());
-            largest[(i, k)] = dot(&both_most, column, |a, b| times(a, b.abs()));
+            value[(i, k)] = dot(&both, column, Product::Value);
+            exact[(i, k)] = dot(&both, column, Product::Size);
+            largest[(i, k)] = dot(&both_most, column, Product::Bound);
         }
     }
     let roundings = value.rows() * weights.cols();

@@ -23,7 +23,7 @@ use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::layout::Half;
 use crate::matrix::{Matrix, MatrixRef};
-use crate::oracle;
+use crate::oracle::{self, Product};
 use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedType};
 use crate::rows::{RowParams, RowSteps};
 
@@ -96,7 +96,7 @@ fn passed_on(errors: &Matrix<f64>, weights: &QuantizedRef<'_>) -> Result<Matrix<
         weights.terms(o, |product, minimum| sizes.push(product.abs() + minimum.abs()));
         for i in 0..m {
             passed.as_mut_slice()[i * out + o] =
-                oracle::dot(errors.view().row(i), &sizes, |e, s| e * s);
+                oracle::dot(errors.view().row(i), &sizes, Product::Value);
         }
     }
     Ok(passed)

@@ -1,6 +1,6 @@
 //! Gradients in float64: the chain rule in plain loops.
 
-use super::{GatedLinear, Linear, dot, fill, gated_linear, linear, to_f64};
+use super::{GatedLinear, Linear, Product, dot, fill, gated_linear, linear, to_f64};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::layout::Half;
@@ -79,16 +79,16 @@ fn transposed(m: &Matrix<f64>) -> Result<Matrix<f64>> {
     Matrix::from_values(values, m.cols(), m.rows())
 }
 
-/// `[P, Q]` of the sums over tokens of `product(a[m, p], b[m, q])`.
+/// `[P, Q]` of the sums over tokens of the products of a[m, p] and b[m, q].
 pub(crate) fn across_tokens(
     a: &Matrix<f64>,
     b: &Matrix<f64>,
-    product: impl Fn(f64, f64) -> f64,
+    product: Product,
 ) -> Result<Matrix<f64>> {
     let (at, bt) = (transposed(a)?, transposed(b)?);
     let row = |p| (0..bt.rows()).map(move |q| (p, q));
     let sums = (0..at.rows()).flat_map(row);
-    let sums = sums.map(|(p, q)| dot(at.view().row(p), bt.view().row(q), &product));
+    let sums = sums.map(|(p, q)| dot(at.view().row(p), bt.view().row(q), product));
     Matrix::from_values(sums, a.cols(), b.cols())
 }
 
@@ -114,13 +114,13 @@ pub fn gated_linear_backward<T: Element>(
     for i in 0..m {
         let both = [dgate.view().row(i), dup.view().row(i)].concat();
         for k in 0..k_len {
-            dx[(i, k)] = dot(&both, weights.view().row(k), |a, b| a * b);
+            dx[(i, k)] = dot(&both, weights.view().row(k), Product::Value);
         }
     }
     Ok(GatedLinearGrad {
         dx,
-        dgate_weight: across_tokens(dgate, x, |a, b| a * b)?,
-        dup_weight: across_tokens(dup, x, |a, b| a * b)?,
+        dgate_weight: across_tokens(dgate, x, Product::Value)?,
+        dup_weight: across_tokens(dup, x, Product::Value)?,
         dgate_bias: column_sums(dgate),
         dup_bias: column_sums(dup),
     })
@@ -155,6 +155,6 @@ pub fn mlp_backward<T: Element>(
     let dh = down_transposed(params, &dy)?.value;
     let gated = gated_linear_backward(x, &params.gated, dh.view())?;
     let h = gated_linear(x, &params.gated)?.h;
-    let ddown = across_tokens(&dy, &h, |a, b| a * b)?;
+    let ddown = across_tokens(&dy, &h, Product::Value)?;
     Ok(MlpGrad { gated, ddown, ddown_bias: column_sums(&dy) })
 }
