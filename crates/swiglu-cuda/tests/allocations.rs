@@ -65,6 +65,13 @@ fn calls_do_not_allocate() {
         let counted = count(|| mlp.forward(&stream, x.view(), y.view_mut()).unwrap());
         assert_eq!(counted, 0, "m = {m}, {path:?}");
         assert_eq!(cuda.memory_info().unwrap().0, free, "m = {m}, {path:?}");
+        // The host's matrices pass through memory that is kept.
+        let (on_host, mut back) = (x.to_host().unwrap(), y.to_host().unwrap());
+        mlp.forward_host(on_host.view(), back.view_mut()).unwrap();
+        let free = cuda.memory_info().unwrap().0;
+        let counted = count(|| mlp.forward_host(on_host.view(), back.view_mut()).unwrap());
+        assert_eq!(counted, 0, "from and to the host, m = {m}, {path:?}");
+        assert_eq!(cuda.memory_info().unwrap().0, free, "from and to the host, m = {m}, {path:?}");
         if (m, path) == (30, None) {
             let ways = cuda.candidates(&parameters.mlp().problem(m), None);
             let others = ["cublaslt f32 + elementwise", "32xfitted + sm90_skinny_gemm"];

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
-use swiglu::cuda::{Cuda, DeviceGateUp, DeviceMatrix, Stream};
+use swiglu::cuda::{Cuda, DeviceGateUp, DeviceMatrix, PinnedMatrix, Stream};
 use swiglu::{
     Activation, DType, Device, GateUpWeights, GatedLinear, GatedLinearParams, Matrix, Mlp,
     MlpParams, Numerics, Orientation, bf16,
@@ -101,6 +101,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         Box::new(move |_| {
             Ok(layer.forward_on(stream, x.view().rows_range(0..1)?, out.view_mut())?)
         })
+    }));
+    // These copy, compute and wait.
+    let pinned = |cols| PinnedMatrix::<bf16>::zeros(cuda, 1, cols);
+    let (pinned_x, mut pinned_out) = (pinned(HIDDEN)?, pinned(INTERMEDIATE)?);
+    let (host_x, mut host_out) = (random(1, HIDDEN)?, random(1, INTERMEDIATE)?);
+    calls.push(("gated linear, 1 token, from and to the host, with its end".into(), {
+        let layer = &layer;
+        Box::new(move |_| Ok(layer.forward_into(&host_x, &mut host_out)?))
+    }));
+    calls.push(("gated linear, 1 token, from and to pinned memory, with its end".into(), {
+        let layer = &layer;
+        Box::new(move |_| Ok(layer.forward_into(&pinned_x, &mut pinned_out)?))
     }));
     // Downwards from the most, so that all of them go the same way.
     for (counts, most) in

@@ -106,6 +106,14 @@ impl ScratchPool {
         Some(pool.swap_remove(at))
     }
 
+    /// Drops the largest that `stream` had: to make room for a larger one.
+    fn drop_largest_of(&self, stream: &Arc<RawStream>) {
+        let mut pool = self.pool();
+        let its = pool.iter().enumerate().filter(|(_, s)| s.allocation.is_written_on(stream));
+        let largest = its.max_by_key(|(_, scratch)| scratch.bytes).map(|(at, _)| at);
+        drop(largest.map(|at| pool.swap_remove(at)));
+    }
+
     pub(crate) fn clear(&self) {
         let all = std::mem::take(&mut *self.pool());
         drop(all);
@@ -206,6 +214,32 @@ impl Cuda {
                 Work { ptr: lent.ptr, barrier }
             }
         })
+    }
+
+    /// Runs `enqueue` with so many bytes of device memory beside the stream's scratch memory: of the pool, to which they go
+    /// back for whatever is enqueued later.
+    pub(crate) fn with_staging<R>(
+        &self,
+        stream: &Stream,
+        bytes: usize,
+        enqueue: impl FnOnce(u64) -> Result<R>,
+    ) -> Result<R> {
+        if bytes == 0 {
+            return enqueue(0);
+        }
+        let (raw, pool) = (stream.raw_stream(), self.scratch_pool());
+        raw.enter()?;
+        let staging = match pool.take(raw, bytes) {
+            Some(pooled) => pooled,
+            None => {
+                pool.drop_largest_of(raw);
+                Scratch::new(self.memory(), raw, bytes)?
+            }
+        };
+        staging.allocation.order(raw, Access::Write)?;
+        let outcome = enqueue(staging.ptr);
+        pool.put(staging);
+        outcome
     }
 
     /// Makes sure that calls which need up to `bytes` bytes of scratch memory on `stream` allocate nothing. A capture by

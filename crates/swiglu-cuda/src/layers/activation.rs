@@ -2,9 +2,10 @@
 
 use swiglu_core::{Activation, Arrangement, Element, Error, GateUpRef, Half, MatrixMut, Numerics};
 
+use super::host::through_device;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::memory::{DeviceData, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode, expect_gate};
@@ -224,20 +225,16 @@ impl Cuda {
         inputs: GateUpRef<'_, T>,
         out: MatrixMut<'_, T>,
     ) -> Result<()> {
-        let stream = self.stream();
-        let (rows, cols) = (inputs.rows(), inputs.intermediate());
-        out.expect_shape("output", [rows, cols])?;
+        out.expect_shape("output", [inputs.rows(), inputs.intermediate()])?;
+        let arrangement = inputs.arrangement();
         let [first, second] = inputs.tensors();
-        let mut h = DeviceMatrix::new(&stream, rows, cols)?;
-        let first = DeviceMatrix::from_host(&stream, first)?;
-        if inputs.arrangement().is_packed() {
-            let inputs = DeviceGateUp::packed(first.view(), inputs.arrangement())?;
-            self.activation(&stream, act, numerics, inputs, h.view_mut())?;
-        } else {
-            let second = DeviceMatrix::from_host(&stream, second)?;
-            let inputs = DeviceGateUp::separate(first.view(), second.view())?;
-            self.activation(&stream, act, numerics, inputs, h.view_mut())?;
-        }
-        h.view().download(&stream, out)
+        let second = (!arrangement.is_packed()).then_some(second);
+        through_device(self, (first, second), out, |stream, first, second, h| {
+            let inputs = match second {
+                Some(second) => DeviceGateUp::separate(first, second)?,
+                None => DeviceGateUp::packed(first, arrangement)?,
+            };
+            self.activation(stream, act, numerics, inputs, h)
+        })
     }
 }

@@ -9,6 +9,7 @@ use swiglu_core::{
     Activation, Element, MatrixMut, MatrixRef, Numerics, Op, Path, Plan, Problem, SavePolicy,
 };
 
+use super::host::through_device;
 use super::operands::Operands;
 use super::training_host::expect_policy;
 use super::weights::padded;
@@ -495,18 +496,15 @@ impl<K, T: Element> Layer<K, T> {
         stream.capture_call(x, out, |x, out| self.forward(stream, x, out))
     }
 
-    /// [`Self::forward`] for matrices on the host, which are copied to the device and back.
+    /// [`Self::forward`] for matrices on the host, which are copied to the device and back: through memory that is kept
+    /// for the next call ([`Cuda::trim`] frees it), and with one wait at the end.
     ///
     /// # Errors
     /// As [`Self::forward`].
     pub fn forward_host(&self, x: MatrixRef<'_, T>, out: MatrixMut<'_, T>) -> Result<()> {
         x.expect_shape("x", [x.rows(), self.hidden()])?;
         out.expect_shape("output", [x.rows(), self.out_features()])?;
-        let stream = self.cuda.stream();
-        let x = DeviceMatrix::from_host(&stream, x)?;
-        let mut y = DeviceMatrix::new(&stream, x.rows(), self.out_features())?;
-        self.forward(&stream, x.view(), y.view_mut())?;
-        y.view().download(&stream, out)
+        through_device(&self.cuda, (x, None), out, |stream, x, _, y| self.forward(stream, x, y))
     }
 }
 

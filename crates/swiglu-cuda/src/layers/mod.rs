@@ -3,6 +3,7 @@
 pub(crate) mod activation;
 mod gated;
 mod gradients;
+mod host;
 mod layer;
 mod lent;
 mod mlp;

@@ -1,4 +1,4 @@
-//! Copies between host and device. All of them wait for their stream: the host's memory is free to
+//! Copies between host and device. All but [`enqueue`] wait for their stream: the host's memory is free to
 //! be used again when they return.
 
 use std::ffi::c_void;
@@ -78,16 +78,21 @@ pub(super) unsafe fn rows(stream: &Stream, copy: &Rows) -> Result<()> {
     if copy.width == 0 || copy.rows == 0 {
         return Ok(());
     }
-    ready(stream)?;
     // SAFETY: passed on from the caller.
     let outcome = unsafe { enqueue(stream, copy) };
     // Also after a failure: copies enqueued before it may still run.
     outcome.and(stream.synchronize())
 }
 
+/// Enqueues copies of rows, also some of them where it fails.
+///
 /// # Safety
 /// As [`rows`], until the stream has been waited for.
-unsafe fn enqueue(stream: &Stream, copy: &Rows) -> Result<()> {
+pub(super) unsafe fn enqueue(stream: &Stream, copy: &Rows) -> Result<()> {
+    if copy.width == 0 || copy.rows == 0 {
+        return Ok(());
+    }
+    ready(stream)?;
     // The driver takes pitches up to this, and none that is shorter than a row.
     const MAX_PITCH: usize = i32::MAX as usize;
     let pitches = [copy.device_pitch, copy.host_pitch];

@@ -335,18 +335,7 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
     /// # Errors
     /// [`Error::Shape`], [`CudaError::WrongDevice`], [`CudaError::Capture`].
     pub fn upload(&mut self, stream: &Stream, source: MatrixRef<'_, T>) -> Result<()> {
-        self.admit("matrix to upload to", self.shape(), stream)?;
-        source.expect_shape("source of an upload", self.shape())?;
-        let copy = Rows {
-            direction: Direction::ToDevice,
-            device: self.view.ptr,
-            device_pitch: self.view.row_stride * size_of::<T>(),
-            // Only read: the direction says so.
-            host: source.as_slice().as_ptr().cast_mut().cast(),
-            host_pitch: source.row_stride() * size_of::<T>(),
-            width: self.view.cols * size_of::<T>(),
-            rows: self.view.rows,
-        };
+        let copy = self.copy_from(stream, source)?;
         // SAFETY: both views were checked to span their rows when they were made; the host's is
         // borrowed, and rows of the device's do not overlap.
         unsafe { copy::rows(stream, &copy) }?;
@@ -355,6 +344,31 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
             self.view.settle(stream);
         }
         Ok(())
+    }
+
+    /// As [`Self::upload`], without waiting; where it fails, a part of the copy may be enqueued.
+    ///
+    /// # Safety
+    /// The source stays as it is until the stream has been waited for.
+    pub(crate) unsafe fn send(&mut self, stream: &Stream, source: MatrixRef<'_, T>) -> Result<()> {
+        let copy = self.copy_from(stream, source)?;
+        // SAFETY: as in `upload`, but that the caller vouches for the time after.
+        unsafe { copy::enqueue(stream, &copy) }
+    }
+
+    fn copy_from(&self, stream: &Stream, source: MatrixRef<'_, T>) -> Result<Rows> {
+        self.admit("matrix to upload to", self.shape(), stream)?;
+        source.expect_shape("source of an upload", self.shape())?;
+        Ok(Rows {
+            direction: Direction::ToDevice,
+            device: self.view.ptr,
+            device_pitch: self.view.row_stride * size_of::<T>(),
+            // Only read: the direction says so.
+            host: source.as_slice().as_ptr().cast_mut().cast(),
+            host_pitch: source.row_stride() * size_of::<T>(),
+            width: self.view.cols * size_of::<T>(),
+            rows: self.view.rows,
+        })
     }
 }
 
