@@ -42,6 +42,39 @@ assert torch.equal(ops.silu_mul(x, x), right)
     assert done.returncode == 0, done.stderr
 
 
+class Alive:
+    """Which tensors the addresses of a call are of, and whether they are there still when the call is made."""
+
+    def __init__(self, monkeypatch):
+        self.seen = []
+        described = ops._kernels._described
+
+        def remembered(t):
+            self.seen.append(weakref.ref(t))
+            return described(t)
+
+        monkeypatch.setattr(ops._kernels, "_described", remembered)
+
+    def __call__(self, *_):
+        assert self.seen and all(there() is not None for there in self.seen)
+        self.seen.clear()
+
+
+def test_what_is_copied_for_a_call_lives_until_it_is_made(monkeypatch, device):
+    alive = Alive(monkeypatch)
+    a, b = tensor(6, 7, seed=1).t(), torch._neg_view(tensor(7, 6, seed=2))
+    if device == "cpu":
+        # What has a negative bit is copied for the packed weights.
+        frozen = type("Frozen", (), {"dtype": "f32", "out_features": 6, "forward": staticmethod(alive)})
+        ops._kernels.packed_forward(frozen, b)
+    else:
+        monkeypatch.setattr(ops._kernels._native, "cuda_activation", alive)
+        ops._kernels.activation_into("silu_mul", a, b.resolve_neg(), None, "swiglu", None, None)
+        monkeypatch.setattr(ops._kernels._native, "cuda_activation_backward", alive)
+        ops._kernels.activation_backward("silu_mul_backward", a, a, a, None, "swiglu", None)
+    assert not alive.seen
+
+
 def test_workers_of_a_data_loader_compute():
     class Rows(torch.utils.data.Dataset):
         def __len__(self):

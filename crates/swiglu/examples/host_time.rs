@@ -22,6 +22,7 @@ const INTERMEDIATE: usize = 4864;
 const BATCH: usize = 128;
 const ROUNDS: usize = 41;
 const TOKENS: usize = 256;
+const LAYERS: usize = 24;
 /// In the instruction set of the oldest device there is a kernel for.
 const EMPTY: &str =
     ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry empty() { ret; }\n";
@@ -69,6 +70,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let both = || GateUpWeights::separate(weight.view(), weight.view(), Orientation::OutIn);
     let gated = GatedLinearParams::new(both()?, Activation::SWIGLU);
     let layer = GatedLinear::from_params(&device, &gated)?;
+    let layers = (0..LAYERS).map(|_| GatedLinear::from_params(&device, &gated));
+    let layers = layers.collect::<Result<Vec<_>, _>>()?;
     let block = MlpParams::new(gated, down.view(), Orientation::OutIn);
     let mlp = Mlp::from_params(&device, &block)?;
 
@@ -102,6 +105,18 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(layer.forward_on(stream, x.view().rows_range(0..1)?, out.view_mut())?)
         })
     }));
+    // As a model's layers follow each other, on a stream that did not bring their weights.
+    for (tokens, count) in [(16, 1), (16, LAYERS)] {
+        let (mut out, layers) = (matrix(tokens, INTERMEDIATE)?, &layers[..count]);
+        let (stream, x) = (&stream, &x);
+        calls.push((
+            format!("gated linear, {tokens} tokens, {count} layers in turn"),
+            Box::new(move |i| {
+                let x = x.view().rows_range(0..tokens)?;
+                Ok(layers[i % layers.len()].forward_on(stream, x, out.view_mut())?)
+            }),
+        ));
+    }
     // These copy, compute and wait.
     let pinned = |cols| PinnedMatrix::<bf16>::zeros(cuda, 1, cols);
     let (pinned_x, mut pinned_out) = (pinned(HIDDEN)?, pinned(INTERMEDIATE)?);

@@ -56,6 +56,7 @@ def note(op: str, way: str, reason: str) -> None:
 
 
 def _described(t: Tensor) -> Tuple[int, Tuple[int, ...], Tuple[int, ...], str, bool]:
+    """Where a tensor lies. Its caller keeps it until the call is made: an address keeps nothing."""
     return t.data_ptr(), t.shape, t.stride(), _CODES[t.dtype], True
 
 
@@ -204,8 +205,8 @@ def activation_into(
         return h
     with _current(gate):
         direct = _direct(out, shape, gate, up)
-        second = None if up is None else _rows_adjacent(up)
-        inputs = _described(_rows_adjacent(gate)), _described_if(second)
+        first, second = _rows_adjacent(gate), None if up is None else _rows_adjacent(up)
+        inputs = _described(first), _described_if(second)
         _native.cuda_activation(_place(gate), act, numerics, layout, *inputs, _described(direct))
         h = direct if out is None else _brought(direct, out)
     note(op, "native cuda", _ONE_PASS)
@@ -239,10 +240,11 @@ def activation_backward(
     with _current(gate):
         grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         grad_up = None if up is None else torch.empty_like(grad_gate)
-        second = None if up is None else _rows_adjacent(up)
+        rows = _rows_adjacent(grad)
+        first, second = _rows_adjacent(gate), None if up is None else _rows_adjacent(up)
         _native.cuda_activation_backward(
             _place(gate), act, numerics, layout,
-            _described(_rows_adjacent(grad)), _described(_rows_adjacent(gate)), _described_if(second),
+            _described(rows), _described(first), _described_if(second),
             _described(grad_gate), _described_if(grad_up),
         )  # fmt: skip
     note(op, "native cuda", "one pass over the gradient, gate and up, on the current stream")
@@ -419,6 +421,7 @@ def packed_forward(layer: _native.Layer, x: Tensor) -> Tensor:
     if _CODES.get(x.dtype) != layer.dtype:
         raise _check.error("dtype", "x", f"expected {layer.dtype} elements, given {x.dtype}")
     y = torch.empty((*x.shape[:-1], layer.out_features), dtype=x.dtype)
-    layer.forward(_described(x.detach().resolve_neg()), _described(y))
+    values = x.detach().resolve_neg()
+    layer.forward(_described(values), _described(y))
     note("mlp", "native cpu", "packed weights")
     return y

@@ -364,6 +364,47 @@ _SILU_MUL_BACKWARD = _function("silu_mul_backward", _no_second_gradient)
 _GLU_BACKWARD = _function("glu_backward", _no_second_gradient)
 
 
+# A kernel before those of devices, for gradients. That of ``torch.library.register_autograd`` sends every call through the
+# dispatcher again; here one without a gradient, that only a device's kernel is left for, goes to its body.
+
+_after_autograd = torch._C._after_autograd_keyset
+_DEVICE_KEYS = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
+#: Of sets of keys that were met: whether the next is a device's. To ask for it takes a microsecond.
+_device_is_next: Dict[int, bool] = {}
+
+
+def _with_gradient(name: str, body: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
+    op = getattr(torch.ops.swiglu, name).default
+
+    def beside(keyset: Any, args: Tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset, *args)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        *args, keyset = args
+        result = beside(keyset, args)
+        _save(ctx, args, result)
+        return result
+
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
+        return (*gradient(ctx, *grads), None)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"Gradient_{name}", (torch.autograd.Function,), members)
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return function.apply(*args, keyset & _after_autograd)
+        raw = keyset.raw_repr()
+        at_once = _device_is_next.get(raw)
+        if at_once is None:
+            at_once = (keyset & _after_autograd).highestPriorityTypeId() in _DEVICE_KEYS
+            _device_is_next[raw] = at_once
+        return body(*args) if at_once else beside(keyset & _after_autograd, args)
+
+    return kernel
+
+
 # Autocast: linear maps take the type it is set to, as PyTorch's do; the activation takes its inputs' widest.
 
 
@@ -435,7 +476,7 @@ def _define() -> None:
         LIBRARY.impl(f"{name}.out", _out_without_gradient(name), "Autograd", with_keyset=True)
         torch.library.register_fake(f"swiglu::{name}", _fake(name), lib=LIBRARY)
         torch.library.register_fake(f"swiglu::{name}.out", _fake_out(name), lib=LIBRARY)
-        torch.library.register_autograd(f"swiglu::{name}", _GRADIENTS[name], setup_context=_save, lib=LIBRARY)
+        LIBRARY.impl(name, _with_gradient(name, BODIES[name], _GRADIENTS[name]), "Autograd", with_keyset=True)
         for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
             for overload in ("default", "out"):
                 qualified = name if overload == "default" else f"{name}.out"
@@ -457,7 +498,7 @@ def _define() -> None:
         LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=tags)
         LIBRARY.impl(name, body, _DEVICES)
         torch.library.register_fake(f"swiglu::{name}", _fake_backward, lib=LIBRARY)
-        torch.library.register_autograd(f"swiglu::{name}", _no_second_gradient, lib=LIBRARY)
+        LIBRARY.impl(name, _with_gradient(name, body, _no_second_gradient), "Autograd", with_keyset=True)
     for name in ("silu_mul", "glu", "silu_mul_backward", "glu_backward"):
         torch.library.register_vmap(f"swiglu::{name}", _vmap_rows(name), lib=LIBRARY)
     for name in ("gated_linear", "mlp"):
