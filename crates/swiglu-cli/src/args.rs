@@ -27,7 +27,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
     #[arg(long)]

@@ -62,10 +62,17 @@ pub(crate) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
     normal(seed ^ STREAM_X, case.m, case.hidden, 1.0)
 }
 
-/// ∂L/∂y of a training step `[M, K]`, or ∂L/∂h `[M, H]`.
-pub(crate) fn out_grad<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
-    let cols = if case.op.is_block() { case.hidden } else { case.intermediate };
-    normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)
+/// What a call reads beside weights: x, or gate and up; then, of a backward pass, the gradient of the result.
+pub(crate) fn read<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
+    let mut all = match case.op.has_weights() {
+        true => vec![x(case, seed)?],
+        false => activation(case, seed)?,
+    };
+    if matches!(case.op, CaseOp::ActivationBackward | CaseOp::MlpTrain) {
+        let cols = if case.op.is_block() { case.hidden } else { case.intermediate };
+        all.push(normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)?);
+    }
+    Ok(all)
 }
 
 /// Weights have a variance of about 1 / inputs, so that pre-activations of normal inputs are normal.
@@ -209,7 +216,7 @@ pub(crate) fn gate_up<T: Element>(
 }
 
 /// Gate and up of an activation, in the arrangement of the case: one tensor where they share it, else two.
-pub(crate) fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
+fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
     let (m, h, arrangement) = (case.m, case.intermediate, case.arrangement);
     let half = |stream| normal(seed ^ stream, m, h, ACTIVATION_SCALE);
     let (gate, up) = (half(STREAM_GATE)?, half(STREAM_UP)?);

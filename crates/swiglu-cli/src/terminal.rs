@@ -2,8 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
-use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// How results and progress are shown.
@@ -109,42 +108,18 @@ pub(crate) fn by_options(message: &str) -> String {
 
 /// An error and its causes, each said once: many texts quote their cause already.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
-    by_options(&chain(error))
-}
-
-fn chain(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
-        match text.is_empty() {
-            true => cause,
-            false if text.contains(&cause) => text,
-            false => format!("{text}: {cause}"),
+    let mut said: Vec<String> = Vec::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !said.iter().any(|text| text.contains(&cause)) {
+            said.push(cause);
         }
-    })
+    }
+    by_options(&said.join(": "))
 }
 
 /// A path in a document. JSON is text: what of a path is not UTF-8 shows as U+FFFD, as it does in messages.
-#[derive(Debug, Clone)]
-pub(crate) struct Shown(PathBuf);
-
-impl From<PathBuf> for Shown {
-    fn from(path: PathBuf) -> Self {
-        Self(path)
-    }
-}
-
-impl Deref for Shown {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Serialize for Shown {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.display())
-    }
+pub(crate) fn shown(path: impl AsRef<Path>) -> String {
+    path.as_ref().display().to_string()
 }
 
 /// Where results go, and how.
@@ -185,15 +160,12 @@ impl Terminal {
         found: &T,
         show: impl FnOnce(&T, &mut Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        if self.json { self.print_json(found) } else { show(found, self) }
-    }
-
-    /// Prints the JSON document.
-    fn print_json(&mut self, value: &(impl Serialize + ?Sized)) -> anyhow::Result<()> {
+        if !self.json {
+            return show(found, self);
+        }
         // Whole or not at all: what cannot be a document is an error without half of one before it.
-        let document = serde_json::to_string_pretty(value)?;
-        writeln!(self.out, "{document}")?;
-        Ok(())
+        let document = serde_json::to_string_pretty(found)?;
+        Ok(writeln!(self.out, "{document}")?)
     }
 
     /// Says what begins and takes long, where a bar would not be seen.

@@ -14,28 +14,24 @@ const MAX_SAMPLES: usize = 20_000;
 /// A turn that is long compared with a switch of variants, short compared with the host's drift.
 const TURN_US: u64 = 5_000;
 
-/// Something that can be timed.
-pub(crate) trait Timed {
-    /// One turn: microseconds per call.
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
-}
+/// What can be timed: one turn of so many microseconds gives microseconds per call.
+pub(crate) type Timed<'a> = Box<dyn FnMut(u64) -> anyhow::Result<Vec<f64>> + 'a>;
 
-/// Calls of this thread, each by the wall clock.
-pub(crate) struct Wall<F>(pub(crate) F);
-
-impl<F: FnMut() -> anyhow::Result<()>> Timed for Wall<F> {
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        (self.0)()?;
-        let (mut samples, mut spent) = (Vec::new(), 0.0);
-        while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
-            let start = Instant::now();
-            (self.0)()?;
-            let us = start.elapsed().as_secs_f64() * 1e6;
-            samples.push(us);
-            spent += us;
-        }
-        Ok(samples)
+/// A turn of calls of this thread, each by the wall clock.
+pub(crate) fn wall(
+    mut call: impl FnMut() -> anyhow::Result<()>,
+    budget_us: u64,
+) -> anyhow::Result<Vec<f64>> {
+    call()?;
+    let (mut samples, mut spent) = (Vec::new(), 0.0);
+    while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
+        let start = Instant::now();
+        call()?;
+        let us = start.elapsed().as_secs_f64() * 1e6;
+        samples.push(us);
+        spent += us;
     }
+    Ok(samples)
 }
 
 /// A timed batch is long compared with the resolution of events and the start of a turn.
@@ -103,6 +99,18 @@ impl<'a> Passes<'a> {
         }
     }
 
+    /// One turn: microseconds per call of each batch.
+    pub(crate) fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
+        let batch_us = (passes * self.pass_us).max(1.0);
+        let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
+        self.batches(batches as usize, passes as usize)
+    }
+
+    pub(crate) fn timed(mut self) -> Timed<'a> {
+        Box::new(move |budget_us| self.turn(budget_us))
+    }
+
     /// Microseconds per call of each batch. One pass before them is not timed: it keeps the device
     /// busy while the host enqueues the others.
     fn batches(&mut self, batches: usize, passes: usize) -> anyhow::Result<Vec<f64>> {
@@ -132,15 +140,6 @@ fn enqueue_all(
     (0..calls).try_for_each(|call| enqueue(stream, call % copies))
 }
 
-impl Timed for Passes<'_> {
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
-        let batch_us = (passes * self.pass_us).max(1.0);
-        let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
-        self.batches(batches as usize, passes as usize)
-    }
-}
-
 /// What a set of times says, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Summary {
@@ -167,13 +166,13 @@ impl Summary {
 
 /// Times variants in turns for as long as `budget`, and for `min_turns` even if that is spent.
 pub(crate) fn interleave(
-    variants: &mut [&mut dyn Timed],
+    variants: &mut [impl FnMut(u64) -> anyhow::Result<Vec<f64>>],
     budget: Duration,
     min_turns: usize,
 ) -> anyhow::Result<Vec<Summary>> {
     // First turns pay for page faults, clocks and waking threads.
     for variant in variants.iter_mut() {
-        variant.turn(1)?;
+        variant(1)?;
     }
     let mut samples = vec![Vec::new(); variants.len()];
     let (start, mut turns) = (Instant::now(), 0);
@@ -181,7 +180,7 @@ pub(crate) fn interleave(
         || (start.elapsed() < budget && samples.iter().all(|s| s.len() < MAX_SAMPLES))
     {
         for (variant, samples) in variants.iter_mut().zip(&mut samples) {
-            samples.extend(variant.turn(TURN_US)?);
+            samples.extend(variant(TURN_US)?);
         }
         turns += 1;
     }
@@ -198,19 +197,19 @@ mod tests {
         let order = RefCell::new(String::new());
         let slow = |name: char| {
             let order = &order;
-            Wall(move || {
+            let call = move || {
                 order.borrow_mut().push(name);
                 std::thread::sleep(Duration::from_millis(6));
                 Ok(())
-            })
+            };
+            move |budget_us| wall(call, budget_us)
         };
-        let (mut a, mut b) = (slow('a'), slow('b'));
-        let times = interleave(&mut [&mut a, &mut b], Duration::ZERO, 2).unwrap();
+        let times = interleave(&mut [slow('a'), slow('b')], Duration::ZERO, 2).unwrap();
         // A turn that does not count, then two that do; each begins with a call that is not timed.
         assert_eq!(order.borrow().as_str(), "aabbaabbaabb");
         assert!(times.iter().all(|t| t.samples == 2 && t.median > 5e3), "{times:?}");
-        let mut broken = Wall(|| anyhow::bail!("no"));
-        assert!(interleave(&mut [&mut broken], Duration::ZERO, 1).is_err());
+        let broken = |budget_us| wall(|| anyhow::bail!("no"), budget_us);
+        assert!(interleave(&mut [broken], Duration::ZERO, 1).is_err());
     }
 
     #[test]

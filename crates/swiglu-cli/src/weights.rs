@@ -18,11 +18,10 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
     /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", value_parser = count,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", requires = "weights", value_parser = count)]
     layer: Option<usize>,
     /// The expert, where the layer has several
-    #[arg(long, value_name = "E", requires = "weights", allow_negative_numbers = true)]
+    #[arg(long, value_name = "E", requires = "weights")]
     expert: Option<usize>,
     /// Which dimension of the weights is the row: out-in or in-out
     #[arg(long, value_name = "NAME", requires = "weights")]
@@ -40,7 +39,7 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "NAME", requires = "weights")]
     ignore: Vec<String>,
     /// Compute h smaller by so many powers of two, which the down weights undo: half precision may hold it
-    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", requires = "weights")]
     rescale: Option<i32>,
     /// Do without the config.json beside the weights
     #[arg(long, requires = "weights")]

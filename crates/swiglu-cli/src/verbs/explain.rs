@@ -31,15 +31,14 @@ pub(crate) struct ExplainArgs {
         value_parser = one_of([CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp]))]
     op: CaseOp,
     /// Tokens
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent)]
     m: usize,
     /// K, input features
-    #[arg(long, value_name = "K", conflicts_with = "weights", value_parser = extent,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", conflicts_with = "weights", value_parser = extent)]
     hidden: Option<usize>,
     /// H, intermediate features
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     intermediate: Option<usize>,
     /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
     /// CUDA i8, f8_e4m3, f8_e4m3_128x128

@@ -9,7 +9,7 @@ use swiglu_cuda::jit::{self, cache::CacheOptions, cache::KernelCache};
 use swiglu_cuda::library::{self, Library};
 use swiglu_cuda::{Cuda, CudaError, cublaslt_version};
 
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 
 pub(crate) fn info(terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let mut lines = Vec::new();
@@ -119,10 +119,9 @@ fn cuda(lines: &mut Lines) -> Value {
     said.extend(dir("kernels kept in", kept));
     let heads = std::iter::once("CUDA").chain(std::iter::repeat(""));
     lines.extend(heads.zip(said));
-    let shown = |dir: Option<&Path>| dir.map(|dir| Shown::from(dir.to_owned()));
     json!({
         "devices": devices, "none": none, "libraries": libraries.map(|(_, document)| document),
-        "read_only_cache": shown(read_only), "cache": shown(kept),
+        "read_only_cache": read_only.map(shown), "cache": kept.map(shown),
     })
 }
 
@@ -168,7 +167,7 @@ fn library(
         (None, Some(path)) => format!("{name}: {}", path.display()),
         (None, None) => name,
     };
-    let path = path.map(Shown::from);
+    let path = path.map(shown);
     let document = json!({
         "library": library, "path": path, "found": found, "version": version, "missing": missing,
     });

@@ -20,7 +20,7 @@ use crate::args::{DeviceArgs, MathArgs, layer_op};
 use crate::inputs;
 use crate::models::{self, MODELS};
 use crate::table::{self, Table};
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::kernels::compile;
 
 #[derive(Debug, Args)]
@@ -121,7 +121,7 @@ impl TuneArgs {
 #[derive(Serialize)]
 struct Document {
     device: String,
-    record: Shown,
+    record: String,
     /// Why the record that was there is replaced.
     replaced: Option<String>,
     entries: Vec<Entry>,
@@ -154,7 +154,7 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     bar.finish_and_clear();
     let replaced = refusal.map(|refusal| refusal.to_string());
     let document =
-        Document { device: device.to_string(), record: record.into(), replaced, entries };
+        Document { device: device.to_string(), record: shown(record), replaced, entries };
     terminal.print(&document, Document::show)?;
     Ok(Verdict::from_passed(document.entries.iter().all(trials::is_sound)))
 }
@@ -184,7 +184,7 @@ impl Document {
         if let Some(replaced) = &self.replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "kept in {}", self.record.display())?;
+        writeln!(terminal, "kept in {}", self.record)?;
         Ok(())
     }
 }

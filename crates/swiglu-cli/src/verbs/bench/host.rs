@@ -60,8 +60,7 @@ pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyho
 fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Enqueue<'static>> {
     let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
     let order = Order { case, options: Default::default(), seed: 1, copies: Some(1) };
-    let (enqueue, ..) = Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?;
-    Ok(enqueue)
+    Ok(Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?.enqueue)
 }
 
 fn microseconds(since: Instant) -> f64 {

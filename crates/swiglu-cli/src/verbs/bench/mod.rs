@@ -19,7 +19,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
 use crate::inputs;
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use crate::verbs::lab::beside::BANDWIDTHS;
 use backends::Backend;
@@ -45,23 +45,23 @@ pub(crate) struct BenchArgs {
     suite: Suite,
     /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
     #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
-        value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
+        value_delimiter = ',', value_parser = extent)]
     m: Vec<usize>,
     /// Rows of an activation, another name of --m
     #[arg(long, value_name = "M", requires = "op", conflicts_with_all = ["suite", "m"],
-        value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
+        value_delimiter = ',', value_parser = extent)]
     rows: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     hidden: Option<usize>,
     /// H, intermediate features [default: 4864, of an activation 4096]
     #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     intermediate: Option<usize>,
     /// Columns of an activation, another name of --intermediate
     #[arg(long, value_name = "H", requires = "op", conflicts_with_all = ["suite", "intermediate"],
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     cols: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
@@ -74,8 +74,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
     weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
-    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds)]
     seconds: f64,
     /// Other libraries beside ours, separated by commas; what is not installed says so
     #[arg(long, visible_alias = "providers", value_name = "NAMES", value_delimiter = ',')]
@@ -107,7 +106,7 @@ struct Limits {
 struct Document {
     results: Vec<Row>,
     ceilings: Vec<Limits>,
-    plot: Option<Shown>,
+    plot: Option<String>,
 }
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -263,7 +262,7 @@ impl BenchArgs {
         let passed = ours().all(Row::is_ok) && !found.results.iter().any(Row::is_broken);
         if let Some(path) = &self.plot {
             report::plot(&found.results, path, self.force)?;
-            found.plot = Some(path.clone().into());
+            found.plot = Some(shown(path));
         }
         terminal.print(&found, |found, terminal| report::show(&found.results, terminal))?;
         Ok(Verdict::from_passed(passed))

@@ -17,8 +17,7 @@ use report::{Finding, Report, Subject};
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::args::whole,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::args::whole)]
     seed: u64,
     /// One case in seven, of those with quantised weights one in five
     #[arg(long)]

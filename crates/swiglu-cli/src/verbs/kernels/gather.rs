@@ -11,7 +11,7 @@ use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, CudaError};
 
 use super::report::{Report, Row, Warning};
-use crate::terminal::{Terminal, stop_on_signals};
+use crate::terminal::{Terminal, shown, stop_on_signals};
 
 /// A kernel and what it is compiled for.
 pub(super) type Job = (Arch, NamedVariant);
@@ -60,7 +60,7 @@ pub(super) fn gather(
 fn report(mut rows: Vec<(usize, Row)>, jobs: usize, cache: &KernelCache) -> Report {
     rows.sort_by_key(|(at, _)| *at);
     let kernels: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
-    let warning = |w: CacheWarning| Warning { path: w.path.into(), what: w.what };
+    let warning = |w: CacheWarning| Warning { path: shown(w.path), what: w.what };
     let count = |what: fn(&Row) -> bool| kernels.iter().filter(|row| what(row)).count();
     let is_kept = |row: &Row| matches!(row.origin, Some(Origin::Cache | Origin::ReadOnly));
     Report {

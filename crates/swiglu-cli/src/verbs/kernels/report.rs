@@ -8,7 +8,7 @@ use swiglu_cuda::jit::cache::Origin;
 use swiglu_cuda::jit::{CompileLog, EntryLog, Variant, Version};
 
 use crate::table::{self, Table};
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict};
 
 /// What became of one variant on one architecture.
 #[derive(Debug, Serialize)]
@@ -31,7 +31,7 @@ pub(super) struct Row {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Warning {
-    pub(super) path: Shown,
+    pub(super) path: String,
     pub(super) what: String,
 }
 
@@ -108,6 +108,6 @@ impl Report {
             0 => String::new(),
             n => format!(" (and {n} warnings more, which --json lists)"),
         };
-        Some(format!("{}: {}{more}", first.path.display(), first.what))
+        Some(format!("{}: {}{more}", first.path, first.what))
     }
 }

@@ -10,7 +10,7 @@ use swiglu_lab::executor::{Job, Jobs};
 use super::on::line;
 use super::places::LabDirArgs;
 use crate::table::{Table, or_dash};
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
@@ -86,7 +86,7 @@ struct Fetched {
     state: String,
     /// Records that are new here or have more results than before.
     merged: usize,
-    records: Vec<Shown>,
+    records: Vec<String>,
 }
 
 pub(super) fn fetch(args: &FetchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -103,14 +103,14 @@ pub(super) fn fetch(args: &FetchArgs, terminal: &mut Terminal) -> anyhow::Result
             state: line(&job.poll(&jobs)?),
             job: job.name,
             merged: merged.news,
-            records: merged.records.into_iter().map(|opened| opened.path.into()).collect(),
+            records: merged.records.into_iter().map(|opened| shown(opened.path)).collect(),
         });
     }
     terminal.print(&fetched, |fetched, terminal| {
         for Fetched { job, state, merged, records } in fetched {
             writeln!(terminal, "{job}: {state}; {merged} of {} records are new", records.len())?;
             for path in records {
-                writeln!(terminal, "record: {}", path.display())?;
+                writeln!(terminal, "record: {path}")?;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use swiglu_lab::report::Site;
 
 use super::places::{PeerArgs, PlaceArgs};
 use super::ready;
-use crate::terminal::{Shown, Terminal, Verdict, say};
+use crate::terminal::{Terminal, Verdict, say, shown};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true))]
@@ -33,9 +33,9 @@ pub(super) struct ReportArgs {
 
 #[derive(Default, Serialize)]
 struct Document {
-    index: Option<Shown>,
+    index: Option<String>,
     pages: usize,
-    measured: Option<Shown>,
+    measured: Option<String>,
     troubles: Vec<String>,
 }
 
@@ -57,19 +57,19 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         let file = file.clone().unwrap_or_else(|| root.join("MEASURED.md"));
         std::fs::write(&file, site.measured(root))
             .with_context(|| format!("writing {}", file.display()))?;
-        document.measured = Some(file.into());
+        document.measured = Some(shown(file));
     }
     if let Some(out) = &args.out {
         document.pages = site.write(out)?;
-        document.index = Some(out.join("index.html").into());
+        document.index = Some(shown(out.join("index.html")));
     }
     terminal.print(&document, |document, terminal| {
         if let Some(index) = &document.index {
-            writeln!(terminal, "{}: {} pages", index.display(), document.pages)?;
+            writeln!(terminal, "{index}: {} pages", document.pages)?;
         }
         if let Some(file) = &document.measured {
             let count = site.experiments.len();
-            writeln!(terminal, "{}: figures of {count} experiments", file.display())?;
+            writeln!(terminal, "{file}: figures of {count} experiments")?;
         }
         Ok(())
     })?;

@@ -8,7 +8,7 @@ use swiglu_lab::record::Opened;
 use swiglu_lab::{Experiment, History, RecordVerdict, Verdict as LabVerdict, VerdictState};
 
 use super::places::PlaceArgs;
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
@@ -35,7 +35,7 @@ struct Document {
 /// A record.
 #[derive(Serialize)]
 struct Kept {
-    file: Shown,
+    file: String,
     finished: String,
     commit: Option<String>,
     /// Commits to the backend since.
@@ -54,7 +54,7 @@ pub(super) fn show(args: &ShowArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let verdict = LabVerdict::of(&experiment, &records);
     let kept = |opened: Opened| Kept {
         age_commits: history.age(&opened.record.code, experiment.device),
-        file: opened.path.into(),
+        file: shown(opened.path),
         finished: opened.record.finished,
         commit: opened.record.code.commit,
         complete: opened.record.complete,
@@ -102,7 +102,7 @@ fn print(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
             (false, false) => ", not complete",
             (false, true) => "",
         };
-        writeln!(terminal, "record {} at {commit}, {age}{state}", record.file.display())?;
+        writeln!(terminal, "record {} at {commit}, {age}{state}", record.file)?;
     }
     writeln!(terminal, "\nnot covered: {}", document.boundary.replace('\n', " "))?;
     Ok(())

@@ -37,12 +37,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) input: Option<OsString>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::count,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = crate::args::count)]
     pub(super) tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = crate::args::whole)]
     pub(super) seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
     #[arg(long, value_name = "FILE", requires = "input")]
@@ -63,8 +61,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "POLICY", requires = "backward")]
     pub(super) keep: Option<SavePolicy>,
     /// Time to measure for, per element type
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds)]
     pub(super) seconds: f64,
     /// Compute with quantised weights as they are [default: where the input has few tokens, and with
     /// --batch-invariant]

@@ -17,7 +17,7 @@ use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use crate::layer::{Packed, Params};
-use crate::timing::{self, Enqueue, Passes, Summary, Timed, Wall, interleave};
+use crate::timing::{self, Enqueue, Passes, Timed, interleave, wall};
 use crate::verify::{Check, gather_rows};
 
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
@@ -75,10 +75,13 @@ impl<'a> Measurement<'a> {
             true => Some(Training::new(self.args, self.device, &params, &x)?),
             false => None,
         };
-        let [time, unfused_time] = match &training {
-            Some(training) => training.time(x.view())?,
-            None => self.time([&layer, &unfused], &x, y.cols())?,
+        let timed = |which: usize| match &training {
+            Some(training) => training.timed(which, x.view()),
+            None => timed(self.device, [&layer, &unfused][which], &x, y.cols()),
         };
+        let budget = Duration::from_secs_f64(self.args.seconds);
+        let times = interleave(&mut [timed(0)?, timed(1)?], budget, MIN_TURNS)?;
+        let (time, unfused_time) = (times[0], times[1]);
         let training = training.map(|t| t.verify(x.view())).transpose()?;
         error.passed &= training.as_ref().is_none_or(TrainingReport::passed);
         let problem = plan.problem;
@@ -208,19 +211,6 @@ impl<'a> Measurement<'a> {
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
         Ok(judgement.frobenius_limit + relative_difference(check.value(), exact))
     }
-
-    fn time<T: Element>(
-        &self,
-        layers: [&Packed; 2],
-        x: &Matrix<T>,
-        out_features: usize,
-    ) -> anyhow::Result<[Summary; 2]> {
-        let timed = |layer| timed(self.device, layer, x, out_features);
-        let [mut planned, mut unfused] = [timed(layers[0])?, timed(layers[1])?];
-        let budget = Duration::from_secs_f64(self.args.seconds);
-        let times = interleave(&mut [&mut *planned, &mut *unfused], budget, MIN_TURNS)?;
-        Ok([times[0], times[1]])
-    }
 }
 
 /// Calls of a layer, with data of their own. On a device they are resident, and inputs and outputs come
@@ -230,10 +220,11 @@ fn timed<'a, T: Element>(
     layer: &'a Packed,
     x: &'a Matrix<T>,
     out_features: usize,
-) -> anyhow::Result<Box<dyn Timed + 'a>> {
+) -> anyhow::Result<Timed<'a>> {
     let Device::Cuda(cuda) = device else {
         let mut y = Matrix::zeros(x.rows(), out_features)?;
-        return Ok(Box::new(Wall(move || Ok(layer.forward_into(x.view(), y.view_mut())?))));
+        let mut call = move || Ok(layer.forward_into(x.view(), y.view_mut())?);
+        return Ok(Box::new(move |budget_us| wall(&mut call, budget_us)));
     };
     let stream = cuda.stream();
     let copies = timing::copies(cuda, x.rows() * (x.cols() + out_features) * size_of::<T>());
@@ -244,7 +235,7 @@ fn timed<'a, T: Element>(
     let enqueue: Enqueue<'_> = Box::new(move |stream, at| {
         Ok(layer.forward_on(stream, inputs[at].view(), outs[at].view_mut())?)
     });
-    Ok(Box::new(Passes::new(stream.clone(), copies, false, enqueue)?))
+    Ok(Passes::new(stream.clone(), copies, false, enqueue)?.timed())
 }
 
 /// Whether the way that speed is compared with, on elements, computes the same: a fast wrong result

@@ -184,13 +184,12 @@ impl Subject<'_> {
             let enqueue: Enqueue<'_> = Box::new(move |_, at| Ok(data.call(way, at)?));
             // A graph: what the host spends on a call is the same for all, and not what is asked.
             match Passes::new(data.stream.clone(), data.layers.len(), true, enqueue) {
-                Ok(passes) => timed.push((i, passes)),
+                Ok(passes) => timed.push((i, passes.timed())),
                 Err(error) => failed.push((i, format!("{error:#}"))),
             }
         }
-        let turns = |passes: &mut [(usize, Passes<'_>)], budget, min_turns| {
-            let mut timed: Vec<&mut dyn Timed> =
-                passes.iter_mut().map(|(_, passes)| passes as &mut dyn Timed).collect();
+        let turns = |timed: &mut [(usize, Timed<'_>)], budget, min_turns| {
+            let mut timed: Vec<_> = timed.iter_mut().map(|(_, timed)| timed).collect();
             interleave(&mut timed, budget, min_turns)
         };
         let first = turns(&mut timed, Duration::ZERO, 1)?;

@@ -9,7 +9,6 @@ use swiglu_lab::{Case, CaseOp, Heat};
 use super::options::Options;
 use crate::inputs::{self, Dense, Quantized};
 use crate::layer::Packed;
-use crate::timing::Timed;
 use crate::training::Step;
 
 /// Copies of cold data on the CPU together have at least this many bytes: far more than any cache.
@@ -18,11 +17,12 @@ const COLD_BYTES: f64 = 400e6;
 const MAX_COPIES: f64 = 1000.0;
 
 /// A prepared case: data in place and kernels compiled.
-pub(super) trait Job: Timed {
+pub(super) trait Job {
+    /// One turn: microseconds per call.
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
+
     /// Those rows of a result of the calls that are timed, little-endian.
-    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        bail!("it computes nothing that could be compared, given rows {rows:?}")
-    }
+    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>>;
 }
 
 /// A job, and what a record says about it.
@@ -104,7 +104,7 @@ impl Order<'_> {
 
 /// What a call writes, in the host's memory.
 pub(super) enum Outcome<T> {
-    /// One matrix; or the gradients of gate and of up, in one or in two.
+    /// One matrix; or the gradients of gate and of up, in one or in two; or, of what reads alone, none.
     Matrices(Vec<Matrix<T>>),
     Step(Box<Step<T>>),
 }
@@ -131,6 +131,9 @@ impl<T: Element> Outcome<T> {
     pub(super) fn rows(&self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         match self {
+            Outcome::Matrices(none) if none.is_empty() => {
+                bail!("it computes nothing that could be compared, given rows {rows:?}")
+            }
             Outcome::Matrices(matrices) if case.op == CaseOp::ActivationBackward => {
                 // Gradients are shown beside each other, however they are arranged.
                 let gradients = inputs::gate_up(matrices, case.arrangement)?;
