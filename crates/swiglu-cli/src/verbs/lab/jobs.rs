@@ -2,40 +2,14 @@
 
 use std::io::Write;
 
-use clap::Args;
 use serde::Serialize;
 use serde_json::json;
-use swiglu_lab::executor::{Job, Jobs};
+use swiglu_lab::executor::{Job, Jobs, Merged};
 
 use super::on::line;
 use super::places::LabDirArgs;
 use crate::table::{Table, or_dash};
 use crate::terminal::{Terminal, Verdict, shown};
-
-#[derive(Debug, Args)]
-pub(super) struct StatusArgs {
-    /// Those that are done and fetched, too
-    #[arg(long)]
-    all: bool,
-    #[command(flatten)]
-    places: LabDirArgs,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct FetchArgs {
-    /// The job [default: every one that is not done and fetched]
-    job: Option<String>,
-    #[command(flatten)]
-    places: LabDirArgs,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct CancelArgs {
-    /// The job
-    job: String,
-    #[command(flatten)]
-    places: LabDirArgs,
-}
 
 /// A job as `status` shows it.
 #[derive(Debug, Serialize)]
@@ -49,10 +23,14 @@ struct Row {
     fetched: bool,
 }
 
-pub(super) fn status(args: &StatusArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let jobs = Jobs::new(&args.places.lab()?);
+pub(super) fn status(
+    all: bool,
+    places: &LabDirArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&places.lab()?);
     let mut rows = Vec::new();
-    for mut job in jobs.all()?.into_iter().filter(|job| args.all || !job.fetched) {
+    for mut job in jobs.all()?.into_iter().filter(|job| all || !job.fetched) {
         let state = match (job.fetched, &job.id) {
             (true, None) => "was not submitted".to_owned(),
             (true, Some(_)) => format!("{}; fetched", line(&job.poll(&jobs)?)),
@@ -79,48 +57,38 @@ pub(super) fn status(args: &StatusArgs, terminal: &mut Terminal) -> anyhow::Resu
     Ok(Verdict::Passed)
 }
 
-/// What `fetch` did for a job.
-#[derive(Debug, Serialize)]
-struct Fetched {
-    job: String,
-    state: String,
-    /// Records that are new here or have more results than before.
-    merged: usize,
-    records: Vec<String>,
-}
-
-pub(super) fn fetch(args: &FetchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let jobs = Jobs::new(&args.places.lab()?);
-    let chosen: Vec<Job> = match &args.job {
+pub(super) fn fetch(
+    job: Option<&str>,
+    places: &LabDirArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&places.lab()?);
+    let chosen: Vec<Job> = match job {
         Some(name) => vec![jobs.find(name)?],
         None => jobs.all()?.into_iter().filter(|job| !job.fetched).collect(),
     };
-    let (mut fetched, mut over) = (Vec::new(), true);
+    let (mut fetched, mut said, mut over) = (Vec::new(), String::new(), true);
     for mut job in chosen {
-        let merged = job.fetch(&jobs)?;
+        // Those that are new here or have more results than before.
+        let Merged { news: merged, records } = job.fetch(&jobs)?;
         over &= job.fetched;
-        fetched.push(Fetched {
-            state: line(&job.poll(&jobs)?),
-            job: job.name,
-            merged: merged.news,
-            records: merged.records.into_iter().map(|opened| shown(opened.path)).collect(),
-        });
+        let (name, state) = (&job.name.clone(), line(&job.poll(&jobs)?));
+        let records: Vec<_> = records.into_iter().map(|opened| shown(opened.path)).collect();
+        said += &format!("{name}: {state}; {merged} of {} records are new\n", records.len());
+        said.extend(records.iter().map(|path| format!("record: {path}\n")));
+        fetched.push(json!({ "job": name, "state": state, "merged": merged, "records": records }));
     }
-    terminal.print(&fetched, |fetched, terminal| {
-        for Fetched { job, state, merged, records } in fetched {
-            writeln!(terminal, "{job}: {state}; {merged} of {} records are new", records.len())?;
-            for path in records {
-                writeln!(terminal, "record: {path}")?;
-            }
-        }
-        Ok(())
-    })?;
+    terminal.print(&fetched, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
     Ok(Verdict::of_job(over))
 }
 
-pub(super) fn cancel(args: &CancelArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let jobs = Jobs::new(&args.places.lab()?);
-    let mut job = jobs.find(&args.job)?;
+pub(super) fn cancel(
+    job: &str,
+    places: &LabDirArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&places.lab()?);
+    let mut job = jobs.find(job)?;
     job.cancel(&jobs)?;
     let polled = job.poll(&jobs)?;
     let state = match (&job.id, job.cancelled && !polled.state.is_over()) {
@@ -130,7 +98,7 @@ pub(super) fn cancel(args: &CancelArgs, terminal: &mut Terminal) -> anyhow::Resu
     };
     let name = &job.name;
     terminal.print(&json!({ "job": name, "state": state }), |_, terminal| {
-        let fetch = args.places.command(&format!("fetch {name}"));
+        let fetch = places.command(&format!("fetch {name}"));
         Ok(writeln!(terminal, "{name}: {state}; {fetch} brings finished cases")?)
     })?;
     Ok(Verdict::Passed)

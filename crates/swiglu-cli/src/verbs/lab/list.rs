@@ -1,22 +1,17 @@
-//! `swiglu lab list`: every experiment with the verdict of its records.
+//! `swiglu lab list` and `show`: what experiments ask, what their records say, and why.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 
 use anyhow::bail;
-use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 use swiglu_lab::record::{Interval, Opened};
 use swiglu_lab::{Experiment, History, LabError, Undecided, Verdict as LabVerdict, VerdictState};
 
 use super::places::PlaceArgs;
 use crate::table::{self, Table, or_dash};
-use crate::terminal::{Terminal, Verdict, say};
-
-#[derive(Debug, Args)]
-pub(super) struct ListArgs {
-    #[command(flatten)]
-    places: PlaceArgs,
-}
+use crate::terminal::{Terminal, Verdict, say, shown};
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -70,10 +65,10 @@ impl Row {
     }
 }
 
-pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let dir = args.places.experiments()?;
-    let history = History::around(&args.places.lab()?);
-    let store = args.places.records()?;
+pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let dir = places.experiments()?;
+    let history = History::around(&places.lab()?);
+    let store = places.records()?;
     let (mut rows, mut broken) = (Vec::new(), Vec::new());
     let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
     for experiment in Experiment::read_dir(&dir)? {
@@ -95,7 +90,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
         rows.push(Row::new(&experiment, &records, &history));
         ids.push(experiment.id);
     }
-    terminal.print(rows.as_slice(), show)?;
+    terminal.print(rows.as_slice(), table_of)?;
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     for stray in store.strays(&counted, &ids)? {
         say(format!("warning: {}", stray.error));
@@ -107,7 +102,7 @@ pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<V
     Ok(Verdict::Passed)
 }
 
-fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
+fn table_of(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
     let figure =
         |r: &Row, of: fn(&Headline) -> String| r.headline.as_ref().map(of).unwrap_or_default();
     Table::of(rows)
@@ -128,4 +123,67 @@ fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
         .text("machine", |r| r.machine.as_deref().or(r.why.as_deref()).unwrap_or_default())
         .number("age", |r| or_dash(r.age_commits))
         .print(terminal)
+}
+
+/// One experiment.
+pub(super) fn show(
+    id: &str,
+    places: &PlaceArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let experiment = Experiment::find(&places.experiments()?, id)?;
+    let (records, refused) = places.records()?.of_experiment(&experiment.id)?;
+    if let Some(refused) = refused.into_iter().next() {
+        return Err(refused.error.into());
+    }
+    let history = History::around(&places.lab()?);
+    let age = |opened: &Opened| history.age(&opened.record.code, experiment.device);
+    let verdict = LabVerdict::of(&experiment, &records);
+    let kept = |opened: &Opened| {
+        let record = &opened.record;
+        json!({
+            "file": shown(&opened.path), "finished": record.finished, "commit": record.code.commit,
+            "age_commits": age(opened), "complete": record.complete, "quick": record.protocol.quick,
+        })
+    };
+    let (claim, boundary) = (&experiment.claim.text, &experiment.boundary);
+    let document = json!({
+        "id": experiment.id, "title": experiment.title, "question": experiment.question,
+        "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
+        "machines": verdict.machines, "boundary": boundary,
+        "records": records.iter().map(kept).collect::<Vec<_>>(),
+    });
+    terminal.print(&document, |_, terminal| {
+        writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
+        writeln!(terminal, "question  {}\nclaim     {claim}", experiment.question)?;
+        for machine in &verdict.machines {
+            writeln!(terminal, "\n{} ({}): {}", machine.machine, machine.run_id, machine.state)?;
+            machine.reasons.iter().try_for_each(|reason| writeln!(terminal, "  {reason}"))?;
+            if let Some(undecided) = &machine.undecided {
+                writeln!(terminal, "  to decide it: {}", undecided.text)?;
+            }
+            for exception in &machine.exceptions {
+                writeln!(terminal, "  exception: {exception}")?;
+            }
+            machine.marks.iter().try_for_each(|mark| writeln!(terminal, "  mark: {mark}"))?;
+        }
+        writeln!(terminal)?;
+        for opened in &records {
+            let record = &opened.record;
+            let commit = record.code.commit.as_deref().and_then(|c| c.get(..9));
+            let commit = commit.unwrap_or("unknown commit");
+            let age = match age(opened) {
+                Some(n) => format!("{n} commits to this backend since"),
+                None => "its age is not known here".into(),
+            };
+            let state = match (record.protocol.quick, record.complete) {
+                (true, _) => ", quick: not evidence",
+                (false, false) => ", not complete",
+                (false, true) => "",
+            };
+            writeln!(terminal, "record {} at {commit}, {age}{state}", opened.path.display())?;
+        }
+        Ok(writeln!(terminal, "\nnot covered: {}", boundary.replace('\n', " "))?)
+    })?;
+    Ok(Verdict::Passed)
 }

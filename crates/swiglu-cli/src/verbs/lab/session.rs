@@ -1,6 +1,7 @@
 //! A run of the lab on this machine: what it takes for itself, its peers, and what they say meanwhile.
 
 use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -138,9 +139,14 @@ fn lock(
     machine: &Machine,
     run: &str,
 ) -> anyhow::Result<RunLock> {
+    let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
+        experiment: experiment.id.clone(),
+        device: "CUDA",
+        why: e.to_string(),
+    };
     let identity = match experiment.device {
         DeviceKind::Cpu => None,
-        DeviceKind::Cuda => Some(accelerator(experiment)?),
+        DeviceKind::Cuda => Some(DeviceFacts::of(0).map_err(none)?.uuid),
     };
     // One that has no identity could be the one that another run measures.
     let measured = match identity.as_deref() {
@@ -148,16 +154,6 @@ fn lock(
         Some(id) => Measured::Device(id),
     };
     Ok(store.lock(&Locks::of_user()?, measured, &machine.name, run)?)
-}
-
-/// The identity of the accelerator that an experiment measures.
-fn accelerator(experiment: &Experiment) -> Result<String, LabError> {
-    let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
-        experiment: experiment.id.clone(),
-        device: "CUDA",
-        why: e.to_string(),
-    };
-    Ok(DeviceFacts::of(0).map_err(none)?.uuid)
 }
 
 /// What the peers of a run write to standard error: removed with this, or kept where it may tell why
@@ -175,21 +171,15 @@ impl Logs {
         self.0.path()
     }
 
-    /// Whether no peer had anything to say: a log is made when its peer starts.
-    fn nothing_written(&self) -> std::io::Result<bool> {
-        for log in self.dir().read_dir()? {
-            if log?.metadata()?.len() > 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     /// Keeps them, and says where, if the run or a profile in it failed and they say anything.
     fn close(&mut self, run: &swiglu_lab::Result<Finished>) {
         let failed = |r: &ResultEntry| r.status == Status::Failed;
         let passed = run.as_ref().is_ok_and(|f| !f.record.results.iter().any(failed));
-        if passed || self.nothing_written().unwrap_or(false) {
+        // A log is made when its peer starts.
+        let says = |log: std::io::Result<DirEntry>| {
+            !log.and_then(|log| log.metadata()).is_ok_and(|log| log.len() == 0)
+        };
+        if passed || self.dir().read_dir().is_ok_and(|mut logs| !logs.any(says)) {
             return;
         }
         self.0.disable_cleanup(true);
