@@ -4,6 +4,7 @@ mod bits;
 mod report;
 
 use clap::Args;
+use indicatif::ProgressBar;
 use rayon::prelude::*;
 use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
 use swiglu_core::conformance::{self, Backend, Case, GradientCase};
@@ -12,6 +13,7 @@ use swiglu_cuda::{Cuda, CudaBackend};
 
 use crate::args::DeviceArgs;
 use crate::terminal::{Terminal, Verdict};
+use bits::Bits;
 use report::{Finding, Report, Subject};
 
 #[derive(Debug, Args)]
@@ -43,37 +45,26 @@ impl CheckArgs {
         // The suite repeats itself with period six, so that a step of seven meets every kind. That of quantised
         // weights repeats with seven, and gradients with several; there the steps drift through it.
         let quantized = conformance::quantized_suite(backend.quantized_types(), &dtypes);
-        let layers = self.some_of(conformance::suite(&dtypes), 7).map(Checked::Result);
-        let quantized = self.some_of(quantized, 5).map(Checked::Result);
+        let layers = self.some_of(conformance::suite(&dtypes), 7, |case| case);
+        let layers = layers.chain(self.some_of(quantized, 5, |case| case));
         let gradients = conformance::gradient_suite(&dtypes);
-        let gradients = self.some_of(gradients, 11).map(Checked::Gradients);
-        let mut cases: Vec<Checked> = layers.chain(quantized).chain(gradients).collect();
-        for case in &mut cases {
-            let case = case.layer_mut();
-            case.numerics.batch_invariant = self.batch_invariant;
-            case.seed = case.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        }
-        cases
+        let gradients = self.some_of(gradients, 11, |case| &mut case.layer);
+        layers.map(Checked::Result).chain(gradients.map(Checked::Gradients)).collect()
     }
 
-    fn some_of<C>(&self, cases: Vec<C>, step: usize) -> impl Iterator<Item = C> {
-        cases.into_iter().step_by(if self.quick { step } else { 1 })
-    }
-
-    /// Every available instruction set, or the one asked for, with one thread and with several.
-    fn cpu_backends(&self, threads: usize) -> anyhow::Result<Vec<CpuBackend>> {
-        let isas = self.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
-        let mut counts = vec![1, threads];
-        counts.dedup();
-        let mut backends = Vec::new();
-        for isa in isas {
-            for &threads in &counts {
-                let options = CpuOptions::default().with_isa(isa).with_threads(threads);
-                let cpu = Cpu::new(&options)?;
-                backends.push(CpuBackend { cpu, path: Path::Fused });
-            }
-        }
-        Ok(backends)
+    /// Those of a quick check or all, as they were asked for.
+    fn some_of<C>(
+        &self,
+        cases: Vec<C>,
+        step: usize,
+        layer: impl Fn(&mut C) -> &mut Case,
+    ) -> impl Iterator<Item = C> {
+        cases.into_iter().step_by(if self.quick { step } else { 1 }).map(move |mut case| {
+            let of = layer(&mut case);
+            of.numerics.batch_invariant = self.batch_invariant;
+            of.seed = of.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            case
+        })
     }
 }
 
@@ -82,7 +73,8 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     let mut report = Report::default();
     let mut on = Vec::new();
     if let Device::Cuda(cuda) = &device {
-        on.push(check_cuda(args, cuda, terminal, &mut report));
+        check_cuda(args, cuda, terminal, &mut report);
+        on.push(device.to_string());
     }
     // Unless a device was named, every kernel of this machine is checked.
     let cpu = match &device {
@@ -102,99 +94,91 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
 enum Checked {
     Result(Case),
     Gradients(GradientCase),
+    Bits(Bits),
 }
 
 impl Checked {
-    fn layer(&self) -> &Case {
-        match self {
-            Checked::Result(case) => case,
-            Checked::Gradients(case) => &case.layer,
-        }
-    }
-
-    fn layer_mut(&mut self) -> &mut Case {
-        match self {
-            Checked::Result(case) => case,
-            Checked::Gradients(case) => &mut case.layer,
-        }
-    }
-
     fn finding(&self, backend: &impl Backend) -> Finding {
         let outcome = match self {
             Checked::Result(case) => conformance::run(backend, case),
             Checked::Gradients(case) => conformance::run_gradients(backend, case),
+            Checked::Bits(bits) => return bits.check(backend),
         };
         outcome.map_or_else(|error| Finding::fault(error.to_string()), |found| Finding::of(&found))
     }
 
     /// Adds what was found under the name that such cases are counted under.
     fn report(&self, subject: &Subject, finding: Finding, report: &mut Report) {
-        let (name, text) = match self {
-            Checked::Gradients(case) if case.layer.op == Op::Mlp => {
-                ("mlp backward", case.to_string())
+        let (name, dtype, text) = match self {
+            Checked::Bits(bits) => (bits::NAME, bits.dtype, bits.to_string()),
+            Checked::Gradients(case) => {
+                let is_block = case.layer.op == Op::Mlp;
+                let name = if is_block { "mlp backward" } else { "gated-linear backward" };
+                (name, case.layer.dtype, case.to_string())
             }
-            Checked::Gradients(case) => ("gated-linear backward", case.to_string()),
-            Checked::Result(case) => match (case.op, case.quantized) {
-                (Op::GatedLinear, Some(_)) => ("gated-linear quantised", case.to_string()),
-                (Op::Mlp, Some(_)) => ("mlp quantised", case.to_string()),
-                (op, _) => (op.name(), case.to_string()),
-            },
+            Checked::Result(case) => {
+                let name = match (case.op, case.quantized) {
+                    (Op::GatedLinear, Some(_)) => "gated-linear quantised",
+                    (Op::Mlp, Some(_)) => "mlp quantised",
+                    (op, _) => op.name(),
+                };
+                (name, case.dtype, case.to_string())
+            }
         };
-        report.add(subject, name, self.layer().dtype, || text, finding);
+        report.add(subject, name, dtype, text, finding);
     }
 }
 
-/// Checks the kernels of the CPU; the result says on what.
+/// Checks the kernels of the CPU, every instruction set or the one asked for, with one thread and with several; the result
+/// says on what.
 fn check_cpu(
     args: &CheckArgs,
     threads: usize,
     terminal: &Terminal,
     report: &mut Report,
 ) -> anyhow::Result<String> {
-    let (backends, dtypes) = (args.cpu_backends(threads)?, args.dtypes());
-    // Every instruction set has the same types.
-    let cases = backends.first().map_or(Vec::new(), |backend| args.cases(backend));
-    let per_backend = cases.len() + dtypes.len() * bits::CASES;
-    let bar = terminal.bar((backends.len() * per_backend) as u64);
-    for backend in &backends {
-        let kernel = backend.cpu.isa().name().to_owned();
-        let subject = Subject { kernel, name: backend.name() };
-        bar.set_message(subject.name.clone());
-        for case in &cases {
-            case.report(&subject, case.finding(backend), report);
-            bar.inc(1);
-        }
-        for &dtype in &dtypes {
-            bits::check(backend, &subject, dtype, args.seed, report)?;
-            bar.inc(bits::CASES as u64);
-        }
+    let isas = args.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
+    let mut counts = vec![1, threads];
+    counts.dedup();
+    let mut backends = Vec::new();
+    for (isa, &threads) in isas.iter().flat_map(|isa| counts.iter().map(move |n| (*isa, n))) {
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads))?;
+        let backend = CpuBackend { cpu, path: Path::Fused };
+        let subject = Subject { kernel: isa.to_string(), name: backend.name() };
+        backends.push((backend, subject));
     }
-    bar.finish_and_clear();
-    let mut threads: Vec<usize> = backends.iter().map(|b| b.cpu.threads()).collect();
-    threads.sort_unstable();
-    threads.dedup();
-    let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
-    Ok(format!("threads {}", threads.join(" and ")))
+    // Every instruction set has the same types.
+    let mut cases = backends.first().map_or(Vec::new(), |(backend, _)| args.cases(backend));
+    cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
+    let work: Vec<Work<'_, _>> = backends
+        .iter()
+        .flat_map(|(backend, subject)| cases.iter().map(move |case| (backend, subject, case)))
+        .collect();
+    let bar = terminal.bar(work.len() as u64);
+    let findings = work.iter().map(|work| finding(work, &bar)).collect();
+    finish(work, findings, &bar, report);
+    let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
+    Ok(format!("threads {}", counts.join(" and ")))
 }
 
 /// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself; gradients on those that
 /// train. Most of the time goes into compiling their variants and into the reference, so cases are computed on all
 /// processors; their order stays.
-fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) -> String {
+fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) {
     let cases = args.cases(&CudaBackend::planned(cuda));
-    let backends: Vec<(CudaBackend, Subject)> = CudaBackend::all(cuda)
-        .into_iter()
-        .map(|backend| {
-            let name = backend.name();
-            let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
-            (backend, Subject { kernel, name })
-        })
-        .collect();
-    let computes = |backend: &CudaBackend, case: &Checked| {
-        let trains = matches!(case, Checked::Result(_)) || backend.trains();
-        trains && backend.computes(case.layer())
+    let named = |backend: CudaBackend| {
+        let name = backend.name();
+        let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
+        (backend, Subject { kernel, name })
     };
-    let work: Vec<(&CudaBackend, &Subject, &Checked)> = backends
+    let backends: Vec<_> = CudaBackend::all(cuda).into_iter().map(named).collect();
+    let computes = |backend: &CudaBackend, case: &Checked| match case {
+        Checked::Result(case) => backend.computes(case),
+        Checked::Gradients(case) => backend.trains() && backend.computes(&case.layer),
+        // A GPU has instructions of its own for exponential and division.
+        Checked::Bits(_) => false,
+    };
+    let work: Vec<Work<'_, _>> = backends
         .iter()
         .flat_map(|(backend, subject)| {
             let computed = cases.iter().filter(|case| computes(backend, case));
@@ -202,20 +186,29 @@ fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut R
         })
         .collect();
     let bar = terminal.bar(work.len() as u64);
-    let findings: Vec<Finding> = work
-        .par_iter()
-        // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
-        .with_max_len(1)
-        .map(|(backend, subject, case)| {
-            bar.set_message(subject.name.clone());
-            let finding = case.finding(*backend);
-            bar.inc(1);
-            finding
-        })
-        .collect();
+    // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
+    let findings = work.par_iter().with_max_len(1).map(|work| finding(work, &bar)).collect();
+    finish(work, findings, &bar, report);
+}
+
+/// A case on a backend, which is reported as the subject.
+type Work<'a, B> = (&'a B, &'a Subject, &'a Checked);
+
+fn finding<B: Backend>((backend, subject, case): &Work<'_, B>, bar: &ProgressBar) -> Finding {
+    bar.set_message(subject.name.clone());
+    let finding = case.finding(*backend);
+    bar.inc(1);
+    finding
+}
+
+fn finish<B>(
+    work: Vec<Work<'_, B>>,
+    findings: Vec<Finding>,
+    bar: &ProgressBar,
+    report: &mut Report,
+) {
     bar.finish_and_clear();
     for ((_, subject, case), finding) in work.into_iter().zip(findings) {
         case.report(subject, finding, report);
     }
-    Device::Cuda(cuda.clone()).to_string()
 }

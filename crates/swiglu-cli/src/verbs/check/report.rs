@@ -10,7 +10,7 @@ use crate::table::{self, Table};
 use crate::terminal::Terminal;
 
 /// How one case ended.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Finding {
     worst_element: f64,
     relative_error: f64,
@@ -27,21 +27,14 @@ impl Finding {
                 j.worst_at, j.worst_ratio, j.relative_frobenius, j.frobenius_limit
             )
         };
-        let fault = match outcome.passed() {
-            true => None,
-            false => Some(outcome.fault.clone().unwrap_or_else(outside)),
-        };
+        let fault = || outcome.fault.clone().unwrap_or_else(outside);
+        let fault = (!outcome.passed()).then(fault);
         Self { worst_element: j.worst_ratio, relative_error: j.relative_frobenius, fault }
     }
 
     /// Wrong in a way that has no size.
     pub(super) fn fault(text: String) -> Self {
-        Self { fault: Some(text), ..Self::exact() }
-    }
-
-    /// Equal to the definition.
-    pub(super) fn exact() -> Self {
-        Self { worst_element: 0.0, relative_error: 0.0, fault: None }
+        Self { fault: Some(text), ..Self::default() }
     }
 
     #[cfg(test)]
@@ -69,6 +62,13 @@ struct Row {
     worst_element: f64,
     /// The largest relative Frobenius error.
     worst_relative_error: f64,
+}
+
+impl Row {
+    fn new(kernel: &str, op: &'static str, dtype: DType) -> Self {
+        let (kernel, cases, failed) = (kernel.to_owned(), 0, 0);
+        Self { kernel, op, dtype, cases, failed, worst_element: 0.0, worst_relative_error: 0.0 }
+    }
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -100,11 +100,16 @@ impl Report {
         subject: &Subject,
         op: &'static str,
         dtype: DType,
-        case: impl FnOnce() -> String,
+        case: String,
         finding: Finding,
     ) {
         self.cases += 1;
-        let row = self.row(&subject.kernel, op, dtype);
+        let of = |r: &Row| r.kernel == subject.kernel && r.op == op && r.dtype == dtype;
+        let at = self.rows.iter().position(of).unwrap_or_else(|| {
+            self.rows.push(Row::new(&subject.kernel, op, dtype));
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[at];
         row.cases += 1;
         // Overflow that the bounds admit has no size; `max` leaves NaN out.
         row.worst_element = row.worst_element.max(finding.worst_element);
@@ -118,26 +123,8 @@ impl Report {
         row.failed += 1;
         self.failed += 1;
         if self.failures.len() < LISTED {
-            self.failures.push(Failure { backend: subject.name.clone(), case: case(), what });
+            self.failures.push(Failure { backend: subject.name.clone(), case, what });
         }
-    }
-
-    fn row(&mut self, kernel: &str, op: &'static str, dtype: DType) -> &mut Row {
-        let same = |r: &Row| r.kernel == kernel && r.op == op && r.dtype == dtype;
-        let at = self.rows.iter().position(same).unwrap_or_else(|| {
-            let kernel = kernel.to_owned();
-            self.rows.push(Row {
-                kernel,
-                op,
-                dtype,
-                cases: 0,
-                failed: 0,
-                worst_element: 0.0,
-                worst_relative_error: 0.0,
-            });
-            self.rows.len() - 1
-        });
-        &mut self.rows[at]
     }
 
     pub(super) fn show(&self, on: &str, terminal: &mut Terminal) -> anyhow::Result<()> {
