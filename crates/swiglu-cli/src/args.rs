@@ -274,9 +274,11 @@ fn within<N: FromStr + PartialOrd + Display>(
     kind: &str,
 ) -> Result<N, CoreError> {
     let number = s.parse().ok().filter(|number| range.contains(number));
-    number.ok_or_else(|| CoreError::OutOfRange {
-        what,
-        given: s.to_owned(),
-        expected: format!("a {kind} from {} to {}", range.start(), range.end()),
-    })
+    let expected = || format!("a {kind} from {} to {}", range.start(), range.end());
+    number.ok_or_else(|| out_of_range(what, s, &expected()))
+}
+
+/// That a text is no number, or not these numbers.
+pub(crate) fn out_of_range(what: &'static str, given: &str, expected: &str) -> CoreError {
+    CoreError::OutOfRange { what, given: given.into(), expected: expected.into() }
 }

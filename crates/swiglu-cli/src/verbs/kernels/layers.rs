@@ -1,7 +1,6 @@
 //! The layers that kernels are compiled for.
 
 use std::collections::HashSet;
-use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
@@ -15,7 +14,7 @@ use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
 use swiglu_formats::Contents;
 use swiglu_lab::CaseOp;
 
-use crate::args::{extent, layer_op};
+use crate::args::{extent, layer_op, out_of_range};
 use crate::models;
 use crate::terminal::by_options;
 
@@ -28,7 +27,7 @@ pub(super) struct Layers {
     #[arg(long = "for", value_name = "MODEL", group = "layers")]
     models: Vec<String>,
     /// A layer of so many input and intermediate features, for these numbers of tokens [default: all]; may be repeated
-    #[arg(long, value_name = "K,H[,M,...]", group = "layers")]
+    #[arg(long, value_name = "K,H[,M,...]", group = "layers", value_parser = shape)]
     shape: Vec<Shape>,
     /// The operation [default: both]
     #[arg(long, value_name = "NAME", requires = "layers", value_parser = layer_op())]
@@ -53,26 +52,18 @@ pub(super) struct Layers {
 }
 
 /// K, H, and numbers of tokens, if not all.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Shape {
     size: [usize; 2],
     tokens: Vec<usize>,
 }
 
-impl FromStr for Shape {
-    type Err = CoreError;
-
-    fn from_str(s: &str) -> Result<Self, CoreError> {
-        let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
-        match numbers[..] {
-            [k, h, ref tokens @ ..] => Ok(Self { size: [k, h], tokens: tokens.to_vec() }),
-            _ => Err(CoreError::OutOfRange {
-                what: "shape",
-                given: s.to_owned(),
-                expected: "input and intermediate features, and numbers of tokens if not all"
-                    .into(),
-            }),
-        }
+fn shape(s: &str) -> Result<Shape, CoreError> {
+    let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
+    let expected = "input and intermediate features, and numbers of tokens if not all";
+    match numbers[..] {
+        [k, h, ref tokens @ ..] => Ok(Shape { size: [k, h], tokens: tokens.to_vec() }),
+        _ => Err(out_of_range("shape", s, expected)),
     }
 }
 
@@ -97,10 +88,11 @@ impl Layers {
             layers.extend(self.of_size(*size).map(|layer| (layer, tokens.clone())));
         }
         for model in &self.models {
-            match models::named(model) {
-                Some(size) => layers.extend(self.of_size(size).map(|layer| (layer, None))),
-                None => layers.extend(self.of_file(model)?.into_iter().map(|layer| (layer, None))),
-            }
+            let problems = match models::named(model) {
+                Some(size) => self.of_size(size).collect(),
+                None => self.of_file(model)?,
+            };
+            layers.extend(problems.into_iter().map(|layer| (layer, None)));
         }
         Ok(Some(Named { args: self, layers }))
     }
@@ -177,16 +169,18 @@ impl Named<'_> {
     /// What they can need on an architecture: first what is planned, each variant once.
     pub(super) fn kernels(&self, arch: Arch) -> Vec<NamedVariant> {
         let target = Target::new(arch, self.args.sms);
-        let mut ways = vec![Ways::Planned];
-        ways.extend(self.args.all_candidates.then_some(Ways::Every));
-        let mut seen: HashSet<Variant> = HashSet::new();
-        let mut kernels = Vec::new();
-        for ways in ways {
-            for (layer, tokens) in &self.layers {
-                let all = target.kernels(layer, tokens.as_deref(), ways);
-                kernels.extend(all.into_iter().filter(|kernel| seen.insert(kernel.variant)));
-            }
-        }
-        kernels
+        let every = self.args.all_candidates.then_some(Ways::Every);
+        let ways = [Ways::Planned].into_iter().chain(every);
+        let of_ways = |ways| self.layers.iter().map(move |(layer, tokens)| (layer, tokens, ways));
+        let all = ways
+            .flat_map(of_ways)
+            .flat_map(|(layer, tokens, ways)| target.kernels(layer, tokens.as_deref(), ways));
+        once_each(all)
     }
+}
+
+/// Each variant where it comes first.
+pub(super) fn once_each(kernels: impl Iterator<Item = NamedVariant>) -> Vec<NamedVariant> {
+    let mut seen: HashSet<Variant> = HashSet::new();
+    kernels.filter(|kernel| seen.insert(kernel.variant)).collect()
 }

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::bail;
+use indicatif::ProgressBar;
 use swiglu::{Device, Element, Matrix, Numerics};
-use swiglu_cuda::tuning::{Entry, Outcome, Trial};
+use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{
     Candidate, Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp,
     Stream,
@@ -30,6 +31,9 @@ pub(super) struct Subject<'a> {
     pub(super) device: &'a Device,
     pub(super) cuda: &'a Cuda,
     pub(super) budget: Duration,
+    /// Where measurements are kept.
+    pub(super) options: &'a TuningOptions,
+    pub(super) bar: &'a ProgressBar,
 }
 
 /// Whether every way that could be tried gave the right result.
@@ -90,13 +94,9 @@ impl<T: Element> OnDevice<'_, T> {
 }
 
 impl Subject<'_> {
-    /// Measures one case after the other and passes on what came of each.
-    pub(super) fn measure_all<T: Element>(
-        &self,
-        cases: &[Case],
-        mut before: impl FnMut(&Case),
-        mut after: impl FnMut(Entry) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    /// Measures one case after the other, and keeps what came of each: a run that is ended has lost nothing.
+    pub(super) fn measure_all<T: Element>(&self, cases: &[Case]) -> anyhow::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
         // Large weights take longer to make than to multiply.
         let same = |a: &Case, b: &Case| {
             (a.op, a.hidden, a.intermediate) == (b.op, b.hidden, b.intermediate)
@@ -104,11 +104,14 @@ impl Subject<'_> {
         for cases in cases.chunk_by(same) {
             let weights = Dense::<T>::derive(&cases[0], SEED)?;
             for case in cases {
-                before(case);
-                after(self.measure(&weights, case)?)?;
+                self.bar.set_message(case.key());
+                let entry = self.measure(&weights, case)?;
+                self.cuda.keep_tuning(self.options, vec![entry.clone()])?;
+                entries.push(entry);
+                self.bar.inc(1);
             }
         }
-        Ok(())
+        Ok(entries)
     }
 
     fn measure<T: Element>(&self, weights: &Dense<T>, case: &Case) -> anyhow::Result<Entry> {
