@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 use swiglu::{DType, Device, Op, Problem, with_dtype};
-use swiglu_cpu::{Cpu, ceilings as cpu};
+use swiglu_cpu::ceilings as cpu;
 use swiglu_cuda::ceilings as cuda;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class, Work, classify};
 use swiglu_lab::{Case, CaseOp, Heat};
@@ -62,16 +62,12 @@ pub(crate) fn with_case(
             "{} {} in {} on data in a near cache",
             case.activation, case.numerics, case.dtype
         );
-        let per_second = results_per_second(cpu, case)?;
+        let per_second = with_dtype!(case.dtype, T => {
+            cpu::activation::<T>(cpu, &case.activation, case.numerics).map_err(swiglu::Error::from)
+        })?;
         ceilings.activation = Some(Ceiling { name, per_second });
     }
     Ok(ceilings)
-}
-
-fn results_per_second(cpu: &Cpu, case: &Case) -> swiglu::Result<f64> {
-    with_dtype!(case.dtype, T => {
-        Ok(cpu::activation::<T>(cpu, &case.activation, case.numerics)?)
-    })
 }
 
 /// The least time a problem can take, and why.

@@ -38,11 +38,6 @@ impl Verdict {
     pub(crate) fn from_passed(passed: bool) -> Self {
         if passed { Verdict::Passed } else { Verdict::Failed }
     }
-
-    /// Of something that happens elsewhere.
-    pub(crate) fn of_job(over: bool) -> Self {
-        if over { Verdict::Passed } else { Verdict::Unfinished }
-    }
 }
 
 /// Has Ctrl-C and SIGTERM set `stop`; the second time they end the program at once.

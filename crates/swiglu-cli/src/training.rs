@@ -2,12 +2,12 @@
 //! CUDA device's memory already.
 
 use swiglu::{
-    CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Op, Orientation, Problem,
+    CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Orientation, Problem,
     SavePolicy, Wanted,
 };
 use swiglu_cuda::{CudaError, DeviceGradientsMut, DeviceMatrix, DeviceMatrixMut, Stream};
 
-use crate::layer::{Packed, either};
+use crate::layer::{Packed, either, out_features};
 
 /// The result of a layer, and the gradients.
 pub(crate) struct Step<T> {
@@ -58,11 +58,6 @@ impl<T: Element> Step<T> {
             .into_iter()
             .flatten()
     }
-}
-
-/// Columns of the result.
-fn out_features(problem: &Problem) -> usize {
-    if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
 }
 
 /// A layer's data on a device: what both passes read, and where all of it goes.

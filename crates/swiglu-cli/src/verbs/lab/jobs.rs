@@ -79,7 +79,7 @@ pub(super) fn fetch(
         fetched.push(json!({ "job": name, "state": state, "merged": merged, "records": records }));
     }
     terminal.print(&fetched, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
-    Ok(Verdict::of_job(over))
+    Ok(if over { Verdict::Passed } else { Verdict::Unfinished })
 }
 
 pub(super) fn cancel(

@@ -203,7 +203,7 @@ impl<'a> Measurement<'a> {
     /// measured between two oracles, without the file: a wrong file cannot widen its own limit.
     fn file_limit(&mut self, check: &Check, judgement: &Judgement) -> anyhow::Result<f64> {
         if self.exact.is_none() {
-            let weights = self.args.math.activated(self.subject.weights.clone());
+            let weights = self.args.math.layer(self.subject.weights.clone(), DType::F32);
             let host = weights.host::<f32>()?;
             let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), check.rows())?;
             self.exact = Some(self.params(&host)?.reference(x.view(), 0.0)?.value);
