@@ -9,7 +9,7 @@ use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Interval, Machine, Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
-use super::places::{MachineArgs, PeerArgs, PlaceArgs};
+use super::places::{PeerArgs, PlaceArgs};
 use super::session::{Session, expect_optimised};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict};
@@ -29,8 +29,9 @@ pub(super) struct GateArgs {
     cases: Option<String>,
     #[command(flatten)]
     places: PlaceArgs,
-    #[command(flatten)]
-    machine: MachineArgs,
+    /// Name of this machine: the directory of its records [default: made of its facts]
+    #[arg(long, value_name = "NAME", help_heading = "Places")]
+    machine: Option<String>,
     #[command(flatten)]
     peers: PeerArgs,
 }
@@ -44,7 +45,7 @@ fn fraction(text: &str) -> Result<f64, String> {
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
+    let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
     let store = args.places.records()?;
     let old = match &args.record {
         Some(path) => Opened::read(path)?,

@@ -3,7 +3,6 @@
 pub(crate) mod adhoc;
 pub(crate) mod beside;
 mod gate;
-mod jobs;
 mod list;
 mod on;
 pub(crate) mod peer;
@@ -82,9 +81,9 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Show { experiment, places } => list::show(experiment, places, terminal),
         Action::Ready(args) => ready::ready(args, terminal),
         Action::Run(args) => run::run(args, terminal),
-        Action::Status { all, places } => jobs::status(*all, places, terminal),
-        Action::Fetch { job, places } => jobs::fetch(job.as_deref(), places, terminal),
-        Action::Cancel { job, places } => jobs::cancel(job, places, terminal),
+        Action::Status { all, places } => on::status(*all, places, terminal),
+        Action::Fetch { job, places } => on::fetch(job.as_deref(), places, terminal),
+        Action::Cancel { job, places } => on::cancel(job, places, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
         Action::Peer { name } => peer::serve(*name),

@@ -99,15 +99,6 @@ pub(super) struct PeerArgs {
     pub(super) python: PathBuf,
 }
 
-/// What records say of where they were taken.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Places")]
-pub(super) struct MachineArgs {
-    /// Name of this machine: the directory of its records [default: made of its facts]
-    #[arg(long, value_name = "NAME")]
-    pub(super) machine: Option<String>,
-}
-
 impl PeerArgs {
     /// Where peers are.
     pub(super) fn dir(&self, lab: &Path) -> PathBuf {

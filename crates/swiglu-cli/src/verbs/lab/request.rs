@@ -8,7 +8,7 @@ use swiglu_lab::executor::{ENVIRONMENT, ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
-use super::places::{MachineArgs, PeerArgs, PlaceArgs};
+use super::places::{PeerArgs, PlaceArgs};
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -47,8 +47,9 @@ pub(super) struct RunArgs {
     pub(super) with_profiling: bool,
     #[command(flatten)]
     pub(super) places: PlaceArgs,
-    #[command(flatten)]
-    pub(super) machine: MachineArgs,
+    /// Name of this machine: the directory of its records [default: made of its facts]
+    #[arg(long, value_name = "NAME", help_heading = "Places")]
+    pub(super) machine: Option<String>,
     #[command(flatten)]
     pub(super) peers: PeerArgs,
 }
@@ -78,7 +79,7 @@ impl RunArgs {
         option("profiles", self.profiles.as_ref().map(|ids| ids.join(",")));
         option("cases", self.cases.clone());
         option("preparations", self.preparations.map(|n| n.to_string()));
-        option("machine", self.machine.machine.clone());
+        option("machine", self.machine.clone());
         let python = spec.python.clone();
         option("python", python.or_else(|| Some(self.peers.python.to_string_lossy().into_owned())));
         words.extend(self.until_decided.map(|minutes| format!("--until-decided={minutes}")));

@@ -19,7 +19,7 @@ use crate::terminal::{Terminal, Verdict, say, stop_on_signals};
 pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
+    let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
     let store = args.places.store()?;
     let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
     let named = Named::find(args, &experiment, &store, &jobs, &spec, &machine.name)?;

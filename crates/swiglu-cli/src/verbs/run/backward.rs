@@ -6,7 +6,7 @@ use serde::Serialize;
 use swiglu::{Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy};
 use swiglu_core::bounds::GradientReference;
 
-use super::args::RunArgs;
+use super::RunArgs;
 use crate::inputs;
 use crate::layer::{Packed, Params, either};
 use crate::timing::{self, Enqueue, Passes, Timed, wall};

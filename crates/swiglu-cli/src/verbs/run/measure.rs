@@ -12,10 +12,10 @@ use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
 use swiglu_lab::CaseOp;
 
-use super::args::{MIN_TURNS, RunArgs};
 use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
+use super::{MIN_TURNS, RunArgs};
 use crate::layer::{Packed, Params};
 use crate::timing::{self, Enqueue, Passes, Timed, interleave, wall};
 use crate::verify::{Check, gather_rows};

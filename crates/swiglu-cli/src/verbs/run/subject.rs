@@ -8,7 +8,7 @@ use swiglu_fixtures::{SMOLLM2, STORIES15M};
 use swiglu_formats::{DynMatrix, matrix_file, matrix_from_safetensors_bytes, read_matrix};
 use swiglu_lab::CaseOp;
 
-use super::args::{Fixture, RunArgs};
+use super::{Fixture, RunArgs};
 use crate::inputs;
 
 /// A matrix and where it is from, for people.
