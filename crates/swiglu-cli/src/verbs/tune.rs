@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 use swiglu::{CoreError, DType, Device, with_dtype};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{Target, Ways};
@@ -90,16 +90,6 @@ impl TuneArgs {
     }
 }
 
-/// What was measured and where it is kept.
-#[derive(Serialize)]
-struct Document {
-    device: String,
-    record: String,
-    /// Why the record that was there is replaced.
-    replaced: Option<String>,
-    entries: Vec<Entry>,
-}
-
 pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let device = args.device.open()?;
     let Device::Cuda(cuda) = &device else {
@@ -120,40 +110,39 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let subject = trials::Subject { device: &device, cuda, budget, options: &options, bar: &bar };
     let entries = with_dtype!(dtype, T => subject.measure_all::<T>(&cases))?;
     bar.finish_and_clear();
+    // Why the record that was there is replaced.
     let replaced = refusal.map(|refusal| refusal.to_string());
-    let document =
-        Document { device: device.to_string(), record: shown(record), replaced, entries };
-    terminal.print(&document, Document::show)?;
-    Ok(Verdict::from_passed(document.entries.iter().all(trials::is_sound)))
-}
-
-impl Document {
-    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
-        for entry in &self.entries {
-            writeln!(terminal, "{}", entry.problem)?;
-            let measured = |t: &&Trial| matches!(t.outcome, Outcome::Measured { .. });
-            let medians =
-                entry.trials.iter().filter(measured).filter_map(|t| t.outcome.median_us());
-            let best = medians.fold(f64::INFINITY, f64::min);
-            let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
-            let ratio = |us: f64| format!("{:.2}", us / best);
-            Table::of(&entry.trials)
-                .text("way", |t| &t.way)
-                .number("expected", |t| time(t.predicted_us))
-                .number("measured", |t| time(t.outcome.median_us()))
-                .number("p10", |t| time(spread(t).map(|[p10, _]| p10)))
-                .number("p90", |t| time(spread(t).map(|[_, p90]| p90)))
-                .number("of best", |t| t.outcome.median_us().map(ratio).unwrap_or_default())
-                .text("remark", |t| remark(t, best))
-                .print(terminal)?;
-            writeln!(terminal)?;
-        }
-        if let Some(replaced) = &self.replaced {
+    let record = shown(record);
+    let document = json!({
+        "device": device.to_string(), "record": record, "replaced": replaced, "entries": entries,
+    });
+    terminal.print(&document, |_, terminal| {
+        entries.iter().try_for_each(|entry| show(entry, terminal))?;
+        if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "kept in {}", self.record)?;
-        Ok(())
-    }
+        Ok(writeln!(terminal, "kept in {record}")?)
+    })?;
+    Ok(Verdict::from_passed(entries.iter().all(trials::is_sound)))
+}
+
+fn show(entry: &Entry, terminal: &mut Terminal) -> anyhow::Result<()> {
+    writeln!(terminal, "{}", entry.problem)?;
+    let measured = |t: &&Trial| matches!(t.outcome, Outcome::Measured { .. });
+    let medians = entry.trials.iter().filter(measured).filter_map(|t| t.outcome.median_us());
+    let best = medians.fold(f64::INFINITY, f64::min);
+    let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
+    let ratio = |us: f64| format!("{:.2}", us / best);
+    Table::of(&entry.trials)
+        .text("way", |t| &t.way)
+        .number("expected", |t| time(t.predicted_us))
+        .number("measured", |t| time(t.outcome.median_us()))
+        .number("p10", |t| time(spread(t).map(|[p10, _]| p10)))
+        .number("p90", |t| time(spread(t).map(|[_, p90]| p90)))
+        .number("of best", |t| t.outcome.median_us().map(ratio).unwrap_or_default())
+        .text("remark", |t| remark(t, best))
+        .print(terminal)?;
+    Ok(writeln!(terminal)?)
 }
 
 fn spread(trial: &Trial) -> Option<[f64; 2]> {

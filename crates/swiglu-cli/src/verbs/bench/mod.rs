@@ -102,13 +102,6 @@ struct Limits {
     ceilings: Ceilings,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    results: Vec<Row>,
-    ceilings: Vec<Limits>,
-    plot: Option<String>,
-}
-
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(plot) = &args.plot {
         args::expect_free("--plot", plot, "svg", args.force)?;
@@ -160,7 +153,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
             rows.extend(report::rows(&experiment, &record, case, of));
         }
     }
-    args.finish(Document { results: rows, ceilings: limits, plot: None }, terminal)
+    args.finish(&rows, &limits, terminal)
 }
 
 /// What the names of ways of one thread end with, beside those of all.
@@ -253,18 +246,24 @@ impl BenchArgs {
 
     /// Shows what was found. What of ours was not computed right is a failure, as is a peer that broke; if
     /// nothing was computed, it is an error.
-    fn finish(&self, mut found: Document, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-        let ours = || found.results.iter().filter(|row| row.is_ours());
+    fn finish(
+        &self,
+        rows: &[Row],
+        limits: &[Limits],
+        terminal: &mut Terminal,
+    ) -> anyhow::Result<Verdict> {
+        let ours = || rows.iter().filter(|row| row.is_ours());
         if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
             bail!(why);
         }
         // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
-        let passed = ours().all(Row::is_ok) && !found.results.iter().any(Row::is_broken);
+        let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
         if let Some(path) = &self.plot {
-            report::plot(&found.results, path, self.force)?;
-            found.plot = Some(shown(path));
+            report::plot(rows, path, self.force)?;
         }
-        terminal.print(&found, |found, terminal| report::show(&found.results, terminal))?;
+        let plot = self.plot.as_ref().map(shown);
+        let document = json!({ "results": rows, "ceilings": limits, "plot": plot });
+        terminal.print(&document, |_, terminal| report::show(rows, terminal))?;
         Ok(Verdict::from_passed(passed))
     }
 }

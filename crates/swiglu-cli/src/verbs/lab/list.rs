@@ -4,64 +4,59 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use anyhow::bail;
-use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use swiglu_lab::record::{Interval, Opened};
-use swiglu_lab::{Experiment, History, LabError, Undecided, Verdict as LabVerdict, VerdictState};
+use swiglu_lab::{
+    Experiment, History, LabError, RecordVerdict, Verdict as LabVerdict, VerdictState,
+};
 
 use super::places::PlaceArgs;
 use crate::table::{self, Table, or_dash};
 use crate::terminal::{Terminal, Verdict, say, shown};
 
-#[derive(Debug, Serialize)]
+/// An experiment.
 struct Row {
     id: String,
-    verdict: VerdictState,
-    /// Of the record that the verdict is of; none where no case could be compared.
-    headline: Option<Headline>,
-    machine: Option<String>,
-    /// Commits to the backend since that record; none where there is no repository to ask, or it does not
-    /// have the commit.
-    age_commits: Option<u64>,
-    /// What would decide it, where it is inconclusive.
-    undecided: Option<Undecided>,
-    /// Why there is no headline.
-    why: Option<String>,
-}
-
-/// The claim's statistic: the geometric mean over the cases.
-#[derive(Debug, Serialize)]
-struct Headline {
-    ratio: f64,
-    low: f64,
-    high: f64,
-    cases: usize,
-    exceptions: usize,
+    verdict: LabVerdict,
+    /// Commits to the backend since the record that the verdict is of; none where there is no repository to ask, or it
+    /// does not have the commit.
+    age: Option<u64>,
 }
 
 impl Row {
     fn new(experiment: &Experiment, records: &[Opened], history: &History) -> Self {
         let verdict = LabVerdict::of(experiment, records);
-        let decisive = verdict.decisive();
-        let opened = decisive.and_then(|d| {
+        let opened = verdict.decisive().and_then(|d| {
             let of =
                 |o: &&Opened| o.record.run_id == d.run_id && o.record.machine.name == d.machine;
             records.iter().find(of)
         });
-        let headline = decisive.and_then(|d| {
-            let Interval { value: ratio, ci95: [low, high] } = d.aggregate?;
-            let (cases, exceptions) = (d.cases.len(), d.exceptions.len());
-            Some(Headline { ratio, low, high, cases, exceptions })
+        let age = opened.and_then(|o| history.age(&o.record.code, experiment.device));
+        Self { id: experiment.id.clone(), verdict, age }
+    }
+
+    /// What is decisive, with the claim's statistic: the geometric mean over the cases; none where no case could be
+    /// compared.
+    fn headline(&self) -> Option<(&RecordVerdict, Interval)> {
+        self.verdict.decisive().and_then(|decisive| Some((decisive, decisive.aggregate?)))
+    }
+
+    fn document(&self) -> Value {
+        let headline = self.headline().map(|(of, Interval { value: ratio, ci95: [low, high] })| {
+            let (cases, exceptions) = (of.cases.len(), of.exceptions.len());
+            json!({ "ratio": ratio, "low": low, "high": high, "cases": cases, "exceptions": exceptions })
         });
-        Self {
-            id: experiment.id.clone(),
-            verdict: verdict.state,
-            why: headline.is_none().then(|| verdict.headline.clone()),
-            headline,
-            machine: decisive.map(|d| d.machine.clone()),
-            age_commits: opened.and_then(|o| history.age(&o.record.code, experiment.device)),
-            undecided: decisive.and_then(|d| d.undecided.clone()),
-        }
+        let decisive = self.verdict.decisive();
+        json!({
+            "id": self.id,
+            "verdict": self.verdict.state,
+            "why": headline.is_none().then_some(&self.verdict.headline),
+            "headline": headline,
+            "machine": decisive.map(|d| &d.machine),
+            "age_commits": self.age,
+            // What would decide it, where it is inconclusive.
+            "undecided": decisive.and_then(|d| d.undecided.as_ref()),
+        })
     }
 }
 
@@ -90,7 +85,8 @@ pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Resul
         rows.push(Row::new(&experiment, &records, &history));
         ids.push(experiment.id);
     }
-    terminal.print(rows.as_slice(), table_of)?;
+    let document: Vec<Value> = rows.iter().map(Row::document).collect();
+    terminal.print(&document, |_, terminal| table_of(&rows, terminal))?;
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     for stray in store.strays(&counted, &ids)? {
         say(format!("warning: {}", stray.error));
@@ -103,25 +99,31 @@ pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Resul
 }
 
 fn table_of(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let figure =
-        |r: &Row, of: fn(&Headline) -> String| r.headline.as_ref().map(of).unwrap_or_default();
+    let figure = |r: &Row, of: fn(&RecordVerdict, Interval) -> String| {
+        r.headline().map(|(decisive, ratio)| of(decisive, ratio)).unwrap_or_default()
+    };
     Table::of(rows)
         .text("experiment", |r| &r.id)
-        .text("verdict", |r| match r.verdict {
-            VerdictState::Supported => table::good(r.verdict),
-            VerdictState::Refuted => table::bad(r.verdict),
-            VerdictState::Inconclusive => table::open(r.verdict),
-            VerdictState::NotRun => r.verdict.into(),
+        .text("verdict", |r| match r.verdict.state {
+            state @ VerdictState::Supported => table::good(state),
+            state @ VerdictState::Refuted => table::bad(state),
+            state @ VerdictState::Inconclusive => table::open(state),
+            state @ VerdictState::NotRun => state.into(),
         })
-        .number("ratio", |r| figure(r, |h| format!("{:.2}×", h.ratio)))
-        .number("interval", |r| figure(r, |h| format!("{:.2} – {:.2}", h.low, h.high)))
-        .number("cases", |r| figure(r, |h| h.cases.to_string()))
-        .number("below", |r| match &r.headline {
-            Some(h) if h.exceptions > 0 => h.exceptions.to_string(),
-            _ => String::new(),
+        .number("ratio", |r| figure(r, |_, ratio| format!("{:.2}×", ratio.value)))
+        .number("interval", |r| {
+            figure(r, |_, Interval { ci95: [low, high], .. }| format!("{low:.2} – {high:.2}"))
         })
-        .text("machine", |r| r.machine.as_deref().or(r.why.as_deref()).unwrap_or_default())
-        .number("age", |r| or_dash(r.age_commits))
+        .number("cases", |r| figure(r, |d, _| d.cases.len().to_string()))
+        .number("below", |r| {
+            let count = |d: &RecordVerdict| d.exceptions.len();
+            r.headline()
+                .map(|(d, _)| count(d))
+                .filter(|n| *n > 0)
+                .map_or(String::new(), |n| n.to_string())
+        })
+        .text("machine", |r| r.verdict.decisive().map_or(&r.verdict.headline, |d| &d.machine))
+        .number("age", |r| or_dash(r.age))
         .print(terminal)
 }
 

@@ -104,7 +104,11 @@ impl<'a> Measurement<'a> {
             activation_source: weights.activation_source().map(ToString::to_string),
             activation_assumed: weights.activation_source() == Some(&ActivationSource::Assumed),
             row_steps: problem.rows,
-            shape: Shape::of(&problem),
+            shape: Shape {
+                m: problem.m,
+                hidden: problem.hidden,
+                intermediate: problem.intermediate,
+            },
             layer: self.subject.title.clone(),
             input: self.subject.input.source.clone(),
             weights: problem.quantized.map_or(T::DTYPE.to_string(), |types| types.to_string()),

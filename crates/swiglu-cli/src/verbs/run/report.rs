@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde::Serialize;
-use swiglu::{Activation, DType, Device, Op, Problem, RowSteps};
+use swiglu::{Activation, DType, Device, Op, RowSteps};
 
 use super::backward::TrainingReport;
 use super::subject::Subject;
@@ -13,15 +13,9 @@ use crate::timing::Summary;
 
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Shape {
-    m: usize,
-    hidden: usize,
-    intermediate: usize,
-}
-
-impl Shape {
-    pub(super) fn of(problem: &Problem) -> Self {
-        Self { m: problem.m, hidden: problem.hidden, intermediate: problem.intermediate }
-    }
+    pub(super) m: usize,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -85,14 +79,6 @@ pub(super) struct Report {
 }
 
 /// One object: the first report, with all of them beside it where there are several.
-#[derive(Serialize)]
-struct Document<'a> {
-    #[serde(flatten)]
-    first: &'a Report,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    all: Option<&'a [Report]>,
-}
-
 pub(super) fn print(
     terminal: &mut Terminal,
     subject: &Subject,
@@ -100,8 +86,11 @@ pub(super) fn print(
     reports: &[Report],
 ) -> anyhow::Result<()> {
     let Some(first) = reports.first() else { return Ok(()) };
-    let all = (reports.len() > 1).then_some(reports);
-    terminal.print(&Document { first, all }, |_, terminal| {
+    let mut document = serde_json::to_value(first)?;
+    if reports.len() > 1 {
+        document["all"] = serde_json::to_value(reports)?;
+    }
+    terminal.print(&document, |_, terminal| {
         terminal.write_all(head(subject, device, first).as_bytes())?;
         // A GPU may plan the unfused path itself.
         let ours = if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" };
