@@ -9,7 +9,6 @@ mod args;
 mod ceilings;
 mod inputs;
 mod layer;
-mod models;
 mod table;
 mod terminal;
 mod timing;

@@ -63,16 +63,6 @@ pub(crate) struct ExplainArgs {
     lab: AdHocArgs,
 }
 
-/// An explanation, and the floor under its time by what this machine can do now.
-#[derive(Serialize)]
-struct Document {
-    #[serde(flatten)]
-    explanation: Explanation,
-    floor: Option<Floor>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    measured: Option<Measured>,
-}
-
 /// Where the time of a call goes.
 #[derive(Serialize)]
 struct Measured {
@@ -106,23 +96,25 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
     let (problem, heat) = (explanation.problem, args.heat());
     let measurements = if args.measure { BANDWIDTHS } else { 1 };
     let mut limits = ceilings::of(&device, args.op, measurements)?;
-    let measured = match case.filter(|_| args.measure) {
-        Some(case) => {
-            limits = ceilings::with_case(limits, &device, &case)?;
-            Some(args.measure(case, limits.clone(), terminal)?)
-        }
-        None => None,
-    };
+    let mut measured = None;
+    if let Some(case) = case.filter(|_| args.measure) {
+        limits = ceilings::with_case(limits, &device, &case)?;
+        measured = Some(args.measure(case, limits.clone(), terminal)?);
+    }
     let floor = Floor::of(&problem, [problem.compulsory_bytes(), problem.flops()], heat, &limits);
-    let document = Document { explanation, floor, measured };
-    terminal.print(&document, |document, terminal| {
-        writeln!(terminal, "{}", document.explanation)?;
+    let mut document = serde_json::to_value(&explanation)?;
+    document["floor"] = serde_json::to_value(floor)?;
+    if let Some(measured) = &measured {
+        document["measured"] = serde_json::to_value(measured)?;
+    }
+    terminal.print(&document, |_, terminal| {
+        writeln!(terminal, "{explanation}")?;
         if let Some(Floor { bound, us }) = floor {
             let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
             let time = table::time(us);
             writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
         }
-        document.measured.iter().try_for_each(|measured| measured.show(terminal))
+        measured.iter().try_for_each(|measured| measured.show(terminal))
     })?;
     Ok(Verdict::Passed)
 }
@@ -142,17 +134,16 @@ fn of_file(
             true => Params::<T>::quantized_in(&weights, args.op, device)?,
             false => Err(None),
         };
-        let explained = |problem: Problem| {
-            device.expect_row_steps(problem.rows)?;
-            anyhow::Ok(device.explain(problem, None))
+        let problem = match &quantized {
+            Ok(params) => params.problem(args.m),
+            Err(_) => of_elements::<T>(args, &weights)?,
         };
-        match quantized {
-            Ok(params) => explained(params.problem(args.m)),
-            Err(None) => explained(of_elements::<T>(args, &weights)?),
-            Err(Some(why)) => {
-                Ok(explained(of_elements::<T>(args, &weights)?)?.with_decoded_weights(&why))
-            }
-        }
+        device.expect_row_steps(problem.rows)?;
+        let explanation = device.explain(problem, None);
+        Ok(match quantized {
+            Err(Some(why)) => explanation.with_decoded_weights(&why),
+            _ => explanation,
+        })
     })
 }
 
@@ -189,17 +180,16 @@ impl ExplainArgs {
                  --intermediate, or leave it out"
             );
         }
-        let hidden = match (self.hidden, self.op) {
-            (Some(k), CaseOp::Activation) => {
-                bail!(
-                    "--hidden {k}: the activation has no weights and no hidden size; leave it out"
-                )
+        match (self.hidden, self.op) {
+            (Some(k), CaseOp::Activation) => bail!(
+                "--hidden {k}: the activation has no weights and no hidden size; leave it out"
+            ),
+            (None, op) if op.has_weights() => {
+                bail!("--hidden: expected K, the input features, or --weights FILE")
             }
-            (None, CaseOp::Activation) => 0,
-            (None, _) => bail!("--hidden: expected K, the input features, or --weights FILE"),
-            (Some(hidden), _) => hidden,
-        };
-        let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
+            _ => {}
+        }
+        let shape = [self.m, self.hidden.unwrap_or(0), self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
         let case = inputs::case(args::kind(device), self.op, shape, dtype);

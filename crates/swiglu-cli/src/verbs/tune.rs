@@ -16,10 +16,10 @@ use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::args::{DeviceArgs, MathArgs, layer_op, out_of_range};
 use crate::inputs;
-use crate::models::{self, MODELS};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::kernels::compile;
+use crate::verbs::kernels::layers::{MODELS, sizes};
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
@@ -77,7 +77,7 @@ impl TuneArgs {
             cases.extend(all.map(|shape| case(op, shape)));
         }
         for model in &self.of {
-            for [k, h] in models::sizes(model)? {
+            for [k, h] in sizes(model)? {
                 let counts = [(CaseOp::Mlp, &OF_BLOCK[..]), (CaseOp::GatedLinear, &OF_H[..])];
                 let asked =
                     counts.into_iter().filter(|(op, _)| self.op.is_none_or(|asked| asked == *op));

@@ -3,8 +3,7 @@
 //! Needs the run-time compiler, but neither a device nor a driver.
 
 mod gather;
-mod layers;
-mod report;
+pub(super) mod layers;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -17,9 +16,8 @@ use swiglu_cuda::kernels::{NamedVariant, registry};
 use swiglu_cuda::{Arch, Cuda};
 
 use crate::terminal::{Terminal, Verdict};
-use gather::{Job, gather};
+use gather::{Job, Report, gather};
 use layers::{Layers, once_each};
-use report::Report;
 
 /// A file of this size must find room before anything is compiled for a directory.
 const PROBE_BYTES: usize = 1 << 20;
@@ -70,7 +68,7 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
     let (given, selection, named, out) = match &args.action {
         Action::List { arch, selection } => (arch, selection, None, None),
         Action::Build { arch, out, selection, layers } => {
-            (arch, selection, layers.named()?, Some(out))
+            (arch, selection, Some((layers, layers.named()?)), Some(out))
         }
     };
     let archs = match given.is_empty() {
@@ -78,8 +76,8 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
         false => given.clone(),
     };
     let jobs = selected(&archs, selection, |arch| match &named {
-        Some(layers) => layers.kernels(arch),
-        None => registry(arch),
+        Some((layers, named)) if !named.is_empty() => layers.kernels(named, arch),
+        _ => registry(arch),
     })?;
     let cache = match out {
         Some(out) => {
