@@ -10,9 +10,13 @@ use swiglu_lab::{Case, CaseOp, Heat};
 
 use crate::table::number;
 
+/// Measurements of bandwidth, of which the best counts.
+const BANDWIDTHS: usize = 5;
+
 /// The ceilings that bind an operation on a device. A shared host gives now more bandwidth, now less: the
-/// best of so many measurements is the limit, each of a tenth of a second.
-pub(crate) fn of(device: &Device, op: CaseOp, measurements: usize) -> swiglu::Result<Ceilings> {
+/// best of some measurements is the limit, each of a tenth of a second. A quick look is none at the ceilings
+/// either.
+pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Ceilings> {
     let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
     let cpu = match device {
         Device::Cpu(cpu) => cpu,
@@ -26,7 +30,7 @@ pub(crate) fn of(device: &Device, op: CaseOp, measurements: usize) -> swiglu::Re
         _ => return Ok(Ceilings::default()),
     };
     let mut measured = cpu::measure(cpu)?;
-    for _ in 1..measurements {
+    for _ in 1..if quick { 1 } else { BANDWIDTHS } {
         measured.bandwidth = measured.bandwidth.best(cpu::bandwidth(cpu)?);
     }
     // Weights are read; an activation reads two matrices and writes a third.

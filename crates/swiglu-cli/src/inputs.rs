@@ -74,35 +74,21 @@ fn scale(inputs: usize) -> f32 {
     1.0 / (inputs.max(1) as f32).sqrt()
 }
 
-/// What a layer has beside its weights.
-struct Rest {
-    /// Of gate, up and down, where there are any.
-    biases: Option<[Vec<f32>; 3]>,
-    activation: Activation,
-    numerics: Numerics,
-}
-
-impl Rest {
-    fn of(case: &Case, seed: u64) -> Self {
-        let bias = |stream: u64, n: usize| -> Vec<f32> {
-            (0..n as u64).map(|i| swiglu_core::random::normal(seed ^ stream, i)).collect()
-        };
-        let ([gate, up, down], h) = (STREAM_BIAS, case.intermediate);
-        let biases = case.bias.then(|| [bias(gate, h), bias(up, h), bias(down, case.hidden)]);
-        Self { biases, activation: case.activation, numerics: case.numerics }
-    }
-
-    fn bias(&self, which: usize) -> Option<&[f32]> {
-        self.biases.as_ref().map(|biases| biases[which].as_slice())
-    }
+/// Of gate, up and down, where the case has any.
+fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
+    let lengths = [case.intermediate, case.intermediate, case.hidden];
+    std::array::from_fn(|which| {
+        let value = |i| swiglu_core::random::normal(seed ^ STREAM_BIAS[which], i);
+        case.bias.then(|| (0..lengths[which] as u64).map(value).collect())
+    })
 }
 
 /// The layer of a case, of elements in its layout.
 pub(crate) struct Dense<T> {
+    case: Case,
     gate_up: OwnedGateUp<T>,
     down: Option<Matrix<T>>,
-    orientation: Orientation,
-    rest: Rest,
+    biases: [Option<Vec<f32>>; 3],
 }
 
 impl<T: Element> Dense<T> {
@@ -111,15 +97,15 @@ impl<T: Element> Dense<T> {
         let weight = |stream, rows, cols| normal(seed ^ stream, rows, cols, scale(cols));
         let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
         let down = case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?;
-        Self::of(tensors, down, case, Rest::of(case, seed))
+        Self::of(case.clone(), tensors, down, biases(case, seed))
     }
 
     /// Of gate and up `[out, in]` and down, laid out as the case has them.
     fn of(
+        case: Case,
         tensors: Vec<Matrix<T>>,
         down: Option<Matrix<T>>,
-        case: &Case,
-        rest: Rest,
+        biases: [Option<Vec<f32>>; 3],
     ) -> Result<Self> {
         let layout = WeightLayout { orientation: case.orientation, arrangement: case.arrangement };
         let mut gate_up = OwnedGateUp::new(tensors, WeightLayout::HF)?;
@@ -130,20 +116,21 @@ impl<T: Element> Dense<T> {
             (Some(down), Orientation::InOut) => Some(transposed(&down)?),
             (down, _) => down,
         };
-        Ok(Self { gate_up, down, orientation: case.orientation, rest })
+        Ok(Self { case, gate_up, down, biases })
     }
 
     pub(crate) fn params(&self) -> Params<'_, T> {
-        let rest = &self.rest;
-        let gated = GatedLinearParams::new(self.gate_up.view(), rest.activation)
-            .with_gate_bias(rest.bias(0))
-            .with_up_bias(rest.bias(1))
-            .with_numerics(rest.numerics);
-        match &self.down {
+        let [gate_bias, up_bias, down_bias] = self.biases.each_ref().map(Option::as_deref);
+        let gated = GatedLinearParams::new(self.gate_up.view(), self.case.activation)
+            .with_gate_bias(gate_bias)
+            .with_up_bias(up_bias)
+            .with_numerics(self.case.numerics);
+        match self.down.as_ref().map(Matrix::view) {
             None => Params::GatedLinear(gated),
-            Some(down) => Params::Mlp(
-                MlpParams::new(gated, down.view(), self.orientation).with_down_bias(rest.bias(2)),
-            ),
+            Some(down) => {
+                let params = MlpParams::new(gated, down, self.case.orientation);
+                Params::Mlp(params.with_down_bias(down_bias))
+            }
         }
     }
 }
@@ -157,10 +144,11 @@ pub(crate) fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
 
 /// The layer of a case with quantised weights.
 pub(crate) struct Quantized {
+    case: Case,
     gate: QuantizedMatrix,
     up: QuantizedMatrix,
     down: Option<QuantizedMatrix>,
-    rest: Rest,
+    biases: [Option<Vec<f32>>; 3],
 }
 
 impl Quantized {
@@ -169,32 +157,34 @@ impl Quantized {
         let weight =
             |stream, rows, cols| quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols));
         Ok(Self {
+            case: case.clone(),
             gate: weight(STREAM_GATE, h, k)?,
             up: weight(STREAM_UP, h, k)?,
             down: case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?,
-            rest: Rest::of(case, seed),
+            biases: biases(case, seed),
         })
     }
 
     pub(crate) fn params<T: Element>(&self) -> Params<'_, T> {
-        let (rest, gate, up) = (&self.rest, self.gate.view(), self.up.view());
-        let gated = QuantizedGatedLinearParams::new(gate, up, rest.activation, T::DTYPE)
-            .with_gate_bias(rest.bias(0))
-            .with_up_bias(rest.bias(1))
-            .with_numerics(rest.numerics);
-        match &self.down {
+        let (gate, up, case) = (self.gate.view(), self.up.view(), &self.case);
+        let [gate_bias, up_bias, down_bias] = self.biases.each_ref().map(Option::as_deref);
+        let gated = QuantizedGatedLinearParams::new(gate, up, case.activation, T::DTYPE)
+            .with_gate_bias(gate_bias)
+            .with_up_bias(up_bias)
+            .with_numerics(case.numerics);
+        match self.down.as_ref().map(QuantizedMatrix::view) {
             None => Params::QuantizedGatedLinear(gated),
-            Some(down) => Params::QuantizedMlp(
-                QuantizedMlpParams::new(gated, down.view()).with_down_bias(rest.bias(2)),
-            ),
+            Some(down) => {
+                Params::QuantizedMlp(QuantizedMlpParams::new(gated, down).with_down_bias(down_bias))
+            }
         }
     }
 
     /// The values as T, to compute with in the usual way.
-    pub(crate) fn decode<T: Element>(self, case: &Case) -> Result<Dense<T>> {
+    pub(crate) fn decode<T: Element>(self) -> Result<Dense<T>> {
         let down = self.down.as_ref().map(|down| down.view().to_matrix()).transpose()?;
         let tensors = vec![self.gate.view().to_matrix()?, self.up.view().to_matrix()?];
-        Dense::of(tensors, down, case, self.rest)
+        Dense::of(self.case, tensors, down, self.biases)
     }
 }
 

@@ -172,21 +172,21 @@ impl Terminal {
 
     /// A progress bar over `len` steps, hidden where nobody would see it.
     pub(crate) fn bar(&self, len: u64) -> ProgressBar {
-        if !self.progress {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(len);
+        let bar = self.moving(ProgressBar::new(len));
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
             bar.set_style(style);
         }
-        // Keeps moving while one step takes long.
-        bar.enable_steady_tick(Duration::from_millis(200));
         bar
     }
 
     /// A message that changes, over work of unknown length; hidden where nobody would see it.
     pub(crate) fn spinner(&self) -> ProgressBar {
-        let bar = if self.progress { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        self.moving(ProgressBar::new_spinner())
+    }
+
+    /// Keeps moving while one step takes long.
+    fn moving(&self, bar: ProgressBar) -> ProgressBar {
+        let bar = if self.progress { bar } else { ProgressBar::hidden() };
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
     }

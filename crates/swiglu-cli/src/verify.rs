@@ -19,10 +19,10 @@ const SEED: u64 = 0x5eed;
 /// The reference of the checked rows of a result.
 #[derive(Debug)]
 pub(crate) struct Check {
-    rows: Vec<usize>,
+    pub(crate) rows: Vec<usize>,
     /// Rows of the whole result.
     m: usize,
-    reference: Reference,
+    pub(crate) reference: Reference,
 }
 
 impl Check {
@@ -75,16 +75,6 @@ impl Check {
             return Ok(());
         };
         bail!("the exact result {what} {}; --dtype bf16 or --dtype f32 holds it", T::DTYPE)
-    }
-
-    /// The oracle's values of the checked rows.
-    pub(crate) fn value(&self) -> MatrixRef<'_, f64> {
-        self.reference.value.view()
-    }
-
-    /// The rows that are checked.
-    pub(crate) fn rows(&self) -> &[usize] {
-        &self.rows
     }
 
     /// How much of the result is checked, for people.

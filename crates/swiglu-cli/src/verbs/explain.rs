@@ -20,7 +20,7 @@ use crate::layer::Params;
 use crate::table::{self, Table, number, or_dash};
 use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use crate::verbs::lab::beside::{self, BANDWIDTHS};
+use crate::verbs::lab::beside;
 use crate::verbs::lab::places::own_peer;
 use crate::weights::WeightArgs;
 
@@ -94,8 +94,7 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         }
     };
     let (problem, heat) = (explanation.problem, args.heat());
-    let measurements = if args.measure { BANDWIDTHS } else { 1 };
-    let mut limits = ceilings::of(&device, args.op, measurements)?;
+    let mut limits = ceilings::of(&device, args.op, !args.measure)?;
     let mut measured = None;
     if let Some(case) = case.filter(|_| args.measure) {
         limits = ceilings::with_case(limits, &device, &case)?;

@@ -21,7 +21,6 @@ use crate::ceilings;
 use crate::inputs;
 use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use crate::verbs::lab::beside::BANDWIDTHS;
 use backends::Backend;
 use cases::Suite;
 use report::Row;
@@ -188,9 +187,7 @@ fn limits_of(
     let ceilings = match known.iter().find(same).filter(|_| !changes) {
         Some(limits) => limits.ceilings.clone(),
         None => {
-            // A quick look is none at the ceilings either.
-            let measurements = if seconds < 0.1 { 1 } else { BANDWIDTHS };
-            let ceilings = ceilings::of(device, case.op, measurements)?;
+            let ceilings = ceilings::of(device, case.op, seconds < 0.1)?;
             known.retain(|l| !same(&l));
             known.push(Limits { threads, weights, ceilings: ceilings.clone() });
             ceilings
@@ -252,7 +249,7 @@ impl BenchArgs {
         limits: &[Limits],
         terminal: &mut Terminal,
     ) -> anyhow::Result<Verdict> {
-        let ours = || rows.iter().filter(|row| row.is_ours());
+        let ours = || rows.iter().filter(|row| row.ours);
         if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
             bail!(why);
         }

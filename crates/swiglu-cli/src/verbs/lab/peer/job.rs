@@ -82,7 +82,7 @@ impl Order<'_> {
                 let params = weights.params::<T>();
                 return (0..count).map(|_| params.pack(device, None)).collect();
             }
-            Some(weights) => weights?.decode::<T>(case)?,
+            Some(weights) => weights?.decode::<T>()?,
             None => Dense::derive(case, self.seed)?,
         };
         let params = dense.params();
