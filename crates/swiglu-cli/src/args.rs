@@ -38,15 +38,14 @@ impl DeviceArgs {
     pub(crate) fn open(&self) -> anyhow::Result<Device> {
         let Self { isa, threads, .. } = *self;
         let of_the_cpu = isa.is_some() || threads.is_some();
+        let cuda = |device| Device::cuda_with(&CudaOptions::new(device).with_tf32(self.tf32));
         let device = match self.device {
             DeviceName::Cuda(_) if of_the_cpu => {
                 bail!("--isa and --threads are of the CPU: leave them out, or give --device cpu")
             }
-            DeviceName::Cuda(device) => Device::cuda_with(&self.cuda_options(device))?,
+            DeviceName::Cuda(device) => cuda(device)?,
             DeviceName::Best if !of_the_cpu => match Device::best()? {
-                Device::Cuda(cuda) if self.tf32 => {
-                    Device::cuda_with(&self.cuda_options(cuda.ordinal()))?
-                }
+                Device::Cuda(best) if self.tf32 => cuda(best.ordinal())?,
                 device => device,
             },
             DeviceName::Best | DeviceName::Cpu => {
@@ -76,10 +75,6 @@ impl DeviceArgs {
         let given = |value: &Value| !value.is_null() && *value != false;
         options.as_object_mut().into_iter().for_each(|all| all.retain(|_, value| given(value)));
         Ok(options)
-    }
-
-    fn cuda_options(&self, device: usize) -> CudaOptions {
-        CudaOptions::new(device).with_tf32(self.tf32)
     }
 }
 

@@ -124,7 +124,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Failed) => ExitCode::from(1),
         Ok(Verdict::Unfinished) => ExitCode::from(swiglu_lab::executor::STOPPED),
         // The reader has seen enough, for example `swiglu info | head -1`.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => ExitCode::SUCCESS,
         Err(error) => {
             let text = describe(&error);
             say(match json {
@@ -155,6 +155,6 @@ fn print(help: &clap::Error) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+fn is_broken_pipe(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::BrokenPipe
 }

@@ -7,7 +7,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use serde::Serialize;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_lab::Experiment;
@@ -95,18 +94,6 @@ fn line(polled: &Polled) -> String {
     }
 }
 
-/// A job as `status` shows it.
-#[derive(Debug, Serialize)]
-struct Row {
-    job: String,
-    experiment: String,
-    run_id: String,
-    place: String,
-    id: Option<String>,
-    state: String,
-    fetched: bool,
-}
-
 pub(super) fn status(
     all: bool,
     places: &LabDirArgs,
@@ -120,22 +107,20 @@ pub(super) fn status(
             (true, Some(_)) => format!("{}; fetched", line(&job.poll(&jobs)?)),
             (false, _) => line(&job.poll(&jobs)?),
         };
-        rows.push(Row {
-            place: job.spec.place().to_owned(),
-            job: job.name,
-            experiment: job.experiment,
-            run_id: job.run_id,
-            id: job.id,
-            state,
-            fetched: job.fetched,
-        });
+        rows.push((job, state));
     }
-    terminal.print(&rows, |rows, terminal| {
-        Table::of(rows)
-            .text("job", |r| &r.job)
-            .text("place", |r| &r.place)
-            .text("id", |r| or_dash(r.id.as_ref()))
-            .text("state", |r| &r.state)
+    let document = |(job, state): &(Job, String)| {
+        json!({
+            "job": job.name, "experiment": job.experiment, "run_id": job.run_id, "id": job.id,
+            "place": job.spec.place(), "state": state, "fetched": job.fetched,
+        })
+    };
+    terminal.print(&rows.iter().map(document).collect::<Vec<_>>(), |_, terminal| {
+        Table::of(&rows)
+            .text("job", |(job, _)| &job.name)
+            .text("place", |(job, _)| job.spec.place())
+            .text("id", |(job, _)| or_dash(job.id.as_ref()))
+            .text("state", |(_, state)| state)
             .print(terminal)
     })?;
     Ok(Verdict::Passed)

@@ -96,37 +96,29 @@ impl RunArgs {
     fn expect_free_output(&self) -> anyhow::Result<()> {
         let Some(path) = &self.output else { return Ok(()) };
         expect_free("--output", path, "npy", self.force)?;
-        if !path.is_file() {
-            return Ok(());
-        }
-        let here = path.canonicalize()?;
         let specs = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
         let files = specs.map(|spec| matrix_file(spec).0);
         let mut read = files.chain(self.weights.weights.as_deref());
-        match read.find(|file| file.canonicalize().is_ok_and(|file| file == here)) {
-            Some(_) => {
-                let shown = path.display();
-                bail!("--output {shown}: this run reads that file; give another name")
-            }
-            None => Ok(()),
+        let here = path.canonicalize().ok();
+        if here.is_some() && read.any(|file| file.canonicalize().ok() == here) {
+            let shown = path.display();
+            bail!("--output {shown}: this run reads that file; give another name");
         }
+        Ok(())
     }
 
     /// The layers of this program have activations of a real text as their input: nothing of it is
     /// random.
     fn expect_random_input(&self) -> anyhow::Result<()> {
-        let given = match (self.tokens, self.seed) {
-            (Some(tokens), _) => format!("--tokens {tokens}"),
-            (None, Some(seed)) => format!("--seed {seed}"),
-            (None, None) => return Ok(()),
-        };
-        match self.weights.weights {
-            Some(_) => Ok(()),
-            None => bail!(
+        let given = self.tokens.map(|n| format!("--tokens {n}"));
+        let given = given.or(self.seed.map(|n| format!("--seed {n}")));
+        if let (Some(given), None) = (given, &self.weights.weights) {
+            bail!(
                 "{given}: random input is for a layer of your own, and this program's layers come \
                  with an input: give --weights FILE too, or leave it out"
-            ),
+            );
         }
+        Ok(())
     }
 
     /// The element types to run, the one that results are written in first: the one asked for;
