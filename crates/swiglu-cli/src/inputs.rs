@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 use swiglu::{
-    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, Half, Matrix, MlpParams,
-    Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
-    QuantizedType, WeightLayout,
+    Activation, Arrangement, DType, Element, GatedLinearParams, Half, Matrix, MlpParams, Numerics,
+    Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType,
+    WeightLayout,
 };
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
@@ -185,17 +185,6 @@ impl Quantized {
         let down = self.down.as_ref().map(|down| down.view().to_matrix()).transpose()?;
         let tensors = vec![self.gate.view().to_matrix()?, self.up.view().to_matrix()?];
         Dense::of(self.case, tensors, down, self.biases)
-    }
-}
-
-/// Gate and up, or their gradients, of the tensors that hold them.
-pub(crate) fn gate_up<T: Element>(
-    tensors: &[Matrix<T>],
-    arrangement: Arrangement,
-) -> Result<GateUpRef<'_, T>> {
-    match tensors {
-        [gate, up] => GateUpRef::separate(gate.view(), up.view()),
-        tensors => GateUpRef::packed(tensors[0].view(), arrangement),
     }
 }
 

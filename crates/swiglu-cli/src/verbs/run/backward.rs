@@ -166,7 +166,7 @@ fn judge<T: Element>(
     let names = ["dx", "dw_gate", "dw_up", "dw_down"];
     let references = [Some(&expected.dx), Some(&expected.gate), Some(&expected.up)];
     let references = references.into_iter().chain([expected.down.as_ref()]);
-    let (mut reports, gradients) = (BTreeMap::new(), &step.gradients);
+    let mut reports = BTreeMap::new();
     let matrices = step.matrices().skip(1).zip(names).zip(references);
     for (((matrix, lies), name), reference) in matrices {
         let Some(reference) = reference else { continue };
@@ -177,11 +177,13 @@ fn judge<T: Element>(
         };
         reports.insert(name, of(reference, turned.as_ref().unwrap_or(matrix).view())?);
     }
-    let biases = [
-        ("db_gate", &gradients.gate_bias, Some(&expected.gate_bias)),
-        ("db_up", &gradients.up_bias, Some(&expected.up_bias)),
-        ("db_down", &gradients.down_bias, expected.down_bias.as_ref()),
-    ];
+    let biases = step.gradients.iter().flat_map(|gradients| {
+        [
+            ("db_gate", &gradients.gate_bias, Some(&expected.gate_bias)),
+            ("db_up", &gradients.up_bias, Some(&expected.up_bias)),
+            ("db_down", &gradients.down_bias, expected.down_bias.as_ref()),
+        ]
+    });
     for (name, bias, reference) in biases {
         if let (Some(bias), Some(reference)) = (bias, reference) {
             reports.insert(name, of(reference, MatrixRef::row_vector(bias))?);

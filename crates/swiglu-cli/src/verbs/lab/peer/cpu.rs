@@ -5,24 +5,24 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
 use sha2::{Digest, Sha256};
-use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, Plan};
+use swiglu::{CoreError, Device, Element, GateUpRef, GatedActivation, Matrix, Plan};
 use swiglu_core::Result;
 use swiglu_cpu::ceilings::Reading;
 use swiglu_lab::{Case, CaseOp};
 
-use super::job::{Job, Order, Outcome, Prepared};
+use super::job::{self, Job, Order, Prepared};
 use crate::inputs;
 use crate::timing::wall;
 use crate::training::Step;
 
-/// Computes into an outcome, with copy i of the data.
-type Call<T> = Box<dyn Fn(usize, &mut Outcome<T>) -> swiglu::Result<()>>;
+/// Computes what there is room for, with copy i of the data.
+type Call<T> = Box<dyn Fn(usize, &mut Step<T>) -> swiglu::Result<()>>;
 
 /// A case on the CPU, with its copies of the data.
 struct CpuJob<T> {
     case: Case,
     call: Call<T>,
-    outs: Vec<Outcome<T>>,
+    outs: Vec<Step<T>>,
     next: usize,
 }
 
@@ -66,9 +66,9 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
     let (call, plan): (Call<T>, _) = if case.op.has_weights() {
         let layers = order.layers::<T>(device, count)?;
         let plan = layers[0].plan(case.m);
-        let call: Call<T> = Box::new(move |at, out| match (inputs[at].as_slice(), out) {
-            ([x, dy], Outcome::Step(step)) => step.run(&layers[at], x.view(), dy.view()).map(drop),
-            (x, out) => layers[at].forward_into(x[0].view(), out.matrix().view_mut()),
+        let call: Call<T> = Box::new(move |at, out| match inputs[at].as_slice() {
+            [x, dy] => out.run(&layers[at], x.view(), dy.view()).map(drop),
+            x => layers[at].forward_into(x[0].view(), out.y.view_mut()),
         });
         (call, plan)
     } else {
@@ -76,16 +76,18 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
         let arrangement = case.arrangement;
         let plan = activation.plan(case.m, case.intermediate, case.dtype, arrangement);
         let call: Call<T> = Box::new(move |at, out| {
-            activation.forward_into(inputs::gate_up(&inputs[at], arrangement)?, out.matrix())
+            let inputs = match inputs[at].as_slice() {
+                [gate, up] => GateUpRef::separate(gate.view(), up.view()),
+                tensors => GateUpRef::packed(tensors[0].view(), arrangement),
+            };
+            activation.forward_into(inputs?, &mut out.y)
         });
         (call, plan)
     };
     let [rows, cols] = case.output_shape();
-    let out = |_| {
-        Ok(match case.problem().filter(|_| case.op == CaseOp::MlpTrain) {
-            Some(problem) => Outcome::Step(Box::new(Step::new(&problem, case.orientation)?)),
-            None => Outcome::Matrices(vec![Matrix::zeros(rows, cols)?]),
-        })
+    let out = |_| match case.problem().filter(|_| case.op == CaseOp::MlpTrain) {
+        Some(problem) => Step::new(&problem, case.orientation),
+        None => Step::forward(rows, cols),
     };
     let outs = (0..count).map(out).collect::<Result<_>>()?;
     Ok((CpuJob::warm(case, call, outs)?, plan))
@@ -94,7 +96,7 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
 impl<T: Element> CpuJob<T> {
     /// After page faults, threads and workspaces of first calls, which each copy has: with many tokens they take
     /// as long as what is measured.
-    fn warm(case: &Case, call: Call<T>, outs: Vec<Outcome<T>>) -> anyhow::Result<Self> {
+    fn warm(case: &Case, call: Call<T>, outs: Vec<Step<T>>) -> anyhow::Result<Self> {
         let mut job = Self { case: case.clone(), call, outs, next: 0 };
         (0..job.outs.len().max(3)).try_for_each(|_| job.step())?;
         Ok(job)
@@ -114,10 +116,15 @@ impl<T: Element> Job for CpuJob<T> {
     }
 
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        self.outs[0].poison();
+        if self.outs[0].y.as_slice().is_empty() {
+            bail!("it computes nothing that could be compared, given rows {rows:?}");
+        }
+        let nan = |m: &mut Matrix<T>| m.as_mut_slice().fill(T::from_f32(f32::NAN));
+        self.outs[0].matrices_mut().for_each(nan);
         self.next = 0;
         self.step()?;
-        self.outs[0].rows(&self.case, rows)
+        let written = self.outs[0].matrices().map(|(m, lies)| (m.view(), lies));
+        job::rows(&self.case, &written.collect::<Vec<_>>(), rows)
     }
 }
 
@@ -133,7 +140,7 @@ pub(super) fn read(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepare
     let way = if asks { "asked for as kernels do" } else { "left to the processor" };
     let rotation = format!("{} copies in rotation", copies.len());
     let notes = vec![format!("what comes later is {way}"), rotation];
-    let outs = copies.iter().map(|_| Outcome::Matrices(Vec::new())).collect();
+    let outs = copies.iter().map(|_| Step::forward(0, 0)).collect::<Result<_>>()?;
     let call: Call<f32> = Box::new(move |at, _| {
         copies[at].pass(asks);
         Ok(())
@@ -159,10 +166,10 @@ mod tests {
     #[test]
     fn every_copy_has_had_a_call_before_one_is_timed() {
         for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp, CaseOp::MlpTrain] {
-            let mut job = made(op, [5, 24, 16], Some(20));
+            let job = made(op, [5, 24, 16], Some(20));
             assert_eq!(job.outs.len(), 20);
-            for out in &mut job.outs {
-                assert!(out.matrix().as_slice().iter().any(|v| *v != bf16::ZERO), "{op:?}");
+            for out in &job.outs {
+                assert!(out.y.as_slice().iter().any(|v| *v != bf16::ZERO), "{op:?}");
             }
         }
     }
