@@ -2,8 +2,8 @@
 //! packed from them.
 
 use swiglu::{
-    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, MatrixMut, MatrixRef,
-    Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
+    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, HostWeights, MatrixMut,
+    MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
     QuantizedGatedLinearParams, QuantizedMlpParams, SavePolicy,
 };
 use swiglu_core::bounds::{self, Reference};
@@ -45,6 +45,17 @@ impl<'a, T: Element> Params<'a, T> {
             }
             params => params.map(Ok),
         }
+    }
+
+    /// The weights of a file as elements; of the activation by itself those of the layer before it.
+    ///
+    /// # Errors
+    /// If a part is missing.
+    pub(crate) fn elements(host: &'a HostWeights<'_, T>, op: CaseOp) -> swiglu::Result<Self> {
+        Ok(match op {
+            CaseOp::Mlp => Params::Mlp(host.mlp()?),
+            _ => Params::GatedLinear(host.gated_linear()?),
+        })
     }
 
     /// The problem of `m` tokens.

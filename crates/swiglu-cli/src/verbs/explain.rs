@@ -7,8 +7,8 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::{
-    Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem, QuantizedType,
-    WeightLayout, with_dtype,
+    Arrangement, DType, Device, Explanation, Op, Orientation, QuantizedType, WeightLayout,
+    with_dtype,
 };
 use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
 use swiglu_lab::{Case, CaseOp, Heat, ProfileDef, ResultEntry, Role, SEED};
@@ -93,7 +93,8 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
             (Some(case), device.explain(problem, None))
         }
     };
-    let (problem, heat) = (explanation.problem, args.heat());
+    let heat = case.as_ref().map_or(Heat::Cold, |case| case.heat);
+    let problem = explanation.problem;
     let mut limits = ceilings::of(&device, args.op, !args.measure)?;
     let mut measured = None;
     if let Some(case) = case.filter(|_| args.measure) {
@@ -133,10 +134,15 @@ fn of_file(
             true => Params::<T>::quantized_in(&weights, args.op, device)?,
             false => Err(None),
         };
-        let problem = match &quantized {
+        let mut problem = match &quantized {
             Ok(params) => params.problem(args.m),
-            Err(_) => of_elements::<T>(args, &weights)?,
+            Err(_) => Params::elements(&weights.host::<T>()?, args.op)?.problem(args.m),
         };
+        if !args.op.has_weights() {
+            // The activation by itself, over separate gate and up.
+            problem = problem.with_op(Op::Activation).with_hidden(0).with_bias(false);
+            problem = problem.with_layout(WeightLayout::HF);
+        }
         device.expect_row_steps(problem.rows)?;
         let explanation = device.explain(problem, None);
         Ok(match quantized {
@@ -146,30 +152,7 @@ fn of_file(
     })
 }
 
-fn of_elements<T: Element>(
-    args: &ExplainArgs,
-    weights: &swiglu::MlpWeights,
-) -> anyhow::Result<Problem> {
-    let host = weights.host::<T>()?;
-    Ok(match args.op {
-        // The activation by itself, over separate gate and up.
-        CaseOp::Activation => host
-            .gated_linear()?
-            .problem(args.m)
-            .with_op(Op::Activation)
-            .with_hidden(0)
-            .with_layout(WeightLayout::HF)
-            .with_bias(false),
-        CaseOp::GatedLinear => host.gated_linear()?.problem(args.m),
-        _ => host.mlp()?.problem(args.m),
-    })
-}
-
 impl ExplainArgs {
-    fn heat(&self) -> Heat {
-        if self.hot { Heat::Hot } else { Heat::Cold }
-    }
-
     /// The problem of a shape.
     fn case(&self, device: &Device) -> anyhow::Result<Case> {
         let of_a_file = self.decode_weights.then(|| "--decode-weights".to_owned());
@@ -196,7 +179,7 @@ impl ExplainArgs {
             orientation: layout.orientation,
             arrangement: layout.arrangement,
             weights: self.weights_type,
-            heat: self.heat(),
+            heat: if self.hot { Heat::Hot } else { Heat::Cold },
             ..self.math.case(case)
         };
         if let Some(kind) = self.weights_type {

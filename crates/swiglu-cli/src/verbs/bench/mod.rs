@@ -137,7 +137,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         profiles.extend(backends::profiles(&args.backend, case));
         profiles
     };
-    let (mut limits, mut rows) = (Vec::new(), Vec::new());
+    let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
     // Cases with the same ways are one run: each peer is started once.
     for cases in cases.chunk_by(|a, b| profiles(a) == profiles(b)) {
         let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
@@ -152,7 +152,20 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
             rows.extend(report::rows(&experiment, &record, case, of));
         }
     }
-    args.finish(&rows, &limits, terminal)
+    // What of ours was not computed right is a failure; if nothing was computed, it is an error.
+    let ours = || rows.iter().filter(|row| row.ours);
+    if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
+        bail!(why);
+    }
+    // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
+    let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
+    if let Some(path) = &args.plot {
+        report::plot(&rows, path, args.force)?;
+    }
+    let plot = args.plot.as_ref().map(shown);
+    let document = json!({ "results": rows, "ceilings": limits, "plot": plot });
+    terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
+    Ok(Verdict::from_passed(passed))
 }
 
 /// What the names of ways of one thread end with, beside those of all.
@@ -239,28 +252,5 @@ impl BenchArgs {
             ..inputs::case(kind, op, [m, hidden, intermediate], dtype)
         };
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
-    }
-
-    /// Shows what was found. What of ours was not computed right is a failure, as is a peer that broke; if
-    /// nothing was computed, it is an error.
-    fn finish(
-        &self,
-        rows: &[Row],
-        limits: &[Limits],
-        terminal: &mut Terminal,
-    ) -> anyhow::Result<Verdict> {
-        let ours = || rows.iter().filter(|row| row.ours);
-        if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
-            bail!(why);
-        }
-        // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
-        let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
-        if let Some(path) = &self.plot {
-            report::plot(rows, path, self.force)?;
-        }
-        let plot = self.plot.as_ref().map(shown);
-        let document = json!({ "results": rows, "ceilings": limits, "plot": plot });
-        terminal.print(&document, |_, terminal| report::show(rows, terminal))?;
-        Ok(Verdict::from_passed(passed))
     }
 }

@@ -11,7 +11,6 @@ use swiglu::{
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
-use swiglu_lab::CaseOp;
 
 use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
@@ -47,7 +46,7 @@ impl<'a> Measurement<'a> {
             weights = weights.decoded();
         }
         let host = weights.host::<T>()?;
-        let params = self.params(&host)?;
+        let params = Params::elements(&host, self.args.op)?;
         let x = self.subject.input.matrix.to::<T>()?;
         if !self.args.allow_non_finite {
             params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
@@ -165,16 +164,6 @@ impl<'a> Measurement<'a> {
         Ok(Ok(blocks))
     }
 
-    fn params<'h, T: Element>(
-        &self,
-        host: &'h swiglu::HostWeights<'_, T>,
-    ) -> anyhow::Result<Params<'h, T>> {
-        Ok(match self.args.op {
-            CaseOp::GatedLinear => Params::GatedLinear(host.gated_linear()?),
-            _ => Params::Mlp(host.mlp()?),
-        })
-    }
-
     /// Each element against the oracle on the values the kernel was given, which are rounded to
     /// `T`; and, where there is a reference file, the whole against that.
     fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
@@ -226,7 +215,8 @@ impl<'a> Measurement<'a> {
             let weights = self.args.math.layer(self.subject.weights.clone(), DType::F32);
             let host = weights.host::<f32>()?;
             let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), &check.rows)?;
-            self.exact = Some(self.params(&host)?.reference(x.view(), 0.0)?.value);
+            let params = Params::elements(&host, self.args.op)?;
+            self.exact = Some(params.reference(x.view(), 0.0)?.value);
         }
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
         Ok(judgement.frobenius_limit + relative_difference(check.reference.value.view(), exact))
