@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use swiglu::Rounding;
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
@@ -33,10 +33,7 @@ pub(crate) struct AdHocArgs {
 
 /// A way of computing a case.
 pub(crate) fn way(id: &str, peer: &str, role: Role, options: Value) -> ProfileDef {
-    let options = match options {
-        Value::Object(options) => options,
-        _ => Map::new(),
-    };
+    let options = options.as_object().cloned().unwrap_or_default();
     ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Interval, Machine, Opened, Store};
@@ -80,14 +80,12 @@ fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Resu
     let usable = |o: &Opened| {
         o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick
     };
-    match records.into_iter().rfind(usable) {
-        Some(opened) => Ok(opened),
-        None => bail!(
-            "no complete record of {} on {machine} in {}: run it first, or give --record FILE",
-            experiment.id,
-            store.root().display()
-        ),
-    }
+    let (id, root) = (&experiment.id, store.root().display());
+    records.into_iter().rfind(usable).with_context(|| {
+        format!(
+            "no complete record of {id} on {machine} in {root}: run it first, or give --record FILE"
+        )
+    })
 }
 
 fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {

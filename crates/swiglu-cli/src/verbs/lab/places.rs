@@ -50,13 +50,12 @@ impl LabDirArgs {
         }
         let here = std::env::current_dir().context("the current directory")?;
         let found = here.ancestors().map(|dir| dir.join("lab"));
-        match found.into_iter().find(|lab| lab.join("experiments").is_dir()) {
-            Some(lab) => Ok(lab),
-            None => bail!(
-                "no `lab/experiments` in {} or above: go into the repository, or give --lab DIR",
-                here.display()
-            ),
-        }
+        found.into_iter().find(|lab| lab.join("experiments").is_dir()).with_context(|| {
+            let here = here.display();
+            format!(
+                "no `lab/experiments` in {here} or above: go into the repository, or give --lab DIR"
+            )
+        })
     }
 }
 

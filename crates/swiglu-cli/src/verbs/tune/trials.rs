@@ -161,17 +161,13 @@ impl Subject<'_> {
             Err(error) => return Ok(Some(Outcome::Failed { reason: error.to_string() })),
         };
         let known = checks.iter().position(|(of, _)| *of == numerics);
-        let at = match known {
-            Some(at) => at,
-            None => {
-                let params = data.params.with_numerics(numerics);
-                checks.push((numerics, Check::of(self.device, &params, data.x.view())?));
-                checks.len() - 1
-            }
-        };
-        let judgement = checks[at].1.judge(result.view())?;
-        let reason = || format!("{judgement:?}");
-        Ok((!judgement.passed()).then(|| Outcome::Wrong { reason: reason() }))
+        if known.is_none() {
+            let params = data.params.with_numerics(numerics);
+            checks.push((numerics, Check::of(self.device, &params, data.x.view())?));
+        }
+        let judgement = checks[known.unwrap_or(checks.len() - 1)].1.judge(result.view())?;
+        let wrong = || Outcome::Wrong { reason: format!("{judgement:?}") };
+        Ok((!judgement.passed()).then(wrong))
     }
 
     /// Times the ways of which nothing is to be said yet: in a first round all, then those that may be the
@@ -182,34 +178,31 @@ impl Subject<'_> {
         data: &OnDevice<'_, T>,
         outcomes: &mut [Option<Outcome>],
     ) -> anyhow::Result<()> {
-        let (mut timed, mut failed) = (Vec::new(), Vec::new());
-        for (i, way) in ways.iter().enumerate().filter(|(i, _)| outcomes[*i].is_none()) {
+        let mut timed = Vec::new();
+        for (i, way) in ways.iter().enumerate() {
+            if outcomes[i].is_some() {
+                continue;
+            }
             let enqueue: Enqueue<'_> = Box::new(move |_, at| Ok(data.call(way, at)?));
             // A graph: what the host spends on a call is the same for all, and not what is asked.
             match Passes::new(data.stream.clone(), data.layers.len(), true, enqueue) {
                 Ok(passes) => timed.push((i, passes.timed())),
-                Err(error) => failed.push((i, format!("{error:#}"))),
+                Err(error) => outcomes[i] = Some(Outcome::Failed { reason: format!("{error:#}") }),
             }
         }
-        let turns = |timed: &mut [(usize, Timed<'_>)], budget, min_turns| {
-            let mut timed: Vec<_> = timed.iter_mut().map(|(_, timed)| timed).collect();
-            interleave(&mut timed, budget, min_turns)
+        let mut turns = |timed: &mut [(usize, Timed<'_>)], budget, min_turns| {
+            let mut all: Vec<_> = timed.iter_mut().map(|(_, timed)| timed).collect();
+            let times = interleave(&mut all, budget, min_turns)?;
+            for ((i, _), time) in timed.iter().zip(&times) {
+                outcomes[*i] = Some(outcome(&ways[*i], *time));
+            }
+            anyhow::Ok(times)
         };
         let first = turns(&mut timed, Duration::ZERO, 1)?;
         let best = first.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
-        for ((i, _), time) in timed.iter().zip(&first) {
-            outcomes[*i] = Some(outcome(&ways[*i], *time));
-        }
         let mut hopeful = first.iter().map(|t| t.median <= HOPELESS * best);
         timed.retain(|_| hopeful.next().unwrap_or(false));
-        let last = turns(&mut timed, self.budget, MIN_TURNS)?;
-        for ((i, _), time) in timed.iter().zip(last) {
-            outcomes[*i] = Some(outcome(&ways[*i], time));
-        }
-        for (i, reason) in failed {
-            outcomes[i] = Some(Outcome::Failed { reason });
-        }
-        Ok(())
+        turns(&mut timed, self.budget, MIN_TURNS).map(drop)
     }
 }
 
