@@ -63,6 +63,16 @@ pub(crate) struct ExplainArgs {
     lab: AdHocArgs,
 }
 
+/// An explanation, and the floor under its time by what this machine can do now.
+#[derive(Serialize)]
+struct Document {
+    #[serde(flatten)]
+    explanation: Explanation,
+    floor: Option<Floor>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Measured>,
+}
+
 /// Where the time of a call goes.
 #[derive(Serialize)]
 struct Measured {
@@ -102,12 +112,8 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         measured = Some(args.measure(case, limits.clone(), terminal)?);
     }
     let floor = Floor::of(&problem, [problem.compulsory_bytes(), problem.flops()], heat, &limits);
-    let mut document = serde_json::to_value(&explanation)?;
-    document["floor"] = serde_json::to_value(floor)?;
-    if let Some(measured) = &measured {
-        document["measured"] = serde_json::to_value(measured)?;
-    }
-    terminal.print(&document, |_, terminal| {
+    let document = Document { explanation, floor, measured };
+    terminal.print(&document, |Document { explanation, measured, .. }, terminal| {
         writeln!(terminal, "{explanation}")?;
         if let Some(Floor { bound, us }) = floor {
             let cached = if heat == Heat::Hot { "everything" } else { "nothing" };

@@ -32,7 +32,10 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// What a run of this name needs, with records in `store`.
+    /// What a run of this name needs, with records in `store`. It takes for itself what it measures: the processor with
+    /// everything around it, or the first accelerator that this process sees, which is the one that peers see first. No
+    /// other process of this user measures that meanwhile, wherever it writes; none writes a record of this name into the
+    /// store.
     pub(super) fn begin(
         name: &str,
         experiment: &'a Experiment,
@@ -41,7 +44,21 @@ impl<'a> Session<'a> {
         lab: &Path,
         peers: &PeerArgs,
     ) -> anyhow::Result<Self> {
-        let lock = lock(store, experiment, machine, name)?;
+        let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
+            experiment: experiment.id.clone(),
+            device: "CUDA",
+            why: e.to_string(),
+        };
+        let identity = match experiment.device {
+            DeviceKind::Cpu => String::new(),
+            DeviceKind::Cuda => DeviceFacts::of(0).map_err(none)?.uuid,
+        };
+        // One that has no identity could be the one that another run measures.
+        let measured = match identity.as_str() {
+            "" => Measured::Machine,
+            id => Measured::Device(id),
+        };
+        let lock = store.lock(&Locks::of_user()?, measured, &machine.name, name)?;
         let logs = Logs::of(name)?;
         let commands = peers.commands(lab, logs.dir())?;
         let code = Code::detect(lab);
@@ -128,32 +145,6 @@ pub(super) fn expect_optimised<'a>(
         );
     }
     Ok(())
-}
-
-/// Takes for a run what it measures: the processor with everything around it, or the first accelerator
-/// that this process sees, which is the one that peers see first. No other process of this user measures
-/// that meanwhile, wherever it writes; none writes a record of this name into the store.
-fn lock(
-    store: &Store,
-    experiment: &Experiment,
-    machine: &Machine,
-    run: &str,
-) -> anyhow::Result<RunLock> {
-    let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
-        experiment: experiment.id.clone(),
-        device: "CUDA",
-        why: e.to_string(),
-    };
-    let identity = match experiment.device {
-        DeviceKind::Cpu => None,
-        DeviceKind::Cuda => Some(DeviceFacts::of(0).map_err(none)?.uuid),
-    };
-    // One that has no identity could be the one that another run measures.
-    let measured = match identity.as_deref() {
-        None | Some("") => Measured::Machine,
-        Some(id) => Measured::Device(id),
-    };
-    Ok(store.lock(&Locks::of_user()?, measured, &machine.name, run)?)
 }
 
 /// What the peers of a run write to standard error: removed with this, or kept where it may tell why

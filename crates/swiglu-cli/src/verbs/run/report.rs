@@ -79,6 +79,14 @@ pub(super) struct Report {
 }
 
 /// One object: the first report, with all of them beside it where there are several.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    first: &'a Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    all: Option<&'a [Report]>,
+}
+
 pub(super) fn print(
     terminal: &mut Terminal,
     subject: &Subject,
@@ -86,11 +94,8 @@ pub(super) fn print(
     reports: &[Report],
 ) -> anyhow::Result<()> {
     let Some(first) = reports.first() else { return Ok(()) };
-    let mut document = serde_json::to_value(first)?;
-    if reports.len() > 1 {
-        document["all"] = serde_json::to_value(reports)?;
-    }
-    terminal.print(&document, |_, terminal| {
+    let all = (reports.len() > 1).then_some(reports);
+    terminal.print(&Document { first, all }, |_, terminal| {
         terminal.write_all(head(subject, device, first).as_bytes())?;
         // A GPU may plan the unfused path itself.
         let ours = if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" };
