@@ -140,13 +140,12 @@ fn parse() -> clap::error::Result<Cli> {
     Cli::from_arg_matches(&numbers_may_be_negative(Cli::command()).try_get_matches()?)
 }
 
-/// `-1` is a value, which whoever reads it refuses, and no option.
+/// Behind an option `-1` is a value, which whoever reads it refuses, and no option.
 fn numbers_may_be_negative(command: Command) -> Command {
-    let taking = |arg: Arg| match arg.get_action().takes_values() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
-    };
-    command.mut_args(taking).mut_subcommands(numbers_may_be_negative)
+    let takes_value = |arg: &Arg| !arg.is_positional() && arg.get_action().takes_values();
+    command
+        .mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg })
+        .mut_subcommands(numbers_may_be_negative)
 }
 
 /// Prints what `--help` or `--version` asked for.

@@ -7,7 +7,7 @@ use swiglu::{Activation, DType, Element, GateUpRef, Matrix, MatrixRef, Numerics,
 use swiglu_core::conformance::Backend;
 use swiglu_core::random;
 
-use super::report::Finding;
+use super::Finding;
 
 /// The operation's name in a report.
 pub(super) const NAME: &str = "activation bits";

@@ -9,6 +9,7 @@ use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Interval, Machine, Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
+use super::list::records_of;
 use super::places::{PeerArgs, PlaceArgs};
 use super::session::{Session, expect_optimised};
 use crate::table::{self, Table};
@@ -73,10 +74,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
-    let (records, refused) = store.of_experiment(&experiment.id)?;
-    if let Some(refused) = refused.into_iter().next() {
-        return Err(refused.error.into());
-    }
+    let records = records_of(store, &experiment.id)?;
     let usable = |o: &Opened| {
         o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick
     };

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::bail;
 use serde_json::{Value, json};
-use swiglu_lab::record::{Interval, Opened};
+use swiglu_lab::record::{Interval, Opened, Store};
 use swiglu_lab::{
     Experiment, History, LabError, RecordVerdict, Verdict as LabVerdict, VerdictState,
 };
@@ -127,6 +127,15 @@ fn table_of(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
         .print(terminal)
 }
 
+/// The records of an experiment, of which none is refused.
+pub(super) fn records_of(store: &Store, experiment: &str) -> anyhow::Result<Vec<Opened>> {
+    let (records, refused) = store.of_experiment(experiment)?;
+    match refused.into_iter().next() {
+        Some(refused) => Err(refused.error.into()),
+        None => Ok(records),
+    }
+}
+
 /// One experiment.
 pub(super) fn show(
     id: &str,
@@ -134,10 +143,7 @@ pub(super) fn show(
     terminal: &mut Terminal,
 ) -> anyhow::Result<Verdict> {
     let experiment = Experiment::find(&places.experiments()?, id)?;
-    let (records, refused) = places.records()?.of_experiment(&experiment.id)?;
-    if let Some(refused) = refused.into_iter().next() {
-        return Err(refused.error.into());
-    }
+    let records = records_of(&places.records()?, &experiment.id)?;
     let history = History::around(&places.lab()?);
     let age = |opened: &Opened| history.age(&opened.record.code, experiment.device);
     let verdict = LabVerdict::of(&experiment, &records);
