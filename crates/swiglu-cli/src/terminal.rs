@@ -149,18 +149,21 @@ impl Terminal {
         self.colour
     }
 
-    /// Prints what was found: as the JSON document, or as `show` says it to people.
+    /// Prints what was found: as the JSON document, or as `show` says it to people. A verb that only shows has passed
+    /// then.
     pub(crate) fn print<T: Serialize + ?Sized>(
         &mut self,
         found: &T,
         show: impl FnOnce(&T, &mut Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        if !self.json {
-            return show(found, self);
+    ) -> anyhow::Result<Verdict> {
+        if self.json {
+            // Whole or not at all: what cannot be a document is an error without half of one before it.
+            let document = serde_json::to_string_pretty(found)?;
+            writeln!(self.out, "{document}")?;
+        } else {
+            show(found, self)?;
         }
-        // Whole or not at all: what cannot be a document is an error without half of one before it.
-        let document = serde_json::to_string_pretty(found)?;
-        Ok(writeln!(self.out, "{document}")?)
+        Ok(Verdict::Passed)
     }
 
     /// Says what begins and takes long, where a bar would not be seen.

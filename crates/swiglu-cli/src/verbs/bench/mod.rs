@@ -111,8 +111,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         let Device::Cuda(cuda) = &device else {
             bail!("the host suite measures calls of a CUDA device, given {device}");
         };
-        host::bench(cuda, args.seconds, terminal)?;
-        return Ok(Verdict::Passed);
+        return host::bench(cuda, args.seconds, terminal);
     }
     let cases = args.cases(&device)?;
     if let (Some(plot), n @ (0 | 2..)) = (&args.plot, cases.len()) {

@@ -5,7 +5,6 @@ mod bits;
 use std::io::Write;
 
 use clap::Args;
-use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde::Serialize;
 use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
@@ -151,20 +150,14 @@ fn check_cpu(
     // Every instruction set has the same types.
     let mut cases = backends.first().map_or(Vec::new(), |(backend, _)| args.cases(backend));
     cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
-    let work: Vec<Work<'_, _>> = backends
-        .iter()
-        .flat_map(|(backend, subject)| cases.iter().map(move |case| (backend, subject, case)))
-        .collect();
-    let bar = terminal.bar(work.len() as u64);
-    let findings = work.iter().map(|work| finding(work, &bar)).collect();
-    finish(work, findings, &bar, report);
+    judge(&backends, &cases, |_, _| true, false, terminal, report);
     let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
     Ok(format!("threads {}", counts.join(" and ")))
 }
 
 /// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself; gradients on those that
 /// train. Most of the time goes into compiling their variants and into the reference, so cases are computed on all
-/// processors; their order stays.
+/// processors.
 fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) {
     let cases = args.cases(&CudaBackend::planned(cuda));
     let named = |backend: CudaBackend| {
@@ -179,37 +172,34 @@ fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut R
         // A GPU has instructions of its own for exponential and division.
         Checked::Bits(_) => false,
     };
-    let work: Vec<Work<'_, _>> = backends
-        .iter()
-        .flat_map(|(backend, subject)| {
-            let computed = cases.iter().filter(|case| computes(backend, case));
-            computed.map(move |case| (backend, subject, case))
-        })
-        .collect();
-    let bar = terminal.bar(work.len() as u64);
-    // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
-    let findings = work.par_iter().with_max_len(1).map(|work| finding(work, &bar)).collect();
-    finish(work, findings, &bar, report);
+    judge(&backends, &cases, computes, true, terminal, report);
 }
 
-/// A case on a backend, which is reported as the subject.
-type Work<'a, B> = (&'a B, &'a Subject, &'a Checked);
-
-fn finding<B: Backend>((backend, subject, case): &Work<'_, B>, bar: &ProgressBar) -> Finding {
-    bar.set_message(subject.name.clone());
-    let finding = case.finding(*backend);
-    bar.inc(1);
-    finding
-}
-
-fn finish<B>(
-    work: Vec<Work<'_, B>>,
-    findings: Vec<Finding>,
-    bar: &ProgressBar,
+/// Adds what is found of the cases that each backend computes, one after the other or all at once; their order stays.
+fn judge<B: Backend + Sync>(
+    backends: &[(B, Subject)],
+    cases: &[Checked],
+    computes: impl Fn(&B, &Checked) -> bool,
+    at_once: bool,
+    terminal: &Terminal,
     report: &mut Report,
 ) {
+    let pairs = backends.iter().flat_map(|of| cases.iter().map(move |case| (of, case)));
+    let work: Vec<_> = pairs.filter(|((backend, _), case)| computes(backend, case)).collect();
+    let bar = terminal.bar(work.len() as u64);
+    let finding = |((backend, subject), case): &(&(B, Subject), &Checked)| {
+        bar.set_message(subject.name.clone());
+        let finding = case.finding(backend);
+        bar.inc(1);
+        finding
+    };
+    let findings: Vec<Finding> = match at_once {
+        false => work.iter().map(finding).collect(),
+        // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
+        true => work.par_iter().with_max_len(1).map(finding).collect(),
+    };
     bar.finish_and_clear();
-    for ((_, subject, case), finding) in work.into_iter().zip(findings) {
+    for (((_, subject), case), finding) in work.into_iter().zip(findings) {
         report.add(subject, case.named(), finding);
     }
 }

@@ -52,17 +52,13 @@ pub(super) struct Layers {
 }
 
 /// K, H, and numbers of tokens, if not all.
-#[derive(Debug, Clone)]
-struct Shape {
-    size: [usize; 2],
-    tokens: Vec<usize>,
-}
+type Shape = ([usize; 2], Vec<usize>);
 
 fn shape(s: &str) -> Result<Shape, CoreError> {
     let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
     let expected = "input and intermediate features, and numbers of tokens if not all";
     match numbers[..] {
-        [k, h, ref tokens @ ..] => Ok(Shape { size: [k, h], tokens: tokens.to_vec() }),
+        [k, h, ref tokens @ ..] => Ok(([k, h], tokens.to_vec())),
         _ => Err(out_of_range("shape", s, expected)),
     }
 }
@@ -74,7 +70,7 @@ impl Layers {
     /// Those that were asked for.
     pub(super) fn named(&self) -> anyhow::Result<Vec<Layer>> {
         let mut layers: Vec<Layer> = Vec::new();
-        for Shape { size, tokens } in &self.shape {
+        for (size, tokens) in &self.shape {
             let tokens = (!tokens.is_empty()).then(|| tokens.clone());
             layers.extend(self.of_size(*size).map(|layer| (layer, tokens.clone())));
         }
