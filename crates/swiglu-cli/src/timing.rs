@@ -82,20 +82,21 @@ impl<'a> Passes<'a> {
         passes.stream.synchronize()?;
         if graph {
             let Self { enqueue, stream, .. } = &mut passes;
-            let captured = stream.capture(|| enqueue_all(enqueue, stream, copies, calls));
-            passes.graph = Some(captured?);
+            let every = || (0..calls).try_for_each(|call| enqueue(stream, call % copies));
+            passes.graph = Some(stream.capture(every)?);
         }
         passes.pass_us = passes.batches(1, 1)?[0] * calls as f64;
         Ok(passes)
     }
 
-    /// Enqueues every call once.
+    /// Enqueues every call once, each with the next copy, from the first on.
     pub(crate) fn pass(&mut self) -> anyhow::Result<()> {
         match &self.graph {
             // SAFETY: the data and layers behind the nodes live in `enqueue`, as the graph does in `self`, and
             // it runs in the order of the stream that it was captured on.
             Some(graph) => Ok(unsafe { graph.launch(&self.stream) }?),
-            None => enqueue_all(&mut self.enqueue, &self.stream, self.copies, self.calls),
+            None => (0..self.calls)
+                .try_for_each(|call| (self.enqueue)(&self.stream, call % self.copies)),
         }
     }
 
@@ -128,16 +129,6 @@ impl<'a> Passes<'a> {
         };
         Ok(events.windows(2).map(per_call).collect::<Result<_, _>>()?)
     }
-}
-
-/// `calls` calls, each with the next copy, from the first on.
-fn enqueue_all(
-    enqueue: &mut Enqueue<'_>,
-    stream: &Stream,
-    copies: usize,
-    calls: usize,
-) -> anyhow::Result<()> {
-    (0..calls).try_for_each(|call| enqueue(stream, call % copies))
 }
 
 /// What a set of times says, in microseconds.

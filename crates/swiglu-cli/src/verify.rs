@@ -47,12 +47,9 @@ impl Check {
         out: MatrixRef<'_, T>,
     ) -> swiglu_core::Result<Judgement> {
         let mut judgement = self.reference.judge(gather_rows(out, &self.rows)?.view())?;
-        if let Some(overflow) = &mut judgement.overflow {
-            overflow.at.0 = self.rows[overflow.at.0];
-        }
-        if let Some(lost) = &mut judgement.lost {
-            lost.at.0 = self.rows[lost.at.0];
-        }
+        let overflow = judgement.overflow.as_mut().map(|overflow| &mut overflow.at.0);
+        let lost = judgement.lost.as_mut().map(|lost| &mut lost.at.0);
+        overflow.into_iter().chain(lost).for_each(|row| *row = self.rows[*row]);
         Ok(judgement)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use swiglu_lab::executor::{ENVIRONMENT, ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Opened, Store};
@@ -132,19 +132,16 @@ impl Named {
                     let same = record.definition_hash == experiment.definition_hash;
                     !record.complete && same && record.protocol.quick == args.quick
                 });
-                let found = left
-                    .map(|job| job.run_id.clone())
-                    .or(incomplete.map(|opened| opened.record.run_id.clone()));
-                match found {
-                    Some(run_id) => run_id,
-                    None => bail!(
-                        "--resume: there is no incomplete run of {} on {} with this definition and \
-                         {} --quick; leave it out to begin one",
-                        experiment.id,
-                        spec.place(),
-                        if args.quick { "with" } else { "without" }
-                    ),
-                }
+                let found = left.map(|job| job.run_id.clone());
+                let found = found.or(incomplete.map(|opened| opened.record.run_id.clone()));
+                found.with_context(|| {
+                    let (id, place) = (&experiment.id, spec.place());
+                    let quick = if args.quick { "with" } else { "without" };
+                    format!(
+                        "--resume: there is no incomplete run of {id} on {place} with this definition and \
+                         {quick} --quick; leave it out to begin one"
+                    )
+                })?
             }
         };
         let begun = records.into_iter().rev().find(|opened| opened.record.run_id == run_id);
