@@ -44,7 +44,9 @@ impl Row {
     fn document(&self) -> Value {
         let headline = self.headline().map(|(of, Interval { value: ratio, ci95: [low, high] })| {
             let (cases, exceptions) = (of.cases.len(), of.exceptions.len());
-            json!({ "ratio": ratio, "low": low, "high": high, "cases": cases, "exceptions": exceptions })
+            json!({
+                "ratio": ratio, "low": low, "high": high, "cases": cases, "exceptions": exceptions,
+            })
         });
         let decisive = self.verdict.decisive();
         json!({

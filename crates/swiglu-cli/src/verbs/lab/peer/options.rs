@@ -98,16 +98,14 @@ impl Options {
 
     /// Refuses options of a training step beside another operation.
     pub(super) fn expect_op(&self, op: CaseOp) -> anyhow::Result<()> {
-        match op {
-            CaseOp::MlpTrain if self.design.is_some() => {
-                bail!("design is an option of mlp, given {op}")
-            }
-            CaseOp::MlpTrain => Ok(()),
-            _ if self.keep.is_some() || self.products => {
-                bail!("keep and products are options of mlp-train, given {op}")
-            }
-            _ => Ok(()),
+        let trains = op == CaseOp::MlpTrain;
+        if trains && self.design.is_some() {
+            bail!("design is an option of mlp, given {op}");
         }
+        if !trains && (self.keep.is_some() || self.products) {
+            bail!("keep and products are options of mlp-train, given {op}");
+        }
+        Ok(())
     }
 
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
