@@ -99,7 +99,7 @@ impl Verb {
 }
 
 fn completions(shell: Shell, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    if terminal.json() {
+    if terminal.json {
         bail!("--json: a script for a shell is no JSON document; leave the option out");
     }
     // Into memory first: the generator panics where a pipe is closed early.
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
         Ok(cli) => {
             let mut terminal = Terminal::new(&cli.output);
             let result = cli.verb.execute(&mut terminal);
-            (terminal.json(), result.and_then(|verdict| Ok(terminal.flush().map(|()| verdict)?)))
+            (terminal.json, result.and_then(|verdict| Ok(terminal.flush().map(|()| verdict)?)))
         }
         Err(usage) if usage.use_stderr() => usage.exit(),
         Err(help) => (false, print(&help)),

@@ -56,7 +56,7 @@ impl<'r, R> Table<'r, R> {
     pub(crate) fn print(self, terminal: &mut Terminal) -> anyhow::Result<()> {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
-        match terminal.colour() {
+        match terminal.colour {
             true => table.enforce_styling(),
             false => table.force_no_tty(),
         };

@@ -120,11 +120,13 @@ pub(crate) fn shown(path: impl AsRef<Path>) -> String {
 /// Where results go, and how.
 pub(crate) struct Terminal {
     out: BufWriter<Stdout>,
-    json: bool,
+    /// Whether one JSON document is wanted instead of text.
+    pub(crate) json: bool,
     progress: bool,
     /// Standard error is kept, not watched.
     logged: bool,
-    colour: bool,
+    /// Whether colours may be used.
+    pub(crate) colour: bool,
 }
 
 impl Terminal {
@@ -137,16 +139,6 @@ impl Terminal {
             logged: !options.no_progress && !io::stderr().is_terminal(),
             colour: !options.json && !no_colour && io::stdout().is_terminal(),
         }
-    }
-
-    /// Whether one JSON document is wanted instead of text.
-    pub(crate) fn json(&self) -> bool {
-        self.json
-    }
-
-    /// Whether colours may be used.
-    pub(crate) fn colour(&self) -> bool {
-        self.colour
     }
 
     /// Prints what was found: as the JSON document, or as `show` says it to people. A verb that only shows has passed

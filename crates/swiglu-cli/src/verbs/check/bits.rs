@@ -100,8 +100,8 @@ mod tests {
         let pairs = gate.iter().zip(&up);
         let mut out: Vec<f32> = pairs.map(|(&g, &u)| activation.apply(numerics, g, u)).collect();
         let bits = Bits { dtype: DType::F32, activation, numerics, seed: 1 };
-        assert!(bits.compare(&gate, &up, &out).passed());
+        assert_eq!(bits.compare(&gate, &up, &out), Finding::default());
         out[700] = f32::from_bits(out[700].to_bits() ^ 1);
-        assert!(!bits.compare(&gate, &up, &out).passed());
+        assert!(bits.compare(&gate, &up, &out).fault.is_some());
     }
 }

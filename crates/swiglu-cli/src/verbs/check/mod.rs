@@ -231,11 +231,6 @@ impl Finding {
     pub(super) fn fault(text: String) -> Self {
         Self { fault: Some(text), ..Self::default() }
     }
-
-    #[cfg(test)]
-    pub(super) fn passed(&self) -> bool {
-        self.fault.is_none()
-    }
 }
 
 /// What is checked: the kernel it is shown under, and its full name.

@@ -93,7 +93,7 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
         expect_kept(&report, out, warnings)?;
     }
     let verdict = report.verdict(selection.strict);
-    if terminal.json() {
+    if terminal.json {
         return Ok(verdict);
     }
     if let Some(warnings) = warnings {

@@ -116,7 +116,7 @@ pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experim
 impl AdHocArgs {
     /// Refuses places that are not there, before anything is measured.
     pub(crate) fn expect_places(&self) -> anyhow::Result<()> {
-        if self.dir.is_given() {
+        if self.dir.lab.is_some() {
             self.dir.lab()?;
         }
         self.peers.expect_dir()
@@ -134,7 +134,7 @@ impl AdHocArgs {
         let machine = Machine::detect(experiment.device, None)?;
         // Without a lab in sight there is still this program to measure.
         let lab = match self.dir.lab() {
-            Err(_) if !self.dir.is_given() => scratch.path().to_owned(),
+            Err(_) if self.dir.lab.is_none() => scratch.path().to_owned(),
             lab => lab?,
         };
         let name = &experiment.id;

@@ -118,11 +118,10 @@ fn table_of(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
         })
         .number("cases", |r| figure(r, |d, _| d.cases.len().to_string()))
         .number("below", |r| {
-            let count = |d: &RecordVerdict| d.exceptions.len();
-            r.headline()
-                .map(|(d, _)| count(d))
-                .filter(|n| *n > 0)
-                .map_or(String::new(), |n| n.to_string())
+            figure(r, |d, _| match d.exceptions.len() {
+                0 => String::new(),
+                n => n.to_string(),
+            })
         })
         .text("machine", |r| r.verdict.decisive().map_or(&r.verdict.headline, |d| &d.machine))
         .number("age", |r| or_dash(r.age))

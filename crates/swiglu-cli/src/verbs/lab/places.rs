@@ -14,7 +14,7 @@ use swiglu_lab::record::Store;
 pub(super) struct LabDirArgs {
     /// The lab: a directory with `experiments` in it [default: `lab`, here or above]
     #[arg(long, value_name = "DIR")]
-    lab: Option<PathBuf>,
+    pub(super) lab: Option<PathBuf>,
 }
 
 /// Where experiments, records and decisions are.
@@ -29,11 +29,6 @@ pub(super) struct PlaceArgs {
 }
 
 impl LabDirArgs {
-    /// Whether a directory was named.
-    pub(super) fn is_given(&self) -> bool {
-        self.lab.is_some()
-    }
-
     /// A command to go on with, in the same lab.
     pub(super) fn command(&self, words: &str) -> String {
         let lab = self.lab.iter().map(|lab| format!(" --lab '{}'", lab.display()));

@@ -114,8 +114,10 @@ impl<'a> Session<'a> {
                 tell(&bar, format!("{case}: {profile}: {reason}"));
             }
             Event::Deciding { preparations } => {
-                let more = format!("every case is prepared {preparations} times more");
-                tell(&bar, format!("not decided: {more}"));
+                tell(
+                    &bar,
+                    format!("not decided: every case is prepared {preparations} times more"),
+                );
             }
             Event::Done { .. } => bar.inc(1),
             _ => {}

@@ -153,7 +153,7 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     }
     bar.finish_and_clear();
     report::print(terminal, &subject, &device, &reports)?;
-    if let (Some(path), Some(first), false) = (&args.output, dtypes.first(), terminal.json()) {
+    if let (Some(path), Some(first), false) = (&args.output, dtypes.first(), terminal.json) {
         let written = format!("output    {}: the result in {first}\n", path.display());
         terminal.write_all(written.as_bytes())?;
     }
