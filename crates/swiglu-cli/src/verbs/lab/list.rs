@@ -1,111 +1,76 @@
 //! `swiglu lab list` and `show`: what experiments ask, what their records say, and why.
 
-use std::collections::BTreeSet;
 use std::io::Write;
 
 use anyhow::bail;
 use serde_json::{Value, json};
 use swiglu_lab::record::{Interval, Opened, Store};
-use swiglu_lab::{
-    Experiment, History, LabError, RecordVerdict, Verdict as LabVerdict, VerdictState,
-};
+use swiglu_lab::report::{Entry, Site};
+use swiglu_lab::{Experiment, History, RecordVerdict, Verdict as LabVerdict, VerdictState};
 
 use super::places::PlaceArgs;
 use crate::table::{self, Table, or_dash};
 use crate::terminal::{Terminal, Verdict, say, shown};
 
-/// An experiment.
-struct Row {
-    id: String,
-    verdict: LabVerdict,
-    /// Commits to the backend since the record that the verdict is of; none where there is no repository to ask, or it
-    /// does not have the commit.
-    age: Option<u64>,
+/// Commits to the backend since the record that the verdict is of; none where there is no repository to ask, or it does
+/// not have the commit.
+fn age(entry: &Entry) -> Option<u64> {
+    let decisive = entry.verdict.decisive()?;
+    let of = |o: &Opened| {
+        o.record.run_id == decisive.run_id && o.record.machine.name == decisive.machine
+    };
+    entry.ages.get(entry.records.iter().position(of)?).copied().flatten()
 }
 
-impl Row {
-    fn new(experiment: &Experiment, records: &[Opened], history: &History) -> Self {
-        let verdict = LabVerdict::of(experiment, records);
-        let opened = verdict.decisive().and_then(|d| {
-            let of =
-                |o: &&Opened| o.record.run_id == d.run_id && o.record.machine.name == d.machine;
-            records.iter().find(of)
-        });
-        let age = opened.and_then(|o| history.age(&o.record.code, experiment.device));
-        Self { id: experiment.id.clone(), verdict, age }
-    }
+/// What is decisive, with the claim's statistic: the geometric mean over the cases; none where no case could be compared.
+fn headline(entry: &Entry) -> Option<(&RecordVerdict, Interval)> {
+    entry.verdict.decisive().and_then(|decisive| Some((decisive, decisive.aggregate?)))
+}
 
-    /// What is decisive, with the claim's statistic: the geometric mean over the cases; none where no case could be
-    /// compared.
-    fn headline(&self) -> Option<(&RecordVerdict, Interval)> {
-        self.verdict.decisive().and_then(|decisive| Some((decisive, decisive.aggregate?)))
-    }
-
-    fn document(&self) -> Value {
-        let headline = self.headline().map(|(of, Interval { value: ratio, ci95: [low, high] })| {
-            let (cases, exceptions) = (of.cases.len(), of.exceptions.len());
-            json!({
-                "ratio": ratio, "low": low, "high": high, "cases": cases, "exceptions": exceptions,
-            })
-        });
-        let decisive = self.verdict.decisive();
+fn document(entry: &Entry) -> Value {
+    let headline = headline(entry).map(|(of, Interval { value: ratio, ci95: [low, high] })| {
+        let (cases, exceptions) = (of.cases.len(), of.exceptions.len());
         json!({
-            "id": self.id,
-            "verdict": self.verdict.state,
-            "why": headline.is_none().then_some(&self.verdict.headline),
-            "headline": headline,
-            "machine": decisive.map(|d| &d.machine),
-            "age_commits": self.age,
-            // What would decide it, where it is inconclusive.
-            "undecided": decisive.and_then(|d| d.undecided.as_ref()),
+            "ratio": ratio, "low": low, "high": high, "cases": cases, "exceptions": exceptions,
         })
-    }
+    });
+    let decisive = entry.verdict.decisive();
+    json!({
+        "id": entry.experiment.id,
+        "verdict": entry.verdict.state,
+        "why": headline.is_none().then_some(&entry.verdict.headline),
+        "headline": headline,
+        "machine": decisive.map(|d| &d.machine),
+        "age_commits": age(entry),
+        // What would decide it, where it is inconclusive.
+        "undecided": decisive.and_then(|d| d.undecided.as_ref()),
+    })
 }
 
 pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let dir = places.experiments()?;
-    let history = History::around(&places.lab()?);
-    let store = places.records()?;
-    let (mut rows, mut broken) = (Vec::new(), Vec::new());
-    let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
-    for experiment in Experiment::read_dir(&dir)? {
-        let experiment = match experiment {
-            Ok(experiment) => experiment,
-            Err(error) => {
-                // Its records are not strange for that.
-                if let LabError::Definition { path, .. } = &error {
-                    ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-                }
-                broken.push(error.to_string());
-                continue;
-            }
-        };
-        let (records, refused) = store.of_experiment(&experiment.id)?;
-        broken.extend(refused.iter().map(|r| r.error.to_string()));
-        counted.extend(refused.into_iter().map(|r| r.path));
-        counted.extend(records.iter().map(|r| r.path.clone()));
-        rows.push(Row::new(&experiment, &records, &history));
-        ids.push(experiment.id);
-    }
-    let document: Vec<Value> = rows.iter().map(Row::document).collect();
-    terminal.print(&document, |_, terminal| table_of(&rows, terminal))?;
-    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    for stray in store.strays(&counted, &ids)? {
-        say(format!("warning: {}", stray.error));
-    }
-    if !broken.is_empty() {
-        // What could be read has been shown; what could not is an error all the same.
-        bail!("{}", broken.join("\nerror: "));
+    let lab = places.lab()?;
+    let site = Site::gather(&lab, &places.records()?, &History::around(&lab))?;
+    let document: Vec<Value> = site.experiments.iter().map(document).collect();
+    terminal.print(&document, |_, terminal| table_of(&site.experiments, terminal))?;
+    expect_whole(&site)
+}
+
+/// Says what is strange. What could be read has been shown; what could not is an error all the same.
+pub(super) fn expect_whole(site: &Site) -> anyhow::Result<Verdict> {
+    site.strays.iter().for_each(|stray| say(format!("warning: {stray}")));
+    let troubles = site.troubles();
+    if !troubles.is_empty() {
+        bail!("{}", troubles.join("\nerror: "));
     }
     Ok(Verdict::Passed)
 }
 
-fn table_of(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let figure = |r: &Row, of: fn(&RecordVerdict, Interval) -> String| {
-        r.headline().map(|(decisive, ratio)| of(decisive, ratio)).unwrap_or_default()
+fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
+    let figure = |entry, of: fn(&RecordVerdict, Interval) -> String| {
+        headline(entry).map(|(decisive, ratio)| of(decisive, ratio)).unwrap_or_default()
     };
-    Table::of(rows)
-        .text("experiment", |r| &r.id)
+    Table::of(entries)
+        .text("experiment", |r| &r.experiment.id)
         .text("verdict", |r| match r.verdict.state {
             state @ VerdictState::Supported => table::good(state),
             state @ VerdictState::Refuted => table::bad(state),
@@ -124,7 +89,7 @@ fn table_of(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
             })
         })
         .text("machine", |r| r.verdict.decisive().map_or(&r.verdict.headline, |d| &d.machine))
-        .number("age", |r| or_dash(r.age))
+        .number("age", |r| or_dash(age(r)))
         .print(terminal)
 }
 

@@ -9,9 +9,10 @@ use serde_json::json;
 use swiglu_lab::History;
 use swiglu_lab::report::Site;
 
+use super::list::expect_whole;
 use super::places::{PeerArgs, PlaceArgs};
 use super::ready;
-use crate::terminal::{Terminal, Verdict, say, shown};
+use crate::terminal::{Terminal, Verdict, shown};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true))]
@@ -58,14 +59,9 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         said = format!("{path}: {pages} pages\n{said}");
         index = Some(path);
     }
-    let troubles = site.troubles();
-    let document =
-        json!({ "index": index, "pages": pages, "measured": measured, "troubles": troubles });
+    let document = json!({
+        "index": index, "pages": pages, "measured": measured, "troubles": site.troubles(),
+    });
     terminal.print(&document, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
-    site.strays.iter().for_each(|stray| say(format!("warning: {stray}")));
-    if !troubles.is_empty() {
-        // What could be read is shown; what could not is an error all the same.
-        bail!("{}", troubles.join("\nerror: "));
-    }
-    Ok(Verdict::Passed)
+    expect_whole(&site)
 }
