@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use swiglu::{
     Activation, Arrangement, DType, Element, GatedLinearParams, Half, Matrix, MlpParams, Numerics,
     Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType,
-    WeightLayout,
+    StridedRef, WeightLayout,
 };
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
@@ -113,7 +113,9 @@ impl<T: Element> Dense<T> {
             gate_up = gate_up.view().convert(layout)?;
         }
         let down = match (down, case.orientation) {
-            (Some(down), Orientation::InOut) => Some(transposed(&down)?),
+            (Some(down), Orientation::InOut) => {
+                Some(StridedRef::from(&down).transposed().to_rows()?.view()?.to_dtype()?)
+            }
             (down, _) => down,
         };
         Ok(Self { case, gate_up, down, biases })
@@ -133,13 +135,6 @@ impl<T: Element> Dense<T> {
             }
         }
     }
-}
-
-pub(crate) fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
-    let [rows, cols] = [m.rows(), m.cols()];
-    let from = m.as_slice();
-    let values = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c]));
-    Matrix::from_values(values, cols, rows)
 }
 
 /// The layer of a case with quantised weights.

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use swiglu::{Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy};
+use swiglu::{
+    Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy, StridedRef,
+};
 use swiglu_core::bounds::GradientReference;
 
 use super::RunArgs;
@@ -170,9 +172,11 @@ fn judge<T: Element>(
     let matrices = step.matrices().skip(1).zip(names).zip(references);
     for (((matrix, lies), name), reference) in matrices {
         // A reference has a row for each output feature.
-        let turned = lies == Orientation::InOut;
-        let turned = turned.then(|| inputs::transposed(matrix)).transpose()?;
-        reports.insert(name, of(reference, turned.as_ref().unwrap_or(matrix).view())?);
+        let rows = match lies {
+            Orientation::OutIn => StridedRef::from(matrix),
+            Orientation::InOut => StridedRef::from(matrix).transposed(),
+        };
+        reports.insert(name, of(reference, rows.to_rows()?.view()?)?);
     }
     let biases = step.gradients.iter().flat_map(|gradients| {
         [

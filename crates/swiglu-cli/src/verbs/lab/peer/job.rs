@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use swiglu::{
-    DType, Device, Element, GateUpRef, Half, MatrixRef, Numerics, Orientation, SavePolicy, bf16,
-    f16,
+    DType, Device, Element, GateUpRef, Half, MatrixRef, Numerics, Orientation, SavePolicy,
+    StridedRef, bf16, f16,
 };
 use swiglu_lab::{Case, CaseOp, Heat};
 
@@ -141,12 +141,11 @@ fn stacked<T: Element>(written: &Written<'_, T>, mut row: usize) -> Vec<T> {
     for (i, (matrix, lies)) in written.iter().enumerate() {
         let is_down = i + 1 == written.len();
         let across = is_down == (*lies == Orientation::OutIn);
-        let rows = if across { matrix.cols() } else { matrix.rows() };
+        let lying = StridedRef::from(*matrix);
+        let lying = if across { lying.transposed() } else { lying };
+        let [rows, cols] = lying.shape();
         if row < rows {
-            return match across {
-                true => (0..matrix.rows()).map(|c| matrix.row(c)[row]).collect(),
-                false => matrix.row(row).to_vec(),
-            };
+            return (0..cols).map(|c| lying.at(row, c)).collect();
         }
         row -= rows;
     }
