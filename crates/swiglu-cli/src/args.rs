@@ -8,7 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use serde_json::Value;
+use serde_json::{Value, json};
 use swiglu::{
     Activation, CoreError, CpuOptions, DType, Device, ExpMode, Isa, MlpWeights, Numerics, Op,
     QuantizedType, Rounding,
@@ -21,13 +21,13 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {
     /// Where to run: best, cpu, cuda or cuda:N; best is the first CUDA device, else the CPU
-    #[arg(long, value_name = "NAME", default_value = "best")]
+    #[arg(long, value_name = "NAME", default_value = "best", value_parser = device_name)]
     device: DeviceName,
     /// CPU: force an instruction set: portable, avx2, avx512, avx512-bf16 or amx-bf16
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
     #[arg(long)]
@@ -38,15 +38,14 @@ impl DeviceArgs {
     pub(crate) fn open(&self) -> anyhow::Result<Device> {
         let Self { isa, threads, .. } = *self;
         let of_the_cpu = isa.is_some() || threads.is_some();
+        let cuda = |device| Device::cuda_with(&CudaOptions::new(device).with_tf32(self.tf32));
         let device = match self.device {
             DeviceName::Cuda(_) if of_the_cpu => {
                 bail!("--isa and --threads are of the CPU: leave them out, or give --device cpu")
             }
-            DeviceName::Cuda(device) => Device::cuda_with(&self.cuda_options(device))?,
+            DeviceName::Cuda(device) => cuda(device)?,
             DeviceName::Best if !of_the_cpu => match Device::best()? {
-                Device::Cuda(cuda) if self.tf32 => {
-                    Device::cuda_with(&self.cuda_options(cuda.ordinal()))?
-                }
+                Device::Cuda(best) if self.tf32 => cuda(best.ordinal())?,
                 device => device,
             },
             DeviceName::Best | DeviceName::Cpu => {
@@ -72,16 +71,10 @@ impl DeviceArgs {
                  CUDA_VISIBLE_DEVICES={device} and --device cuda"
             );
         }
-        let options: [(_, Option<Value>); 3] = [
-            ("isa", self.isa.map(|isa| isa.to_string().into())),
-            ("threads", self.threads.map(Value::from)),
-            ("tf32", self.tf32.then_some(true.into())),
-        ];
-        Ok(options.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
-    }
-
-    fn cuda_options(&self, device: usize) -> CudaOptions {
-        CudaOptions::new(device).with_tf32(self.tf32)
+        let mut options = json!({ "isa": self.isa, "threads": self.threads, "tf32": self.tf32 });
+        let given = |value: &Value| !value.is_null() && *value != false;
+        options.as_object_mut().into_iter().for_each(|all| all.retain(|_, value| given(value)));
+        Ok(options)
     }
 }
 
@@ -92,25 +85,15 @@ enum DeviceName {
     Cuda(usize),
 }
 
-impl FromStr for DeviceName {
-    type Err = CoreError;
-
-    fn from_str(s: &str) -> Result<Self, CoreError> {
-        let unknown = || CoreError::UnknownName {
-            what: "device",
-            given: s.to_owned(),
-            choices: "best, cpu, cuda, cuda:N".into(),
-        };
-        match s {
-            "best" => Ok(DeviceName::Best),
-            "cpu" => Ok(DeviceName::Cpu),
-            "cuda" => Ok(DeviceName::Cuda(0)),
-            _ => match s.strip_prefix("cuda:").map(str::parse) {
-                Some(Ok(ordinal)) => Ok(DeviceName::Cuda(ordinal)),
-                _ => Err(unknown()),
-            },
-        }
-    }
+fn device_name(s: &str) -> Result<DeviceName, CoreError> {
+    let named = match s {
+        "best" => Some(DeviceName::Best),
+        "cpu" => Some(DeviceName::Cpu),
+        "cuda" => Some(DeviceName::Cuda(0)),
+        _ => s.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(DeviceName::Cuda),
+    };
+    let choices = "best, cpu, cuda, cuda:N".into();
+    named.ok_or_else(|| CoreError::UnknownName { what: "device", given: s.into(), choices })
 }
 
 /// What is computed, beside shapes and weights.
@@ -139,16 +122,11 @@ pub(crate) struct MathArgs {
 
 impl MathArgs {
     /// The layer of a file as it was asked for, in an element type.
-    pub(crate) fn layer(&self, weights: MlpWeights, dtype: DType) -> MlpWeights {
-        self.activated(weights).numerics(self.numerics(dtype)).dtype(dtype)
-    }
-
-    /// The layer of a file with the activation that was asked for, else its own.
-    pub(crate) fn activated(&self, weights: MlpWeights) -> MlpWeights {
-        match self.activation {
-            Some(activation) => weights.activation(activation),
-            None => weights,
+    pub(crate) fn layer(&self, mut weights: MlpWeights, dtype: DType) -> MlpWeights {
+        if let Some(activation) = self.activation {
+            weights = weights.activation(activation);
         }
+        weights.numerics(self.numerics(dtype)).dtype(dtype)
     }
 
     /// A case as it was asked for.
@@ -203,18 +181,17 @@ pub(crate) fn expect_quantized(
     let (op, inputs) = match case.op {
         CaseOp::GatedLinear => (Op::GatedLinear, &[case.hidden][..]),
         CaseOp::Mlp => (Op::Mlp, &[case.hidden, case.intermediate][..]),
-        CaseOp::MlpTrain => bail!(
-            "--weights-type {kind}: quantised weights have no gradients; choose gated-linear or mlp, or leave it out"
-        ),
-        op => bail!(
-            "--weights-type {kind}: the {op} has no weights; choose gated-linear or mlp, or leave it out"
-        ),
+        op => {
+            let why = match op {
+                CaseOp::MlpTrain => "quantised weights have no gradients".to_owned(),
+                op => format!("the {op} has no weights"),
+            };
+            bail!("--weights-type {kind}: {why}; choose gated-linear or mlp, or leave it out")
+        }
     };
-    device
-        .expect_quantized(op, case.dtype, kind)
-        .with_context(|| format!("--weights-type {kind}"))?;
-    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(kind.elements())) {
-        let whole = kind.elements();
+    let (option, whole) = (|| format!("--weights-type {kind}"), kind.elements());
+    device.expect_quantized(op, case.dtype, kind).with_context(option)?;
+    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(whole)) {
         bail!("--weights-type {kind}: {n} inputs are not whole {kind} blocks of {whole}");
     }
     Ok(())
@@ -274,9 +251,11 @@ fn within<N: FromStr + PartialOrd + Display>(
     kind: &str,
 ) -> Result<N, CoreError> {
     let number = s.parse().ok().filter(|number| range.contains(number));
-    number.ok_or_else(|| CoreError::OutOfRange {
-        what,
-        given: s.to_owned(),
-        expected: format!("a {kind} from {} to {}", range.start(), range.end()),
-    })
+    let expected = || format!("a {kind} from {} to {}", range.start(), range.end());
+    number.ok_or_else(|| out_of_range(what, s, &expected()))
+}
+
+/// That a text is no number, or not these numbers.
+pub(crate) fn out_of_range(what: &'static str, given: &str, expected: &str) -> CoreError {
+    CoreError::OutOfRange { what, given: given.into(), expected: expected.into() }
 }

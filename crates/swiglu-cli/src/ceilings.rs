@@ -3,16 +3,20 @@
 
 use serde::Serialize;
 use swiglu::{DType, Device, Op, Problem, with_dtype};
-use swiglu_cpu::{Cpu, ceilings as cpu};
+use swiglu_cpu::ceilings as cpu;
 use swiglu_cuda::ceilings as cuda;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class, Work, classify};
 use swiglu_lab::{Case, CaseOp, Heat};
 
 use crate::table::number;
 
+/// Measurements of bandwidth, of which the best counts.
+const BANDWIDTHS: usize = 5;
+
 /// The ceilings that bind an operation on a device. A shared host gives now more bandwidth, now less: the
-/// best of so many measurements is the limit, each of a tenth of a second.
-pub(crate) fn of(device: &Device, op: CaseOp, measurements: usize) -> swiglu::Result<Ceilings> {
+/// best of some measurements is the limit, each of a tenth of a second. A quick look is none at the ceilings
+/// either.
+pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Ceilings> {
     let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
     let cpu = match device {
         Device::Cpu(cpu) => cpu,
@@ -26,7 +30,7 @@ pub(crate) fn of(device: &Device, op: CaseOp, measurements: usize) -> swiglu::Re
         _ => return Ok(Ceilings::default()),
     };
     let mut measured = cpu::measure(cpu)?;
-    for _ in 1..measurements {
+    for _ in 1..if quick { 1 } else { BANDWIDTHS } {
         measured.bandwidth = measured.bandwidth.best(cpu::bandwidth(cpu)?);
     }
     // Weights are read; an activation reads two matrices and writes a third.
@@ -62,16 +66,12 @@ pub(crate) fn with_case(
             "{} {} in {} on data in a near cache",
             case.activation, case.numerics, case.dtype
         );
-        let per_second = results_per_second(cpu, case)?;
+        let per_second = with_dtype!(case.dtype, T => {
+            cpu::activation::<T>(cpu, &case.activation, case.numerics).map_err(swiglu::Error::from)
+        })?;
         ceilings.activation = Some(Ceiling { name, per_second });
     }
     Ok(ceilings)
-}
-
-fn results_per_second(cpu: &Cpu, case: &Case) -> swiglu::Result<f64> {
-    with_dtype!(case.dtype, T => {
-        Ok(cpu::activation::<T>(cpu, &case.activation, case.numerics)?)
-    })
 }
 
 /// The least time a problem can take, and why.

@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 use swiglu::{
-    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, Half, Matrix, MlpParams,
-    Numerics, Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams,
-    QuantizedType, WeightLayout,
+    Activation, Arrangement, DType, Element, GatedLinearParams, Half, Matrix, MlpParams, Numerics,
+    Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType,
+    StridedRef, WeightLayout,
 };
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
@@ -15,9 +15,6 @@ use swiglu_lab::peer::protocol::{
 use swiglu_lab::{Case, CaseOp, DeviceKind, Heat};
 
 use crate::layer::Params;
-
-/// Elements that one task fills.
-const CHUNK: usize = 1 << 16;
 
 /// A case of this shape (M, K, H), with all else as it is where nobody says otherwise.
 pub(crate) fn case(device: DeviceKind, op: CaseOp, shape: [usize; 3], dtype: DType) -> Case {
@@ -48,11 +45,8 @@ pub(crate) fn normal<T: Element>(
     scale: f32,
 ) -> Result<Matrix<T>> {
     let mut m = Matrix::zeros(rows, cols)?;
-    m.as_mut_slice().par_chunks_mut(CHUNK).enumerate().for_each(|(c, chunk)| {
-        for (i, v) in chunk.iter_mut().enumerate() {
-            let index = (c * CHUNK + i) as u64;
-            *v = T::from_f32(swiglu_core::random::normal(seed, index) * scale);
-        }
+    m.as_mut_slice().par_iter_mut().enumerate().for_each(|(i, v)| {
+        *v = T::from_f32(swiglu_core::random::normal(seed, i as u64) * scale);
     });
     Ok(m)
 }
@@ -62,10 +56,17 @@ pub(crate) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
     normal(seed ^ STREAM_X, case.m, case.hidden, 1.0)
 }
 
-/// ∂L/∂y of a training step `[M, K]`, or ∂L/∂h `[M, H]`.
-pub(crate) fn out_grad<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
-    let cols = if case.op.is_block() { case.hidden } else { case.intermediate };
-    normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)
+/// What a call reads beside weights: x, or gate and up; then, of a backward pass, the gradient of the result.
+pub(crate) fn read<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
+    let mut all = match case.op.has_weights() {
+        true => vec![x(case, seed)?],
+        false => activation(case, seed)?,
+    };
+    if matches!(case.op, CaseOp::ActivationBackward | CaseOp::MlpTrain) {
+        let cols = if case.op.is_block() { case.hidden } else { case.intermediate };
+        all.push(normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)?);
+    }
+    Ok(all)
 }
 
 /// Weights have a variance of about 1 / inputs, so that pre-activations of normal inputs are normal.
@@ -73,35 +74,21 @@ fn scale(inputs: usize) -> f32 {
     1.0 / (inputs.max(1) as f32).sqrt()
 }
 
-/// What a layer has beside its weights.
-struct Rest {
-    /// Of gate, up and down, where there are any.
-    biases: Option<[Vec<f32>; 3]>,
-    activation: Activation,
-    numerics: Numerics,
-}
-
-impl Rest {
-    fn of(case: &Case, seed: u64) -> Self {
-        let bias = |stream: u64, n: usize| -> Vec<f32> {
-            (0..n as u64).map(|i| swiglu_core::random::normal(seed ^ stream, i)).collect()
-        };
-        let ([gate, up, down], h) = (STREAM_BIAS, case.intermediate);
-        let biases = case.bias.then(|| [bias(gate, h), bias(up, h), bias(down, case.hidden)]);
-        Self { biases, activation: case.activation, numerics: case.numerics }
-    }
-
-    fn bias(&self, which: usize) -> Option<&[f32]> {
-        self.biases.as_ref().map(|biases| biases[which].as_slice())
-    }
+/// Of gate, up and down, where the case has any.
+fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
+    let lengths = [case.intermediate, case.intermediate, case.hidden];
+    std::array::from_fn(|which| {
+        let value = |i| swiglu_core::random::normal(seed ^ STREAM_BIAS[which], i);
+        case.bias.then(|| (0..lengths[which] as u64).map(value).collect())
+    })
 }
 
 /// The layer of a case, of elements in its layout.
 pub(crate) struct Dense<T> {
+    case: Case,
     gate_up: OwnedGateUp<T>,
     down: Option<Matrix<T>>,
-    orientation: Orientation,
-    rest: Rest,
+    biases: [Option<Vec<f32>>; 3],
 }
 
 impl<T: Element> Dense<T> {
@@ -110,15 +97,15 @@ impl<T: Element> Dense<T> {
         let weight = |stream, rows, cols| normal(seed ^ stream, rows, cols, scale(cols));
         let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
         let down = case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?;
-        Self::of(tensors, down, case, Rest::of(case, seed))
+        Self::of(case.clone(), tensors, down, biases(case, seed))
     }
 
     /// Of gate and up `[out, in]` and down, laid out as the case has them.
     fn of(
+        case: Case,
         tensors: Vec<Matrix<T>>,
         down: Option<Matrix<T>>,
-        case: &Case,
-        rest: Rest,
+        biases: [Option<Vec<f32>>; 3],
     ) -> Result<Self> {
         let layout = WeightLayout { orientation: case.orientation, arrangement: case.arrangement };
         let mut gate_up = OwnedGateUp::new(tensors, WeightLayout::HF)?;
@@ -126,40 +113,37 @@ impl<T: Element> Dense<T> {
             gate_up = gate_up.view().convert(layout)?;
         }
         let down = match (down, case.orientation) {
-            (Some(down), Orientation::InOut) => Some(transposed(&down)?),
+            (Some(down), Orientation::InOut) => {
+                Some(StridedRef::from(&down).transposed().to_rows()?.view()?.to_dtype()?)
+            }
             (down, _) => down,
         };
-        Ok(Self { gate_up, down, orientation: case.orientation, rest })
+        Ok(Self { case, gate_up, down, biases })
     }
 
     pub(crate) fn params(&self) -> Params<'_, T> {
-        let rest = &self.rest;
-        let gated = GatedLinearParams::new(self.gate_up.view(), rest.activation)
-            .with_gate_bias(rest.bias(0))
-            .with_up_bias(rest.bias(1))
-            .with_numerics(rest.numerics);
-        match &self.down {
+        let [gate_bias, up_bias, down_bias] = self.biases.each_ref().map(Option::as_deref);
+        let gated = GatedLinearParams::new(self.gate_up.view(), self.case.activation)
+            .with_gate_bias(gate_bias)
+            .with_up_bias(up_bias)
+            .with_numerics(self.case.numerics);
+        match self.down.as_ref().map(Matrix::view) {
             None => Params::GatedLinear(gated),
-            Some(down) => Params::Mlp(
-                MlpParams::new(gated, down.view(), self.orientation).with_down_bias(rest.bias(2)),
-            ),
+            Some(down) => {
+                let params = MlpParams::new(gated, down, self.case.orientation);
+                Params::Mlp(params.with_down_bias(down_bias))
+            }
         }
     }
 }
 
-pub(crate) fn transposed<T: Element>(m: &Matrix<T>) -> Result<Matrix<T>> {
-    let [rows, cols] = [m.rows(), m.cols()];
-    let from = m.as_slice();
-    let values = (0..cols).flat_map(|c| (0..rows).map(move |r| from[r * cols + c]));
-    Matrix::from_values(values, cols, rows)
-}
-
 /// The layer of a case with quantised weights.
 pub(crate) struct Quantized {
+    case: Case,
     gate: QuantizedMatrix,
     up: QuantizedMatrix,
     down: Option<QuantizedMatrix>,
-    rest: Rest,
+    biases: [Option<Vec<f32>>; 3],
 }
 
 impl Quantized {
@@ -168,48 +152,39 @@ impl Quantized {
         let weight =
             |stream, rows, cols| quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols));
         Ok(Self {
+            case: case.clone(),
             gate: weight(STREAM_GATE, h, k)?,
             up: weight(STREAM_UP, h, k)?,
             down: case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?,
-            rest: Rest::of(case, seed),
+            biases: biases(case, seed),
         })
     }
 
     pub(crate) fn params<T: Element>(&self) -> Params<'_, T> {
-        let (rest, gate, up) = (&self.rest, self.gate.view(), self.up.view());
-        let gated = QuantizedGatedLinearParams::new(gate, up, rest.activation, T::DTYPE)
-            .with_gate_bias(rest.bias(0))
-            .with_up_bias(rest.bias(1))
-            .with_numerics(rest.numerics);
-        match &self.down {
+        let (gate, up, case) = (self.gate.view(), self.up.view(), &self.case);
+        let [gate_bias, up_bias, down_bias] = self.biases.each_ref().map(Option::as_deref);
+        let gated = QuantizedGatedLinearParams::new(gate, up, case.activation, T::DTYPE)
+            .with_gate_bias(gate_bias)
+            .with_up_bias(up_bias)
+            .with_numerics(case.numerics);
+        match self.down.as_ref().map(QuantizedMatrix::view) {
             None => Params::QuantizedGatedLinear(gated),
-            Some(down) => Params::QuantizedMlp(
-                QuantizedMlpParams::new(gated, down.view()).with_down_bias(rest.bias(2)),
-            ),
+            Some(down) => {
+                Params::QuantizedMlp(QuantizedMlpParams::new(gated, down).with_down_bias(down_bias))
+            }
         }
     }
 
     /// The values as T, to compute with in the usual way.
-    pub(crate) fn decode<T: Element>(self, case: &Case) -> Result<Dense<T>> {
+    pub(crate) fn decode<T: Element>(self) -> Result<Dense<T>> {
         let down = self.down.as_ref().map(|down| down.view().to_matrix()).transpose()?;
         let tensors = vec![self.gate.view().to_matrix()?, self.up.view().to_matrix()?];
-        Dense::of(tensors, down, case, self.rest)
-    }
-}
-
-/// Gate and up, or their gradients, of the tensors that hold them.
-pub(crate) fn gate_up<T: Element>(
-    tensors: &[Matrix<T>],
-    arrangement: Arrangement,
-) -> Result<GateUpRef<'_, T>> {
-    match tensors {
-        [gate, up] => GateUpRef::separate(gate.view(), up.view()),
-        tensors => GateUpRef::packed(tensors[0].view(), arrangement),
+        Dense::of(self.case, tensors, down, self.biases)
     }
 }
 
 /// Gate and up of an activation, in the arrangement of the case: one tensor where they share it, else two.
-pub(crate) fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
+fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
     let (m, h, arrangement) = (case.m, case.intermediate, case.arrangement);
     let half = |stream| normal(seed ^ stream, m, h, ACTIVATION_SCALE);
     let (gate, up) = (half(STREAM_GATE)?, half(STREAM_UP)?);
@@ -225,15 +200,4 @@ pub(crate) fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matri
         }
     }
     Ok(vec![packed])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parallel_generation_is_the_published_stream() {
-        let a = normal::<f32>(5, 3, CHUNK, 0.5).unwrap();
-        assert_eq!(a, swiglu_core::random::normal_matrix(5, 3, CHUNK, 0.5).unwrap());
-    }
 }

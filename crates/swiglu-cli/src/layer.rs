@@ -2,8 +2,8 @@
 //! packed from them.
 
 use swiglu::{
-    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, MatrixMut, MatrixRef,
-    Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
+    CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, HostWeights, MatrixMut,
+    MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
     QuantizedGatedLinearParams, QuantizedMlpParams, SavePolicy,
 };
 use swiglu_core::bounds::{self, Reference};
@@ -31,21 +31,31 @@ impl<'a, T: Element> Params<'a, T> {
         device: &Device,
     ) -> swiglu::Result<Result<Self, Option<swiglu::Error>>> {
         let blocks = match op {
-            CaseOp::GatedLinear => weights
-                .quantized_gated_linear_on(device)
-                .and_then(|blocks| Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?))),
-            _ => weights
-                .quantized_on(device)
-                .and_then(|blocks| Ok(Params::QuantizedMlp(blocks.mlp()?))),
+            CaseOp::GatedLinear => weights.quantized_gated_linear_on(device),
+            _ => weights.quantized_on(device),
         };
-        match blocks {
-            Ok(blocks) => Ok(Ok(blocks)),
+        let params = blocks.and_then(|blocks| match op {
+            CaseOp::GatedLinear => Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?)),
+            _ => Ok(Params::QuantizedMlp(blocks.mlp()?)),
+        });
+        match params {
             Err(why) if why.kind() == ErrorKind::Unsupported => {
                 let quantized = op.op().is_some_and(|op| weights.is_quantized(op));
                 Ok(Err(quantized.then_some(why)))
             }
-            Err(error) => Err(error),
+            params => params.map(Ok),
         }
+    }
+
+    /// The weights of a file as elements; of the activation by itself those of the layer before it.
+    ///
+    /// # Errors
+    /// If a part is missing.
+    pub(crate) fn elements(host: &'a HostWeights<'_, T>, op: CaseOp) -> swiglu::Result<Self> {
+        Ok(match op {
+            CaseOp::Mlp => Params::Mlp(host.mlp()?),
+            _ => Params::GatedLinear(host.gated_linear()?),
+        })
     }
 
     /// The problem of `m` tokens.
@@ -71,8 +81,7 @@ impl<'a, T: Element> Params<'a, T> {
 
     /// Columns of the output.
     pub(crate) fn out_features(&self) -> usize {
-        let problem = self.problem(1);
-        if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
+        out_features(&self.problem(1))
     }
 
     /// Refuses NaN and infinities, also those that rounding to `T` has made.
@@ -91,20 +100,17 @@ impl<'a, T: Element> Params<'a, T> {
     /// Packs the layer for a device: by a path, or as the device computes it by itself, which is the
     /// only way with quantised weights.
     pub(crate) fn pack(&self, device: &Device, path: Option<Path>) -> swiglu::Result<Packed> {
-        Ok(match (self, path) {
-            (Params::GatedLinear(p), None) => {
-                Packed::GatedLinear(GatedLinear::from_params(device, p)?)
-            }
-            (Params::GatedLinear(p), Some(path)) => {
-                Packed::GatedLinear(GatedLinear::with_path(device, p, path)?)
-            }
-            (Params::Mlp(p), None) => Packed::Mlp(Mlp::from_params(device, p)?),
-            (Params::Mlp(p), Some(path)) => Packed::Mlp(Mlp::with_path(device, p, path)?),
+        let (gated, mlp) = (Packed::GatedLinear, Packed::Mlp);
+        match (self, path) {
+            (Params::GatedLinear(p), None) => GatedLinear::from_params(device, p).map(gated),
+            (Params::GatedLinear(p), Some(by)) => GatedLinear::with_path(device, p, by).map(gated),
+            (Params::Mlp(p), None) => Mlp::from_params(device, p).map(mlp),
+            (Params::Mlp(p), Some(by)) => Mlp::with_path(device, p, by).map(mlp),
             (Params::QuantizedGatedLinear(p), _) => {
-                Packed::GatedLinear(GatedLinear::from_quantized::<T>(device, p)?)
+                GatedLinear::from_quantized::<T>(device, p).map(gated)
             }
-            (Params::QuantizedMlp(p), _) => Packed::Mlp(Mlp::from_quantized::<T>(device, p)?),
-        })
+            (Params::QuantizedMlp(p), _) => Mlp::from_quantized::<T>(device, p).map(mlp),
+        }
     }
 
     /// Packs the layer for forward and backward passes.
@@ -114,19 +120,20 @@ impl<'a, T: Element> Params<'a, T> {
         policy: SavePolicy,
         path: Option<Path>,
     ) -> swiglu::Result<Packed> {
-        Ok(match (self, path) {
+        let (gated, mlp) = (Packed::GatedLinear, Packed::Mlp);
+        match (self, path) {
             (Params::GatedLinear(p), None) => {
-                Packed::GatedLinear(GatedLinear::for_training(device, p, policy)?)
+                GatedLinear::for_training(device, p, policy).map(gated)
             }
             (Params::GatedLinear(p), Some(path)) => {
-                Packed::GatedLinear(GatedLinear::for_training_with_path(device, p, policy, path)?)
+                GatedLinear::for_training_with_path(device, p, policy, path).map(gated)
             }
-            (Params::Mlp(p), None) => Packed::Mlp(Mlp::for_training(device, p, policy)?),
+            (Params::Mlp(p), None) => Mlp::for_training(device, p, policy).map(mlp),
             (Params::Mlp(p), Some(path)) => {
-                Packed::Mlp(Mlp::for_training_with_path(device, p, policy, path)?)
+                Mlp::for_training_with_path(device, p, policy, path).map(mlp)
             }
-            _ => return Err(self.without_gradients().into()),
-        })
+            _ => Err(self.without_gradients().into()),
+        }
     }
 
     fn without_gradients(&self) -> CoreError {
@@ -174,6 +181,11 @@ impl<'a, T: Element> Params<'a, T> {
             Params::QuantizedMlp(p) => bounds::quantized_mlp(x, p),
         }
     }
+}
+
+/// Columns of the result.
+pub(crate) fn out_features(problem: &Problem) -> usize {
+    if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
 }
 
 /// A packed layer of either operation.

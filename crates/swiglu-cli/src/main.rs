@@ -7,10 +7,8 @@
 
 mod args;
 mod ceilings;
-mod cli;
 mod inputs;
 mod layer;
-mod models;
 mod table;
 mod terminal;
 mod timing;
@@ -22,18 +20,101 @@ mod weights;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use anyhow::bail;
+use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use serde_json::json;
 
-use cli::Cli;
-use terminal::{Terminal, Verdict, describe, say};
+use terminal::{OutputArgs, Terminal, Verdict, describe, say};
+
+/// What the environment says, beside CUDA_VISIBLE_DEVICES and NO_COLOR.
+const ENVIRONMENT: &str = "\
+Environment:
+  SWIGLU_CUDA_LIBRARY_PATH    Directories where CUDA's libraries are looked for first
+  SWIGLU_CACHE_DIR            Where compiled kernels are kept [default: swiglu in the user's cache]
+  SWIGLU_CACHE_READ_ONLY_DIR  Where kernels are looked for first: what `kernels build` made
+  SWIGLU_TUNING_DIR           Where measurements of plans are kept [default: in the user's data]
+  SWIGLU_LAB_LOCK_DIR         Where runs of the lab keep each other out [default: temporary files]
+  SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
+
+Exit codes: 0 done, 1 a check failed, a result is wrong or a peer broke, 2 bad input or usage, 75 a run \
+of the lab stopped early or goes on elsewhere";
+
+/// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
+///
+/// `swiglu run` without arguments computes a real layer that is part of the program, proves the
+/// result and compares its time with that of the unfused way.
+#[derive(Debug, Parser)]
+#[command(name = "swiglu", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = ENVIRONMENT)]
+struct Cli {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run a layer: time, speed-up over the unfused way, error against float64
+    Run(Box<verbs::run::RunArgs>),
+    /// Say what a model file holds: layers, experts, types, activation, and what would be refused
+    Inspect(verbs::inspect::InspectArgs),
+    /// Check every kernel of this machine against the float64 oracle
+    Check(verbs::check::CheckArgs),
+    /// Measure speed as a fraction of what this machine can do, beside other libraries
+    Bench(Box<verbs::bench::BenchArgs>),
+    /// Show how a problem would be computed and what it costs at least; measure where its time goes
+    Explain(Box<verbs::explain::ExplainArgs>),
+    /// Measure every way of computing a layer on a CUDA device, for plans to follow
+    Tune(Box<verbs::tune::TuneArgs>),
+    /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
+    Kernels(verbs::kernels::KernelsArgs),
+    /// Experiments against other libraries: run them, list what their records say
+    Lab(verbs::lab::LabArgs),
+    /// Show this program, processor and what is available
+    Info,
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell the script is for
+        shell: Shell,
+    },
+}
+
+impl Verb {
+    fn execute(&self, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+        match self {
+            Verb::Run(args) => verbs::run::run(args, terminal),
+            Verb::Inspect(args) => verbs::inspect::inspect(args, terminal),
+            Verb::Check(args) => verbs::check::check(args, terminal),
+            Verb::Bench(args) => verbs::bench::bench(args, terminal),
+            Verb::Explain(args) => verbs::explain::explain(args, terminal),
+            Verb::Tune(args) => verbs::tune::tune(args, terminal),
+            Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
+            Verb::Lab(args) => verbs::lab::lab(args, terminal),
+            Verb::Info => verbs::info::info(terminal),
+            Verb::Completions { shell } => completions(*shell, terminal),
+        }
+    }
+}
+
+fn completions(shell: Shell, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    if terminal.json {
+        bail!("--json: a script for a shell is no JSON document; leave the option out");
+    }
+    // Into memory first: the generator panics where a pipe is closed early.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "swiglu", &mut script);
+    terminal.write_all(&script)?;
+    Ok(Verdict::Passed)
+}
 
 fn main() -> ExitCode {
-    let (json, result) = match Cli::try_parse() {
+    let (json, result) = match parse() {
         Ok(cli) => {
             let mut terminal = Terminal::new(&cli.output);
             let result = cli.verb.execute(&mut terminal);
-            (terminal.json(), result.and_then(|verdict| Ok(terminal.flush().map(|()| verdict)?)))
+            (terminal.json, result.and_then(|verdict| Ok(terminal.flush().map(|()| verdict)?)))
         }
         Err(usage) if usage.use_stderr() => usage.exit(),
         Err(help) => (false, print(&help)),
@@ -43,7 +124,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Failed) => ExitCode::from(1),
         Ok(Verdict::Unfinished) => ExitCode::from(swiglu_lab::executor::STOPPED),
         // The reader has seen enough, for example `swiglu info | head -1`.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => ExitCode::SUCCESS,
         Err(error) => {
             let text = describe(&error);
             say(match json {
@@ -55,12 +136,24 @@ fn main() -> ExitCode {
     }
 }
 
+fn parse() -> clap::error::Result<Cli> {
+    Cli::from_arg_matches(&numbers_may_be_negative(Cli::command()).try_get_matches()?)
+}
+
+/// Behind an option `-1` is a value, which whoever reads it refuses, and no option.
+fn numbers_may_be_negative(command: Command) -> Command {
+    let takes_value = |arg: &Arg| !arg.is_positional() && arg.get_action().takes_values();
+    command
+        .mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg })
+        .mut_subcommands(numbers_may_be_negative)
+}
+
 /// Prints what `--help` or `--version` asked for.
 fn print(help: &clap::Error) -> anyhow::Result<Verdict> {
     help.print().and_then(|()| io::stdout().flush()).map_err(terminal::named)?;
     Ok(Verdict::Passed)
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+fn is_broken_pipe(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::BrokenPipe
 }

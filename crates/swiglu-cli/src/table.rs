@@ -56,11 +56,10 @@ impl<'r, R> Table<'r, R> {
     pub(crate) fn print(self, terminal: &mut Terminal) -> anyhow::Result<()> {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
-        if terminal.colour() {
-            table.enforce_styling();
-        } else {
-            table.force_no_tty();
-        }
+        match terminal.colour {
+            true => table.enforce_styling(),
+            false => table.force_no_tty(),
+        };
         let bold = |(name, _): &(_, _)| Cell::new(name).add_attribute(Attribute::Bold);
         table.set_header(self.header.iter().map(bold));
         for (column, (_, side)) in table.column_iter_mut().zip(self.header) {
@@ -111,22 +110,24 @@ pub(crate) fn number(x: f64) -> String {
     format!("{x:.digits$}")
 }
 
+/// The unit that suits a time in microseconds.
+fn unit(us: f64) -> (f64, &'static str) {
+    match us {
+        us if us < 1e3 => (1.0, "µs"),
+        us if us < 1e6 => (1e3, "ms"),
+        _ => (1e6, "s"),
+    }
+}
+
 /// A time in microseconds with the unit that suits it.
 pub(crate) fn time(us: f64) -> String {
-    match us {
-        us if us < 1e3 => format!("{} µs", number(us)),
-        us if us < 1e6 => format!("{} ms", number(us / 1e3)),
-        us => format!("{} s", number(us / 1e6)),
-    }
+    let (unit, name) = unit(us);
+    format!("{} {name}", number(us / unit))
 }
 
 /// The quartiles of times, in the unit of their median: `7.02–7.20`.
 pub(crate) fn quartiles(Summary { q1, q3, median, .. }: Summary) -> String {
-    let unit = match median {
-        us if us < 1e3 => 1.0,
-        us if us < 1e6 => 1e3,
-        _ => 1e6,
-    };
+    let (unit, _) = unit(median);
     format!("{}–{}", number(q1 / unit), number(q3 / unit))
 }
 

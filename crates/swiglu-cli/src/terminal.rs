@@ -2,8 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
-use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// How results and progress are shown.
@@ -38,11 +37,6 @@ pub(crate) enum Verdict {
 impl Verdict {
     pub(crate) fn from_passed(passed: bool) -> Self {
         if passed { Verdict::Passed } else { Verdict::Failed }
-    }
-
-    /// Of something that happens elsewhere.
-    pub(crate) fn of_job(over: bool) -> Self {
-        if over { Verdict::Passed } else { Verdict::Unfinished }
     }
 }
 
@@ -109,52 +103,30 @@ pub(crate) fn by_options(message: &str) -> String {
 
 /// An error and its causes, each said once: many texts quote their cause already.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
-    by_options(&chain(error))
-}
-
-fn chain(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
-        match text.is_empty() {
-            true => cause,
-            false if text.contains(&cause) => text,
-            false => format!("{text}: {cause}"),
+    let mut said: Vec<String> = Vec::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !said.iter().any(|text| text.contains(&cause)) {
+            said.push(cause);
         }
-    })
+    }
+    by_options(&said.join(": "))
 }
 
 /// A path in a document. JSON is text: what of a path is not UTF-8 shows as U+FFFD, as it does in messages.
-#[derive(Debug, Clone)]
-pub(crate) struct Shown(PathBuf);
-
-impl From<PathBuf> for Shown {
-    fn from(path: PathBuf) -> Self {
-        Self(path)
-    }
-}
-
-impl Deref for Shown {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Serialize for Shown {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.display())
-    }
+pub(crate) fn shown(path: impl AsRef<Path>) -> String {
+    path.as_ref().display().to_string()
 }
 
 /// Where results go, and how.
 pub(crate) struct Terminal {
     out: BufWriter<Stdout>,
-    json: bool,
+    /// Whether one JSON document is wanted instead of text.
+    pub(crate) json: bool,
     progress: bool,
     /// Standard error is kept, not watched.
     logged: bool,
-    colour: bool,
+    /// Whether colours may be used.
+    pub(crate) colour: bool,
 }
 
 impl Terminal {
@@ -169,31 +141,21 @@ impl Terminal {
         }
     }
 
-    /// Whether one JSON document is wanted instead of text.
-    pub(crate) fn json(&self) -> bool {
-        self.json
-    }
-
-    /// Whether colours may be used.
-    pub(crate) fn colour(&self) -> bool {
-        self.colour
-    }
-
-    /// Prints what was found: as the JSON document, or as `show` says it to people.
+    /// Prints what was found: as the JSON document, or as `show` says it to people. A verb that only shows has passed
+    /// then.
     pub(crate) fn print<T: Serialize + ?Sized>(
         &mut self,
         found: &T,
         show: impl FnOnce(&T, &mut Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
-        if self.json { self.print_json(found) } else { show(found, self) }
-    }
-
-    /// Prints the JSON document.
-    fn print_json(&mut self, value: &(impl Serialize + ?Sized)) -> anyhow::Result<()> {
-        // Whole or not at all: what cannot be a document is an error without half of one before it.
-        let document = serde_json::to_string_pretty(value)?;
-        writeln!(self.out, "{document}")?;
-        Ok(())
+    ) -> anyhow::Result<Verdict> {
+        if self.json {
+            // Whole or not at all: what cannot be a document is an error without half of one before it.
+            let document = serde_json::to_string_pretty(found)?;
+            writeln!(self.out, "{document}")?;
+        } else {
+            show(found, self)?;
+        }
+        Ok(Verdict::Passed)
     }
 
     /// Says what begins and takes long, where a bar would not be seen.
@@ -205,21 +167,21 @@ impl Terminal {
 
     /// A progress bar over `len` steps, hidden where nobody would see it.
     pub(crate) fn bar(&self, len: u64) -> ProgressBar {
-        if !self.progress {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(len);
+        let bar = self.moving(ProgressBar::new(len));
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
             bar.set_style(style);
         }
-        // Keeps moving while one step takes long.
-        bar.enable_steady_tick(Duration::from_millis(200));
         bar
     }
 
     /// A message that changes, over work of unknown length; hidden where nobody would see it.
     pub(crate) fn spinner(&self) -> ProgressBar {
-        let bar = if self.progress { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        self.moving(ProgressBar::new_spinner())
+    }
+
+    /// Keeps moving while one step takes long.
+    fn moving(&self, bar: ProgressBar) -> ProgressBar {
+        let bar = if self.progress { bar } else { ProgressBar::hidden() };
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
     }

@@ -14,28 +14,24 @@ const MAX_SAMPLES: usize = 20_000;
 /// A turn that is long compared with a switch of variants, short compared with the host's drift.
 const TURN_US: u64 = 5_000;
 
-/// Something that can be timed.
-pub(crate) trait Timed {
-    /// One turn: microseconds per call.
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
-}
+/// What can be timed: one turn of so many microseconds gives microseconds per call.
+pub(crate) type Timed<'a> = Box<dyn FnMut(u64) -> anyhow::Result<Vec<f64>> + 'a>;
 
-/// Calls of this thread, each by the wall clock.
-pub(crate) struct Wall<F>(pub(crate) F);
-
-impl<F: FnMut() -> anyhow::Result<()>> Timed for Wall<F> {
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        (self.0)()?;
-        let (mut samples, mut spent) = (Vec::new(), 0.0);
-        while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
-            let start = Instant::now();
-            (self.0)()?;
-            let us = start.elapsed().as_secs_f64() * 1e6;
-            samples.push(us);
-            spent += us;
-        }
-        Ok(samples)
+/// A turn of calls of this thread, each by the wall clock.
+pub(crate) fn wall(
+    mut call: impl FnMut() -> anyhow::Result<()>,
+    budget_us: u64,
+) -> anyhow::Result<Vec<f64>> {
+    call()?;
+    let (mut samples, mut spent) = (Vec::new(), 0.0);
+    while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
+        let start = Instant::now();
+        call()?;
+        let us = start.elapsed().as_secs_f64() * 1e6;
+        samples.push(us);
+        spent += us;
     }
+    Ok(samples)
 }
 
 /// A timed batch is long compared with the resolution of events and the start of a turn.
@@ -86,21 +82,34 @@ impl<'a> Passes<'a> {
         passes.stream.synchronize()?;
         if graph {
             let Self { enqueue, stream, .. } = &mut passes;
-            let captured = stream.capture(|| enqueue_all(enqueue, stream, copies, calls));
-            passes.graph = Some(captured?);
+            let every = || (0..calls).try_for_each(|call| enqueue(stream, call % copies));
+            passes.graph = Some(stream.capture(every)?);
         }
         passes.pass_us = passes.batches(1, 1)?[0] * calls as f64;
         Ok(passes)
     }
 
-    /// Enqueues every call once.
+    /// Enqueues every call once, each with the next copy, from the first on.
     pub(crate) fn pass(&mut self) -> anyhow::Result<()> {
         match &self.graph {
             // SAFETY: the data and layers behind the nodes live in `enqueue`, as the graph does in `self`, and
             // it runs in the order of the stream that it was captured on.
             Some(graph) => Ok(unsafe { graph.launch(&self.stream) }?),
-            None => enqueue_all(&mut self.enqueue, &self.stream, self.copies, self.calls),
+            None => (0..self.calls)
+                .try_for_each(|call| (self.enqueue)(&self.stream, call % self.copies)),
         }
+    }
+
+    /// One turn: microseconds per call of each batch.
+    pub(crate) fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
+        let batch_us = (passes * self.pass_us).max(1.0);
+        let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
+        self.batches(batches as usize, passes as usize)
+    }
+
+    pub(crate) fn timed(mut self) -> Timed<'a> {
+        Box::new(move |budget_us| self.turn(budget_us))
     }
 
     /// Microseconds per call of each batch. One pass before them is not timed: it keeps the device
@@ -119,25 +128,6 @@ impl<'a> Passes<'a> {
             Ok(f64::from(pair[1].elapsed_ms(&pair[0])?) * 1e3 / calls)
         };
         Ok(events.windows(2).map(per_call).collect::<Result<_, _>>()?)
-    }
-}
-
-/// `calls` calls, each with the next copy, from the first on.
-fn enqueue_all(
-    enqueue: &mut Enqueue<'_>,
-    stream: &Stream,
-    copies: usize,
-    calls: usize,
-) -> anyhow::Result<()> {
-    (0..calls).try_for_each(|call| enqueue(stream, call % copies))
-}
-
-impl Timed for Passes<'_> {
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
-        let batch_us = (passes * self.pass_us).max(1.0);
-        let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
-        self.batches(batches as usize, passes as usize)
     }
 }
 
@@ -167,13 +157,13 @@ impl Summary {
 
 /// Times variants in turns for as long as `budget`, and for `min_turns` even if that is spent.
 pub(crate) fn interleave(
-    variants: &mut [&mut dyn Timed],
+    variants: &mut [impl FnMut(u64) -> anyhow::Result<Vec<f64>>],
     budget: Duration,
     min_turns: usize,
 ) -> anyhow::Result<Vec<Summary>> {
     // First turns pay for page faults, clocks and waking threads.
     for variant in variants.iter_mut() {
-        variant.turn(1)?;
+        variant(1)?;
     }
     let mut samples = vec![Vec::new(); variants.len()];
     let (start, mut turns) = (Instant::now(), 0);
@@ -181,7 +171,7 @@ pub(crate) fn interleave(
         || (start.elapsed() < budget && samples.iter().all(|s| s.len() < MAX_SAMPLES))
     {
         for (variant, samples) in variants.iter_mut().zip(&mut samples) {
-            samples.extend(variant.turn(TURN_US)?);
+            samples.extend(variant(TURN_US)?);
         }
         turns += 1;
     }
@@ -198,19 +188,19 @@ mod tests {
         let order = RefCell::new(String::new());
         let slow = |name: char| {
             let order = &order;
-            Wall(move || {
+            let call = move || {
                 order.borrow_mut().push(name);
                 std::thread::sleep(Duration::from_millis(6));
                 Ok(())
-            })
+            };
+            move |budget_us| wall(call, budget_us)
         };
-        let (mut a, mut b) = (slow('a'), slow('b'));
-        let times = interleave(&mut [&mut a, &mut b], Duration::ZERO, 2).unwrap();
+        let times = interleave(&mut [slow('a'), slow('b')], Duration::ZERO, 2).unwrap();
         // A turn that does not count, then two that do; each begins with a call that is not timed.
         assert_eq!(order.borrow().as_str(), "aabbaabbaabb");
         assert!(times.iter().all(|t| t.samples == 2 && t.median > 5e3), "{times:?}");
-        let mut broken = Wall(|| anyhow::bail!("no"));
-        assert!(interleave(&mut [&mut broken], Duration::ZERO, 1).is_err());
+        let broken = |budget_us| wall(|| anyhow::bail!("no"), budget_us);
+        assert!(interleave(&mut [broken], Duration::ZERO, 1).is_err());
     }
 
     #[test]

@@ -2,17 +2,17 @@
 //! CUDA device's memory already.
 
 use swiglu::{
-    CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Op, Orientation, Problem,
+    CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Orientation, Problem,
     SavePolicy, Wanted,
 };
 use swiglu_cuda::{CudaError, DeviceGradientsMut, DeviceMatrix, DeviceMatrixMut, Stream};
 
-use crate::layer::{Packed, either};
+use crate::layer::{Packed, either, out_features};
 
-/// The result of a layer, and the gradients.
+/// The result of a layer, and the gradients where it trains.
 pub(crate) struct Step<T> {
     pub(crate) y: Matrix<T>,
-    pub(crate) gradients: Gradients<T>,
+    pub(crate) gradients: Option<Gradients<T>>,
     /// How gate's and up's weights lie, and down's.
     lie: [Orientation; 2],
 }
@@ -23,10 +23,15 @@ impl<T: Element> Step<T> {
         let shapes = GradientShapes::new(problem, down);
         let gradients = Gradients::zeros(problem.m, &shapes, Wanted::ALL, problem.bias)?;
         let y = Matrix::zeros(problem.m, out_features(problem))?;
-        Ok(Self { y, gradients, lie: [problem.layout.orientation, down] })
+        Ok(Self { y, gradients: Some(gradients), lie: [problem.layout.orientation, down] })
     }
 
-    /// Computes both, of the gradient of the result; the bytes that were kept between the passes.
+    /// Room for a result alone.
+    pub(crate) fn forward(rows: usize, cols: usize) -> swiglu_core::Result<Self> {
+        Ok(Self { y: Matrix::zeros(rows, cols)?, gradients: None, lie: [Orientation::OutIn; 2] })
+    }
+
+    /// Computes what there is room for, of the gradient of the result; the bytes that were kept between the passes.
     pub(crate) fn run(
         &mut self,
         layer: &Packed,
@@ -34,6 +39,9 @@ impl<T: Element> Step<T> {
         out_grad: MatrixRef<'_, T>,
     ) -> swiglu::Result<usize> {
         let Self { y, gradients, .. } = self;
+        let Some(gradients) = gradients else {
+            return layer.forward_into(x, y.view_mut()).map(|()| 0);
+        };
         either!(layer, layer => {
             let saved = layer.forward_train_into(x, y)?;
             let kept = saved.kept_bytes();
@@ -44,25 +52,20 @@ impl<T: Element> Step<T> {
 
     /// y and the gradients of x and of the weights, with how each lies.
     pub(crate) fn matrices(&self) -> impl Iterator<Item = (&Matrix<T>, Orientation)> {
-        let Gradients { dx, gate, up, down, .. } = &self.gradients;
-        let ([gate_up, of_down], rows) = (self.lie, Orientation::OutIn);
-        let gradients = [(dx, rows), (gate, gate_up), (up, gate_up), (down, of_down)];
-        let gradients = gradients.into_iter().filter_map(|(m, lie)| Some((m.as_ref()?, lie)));
+        let ([gate_up, down], rows) = (self.lie, Orientation::OutIn);
+        let gradients = self.gradients.iter().flat_map(move |g| {
+            [(&g.dx, rows), (&g.gate, gate_up), (&g.up, gate_up), (&g.down, down)]
+        });
+        let gradients = gradients.filter_map(|(m, lie)| Some((m.as_ref()?, lie)));
         [(&self.y, rows)].into_iter().chain(gradients)
     }
 
     /// All of its matrices.
     pub(crate) fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix<T>> {
-        let Gradients { dx, gate, up, down, .. } = &mut self.gradients;
-        [Some(&mut self.y), dx.as_mut(), gate.as_mut(), up.as_mut(), down.as_mut()]
-            .into_iter()
-            .flatten()
+        let gradients = self.gradients.iter_mut();
+        let gradients = gradients.flat_map(|g| [&mut g.dx, &mut g.gate, &mut g.up, &mut g.down]);
+        [&mut self.y].into_iter().chain(gradients.flatten())
     }
-}
-
-/// Columns of the result.
-fn out_features(problem: &Problem) -> usize {
-    if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
 }
 
 /// A layer's data on a device: what both passes read, and where all of it goes.
@@ -154,9 +157,11 @@ impl<T: Element> StepOnDevice<T> {
         results.chain(&mut self.down).try_for_each(|m| m.buffer_mut().poison(0xFF))
     }
 
-    /// The results but for gradients of biases.
-    pub(crate) fn to_host(&self, stream: &Stream) -> anyhow::Result<Step<T>> {
-        let mut step = Step::new(&self.problem, self.down_lies)?;
+    /// The results but for gradients of biases, with how each lies.
+    pub(crate) fn to_host(
+        &self,
+        stream: &Stream,
+    ) -> Result<Vec<(Matrix<T>, Orientation)>, CudaError> {
         let weights: Vec<_> = match self.weights.as_slice() {
             [both] => {
                 let (both, rows) = (both.view(), both.rows() / 2);
@@ -164,12 +169,11 @@ impl<T: Element> StepOnDevice<T> {
             }
             apart => apart.iter().map(DeviceMatrix::view).collect(),
         };
-        let from = [self.y.view(), self.dx.view()].into_iter().chain(weights);
-        let from = from.chain(self.down.as_ref().map(DeviceMatrix::view));
-        for (from, to) in from.zip(step.matrices_mut()) {
-            from.download(stream, to.view_mut())?;
-        }
-        Ok(step)
+        let lies = self.problem.layout.orientation;
+        let rows = [self.y.view(), self.dx.view()].map(|m| (m, Orientation::OutIn));
+        let down = self.down.iter().map(|m| (m.view(), self.down_lies));
+        let all = rows.into_iter().chain(weights.into_iter().map(|m| (m, lies))).chain(down);
+        all.map(|(m, lies)| Ok((m.to_host(stream)?, lies))).collect()
     }
 }
 

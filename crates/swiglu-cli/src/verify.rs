@@ -19,10 +19,10 @@ const SEED: u64 = 0x5eed;
 /// The reference of the checked rows of a result.
 #[derive(Debug)]
 pub(crate) struct Check {
-    rows: Vec<usize>,
+    pub(crate) rows: Vec<usize>,
     /// Rows of the whole result.
     m: usize,
-    reference: Reference,
+    pub(crate) reference: Reference,
 }
 
 impl Check {
@@ -47,12 +47,9 @@ impl Check {
         out: MatrixRef<'_, T>,
     ) -> swiglu_core::Result<Judgement> {
         let mut judgement = self.reference.judge(gather_rows(out, &self.rows)?.view())?;
-        if let Some(overflow) = &mut judgement.overflow {
-            overflow.at.0 = self.rows[overflow.at.0];
-        }
-        if let Some(lost) = &mut judgement.lost {
-            lost.at.0 = self.rows[lost.at.0];
-        }
+        let overflow = judgement.overflow.as_mut().map(|overflow| &mut overflow.at.0);
+        let lost = judgement.lost.as_mut().map(|lost| &mut lost.at.0);
+        overflow.into_iter().chain(lost).for_each(|row| *row = self.rows[*row]);
         Ok(judgement)
     }
 
@@ -75,16 +72,6 @@ impl Check {
             return Ok(());
         };
         bail!("the exact result {what} {}; --dtype bf16 or --dtype f32 holds it", T::DTYPE)
-    }
-
-    /// The oracle's values of the checked rows.
-    pub(crate) fn value(&self) -> MatrixRef<'_, f64> {
-        self.reference.value.view()
-    }
-
-    /// The rows that are checked.
-    pub(crate) fn rows(&self) -> &[usize] {
-        &self.rows
     }
 
     /// How much of the result is checked, for people.

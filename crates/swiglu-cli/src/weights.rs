@@ -1,6 +1,6 @@
 //! Options that say which layer of which file, and how to read it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
@@ -18,11 +18,10 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
     /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", value_parser = count,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", requires = "weights", value_parser = count)]
     layer: Option<usize>,
     /// The expert, where the layer has several
-    #[arg(long, value_name = "E", requires = "weights", allow_negative_numbers = true)]
+    #[arg(long, value_name = "E", requires = "weights")]
     expert: Option<usize>,
     /// Which dimension of the weights is the row: out-in or in-out
     #[arg(long, value_name = "NAME", requires = "weights")]
@@ -40,7 +39,7 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "NAME", requires = "weights")]
     ignore: Vec<String>,
     /// Compute h smaller by so many powers of two, which the down weights undo: half precision may hold it
-    #[arg(long, value_name = "N", requires = "weights", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", requires = "weights")]
     rescale: Option<i32>,
     /// Do without the config.json beside the weights
     #[arg(long, requires = "weights")]
@@ -87,24 +86,7 @@ struct NameArgs {
 impl WeightArgs {
     /// The layer in the file, if one was named.
     pub(crate) fn load(&self) -> swiglu::Result<Option<MlpWeights>> {
-        self.weights.as_deref().map(|path| self.load_from(path)).transpose()
-    }
-
-    /// An option that was given and means nothing without a file. Where the file conflicts with what
-    /// was given instead of it, `requires` above is not heeded.
-    pub(crate) fn of_a_file(&self) -> Option<String> {
-        let given = serde_json::to_value((self, &self.names)).ok()?;
-        let options = given.as_array()?.iter().filter_map(Value::as_object).flatten();
-        let of_both = ["weights", "orientation", "arrangement"];
-        let mut given = options.filter(|(name, value)| {
-            let absent =
-                value.is_null() || *value == false || value.as_array().is_some_and(Vec::is_empty);
-            !absent && !of_both.contains(&name.as_str())
-        });
-        given.next().map(|(name, _)| format!("--{name}"))
-    }
-
-    fn load_from(&self, path: &Path) -> swiglu::Result<MlpWeights> {
+        let Some(path) = &self.weights else { return Ok(None) };
         let n = self.names.clone();
         let mut names = TensorNames::default();
         names.gate = n.gate_name;
@@ -126,6 +108,20 @@ impl WeightArgs {
         options.ignore.clone_from(&self.ignore);
         options.no_config = self.no_config;
         options.plain_fp8 = self.plain_fp8;
-        swiglu::Mlp::load_with(path, &options)
+        swiglu::Mlp::load_with(path, &options).map(Some)
+    }
+
+    /// An option that was given and means nothing without a file. Where the file conflicts with what
+    /// was given instead of it, `requires` above is not heeded.
+    pub(crate) fn of_a_file(&self) -> Option<String> {
+        let given = serde_json::to_value((self, &self.names)).ok()?;
+        let options = given.as_array()?.iter().filter_map(Value::as_object).flatten();
+        let of_both = ["weights", "orientation", "arrangement"];
+        let mut given = options.filter(|(name, value)| {
+            let absent =
+                value.is_null() || *value == false || value.as_array().is_some_and(Vec::is_empty);
+            !absent && !of_both.contains(&name.as_str())
+        });
+        given.next().map(|(name, _)| format!("--{name}"))
     }
 }

@@ -7,8 +7,8 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::{
-    Arrangement, DType, Device, Element, Explanation, Op, Orientation, Problem, QuantizedType,
-    WeightLayout, with_dtype,
+    Arrangement, DType, Device, Explanation, Op, Orientation, QuantizedType, WeightLayout,
+    with_dtype,
 };
 use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
 use swiglu_lab::{Case, CaseOp, Heat, ProfileDef, ResultEntry, Role, SEED};
@@ -20,7 +20,7 @@ use crate::layer::Params;
 use crate::table::{self, Table, number, or_dash};
 use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use crate::verbs::lab::beside::{self, BANDWIDTHS};
+use crate::verbs::lab::beside;
 use crate::verbs::lab::places::own_peer;
 use crate::weights::WeightArgs;
 
@@ -31,15 +31,14 @@ pub(crate) struct ExplainArgs {
         value_parser = one_of([CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp]))]
     op: CaseOp,
     /// Tokens
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = extent)]
     m: usize,
     /// K, input features
-    #[arg(long, value_name = "K", conflicts_with = "weights", value_parser = extent,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", conflicts_with = "weights", value_parser = extent)]
     hidden: Option<usize>,
     /// H, intermediate features
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     intermediate: Option<usize>,
     /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
     /// CUDA i8, f8_e4m3, f8_e4m3_128x128
@@ -104,28 +103,25 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
             (Some(case), device.explain(problem, None))
         }
     };
-    let (problem, heat) = (explanation.problem, args.heat());
-    let measurements = if args.measure { BANDWIDTHS } else { 1 };
-    let mut limits = ceilings::of(&device, args.op, measurements)?;
-    let measured = match case.filter(|_| args.measure) {
-        Some(case) => {
-            limits = ceilings::with_case(limits, &device, &case)?;
-            Some(args.measure(case, limits.clone(), terminal)?)
-        }
-        None => None,
-    };
+    let heat = case.as_ref().map_or(Heat::Cold, |case| case.heat);
+    let problem = explanation.problem;
+    let mut limits = ceilings::of(&device, args.op, !args.measure)?;
+    let mut measured = None;
+    if let Some(case) = case.filter(|_| args.measure) {
+        limits = ceilings::with_case(limits, &device, &case)?;
+        measured = Some(args.measure(case, limits.clone(), terminal)?);
+    }
     let floor = Floor::of(&problem, [problem.compulsory_bytes(), problem.flops()], heat, &limits);
     let document = Document { explanation, floor, measured };
-    terminal.print(&document, |document, terminal| {
-        writeln!(terminal, "{}", document.explanation)?;
+    terminal.print(&document, |Document { explanation, measured, .. }, terminal| {
+        writeln!(terminal, "{explanation}")?;
         if let Some(Floor { bound, us }) = floor {
             let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
             let time = table::time(us);
             writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
         }
-        document.measured.iter().try_for_each(|measured| measured.show(terminal))
-    })?;
-    Ok(Verdict::Passed)
+        measured.iter().try_for_each(|measured| measured.show(terminal))
+    })
 }
 
 fn of_file(
@@ -143,44 +139,25 @@ fn of_file(
             true => Params::<T>::quantized_in(&weights, args.op, device)?,
             false => Err(None),
         };
-        let explained = |problem: Problem| {
-            device.expect_row_steps(problem.rows)?;
-            anyhow::Ok(device.explain(problem, None))
+        let mut problem = match &quantized {
+            Ok(params) => params.problem(args.m),
+            Err(_) => Params::elements(&weights.host::<T>()?, args.op)?.problem(args.m),
         };
-        match quantized {
-            Ok(params) => explained(params.problem(args.m)),
-            Err(None) => explained(of_elements::<T>(args, &weights)?),
-            Err(Some(why)) => {
-                Ok(explained(of_elements::<T>(args, &weights)?)?.with_decoded_weights(&why))
-            }
+        if !args.op.has_weights() {
+            // The activation by itself, over separate gate and up.
+            problem = problem.with_op(Op::Activation).with_hidden(0).with_bias(false);
+            problem = problem.with_layout(WeightLayout::HF);
         }
-    })
-}
-
-fn of_elements<T: Element>(
-    args: &ExplainArgs,
-    weights: &swiglu::MlpWeights,
-) -> anyhow::Result<Problem> {
-    let host = weights.host::<T>()?;
-    Ok(match args.op {
-        // The activation by itself, over separate gate and up.
-        CaseOp::Activation => host
-            .gated_linear()?
-            .problem(args.m)
-            .with_op(Op::Activation)
-            .with_hidden(0)
-            .with_layout(WeightLayout::HF)
-            .with_bias(false),
-        CaseOp::GatedLinear => host.gated_linear()?.problem(args.m),
-        _ => host.mlp()?.problem(args.m),
+        device.expect_row_steps(problem.rows)?;
+        let explanation = device.explain(problem, None);
+        Ok(match quantized {
+            Err(Some(why)) => explanation.with_decoded_weights(&why),
+            _ => explanation,
+        })
     })
 }
 
 impl ExplainArgs {
-    fn heat(&self) -> Heat {
-        if self.hot { Heat::Hot } else { Heat::Cold }
-    }
-
     /// The problem of a shape.
     fn case(&self, device: &Device) -> anyhow::Result<Case> {
         let of_a_file = self.decode_weights.then(|| "--decode-weights".to_owned());
@@ -190,17 +167,16 @@ impl ExplainArgs {
                  --intermediate, or leave it out"
             );
         }
-        let hidden = match (self.hidden, self.op) {
-            (Some(k), CaseOp::Activation) => {
-                bail!(
-                    "--hidden {k}: the activation has no weights and no hidden size; leave it out"
-                )
+        match (self.hidden, self.op) {
+            (Some(k), CaseOp::Activation) => bail!(
+                "--hidden {k}: the activation has no weights and no hidden size; leave it out"
+            ),
+            (None, op) if op.has_weights() => {
+                bail!("--hidden: expected K, the input features, or --weights FILE")
             }
-            (None, CaseOp::Activation) => 0,
-            (None, _) => bail!("--hidden: expected K, the input features, or --weights FILE"),
-            (Some(hidden), _) => hidden,
-        };
-        let shape = [self.m, hidden, self.intermediate.unwrap_or(0)];
+            _ => {}
+        }
+        let shape = [self.m, self.hidden.unwrap_or(0), self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
         let case = inputs::case(args::kind(device), self.op, shape, dtype);
@@ -208,7 +184,7 @@ impl ExplainArgs {
             orientation: layout.orientation,
             arrangement: layout.arrangement,
             weights: self.weights_type,
-            heat: self.heat(),
+            heat: if self.hot { Heat::Hot } else { Heat::Cold },
             ..self.math.case(case)
         };
         if let Some(kind) = self.weights_type {

@@ -8,12 +8,14 @@ use swiglu::Isa;
 use swiglu_cuda::jit::{self, cache::CacheOptions, cache::KernelCache};
 use swiglu_cuda::library::{self, Library};
 use swiglu_cuda::{Cuda, CudaError, cublaslt_version};
+use swiglu_lab::DeviceKind;
+use swiglu_lab::record::Machine;
 
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 
 pub(crate) fn info(terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let mut lines = Vec::new();
-    let mut document = processor(&mut lines);
+    let mut document = processor(&mut lines)?;
     document["cuda"] = cuda(&mut lines);
     terminal.print(&document, |_, terminal| {
         for (name, value) in lines {
@@ -21,18 +23,16 @@ pub(crate) fn info(terminal: &mut Terminal) -> anyhow::Result<Verdict> {
             writeln!(terminal, "{name:<10} {value}")?;
         }
         Ok(())
-    })?;
-    Ok(Verdict::Passed)
+    })
 }
 
 /// What is said of something, under its name.
 type Lines = Vec<(&'static str, String)>;
 
-fn processor(lines: &mut Lines) -> Value {
+fn processor(lines: &mut Lines) -> anyhow::Result<Value> {
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let (version, isa, features) = (env!("CARGO_PKG_VERSION"), Isa::detect(), features());
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").ok().as_deref().and_then(cpu_model);
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let Machine { cpu, threads, .. } = Machine::detect(DeviceKind::Cpu, None)?;
     let isas: Vec<Isa> = Isa::ALL.into_iter().rev().collect();
     let caches = caches();
     let kernel = |name: &Isa| match (*name == isa, name.is_available()) {
@@ -43,7 +43,7 @@ fn processor(lines: &mut Lines) -> Value {
     let cache = |[level, _, size]: &[String; 3]| format!("L{level} {size}");
     lines.extend([
         ("swiglu", format!("{version} ({target})")),
-        ("processor", cpu.clone().unwrap_or_default()),
+        ("processor", cpu.clone()),
         ("threads", threads.to_string()),
         ("caches", caches.iter().map(cache).collect::<Vec<_>>().join(", ")),
         ("kernels", isas.iter().map(kernel).collect::<Vec<_>>().join(", ")),
@@ -51,17 +51,11 @@ fn processor(lines: &mut Lines) -> Value {
     ]);
     let kernel = |name: &Isa| json!({ "name": name, "available": name.is_available() });
     let cache = |[level, kind, size]: &[String; 3]| json!({ "level": level.parse::<u32>().ok(), "kind": kind, "size": size });
-    json!({
+    Ok(json!({
         "version": version, "target": target, "cpu": cpu, "threads": threads, "isa": isa,
         "isas": isas.iter().map(kernel).collect::<Vec<_>>(),
         "features": features, "caches": caches.iter().map(cache).collect::<Vec<_>>(),
-    })
-}
-
-/// The model's name in the text of `/proc/cpuinfo`.
-fn cpu_model(text: &str) -> Option<String> {
-    let value = |line: &str| line.split_once(':').map(|(_, v)| v.trim().to_owned());
-    text.lines().find(|l| l.starts_with("model name")).and_then(value)
+    }))
 }
 
 /// The processor features that a kernel may use.
@@ -119,10 +113,9 @@ fn cuda(lines: &mut Lines) -> Value {
     said.extend(dir("kernels kept in", kept));
     let heads = std::iter::once("CUDA").chain(std::iter::repeat(""));
     lines.extend(heads.zip(said));
-    let shown = |dir: Option<&Path>| dir.map(|dir| Shown::from(dir.to_owned()));
     json!({
         "devices": devices, "none": none, "libraries": libraries.map(|(_, document)| document),
-        "read_only_cache": shown(read_only), "cache": shown(kept),
+        "read_only_cache": read_only.map(shown), "cache": kept.map(shown),
     })
 }
 
@@ -168,7 +161,7 @@ fn library(
         (None, Some(path)) => format!("{name}: {}", path.display()),
         (None, None) => name,
     };
-    let path = path.map(Shown::from);
+    let path = path.map(shown);
     let document = json!({
         "library": library, "path": path, "found": found, "version": version, "missing": missing,
     });
@@ -180,17 +173,5 @@ fn brief(error: &CudaError) -> String {
     match error {
         CudaError::LibraryMissing { library, .. } => format!("{library} was not found"),
         other => other.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_model_is_read_from_cpuinfo() {
-        let text = "processor\t: 0\nmodel name\t: A: CPU\nmodel name\t: B\n";
-        assert_eq!(cpu_model(text).as_deref(), Some("A: CPU"));
-        assert_eq!(cpu_model("Hardware : x\n"), None);
     }
 }

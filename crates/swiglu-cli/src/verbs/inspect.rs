@@ -65,13 +65,8 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
     };
     let by = found.configuration.as_ref().filter(|path| **path != found.path);
     let by = by.map_or(String::new(), |path| format!(", by {}", path.display()));
-    writeln!(
-        terminal,
-        "file       {} ({}, {} tensors)",
-        found.path.display(),
-        found.format,
-        found.tensors
-    )?;
+    let Inspection { path, format, tensors, .. } = found;
+    writeln!(terminal, "file       {} ({format}, {tensors} tensors)", path.display())?;
     writeln!(terminal, "model      {said}{by}")?;
     for defect in found.defects.iter().take(SHOWN) {
         writeln!(terminal, "defect     {defect}")?;
@@ -107,16 +102,14 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
         };
         let kind = self::block(block);
         writeln!(terminal, "\n{}layers {}, {kind}: {line}", block.prefix, block.layers)?;
-        for steps in block.contents.iter().filter_map(|c| c.row_steps.as_ref()) {
+        let Some(contents) = &block.contents else { continue };
+        if let Some(steps) = &contents.row_steps {
             writeln!(terminal, "  of whole rows: {steps}")?;
         }
-        for note in block.contents.iter().flat_map(|c| &c.notes) {
-            writeln!(terminal, "  {note}")?;
+        for line in contents.notes.iter().chain(&contents.factors) {
+            writeln!(terminal, "  {line}")?;
         }
-        for factor in block.contents.iter().flat_map(|c| &c.factors) {
-            writeln!(terminal, "  {factor}")?;
-        }
-        if block.contents.as_ref().is_some_and(|c| !c.down) {
+        if !contents.down {
             writeln!(terminal, "  no down weight: a gated linear layer (run --op gated-linear)")?;
         }
     }

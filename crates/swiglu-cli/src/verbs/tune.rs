@@ -2,26 +2,24 @@
 
 mod trials;
 
-use std::collections::HashSet;
 use std::io::Write;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 use swiglu::{CoreError, DType, Device, with_dtype};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
-use swiglu_cuda::{Cuda, Target, Ways};
+use swiglu_cuda::{Target, Ways};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::args::{DeviceArgs, MathArgs, layer_op};
+use crate::args::{DeviceArgs, MathArgs, layer_op, out_of_range};
 use crate::inputs;
-use crate::models::{self, MODELS};
 use crate::table::{self, Table};
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::kernels::compile;
+use crate::verbs::kernels::layers::{MODELS, sizes};
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("shapes").required(true).multiple(true))]
@@ -35,8 +33,8 @@ pub(crate) struct TuneArgs {
     of: Vec<String>,
     /// Tokens, input features and intermediate features; may be given several times. Between two
     /// numbers of tokens that are measured, the cost model follows both
-    #[arg(long, value_name = "M,K,H", group = "shapes")]
-    shape: Vec<Shape>,
+    #[arg(long, value_name = "M,K,H", group = "shapes", value_parser = shape)]
+    shape: Vec<[usize; 3]>,
     /// The feed-forward sizes of common models, with 1 to 16384 tokens
     #[arg(long, group = "shapes")]
     models: bool,
@@ -54,24 +52,11 @@ pub(crate) struct TuneArgs {
 }
 
 /// M, K, H.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape([usize; 3]);
-
-impl FromStr for Shape {
-    type Err = CoreError;
-
-    fn from_str(s: &str) -> Result<Self, CoreError> {
-        let sizes: Option<Vec<usize>> =
-            s.split(',').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
-        match sizes.as_deref() {
-            Some(&[m, k, h]) => Ok(Self([m, k, h])),
-            _ => Err(CoreError::OutOfRange {
-                what: "shape",
-                given: s.to_owned(),
-                expected: "three numbers above 0: tokens, input, intermediate features".into(),
-            }),
-        }
-    }
+fn shape(s: &str) -> Result<[usize; 3], CoreError> {
+    let sizes: Option<Vec<usize>> =
+        s.split(',').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
+    let expected = "three numbers above 0: tokens, input, intermediate features";
+    sizes.and_then(|s| s.try_into().ok()).ok_or_else(|| out_of_range("shape", s, expected))
 }
 
 /// Powers of two: the cost model, corrected by both, knows what lies between.
@@ -86,13 +71,13 @@ impl TuneArgs {
     fn cases(&self, dtype: DType) -> anyhow::Result<Vec<Case>> {
         let case = |op, shape| self.math.case(inputs::case(DeviceKind::Cuda, op, shape, dtype));
         let op = self.op.unwrap_or(CaseOp::GatedLinear);
-        let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, shape.0)).collect();
+        let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, *shape)).collect();
         if self.models {
             let all = MODELS.into_iter().flat_map(|(_, [k, h])| TOKENS.map(|m| [m, k, h]));
             cases.extend(all.map(|shape| case(op, shape)));
         }
         for model in &self.of {
-            for [k, h] in models::sizes(model)? {
+            for [k, h] in sizes(model)? {
                 let counts = [(CaseOp::Mlp, &OF_BLOCK[..]), (CaseOp::GatedLinear, &OF_H[..])];
                 let asked =
                     counts.into_iter().filter(|(op, _)| self.op.is_none_or(|asked| asked == *op));
@@ -103,28 +88,6 @@ impl TuneArgs {
         }
         Ok(cases)
     }
-
-    /// Compiles what will be tried, on all processors: one variant after the other would take most of the time.
-    fn compile(&self, cuda: &Cuda, cases: &[Case], terminal: &Terminal) -> anyhow::Result<()> {
-        let target = Target::new(cuda.arch(), Some(cuda.facts().sm_count));
-        let mut seen = HashSet::new();
-        let mut kernels = Vec::new();
-        for problem in cases.iter().filter_map(Case::problem) {
-            let all = target.kernels(&problem, Some(&[problem.m]), Ways::Every);
-            kernels.extend(all.into_iter().filter(|kernel| seen.insert(kernel.variant)));
-        }
-        compile(cuda.arch(), kernels, terminal)
-    }
-}
-
-/// What was measured and where it is kept.
-#[derive(Serialize)]
-struct Document {
-    device: String,
-    record: Shown,
-    /// Why the record that was there is replaced.
-    replaced: Option<String>,
-    entries: Vec<Entry>,
 }
 
 pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -134,59 +97,52 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
     let cases = args.cases(dtype)?;
-    let budget = Duration::from_secs_f64(args.seconds);
-    let subject = trials::Subject { device: &device, cuda, budget };
     let options = TuningOptions { dir: args.out.clone(), disabled: false };
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
-    args.compile(cuda, &cases, terminal)?;
+    // What will be tried, on all processors: one variant after the other would take most of the time.
+    let target = Target::new(cuda.arch(), Some(cuda.facts().sm_count));
+    let problems = cases.iter().filter_map(Case::problem);
+    let tried = problems.flat_map(|p| target.kernels(&p, Some(&[p.m]), Ways::Every));
+    compile(cuda.arch(), tried, terminal)?;
     let bar = terminal.bar(cases.len() as u64);
-    let mut entries = Vec::new();
-    let before = |case: &Case| bar.set_message(case.key());
-    let after = |entry: Entry| {
-        // After each problem: a run that is ended has kept what it measured.
-        cuda.keep_tuning(&options, vec![entry.clone()])?;
-        entries.push(entry);
-        bar.inc(1);
-        Ok(())
-    };
-    with_dtype!(dtype, T => subject.measure_all::<T>(&cases, before, after))?;
+    let budget = Duration::from_secs_f64(args.seconds);
+    let subject = trials::Subject { device: &device, cuda, budget, options: &options, bar: &bar };
+    let entries = with_dtype!(dtype, T => subject.measure_all::<T>(&cases))?;
     bar.finish_and_clear();
+    // Why the record that was there is replaced.
     let replaced = refusal.map(|refusal| refusal.to_string());
-    let document =
-        Document { device: device.to_string(), record: record.into(), replaced, entries };
-    terminal.print(&document, Document::show)?;
-    Ok(Verdict::from_passed(document.entries.iter().all(trials::is_sound)))
-}
-
-impl Document {
-    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
-        for entry in &self.entries {
-            writeln!(terminal, "{}", entry.problem)?;
-            let medians = entry.trials.iter().filter_map(|trial| match trial.outcome {
-                Outcome::Measured { median_us, .. } => Some(median_us),
-                _ => None,
-            });
-            let best = medians.fold(f64::INFINITY, f64::min);
-            let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
-            let ratio = |us: f64| format!("{:.2}", us / best);
-            Table::of(&entry.trials)
-                .text("way", |t| &t.way)
-                .number("expected", |t| time(t.predicted_us))
-                .number("measured", |t| time(t.outcome.median_us()))
-                .number("p10", |t| time(spread(t).map(|[p10, _]| p10)))
-                .number("p90", |t| time(spread(t).map(|[_, p90]| p90)))
-                .number("of best", |t| t.outcome.median_us().map(ratio).unwrap_or_default())
-                .text("remark", |t| remark(t, best))
-                .print(terminal)?;
-            writeln!(terminal)?;
-        }
-        if let Some(replaced) = &self.replaced {
+    let record = shown(record);
+    let document = json!({
+        "device": device.to_string(), "record": record, "replaced": replaced, "entries": entries,
+    });
+    terminal.print(&document, |_, terminal| {
+        entries.iter().try_for_each(|entry| show(entry, terminal))?;
+        if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "kept in {}", self.record.display())?;
-        Ok(())
-    }
+        Ok(writeln!(terminal, "kept in {record}")?)
+    })?;
+    Ok(Verdict::from_passed(entries.iter().all(trials::is_sound)))
+}
+
+fn show(entry: &Entry, terminal: &mut Terminal) -> anyhow::Result<()> {
+    writeln!(terminal, "{}", entry.problem)?;
+    let measured = |t: &&Trial| matches!(t.outcome, Outcome::Measured { .. });
+    let medians = entry.trials.iter().filter(measured).filter_map(|t| t.outcome.median_us());
+    let best = medians.fold(f64::INFINITY, f64::min);
+    let time = |us: Option<f64>| us.map(table::time).unwrap_or_default();
+    let ratio = |us: f64| format!("{:.2}", us / best);
+    Table::of(&entry.trials)
+        .text("way", |t| &t.way)
+        .number("expected", |t| time(t.predicted_us))
+        .number("measured", |t| time(t.outcome.median_us()))
+        .number("p10", |t| time(spread(t).map(|[p10, _]| p10)))
+        .number("p90", |t| time(spread(t).map(|[_, p90]| p90)))
+        .number("of best", |t| t.outcome.median_us().map(ratio).unwrap_or_default())
+        .text("remark", |t| remark(t, best))
+        .print(terminal)?;
+    Ok(writeln!(terminal)?)
 }
 
 fn spread(trial: &Trial) -> Option<[f64; 2]> {

@@ -51,12 +51,10 @@ const fn dense(
     Sweep { op, m, shape, dtypes, weights: &[], heat, arrangement: Arrangement::Separate }
 }
 
-const fn activation(rows: &'static [usize], dtypes: &'static [DType]) -> Sweep {
-    dense(CaseOp::Activation, rows, [0, 4096], dtypes, Cold)
-}
+const ACTIVATION: Sweep = dense(CaseOp::Activation, &[4096], [0, 4096], ALL, Cold);
 
 const fn packed(rows: &'static [usize], dtypes: &'static [DType]) -> Sweep {
-    Sweep { arrangement: Arrangement::PackedGateFirst, ..activation(rows, dtypes) }
+    Sweep { m: rows, dtypes, arrangement: Arrangement::PackedGateFirst, ..ACTIVATION }
 }
 
 /// Decoding with quantised weights, which are the bytes that a call reads. Those in blocks of 256 need a
@@ -77,7 +75,7 @@ const Q6_K: QuantizedType = QuantizedType::Block(BlockType::Q6_K);
 use QuantizedType::{F8E4m3, F8E4m3Blocks, I8};
 
 const QUICK: &[Sweep] = &[
-    activation(&[4096], ALL),
+    ACTIVATION,
     dense(GatedLinear, &[1], SMALL, TWO, Cold),
     dense(GatedLinear, &[16], SMALL, TWO, Hot),
     dense(GatedLinear, &[128], SMALL, ALL, Hot),
@@ -85,7 +83,7 @@ const QUICK: &[Sweep] = &[
 ];
 
 const GOALS: &[Sweep] = &[
-    activation(&[4096], ALL),
+    ACTIVATION,
     packed(&[4096], ALL),
     dense(GatedLinear, &[1], SMALL, TWO, Cold),
     dense(GatedLinear, &[1], LARGE, TWO, Cold),
@@ -101,7 +99,7 @@ const GOALS: &[Sweep] = &[
 
 /// What is long on a processor is short on a CUDA device.
 const CUDA_QUICK: &[Sweep] = &[
-    activation(&[4096], ALL),
+    ACTIVATION,
     packed(&[16384], BF16),
     dense(GatedLinear, &[1, 128], LARGE, BF16, Cold),
     dense(GatedLinear, &[4096], LARGE, HALVES, Cold),

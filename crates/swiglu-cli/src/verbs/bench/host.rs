@@ -12,7 +12,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::inputs;
 use crate::table::{self, Table};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, Verdict};
 use crate::timing::{Enqueue, Summary};
 use crate::verbs::lab::peer::cuda::Setting;
 use crate::verbs::lab::peer::job::Order;
@@ -32,7 +32,7 @@ struct Row {
 }
 
 /// Measures and prints. The device is there already: the context it made is not part of a first call.
-pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyhow::Result<()> {
+pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let case = |op| inputs::case(DeviceKind::Cuda, op, SHAPE, DType::Bf16);
     let cache = tempfile::tempdir()?;
     let first = |case: &Case| Ok::<_, anyhow::Error>(vec![first_call(cuda, case, cache.path())?]);
@@ -60,8 +60,7 @@ pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyho
 fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Enqueue<'static>> {
     let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
     let order = Order { case, options: Default::default(), seed: 1, copies: Some(1) };
-    let (enqueue, ..) = Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?;
-    Ok(enqueue)
+    Ok(Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?.enqueue)
 }
 
 fn microseconds(since: Instant) -> f64 {

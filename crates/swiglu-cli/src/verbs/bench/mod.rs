@@ -19,9 +19,8 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
 use crate::inputs;
-use crate::terminal::{Shown, Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use crate::verbs::lab::beside::BANDWIDTHS;
 use backends::Backend;
 use cases::Suite;
 use report::Row;
@@ -45,23 +44,23 @@ pub(crate) struct BenchArgs {
     suite: Suite,
     /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
     #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
-        value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
+        value_delimiter = ',', value_parser = extent)]
     m: Vec<usize>,
     /// Rows of an activation, another name of --m
     #[arg(long, value_name = "M", requires = "op", conflicts_with_all = ["suite", "m"],
-        value_delimiter = ',', value_parser = extent, allow_negative_numbers = true)]
+        value_delimiter = ',', value_parser = extent)]
     rows: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     hidden: Option<usize>,
     /// H, intermediate features [default: 4864, of an activation 4096]
     #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     intermediate: Option<usize>,
     /// Columns of an activation, another name of --intermediate
     #[arg(long, value_name = "H", requires = "op", conflicts_with_all = ["suite", "intermediate"],
-        value_parser = extent, allow_negative_numbers = true)]
+        value_parser = extent)]
     cols: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
@@ -74,8 +73,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
     weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
-    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds)]
     seconds: f64,
     /// Other libraries beside ours, separated by commas; what is not installed says so
     #[arg(long, visible_alias = "providers", value_name = "NAMES", value_delimiter = ',')]
@@ -103,13 +101,6 @@ struct Limits {
     ceilings: Ceilings,
 }
 
-#[derive(Debug, Serialize)]
-struct Document {
-    results: Vec<Row>,
-    ceilings: Vec<Limits>,
-    plot: Option<Shown>,
-}
-
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(plot) = &args.plot {
         args::expect_free("--plot", plot, "svg", args.force)?;
@@ -120,8 +111,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         let Device::Cuda(cuda) = &device else {
             bail!("the host suite measures calls of a CUDA device, given {device}");
         };
-        host::bench(cuda, args.seconds, terminal)?;
-        return Ok(Verdict::Passed);
+        return host::bench(cuda, args.seconds, terminal);
     }
     let cases = args.cases(&device)?;
     if let (Some(plot), n @ (0 | 2..)) = (&args.plot, cases.len()) {
@@ -146,7 +136,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         profiles.extend(backends::profiles(&args.backend, case));
         profiles
     };
-    let (mut limits, mut rows) = (Vec::new(), Vec::new());
+    let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
     // Cases with the same ways are one run: each peer is started once.
     for cases in cases.chunk_by(|a, b| profiles(a) == profiles(b)) {
         let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
@@ -161,7 +151,20 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
             rows.extend(report::rows(&experiment, &record, case, of));
         }
     }
-    args.finish(Document { results: rows, ceilings: limits, plot: None }, terminal)
+    // What of ours was not computed right is a failure; if nothing was computed, it is an error.
+    let ours = || rows.iter().filter(|row| row.ours);
+    if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
+        bail!(why);
+    }
+    // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
+    let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
+    if let Some(path) = &args.plot {
+        report::plot(&rows, path, args.force)?;
+    }
+    let plot = args.plot.as_ref().map(shown);
+    let document = json!({ "results": rows, "ceilings": limits, "plot": plot });
+    terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
+    Ok(Verdict::from_passed(passed))
 }
 
 /// What the names of ways of one thread end with, beside those of all.
@@ -196,9 +199,7 @@ fn limits_of(
     let ceilings = match known.iter().find(same).filter(|_| !changes) {
         Some(limits) => limits.ceilings.clone(),
         None => {
-            // A quick look is none at the ceilings either.
-            let measurements = if seconds < 0.1 { 1 } else { BANDWIDTHS };
-            let ceilings = ceilings::of(device, case.op, measurements)?;
+            let ceilings = ceilings::of(device, case.op, seconds < 0.1)?;
             known.retain(|l| !same(&l));
             known.push(Limits { threads, weights, ceilings: ceilings.clone() });
             ceilings
@@ -250,22 +251,5 @@ impl BenchArgs {
             ..inputs::case(kind, op, [m, hidden, intermediate], dtype)
         };
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
-    }
-
-    /// Shows what was found. What of ours was not computed right is a failure, as is a peer that broke; if
-    /// nothing was computed, it is an error.
-    fn finish(&self, mut found: Document, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-        let ours = || found.results.iter().filter(|row| row.is_ours());
-        if let (false, Some(why)) = (ours().any(Row::is_ok), ours().find_map(Row::complaint)) {
-            bail!(why);
-        }
-        // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
-        let passed = ours().all(Row::is_ok) && !found.results.iter().any(Row::is_broken);
-        if let Some(path) = &self.plot {
-            report::plot(&found.results, path, self.force)?;
-            found.plot = Some(path.clone().into());
-        }
-        terminal.print(&found, |found, terminal| report::show(&found.results, terminal))?;
-        Ok(Verdict::from_passed(passed))
     }
 }

@@ -34,8 +34,9 @@ pub(super) struct Row {
     fraction: Option<f64>,
     /// How often the way's median fits into that of the baseline.
     ratio: Option<f64>,
+    /// Whether this program computes so.
     #[serde(skip)]
-    ours: bool,
+    pub(super) ours: bool,
     /// Whether operations are those of linear maps.
     #[serde(skip)]
     linear: bool,
@@ -110,11 +111,6 @@ pub(super) fn rows<'c>(
 }
 
 impl Row {
-    /// Whether this program computes so.
-    pub(super) fn is_ours(&self) -> bool {
-        self.ours
-    }
-
     pub(super) fn is_ok(&self) -> bool {
         self.result.status == Status::Ok
     }

@@ -1,24 +1,26 @@
 //! `swiglu check`: every kernel of this machine against the float64 oracle.
 
 mod bits;
-mod report;
+
+use std::io::Write;
 
 use clap::Args;
 use rayon::prelude::*;
+use serde::Serialize;
 use swiglu::{CpuOptions, DType, Device, Isa, Op, Path};
-use swiglu_core::conformance::{self, Backend, Case, GradientCase};
+use swiglu_core::conformance::{self, Backend, Case, GradientCase, Outcome};
 use swiglu_cpu::{Cpu, CpuBackend};
 use swiglu_cuda::{Cuda, CudaBackend};
 
-use crate::args::DeviceArgs;
+use crate::args::{self, DeviceArgs};
+use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict};
-use report::{Finding, Report, Subject};
+use bits::Bits;
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::args::whole,
-        allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::whole)]
     seed: u64,
     /// One case in seven, of those with quantised weights one in five
     #[arg(long)]
@@ -44,37 +46,26 @@ impl CheckArgs {
         // The suite repeats itself with period six, so that a step of seven meets every kind. That of quantised
         // weights repeats with seven, and gradients with several; there the steps drift through it.
         let quantized = conformance::quantized_suite(backend.quantized_types(), &dtypes);
-        let layers = self.some_of(conformance::suite(&dtypes), 7).map(Checked::Result);
-        let quantized = self.some_of(quantized, 5).map(Checked::Result);
+        let layers = self.some_of(conformance::suite(&dtypes), 7, |case| case);
+        let layers = layers.chain(self.some_of(quantized, 5, |case| case));
         let gradients = conformance::gradient_suite(&dtypes);
-        let gradients = self.some_of(gradients, 11).map(Checked::Gradients);
-        let mut cases: Vec<Checked> = layers.chain(quantized).chain(gradients).collect();
-        for case in &mut cases {
-            let case = case.layer_mut();
-            case.numerics.batch_invariant = self.batch_invariant;
-            case.seed = case.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        }
-        cases
+        let gradients = self.some_of(gradients, 11, |case| &mut case.layer);
+        layers.map(Checked::Result).chain(gradients.map(Checked::Gradients)).collect()
     }
 
-    fn some_of<C>(&self, cases: Vec<C>, step: usize) -> impl Iterator<Item = C> {
-        cases.into_iter().step_by(if self.quick { step } else { 1 })
-    }
-
-    /// Every available instruction set, or the one asked for, with one thread and with several.
-    fn cpu_backends(&self, threads: usize) -> anyhow::Result<Vec<CpuBackend>> {
-        let isas = self.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
-        let mut counts = vec![1, threads];
-        counts.dedup();
-        let mut backends = Vec::new();
-        for isa in isas {
-            for &threads in &counts {
-                let options = CpuOptions::default().with_isa(isa).with_threads(threads);
-                let cpu = Cpu::new(&options)?;
-                backends.push(CpuBackend { cpu, path: Path::Fused });
-            }
-        }
-        Ok(backends)
+    /// Those of a quick check or all, as they were asked for.
+    fn some_of<C>(
+        &self,
+        cases: Vec<C>,
+        step: usize,
+        layer: impl Fn(&mut C) -> &mut Case,
+    ) -> impl Iterator<Item = C> {
+        cases.into_iter().step_by(if self.quick { step } else { 1 }).map(move |mut case| {
+            let of = layer(&mut case);
+            of.numerics.batch_invariant = self.batch_invariant;
+            of.seed = of.seed.wrapping_add(self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            case
+        })
     }
 }
 
@@ -83,7 +74,8 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     let mut report = Report::default();
     let mut on = Vec::new();
     if let Device::Cuda(cuda) = &device {
-        on.push(check_cuda(args, cuda, terminal, &mut report));
+        check_cuda(args, cuda, terminal, &mut report);
+        on.push(device.to_string());
     }
     // Unless a device was named, every kernel of this machine is checked.
     let cpu = match &device {
@@ -95,7 +87,7 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
         on.push(check_cpu(args, threads, terminal, &mut report)?);
     }
     terminal.print(&report, |report, terminal| report.show(&on.join(" and "), terminal))?;
-    Ok(Verdict::from_passed(report.passed()))
+    Ok(Verdict::from_passed(report.failed == 0))
 }
 
 /// One case.
@@ -103,120 +95,242 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
 enum Checked {
     Result(Case),
     Gradients(GradientCase),
+    Bits(Bits),
 }
 
 impl Checked {
-    fn layer(&self) -> &Case {
-        match self {
-            Checked::Result(case) => case,
-            Checked::Gradients(case) => &case.layer,
-        }
-    }
-
-    fn layer_mut(&mut self) -> &mut Case {
-        match self {
-            Checked::Result(case) => case,
-            Checked::Gradients(case) => &mut case.layer,
-        }
-    }
-
     fn finding(&self, backend: &impl Backend) -> Finding {
         let outcome = match self {
             Checked::Result(case) => conformance::run(backend, case),
             Checked::Gradients(case) => conformance::run_gradients(backend, case),
+            Checked::Bits(bits) => return bits.check(backend),
         };
         outcome.map_or_else(|error| Finding::fault(error.to_string()), |found| Finding::of(&found))
     }
 
-    /// Adds what was found under the name that such cases are counted under.
-    fn report(&self, subject: &Subject, finding: Finding, report: &mut Report) {
-        let (name, text) = match self {
-            Checked::Gradients(case) if case.layer.op == Op::Mlp => {
-                ("mlp backward", case.to_string())
+    /// The name that such cases are counted under, the element type, and the case in words.
+    fn named(&self) -> (&'static str, DType, String) {
+        match self {
+            Checked::Bits(bits) => (bits::NAME, bits.dtype, bits.to_string()),
+            Checked::Gradients(case) => {
+                let is_block = case.layer.op == Op::Mlp;
+                let name = if is_block { "mlp backward" } else { "gated-linear backward" };
+                (name, case.layer.dtype, case.to_string())
             }
-            Checked::Gradients(case) => ("gated-linear backward", case.to_string()),
-            Checked::Result(case) => match (case.op, case.quantized) {
-                (Op::GatedLinear, Some(_)) => ("gated-linear quantised", case.to_string()),
-                (Op::Mlp, Some(_)) => ("mlp quantised", case.to_string()),
-                (op, _) => (op.name(), case.to_string()),
-            },
-        };
-        report.add(subject, name, self.layer().dtype, || text, finding);
+            Checked::Result(case) => {
+                let name = match (case.op, case.quantized) {
+                    (Op::GatedLinear, Some(_)) => "gated-linear quantised",
+                    (Op::Mlp, Some(_)) => "mlp quantised",
+                    (op, _) => op.name(),
+                };
+                (name, case.dtype, case.to_string())
+            }
+        }
     }
 }
 
-/// Checks the kernels of the CPU; the result says on what.
+/// Checks the kernels of the CPU, every instruction set or the one asked for, with one thread and with several; the result
+/// says on what.
 fn check_cpu(
     args: &CheckArgs,
     threads: usize,
     terminal: &Terminal,
     report: &mut Report,
 ) -> anyhow::Result<String> {
-    let (backends, dtypes) = (args.cpu_backends(threads)?, args.dtypes());
-    // Every instruction set has the same types.
-    let cases = backends.first().map_or(Vec::new(), |backend| args.cases(backend));
-    let per_backend = cases.len() + dtypes.len() * bits::CASES;
-    let bar = terminal.bar((backends.len() * per_backend) as u64);
-    for backend in &backends {
-        let kernel = backend.cpu.isa().name().to_owned();
-        let subject = Subject { kernel, name: backend.name() };
-        bar.set_message(subject.name.clone());
-        for case in &cases {
-            case.report(&subject, case.finding(backend), report);
-            bar.inc(1);
-        }
-        for &dtype in &dtypes {
-            bits::check(backend, &subject, dtype, args.seed, report)?;
-            bar.inc(bits::CASES as u64);
-        }
+    let isas = args.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
+    let mut counts = vec![1, threads];
+    counts.dedup();
+    let mut backends = Vec::new();
+    for (isa, &threads) in isas.iter().flat_map(|isa| counts.iter().map(move |n| (*isa, n))) {
+        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads))?;
+        let backend = CpuBackend { cpu, path: Path::Fused };
+        let subject = Subject { kernel: isa.to_string(), name: backend.name() };
+        backends.push((backend, subject));
     }
-    bar.finish_and_clear();
-    let mut threads: Vec<usize> = backends.iter().map(|b| b.cpu.threads()).collect();
-    threads.sort_unstable();
-    threads.dedup();
-    let threads: Vec<String> = threads.iter().map(usize::to_string).collect();
-    Ok(format!("threads {}", threads.join(" and ")))
+    // Every instruction set has the same types.
+    let mut cases = backends.first().map_or(Vec::new(), |(backend, _)| args.cases(backend));
+    cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
+    judge(&backends, &cases, |_, _| true, false, terminal, report);
+    let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
+    Ok(format!("threads {}", counts.join(" and ")))
 }
 
 /// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself; gradients on those that
 /// train. Most of the time goes into compiling their variants and into the reference, so cases are computed on all
-/// processors; their order stays.
-fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) -> String {
+/// processors.
+fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) {
     let cases = args.cases(&CudaBackend::planned(cuda));
-    let backends: Vec<(CudaBackend, Subject)> = CudaBackend::all(cuda)
-        .into_iter()
-        .map(|backend| {
-            let name = backend.name();
-            let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
-            (backend, Subject { kernel, name })
-        })
-        .collect();
-    let computes = |backend: &CudaBackend, case: &Checked| {
-        let trains = matches!(case, Checked::Result(_)) || backend.trains();
-        trains && backend.computes(case.layer())
+    let named = |backend: CudaBackend| {
+        let name = backend.name();
+        let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
+        (backend, Subject { kernel, name })
     };
-    let work: Vec<(&CudaBackend, &Subject, &Checked)> = backends
-        .iter()
-        .flat_map(|(backend, subject)| {
-            let computed = cases.iter().filter(|case| computes(backend, case));
-            computed.map(move |case| (backend, subject, case))
-        })
-        .collect();
+    let backends: Vec<_> = CudaBackend::all(cuda).into_iter().map(named).collect();
+    let computes = |backend: &CudaBackend, case: &Checked| match case {
+        Checked::Result(case) => backend.computes(case),
+        Checked::Gradients(case) => backend.trains() && backend.computes(&case.layer),
+        // A GPU has instructions of its own for exponential and division.
+        Checked::Bits(_) => false,
+    };
+    judge(&backends, &cases, computes, true, terminal, report);
+}
+
+/// Adds what is found of the cases that each backend computes, one after the other or all at once; their order stays.
+fn judge<B: Backend + Sync>(
+    backends: &[(B, Subject)],
+    cases: &[Checked],
+    computes: impl Fn(&B, &Checked) -> bool,
+    at_once: bool,
+    terminal: &Terminal,
+    report: &mut Report,
+) {
+    let pairs = backends.iter().flat_map(|of| cases.iter().map(move |case| (of, case)));
+    let work: Vec<_> = pairs.filter(|((backend, _), case)| computes(backend, case)).collect();
     let bar = terminal.bar(work.len() as u64);
-    let findings: Vec<Finding> = work
-        .par_iter()
+    let finding = |((backend, subject), case): &(&(B, Subject), &Checked)| {
+        bar.set_message(subject.name.clone());
+        let finding = case.finding(backend);
+        bar.inc(1);
+        finding
+    };
+    let findings: Vec<Finding> = match at_once {
+        false => work.iter().map(finding).collect(),
         // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
-        .with_max_len(1)
-        .map(|(backend, subject, case)| {
-            bar.set_message(subject.name.clone());
-            let finding = case.finding(*backend);
-            bar.inc(1);
-            finding
-        })
-        .collect();
+        true => work.par_iter().with_max_len(1).map(finding).collect(),
+    };
     bar.finish_and_clear();
-    for ((_, subject, case), finding) in work.into_iter().zip(findings) {
-        case.report(subject, finding, report);
+    for (((_, subject), case), finding) in work.into_iter().zip(findings) {
+        report.add(subject, case.named(), finding);
     }
-    Device::Cuda(cuda.clone()).to_string()
+}
+
+/// How one case ended.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Finding {
+    worst_element: f64,
+    relative_error: f64,
+    fault: Option<String>,
+}
+
+impl Finding {
+    fn of(outcome: &Outcome) -> Self {
+        let j = &outcome.judgement;
+        let outside = || {
+            let overflow = j.overflow.map_or(String::new(), |o| format!("; {o}"));
+            format!(
+                "element {:?} is {:.2} × its bound away; relative error {:.2e}, limit {:.2e}{overflow}",
+                j.worst_at, j.worst_ratio, j.relative_frobenius, j.frobenius_limit
+            )
+        };
+        let fault = || outcome.fault.clone().unwrap_or_else(outside);
+        let fault = (!outcome.passed()).then(fault);
+        Self { worst_element: j.worst_ratio, relative_error: j.relative_frobenius, fault }
+    }
+
+    /// Wrong in a way that has no size.
+    pub(super) fn fault(text: String) -> Self {
+        Self { fault: Some(text), ..Self::default() }
+    }
+}
+
+/// What is checked: the kernel it is shown under, and its full name.
+#[derive(Debug, Clone)]
+struct Subject {
+    kernel: String,
+    name: String,
+}
+
+/// All cases of one kernel, operation and element type, over its numbers of threads or tiles.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Row {
+    kernel: String,
+    op: &'static str,
+    dtype: DType,
+    cases: usize,
+    failed: usize,
+    /// The largest |error| of an element ÷ its bound; above 1 it is wrong.
+    worst_element: f64,
+    /// The largest relative Frobenius error.
+    worst_relative_error: f64,
+}
+
+impl Row {
+    fn new(kernel: &str, op: &'static str, dtype: DType) -> Self {
+        let (kernel, cases, failed) = (kernel.to_owned(), 0, 0);
+        Self { kernel, op, dtype, cases, failed, worst_element: 0.0, worst_relative_error: 0.0 }
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Failure {
+    backend: String,
+    case: String,
+    what: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    passed: usize,
+    failed: usize,
+    cases: usize,
+    rows: Vec<Row>,
+    failures: Vec<Failure>,
+}
+
+/// More failures than this are counted, not listed.
+const LISTED: usize = 20;
+
+impl Report {
+    fn add(
+        &mut self,
+        subject: &Subject,
+        (op, dtype, case): (&'static str, DType, String),
+        finding: Finding,
+    ) {
+        self.cases += 1;
+        let of = |r: &Row| r.kernel == subject.kernel && r.op == op && r.dtype == dtype;
+        let at = self.rows.iter().position(of).unwrap_or_else(|| {
+            self.rows.push(Row::new(&subject.kernel, op, dtype));
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[at];
+        row.cases += 1;
+        // Overflow that the bounds admit has no size; `max` leaves NaN out.
+        row.worst_element = row.worst_element.max(finding.worst_element);
+        if finding.relative_error.is_finite() {
+            row.worst_relative_error = row.worst_relative_error.max(finding.relative_error);
+        }
+        let Some(what) = finding.fault else {
+            self.passed += 1;
+            return;
+        };
+        row.failed += 1;
+        self.failed += 1;
+        if self.failures.len() < LISTED {
+            self.failures.push(Failure { backend: subject.name.clone(), case, what });
+        }
+    }
+
+    fn show(&self, on: &str, terminal: &mut Terminal) -> anyhow::Result<()> {
+        Table::of(&self.rows)
+            .text("kernel", |r| &r.kernel)
+            .text("op", |r| r.op)
+            .text("dtype", |r| r.dtype)
+            .number("cases", |r| r.cases)
+            .number("failed", |r| r.failed)
+            .number("worst element", |r| format!("{:.2}", r.worst_element))
+            .number("worst error", |r| table::error(r.worst_relative_error))
+            .text("", |r| table::verdict(r.failed == 0))
+            .print(terminal)?;
+        for f in &self.failures {
+            writeln!(terminal, "\nFAILED {} on {}:\n       {}", f.case, f.backend, f.what)?;
+        }
+        let unlisted = self.failed - self.failures.len();
+        if unlisted > 0 {
+            writeln!(terminal, "\nand {unlisted} more")?;
+        }
+        let Self { passed, cases, .. } = self;
+        let said = "elements as a fraction of their bound";
+        Ok(writeln!(terminal, "\n{passed} of {cases} cases passed, {on}; {said}")?)
+    }
 }

@@ -1,7 +1,7 @@
-//! The layers that kernels are compiled for.
+//! The layers that kernels are compiled for: of common models, of files, and of sizes.
 
 use std::collections::HashSet;
-use std::str::FromStr;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
@@ -12,11 +12,10 @@ use swiglu::{
 use swiglu_cuda::jit::Variant;
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
-use swiglu_formats::Contents;
+use swiglu_formats::{Contents, LoadOptions};
 use swiglu_lab::CaseOp;
 
-use crate::args::{extent, layer_op};
-use crate::models;
+use crate::args::{extent, layer_op, out_of_range};
 use crate::terminal::by_options;
 
 #[derive(Debug, Args)]
@@ -28,7 +27,7 @@ pub(super) struct Layers {
     #[arg(long = "for", value_name = "MODEL", group = "layers")]
     models: Vec<String>,
     /// A layer of so many input and intermediate features, for these numbers of tokens [default: all]; may be repeated
-    #[arg(long, value_name = "K,H[,M,...]", group = "layers")]
+    #[arg(long, value_name = "K,H[,M,...]", group = "layers", value_parser = shape)]
     shape: Vec<Shape>,
     /// The operation [default: both]
     #[arg(long, value_name = "NAME", requires = "layers", value_parser = layer_op())]
@@ -53,56 +52,48 @@ pub(super) struct Layers {
 }
 
 /// K, H, and numbers of tokens, if not all.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Shape {
-    size: [usize; 2],
-    tokens: Vec<usize>,
-}
+type Shape = ([usize; 2], Vec<usize>);
 
-impl FromStr for Shape {
-    type Err = CoreError;
-
-    fn from_str(s: &str) -> Result<Self, CoreError> {
-        let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
-        match numbers[..] {
-            [k, h, ref tokens @ ..] => Ok(Self { size: [k, h], tokens: tokens.to_vec() }),
-            _ => Err(CoreError::OutOfRange {
-                what: "shape",
-                given: s.to_owned(),
-                expected: "input and intermediate features, and numbers of tokens if not all"
-                    .into(),
-            }),
-        }
+fn shape(s: &str) -> Result<Shape, CoreError> {
+    let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
+    let expected = "input and intermediate features, and numbers of tokens if not all";
+    match numbers[..] {
+        [k, h, ref tokens @ ..] => Ok(([k, h], tokens.to_vec())),
+        _ => Err(out_of_range("shape", s, expected)),
     }
 }
 
 /// A layer, and the numbers of tokens it is for, if not all.
-type Layer = (Problem, Option<Vec<usize>>);
-
-/// Layers that were asked for.
-pub(super) struct Named<'a> {
-    args: &'a Layers,
-    layers: Vec<Layer>,
-}
+pub(super) type Layer = (Problem, Option<Vec<usize>>);
 
 impl Layers {
-    /// Those that were asked for, if any were.
-    pub(super) fn named(&self) -> anyhow::Result<Option<Named<'_>>> {
-        if self.models.is_empty() && self.shape.is_empty() {
-            return Ok(None);
-        }
+    /// Those that were asked for.
+    pub(super) fn named(&self) -> anyhow::Result<Vec<Layer>> {
         let mut layers: Vec<Layer> = Vec::new();
-        for Shape { size, tokens } in &self.shape {
+        for (size, tokens) in &self.shape {
             let tokens = (!tokens.is_empty()).then(|| tokens.clone());
             layers.extend(self.of_size(*size).map(|layer| (layer, tokens.clone())));
         }
         for model in &self.models {
-            match models::named(model) {
-                Some(size) => layers.extend(self.of_size(size).map(|layer| (layer, None))),
-                None => layers.extend(self.of_file(model)?.into_iter().map(|layer| (layer, None))),
-            }
+            let problems = match named(model) {
+                Some(size) => self.of_size(size).collect(),
+                None => self.of_file(model)?,
+            };
+            layers.extend(problems.into_iter().map(|layer| (layer, None)));
         }
-        Ok(Some(Named { args: self, layers }))
+        Ok(layers)
+    }
+
+    /// What they can need on an architecture: first what is planned, each variant once.
+    pub(super) fn kernels(&self, layers: &[Layer], arch: Arch) -> Vec<NamedVariant> {
+        let target = Target::new(arch, self.sms);
+        let every = self.all_candidates.then_some(Ways::Every);
+        let ways = [Ways::Planned].into_iter().chain(every);
+        let of_ways = |ways| layers.iter().map(move |(layer, tokens)| (layer, tokens, ways));
+        let all = ways
+            .flat_map(of_ways)
+            .flat_map(|(layer, tokens, ways)| target.kernels(layer, tokens.as_deref(), ways));
+        once_each(all)
     }
 
     fn kinds(&self) -> impl Iterator<Item = (Op, DType)> {
@@ -124,7 +115,7 @@ impl Layers {
 
     /// The layers of a model, each kind once.
     fn of_file(&self, model: &str) -> anyhow::Result<Vec<Problem>> {
-        let (blocks, refusal) = models::blocks(model)?;
+        let (blocks, refusal) = blocks(model)?;
         let mut layers: Vec<Problem> = Vec::new();
         for contents in &blocks {
             for layer in self.of_block(contents).with_context(|| format!("--for {model}"))? {
@@ -173,20 +164,62 @@ fn quantized(contents: &Contents, (op, dtype): (Op, DType)) -> Option<QuantizedT
     computed.then(|| QuantizedTypes::new(types[0], Some(types[1])))
 }
 
-impl Named<'_> {
-    /// What they can need on an architecture: first what is planned, each variant once.
-    pub(super) fn kernels(&self, arch: Arch) -> Vec<NamedVariant> {
-        let target = Target::new(arch, self.args.sms);
-        let mut ways = vec![Ways::Planned];
-        ways.extend(self.args.all_candidates.then_some(Ways::Every));
-        let mut seen: HashSet<Variant> = HashSet::new();
-        let mut kernels = Vec::new();
-        for ways in ways {
-            for (layer, tokens) in &self.layers {
-                let all = target.kernels(layer, tokens.as_deref(), ways);
-                kernels.extend(all.into_iter().filter(|kernel| seen.insert(kernel.variant)));
+/// Each variant where it comes first.
+pub(super) fn once_each(kernels: impl Iterator<Item = NamedVariant>) -> Vec<NamedVariant> {
+    let mut seen: HashSet<Variant> = HashSet::new();
+    kernels.filter(|kernel| seen.insert(kernel.variant)).collect()
+}
+
+/// Names as they are given, with K and H.
+pub(crate) const MODELS: [(&str, [usize; 2]); 5] = [
+    ("qwen2.5-0.5b", [896, 4864]),
+    ("llama-3.2-1b", [2048, 8192]),
+    ("llama-3-8b", [4096, 14336]),
+    ("qwen2.5-32b", [5120, 27648]),
+    ("llama-3-70b", [8192, 28672]),
+];
+
+/// K and H of a model by its name, in whatever case.
+fn named(name: &str) -> Option<[usize; 2]> {
+    MODELS.into_iter().find_map(|(known, size)| known.eq_ignore_ascii_case(name).then_some(size))
+}
+
+/// What the feed-forward blocks of a file or directory are that can be computed, and why one of the others cannot.
+fn blocks(model: &str) -> anyhow::Result<(Vec<Contents>, Option<String>)> {
+    let path = Path::new(model);
+    if !path.exists() {
+        let names: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
+        let names = names.join(", ");
+        bail!("--for {model}: there is no such file or directory, nor is it one of {names}");
+    }
+    let found = swiglu_formats::inspect(path, &LoadOptions::default())?;
+    let refusals =
+        found.refused.iter().chain(found.blocks.iter().filter_map(|b| b.refused.as_ref()));
+    let mut refusal = refusals.map(|text| by_options(text)).next();
+    let mut all: Vec<Contents> = Vec::new();
+    for contents in found.blocks.into_iter().filter_map(|block| block.contents) {
+        match &contents.row_steps {
+            Some(steps) => {
+                refusal.get_or_insert_with(|| format!("no CUDA kernel computes {steps}"));
             }
+            None => all.push(contents),
         }
-        kernels
+    }
+    Ok((all, refusal))
+}
+
+/// Each K and H of a model's blocks, once.
+pub(crate) fn sizes(model: &str) -> anyhow::Result<Vec<[usize; 2]>> {
+    if let Some(size) = named(model) {
+        return Ok(vec![size]);
+    }
+    let (blocks, refusal) = blocks(model)?;
+    let mut sizes: Vec<[usize; 2]> = blocks.iter().map(|b| [b.hidden, b.intermediate]).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    match refusal {
+        _ if !sizes.is_empty() => Ok(sizes),
+        Some(why) => bail!("--for {model}: {why}"),
+        None => bail!("--for {model}: it has no feed-forward block"),
     }
 }

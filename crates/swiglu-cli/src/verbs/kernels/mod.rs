@@ -3,8 +3,7 @@
 //! Needs the run-time compiler, but neither a device nor a driver.
 
 mod gather;
-mod layers;
-mod report;
+pub(super) mod layers;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -17,9 +16,8 @@ use swiglu_cuda::kernels::{NamedVariant, registry};
 use swiglu_cuda::{Arch, Cuda};
 
 use crate::terminal::{Terminal, Verdict};
-use gather::{Job, gather};
-use layers::Layers;
-use report::Report;
+use gather::{Job, Report, gather};
+use layers::{Layers, once_each};
 
 /// A file of this size must find room before anything is compiled for a directory.
 const PROBE_BYTES: usize = 1 << 20;
@@ -33,10 +31,27 @@ pub(crate) struct KernelsArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Compile every variant, or take it from the cache, and show what the compiler says
-    List(ListArgs),
+    List {
+        /// Architectures, separated by commas; by default that of the first device, or sm_90a without one
+        #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+        arch: Vec<Arch>,
+        #[command(flatten)]
+        selection: Selection,
+    },
     /// Fill a directory with compiled kernels, for machines that only read it: all, or what layers can need. It can be stopped,
     /// and goes on where it was
-    Build(BuildArgs),
+    Build {
+        /// Architectures, separated by commas, for example sm_80,sm_90a
+        #[arg(long, value_name = "NAMES", value_delimiter = ',', required = true)]
+        arch: Vec<Arch>,
+        /// The directory; made where it is missing. Set SWIGLU_CACHE_READ_ONLY_DIR to it to use it
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        #[command(flatten)]
+        selection: Selection,
+        #[command(flatten)]
+        layers: Layers,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -49,83 +64,57 @@ struct Selection {
     strict: bool,
 }
 
-#[derive(Debug, Args)]
-struct ListArgs {
-    /// Architectures, separated by commas; by default that of the first device, or sm_90a without one
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    arch: Vec<Arch>,
-    #[command(flatten)]
-    selection: Selection,
-}
-
-#[derive(Debug, Args)]
-struct BuildArgs {
-    /// Architectures, separated by commas, for example sm_80,sm_90a
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', required = true)]
-    arch: Vec<Arch>,
-    /// The directory; made where it is missing. Set SWIGLU_CACHE_READ_ONLY_DIR to it to use it
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    #[command(flatten)]
-    selection: Selection,
-    #[command(flatten)]
-    layers: Layers,
-}
-
 pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    match &args.action {
-        Action::List(list) => {
-            let archs = match list.arch.is_empty() {
-                true => vec![Cuda::new(0).map_or(Arch::Sm90a, |cuda| cuda.arch())],
-                false => list.arch.clone(),
-            };
-            let cache = KernelCache::new(&CacheOptions::default());
-            let jobs = selected(&archs, &list.selection, registry)?;
-            let report = gather(&jobs, &cache, terminal)?;
-            terminal.print(&report, Report::show)?;
-            if let (Some(warnings), false) = (report.cache_warnings(), terminal.json()) {
-                writeln!(terminal, "cache: {warnings}")?;
-            }
-            Ok(report.verdict(list.selection.strict))
+    let (given, selection, named, out) = match &args.action {
+        Action::List { arch, selection } => (arch, selection, None, None),
+        Action::Build { arch, out, selection, layers } => {
+            (arch, selection, Some((layers, layers.named()?)), Some(out))
         }
-        Action::Build(build) => {
-            let layers = build.layers.named()?;
-            let jobs = match &layers {
-                Some(layers) => {
-                    selected(&build.arch, &build.selection, |arch| layers.kernels(arch))
-                }
-                None => selected(&build.arch, &build.selection, registry),
-            }?;
-            expect_room(&build.out)?;
-            let report = gather(&jobs, &KernelCache::at(&build.out), terminal)?;
-            terminal.print(&report, Report::show)?;
-            let warnings = report.cache_warnings();
-            if let Some(warnings) = &warnings {
-                expect_kept(&report, &build.out, warnings)?;
-            }
-            if !terminal.json() {
-                if let Some(warnings) = warnings {
-                    writeln!(terminal, "repaired, all kernels are kept: {warnings}")?;
-                }
-                if report.left == 0 {
-                    let out = std::path::absolute(&build.out)
-                        .with_context(|| build.out.display().to_string())?;
-                    writeln!(terminal, "to use it: SWIGLU_CACHE_READ_ONLY_DIR={}", out.display())?;
-                }
-            }
-            Ok(report.verdict(build.selection.strict))
+    };
+    let archs = match given.is_empty() {
+        true => vec![Cuda::new(0).map_or(Arch::Sm90a, |cuda| cuda.arch())],
+        false => given.clone(),
+    };
+    let jobs = selected(&archs, selection, |arch| match &named {
+        Some((layers, named)) if !named.is_empty() => layers.kernels(named, arch),
+        _ => registry(arch),
+    })?;
+    let cache = match out {
+        Some(out) => {
+            expect_room(out)?;
+            KernelCache::at(out)
         }
+        None => KernelCache::new(&CacheOptions::default()),
+    };
+    let report = gather(&jobs, &cache, terminal)?;
+    terminal.print(&report, Report::show)?;
+    let warnings = report.cache_warnings();
+    if let (Some(out), Some(warnings)) = (out, &warnings) {
+        expect_kept(&report, out, warnings)?;
     }
+    let verdict = report.verdict(selection.strict);
+    if terminal.json {
+        return Ok(verdict);
+    }
+    if let Some(warnings) = warnings {
+        let what = if out.is_some() { "repaired, all kernels are kept" } else { "cache" };
+        writeln!(terminal, "{what}: {warnings}")?;
+    }
+    if let Some(out) = out.filter(|_| report.left == 0) {
+        let out = std::path::absolute(out).with_context(|| out.display().to_string())?;
+        writeln!(terminal, "to use it: SWIGLU_CACHE_READ_ONLY_DIR={}", out.display())?;
+    }
+    Ok(verdict)
 }
 
 /// Compiles kernels for a device into the cache that it looks into, on all processors. What does not compile is said where it
 /// is launched.
 pub(super) fn compile(
     arch: Arch,
-    kernels: Vec<NamedVariant>,
+    kernels: impl Iterator<Item = NamedVariant>,
     terminal: &Terminal,
 ) -> anyhow::Result<()> {
-    let jobs: Vec<Job> = kernels.into_iter().map(|kernel| (arch, kernel)).collect();
+    let jobs: Vec<Job> = once_each(kernels).into_iter().map(|kernel| (arch, kernel)).collect();
     let report = gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal)?;
     if report.left > 0 {
         bail!("stopped with {} of {} kernels to compile", report.left, jobs.len());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use swiglu::Rounding;
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
@@ -33,10 +33,7 @@ pub(crate) struct AdHocArgs {
 
 /// A way of computing a case.
 pub(crate) fn way(id: &str, peer: &str, role: Role, options: Value) -> ProfileDef {
-    let options = match options {
-        Value::Object(options) => options,
-        _ => Map::new(),
-    };
+    let options = options.as_object().cloned().unwrap_or_default();
     ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None }
 }
 
@@ -119,7 +116,7 @@ pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experim
 impl AdHocArgs {
     /// Refuses places that are not there, before anything is measured.
     pub(crate) fn expect_places(&self) -> anyhow::Result<()> {
-        if self.dir.is_given() {
+        if self.dir.lab.is_some() {
             self.dir.lab()?;
         }
         self.peers.expect_dir()
@@ -137,7 +134,7 @@ impl AdHocArgs {
         let machine = Machine::detect(experiment.device, None)?;
         // Without a lab in sight there is still this program to measure.
         let lab = match self.dir.lab() {
-            Err(_) if !self.dir.is_given() => scratch.path().to_owned(),
+            Err(_) if self.dir.lab.is_none() => scratch.path().to_owned(),
             lab => lab?,
         };
         let name = &experiment.id;

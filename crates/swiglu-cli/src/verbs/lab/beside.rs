@@ -15,12 +15,10 @@ use crate::terminal::Terminal;
 pub(crate) const OWN: &str = "swiglu";
 /// The peers that this program is.
 pub(super) const OUR_PEERS: [&str; 2] = [OWN, "read"];
-/// Measurements of bandwidth, of which the best counts.
-pub(crate) const BANDWIDTHS: usize = 5;
 
 /// The ceilings that bind the cases of an experiment; none of a device that peers can use and this program
 /// cannot: the run stands without.
-fn ceilings_of(experiment: &Experiment, bandwidths: usize) -> Option<Ceilings> {
+fn ceilings_of(experiment: &Experiment, quick: bool) -> Option<Ceilings> {
     let device = match experiment.device {
         DeviceKind::Cpu => Device::cpu_with(CpuOptions::default()),
         DeviceKind::Cuda => Device::cuda(0),
@@ -28,7 +26,7 @@ fn ceilings_of(experiment: &Experiment, bandwidths: usize) -> Option<Ceilings> {
     let ops = || experiment.cases.iter().map(|case| case.op);
     let copies = || ops().find(|op| *op == CaseOp::Copy);
     let op = ops().find(|op| op.has_weights()).or_else(copies).unwrap_or(CaseOp::Activation);
-    ceilings::of(&device.ok()?, op, bandwidths).ok()
+    ceilings::of(&device.ok()?, op, quick).ok()
 }
 
 /// Adds what is missing in the record of a run that has ended, which still holds the machine.
@@ -43,9 +41,7 @@ pub(super) fn complete(
     let mut changed = false;
     let measured = record.results.iter().any(|r| r.status == Status::Ok);
     if record.ceilings.is_none() && measured {
-        // A quick look is none at the ceilings either.
-        let bandwidths = if record.protocol.quick { 1 } else { BANDWIDTHS };
-        record.ceilings = ceilings_of(experiment, bandwidths);
+        record.ceilings = ceilings_of(experiment, record.protocol.quick);
         changed = record.ceilings.is_some();
     }
     if let Some(own) = own {

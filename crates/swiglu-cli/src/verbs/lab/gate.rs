@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Interval, Machine, Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
-use super::places::{MachineArgs, PeerArgs, PlaceArgs};
+use super::list::records_of;
+use super::places::{PeerArgs, PlaceArgs};
 use super::session::{Session, expect_optimised};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict};
@@ -29,8 +30,9 @@ pub(super) struct GateArgs {
     cases: Option<String>,
     #[command(flatten)]
     places: PlaceArgs,
-    #[command(flatten)]
-    machine: MachineArgs,
+    /// Name of this machine: the directory of its records [default: made of its facts]
+    #[arg(long, value_name = "NAME", help_heading = "Places")]
+    machine: Option<String>,
     #[command(flatten)]
     peers: PeerArgs,
 }
@@ -44,7 +46,7 @@ fn fraction(text: &str) -> Result<f64, String> {
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
+    let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
     let store = args.places.records()?;
     let old = match &args.record {
         Some(path) => Opened::read(path)?,
@@ -72,21 +74,16 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
-    let (records, refused) = store.of_experiment(&experiment.id)?;
-    if let Some(refused) = refused.into_iter().next() {
-        return Err(refused.error.into());
-    }
+    let records = records_of(store, &experiment.id)?;
     let usable = |o: &Opened| {
         o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick
     };
-    match records.into_iter().rfind(usable) {
-        Some(opened) => Ok(opened),
-        None => bail!(
-            "no complete record of {} on {machine} in {}: run it first, or give --record FILE",
-            experiment.id,
-            store.root().display()
-        ),
-    }
+    let (id, root) = (&experiment.id, store.root().display());
+    records.into_iter().rfind(usable).with_context(|| {
+        format!(
+            "no complete record of {id} on {machine} in {root}: run it first, or give --record FILE"
+        )
+    })
 }
 
 fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {

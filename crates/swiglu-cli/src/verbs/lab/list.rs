@@ -1,131 +1,162 @@
-//! `swiglu lab list`: every experiment with the verdict of its records.
+//! `swiglu lab list` and `show`: what experiments ask, what their records say, and why.
 
-use std::collections::BTreeSet;
+use std::io::Write;
 
 use anyhow::bail;
-use clap::Args;
-use serde::Serialize;
-use swiglu_lab::record::{Interval, Opened};
-use swiglu_lab::{Experiment, History, LabError, Undecided, Verdict as LabVerdict, VerdictState};
+use serde_json::{Value, json};
+use swiglu_lab::record::{Interval, Opened, Store};
+use swiglu_lab::report::{Entry, Site};
+use swiglu_lab::{Experiment, History, RecordVerdict, Verdict as LabVerdict, VerdictState};
 
 use super::places::PlaceArgs;
 use crate::table::{self, Table, or_dash};
-use crate::terminal::{Terminal, Verdict, say};
+use crate::terminal::{Terminal, Verdict, say, shown};
 
-#[derive(Debug, Args)]
-pub(super) struct ListArgs {
-    #[command(flatten)]
-    places: PlaceArgs,
+/// Commits to the backend since the record that the verdict is of; none where there is no repository to ask, or it does
+/// not have the commit.
+fn age(entry: &Entry) -> Option<u64> {
+    let decisive = entry.verdict.decisive()?;
+    let of = |o: &Opened| {
+        o.record.run_id == decisive.run_id && o.record.machine.name == decisive.machine
+    };
+    entry.ages.get(entry.records.iter().position(of)?).copied().flatten()
 }
 
-#[derive(Debug, Serialize)]
-struct Row {
-    id: String,
-    verdict: VerdictState,
-    /// Of the record that the verdict is of; none where no case could be compared.
-    headline: Option<Headline>,
-    machine: Option<String>,
-    /// Commits to the backend since that record; none where there is no repository to ask, or it does not
-    /// have the commit.
-    age_commits: Option<u64>,
-    /// What would decide it, where it is inconclusive.
-    undecided: Option<Undecided>,
-    /// Why there is no headline.
-    why: Option<String>,
+/// What is decisive, with the claim's statistic: the geometric mean over the cases; none where no case could be compared.
+fn headline(entry: &Entry) -> Option<(&RecordVerdict, Interval)> {
+    entry.verdict.decisive().and_then(|decisive| Some((decisive, decisive.aggregate?)))
 }
 
-/// The claim's statistic: the geometric mean over the cases.
-#[derive(Debug, Serialize)]
-struct Headline {
-    ratio: f64,
-    low: f64,
-    high: f64,
-    cases: usize,
-    exceptions: usize,
+fn document(entry: &Entry) -> Value {
+    let headline = headline(entry).map(|(of, Interval { value: ratio, ci95: [low, high] })| {
+        let (cases, exceptions) = (of.cases.len(), of.exceptions.len());
+        json!({
+            "ratio": ratio, "low": low, "high": high, "cases": cases, "exceptions": exceptions,
+        })
+    });
+    let decisive = entry.verdict.decisive();
+    json!({
+        "id": entry.experiment.id,
+        "verdict": entry.verdict.state,
+        "why": headline.is_none().then_some(&entry.verdict.headline),
+        "headline": headline,
+        "machine": decisive.map(|d| &d.machine),
+        "age_commits": age(entry),
+        // What would decide it, where it is inconclusive.
+        "undecided": decisive.and_then(|d| d.undecided.as_ref()),
+    })
 }
 
-impl Row {
-    fn new(experiment: &Experiment, records: &[Opened], history: &History) -> Self {
-        let verdict = LabVerdict::of(experiment, records);
-        let decisive = verdict.decisive();
-        let opened = decisive.and_then(|d| {
-            let of =
-                |o: &&Opened| o.record.run_id == d.run_id && o.record.machine.name == d.machine;
-            records.iter().find(of)
-        });
-        let headline = decisive.and_then(|d| {
-            let Interval { value: ratio, ci95: [low, high] } = d.aggregate?;
-            let (cases, exceptions) = (d.cases.len(), d.exceptions.len());
-            Some(Headline { ratio, low, high, cases, exceptions })
-        });
-        Self {
-            id: experiment.id.clone(),
-            verdict: verdict.state,
-            why: headline.is_none().then(|| verdict.headline.clone()),
-            headline,
-            machine: decisive.map(|d| d.machine.clone()),
-            age_commits: opened.and_then(|o| history.age(&o.record.code, experiment.device)),
-            undecided: decisive.and_then(|d| d.undecided.clone()),
-        }
-    }
+pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    let lab = places.lab()?;
+    let site = Site::gather(&lab, &places.records()?, &History::around(&lab))?;
+    let document: Vec<Value> = site.experiments.iter().map(document).collect();
+    terminal.print(&document, |_, terminal| table_of(&site.experiments, terminal))?;
+    expect_whole(&site)
 }
 
-pub(super) fn list(args: &ListArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let dir = args.places.experiments()?;
-    let history = History::around(&args.places.lab()?);
-    let store = args.places.records()?;
-    let (mut rows, mut broken) = (Vec::new(), Vec::new());
-    let (mut counted, mut ids) = (BTreeSet::new(), Vec::new());
-    for experiment in Experiment::read_dir(&dir)? {
-        let experiment = match experiment {
-            Ok(experiment) => experiment,
-            Err(error) => {
-                // Its records are not strange for that.
-                if let LabError::Definition { path, .. } = &error {
-                    ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-                }
-                broken.push(error.to_string());
-                continue;
-            }
-        };
-        let (records, refused) = store.of_experiment(&experiment.id)?;
-        broken.extend(refused.iter().map(|r| r.error.to_string()));
-        counted.extend(refused.into_iter().map(|r| r.path));
-        counted.extend(records.iter().map(|r| r.path.clone()));
-        rows.push(Row::new(&experiment, &records, &history));
-        ids.push(experiment.id);
-    }
-    terminal.print(rows.as_slice(), show)?;
-    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    for stray in store.strays(&counted, &ids)? {
-        say(format!("warning: {}", stray.error));
-    }
-    if !broken.is_empty() {
-        // What could be read has been shown; what could not is an error all the same.
-        bail!("{}", broken.join("\nerror: "));
+/// Says what is strange. What could be read has been shown; what could not is an error all the same.
+pub(super) fn expect_whole(site: &Site) -> anyhow::Result<Verdict> {
+    site.strays.iter().for_each(|stray| say(format!("warning: {stray}")));
+    let troubles = site.troubles();
+    if !troubles.is_empty() {
+        bail!("{}", troubles.join("\nerror: "));
     }
     Ok(Verdict::Passed)
 }
 
-fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
-    let figure =
-        |r: &Row, of: fn(&Headline) -> String| r.headline.as_ref().map(of).unwrap_or_default();
-    Table::of(rows)
-        .text("experiment", |r| &r.id)
-        .text("verdict", |r| match r.verdict {
-            VerdictState::Supported => table::good(r.verdict),
-            VerdictState::Refuted => table::bad(r.verdict),
-            VerdictState::Inconclusive => table::open(r.verdict),
-            VerdictState::NotRun => r.verdict.into(),
+fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
+    let figure = |entry, of: fn(&RecordVerdict, Interval) -> String| {
+        headline(entry).map(|(decisive, ratio)| of(decisive, ratio)).unwrap_or_default()
+    };
+    Table::of(entries)
+        .text("experiment", |r| &r.experiment.id)
+        .text("verdict", |r| match r.verdict.state {
+            state @ VerdictState::Supported => table::good(state),
+            state @ VerdictState::Refuted => table::bad(state),
+            state @ VerdictState::Inconclusive => table::open(state),
+            state @ VerdictState::NotRun => state.into(),
         })
-        .number("ratio", |r| figure(r, |h| format!("{:.2}×", h.ratio)))
-        .number("interval", |r| figure(r, |h| format!("{:.2} – {:.2}", h.low, h.high)))
-        .number("cases", |r| figure(r, |h| h.cases.to_string()))
-        .number("below", |r| match &r.headline {
-            Some(h) if h.exceptions > 0 => h.exceptions.to_string(),
-            _ => String::new(),
+        .number("ratio", |r| figure(r, |_, ratio| format!("{:.2}×", ratio.value)))
+        .number("interval", |r| {
+            figure(r, |_, Interval { ci95: [low, high], .. }| format!("{low:.2} – {high:.2}"))
         })
-        .text("machine", |r| r.machine.as_deref().or(r.why.as_deref()).unwrap_or_default())
-        .number("age", |r| or_dash(r.age_commits))
+        .number("cases", |r| figure(r, |d, _| d.cases.len().to_string()))
+        .number("below", |r| {
+            figure(r, |d, _| match d.exceptions.len() {
+                0 => String::new(),
+                n => n.to_string(),
+            })
+        })
+        .text("machine", |r| r.verdict.decisive().map_or(&r.verdict.headline, |d| &d.machine))
+        .number("age", |r| or_dash(age(r)))
         .print(terminal)
+}
+
+/// The records of an experiment, of which none is refused.
+pub(super) fn records_of(store: &Store, experiment: &str) -> anyhow::Result<Vec<Opened>> {
+    let (records, refused) = store.of_experiment(experiment)?;
+    match refused.into_iter().next() {
+        Some(refused) => Err(refused.error.into()),
+        None => Ok(records),
+    }
+}
+
+/// One experiment.
+pub(super) fn show(
+    id: &str,
+    places: &PlaceArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let experiment = Experiment::find(&places.experiments()?, id)?;
+    let records = records_of(&places.records()?, &experiment.id)?;
+    let history = History::around(&places.lab()?);
+    let age = |opened: &Opened| history.age(&opened.record.code, experiment.device);
+    let verdict = LabVerdict::of(&experiment, &records);
+    let kept = |opened: &Opened| {
+        let record = &opened.record;
+        json!({
+            "file": shown(&opened.path), "finished": record.finished, "commit": record.code.commit,
+            "age_commits": age(opened), "complete": record.complete, "quick": record.protocol.quick,
+        })
+    };
+    let (claim, boundary) = (&experiment.claim.text, &experiment.boundary);
+    let document = json!({
+        "id": experiment.id, "title": experiment.title, "question": experiment.question,
+        "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
+        "machines": verdict.machines, "boundary": boundary,
+        "records": records.iter().map(kept).collect::<Vec<_>>(),
+    });
+    terminal.print(&document, |_, terminal| {
+        writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
+        writeln!(terminal, "question  {}\nclaim     {claim}", experiment.question)?;
+        for machine in &verdict.machines {
+            writeln!(terminal, "\n{} ({}): {}", machine.machine, machine.run_id, machine.state)?;
+            machine.reasons.iter().try_for_each(|reason| writeln!(terminal, "  {reason}"))?;
+            if let Some(undecided) = &machine.undecided {
+                writeln!(terminal, "  to decide it: {}", undecided.text)?;
+            }
+            for exception in &machine.exceptions {
+                writeln!(terminal, "  exception: {exception}")?;
+            }
+            machine.marks.iter().try_for_each(|mark| writeln!(terminal, "  mark: {mark}"))?;
+        }
+        writeln!(terminal)?;
+        for opened in &records {
+            let record = &opened.record;
+            let commit = record.code.commit.as_deref().and_then(|c| c.get(..9));
+            let commit = commit.unwrap_or("unknown commit");
+            let age = match age(opened) {
+                Some(n) => format!("{n} commits to this backend since"),
+                None => "its age is not known here".into(),
+            };
+            let state = match (record.protocol.quick, record.complete) {
+                (true, _) => ", quick: not evidence",
+                (false, false) => ", not complete",
+                (false, true) => "",
+            };
+            writeln!(terminal, "record {} at {commit}, {age}{state}", opened.path.display())?;
+        }
+        Ok(writeln!(terminal, "\nnot covered: {}", boundary.replace('\n', " "))?)
+    })
 }

@@ -3,7 +3,6 @@
 pub(crate) mod adhoc;
 pub(crate) mod beside;
 mod gate;
-mod jobs;
 mod list;
 mod on;
 pub(crate) mod peer;
@@ -13,11 +12,12 @@ mod report;
 mod request;
 mod run;
 mod session;
-mod show;
 
 use clap::{Args, Subcommand};
 
 use crate::terminal::{Terminal, Verdict};
+use places::{LabDirArgs, PlaceArgs};
+use request::RunArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {
@@ -28,19 +28,40 @@ pub(crate) struct LabArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Show every experiment with the verdict of its records, a line each
-    List(list::ListArgs),
+    List(PlaceArgs),
     /// Show what an experiment asks, what its records say, and why
-    Show(show::ShowArgs),
+    Show {
+        /// The experiment's id
+        experiment: String,
+        #[command(flatten)]
+        places: PlaceArgs,
+    },
     /// Show what a run would need and whether it is there: exit code 1 if something is missing
     Ready(ready::ReadyArgs),
     /// Run an experiment and record it; the same run id goes on with a run that was ended
-    Run(Box<request::RunArgs>),
+    Run(Box<RunArgs>),
     /// Show the runs that happen elsewhere
-    Status(jobs::StatusArgs),
+    Status {
+        /// Those that are done and fetched, too
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        places: LabDirArgs,
+    },
     /// Bring back the records of runs that happen elsewhere: exit code 75 if one is not done
-    Fetch(jobs::FetchArgs),
+    Fetch {
+        /// The job [default: every one that is not done and fetched]
+        job: Option<String>,
+        #[command(flatten)]
+        places: LabDirArgs,
+    },
     /// End a run that happens elsewhere; finished cases are kept
-    Cancel(jobs::CancelArgs),
+    Cancel {
+        /// The job
+        job: String,
+        #[command(flatten)]
+        places: LabDirArgs,
+    },
     /// Measure again and compare with a record: exit code 1 on a regression beyond noise
     Gate(gate::GateArgs),
     /// Write a static site: every experiment, its evidence and plots, and the decisions
@@ -56,13 +77,13 @@ enum Action {
 
 pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     match &args.action {
-        Action::List(args) => list::list(args, terminal),
-        Action::Show(args) => show::show(args, terminal),
+        Action::List(places) => list::list(places, terminal),
+        Action::Show { experiment, places } => list::show(experiment, places, terminal),
         Action::Ready(args) => ready::ready(args, terminal),
         Action::Run(args) => run::run(args, terminal),
-        Action::Status(args) => jobs::status(args, terminal),
-        Action::Fetch(args) => jobs::fetch(args, terminal),
-        Action::Cancel(args) => jobs::cancel(args, terminal),
+        Action::Status { all, places } => on::status(*all, places, terminal),
+        Action::Fetch { job, places } => on::fetch(job.as_deref(), places, terminal),
+        Action::Cancel { job, places } => on::cancel(job, places, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
         Action::Peer { name } => peer::serve(*name),

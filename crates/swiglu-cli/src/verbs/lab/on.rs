@@ -1,17 +1,22 @@
-//! `swiglu lab run --on PLACE`: the run happens there, and its record comes back.
+//! `swiglu lab run --on PLACE`: the run happens there, and its record comes back. `status`, `fetch` and `cancel`: what
+//! became of it.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_lab::Experiment;
-use swiglu_lab::executor::{ExecutorSpec, JobEvent, Jobs, Outcome, Polled, Request};
+use swiglu_lab::executor::{ExecutorSpec, Job, JobEvent, Jobs, Merged, Outcome, Polled, Request};
 use swiglu_lab::record::{Opened, Store};
 
+use super::places::LabDirArgs;
 use super::request::{Named, RunArgs};
-use crate::terminal::{Terminal, say, tell};
+use crate::table::{Table, or_dash};
+use crate::terminal::{Terminal, Verdict, say, shown, tell};
 
 /// How often the state of a job is told where nobody watches a terminal.
 const REMINDER: Duration = Duration::from_secs(60);
@@ -82,9 +87,86 @@ pub(super) fn run(
 }
 
 /// A job on one line.
-pub(super) fn line(polled: &Polled) -> String {
+fn line(polled: &Polled) -> String {
     match polled.log.last().filter(|_| !polled.state.is_over()) {
         Some(log) => format!("{}: {log}", polled.state),
         None => polled.state.to_string(),
     }
+}
+
+pub(super) fn status(
+    all: bool,
+    places: &LabDirArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&places.lab()?);
+    let mut rows = Vec::new();
+    for mut job in jobs.all()?.into_iter().filter(|job| all || !job.fetched) {
+        let state = match (job.fetched, &job.id) {
+            (true, None) => "was not submitted".to_owned(),
+            (true, Some(_)) => format!("{}; fetched", line(&job.poll(&jobs)?)),
+            (false, _) => line(&job.poll(&jobs)?),
+        };
+        rows.push((job, state));
+    }
+    let document = |(job, state): &(Job, String)| {
+        json!({
+            "job": job.name, "experiment": job.experiment, "run_id": job.run_id, "id": job.id,
+            "place": job.spec.place(), "state": state, "fetched": job.fetched,
+        })
+    };
+    terminal.print(&rows.iter().map(document).collect::<Vec<_>>(), |_, terminal| {
+        Table::of(&rows)
+            .text("job", |(job, _)| &job.name)
+            .text("place", |(job, _)| job.spec.place())
+            .text("id", |(job, _)| or_dash(job.id.as_ref()))
+            .text("state", |(_, state)| state)
+            .print(terminal)
+    })
+}
+
+pub(super) fn fetch(
+    job: Option<&str>,
+    places: &LabDirArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&places.lab()?);
+    let chosen: Vec<Job> = match job {
+        Some(name) => vec![jobs.find(name)?],
+        None => jobs.all()?.into_iter().filter(|job| !job.fetched).collect(),
+    };
+    let (mut fetched, mut said, mut over) = (Vec::new(), String::new(), true);
+    for mut job in chosen {
+        // Those that are new here or have more results than before.
+        let Merged { news: merged, records } = job.fetch(&jobs)?;
+        over &= job.fetched;
+        let (name, state) = (&job.name.clone(), line(&job.poll(&jobs)?));
+        let records: Vec<_> = records.into_iter().map(|opened| shown(opened.path)).collect();
+        said += &format!("{name}: {state}; {merged} of {} records are new\n", records.len());
+        said.extend(records.iter().map(|path| format!("record: {path}\n")));
+        fetched.push(json!({ "job": name, "state": state, "merged": merged, "records": records }));
+    }
+    terminal.print(&fetched, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
+    Ok(if over { Verdict::Passed } else { Verdict::Unfinished })
+}
+
+pub(super) fn cancel(
+    job: &str,
+    places: &LabDirArgs,
+    terminal: &mut Terminal,
+) -> anyhow::Result<Verdict> {
+    let jobs = Jobs::new(&places.lab()?);
+    let mut job = jobs.find(job)?;
+    job.cancel(&jobs)?;
+    let polled = job.poll(&jobs)?;
+    let state = match (&job.id, job.cancelled && !polled.state.is_over()) {
+        (None, _) => "was not submitted, and is forgotten".to_owned(),
+        (Some(_), true) => format!("is being cancelled, {}", polled.state),
+        (Some(_), false) => polled.state.to_string(),
+    };
+    let name = &job.name;
+    terminal.print(&json!({ "job": name, "state": state }), |_, terminal| {
+        let fetch = places.command(&format!("fetch {name}"));
+        Ok(writeln!(terminal, "{name}: {state}; {fetch} brings finished cases")?)
+    })
 }

@@ -14,7 +14,7 @@ use swiglu_lab::record::Store;
 pub(super) struct LabDirArgs {
     /// The lab: a directory with `experiments` in it [default: `lab`, here or above]
     #[arg(long, value_name = "DIR")]
-    lab: Option<PathBuf>,
+    pub(super) lab: Option<PathBuf>,
 }
 
 /// Where experiments, records and decisions are.
@@ -29,11 +29,6 @@ pub(super) struct PlaceArgs {
 }
 
 impl LabDirArgs {
-    /// Whether a directory was named.
-    pub(super) fn is_given(&self) -> bool {
-        self.lab.is_some()
-    }
-
     /// A command to go on with, in the same lab.
     pub(super) fn command(&self, words: &str) -> String {
         let lab = self.lab.iter().map(|lab| format!(" --lab '{}'", lab.display()));
@@ -50,13 +45,12 @@ impl LabDirArgs {
         }
         let here = std::env::current_dir().context("the current directory")?;
         let found = here.ancestors().map(|dir| dir.join("lab"));
-        match found.into_iter().find(|lab| lab.join("experiments").is_dir()) {
-            Some(lab) => Ok(lab),
-            None => bail!(
-                "no `lab/experiments` in {} or above: go into the repository, or give --lab DIR",
-                here.display()
-            ),
-        }
+        found.into_iter().find(|lab| lab.join("experiments").is_dir()).with_context(|| {
+            let here = here.display();
+            format!(
+                "no `lab/experiments` in {here} or above: go into the repository, or give --lab DIR"
+            )
+        })
     }
 }
 
@@ -97,15 +91,6 @@ pub(super) struct PeerArgs {
     /// What runs peers written in Python
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub(super) python: PathBuf,
-}
-
-/// What records say of where they were taken.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Places")]
-pub(super) struct MachineArgs {
-    /// Name of this machine: the directory of its records [default: made of its facts]
-    #[arg(long, value_name = "NAME")]
-    pub(super) machine: Option<String>,
 }
 
 impl PeerArgs {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
-use serde::Serialize;
+use serde_json::json;
 use swiglu_cuda::DeviceFacts;
 use swiglu_lab::executor::{self, ExecutorSpec};
 use swiglu_lab::peer::Limits;
@@ -29,39 +29,13 @@ pub(super) struct ReadyArgs {
     peers: PeerArgs,
 }
 
-#[derive(Serialize)]
-struct Document {
-    ready: bool,
-    experiments: Vec<Row>,
-}
-
-/// What one experiment needs.
-#[derive(Serialize)]
-struct Row {
-    id: String,
-    #[serde(flatten)]
-    needs: Needs,
-}
-
-/// What is needed, there or not.
-#[derive(Serialize)]
-struct Needs {
-    ready: bool,
-    checks: Vec<Check>,
-}
-
-impl Needs {
-    fn of(checks: Vec<Check>) -> Self {
-        Self { ready: checks.iter().all(|check| check.ok), checks }
-    }
-}
-
 pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(place) = &args.on {
         let spec = ExecutorSpec::find(place, &args.places.lab()?)?;
-        let place = Needs::of(executor::readiness(&spec));
-        terminal.print(&place, |place, terminal| print(place.checks.iter(), terminal))?;
-        return Ok(Verdict::from_passed(place.ready));
+        let checks = executor::readiness(&spec);
+        let document = json!({ "ready": are_met(&checks), "checks": checks });
+        terminal.print(&document, |_, terminal| print(checks.iter(), terminal))?;
+        return Ok(Verdict::from_passed(are_met(&checks)));
     }
     let dir = args.places.experiments()?;
     let experiments = match &args.experiment {
@@ -69,12 +43,16 @@ pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result
         None => Experiment::read_dir(&dir)?.into_iter().collect::<Result<_, _>>()?,
     };
     let checked = checks(experiments.iter(), &args.places, &args.peers, terminal)?;
-    let row = |(id, checks)| Row { id, needs: Needs::of(checks) };
-    let experiments: Vec<Row> = checked.into_iter().map(row).collect();
-    let ready = experiments.iter().all(|row| row.needs.ready);
-    let document = Document { ready, experiments };
-    terminal.print(&document, show)?;
-    Ok(Verdict::from_passed(document.ready))
+    let ready = checked.values().all(|checks| are_met(checks));
+    let row = |(id, checks): (&String, &Vec<Check>)| json!({ "id": id, "ready": are_met(checks), "checks": checks });
+    let experiments: Vec<_> = checked.iter().map(row).collect();
+    let document = json!({ "ready": ready, "experiments": experiments });
+    terminal.print(&document, |_, terminal| show(&checked, terminal))?;
+    Ok(Verdict::from_passed(ready))
+}
+
+fn are_met(checks: &[Check]) -> bool {
+    checks.iter().all(|check| check.ok)
 }
 
 /// What each experiment needs here, by its id.
@@ -124,17 +102,15 @@ fn device(kind: DeviceKind, places: &PlaceArgs) -> anyhow::Result<Check> {
 }
 
 /// Each check once, then which experiments have all that they need.
-fn show(document: &Document, terminal: &mut Terminal) -> anyhow::Result<()> {
+fn show(checked: &BTreeMap<String, Vec<Check>>, terminal: &mut Terminal) -> anyhow::Result<()> {
     let mut checks: BTreeMap<&str, &Check> = BTreeMap::new();
-    for row in &document.experiments {
-        for check in &row.needs.checks {
-            checks.entry(&check.what).or_insert(check);
-        }
+    for check in checked.values().flatten() {
+        checks.entry(&check.what).or_insert(check);
     }
     print(checks.into_values(), terminal)?;
-    let ready: Vec<&str> =
-        document.experiments.iter().filter(|r| r.needs.ready).map(|r| r.id.as_str()).collect();
-    let count = document.experiments.len();
+    let ready = checked.iter().filter(|(_, checks)| are_met(checks));
+    let ready: Vec<&str> = ready.map(|(id, _)| id.as_str()).collect();
+    let count = checked.len();
     writeln!(terminal, "\n{} of {count} experiments can run here", ready.len())?;
     if !ready.is_empty() && count > 1 {
         writeln!(terminal, "  {}", ready.join(", "))?;

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
-use serde::Serialize;
+use serde_json::json;
 use swiglu_lab::History;
 use swiglu_lab::report::Site;
 
+use super::list::expect_whole;
 use super::places::{PeerArgs, PlaceArgs};
 use super::ready;
-use crate::terminal::{Shown, Terminal, Verdict, say};
+use crate::terminal::{Terminal, Verdict, shown};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true))]
@@ -31,14 +32,6 @@ pub(super) struct ReportArgs {
     peers: PeerArgs,
 }
 
-#[derive(Default, Serialize)]
-struct Document {
-    index: Option<Shown>,
-    pages: usize,
-    measured: Option<Shown>,
-    troubles: Vec<String>,
-}
-
 pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(out) = args.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
         let shown = out.display();
@@ -50,33 +43,25 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         let experiments = site.experiments.iter().map(|entry| &entry.experiment);
         site.ready = ready::checks(experiments, &args.places, &args.peers, terminal)?;
     }
-    let troubles = site.troubles().into_iter().map(str::to_owned).collect();
-    let mut document = Document { troubles, ..Document::default() };
+    let (mut said, mut index, mut measured, mut pages) = (String::new(), None, None, 0);
     let root = lab.parent().unwrap_or(Path::new(""));
     if let Some(file) = &args.measured {
         let file = file.clone().unwrap_or_else(|| root.join("MEASURED.md"));
         std::fs::write(&file, site.measured(root))
             .with_context(|| format!("writing {}", file.display()))?;
-        document.measured = Some(file.into());
+        let count = site.experiments.len();
+        said = format!("{}: figures of {count} experiments\n", file.display());
+        measured = Some(shown(file));
     }
     if let Some(out) = &args.out {
-        document.pages = site.write(out)?;
-        document.index = Some(out.join("index.html").into());
+        pages = site.write(out)?;
+        let path = shown(out.join("index.html"));
+        said = format!("{path}: {pages} pages\n{said}");
+        index = Some(path);
     }
-    terminal.print(&document, |document, terminal| {
-        if let Some(index) = &document.index {
-            writeln!(terminal, "{}: {} pages", index.display(), document.pages)?;
-        }
-        if let Some(file) = &document.measured {
-            let count = site.experiments.len();
-            writeln!(terminal, "{}: figures of {count} experiments", file.display())?;
-        }
-        Ok(())
-    })?;
-    site.strays.iter().for_each(|stray| say(format!("warning: {stray}")));
-    if !document.troubles.is_empty() {
-        // What could be read is shown; what could not is an error all the same.
-        bail!("{}", document.troubles.join("\nerror: "));
-    }
-    Ok(Verdict::Passed)
+    let document = json!({
+        "index": index, "pages": pages, "measured": measured, "troubles": site.troubles(),
+    });
+    terminal.print(&document, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
+    expect_whole(&site)
 }

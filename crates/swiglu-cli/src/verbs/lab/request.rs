@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use swiglu_lab::executor::{ENVIRONMENT, ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
-use super::places::{MachineArgs, PeerArgs, PlaceArgs};
+use super::places::{PeerArgs, PlaceArgs};
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -47,8 +47,9 @@ pub(super) struct RunArgs {
     pub(super) with_profiling: bool,
     #[command(flatten)]
     pub(super) places: PlaceArgs,
-    #[command(flatten)]
-    pub(super) machine: MachineArgs,
+    /// Name of this machine: the directory of its records [default: made of its facts]
+    #[arg(long, value_name = "NAME", help_heading = "Places")]
+    pub(super) machine: Option<String>,
     #[command(flatten)]
     pub(super) peers: PeerArgs,
 }
@@ -78,7 +79,7 @@ impl RunArgs {
         option("profiles", self.profiles.as_ref().map(|ids| ids.join(",")));
         option("cases", self.cases.clone());
         option("preparations", self.preparations.map(|n| n.to_string()));
-        option("machine", self.machine.machine.clone());
+        option("machine", self.machine.clone());
         let python = spec.python.clone();
         option("python", python.or_else(|| Some(self.peers.python.to_string_lossy().into_owned())));
         words.extend(self.until_decided.map(|minutes| format!("--until-decided={minutes}")));
@@ -131,19 +132,16 @@ impl Named {
                     let same = record.definition_hash == experiment.definition_hash;
                     !record.complete && same && record.protocol.quick == args.quick
                 });
-                let found = left
-                    .map(|job| job.run_id.clone())
-                    .or(incomplete.map(|opened| opened.record.run_id.clone()));
-                match found {
-                    Some(run_id) => run_id,
-                    None => bail!(
-                        "--resume: there is no incomplete run of {} on {} with this definition and \
-                         {} --quick; leave it out to begin one",
-                        experiment.id,
-                        spec.place(),
-                        if args.quick { "with" } else { "without" }
-                    ),
-                }
+                let found = left.map(|job| job.run_id.clone());
+                let found = found.or(incomplete.map(|opened| opened.record.run_id.clone()));
+                found.with_context(|| {
+                    let (id, place) = (&experiment.id, spec.place());
+                    let quick = if args.quick { "with" } else { "without" };
+                    format!(
+                        "--resume: there is no incomplete run of {id} on {place} with this definition and \
+                         {quick} --quick; leave it out to begin one"
+                    )
+                })?
             }
         };
         let begun = records.into_iter().rev().find(|opened| opened.record.run_id == run_id);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-use serde::Serialize;
+use serde_json::json;
 use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Executed, Machine, Opened, QUICK, Record, Store};
 use swiglu_lab::{
@@ -16,39 +16,10 @@ use super::{beside, on};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, say, stop_on_signals};
 
-/// What `--json` prints.
-#[derive(Debug, Serialize)]
-struct Document<'a> {
-    record: &'a Record,
-    verdict: LabVerdict,
-    executor: Where,
-}
-
-/// Where a run happened; what this process is has no name there.
-#[derive(Debug, Serialize)]
-struct Where {
-    kind: ExecutorKind,
-    job_id: Option<String>,
-    partition: Option<String>,
-    nodes: Vec<String>,
-    gres: Option<String>,
-    resumed: u32,
-}
-
-impl Where {
-    fn of(record: &Record, resumed: bool) -> Self {
-        let here =
-            Executed { kind: ExecutorKind::Local, resumed: resumed.into(), ..Executed::default() };
-        let Executed { kind, job_id, partition, nodes, gres, resumed, .. } =
-            record.executor.clone().unwrap_or(here);
-        Self { kind, job_id, partition, nodes, gres, resumed }
-    }
-}
-
 pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let lab = args.places.lab()?;
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    let machine = Machine::detect(experiment.device, args.machine.machine.as_deref())?;
+    let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
     let store = args.places.store()?;
     let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
     let named = Named::find(args, &experiment, &store, &jobs, &spec, &machine.name)?;
@@ -71,10 +42,16 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let Some(opened) = opened else { return Ok(Verdict::Unfinished) };
     let record = &opened.record;
     let verdict = LabVerdict::of(&experiment, std::slice::from_ref(&opened));
-    let executor = Where::of(record, named.begun.is_some());
-    terminal.print(&Document { record, verdict, executor }, |document, terminal| {
-        show(&experiment, &opened, &document.verdict, terminal)
-    })?;
+    // What this process is has no name.
+    let here = Executed { resumed: named.begun.is_some().into(), ..Executed::default() };
+    let Executed { kind, job_id, partition, nodes, gres, resumed, .. } =
+        record.executor.as_ref().unwrap_or(&here);
+    let executor = json!({
+        "kind": kind, "job_id": job_id, "partition": partition, "nodes": nodes, "gres": gres,
+        "resumed": resumed,
+    });
+    let document = json!({ "record": record, "verdict": verdict, "executor": executor });
+    terminal.print(&document, |_, terminal| show(&experiment, &opened, &verdict, terminal))?;
     let ours = |entry: &&ResultEntry| {
         experiment.profile(&entry.profile).is_some_and(|p| p.role == Role::Ours)
     };

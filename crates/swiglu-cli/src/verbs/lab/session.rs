@@ -1,6 +1,7 @@
 //! A run of the lab on this machine: what it takes for itself, its peers, and what they say meanwhile.
 
 use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -31,7 +32,10 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// What a run of this name needs, with records in `store`.
+    /// What a run of this name needs, with records in `store`. It takes for itself what it measures: the processor with
+    /// everything around it, or the first accelerator that this process sees, which is the one that peers see first. No
+    /// other process of this user measures that meanwhile, wherever it writes; none writes a record of this name into the
+    /// store.
     pub(super) fn begin(
         name: &str,
         experiment: &'a Experiment,
@@ -40,7 +44,21 @@ impl<'a> Session<'a> {
         lab: &Path,
         peers: &PeerArgs,
     ) -> anyhow::Result<Self> {
-        let lock = lock(store, experiment, machine, name)?;
+        let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
+            experiment: experiment.id.clone(),
+            device: "CUDA",
+            why: e.to_string(),
+        };
+        let identity = match experiment.device {
+            DeviceKind::Cpu => String::new(),
+            DeviceKind::Cuda => DeviceFacts::of(0).map_err(none)?.uuid,
+        };
+        // One that has no identity could be the one that another run measures.
+        let measured = match identity.as_str() {
+            "" => Measured::Machine,
+            id => Measured::Device(id),
+        };
+        let lock = store.lock(&Locks::of_user()?, measured, &machine.name, name)?;
         let logs = Logs::of(name)?;
         let commands = peers.commands(lab, logs.dir())?;
         let code = Code::detect(lab);
@@ -96,8 +114,10 @@ impl<'a> Session<'a> {
                 tell(&bar, format!("{case}: {profile}: {reason}"));
             }
             Event::Deciding { preparations } => {
-                let more = format!("every case is prepared {preparations} times more");
-                tell(&bar, format!("not decided: {more}"));
+                tell(
+                    &bar,
+                    format!("not decided: every case is prepared {preparations} times more"),
+                );
             }
             Event::Done { .. } => bar.inc(1),
             _ => {}
@@ -129,37 +149,6 @@ pub(super) fn expect_optimised<'a>(
     Ok(())
 }
 
-/// Takes for a run what it measures: the processor with everything around it, or the first accelerator
-/// that this process sees, which is the one that peers see first. No other process of this user measures
-/// that meanwhile, wherever it writes; none writes a record of this name into the store.
-fn lock(
-    store: &Store,
-    experiment: &Experiment,
-    machine: &Machine,
-    run: &str,
-) -> anyhow::Result<RunLock> {
-    let identity = match experiment.device {
-        DeviceKind::Cpu => None,
-        DeviceKind::Cuda => Some(accelerator(experiment)?),
-    };
-    // One that has no identity could be the one that another run measures.
-    let measured = match identity.as_deref() {
-        None | Some("") => Measured::Machine,
-        Some(id) => Measured::Device(id),
-    };
-    Ok(store.lock(&Locks::of_user()?, measured, &machine.name, run)?)
-}
-
-/// The identity of the accelerator that an experiment measures.
-fn accelerator(experiment: &Experiment) -> Result<String, LabError> {
-    let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
-        experiment: experiment.id.clone(),
-        device: "CUDA",
-        why: e.to_string(),
-    };
-    Ok(DeviceFacts::of(0).map_err(none)?.uuid)
-}
-
 /// What the peers of a run write to standard error: removed with this, or kept where it may tell why
 /// something failed.
 pub(super) struct Logs(TempDir);
@@ -175,21 +164,15 @@ impl Logs {
         self.0.path()
     }
 
-    /// Whether no peer had anything to say: a log is made when its peer starts.
-    fn nothing_written(&self) -> std::io::Result<bool> {
-        for log in self.dir().read_dir()? {
-            if log?.metadata()?.len() > 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     /// Keeps them, and says where, if the run or a profile in it failed and they say anything.
     fn close(&mut self, run: &swiglu_lab::Result<Finished>) {
         let failed = |r: &ResultEntry| r.status == Status::Failed;
         let passed = run.as_ref().is_ok_and(|f| !f.record.results.iter().any(failed));
-        if passed || self.nothing_written().unwrap_or(false) {
+        // A log is made when its peer starts.
+        let says = |log: std::io::Result<DirEntry>| {
+            !log.and_then(|log| log.metadata()).is_ok_and(|log| log.len() == 0)
+        };
+        if passed || self.dir().read_dir().is_ok_and(|mut logs| !logs.any(says)) {
             return;
         }
         self.0.disable_cleanup(true);

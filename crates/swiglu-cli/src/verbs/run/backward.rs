@@ -1,16 +1,17 @@
 //! `--backward`: a layer that trains, its gradients proved and a step timed beside the unfused way.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::Serialize;
-use swiglu::{Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy};
+use swiglu::{
+    Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy, StridedRef,
+};
 use swiglu_core::bounds::GradientReference;
 
-use super::args::{MIN_TURNS, RunArgs};
+use super::RunArgs;
 use crate::inputs;
 use crate::layer::{Packed, Params, either};
-use crate::timing::{self, Enqueue, Passes, Summary, Timed, Wall, interleave};
+use crate::timing::{self, Enqueue, Passes, Timed, wall};
 use crate::training::{Step, StepOnDevice};
 use crate::verify::factor_roundoff;
 
@@ -68,7 +69,6 @@ pub(super) struct Training<'a, T> {
     layers: [Packed; 2],
     policy: SavePolicy,
     dy: Matrix<T>,
-    seconds: f64,
 }
 
 impl<'a, T: Element> Training<'a, T> {
@@ -85,31 +85,24 @@ impl<'a, T: Element> Training<'a, T> {
         let seed = args.seed.unwrap_or(0) ^ 0xd7;
         let dy = inputs::normal::<f32>(seed, x.rows(), params.out_features(), 1.0)?;
         let dy = dy.view().to_dtype()?;
-        Ok(Self { device, params, layers, policy, dy, seconds: args.seconds })
-    }
-
-    /// Times of a step, ours and the unfused one, in turns.
-    pub(super) fn time(&self, x: MatrixRef<'_, T>) -> anyhow::Result<[Summary; 2]> {
-        let [mut ours, mut unfused] = [self.timed(0, x)?, self.timed(1, x)?];
-        let budget = Duration::from_secs_f64(self.seconds);
-        let times = interleave(&mut [&mut *ours, &mut *unfused], budget, MIN_TURNS)?;
-        Ok([times[0], times[1]])
+        Ok(Self { device, params, layers, policy, dy })
     }
 
     fn room(&self, m: usize) -> swiglu_core::Result<Step<T>> {
         Step::new(&self.params.problem(m), self.params.down_orientation())
     }
 
-    /// Steps of a layer; on a device over resident data that come from beyond its cache.
-    fn timed<'s>(
+    /// Steps of a layer, ours or the unfused one; on a device over resident data that come from beyond its cache.
+    pub(super) fn timed<'s>(
         &'s self,
         which: usize,
         x: MatrixRef<'s, T>,
-    ) -> anyhow::Result<Box<dyn Timed + 's>> {
+    ) -> anyhow::Result<Timed<'s>> {
         let (layer, dy) = (&self.layers[which], self.dy.view());
         let Device::Cuda(cuda) = self.device else {
             let mut step = self.room(x.rows())?;
-            return Ok(Box::new(Wall(move || Ok(step.run(layer, x, dy).map(drop)?))));
+            let mut call = move || Ok(step.run(layer, x, dy).map(drop)?);
+            return Ok(Box::new(move |budget_us| wall(&mut call, budget_us)));
         };
         let (stream, problem) = (cuda.stream(), self.params.problem(x.rows()));
         let bytes = problem.with_pass(Pass::Backward).compulsory_bytes();
@@ -120,7 +113,7 @@ impl<'a, T: Element> Training<'a, T> {
         let copies = steps.len();
         let enqueue: Enqueue<'_> =
             Box::new(move |stream, at| Ok(steps[at].enqueue(stream, layer)?));
-        Ok(Box::new(Passes::new(stream.clone(), copies, false, enqueue)?))
+        Ok(Passes::new(stream.clone(), copies, false, enqueue)?.timed())
     }
 
     /// Every gradient against float64, of as many tokens as the oracle is quick for; a fast wrong way to compare with
@@ -173,24 +166,25 @@ fn judge<T: Element>(
 ) -> anyhow::Result<BTreeMap<&'static str, GradientReport>> {
     let expected = params.gradients(x, dy, factor_roundoff(device, T::DTYPE))?;
     let names = ["dx", "dw_gate", "dw_up", "dw_down"];
-    let references = [Some(&expected.dx), Some(&expected.gate), Some(&expected.up)];
-    let references = references.into_iter().chain([expected.down.as_ref()]);
-    let (mut reports, gradients) = (BTreeMap::new(), &step.gradients);
+    let references = [&expected.dx, &expected.gate, &expected.up];
+    let references = references.into_iter().chain(&expected.down);
+    let mut reports = BTreeMap::new();
     let matrices = step.matrices().skip(1).zip(names).zip(references);
     for (((matrix, lies), name), reference) in matrices {
-        let Some(reference) = reference else { continue };
         // A reference has a row for each output feature.
-        let turned = match lies {
-            Orientation::OutIn => None,
-            Orientation::InOut => Some(inputs::transposed(matrix)?),
+        let rows = match lies {
+            Orientation::OutIn => StridedRef::from(matrix),
+            Orientation::InOut => StridedRef::from(matrix).transposed(),
         };
-        reports.insert(name, of(reference, turned.as_ref().unwrap_or(matrix).view())?);
+        reports.insert(name, of(reference, rows.to_rows()?.view()?)?);
     }
-    let biases = [
-        ("db_gate", &gradients.gate_bias, Some(&expected.gate_bias)),
-        ("db_up", &gradients.up_bias, Some(&expected.up_bias)),
-        ("db_down", &gradients.down_bias, expected.down_bias.as_ref()),
-    ];
+    let biases = step.gradients.iter().flat_map(|gradients| {
+        [
+            ("db_gate", &gradients.gate_bias, Some(&expected.gate_bias)),
+            ("db_up", &gradients.up_bias, Some(&expected.up_bias)),
+            ("db_down", &gradients.down_bias, expected.down_bias.as_ref()),
+        ]
+    });
     for (name, bias, reference) in biases {
         if let (Some(bias), Some(reference)) = (bias, reference) {
             reports.insert(name, of(reference, MatrixRef::row_vector(bias))?);

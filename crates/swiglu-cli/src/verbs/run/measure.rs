@@ -6,18 +6,18 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Pass, Path,
+    Plan,
 };
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
-use swiglu_lab::CaseOp;
 
-use super::args::{MIN_TURNS, RunArgs};
 use super::backward::{Training, TrainingReport};
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
+use super::{MIN_TURNS, RunArgs};
 use crate::layer::{Packed, Params};
-use crate::timing::{self, Enqueue, Passes, Summary, Timed, Wall, interleave};
+use crate::timing::{self, Enqueue, Passes, Timed, interleave, wall};
 use crate::verify::{Check, gather_rows};
 
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
@@ -46,28 +46,26 @@ impl<'a> Measurement<'a> {
             weights = weights.decoded();
         }
         let host = weights.host::<T>()?;
-        let params = self.params(&host)?;
+        let params = Params::elements(&host, self.args.op)?;
         let x = self.subject.input.matrix.to::<T>()?;
         if !self.args.allow_non_finite {
             params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
             x.view().expect_finite("input").map_err(|e| rounded_away(e, T::DTYPE))?;
         }
         let storage = self.storage::<T>(&weights, x.rows())?;
-        let layer = storage.as_ref().unwrap_or(&params).pack(self.device, None)?;
+        let stored = storage.as_ref().unwrap_or(&params);
+        let layer = stored.pack(self.device, None)?;
         let unfused = params.pack(self.device, Some(Path::Unfused))?;
-        let mut y = Matrix::zeros(x.rows(), params.out_features())?;
-        layer.forward_into(x.view(), y.view_mut())?;
-        // A path that passes gate and up through memory rounds them, and is judged as such.
-        let plan = layer.plan(x.rows());
-        let computed = storage.as_ref().unwrap_or(&params);
-        let check =
-            Check::of(self.device, &computed.with_numerics(plan.problem.numerics), x.view())?;
+        let (plan, y, check) = self.compute(stored, &layer, x.view())?;
         // Half precision has a wider type beside it, the others have not.
         if T::DTYPE == DType::F16 && !self.args.allow_non_finite {
             check.expect_representable::<T>()?;
         }
         let mut error = self.judge(&check, &y)?;
-        error.passed &= verify_unfused(self.device, &params, &unfused, x.view())?;
+        // What speed is compared with computes the same, on elements: a fast wrong result would make a meaningless
+        // ratio.
+        let (_, other, its_check) = self.compute(&params, &unfused, x.view())?;
+        error.passed &= its_check.judge(other.view())?.passed();
         if let Some(path) = output {
             write(path, y.view(), self.args.force)?;
         }
@@ -75,10 +73,13 @@ impl<'a> Measurement<'a> {
             true => Some(Training::new(self.args, self.device, &params, &x)?),
             false => None,
         };
-        let [time, unfused_time] = match &training {
-            Some(training) => training.time(x.view())?,
-            None => self.time([&layer, &unfused], &x, y.cols())?,
+        let timed = |which: usize| match &training {
+            Some(training) => training.timed(which, x.view()),
+            None => timed(self.device, [&layer, &unfused][which], &x, y.cols()),
         };
+        let budget = Duration::from_secs_f64(self.args.seconds);
+        let times = interleave(&mut [timed(0)?, timed(1)?], budget, MIN_TURNS)?;
+        let (time, unfused_time) = (times[0], times[1]);
         let training = training.map(|t| t.verify(x.view())).transpose()?;
         error.passed &= training.as_ref().is_none_or(TrainingReport::passed);
         let problem = plan.problem;
@@ -101,7 +102,11 @@ impl<'a> Measurement<'a> {
             activation_source: weights.activation_source().map(ToString::to_string),
             activation_assumed: weights.activation_source() == Some(&ActivationSource::Assumed),
             row_steps: problem.rows,
-            shape: Shape::of(&problem),
+            shape: Shape {
+                m: problem.m,
+                hidden: problem.hidden,
+                intermediate: problem.intermediate,
+            },
             layer: self.subject.title.clone(),
             input: self.subject.input.source.clone(),
             weights: problem.quantized.map_or(T::DTYPE.to_string(), |types| types.to_string()),
@@ -116,6 +121,20 @@ impl<'a> Measurement<'a> {
             extent: check.extent(),
             training,
         })
+    }
+
+    /// The result of a layer, and what it is to be. A path that passes gate and up through memory rounds them, and is
+    /// judged as such.
+    fn compute<T: Element>(
+        &self,
+        params: &Params<'_, T>,
+        layer: &Packed,
+        x: MatrixRef<'_, T>,
+    ) -> anyhow::Result<(Plan, Matrix<T>, Check)> {
+        let (plan, mut y) = (layer.plan(x.rows()), Matrix::zeros(x.rows(), params.out_features())?);
+        layer.forward_into(x, y.view_mut())?;
+        let check = Check::of(self.device, &params.with_numerics(plan.problem.numerics), x)?;
+        Ok((plan, y, check))
     }
 
     /// How a layer for this many tokens holds the weights.
@@ -145,16 +164,6 @@ impl<'a> Measurement<'a> {
         Ok(Ok(blocks))
     }
 
-    fn params<'h, T: Element>(
-        &self,
-        host: &'h swiglu::HostWeights<'_, T>,
-    ) -> anyhow::Result<Params<'h, T>> {
-        Ok(match self.args.op {
-            CaseOp::GatedLinear => Params::GatedLinear(host.gated_linear()?),
-            _ => Params::Mlp(host.mlp()?),
-        })
-    }
-
     /// Each element against the oracle on the values the kernel was given, which are rounded to
     /// `T`; and, where there is a reference file, the whole against that.
     fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
@@ -165,7 +174,7 @@ impl<'a> Measurement<'a> {
             reference: "oracle",
             limit: judgement.frobenius_limit,
             worst_element: judgement.worst_ratio,
-            rows_checked: check.rows().len(),
+            rows_checked: check.rows.len(),
             overflow: match (judgement.overflow, judgement.lost) {
                 (Some(overflow), _) => Some(overflow.to_string()),
                 (None, Some(lost)) => Some(lost.to_string() + &remedy(&lost)),
@@ -176,12 +185,15 @@ impl<'a> Measurement<'a> {
             passed: judgement.passed() && judgement.overflow.is_none() && judgement.lost.is_none(),
         };
         let Some(reference) = &self.subject.reference else { return Ok(report) };
-        let expected = gather_rows(reference.matrix.to_f64()?.view(), check.rows())?;
-        let part = gather_rows(y.view(), check.rows())?;
-        let unlike = unlike(check.rows(), &part, &expected);
+        let expected = gather_rows(reference.matrix.to_f64()?.view(), &check.rows)?;
+        let part = gather_rows(y.view(), &check.rows)?;
+        let unlike = unlike(&check.rows, &part, &expected);
         let relative = relative_frobenius(part.view(), expected.view());
-        let limit =
-            self.file_limit(check, &judgement)? + reference_roundoff(reference.matrix.dtype_name());
+        // A reference that is not float64 was itself computed in its element type: about one rounding
+        // off, two at most in the modes that are in use.
+        let dtype: Option<DType> = reference.matrix.dtype_name().parse().ok();
+        let roundoff = dtype.map_or(0.0, |dtype| 2.0 * dtype.unit_roundoff());
+        let limit = self.file_limit(check, &judgement)? + roundoff;
         let pairs = part.as_slice().iter().zip(expected.as_slice());
         let errors = pairs.map(|(a, b)| (a.to_f64() - b).abs());
         Ok(ErrorReport {
@@ -200,26 +212,14 @@ impl<'a> Measurement<'a> {
     /// measured between two oracles, without the file: a wrong file cannot widen its own limit.
     fn file_limit(&mut self, check: &Check, judgement: &Judgement) -> anyhow::Result<f64> {
         if self.exact.is_none() {
-            let weights = self.args.math.activated(self.subject.weights.clone());
+            let weights = self.args.math.layer(self.subject.weights.clone(), DType::F32);
             let host = weights.host::<f32>()?;
-            let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), check.rows())?;
-            self.exact = Some(self.params(&host)?.reference(x.view(), 0.0)?.value);
+            let x = gather_rows(self.subject.input.matrix.to::<f32>()?.view(), &check.rows)?;
+            let params = Params::elements(&host, self.args.op)?;
+            self.exact = Some(params.reference(x.view(), 0.0)?.value);
         }
         let Some(exact) = &self.exact else { return Ok(judgement.frobenius_limit) };
-        Ok(judgement.frobenius_limit + relative_difference(check.value(), exact))
-    }
-
-    fn time<T: Element>(
-        &self,
-        layers: [&Packed; 2],
-        x: &Matrix<T>,
-        out_features: usize,
-    ) -> anyhow::Result<[Summary; 2]> {
-        let timed = |layer| timed(self.device, layer, x, out_features);
-        let [mut planned, mut unfused] = [timed(layers[0])?, timed(layers[1])?];
-        let budget = Duration::from_secs_f64(self.args.seconds);
-        let times = interleave(&mut [&mut *planned, &mut *unfused], budget, MIN_TURNS)?;
-        Ok([times[0], times[1]])
+        Ok(judgement.frobenius_limit + relative_difference(check.reference.value.view(), exact))
     }
 }
 
@@ -230,10 +230,11 @@ fn timed<'a, T: Element>(
     layer: &'a Packed,
     x: &'a Matrix<T>,
     out_features: usize,
-) -> anyhow::Result<Box<dyn Timed + 'a>> {
+) -> anyhow::Result<Timed<'a>> {
     let Device::Cuda(cuda) = device else {
         let mut y = Matrix::zeros(x.rows(), out_features)?;
-        return Ok(Box::new(Wall(move || Ok(layer.forward_into(x.view(), y.view_mut())?))));
+        let mut call = move || Ok(layer.forward_into(x.view(), y.view_mut())?);
+        return Ok(Box::new(move |budget_us| wall(&mut call, budget_us)));
     };
     let stream = cuda.stream();
     let copies = timing::copies(cuda, x.rows() * (x.cols() + out_features) * size_of::<T>());
@@ -244,21 +245,7 @@ fn timed<'a, T: Element>(
     let enqueue: Enqueue<'_> = Box::new(move |stream, at| {
         Ok(layer.forward_on(stream, inputs[at].view(), outs[at].view_mut())?)
     });
-    Ok(Box::new(Passes::new(stream.clone(), copies, false, enqueue)?))
-}
-
-/// Whether the way that speed is compared with, on elements, computes the same: a fast wrong result
-/// would make a meaningless ratio. It is judged in its own numerics.
-fn verify_unfused<T: Element>(
-    device: &Device,
-    params: &Params<'_, T>,
-    unfused: &Packed,
-    x: MatrixRef<'_, T>,
-) -> anyhow::Result<bool> {
-    let mut y = Matrix::zeros(x.rows(), params.out_features())?;
-    unfused.forward_into(x, y.view_mut())?;
-    let own = params.with_numerics(unfused.plan(x.rows()).problem.numerics);
-    Ok(Check::of(device, &own, x)?.judge(y.view())?.passed())
+    Ok(Passes::new(stream.clone(), copies, false, enqueue)?.timed())
 }
 
 /// As [`swiglu_formats::npy::write`], with an error that names the option.
@@ -273,16 +260,12 @@ fn write<T: Element>(path: &FilePath, y: MatrixRef<'_, T>, force: bool) -> anyho
 
 /// What brings a lost result back: a wider type, or h smaller by a power of two.
 fn remedy(lost: &Lost) -> String {
-    let Some((name, largest)) = lost.intermediate else { return String::new() };
-    let wider = match lost.dtype {
-        DType::F16 => "--dtype bf16 or --dtype f32",
-        _ => return String::new(),
+    let Some((name, largest)) = lost.intermediate.filter(|_| lost.dtype == DType::F16) else {
+        return String::new();
     };
     let powers = (largest / lost.dtype.max_finite()).log2().ceil() + 1.0;
-    match name {
-        "h" => format!("; {wider} holds it, --rescale {powers} keeps {}", lost.dtype),
-        _ => format!("; {wider} holds it"),
-    }
+    let keeps = format!(", --rescale {powers} keeps {}", lost.dtype);
+    format!("; --dtype bf16 or --dtype f32 holds it{}", if name == "h" { &keeps } else { "" })
 }
 
 /// What was stored is finite, as opening it has shown: an infinity comes from rounding to a type.
@@ -321,10 +304,4 @@ fn relative_difference(a: MatrixRef<'_, f64>, b: &Matrix<f64>) -> f64 {
         (difference + (a - b).powi(2), norm + b * b)
     });
     if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
-}
-
-/// A reference that is not float64 was itself computed in its element type: about one rounding
-/// off, two at most in the modes that are in use.
-fn reference_roundoff(dtype: &str) -> f64 {
-    dtype.parse::<swiglu::DType>().map_or(0.0, |d| 2.0 * d.unit_roundoff())
 }

@@ -3,25 +3,19 @@
 use std::io::Write;
 
 use serde::Serialize;
-use swiglu::{Activation, DType, Device, Op, Problem, RowSteps};
+use swiglu::{Activation, DType, Device, Op, RowSteps};
 
 use super::backward::TrainingReport;
 use super::subject::Subject;
 use crate::table::{self, Table, number};
-use crate::terminal::{Terminal, by_options};
+use crate::terminal::{Terminal, Verdict, by_options};
 use crate::timing::Summary;
 
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Shape {
-    m: usize,
-    hidden: usize,
-    intermediate: usize,
-}
-
-impl Shape {
-    pub(super) fn of(problem: &Problem) -> Self {
-        Self { m: problem.m, hidden: problem.hidden, intermediate: problem.intermediate }
-    }
+    pub(super) m: usize,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -98,8 +92,8 @@ pub(super) fn print(
     subject: &Subject,
     device: &Device,
     reports: &[Report],
-) -> anyhow::Result<()> {
-    let Some(first) = reports.first() else { return Ok(()) };
+) -> anyhow::Result<Verdict> {
+    let Some(first) = reports.first() else { return Ok(Verdict::Passed) };
     let all = (reports.len() > 1).then_some(reports);
     terminal.print(&Document { first, all }, |_, terminal| {
         terminal.write_all(head(subject, device, first).as_bytes())?;

@@ -5,10 +5,12 @@ use std::ffi::OsStr;
 use anyhow::{anyhow, bail};
 use swiglu::{CoreError, LoadOptions, MlpWeights};
 use swiglu_fixtures::{SMOLLM2, STORIES15M};
-use swiglu_formats::{DynMatrix, matrix_file, matrix_from_safetensors_bytes, read_matrix};
+use swiglu_formats::{
+    DynMatrix, LayerWeights, matrix_file, matrix_from_safetensors_bytes, read_matrix,
+};
 use swiglu_lab::CaseOp;
 
-use super::args::{Fixture, RunArgs};
+use super::{Fixture, RunArgs};
 use crate::inputs;
 
 /// A matrix and where it is from, for people.
@@ -24,6 +26,12 @@ impl Sourced {
             bail!("{option} {spec:?} names no file: expected FILE.npy or FILE.safetensors#TENSOR");
         }
         Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_string_lossy().into_owned() }))
+    }
+
+    fn random(args: &RunArgs, hidden: usize) -> anyhow::Result<Self> {
+        let (tokens, seed) = (args.tokens.unwrap_or(16), args.seed.unwrap_or(0));
+        let matrix = DynMatrix::F32(inputs::normal(seed, tokens, hidden, 1.0)?);
+        Ok(Self { matrix, source: format!("random, normal, seed {seed}") })
     }
 
     fn embedded(from: &swiglu_fixtures::Layer, tensor: &str, what: &str) -> anyhow::Result<Self> {
@@ -47,7 +55,11 @@ impl Subject {
         let input = Sourced::read("--input", args.input.as_deref())?;
         let reference = Sourced::read("--reference", args.reference.as_deref())?;
         let subject = match args.weights.load()? {
-            Some(weights) => Self::from_file(args, weights, input, reference)?,
+            Some(weights) => {
+                let hidden = weights.stored().hidden();
+                let input = input.map_or_else(|| Sourced::random(args, hidden), Ok)?;
+                Self { title: weights.stored().describe(), weights, input, reference }
+            }
             None => Self::embedded(args, input, reference)?,
         };
         subject.validate(args)?;
@@ -75,32 +87,9 @@ impl Subject {
         // The reference is that of the whole block with the model's own activation.
         let activation = weights.resolved_activation()?;
         let same = args.op == CaseOp::Mlp && args.math.activation.is_none_or(|a| a == activation);
-        let reference = same
-            .then(|| {
-                Sourced::embedded(from, from.reference, "a float64 result that came with them")
-            })
-            .transpose()?;
+        let what = "a float64 result that came with them";
+        let reference = same.then(|| Sourced::embedded(from, from.reference, what)).transpose()?;
         Ok(Self { title, weights, input, reference })
-    }
-
-    fn from_file(
-        args: &RunArgs,
-        weights: MlpWeights,
-        input: Option<Sourced>,
-        reference: Option<Sourced>,
-    ) -> anyhow::Result<Self> {
-        let input = match input {
-            Some(input) => input,
-            None => {
-                let (tokens, hidden) = (args.tokens.unwrap_or(16), weights.stored().hidden());
-                let seed = args.seed.unwrap_or(0);
-                Sourced {
-                    matrix: DynMatrix::F32(inputs::normal(seed, tokens, hidden, 1.0)?),
-                    source: format!("random, normal, seed {seed}"),
-                }
-            }
-        };
-        Ok(Self { title: weights.stored().describe(), weights, input, reference })
     }
 
     /// Shapes, and that every stored value is a number, before any work is done.
@@ -111,9 +100,9 @@ impl Subject {
             let what = format!("input ({})", self.input.source);
             return Err(CoreError::shape(what, [tokens, stored.hidden()], [tokens, width]).into());
         }
-        let out = match args.op {
-            CaseOp::GatedLinear => stored.intermediate(),
-            _ => stored.hidden(),
+        let (out, finite): (_, fn(_) -> _) = match args.op {
+            CaseOp::GatedLinear => (stored.intermediate(), LayerWeights::expect_finite_gated),
+            _ => (stored.hidden(), LayerWeights::expect_finite),
         };
         if let Some(reference) = &self.reference {
             let shape = reference.matrix.shape();
@@ -123,11 +112,7 @@ impl Subject {
             }
         }
         if !args.allow_non_finite {
-            let finite = match args.op {
-                CaseOp::GatedLinear => stored.expect_finite_gated(),
-                _ => stored.expect_finite(),
-            };
-            finite.map_err(|e| not_finite(e.into()))?;
+            finite(stored).map_err(|e| not_finite(e.into()))?;
             self.input.matrix.expect_finite("input").map_err(|e| not_finite(e.into()))?;
         }
         Ok(())

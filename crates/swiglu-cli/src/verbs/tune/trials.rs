@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::bail;
+use indicatif::ProgressBar;
 use swiglu::{Device, Element, Matrix, Numerics};
-use swiglu_cuda::tuning::{Entry, Outcome, Trial};
+use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{
     Candidate, Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp,
     Stream,
@@ -30,6 +31,9 @@ pub(super) struct Subject<'a> {
     pub(super) device: &'a Device,
     pub(super) cuda: &'a Cuda,
     pub(super) budget: Duration,
+    /// Where measurements are kept.
+    pub(super) options: &'a TuningOptions,
+    pub(super) bar: &'a ProgressBar,
 }
 
 /// Whether every way that could be tried gave the right result.
@@ -90,13 +94,9 @@ impl<T: Element> OnDevice<'_, T> {
 }
 
 impl Subject<'_> {
-    /// Measures one case after the other and passes on what came of each.
-    pub(super) fn measure_all<T: Element>(
-        &self,
-        cases: &[Case],
-        mut before: impl FnMut(&Case),
-        mut after: impl FnMut(Entry) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    /// Measures one case after the other, and keeps what came of each: a run that is ended has lost nothing.
+    pub(super) fn measure_all<T: Element>(&self, cases: &[Case]) -> anyhow::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
         // Large weights take longer to make than to multiply.
         let same = |a: &Case, b: &Case| {
             (a.op, a.hidden, a.intermediate) == (b.op, b.hidden, b.intermediate)
@@ -104,11 +104,14 @@ impl Subject<'_> {
         for cases in cases.chunk_by(same) {
             let weights = Dense::<T>::derive(&cases[0], SEED)?;
             for case in cases {
-                before(case);
-                after(self.measure(&weights, case)?)?;
+                self.bar.set_message(case.key());
+                let entry = self.measure(&weights, case)?;
+                self.cuda.keep_tuning(self.options, vec![entry.clone()])?;
+                entries.push(entry);
+                self.bar.inc(1);
             }
         }
-        Ok(())
+        Ok(entries)
     }
 
     fn measure<T: Element>(&self, weights: &Dense<T>, case: &Case) -> anyhow::Result<Entry> {
@@ -158,17 +161,13 @@ impl Subject<'_> {
             Err(error) => return Ok(Some(Outcome::Failed { reason: error.to_string() })),
         };
         let known = checks.iter().position(|(of, _)| *of == numerics);
-        let at = match known {
-            Some(at) => at,
-            None => {
-                let params = data.params.with_numerics(numerics);
-                checks.push((numerics, Check::of(self.device, &params, data.x.view())?));
-                checks.len() - 1
-            }
-        };
-        let judgement = checks[at].1.judge(result.view())?;
-        let reason = || format!("{judgement:?}");
-        Ok((!judgement.passed()).then(|| Outcome::Wrong { reason: reason() }))
+        if known.is_none() {
+            let params = data.params.with_numerics(numerics);
+            checks.push((numerics, Check::of(self.device, &params, data.x.view())?));
+        }
+        let judgement = checks[known.unwrap_or(checks.len() - 1)].1.judge(result.view())?;
+        let wrong = || Outcome::Wrong { reason: format!("{judgement:?}") };
+        Ok((!judgement.passed()).then(wrong))
     }
 
     /// Times the ways of which nothing is to be said yet: in a first round all, then those that may be the
@@ -179,35 +178,31 @@ impl Subject<'_> {
         data: &OnDevice<'_, T>,
         outcomes: &mut [Option<Outcome>],
     ) -> anyhow::Result<()> {
-        let (mut timed, mut failed) = (Vec::new(), Vec::new());
-        for (i, way) in ways.iter().enumerate().filter(|(i, _)| outcomes[*i].is_none()) {
+        let mut timed = Vec::new();
+        for (i, way) in ways.iter().enumerate() {
+            if outcomes[i].is_some() {
+                continue;
+            }
             let enqueue: Enqueue<'_> = Box::new(move |_, at| Ok(data.call(way, at)?));
             // A graph: what the host spends on a call is the same for all, and not what is asked.
             match Passes::new(data.stream.clone(), data.layers.len(), true, enqueue) {
-                Ok(passes) => timed.push((i, passes)),
-                Err(error) => failed.push((i, format!("{error:#}"))),
+                Ok(passes) => timed.push((i, passes.timed())),
+                Err(error) => outcomes[i] = Some(Outcome::Failed { reason: format!("{error:#}") }),
             }
         }
-        let turns = |passes: &mut [(usize, Passes<'_>)], budget, min_turns| {
-            let mut timed: Vec<&mut dyn Timed> =
-                passes.iter_mut().map(|(_, passes)| passes as &mut dyn Timed).collect();
-            interleave(&mut timed, budget, min_turns)
+        let mut turns = |timed: &mut [(usize, Timed<'_>)], budget, min_turns| {
+            let mut all: Vec<_> = timed.iter_mut().map(|(_, timed)| timed).collect();
+            let times = interleave(&mut all, budget, min_turns)?;
+            for ((i, _), time) in timed.iter().zip(&times) {
+                outcomes[*i] = Some(outcome(&ways[*i], *time));
+            }
+            anyhow::Ok(times)
         };
         let first = turns(&mut timed, Duration::ZERO, 1)?;
         let best = first.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
-        for ((i, _), time) in timed.iter().zip(&first) {
-            outcomes[*i] = Some(outcome(&ways[*i], *time));
-        }
         let mut hopeful = first.iter().map(|t| t.median <= HOPELESS * best);
         timed.retain(|_| hopeful.next().unwrap_or(false));
-        let last = turns(&mut timed, self.budget, MIN_TURNS)?;
-        for ((i, _), time) in timed.iter().zip(last) {
-            outcomes[*i] = Some(outcome(&ways[*i], time));
-        }
-        for (i, reason) in failed {
-            outcomes[i] = Some(Outcome::Failed { reason });
-        }
-        Ok(())
+        turns(&mut timed, self.budget, MIN_TURNS).map(drop)
     }
 }
 

@@ -5,32 +5,25 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
 use sha2::{Digest, Sha256};
-use swiglu::{CoreError, Device, Element, GatedActivation, Matrix, Plan};
+use swiglu::{CoreError, Device, Element, GateUpRef, GatedActivation, Matrix, Plan};
 use swiglu_core::Result;
 use swiglu_cpu::ceilings::Reading;
 use swiglu_lab::{Case, CaseOp};
 
-use super::job::{Job, Order, Outcome, Prepared};
+use super::job::{self, Job, Order, Prepared};
 use crate::inputs;
-use crate::timing::{Timed, Wall};
+use crate::timing::wall;
 use crate::training::Step;
 
-/// Computes into an outcome, with copy i of the data.
-type Call<T> = Box<dyn Fn(usize, &mut Outcome<T>) -> swiglu::Result<()>>;
+/// Computes what there is room for, with copy i of the data.
+type Call<T> = Box<dyn Fn(usize, &mut Step<T>) -> swiglu::Result<()>>;
 
 /// A case on the CPU, with its copies of the data.
 struct CpuJob<T> {
     case: Case,
     call: Call<T>,
-    outs: Vec<Outcome<T>>,
+    outs: Vec<Step<T>>,
     next: usize,
-}
-
-/// As many of the same.
-fn repeated<T>(first: T, count: usize, copy: impl Fn(&T) -> Result<T>) -> Result<Vec<T>> {
-    let mut copies = (1..count).map(|_| copy(&first)).collect::<Result<Vec<_>>>()?;
-    copies.push(first);
-    Ok(copies)
 }
 
 /// A case on the CPU.
@@ -57,68 +50,58 @@ fn this_program(device: &Device) -> anyhow::Result<BTreeMap<String, String>> {
 }
 
 fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob<T>, Plan)> {
-    let (case, seed) = (order.case, order.seed);
+    let case = order.case;
+    if case.op == CaseOp::ActivationBackward {
+        let what = "the backward pass of the activation on the CPU".into();
+        let why = "it is not available there; expected a CUDA device".into();
+        return Err(CoreError::Unsupported { what, why }.into());
+    }
     // Each copy has a layer, which has weights and a workspace, its tokens and results. With many tokens
     // the weights are the smaller part.
     let between = if case.op.has_weights() { 2 * case.m * case.intermediate } else { 0 };
     let count = order.copies_of(order.bytes() + (between * case.dtype.size()) as f64);
-    let (call, plan): (Call<T>, _) = match case.op {
-        CaseOp::Activation | CaseOp::Copy => {
-            let activation =
-                GatedActivation::new(device, case.activation).with_numerics(case.numerics);
-            let plan = activation.plan(case.m, case.intermediate, case.dtype, case.arrangement);
-            let copy = |tensors: &Vec<Matrix<T>>| tensors.iter().map(Matrix::try_clone).collect();
-            let inputs = repeated(inputs::activation::<T>(case, seed)?, count, copy)?;
-            let arrangement = case.arrangement;
-            let call: Call<T> = Box::new(move |at, out| {
-                activation.forward_into(inputs::gate_up(&inputs[at], arrangement)?, out.matrix())
-            });
-            (call, plan)
-        }
-        CaseOp::ActivationBackward => {
-            let what = "the backward pass of the activation on the CPU".into();
-            let why = "it is not available there; expected a CUDA device".into();
-            return Err(CoreError::Unsupported { what, why }.into());
-        }
-        CaseOp::GatedLinear | CaseOp::Mlp => {
-            let layers = order.layers::<T>(device, count)?;
-            let plan = layers[0].plan(case.m);
-            let inputs = repeated(inputs::x::<T>(case, seed)?, count, Matrix::try_clone)?;
-            let call: Call<T> = Box::new(move |at, out| {
-                layers[at].forward_into(inputs[at].view(), out.matrix().view_mut())
-            });
-            (call, plan)
-        }
-        CaseOp::MlpTrain => {
-            let layers = order.layers::<T>(device, count)?;
-            let plan = layers[0].plan(case.m);
-            let inputs = repeated(inputs::x::<T>(case, seed)?, count, Matrix::try_clone)?;
-            let out_grads = repeated(inputs::out_grad::<T>(case, seed)?, count, Matrix::try_clone)?;
-            let call: Call<T> = Box::new(move |at, out| match out {
-                Outcome::Step(step) => {
-                    step.run(&layers[at], inputs[at].view(), out_grads[at].view()).map(drop)
-                }
-                Outcome::Matrices(_) => Ok(()),
-            });
-            (call, plan)
-        }
+    let first = inputs::read::<T>(case, order.seed)?;
+    let copy = |_| first.iter().map(Matrix::try_clone).collect();
+    let inputs = (0..count).map(copy).collect::<Result<Vec<Vec<_>>>>()?;
+    let (call, plan): (Call<T>, _) = if case.op.has_weights() {
+        let layers = order.layers::<T>(device, count)?;
+        let plan = layers[0].plan(case.m);
+        let call: Call<T> = Box::new(move |at, out| match inputs[at].as_slice() {
+            [x, dy] => out.run(&layers[at], x.view(), dy.view()).map(drop),
+            x => layers[at].forward_into(x[0].view(), out.y.view_mut()),
+        });
+        (call, plan)
+    } else {
+        let activation = GatedActivation::new(device, case.activation).with_numerics(case.numerics);
+        let arrangement = case.arrangement;
+        let plan = activation.plan(case.m, case.intermediate, case.dtype, arrangement);
+        let call: Call<T> = Box::new(move |at, out| {
+            let inputs = match inputs[at].as_slice() {
+                [gate, up] => GateUpRef::separate(gate.view(), up.view()),
+                tensors => GateUpRef::packed(tensors[0].view(), arrangement),
+            };
+            activation.forward_into(inputs?, &mut out.y)
+        });
+        (call, plan)
     };
     let [rows, cols] = case.output_shape();
-    let out = |_| {
-        Ok(match case.problem().filter(|_| case.op == CaseOp::MlpTrain) {
-            Some(problem) => Outcome::Step(Box::new(Step::new(&problem, case.orientation)?)),
-            None => Outcome::Matrices(vec![Matrix::zeros(rows, cols)?]),
-        })
+    let out = |_| match case.problem().filter(|_| case.op == CaseOp::MlpTrain) {
+        Some(problem) => Step::new(&problem, case.orientation),
+        None => Step::forward(rows, cols),
     };
     let outs = (0..count).map(out).collect::<Result<_>>()?;
-    let mut job = CpuJob { case: case.clone(), call, outs, next: 0 };
-    // Page faults, threads and workspaces of first calls, which each copy has: with many tokens they take
-    // as long as what is measured.
-    (0..count.max(3)).try_for_each(|_| job.step())?;
-    Ok((job, plan))
+    Ok((CpuJob::warm(case, call, outs)?, plan))
 }
 
 impl<T: Element> CpuJob<T> {
+    /// After page faults, threads and workspaces of first calls, which each copy has: with many tokens they take
+    /// as long as what is measured.
+    fn warm(case: &Case, call: Call<T>, outs: Vec<Step<T>>) -> anyhow::Result<Self> {
+        let mut job = Self { case: case.clone(), call, outs, next: 0 };
+        (0..job.outs.len().max(3)).try_for_each(|_| job.step())?;
+        Ok(job)
+    }
+
     /// One call, with the next copy.
     fn step(&mut self) -> anyhow::Result<()> {
         let at = self.next;
@@ -128,31 +111,27 @@ impl<T: Element> CpuJob<T> {
 }
 
 impl<T: Element> Job for CpuJob<T> {
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+        wall(|| self.step(), budget_us)
+    }
+
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        self.outs[0].poison();
+        if self.outs[0].y.as_slice().is_empty() {
+            bail!("it computes nothing that could be compared, given rows {rows:?}");
+        }
+        let nan = |m: &mut Matrix<T>| m.as_mut_slice().fill(T::from_f32(f32::NAN));
+        self.outs[0].matrices_mut().for_each(nan);
         self.next = 0;
         self.step()?;
-        self.outs[0].rows(&self.case, rows)
+        let written = self.outs[0].matrices().map(|(m, lies)| (m.view(), lies));
+        job::rows(&self.case, &written.collect::<Vec<_>>(), rows)
     }
 }
 
-impl<T: Element> Timed for CpuJob<T> {
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        Wall(|| self.step()).turn(budget_us)
-    }
-}
-
-/// Memory of as many bytes as a case's weights have, several times over, that is read, and nothing done
-/// with it: what an operation with weights cannot beat where they come from memory. It takes turns with
-/// the others, because bandwidth that was measured before or after a run says little about a machine that
-/// gives half of it a second later.
-struct ReadJob {
-    copies: Vec<Reading>,
-    asks: bool,
-    next: usize,
-}
-
-/// Reading as many bytes as a case on the CPU must.
+/// Reading as many bytes as a case's weights have, several times over, and nothing done with it: what an
+/// operation with weights cannot beat where they come from memory. It takes turns with the others, because
+/// bandwidth that was measured before or after a run says little about a machine that gives half of it a
+/// second later.
 pub(super) fn read(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepared> {
     let Device::Cpu(cpu) = device else { bail!("it reads the memory of a CPU, given {device}") };
     let (bytes, asks) = (order.case.compulsory_bytes(), order.options.asks);
@@ -161,30 +140,14 @@ pub(super) fn read(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepare
     let way = if asks { "asked for as kernels do" } else { "left to the processor" };
     let rotation = format!("{} copies in rotation", copies.len());
     let notes = vec![format!("what comes later is {way}"), rotation];
-    let mut job = ReadJob { copies, asks, next: 0 };
-    // Threads of first calls.
-    (0..3).for_each(|_| job.step());
-    Ok(Prepared { job: Box::new(job), plan: None, variants: this_program(device)?, notes })
+    let outs = copies.iter().map(|_| Step::forward(0, 0)).collect::<Result<_>>()?;
+    let call: Call<f32> = Box::new(move |at, _| {
+        copies[at].pass(asks);
+        Ok(())
+    });
+    let job = Box::new(CpuJob::warm(order.case, call, outs)?);
+    Ok(Prepared { job, plan: None, variants: this_program(device)?, notes })
 }
-
-impl ReadJob {
-    fn step(&mut self) {
-        self.copies[self.next].pass(self.asks);
-        self.next = (self.next + 1) % self.copies.len();
-    }
-}
-
-impl Timed for ReadJob {
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
-        let mut calls = Wall(|| {
-            self.step();
-            Ok(())
-        });
-        calls.turn(budget_us)
-    }
-}
-
-impl Job for ReadJob {}
 
 #[cfg(test)]
 mod tests {
@@ -193,12 +156,9 @@ mod tests {
 
     use super::*;
 
-    fn case(op: CaseOp, shape: [usize; 3]) -> Case {
-        inputs::case(DeviceKind::Cpu, op, shape, DType::Bf16)
-    }
-
-    fn made(case: &Case, copies: Option<usize>) -> CpuJob<bf16> {
-        let order = Order { case, options: Default::default(), seed: 1, copies };
+    fn made(op: CaseOp, shape: [usize; 3], copies: Option<usize>) -> CpuJob<bf16> {
+        let case = inputs::case(DeviceKind::Cpu, op, shape, DType::Bf16);
+        let order = Order { case: &case, options: Default::default(), seed: 1, copies };
         job(&Device::cpu().unwrap(), &order).unwrap().0
     }
 
@@ -206,22 +166,18 @@ mod tests {
     #[test]
     fn every_copy_has_had_a_call_before_one_is_timed() {
         for op in [CaseOp::Activation, CaseOp::GatedLinear, CaseOp::Mlp, CaseOp::MlpTrain] {
-            let mut job = made(&case(op, [5, 24, 16]), Some(20));
-            let has_result =
-                |out: &mut Outcome<bf16>| out.matrix().as_slice().iter().any(|v| *v != bf16::ZERO);
-            assert_eq!(
-                job.outs.iter_mut().map(has_result).filter(|has| *has).count(),
-                20,
-                "{op:?}"
-            );
+            let job = made(op, [5, 24, 16], Some(20));
+            assert_eq!(job.outs.len(), 20);
+            for out in &job.outs {
+                assert!(out.y.as_slice().iter().any(|v| *v != bf16::ZERO), "{op:?}");
+            }
         }
     }
 
     /// With many tokens a copy is far more than its weights.
     #[test]
     fn copies_are_counted_by_all_that_a_call_touches() {
-        let copies_of = |shape| made(&case(CaseOp::Mlp, shape), None).outs.len();
-        assert_eq!(copies_of([4096, 256, 512]), 30);
-        assert_eq!(copies_of([1, 8, 8]), 1000);
+        assert_eq!(made(CaseOp::Mlp, [4096, 256, 512], None).outs.len(), 30);
+        assert_eq!(made(CaseOp::Mlp, [1, 8, 8], None).outs.len(), 1000);
     }
 }

@@ -8,16 +8,15 @@ use swiglu::{CoreError, Device, Element, Matrix, Orientation, Plan};
 use swiglu_core::Numerics;
 use swiglu_cuda::ceilings::Product;
 use swiglu_cuda::{
-    Cuda, CudaError, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
-    Mlp, Stream,
+    Cuda, CudaError, DecodeDesign, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
+    DeviceMatrixRef, Mlp, Stream,
 };
 use swiglu_lab::{Case, CaseOp, Heat};
 
-use super::job::{Job, Order, Outcome, Prepared};
-use super::options::DesignChoice;
+use super::job::{self, Job, Order, Prepared};
 use crate::inputs::{self, Dense};
 use crate::layer::{Packed, Params};
-use crate::timing::{self, Enqueue, Passes, Timed};
+use crate::timing::{self, Enqueue, Passes};
 use crate::training::StepOnDevice;
 
 /// What a call writes on the device.
@@ -45,14 +44,12 @@ impl<T: Element> Out<T> {
         }
     }
 
-    fn to_host(&self, stream: &Stream) -> anyhow::Result<Outcome<T>> {
-        Ok(match self {
-            Out::Matrices(all) => {
-                let there = all.iter().map(|m| m.view().to_host(stream));
-                Outcome::Matrices(there.collect::<Result<_, _>>()?)
-            }
-            Out::Step(step) => Outcome::Step(Box::new(step.to_host(stream)?)),
-        })
+    fn to_host(&self, stream: &Stream) -> Result<Vec<(Matrix<T>, Orientation)>, CudaError> {
+        let there = |m: &DeviceMatrix<T>| Ok((m.view().to_host(stream)?, Orientation::OutIn));
+        match self {
+            Out::Matrices(all) => all.iter().map(there).collect(),
+            Out::Step(step) => step.to_host(stream),
+        }
     }
 }
 
@@ -65,7 +62,17 @@ struct CudaJob<T> {
 }
 
 /// How calls are enqueued, how it is planned where the layer says so, and where it rounds.
-pub(crate) type Work = (Enqueue<'static>, Option<Plan>, Numerics);
+pub(crate) struct Work {
+    pub(crate) enqueue: Enqueue<'static>,
+    plan: Option<String>,
+    numerics: Numerics,
+}
+
+impl Work {
+    fn planned(enqueue: Enqueue<'static>, plan: &Plan) -> Self {
+        Self { enqueue, plan: Some(plan.to_string()), numerics: plan.problem.numerics }
+    }
+}
 
 /// What a case is computed with.
 pub(crate) struct Setting<'a, T> {
@@ -86,23 +93,14 @@ pub(super) fn prepare<T: Element>(
 ) -> anyhow::Result<Prepared> {
     let stream = cuda.new_stream()?;
     let setting = Setting::<T>::new(device, cuda, &stream, order)?;
-    let mut design = None;
-    let (enqueue, plan, numerics) = match order.options.design {
-        None => setting.work()?,
-        Some(choice) => {
-            let (work, name) = setting.block(choice)?;
-            design = Some(name);
-            work
-        }
-    };
+    let Work { enqueue, plan, numerics } = setting.work()?;
     // Those of other cases are not of this one.
     cuda.take_used_kernels();
     let Setting { count, outs, .. } = setting;
     let passes = Passes::new(stream.clone(), count, order.options.graph, enqueue)?;
-    let (variants, plan) = (cuda.take_used_kernels(), plan.as_ref().map(Plan::to_string));
-    let notes = order.notes(numerics, count);
+    let (variants, notes) = (cuda.take_used_kernels(), order.notes(numerics, count));
     let job = Box::new(CudaJob { case: order.case.clone(), passes, outs, stream });
-    Ok(Prepared { job, plan: plan.or(design), variants, notes })
+    Ok(Prepared { job, plan, variants, notes })
 }
 
 impl<'a, T: Element> Setting<'a, T> {
@@ -131,24 +129,23 @@ impl<'a, T: Element> Setting<'a, T> {
         Ok(Self { device, cuda, stream, order, count, outs: Rc::new(RefCell::new(outs)) })
     }
 
-    /// The case as it is planned.
+    /// The case as it is planned, or by the design that was asked for.
     pub(crate) fn work(&self) -> anyhow::Result<Work> {
-        match self.case().op {
-            CaseOp::MlpTrain if self.order.options.products => self.products(),
-            CaseOp::MlpTrain => self.step(),
-            op if op.has_weights() => self.layer(),
+        match (self.order.case.op, self.order.options.design) {
+            (_, Some(design)) => self.block(design),
+            (CaseOp::MlpTrain, _) if self.order.options.products => self.products(),
+            (CaseOp::MlpTrain, _) => self.step(),
+            (op, _) if op.has_weights() => self.layer(),
             _ => self.activation(),
         }
     }
 
-    fn case(&self) -> &Case {
-        self.order.case
-    }
-
-    /// A copy of these for each set of data.
-    fn upload(&self, host: &[Matrix<T>]) -> Result<Vec<Vec<DeviceMatrix<T>>>, CudaError> {
+    /// What calls read, a copy for each set of data.
+    fn inputs(&self) -> anyhow::Result<Vec<Vec<DeviceMatrix<T>>>> {
+        let host = inputs::read::<T>(self.order.case, self.order.seed)?;
         let matrix = |m: &Matrix<T>| DeviceMatrix::from_host(self.stream, m.view());
-        (0..self.count).map(|_| host.iter().map(matrix).collect()).collect()
+        let copies = (0..self.count).map(|_| host.iter().map(matrix).collect());
+        Ok(copies.collect::<Result<_, CudaError>>()?)
     }
 
     /// Calls of layers, one for each copy of x.
@@ -163,8 +160,7 @@ impl<'a, T: Element> Setting<'a, T> {
         ) -> anyhow::Result<()>
         + 'static,
     ) -> anyhow::Result<Enqueue<'static>> {
-        let inputs = self.upload(&[inputs::x(self.case(), self.order.seed)?])?;
-        let outs = self.outs.clone();
+        let (inputs, outs) = (self.inputs()?, self.outs.clone());
         Ok(Box::new(move |stream, at| {
             let mut outs = outs.borrow_mut();
             let out = outs[at].matrices()[0].view_mut();
@@ -175,38 +171,37 @@ impl<'a, T: Element> Setting<'a, T> {
     /// A layer.
     fn layer(&self) -> anyhow::Result<Work> {
         let layers = self.order.layers::<T>(self.device, self.count)?;
-        let plan = layers[0].plan(self.case().m);
-        let numerics = plan.problem.numerics;
-        let calls = self.calls(layers, |layer: &Packed, stream, x, out| {
+        let plan = layers[0].plan(self.order.case.m);
+        let enqueue = self.calls(layers, |layer: &Packed, stream, x, out| {
             Ok(layer.forward_on(stream, x, out)?)
         })?;
-        Ok((calls, Some(plan), numerics))
+        Ok(Work::planned(enqueue, &plan))
     }
 
     /// Both passes of a layer.
     fn step(&self) -> anyhow::Result<Work> {
-        let (case, seed) = (self.case(), self.order.seed);
+        let case = self.order.case;
         let layers = self.order.layers::<T>(self.device, self.count)?;
         let plan = layers[0].plan(case.m);
-        let (x, dy) = (inputs::x(case, seed)?, inputs::out_grad(case, seed)?);
-        let (given, lies) = ([x.view(), dy.view()], case.orientation);
+        let given = inputs::read(case, self.order.seed)?;
+        let (given, lies) = ([given[0].view(), given[1].view()], case.orientation);
         for _ in 0..self.count {
             let (problem, policy) = (&plan.problem, self.order.policy());
             let step = StepOnDevice::new(self.stream, problem, lies, policy, given)?;
             self.outs.borrow_mut().push(Out::Step(Box::new(step)));
         }
-        let (outs, numerics) = (self.outs.clone(), plan.problem.numerics);
+        let outs = self.outs.clone();
         let enqueue: Enqueue<'static> =
             Box::new(move |stream, at| match &mut outs.borrow_mut()[at] {
                 Out::Step(step) => Ok(step.enqueue(stream, &layers[at])?),
                 Out::Matrices(_) => Ok(()),
             });
-        Ok((enqueue, Some(plan), numerics))
+        Ok(Work::planned(enqueue, &plan))
     }
 
     /// The products of both passes of a block by themselves, in a row: gate and up, down, dh, dx, dWg and dWu, dWd.
     fn products(&self) -> anyhow::Result<Work> {
-        let Case { m, hidden: k, intermediate: h, numerics, .. } = *self.case();
+        let Case { m, hidden: k, intermediate: h, numerics, .. } = *self.order.case;
         let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
         let all = [
             ([m, k, 2 * h], false, out_in),
@@ -223,12 +218,12 @@ impl<'a, T: Element> Setting<'a, T> {
         let enqueue: Enqueue<'static> = Box::new(move |stream, at| {
             Ok(copies[at].iter_mut().try_for_each(|product| product.enqueue(stream))?)
         });
-        Ok((enqueue, None, numerics))
+        Ok(Work { enqueue, plan: None, numerics })
     }
 
-    /// A feed-forward block by a design that was asked for, with its name.
-    fn block(&self, choice: DesignChoice) -> anyhow::Result<(Work, String)> {
-        let (case, order) = (self.case(), self.order);
+    /// A feed-forward block by a design that was asked for, or step by step.
+    fn block(&self, design: Option<DecodeDesign>) -> anyhow::Result<Work> {
+        let (case, order) = (self.order.case, self.order);
         if order.options.path.is_some() || case.weights.is_some() {
             bail!("option design: it is one of blocks of elements, without path; give one of them");
         }
@@ -236,7 +231,6 @@ impl<'a, T: Element> Setting<'a, T> {
         let Params::Mlp(params) = weights.params() else {
             bail!("option design: it is one of feed-forward blocks, and the case is {}", case.op);
         };
-        let design = choice.design();
         let name = design.map_or("step by step".into(), |design| design.to_string());
         let mut layers = Vec::new();
         for _ in 0..self.count {
@@ -247,30 +241,27 @@ impl<'a, T: Element> Setting<'a, T> {
             }
             layers.push(layer);
         }
-        let calls = self
+        let enqueue = self
             .calls(layers, |layer: &Mlp<T>, stream, x, out| Ok(layer.forward(stream, x, out)?))?;
-        Ok(((calls, None, case.numerics), name))
+        Ok(Work { enqueue, plan: Some(name), numerics: case.numerics })
     }
 
     /// The activation, or its gradients.
     fn activation(&self) -> anyhow::Result<Work> {
-        let (case, seed) = (self.case(), self.order.seed);
-        let (activation, numerics, arrangement) =
-            (case.activation, case.numerics, case.arrangement);
-        let inputs = self.upload(&inputs::activation(case, seed)?)?;
-        let out_grads = match case.op {
-            CaseOp::ActivationBackward => self.upload(&[inputs::out_grad(case, seed)?])?,
-            _ => Vec::new(),
-        };
-        let (cuda, outs) = (self.cuda.clone(), self.outs.clone());
+        let Case { op, activation, numerics, arrangement, .. } = *self.order.case;
+        let (inputs, cuda, outs) = (self.inputs()?, self.cuda.clone(), self.outs.clone());
         let enqueue: Enqueue<'static> = Box::new(move |stream, at| {
-            let inputs = match inputs[at].as_slice() {
+            let (inputs, out_grad) = match inputs[at].split_last() {
+                Some((last, others)) if op == CaseOp::ActivationBackward => (others, Some(last)),
+                _ => (inputs[at].as_slice(), None),
+            };
+            let inputs = match inputs {
                 [gate, up] => DeviceGateUp::separate(gate.view(), up.view())?,
                 tensors => DeviceGateUp::packed(tensors[0].view(), arrangement)?,
             };
             let mut outs = outs.borrow_mut();
             let outs = outs[at].matrices();
-            let Some(out_grad) = out_grads.get(at) else {
+            let Some(out_grad) = out_grad.map(DeviceMatrix::view) else {
                 let out = outs[0].view_mut();
                 return Ok(cuda.activation(stream, &activation, numerics, inputs, out)?);
             };
@@ -278,10 +269,9 @@ impl<'a, T: Element> Setting<'a, T> {
                 [gate, up] => DeviceGateUpMut::separate(gate.view_mut(), up.view_mut())?,
                 tensors => DeviceGateUpMut::packed(tensors[0].view_mut(), arrangement)?,
             };
-            let out_grad = out_grad[0].view();
             Ok(cuda.activation_backward(stream, &activation, numerics, out_grad, inputs, grads)?)
         });
-        Ok((enqueue, None, numerics))
+        Ok(Work { enqueue, plan: None, numerics })
     }
 }
 
@@ -292,11 +282,11 @@ impl<T: Element> Job for CudaJob<T> {
         self.passes.pass()?;
         let outs = self.outs.borrow();
         let last = outs.last().context("it computes nothing that could be compared")?;
-        last.to_host(&self.stream)?.rows(&self.case, rows)
+        let written = last.to_host(&self.stream)?;
+        let written: Vec<_> = written.iter().map(|(m, lies)| (m.view(), *lies)).collect();
+        job::rows(&self.case, &written, rows)
     }
-}
 
-impl<T: Element> Timed for CudaJob<T> {
     fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
         self.passes.turn(budget_us)
     }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::bail;
-use swiglu::{DType, Device, Element, Half, Matrix, Numerics, Orientation, SavePolicy, bf16, f16};
+use swiglu::{
+    DType, Device, Element, GateUpRef, Half, MatrixRef, Numerics, Orientation, SavePolicy,
+    StridedRef, bf16, f16,
+};
 use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::options::Options;
-use crate::inputs::{self, Dense, Quantized};
+use crate::inputs::{Dense, Quantized};
 use crate::layer::Packed;
-use crate::timing::Timed;
-use crate::training::Step;
 
 /// Copies of cold data on the CPU together have at least this many bytes: far more than any cache.
 const COLD_BYTES: f64 = 400e6;
@@ -18,11 +18,12 @@ const COLD_BYTES: f64 = 400e6;
 const MAX_COPIES: f64 = 1000.0;
 
 /// A prepared case: data in place and kernels compiled.
-pub(super) trait Job: Timed {
+pub(super) trait Job {
+    /// One turn: microseconds per call.
+    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
+
     /// Those rows of a result of the calls that are timed, little-endian.
-    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        bail!("it computes nothing that could be compared, given rows {rows:?}")
-    }
+    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>>;
 }
 
 /// A job, and what a record says about it.
@@ -82,7 +83,7 @@ impl Order<'_> {
                 let params = weights.params::<T>();
                 return (0..count).map(|_| params.pack(device, None)).collect();
             }
-            Some(weights) => weights?.decode::<T>(case)?,
+            Some(weights) => weights?.decode::<T>()?,
             None => Dense::derive(case, self.seed)?,
         };
         let params = dense.params();
@@ -102,68 +103,49 @@ impl Order<'_> {
     }
 }
 
-/// What a call writes, in the host's memory.
-pub(super) enum Outcome<T> {
-    /// One matrix; or the gradients of gate and of up, in one or in two.
-    Matrices(Vec<Matrix<T>>),
-    Step(Box<Step<T>>),
-}
+/// What a call writes, each with how it lies: one matrix; or the gradients of gate and of up, in one or in two; or those
+/// of a step.
+pub(super) type Written<'a, T> = [(MatrixRef<'a, T>, Orientation)];
 
-impl<T: Element> Outcome<T> {
-    /// The only matrix.
-    pub(super) fn matrix(&mut self) -> &mut Matrix<T> {
-        match self {
-            Outcome::Matrices(matrices) => &mut matrices[0],
-            Outcome::Step(step) => &mut step.y,
-        }
-    }
-
-    /// NaN, where results go.
-    pub(super) fn poison(&mut self) {
-        let nan = |m: &mut Matrix<T>| m.as_mut_slice().fill(T::from_f32(f32::NAN));
-        match self {
-            Outcome::Matrices(matrices) => matrices.iter_mut().for_each(nan),
-            Outcome::Step(step) => step.matrices_mut().for_each(nan),
-        }
-    }
-
-    /// Rows of the output of a case, little-endian.
-    pub(super) fn rows(&self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        match self {
-            Outcome::Matrices(matrices) if case.op == CaseOp::ActivationBackward => {
-                // Gradients are shown beside each other, however they are arranged.
-                let gradients = inputs::gate_up(matrices, case.arrangement)?;
-                for &r in rows {
-                    for half in [Half::Gate, Half::Up] {
-                        let of = |i| gradients.at(half, r, i);
-                        push_row(&mut bytes, (0..gradients.intermediate()).map(of));
-                    }
-                }
-            }
-            Outcome::Matrices(matrices) => rows
-                .iter()
-                .for_each(|&r| push_row(&mut bytes, matrices[0].view().row(r).iter().copied())),
-            Outcome::Step(step) => {
-                rows.iter().for_each(|&r| push_row(&mut bytes, stacked(step, r)))
+/// Rows of the output of a case, little-endian.
+pub(super) fn rows<T: Element>(
+    case: &Case,
+    written: &Written<'_, T>,
+    rows: &[usize],
+) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match case.op {
+        CaseOp::MlpTrain => rows.iter().for_each(|&r| push_row(&mut bytes, stacked(written, r))),
+        CaseOp::ActivationBackward => {
+            // Gradients are shown beside each other, however they are arranged.
+            let gradients = match *written {
+                [(gate, _), (up, _)] => GateUpRef::separate(gate, up),
+                _ => GateUpRef::packed(written[0].0, case.arrangement),
+            }?;
+            for (&r, half) in rows.iter().flat_map(|r| [(r, Half::Gate), (r, Half::Up)]) {
+                let of = |i| gradients.at(half, r, i);
+                push_row(&mut bytes, (0..gradients.intermediate()).map(of));
             }
         }
-        Ok(bytes)
+        _ => {
+            let row = |&r: &usize| written[0].0.row(r).iter().copied();
+            push_row(&mut bytes, rows.iter().flat_map(row));
+        }
     }
+    Ok(bytes)
 }
 
 /// A row of the matrices that have K columns, one behind the other: y, and the gradients of x, of gate's and up's weights and,
 /// transposed, of down's.
-fn stacked<T: Element>(step: &Step<T>, mut row: usize) -> Vec<T> {
-    let down = step.matrices().count() - 1;
-    for (i, (matrix, lies)) in step.matrices().enumerate() {
-        let across = (i == down) == (lies == Orientation::OutIn);
-        let rows = if across { matrix.cols() } else { matrix.rows() };
+fn stacked<T: Element>(written: &Written<'_, T>, mut row: usize) -> Vec<T> {
+    for (i, (matrix, lies)) in written.iter().enumerate() {
+        let is_down = i + 1 == written.len();
+        let across = is_down == (*lies == Orientation::OutIn);
+        let lying = StridedRef::from(*matrix);
+        let lying = if across { lying.transposed() } else { lying };
+        let [rows, cols] = lying.shape();
         if row < rows {
-            return match across {
-                true => (0..matrix.rows()).map(|c| matrix[(c, row)]).collect(),
-                false => matrix.view().row(row).to_vec(),
-            };
+            return (0..cols).map(|c| lying.at(row, c)).collect();
         }
         row -= rows;
     }

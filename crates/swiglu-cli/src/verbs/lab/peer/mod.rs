@@ -12,7 +12,7 @@ mod options;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
@@ -79,26 +79,22 @@ impl Peer {
     }
 
     fn hello(&mut self, protocol: u32, device: DeviceKind) -> Reply {
-        let unavailable = |reason| Reply::Unavailable { reason };
-        let name = match self.who {
+        let opened = match (self.who, device) {
             _ if protocol != PROTOCOL => {
-                return unavailable(format!("protocol {protocol}; this program speaks {PROTOCOL}"));
+                Err(anyhow!("protocol {protocol}; this program speaks {PROTOCOL}"))
             }
-            OwnPeer::Read if device != DeviceKind::Cpu => {
-                return unavailable(
-                    "it reads the memory of a CPU; expected device = \"cpu\"".into(),
-                );
+            (OwnPeer::Read, DeviceKind::Cuda) => {
+                Err(anyhow!("it reads the memory of a CPU; expected device = \"cpu\""))
             }
-            OwnPeer::Read => "read",
-            OwnPeer::Swiglu => "swiglu",
+            _ => self.devices.open(device, &Options::default()),
         };
-        match self.devices.open(device, &Options::default()) {
-            Ok(device) => Reply::Hello {
-                name: name.into(),
-                versions: versions(&device),
-                device: Some(self::name(&device)),
-            },
-            Err(error) => unavailable(describe(&error)),
+        let name = if self.who == OwnPeer::Read { "read" } else { "swiglu" };
+        match opened {
+            Ok(device) => {
+                let (versions, device) = (versions(&device), Some(self::name(&device)));
+                Reply::Hello { name: name.into(), versions, device }
+            }
+            Err(error) => Reply::Unavailable { reason: describe(&error) },
         }
     }
 
@@ -140,8 +136,7 @@ impl Peer {
         };
         let Prepared { job, plan, variants, notes } = prepared?;
         self.jobs.insert(id, (case.clone(), job));
-        let (bytes, flops) = (Some(case.compulsory_bytes()), Some(case.flops()));
-        let flops = flops.filter(|_| !reads);
+        let (bytes, flops) = (Some(case.compulsory_bytes()), (!reads).then(|| case.flops()));
         Ok(Reply::Prepared { id, bytes, flops, plan, variants, notes })
     }
 
@@ -186,25 +181,21 @@ fn is_lacking(error: &anyhow::Error) -> bool {
 }
 
 fn versions(device: &Device) -> BTreeMap<String, String> {
+    let two = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    let three = |(major, minor, patch)| format!("{major}.{minor}.{patch}");
+    let of_device = match device {
+        Device::Cuda(cuda) => [
+            Some(("cuda driver", two(cuda.facts().driver_version))),
+            swiglu_cuda::jit::version().ok().map(|version| ("nvrtc", two(version))),
+            swiglu_cuda::cublaslt_version().ok().map(|version| ("cublaslt", three(version))),
+        ],
+        Device::Cpu(cpu) => [Some(("instruction set", cpu.isa().to_string())), None, None],
+        _ => [None, None, None],
+    };
     let own = [("swiglu", env!("CARGO_PKG_VERSION")), ("rustc", env!("RUSTC_VERSION"))];
-    let mut versions = BTreeMap::from(own.map(|(name, version)| (name.into(), version.into())));
-    match device {
-        Device::Cuda(cuda) => {
-            let (major, minor) = cuda.facts().driver_version;
-            versions.insert("cuda driver".into(), format!("{major}.{minor}"));
-            if let Ok((major, minor)) = swiglu_cuda::jit::version() {
-                versions.insert("nvrtc".into(), format!("{major}.{minor}"));
-            }
-            if let Ok((major, minor, patch)) = swiglu_cuda::cublaslt_version() {
-                versions.insert("cublaslt".into(), format!("{major}.{minor}.{patch}"));
-            }
-        }
-        Device::Cpu(cpu) => {
-            versions.insert("instruction set".into(), cpu.isa().to_string());
-        }
-        _ => {}
-    }
-    versions
+    let own = own.map(|(name, version)| (name, version.to_owned()));
+    let all = own.into_iter().chain(of_device.into_iter().flatten());
+    all.map(|(name, version)| (name.to_owned(), version)).collect()
 }
 
 fn name(device: &Device) -> String {

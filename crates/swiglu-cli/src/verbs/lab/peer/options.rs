@@ -1,8 +1,5 @@
 //! What a profile of this peer can say, and the devices that it names.
 
-use std::fmt::Display;
-use std::str::FromStr;
-
 use anyhow::{Context, anyhow, bail};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -17,17 +14,17 @@ use swiglu_lab::{CaseOp, DeviceKind};
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Options {
     /// Which path; by default the one that is planned.
-    #[serde(deserialize_with = "planned")]
+    #[serde(deserialize_with = "path")]
     pub(super) path: Option<Path>,
     /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
     /// is planned.
-    pub(super) design: Option<DesignChoice>,
+    #[serde(deserialize_with = "design")]
+    pub(super) design: Option<Option<DecodeDesign>>,
     /// One order of sums for every number of tokens. A profile's `numerics` say by what it is judged, and no more.
     pub(super) batch_invariant: bool,
     /// Decode quantised weights to the element type, once.
     pub(super) decode: bool,
     /// Training steps: what is kept of gate and up between the passes.
-    #[serde(deserialize_with = "by_name")]
     pub(super) keep: Option<SavePolicy>,
     /// CUDA, training steps: the six products by themselves, as cuBLASLt computes them.
     pub(super) products: bool,
@@ -42,55 +39,37 @@ pub(crate) struct Options {
     /// CPU: threads of one call [default: all].
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
-    #[serde(deserialize_with = "by_name")]
     isa: Option<Isa>,
     /// The peer `read`: ask the processor for what comes later, as our kernels do; else leave it to the
     /// processor.
     pub(super) asks: bool,
 }
 
-fn by_name<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
-    d: D,
-) -> Result<Option<T>, D::Error> {
-    Ok(Some(String::deserialize(d)?.parse().map_err(D::Error::custom)?))
+fn path<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Path>, D::Error> {
+    one_of(&[("planned", None), ("fused", Some(Path::Fused)), ("unfused", Some(Path::Unfused))], d)
 }
 
-/// A path, or `planned`: whichever a call's plan takes.
-fn planned<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Path>, D::Error> {
-    match String::deserialize(d)?.as_str() {
-        "planned" => Ok(None),
-        "fused" => Ok(Some(Path::Fused)),
-        "unfused" => Ok(Some(Path::Unfused)),
-        other => Err(D::Error::unknown_variant(other, &["planned", "fused", "unfused"])),
-    }
+/// How few tokens go through a feed-forward block; `steps`, the gated linear layer and then cuBLASLt, is no design
+/// of one.
+fn design<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Option<DecodeDesign>>, D::Error> {
+    let all = [
+        ("one-launch", Some(DecodeDesign::OneLaunch)),
+        ("two-launches", Some(DecodeDesign::TwoLaunches)),
+        ("bulk-one-launch", Some(DecodeDesign::BulkOneLaunch)),
+        ("bulk-one-launch-wide", Some(DecodeDesign::BulkOneLaunchWide)),
+        ("steps", None),
+        ("sequential", Some(DecodeDesign::Sequential)),
+    ];
+    one_of(&all, d).map(Some)
 }
 
-/// How few tokens go through a feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum DesignChoice {
-    OneLaunch,
-    TwoLaunches,
-    /// The same by the copy engine of sm_90.
-    BulkOneLaunch,
-    BulkOneLaunchWide,
-    /// The gated linear layer, then cuBLASLt.
-    Steps,
-    /// One thread block: the warning.
-    Sequential,
-}
-
-impl DesignChoice {
-    pub(super) fn design(self) -> Option<DecodeDesign> {
-        Some(match self {
-            DesignChoice::OneLaunch => DecodeDesign::OneLaunch,
-            DesignChoice::TwoLaunches => DecodeDesign::TwoLaunches,
-            DesignChoice::BulkOneLaunch => DecodeDesign::BulkOneLaunch,
-            DesignChoice::BulkOneLaunchWide => DecodeDesign::BulkOneLaunchWide,
-            DesignChoice::Steps => return None,
-            DesignChoice::Sequential => DecodeDesign::Sequential,
-        })
-    }
+fn one_of<'de, D: Deserializer<'de>, T: Copy>(all: &[(&str, T)], d: D) -> Result<T, D::Error> {
+    let given = String::deserialize(d)?;
+    all.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(name, _)| format!("`{name}`")).collect();
+        let expected = names.join(", ");
+        D::Error::custom(format!("unknown variant `{given}`, expected one of {expected}"))
+    })
 }
 
 impl Options {
@@ -119,16 +98,14 @@ impl Options {
 
     /// Refuses options of a training step beside another operation.
     pub(super) fn expect_op(&self, op: CaseOp) -> anyhow::Result<()> {
-        match op {
-            CaseOp::MlpTrain if self.design.is_some() => {
-                bail!("design is an option of mlp, given {op}")
-            }
-            CaseOp::MlpTrain => Ok(()),
-            _ if self.keep.is_some() || self.products => {
-                bail!("keep and products are options of mlp-train, given {op}")
-            }
-            _ => Ok(()),
+        let trains = op == CaseOp::MlpTrain;
+        if trains && self.design.is_some() {
+            bail!("design is an option of mlp, given {op}");
         }
+        if !trains && (self.keep.is_some() || self.products) {
+            bail!("keep and products are options of mlp-train, given {op}");
+        }
+        Ok(())
     }
 
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
