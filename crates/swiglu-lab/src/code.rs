@@ -5,11 +5,11 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
 use crate::case::DeviceKind;
+use crate::files::said;
 
 /// Where a copy of the lab without its repository keeps the commit that it was made from, as JSON.
 pub const COMMIT_FILE: &str = "commit.json";
@@ -35,7 +35,7 @@ impl Code {
             return noted;
         }
         let Some(root) = root(dir) else { return Self::default() };
-        let status = git(&root, ["status", "--porcelain", "--"].iter().chain(&MEASURED));
+        let status = git(&root, ["status", "--porcelain", "--"].into_iter().chain(MEASURED));
         Self {
             commit: git(&root, ["rev-parse", "HEAD"]),
             dirty: status.is_none_or(|changed| !changed.is_empty()),
@@ -72,10 +72,7 @@ fn root(dir: &Path) -> Option<PathBuf> {
     git(dir, ["rev-parse", "--show-toplevel"]).map(PathBuf::from)
 }
 
-/// What git prints; none if it fails, or is not there.
-fn git<S: AsRef<OsStr>>(dir: &Path, arguments: impl IntoIterator<Item = S>) -> Option<String> {
-    let mut command = Command::new("git");
-    command.arg("-C").arg(dir).args(arguments).stdin(Stdio::null());
-    let output = command.output().ok().filter(|o| o.status.success())?;
-    Some(String::from_utf8(output.stdout).ok()?.trim_end().to_owned())
+fn git<'a>(dir: &'a Path, arguments: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let dir = ["-C".as_ref(), dir.as_os_str()];
+    said("git", dir.into_iter().chain(arguments.into_iter().map(OsStr::new)))
 }

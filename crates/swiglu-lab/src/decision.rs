@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::error::{LabError, Result};
+use crate::files::{entries, file_name, file_stem};
 use crate::place::Place;
-use crate::record::entries;
 use crate::text::named;
 use crate::verdict::{Verdict, VerdictState};
 
@@ -76,7 +76,7 @@ impl Decision {
     pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
         let mut paths = entries(dir)?;
         paths.retain(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let name = file_name(path);
             name.ends_with(".md") && name.starts_with(|c: char| c.is_ascii_digit())
         });
         Ok(paths.iter().map(|path| Self::read(path)).collect())
@@ -89,15 +89,16 @@ impl Decision {
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let whole = Place::new(text, path);
         let expected = "expected front matter: a line +++, TOML, a line +++";
-        let rest = text.strip_prefix(FENCE).and_then(|rest| rest.strip_prefix('\n'));
+        // It begins with the end of the first line, so that lines count as in the file.
+        let rest = text.strip_prefix(FENCE).filter(|rest| rest.starts_with('\n'));
         let rest = rest.ok_or_else(|| whole.at(0..0, expected))?;
         let end = rest.find("\n+++\n").ok_or_else(|| {
             whole.at(text.len()..text.len(), format!("the front matter does not end: {expected}"))
         })?;
         let (front, body) = (&rest[..=end], &rest[end + "\n+++\n".len()..]);
-        let place = Place::new(front, path).after(1);
-        let front: FrontMatter = toml::from_str(front).map_err(|e| place.toml(&e))?;
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let place = Place::new(front, path);
+        let front: FrontMatter = place.toml()?;
+        let stem = file_stem(path);
         let error = |span, message: String| Err(place.at(span, message));
         if *front.id.get_ref() != stem {
             let message =

@@ -8,7 +8,8 @@ use swiglu_core::Numerics;
 
 use crate::case::{Case, DeviceKind};
 use crate::error::{LabError, Result};
-use crate::record::{content_hash, entries};
+use crate::files::{entries, file_stem};
+use crate::record::content_hash;
 use crate::text::{self, named};
 
 mod claim;
@@ -168,13 +169,13 @@ impl Experiment {
     /// [`LabError::UnknownExperiment`] with those there are; else as [`Experiment::read`].
     pub fn find(dir: &Path, id: &str) -> Result<Self> {
         let files = files(dir)?;
-        let stem = |path: &PathBuf| path.file_stem().map(|s| s.to_string_lossy().into_owned());
-        match files.iter().find(|path| stem(path).as_deref() == Some(id)) {
-            Some(path) => Self::read(path),
+        let stems: Vec<String> = files.iter().map(|path| file_stem(path)).collect();
+        match stems.iter().position(|stem| stem == id) {
+            Some(at) => Self::read(&files[at]),
             None => Err(LabError::UnknownExperiment {
                 id: id.to_owned(),
                 dir: dir.to_path_buf(),
-                choices: files.iter().filter_map(stem).collect::<Vec<_>>().join(", "),
+                choices: stems.join(", "),
             }),
         }
     }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::place::{NAME, is_name};
+
 /// Why a definition, a record or a run was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -145,8 +147,17 @@ pub type Result<T, E = LabError> = std::result::Result<T, E>;
 
 impl LabError {
     /// For `map_err`: an I/O error with what was attempted on what.
-    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LabError {
+    pub(crate) fn io<E: Into<io::Error>>(
+        action: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(E) -> LabError {
         let path = path.to_path_buf();
-        move |source| LabError::Io { action, path, source }
+        move |source| LabError::Io { action, path, source: source.into() }
+    }
+
+    /// Refuses what cannot be part of a file name and of a command line everywhere.
+    pub(crate) fn expect_name(what: &'static str, given: &str) -> Result<()> {
+        let (given, expected) = (given.to_owned(), NAME.to_owned());
+        if is_name(&given) { Ok(()) } else { Err(LabError::Name { what, given, expected }) }
     }
 }

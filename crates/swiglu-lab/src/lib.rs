@@ -15,6 +15,7 @@ mod decision;
 mod definition;
 mod error;
 pub mod executor;
+mod files;
 mod format;
 pub mod gate;
 mod machine;

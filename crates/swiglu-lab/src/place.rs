@@ -3,25 +3,20 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::error::LabError;
+use serde::de::DeserializeOwned;
+
+use crate::error::{LabError, Result};
 
 /// A source text and its file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     source: &'a str,
     pub(crate) path: &'a Path,
-    /// Lines before the source in its file.
-    skipped: usize,
 }
 
 impl<'a> Place<'a> {
     pub(crate) fn new(source: &'a str, path: &'a Path) -> Self {
-        Self { source, path, skipped: 0 }
-    }
-
-    /// For a part of a file that begins after `skipped` lines.
-    pub(crate) fn after(self, skipped: usize) -> Self {
-        Self { skipped, ..self }
+        Self { source, path }
     }
 
     /// An error at a range of bytes.
@@ -30,17 +25,22 @@ impl<'a> Place<'a> {
         let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
         LabError::Definition {
             path: self.path.to_path_buf(),
-            line: before.matches('\n').count() + 1 + self.skipped,
+            line: before.matches('\n').count() + 1,
             column,
             message: message.into(),
         }
     }
 
-    /// What the TOML reader refused.
-    pub(crate) fn toml(&self, error: &toml::de::Error) -> LabError {
-        self.at(error.span().unwrap_or(0..0), error.message().trim().replace('\n', ", "))
+    /// The source read as TOML.
+    pub(crate) fn toml<T: DeserializeOwned>(&self) -> Result<T> {
+        toml::from_str(self.source).map_err(|error| {
+            self.at(error.span().unwrap_or(0..0), error.message().trim().replace('\n', ", "))
+        })
     }
 }
+
+/// What such a name consists of.
+pub(crate) const NAME: &str = "lowercase letters, digits and -";
 
 /// Whether `s` can be part of a file name and of a command line everywhere.
 pub(crate) fn is_name(s: &str) -> bool {

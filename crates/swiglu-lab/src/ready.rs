@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::case::DeviceKind;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
+use crate::files::read_if_there;
 use crate::machine::cpu_mhz;
 use crate::peer::protocol::{Reply, Request};
 use crate::peer::{Limits, PeerCommands};
@@ -73,11 +74,8 @@ impl<'a> Readiness<'a> {
     /// [`LabError::Definition`] if the file that says how peers are installed is broken; [`LabError::Io`].
     pub fn new(commands: &'a PeerCommands, store: &Store, locks: &Locks) -> Result<Self> {
         let path = commands.dir.join(INSTALL_FILE);
-        let install = match fs::read_to_string(&path) {
-            Ok(text) => toml::from_str(&text).map_err(|e| Place::new(&text, &path).toml(&e))?,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(e) => return Err(LabError::io("read", &path)(e)),
-        };
+        let text = read_if_there(&path)?.unwrap_or_default();
+        let install = Place::new(&text, &path).toml()?;
         let place = vec![disk(store.root()), nobody_measures(locks)?, clocks()];
         Ok(Self { commands, install, peers: BTreeMap::new(), place })
     }

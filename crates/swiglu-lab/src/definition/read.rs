@@ -14,7 +14,8 @@ use super::values::{Extent, Many, Named};
 use super::{DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
-use crate::place::{Place, is_name};
+use crate::files::file_stem;
+use crate::place::{NAME, Place, is_name};
 
 /// More cases than this are a slip of the sweep, not an experiment.
 const MAX_CASES: usize = 10_000;
@@ -88,7 +89,7 @@ struct RawBoundary {
 
 pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
     let place = Place::new(source, path);
-    let raw: Raw = toml::from_str(source).map_err(|e| place.toml(&e))?;
+    let raw: Raw = place.toml()?;
     header(&raw, &place)?;
     let profiles = profiles(&raw.profiles, &place)?;
     let cases = cases(&raw, &place)?;
@@ -142,12 +143,9 @@ fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
         return Err(place.at(raw.schema.span(), message));
     }
     let id = raw.id.get_ref();
-    let stem = place.path.file_stem().map(|s| s.to_string_lossy().into_owned());
-    if !is_name(id) || stem.as_deref() != Some(id) {
-        let stem = stem.unwrap_or_default();
-        let message = format!(
-            "id `{id}`: expected the name of the file, `{stem}`, of lowercase letters, digits and -"
-        );
+    let stem = file_stem(place.path);
+    if !is_name(id) || stem != *id {
+        let message = format!("id `{id}`: expected the name of the file, `{stem}`, of {NAME}");
         return Err(place.at(raw.id.span(), message));
     }
     let texts = [
@@ -178,8 +176,7 @@ fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Resul
         let p = profile.get_ref();
         for (what, name) in [("id", &p.id), ("peer", &p.peer)] {
             if !is_name(name) {
-                let message =
-                    format!("profile {what} `{name}`: expected lowercase letters, digits and -");
+                let message = format!("profile {what} `{name}`: expected {NAME}");
                 return Err(place.at(profile.span(), message));
             }
         }

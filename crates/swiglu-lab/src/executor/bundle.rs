@@ -4,12 +4,11 @@
 use std::fs;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use crate::code::{COMMIT_FILE, Code};
 use crate::error::{LabError, Result};
-use crate::record::{entries, hex};
+use crate::files::{entries, file_name, sha256};
 
 /// The hash and path of every other file.
 const MANIFEST: &str = "MANIFEST";
@@ -40,22 +39,21 @@ impl Bundle {
             add(peers, &format!("{LAB}/peers"))?;
         }
         // There is no repository to ask which commit it is of.
-        let code = serde_json::to_string(&Code::detect(lab))
-            .map_err(|e| LabError::io("describe", lab)(e.into()))?;
+        let code =
+            serde_json::to_string(&Code::detect(lab)).map_err(LabError::io("describe", lab))?;
         let listed = root.join(MANIFEST);
         let write = |text: &str| fs::write(&listed, text).map_err(LabError::io("write", &listed));
         write(&code)?;
         copy(&listed, root, &format!("{LAB}/{COMMIT_FILE}"), &mut manifest, &mut bytes)?;
         write(&manifest)?;
-        let hash = hex(&Sha256::digest(&manifest));
-        Ok(Self { hash, bytes, dir })
+        Ok(Self { hash: sha256(manifest), bytes, dir })
     }
 
     /// That a copy of a bundle in `dir` has the files that it was made of.
     pub(super) fn check(dir: &Path, expected: &str) -> Result<()> {
         let expect = |file: &str, expected: &str| {
             let path = dir.join(file);
-            let found = sha256(&path)?;
+            let found = hash_of(&path)?;
             if found == expected {
                 return Ok(());
             }
@@ -75,7 +73,7 @@ impl Bundle {
 fn copy(from: &Path, root: &Path, to: &str, manifest: &mut String, bytes: &mut u64) -> Result<()> {
     if from.is_dir() {
         for entry in entries(from)? {
-            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = file_name(&entry);
             if !name.starts_with('.') && !LEFT_OUT.contains(&name.as_str()) {
                 copy(&entry, root, &format!("{to}/{name}"), manifest, bytes)?;
             }
@@ -86,10 +84,10 @@ fn copy(from: &Path, root: &Path, to: &str, manifest: &mut String, bytes: &mut u
     let dir = path.parent().unwrap_or(root);
     fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
     *bytes += fs::copy(from, &path).map_err(LabError::io("copy", from))?;
-    manifest.push_str(&format!("{}  {to}\n", sha256(&path)?));
+    manifest.push_str(&format!("{}  {to}\n", hash_of(&path)?));
     Ok(())
 }
 
-fn sha256(path: &Path) -> Result<String> {
-    Ok(hex(&Sha256::digest(fs::read(path).map_err(LabError::io("read", path))?)))
+fn hash_of(path: &Path) -> Result<String> {
+    fs::read(path).map(sha256).map_err(LabError::io("read", path))
 }

@@ -14,7 +14,8 @@ use super::script::{self, CARRIED, Start};
 use super::spec::ExecutorKind;
 use super::transport::{Script, pack, quote, version};
 use crate::error::{LabError, Result};
-use crate::place::is_name;
+use crate::files::file_name;
+use crate::place::{NAME, is_name};
 use crate::record::{Executed, Opened, Record, Store};
 
 /// The bundle of a job whose script carries it, packed.
@@ -167,8 +168,8 @@ impl Job {
             bundle: self.bundle.clone(),
             ..Executed::default()
         };
-        let origin = serde_json::to_string(&origin)
-            .map_err(|e| LabError::io("describe", Path::new(&self.name))(e.into()))?;
+        let failed = LabError::io("describe", Path::new(&self.name));
+        let origin = serde_json::to_string(&origin).map_err(failed)?;
         let run = ["lab", "run", &self.experiment, "--run-id", &self.run_id, "--resume"];
         let mut arguments: Vec<String> = run.iter().map(|word| (*word).to_owned()).collect();
         arguments.extend(self.arguments.iter().cloned());
@@ -204,8 +205,8 @@ impl Job {
             return Ok(None);
         };
         let text = fs::read_to_string(&opened.path).map_err(LabError::io("read", &opened.path))?;
-        let file = opened.path.file_name().unwrap_or_default().to_string_lossy();
-        Ok(Some((format!("{}/{file}", opened.record.machine.name), text)))
+        let place = format!("{}/{}", opened.record.machine.name, file_name(&opened.path));
+        Ok(Some((place, text)))
     }
 
     /// Brings back the records that there are, finished or not, and merges them. Once more is no harm.
@@ -267,7 +268,7 @@ impl Job {
         let bundle = record.executor.as_ref().map_or("none", |executed| executed.bundle.as_str());
         self.expect("bundle hash", bundle, &self.bundle)?;
         if !is_name(&record.machine.name) {
-            self.expect("machine", &record.machine.name, "lowercase letters, digits and -")?;
+            self.expect("machine", &record.machine.name, NAME)?;
         }
         match humantime::parse_rfc3339(&record.started) {
             Ok(_) => Ok(()),

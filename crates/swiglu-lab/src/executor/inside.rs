@@ -2,13 +2,13 @@
 
 use std::env;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use super::bundle::Bundle;
 use super::scheduler::value;
 use super::script::ENVIRONMENT;
 use super::spec::ExecutorKind;
 use crate::error::{LabError, Result};
+use crate::files::said;
 use crate::record::Executed;
 
 impl Executed {
@@ -28,9 +28,9 @@ impl Executed {
         })?;
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-            .map_err(|e| LabError::io("end with the script of", lab)(e.into()))?;
+            .map_err(LabError::io("end with the script of", lab))?;
         Bundle::check(lab.parent().unwrap_or(lab), &executed.bundle)?;
-        executed.nodes.extend(said("uname", &["-n"]));
+        executed.nodes.extend(said("uname", ["-n"]));
         executed.devices = set("CUDA_VISIBLE_DEVICES");
         if let (ExecutorKind::Slurm, Some(id)) = (executed.kind, set("SLURM_JOB_ID")) {
             executed.of_slurm(id, set);
@@ -40,16 +40,16 @@ impl Executed {
 
     /// Slurm tells more than it sets; within a container its commands may be missing.
     fn of_slurm(&mut self, id: String, set: impl Fn(&str) -> Option<String>) {
-        let shown = said("scontrol", &["show", "job", "-o", &id]).unwrap_or_default();
+        let shown = said("scontrol", ["show", "job", "-o", &id]).unwrap_or_default();
         if let Some(list) = set("SLURM_JOB_NODELIST") {
-            let names = said("scontrol", &["show", "hostnames", &list]).unwrap_or(list);
+            let names = said("scontrol", ["show", "hostnames", &list]).unwrap_or(list);
             self.nodes = names.lines().map(str::to_owned).collect();
         }
         self.partition = set("SLURM_JOB_PARTITION");
         let asked = ["TresPerNode", "Gres"].iter().find_map(|name| value(&shown, name));
         self.gres = asked.map(gres_of).or(set("SLURM_JOB_GPUS"));
         self.exclusive = value(&shown, "OverSubscribe").map(|shared| shared == "NO");
-        self.other_jobs = said("squeue", &["-h", "-w", &self.nodes.join(","), "-o", "%A"])
+        self.other_jobs = said("squeue", ["-h", "-w", &self.nodes.join(","), "-o", "%A"])
             .map(|ids| ids.lines().filter(|other| *other != id).map(str::to_owned).collect());
         self.job_id = Some(id);
     }
@@ -75,13 +75,6 @@ impl Executed {
 /// `gres:gpu:1`, `gres/gpu:1`: how Slurm says it has changed.
 fn gres_of(asked: &str) -> String {
     asked.trim_start_matches("gres:").trim_start_matches("gres/").to_owned()
-}
-
-/// What a command says, if there is one and it succeeds.
-fn said(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    output.status.success().then_some(text)
 }
 
 #[cfg(test)]

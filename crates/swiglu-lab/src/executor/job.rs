@@ -1,12 +1,9 @@
 //! A job, and what is known of it on disk: enough to find it again after this program was killed.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::bundle::Bundle;
 use super::flow::JobEvent;
@@ -15,7 +12,8 @@ use super::spec::ExecutorSpec;
 use crate::case::DeviceKind;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
-use crate::record::{Store, entries, hex};
+use crate::files::{entries, now, read_if_there, sha256, write_whole};
+use crate::record::Store;
 
 /// Jobs of a lab lie in it under this name.
 const DIRECTORY: &str = ".jobs";
@@ -118,16 +116,11 @@ impl Jobs {
         found.ok_or(LabError::NothingSelected { what: "job", given, choices })
     }
 
-    /// Writes what is known of a job: the old file or the new one is there at any moment.
+    /// Writes what is known of a job.
     pub(super) fn write(&self, job: &Job) -> Result<()> {
-        let dir = self.dir.join(&job.name);
-        let path = dir.join(FILE);
-        let failed = || LabError::io("write", &path);
-        let text = serde_json::to_string_pretty(job).map_err(|e| failed()(e.into()))?;
-        let mut file = tempfile::NamedTempFile::new_in(&dir).map_err(failed())?;
-        file.write_all(text.as_bytes()).map_err(failed())?;
-        file.persist(&path).map_err(|e| failed()(e.error))?;
-        Ok(())
+        let path = self.dir.join(&job.name).join(FILE);
+        let text = serde_json::to_string_pretty(job).map_err(LabError::io("write", &path))?;
+        write_whole(&path, text.as_bytes(), ".tmp", 0o600)
     }
 
     /// The right to submit a job and to wait for it.
@@ -176,7 +169,7 @@ impl Jobs {
         let records = request.store.root();
         let records = std::path::absolute(records).map_err(LabError::io("find", records))?;
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let lab = hex(&Sha256::digest(format!("{host}{}", records.display())));
+        let lab = sha256(format!("{host}{}", records.display()));
         let mut job = Job {
             far_name: format!("{name}-{}", lab.get(..8).unwrap_or_default()),
             name,
@@ -189,7 +182,7 @@ impl Jobs {
             root: String::new(),
             records,
             arguments: request.arguments.clone(),
-            made: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            made: now(),
             id: None,
             cancelled: false,
             fetched: false,
@@ -248,13 +241,6 @@ impl Job {
 }
 
 fn read(path: &Path) -> Result<Option<Job>> {
-    match fs::read(path) {
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        text => {
-            let text = text.map_err(LabError::io("read", path))?;
-            let job =
-                serde_json::from_slice(&text).map_err(|e| LabError::io("read", path)(e.into()));
-            job.map(Some)
-        }
-    }
+    let Some(text) = read_if_there(path)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(LabError::io("read", path))
 }

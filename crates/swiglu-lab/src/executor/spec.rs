@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +10,7 @@ use super::transport::Transport;
 use crate::case::DeviceKind;
 use crate::code::Code;
 use crate::error::{LabError, Result};
+use crate::files::{now, read_if_there};
 use crate::place::Place;
 
 /// The file of the lab with places of its own names.
@@ -101,12 +101,9 @@ impl ExecutorSpec {
 
     fn named(given: &str, lab: &Path) -> Result<Self> {
         let path = lab.join(FILE);
-        let text = match std::fs::read_to_string(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(LabError::io("read", &path))?,
-        };
+        let text = read_if_there(&path)?.unwrap_or_default();
         let place = Place::new(&text, &path);
-        let mut entries: Entries = toml::from_str(&text).map_err(|e| place.toml(&e))?;
+        let mut entries: Entries = place.toml()?;
         let Some(entry) = entries.executor.remove(given) else {
             let names: Vec<&str> = entries.executor.keys().map(String::as_str).collect();
             let expected = format!(
@@ -171,7 +168,7 @@ impl ExecutorSpec {
     /// `2026-11-25-0fd1164-slurm-gpu`; with a number behind it if that is `taken`. Outside a repository
     /// there is no commit in it.
     pub fn run_name(&self, lab: &Path, taken: impl Fn(&str) -> bool) -> String {
-        let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let now = now();
         let commit = Code::detect(lab).commit.unwrap_or_default();
         let commit = commit.get(..7).map(|commit| format!("-{commit}")).unwrap_or_default();
         let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::error::{LabError, Result};
+use crate::files::ran;
 
 /// Never asks, gives up in time, and notices a connection that has died.
 const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 \
@@ -128,10 +129,9 @@ pub(super) fn input(bytes: &[u8]) -> Result<Stdio> {
 
 /// What a program here says of itself.
 pub(super) fn version(program: &str, option: &str) -> Option<String> {
-    let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
-    let said = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&said);
-    text.lines().next().filter(|_| output.status.success()).map(|line| line.trim().to_owned())
+    let Output { stdout, stderr, .. } = ran(program, [option])?;
+    let said = [stdout, stderr].concat();
+    String::from_utf8_lossy(&said).lines().next().map(|line| line.trim().to_owned())
 }
 
 /// A word as every shell of the Bourne family reads it.

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Reply, Request};
 use crate::error::{LabError, Result};
-use crate::place::is_name;
 
 /// A longer line is no reply: four times what the largest `verified` takes.
 const MAX_LINE: u64 = 2 << 20;
@@ -124,31 +123,21 @@ impl PeerCommands {
     /// # Errors
     /// [`LabError::Name`] if there is none of this name, or the name is no file name.
     pub fn command(&self, peer: &str) -> Result<Vec<OsString>> {
-        match peer {
-            "swiglu" => return Ok(self.own.clone()),
-            "read" => {
-                return Ok(self.own.iter().cloned().chain([peer.into()]).collect());
-            }
-            _ => {}
-        }
-        let wrong = |expected: &str| LabError::Name {
-            what: "peer",
-            given: peer.to_owned(),
-            expected: expected.to_owned(),
-        };
-        if !is_name(peer) {
-            return Err(wrong("lowercase letters, digits and -"));
-        }
+        LabError::expect_name("peer", peer)?;
         let program = self.dir.join(peer);
         let script = self.dir.join(format!("{}_peer.py", peer.replace('-', "_")));
-        if program.is_file() {
-            Ok(vec![program.into()])
-        } else if script.is_file() {
-            Ok(vec![self.python.clone().into(), script.into()])
-        } else {
-            Err(wrong(
-                "`swiglu`, `read`, or a program <name> or <name>_peer.py in the directory of peers",
-            ))
+        let expected =
+            "`swiglu`, `read`, or a program <name> or <name>_peer.py in the directory of peers";
+        match peer {
+            "swiglu" => Ok(self.own.clone()),
+            "read" => Ok(self.own.iter().cloned().chain([peer.into()]).collect()),
+            _ if program.is_file() => Ok(vec![program.into()]),
+            _ if script.is_file() => Ok(vec![self.python.clone().into(), script.into()]),
+            _ => Err(LabError::Name {
+                what: "peer",
+                given: peer.to_owned(),
+                expected: expected.to_owned(),
+            }),
         }
     }
 }

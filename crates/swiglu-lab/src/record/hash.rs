@@ -1,7 +1,8 @@
 //! Canonical JSON and its hash.
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
+
+use crate::files::sha256;
 
 /// JSON without blanks and with the keys of every object sorted: equal values are equal text.
 pub fn canonical(value: &Value) -> String {
@@ -48,9 +49,5 @@ pub fn content_hash(value: &Value) -> String {
     if let Some(map) = value.as_object_mut() {
         map.remove("content_hash");
     }
-    hex(&Sha256::digest(canonical(&value)))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(canonical(&value))
 }

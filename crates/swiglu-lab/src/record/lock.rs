@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::process::{Pid, getuid, test_kill_process};
 
-use super::store::{entries, file_name};
 use crate::error::{LabError, Result};
+use crate::files::{entries, file_name};
 
 /// Where the names of files begin that runs hold while they measure.
 const LOCK: &str = ".lock";

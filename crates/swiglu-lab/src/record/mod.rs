@@ -6,12 +6,10 @@ mod result;
 mod schema;
 mod store;
 
-pub(crate) use hash::hex;
 pub use hash::{canonical, content_hash};
 pub use lock::{Locks, Measured, RunLock};
 pub use result::{ErrorMetrics, Interval, ResultEntry, Status, Summary, Versus};
 pub use schema::{
     CaseFacts, Clocks, Executed, Machine, Profiled, ProtocolUsed, QUICK, RECORD_SCHEMA, Record,
 };
-pub(crate) use store::entries;
 pub use store::{Opened, Refused, Store};

@@ -2,9 +2,7 @@
 //! date has it there alone.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -13,6 +11,7 @@ use super::hash::content_hash;
 use super::lock::{Locks, Measured, RunLock};
 use super::schema::{RECORD_SCHEMA, Record};
 use crate::error::{LabError, Result};
+use crate::files::{entries, file_name, file_stem, write_whole};
 
 /// Where unfinished files begin their names; a killed run may leave one.
 const TEMPORARY: &str = ".unfinished-";
@@ -207,7 +206,7 @@ impl Store {
         Ok(lock)
     }
 
-    /// Writes a record: the old file or the new one is there at any moment, never half of one.
+    /// Writes a record.
     ///
     /// # Errors
     /// [`LabError::Record`] if the file is not what this record was read from or last written as;
@@ -223,29 +222,17 @@ impl Store {
 
     /// Writes a record, whatever is there.
     pub(crate) fn replace(&self, record: &mut Record, path: &Path) -> Result<()> {
-        let json = |e: serde_json::Error| LabError::io("write", path)(e.into());
-        record.content_hash = content_hash(&serde_json::to_value(&*record).map_err(json)?);
-        let text = laid_out(&serde_json::to_value(&*record).map_err(json)?);
-        self.keep(text.as_bytes(), path)
+        let mut value = serde_json::to_value(&*record).map_err(LabError::io("write", path))?;
+        record.content_hash = content_hash(&value);
+        value["content_hash"] = record.content_hash.clone().into();
+        self.keep(laid_out(&value).as_bytes(), path)
     }
 
     /// Writes the text of a record as it is.
     pub(crate) fn keep(&self, text: &[u8], path: &Path) -> Result<()> {
-        let failed = || LabError::io("write", path);
-        let dir = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let mut file = tempfile::Builder::new()
-            .prefix(&format!("{TEMPORARY}{stem}{UNFINISHED_END}"))
-            // A temporary file is its owner's alone; a record is for everybody.
-            .permissions(fs::Permissions::from_mode(0o644))
-            .tempfile_in(dir)
-            .map_err(LabError::io("create a file in", dir))?;
-        file.write_all(text).map_err(failed())?;
-        file.as_file().sync_all().map_err(failed())?;
-        file.persist(path).map_err(|e| failed()(e.error))?;
-        // The rename itself must reach the disk too.
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed())
+        let prefix = format!("{TEMPORARY}{}{UNFINISHED_END}", file_stem(path));
+        // A record is for everybody.
+        write_whole(path, text, &prefix, 0o644)
     }
 }
 
@@ -319,10 +306,6 @@ fn is_other_document(path: &Path) -> bool {
     value.is_some_and(|value| value.get("schema").is_none())
 }
 
-pub(super) fn file_name(path: &Path) -> String {
-    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
 /// The files of `dir` that are named like records of `experiment`, sorted.
 fn files_of(dir: &Path, experiment: &str) -> Result<Vec<PathBuf>> {
     let named = |path: &PathBuf| {
@@ -332,19 +315,4 @@ fn files_of(dir: &Path, experiment: &str) -> Result<Vec<PathBuf>> {
         rest.is_some_and(|rest| rest.starts_with('-') && rest.ends_with(".json"))
     };
     Ok(entries(dir)?.into_iter().filter(named).collect())
-}
-
-/// What is in a directory, sorted; nothing if there is no such directory.
-pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
-    let failed = || LabError::io("read directory", dir);
-    let entries = match fs::read_dir(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(failed())?,
-    };
-    let mut paths = Vec::new();
-    for entry in entries {
-        paths.push(entry.map_err(failed())?.path());
-    }
-    paths.sort();
-    Ok(paths)
 }

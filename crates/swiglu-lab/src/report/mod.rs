@@ -20,6 +20,7 @@ use crate::code::History;
 use crate::decision::Decision;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
+use crate::files::file_stem;
 use crate::ready::Check;
 use crate::record::{Opened, Store};
 use crate::verdict::{RecordVerdict, Verdict};
@@ -103,7 +104,7 @@ impl Site {
                 Err(error) => {
                     let LabError::Definition { path, .. } = &error else { return Err(error) };
                     // Its records are not strange for that.
-                    ids.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+                    ids.push(file_stem(path));
                     site.broken.push(error.to_string());
                 }
             }

@@ -6,6 +6,7 @@ use super::evidence::series;
 use super::page::{Depth, columns, frame, key, section, table};
 use super::{Entry, experiment};
 use crate::definition::Experiment;
+use crate::files::file_stem;
 use crate::format::{DASH, error, interval, number, si, time};
 use crate::profile::KernelCounters;
 use crate::ready::Check;
@@ -13,8 +14,7 @@ use crate::record::{Clocks, Executed, Opened, Profiled, QUICK, Record, ResultEnt
 
 /// The record's file without its folder and extension, after the machine's name.
 fn stem(opened: &Opened) -> String {
-    let stem = opened.path.file_stem().unwrap_or_default().to_string_lossy();
-    format!("{}--{stem}", opened.record.machine.name)
+    format!("{}--{}", opened.record.machine.name, file_stem(&opened.path))
 }
 
 /// Its place in the site.

@@ -14,7 +14,6 @@ use crate::code::Code;
 use crate::definition::{Experiment, Pace, ProfileDef};
 use crate::error::{LabError, Result};
 use crate::peer::{Limits, PeerCommands};
-use crate::place::is_name;
 use crate::record::{Executed, Machine, ProtocolUsed, Record, ResultEntry, RunLock, Store};
 use run::Run;
 
@@ -143,14 +142,7 @@ impl RunOptions {
     /// # Errors
     /// [`LabError::Name`].
     pub fn expect_name(&self) -> Result<()> {
-        match is_name(&self.run_id) {
-            true => Ok(()),
-            false => Err(LabError::Name {
-                what: "run id",
-                given: self.run_id.clone(),
-                expected: "lowercase letters, digits and -".into(),
-            }),
-        }
+        LabError::expect_name("run id", &self.run_id)
     }
 }
 

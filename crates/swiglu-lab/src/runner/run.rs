@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::measure::{CaseRun, Outcome};
 use super::peers::Peers;
@@ -10,6 +10,7 @@ use super::{Event, Finished, Laboratory, PREPARATIONS, RunOptions};
 use crate::case::Case;
 use crate::definition::{Experiment, ProfileDef};
 use crate::error::{LabError, Result};
+use crate::files::now;
 use crate::record::{CaseFacts, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, Status};
 use crate::verdict::RecordVerdict;
 
@@ -233,10 +234,6 @@ fn new_record(lab: &Laboratory<'_>, experiment: &Experiment, options: &RunOption
         profiling: Vec::new(),
         content_hash: String::new(),
     }
-}
-
-fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 fn is_complete(record: &Record, experiment: &Experiment) -> bool {
