@@ -38,6 +38,19 @@ pub(crate) fn write_whole(path: &Path, content: &[u8], prefix: &str, mode: u32) 
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed())
 }
 
+pub(crate) type TryLock = fn(&File) -> Result<(), fs::TryLockError>;
+
+/// A file, made if it is not there, locked; none if somebody else has the lock.
+pub(crate) fn locked(path: &Path, try_lock: TryLock) -> Result<Option<File>> {
+    let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+    let file = options.open(path).map_err(LabError::io("open", path))?;
+    match try_lock(&file) {
+        Ok(()) => Ok(Some(file)),
+        Err(fs::TryLockError::WouldBlock) => Ok(None),
+        Err(fs::TryLockError::Error(e)) => Err(LabError::io("lock", path)(e)),
+    }
+}
+
 /// What is in a directory, sorted; nothing if there is no such directory.
 pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = || LabError::io("read directory", dir);

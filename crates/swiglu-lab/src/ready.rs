@@ -51,6 +51,11 @@ impl Check {
         Self { what: what.into(), found: None, ok: false, advice: Some(advice.into()) }
     }
 
+    /// What was found, which is enough or not.
+    fn of(ok: bool, what: &str, found: String, advice: &str) -> Self {
+        if ok { Self::found(what, found) } else { Self::missing(what, advice).instead(found) }
+    }
+
     /// The same with what was found instead.
     pub fn instead(self, found: impl Into<String>) -> Self {
         Self { found: Some(found.into()), ..self }
@@ -124,11 +129,7 @@ fn disk(records: &Path) -> Check {
     match rustix::fs::statvfs(there) {
         Ok(s) => {
             let free = s.f_bavail.saturating_mul(s.f_frsize);
-            let found = format!("{:.1} GiB free", gib(free));
-            match free >= DISK_BYTES {
-                true => Check::found(what, found),
-                false => Check::missing(what, advice).instead(found),
-            }
+            Check::of(free >= DISK_BYTES, what, format!("{:.1} GiB free", gib(free)), &advice)
         }
         Err(error) => Check::missing(what, advice).instead(error.to_string()),
     }
@@ -157,8 +158,5 @@ fn clocks() -> Check {
     let beside = load.map_or(String::new(), |load| format!(", load {load:.2}"));
     let found = format!("{low:.0} to {high:.0} MHz{beside}");
     let quiet = (high - low) <= QUIET * high && load.is_none_or(|load| load < 1.0);
-    match quiet {
-        true => Check::found("quiet clocks", found),
-        false => Check::missing("quiet clocks", "end what else runs here, or wait").instead(found),
-    }
+    Check::of(quiet, "quiet clocks", found, "end what else runs here, or wait")
 }

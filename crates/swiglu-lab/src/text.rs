@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serializer, de::Error};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// An enum whose values have one name each: in definitions, in records and for people.
 macro_rules! named {
@@ -35,34 +35,31 @@ pub(crate) fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S:
     s.collect_str(value)
 }
 
-pub(crate) fn deserialize<'de, T, D>(d: D) -> Result<T, D::Error>
-where
-    T: FromStr<Err: Display>,
-    D: Deserializer<'de>,
-{
+pub(crate) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    d: D,
+) -> Result<T, D::Error> {
     String::deserialize(d)?.parse().map_err(D::Error::custom)
 }
+
+/// A value given by its name.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(transparent, bound(serialize = "T: Display", deserialize = "T: FromStr<Err: Display>"))]
+pub(crate) struct Named<T>(#[serde(with = "self")] pub(crate) T);
 
 /// The same for a value that may be absent; used with `#[serde(default)]`.
 pub(crate) mod option {
     use super::*;
 
-    pub(crate) fn serialize<T: Display, S: Serializer>(
+    pub(crate) fn serialize<T: Display + Copy, S: Serializer>(
         value: &Option<T>,
         s: S,
     ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => s.collect_str(value),
-            None => s.serialize_none(),
-        }
+        value.map(Named).serialize(s)
     }
 
-    pub(crate) fn deserialize<'de, T, D>(d: D) -> Result<Option<T>, D::Error>
-    where
-        T: FromStr<Err: Display>,
-        D: Deserializer<'de>,
-    {
-        let name = Option::<String>::deserialize(d)?;
-        name.map(|name| name.parse().map_err(D::Error::custom)).transpose()
+    pub(crate) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        d: D,
+    ) -> Result<Option<T>, D::Error> {
+        Ok(Option::deserialize(d)?.map(|Named(value)| value))
     }
 }

@@ -13,14 +13,15 @@ use crate::text::named;
 const NAMED: usize = 3;
 
 named! {
-    /// What the evidence says about a claim.
+    /// What the evidence says about a claim, the worst news first.
+    #[derive(PartialOrd, Ord)]
     pub enum VerdictState {
-        /// The claim holds.
-        Supported = "supported",
         /// The claim does not hold.
         Refuted = "refuted",
         /// There are records, but noise or missing results forbid an answer.
         Inconclusive = "inconclusive",
+        /// The claim holds.
+        Supported = "supported",
         /// There is no complete record of a machine that has the subject.
         NotRun = "not run",
     }
@@ -29,10 +30,6 @@ named! {
 impl VerdictState {
     /// All of them, the worst news first.
     pub const ALL: [Self; 4] = [Self::Refuted, Self::Inconclusive, Self::Supported, Self::NotRun];
-
-    fn rank(self) -> usize {
-        Self::ALL.iter().position(|state| *state == self).unwrap_or(Self::ALL.len())
-    }
 }
 
 /// What one record says about the claim.
@@ -116,7 +113,7 @@ impl Verdict {
         let mut machines: Vec<RecordVerdict> =
             newest.values().map(|record| RecordVerdict::of(experiment, record)).collect();
         machines.sort_by(|a, b| b.finished.cmp(&a.finished));
-        let decisive = (0..machines.len()).min_by_key(|&i| machines[i].state.rank());
+        let decisive = (0..machines.len()).min_by_key(|&i| machines[i].state);
         let Some(decisive) = decisive else { return Self::not_run(experiment, records) };
         machines[..=decisive].rotate_right(1);
         Self {

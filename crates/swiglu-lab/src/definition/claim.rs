@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use toml::Spanned;
+use toml::{Spanned, Value};
 
-use super::values::{Many, Real};
+use super::values::Many;
 use super::{ProfileDef, Role};
 use crate::error::{LabError, Result};
 use crate::place::Place;
@@ -85,9 +85,9 @@ pub(super) struct RawClaim {
     subject: Spanned<String>,
     against: Spanned<Many<String>>,
     kind: Spanned<String>,
-    goal: Option<Spanned<Real>>,
-    share: Option<Spanned<Real>>,
-    floor: Option<Spanned<Real>>,
+    goal: Option<Spanned<Value>>,
+    share: Option<Spanned<Value>>,
+    floor: Option<Spanned<Value>>,
     exceptions: Option<Spanned<u32>>,
 }
 
@@ -110,15 +110,17 @@ pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -
             return Err(place.at(span, message));
         }
     }
-    let number = |what: &str, n: &Option<Spanned<Real>>, expected: &str, fits: fn(f64) -> bool| {
-        let Some(n) = n else { return Ok(None) };
-        let Real(x) = *n.get_ref();
-        let message = || format!("claim.{what} = {x}: expected a number {expected}");
-        if fits(x) { Ok(Some(x)) } else { Err(place.at(n.span(), message())) }
-    };
-    let goal = number("goal", &raw.goal, "from 1 on", |x| x >= 1.0)?;
-    let share = number("share", &raw.share, "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
-    let floor = number("floor", &raw.floor, "above 0", |x| x > 0.0)?;
+    let number =
+        |what: &str, n: &Option<Spanned<Value>>, expected: &str, fits: fn(&f64) -> bool| {
+            let Some(n) = n else { return Ok(None) };
+            let given = n.get_ref();
+            let x = given.as_float().or(given.as_integer().map(|n| n as f64)).filter(fits);
+            let message = || format!("claim.{what} = {given}: expected a number {expected}");
+            x.map(Some).ok_or_else(|| place.at(n.span(), message()))
+        };
+    let goal = number("goal", &raw.goal, "from 1 on", |x| *x >= 1.0)?;
+    let share = number("share", &raw.share, "above 0 and at most 1", |x| *x > 0.0 && *x <= 1.0)?;
+    let floor = number("floor", &raw.floor, "above 0", |x| *x > 0.0)?;
     let kind = match (raw.kind.get_ref().as_str(), goal, share) {
         ("faster", goal, None) => ClaimKind::Faster { goal: goal.unwrap_or(1.0) },
         ("not-slower", None, None) => ClaimKind::NotSlower,

@@ -10,12 +10,13 @@ use swiglu_core::{
 use toml::Spanned;
 
 use super::claim::{RawClaim, claim};
-use super::values::{Extent, Many, Named};
+use super::values::{Extent, Many};
 use super::{DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
 use crate::files::file_stem;
 use crate::place::{NAME, Place, is_name};
+use crate::text::Named;
 
 /// More cases than this are a slip of the sweep, not an experiment.
 const MAX_CASES: usize = 10_000;

@@ -2,53 +2,28 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::str::FromStr;
 
 use serde::Deserialize;
-use serde::de::value::{
-    BoolDeserializer, F64Deserializer, I64Deserializer, MapAccessDeserializer,
-    SeqAccessDeserializer, StrDeserializer,
-};
-use serde::de::{self, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
-use toml::Value;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{self, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::case::MAX_EXTENT;
 
 /// A number of rows or columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "toml::Value")]
 pub(super) struct Extent(pub(super) usize);
 
-impl<'de> Deserialize<'de> for Extent {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let expected = format!("a whole number from 1 to {MAX_EXTENT}");
-        match Value::deserialize(d)? {
-            Value::Integer(n) => match usize::try_from(n) {
-                Ok(n @ 1..=MAX_EXTENT) => Ok(Extent(n)),
-                _ => Err(D::Error::invalid_value(Unexpected::Signed(n), &&*expected)),
-            },
-            other => Err(D::Error::invalid_type(unexpected(&other), &&*expected)),
-        }
-    }
-}
+impl TryFrom<toml::Value> for Extent {
+    type Error = String;
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Real(pub(super) f64);
-
-impl<'de> Deserialize<'de> for Real {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        match Value::deserialize(d)? {
-            Value::Float(x) => Ok(Real(x)),
-            Value::Integer(n) => Ok(Real(n as f64)),
-            other => Err(D::Error::invalid_type(unexpected(&other), &"a number")),
-        }
-    }
-}
-
-fn unexpected(value: &Value) -> Unexpected<'_> {
-    match value {
-        Value::String(text) => Unexpected::Str(text),
-        Value::Float(x) => Unexpected::Float(*x),
-        other => Unexpected::Other(other.type_str()),
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        let given = value.as_integer().and_then(|n| usize::try_from(n).ok());
+        let fits = given.filter(|n| (1..=MAX_EXTENT).contains(n)).map(Extent);
+        let quoted = if value.is_str() { value.to_string() } else { format!("`{value}`") };
+        fits.ok_or(format!(
+            "invalid value: {quoted}, expected a whole number from 1 to {MAX_EXTENT}"
+        ))
     }
 }
 
@@ -68,38 +43,26 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
 
 struct ManyVisitor<T>(PhantomData<T>);
 
+macro_rules! one {
+    ($($visit:ident($type:ty)),*) => {$(
+        fn $visit<E: de::Error>(self, v: $type) -> Result<Self::Value, E> {
+            Ok(vec![T::deserialize(v.into_deserializer())?])
+        }
+    )*};
+}
+
 impl<'de, T: Deserialize<'de>> Visitor<'de> for ManyVisitor<T> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("one value or an array of them")
     }
-    fn visit_bool<E: de::Error>(self, v: bool) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(BoolDeserializer::new(v))?])
-    }
-    fn visit_i64<E: de::Error>(self, v: i64) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(I64Deserializer::new(v))?])
-    }
-    fn visit_f64<E: de::Error>(self, v: f64) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(F64Deserializer::new(v))?])
-    }
-    fn visit_str<E: de::Error>(self, v: &str) -> Result<Self::Value, E> {
-        Ok(vec![T::deserialize(StrDeserializer::new(v))?])
-    }
+    one!(visit_bool(bool), visit_i64(i64), visit_f64(f64), visit_str(&str));
+
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
         Ok(vec![T::deserialize(MapAccessDeserializer::new(map))?])
     }
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
         Vec::deserialize(SeqAccessDeserializer::new(seq))
-    }
-}
-
-/// A value given by its name.
-#[derive(Clone, Copy)]
-pub(super) struct Named<T>(pub(super) T);
-
-impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Named<T> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        crate::text::deserialize(d).map(Named)
     }
 }

@@ -262,18 +262,18 @@ impl Job {
 
     /// That a record is of this job, and its names make no other path.
     fn expect_own(&self, record: &Record) -> Result<()> {
+        let bundle = record.executor.as_ref().map_or("none", |executed| executed.bundle.as_str());
         self.expect("experiment", &record.experiment, &self.experiment)?;
         self.expect("definition hash", &record.definition_hash, &self.definition_hash)?;
         self.expect("run id", &record.run_id, &self.run_id)?;
-        let bundle = record.executor.as_ref().map_or("none", |executed| executed.bundle.as_str());
         self.expect("bundle hash", bundle, &self.bundle)?;
         if !is_name(&record.machine.name) {
             self.expect("machine", &record.machine.name, NAME)?;
         }
-        match humantime::parse_rfc3339(&record.started) {
-            Ok(_) => Ok(()),
-            Err(_) => self.expect("start", &record.started, "a date and time"),
+        if humantime::parse_rfc3339(&record.started).is_err() {
+            self.expect("start", &record.started, "a date and time")?;
         }
+        Ok(())
     }
 
     fn expect(&self, what: &str, found: &str, expected: &str) -> Result<()> {

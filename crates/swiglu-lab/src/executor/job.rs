@@ -12,7 +12,7 @@ use super::spec::ExecutorSpec;
 use crate::case::DeviceKind;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
-use crate::files::{entries, now, read_if_there, sha256, write_whole};
+use crate::files::{entries, locked, now, read_if_there, sha256, write_whole};
 use crate::record::Store;
 
 /// Jobs of a lab lie in it under this name.
@@ -131,17 +131,13 @@ impl Jobs {
         let dir = self.dir.join(name);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
         let path = dir.join("lock");
-        let file = File::create(&path).map_err(LabError::io("open", &path))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Watch { _lock: file }),
-            Err(fs::TryLockError::WouldBlock) => Err(LabError::Refused {
-                place: format!("job {name}"),
-                what: "waiting for it",
-                why: "another `swiglu lab run` does".into(),
-                advice: "see it with `swiglu lab status`",
-            }),
-            Err(fs::TryLockError::Error(e)) => Err(LabError::io("lock", &path)(e)),
-        }
+        let refused = || LabError::Refused {
+            place: format!("job {name}"),
+            what: "waiting for it",
+            why: "another `swiglu lab run` does".into(),
+            advice: "see it with `swiglu lab status`",
+        };
+        locked(&path, File::try_lock)?.map(|file| Watch { _lock: file }).ok_or_else(refused)
     }
 
     /// Submits a run to a place, or finds it there: a job of that name which has not ended is not submitted

@@ -13,7 +13,8 @@ pub const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
 pub(super) const CARRIED: &str = "carried";
 /// Around each record in what a job prints.
 const RECORD: [&str; 2] = ["=== swiglu-lab record", "=== swiglu-lab end"];
-const WIDTH: usize = 76;
+/// Bytes that make a line of 76 characters.
+const LINE: usize = 57;
 
 const JOB: &str = include_str!("sh/job.sh");
 const REQUEUE: &str = include_str!("sh/requeue.sh");
@@ -63,12 +64,8 @@ impl Start<'_> {
     /// For nothing but a shell with `tar` and `base64`: the bundle, packed, is part of the script, and so
     /// is the record to go on with, with its place among records. It prints records.
     pub(super) fn carried(&self, packed: &[u8], begun: Option<&(String, String)>) -> String {
-        let text = STANDARD.encode(packed);
-        let mut lines = String::with_capacity(text.len() + text.len() / WIDTH + 1);
-        for (i, c) in text.chars().enumerate() {
-            lines.extend((i % WIDTH == 0 && i > 0).then_some('\n'));
-            lines.push(c);
-        }
+        let lines: Vec<_> = packed.chunks(LINE).map(|bytes| STANDARD.encode(bytes)).collect();
+        let lines = lines.join("\n");
         let begun = begun.map_or(String::new(), |(path, text)| {
             let keep = include_str!("sh/keep.sh");
             let path = format!("\"$work\"/records/{}", quote(path));

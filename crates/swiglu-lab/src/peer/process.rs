@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::protocol::{Reply, Request};
+use super::protocol::{Reply, Request, type_and_id};
 use crate::error::{LabError, Result};
 
 /// A longer line is no reply: four times what the largest `verified` takes.
@@ -205,14 +205,11 @@ impl PeerProcess {
         if let Ok(line) = self.lines.try_recv() {
             return Err(Fault::Unasked { request, line: beginning(&line) });
         }
-        let sent =
-            serde_json::to_string(asked).map_err(io::Error::from).and_then(|line| match &mut self
-                .stdin
-            {
-                Some(stdin) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()),
-                None => Err(io::ErrorKind::BrokenPipe.into()),
-            });
-        if sent.is_err() {
+        let sent = match (&mut self.stdin, serde_json::to_string(asked)) {
+            (Some(stdin), Ok(line)) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()).ok(),
+            _ => None,
+        };
+        if sent.is_none() {
             return Err(self.died(request));
         }
         let line = self.lines.recv_timeout(limit).map_err(|e| match e {
@@ -224,11 +221,11 @@ impl PeerProcess {
             why,
             line: beginning(&line),
         })?;
-        let (name, id) = reply.type_and_id();
-        let given = match (replies.contains(&name), id == asked.id()) {
+        let ((name, id), (_, own)) = (type_and_id(&reply), type_and_id(asked));
+        let given = match (replies.contains(&name.as_str()), id == own) {
             (true, true) => return Ok(reply),
             (false, _) => format!("with `{name}`"),
-            (true, false) => format!("of id {:?} with id {id:?}", asked.id()),
+            (true, false) => format!("of id {own:?} with id {id:?}"),
         };
         let expected = match replies.split_last() {
             None => "nothing".to_owned(),

@@ -210,32 +210,10 @@ impl Request {
             Request::Quit => ("quit", &[]),
         }
     }
-
-    /// The pair it is about.
-    pub(crate) const fn id(&self) -> Option<u64> {
-        match self {
-            Request::Prepare { id, .. }
-            | Request::Verify { id, .. }
-            | Request::Sample { id, .. }
-            | Request::Release { id } => Some(*id),
-            Request::Hello { .. } | Request::Clocks | Request::Quit => None,
-        }
-    }
 }
 
-impl Reply {
-    /// Its type, and the pair it is about.
-    pub(crate) const fn type_and_id(&self) -> (&'static str, Option<u64>) {
-        match self {
-            Reply::Hello { .. } => ("hello", None),
-            Reply::Unavailable { .. } => ("unavailable", None),
-            Reply::Prepared { id, .. } => ("prepared", Some(*id)),
-            Reply::Unsupported { id, .. } => ("unsupported", Some(*id)),
-            Reply::Failed { id, .. } => ("failed", Some(*id)),
-            Reply::Verified { id, .. } => ("verified", Some(*id)),
-            Reply::Samples { id, .. } => ("samples", Some(*id)),
-            Reply::Released { id } => ("released", Some(*id)),
-            Reply::Clocks { .. } => ("clocks", None),
-        }
-    }
+/// The type of a message, and the pair it is about.
+pub(crate) fn type_and_id(message: &impl Serialize) -> (String, Option<u64>) {
+    let message = serde_json::to_value(message).unwrap_or_default();
+    (message["type"].as_str().unwrap_or_default().to_owned(), message["id"].as_u64())
 }

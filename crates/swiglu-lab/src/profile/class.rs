@@ -63,10 +63,7 @@ pub struct Classified {
 impl Classified {
     /// The larger of the two floors.
     pub fn floor_us(&self) -> Option<f64> {
-        match (self.memory_us, self.compute_us) {
-            (Some(m), Some(c)) => Some(m.max(c)),
-            (m, c) => m.or(c),
-        }
+        [self.memory_us, self.compute_us].into_iter().flatten().reduce(f64::max)
     }
 }
 

@@ -100,11 +100,8 @@ pub struct KernelCounters {
 impl Counters {
     /// What the counters say the time consists of; none if they are absent.
     pub fn class(&self) -> Option<Class> {
-        let compute = match (self.tensor_percent, self.sm_percent) {
-            (Some(t), Some(s)) => Some(t.max(s)),
-            (t, s) => t.or(s),
-        };
-        let (memory, compute) = (self.dram_percent?, compute?);
+        let compute = [self.tensor_percent, self.sm_percent].into_iter().flatten();
+        let (memory, compute) = (self.dram_percent?, compute.reduce(f64::max)?);
         Some(match memory.max(compute) {
             most if most < 100.0 * EXPLAINED => Class::Latency,
             _ if memory >= compute => Class::Memory,

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, getuid, test_kill_process};
 
 use crate::error::{LabError, Result};
-use crate::files::{entries, file_name};
+use crate::files::{TryLock, entries, file_name, locked};
 
 /// Where the names of files begin that runs hold while they measure.
 const LOCK: &str = ".lock";
@@ -172,28 +172,14 @@ impl Locks {
     }
 
     /// A lock's file, locked by `try_lock`.
-    fn lock(
-        &self,
-        path: &Path,
-        try_lock: impl Fn(&File) -> std::result::Result<(), fs::TryLockError>,
-    ) -> Result<File> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(LabError::io("open", path))?;
-        match try_lock(&file) {
-            Ok(()) => Ok(file),
-            Err(fs::TryLockError::WouldBlock) => {
-                let of_a_run = |h: &Holder| file_name(path) == LOCK || h.file == path;
-                let holders = self.holders()?.into_iter().filter(of_a_run);
-                let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
-                Err(LabError::Busy { holder: holders.join("; ") })
-            }
-            Err(fs::TryLockError::Error(e)) => Err(LabError::io("lock", path)(e)),
+    fn lock(&self, path: &Path, try_lock: TryLock) -> Result<File> {
+        if let Some(file) = locked(path, try_lock)? {
+            return Ok(file);
         }
+        let of_a_run = |h: &Holder| file_name(path) == LOCK || h.file == path;
+        let holders = self.holders()?.into_iter().filter(of_a_run);
+        let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
+        Err(LabError::Busy { holder: holders.join("; ") })
     }
 
     /// The runs that signed a lock and still run.

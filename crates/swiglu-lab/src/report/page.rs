@@ -146,7 +146,6 @@ pub(super) fn section(id: &str, heading: impl Render, content: Option<Markup>) -
 /// lead to the web or are text; headings begin at the second level, since the page has the first.
 pub(super) fn prose(text: &str) -> Markup {
     let mut links = Vec::new();
-    let mut images = 0usize;
     let events = Parser::new(text).filter_map(|event| match event {
         Event::Html(html) | Event::InlineHtml(html) => Some(Event::Text(html)),
         Event::Start(Tag::HtmlBlock) => Some(Event::Start(Tag::Paragraph)),
@@ -165,14 +164,7 @@ pub(super) fn prose(text: &str) -> Markup {
         }
         Event::End(TagEnd::Link) => links.pop().unwrap_or(false).then_some(event),
         // A page that needs the network for a picture does not open from disk.
-        Event::Start(Tag::Image { .. }) => {
-            images += 1;
-            None
-        }
-        Event::End(TagEnd::Image) => {
-            images = images.saturating_sub(1);
-            None
-        }
+        Event::Start(Tag::Image { .. }) | Event::End(TagEnd::Image) => None,
         event => Some(event),
     });
     let mut out = String::new();

@@ -13,7 +13,7 @@ use super::{Event, RunOptions};
 use crate::case::{Case, DeviceKind};
 use crate::definition::ProfileDef;
 use crate::machine::cpu_mhz;
-use crate::peer::protocol::{Reply, Request};
+use crate::peer::protocol::{Reply, Request, type_and_id};
 use crate::record::{Clocks, ProtocolUsed, ResultEntry, Status, Summary};
 use crate::stats;
 use crate::verify::{self, Oracle};
@@ -62,7 +62,7 @@ impl Fault {
             Reply::Unsupported { reason, .. } => {
                 Self { profile, status: Some(Status::Unsupported), reason }
             }
-            other => Self::failed(profile, format!("answered with {}", other.type_and_id().0)),
+            other => Self::failed(profile, format!("answered with {}", type_and_id(&other).0)),
         }
     }
 }

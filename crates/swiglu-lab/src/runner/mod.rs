@@ -27,7 +27,7 @@ const PREPARATIONS: usize = 5;
 const SETTLE: Duration = Duration::from_millis(5);
 
 /// What to run and how.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct RunOptions {
     /// Names the run; the same name again goes on with it.
     pub run_id: String,
@@ -57,12 +57,6 @@ impl Stop {
     /// Whether it was asked.
     pub fn asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl PartialEq for Stop {
-    fn eq(&self, _: &Self) -> bool {
-        true
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
 use crate::case::DeviceKind;
-use crate::peer::protocol::{PROTOCOL, Reply, Request};
+use crate::peer::protocol::{PROTOCOL, Reply, Request, type_and_id};
 use crate::peer::{Fault, Limits, PeerCommands, PeerError, PeerProcess};
 use crate::record::Status;
 
@@ -86,7 +86,7 @@ impl<'a> Peers<'a> {
                 Ok(process)
             }
             Ok(Reply::Unavailable { reason }) => Err(missing(reason)),
-            Ok(other) => Err(failed(format!("answered with {}", other.type_and_id().0))),
+            Ok(other) => Err(failed(format!("answered with {}", type_and_id(&other).0))),
             Err(error) => Err(failed(error.to_string())),
         }
     }
