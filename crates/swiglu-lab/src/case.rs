@@ -118,24 +118,19 @@ impl Case {
     /// What the case is known by within its experiment. The model's name is not part of it: two
     /// models of one shape are one case.
     pub fn key(&self) -> String {
-        let mut key = format!("{} m={}", self.op, self.m);
-        if self.op.has_weights() {
-            key += &format!(" hidden={}", self.hidden);
-        }
-        key += &format!(" intermediate={} {}", self.intermediate, self.dtype);
-        if let Some(block) = self.weights {
-            key += &format!(" weights={block}");
-        }
-        if self.op != CaseOp::Copy {
-            key += &format!(" {} {} {}", self.activation, self.numerics, self.arrangement);
-        }
-        if self.op.has_weights() {
-            key += &format!(" {}", self.orientation);
-        }
-        if self.bias {
-            key += " bias";
-        }
-        format!("{key} {}", self.heat)
+        let (op, weighs) = (self.op, self.op.has_weights());
+        let parts = [
+            Some(format!("{op} m={}", self.m)),
+            weighs.then(|| format!("hidden={}", self.hidden)),
+            Some(format!("intermediate={} {}", self.intermediate, self.dtype)),
+            self.weights.map(|block| format!("weights={block}")),
+            (op != CaseOp::Copy)
+                .then(|| format!("{} {} {}", self.activation, self.numerics, self.arrangement)),
+            weighs.then(|| self.orientation.to_string()),
+            self.bias.then(|| "bias".to_owned()),
+            Some(self.heat.to_string()),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
     /// `[rows, columns]` of the output; of gradients, that of gate and that of up beside each other. Of a training step the

@@ -17,12 +17,13 @@ use crate::error::Result;
 use crate::peer::protocol::MAX_VERIFIED;
 use crate::record::ErrorMetrics;
 use crate::stats;
-use reference::Derived;
 
 /// Multiply-adds that the oracle may take for one case: a few seconds.
 const BUDGET: f64 = 6e8;
 /// More rows than this show nothing new.
 const MAX_ROWS: usize = 64;
+/// What truncation to TF32 may change a factor by.
+const TF32_ROUNDOFF: f64 = 1.0 / 1024.0;
 
 /// The reference of one case, worked out once per promise of roundings.
 #[derive(Debug)]
@@ -37,8 +38,8 @@ pub(crate) struct Oracle {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Promise {
     numerics: Numerics,
-    /// Whether factors of products may be rounded to TF32.
-    tf32: bool,
+    /// What factors of products may be rounded by.
+    roundoff: f64,
     /// How inputs of products with quantised weights are taken.
     inputs: BlockInputs,
 }
@@ -85,15 +86,11 @@ impl Oracle {
 
     fn references(&mut self, profile: &ProfileDef) -> Result<&[Reference]> {
         let promise = promise(profile, &self.case);
-        let at = match self.known.iter().position(|(known, _)| *known == promise) {
-            Some(at) => at,
-            None => {
-                let reference = Derived { case: &self.case, seed: self.seed, rows: &self.rows };
-                self.known.push((promise, reference.of(&promise)?));
-                self.known.len() - 1
-            }
-        };
-        Ok(&self.known[at].1)
+        let known = self.known.iter().position(|(known, _)| *known == promise);
+        if known.is_none() {
+            self.known.push((promise, self.reference(&promise)?));
+        }
+        Ok(&self.known[known.unwrap_or(self.known.len() - 1)].1)
     }
 }
 
@@ -142,7 +139,8 @@ fn promise(profile: &ProfileDef, case: &Case) -> Promise {
         Some("q8") => BlockInputs::EightBits,
         _ => BlockInputs::Exact,
     };
-    Promise { numerics: profile.numerics.unwrap_or(default), tf32, inputs }
+    let roundoff = if tf32 { TF32_ROUNDOFF } else { 0.0 };
+    Promise { numerics: profile.numerics.unwrap_or(default), roundoff, inputs }
 }
 
 /// Of a training step, tokens and intermediate features: the gradients of a feature take all tokens, and the reverse.

@@ -65,16 +65,12 @@ impl Transport {
 
     /// Runs a script that must succeed; what it printed.
     pub(super) fn run(&self, script: Script, args: &[&str]) -> Result<String> {
-        self.printed(script, args, Stdio::null())
+        self.send(script, args, &[])
     }
 
     /// The same with these bytes as its input.
     pub(super) fn send(&self, script: Script, args: &[&str], bytes: &[u8]) -> Result<String> {
-        self.printed(script, args, input(bytes)?)
-    }
-
-    fn printed(&self, script: Script, args: &[&str], input: Stdio) -> Result<String> {
-        let output = self.output(script.text, args, input)?;
+        let output = self.output(script.text, args, input(bytes)?)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             false => Err(self.refused(script, &output)),
@@ -120,6 +116,9 @@ pub(super) fn pack(dir: &Path) -> Result<Vec<u8>> {
 }
 
 pub(super) fn input(bytes: &[u8]) -> Result<Stdio> {
+    if bytes.is_empty() {
+        return Ok(Stdio::null());
+    }
     let dir = std::env::temp_dir();
     let mut file: File = tempfile::tempfile().map_err(LabError::io("make a file in", &dir))?;
     let written = file.write_all(bytes).and_then(|()| file.rewind());

@@ -10,8 +10,10 @@ use crate::text::named;
 
 named! {
     /// What became of one profile in one case.
+    #[derive(Default)]
     pub enum Status {
         /// Measured, and verified where it computes the case.
+        #[default]
         Ok = "ok",
         /// The peer or its device is not on this machine.
         NotAvailable = "not available",
@@ -25,7 +27,7 @@ named! {
 }
 
 /// One profile in one case.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResultEntry {
     /// [`Case::key`] of the case.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -78,15 +80,9 @@ impl ResultEntry {
             profile: profile.to_owned(),
             status,
             reason,
-            plan: None,
-            variants: BTreeMap::new(),
-            notes: Vec::new(),
-            summary: None,
-            preparations: Vec::new(),
-            versus: Vec::new(),
-            error: None,
             bytes: case.compulsory_bytes(),
             flops: case.flops(),
+            ..Self::default()
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::page::{Depth, badge, frame, prose, section};
+use super::page::{FOLDER, badge, frame, prose, section};
 use super::{Site, experiment};
 use crate::decision::Decision;
 use crate::verdict::Verdict;
@@ -15,7 +15,7 @@ pub(super) fn path(id: &str) -> String {
 }
 
 pub(super) fn list(
-    depth: Depth,
+    root: &str,
     decisions: &[Decision],
     verdicts: &BTreeMap<String, Verdict>,
 ) -> Markup {
@@ -27,7 +27,7 @@ pub(super) fn list(
                 li {
                     article.card {
                         (state(d, &doubts))
-                        h3 { a href={ (depth.root()) (path(&d.id)) } { (d.title) } }
+                        h3 { a href={ (root) (path(&d.id)) } { (d.title) } }
                         p { (d.claim) }
                         p.meta { time datetime=(d.date) { (d.date) } }
                     }
@@ -73,7 +73,7 @@ pub(super) fn page(
         section.prose aria-label="Text" { (prose(&decision.body)) }
         (section("evidence", "Rests on", Some(evidence)))
     };
-    frame(Depth::Folder, &decision.title, &main)
+    frame(FOLDER, &decision.title, &main)
 }
 
 /// What was decided, and whether its evidence still carries it.

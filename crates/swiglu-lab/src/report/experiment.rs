@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::evidence::{Labels, cases, place_of, ranked, rivals, series, shown};
 use super::index::{headline, ready_badge, whence};
-use super::page::{Depth, badge, columns, folded, frame, key, prose, section, table};
+use super::page::{FOLDER, badge, columns, folded, frame, key, or_dash, prose, section, table};
 use super::{Entry, Site, age_in_words, decision, evidence, plots, run};
 use crate::case::Case;
 use crate::decision::Decision;
@@ -56,7 +56,7 @@ pub(super) fn page(site: &Site, entry: &Entry) -> String {
         (section("why", "Why it matters", Some(prose(&e.why))))
         (section("runs", "Runs", Some(runs(site, entry))))
     };
-    frame(Depth::Folder, &e.title, &main)
+    frame(FOLDER, &e.title, &main)
 }
 
 /// Cases below the floor, each with its figure.
@@ -96,9 +96,7 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
                 @if below { span.sub { "below the floor" } }
             },
             html! { (evidence::median(record, &key, &e.claim.subject)) },
-            html! {
-                (found.map_or(DASH.to_owned(), |f| evidence::median(record, &key, &f.against)))
-            },
+            or_dash(found.map(|f| evidence::median(record, &key, &f.against))),
             html! { span.key { (found.map_or(DASH, |f| &f.against)) } },
         ]
     };
@@ -214,9 +212,9 @@ fn medians(e: &Experiment, record: &Record) -> Markup {
     let error = |id: &str| {
         let of = record.results.iter().filter(|r| r.profile == id).filter_map(|r| r.error);
         let parts = of.filter_map(|e| Some(e.relative_frobenius? / e.frobenius_limit?));
-        parts.max_by(f64::total_cmp).map_or(DASH.to_owned(), |part| format!("{part:.2}"))
+        or_dash(parts.max_by(f64::total_cmp).map(|part| format!("{part:.2}")))
     };
-    let errors = shown.iter().map(|p| html! { (error(&p.id)) });
+    let errors = shown.iter().map(|p| error(&p.id));
     rows.push(std::iter::once(html! { "largest error, of its limit" }).chain(errors).collect());
     let caption =
         format!("Median time per call, and speed relative to the baseline: {}", labels.common);
@@ -286,8 +284,8 @@ fn runs(site: &Site, entry: &Entry) -> Markup {
             html! { a href={ "../" (run::path(opened)) } { (r.run_id) } },
             html! { (r.machine.name) ", " (run::place(r)) },
             html! { @match verdict { Some(v) => (badge(v.state)), None => (state) } },
-            html! { (verdict.and_then(|v| v.aggregate).map_or(DASH.to_owned(), interval)) },
-            html! { (verdict.map_or(DASH.to_owned(), |v| v.exceptions.len().to_string())) },
+            or_dash(verdict.and_then(|v| v.aggregate).map(interval)),
+            or_dash(verdict.map(|v| v.exceptions.len().to_string())),
             html! {
                 (day(&r.finished)) " at " (run::commit(r))
                 span.sub { (age_in_words(entry.ages.get(place).copied().flatten())) }

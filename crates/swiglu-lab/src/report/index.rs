@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::page::{Depth, badge, frame, sign};
+use super::page::{ROOT, badge, frame, section, sign};
 use super::{Entry, Site, decision, experiment, plots};
 use crate::format::{day, ratio};
 use crate::verdict::VerdictState;
@@ -38,18 +38,12 @@ pub(super) fn page(site: &Site) -> String {
                 }
             }
         }
-        section aria-labelledby="decisions" {
-            h2 #decisions { "Decisions" }
-            (decision::list(Depth::Root, &site.decisions, &site.verdicts()))
-        }
-        @if !site.broken.is_empty() {
-            section aria-labelledby="broken" {
-                h2 #broken { "Could not be read" }
-                ul { @for text in &site.broken { li { code { (text) } } } }
-            }
-        }
+        (section("decisions", "Decisions", Some(decision::list(ROOT, &site.decisions, &site.verdicts()))))
+        (section("broken", "Could not be read", (!site.broken.is_empty()).then(|| html! {
+            ul { @for text in &site.broken { li { code { (text) } } } }
+        })))
     };
-    frame(Depth::Root, "Experiments", &main)
+    frame(ROOT, "Experiments", &main)
 }
 
 fn card(site: &Site, entry: &Entry) -> Markup {

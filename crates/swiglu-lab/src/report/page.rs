@@ -4,27 +4,15 @@ use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 use pulldown_cmark::{Event, Parser, Tag, TagEnd};
 
 use super::chart::{Width, glyph};
+use crate::format::DASH;
 use crate::verdict::VerdictState;
 
-/// Where a page lies, as the way back to the root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Depth {
-    Root,
-    Folder,
-}
+/// The way back to the root of the site from a page in it, and from one in a folder.
+pub(super) const ROOT: &str = "";
+pub(super) const FOLDER: &str = "../";
 
-impl Depth {
-    pub(super) const fn root(self) -> &'static str {
-        match self {
-            Depth::Root => "",
-            Depth::Folder => "../",
-        }
-    }
-}
-
-/// A whole page.
-pub(super) fn frame(depth: Depth, title: &str, main: &Markup) -> String {
-    let root = depth.root();
+/// A whole page, `root` away from the root.
+pub(super) fn frame(root: &str, title: &str, main: &Markup) -> String {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -126,6 +114,10 @@ pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
             }
         }
     }
+}
+
+pub(super) fn or_dash(text: Option<String>) -> Markup {
+    html! { (text.unwrap_or_else(|| DASH.into())) }
 }
 
 /// What is not for everybody, closed until somebody asks.

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::evidence::series;
-use super::page::{Depth, columns, frame, key, section, table};
+use super::page::{FOLDER, columns, frame, key, or_dash, section, table};
 use super::{Entry, experiment};
 use crate::definition::Experiment;
 use crate::files::file_stem;
@@ -71,18 +71,13 @@ pub(super) fn page(entry: &Entry, opened: &Opened) -> String {
             h1 { "Run " (r.run_id) }
             p.lead { (e.question) }
         }
-        section aria-labelledby="facts" {
-            h2 #facts { "Where and how" }
+        (section("facts", "Where and how", Some(html! {
             (facts(r))
-            p {
-                "Everything is in "
-                a href=(format!("{}.json", stem(opened))) { "the record" }
-                "."
-            }
-        }
+            p { "Everything is in " a href={ (stem(opened)) ".json" } { "the record" } "." }
+        })))
         (section("results", "Results", Some(html! { div.dense { (results(e, r)) } })))
     };
-    frame(Depth::Folder, &title, &main)
+    frame(FOLDER, &title, &main)
 }
 
 fn facts(r: &Record) -> Markup {
@@ -147,10 +142,6 @@ fn clocks(r: &Record) -> Option<String> {
     ];
     let known: Vec<_> = known.into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join(", "))
-}
-
-fn or_dash(text: Option<String>) -> Markup {
-    html! { (text.unwrap_or_else(|| DASH.into())) }
 }
 
 /// Every result of a record, with everything that was worked out of its samples.

@@ -8,33 +8,16 @@ use swiglu_core::{
     QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedType, bf16, f16,
 };
 
-use super::{Promise, tokens_and_features};
+use super::{Oracle, Promise, tokens_and_features};
 use crate::case::{Case, CaseOp};
 use crate::error::Result;
 use crate::peer::protocol::{
     ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
 };
 
-/// What truncation to TF32 may change a factor by.
-const TF32_ROUNDOFF: f64 = 1.0 / 1024.0;
-
-impl Promise {
-    /// What factors of products may be rounded by.
-    fn roundoff(&self) -> f64 {
-        if self.tf32 { TF32_ROUNDOFF } else { 0.0 }
-    }
-}
-
-/// Rows of a case whose inputs follow from a seed.
-pub(super) struct Derived<'a> {
-    pub(super) case: &'a Case,
-    pub(super) seed: u64,
-    pub(super) rows: &'a [usize],
-}
-
-impl Derived<'_> {
+impl Oracle {
     /// The reference by which a promise is judged.
-    pub(super) fn of(&self, promise: &Promise) -> Result<Vec<Reference>> {
+    pub(super) fn reference(&self, promise: &Promise) -> Result<Vec<Reference>> {
         match self.case.dtype {
             DType::F32 => self.of_type::<f32>(promise),
             DType::F16 => self.of_type::<f16>(promise),
@@ -82,19 +65,19 @@ impl Derived<'_> {
 
     fn dense<T: Element>(&self, x: &Matrix<T>, promise: &Promise) -> Result<Reference> {
         let all: Vec<usize> = (0..self.case.intermediate).collect();
-        let layer = Weights::<T>::of(self.case, self.seed, &all)?;
+        let layer = Weights::<T>::of(&self.case, self.seed, &all)?;
         match self.case.op {
             CaseOp::GatedLinear => {
-                Ok(bounds::gated_linear_with(x.view(), &layer.gated(promise)?, promise.roundoff())?)
+                Ok(bounds::gated_linear_with(x.view(), &layer.gated(promise)?, promise.roundoff)?)
             }
-            _ => Ok(bounds::mlp_with(x.view(), &layer.mlp(promise)?, promise.roundoff())?),
+            _ => Ok(bounds::mlp_with(x.view(), &layer.mlp(promise)?, promise.roundoff)?),
         }
     }
 
     /// Of a training step: y and ∂L/∂x of some tokens through all of the layer, the gradients of weights of some features over
     /// all tokens.
     fn step<T: Element>(&self, promise: &Promise) -> Result<Vec<Reference>> {
-        let (case, seed, roundoff) = (self.case, self.seed, promise.roundoff());
+        let (case, seed, roundoff) = (&self.case, self.seed, promise.roundoff);
         let [tokens, features] = tokens_and_features(case, seed);
         let every = |n: usize| (0..n).collect::<Vec<usize>>();
         let of_tokens = |stream, rows: &[usize]| inputs::<T>(seed ^ stream, rows, case.hidden, 1.0);
@@ -135,7 +118,7 @@ impl Derived<'_> {
             quantized_matrix(self.seed ^ stream, kind, rows, cols, scale(cols))
         };
         let (gate, up) = (weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?);
-        let [gate_bias, up_bias, down_bias] = biases(self.case, self.seed);
+        let [gate_bias, up_bias, down_bias] = biases(&self.case, self.seed);
         let (gate, up) = (gate.view(), up.view());
         let gated = QuantizedGatedLinearParams::new(gate, up, self.case.activation, T::DTYPE)
             .with_gate_bias(gate_bias.as_deref())
@@ -151,7 +134,7 @@ impl Derived<'_> {
     }
 
     fn inputs<T: Element>(&self, stream: u64, cols: usize, scale: f32) -> Result<Matrix<T>> {
-        Ok(inputs(self.seed ^ stream, self.rows, cols, scale)?)
+        Ok(inputs(self.seed ^ stream, &self.rows, cols, scale)?)
     }
 }
 

@@ -45,9 +45,9 @@ fn encoded(values: &[f32]) -> String {
 }
 
 /// The rows of a case, computed in f32 as any peer would.
-fn honest(case: &Case, seed: u64, rows: &[usize]) -> Vec<f32> {
+fn honest(case: &Case, seed: u64) -> Vec<f32> {
     let promise = promise(&profile(Role::Ours), case);
-    let references = Derived { case, seed, rows }.of(&promise).unwrap();
+    let references = Oracle::new(case, seed).reference(&promise).unwrap();
     references.iter().flat_map(|r| r.value.as_slice()).map(|v| *v as f32).collect()
 }
 
@@ -65,7 +65,7 @@ fn honest_rows_pass_and_wrong_ones_do_not() {
         let case = Case { bias: op.has_weights(), ..small(op) };
         let mut oracle = Oracle::new(&case, 7);
         let rows = oracle.rows().to_vec();
-        let mut values = honest(&case, 7, &rows);
+        let mut values = honest(&case, 7);
         let ours = profile(Role::Ours);
         let told = (case.output_shape(), DType::F32, rows.as_slice());
         assert!(oracle.judge(&ours, told, &encoded(&values)).unwrap().passed(), "{op}");
@@ -163,7 +163,7 @@ fn other_shapes_lengths_and_codes_are_refused() {
     let mut oracle = Oracle::new(&case, 7);
     let rows = oracle.rows().to_vec();
     let p = profile(Role::Peer);
-    let all = encoded(&honest(&case, 7, &rows));
+    let all = encoded(&honest(&case, 7));
     let mut refused = |shape, dtype, rows: &[usize], data: &str| {
         oracle.judge(&p, (shape, dtype, rows), data).unwrap_err()
     };
@@ -189,12 +189,12 @@ fn others_are_judged_by_the_weakest_promise() {
     let case = small(CaseOp::Activation);
     let ours = promise(&profile(Role::Ours), &case);
     let exact = BlockInputs::Exact;
-    assert_eq!(ours, Promise { numerics: case.numerics, tf32: false, inputs: exact });
+    assert_eq!(ours, Promise { numerics: case.numerics, roundoff: 0.0, inputs: exact });
     assert_eq!(promise(&profile(Role::Peer), &case).numerics.to_string(), "eager+fast");
     let mut tf32 = profile(Role::Peer);
     tf32.options.insert("tf32".into(), true.into());
-    assert!(promise(&tf32, &case).tf32);
-    assert!(!promise(&tf32, &Case { dtype: DType::Bf16, ..case.clone() }).tf32);
+    assert_eq!(promise(&tf32, &case).roundoff, TF32_ROUNDOFF);
+    assert_eq!(promise(&tf32, &Case { dtype: DType::Bf16, ..case.clone() }).roundoff, 0.0);
     let mut q8 = profile(Role::Peer);
     q8.options.insert("activations".into(), "q8".into());
     assert_eq!(promise(&q8, &case).inputs, BlockInputs::EightBits);
