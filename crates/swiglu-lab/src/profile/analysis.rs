@@ -128,55 +128,54 @@ pub fn analyse(subject: &Subject, us: f64, ceilings: &Ceilings) -> Analysis {
 
 fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Vec<Step> {
     let floor = at.floor_us().unwrap_or(0.0);
-    let mut steps = Vec::new();
-    let mut propose = |action: String, because: String, gain: f64| {
-        // No change takes the time below what the ceilings allow.
-        let gain = gain.min(us - floor.min(us));
-        if gain > 0.0 && gain >= WORTH * us {
-            steps.push(Step { action, because, gain_us: gain, predicted_us: us - gain });
-        }
-    };
     let moved = |bytes: f64| memory.filter(|b| *b > 0.0).map_or(0.0, |b| bytes / b * 1e6);
     let (between, weights) = (subject.intermediate_bytes(), subject.problem.weight_bytes());
-    propose(
-        "keep gate and up in registers: the fused path".into(),
-        format!("{} written and read again, at the measured bandwidth", si(between, "B")),
-        moved(between),
-    );
-    if subject.packs_weights {
-        propose(
+    let (cuda, graph) = (subject.device == DeviceKind::Cuda, subject.graph);
+    let fewest = subject.fewest_launches();
+    let spare = subject.launches.saturating_sub(fewest);
+    let kernels = if spare == 1 { "kernel" } else { "kernels" };
+    let each = if graph { GRAPH_NODE_US } else { LAUNCH_US };
+    let saved = LAUNCH_US - GRAPH_NODE_US;
+    // Whether it can be done, what, why that gains, and how much.
+    let proposals = [
+        (
+            true,
+            "keep gate and up in registers: the fused path".to_owned(),
+            format!("{} written and read again, at the measured bandwidth", si(between, "B")),
+            moved(between),
+        ),
+        (
+            subject.packs_weights,
             "pack the weights once, when the layer is built".into(),
             format!("{} read and written per call", si(weights, "B")),
             moved(2.0 * weights),
-        );
-    }
-    if subject.device == DeviceKind::Cuda {
-        let fewest = subject.fewest_launches();
-        let spare = subject.launches.saturating_sub(fewest);
-        let kernels = if spare == 1 { "kernel" } else { "kernels" };
-        let each = if subject.graph { GRAPH_NODE_US } else { LAUNCH_US };
-        propose(
+        ),
+        (
+            cuda,
             format!("start {spare} {kernels} fewer: {fewest} do"),
             format!("about {each} µs each"),
             spare as f64 * each,
-        );
-        if !subject.graph {
-            let each = LAUNCH_US - GRAPH_NODE_US;
-            propose(
-                "replay the calls as a captured graph".into(),
-                format!("about {each} µs for each launch"),
-                subject.launches as f64 * each,
-            );
-        }
-        if subject.allocates {
-            propose(
-                "keep the workspace between calls".into(),
-                format!("an allocation waits for the device, about {ALLOCATION_US} µs"),
-                ALLOCATION_US,
-            );
-        }
-    }
-    steps
+        ),
+        (
+            cuda && !graph,
+            "replay the calls as a captured graph".into(),
+            format!("about {saved} µs for each launch"),
+            subject.launches as f64 * saved,
+        ),
+        (
+            cuda && subject.allocates,
+            "keep the workspace between calls".into(),
+            format!("an allocation waits for the device, about {ALLOCATION_US} µs"),
+            ALLOCATION_US,
+        ),
+    ];
+    let step = |(can, action, because, gain): (bool, String, String, f64)| {
+        // No change takes the time below what the ceilings allow.
+        let gain_us = gain.min(us - floor.min(us));
+        let worth = can && gain_us > 0.0 && gain_us >= WORTH * us;
+        worth.then_some(Step { action, because, gain_us, predicted_us: us - gain_us })
+    };
+    proposals.into_iter().filter_map(step).collect()
 }
 
 /// What the kernel would gain if it reached the ceiling that binds it.

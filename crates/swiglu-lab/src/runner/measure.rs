@@ -99,7 +99,9 @@ impl<'a, 'p> CaseRun<'a, 'p> {
     pub(super) fn run(&mut self) -> Outcome {
         let mut done: Vec<Option<ResultEntry>> = vec![None; self.profiles.len()];
         for (slot, profile) in done.iter_mut().zip(self.profiles) {
-            *slot = self.peers.given_up(&profile.id).map(|why| self.failed(profile, why));
+            *slot = self.peers.given_up(&profile.id).map(|why| {
+                ResultEntry::without_times(self.case, &profile.id, Status::Failed, Some(why))
+            });
         }
         let mut broken = false;
         let clocks = loop {
@@ -108,17 +110,19 @@ impl<'a, 'p> CaseRun<'a, 'p> {
                 Err(Fault { profile, reason, .. }) => {
                     broken = true;
                     let at_fault = self.profiles[profile];
-                    (self.watch)(Event::Trouble { profile: &at_fault.id, reason: &reason });
                     self.peers.crashed(&at_fault.peer, &at_fault.id, &reason);
-                    done[profile] = Some(self.failed(at_fault, reason));
+                    done[profile] = Some(self.trouble(profile, Status::Failed, reason));
                 }
             }
         };
         Outcome { results: done.into_iter().flatten().collect(), clocks, broken }
     }
 
-    fn failed(&self, profile: &ProfileDef, reason: String) -> ResultEntry {
-        ResultEntry::without_times(self.case, &profile.id, Status::Failed, Some(reason))
+    /// What becomes of a profile that was given up, which whoever watches is told.
+    fn trouble(&mut self, profile: usize, status: Status, reason: String) -> ResultEntry {
+        let id = &self.profiles[profile].id;
+        (self.watch)(Event::Trouble { profile: id, reason: &reason });
+        ResultEntry::without_times(self.case, id, status, Some(reason))
     }
 
     /// Measures all profiles that have no result yet, over all preparations.
@@ -134,10 +138,7 @@ impl<'a, 'p> CaseRun<'a, 'p> {
                 match self.prepare(profile) {
                     Ok(contender) => contenders.push(contender),
                     Err(Fault { status: Some(status), reason, .. }) => {
-                        let id = &self.profiles[profile].id;
-                        (self.watch)(Event::Trouble { profile: id, reason: &reason });
-                        let entry = ResultEntry::without_times(self.case, id, status, Some(reason));
-                        done[profile] = Some(entry);
+                        done[profile] = Some(self.trouble(profile, status, reason));
                     }
                     Err(gone) => return Err(gone),
                 }
@@ -300,8 +301,7 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             match self.paced_sample(contender) {
                 Ok(us) => contender.samples.extend(us),
                 Err(Fault { status: Some(_), reason, .. }) => {
-                    (self.watch)(Event::Trouble { profile: &definition.id, reason: &reason });
-                    contender.entry = self.failed(definition, reason);
+                    contender.entry = self.trouble(contender.profile, Status::Failed, reason);
                 }
                 Err(gone) => return Err(gone),
             }
