@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use super::bundle::Bundle;
 use super::job::{Job, Jobs, Watch};
 use super::scheduler::{JobState, Polled};
-use super::script::{self, CARRIED, Start};
+use super::script::{self, CARRIED};
 use super::spec::ExecutorKind;
 use super::transport::{Script, pack, quote, version};
 use crate::error::{LabError, Result};
 use crate::files::file_name;
 use crate::place::{NAME, is_name};
-use crate::record::{Executed, Opened, Record, Store};
+use crate::record::{Opened, Record, Store};
 
 /// The bundle of a job whose script carries it, packed.
 const PACKED: &str = "bundle.tar.gz";
@@ -161,32 +161,19 @@ impl Job {
         tell: &mut dyn FnMut(JobEvent<'_>),
     ) -> Result<()> {
         let begun = self.begun()?;
-        let origin = Executed {
-            kind: self.spec.kind,
-            place: self.spec.place().to_owned(),
-            host: self.spec.host.clone(),
-            bundle: self.bundle.clone(),
-            ..Executed::default()
-        };
-        let failed = LabError::io("describe", Path::new(&self.name));
-        let origin = serde_json::to_string(&origin).map_err(failed)?;
-        let run = ["lab", "run", &self.experiment, "--run-id", &self.run_id, "--resume"];
-        let mut arguments: Vec<String> = run.iter().map(|word| (*word).to_owned()).collect();
-        arguments.extend(self.arguments.iter().cloned());
         let dir = self.dir();
-        let start = Start { spec: &self.spec, origin: &origin, arguments: &arguments, dir: &dir };
         let script = if self.spec.kind == ExecutorKind::Command {
             let [packed, carried] = [PACKED, CARRIED].map(|name| Path::new(&dir).join(name));
             let bundle = fs::read(&packed).map_err(LabError::io("read", &packed))?;
-            let text = start.carried(&bundle, begun.as_ref());
+            let text = self.carried(&bundle, begun.as_ref())?;
             fs::write(&carried, text).map_err(LabError::io("write", &carried))?;
-            start.command()
+            self.command()
         } else {
             if let Some((path, text)) = &begun {
                 let to = format!("{dir}/records/{path}");
                 self.spec.transport().send(KEEP, &[&to], text.as_bytes())?;
             }
-            start.staged(&self.bundle_dir())
+            self.staged(&self.bundle_dir())?
         };
         (self.id, self.cancelled, self.fetched) = (None, false, false);
         jobs.write(self)?;

@@ -1,11 +1,16 @@
 //! The script of a job, as text.
 
+use std::path::Path;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::bundle::{LAB, PROGRAM};
-use super::spec::{ExecutorKind, ExecutorSpec, SCRIPT};
+use super::job::Job;
+use super::spec::{ExecutorKind, SCRIPT};
 use super::transport::{quote, words};
+use crate::error::{LabError, Result};
+use crate::record::Executed;
 
 /// Tells a run in its environment which executor started it, as JSON of its origin.
 pub const ENVIRONMENT: &str = "SWIGLU_LAB_EXECUTOR";
@@ -20,50 +25,57 @@ const JOB: &str = include_str!("sh/job.sh");
 const REQUEUE: &str = include_str!("sh/requeue.sh");
 const LEAVE: &str = "echo \"$code\" >exit.part && mv exit.part exit\nexit \"$code\"\n";
 
-/// What a script starts, and where it is.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Start<'a> {
-    pub(super) spec: &'a ExecutorSpec,
-    /// Tells the run by whom it was started.
-    pub(super) origin: &'a str,
-    /// Of `swiglu`, but for those that name a directory.
-    pub(super) arguments: &'a [String],
-    /// Of the job.
-    pub(super) dir: &'a str,
-}
-
-impl Start<'_> {
+impl Job {
     /// Goes to the directory of the job, where all that it says is kept.
     fn enter(&self) -> String {
-        format!("#!/bin/sh\nset -u\ncd {} || exit\nrm -f exit\nexec >>log 2>&1\n", quote(self.dir))
+        format!(
+            "#!/bin/sh\nset -u\ncd {} || exit\nrm -f exit\nexec >>log 2>&1\n",
+            quote(&self.dir())
+        )
     }
 
-    /// Sets `"$@"` to what starts the program of a bundle; both directories are as a shell has them.
-    fn words(&self, bundle: &str, dir: &str) -> String {
-        format!(
+    /// Tells the run by whom it was started, and sets `"$@"` to what starts the program of a bundle; both
+    /// directories are as a shell has them.
+    fn words(&self, bundle: &str, dir: &str) -> Result<String> {
+        let origin = Executed {
+            kind: self.spec.kind,
+            place: self.spec.place().to_owned(),
+            host: self.spec.host.clone(),
+            bundle: self.bundle.clone(),
+            ..Executed::default()
+        };
+        let failed = LabError::io("describe", Path::new(&self.name));
+        let origin = serde_json::to_string(&origin).map_err(failed)?;
+        let run = ["lab", "run", &self.experiment, "--run-id", &self.run_id, "--resume"];
+        let arguments = [&run.map(str::to_owned), self.arguments.as_slice()].concat();
+        Ok(format!(
             "{ENVIRONMENT}={}\nexport {ENVIRONMENT}\nset -- {} {bundle}/{PROGRAM} {} --lab \
              {bundle}/{LAB} --records {dir}/records\n",
-            quote(self.origin),
+            quote(&origin),
             words(&self.spec.container),
-            words(self.arguments),
-        )
+            words(&arguments),
+        ))
     }
 
     /// For a bundle that lies where the job runs.
-    pub(super) fn staged(&self, bundle: &str) -> String {
+    pub(super) fn staged(&self, bundle: &str) -> Result<String> {
         let slurm = self.spec.kind == ExecutorKind::Slurm;
         let [before, after] = if slurm { ["before=$(lines)\n", "again\n"] } else { [""; 2] };
         let functions = if slurm { REQUEUE } else { "" };
-        format!(
+        Ok(format!(
             "{}{functions}{}input=/dev/null out=1\n{before}{JOB}{after}{LEAVE}",
             self.enter(),
-            self.words(&quote(bundle), &quote(self.dir)),
-        )
+            self.words(&quote(bundle), &quote(&self.dir()))?,
+        ))
     }
 
     /// For nothing but a shell with `tar` and `base64`: the bundle, packed, is part of the script, and so
     /// is the record to go on with, with its place among records. It prints records.
-    pub(super) fn carried(&self, packed: &[u8], begun: Option<&(String, String)>) -> String {
+    pub(super) fn carried(
+        &self,
+        packed: &[u8],
+        begun: Option<&(String, String)>,
+    ) -> Result<String> {
         let lines: Vec<_> = packed.chunks(LINE).map(|bytes| STANDARD.encode(bytes)).collect();
         let lines = lines.join("\n");
         let begun = begun.map_or(String::new(), |(path, text)| {
@@ -73,20 +85,20 @@ impl Start<'_> {
         });
         // As a function: a shell that reads its script from standard input has all of it before it starts
         // anything that could read it too.
-        format!(
+        Ok(format!(
             "#!/bin/sh\nmain() {{\nset -u\nwork=$(mktemp -d) || exit\ntrap 'rm -rf \"$work\"' EXIT\n\
              mkdir \"$work/bundle\" || exit\nbase64 -d <<'BUNDLE' | tar -C \"$work/bundle\" -xzf - || \
              exit\n{lines}\nBUNDLE\n{begun}{}input=/dev/null out=2\n{JOB}(\nset -- \"$work\"\n{})\n\
              echo \"=== swiglu-lab exit $code\"\nexit \"$code\"\n}}\nmain\n",
-            self.words("\"$work\"/bundle", "\"$work\""),
+            self.words("\"$work\"/bundle", "\"$work\"")?,
             include_str!("sh/collect.sh"),
-        )
+        ))
     }
 
     /// Runs a command that takes the carried script.
     pub(super) fn command(&self) -> String {
         let command = self.spec.command.as_deref().unwrap_or_default();
-        let script = quote(&format!("{}/{CARRIED}", self.dir));
+        let script = quote(&format!("{}/{CARRIED}", self.dir()));
         let input = if command.contains(SCRIPT) { "/dev/null" } else { &script };
         let command = quote(&command.replace(SCRIPT, &script));
         format!(

@@ -1,6 +1,5 @@
 //! Who measures: one run at a time on the machine, or one on each accelerator.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -54,11 +53,11 @@ impl Drop for RunLock {
     }
 }
 
-/// Who wrote a lock's file, if it still runs.
+/// A lock's file that a run signed which still runs.
 struct Holder {
     file: PathBuf,
     run: String,
-    process: i32,
+    signature: String,
 }
 
 impl Holder {
@@ -66,14 +65,8 @@ impl Holder {
     fn read(file: PathBuf) -> Option<Self> {
         let text = fs::read_to_string(&file).ok()?;
         let (run, process) = text.trim().rsplit_once(SIGNED)?;
-        let process = process.parse().ok()?;
-        runs(process).then(|| Self { file, run: run.to_owned(), process })
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{SIGNED}{}", self.run, self.process)
+        let signature = text.trim().to_owned();
+        runs(process.parse().ok()?).then(|| Self { file, run: run.to_owned(), signature })
     }
 }
 
@@ -165,9 +158,9 @@ impl Locks {
     /// signed before they look, so at least one of them sees the other.
     pub(super) fn expect_alone(&self, measured: Measured<'_>, run: &str) -> Result<()> {
         let own = self.path_of(measured);
-        match self.holders()?.iter().find(|h| h.file != own && h.run == run) {
+        match self.holders()?.into_iter().find(|h| h.file != own && h.run == run) {
             None => Ok(()),
-            Some(other) => Err(LabError::Busy { holder: other.to_string() }),
+            Some(other) => Err(LabError::Busy { holder: other.signature }),
         }
     }
 
@@ -178,7 +171,7 @@ impl Locks {
         }
         let of_a_run = |h: &Holder| file_name(path) == LOCK || h.file == path;
         let holders = self.holders()?.into_iter().filter(of_a_run);
-        let holders: Vec<String> = holders.map(|h| h.to_string()).collect();
+        let holders: Vec<String> = holders.map(|h| h.signature).collect();
         Err(LabError::Busy { holder: holders.join("; ") })
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use maud::{Markup, PreEscaped, html};
 
 use super::Entry;
-use super::chart::{Bar, Bars, Roofline, RooflinePoint, Sweep, SweepSeries, Width};
-use super::evidence::{Labels, cases, groups, ranked, series};
+use super::chart::{Bar, Bars, Roofline, Series, Sweep, Width};
+use super::evidence::{Labels, cases, groups, ranked};
 use super::page::{figure, key};
 use crate::case::Case;
 use crate::definition::{Experiment, Role};
@@ -87,7 +87,7 @@ fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case])
             let ratio = record.ratio_to_baseline(experiment, result);
             Some((case.m as f64, ratio.filter(|_| result.status == Status::Ok)?.value))
         });
-        SweepSeries { label: profile.id.clone(), series: i, points: points.collect() }
+        Series { label: profile.id.clone(), series: i, points: points.collect() }
     };
     let profiles = experiment.profiles.iter().enumerate();
     // The baseline is the line at 1.
@@ -106,7 +106,7 @@ fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case])
         "speed over M relative to " b { (baseline) } ", the line at 1; above it is faster."
         ul.legend {
             @for s in &chart.series {
-                li { (key(s.series, &s.label)) @if s.is_below() { ", below the plot" } }
+                li { (key(s.series, &s.label)) @if Sweep::is_below(s) { ", below the plot" } }
             }
         }
     };
@@ -114,7 +114,7 @@ fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case])
 }
 
 /// A line in words.
-fn spoken(series: &SweepSeries) -> String {
+fn spoken(series: &Series) -> String {
     let ys = || series.points.iter().map(|&(_, y)| y);
     let (low, high) = (ys().fold(f64::INFINITY, f64::min), ys().fold(0.0, f64::max));
     format!("{}: {} to {}.", series.label, ratio(low), ratio(high))
@@ -130,13 +130,12 @@ pub(super) fn roofline(
         record.cases.values().any(|f| ceilings.compute_of(f.case.dtype) == Some(*c))
     };
     let results = || record.results.iter().filter(|r| ranked(experiment, r));
-    let points = results().filter_map(|r| {
-        Some(RooflinePoint {
-            series: series(experiment, &r.profile),
-            intensity: r.flops / r.bytes,
-            flops: r.gflops()? * 1e9,
-        })
-    });
+    let of = |(series, profile): (usize, &crate::ProfileDef)| {
+        let own = results().filter(|r| r.profile == profile.id);
+        let points = own.filter_map(|r| Some((r.flops / r.bytes, r.gflops()? * 1e9)));
+        Series { label: profile.id.clone(), series, points: points.collect() }
+    };
+    let series = experiment.profiles.iter().enumerate().map(of);
     let chart = Roofline {
         title: "Rates under the ceilings of the machine".into(),
         description: format!(
@@ -146,16 +145,13 @@ pub(super) fn roofline(
         ),
         memory: ceilings.memory.clone(),
         compute: ceilings.compute.iter().filter(used).cloned().collect(),
-        points: points.collect(),
+        series: series.filter(|s| !s.points.is_empty()).collect(),
     };
-    let drawn = |id: &str| results().any(|r| r.profile == id);
     let caption = html! {
         strong { "Roofline." } " Each point is a case; lines are what this machine was measured to do. \
         Bytes are those each way must move, so a point above the slope found data in a cache."
         ul.legend {
-            @for (i, profile) in experiment.profiles.iter().enumerate() {
-                @if drawn(&profile.id) { li { (key(i, &profile.id)) } }
-            }
+            @for s in &chart.series { li { (key(s.series, &s.label)) } }
         }
     };
     figure(|width| chart.svg(width), &caption)

@@ -154,10 +154,7 @@ pub enum Event<'a> {
         path: &'a Path,
     },
     /// A case begins.
-    Case {
-        /// The case.
-        case: &'a Case,
-    },
+    Case(&'a Case),
     /// A profile is being prepared, verified or measured.
     Profile {
         /// The profile's id.
@@ -173,15 +170,9 @@ pub enum Event<'a> {
         reason: &'a str,
     },
     /// The claim is not decided: every case is prepared so many times more.
-    Deciding {
-        /// Preparations more.
-        preparations: usize,
-    },
-    /// A case is done and written.
-    Done {
-        /// Its results.
-        results: &'a [ResultEntry],
-    },
+    Deciding(usize),
+    /// A case is done and written, with these results.
+    Done(&'a [ResultEntry]),
 }
 
 /// A finished run.

@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
 
     /// Measures and writes a case; false if it was cut short.
     fn measure(&mut self, case: &Case, wanted: &[&ProfileDef]) -> Result<bool> {
-        (self.watch)(Event::Case { case });
+        (self.watch)(Event::Case(case));
         let key = case.key();
         // A case that was measured in part is measured anew, with what it had: only neighbours in time
         // compare.
@@ -125,7 +125,7 @@ impl<'a> Run<'a> {
         let first = self.record.results.len();
         self.record.results.extend(outcome.results);
         self.save()?;
-        (self.watch)(Event::Done { results: &self.record.results[first..] });
+        (self.watch)(Event::Done(&self.record.results[first..]));
         Ok(true)
     }
 
@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
             let undecided = RecordVerdict::of(self.experiment, &self.record).undecided;
             let Some(more) = undecided.and_then(|u| u.preparations) else { return Ok(false) };
             let more = more.clamp(2, PREPARATIONS);
-            (self.watch)(Event::Deciding { preparations: more });
+            (self.watch)(Event::Deciding(more));
             for case in &self.experiment.cases {
                 if self.options.stop.asked() {
                     return Ok(true);
@@ -163,9 +163,9 @@ impl<'a> Run<'a> {
             self.record.entry(&key, &p.id).is_some_and(|entry| entry.status == Status::Ok)
         };
         let profiles: Vec<&ProfileDef> = self.experiment.profiles.iter().filter(counts).collect();
-        (self.watch)(Event::Case { case });
+        (self.watch)(Event::Case(case));
         let outcome = CaseRun::new(case, &profiles, &options, &mut self.peers, self.watch).run();
-        (self.watch)(Event::Done { results: &outcome.results });
+        (self.watch)(Event::Done(&outcome.results));
         for result in outcome.results {
             let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
             if let Some(entry) = self.record.results.iter_mut().find(same) {

@@ -1,6 +1,6 @@
 use swiglu_lab::profile::Ceiling;
 use swiglu_lab::report::chart::{
-    Bar, Bars, PALETTE, Roofline, RooflinePoint, Sweep, SweepSeries, Width, glyph, standalone,
+    Bar, Bars, PALETTE, Roofline, Series, Sweep, Width, glyph, standalone,
 };
 
 const HOSTILE: &str = "a <b> & \"c\" \u{7} ]]> 日本 #FE0001";
@@ -19,7 +19,7 @@ fn bars(times: &[[f64; 3]]) -> Bars {
 }
 
 fn sweep(points: &[(f64, f64)]) -> Sweep {
-    let series = |series| SweepSeries { label: HOSTILE.into(), series, points: points.to_vec() };
+    let series = |series| Series { label: HOSTILE.into(), series, points: points.to_vec() };
     Sweep {
         title: HOSTILE.into(),
         description: HOSTILE.into(),
@@ -28,14 +28,14 @@ fn sweep(points: &[(f64, f64)]) -> Sweep {
 }
 
 fn roofline(points: &[(f64, f64)], memory: f64, compute: &[f64]) -> Roofline {
-    let point = |(i, &(intensity, flops))| RooflinePoint { series: i, intensity, flops };
+    let one = |(series, &point)| Series { label: HOSTILE.into(), series, points: vec![point] };
     let ceiling = |&per_second: &f64| Ceiling { name: HOSTILE.into(), per_second };
     Roofline {
         title: HOSTILE.into(),
         description: HOSTILE.into(),
         memory: Some(ceiling(&memory)),
         compute: compute.iter().map(ceiling).collect(),
-        points: points.iter().enumerate().map(point).collect(),
+        series: points.iter().enumerate().map(one).collect(),
     }
 }
 

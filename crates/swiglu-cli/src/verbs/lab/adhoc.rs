@@ -149,7 +149,7 @@ impl AdHocArgs {
         options.protocol.preparations = 1;
         let mut case = String::new();
         let finished = session.run(&options, &mut |event| match event {
-            Event::Case { case: next } => case = next.key(),
+            Event::Case(next) => case = next.key(),
             // What went wrong with a profile is in its result, which the caller shows.
             Event::Profile { id, what } => bar.set_message(doing(&case, id, what, &options)),
             _ => {}

@@ -97,7 +97,7 @@ impl<'a> Session<'a> {
                 let kept = if kept > 0 { format!(", {kept} cases kept") } else { String::new() };
                 tell(&bar, format!("{cases} cases to measure{kept}: {}", path.display()));
             }
-            Event::Case { case: next } => {
+            Event::Case(next) => {
                 case = next.key();
                 bar.set_message(case.clone());
                 begun += 1;
@@ -113,13 +113,13 @@ impl<'a> Session<'a> {
             {
                 tell(&bar, format!("{case}: {profile}: {reason}"));
             }
-            Event::Deciding { preparations } => {
+            Event::Deciding(preparations) => {
                 tell(
                     &bar,
                     format!("not decided: every case is prepared {preparations} times more"),
                 );
             }
-            Event::Done { .. } => bar.inc(1),
+            Event::Done(_) => bar.inc(1),
             _ => {}
         });
         bar.finish_and_clear();

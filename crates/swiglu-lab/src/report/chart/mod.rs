@@ -7,9 +7,9 @@ mod roofline;
 mod sweep;
 
 pub use bars::{Bar, Bars};
-pub use canvas::{Width, glyph, standalone};
-pub use roofline::{Roofline, RooflinePoint};
-pub use sweep::{Sweep, SweepSeries};
+pub use canvas::{Series, Width, glyph, standalone};
+pub use roofline::Roofline;
+pub use sweep::Sweep;
 
 /// The variables that plots refer to.
 pub const PALETTE: &str = include_str!("palette.css");

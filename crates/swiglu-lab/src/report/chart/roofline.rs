@@ -1,19 +1,8 @@
 //! Rates over arithmetic intensity, under what was measured as the most a machine can do.
 
-use super::canvas::{Axis, Canvas, Ink, SMALL, Width, positive, shortened};
+use super::canvas::{Axis, Canvas, Ink, SMALL, Series, Width, positive, shortened};
 use crate::format::si;
 use crate::profile::Ceiling;
-
-/// One result.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RooflinePoint {
-    /// Colour and marker.
-    pub series: usize,
-    /// Operations per byte.
-    pub intensity: f64,
-    /// Operations per second.
-    pub flops: f64,
-}
 
 /// Results under the ceilings of the machine they ran on.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,15 +15,18 @@ pub struct Roofline {
     pub memory: Option<Ceiling>,
     /// Operations per second: levels.
     pub compute: Vec<Ceiling>,
-    /// The results.
-    pub points: Vec<RooflinePoint>,
+    /// The results: operations per second over operations per byte.
+    pub series: Vec<Series>,
 }
 
 impl Roofline {
     /// The SVG element; none without a result, or without memory's ceiling to see it under.
     pub fn svg(&self, width: Width) -> Option<String> {
-        let usable = |p: &&RooflinePoint| positive(p.intensity) && positive(p.flops);
-        let points: Vec<_> = self.points.iter().filter(usable).collect();
+        let points: Vec<(usize, f64, f64)> = self
+            .series
+            .iter()
+            .flat_map(|s| s.usable().map(|(intensity, flops)| (s.series, intensity, flops)))
+            .collect();
         let memory = self.memory.as_ref().filter(|c| positive(c.per_second))?;
         let slope = memory.per_second;
         let levels: Vec<_> = self.compute.iter().filter(|c| positive(c.per_second)).collect();
@@ -42,8 +34,8 @@ impl Roofline {
         if points.is_empty() {
             return None;
         }
-        let xs = || points.iter().map(|p| p.intensity);
-        let ys = || points.iter().map(|p| p.flops);
+        let xs = || points.iter().map(|p| p.1);
+        let ys = || points.iter().map(|p| p.2);
         // Where the slope meets the level is the point of the picture: it is always inside.
         let ridge = highest.map_or_else(|| xs().fold(0.0, f64::max), |level| level / slope);
         let (left, right) = (xs().fold(ridge, f64::min) / 2.0, xs().fold(ridge, f64::max) * 2.5);
@@ -81,7 +73,7 @@ impl Roofline {
             let text = format!("{}: {}", ceiling.name, si(level, "FLOP/s"));
             labels.push((text, "end", (a - 2.0, b + off)));
         }
-        points.iter().for_each(|p| canvas.marker(p.series, at(p.intensity, p.flops)));
+        points.iter().for_each(|&(series, x, y)| canvas.marker(series, at(x, y)));
         // Over the points: their halo keeps labels readable, and a point shows around it.
         for (text, anchor, at) in labels {
             canvas.text((Ink::Text, SMALL), anchor, at, &shortened(&text, width.pick(30, 60)));

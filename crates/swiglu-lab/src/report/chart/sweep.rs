@@ -1,17 +1,6 @@
 //! Speed over a size, as a ratio to one way of computing it.
 
-use super::canvas::{Axis, Canvas, Ink, Width, positive};
-
-/// One way of computing the cases.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SweepSeries {
-    /// Its name.
-    pub label: String,
-    /// Colour and marker.
-    pub series: usize,
-    /// Size and ratio, in order of size.
-    pub points: Vec<(f64, f64)>,
-}
+use super::canvas::{Axis, Canvas, Ink, Series, Width};
 
 /// Ratios over a size: above 1 is faster than the baseline.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +10,7 @@ pub struct Sweep {
     /// What is shown, in a sentence.
     pub description: String,
     /// Each a line.
-    pub series: Vec<SweepSeries>,
+    pub series: Vec<Series>,
 }
 
 /// Slower than this is not drawn: one hopeless way would press all others into a line.
@@ -31,18 +20,15 @@ const LOWEST: f64 = 0.2;
 const TICKS: [f64; 17] =
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0];
 
-impl SweepSeries {
-    /// Whether some of its points are below what is drawn.
-    pub fn is_below(&self) -> bool {
-        self.points.iter().any(|&(_, y)| positive(y) && y < LOWEST)
-    }
-}
-
 impl Sweep {
+    /// Whether some points of a way are below what is drawn.
+    pub fn is_below(series: &Series) -> bool {
+        series.usable().any(|(_, y)| y < LOWEST)
+    }
+
     /// The SVG element; none without at least two sizes to compare.
     pub fn svg(&self, width: Width) -> Option<String> {
-        let usable = |&(x, y): &(f64, f64)| positive(x) && positive(y);
-        let all = || self.series.iter().flat_map(|s| s.points.iter().copied()).filter(usable);
+        let all = || self.series.iter().flat_map(Series::usable);
         let mut sizes: Vec<f64> = all().map(|(x, _)| x).collect();
         sizes.sort_by(f64::total_cmp);
         sizes.dedup();
@@ -64,8 +50,8 @@ impl Sweep {
         canvas.axes((&x, &x_ticks), (&y, &y_ticks), "M, tokens");
         canvas.line(Ink::Text, 2, &[(x.pixels[0], y.at(1.0)), (x.pixels[1], y.at(1.0))]);
         for series in &self.series {
-            let points = series.points.iter().filter(|p| usable(p) && p.1 >= LOWEST);
-            let points: Vec<_> = points.map(|&(a, b)| (x.at(a), y.at(b))).collect();
+            let points = series.usable().filter(|p| p.1 >= LOWEST);
+            let points: Vec<_> = points.map(|(a, b)| (x.at(a), y.at(b))).collect();
             canvas.line(Ink::Series(series.series), 2, &points);
             points.into_iter().for_each(|at| canvas.marker(series.series, at));
         }
