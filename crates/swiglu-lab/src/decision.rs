@@ -99,28 +99,19 @@ impl Decision {
         let place = Place::new(front, path);
         let front: FrontMatter = place.toml()?;
         let stem = file_stem(path);
-        let error = |span, message: String| Err(place.at(span, message));
-        if *front.id.get_ref() != stem {
-            let message =
-                format!("id `{}`: expected the name of the file, `{stem}`", front.id.get_ref());
-            return error(front.id.span(), message);
-        }
-        if front.date.get_ref().date.is_none() {
-            return error(front.date.span(), "expected a date such as 2026-01-31".into());
-        }
-        for (what, text) in [("title", &front.title), ("claim", &front.claim)] {
-            if text.get_ref().trim().is_empty() {
-                return error(text.span(), format!("{what} is empty: expected a sentence"));
-            }
-        }
-        if front.experiments.get_ref().is_empty() {
-            let message = "no experiments: expected the ids of those it rests on".to_owned();
-            return error(front.experiments.span(), message);
-        }
+        let id = front.id.get_ref();
+        let message = format!("id `{id}`: expected the name of the file, `{stem}`");
+        place.expect(*id == stem, &front.id, message)?;
+        let date = front.date.get_ref().date;
+        place.expect(date.is_some(), &front.date, "expected a date such as 2026-01-31")?;
+        place.expect_sentence("title", &front.title)?;
+        place.expect_sentence("claim", &front.claim)?;
+        let message = "no experiments: expected the ids of those it rests on";
+        place.expect(!front.experiments.get_ref().is_empty(), &front.experiments, message)?;
         Ok(Self {
             id: stem,
             title: front.title.into_inner(),
-            date: front.date.get_ref().date.map(|d| d.to_string()).unwrap_or_default(),
+            date: date.map(|d| d.to_string()).unwrap_or_default(),
             status: front.status,
             experiments: front.experiments.into_inner(),
             claim: front.claim.into_inner(),

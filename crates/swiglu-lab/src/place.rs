@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
+use toml::Spanned;
 
 use crate::error::{LabError, Result};
 
@@ -29,6 +30,22 @@ impl<'a> Place<'a> {
             column,
             message: message.into(),
         }
+    }
+
+    /// An error at a value unless something holds.
+    pub(crate) fn expect<T>(
+        &self,
+        holds: bool,
+        value: &Spanned<T>,
+        message: impl Into<String>,
+    ) -> Result<()> {
+        if holds { Ok(()) } else { Err(self.at(value.span(), message)) }
+    }
+
+    /// An error unless a text has words in it.
+    pub(crate) fn expect_sentence(&self, what: &str, text: &Spanned<String>) -> Result<()> {
+        let message = format!("{what} is empty: expected a sentence");
+        self.expect(!text.get_ref().trim().is_empty(), text, message)
     }
 
     /// The source read as TOML.

@@ -1,7 +1,5 @@
 //! What an experiment claims.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 use toml::{Spanned, Value};
 
@@ -92,23 +90,17 @@ pub(super) struct RawClaim {
 }
 
 pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -> Result<Claim> {
-    let known = |id: &str, span: Range<usize>| match profiles.iter().any(|p| p.id == id) {
-        true => Ok(()),
-        false => {
-            let ids: Vec<&str> = profiles.iter().map(|p| p.id.as_str()).collect();
-            let message = format!("unknown profile `{id}`: expected one of {}", ids.join(", "));
-            Err(place.at(span, message))
-        }
-    };
-    known(raw.subject.get_ref(), raw.subject.span())?;
-    let span = raw.against.span();
-    let against = against(raw.against.get_ref(), span.clone(), place)?;
+    let all: Vec<&str> = profiles.iter().map(|p| p.id.as_str()).collect();
+    let unknown = |id: &str| format!("unknown profile `{id}`: expected one of {}", all.join(", "));
+    let subject = raw.subject.get_ref();
+    place.expect(all.contains(&subject.as_str()), &raw.subject, unknown(subject))?;
+    let against = against(&raw.against, place)?;
     if let Against::Profiles(ids) = &against {
-        ids.iter().try_for_each(|id| known(id, span.clone()))?;
-        if ids.contains(raw.subject.get_ref()) {
-            let message = "claim.against names the subject itself: expected other profiles";
-            return Err(place.at(span, message));
+        for id in ids {
+            place.expect(all.contains(&id.as_str()), &raw.against, unknown(id))?;
         }
+        let message = "claim.against names the subject itself: expected other profiles";
+        place.expect(!ids.contains(subject), &raw.against, message)?;
     }
     let number =
         |what: &str, n: &Option<Spanned<Value>>, expected: &str, fits: fn(&f64) -> bool| {
@@ -133,9 +125,9 @@ pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -
             return Err(place.at(raw.kind.span(), message));
         }
     };
-    if let (Some(exceptions), None) = (&raw.exceptions, floor) {
+    if let Some(exceptions) = &raw.exceptions {
         let message = "claim.exceptions: expected a floor that they are below";
-        return Err(place.at(exceptions.span(), message));
+        place.expect(floor.is_some(), exceptions, message)?;
     }
     Ok(Claim {
         text: raw.text.into_inner(),
@@ -148,15 +140,12 @@ pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -
 }
 
 /// `["a", "b"]`, `"a"`, or `"best:peer,baseline"`.
-fn against(given: &Many<String>, span: Range<usize>, place: &Place<'_>) -> Result<Against> {
-    let roles = match given.0.as_slice() {
-        [] => {
-            return Err(place.at(span, "claim.against is empty: expected profiles to compare with"));
-        }
-        [one] => one.strip_prefix("best:"),
-        _ => None,
-    };
-    let Some(roles) = roles else { return Ok(Against::Profiles(given.0.clone())) };
+fn against(raw: &Spanned<Many<String>>, place: &Place<'_>) -> Result<Against> {
+    let given = &raw.get_ref().0;
+    let message = "claim.against is empty: expected profiles to compare with";
+    place.expect(!given.is_empty(), raw, message)?;
+    let roles = given[0].strip_prefix("best:").filter(|_| given.len() == 1);
+    let Some(roles) = roles else { return Ok(Against::Profiles(given.clone())) };
     let role = |name: &str| match name.trim() {
         "baseline" => Ok(Role::Baseline),
         "peer" => Ok(Role::Peer),
@@ -166,7 +155,7 @@ fn against(given: &Many<String>, span: Range<usize>, place: &Place<'_>) -> Resul
                 "claim.against: unknown role `{other}`: expected best: with some of baseline, \
                  peer, ceiling"
             );
-            Err(place.at(span.clone(), message))
+            Err(place.at(raw.span(), message))
         }
     };
     roles.split(',').map(role).collect::<Result<_, LabError>>().map(Against::Best)

@@ -95,12 +95,6 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
     let profiles = profiles(&raw.profiles, &place)?;
     let cases = cases(&raw, &place)?;
     let claim = claim(raw.claim, &profiles, &place)?;
-    if raw.metrics.groups.get_ref().is_empty() {
-        return Err(place.at(
-            raw.metrics.groups.span(),
-            "no metric groups: expected some of latency, traffic, validation",
-        ));
-    }
     let pace = pace(raw.pace, &place)?;
     let decisions = raw.decisions.into_iter().chain(raw.boundary.decisions);
     Ok(Experiment {
@@ -126,65 +120,43 @@ fn pace(raw: Option<Spanned<Pace>>, place: &Place<'_>) -> Result<Pace> {
     let Some(raw) = raw else { return Ok(Pace::default()) };
     let pace = *raw.get_ref();
     let longest = pace.rest_ms.max(pace.warm_ms).max(pace.turn_ms);
-    if longest > Pace::MOST_MS {
-        let message = format!("pace: {longest} ms: expected at most {}", Pace::MOST_MS);
-        return Err(place.at(raw.span(), message));
-    }
-    if pace.is_none() {
-        let message = "pace: expected rest_ms, warm_ms or turn_ms above 0, or no [pace]";
-        return Err(place.at(raw.span(), message));
-    }
+    let message = format!("pace: {longest} ms: expected at most {}", Pace::MOST_MS);
+    place.expect(longest <= Pace::MOST_MS, &raw, message)?;
+    let message = "pace: expected rest_ms, warm_ms or turn_ms above 0, or no [pace]";
+    place.expect(!pace.is_none(), &raw, message)?;
     Ok(pace)
 }
 
 fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
     let Extent(schema) = *raw.schema.get_ref();
-    if schema != DEFINITION_SCHEMA {
-        let message = format!("schema {schema}: this program reads schema {DEFINITION_SCHEMA}");
-        return Err(place.at(raw.schema.span(), message));
-    }
-    let id = raw.id.get_ref();
-    let stem = file_stem(place.path);
-    if !is_name(id) || stem != *id {
-        let message = format!("id `{id}`: expected the name of the file, `{stem}`, of {NAME}");
-        return Err(place.at(raw.id.span(), message));
-    }
-    let texts = [
-        ("title", &raw.title),
-        ("question", &raw.question),
-        ("why", &raw.why),
-        ("claim.text", &raw.claim.text),
-        ("boundary.text", &raw.boundary.text),
-    ];
-    for (what, text) in texts {
-        if text.get_ref().trim().is_empty() {
-            return Err(place.at(text.span(), format!("{what} is empty: expected a sentence")));
-        }
-    }
-    if !raw.question.get_ref().ends_with('?') {
-        let message = "question: expected one sentence that ends in a question mark";
-        return Err(place.at(raw.question.span(), message));
-    }
-    Ok(())
+    let message = format!("schema {schema}: this program reads schema {DEFINITION_SCHEMA}");
+    place.expect(schema == DEFINITION_SCHEMA, &raw.schema, message)?;
+    let (id, stem) = (raw.id.get_ref(), file_stem(place.path));
+    let message = format!("id `{id}`: expected the name of the file, `{stem}`, of {NAME}");
+    place.expect(is_name(id) && stem == *id, &raw.id, message)?;
+    place.expect_sentence("title", &raw.title)?;
+    place.expect_sentence("question", &raw.question)?;
+    place.expect_sentence("why", &raw.why)?;
+    place.expect_sentence("claim.text", &raw.claim.text)?;
+    place.expect_sentence("boundary.text", &raw.boundary.text)?;
+    let message = "question: expected one sentence that ends in a question mark";
+    place.expect(raw.question.get_ref().ends_with('?'), &raw.question, message)?;
+    let message = "no metric groups: expected some of latency, traffic, validation";
+    place.expect(!raw.metrics.groups.get_ref().is_empty(), &raw.metrics.groups, message)
 }
 
 fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Result<Vec<ProfileDef>> {
-    if raw.get_ref().is_empty() {
-        return Err(place.at(raw.span(), "no profiles: expected at least one [[profiles]]"));
-    }
+    let message = "no profiles: expected at least one [[profiles]]";
+    place.expect(!raw.get_ref().is_empty(), raw, message)?;
     let mut ids = BTreeSet::new();
     for profile in raw.get_ref() {
         let p = profile.get_ref();
         for (what, name) in [("id", &p.id), ("peer", &p.peer)] {
-            if !is_name(name) {
-                let message = format!("profile {what} `{name}`: expected {NAME}");
-                return Err(place.at(profile.span(), message));
-            }
+            let message = format!("profile {what} `{name}`: expected {NAME}");
+            place.expect(is_name(name), profile, message)?;
         }
-        if !ids.insert(&p.id) {
-            let message = format!("profile id `{}` is taken: expected a unique id", p.id);
-            return Err(place.at(profile.span(), message));
-        }
+        let message = format!("profile id `{}` is taken: expected a unique id", p.id);
+        place.expect(ids.insert(&p.id), profile, message)?;
     }
     Ok(raw.get_ref().iter().map(|p| p.get_ref().clone()).collect())
 }
@@ -202,14 +174,10 @@ fn cases(raw: &Raw, place: &Place<'_>) -> Result<Vec<Case>> {
             }
             all.push(case);
         }
-        if all.len() > MAX_CASES {
-            let message = format!("the sweep has more than {MAX_CASES} cases");
-            return Err(place.at(sweep.span(), message));
-        }
+        let message = format!("the sweep has more than {MAX_CASES} cases");
+        place.expect(all.len() <= MAX_CASES, sweep, message)?;
     }
-    if all.is_empty() {
-        return Err(place.at(raw.cases.span(), "no cases: expected at least one [[cases]]"));
-    }
+    place.expect(!all.is_empty(), &raw.cases, "no cases: expected at least one [[cases]]")?;
     Ok(all)
 }
 
@@ -280,21 +248,20 @@ fn element_types(
     let Some(given) = &sweep.weights else { return Ok(dtypes.map(|d| (d, None)).collect()) };
     let blocks: Vec<BlockType> = given.get_ref().0.iter().map(|&Named(block)| block).collect();
     for block in &blocks {
-        let refused =
-            |why: String| Err(place.at(given.span(), format!("weights = {block}: {why}")));
-        if !sweep.op.has_weights() {
-            return refused(format!("{} has no weights", sweep.op));
-        }
-        if sweep.op == CaseOp::MlpTrain {
-            return refused("quantised weights have no gradients".into());
-        }
-        if !sweep.arrangement.0.is_empty() || !sweep.orientation.0.is_empty() {
-            return refused("quantised weights are separate and out-in; expected no others".into());
-        }
         let inputs = if sweep.op.is_block() { &extents[..] } else { &extents[..1] };
-        if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(block.elements())) {
-            return refused(format!("{n} inputs are not whole blocks of {}", block.elements()));
-        }
+        let broken = inputs.iter().find(|n| !n.is_multiple_of(block.elements()));
+        let why = if !sweep.op.has_weights() {
+            format!("{} has no weights", sweep.op)
+        } else if sweep.op == CaseOp::MlpTrain {
+            "quantised weights have no gradients".into()
+        } else if !sweep.arrangement.0.is_empty() || !sweep.orientation.0.is_empty() {
+            "quantised weights are separate and out-in; expected no others".into()
+        } else if let Some(n) = broken {
+            format!("{n} inputs are not whole blocks of {}", block.elements())
+        } else {
+            continue;
+        };
+        return Err(place.at(given.span(), format!("weights = {block}: {why}")));
     }
     Ok(dtypes.flat_map(|d| blocks.iter().map(move |&block| (d, Some(block.into())))).collect())
 }

@@ -44,10 +44,17 @@ fn encoded(values: &[f32]) -> String {
     STANDARD.encode(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
 }
 
+/// The judgement of all rows that are asked for of a case.
+fn judged(case: &Case, profile: &ProfileDef, values: &[f32]) -> Judgement {
+    let mut oracle = Oracle::new(case, 7);
+    let rows = oracle.rows().to_vec();
+    oracle.judge(profile, (case.output_shape(), DType::F32, &rows), &encoded(values)).unwrap()
+}
+
 /// The rows of a case, computed in f32 as any peer would.
-fn honest(case: &Case, seed: u64) -> Vec<f32> {
+fn honest(case: &Case) -> Vec<f32> {
     let promise = promise(&profile(Role::Ours), case);
-    let references = Oracle::new(case, seed).reference(&promise).unwrap();
+    let references = Oracle::new(case, 7).reference(&promise).unwrap();
     references.iter().flat_map(|r| r.value.as_slice()).map(|v| *v as f32).collect()
 }
 
@@ -63,18 +70,14 @@ fn honest_rows_pass_and_wrong_ones_do_not() {
     ];
     for op in ops {
         let case = Case { bias: op.has_weights(), ..small(op) };
-        let mut oracle = Oracle::new(&case, 7);
-        let rows = oracle.rows().to_vec();
-        let mut values = honest(&case, 7);
-        let ours = profile(Role::Ours);
-        let told = (case.output_shape(), DType::F32, rows.as_slice());
-        assert!(oracle.judge(&ours, told, &encoded(&values)).unwrap().passed(), "{op}");
+        let (mut values, ours) = (honest(&case), profile(Role::Ours));
+        assert!(judged(&case, &ours, &values).passed(), "{op}");
         values[3] *= 1.001;
-        let wrong = oracle.judge(&ours, told, &encoded(&values)).unwrap();
+        let wrong = judged(&case, &ours, &values);
         assert!(!wrong.passed(), "{op}");
-        assert!(complaint(&wrong, &rows).contains("[0, 3]"), "{}", complaint(&wrong, &rows));
+        assert!(complaint(&wrong, &[0]).contains("[0, 3]"), "{}", complaint(&wrong, &[0]));
         values[3] = f32::NAN;
-        let nan = oracle.judge(&ours, told, &encoded(&values)).unwrap();
+        let nan = judged(&case, &ours, &values);
         assert!(!nan.passed(), "{op}");
         assert_eq!(metrics(&nan).worst_ratio, None);
     }
@@ -84,12 +87,8 @@ fn honest_rows_pass_and_wrong_ones_do_not() {
 fn both_gradients_are_judged() {
     let case = small(CaseOp::ActivationBackward);
     let (m, h) = (case.m, case.intermediate);
-    let mut oracle = Oracle::new(&case, 7);
-    let rows = oracle.rows().to_vec();
-    let mut judge = |values: &[f32]| {
-        let told = (case.output_shape(), DType::F32, rows.as_slice());
-        oracle.judge(&profile(Role::Ours), told, &encoded(values)).unwrap()
-    };
+    let rows = rows_of(&case, 7);
+    let judge = |values: &[f32]| judged(&case, &profile(Role::Ours), values);
     // From the inputs as a peer derives them, by the formulas that frameworks use.
     let tensor = |stream, scale| inputs::<f32>(7 ^ stream, &rows, h, scale).unwrap();
     let gate = tensor(STREAM_GATE, ACTIVATION_SCALE);
@@ -141,20 +140,18 @@ fn quantised_cases_have_the_reference_of_their_blocks() {
     )
     .with_down_bias(down_bias.as_deref())
     .with_rows(swiglu_core::RowParams::NONE);
-    let mut oracle = Oracle::new(&case, 7);
-    let rows = oracle.rows().to_vec();
+    let rows = rows_of(&case, 7);
     let x = inputs::<f32>(7 ^ STREAM_X, &rows, k, 1.0).unwrap();
     let y = swiglu_core::oracle::mlp(x.view(), &dense).unwrap().y.value;
     let y: Vec<f32> = y.as_slice().iter().map(|v| *v as f32).collect();
-    let told = (case.output_shape(), DType::F32, rows.as_slice());
-    let judged = oracle.judge(&profile(Role::Ours), told, &encoded(&y)).unwrap();
-    assert!(judged.passed(), "{judged:?}");
+    let exact = judged(&case, &profile(Role::Ours), &y);
+    assert!(exact.passed(), "{exact:?}");
     // Off by a thousandth: wrong for exact inputs, admitted for those of 8 bits.
     let off: Vec<f32> = y.iter().map(|v| v * 1.001).collect();
-    assert!(!oracle.judge(&profile(Role::Ours), told, &encoded(&off)).unwrap().passed());
+    assert!(!judged(&case, &profile(Role::Ours), &off).passed());
     let mut q8 = profile(Role::Peer);
     q8.options.insert("activations".into(), "q8".into());
-    assert!(oracle.judge(&q8, told, &encoded(&off)).unwrap().passed());
+    assert!(judged(&case, &q8, &off).passed());
 }
 
 #[test]
@@ -163,7 +160,7 @@ fn other_shapes_lengths_and_codes_are_refused() {
     let mut oracle = Oracle::new(&case, 7);
     let rows = oracle.rows().to_vec();
     let p = profile(Role::Peer);
-    let all = encoded(&honest(&case, 7));
+    let all = encoded(&honest(&case));
     let mut refused = |shape, dtype, rows: &[usize], data: &str| {
         oracle.judge(&p, (shape, dtype, rows), data).unwrap_err()
     };
