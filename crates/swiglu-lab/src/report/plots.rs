@@ -22,10 +22,12 @@ fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width) -> (f64, Bars) 
     let bar = |case: &Case| {
         let found = verdict.case(&case.key())?;
         let [q1, q3] = found.ratio.ci95;
-        let rival = format!(" of {}", found.against);
         Some(Bar {
             label: labels.case(case),
-            value: interval(found.ratio) + if width == Width::Wide { &rival } else { "" },
+            value: match width {
+                Width::Narrow => ratio(found.ratio.value),
+                Width::Wide => format!("{} of {}", interval(found.ratio), found.against),
+            },
             median: found.ratio.value,
             q1,
             q3,
@@ -51,9 +53,12 @@ pub(super) fn thumb(entry: &Entry) -> Option<Markup> {
 /// It in full.
 pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
     let claim = &entry.experiment.claim;
+    let limit = claim.kind.limit();
     let caption = html! {
-        "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at "
-        (claim.kind.limit()) ", the least that the claim asks for; thin lines are 95 % intervals."
+        "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at " (limit)
+        @if claim.kind.goal() > limit { "; in the mean the claim asks for " (claim.kind.goal()) }
+        @else { ", the least that the claim asks for" }
+        ". Blue is above it, orange below; thin lines are 95 % intervals."
     };
     let draw = |width| {
         let (limit, bars) = claimed(entry, verdict, width);

@@ -88,7 +88,10 @@ impl Bars {
         let (labels, values) = (column(|b| &b.label, TEXT), column(|b| &b.value, SMALL));
         let (row, down, baseline, pixels, room) = match beside {
             true => (23.0, 11.0, 15.0, [labels, full - values], 40),
-            false => (36.0, 24.0, 14.0, [1.0, full], width.pick(29, 64)),
+            false => {
+                let room = (full - values) / (TEXT * 0.54);
+                (36.0, 24.0, 14.0, [1.0, full], room as usize)
+            }
         };
         let height = row * bars.len() as f64 + 6.0;
         let mut canvas = Canvas::new(width.pixels(), height);

@@ -42,7 +42,7 @@ impl Roofline {
         let top = ys().fold(highest.unwrap_or(slope * right), f64::max) * 1.9;
         let bottom = ys().fold(slope * left, f64::min) / 1.6;
         let (full, height) = (width.pixels(), width.pick(280.0, 380.0));
-        let x = Axis { values: [left, right], pixels: [66.0, full - 12.0] };
+        let x = Axis { values: [left, right], pixels: [86.0, full - 18.0] };
         let y = Axis { values: [bottom, top], pixels: [height - 38.0, 10.0] };
         let labelled = |axis: &Axis, room, label: fn(f64) -> String| -> Vec<_> {
             ticks(axis.values, room).into_iter().map(|v| (v, label(v))).collect()
@@ -76,7 +76,7 @@ impl Roofline {
         points.iter().for_each(|&(series, x, y)| canvas.marker(series, at(x, y)));
         // Over the points: their halo keeps labels readable, and a point shows around it.
         for (text, anchor, at) in labels {
-            canvas.text((Ink::Text, SMALL), anchor, at, &shortened(&text, width.pick(30, 60)));
+            canvas.text((Ink::Text, SMALL), anchor, at, &shortened(&text, width.pick(39, 60)));
         }
         Some(canvas.finish(&self.title, &self.description))
     }
@@ -86,7 +86,7 @@ fn rate(flops: f64) -> String {
     let scales = [(1e15, "P"), (1e12, "T"), (1e9, "G")];
     let found = scales.into_iter().find(|(scale, _)| flops >= *scale);
     let (scale, prefix) = found.unwrap_or((1e6, "M"));
-    format!("{} {prefix}F/s", flops / scale)
+    format!("{} {prefix}FLOP/s", flops / scale)
 }
 
 /// Powers of ten within the limits, with 2 and 5 between them where there are few, at most about `room`.

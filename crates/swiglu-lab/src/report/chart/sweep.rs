@@ -49,7 +49,8 @@ impl Sweep {
         let mut canvas = Canvas::new(full, height);
         canvas.axes((&x, &x_ticks), (&y, &y_ticks), "M, tokens");
         canvas.line(Ink::Text, 2, &[(x.pixels[0], y.at(1.0)), (x.pixels[1], y.at(1.0))]);
-        for series in &self.series {
+        // The first, which are ours, over the others.
+        for series in self.series.iter().rev() {
             let points = series.usable().filter(|p| p.1 >= LOWEST);
             let points: Vec<_> = points.map(|(a, b)| (x.at(a), y.at(b))).collect();
             canvas.line(Ink::Series(series.series), 2, &points);
