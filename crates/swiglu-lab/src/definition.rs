@@ -209,6 +209,16 @@ impl Experiment {
         content_hash(&measured)
     }
 
+    /// Whether the claim compares its subject with a profile.
+    pub(crate) fn is_rival(&self, profile: &ProfileDef) -> bool {
+        match &self.claim.against {
+            Against::Profiles(ids) => ids.contains(&profile.id),
+            Against::Best(roles) => {
+                roles.contains(&profile.role) && profile.id != self.claim.subject
+            }
+        }
+    }
+
     /// The profile of this id.
     pub fn profile(&self, id: &str) -> Option<&ProfileDef> {
         self.profiles.iter().find(|p| p.id == id)

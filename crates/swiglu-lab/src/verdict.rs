@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::definition::{Against, Claim, Experiment, ProfileDef};
+use crate::definition::{Against, Claim, Experiment};
 use crate::record::{Interval, Opened, QUICK, Record, ResultEntry, Status};
 use crate::stats;
 use crate::text::named;
@@ -288,14 +288,10 @@ fn measured<'a>(
 fn ratio(experiment: &Experiment, record: &Record, key: &str) -> Result<CaseRatio, String> {
     let claim = &experiment.claim;
     let (subject, _) = measured(record, key, &claim.subject)?;
-    let competes = |p: &&ProfileDef| match &claim.against {
-        Against::Profiles(ids) => ids.contains(&p.id),
-        Against::Best(roles) => roles.contains(&p.role) && p.id != claim.subject,
-    };
     let named = matches!(claim.against, Against::Profiles(_));
     let mut fastest: Option<(&ResultEntry, f64)> = None;
     let mut missing = Vec::new();
-    for rival in experiment.profiles.iter().filter(competes) {
+    for rival in experiment.profiles.iter().filter(|p| experiment.is_rival(p)) {
         match measured(record, key, &rival.id) {
             Ok((entry, median)) if fastest.is_none_or(|(_, best)| median < best) => {
                 fastest = Some((entry, median));

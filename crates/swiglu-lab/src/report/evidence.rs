@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Entry;
 use crate::case::{Case, CaseOp};
-use crate::definition::{Against, Claim, Experiment, Role};
+use crate::definition::{Experiment, Role};
 use crate::format::{DASH, time};
 use crate::record::{Opened, Record, ResultEntry, Status};
 use crate::verdict::RecordVerdict;
@@ -32,15 +32,12 @@ pub(super) fn median(record: &Record, case_key: &str, profile: &str) -> String {
     summary.map_or(DASH.into(), |summary| time(summary.median))
 }
 
-/// What the claim compares its subject with.
-pub(super) fn rivals(claim: &Claim) -> String {
-    match &claim.against {
-        Against::Profiles(ids) if ids.len() == 1 => ids[0].clone(),
-        Against::Profiles(ids) => format!("the fastest of {}", ids.join(", ")),
-        Against::Best(roles) => {
-            let names: Vec<_> = roles.iter().map(|r| r.name()).collect();
-            format!("the fastest {}", names.join(" or "))
-        }
+/// What the claim compares its subject with, by name.
+pub(super) fn rivals(e: &Experiment) -> String {
+    let rivals = e.profiles.iter().filter(|p| e.is_rival(p));
+    match rivals.map(|p| p.id.as_str()).collect::<Vec<_>>()[..] {
+        [only] => only.to_owned(),
+        ref several => format!("the fastest of {}", several.join(", ")),
     }
 }
 

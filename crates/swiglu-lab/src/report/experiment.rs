@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::evidence::{Labels, cases, place_of, ranked, rivals, series, shown};
+use super::evidence::{Labels, cases, groups, place_of, ranked, rivals, series, shown};
 use super::index::{headline, ready_badge, whence};
 use super::page::{FOLDER, badge, columns, folded, frame, key, or_dash, prose, section, table};
 use super::{Entry, Site, age_in_words, decision, evidence, plots, run};
 use crate::case::Case;
 use crate::decision::Decision;
-use crate::definition::{Claim, ClaimKind, Experiment};
+use crate::definition::{ClaimKind, Experiment};
 use crate::format::{DASH, day, interval, ratio, time};
 use crate::profile::analyse_result;
 use crate::record::{Opened, QUICK, Record, ResultEntry, Status};
@@ -33,9 +33,9 @@ pub(super) fn page(site: &Site, entry: &Entry) -> String {
                 (headline(entry))
                 @if decisive.is_some_and(|d| d.aggregate.is_some()) {
                     p {
-                        "as fast as " b { (rivals(&e.claim)) }
-                        @if e.cases.len() > 1 { ", in the geometric mean of all cases" }
-                        "; ours is " b { (e.claim.subject) }
+                        "Ours is " b { (e.claim.subject) }
+                        @if e.cases.len() > 1 { "; the figure is the geometric mean of all cases" }
+                        ", in brackets is its 95 % interval."
                     }
                 }
                 p.meta { (whence(entry)) }
@@ -49,6 +49,7 @@ pub(super) fn page(site: &Site, entry: &Entry) -> String {
             @if let Some(plot) = plots::answer(entry, decisive) { (plot) }
             @if let Some(record) = shown(entry) { (claimed(e, decisive, &record.record)) }
         }
+        @if shown(entry).is_none() { (section("planned", "What is to be measured", Some(planned(e)))) }
         (section("boundary", "What this does not cover", Some(prose(&e.boundary))))
         (section("decisions", "Decisions that rest on it", decisions(site, e)))
         (section("claim", "Claim and judgement", Some(judgement(entry))))
@@ -102,14 +103,79 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
     };
     let rows: Vec<_> = e.cases.iter().map(row).collect();
     let columns = columns(["case", "#ratio", "#ours", "#best of the others", "which"]);
-    table(&format!("All cases: {}", labels.common), &columns, &rows)
+    html! {
+        (table(&format!("All cases: {}", labels.common), &columns, &rows))
+        (words())
+    }
+}
+
+/// The cases and ways of an experiment that nobody has run.
+fn planned(e: &Experiment) -> Markup {
+    let labels = Labels::of(e.cases.iter());
+    let row = |(label, cases): &(String, Vec<&Case>)| {
+        let sizes: Vec<_> = cases.iter().map(|case| case.m.to_string()).collect();
+        vec![
+            html! { @if label.is_empty() { "all" } @else { (label) } },
+            html! { (sizes.join(", ")) },
+        ]
+    };
+    let rows: Vec<_> = groups(&labels, e.cases.iter()).iter().map(row).collect();
+    html! {
+        (table(&format!("All cases: {}", labels.common), &columns(["case", "M, tokens"]), &rows))
+        (profiles(e))
+        (words())
+    }
+}
+
+/// What names of cases and ways stand for.
+fn words() -> Markup {
+    let words = [
+        (
+            "K → H, M",
+            "K input features become H intermediate ones. M tokens go through in one call.",
+        ),
+        (
+            "activation, gated-linear, mlp, mlp-train",
+            "The activation alone, with -backward its gradients; two products with the activation of theirs; the \
+             whole feed-forward block; a training step of it, forward and backward.",
+        ),
+        (
+            "f32, f16, bf16; Q4_0, Q8_0, …",
+            "The type of values; of quantised weights, by GGUF's names.",
+        ),
+        (
+            "fused+fast, eager+precise, …",
+            "Where values between the steps are rounded, and how exactly the exponential is computed.",
+        ),
+        (
+            "separate, out-in",
+            "How weights lie in memory: gate and up as two matrices, of a row for each output.",
+        ),
+        ("cold, hot", "Whether a call finds its data in memory alone, or in the caches."),
+        (
+            "ours, baseline, peer, ceiling, warning",
+            "This project; what users have today; a competitor; a limit, which computes less than the case and is never ranked; \
+             a way that is known to be bad.",
+        ),
+        (
+            "ratio",
+            "The time of the fastest of the others by that of ours, both medians: above 1 ours is faster. In \
+             brackets is its 95 % interval.",
+        ),
+    ];
+    folded(
+        "What the words mean",
+        &html! {
+            dl.analyses { @for (word, meaning) in words { dt { (word) } dd { (meaning) } } }
+        },
+    )
 }
 
 /// What the claim asks for, and why it is judged so.
 fn judgement(entry: &Entry) -> Markup {
     html! {
         blockquote { p { (entry.experiment.claim.text) } }
-        p { (in_words(&entry.experiment.claim)) }
+        p { (in_words(&entry.experiment)) }
         @for verdict in &entry.verdict.machines {
             @let said: Vec<&String> = verdict.reasons.iter().chain(&verdict.marks).collect();
             @if !said.is_empty() {
@@ -128,7 +194,8 @@ fn judgement(entry: &Entry) -> Markup {
 }
 
 /// The claim's test in a sentence.
-fn in_words(claim: &Claim) -> Markup {
+fn in_words(e: &Experiment) -> Markup {
+    let claim = &e.claim;
     let reaches = match claim.kind {
         ClaimKind::Faster { goal } if goal > 1.0 => {
             format!("the whole interval is at least 1, and the estimate at least {goal}")
@@ -136,7 +203,7 @@ fn in_words(claim: &Claim) -> Markup {
         kind => format!("the whole interval is at least {}", kind.limit()),
     };
     html! {
-        "In each case, the time of " b { (rivals(claim)) } " is divided by that of " b { (claim.subject) }
+        "In each case, the time of " b { (rivals(e)) } " is divided by that of " b { (claim.subject) }
         ". It is supported if, of the geometric mean over all cases, " (reaches)
         @if let Some(floor) = claim.floor {
             @match claim.exceptions {
@@ -287,8 +354,8 @@ fn runs(site: &Site, entry: &Entry) -> Markup {
             or_dash(verdict.and_then(|v| v.aggregate).map(interval)),
             or_dash(verdict.map(|v| v.exceptions.len().to_string())),
             html! {
-                (day(&r.finished)) " at " (run::commit(r))
-                span.sub { (age_in_words(entry.ages.get(place).copied().flatten())) }
+                span.key { (day(&r.finished)) " at " (run::commit(r)) }
+                span.sub.key { (age_in_words(entry.ages.get(place).copied().flatten())) }
             },
         ]
     };

@@ -1,9 +1,11 @@
-//! The first page: every experiment with its answer, by verdict.
+//! The first page: every experiment with its answer, those that were measured first.
 
 use maud::{Markup, html};
 
+use super::evidence::rivals;
 use super::page::{ROOT, badge, frame, section, sign};
 use super::{Entry, Site, decision, experiment, plots};
+use crate::case::DeviceKind;
 use crate::format::{day, ratio};
 use crate::verdict::VerdictState;
 
@@ -13,6 +15,11 @@ pub(super) fn page(site: &Site) -> String {
         h1 { "What has been measured" }
         p.lead {
             "Each experiment asks one question, states a claim, and is judged by its records alone."
+        }
+        p.how {
+            "A figure says how many times as fast ours is as the best of the others, in the geometric mean over \
+             all cases; in brackets is its 95 % interval. Each column below is a case: blue and upwards where ours \
+             reaches the least that the claim asks for, orange and downwards where it does not."
         }
         section aria-labelledby="experiments" {
             h2 #experiments { "Experiments" }
@@ -33,7 +40,10 @@ pub(super) fn page(site: &Site) -> String {
                 }
             }
             ol.cards.experiments {
-                @for entry in &site.experiments {
+                // What there is to see comes first.
+                @let (measured, others): (Vec<_>, Vec<_>) =
+                    site.experiments.iter().partition(|e| e.verdict.state != VerdictState::NotRun);
+                @for entry in measured.into_iter().chain(others) {
                     li.{ "is-" (sign(entry.verdict.state).0) } { (card(site, entry)) }
                 }
             }
@@ -72,11 +82,14 @@ pub(super) fn headline(entry: &Entry) -> Markup {
             let (figure, rest) =
                 verdict.headline.split_once(' ').unwrap_or((&verdict.headline, ""));
             html! {
-                p.headline { strong { (figure) } " " (rest) }
-                p.meta { "claimed: at least " (entry.experiment.claim.kind.goal()) "×" }
+                p.headline { strong { (figure) } " as fast as " (rivals(&entry.experiment)) }
+                p.meta { (rest) " · claimed: at least " (entry.experiment.claim.kind.goal()) "×" }
             }
         }
-        None => html! { p.headline { (verdict.headline) } },
+        None => html! {
+            p.headline { b { "not measured yet" } }
+            p.meta { (verdict.headline) }
+        },
     }
 }
 
@@ -94,7 +107,11 @@ pub(super) fn whence(entry: &Entry) -> Markup {
             " · " time datetime=(day(&decisive.finished)) { (day(&decisive.finished)) }
             " · " (entry.age_of(decisive))
         } @else {
-            (entry.experiment.device) ", " (entry.records.len()) " runs"
+            (entry.experiment.cases.len()) " cases, on "
+            @match entry.experiment.device {
+                DeviceKind::Cpu => "a CPU",
+                DeviceKind::Cuda => "a CUDA device",
+            }
         }
     }
 }

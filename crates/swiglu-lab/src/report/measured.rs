@@ -84,7 +84,7 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
     if let Some(undecided) = decisive.and_then(|d| d.undecided.as_ref()) {
         *out += &format!("To decide it: {}. ", undecided.text);
     }
-    *out += &format!("Ours is `{}`, beside {}", e.claim.subject, rivals(&e.claim));
+    *out += &format!("Ours is `{}`, beside {}", e.claim.subject, rivals(e));
     *out += &decisive.map_or(String::new(), |d| format!(", on {}", d.machine));
     *out += &format!("; {}. Not covered: {}", labels.common, first_sentence(&e.boundary));
     for id in &e.decisions {

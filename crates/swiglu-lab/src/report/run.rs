@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::evidence::series;
+use super::evidence::{Labels, cases, series};
 use super::page::{FOLDER, columns, frame, key, or_dash, section, table};
 use super::{Entry, experiment};
 use crate::definition::Experiment;
@@ -146,20 +146,18 @@ fn clocks(r: &Record) -> Option<String> {
 
 /// Every result of a record, with everything that was worked out of its samples.
 fn results(e: &Experiment, record: &Record) -> Markup {
+    let labels = Labels::of(cases(record));
     let row = |r: &ResultEntry| {
         let (s, error_of) = (r.summary, r.error);
         let of = |p: &&Profiled| (&p.case_key, &p.profile) == (&r.case_key, &r.profile);
         let counters: Vec<_> = record.profiling.iter().filter(of).flat_map(counted).collect();
+        let notes = r.reason.iter().chain(&r.plan).chain(&r.notes).chain(&counters);
+        let notes = notes.map(String::as_str);
         let part = error_of.and_then(|e| Some(number(e.relative_frobenius? / e.frobenius_limit?)));
         vec![
-            html! { (r.case_key) },
+            html! { (record.case_of(r).map_or(r.case_key.clone(), |case| labels.case(case))) },
             key(series(e, &r.profile), &r.profile),
-            html! {
-                span.wrong[r.status == Status::FailedVerification] { (r.status) }
-                @for note in r.reason.iter().chain(&r.plan).chain(&r.notes).chain(&counters) {
-                    span.sub { (note) }
-                }
-            },
+            html! { span.wrong[r.status == Status::FailedVerification] { (r.status) } },
             or_dash(s.map(|s| time(s.median))),
             or_dash(s.map(|s| format!("{} – {}", time(s.q1), time(s.q3)))),
             or_dash(s.map(|s| time(s.min))),
@@ -169,13 +167,17 @@ fn results(e: &Experiment, record: &Record) -> Markup {
             or_dash(record.ratio_to_baseline(e, r).map(interval)),
             or_dash(error_of.and_then(|e| e.relative_frobenius).map(error)),
             or_dash(part),
+            html! { span.sub { (notes.collect::<Vec<_>>().join(" · ")) } },
         ]
     };
     let rows: Vec<_> = record.results.iter().map(row).collect();
-    let heads = "case|profile|status|#median|#quartiles|#least|#samples|#GB/s|#GFLOP/s|#ratio|#error|#of limit";
-    let caption = "Every result. Ratios are relative to the baseline with their 95 % confidence interval; \
-                   error is the relative Frobenius error against float64, as a part of its limit too.";
-    table(caption, &columns(heads.split('|')), &rows)
+    let heads = "case|profile|status|#median|#quartiles|#least|#samples|#GB/s|#GFLOP/s|#ratio|#error|#of limit|notes";
+    let caption = format!(
+        "Every result of {}. Ratios are relative to the baseline with their 95 % confidence interval; error is the \
+         relative Frobenius error against float64, as a part of its limit too.",
+        labels.common
+    );
+    table(&caption, &columns(heads.split('|')), &rows)
 }
 
 /// What a profiler counted in the last launch of each kernel, a line for each.
