@@ -157,7 +157,14 @@ impl LabError {
 
     /// Refuses what cannot be part of a file name and of a command line everywhere.
     pub(crate) fn expect_name(what: &'static str, given: &str) -> Result<()> {
-        let (given, expected) = (given.to_owned(), NAME.to_owned());
-        if is_name(&given) { Ok(()) } else { Err(LabError::Name { what, given, expected }) }
+        if is_name(given) { Ok(()) } else { Err(Self::name(what, given, NAME)) }
+    }
+
+    pub(crate) fn name(
+        what: &'static str,
+        given: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Name { what, given: given.into(), expected: expected.into() }
     }
 }

@@ -100,16 +100,12 @@ impl Verdict {
     /// The verdict of an experiment from all its records. On each machine the newest complete record
     /// counts, quick ones never; a record of another definition cannot answer the present claim.
     pub fn of(experiment: &Experiment, records: &[Opened]) -> Self {
-        let mut newest: BTreeMap<&str, &Record> = BTreeMap::new();
-        for record in records.iter().map(|opened| &opened.record) {
-            // A machine that lacks what the claim is about says nothing about it.
-            let counts = is_evidence(experiment, record) && has_subject(experiment, record);
-            let machine = record.machine.name.as_str();
-            let newer = newest.get(machine).is_none_or(|old| old.finished <= record.finished);
-            if counts && newer {
-                newest.insert(machine, record);
-            }
-        }
+        // A machine that lacks what the claim is about says nothing about it.
+        let counts = |r: &&Record| is_evidence(experiment, r) && has_subject(experiment, r);
+        let mut all: Vec<&Record> = records.iter().map(|o| &o.record).filter(counts).collect();
+        all.sort_by(|a, b| a.finished.cmp(&b.finished));
+        let newest: BTreeMap<&str, &Record> =
+            all.into_iter().map(|record| (record.machine.name.as_str(), record)).collect();
         let mut machines: Vec<RecordVerdict> =
             newest.values().map(|record| RecordVerdict::of(experiment, record)).collect();
         machines.sort_by(|a, b| b.finished.cmp(&a.finished));

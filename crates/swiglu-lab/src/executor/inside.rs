@@ -24,7 +24,7 @@ impl Executed {
         let Some(given) = set(ENVIRONMENT) else { return Ok(None) };
         let mut executed: Self = serde_json::from_str(&given).map_err(|e| {
             let expected = format!("what the script of a job sets ({e}); unset it");
-            LabError::Name { what: ENVIRONMENT, given, expected }
+            LabError::name(ENVIRONMENT, given.as_str(), expected)
         })?;
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))

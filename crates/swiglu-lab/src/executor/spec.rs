@@ -112,12 +112,12 @@ impl ExecutorSpec {
                 path.display(),
                 if names.is_empty() { "which has none".to_owned() } else { names.join(", ") }
             );
-            return Err(wrong("--on", Some(&given.to_owned()), &expected));
+            return Err(LabError::name("--on", given, expected));
         };
         let span = entry.span();
         let spec = Self { name: given.to_owned(), ..entry.into_inner() };
         let sound = match spec.kind {
-            ExecutorKind::Local => Err(wrong("kind", None, "`ssh`, `slurm` or `command`")),
+            ExecutorKind::Local => Err(LabError::name("kind", "", "`ssh`, `slurm` or `command`")),
             _ => spec.expect_sound(),
         };
         let at = |error| place.at(span, format!("executor.{given}: {error}"));
@@ -135,11 +135,8 @@ impl ExecutorSpec {
             ("time", &self.time, false),
         ] {
             if !value.as_ref().map_or(!needed, plain) {
-                return Err(wrong(
-                    what,
-                    value.as_ref(),
-                    "a word without blanks that does not begin with `-`",
-                ));
+                let expected = "a word without blanks that does not begin with `-`";
+                return Err(LabError::name(what, value.clone().unwrap_or_default(), expected));
             }
         }
         let takes_script =
@@ -148,7 +145,7 @@ impl ExecutorSpec {
         if !command.map_or(self.kind != ExecutorKind::Command, takes_script) {
             let expected = "a command with `{script}`, or with the word `-` if it reads a script \
                             from standard input";
-            return Err(wrong("command", command, expected));
+            return Err(LabError::name("command", command.cloned().unwrap_or_default(), expected));
         }
         Ok(())
     }
@@ -196,11 +193,6 @@ impl ExecutorSpec {
         options.extend(self.options.iter().cloned());
         options
     }
-}
-
-fn wrong(what: &'static str, given: Option<&String>, expected: &str) -> LabError {
-    let given = given.cloned().unwrap_or_default();
-    LabError::Name { what, given, expected: expected.to_owned() }
 }
 
 #[cfg(test)]

@@ -4,6 +4,6 @@ mod process;
 pub mod protocol;
 mod serve;
 
-pub(crate) use process::{Fault, PeerError, PeerProcess, wait};
 pub use process::{Limits, PeerCommands};
+pub(crate) use process::{PeerProcess, wait};
 pub use serve::serve;

@@ -63,33 +63,6 @@ impl Limits {
     }
 }
 
-/// Why a peer was given up. It is killed by then.
-#[derive(Debug, thiserror::Error)]
-#[error("peer `{peer}` {fault}")]
-pub(crate) struct PeerError {
-    peer: String,
-    pub(crate) fault: Fault,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
-    #[error("cannot be started as {program}: {source}")]
-    Start { program: String, source: io::Error },
-    #[error("did not answer `{request}` within {} s and was killed{tail}", limit.as_secs_f64())]
-    Silent { request: &'static str, limit: Duration, tail: String },
-    #[error("ended on `{request}` ({status}){tail}")]
-    Died { request: &'static str, status: String, tail: String },
-    #[error("answered `{request}` with what is no reply ({why}): `{line}`; it was killed")]
-    Garbage { request: &'static str, why: serde_json::Error, line: String },
-    #[error(
-        "spoke before `{request}` was asked: `{line}`: expected one reply to each request; it was \
-         killed"
-    )]
-    Unasked { request: &'static str, line: String },
-    #[error("answered `{request}` {given}: expected {expected}; it was killed")]
-    Mismatch { request: &'static str, given: String, expected: String },
-}
-
 /// A peer ends with the thread that started it, which is that of the run, however that ends: nobody
 /// else would stop a peer that is busy and does not look at its input.
 #[cfg(target_os = "linux")]
@@ -133,11 +106,7 @@ impl PeerCommands {
             "read" => Ok(self.own.iter().cloned().chain([peer.into()]).collect()),
             _ if program.is_file() => Ok(vec![program.into()]),
             _ if script.is_file() => Ok(vec![self.python.clone().into(), script.into()]),
-            _ => Err(LabError::Name {
-                what: "peer",
-                given: peer.to_owned(),
-                expected: expected.to_owned(),
-            }),
+            _ => Err(LabError::name("peer", peer, expected)),
         }
     }
 }
@@ -160,14 +129,9 @@ impl PeerProcess {
         command: &[OsString],
         log: &Path,
         limits: Limits,
-    ) -> Result<Self, PeerError> {
-        let program = command.first().cloned().unwrap_or_default();
-        let failed = |source| PeerError {
-            peer: name.to_owned(),
-            fault: Fault::Start { program: program.to_string_lossy().into_owned(), source },
-        };
-        let stderr = File::options().create(true).append(true).open(log).map_err(&failed)?;
-        let mut command_line = Command::new(&program);
+    ) -> io::Result<Self> {
+        let stderr = File::options().create(true).append(true).open(log)?;
+        let mut command_line = Command::new(command.first().cloned().unwrap_or_default());
         command_line
             .args(command.get(1..).unwrap_or_default())
             .stdin(Stdio::piped())
@@ -177,9 +141,9 @@ impl PeerProcess {
         std::os::unix::process::CommandExt::process_group(&mut command_line, 0);
         #[cfg(target_os = "linux")]
         end_with_parent(&mut command_line);
-        let mut child = command_line.spawn().map_err(&failed)?;
+        let mut child = command_line.spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(failed(io::ErrorKind::BrokenPipe.into()));
+            return Err(io::ErrorKind::BrokenPipe.into());
         };
         Ok(Self {
             name: name.to_owned(),
@@ -192,18 +156,21 @@ impl PeerProcess {
         })
     }
 
-    /// Sends a request and waits for its reply. After an error the peer is dead.
-    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply, PeerError> {
+    /// Sends a request and waits for its reply, or says why the peer was given up. It is killed by then.
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply, String> {
         self.try_ask(request).map_err(|fault| {
             self.kill();
-            PeerError { peer: self.name.clone(), fault }
+            format!("peer `{}` {fault}", self.name)
         })
     }
 
-    fn try_ask(&mut self, asked: &Request) -> Result<Reply, Fault> {
+    fn try_ask(&mut self, asked: &Request) -> Result<Reply, String> {
         let ((request, replies), limit) = (asked.types(), self.limits.of(asked));
         if let Ok(line) = self.lines.try_recv() {
-            return Err(Fault::Unasked { request, line: beginning(&line) });
+            return Err(format!(
+                "spoke before `{request}` was asked: `{}`: expected one reply to each request; it was killed",
+                beginning(&line)
+            ));
         }
         let sent = match (&mut self.stdin, serde_json::to_string(asked)) {
             (Some(stdin), Ok(line)) => writeln!(stdin, "{line}").and_then(|()| stdin.flush()).ok(),
@@ -214,12 +181,14 @@ impl PeerProcess {
         }
         let line = self.lines.recv_timeout(limit).map_err(|e| match e {
             RecvTimeoutError::Disconnected => self.died(request),
-            RecvTimeoutError::Timeout => Fault::Silent { request, limit, tail: self.tail() },
+            RecvTimeoutError::Timeout => {
+                let (limit, tail) = (limit.as_secs_f64(), self.tail());
+                format!("did not answer `{request}` within {limit} s and was killed{tail}")
+            }
         })?;
-        let reply: Reply = serde_json::from_slice(&line).map_err(|why| Fault::Garbage {
-            request,
-            why,
-            line: beginning(&line),
+        let reply: Reply = serde_json::from_slice(&line).map_err(|why| {
+            let line = beginning(&line);
+            format!("answered `{request}` with what is no reply ({why}): `{line}`; it was killed")
         })?;
         let ((name, id), (_, own)) = (type_and_id(&reply), type_and_id(asked));
         let given = match (replies.contains(&name.as_str()), id == own) {
@@ -232,16 +201,16 @@ impl PeerProcess {
             Some((only, [])) => (*only).to_owned(),
             Some((last, others)) => format!("{} or {last}", others.join(", ")),
         };
-        Err(Fault::Mismatch { request, given, expected })
+        Err(format!("answered `{request}` {given}: expected {expected}; it was killed"))
     }
 
-    fn died(&mut self, request: &'static str) -> Fault {
+    fn died(&mut self, request: &str) -> String {
         // Its output is closed; the process itself may take a moment longer.
         let status = match self.wait(GRACE) {
             Some(status) => status.to_string(),
             None => "its output is closed".to_owned(),
         };
-        Fault::Died { request, status, tail: self.tail() }
+        format!("ended on `{request}` ({status}){}", self.tail())
     }
 
     /// The last line of its standard error, as part of a message.

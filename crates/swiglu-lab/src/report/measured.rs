@@ -27,18 +27,10 @@ impl Site {
     /// The figures of all experiments: a table, then a section for each. Links lead from the directory `root`.
     pub fn measured(&self, root: &Path) -> String {
         let mut out = HEAD.to_owned();
-        let heads = [
-            "experiment",
-            "question",
-            "verdict",
-            "ratio",
-            "cases",
-            "exceptions",
-            "machine",
-            "commit",
-        ];
+        let heads = "experiment|question|verdict|ratio|cases|exceptions|machine|commit";
+        let heads: Vec<String> = heads.split('|').map(str::to_owned).collect();
         let summary = self.experiments.iter().flat_map(|e| summary(root, e)).collect();
-        push_table(&mut out, &heads.map(str::to_owned), summary);
+        push_table(&mut out, &heads, summary);
         self.experiments.iter().for_each(|entry| section(&mut out, root, self, entry));
         out
     }
@@ -46,33 +38,27 @@ impl Site {
 
 /// A row for each machine, the first with the question.
 fn summary(root: &Path, entry: &Entry) -> Vec<Vec<String>> {
-    let e = &entry.experiment;
-    let row = |(i, verdict): (usize, &RecordVerdict)| {
-        let opened = opened_of(entry, verdict);
-        let of = |text: String| if i == 0 { text } else { String::new() };
-        let machine = match opened {
-            Some(opened) => link(&verdict.machine, root, &opened.path),
-            None => verdict.machine.clone(),
-        };
-        vec![
-            of(format!("[{0}](#{0})", e.id)),
-            of(e.question.clone()),
-            verdict.state.to_string(),
-            verdict.aggregate.map_or(DASH.into(), interval),
-            verdict.cases.len().to_string(),
-            verdict.exceptions.len().to_string(),
-            machine,
+    let (e, verdict) = (&entry.experiment, &entry.verdict);
+    let asked = [format!("[{0}](#{0})", e.id), e.question.clone()];
+    let row = |(i, found): (usize, &RecordVerdict)| {
+        let opened = opened_of(entry, found);
+        let link = |o: &Opened| link(&found.machine, root, &o.path);
+        let found = [
+            found.state.to_string(),
+            found.aggregate.map_or(DASH.into(), interval),
+            found.cases.len().to_string(),
+            found.exceptions.len().to_string(),
+            opened.map_or(found.machine.clone(), link),
             opened.map_or(DASH.into(), |o| run::commit(&o.record)),
-        ]
+        ];
+        let asked = if i == 0 { asked.clone() } else { Default::default() };
+        asked.into_iter().chain(found).collect()
     };
-    let rows: Vec<_> = entry.verdict.machines.iter().enumerate().map(row).collect();
-    if !rows.is_empty() {
-        return rows;
+    if verdict.machines.is_empty() {
+        let found = [verdict.state.name(), DASH, DASH, DASH, &verdict.headline, DASH];
+        return vec![asked.into_iter().chain(found.map(str::to_owned)).collect()];
     }
-    let state = entry.verdict.state.to_string();
-    let mut only = vec![format!("[{0}](#{0})", e.id), e.question.clone(), state];
-    only.extend([DASH, DASH, DASH, &entry.verdict.headline, DASH].map(str::to_owned));
-    vec![only]
+    verdict.machines.iter().enumerate().map(row).collect()
 }
 
 fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {

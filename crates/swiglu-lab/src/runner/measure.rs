@@ -185,7 +185,7 @@ impl<'a, 'p> CaseRun<'a, 'p> {
     fn ask(&mut self, profile: usize, request: &Request) -> Result<Reply, Fault> {
         let refused = |a: Absent| Fault { profile, status: Some(a.status), reason: a.reason };
         let process = self.peers.get(&self.profiles[profile].peer).map_err(refused)?;
-        process.ask(request).map_err(|e| Fault { profile, status: None, reason: e.to_string() })
+        process.ask(request).map_err(|reason| Fault { profile, status: None, reason })
     }
 
     fn prepare(&mut self, profile: usize) -> Result<Contender, Fault> {

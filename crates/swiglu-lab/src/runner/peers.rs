@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 
 use crate::case::DeviceKind;
 use crate::peer::protocol::{PROTOCOL, Reply, Request, type_and_id};
-use crate::peer::{Fault, Limits, PeerCommands, PeerError, PeerProcess};
+use crate::peer::{Limits, PeerCommands, PeerProcess};
 use crate::record::Status;
 
 /// A profile that ended its peer this often is not tried in further cases.
@@ -70,14 +70,11 @@ impl<'a> Peers<'a> {
         let (missing, failed) = (absent(Status::NotAvailable), absent(Status::Failed));
         let command = self.commands.command(peer).map_err(|e| missing(e.to_string()))?;
         let log = self.commands.logs.join(format!("{peer}.log"));
-        let not_started = |e: PeerError| match &e.fault {
-            Fault::Start { source, .. } if source.kind() == ErrorKind::NotFound => {
-                missing(e.to_string())
-            }
-            _ => failed(e.to_string()),
-        };
-        let mut process =
-            PeerProcess::start(peer, &command, &log, self.limits).map_err(not_started)?;
+        let mut process = PeerProcess::start(peer, &command, &log, self.limits).map_err(|e| {
+            let program = command.first().map_or("".into(), |p| p.to_string_lossy());
+            let why = format!("peer `{peer}` cannot be started as {program}: {e}");
+            if e.kind() == ErrorKind::NotFound { missing(why) } else { failed(why) }
+        })?;
         let hello = Request::Hello { protocol: PROTOCOL, device: self.device };
         match process.ask(&hello) {
             Ok(Reply::Hello { versions, device, .. }) => {
@@ -87,7 +84,7 @@ impl<'a> Peers<'a> {
             }
             Ok(Reply::Unavailable { reason }) => Err(missing(reason)),
             Ok(other) => Err(failed(format!("answered with {}", type_and_id(&other).0))),
-            Err(error) => Err(failed(error.to_string())),
+            Err(error) => Err(failed(error)),
         }
     }
 

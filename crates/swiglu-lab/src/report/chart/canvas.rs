@@ -15,11 +15,8 @@ pub enum Width {
 
 impl Width {
     /// Pixels.
-    pub const fn pixels(self) -> f64 {
-        match self {
-            Width::Narrow => 344.0,
-            Width::Wide => 760.0,
-        }
+    pub fn pixels(self) -> f64 {
+        self.pick(344.0, 760.0)
     }
 
     /// One of two values.
