@@ -324,7 +324,7 @@ fn profiles(e: &Experiment) -> Markup {
             key(i, &p.id),
             html! { (p.peer) },
             html! { (p.role) },
-            html! { @for (name, value) in &p.options { code { (name) "=" (value) } " " } },
+            html! { span.key { @for (name, value) in &p.options { code { (name) "=" (value) } " " } } },
         ]
     };
     let rows: Vec<_> = e.profiles.iter().enumerate().map(row).collect();

@@ -57,9 +57,12 @@ impl Roofline {
         let start = left.max(bottom / slope);
         let at = |a: f64, b: f64| (x.at(a), y.at(b));
         canvas.line(Ink::Text, 2, &[at(start, slope * start), at(end, slope * end)]);
-        let (a, b) = at(start, slope * start);
+        // Beside the middle of the slope, which is emptier than its lower end.
+        let middle = (start * end).sqrt();
+        let (a, b) = at(middle, slope * middle);
         let text = format!("{}: {}", memory.name, si(slope, "B/s"));
-        let mut labels = vec![(text, "start", (a + 30.0, (b + 4.0).min(height - 44.0)))];
+        let room = full - 18.0 - text.chars().count() as f64 * SMALL * 0.54;
+        let mut labels = vec![(text, "start", ((a + 10.0).min(room), b + 14.0))];
         for ceiling in levels {
             let level = ceiling.per_second;
             canvas.line(
