@@ -111,7 +111,7 @@ impl<'a> Readiness<'a> {
                     Ok(Reply::Clocks { sm_mhz: Some(mhz), .. }) => format!(", {mhz:.0} MHz"),
                     _ => String::new(),
                 };
-                let versions = peers.versions().get(name).into_iter().flatten();
+                let versions = peers.versions.get(name).into_iter().flatten();
                 let parts: Vec<_> = versions.map(|(part, v)| format!("{part} {v}")).collect();
                 Check::found(&what, format!("{}{clock}", parts.join(", ")))
             }

@@ -285,14 +285,10 @@ fn ratio(experiment: &Experiment, record: &Record, key: &str) -> Result<CaseRati
     let claim = &experiment.claim;
     let (subject, _) = measured(record, key, &claim.subject)?;
     let named = matches!(claim.against, Against::Profiles(_));
-    let mut fastest: Option<(&ResultEntry, f64)> = None;
-    let mut missing = Vec::new();
+    let (mut rivals, mut missing) = (Vec::new(), Vec::new());
     for rival in experiment.profiles.iter().filter(|p| experiment.is_rival(p)) {
         match measured(record, key, &rival.id) {
-            Ok((entry, median)) if fastest.is_none_or(|(_, best)| median < best) => {
-                fastest = Some((entry, median));
-            }
-            Ok(_) => {}
+            Ok(found) => rivals.push(found),
             Err(why) => {
                 let status = record.entry(key, &rival.id).map(|e| e.status);
                 // A rival that does not do the case is no rival there; one that was named and could not be
@@ -304,7 +300,7 @@ fn ratio(experiment: &Experiment, record: &Record, key: &str) -> Result<CaseRati
             }
         }
     }
-    let Some((against, _)) = fastest else {
+    let Some((against, _)) = rivals.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
         return Err(match missing.is_empty() {
             true => "nothing to compare with".into(),
             false => missing.join(", "),

@@ -119,7 +119,6 @@ pub(crate) struct PeerProcess {
     lines: Receiver<Vec<u8>>,
     log: PathBuf,
     limits: Limits,
-    ended: bool,
 }
 
 impl PeerProcess {
@@ -152,7 +151,6 @@ impl PeerProcess {
             lines: read_lines(stdout),
             log: log.to_path_buf(),
             limits,
-            ended: false,
         })
     }
 
@@ -206,9 +204,9 @@ impl PeerProcess {
 
     fn died(&mut self, request: &str) -> String {
         // Its output is closed; the process itself may take a moment longer.
-        let status = match self.wait(GRACE) {
-            Some(status) => status.to_string(),
-            None => "its output is closed".to_owned(),
+        let status = match wait(&mut self.child, GRACE) {
+            Ok(Some(status)) => status.to_string(),
+            _ => "its output is closed".to_owned(),
         };
         format!("ended on `{request}` ({status}){}", self.tail())
     }
@@ -230,12 +228,6 @@ impl PeerProcess {
         }
     }
 
-    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let status = wait(&mut self.child, limit).ok().flatten();
-        self.ended |= status.is_some();
-        status
-    }
-
     /// Ends it with everything it started.
     fn kill(&mut self) {
         self.stdin = None;
@@ -245,12 +237,9 @@ impl PeerProcess {
             // It fails only if nothing of the group is left.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
-        if !self.ended {
-            // An error means that it has ended already.
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-            self.ended = true;
-        }
+        // An error means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -260,7 +249,8 @@ impl Drop for PeerProcess {
             // A peer that ended by itself does not read it.
             let _ = stdin.write_all(b"{\"type\":\"quit\"}\n");
             drop(stdin);
-            self.wait(GRACE);
+            // Whether it ended or not, it is killed.
+            let _ = wait(&mut self.child, GRACE);
         }
         self.kill();
     }

@@ -30,14 +30,7 @@ pub enum Measured<'a> {
 /// Held while a run measures; given back when dropped, also by a kill.
 #[derive(Debug)]
 pub struct RunLock {
-    files: Vec<File>,
-}
-
-impl RunLock {
-    /// Holds what another holds, too.
-    pub(super) fn add(&mut self, mut other: Self) {
-        self.files.append(&mut other.files);
-    }
+    pub(super) files: Vec<File>,
 }
 
 impl Drop for RunLock {

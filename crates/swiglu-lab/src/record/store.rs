@@ -189,7 +189,7 @@ impl Store {
         let here = Locks::new(&self.root);
         // Both are one where a user wants it so.
         if !here.is(user) {
-            lock.add(here.take(measured, run)?);
+            lock.files.append(&mut here.take(measured, run)?.files);
         }
         here.expect_alone(measured, run)?;
         for leftover in entries(&dir)? {

@@ -111,9 +111,8 @@ impl Site {
         }
         for decision in Decision::read_dir(&lab.join("decisions"))? {
             match decision {
-                Ok(decision) => site.decisions.push(decision),
                 Err(error @ LabError::Definition { .. }) => site.broken.push(error.to_string()),
-                Err(error) => return Err(error),
+                decision => site.decisions.push(decision?),
             }
         }
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();

@@ -211,16 +211,13 @@ impl<'a, 'p> CaseRun<'a, 'p> {
                 Reply::Verified { shape, dtype, rows, data, .. } => (shape, dtype, rows, data),
                 other => return Err(Fault::of(profile, other)),
             };
-            let judgement = self.oracle.judge(definition, (shape, dtype, &rows), &data);
-            entry.error = judgement.as_ref().ok().map(verify::metrics);
-            let complaint = match judgement {
-                Ok(judgement) => {
-                    (!judgement.passed()).then(|| verify::complaint(&judgement, &rows))
-                }
-                Err(reason) => Some(reason),
-            };
-            if complaint.is_some() {
-                (entry.status, entry.reason) = (Status::FailedVerification, complaint);
+            let judged = self.oracle.judge(definition, (shape, dtype, &rows), &data);
+            let judged = judged.and_then(|judgement| {
+                entry.error = Some(verify::metrics(&judgement));
+                if judgement.passed() { Ok(()) } else { Err(verify::complaint(&judgement, &rows)) }
+            });
+            if let Err(reason) = judged {
+                (entry.status, entry.reason) = (Status::FailedVerification, Some(reason));
             }
         }
         (self.watch)(Event::Profile { id: &definition.id, what: "warming up" });

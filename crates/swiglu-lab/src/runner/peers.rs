@@ -26,7 +26,7 @@ pub(crate) struct Peers<'a> {
     limits: Limits,
     states: BTreeMap<String, Result<PeerProcess, Absent>>,
     crashes: BTreeMap<String, (u32, String)>,
-    versions: BTreeMap<String, BTreeMap<String, String>>,
+    pub(crate) versions: BTreeMap<String, BTreeMap<String, String>>,
     device_name: Option<String>,
     next_id: u64,
 }
@@ -43,10 +43,6 @@ impl<'a> Peers<'a> {
             device_name: None,
             next_id: 1,
         }
-    }
-
-    pub(crate) fn versions(&self) -> &BTreeMap<String, BTreeMap<String, String>> {
-        &self.versions
     }
 
     /// The device as a peer calls it; of the CPU the machine's own facts are better.

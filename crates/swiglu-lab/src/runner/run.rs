@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
 
     fn save(&mut self) -> Result<()> {
         let record = &mut self.record;
-        let versions = self.peers.versions().iter();
+        let versions = self.peers.versions.iter();
         record.versions.extend(versions.map(|(peer, parts)| (peer.clone(), parts.clone())));
         if record.machine.gpu.is_none() {
             record.machine.gpu = self.peers.device_name().map(str::to_owned);
