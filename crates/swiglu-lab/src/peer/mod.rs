@@ -2,8 +2,7 @@
 
 mod process;
 pub mod protocol;
-mod serve;
 
 pub use process::{Limits, PeerCommands};
 pub(crate) use process::{PeerProcess, wait};
-pub use serve::serve;
+pub use protocol::serve;

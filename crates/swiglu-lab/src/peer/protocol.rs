@@ -6,6 +6,7 @@
 //! dtype; layouts are arranged afterwards. Streams are the seed xor [`STREAM_X`] and so on.
 
 use std::collections::BTreeMap;
+use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -216,4 +217,22 @@ impl Request {
 pub(crate) fn type_and_id(message: &impl Serialize) -> (String, Option<u64>) {
     let message = serde_json::to_value(message).unwrap_or_default();
     (message["type"].as_str().unwrap_or_default().to_owned(), message["id"].as_u64())
+}
+
+/// Answers requests on standard input, a line each, on standard output: until the input ends or `answer` has none.
+///
+/// # Errors
+/// What reading or writing failed with; [`io::ErrorKind::InvalidData`] for a line that is no request.
+pub fn serve(mut answer: impl FnMut(&Request) -> Option<Reply>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let request = serde_json::from_str(&line).map_err(|e| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("request `{line}`: {e}"))
+        })?;
+        let Some(reply) = answer(&request) else { return Ok(()) };
+        writeln!(out, "{}", serde_json::to_string(&reply)?)?;
+        out.flush()?;
+    }
+    Ok(())
 }

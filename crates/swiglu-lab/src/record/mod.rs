@@ -1,15 +1,13 @@
 //! Records: what was measured, as files that are only ever added to.
 
-mod hash;
 mod lock;
 mod result;
 mod schema;
 mod store;
 
-pub use hash::{canonical, content_hash};
 pub use lock::{Locks, Measured, RunLock};
 pub use result::{ErrorMetrics, Interval, ResultEntry, Status, Summary, Versus};
 pub use schema::{
     CaseFacts, Clocks, Executed, Machine, Profiled, ProtocolUsed, QUICK, RECORD_SCHEMA, Record,
 };
-pub use store::{Opened, Refused, Store};
+pub use store::{Opened, Refused, Store, canonical, content_hash};

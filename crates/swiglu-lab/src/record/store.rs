@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::hash::content_hash;
 use super::lock::{Locks, Measured, RunLock};
 use super::schema::{RECORD_SCHEMA, Record};
 use crate::error::{LabError, Result};
-use crate::files::{entries, file_name, file_stem, write_whole};
+use crate::files::{entries, file_name, file_stem, sha256, write_whole};
 
 /// Where unfinished files begin their names; a killed run may leave one.
 const TEMPORARY: &str = ".unfinished-";
@@ -315,4 +314,22 @@ fn files_of(dir: &Path, experiment: &str) -> Result<Vec<PathBuf>> {
         rest.is_some_and(|rest| rest.starts_with('-') && rest.ends_with(".json"))
     };
     Ok(entries(dir)?.into_iter().filter(named).collect())
+}
+
+/// JSON without blanks and with the keys of every object sorted: equal values are equal text.
+pub fn canonical(value: &Value) -> String {
+    let mut value = value.clone();
+    // Whether it is sorted already depends on a feature that any crate may switch on.
+    value.sort_all_objects();
+    value.to_string()
+}
+
+/// SHA-256 of the canonical JSON, in hexadecimal; the key `content_hash` of the outermost object is
+/// left out.
+pub fn content_hash(value: &Value) -> String {
+    let mut value = value.clone();
+    if let Some(map) = value.as_object_mut() {
+        map.remove("content_hash");
+    }
+    sha256(canonical(&value))
 }
