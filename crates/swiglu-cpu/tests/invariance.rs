@@ -167,7 +167,9 @@ fn bits_follow_the_number_of_rows_without_the_mode(isa: Isa) {
     }
     let dense = case(Op::GatedLinear, [151, 157], DType::F32, false);
     let differ = differing_as(isa, &dense, Path::Fused, &SOME);
-    assert!(differ.contains(&4) && !differ.contains(&1), "{isa}: {differ:?}");
+    // With vectors of 8 lanes the one order is the fastest of few rows too.
+    let follow = !matches!(isa, Isa::Portable | Isa::Avx2);
+    assert!(differ.contains(&4) == follow && !differ.contains(&1), "{isa}: {differ:?}");
     for &kind in quantized_types() {
         let case = quantized(Op::GatedLinear, [kind; 2], DType::F32, false);
         let few = cpu(isa, 1).quantized_rows(DType::F32, kind.block().unwrap());
