@@ -134,13 +134,13 @@ impl Lt {
     }
 
     /// Enqueues `y = x·W (+ b)`, with xᵀ in the place of x or added to what y holds as `product` says, accumulated in f32 and
-    /// rounded to `Y`, which is `T` or f32. A problem that was met before costs no allocation and no waiting. No tokens or no
+    /// rounded to `Y`, which is `T` or f32; what is added to y, once more. A problem that was met before costs no allocation and no waiting. No tokens or no
     /// output features: nothing is done.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`CudaError::WrongDevice`]; [`CudaError::Unsupported`]
-    /// without input features (the caller writes the bias then), for a bias of what is added to y, for rows of x that
-    /// overlap, for rows 2 GiB apart that are summed over, and where cuBLASLt has no algorithm; what cuBLASLt reports.
+    /// without input features (the caller writes the bias then), for rows of x that overlap, for rows 2 GiB apart that are
+    /// summed over, and where cuBLASLt has no algorithm; what cuBLASLt reports.
     ///
     /// # Safety
     /// `w` describes memory of this device that holds elements of type `T`, and a bias of type `Y`, until
@@ -214,10 +214,6 @@ impl Lt {
         };
         if w.in_features == 0 && m > 0 && w.out_features > 0 {
             return refuse("without input features there is nothing to multiply");
-        }
-        // Seen with cuBLASLt 13.0: the sum is rounded to 16 bits between what y holds and the bias.
-        if product.accumulate && w.bias.is_some() {
-            return refuse("what is added to y has no bias: it would be rounded twice");
         }
         if x.rows() > 1 && x.row_stride() < x.cols() {
             return refuse("rows of the input overlap; copy it to a dense matrix");

@@ -88,13 +88,16 @@ fn worst<T: Element, Y: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64
         if bias {
             (exact, magnitude) = (exact + b[column].to_f64(), magnitude + b[column].to_f64().abs());
         }
+        // What is added to y may be rounded to its type first (seen on an H200 with one row of 16 bits).
+        let mut added = 0.0f64;
         if product.accumulate {
             let before = before.to_f64();
+            added = exact.abs();
             (exact, magnitude) = (exact + before, magnitude + before.abs());
         }
         let unit = 2.0f64.powi(-24);
         let sum = ((k + 2) as f64 * unit + roundoff * (2.0 + roundoff)) * magnitude;
-        let rounding = Y::DTYPE.unit_roundoff() * (exact.abs() + sum);
+        let rounding = Y::DTYPE.unit_roundoff() * (added + exact.abs() + sum);
         worst = worst.max((value.to_f64() - exact).abs() / (sum + rounding));
     }
     worst
@@ -106,9 +109,9 @@ fn cases() -> Vec<Case> {
     for (i, [m, k, n]) in shapes.into_iter().enumerate() {
         for orientation in Orientation::ALL {
             for (offset, pad) in [(0, 0), (1, 3), (8, 8)] {
+                let bias = i % 2 == 0;
                 for transposed in [false, true] {
                     for accumulate in [false, true] {
-                        let bias = i % 2 == 0 && !accumulate;
                         let product = Product { transposed, accumulate, fixed: false };
                         cases.push(Case { m, k, n, orientation, bias, offset, pad, product });
                     }
@@ -189,7 +192,7 @@ fn a_problem_is_prepared_once_whatever_its_layer() {
 fn what_cannot_be_multiplied_is_refused() {
     let Some(cuda) = common::device() else { return };
     let (lt, stream) = (Lt::new(&cuda).unwrap(), cuda.stream());
-    let product = |x: [usize; 3], features: [usize; 2], y: [usize; 2], sum: bool| {
+    let refused = |x: [usize; 3], features: [usize; 2], y: [usize; 2]| {
         let data = vec![0.0f32; 64];
         let x_memory = DeviceBuffer::from_host(&stream, &data).unwrap();
         let mut y = DeviceMatrix::<f32>::new(&stream, y[0], y[1]).unwrap();
@@ -199,24 +202,20 @@ fn what_cannot_be_multiplied_is_refused() {
             in_features: features[0],
             out_features: features[1],
             row_stride: features[0],
-            bias: sum.then(|| x_memory.device_ptr()),
+            bias: None,
         };
-        let product = Product { accumulate: sum, ..Product::default() };
         let x = DeviceMatrixRef::with_stride(&x_memory, x[0], x[1], x[2]).unwrap();
         cuda.with_workspace(&stream, None, Lt::scratch_bytes(cuda.arch()), |work| {
             let scratch = work.ptr;
             // SAFETY: every product that is tried has at most 64 elements of x and of W.
-            unsafe { lt.product(&stream, x, &weights, y.view_mut(), product, scratch) }
+            unsafe { lt.product(&stream, x, &weights, y.view_mut(), Product::default(), scratch) }
         })
     };
-    let refused = |x, features, y| product(x, features, y, false);
     assert!(matches!(refused([2, 4, 4], [5, 3], [2, 3]), Err(CudaError::Core(_))));
     assert!(matches!(refused([2, 4, 4], [4, 3], [3, 3]), Err(CudaError::Core(_))));
     let overlapping = refused([2, 4, 1], [4, 3], [2, 3]).unwrap_err().to_string();
     assert!(overlapping.contains("overlap"), "{overlapping}");
     assert!(matches!(refused([2, 0, 0], [0, 3], [2, 3]), Err(CudaError::Unsupported { .. })));
-    let twice = product([2, 4, 4], [4, 3], [2, 3], true).unwrap_err().to_string();
-    assert!(twice.contains("rounded twice"), "{twice}");
     // Nothing to do is no error, and a single row has no stride.
     assert_eq!(refused([0, 4, 4], [4, 3], [0, 3]), Ok(()));
     assert_eq!(refused([2, 4, 4], [4, 0], [2, 0]), Ok(()));
