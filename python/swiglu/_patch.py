@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+import functools
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Dict, List, Optional, Tuple
@@ -235,7 +235,14 @@ def _check_weights(linears: List[Any]) -> None:
 
 
 def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:
-    """Lets the module's forward compute with small maps: it may scale, clamp or add what its parts do not tell."""
+    """Lets the module's forward compute with small maps, and their gradients: it may scale, clamp, add or detach what its
+    parts do not tell."""
+    with torch.inference_mode(False), torch.enable_grad():
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            _compare(module, linears, activation)
+
+
+def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:
     generator = torch.Generator().manual_seed(1)
     hidden, intermediate = 8, 12
     small: Dict[str, Any] = {}
@@ -248,20 +255,28 @@ def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -
     # Some rows reach far, where limits would show.
     x = torch.randn((6, hidden), generator=generator, dtype=torch.float64)
     x *= torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]])
+    x.requires_grad_()
     shadow = module.__class__.__new__(module.__class__)
     shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        try:
-            theirs: Any = _original(module)(shadow, x)
-        except Exception as error:
-            raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
-        ours = _compute(small, Found(linears, activation, None, "activation", None), "activation", x, "preact", None)
+    try:
+        theirs: Any = _original(module)(shadow, x)
+    except Exception as error:
+        raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
+    ours = _compute(small, Found(linears, activation, None, "activation", None), "activation", x, "preact", None)
     if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
         raise _Left("its forward returns something else than one tensor of the block's shape")
     # float64 in other orders: what differs by more than this is another function.
     scale = torch.maximum(theirs.abs().amax(1, keepdim=True), ours.abs().amax(1, keepdim=True))
     if not torch.all((theirs - ours).abs() <= 1e-10 * scale):
         raise _Left("its forward computes something else than down(act(gate)·up)")
+    if not theirs.requires_grad:
+        raise _Left("its forward has no gradient")
+    of = [x, *(t for name in linears for t in small[name].parameters())]
+    upstream = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    both = (torch.autograd.grad(y, of, upstream, allow_unused=True, materialize_grads=True) for y in (theirs, ours))
+    for a, b in zip(*both):
+        if not torch.all((a - b).abs() <= 1e-10 * torch.maximum(a.abs().max(), b.abs().max())):
+            raise _Left("its gradients are others than those of down(act(gate)·up)")
 
 
 def _compute(
@@ -376,11 +391,15 @@ def patch(
         patches.append((module, _Patch(found, most, save, numerics)))
         report.append(Module(name, kind, most, found.activation, weaker or "its forward is down(act(gate)·up)"))
     made = PatchReport(tuple(report))
+    if strict and not report:
+        text = "no feed-forward block was found: a module with gate_proj and up_proj (or gate_up_proj) and down_proj"
+        raise _check.error("unsupported", "patch", text)
     if strict and any(m.level != level for m in made.modules):
         raise _check.error("unsupported", "patch", str(made))
     for module, how in patches:
         module.__dict__[_ATTRIBUTE] = how
-        module.__dict__["forward"] = types.MethodType(_forward, module)
+        # Not a method: pickled, it would be looked for in the class.
+        module.__dict__["forward"] = functools.partial(_forward, module)
     return made
 
 

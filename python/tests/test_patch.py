@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 
@@ -59,6 +60,25 @@ class Clamped(Block):
 class Dropped(Block):
     def forward(self, x):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class Detached(Block):
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)).detach() * self.up_proj(x))
+
+
+class WithoutGradient(Block):
+    def forward(self, x):
+        with torch.no_grad():
+            return super().forward(x)
+
+
+class OtherGradient(Block):
+    def forward(self, x):
+        h = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        if h.requires_grad:
+            h.register_hook(lambda grad: 3 * grad)
+        return self.down_proj(h)
 
 
 class TwoInputs(Block):
@@ -126,6 +146,9 @@ def test_packed_blocks_and_gradients():
         (Scaled, "computes something else"),
         (Clamped, "computes something else"),
         (Dropped, "computes something else"),
+        (Detached, "its gradients are others"),
+        (OtherGradient, "its gradients are others"),
+        (WithoutGradient, "has no gradient"),
         (TwoInputs, "does not take one tensor"),
         (lambda: Block(act=nn.Tanh()), "none of ours"),
     ],
@@ -250,6 +273,35 @@ def test_copies_casts_and_compile():
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         expect_block(model, x, compiled(x))
+
+
+def test_a_patched_model_is_pickled_whole():
+    model = nn.Sequential(Block(), Packed())
+    swiglu.patch(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        x = tensor(3, 8)
+        again[0].gate_proj.weight.mul_(2)
+        expect_block(again[0], x, again[0](x))
+        assert torch.equal(again[1](x), model[1](x)) and not torch.equal(again[0](x), model[0](x))
+    assert swiglu.unpatch(again) == 2 and "forward" not in vars(again[0])
+
+
+def test_a_model_without_blocks_is_no_success_where_all_must_be_patched():
+    assert not swiglu.patch(nn.Linear(2, 2)).modules
+    with pytest.raises(swiglu.SwigluError, match="no feed-forward block was found"):
+        swiglu.patch(nn.Linear(2, 2), strict=True)
+
+
+def test_blocks_are_recognised_in_inference_mode():
+    model = Block()
+    with torch.inference_mode():
+        assert swiglu.patch(model).patched
+        x = tensor(3, 8)
+        expect_block(model, x, model(x))
 
 
 def test_reports_read_well():

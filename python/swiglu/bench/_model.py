@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
@@ -93,8 +94,8 @@ def _model(shape: Shape, train: bool) -> Any:
         use_cache=False,
     )
     torch.manual_seed(7)
-    model = LlamaForCausalLM(config).to(device=shape.device, dtype=shape.dtype)
-    return model.train(train)
+    model: Any = LlamaForCausalLM(config)
+    return model.to(device=shape.device, dtype=shape.dtype).train(train)
 
 
 def _run(model: Any, mode: str, ids: Tensor) -> Tensor:
@@ -107,6 +108,10 @@ def _run(model: Any, mode: str, ids: Tensor) -> Tensor:
     model(ids, labels=ids).loss.backward()
     grad: Tensor = next(p for name, p in model.named_parameters() if name.endswith("layers.0.mlp.up_proj.weight")).grad
     return grad
+
+
+def _call(model: Any, mode: str, ids: Tensor, _: int) -> Tensor:
+    return _run(model, mode, ids)
 
 
 def _peak(run: Callable[[int], Any], device: str) -> int:
@@ -136,7 +141,7 @@ def measure(providers: Sequence[str], case: str, shape: Shape, rounds: int) -> L
     for row in rows:
         try:
             model = PROVIDERS[row.provider](_model(shape, mode == "train"))
-            run = runs[row.provider] = lambda _, model=model: _run(model, mode, ids)
+            run = runs[row.provider] = partial(_call, model, mode, ids)
             # The first ones compile and capture.
             results = [run(i) for i in range(4)]
             error = (results[-1].double() - exact).norm().item() / size

@@ -381,9 +381,9 @@ def _with_gradient(name: str, body: Callable[..., Any], gradient: Callable[..., 
             return op.redispatch(keyset, *args)
 
     def forward(ctx: Any, *args: Any) -> Any:
-        *args, keyset = args
-        result = beside(keyset, args)
-        _save(ctx, args, result)
+        inputs, keyset = args[:-1], args[-1]
+        result = beside(keyset, inputs)
+        _save(ctx, inputs, result)
         return result
 
     def backward(ctx: Any, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -482,7 +482,7 @@ def _define() -> None:
                 qualified = name if overload == "default" else f"{name}.out"
                 kernel = _autocast(name, device, getattr(torch._C.DispatchKey, key), overload)
                 LIBRARY.impl(qualified, kernel, key, with_keyset=True)
-    backwards = {
+    backwards: Dict[str, Tuple[str, str, Callable[..., Any]]] = {
         "silu_mul_backward": (
             "Tensor grad, Tensor gate, Tensor up, str activation, str? numerics",
             "(Tensor, Tensor)",
