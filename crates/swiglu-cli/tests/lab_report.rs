@@ -55,6 +55,12 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     // Without a name it lies beside the lab.
     assert_eq!(swiglu(&measured).code, Some(0));
     assert_eq!(fs::read_to_string(dir.path().join("MEASURED.md")).unwrap(), text);
+    // It is written over such a document, and over no other.
+    assert_eq!(json_of(&[&measured[..], &[file.to_str().unwrap()]].concat()), written);
+    fs::write(&file, "notes\n\nof mine\n").unwrap();
+    let refused = swiglu(&[&measured[..], &[file.to_str().unwrap()]].concat());
+    assert!(refused.code == Some(2) && refused.stderr.contains("not a document of figures"));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "notes\n\nof mine\n");
     // The same record again is the same report.
     assert_eq!(json_of(&report), document);
     // Whether it can run here is asked where that is wanted.

@@ -1,7 +1,10 @@
 //! A Llama block made of candle's layers, and the same computed by swiglu as one op over candle's memory: results compared
 //! within derived bounds, then times.
 //!
-//! `cargo run --release --manifest-path examples/candle/Cargo.toml`
+//! `cargo run --release --manifest-path examples/candle/Cargo.toml`, on a CUDA device with `--features cuda`
+
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use std::time::Instant;
 
@@ -28,6 +31,17 @@ struct LlamaMlp {
     down: Linear,
 }
 
+impl LlamaMlp {
+    fn linears(&self) -> [&Linear; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+
+    fn to(&self, device: &Device) -> Result<Self> {
+        let there = |l: &Linear| Ok(Linear::new(l.weight().to_device(device)?, None));
+        Ok(Self { gate: there(&self.gate)?, up: there(&self.up)?, down: there(&self.down)? })
+    }
+}
+
 impl Module for LlamaMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let gate = candle_nn::ops::silu(&self.gate.forward(x)?)?;
@@ -35,14 +49,42 @@ impl Module for LlamaMlp {
     }
 }
 
+/// Element types of both.
+#[cfg(not(feature = "cuda"))]
+trait Value: Element + WithDType {}
+#[cfg(feature = "cuda")]
+trait Value:
+    Element + WithDType + candle_core::cuda::CudaDType + candle_core::cuda::cudarc::driver::DeviceRepr
+{
+}
+impl Value for f32 {}
+impl Value for bf16 {}
+
 /// The same block as one op.
-struct FusedMlp(Mlp);
+struct FusedMlp {
+    layer: Mlp,
+    /// What the layer reads where it lies, on a CUDA device; after the layer, which goes first.
+    _weights: Option<[Tensor; 3]>,
+}
 
 impl FusedMlp {
-    /// Packs the weights of linear layers from where candle has them.
-    fn new<T: Element + WithDType>(mlp: &LlamaMlp) -> Result<Self> {
-        let device = swiglu::Device::cpu().map_err(Error::wrap)?;
-        with_params::<T, _>(mlp, |params| Mlp::from_params(&device, params)).map(Self)
+    /// Packs the weights of linear layers from where candle has them; on a CUDA device they stay there.
+    fn new<T: Value>(mlp: &LlamaMlp) -> Result<Self> {
+        match mlp.gate.weight().device() {
+            Device::Cpu => {
+                let device = swiglu::Device::cpu().map_err(Error::wrap)?;
+                let layer = with_params::<T, _>(mlp, |params| Mlp::from_params(&device, params))?;
+                Ok(Self { layer, _weights: None })
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => {
+                let weights = mlp.linears().map(|linear| linear.weight().clone());
+                // SAFETY: the weights are kept beside the layer, and candle frees memory in the order of its stream.
+                let layer = unsafe { gpu::layer::<T>(weights.each_ref()) }?;
+                Ok(Self { layer, _weights: Some(weights) })
+            }
+            other => bail!("no kernels for {other:?}"),
+        }
     }
 
     fn rows<T: Element + WithDType>(
@@ -53,7 +95,7 @@ impl FusedMlp {
         let x = matrix::<T>(storage, layout)?;
         let mut y = vec![T::default(); x.rows() * HIDDEN];
         let out = MatrixMut::new(&mut y, x.rows(), HIDDEN).map_err(Error::wrap)?;
-        self.0.forward_into(x, out).map_err(Error::wrap)?;
+        self.layer.forward_into(x, out).map_err(Error::wrap)?;
         Ok(y)
     }
 }
@@ -69,6 +111,21 @@ impl CustomOp1 for FusedMlp {
             CpuStorage::BF16(_) => CpuStorage::BF16(self.rows(storage, layout)?),
             CpuStorage::F16(_) => CpuStorage::F16(self.rows(storage, layout)?),
             _ => bail!("x: expected f32, f16 or bf16"),
+        };
+        Ok((y, layout.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        use candle_core::backend::BackendStorage;
+        let y = match storage.dtype() {
+            DType::F32 => gpu::forward::<f32>(&self.layer, storage, layout)?,
+            DType::BF16 => gpu::forward::<bf16>(&self.layer, storage, layout)?,
+            other => bail!("x: expected f32 or bf16, given {other:?}"),
         };
         Ok((y, layout.shape().clone()))
     }
@@ -98,7 +155,7 @@ fn with_params<T: Element + WithDType, R>(
     mlp: &LlamaMlp,
     f: impl FnOnce(&MlpParams<'_, T>) -> swiglu::Result<R>,
 ) -> Result<R> {
-    let [gate, up, down] = [&mlp.gate, &mlp.up, &mlp.down].map(|l| l.weight().storage_and_layout());
+    let [gate, up, down] = mlp.linears().map(|l| l.weight().storage_and_layout());
     let view = |(storage, layout)| match storage {
         &Storage::Cpu(ref storage) => matrix::<T>(storage, layout),
         _ => bail!("a weight is not on the CPU"),
@@ -141,35 +198,43 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-fn run<T: Element + WithDType>() -> Result<()> {
+fn run<T: Value>(device: &Device) -> Result<()> {
     let linear = |inputs: usize, outputs: usize| -> Result<Linear> {
         let std = 1.0 / (inputs as f32).sqrt();
         let weight = Tensor::randn(0f32, std, (outputs, inputs), &Device::Cpu)?;
         Ok(Linear::new(weight.to_dtype(<T as WithDType>::DTYPE)?, None))
     };
-    let theirs = LlamaMlp {
+    let on_host = LlamaMlp {
         gate: linear(HIDDEN, INTERMEDIATE)?,
         up: linear(HIDDEN, INTERMEDIATE)?,
         down: linear(INTERMEDIATE, HIDDEN)?,
     };
+    let theirs = on_host.to(device)?;
     let ours = FusedMlp::new::<T>(&theirs)?;
+    // A device is waited for once in so many calls.
+    let calls = if device.is_cpu() { 1 } else { 50 };
     for m in [1, 16, 128] {
         let x = Tensor::randn(0f32, 1.0, (1, m, HIDDEN), &Device::Cpu)?;
         let x = x.to_dtype(<T as WithDType>::DTYPE)?;
-        let results = [ours.forward(&x)?, theirs.forward(&x)?];
-        let [worst, relative, limit] = compare::<T>(&theirs, &x, [&results[0], &results[1]])?;
+        let there = x.to_device(device)?;
+        let results = [ours.forward(&there)?, theirs.forward(&there)?];
+        let results = [results[0].to_device(&Device::Cpu)?, results[1].to_device(&Device::Cpu)?];
+        let [worst, relative, limit] = compare::<T>(&on_host, &x, results.each_ref())?;
         // In turns: a shared machine's speed changes within seconds.
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..31 {
             for (module, times) in [&ours as &dyn Module, &theirs].into_iter().zip(&mut times) {
                 let start = Instant::now();
-                module.forward(&x)?;
-                times.push(start.elapsed().as_secs_f64() * 1e6);
+                for _ in 0..calls {
+                    module.forward(&there)?;
+                }
+                device.synchronize()?;
+                times.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls));
             }
         }
         let [ours, theirs] = times.map(median);
         println!(
-            "{:<4} M = {m:<3}  candle {theirs:>7.0} µs  swiglu {ours:>7.0} µs  {:>5.1} ×   \
+            "{:<4} M = {m:<3}  candle {theirs:>7.1} µs  swiglu {ours:>7.1} µs  {:>5.1} ×   \
              differ by {relative:.1e} of at most {limit:.1e}",
             <T as Element>::DTYPE,
             theirs / ours,
@@ -182,10 +247,14 @@ fn run<T: Element + WithDType>() -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    println!(
-        "{HIDDEN} → {INTERMEDIATE} → {HIDDEN}, SwiGLU, on {}",
-        swiglu::Device::cpu().map_err(Error::wrap)?
-    );
-    run::<f32>()?;
-    run::<bf16>()
+    let mut devices = vec![(Device::Cpu, swiglu::Device::cpu())];
+    if cfg!(feature = "cuda") {
+        devices.push((Device::new_cuda(0)?, "cuda".parse()));
+    }
+    for (theirs, ours) in devices {
+        println!("{HIDDEN} → {INTERMEDIATE} → {HIDDEN}, SwiGLU, on {}", ours.map_err(Error::wrap)?);
+        run::<f32>(&theirs)?;
+        run::<bf16>(&theirs)?;
+    }
+    Ok(())
 }

@@ -47,6 +47,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
     let root = lab.parent().unwrap_or(Path::new(""));
     if let Some(file) = &args.measured {
         let file = file.clone().unwrap_or_else(|| root.join("MEASURED.md"));
+        expect_ours(&file)?;
         std::fs::write(&file, site.measured(root))
             .with_context(|| format!("writing {}", file.display()))?;
         let count = site.experiments.len();
@@ -65,3 +66,20 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
     terminal.print(&document, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
     expect_whole(&site)
 }
+
+/// Refuses to write over a document that somebody else wrote.
+fn expect_ours(file: &Path) -> anyhow::Result<()> {
+    let there = std::fs::read(file).unwrap_or_default();
+    let ours =
+        |text: &[u8]| text.split(|&b| b == b'\n').nth(2).is_some_and(|l| l.starts_with(MARK));
+    if there.is_empty() || ours(&there) {
+        return Ok(());
+    }
+    let file = file.display();
+    bail!(
+        "--measured {file}: it is not a document of figures; expected one, which is replaced, or a new file"
+    )
+}
+
+/// How the third line of the document begins.
+const MARK: &[u8] = b"Written by `swiglu lab report --measured`";
