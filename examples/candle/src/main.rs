@@ -37,7 +37,8 @@ impl LlamaMlp {
     }
 
     fn to(&self, device: &Device) -> Result<Self> {
-        let there = |l: &Linear| Ok(Linear::new(l.weight().to_device(device)?, None));
+        let there =
+            |l: &Linear| -> Result<Linear> { Ok(Linear::new(l.weight().to_device(device)?, None)) };
         Ok(Self { gate: there(&self.gate)?, up: there(&self.up)?, down: there(&self.down)? })
     }
 }

@@ -17,7 +17,9 @@ fn the_document_in_the_repository_is_what_its_records_give() {
     let kept = std::fs::read_to_string(root.join("MEASURED.md")).unwrap();
     let differs = now.lines().zip(kept.lines()).find(|(now, kept)| now != kept);
     assert!(now == kept, "run `swiglu lab report --measured`: {differs:?}");
-    assert!(now.lines().count() <= 400, "{}", now.lines().count());
+    // Of an experiment a table, and not each of its cases twice.
+    let most = 15 * site.experiments.len();
+    assert!(now.lines().count() <= most, "{} of {most}", now.lines().count());
     for entry in &site.experiments {
         assert!(
             now.contains(&format!("\n## {}\n", entry.experiment.id)),
