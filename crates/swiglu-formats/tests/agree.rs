@@ -159,6 +159,28 @@ fn sizes_that_fit_no_number_are_contradictions_and_no_more() {
     }
 }
 
+#[test]
+fn what_is_no_size_contradicts_every_tensor() {
+    for value in [json!(-5), json!(47.5), json!(1e300), json!("48"), json!({"a": 48}), json!(true)]
+    {
+        for key in ["intermediate_size", "hidden_size"] {
+            let config = json!({"model_type": "llama", key: value});
+            let error = load(DENSE, 48, &config, &LoadOptions::default()).unwrap_err();
+            assert!(matches!(error, FormatError::Contradicted { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("`{key}` = {value}, but")), "{error}");
+            load(DENSE, 48, &config, &LoadOptions::default().with_ignored(key)).unwrap();
+        }
+    }
+    for none in [json!(0), json!(null), json!(false), json!(""), json!([])] {
+        let config = json!({"intermediate_size": none, "hidden_size": none});
+        load(DENSE, 48, &config, &LoadOptions::default()).unwrap();
+    }
+    let floats = json!({"intermediate_size": 48.0, "hidden_size": 12.0});
+    load(DENSE, 48, &floats, &LoadOptions::default()).unwrap();
+    let other = json!({"intermediate_size": 64.0});
+    load(DENSE, 48, &other, &LoadOptions::default()).unwrap_err();
+}
+
 fn with_biases(roles: &[(&str, usize)]) -> Vec<T> {
     let mut tensors = block(DENSE, H);
     tensors.extend(
@@ -185,6 +207,14 @@ fn biases_that_are_stated_and_absent_are_refused_by_name() {
         refused(load(&some, &[]), &["no bias of down"]);
         load(&block(DENSE, H), &[key]).unwrap();
         load(&with_biases(&[("gate", H), ("up", H), ("down", K)]), &[]).unwrap();
+    }
+    // Set is what Python takes for true.
+    for (value, set) in
+        [(json!("yes"), true), (json!(1), true), (json!(0), false), (json!(""), false)]
+    {
+        let config = json!({"model_type": "llama", "mlp_bias": value}).to_string();
+        let loaded = Checkpoint::new(&block(DENSE, H), &config).load(&at(1));
+        assert_eq!(loaded.is_err(), set, "{config}");
     }
     // Of the language model, beside a part that says nothing of its own.
     let config =

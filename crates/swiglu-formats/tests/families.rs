@@ -177,9 +177,16 @@ fn a_limit_is_that_of_the_block_and_the_layer() {
     let lists = r#"{"model_type":"deepseek_v4","swiglu_limit":[3.5,0.0]}"#;
     assert_eq!(limit(routed, lists, &expert(0)), Some(3.5));
     assert_eq!(limit(second, lists, &expert(1)), None);
-    let odd = r#"{"model_type":"deepseek_v4","swiglu_limit":"much"}"#;
-    let layer = checkpoint(routed, odd).load(&expert(0)).unwrap();
-    assert!(layer.activation().unwrap_err().to_string().contains("swiglu_limit = \"much\""));
+    for odd in ["\"much\"", "NaN", "[]", "{}", "true", "-1"] {
+        let config = format!(r#"{{"model_type":"deepseek_v4","swiglu_limit":{odd}}}"#);
+        let layer = checkpoint(routed, &config).load(&expert(0)).unwrap();
+        let error = layer.activation().unwrap_err().to_string();
+        assert!(error.contains("swiglu_limit = ") && error.contains(odd), "{odd}: {error}");
+    }
+    for stated in ["NaN", "Infinity"] {
+        let config = format!(r#"{{"model_type":"llama","swiglu_limit":{stated}}}"#);
+        refused(checkpoint(dense, &config).load(&at(0)), &["swiglu_limit", stated]);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::bytes::without_mark;
 
 /// Reads JSON with what Python's `json` writes or reads beside the standard: a byte-order mark,
-/// UTF-16, `NaN` (which becomes null) and `Infinity` (the largest number),
+/// UTF-16, `NaN` and `Infinity` (which become strings of these words, see [`number`]),
 /// a comma behind the last element. Bytes that are no text are replaced: they stand in names of
 /// files, not in keys.
 pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
@@ -16,6 +16,18 @@ pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
         Err(_) => Err(error),
     })
 }
+
+/// A number, also an infinite one; NaN is none.
+pub(crate) fn number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(word) if word == INFINITY.0 => Some(f64::INFINITY),
+        Some(word) if word == INFINITY.1 => Some(f64::NEG_INFINITY),
+        _ => value.as_f64(),
+    }
+}
+
+const INFINITY: (&str, &str) = ("Infinity", "-Infinity");
+const NAN: &str = "NaN";
 
 fn text(bytes: &[u8]) -> String {
     let wide = |from: fn([u8; 2]) -> u16| {
@@ -31,12 +43,6 @@ fn text(bytes: &[u8]) -> String {
 
 /// The same without words that JSON lacks and without commas that nothing follows.
 fn strict(text: &str) -> String {
-    // The largest number stands for infinity.
-    const WORDS: [(&str, &str); 3] = [
-        ("-Infinity", "-1.7976931348623157e308"),
-        ("Infinity", "1.7976931348623157e308"),
-        ("NaN", "null"),
-    ];
     let mut out = String::with_capacity(text.len());
     let (mut rest, mut quoted) = (text, false);
     while let Some(c) = rest.chars().next() {
@@ -49,8 +55,10 @@ fn strict(text: &str) -> String {
                 continue;
             }
             _ if !quoted => {
-                if let Some((word, number)) = WORDS.iter().find(|(w, _)| rest.starts_with(w)) {
-                    out.push_str(number);
+                if let Some(word) =
+                    [INFINITY.1, INFINITY.0, NAN].iter().find(|w| rest.starts_with(**w))
+                {
+                    out.extend(["\"", word, "\""]);
                     rest = &rest[word.len()..];
                     continue;
                 }
@@ -74,7 +82,7 @@ mod tests {
             ("\u{feff}{\"a\": 1}", json!({"a": 1})),
             (
                 r#"{"a": NaN, "b": [-Infinity, Infinity]}"#,
-                json!({"a": null, "b": [f64::MIN, f64::MAX]}),
+                json!({"a": "NaN", "b": ["-Infinity", "Infinity"]}),
             ),
             ("{\"a\": [1, 2,\n],\n}", json!({"a": [1, 2]})),
             (r#"{"a": "NaN, \", ]", "b": 1,}"#, json!({"a": "NaN, \", ]", "b": 1})),
@@ -86,6 +94,15 @@ mod tests {
             "\u{feff}{\"a\": 1}".encode_utf16().flat_map(u16::to_le_bytes).collect();
         assert_eq!(parse(&utf16).unwrap(), json!({"a": 1}));
         assert_eq!(parse(b"{\"a\": \"mod\xe8le\"}").unwrap(), json!({"a": "mod\u{fffd}le"}));
+    }
+
+    #[test]
+    fn infinity_is_a_number_and_nan_is_none() {
+        let read = parse(br#"[7, -0.5, Infinity, -Infinity, NaN, "7", null, true]"#).unwrap();
+        let numbers: Vec<_> = read.as_array().unwrap().iter().map(number).collect();
+        let inf = f64::INFINITY;
+        let expected = [Some(7.0), Some(-0.5), Some(inf), Some(-inf), None, None, None, None];
+        assert_eq!(numbers, expected);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::error::{FormatError, Result};
 use crate::gguf::Gguf;
 use crate::gguf::metadata;
 
+pub(crate) use json::number;
+
 /// A config.json is a few kilobytes.
 const MAX_CONFIG: usize = 16 << 20;
 /// Objects within objects that are looked through: real ones have three levels.
@@ -231,11 +233,9 @@ impl<'a> Scope<'a> {
         Some((format!("{path}{key}"), object.get(key).filter(|value| !value.is_null())?))
     }
 
-    /// A size: a whole number, also one that a program wrote as a float.
+    /// The size that the first of these keys states.
     pub(crate) fn size(&self, keys: &[&str]) -> Option<usize> {
-        let (_, value) = keys.iter().find_map(|key| self.get(key))?;
-        let whole = || value.as_f64().filter(|v| v.fract() == 0.0 && (0.0..1e15).contains(v));
-        value.as_u64().or_else(|| whole().map(|v| v as u64))?.try_into().ok()
+        size(keys.iter().find_map(|key| self.get(key))?.1)
     }
 
     /// Every key with a value that is no object, with the objects' keys before it. Configurations of other
@@ -246,6 +246,24 @@ impl<'a> Scope<'a> {
             leaves(path, object, 0, &mut out);
         }
         out
+    }
+}
+
+/// A size: a whole number, also one that a program wrote as a float.
+pub(crate) fn size(value: &Value) -> Option<usize> {
+    let whole = || value.as_f64().filter(|v| v.fract() == 0.0 && (0.0..1e15).contains(v));
+    value.as_u64().or_else(|| whole().map(|v| v as u64))?.try_into().ok()
+}
+
+/// Whether a flag is set, as Python decides: a model's code does not look at the kind.
+pub(crate) fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Bool(set) => *set,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(object) => !object.is_empty(),
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use swiglu_core::{Activation, GateFn};
 
 use super::{Blocks, Effect, Family, Function};
-use crate::config::Scope;
+use crate::config::{Scope, is_set, number};
 
 /// Keys under which configurations name an activation, where their family has none of its own.
 pub(super) const KEYS: [&str; 15] = [
@@ -116,7 +116,7 @@ fn function(
         Function::Named(keys, default) => stated(keys).or_else(|| of_family(default)),
         Function::Fixed(name) => of_family(name),
         Function::Flags(flags, default) => {
-            let set = |key: &str| scope.get(key).filter(|(_, v)| v.as_bool() == Some(true));
+            let set = |key: &str| scope.get(key).filter(|(_, v)| is_set(v));
             let found = flags.iter().find_map(|(key, name)| Some((set(key)?.0, *name)));
             match found {
                 Some((key, name)) => Some((name.into(), ActivationSource::Stated(key))),
@@ -148,9 +148,9 @@ fn limit(
             Value::Array(layers) => layers.get(layer).ok_or_else(said)?,
             value => value,
         };
-        let limit = match value.as_f64() {
+        let limit = match number(value) {
             _ if value.is_null() => default,
-            // So large that it clamps nothing: infinity, as Python writes it.
+            // So large that it clamps nothing.
             Some(limit) if limit == 0.0 || limit > f64::from(f32::MAX) => None,
             Some(limit) if limit > 0.0 => Some(limit as f32),
             _ => return Err(said()),

@@ -4,7 +4,7 @@ use serde_json::Value;
 use swiglu_core::{Norm, NormKind, Sparsity};
 
 use super::{Effect, Family, is_neutral};
-use crate::config::Scope;
+use crate::config::{Scope, number};
 
 /// Keys for ε of an RMS norm. That of a layer norm is its family's.
 const EPSILON: [&str; 2] = ["rms_norm_eps", "attention.layer_norm_rms_epsilon"];
@@ -50,11 +50,12 @@ pub(crate) fn stated_sparsity(
                 .ok_or_else(|| said(&format!("expected a value for layer {layer}")))?,
             value => value,
         };
-        // Without any sparsity z is −∞, which no number of JSON is.
-        if is_neutral(value) && value.as_f64() != Some(1.0) {
+        let number = number(value);
+        // Without any sparsity z is −∞.
+        if is_neutral(value) && number != Some(1.0) || number == Some(f64::NEG_INFINITY) {
             return Ok(None);
         }
-        let number = value.as_f64().ok_or_else(|| said("expected numbers"))?;
+        let number = number.ok_or_else(|| said("expected numbers"))?;
         return made(number as f32).map(Some).map_err(|error| said(&error.to_string()));
     }
     let sparse = layer < first && scope.size(&LAYERS).is_none_or(|layers| layers > first);

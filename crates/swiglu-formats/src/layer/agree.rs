@@ -4,10 +4,12 @@ use serde_json::Value;
 
 use super::names::{Kind, unwrapped};
 use super::{LoadOptions, TensorNames};
-use crate::config::{Config, Scope};
+use crate::config::{Config, Scope, is_set, size};
 use crate::error::{FormatError, Result, clip};
-use crate::family::{Blocks, Family};
+use crate::family::{Blocks, Family, is_neutral};
 
+/// Keys for K.
+const HIDDEN: [&str; 5] = ["hidden_size", "embedding_length", "d_model", "n_embd", "dim"];
 /// Keys for H of a dense block, and of every block where none of the others is stated.
 const DENSE: [&str; 7] = [
     "intermediate_size",
@@ -99,9 +101,9 @@ impl Found<'_> {
         }
         let (stated, of_block) = match self.blocks {
             // A block is of one kind: what is not routed is dense or shared.
-            Blocks::All | Blocks::NotRouted => (self.stated(&DENSE), true),
-            Blocks::Experts => self.first_stated(&[&EXPERTS, &DENSE]),
-            Blocks::Shared => self.first_stated(&[&SHARED, &EXPERTS, &DENSE]),
+            Blocks::All | Blocks::NotRouted => (self.stated(&DENSE)?, true),
+            Blocks::Experts => self.first_stated(&[&EXPERTS, &DENSE])?,
+            Blocks::Shared => self.first_stated(&[&SHARED, &EXPERTS, &DENSE])?,
         };
         let fits = |&size: &usize| match self.blocks {
             Blocks::All if name == "Qwen 1" => size / 2 == intermediate && size.is_multiple_of(2),
@@ -120,7 +122,7 @@ impl Found<'_> {
             return Ok(());
         }
         let Some((key, value, _)) = stated.first() else { return Ok(()) };
-        Err(self.contradicted(key, value, format!("{tensor} has {intermediate}")))
+        Err(contradicted(self.config, key, value, format!("{tensor} has {intermediate}")))
     }
 
     /// Refuses a block without the biases that its configuration says it has.
@@ -131,7 +133,7 @@ impl Found<'_> {
         let name = self.family.map_or("", |f| f.name);
         let of_family = BIASES_OF.iter().filter(|(family, _)| *family == name);
         let mut keys = BIASES.into_iter().chain(of_family.map(|(_, key)| *key));
-        let stated = |key| self.scope.innermost(key).filter(|(_, v)| v.as_bool() == Some(true));
+        let stated = |key| self.scope.innermost(key).filter(|(_, v)| is_set(v));
         let Some((key, value)) = keys.find_map(stated) else { return Ok(()) };
         let both = names.gate_up_bias.is_some();
         let lacking: Vec<&str> = [
@@ -146,46 +148,40 @@ impl Found<'_> {
             return Ok(());
         }
         let why = format!("layer {} has no bias of {}", self.layer, lacking.join(", "));
-        Err(self.contradicted(&key, value, why))
-    }
-
-    fn contradicted(&self, key: &str, value: &Value, why: String) -> FormatError {
-        FormatError::Contradicted {
-            path: self.config.path().to_owned(),
-            key: clip(key, 200),
-            value: clip(&value.to_string(), 100),
-            why: clip(&why, 300),
-        }
+        Err(contradicted(self.config, &key, value, why))
     }
 
     /// Of the first list with a key that is stated, all that are; and whether it is the list of such blocks.
-    fn first_stated(&self, lists: &[&[&'static str]]) -> (Vec<Sizes<'_>>, bool) {
+    fn first_stated(&self, lists: &[&[&'static str]]) -> Result<(Vec<Sizes<'_>>, bool)> {
         for (i, keys) in lists.iter().enumerate() {
-            let stated = self.stated(keys);
+            let stated = self.stated(keys)?;
             if !stated.is_empty() {
-                return (stated, i == 0);
+                return Ok((stated, i == 0));
             }
         }
-        (Vec::new(), false)
+        Ok((Vec::new(), false))
     }
 
     /// The keys that the innermost object states, with their sizes for this layer.
-    fn stated(&self, keys: &[&'static str]) -> Vec<Sizes<'_>> {
-        let stated = keys.iter().filter_map(|key| {
-            let (path, value) = self.scope.innermost(key)?;
+    fn stated(&self, keys: &[&'static str]) -> Result<Vec<Sizes<'_>>> {
+        let mut out = Vec::new();
+        for (path, value) in keys.iter().filter_map(|key| self.scope.innermost(key)) {
+            let of = |value| expect_whole(self.config, &path, value);
             let sizes: Vec<usize> = match value {
                 Value::Array(items) => match items.get(self.layer) {
                     Some(own) if Some(items.len()) == self.layers() => {
-                        size(own).into_iter().collect()
+                        of(own)?.into_iter().collect()
                     }
                     // Of kinds of experts.
-                    _ => items.iter().filter_map(size).collect(),
+                    _ => items.iter().filter_map(size).filter(|&size| size > 0).collect(),
                 },
-                one => size(one).into_iter().collect(),
+                one => of(one)?.into_iter().collect(),
             };
-            (!sizes.is_empty()).then_some((path, value, sizes))
-        });
-        stated.collect()
+            if !sizes.is_empty() {
+                out.push((path, value, sizes));
+            }
+        }
+        Ok(out)
     }
 
     fn layers(&self) -> Option<usize> {
@@ -194,7 +190,7 @@ impl Found<'_> {
 
     fn is_double(&self, size: usize, intermediate: usize) -> bool {
         size.checked_mul(2) == Some(intermediate)
-            && self.scope.get(DOUBLE).is_some_and(|(_, v)| v == true)
+            && self.scope.get(DOUBLE).is_some_and(|(_, v)| is_set(v))
     }
 
     /// Old writers of GGUF state what all experts of a token have together.
@@ -209,6 +205,35 @@ impl Found<'_> {
     }
 }
 
+/// The hidden size that a configuration states; none if it is a list, of a model's stages.
+///
+/// # Errors
+/// [`FormatError::Contradicted`] if it is no size.
+pub(super) fn stated_hidden(config: &Config, scope: &Scope<'_>) -> Result<Option<usize>> {
+    match HIDDEN.iter().find_map(|key| scope.get(key)) {
+        None | Some((_, Value::Array(_))) => Ok(None),
+        Some((key, value)) => expect_whole(config, &key, value),
+    }
+}
+
+/// The size that a key states; none if it is 0, false or empty.
+fn expect_whole(config: &Config, key: &str, value: &Value) -> Result<Option<usize>> {
+    match size(value) {
+        Some(size) => Ok((size > 0).then_some(size)),
+        None if is_neutral(value) => Ok(None),
+        None => Err(contradicted(config, key, value, "a size is a whole number".into())),
+    }
+}
+
+fn contradicted(config: &Config, key: &str, value: &Value, why: String) -> FormatError {
+    FormatError::Contradicted {
+        path: config.path().to_owned(),
+        key: clip(key, 200),
+        value: clip(&value.to_string(), 100),
+        why: clip(&why, 300),
+    }
+}
+
 /// Whether the innermost object of a configuration describes the blocks of a part of the model.
 pub(super) fn is_described(prefix: &str) -> bool {
     unwrapped(prefix).split('.').all(|part| DESCRIBED.contains(&part))
@@ -216,11 +241,6 @@ pub(super) fn is_described(prefix: &str) -> bool {
 
 /// A key as it stands, its value, and the sizes in it.
 type Sizes<'a> = (String, &'a Value, Vec<usize>);
-
-fn size(value: &Value) -> Option<usize> {
-    let size = value.as_u64().filter(|&size| size > 0)?;
-    usize::try_from(size).ok()
-}
 
 fn last(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)

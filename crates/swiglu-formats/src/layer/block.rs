@@ -11,10 +11,6 @@ use crate::error::{FormatError, Result, clip};
 use crate::family::{self, Blocks, Effect, Family};
 use crate::model::{FileFormat, Model};
 
-/// Keys for K.
-pub(super) const HIDDEN: [&str; 5] =
-    ["hidden_size", "embedding_length", "d_model", "n_embd", "dim"];
-
 /// The tensors to load and what is known of their block.
 pub(super) struct Chosen {
     pub(super) names: TensorNames,

@@ -26,7 +26,7 @@ use crate::error::{FormatError, Result, clip, list};
 use crate::family::{self, Blocks, Family};
 use crate::model::{FileFormat, Model};
 use crate::tensor::Tensor;
-use block::{Chosen, HIDDEN, blocks_of, choose_names, expect_understood, expect_used};
+use block::{Chosen, blocks_of, choose_names, expect_understood, expect_used};
 pub use inspect::{Block, Contents, Inspection, inspect};
 use layout::{BiasOf, Shapes};
 use names::Place;
@@ -278,7 +278,7 @@ fn load_placed(
     let picked = found.is_none() && known.orientation.is_some();
     let described = prefix.as_deref().is_none_or(agree::is_described);
     let stated_hidden = match options.orientation {
-        None if !picked && described => scope.size(&HIDDEN),
+        None if !picked && described => agree::stated_hidden(config, &scope)?,
         _ => None,
     };
     let shapes = Shapes {
