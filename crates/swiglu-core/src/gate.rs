@@ -103,7 +103,8 @@ impl Exp for Fast {
     }
     #[inline(always)]
     fn exp_neg<V: F32Lanes>(s: V) -> V {
-        exp_neg_fast(s)
+        // Beyond its range 0: a factor of any size may follow.
+        exp_neg_fast(s).sub(V::splat(f32::MIN_POSITIVE))
     }
 }
 
@@ -240,10 +241,11 @@ impl Gate for Relu2 {
 pub struct GeluErf<E>(E);
 
 impl<E: Exp> GeluErf<E> {
-    /// min(|x|, 20), past which the tail is 0 (the bound keeps ∞ · 0 out of products), erfc(|x|/√2) and exp(−x²/2).
+    /// a = |x|, erfc(a/√2) and exp(−a²/2), both 0 past 20; above it a is 20, which keeps ∞ · 0 out of products that
+    /// are 0 there. −∞ · 0 is PyTorch's value.
     #[inline(always)]
     fn tail<V: F32Lanes>(x: V) -> [V; 3] {
-        let a = V::splat(20.0).min(x.abs());
+        let a = x.neg().max(V::splat(20.0).min(x));
         // w = 1/(1 + ½·|x|/√2)
         let w = V::splat(1.0).div(a.mul_add(V::splat(0.353_553_4), V::splat(1.0)));
         let p = polynomial(

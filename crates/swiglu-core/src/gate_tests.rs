@@ -85,6 +85,20 @@ fn specials_follow_pytorch() {
                 assert!(act.apply::<f32>(numerics, g, u).is_nan(), "{act} {numerics} {g} {u}");
                 assert!(act.apply::<bf16>(numerics, g, u).is_nan(), "{act} {numerics} {g} {u}");
             }
+            for g in [f32::INFINITY, f32::NEG_INFINITY] {
+                let [got, want] =
+                    [act.apply::<f32>(numerics, g, 1.0), act.forward(g.into(), 1.0) as f32];
+                assert!(
+                    got == want || got.is_nan() && want.is_nan(),
+                    "{act} {numerics} {g}: {got} {want}"
+                );
+            }
+            // What is far out is 0, whatever it is multiplied with.
+            for g in [-200.0, -1e4, -3e38] {
+                let [got, want] =
+                    [act.apply::<f32>(numerics, g, 1e38), act.forward(g.into(), 1e38) as f32];
+                assert_eq!(got, want, "{act} {numerics} {g}");
+            }
         }
     }
 }
