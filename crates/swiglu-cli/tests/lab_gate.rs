@@ -109,6 +109,9 @@ fn a_gate_does_not_measure_beside_a_run_nor_against_what_cannot_be_compared() {
     lab.pace("paced", 10.0);
     let run = lab.lab(&["run", "pace", "--run-id", "r1", "--quick"]);
     assert_eq!(run.code, Some(0), "{run:?}");
+    for part in ["  2.00×  ", "no intervals, which takes more than one preparation"] {
+        assert!(run.stdout.contains(part) && !run.stdout.contains("NaN"), "{part}: {run:?}");
+    }
     // A quick record is not evidence.
     lab.gate(&[]).refused(&["no complete record"]);
     let quick = lab.record().display().to_string();

@@ -16,7 +16,7 @@ mod definition;
 mod error;
 pub mod executor;
 mod files;
-mod format;
+pub mod format;
 pub mod gate;
 mod machine;
 pub mod peer;
