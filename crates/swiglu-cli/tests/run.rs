@@ -195,6 +195,11 @@ fn a_wrong_reference_is_a_failed_check_not_an_error() {
         let ended = swiglu(&[&QUICK[..], &args, &["--json"]].concat());
         assert_eq!(ended.code, Some(1), "{ended:?}");
         assert_eq!(ended.json()["passed"], false);
+        // What is said beside it is of the bound that was exceeded.
+        let text = swiglu(&[&QUICK[..], &args].concat()).stdout;
+        let line = text.lines().find(|line| line.contains("; relative error ")).unwrap();
+        assert!(line.contains(&format!("against {reference}, limit ")), "{text}");
+        assert!(!line.contains("of its bound") && text.contains("FAILED"), "{text}");
     }
 }
 

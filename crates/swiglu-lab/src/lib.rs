@@ -42,3 +42,4 @@ pub use ready::{Check, Readiness};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED, Stop};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};
+pub use verify::complaint;

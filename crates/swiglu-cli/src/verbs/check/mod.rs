@@ -215,13 +215,8 @@ pub(super) struct Finding {
 impl Finding {
     fn of(outcome: &Outcome) -> Self {
         let j = &outcome.judgement;
-        let outside = || {
-            let overflow = j.overflow.map_or(String::new(), |o| format!("; {o}"));
-            format!(
-                "element {:?} is {:.2} × its bound away; relative error {:.2e}, limit {:.2e}{overflow}",
-                j.worst_at, j.worst_ratio, j.relative_frobenius, j.frobenius_limit
-            )
-        };
+        let overflow = || j.overflow.map_or(String::new(), |o| format!("; {o}"));
+        let outside = || swiglu_lab::complaint(j, &[]) + &overflow();
         let fault = || outcome.fault.clone().unwrap_or_else(outside);
         let fault = (!outcome.passed()).then(fault);
         Self { worst_element: j.worst_ratio, relative_error: j.relative_frobenius, fault }
