@@ -62,7 +62,7 @@ pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
 
 /// Functions that set the library's options, and the options of this command that do. One that begins like another comes
 /// behind it.
-const OPTIONS: [(&str, &str); 20] = [
+const OPTIONS: [(&str, &str); 21] = [
     ("LoadOptions::with_beside_experts", "--beside-experts"),
     ("LoadOptions::with_expert", "--expert"),
     ("LoadOptions::with_orientation", "--orientation"),
@@ -82,6 +82,7 @@ const OPTIONS: [(&str, &str); 20] = [
     ("TensorNames::with_down", "--down-name"),
     ("Weights::activation", "--activation"),
     ("Device::cpu", "--device cpu"),
+    ("GatedLinear::load", "--op gated-linear"),
     ("Mlp::load", "--op mlp"),
 ];
 

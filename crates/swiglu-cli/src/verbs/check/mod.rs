@@ -20,7 +20,7 @@ use bits::Bits;
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::whole)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::whole(0..=u64::MAX))]
     seed: u64,
     /// One case in seven, of those with quantised weights one in five
     #[arg(long)]

@@ -12,8 +12,9 @@ use swiglu_lab::{Experiment, RunOptions};
 use super::list::records_of;
 use super::places::{PeerArgs, PlaceArgs};
 use super::session::{Session, expect_optimised};
+use crate::args::fraction;
 use crate::table::{self, Table};
-use crate::terminal::{Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, say};
 
 #[derive(Debug, Args)]
 pub(super) struct GateArgs {
@@ -35,13 +36,6 @@ pub(super) struct GateArgs {
     machine: Option<String>,
     #[command(flatten)]
     peers: PeerArgs,
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if (0.0..1.0).contains(&x) => Ok(x),
-        _ => Err("expected a number from 0 to below 1".into()),
-    }
 }
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {

@@ -19,6 +19,7 @@ use super::{MIN_TURNS, RunArgs};
 use crate::layer::{Packed, Params};
 use crate::timing::{self, Enqueue, Passes, Timed, interleave, wall};
 use crate::verify::{Check, gather_rows};
+use crate::weights::decoded;
 
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
 type Storage<'w, T> = Result<Params<'w, T>, Option<String>>;
@@ -41,8 +42,9 @@ impl<'a> Measurement<'a> {
         &mut self,
         output: Option<&FilePath>,
     ) -> anyhow::Result<Report> {
-        let mut weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
-        if self.args.decode_weights || self.args.backward {
+        let weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
+        let mut weights = decoded(self.args.decode_weights, weights, self.args.op)?;
+        if self.args.backward {
             weights = weights.decoded();
         }
         let host = weights.host::<T>()?;
