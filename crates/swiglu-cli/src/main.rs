@@ -1,8 +1,8 @@
 //! The `swiglu` command.
 //!
 //! Exit codes: 0 done, 1 a check failed, a result is outside its tolerance or a peer broke, 2 bad input or
-//! usage, 75 a run of the lab has stopped early or goes on elsewhere. Results go to standard output,
-//! everything else to standard error; with `--json` an error is one line of it,
+//! usage, 75 a run of the lab has stopped early or goes on elsewhere, or noise hides its verdict. Results go to standard
+//! output, everything else to standard error; with `--json` an error is one line of it,
 //! `{"error": {"message": "…"}}`.
 
 mod args;
@@ -38,7 +38,7 @@ Environment:
   SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
 Exit codes: 0 done, 1 a check failed, a result is wrong or a peer broke, 2 bad input or usage, 75 a run \
-of the lab stopped early or goes on elsewhere";
+of the lab stopped early or goes on elsewhere, or noise hides its verdict";
 
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///

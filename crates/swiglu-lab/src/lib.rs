@@ -38,7 +38,7 @@ pub use definition::{
     Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
 };
 pub use error::{LabError, Result};
-pub use ready::{Check, Readiness};
+pub use ready::{Check, Readiness, quiet};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED, Stop};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};

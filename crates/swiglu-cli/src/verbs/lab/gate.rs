@@ -61,10 +61,14 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let name = format!("{}-gate", experiment.id);
     let lab = args.places.lab()?;
     let mut session = Session::begin(&name, &experiment, &new_store, &machine, &lab, &args.peers)?;
+    let busy = swiglu_lab::quiet();
+    if let (Some(advice), Some(found)) = (busy.advice, busy.found) {
+        say(format!("this machine is busy ({found}), and a verdict needs a quiet one: {advice}"));
+    }
     let new = session.watched(&options, terminal)?;
     let report = GateReport::of(&experiment, &old.record, &new.record, args.tolerance);
     terminal.print(&report, |report, terminal| show(report, &old, terminal))?;
-    Ok(Verdict::from_passed(report.passed()))
+    Ok(report.passed().map_or(Verdict::Unfinished, Verdict::from_passed))
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
@@ -81,6 +85,7 @@ fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Resu
 }
 
 fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {
+    use Outcome::{Held, Improved, NotComparable, Regressed, Undecided};
     let interval = |i: Option<Interval>| {
         let shown = i.map(|i| (table::number(i.value), i.ci95.map(table::number)));
         shown.map(|(value, [low, high])| format!("{value} [{low}, {high}]")).unwrap_or_default()
@@ -96,15 +101,20 @@ fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::R
         .number("record", |c| interval(c.old))
         .number("now", |c| interval(c.new))
         .text("outcome", |c| match c.outcome {
-            Outcome::Regressed => table::bad(outcome(c)),
-            Outcome::Improved => table::good(outcome(c)),
-            Outcome::Held | Outcome::NotComparable => outcome(c).into(),
+            Regressed => table::bad(outcome(c)),
+            Improved => table::good(outcome(c)),
+            Undecided => table::open(outcome(c)),
+            Held | NotComparable => outcome(c).into(),
         })
         .print(terminal)?;
-    let count = |outcome| report.comparisons.iter().filter(|c| c.outcome == outcome).count();
-    let [held, improved] = [Outcome::Held, Outcome::Improved].map(count);
-    let [regressed, other] = [Outcome::Regressed, Outcome::NotComparable].map(count);
-    let outcomes =
-        format!("{held} held, {improved} improved, {regressed} regressed, {other} not comparable");
-    Ok(writeln!(terminal, "against {}: {outcomes}", old.path.display())?)
+    let outcomes = [Held, Improved, Regressed, Undecided, NotComparable];
+    let outcomes = outcomes.map(|outcome| format!("{} {outcome}", report.count(outcome)));
+    writeln!(terminal, "against {}: {}", old.path.display(), outcomes.join(", "))?;
+    if report.passed().is_none() {
+        writeln!(
+            terminal,
+            "no verdict: noise reaches further than the tolerance; measure again on a quiet machine, or give --tolerance"
+        )?;
+    }
+    Ok(())
 }
