@@ -24,6 +24,7 @@ use anyhow::bail;
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use serde_json::json;
+use signal_hook::consts::SIGPIPE;
 
 use terminal::{OutputArgs, Terminal, Verdict, describe, say};
 
@@ -123,8 +124,11 @@ fn main() -> ExitCode {
         Ok(Verdict::Passed) => ExitCode::SUCCESS,
         Ok(Verdict::Failed) => ExitCode::from(1),
         Ok(Verdict::Unfinished) => ExitCode::from(swiglu_lab::executor::STOPPED),
-        // The reader has seen enough, for example `swiglu info | head -1`.
-        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => ExitCode::SUCCESS,
+        // The reader has seen enough, for example `swiglu info | head -1`: it ends as programs do that wait for the signal.
+        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => {
+            let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
+            ExitCode::from(128 + SIGPIPE as u8)
+        }
         Err(error) => {
             let text = describe(&error);
             say(match json {

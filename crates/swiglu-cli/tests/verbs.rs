@@ -233,8 +233,8 @@ fn help_and_version_are_not_errors() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_not_an_error() {
-    for args in [&["completions", "bash"][..], &["info"], &["info", "--json"]] {
+fn a_reader_that_leaves_early_ends_the_program_without_a_word() {
+    for args in [&["completions", "bash"][..], &["info"], &["info", "--json"], &["--help"]] {
         let mut child = command()
             .args(args)
             .stdout(Stdio::piped())
@@ -245,6 +245,8 @@ fn a_reader_that_leaves_early_is_not_an_error() {
         let mut stderr = String::new();
         child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("UTF-8");
         let status = child.wait().expect("the binary ends");
-        assert!(status.code() == Some(0) && stderr.is_empty(), "{args:?} {status} {stderr}");
+        // As `cat` and others, by SIGPIPE.
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert!(signal == Some(13) && stderr.is_empty(), "{args:?} {status} {stderr}");
     }
 }

@@ -75,7 +75,7 @@ fn here(
 ) -> anyhow::Result<Option<Opened>> {
     let lab = args.places.lab()?;
     options.executor = Executed::detect(&lab)?;
-    stop_on_signals(&options.stop.0)?;
+    stop_on_signals(&options.stop.0, "this case, which is kept")?;
     let name = format!("{}-{}", experiment.id, options.run_id);
     let mut session = Session::begin(&name, experiment, store, machine, &lab, &args.peers)?;
     let mut finished = session.watched(&options, terminal)?;
