@@ -158,20 +158,15 @@ fn compare(
         Some(id) => entry.speed_over(good(record, entry, id)?),
         None => calls_per_second(entry),
     };
-    comparison.measure = match yardstick {
-        Some(id) => format!("speed relative to {id}"),
-        None => "calls per second".into(),
-    };
+    let relative = |id| format!("speed relative to {id}");
+    comparison.measure = yardstick.map_or("calls per second".into(), relative);
     (comparison.old, comparison.new) = (speed(old, then), speed(new, now));
     match (comparison.old, comparison.new) {
         (Some(then), Some(speed)) => comparison.outcome = judge(then, speed, tolerance),
         _ => comparison.reason = Some("prepared less than twice, which tells no interval".into()),
     }
-    if comparison.outcome == Outcome::Undecided {
-        // A clock that changed says why.
-        comparison.reason = new.cases.get(&now.case_key).and_then(CaseFacts::drift);
-    }
-    comparison
+    let drift = || new.cases.get(&now.case_key).and_then(CaseFacts::drift);
+    Comparison { reason: comparison.reason.or_else(drift), ..comparison }
 }
 
 /// So that more is better here too.

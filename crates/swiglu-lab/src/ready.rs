@@ -149,16 +149,14 @@ fn nobody_measures(locks: &Locks) -> Result<Check> {
 
 /// Whether the processor does nothing else at this moment, by its clocks and its load.
 pub fn quiet() -> Check {
-    let (looks, pause) = LOOKS;
     let (mut low, mut high) = (f64::INFINITY, 0.0f64);
     let (begun, before) = (Instant::now(), spent());
-    for _ in 0..looks {
-        thread::sleep(pause);
+    for _ in 0..LOOKS.0 {
+        thread::sleep(LOOKS.1);
         let mhz = cpu_mhz();
         (low, high) = (low.min(mhz), high.max(mhz));
     }
-    let seconds = begun.elapsed().as_secs_f64();
-    let busy = before.zip(spent()).map(|(then, now)| (now - then) / seconds);
+    let busy = before.zip(spent()).map(|(was, is)| (is - was) / begun.elapsed().as_secs_f64());
     let beside = busy.map_or(String::new(), |busy| format!(", {busy:.2} processors busy"));
     let found = format!("{low:.0} to {high:.0} MHz{beside}");
     let quiet = (high - low) <= QUIET * high && busy.is_none_or(|busy| busy < BUSY);
@@ -167,11 +165,9 @@ pub fn quiet() -> Check {
 
 /// Seconds that all processors were at work so far; none where the system does not say.
 fn spent() -> Option<f64> {
-    /// Of a second, for every program.
-    const TICKS: f64 = 100.0;
     let text = fs::read_to_string("/proc/stat").ok()?;
-    // user, nice, system, idle, waiting, interrupts, soft ones, taken by other guests.
-    let ticks = text.lines().next()?.split_whitespace().skip(1).take(8).enumerate();
-    let at_work = ticks.filter(|(at, _)| ![3, 4].contains(at));
-    at_work.map(|(_, n)| n.parse::<f64>().ok()).sum::<Option<f64>>().map(|sum| sum / TICKS)
+    // In hundredths: user, nice, system, idle, waiting, interrupts, soft ones, taken by other guests.
+    let spent = text.lines().next()?.split_whitespace().skip(1).take(8).enumerate();
+    let at_work = spent.filter(|(at, _)| ![3, 4].contains(at));
+    at_work.map(|(_, n)| n.parse::<f64>().ok()).sum::<Option<f64>>().map(|sum| sum / 100.0)
 }

@@ -15,7 +15,7 @@ const COLUMNS: usize = 4;
 
 /// How the third line of the document begins.
 const MARK: &str = "Written by `swiglu lab report --measured`";
-/// How it goes on: how to read the document.
+/// How to read it.
 const HEAD: &str = " from the definitions and records of the lab; not to be edited. A ratio is the \
 time of the fastest of the others by that of ours, so above 1 ours is faster; \
 [low, high] is its 95 % interval, and over several cases it is the geometric mean. An exception is a case below the \
