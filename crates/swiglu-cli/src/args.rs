@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
@@ -13,6 +12,7 @@ use swiglu::{
     Activation, CoreError, CpuOptions, DType, Device, ExpMode, Isa, MlpWeights, Numerics, Op,
     QuantizedType, Rounding,
 };
+use swiglu_core::ACTIVATION_NAMES;
 use swiglu_cuda::CudaOptions;
 use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
 
@@ -27,7 +27,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(1..=usize::MAX))]
     pub(crate) threads: Option<usize>,
     /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
     #[arg(long)]
@@ -114,10 +114,23 @@ pub(crate) struct MathArgs {
     /// are summed in one order for every number. On a CUDA device quantised weights are then decoded
     #[arg(long)]
     pub(crate) batch_invariant: bool,
-    /// The activation: swiglu, swiglu(beta=B), glu, reglu, reglu2, geglu, geglu-tanh,
-    /// bilinear, clamped-swiglu(alpha=A,offset=O,limit=L) [default: that of the model, else swiglu]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = activations())]
     pub(crate) activation: Option<Activation>,
+}
+
+/// The help of `--activation`.
+pub(crate) fn activations() -> String {
+    format!("The activation: {ACTIVATION_NAMES} [default: that of the model, else swiglu]")
+}
+
+/// The help of `--weights-type`: what devices compute with.
+pub(crate) fn weights_types() -> String {
+    let [cpu, cuda] =
+        [swiglu_cpu::quantized_types(), swiglu_cuda::quantized_types()].map(|types| {
+            let names: Vec<_> = types.iter().map(|kind| kind.name().to_lowercase()).collect();
+            names.join(", ")
+        });
+    format!("Random quantised weights of this type: on the CPU {cpu}, on CUDA devices {cuda}")
 }
 
 impl MathArgs {
@@ -197,62 +210,42 @@ pub(crate) fn expect_quantized(
     Ok(())
 }
 
-/// Refuses a file to write that cannot be written, before any work is done for it; writing it refuses one
-/// that appears meanwhile.
-pub(crate) fn expect_free(
-    option: &str,
-    path: &Path,
-    suffix: &str,
-    force: bool,
-) -> anyhow::Result<()> {
-    let shown = path.display();
-    if path.is_dir() {
-        bail!("{option} {shown}: it is a directory; give a name in it that ends in .{suffix}");
-    }
-    if path.extension().is_none_or(|extension| extension != suffix) {
-        bail!(
-            "{option} {shown}: it is written as {suffix}; expected a name that ends in .{suffix}"
-        );
-    }
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.is_dir());
-    if let Some(dir) = dir {
-        bail!("{option} {shown}: no such directory: {}", dir.display());
-    }
-    if path.exists() && !force {
-        bail!("{shown}: exists already; remove it or give --force");
-    }
-    Ok(())
-}
-
 /// A number of rows or columns of a problem that is made up.
 pub(crate) fn extent(s: &str) -> Result<usize, CoreError> {
-    within("size", s, 1..=MAX_EXTENT, "whole number")
+    within(s, &(1..=MAX_EXTENT), "whole number")
 }
 
-/// A number of anything: a seed, a place in a list.
-pub(crate) fn whole(s: &str) -> Result<u64, CoreError> {
-    within("number", s, 0..=u64::MAX, "whole number")
-}
-
-/// A number of things in memory.
-pub(crate) fn count(s: &str) -> Result<usize, CoreError> {
-    within("number", s, 0..=usize::MAX, "whole number")
+/// Several of them, separated by commas.
+pub(crate) fn extents(s: &str) -> Result<Vec<usize>, CoreError> {
+    s.split(',').map(extent).collect()
 }
 
 /// A time to measure for.
 pub(crate) fn seconds(s: &str) -> Result<f64, CoreError> {
-    within("seconds", s, 0.0..=3600.0, "number")
+    within(s, &(0.0..=3600.0), "number")
 }
 
-fn within<N: FromStr + PartialOrd + Display>(
-    what: &'static str,
-    s: &str,
+/// What may be lost.
+pub(crate) fn fraction(s: &str) -> Result<f64, CoreError> {
+    within(s, &(0.0..=0.99), "number")
+}
+
+/// Reads a whole number of these.
+pub(crate) fn whole<N: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static>(
     range: RangeInclusive<N>,
+) -> impl Fn(&str) -> Result<N, CoreError> + Clone + Send + Sync {
+    move |s| within(s, &range, "whole number")
+}
+
+/// Every number of an option is read here.
+fn within<N: FromStr + PartialOrd + Display>(
+    s: &str,
+    range: &RangeInclusive<N>,
     kind: &str,
 ) -> Result<N, CoreError> {
     let number = s.parse().ok().filter(|number| range.contains(number));
     let expected = || format!("a {kind} from {} to {}", range.start(), range.end());
-    number.ok_or_else(|| out_of_range(what, s, &expected()))
+    number.ok_or_else(|| out_of_range("number", s, &expected()))
 }
 
 /// That a text is no number, or not these numbers.

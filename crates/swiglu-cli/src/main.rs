@@ -1,8 +1,8 @@
 //! The `swiglu` command.
 //!
 //! Exit codes: 0 done, 1 a check failed, a result is outside its tolerance or a peer broke, 2 bad input or
-//! usage, 75 a run of the lab has stopped early or goes on elsewhere. Results go to standard output,
-//! everything else to standard error; with `--json` an error is one line of it,
+//! usage, 75 a run of the lab has stopped early or goes on elsewhere, or noise hides its verdict. Results go to standard
+//! output, everything else to standard error; with `--json` an error is one line of it,
 //! `{"error": {"message": "…"}}`.
 
 mod args;
@@ -24,6 +24,7 @@ use anyhow::bail;
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use serde_json::json;
+use signal_hook::consts::SIGPIPE;
 
 use terminal::{OutputArgs, Terminal, Verdict, describe, say};
 
@@ -38,7 +39,7 @@ Environment:
   SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
 Exit codes: 0 done, 1 a check failed, a result is wrong or a peer broke, 2 bad input or usage, 75 a run \
-of the lab stopped early or goes on elsewhere";
+of the lab stopped early or goes on elsewhere, or noise hides its verdict";
 
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///
@@ -123,8 +124,11 @@ fn main() -> ExitCode {
         Ok(Verdict::Passed) => ExitCode::SUCCESS,
         Ok(Verdict::Failed) => ExitCode::from(1),
         Ok(Verdict::Unfinished) => ExitCode::from(swiglu_lab::executor::STOPPED),
-        // The reader has seen enough, for example `swiglu info | head -1`.
-        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => ExitCode::SUCCESS,
+        // The reader has seen enough, for example `swiglu info | head -1`: it ends as programs do that wait for the signal.
+        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => {
+            let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
+            ExitCode::from(128 + SIGPIPE as u8)
+        }
         Err(error) => {
             let text = describe(&error);
             say(match json {

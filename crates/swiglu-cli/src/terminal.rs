@@ -1,7 +1,8 @@
 //! Standard output, the progress on standard error, and how the program ends.
 
 use std::fmt::Display;
-use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::io::{self, BufWriter, IsTerminal, Read, Stdout, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -40,14 +41,27 @@ impl Verdict {
     }
 }
 
-/// Has Ctrl-C and SIGTERM set `stop`; the second time they end the program at once.
-pub(crate) fn stop_on_signals(stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
-    for signal in [SIGTERM, SIGINT] {
-        signal_hook::flag::register_conditional_default(signal, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .context("listening to SIGTERM and Ctrl-C")?;
-    }
-    Ok(())
+/// Has Ctrl-C and SIGTERM set `stop`, and says at once what is still finished; the second time they end the program.
+pub(crate) fn stop_on_signals(
+    stop: &Arc<AtomicBool>,
+    finished: &'static str,
+) -> anyhow::Result<()> {
+    let listen = || {
+        let (mut told, tell) = UnixStream::pair()?;
+        for signal in [SIGTERM, SIGINT] {
+            signal_hook::flag::register_conditional_default(signal, stop.clone())?;
+            signal_hook::flag::register(signal, stop.clone())?;
+            signal_hook::low_level::pipe::register(signal, tell.try_clone()?)?;
+        }
+        std::thread::Builder::new().spawn(move || {
+            if told.read_exact(&mut [0]).is_ok() {
+                // Behind a bar, or the ^C that a terminal shows.
+                let begin = if io::stderr().is_terminal() { "\n" } else { "" };
+                say(format!("{begin}stopping after {finished}; a second Ctrl-C stops now"));
+            }
+        })
+    };
+    listen().map(drop).context("listening to SIGTERM and Ctrl-C")
 }
 
 /// A line on standard error. Without one there is nobody to tell.
@@ -62,7 +76,7 @@ pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
 
 /// Functions that set the library's options, and the options of this command that do. One that begins like another comes
 /// behind it.
-const OPTIONS: [(&str, &str); 20] = [
+const OPTIONS: [(&str, &str); 21] = [
     ("LoadOptions::with_beside_experts", "--beside-experts"),
     ("LoadOptions::with_expert", "--expert"),
     ("LoadOptions::with_orientation", "--orientation"),
@@ -82,6 +96,7 @@ const OPTIONS: [(&str, &str); 20] = [
     ("TensorNames::with_down", "--down-name"),
     ("Weights::activation", "--activation"),
     ("Device::cpu", "--device cpu"),
+    ("GatedLinear::load", "--op gated-linear"),
     ("Mlp::load", "--op mlp"),
 ];
 

@@ -53,6 +53,11 @@ impl Check {
         Ok(judgement)
     }
 
+    /// The bound that a judgement of these rows exceeds, and where.
+    pub(crate) fn exceeded(&self, judgement: &Judgement) -> Option<String> {
+        (!judgement.passed()).then(|| swiglu_lab::complaint(judgement, &self.rows))
+    }
+
     /// Refuses an element type that cannot hold the exact result: rounding alone would lose more than
     /// some roundings of normal numbers do.
     pub(crate) fn expect_representable<T: Element>(&self) -> anyhow::Result<()> {

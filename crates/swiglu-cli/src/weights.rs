@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 use swiglu::{Arrangement, LoadOptions, MlpWeights, Orientation, TensorNames};
+use swiglu_lab::CaseOp;
 
-use crate::args::count;
+use crate::args::whole;
 
 /// A layer in a file.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -18,10 +20,10 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Option<PathBuf>,
     /// The layer's number [default: 0]
-    #[arg(long, value_name = "N", requires = "weights", value_parser = count)]
+    #[arg(long, value_name = "N", requires = "weights", value_parser = whole(0..=usize::MAX))]
     layer: Option<usize>,
     /// The expert, where the layer has several
-    #[arg(long, value_name = "E", requires = "weights")]
+    #[arg(long, value_name = "E", requires = "weights", value_parser = whole(0..=usize::MAX))]
     expert: Option<usize>,
     /// Which dimension of the weights is the row: out-in or in-out
     #[arg(long, value_name = "NAME", requires = "weights")]
@@ -39,7 +41,7 @@ pub(crate) struct WeightArgs {
     #[arg(long, value_name = "NAME", requires = "weights")]
     ignore: Vec<String>,
     /// Compute h smaller by so many powers of two, which the down weights undo: half precision may hold it
-    #[arg(long, value_name = "N", requires = "weights")]
+    #[arg(long, value_name = "N", requires = "weights", value_parser = whole(-64..=64))]
     rescale: Option<i32>,
     /// Do without the config.json beside the weights
     #[arg(long, requires = "weights")]
@@ -83,9 +85,27 @@ struct NameArgs {
     down_bias_name: Option<String>,
 }
 
+/// What it is set by.
+type Switch = fn(&mut LoadOptions) -> &mut bool;
+
+/// Options that mean nothing to a layer which is read without them, and what they are for.
+const SWITCHES: [(&str, &str, Switch); 2] = [
+    ("--beside-experts", "layers with experts", |options| &mut options.beside_experts),
+    ("--plain-fp8", "weights of 8 bits without scales", |options| &mut options.plain_fp8),
+];
+
+/// Has quantised weights decoded where that is asked for; refuses it where there are none.
+pub(crate) fn decoded(asked: bool, weights: MlpWeights, op: CaseOp) -> anyhow::Result<MlpWeights> {
+    match asked {
+        false => Ok(weights),
+        true if op.op().is_some_and(|op| weights.is_quantized(op)) => Ok(weights.decoded()),
+        true => bail!("--decode-weights: the weights are not quantised; leave it out"),
+    }
+}
+
 impl WeightArgs {
     /// The layer in the file, if one was named.
-    pub(crate) fn load(&self) -> swiglu::Result<Option<MlpWeights>> {
+    pub(crate) fn load(&self) -> anyhow::Result<Option<MlpWeights>> {
         let Some(path) = &self.weights else { return Ok(None) };
         let n = self.names.clone();
         let mut names = TensorNames::default();
@@ -108,7 +128,15 @@ impl WeightArgs {
         options.ignore.clone_from(&self.ignore);
         options.no_config = self.no_config;
         options.plain_fp8 = self.plain_fp8;
-        swiglu::Mlp::load_with(path, &options).map(Some)
+        let weights = swiglu::Mlp::load_with(path, &options)?;
+        for (option, of, switch) in SWITCHES {
+            let mut without = options.clone();
+            let given = std::mem::take(switch(&mut without));
+            if given && swiglu::Mlp::load_with(path, &without).is_ok() {
+                bail!("{option} is for {of}; this layer is the same without it: leave it out");
+            }
+        }
+        Ok(Some(weights))
     }
 
     /// An option that was given and means nothing without a file. Where the file conflicts with what

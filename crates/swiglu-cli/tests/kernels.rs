@@ -71,6 +71,8 @@ fn without_a_compiler_every_place_is_named() {
     for part in ["libnvrtc", "the loader's path", "/usr/local/cuda/lib64", "pip install"] {
         assert!(why.contains(part), "{why}");
     }
+    // Nothing was announced, and nothing is left.
+    assert_eq!((why.lines().count(), files.list()), (1, Vec::new()), "{why}");
 }
 
 #[test]

@@ -13,6 +13,12 @@ use std::path::PathBuf;
 use support::{Ended, definition, lab, locks, swiglu};
 use swiglu_lab::record::{Locks, Measured};
 
+/// Replaces the times of a reply.
+fn faked(us: f64) -> String {
+    let times = [0.98, 1.0, 1.02].map(|x| (x * us).to_string()).join(",");
+    format!(r#"s/"us":\[[^]]*\]/"us":[{times}]/"#)
+}
+
 /// A lab with one experiment, `pace`, of our profile and a baseline.
 struct Lab {
     _dir: tempfile::TempDir,
@@ -34,11 +40,24 @@ impl Lab {
 
     /// A peer that computes as this program does and says that each call takes about `us`.
     fn pace(&self, peer: &str, us: f64) {
-        let path = self.path.join("peers").join(peer);
-        let times = [0.98, 1.0, 1.02].map(|x| (x * us).to_string()).join(",");
-        let own = env!("CARGO_BIN_EXE_swiglu");
-        let faked = format!(r#"s/"us":\[[^]]*\]/"us":[{times}]/"#);
-        fs::write(&path, format!("#!/bin/sh\n'{own}' lab peer | sed -u '{faked}'\n")).unwrap();
+        self.peer(peer, &format!("sed -u '{}'", faked(us)));
+    }
+
+    /// A peer that says `us` after every second preparation, and three times as much after the others.
+    fn waver(&self, peer: &str, us: f64) {
+        let [once, thrice] = [us, 3.0 * us].map(faked);
+        let says = format!(
+            "while IFS= read -r line; do case $line in *prepared*) n=$((1 - ${{n:-0}}));; esac\n\
+             by='{once}'; [ \"${{n:-0}}\" = 1 ] || by='{thrice}'\n\
+             printf '%s\\n' \"$line\" | sed \"$by\"; done"
+        );
+        self.peer(peer, &says);
+    }
+
+    /// This program, with replies that go through another.
+    fn peer(&self, name: &str, filter: &str) {
+        let (path, own) = (self.path.join("peers").join(name), env!("CARGO_BIN_EXE_swiglu"));
+        fs::write(&path, format!("#!/bin/sh\n'{own}' lab peer | {filter}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
@@ -104,11 +123,39 @@ fn a_gate_ends_with_1_on_a_regression_beyond_noise_and_with_0_otherwise() {
 }
 
 #[test]
+fn a_gate_passes_nothing_that_noise_hides() {
+    let lab = Lab::new();
+    lab.pace("paced", 10.0);
+    assert_eq!(lab.lab(&["run", "pace", "--run-id", "r1"]).code, Some(0));
+    lab.waver("paced", 10.0);
+    let ended = lab.gate(&["--cases", "m=2"]);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    for part in ["0 held, 0 improved, 0 regressed, 1 undecided", "no verdict: noise", "quiet"] {
+        assert!(ended.stdout.contains(part), "{part}: {ended:?}");
+    }
+    // Beside other work it says so before anything is measured.
+    let mut others: Vec<_> = (0..std::thread::available_parallelism().unwrap().get())
+        .map(|_| {
+            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap()
+        })
+        .collect();
+    let busy = lab.gate(&[]);
+    for other in &mut others {
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    assert!(busy.stderr.contains("and a verdict needs a quiet one: end what else"), "{busy:?}");
+}
+
+#[test]
 fn a_gate_does_not_measure_beside_a_run_nor_against_what_cannot_be_compared() {
     let lab = Lab::new();
     lab.pace("paced", 10.0);
     let run = lab.lab(&["run", "pace", "--run-id", "r1", "--quick"]);
     assert_eq!(run.code, Some(0), "{run:?}");
+    for part in ["  2.00×  ", "no intervals, which takes more than one preparation"] {
+        assert!(run.stdout.contains(part) && !run.stdout.contains("NaN"), "{part}: {run:?}");
+    }
     // A quick record is not evidence.
     lab.gate(&[]).refused(&["no complete record"]);
     let quick = lab.record().display().to_string();

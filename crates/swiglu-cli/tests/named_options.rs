@@ -42,13 +42,19 @@ fn options(text: &str) -> impl Iterator<Item = &str> {
 
 /// Functions by their type.
 fn functions(text: &str) -> impl Iterator<Item = &str> {
-    ["LoadOptions::with", "TensorNames::with", "Weights::activation"]
-        .into_iter()
-        .flat_map(|of| text.match_indices(of))
-        .map(|(at, _)| {
-            let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-            text[at..].split(|c| !is_part(c)).next().unwrap_or_default().trim_end_matches(':')
-        })
+    [
+        "LoadOptions::with",
+        "TensorNames::with",
+        "Weights::activation",
+        "GatedLinear::load",
+        "Mlp::load",
+    ]
+    .into_iter()
+    .flat_map(|of| text.match_indices(of))
+    .map(|(at, _)| {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        text[at..].split(|c| !is_part(c)).next().unwrap_or_default().trim_end_matches(':')
+    })
 }
 
 #[test]
@@ -84,4 +90,48 @@ fn options_in_messages_exist() {
         options("give `--layer N` or (--expert E), not a--b or --").collect::<Vec<_>>(),
         ["--layer", "--expert"]
     );
+}
+
+/// The help of an option, without its line breaks.
+fn help_of(verb: &[&str], option: &str) -> String {
+    let help = swiglu(&[verb, &["--help"]].concat()).stdout;
+    let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.split_once(&format!("{option} <")).expect("it has this option").1.to_owned()
+}
+
+#[test]
+fn help_lists_what_is_accepted() {
+    for (verb, option) in [
+        (&["run"][..], "--activation"),
+        (&["run"], "--dtype"),
+        (&["run"], "--numerics"),
+        (&["run"], "--exp"),
+        (&["run"], "--isa"),
+        (&["run"], "--device"),
+        (&["run"], "--keep"),
+        (&["run"], "--orientation"),
+        (&["run"], "--arrangement"),
+        (&["kernels", "build"], "--activation"),
+    ] {
+        let refused = swiglu(&[verb, &[option, "?"]].concat()).stderr;
+        let choices = refused.split_once("choose one of: ").expect(&refused).1;
+        let choices = choices.lines().next().unwrap_or_default().split(", ");
+        let help = help_of(verb, option);
+        // `interleaved-G (G a positive integer)` is one.
+        for choice in choices.filter_map(|choice| choice.split(" (").next()) {
+            assert!(help.contains(choice), "{option}: {choice}: {help}");
+        }
+    }
+    let size = ["--hidden", "256", "--intermediate", "256", "--device", "cpu", "--weights-type"];
+    for verb in [["explain"], ["bench"]] {
+        let help = help_of(&verb, "--weights-type");
+        let computed =
+            |kind: &str| swiglu(&[&["explain"], &size[..], &[kind]].concat()).code == Some(0);
+        let kinds = swiglu_core::QuantizedType::all().map(|kind| kind.name().to_lowercase());
+        let kinds: Vec<String> = kinds.filter(|kind| computed(kind)).collect();
+        assert!(
+            kinds.len() > 5 && kinds.iter().all(|kind| help.contains(kind)),
+            "{kinds:?}: {help}"
+        );
+    }
 }

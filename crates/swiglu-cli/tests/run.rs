@@ -195,6 +195,11 @@ fn a_wrong_reference_is_a_failed_check_not_an_error() {
         let ended = swiglu(&[&QUICK[..], &args, &["--json"]].concat());
         assert_eq!(ended.code, Some(1), "{ended:?}");
         assert_eq!(ended.json()["passed"], false);
+        // What is said beside it is of the bound that was exceeded.
+        let text = swiglu(&[&QUICK[..], &args].concat()).stdout;
+        let line = text.lines().find(|line| line.contains("; relative error ")).unwrap();
+        assert!(line.contains(&format!("against {reference}, limit ")), "{text}");
+        assert!(!line.contains("of its bound") && text.contains("FAILED"), "{text}");
     }
 }
 
@@ -331,13 +336,13 @@ fn numbers_beyond_an_element_type_are_told_as_such() {
     for part in ["FAILED", "the exact value of element (0, ", "beyond the 3.403e38 of f32"] {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
-    // Also where every bound admits it, which the table shows as errors of NaN: nobody can use it.
+    // Also where every bound admits it, which the table shows as an error without a size: nobody can use it.
     let mut x = [1.0; 6];
     x[2] = 1e38;
     let input = files.write("x.npy", npy(1, 6, &x));
     let ended = run(&large_layer(&files, 1.0), "f32", &["--input", &input]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    for part in ["NaN", "the exact value of element (0, ", "beyond the 3.403e38 of f32"] {
+    for part in ["–", "the exact value of element (0, ", "beyond the 3.403e38 of f32"] {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
     // What was stored is finite; what rounding makes of it is not.
@@ -372,7 +377,7 @@ fn an_intermediate_beyond_half_precision_fails_and_rescaling_brings_it_back() {
     let ended = run(&["--rescale", "12"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     run(&["--rescale", "12", "--activation", "clamped-swiglu"]).refused(&["leave --rescale out"]);
-    run(&["--rescale", "99"]).refused(&["99 given", "at most 64"]);
+    run(&["--rescale", "99"]).refused(&["number = 99", "from -64 to 64"]);
 }
 
 #[test]

@@ -3,39 +3,29 @@
 //! What is compared is the time of our profiles relative to a yardstick in the same run, the
 //! fastest profile of others that both runs verified, else the faster ceiling, so that another state of
 //! the machine is no regression. Without a yardstick it is the time itself. A regression is *beyond noise* if the new
-//! interval lies below the old one by more than the tolerance.
-
-use std::fmt;
+//! interval lies below the old one by more than the tolerance; if only a part of it does, noise hides the answer.
 
 use serde::Serialize;
 
 use crate::definition::{Experiment, ProfileDef, Role};
 use crate::error::{LabError, Result};
-use crate::record::{Interval, Machine, Opened, Record, ResultEntry, Status};
+use crate::record::{CaseFacts, Interval, Machine, Opened, Record, ResultEntry, Status};
 use crate::stats;
+use crate::text::named;
 
-/// What became of one profile in one case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Outcome {
-    /// Within noise and tolerance.
-    Held,
-    /// Faster beyond noise and tolerance.
-    Improved,
-    /// Slower beyond noise and tolerance, or no longer verified.
-    Regressed,
-    /// One of the two runs has no usable result.
-    NotComparable,
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Outcome::Held => "held",
-            Outcome::Improved => "improved",
-            Outcome::Regressed => "regressed",
-            Outcome::NotComparable => "not comparable",
-        })
+named! {
+    /// What became of one profile in one case.
+    pub enum Outcome {
+        /// Within noise and tolerance.
+        Held = "held",
+        /// Faster beyond noise and tolerance.
+        Improved = "improved",
+        /// Slower beyond noise and tolerance, or no longer verified.
+        Regressed = "regressed",
+        /// Noise reaches further than the tolerance: nobody knows whether it held.
+        Undecided = "undecided",
+        /// One of the two runs has no usable result.
+        NotComparable = "not-comparable",
     }
 }
 
@@ -118,11 +108,16 @@ impl GateReport {
         }
     }
 
-    /// Whether nothing regressed and something could be compared.
-    pub fn passed(&self) -> bool {
-        let is = |outcome| move |c: &Comparison| c.outcome == outcome;
-        !self.comparisons.iter().any(is(Outcome::Regressed))
-            && !self.comparisons.iter().all(is(Outcome::NotComparable))
+    /// How many comparisons came to this.
+    pub fn count(&self, outcome: Outcome) -> usize {
+        self.comparisons.iter().filter(|c| c.outcome == outcome).count()
+    }
+
+    /// Whether nothing regressed and something could be compared; none if noise hides the answer.
+    pub fn passed(&self) -> Option<bool> {
+        let compared = self.count(Outcome::NotComparable) < self.comparisons.len();
+        let held = self.count(Outcome::Regressed) == 0 && compared;
+        (!held || self.count(Outcome::Undecided) == 0).then_some(held)
     }
 }
 
@@ -163,16 +158,15 @@ fn compare(
         Some(id) => entry.speed_over(good(record, entry, id)?),
         None => calls_per_second(entry),
     };
-    comparison.measure = match yardstick {
-        Some(id) => format!("speed relative to {id}"),
-        None => "calls per second".into(),
-    };
+    let relative = |id| format!("speed relative to {id}");
+    comparison.measure = yardstick.map_or("calls per second".into(), relative);
     (comparison.old, comparison.new) = (speed(old, then), speed(new, now));
     match (comparison.old, comparison.new) {
-        (Some(old), Some(new)) => comparison.outcome = judge(old, new, tolerance),
+        (Some(then), Some(speed)) => comparison.outcome = judge(then, speed, tolerance),
         _ => comparison.reason = Some("prepared less than twice, which tells no interval".into()),
     }
-    comparison
+    let drift = || new.cases.get(&now.case_key).and_then(CaseFacts::drift);
+    Comparison { reason: comparison.reason.or_else(drift), ..comparison }
 }
 
 /// So that more is better here too.
@@ -211,6 +205,8 @@ fn judge(old: Interval, new: Interval, tolerance: f64) -> Outcome {
         Outcome::Regressed
     } else if new.ci95[0] > old.ci95[1] * (1.0 + tolerance) {
         Outcome::Improved
+    } else if new.ci95[0] < old.ci95[0] * (1.0 - tolerance) {
+        Outcome::Undecided
     } else {
         Outcome::Held
     }

@@ -16,7 +16,7 @@ mod definition;
 mod error;
 pub mod executor;
 mod files;
-mod format;
+pub mod format;
 pub mod gate;
 mod machine;
 pub mod peer;
@@ -38,7 +38,8 @@ pub use definition::{
     Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
 };
 pub use error::{LabError, Result};
-pub use ready::{Check, Readiness};
+pub use ready::{Check, Readiness, quiet};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED, Stop};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};
+pub use verify::complaint;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -24,6 +24,8 @@ const INSTALL_FILE: &str = "install.toml";
 const DISK_BYTES: u64 = 1 << 30;
 /// Clocks that differ by more than this between two looks are not quiet.
 const QUIET: f64 = 0.05;
+/// Processors that others may keep busy, beside what looking takes.
+const BUSY: f64 = 0.25;
 /// Looks at the clock, and the pause between them.
 const LOOKS: (usize, Duration) = (3, Duration::from_millis(100));
 
@@ -81,7 +83,7 @@ impl<'a> Readiness<'a> {
         let path = commands.dir.join(INSTALL_FILE);
         let text = read_if_there(&path)?.unwrap_or_default();
         let install = Place::new(&text, &path).toml()?;
-        let place = vec![disk(store.root()), nobody_measures(locks)?, clocks()];
+        let place = vec![disk(store.root()), nobody_measures(locks)?, quiet()];
         Ok(Self { commands, install, peers: BTreeMap::new(), place })
     }
 
@@ -145,18 +147,27 @@ fn nobody_measures(locks: &Locks) -> Result<Check> {
     }
 }
 
-fn clocks() -> Check {
-    let (looks, pause) = LOOKS;
+/// Whether the processor does nothing else at this moment, by its clocks and its load.
+pub fn quiet() -> Check {
     let (mut low, mut high) = (f64::INFINITY, 0.0f64);
-    for _ in 0..looks {
-        thread::sleep(pause);
+    let (begun, before) = (Instant::now(), spent());
+    for _ in 0..LOOKS.0 {
+        thread::sleep(LOOKS.1);
         let mhz = cpu_mhz();
         (low, high) = (low.min(mhz), high.max(mhz));
     }
-    let load = fs::read_to_string("/proc/loadavg").ok();
-    let load: Option<f64> = load.and_then(|text| text.split_whitespace().next()?.parse().ok());
-    let beside = load.map_or(String::new(), |load| format!(", load {load:.2}"));
+    let busy = before.zip(spent()).map(|(was, is)| (is - was) / begun.elapsed().as_secs_f64());
+    let beside = busy.map_or(String::new(), |busy| format!(", {busy:.2} processors busy"));
     let found = format!("{low:.0} to {high:.0} MHz{beside}");
-    let quiet = (high - low) <= QUIET * high && load.is_none_or(|load| load < 1.0);
+    let quiet = (high - low) <= QUIET * high && busy.is_none_or(|busy| busy < BUSY);
     Check::of(quiet, "quiet clocks", found, "end what else runs here, or wait")
+}
+
+/// Seconds that all processors were at work so far; none where the system does not say.
+fn spent() -> Option<f64> {
+    let text = fs::read_to_string("/proc/stat").ok()?;
+    // In hundredths: user, nice, system, idle, waiting, interrupts, soft ones, taken by other guests.
+    let spent = text.lines().next()?.split_whitespace().skip(1).take(8).enumerate();
+    let at_work = spent.filter(|(at, _)| ![3, 4].contains(at));
+    at_work.map(|(_, n)| n.parse::<f64>().ok()).sum::<Option<f64>>().map(|sum| sum / 100.0)
 }

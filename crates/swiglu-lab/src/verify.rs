@@ -186,7 +186,7 @@ pub(crate) fn metrics(judgement: &Judgement) -> ErrorMetrics {
 }
 
 /// Why a judgement failed, in words.
-pub(crate) fn complaint(judgement: &Judgement, rows: &[usize]) -> String {
+pub fn complaint(judgement: &Judgement, rows: &[usize]) -> String {
     let (r, c) = judgement.worst_at;
     let row = rows.get(r).copied().unwrap_or(r);
     if judgement.worst_ratio > 1.0 {

@@ -202,7 +202,10 @@ fn no_down(stored: &LayerWeights) -> crate::Error {
     FormatError::IncompleteLayer {
         path: stored.path().to_owned(),
         layer: stored.layer(),
-        missing: "an MLP needs the down weight; name it, or load a gated linear layer".into(),
+        missing:
+            "an MLP needs the down weight; name it (TensorNames::with_down), or load what is there \
+                  (GatedLinear::load)"
+                .into(),
         found: "gate and up".into(),
     }
     .into()

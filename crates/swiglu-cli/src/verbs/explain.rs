@@ -22,7 +22,7 @@ use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use crate::verbs::lab::beside;
 use crate::verbs::lab::places::own_peer;
-use crate::weights::WeightArgs;
+use crate::weights::{WeightArgs, decoded};
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
@@ -40,9 +40,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
         value_parser = extent)]
     intermediate: Option<usize>,
-    /// Quantised weights of this type, in a shape: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on
-    /// CUDA i8, f8_e4m3, f8_e4m3_128x128
-    #[arg(long, value_name = "TYPE", conflicts_with = "weights")]
+    #[arg(long, value_name = "TYPE", conflicts_with = "weights", help = args::weights_types())]
     weights_type: Option<QuantizedType>,
     /// Decode quantised weights of the file instead of computing with them as they are
     #[arg(long, requires = "weights")]
@@ -93,7 +91,7 @@ struct Way {
 }
 
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    args.lab.expect_places()?;
+    args.lab.expect_places(args.measure)?;
     let device = args.device.open()?;
     let (case, explanation) = match args.weights.load()? {
         Some(weights) => (None, of_file(args, weights, &device)?),
@@ -130,10 +128,7 @@ fn of_file(
     device: &Device,
 ) -> anyhow::Result<Explanation> {
     let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
-    let mut weights = args.math.layer(weights, dtype);
-    if args.decode_weights {
-        weights = weights.decoded();
-    }
+    let weights = decoded(args.decode_weights, args.math.layer(weights, dtype), args.op)?;
     with_dtype!(dtype, T => {
         let quantized = match args.op.has_weights() {
             true => Params::<T>::quantized_in(&weights, args.op, device)?,

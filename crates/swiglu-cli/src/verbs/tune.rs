@@ -14,7 +14,7 @@ use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
 use swiglu_cuda::{Target, Ways};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::args::{DeviceArgs, MathArgs, layer_op, out_of_range};
+use crate::args::{DeviceArgs, MathArgs, extents, layer_op, out_of_range};
 use crate::inputs;
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
@@ -53,10 +53,8 @@ pub(crate) struct TuneArgs {
 
 /// M, K, H.
 fn shape(s: &str) -> Result<[usize; 3], CoreError> {
-    let sizes: Option<Vec<usize>> =
-        s.split(',').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
-    let expected = "three numbers above 0: tokens, input, intermediate features";
-    sizes.and_then(|s| s.try_into().ok()).ok_or_else(|| out_of_range("shape", s, expected))
+    let expected = "three numbers: tokens, input and intermediate features";
+    extents(s)?.try_into().map_err(|_| out_of_range("shape", s, expected))
 }
 
 /// Powers of two: the cost model, corrected by both, knows what lies between.

@@ -226,6 +226,21 @@ fn a_job_outlives_who_waits_for_it() {
 }
 
 #[test]
+fn a_run_that_is_to_stop_says_so_at_once_and_keeps_its_case() {
+    let lab = Lab::new();
+    let child = lab.start(&["--run-id", "r1"], 2);
+    signal(&child, "INT");
+    let stopped = ended(child);
+    assert_eq!(stopped.code, Some(75), "{stopped:?}");
+    let said = "stopping after this case, which is kept; a second Ctrl-C stops now";
+    let (before, after) = stopped.stderr.split_once(said).unwrap();
+    assert!(!before.contains("stopped: ") && after.contains("stopped: --run-id r1"), "{stopped:?}");
+    let had = results_of(&lab.records()[0]);
+    assert!((4..2 * CASES).contains(&had) && had.is_multiple_of(2), "{had}");
+    done(&lab.run(&["--resume"]));
+}
+
+#[test]
 fn a_cancelled_job_keeps_its_finished_cases() {
     let lab = Lab::new();
     let child = lab.start(&["--on", "slurm:fake"], 2);

@@ -13,10 +13,10 @@ use crate::verdict::RecordVerdict;
 /// So many sizes become columns of a table; more become rows.
 const COLUMNS: usize = 4;
 
-/// What the document says of itself, and how to read it.
-const HEAD: &str = "# Measured
-
-Written by `swiglu lab report --measured` from the definitions and records of the lab; not to be edited. A ratio is the \
+/// How the third line of the document begins.
+const MARK: &str = "Written by `swiglu lab report --measured`";
+/// How to read it.
+const HEAD: &str = " from the definitions and records of the lab; not to be edited. A ratio is the \
 time of the fastest of the others by that of ours, so above 1 ours is faster; \
 [low, high] is its 95 % interval, and over several cases it is the geometric mean. An exception is a case below the \
 floor that its claim sets. [METHODOLOGY.md](METHODOLOGY.md) says how this is measured and where it can mislead, \
@@ -24,9 +24,14 @@ floor that its claim sets. [METHODOLOGY.md](METHODOLOGY.md) says how this is mea
 ";
 
 impl Site {
+    /// Whether a document is one of figures, which may be replaced.
+    pub fn is_measured(document: &[u8]) -> bool {
+        document.split(|&b| b == b'\n').nth(2).is_some_and(|l| l.starts_with(MARK.as_bytes()))
+    }
+
     /// The figures of all experiments: a table, then a section for each. Links lead from the directory `root`.
     pub fn measured(&self, root: &Path) -> String {
-        let mut out = HEAD.to_owned();
+        let mut out = format!("# Measured\n\n{MARK}{HEAD}");
         let heads = "experiment|question|verdict|ratio|cases|exceptions|machine|commit";
         let heads: Vec<String> = heads.split('|').map(str::to_owned).collect();
         let summary = self.experiments.iter().flat_map(|e| summary(root, e)).collect();

@@ -1,7 +1,5 @@
 use swiglu_lab::profile::Ceiling;
-use swiglu_lab::report::chart::{
-    Bar, Bars, PALETTE, Roofline, Series, Sweep, Width, glyph, standalone,
-};
+use swiglu_lab::report::chart::{Bar, Bars, PALETTE, Roofline, Series, Sweep, Width, glyph};
 
 const HOSTILE: &str = "a <b> & \"c\" \u{7} ]]> 日本 #FE0001";
 
@@ -96,12 +94,7 @@ fn plots_are_well_formed_named_and_within_their_frame() {
             roofline(&[(0.3, 1e12)], 4e12, &[]).svg(width),
         ];
         for svg in drawn {
-            let svg = svg.expect("something to draw");
-            check(&svg);
-            let alone = standalone(&svg, HOSTILE);
-            let document = roxmltree::Document::parse(&alone).unwrap();
-            assert_eq!(document.descendants().filter(|n| n.has_tag_name((NS, "svg"))).count(), 2);
-            assert!(alone.contains(PALETTE) && alone.contains("viewBox=\"0 0 "));
+            check(&svg.expect("something to draw"));
         }
     }
 }

@@ -6,8 +6,6 @@ mod cases;
 mod host;
 mod report;
 
-use std::path::PathBuf;
-
 use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
@@ -19,7 +17,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
 use crate::inputs;
-use crate::terminal::{Terminal, Verdict, shown};
+use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use backends::Backend;
 use cases::Suite;
@@ -43,34 +41,25 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
     /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
-    #[arg(long, value_name = "M", requires = "op", conflicts_with = "suite",
+    #[arg(long, visible_alias = "rows", value_name = "M", requires = "op", conflicts_with = "suite",
         value_delimiter = ',', value_parser = extent)]
     m: Vec<usize>,
-    /// Rows of an activation, another name of --m
-    #[arg(long, value_name = "M", requires = "op", conflicts_with_all = ["suite", "m"],
-        value_delimiter = ',', value_parser = extent)]
-    rows: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
         value_parser = extent)]
     hidden: Option<usize>,
     /// H, intermediate features [default: 4864, of an activation 4096]
-    #[arg(long, value_name = "H", requires = "op", conflicts_with = "suite",
+    #[arg(long, visible_alias = "cols", value_name = "H", requires = "op", conflicts_with = "suite",
         value_parser = extent)]
     intermediate: Option<usize>,
-    /// Columns of an activation, another name of --intermediate
-    #[arg(long, value_name = "H", requires = "op", conflicts_with_all = ["suite", "intermediate"],
-        value_parser = extent)]
-    cols: Option<usize>,
     /// Weights stay in the caches, if they fit
     #[arg(long, requires = "op", conflicts_with_all = ["cold", "suite"])]
     hot: bool,
     /// Weights come from memory: so many in rotation that they exceed the caches [default]
     #[arg(long, requires = "op", conflicts_with = "suite")]
     cold: bool,
-    /// Random quantised weights of this type: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, or on CUDA
-    /// i8, f8_e4m3, f8_e4m3_128x128
-    #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite")]
+    #[arg(long, value_name = "TYPE", requires = "op", conflicts_with = "suite",
+        help = args::weights_types())]
     weights_type: Option<QuantizedType>,
     /// Time to measure for, per case
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds)]
@@ -78,12 +67,6 @@ pub(crate) struct BenchArgs {
     /// Other libraries beside ours, separated by commas; what is not installed says so
     #[arg(long, visible_alias = "providers", value_name = "NAMES", value_delimiter = ',')]
     backend: Vec<Backend>,
-    /// Draw the times of a case: FILE.svg
-    #[arg(long, value_name = "FILE", requires = "op")]
-    plot: Option<PathBuf>,
-    /// Replace a plot that exists
-    #[arg(long, requires = "plot")]
-    force: bool,
     #[command(flatten)]
     math: MathArgs,
     #[command(flatten)]
@@ -102,10 +85,7 @@ struct Limits {
 }
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    if let Some(plot) = &args.plot {
-        args::expect_free("--plot", plot, "svg", args.force)?;
-    }
-    args.lab.expect_places()?;
+    args.lab.expect_places(true)?;
     let device = args.device.open()?;
     if args.op.is_none() && args.suite == Suite::Host {
         let Device::Cuda(cuda) = &device else {
@@ -113,11 +93,10 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         };
         return host::bench(cuda, args.seconds, terminal);
     }
-    let cases = args.cases(&device)?;
-    if let (Some(plot), n @ (0 | 2..)) = (&args.plot, cases.len()) {
-        let plot = plot.display();
-        bail!("--plot {plot}: it shows one case, given {n}: choose one --m and --dtype");
+    if let (Some(op), Some(k)) = (args.op.filter(|op| !op.has_weights()), args.hidden) {
+        bail!("--hidden {k}: the {op} has no weights and no hidden size; leave it out");
     }
+    let cases = args.cases(&device)?;
     let options = args.device.peer_options()?;
     // For the goals also one thread alone.
     let alone = args.op.is_none()
@@ -158,11 +137,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
     }
     // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
     let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
-    if let Some(path) = &args.plot {
-        report::plot(&rows, path, args.force)?;
-    }
-    let plot = args.plot.as_ref().map(shown);
-    let document = json!({ "results": rows, "ceilings": limits, "plot": plot });
+    let document = json!({ "results": rows, "ceilings": limits });
     terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
     Ok(Verdict::from_passed(passed))
 }
@@ -239,12 +214,9 @@ impl BenchArgs {
             None => DType::ALL.to_vec(),
             Some(_) => vec![self.math.dtype.unwrap_or(usual_dtype)],
         };
-        let intermediate = self.intermediate.or(self.cols).unwrap_or(columns);
+        let intermediate = self.intermediate.unwrap_or(columns);
         let hidden = self.hidden.unwrap_or(896);
-        let mut m = [self.m.as_slice(), &self.rows].concat();
-        if m.is_empty() {
-            m.push(usual);
-        }
+        let m = if self.m.is_empty() { vec![usual] } else { self.m.clone() };
         let case = |m, dtype| Case {
             weights: self.weights_type,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },

@@ -1,17 +1,13 @@
-//! What a benchmark found: rows for machines, a table for people, and a plot.
+//! What a benchmark found: rows for machines, and a table for people.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::Write;
-use std::path::Path;
 
-use anyhow::{Context, bail};
 use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::Arrangement;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class};
-use swiglu_lab::record::{Record, Summary};
-use swiglu_lab::report::chart::{Bar, Bars, Width, standalone};
+use swiglu_lab::record::Record;
 use swiglu_lab::{Case, Experiment, Heat, ResultEntry, Role, Status};
 
 use crate::ceilings::Floor;
@@ -180,30 +176,4 @@ pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> 
         }
     }
     Ok(())
-}
-
-/// Draws the times of one case; a plot that appeared meanwhile is kept unless `force`.
-pub(super) fn plot(rows: &[Row], path: &Path, force: bool) -> anyhow::Result<()> {
-    let measured = rows.iter().enumerate().filter_map(|(i, r)| Some((i, r, r.result.summary?)));
-    let mut measured: Vec<_> = measured.collect();
-    measured.sort_by(|(_, _, a), (_, _, b)| a.median.total_cmp(&b.median));
-    let bar = |&(series, row, Summary { median, q1, q3, .. }): &(usize, &Row, Summary)| {
-        let wrong = if row.is_ok() { "" } else { " (wrong result)" };
-        let rate = row.gbytes_per_s.map(|g| format!(" · {} GB/s", number(g))).unwrap_or_default();
-        let label = format!("{}{wrong}", row.result.profile);
-        Bar { label, value: table::time(median) + &rate, median, q1, q3, series }
-    };
-    let bars: Vec<Bar> = measured.iter().map(bar).collect();
-    let said: Vec<_> = bars.iter().map(|b| format!("{} {}", b.label, b.value)).collect();
-    let title = rows.first().map(|r| r.case.clone()).unwrap_or_default();
-    let description = format!("Fastest first: {}.", said.join("; "));
-    let chart = Bars { title: format!("Time of one call, {title}"), description, bars };
-    let Some(svg) = chart.svg(Width::Wide) else {
-        bail!("--plot {}: nothing was measured that could be drawn", path.display());
-    };
-    let failed = || format!("writing {}", path.display());
-    let mut options = File::options();
-    options.write(true).truncate(force).create(force).create_new(!force);
-    let mut file = options.open(path).with_context(failed)?;
-    file.write_all(standalone(&svg, &title).as_bytes()).with_context(failed)
 }

@@ -20,7 +20,7 @@ use bits::Bits;
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Seed of the inputs
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::whole)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::whole(0..=u64::MAX))]
     seed: u64,
     /// One case in seven, of those with quantised weights one in five
     #[arg(long)]
@@ -215,13 +215,8 @@ pub(super) struct Finding {
 impl Finding {
     fn of(outcome: &Outcome) -> Self {
         let j = &outcome.judgement;
-        let outside = || {
-            let overflow = j.overflow.map_or(String::new(), |o| format!("; {o}"));
-            format!(
-                "element {:?} is {:.2} × its bound away; relative error {:.2e}, limit {:.2e}{overflow}",
-                j.worst_at, j.worst_ratio, j.relative_frobenius, j.frobenius_limit
-            )
-        };
+        let overflow = || j.overflow.map_or(String::new(), |o| format!("; {o}"));
+        let outside = || swiglu_lab::complaint(j, &[]) + &overflow();
         let fault = || outcome.fault.clone().unwrap_or_else(outside);
         let fault = (!outcome.passed()).then(fault);
         Self { worst_element: j.worst_ratio, relative_error: j.relative_frobenius, fault }

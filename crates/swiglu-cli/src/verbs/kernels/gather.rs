@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use serde::Serialize;
 use swiglu_cuda::jit::cache::{CacheWarning, KernelCache, Module, Origin};
-use swiglu_cuda::jit::{CompileLog, EntryLog, Variant, Version};
+use swiglu_cuda::jit::{CompileLog, EntryLog, Variant, Version, version};
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, CudaError};
 
@@ -31,9 +31,13 @@ pub(super) fn gather(
     terminal: &Terminal,
 ) -> anyhow::Result<Report> {
     let stop = Arc::new(AtomicBool::new(false));
-    stop_on_signals(&stop)?;
+    stop_on_signals(&stop, "the kernels that are being compiled, which are kept")?;
     let kept = jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count();
     let missing = jobs.len() - kept;
+    if missing > 0 {
+        // Without the compiler nothing begins.
+        version()?;
+    }
     terminal.announce(&beginning(jobs, kept));
     let bar = terminal.bar(jobs.len() as u64);
     bar.set_message(duration(estimate(missing)));

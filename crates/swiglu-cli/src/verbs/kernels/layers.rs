@@ -15,7 +15,7 @@ use swiglu_cuda::{Arch, Target, Ways, expect_quantized};
 use swiglu_formats::{Contents, LoadOptions};
 use swiglu_lab::CaseOp;
 
-use crate::args::{extent, layer_op, out_of_range};
+use crate::args::{activations, extents, layer_op, out_of_range, whole};
 use crate::terminal::by_options;
 
 #[derive(Debug, Args)]
@@ -35,8 +35,7 @@ pub(super) struct Layers {
     /// Element types, separated by commas [default: bf16]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "layers")]
     dtype: Vec<DType>,
-    /// The activation [default: that of the model, else swiglu]
-    #[arg(long, value_name = "NAME", requires = "layers")]
+    #[arg(long, value_name = "NAME", requires = "layers", help = activations())]
     activation: Option<Activation>,
     /// With biases of gate and up, where sizes do not tell
     #[arg(long, requires = "layers")]
@@ -47,7 +46,7 @@ pub(super) struct Layers {
     /// Multiprocessors of the device, which tiles are fitted to [default: those of an A100 (sm_80), A40 (sm_86), Orin (sm_87),
     /// L40S (sm_89), H100 and H200 (sm_90a: 132), B200 (sm_100a), B300 (sm_103a), Thor (sm_110a), RTX 5090 (sm_120a), DGX
     /// Spark (sm_121a)]
-    #[arg(long, value_name = "N", requires = "layers", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "layers", value_parser = whole(1..=u32::MAX))]
     sms: Option<u32>,
 }
 
@@ -55,7 +54,7 @@ pub(super) struct Layers {
 type Shape = ([usize; 2], Vec<usize>);
 
 fn shape(s: &str) -> Result<Shape, CoreError> {
-    let numbers: Vec<usize> = s.split(',').map(extent).collect::<Result<_, _>>()?;
+    let numbers = extents(s)?;
     let expected = "input and intermediate features, and numbers of tokens if not all";
     match numbers[..] {
         [k, h, ref tokens @ ..] => Ok(([k, h], tokens.to_vec())),
@@ -69,6 +68,10 @@ pub(super) type Layer = (Problem, Option<Vec<usize>>);
 impl Layers {
     /// Those that were asked for.
     pub(super) fn named(&self) -> anyhow::Result<Vec<Layer>> {
+        let of_size = |model: &String| named(model).is_some();
+        if self.bias && self.shape.is_empty() && !self.models.iter().any(of_size) {
+            bail!("--bias is of sizes: files say which biases they have; leave it out");
+        }
         let mut layers: Vec<Layer> = Vec::new();
         for (size, tokens) in &self.shape {
             let tokens = (!tokens.is_empty()).then(|| tokens.clone());
@@ -126,7 +129,7 @@ impl Layers {
         }
         match refusal {
             Some(why) if layers.is_empty() => bail!("--for {model}: {why}"),
-            _ if layers.is_empty() => bail!("--for {model}: it has no layer for this operation"),
+            _ if layers.is_empty() => bail!("--for {model}: it has no layer for this --op"),
             _ => Ok(layers),
         }
     }

@@ -126,8 +126,10 @@ pub(super) fn compile(
 fn expect_room(out: &Path) -> anyhow::Result<()> {
     let advice = "expected a directory that can be written, with room for some tens of megabytes";
     let failed = || format!("{}: kernels cannot be kept here: {advice}", out.display());
-    std::fs::create_dir_all(out).with_context(failed)?;
-    let mut probe = tempfile::NamedTempFile::new_in(out).with_context(failed)?;
+    // In what is there of it: the rest is made with the first kernel.
+    let whole = std::path::absolute(out).with_context(failed)?;
+    let there = whole.ancestors().find(|dir| dir.exists()).unwrap_or(&whole);
+    let mut probe = tempfile::NamedTempFile::new_in(there).with_context(failed)?;
     probe
         .write_all(&[0; PROBE_BYTES])
         .and_then(|()| probe.as_file().sync_all())

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use swiglu::Rounding;
@@ -114,8 +114,11 @@ pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experim
 }
 
 impl AdHocArgs {
-    /// Refuses places that are not there, before anything is measured.
-    pub(crate) fn expect_places(&self) -> anyhow::Result<()> {
+    /// Refuses places that are not there, before anything is measured, and any where nothing is.
+    pub(crate) fn expect_places(&self, measured: bool) -> anyhow::Result<()> {
+        if !measured && (self.dir.lab.is_some() || self.peers.peers.is_some()) {
+            bail!("--lab and --peers are of --measure: give it too, or leave them out");
+        }
         if self.dir.lab.is_some() {
             self.dir.lab()?;
         }

@@ -12,8 +12,9 @@ use swiglu_lab::{Experiment, RunOptions};
 use super::list::records_of;
 use super::places::{PeerArgs, PlaceArgs};
 use super::session::{Session, expect_optimised};
+use crate::args::fraction;
 use crate::table::{self, Table};
-use crate::terminal::{Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, say};
 
 #[derive(Debug, Args)]
 pub(super) struct GateArgs {
@@ -35,13 +36,6 @@ pub(super) struct GateArgs {
     machine: Option<String>,
     #[command(flatten)]
     peers: PeerArgs,
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if (0.0..1.0).contains(&x) => Ok(x),
-        _ => Err("expected a number from 0 to below 1".into()),
-    }
 }
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -67,10 +61,14 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let name = format!("{}-gate", experiment.id);
     let lab = args.places.lab()?;
     let mut session = Session::begin(&name, &experiment, &new_store, &machine, &lab, &args.peers)?;
+    let busy = swiglu_lab::quiet();
+    if let (Some(advice), Some(found)) = (busy.advice, busy.found) {
+        say(format!("this machine is busy ({found}), and a verdict needs a quiet one: {advice}"));
+    }
     let new = session.watched(&options, terminal)?;
     let report = GateReport::of(&experiment, &old.record, &new.record, args.tolerance);
     terminal.print(&report, |report, terminal| show(report, &old, terminal))?;
-    Ok(Verdict::from_passed(report.passed()))
+    Ok(report.passed().map_or(Verdict::Unfinished, Verdict::from_passed))
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
@@ -87,6 +85,7 @@ fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Resu
 }
 
 fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {
+    use Outcome::{Held, Improved, NotComparable, Regressed, Undecided};
     let interval = |i: Option<Interval>| {
         let shown = i.map(|i| (table::number(i.value), i.ci95.map(table::number)));
         shown.map(|(value, [low, high])| format!("{value} [{low}, {high}]")).unwrap_or_default()
@@ -102,15 +101,20 @@ fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::R
         .number("record", |c| interval(c.old))
         .number("now", |c| interval(c.new))
         .text("outcome", |c| match c.outcome {
-            Outcome::Regressed => table::bad(outcome(c)),
-            Outcome::Improved => table::good(outcome(c)),
-            Outcome::Held | Outcome::NotComparable => outcome(c).into(),
+            Regressed => table::bad(outcome(c)),
+            Improved => table::good(outcome(c)),
+            Undecided => table::open(outcome(c)),
+            Held | NotComparable => outcome(c).into(),
         })
         .print(terminal)?;
-    let count = |outcome| report.comparisons.iter().filter(|c| c.outcome == outcome).count();
-    let [held, improved] = [Outcome::Held, Outcome::Improved].map(count);
-    let [regressed, other] = [Outcome::Regressed, Outcome::NotComparable].map(count);
-    let outcomes =
-        format!("{held} held, {improved} improved, {regressed} regressed, {other} not comparable");
-    Ok(writeln!(terminal, "against {}: {outcomes}", old.path.display())?)
+    let outcomes = [Held, Improved, Regressed, Undecided, NotComparable];
+    let outcomes = outcomes.map(|outcome| format!("{} {outcome}", report.count(outcome)));
+    writeln!(terminal, "against {}: {}", old.path.display(), outcomes.join(", "))?;
+    if report.passed().is_none() {
+        writeln!(
+            terminal,
+            "no verdict: noise reaches further than the tolerance; measure again on a quiet machine, or give --tolerance"
+        )?;
+    }
+    Ok(())
 }

@@ -77,7 +77,7 @@ fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
             state @ VerdictState::Inconclusive => table::open(state),
             state @ VerdictState::NotRun => state.into(),
         })
-        .number("ratio", |r| figure(r, |_, ratio| format!("{:.2}×", ratio.value)))
+        .number("ratio", |r| figure(r, |_, ratio| table::ratio(ratio.value)))
         .number("interval", |r| {
             figure(r, |_, Interval { ci95: [low, high], .. }| format!("{low:.2} – {high:.2}"))
         })

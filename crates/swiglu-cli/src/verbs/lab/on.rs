@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use swiglu_lab::Experiment;
 use swiglu_lab::executor::{ExecutorSpec, Job, JobEvent, Jobs, Merged, Outcome, Polled, Request};
 use swiglu_lab::record::{Opened, Store};
@@ -16,7 +15,7 @@ use swiglu_lab::record::{Opened, Store};
 use super::places::LabDirArgs;
 use super::request::{Named, RunArgs};
 use crate::table::{Table, or_dash};
-use crate::terminal::{Terminal, Verdict, say, shown, tell};
+use crate::terminal::{Terminal, Verdict, say, shown, stop_on_signals, tell};
 
 /// How often the state of a job is told where nobody watches a terminal.
 const REMINDER: Duration = Duration::from_secs(60);
@@ -43,9 +42,7 @@ pub(super) fn run(
         store,
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, interrupted.clone()).context("listening to Ctrl-C")?;
-    }
+    stop_on_signals(&interrupted, "a look at the job, which goes on")?;
     let (bar, place) = (terminal.spinner(), spec.place());
     let (mut told, mut at) = (String::new(), Instant::now());
     let mut watch = |event: JobEvent<'_>| match event {

@@ -87,7 +87,7 @@ impl PlaceArgs {
 pub(super) struct PeerArgs {
     /// Where peers are [default: `peers` in the lab]
     #[arg(long, value_name = "DIR")]
-    peers: Option<PathBuf>,
+    pub(super) peers: Option<PathBuf>,
     /// What runs peers written in Python
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub(super) python: PathBuf,

@@ -70,9 +70,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
 /// Refuses to write over a document that somebody else wrote.
 fn expect_ours(file: &Path) -> anyhow::Result<()> {
     let there = std::fs::read(file).unwrap_or_default();
-    let ours =
-        |text: &[u8]| text.split(|&b| b == b'\n').nth(2).is_some_and(|l| l.starts_with(MARK));
-    if there.is_empty() || ours(&there) {
+    if there.is_empty() || Site::is_measured(&there) {
         return Ok(());
     }
     let file = file.display();
@@ -80,6 +78,3 @@ fn expect_ours(file: &Path) -> anyhow::Result<()> {
         "--measured {file}: it is not a document of figures; expected one, which is replaced, or a new file"
     )
 }
-
-/// How the third line of the document begins.
-const MARK: &[u8] = b"Written by `swiglu lab report --measured`";

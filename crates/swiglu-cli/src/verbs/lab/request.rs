@@ -9,6 +9,7 @@ use swiglu_lab::record::{Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
 use super::places::{PeerArgs, PlaceArgs};
+use crate::args::whole;
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -34,12 +35,12 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) quick: bool,
     /// How often every profile is prepared anew; fewer take less time and make intervals wider
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=5), conflicts_with = "quick")]
-    pub(super) preparations: Option<u64>,
+    #[arg(long, value_name = "N", value_parser = whole(2..=5), conflicts_with = "quick")]
+    pub(super) preparations: Option<usize>,
     /// Prepare profiles more often until noise no longer forbids an answer, for at most so many minutes
     /// after the run [default: 30]
     #[arg(long, value_name = "MINUTES", num_args = 0..=1, require_equals = true,
-        default_missing_value = "30", value_parser = clap::value_parser!(u64).range(1..=600),
+        default_missing_value = "30", value_parser = whole(1..=600),
         conflicts_with_all = ["quick", "profiles", "cases"])]
     pub(super) until_decided: Option<u64>,
     /// Count with Nsight Compute what the kernels of this program do, once per case, after the run
@@ -63,7 +64,7 @@ impl RunArgs {
             ..RunOptions::new(run_id, self.quick)
         };
         if let Some(preparations) = self.preparations {
-            options.protocol.preparations = preparations as usize;
+            options.protocol.preparations = preparations;
         }
         options.until_decided = self.until_decided.map(|minutes| Duration::from_secs(60 * minutes));
         options.expect_name()?;

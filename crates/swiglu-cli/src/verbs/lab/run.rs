@@ -75,7 +75,7 @@ fn here(
 ) -> anyhow::Result<Option<Opened>> {
     let lab = args.places.lab()?;
     options.executor = Executed::detect(&lab)?;
-    stop_on_signals(&options.stop.0)?;
+    stop_on_signals(&options.stop.0, "this case, which is kept")?;
     let name = format!("{}-{}", experiment.id, options.run_id);
     let mut session = Session::begin(&name, experiment, store, machine, &lab, &args.peers)?;
     let mut finished = session.watched(&options, terminal)?;
@@ -95,11 +95,7 @@ fn show(
     terminal: &mut Terminal,
 ) -> anyhow::Result<()> {
     let number = |x: Option<f64>| x.map(table::number).unwrap_or_default();
-    let ratio = |entry: &ResultEntry| {
-        let of = record.ratio_to_baseline(experiment, entry)?;
-        let [low, high] = of.ci95;
-        Some(format!("{} [{low:.2}, {high:.2}]", table::ratio(of.value)))
-    };
+    let ratio = |entry: &ResultEntry| record.ratio_to_baseline(experiment, entry);
     let error = |entry: &ResultEntry| entry.error.and_then(|e| e.relative_frobenius);
     Table::of(&record.results)
         .group("case", |entry| &entry.case_key)
@@ -112,7 +108,7 @@ fn show(
         .number("median", |entry| entry.summary.map(|s| table::time(s.median)).unwrap_or_default())
         .number("GB/s", |entry| number(entry.gbps()))
         .number("GFLOP/s", |entry| number(entry.gflops()))
-        .number("of baseline", |entry| ratio(entry).unwrap_or_default())
+        .number("of baseline", |entry| ratio(entry).map(table::interval).unwrap_or_default())
         .number("error", |entry| error(entry).map(table::error).unwrap_or_default())
         .print(terminal)?;
     for ((profile, reason), cases) in reasons(record) {
@@ -122,7 +118,7 @@ fn show(
         writeln!(terminal, "{profile} ({first}{more}): {reason}")?;
     }
     if record.protocol.quick {
-        writeln!(terminal, "{QUICK}")?;
+        writeln!(terminal, "{QUICK}; no intervals, which takes more than one preparation")?;
     } else if !record.complete {
         writeln!(terminal, "not every case of every profile: no evidence for a verdict yet")?;
     } else {

@@ -29,6 +29,9 @@ pub(super) struct GradientReport {
     eager_error: f64,
     /// The largest |error| of an element ÷ its bound; at most 1.
     worst_element: f64,
+    /// What is wrong with it, here or the unfused way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wrong: Option<String>,
     passed: bool,
 }
 
@@ -52,10 +55,13 @@ impl TrainingReport {
     pub(super) fn lines(&self) -> String {
         let line = |(name, g): (&&str, &GradientReport)| {
             let GradientReport { relative_frobenius, bound, eager_error, worst_element, .. } = g;
-            let verdict = if g.passed { "" } else { "; WRONG" };
+            let verdict = match &g.wrong {
+                None => format!("worst element {worst_element:.2} of its bound"),
+                Some(why) => format!("WRONG: {why}"),
+            };
             format!(
                 "      {name:<8} error {relative_frobenius:.2e} of at most {bound:.2e} (eager {eager_error:.2e}); \
-                 worst element {worst_element:.2} of its bound{verdict}\n"
+                 {verdict}\n"
             )
         };
         self.gradients.iter().map(line).collect()
@@ -131,8 +137,11 @@ impl<'a, T: Element> Training<'a, T> {
         };
         let [ours, unfused] = &self.layers;
         let mut gradients = judged(ours, Path::Fused)?;
-        if !judged(unfused, Path::Unfused)?.values().all(|g| g.passed) {
-            gradients.values_mut().for_each(|g| g.passed = false);
+        for (name, theirs) in judged(unfused, Path::Unfused)? {
+            if let (Some(why), Some(ours)) = (theirs.wrong, gradients.get_mut(name)) {
+                ours.passed = false;
+                ours.wrong.get_or_insert(format!("the unfused way: {why}"));
+            }
         }
         let kept_bytes = kept_bytes.checked_div(m).map_or(0, |bytes| bytes * all);
         Ok(TrainingReport { gradients, save_policy: self.policy, kept_bytes, tokens_verified: m })
@@ -198,12 +207,17 @@ fn of<V: Element>(
     out: MatrixRef<'_, V>,
 ) -> anyhow::Result<GradientReport> {
     let judgement = reference.judge(out)?;
+    let beyond =
+        judgement.overflow.map(|o| o.to_string()).or(judgement.lost.map(|l| l.to_string()));
+    let exceeded = || (!judgement.passed()).then(|| swiglu_lab::complaint(&judgement, &[]));
+    let wrong = beyond.or_else(exceeded);
     Ok(GradientReport {
         relative_frobenius: judgement.relative_frobenius,
         max_abs: judgement.max_abs,
         bound: judgement.frobenius_limit,
         eager_error: reference.eager_error,
         worst_element: judgement.worst_ratio,
-        passed: judgement.passed() && judgement.overflow.is_none() && judgement.lost.is_none(),
+        passed: wrong.is_none(),
+        wrong,
     })
 }

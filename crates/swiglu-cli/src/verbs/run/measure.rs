@@ -12,13 +12,14 @@ use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::{CudaError, DeviceMatrix};
 use swiglu_formats::FormatError;
 
-use super::backward::{Training, TrainingReport};
+use super::backward::Training;
 use super::report::{ErrorReport, Report, Shape};
 use super::subject::Subject;
 use super::{MIN_TURNS, RunArgs};
 use crate::layer::{Packed, Params};
 use crate::timing::{self, Enqueue, Passes, Timed, interleave, wall};
 use crate::verify::{Check, gather_rows};
+use crate::weights::decoded;
 
 /// The quantised weights of the file where the layer holds these; where it holds decoded ones, why.
 type Storage<'w, T> = Result<Params<'w, T>, Option<String>>;
@@ -41,8 +42,9 @@ impl<'a> Measurement<'a> {
         &mut self,
         output: Option<&FilePath>,
     ) -> anyhow::Result<Report> {
-        let mut weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
-        if self.args.decode_weights || self.args.backward {
+        let weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
+        let mut weights = decoded(self.args.decode_weights, weights, self.args.op)?;
+        if self.args.backward {
             weights = weights.decoded();
         }
         let host = weights.host::<T>()?;
@@ -65,7 +67,9 @@ impl<'a> Measurement<'a> {
         // What speed is compared with computes the same, on elements: a fast wrong result would make a meaningless
         // ratio.
         let (_, other, its_check) = self.compute(&params, &unfused, x.view())?;
-        error.passed &= its_check.judge(other.view())?.passed();
+        if let Some(why) = its_check.exceeded(&its_check.judge(other.view())?) {
+            error.fail(format!("the unfused way, which time is compared with: {why}"));
+        }
         if let Some(path) = output {
             write(path, y.view(), self.args.force)?;
         }
@@ -81,7 +85,9 @@ impl<'a> Measurement<'a> {
         let times = interleave(&mut [timed(0)?, timed(1)?], budget, MIN_TURNS)?;
         let (time, unfused_time) = (times[0], times[1]);
         let training = training.map(|t| t.verify(x.view())).transpose()?;
-        error.passed &= training.as_ref().is_none_or(TrainingReport::passed);
+        if training.as_ref().is_some_and(|training| !training.passed()) {
+            error.fail("a gradient is wrong".into());
+        }
         let problem = plan.problem;
         // A step is a forward pass, and a backward pass of twice the products.
         let (passes, bytes) = match &training {
@@ -168,6 +174,11 @@ impl<'a> Measurement<'a> {
     /// `T`; and, where there is a reference file, the whole against that.
     fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
         let judgement = check.judge(y.view())?;
+        let overflow = match (judgement.overflow, judgement.lost) {
+            (Some(overflow), _) => Some(overflow.to_string()),
+            (None, Some(lost)) => Some(lost.to_string() + &remedy(&lost)),
+            (None, None) => None,
+        };
         let report = ErrorReport {
             relative_frobenius: judgement.relative_frobenius,
             max_abs: judgement.max_abs,
@@ -175,14 +186,11 @@ impl<'a> Measurement<'a> {
             limit: judgement.frobenius_limit,
             worst_element: judgement.worst_ratio,
             rows_checked: check.rows.len(),
-            overflow: match (judgement.overflow, judgement.lost) {
-                (Some(overflow), _) => Some(overflow.to_string()),
-                (None, Some(lost)) => Some(lost.to_string() + &remedy(&lost)),
-                (None, None) => None,
-            },
             unlike: None,
+            exceeded: check.exceeded(&judgement).filter(|_| overflow.is_none()),
             // Nobody can use what is not finite where the exact result is, whatever a bound admits.
-            passed: judgement.passed() && judgement.overflow.is_none() && judgement.lost.is_none(),
+            passed: judgement.passed() && overflow.is_none(),
+            overflow,
         };
         let Some(reference) = &self.subject.reference else { return Ok(report) };
         let expected = gather_rows(reference.matrix.to_f64()?.view(), &check.rows)?;
@@ -196,15 +204,20 @@ impl<'a> Measurement<'a> {
         let limit = self.file_limit(check, &judgement)? + roundoff;
         let pairs = part.as_slice().iter().zip(expected.as_slice());
         let errors = pairs.map(|(a, b)| (a.to_f64() - b).abs());
-        Ok(ErrorReport {
+        let mut report = ErrorReport {
             relative_frobenius: relative,
             max_abs: errors.filter(|e| e.is_finite()).fold(0.0, f64::max),
             reference: "file",
             limit,
-            passed: report.passed && unlike.is_none() && relative <= limit,
+            passed: report.passed && unlike.is_none(),
             unlike,
             ..report
-        })
+        };
+        if report.unlike.is_none() && (relative.is_nan() || relative > limit) {
+            let file = &reference.source;
+            report.fail(format!("relative error {relative:.2e} against {file}, limit {limit:.2e}"));
+        }
+        Ok(report)
     }
 
     /// What the error against a file may be: the kernel's own, against the oracle on rounded

@@ -15,7 +15,7 @@ use swiglu::{DType, SavePolicy, with_dtype};
 use swiglu_formats::matrix_file;
 use swiglu_lab::CaseOp;
 
-use crate::args::{self, DeviceArgs, MathArgs, expect_free, layer_op};
+use crate::args::{self, DeviceArgs, MathArgs, layer_op};
 use crate::terminal::{Terminal, Verdict};
 use crate::weights::WeightArgs;
 use measure::Measurement;
@@ -39,18 +39,18 @@ enum Fixture {
 pub(crate) struct RunArgs {
     /// A real layer that is part of this program, with real activations [default: smollm2]
     #[arg(long, value_name = "NAME", conflicts_with_all = [
-        "weights", "layer", "expert", "orientation", "arrangement", "plain_fp8",
-        "NameArgs",
+        "weights", "layer", "expert", "orientation", "arrangement", "beside_experts", "prefix",
+        "ignore", "rescale", "no_config", "plain_fp8", "NameArgs",
     ])]
     fixture: Option<Fixture>,
     /// Input x, one token per row: FILE.npy or FILE.safetensors#TENSOR
     #[arg(long, value_name = "FILE")]
     input: Option<OsString>,
     /// Tokens of random input, where only --weights is given [default: 16]
-    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = args::count)]
+    #[arg(long, value_name = "M", conflicts_with = "input", value_parser = args::whole(0..=usize::MAX))]
     tokens: Option<usize>,
     /// Seed of that input [default: 0]
-    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = args::whole)]
+    #[arg(long, value_name = "N", conflicts_with = "input", value_parser = args::whole(0..=u64::MAX))]
     seed: Option<u64>,
     /// The expected result, as for --input [default: the float64 oracle]
     #[arg(long, value_name = "FILE", requires = "input")]
@@ -92,16 +92,29 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Refuses an output that cannot be written, or that would replace what is read.
+    /// Refuses an output that cannot be written, or that would replace what is read, before any work is done for it;
+    /// writing it refuses one that appears meanwhile.
     fn expect_free_output(&self) -> anyhow::Result<()> {
         let Some(path) = &self.output else { return Ok(()) };
-        expect_free("--output", path, "npy", self.force)?;
+        let shown = path.display();
+        if path.is_dir() {
+            bail!("--output {shown}: it is a directory; give a name in it that ends in .npy");
+        }
+        if path.extension().is_none_or(|extension| extension != "npy") {
+            bail!("--output {shown}: it is written as npy; expected a name that ends in .npy");
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.is_dir());
+        if let Some(dir) = dir {
+            bail!("--output {shown}: no such directory: {}", dir.display());
+        }
+        if path.exists() && !self.force {
+            bail!("{shown}: exists already; remove it or give --force");
+        }
         let specs = [self.input.as_ref(), self.reference.as_ref()].into_iter().flatten();
         let files = specs.map(|spec| matrix_file(spec).0);
         let mut read = files.chain(self.weights.weights.as_deref());
         let here = path.canonicalize().ok();
         if here.is_some() && read.any(|file| file.canonicalize().ok() == here) {
-            let shown = path.display();
             bail!("--output {shown}: this run reads that file; give another name");
         }
         Ok(())

@@ -35,7 +35,18 @@ pub(super) struct ErrorReport {
     /// The first element that is NaN or infinite, here or in the reference file, but not in both.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unlike: Option<String>,
+    /// The bound that is exceeded, and where.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) exceeded: Option<String>,
     pub(super) passed: bool,
+}
+
+impl ErrorReport {
+    /// Adds a bound that is exceeded; what failed before is the cause.
+    pub(super) fn fail(&mut self, why: String) {
+        self.passed = false;
+        self.exceeded.get_or_insert(why);
+    }
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -156,12 +167,13 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
 fn foot(device: &Device, reports: &[Report]) -> String {
     let mut out = String::from("\n");
     for r in reports {
-        out += &format!(
-            "{:<5} {}; worst element {:.2} of its bound",
-            r.dtype, r.plan, r.error.worst_element
-        );
-        // Also where the exact result overflows too, which is no fault: the table then has errors of NaN.
-        for why in [&r.error.overflow, &r.error.unlike].into_iter().flatten() {
+        let ErrorReport { worst_element, overflow, unlike, exceeded, passed, .. } = &r.error;
+        out += &format!("{:<5} {}", r.dtype, r.plan);
+        if *passed {
+            out += &format!("; worst element {worst_element:.2} of its bound");
+        }
+        // Also where the exact result overflows too, which is no fault: the table then has no error.
+        for why in [overflow, unlike, exceeded].into_iter().flatten() {
             out += &format!("; {why}");
         }
         if let Some(extent) = &r.extent {

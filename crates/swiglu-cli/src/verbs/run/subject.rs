@@ -22,8 +22,14 @@ pub(super) struct Sourced {
 impl Sourced {
     fn read(option: &str, spec: Option<&OsStr>) -> anyhow::Result<Option<Self>> {
         let Some(spec) = spec else { return Ok(None) };
-        if matrix_file(spec).0.as_os_str().is_empty() {
-            bail!("{option} {spec:?} names no file: expected FILE.npy or FILE.safetensors#TENSOR");
+        let (file, tensor) = matrix_file(spec);
+        let why = match file {
+            file if file.as_os_str().is_empty() => "names no file",
+            file if file.is_dir() && tensor.is_none() => "is a directory",
+            _ => "",
+        };
+        if !why.is_empty() {
+            bail!("{option} {spec:?} {why}: expected FILE.npy or FILE.safetensors#TENSOR");
         }
         Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_string_lossy().into_owned() }))
     }

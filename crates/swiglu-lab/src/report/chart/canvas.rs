@@ -2,8 +2,6 @@
 
 use maud::{Markup, html};
 
-use super::PALETTE;
-
 /// The width a plot is made for. Text keeps its size in both; a scaled picture's would not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
@@ -217,30 +215,6 @@ fn joined(points: &[(f64, f64)]) -> String {
 
 fn short(pixels: f64) -> f64 {
     (pixels * 10.0).round() / 10.0
-}
-
-/// A plot as a file of its own: under its title, with the palette in it, on its own background.
-pub fn standalone(svg: &str, title: &str) -> String {
-    const MARGIN: f64 = 16.0;
-    const HEADING: f64 = 44.0;
-    let sizes = svg.split_once("viewBox=\"").and_then(|(_, rest)| rest.split_once('"'));
-    let mut sizes = sizes.map_or("", |(sizes, _)| sizes).split(' ').skip(2);
-    let mut size = || sizes.next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
-    let (width, height) = (size() + 2.0 * MARGIN, size() + HEADING + MARGIN);
-    let style = "svg { background: var(--surface) }\ntext { font-family: system-ui, sans-serif; \
-                 paint-order: stroke; stroke: var(--surface); stroke-width: 3px; stroke-linejoin: round }\n";
-    html! {
-        svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (width) " " (height) } width=(width)
-            height=(height)
-        {
-            style { (maud::PreEscaped(PALETTE)) (style) }
-            // The heading is the name of the plot inside already: it is not read out twice.
-            text x=(MARGIN) y="28" font-size="15" font-weight="bold" aria-hidden="true"
-                style=(Ink::Text.declared("fill")) { (clean(title)) }
-            g transform={ "translate(" (MARGIN) " " (HEADING) ")" } { (maud::PreEscaped(svg)) }
-        }
-    }
-    .into_string()
 }
 
 /// Without what XML does not allow at all.

@@ -7,7 +7,7 @@ mod roofline;
 mod sweep;
 
 pub use bars::{Bar, Bars};
-pub use canvas::{Series, Width, glyph, standalone};
+pub use canvas::{Series, Width, glyph};
 pub use roofline::Roofline;
 pub use sweep::Sweep;
 
