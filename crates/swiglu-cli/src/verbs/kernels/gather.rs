@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use serde::Serialize;
 use swiglu_cuda::jit::cache::{CacheWarning, KernelCache, Module, Origin};
-use swiglu_cuda::jit::{CompileLog, EntryLog, Variant, Version};
+use swiglu_cuda::jit::{CompileLog, EntryLog, Variant, Version, version};
 use swiglu_cuda::kernels::NamedVariant;
 use swiglu_cuda::{Arch, CudaError};
 
@@ -32,7 +32,7 @@ pub(super) fn gather(
 ) -> anyhow::Result<Report> {
     let stop = Arc::new(AtomicBool::new(false));
     stop_on_signals(&stop)?;
-    let kept = jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count();
+    let kept = kept(jobs, cache);
     let missing = jobs.len() - kept;
     terminal.announce(&beginning(jobs, kept));
     let bar = terminal.bar(jobs.len() as u64);
@@ -59,6 +59,19 @@ pub(super) fn gather(
     // From here on the first time ends it at once.
     stop.store(true, Ordering::Relaxed);
     Ok(report(rows, jobs.len(), cache))
+}
+
+/// How many of the variants are in the cache.
+fn kept(jobs: &[Job], cache: &KernelCache) -> usize {
+    jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count()
+}
+
+/// Refuses to begin where a variant is not kept and there is no compiler for it.
+pub(super) fn expect_compiler(jobs: &[Job], cache: &KernelCache) -> anyhow::Result<()> {
+    match version() {
+        Err(missing) if kept(jobs, cache) < jobs.len() => Err(missing.into()),
+        _ => Ok(()),
+    }
 }
 
 fn report(mut rows: Vec<(usize, Row)>, jobs: usize, cache: &KernelCache) -> Report {

@@ -16,7 +16,7 @@ use swiglu_cuda::kernels::{NamedVariant, registry};
 use swiglu_cuda::{Arch, Cuda};
 
 use crate::terminal::{Terminal, Verdict};
-use gather::{Job, Report, gather};
+use gather::{Job, Report, expect_compiler, gather};
 use layers::{Layers, once_each};
 
 /// A file of this size must find room before anything is compiled for a directory.
@@ -79,13 +79,11 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
         Some((layers, named)) if !named.is_empty() => layers.kernels(named, arch),
         _ => registry(arch),
     })?;
-    let cache = match out {
-        Some(out) => {
-            expect_room(out)?;
-            KernelCache::at(out)
-        }
-        None => KernelCache::new(&CacheOptions::default()),
-    };
+    let cache = out.map_or_else(|| KernelCache::new(&CacheOptions::default()), KernelCache::at);
+    expect_compiler(&jobs, &cache)?;
+    if let Some(out) = out {
+        expect_room(out)?;
+    }
     let report = gather(&jobs, &cache, terminal)?;
     terminal.print(&report, Report::show)?;
     let warnings = report.cache_warnings();
@@ -115,7 +113,9 @@ pub(super) fn compile(
     terminal: &Terminal,
 ) -> anyhow::Result<()> {
     let jobs: Vec<Job> = once_each(kernels).into_iter().map(|kernel| (arch, kernel)).collect();
-    let report = gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal)?;
+    let cache = KernelCache::new(&CacheOptions::default());
+    expect_compiler(&jobs, &cache)?;
+    let report = gather(&jobs, &cache, terminal)?;
     if report.left > 0 {
         bail!("stopped with {} of {} kernels to compile", report.left, jobs.len());
     }
