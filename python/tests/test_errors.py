@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
+import sys
 
 import pytest
 
@@ -75,6 +77,7 @@ WRONG_KINDS = {
     "a token": (lambda: ops.warmup(swiglu.nn.MLP(8, 12), tokens=[1, 1.5]), "expected a whole number from 1 on, given 1.5"),
     "graphed": (lambda: ops.graphed(nn.Linear(2, 2), tokens=None), "tokens: expected"),
     "explain": (lambda: swiglu.explain(swiglu.nn.MLP(8, 12)), "layer: expected a swiglu.Layer", "explain_last"),
+    "layer of kernels": (lambda: swiglu.hf.layers.SwiGLUMLP()(x()), "swiglu.nn.MLP is a block"),
 }
 
 
@@ -201,3 +204,46 @@ def test_weights_of_modules_that_are_not_finite_pass_into_results(value):
         module.down_proj.weight[1, 2] = value
         for y in (module(x()), module.freeze()(x()), ops.mlp(x(), *(p for p in module.parameters()))):
             assert not y[:, 1].isfinite().any() and y[:, 0].isfinite().all()
+
+
+@pytest.fixture
+def ends(monkeypatch, capsys):
+    """What a command says as it refuses its arguments."""
+
+    def run(package, *arguments):
+        main = importlib.import_module(f"{package}.__main__").main
+        monkeypatch.setattr(sys, "argv", ["prog", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("mlp", "--tokens", "0,-1"), "argument --tokens: expected a whole number from 1 on, given `0`"),
+        (("mlp", "--tokens", "a"), "given `a`"),
+        (("mlp", "--hidden", "0"), "argument --hidden: expected a whole number from 1 on"),
+        (("mlp", "--rounds", "0"), "argument --rounds: expected"),
+        (("mlp", "--providers", "torch,nobody"), "unknown `nobody`"),
+        (("mlp", "--csv", "/no/such/folder/x.csv"), "expected a file in a folder that exists"),
+        (("model", "--layers", "-1"), "argument --layers: expected"),
+        (("model", "--hidden", "100"), "expected a multiple of 128"),
+        pytest.param(
+            ("mlp", "--device", "cuda"), "PyTorch sees no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="not run: there is a CUDA device"),
+        ),
+    ],
+)  # fmt: skip
+def test_options_of_benchmarks(ends, options, text):
+    assert text in ends("swiglu.bench", *options)
+
+
+def test_a_folder_for_the_hub_is_a_folder(ends, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert f"DIR: expected a folder, or a name for a new one, given the file {file}" in ends("swiglu.hf", "export", file)
+    assert "expected a folder that can be written" in ends("swiglu.hf", "export", file / "below")
