@@ -13,7 +13,8 @@ With PyTorch: ``swiglu.torch`` (functions and ``torch.ops.swiglu``), ``swiglu.nn
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, List
 
 from ._activation import glu, silu_mul
 from ._layer import Layer, explain, load
@@ -21,6 +22,7 @@ from ._native import Activation, Array, ShapeError, SwigluError, __version__
 from ._system import info
 
 if TYPE_CHECKING:
+    from . import hf as hf, nn as nn, torch as torch
     from ._patch import PatchReport, patch, unpatch
 
 __all__ = [
@@ -47,4 +49,10 @@ def __getattr__(name: str) -> Any:
         from . import _patch
 
         return getattr(_patch, name)
+    if name in {"hf", "nn", "torch"}:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

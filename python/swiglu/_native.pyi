@@ -1,5 +1,5 @@
 from os import PathLike
-from typing import Any, Optional, Tuple, Union, final
+from typing import Any, Dict, Optional, Tuple, Union, final
 
 __version__: str
 
@@ -26,6 +26,7 @@ class ShapeError(ValueError):
 class Activation:
     def __new__(cls, name: str) -> Activation: ...
     def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
     @property
     def gate(self) -> str: ...
     @property
@@ -53,7 +54,7 @@ class Layer:
     @staticmethod
     def load(
         path: Union[str, PathLike[str]],
-        layer: int = 0,
+        reading: Dict[str, Any],
         *,
         kind: str = "mlp",
         device: str = "best",
@@ -61,6 +62,7 @@ class Layer:
         activation: Optional[Activation] = None,
         numerics: Optional[str] = None,
         decoded: bool = False,
+        allow_non_finite: bool = False,
     ) -> Layer: ...
     @staticmethod
     def pack(
@@ -116,6 +118,7 @@ def activation(
     up: Optional[_Tensor] = None,
     out: Optional[_Tensor] = None,
 ) -> Optional[Array]: ...
+def expect_numerics(name: str) -> None: ...
 def cuda_activation(
     place: _Place,
     act: Activation,

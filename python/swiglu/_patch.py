@@ -13,12 +13,16 @@ from torch.nn import functional as F
 from torch.nn.modules import module as _all_modules
 
 from . import torch as ops
+from ._activation import expect_numerics
+from ._errors import error, expect_choice
 from .torch import _check
 
 LEVELS = ("block", "gated", "activation")
 _ATTRIBUTE = "_swiglu_patch"
 _SEPARATE = ("gate_proj", "up_proj", "down_proj")
 _PACKED = ("gate_up_proj", "down_proj")
+#: A module without a name.
+_WHOLE = "(the model)"
 #: Where the activation of a block is found.
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
@@ -54,7 +58,7 @@ class Module:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PatchReport:
     """What became of each module that looks like a feed-forward block."""
 
@@ -68,20 +72,24 @@ class PatchReport:
     def left(self) -> Tuple[Module, ...]:
         return tuple(m for m in self.modules if m.level is None)
 
-    def __str__(self) -> str:
-        lines = [f"{len(self.patched)} of {len(self.modules)} feed-forward blocks patched"]
+    def _summary(self) -> str:
+        return f"{len(self.patched)} of {len(self.modules)} feed-forward blocks patched"
+
+    def __repr__(self) -> str:
+        lines = [self._summary()]
         for m in self.modules:
             what = f"{m.level}, {m.activation}" if m.level else "left alone"
-            lines.append(f"  {m.name or '(the model)'} ({m.kind}): {what}: {m.reason}")
+            lines.append(f"  {m.name or _WHOLE} ({m.kind}): {what}: {m.reason}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f"<tr><td>{escape(m.name)}</td><td>{escape(m.kind)}</td><td>{m.level or 'left alone'}</td>"
+            f"<tr><td>{escape(m.name or _WHOLE)}</td><td>{escape(m.kind)}</td><td>{m.level or 'left alone'}</td>"
             f"<td>{escape(m.activation or '')}</td><td>{escape(m.reason)}</td></tr>"
             for m in self.modules
         )
-        return f"<table><tr><th>module<th>class<th>level<th>activation<th>why</tr>{cells}</table>"
+        head = "".join(f"<th>{name}</th>" for name in ("module", "class", "level", "activation", "why"))
+        return f"<table><caption>{self._summary()}</caption><tr>{head}</tr>{cells}</table>"
 
 
 def _activation_of(act: Any) -> str:
@@ -180,15 +188,19 @@ def _looks_like_one(module: nn.Module) -> bool:
 def recognise(module: nn.Module) -> Found:
     """The parts of a Llama-like block. Raises ``SwigluError`` with the reason where it is none that can be computed."""
     try:
-        found = _recognise(module)
+        found = _recognise(_check.expect_module("module", module))
         if found.level != "block":
             raise _Left(found.why)
         return found
     except _Left as why:
-        raise _check.error("unsupported", type(module).__name__, str(why)) from None
+        raise error("unsupported", type(module).__name__, str(why)) from None
 
 
 def _recognise(module: nn.Module) -> Found:
+    from .nn import MLP
+
+    if isinstance(module, MLP):
+        raise _Left("it is one of swiglu.nn's, which computes with our kernels as it is")
     if not _looks_like_one(module):
         raise _Left("it has no gate_proj, up_proj (or gate_up_proj) and down_proj")
     linears = _SEPARATE if "gate_proj" in module._modules else _PACKED
@@ -368,9 +380,10 @@ def patch(
     ``level`` is the most that is taken over: the ``block``, the ``gated`` half of it, or the ``activation`` alone, with the
     maps called as they are. ``strict`` raises ``SwigluError`` if less than that is possible for any block, and changes nothing.
     """
-    if level not in LEVELS:
-        raise ValueError(f"unknown level `{level}`; choose one of: {', '.join(LEVELS)}")
+    _check.expect_module("model", model)
+    expect_choice("level", level, LEVELS)
     ops._saves(save)
+    expect_numerics(numerics)
     report: List[Module] = []
     patches: List[Tuple[nn.Module, _Patch]] = []
     for name, module in model.named_modules():
@@ -393,9 +406,9 @@ def patch(
     made = PatchReport(tuple(report))
     if strict and not report:
         text = "no feed-forward block was found: a module with gate_proj and up_proj (or gate_up_proj) and down_proj"
-        raise _check.error("unsupported", "patch", text)
+        raise error("unsupported", "patch", text)
     if strict and any(m.level != level for m in made.modules):
-        raise _check.error("unsupported", "patch", str(made))
+        raise error("unsupported", "patch", str(made))
     for module, how in patches:
         module.__dict__[_ATTRIBUTE] = how
         # Not a method: pickled, it would be looked for in the class.
@@ -406,7 +419,7 @@ def patch(
 def unpatch(model: nn.Module) -> int:
     """Undoes :func:`patch`; the number of modules that were patched."""
     count = 0
-    for module in model.modules():
+    for module in _check.expect_module("model", model).modules():
         module.__dict__.pop(_LEFT, None)
         if module.__dict__.pop(_ATTRIBUTE, None) is not None:
             module.__dict__.pop("forward", None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from . import torch as ops
-from ._activation import as_activation
+from ._activation import as_activation, expect_numerics
+from ._errors import error, expect_count, expect_layout, said, wrong
 from ._native import Activation
+from .torch import _check, _kernels
 
 __all__ = ["GLU", "GatedLinear", "MLP"]
 
@@ -26,8 +28,8 @@ class GLU(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = str(as_activation(activation))
-        self.layout = layout
-        self.numerics = numerics
+        self.layout = expect_layout(layout)
+        self.numerics = expect_numerics(numerics)
 
     def forward(self, x: Tensor, up: Optional[Tensor] = None) -> Tensor:
         if up is not None:
@@ -50,9 +52,15 @@ class _Gated(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = str(as_activation(activation))
-        self.packed, self.save, self.numerics = packed, save, numerics
+        ops._saves(save)
+        self.packed, self.save, self.numerics = packed, save, expect_numerics(numerics)
 
     def _make(self, hidden: int, intermediate: int, bias: bool, device: Any, dtype: Any) -> None:
+        hidden, intermediate = expect_count("hidden", hidden, 1), expect_count("intermediate", intermediate, 1)
+        if dtype is not None and dtype not in _check.COMPUTED:
+            expected = "torch.float32, float16, bfloat16 or float64"
+            raise wrong("dtype", expected, str(dtype) if isinstance(dtype, torch.dtype) else said(dtype), kind="dtype")
+
         def linear(features: int) -> nn.Linear:
             return nn.Linear(hidden, features, bias=bias, device=device, dtype=dtype)
 
@@ -169,13 +177,14 @@ class MLP(_Gated):
 class Frozen(nn.Module):
     """A feed-forward block whose packed weights are constants: made by :meth:`MLP.freeze`.
 
-    It has no parameters, computes tensors of the element type it was made of on a CPU, and gives no gradient.
+    It has no parameters, computes tensors of the element type it was made of on a CPU, and gives no gradient. Neither is
+    converted or moved, nor is it saved: convert, move or save the block, and freeze that.
     """
 
     def __init__(self, block: MLP) -> None:
         super().__init__()
-        from .torch import _kernels
-
+        if not isinstance(block, MLP):
+            raise wrong("block", "a swiglu.nn.MLP", said(block), "swiglu.nn.MLP.from_module(module) makes one")
         w_gate, w_up, b_gate, b_up = (None if t is None else t.detach() for t in block._weights())
         assert w_gate is not None
         w_down = block.down_proj.weight.detach()
@@ -185,14 +194,28 @@ class Frozen(nn.Module):
         )
         self.dtype = w_gate.dtype
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        from .torch import _kernels
+        y: Tensor = _kernels.packed_forward(self._layer, x)
+        return y
 
-        return _kernels.packed_forward(self._layer, x)
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "Frozen":
+        # What ``half``, ``to`` and their kin do to parameters, of which there are none here.
+        there = fn(torch.empty(0, dtype=self.dtype))
+        if there.dtype != self.dtype or there.device.type != "cpu":
+            given = f"{there.dtype} on {there.device.type}"
+            advice = "convert or move the block it was made of, and call freeze() on that"
+            raise wrong("packed weights", f"to stay {self.dtype} on cpu", given, advice, "unsupported")
+        return self
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        text = "its weights are packed for this machine; save the block it was made of, and call freeze() where it is loaded"
+        raise error("unsupported", "pickling a frozen block", text)
 
     def extra_repr(self) -> str:
         return repr(self._layer)
+
+    def __copy__(self) -> "Frozen":
+        return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: Any) -> "Frozen":
         # Constants are shared.

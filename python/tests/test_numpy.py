@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import multiprocessing
+import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -105,7 +109,14 @@ def test_shapes_that_disagree_are_a_value_error_with_both():
         (lambda a: swiglu.silu_mul(a, a, numerics="exact"), "argument"),
         (lambda a: swiglu.glu(a, layout="sideways"), "argument"),
         (lambda a: swiglu.silu_mul(a, a.astype("float16")), "dtype"),
-        (lambda a: swiglu.silu_mul(a.astype(float), a.astype(float)), "argument"),
+        (lambda a: swiglu.silu_mul(a.astype(float), a.astype(float)), "dtype"),
+        (lambda a: swiglu.silu_mul(a.astype(int), a), "dtype"),
+        (lambda a: swiglu.silu_mul(a, a, activation=3), "argument"),
+        (lambda a: swiglu.silu_mul(a, a, numerics=3), "argument"),
+        (lambda a: swiglu.glu(a, layout=None), "argument"),
+        (lambda a: swiglu.glu(a, layout="separate"), "argument"),
+        (lambda a: swiglu.silu_mul(a, a, out=a.astype(">f4")), "layout"),
+        (lambda a: swiglu.silu_mul(np.ma.masked_array(a, a > 0), a), "argument"),
         (lambda a: swiglu.load("no-such-file.gguf"), "not_found"),
         (lambda a: swiglu.load(__file__), "unsupported"),
         (lambda a: swiglu.silu_mul(a, a, out=np.broadcast_to(a, a.shape)), "unsupported"),
@@ -117,9 +128,20 @@ def test_other_errors_are_runtime_errors_with_a_kind(call, kind):
     assert isinstance(caught.value, swiglu.SwigluError) and caught.value.kind == kind, caught.value
 
 
-def test_what_is_no_array_is_a_type_error():
-    with pytest.raises(TypeError, match="__dlpack__"):
-        swiglu.silu_mul([1.0], [2.0])
+@pytest.mark.parametrize("wrong", [[1.0], None, (1, 2), 3.0, "x", np.float32(1), np.ndarray], ids=str)
+def test_what_is_no_array_is_named_and_said(wrong, layer_file):
+    a = np.zeros((2, 288), np.float32)
+    layer = swiglu.load(layer_file, device="cpu")
+    for what, call in [
+        ("gate", lambda: swiglu.silu_mul(wrong, a)),
+        ("up", lambda: swiglu.silu_mul(a, wrong)),
+        ("x", lambda: swiglu.glu(wrong)),
+        ("x", lambda: layer(wrong)),
+        ("out", lambda: layer.forward_into(a, wrong)),
+    ]:
+        with pytest.raises(swiglu.SwigluError, match=rf"^{what}: expected an array .*, given ") as caught:
+            call()
+        assert (caught.value.kind, caught.value.what) == ("argument", what) and caught.value.given
 
 
 class Lender:
@@ -162,8 +184,10 @@ def test_a_capsule_nobody_takes_is_given_back():
 
     taken = swiglu.silu_mul(Twice(), Lender(np.ones((2, 2), np.float32)))
     assert taken.shape == (2, 2)
-    with pytest.raises(ValueError):
-        swiglu.silu_mul(Twice(), Twice())
+    for wrong in (Twice(), type("Numbers", (), {"__dlpack__": lambda self: 3})()):
+        with pytest.raises(swiglu.SwigluError, match="DLPack does not lend") as caught:
+            swiglu.silu_mul(wrong, wrong)
+        assert caught.value.kind == "unsupported"
 
 
 def test_a_layer_of_a_file(layer_file):
@@ -185,9 +209,147 @@ def test_a_layer_of_a_file(layer_file):
         layer(np.zeros((2, 288), np.float16))
 
 
+#: Arguments of load, and what is said of them.
+REFUSED = [
+    ({"layer": -1}, "argument", "layer: expected a whole number from 0 on, given -1"),
+    ({"layer": "a"}, "argument", "layer: expected a whole number from 0 on, given 'a'"),
+    ({"layer": True}, "argument", "given True"),
+    ({"layer": 2**70}, "argument", "layer: expected"),
+    ({"path": None}, "argument", "path: expected a path: str or os.PathLike, given None"),
+    ({"kind": None}, "argument", "choose one of: mlp, gated_linear"),
+    ({"device": 3}, "argument", "device: expected best, cpu, cuda or cuda:N, given 3"),
+    ({"dtype": float}, "argument", "dtype: expected f32, f16 or bf16, given a type"),
+    ({"dtype": "f64"}, "argument", "unknown dtype `f64`"),
+    ({"activation": 3}, "argument", "unknown activation `3`"),
+    ({"numerics": 3}, "argument", "unknown rounding `3`"),
+    ({"expert": -1}, "argument", "expert: expected a whole number"),
+    ({"expert": 1}, "not_found", "expert 1"),
+    ({"orientation": "x"}, "argument", "choose one of: out-in, in-out"),
+    ({"arrangement": 1}, "argument", "arrangement: expected"),
+    ({"names": {"gat": "a"}}, "argument", "choose one of: gate, up, down"),
+    ({"names": ["a"]}, "argument", "names: expected a dictionary"),
+    ({"ignore": "a"}, "argument", "ignore: expected a sequence of names, given 'a'"),
+    ({"rescale": 1000}, "argument", "rescale: expected"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "text"), REFUSED, ids=lambda v: str(v) if isinstance(v, dict) else "")
+def test_arguments_of_load_are_refused_in_pythons_words(layer_file, given, kind, text):
+    with pytest.raises(swiglu.SwigluError) as caught:
+        swiglu.load(**{"path": layer_file, "device": "cpu", **given})
+    assert caught.value.kind == kind and text in str(caught.value), caught.value
+
+
+def test_tokens_are_whole_numbers(layer_file):
+    layer = swiglu.load(str(layer_file).encode(), device="cpu")
+    assert layer.plan(np.int64(3)) == layer.plan(3)
+    for wrong in (-1, 1.5, "a", None, 2**70):
+        for call in (layer.plan, layer.explain, lambda m: swiglu.explain(layer, m)):
+            with pytest.raises(swiglu.SwigluError, match="tokens: expected a whole number from 0 on"):
+                call(wrong)
+    with pytest.raises(swiglu.SwigluError, match="expected a swiglu.Layer, .*, given None"):
+        swiglu.explain(None)
+    with pytest.raises(swiglu.SwigluError, match="call swiglu.load"):
+        swiglu.Layer(None)
+
+
+def write(path, **tensors):
+    """A safetensors file with one block's tensors of float32; ``__`` is a dot."""
+    header, data = {}, b""
+    for name, array in tensors.items():
+        end = len(data) + array.nbytes
+        header[name.replace("__", ".")] = {"dtype": "F32", "shape": array.shape, "data_offsets": [len(data), end]}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def block(of="model__layers__0__mlp__"):
+    rng = np.random.default_rng(10)
+    shapes = {"gate_proj": (10, 6), "up_proj": (10, 6), "down_proj": (6, 10)}
+    return {f"{of}{name}__weight": rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_what_a_file_does_not_decide_names_the_argument_that_does(tmp_path):
+    file = tmp_path / "model.safetensors"
+
+    def refused(text, **given):
+        with pytest.raises(swiglu.SwigluError) as caught:
+            swiglu.load(tmp_path, device="cpu", **given)
+        told = [str(caught.value), str(caught.value.what), str(caught.value.expected)]
+        assert text in told[0] and not any("::" in part for part in told), told
+
+    write(file, **block())
+    (tmp_path / "config.json").write_text('{"model_type": "mystery"}')
+    refused("`activation` chooses one of: swiglu")
+    assert str(swiglu.load(tmp_path, device="cpu", activation="geglu").activation) == "geglu"
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_act": "silu", "intermediate_size": 11}')
+    refused('`ignore=["intermediate_size"]` goes by the tensors, `config=False` does without')
+    ignored = swiglu.load(tmp_path, device="cpu", ignore=["intermediate_size"])
+    assert repr(ignored) == repr(swiglu.load(tmp_path, device="cpu", config=False))
+    (tmp_path / "config.json").unlink()
+
+    experts = [block(f"model__layers__0__mlp__experts__{e}__") for e in range(2)]
+    write(file, **experts[0], **{name: 2 * w for name, w in experts[1].items()})
+    refused("`expert`: 0 to 1; or `beside_experts=True`")
+    x = np.ones((2, 6), np.float32)
+    first, second = (swiglu.load(file, device="cpu", expert=e)(x) for e in range(2))
+    assert not np.allclose(first, second)
+
+    gate, up, down = block().values()
+    write(file, a=gate, b=up, c=down)
+    refused('names["gate"]` and `names["up"]')
+    names = {"gate": "a", "up": "b", "down": "c"}
+    refused("`orientation`: out-in", names=names)
+    named = swiglu.load(file, device="cpu", names=names, orientation="out-in")
+    write(file, **block())
+    assert np.array_equal(named(x), swiglu.load(file, device="cpu")(x))
+    write(file, model__layers__0__mlp__gate_up_proj__weight=np.concatenate([gate, up]), **dict([list(block().items())[2]]))
+    refused("`arrangement`: gate-first, up-first")
+    assert np.array_equal(swiglu.load(file, device="cpu", arrangement="gate-first")(x), named(x))
+
+
+def test_weights_that_are_not_finite_are_refused_unless_asked_for(tmp_path):
+    file, tensors = tmp_path / "layer.safetensors", block()
+    down = tensors["model__layers__0__mlp__down_proj__weight"]
+    x = np.ones((2, 6), np.float32)
+    for value in (np.nan, np.inf):
+        down[1, 2] = value
+        write(file, **tensors)
+        with pytest.raises(swiglu.SwigluError, match=r"down_proj.weight\[1, 2\] .*allow_non_finite=True") as caught:
+            swiglu.load(file, device="cpu")
+        assert caught.value.kind == "not_finite"
+        # The half of the block that is loaded has none.
+        assert np.isfinite(swiglu.load(file, device="cpu", kind="gated_linear")(x)).all()
+        y = swiglu.load(file, device="cpu", allow_non_finite=True)(x)
+        assert not np.isfinite(y[:, 1]).any() and np.isfinite(np.delete(y, 1, 1)).all()
+    # A number that is none of the layer's type.
+    down[1, 2] = 1e6
+    write(file, **tensors)
+    swiglu.load(file, device="cpu", dtype="bf16")
+    with pytest.raises(swiglu.SwigluError, match=r"down weight as f16\[1, 2\] is inf"):
+        swiglu.load(file, device="cpu", dtype="f16")
+    # Inputs are the caller's, as numpy's functions take them.
+    x[0] = np.nan
+    y = swiglu.load(file, device="cpu")(x)
+    assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()
+
+
+def test_values_and_constants_are_copied(layer_file):
+    act, layer = swiglu.Activation("geglu"), swiglu.load(layer_file, device="cpu")
+    assert pickle.loads(pickle.dumps(act)) == copy.deepcopy(act) == swiglu.Activation(act)
+    assert len({act, swiglu.Activation("geglu")}) == 1
+    assert copy.copy(layer) is layer and copy.deepcopy(layer) is layer
+    with pytest.raises(swiglu.SwigluError, match="load the file there") as caught:
+        pickle.dumps(layer)
+    assert caught.value.kind == "unsupported"
+
+
 def test_explanations_and_info(layer_file):
     layer = swiglu.load(layer_file, device="cpu")
     explanation = swiglu.explain(layer, 4)
+    # As it is shown by an interpreter, and in a notebook.
+    assert repr(explanation) == str(explanation) == explanation.text and "<pre>" in explanation._repr_html_()
     assert "plan" in str(explanation) and explanation.data["problem"]["m"] == 4
     assert layer.plan(4) in explanation.text and "<pre>" in layer._repr_html_()
     found = swiglu.info()

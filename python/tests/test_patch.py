@@ -310,8 +310,13 @@ def test_reports_read_well():
     text = str(report)
     assert "1 of 2 feed-forward blocks patched" in text and "b (Scaled): left alone" in text
     assert "<table>" in report._repr_html_() and "patched already" in swiglu.patch(model).left[0].reason
-    with pytest.raises(ValueError, match="unknown level"):
-        swiglu.patch(model, level="all")
+    assert repr(report) == text and "1 of 2" in report._repr_html_()
+    assert "(the model)" in str(swiglu.patch(Scaled())) and "(the model)" in swiglu.patch(Scaled())._repr_html_()
+
+
+def test_modules_of_ours_are_said_to_be_ours():
+    (module,) = swiglu.patch(swiglu.nn.MLP(8, 12)).left
+    assert "swiglu.nn's" in module.reason
 
 
 # Modules.

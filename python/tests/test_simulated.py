@@ -42,7 +42,7 @@ def there(a):
 def values(*shape):
     return there((rng.standard_normal(shape) / 2).astype("float32"))
 def where(a):
-    return described(a)
+    return described("array", a)
 def near(a, b, unit):
     wait()
     assert np.all(np.abs(a.astype(float) - b) <= unit * (1 + np.abs(b))), np.abs(a - b).max()

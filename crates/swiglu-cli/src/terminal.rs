@@ -102,17 +102,9 @@ const OPTIONS: [(&str, &str); 21] = [
 
 /// A message of the library in the words of this command: `LoadOptions::with_ignored(KEY)` is `--ignore KEY`.
 pub(crate) fn by_options(message: &str) -> String {
-    OPTIONS.iter().fold(message.to_owned(), |text, (function, option)| {
-        let mut parts = text.split(function);
-        let mut out = parts.next().unwrap_or_default().to_owned();
-        for part in parts {
-            out.push_str(option);
-            match part.strip_prefix('(').and_then(|call| call.split_once(')')) {
-                Some((value, rest)) => out.extend([" ", value, rest]),
-                None => out.push_str(part),
-            }
-        }
-        out
+    swiglu::in_words_of(message, &OPTIONS, |option, value| match value {
+        Some(value) => format!("{option} {value}"),
+        None => option.to_owned(),
     })
 }
 

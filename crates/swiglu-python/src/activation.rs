@@ -1,5 +1,6 @@
 //! h = act(gate, up), and its gradient on CUDA devices.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -24,8 +25,19 @@ pub(crate) struct Activation(pub(crate) swiglu::Activation);
 #[pymethods]
 impl Activation {
     #[new]
-    fn new(name: &str) -> Result<Self, Failure> {
-        Ok(Self(name.parse()?))
+    fn new(name: &Bound<'_, PyAny>) -> Result<Self, Failure> {
+        Ok(Self(name.str()?.to_cow()?.parse()?))
+    }
+
+    /// What a copy, and a pickled one, is made from.
+    fn __getnewargs__(&self) -> (String,) {
+        (self.0.to_string(),)
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.0.to_string().hash(&mut hasher);
+        hasher.finish()
     }
 
     /// The function of the gate.
@@ -80,6 +92,13 @@ impl Activation {
 /// The numerics of a name; those of the element type where there is none.
 pub(crate) fn numerics(name: Option<&str>) -> Result<Option<Numerics>, CoreError> {
     name.map(str::parse).transpose()
+}
+
+/// Refuses a name of no numerics.
+#[pyfunction]
+pub(crate) fn expect_numerics(name: &str) -> Result<(), Failure> {
+    numerics(Some(name))?;
+    Ok(())
 }
 
 pub(crate) fn arrangement(name: Option<&str>) -> Result<Arrangement, CoreError> {

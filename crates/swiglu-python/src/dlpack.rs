@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -90,12 +90,20 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> Result<Tensor, Failure> {
         let text = format!("expected an array (numpy, or with __dlpack__), given {kind}");
         return Err(PyTypeError::new_err(text).into());
     };
-    let capsule = lend.call0()?;
-    let capsule = capsule.cast::<PyCapsule>().map_err(PyErr::from)?;
+    let refused = |why: PyErr| -> Failure {
+        // What interrupts a program is no refusal.
+        if !why.is_instance_of::<PyException>(py) {
+            return why.into();
+        }
+        let (what, why) = ("an array that DLPack does not lend".into(), why.to_string());
+        CoreError::Unsupported { what, why }.into()
+    };
+    let capsule = lend.call0().map_err(refused)?;
+    let capsule = capsule.cast::<PyCapsule>().map_err(|why| refused(why.into()))?;
     // SAFETY: a capsule of this name holds a `DLManagedTensor`; the call refuses another name, with an exception.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
     let Some(managed) = NonNull::new(managed.cast::<DlManagedTensor>()) else {
-        return Err(PyErr::fetch(py).into());
+        return Err(refused(PyErr::fetch(py)));
     };
     // SAFETY: the capsule is alive; its new name says that the tensor is ours, which is dropped below in any case.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), USED.as_ptr()) } != 0 {
@@ -107,8 +115,7 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> Result<Tensor, Failure> {
     let Device { kind, .. } = tensor.device;
     if kind != CPU && kind != CUDA_HOST {
         let what = format!("an array on DLPack's device type {kind}");
-        let why =
-            "this function computes in the host's memory; import swiglu.torch for CUDA tensors";
+        let why = "this function computes in the host's memory; copy it there, or call swiglu.torch with a CUDA tensor";
         return Err(CoreError::Unsupported { what, why: why.into() }.into());
     }
     // SAFETY: lent until the deleter is called, by `owner`.

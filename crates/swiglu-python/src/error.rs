@@ -49,14 +49,50 @@ impl From<Failure> for PyErr {
     }
 }
 
+/// Functions that set the library's options, and the arguments of Python's `swiglu.load` that do. One that begins like another
+/// comes behind it.
+const ARGUMENTS: [(&str, &str); 20] = [
+    ("LoadOptions::with_beside_experts", "beside_experts=True"),
+    ("LoadOptions::with_expert", "expert"),
+    ("LoadOptions::with_orientation", "orientation"),
+    ("LoadOptions::with_arrangement", "arrangement"),
+    ("LoadOptions::with_prefix", "prefix"),
+    ("LoadOptions::with_ignored", "ignore"),
+    ("LoadOptions::without_config", "config=False"),
+    ("LoadOptions::with_rescale", "rescale"),
+    ("LoadOptions::with_plain_fp8", "plain_fp8=True"),
+    ("TensorNames::with_gate_up_bias", "names[\"gate_up_bias\"]"),
+    ("TensorNames::with_gate_up", "names[\"gate_up\"]"),
+    ("TensorNames::with_gate_bias", "names[\"gate_bias\"]"),
+    ("TensorNames::with_gate", "names[\"gate\"]"),
+    ("TensorNames::with_up_bias", "names[\"up_bias\"]"),
+    ("TensorNames::with_up", "names[\"up\"]"),
+    ("TensorNames::with_down_bias", "names[\"down_bias\"]"),
+    ("TensorNames::with_down", "names[\"down\"]"),
+    ("Weights::activation", "activation"),
+    ("Device::cpu", "device=\"cpu\""),
+    ("Mlp::load", "kind=\"mlp\""),
+];
+
+/// A message of the library in Python's words: `LoadOptions::with_ignored(KEY)` is `ignore=["KEY"]`, in backticks.
+fn in_python(message: &str) -> String {
+    swiglu::in_words_of(message, &ARGUMENTS, |argument, value| match value {
+        Some(value) => format!("`{argument}=[{value:?}]`"),
+        None => format!("`{argument}`"),
+    })
+}
+
 /// The exception, with the error's kind and values as attributes.
 fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    let text = error.to_string();
+    let text = in_python(&error.to_string());
     let exception = match error.kind() {
         ErrorKind::Shape => ShapeError::new_err(text),
         ErrorKind::Capture => SwigluError::new_err(format!(
             "{text}; for the calls of a module swiglu.torch.warmup(module, tokens=[...]) does that"
         )),
+        ErrorKind::NotFinite => {
+            SwigluError::new_err(format!("{text}; allow_non_finite=True computes with others"))
+        }
         _ => SwigluError::new_err(text),
     };
     let value = exception.value(py);
@@ -67,7 +103,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyErr {
         ("expected", error.expected()),
     ];
     for (attribute, text) in values {
-        if let Err(failed) = value.setattr(attribute, text) {
+        if let Err(failed) = value.setattr(attribute, text.as_deref().map(in_python)) {
             return failed;
         }
     }

@@ -9,7 +9,8 @@ use swiglu::cuda::{
 };
 use swiglu::{
     Arrangement, CoreError, DType, Device, Element, GateUpWeights, GatedLinear, GatedLinearParams,
-    Matrix, Mlp, MlpParams, Numerics, Orientation, WeightLayout, with_dtype,
+    HostWeights, LoadOptions, Matrix, Mlp, MlpParams, Numerics, Orientation, TensorNames,
+    WeightLayout, f16, with_dtype,
 };
 
 use crate::activation::{
@@ -50,29 +51,98 @@ pub(crate) struct Weights(
     Option<Tensor>,
 );
 
+/// Which layer of a file, and how to read it: Python's dictionary with these keys.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Reading {
+    layer: usize,
+    expert: Option<usize>,
+    beside_experts: bool,
+    names: HashMap<String, String>,
+    orientation: Option<String>,
+    arrangement: Option<String>,
+    prefix: Option<String>,
+    ignore: Vec<String>,
+    config: bool,
+    rescale: i32,
+    plain_fp8: bool,
+}
+
+impl Reading {
+    fn options(mut self) -> Result<LoadOptions, CoreError> {
+        let mut name = |of| self.names.remove(of);
+        let mut names = TensorNames::default();
+        names.gate = name("gate");
+        names.up = name("up");
+        names.down = name("down");
+        names.gate_up = name("gate_up");
+        names.gate_bias = name("gate_bias");
+        names.up_bias = name("up_bias");
+        names.gate_up_bias = name("gate_up_bias");
+        names.down_bias = name("down_bias");
+        let mut options = LoadOptions::new(self.layer)
+            .with_expert(self.expert)
+            .with_names(names)
+            .with_orientation(self.orientation.map(|name| name.parse()).transpose()?)
+            .with_arrangement(self.arrangement.map(|name| name.parse()).transpose()?)
+            .with_rescale(self.rescale);
+        options.beside_experts = self.beside_experts;
+        options.prefix = self.prefix;
+        options.ignore = self.ignore;
+        options.no_config = !self.config;
+        options.plain_fp8 = self.plain_fp8;
+        Ok(options)
+    }
+}
+
+/// Refuses weights that are not finite once they are rounded to the layer's element type.
+fn expect_finite<T: Element>(weights: &HostWeights<'_, T>, block: bool) -> swiglu::Result<()> {
+    let rounded = |error| match error {
+        CoreError::NonFinite { what, row, col, value } => {
+            CoreError::NonFinite { what: format!("{what} as {}", T::DTYPE), row, col, value }
+        }
+        error => error,
+    };
+    let gated = match block {
+        true => {
+            let params = weights.mlp()?;
+            params.down.expect_finite("down weight").map_err(rounded)?;
+            params.gated
+        }
+        false => weights.gated_linear()?,
+    };
+    Ok(gated.weights.expect_finite().map_err(rounded)?)
+}
+
 #[pymethods]
 impl Layer {
-    /// Layer `layer` of a safetensors or GGUF file, or of a directory with a model in it.
+    /// A layer of a safetensors or GGUF file, or of a directory with a model in it.
     #[staticmethod]
-    #[pyo3(signature = (path, layer=0, *, kind="mlp", device="best", dtype=None, activation=None, numerics=None, decoded=false))]
+    #[pyo3(signature = (path, reading, *, kind="mlp", device="best", dtype=None, activation=None, numerics=None, decoded=false, allow_non_finite=false))]
+    #[expect(clippy::too_many_arguments, reason = "Python's")]
     fn load(
         py: Python<'_>,
         path: std::path::PathBuf,
-        layer: usize,
+        reading: Reading,
         kind: &str,
         device: &str,
         dtype: Option<&str>,
         activation: Option<Activation>,
         numerics: Option<&str>,
         decoded: bool,
+        allow_non_finite: bool,
     ) -> Result<Self, Failure> {
+        let options = reading.options()?;
         let dtype: Option<DType> = dtype.map(str::parse).transpose()?;
         let numerics = self::numerics(numerics)?;
         py.detach(|| {
             let device = device::named(device)?;
             macro_rules! load {
-                ($kind:ident) => {{
-                    let mut weights = $kind::load(&path, layer)?;
+                ($kind:ident, $expect_finite:ident) => {{
+                    let mut weights = $kind::load_with(&path, &options)?;
+                    if !allow_non_finite {
+                        weights.stored().$expect_finite().map_err(swiglu::Error::from)?;
+                    }
                     if let Some(dtype) = dtype {
                         weights = weights.dtype(dtype);
                     }
@@ -85,12 +155,19 @@ impl Layer {
                     if decoded {
                         weights = weights.decoded();
                     }
+                    // A number of another type may be none of a half's.
+                    let rounded = weights.resolved_dtype() == DType::F16
+                        && weights.stored().stored_dtype().dtype() != Some(DType::F16)
+                        && weights.quantized_on(&device).is_err();
+                    if rounded && !allow_non_finite {
+                        expect_finite(&weights.host::<f16>()?, kind == "mlp")?;
+                    }
                     Ok(Self(Kind::$kind(weights.to(&device)?)))
                 }};
             }
             match kind {
-                "mlp" => load!(Mlp),
-                "gated_linear" => load!(GatedLinear),
+                "mlp" => load!(Mlp, expect_finite),
+                "gated_linear" => load!(GatedLinear, expect_finite_gated),
                 _ => Err(CoreError::UnknownName {
                     what: "kind of layer",
                     given: kind.to_owned(),

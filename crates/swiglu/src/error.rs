@@ -146,6 +146,28 @@ impl Error {
     }
 }
 
+/// A message of these crates in the words of a program: each function of `names` that it mentions becomes what `said` makes of
+/// the name beside it and of the value that the function is called with, where there is one. A function that begins like
+/// another comes behind it.
+#[doc(hidden)]
+pub fn in_words_of(
+    message: &str,
+    names: &[(&str, &str)],
+    said: impl Fn(&str, Option<&str>) -> String,
+) -> String {
+    names.iter().fold(message.to_owned(), |text, (function, name)| {
+        let mut parts = text.split(function);
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            match part.strip_prefix('(').and_then(|call| call.split_once(')')) {
+                Some((value, rest)) => out.extend([said(name, Some(value)).as_str(), rest]),
+                None => out.extend([said(name, None).as_str(), part]),
+            }
+        }
+        out
+    })
+}
+
 fn kind_of_core(error: &CoreError) -> ErrorKind {
     match error {
         CoreError::Shape { .. } | CoreError::TooLarge { .. } => ErrorKind::Shape,

@@ -213,6 +213,8 @@ pub use activation::GatedActivation;
 pub use device::Device;
 #[doc(hidden)]
 pub use dispatch::unsupported_dtype;
+#[doc(hidden)]
+pub use error::in_words_of;
 pub use error::{Error, ErrorKind, Result};
 pub use explain::{Candidate, Explanation};
 pub use layer::Layer;

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional
 
 import torch
 
@@ -14,6 +15,25 @@ from . import _host, _mlp, _model
 
 def _device(arguments: argparse.Namespace) -> str:
     return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _missing(arguments: argparse.Namespace) -> Optional[str]:
+    """What is known to fail before anything is measured: an option that this machine has nothing for."""
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        return "--device cuda: PyTorch sees no CUDA device here; python -m swiglu info says more"
+    if arguments.run is _run_model and importlib.util.find_spec("transformers") is None:
+        return "model: it needs transformers; pip install transformers"
+    if arguments.run is _run_model and arguments.hidden % _model.HEAD:
+        return f"--hidden {arguments.hidden}: expected a multiple of {_model.HEAD}, the size of an attention head"
+    if getattr(arguments, "plot", None) and importlib.util.find_spec("matplotlib") is None:
+        return "--plot: it needs matplotlib; pip install matplotlib"
+    for option in ("csv", "plot"):
+        file = getattr(arguments, option, None)
+        if file and not file.parent.is_dir():
+            return f"--{option} {file}: expected a file in a folder that exists"
+        if file and file.is_dir():
+            return f"--{option} {file}: expected a file, given a folder"
+    return None
 
 
 def _run_host(arguments: argparse.Namespace) -> None:
@@ -66,15 +86,24 @@ def _run_mlp(arguments: argparse.Namespace) -> None:
         _mlp.plot(arguments.plot, rows, shape)
 
 
-def _choices(known: Any, kind: Any = str) -> Any:
-    def parse(text: str) -> List[Any]:
-        made = [kind(part) for part in text.split(",")]
-        for part in made:
-            if known is not None and part not in known:
+def _choices(known: Any) -> Any:
+    def parse(text: str) -> List[str]:
+        for part in text.split(","):
+            if part not in known:
                 raise argparse.ArgumentTypeError(f"unknown `{part}`; choose from: {', '.join(known)}")
-        return made
+        return text.split(",")
 
     return parse
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, given `{text}`")
+    return int(text)
+
+
+def _counts(text: str) -> List[int]:
+    return [_count(part) for part in text.split(",")]
 
 
 def _case(text: str) -> List[str]:
@@ -93,7 +122,7 @@ def main() -> None:
     host.set_defaults(run=_run_host)
     mlp = verbs.add_parser("mlp", help="a block beside other implementations, the first of which is compared with")
     mlp.set_defaults(run=_run_mlp)
-    mlp.add_argument("--tokens", type=_choices(None, int), default=[1, 16, 256, 4096], help="1,16,256,4096")
+    mlp.add_argument("--tokens", type=_counts, default=[1, 16, 256, 4096], help="1,16,256,4096")
     names = ",".join(_mlp.PROVIDERS)
     mlp.add_argument("--providers", type=_choices(_mlp.PROVIDERS), default=["torch", "compile", "swiglu"], help=names)
     mlp.add_argument("--modes", type=_choices(_mlp.MODES), default=["forward"], help=",".join(_mlp.MODES))
@@ -101,19 +130,22 @@ def main() -> None:
     mlp.add_argument("--plot", type=Path, help="a picture, by matplotlib")
     model = verbs.add_parser("model", help="a Llama of transformers with its blocks by other implementations")
     model.set_defaults(run=_run_model)
-    model.add_argument("--layers", type=int, default=4)
+    model.add_argument("--layers", type=_count, default=4)
     model.add_argument("--cases", type=_case, default=["decode:1", "decode:8", "prefill:4096", "train:4096"],
                        help=",".join(f"{mode}:TOKENS" for mode in _model.MODES))  # fmt: skip
     model.add_argument("--providers", type=_choices(_model.PROVIDERS), default=list(_model.PROVIDERS),
                        help=",".join(_model.PROVIDERS))  # fmt: skip
     for verb in (mlp, model):
-        verb.add_argument("--hidden", type=int, default=4096)
-        verb.add_argument("--intermediate", type=int, default=14336)
+        verb.add_argument("--hidden", type=_count, default=4096)
+        verb.add_argument("--intermediate", type=_count, default=14336)
         verb.add_argument("--dtype", choices=["bf16", "f16", "f32"], default="bf16")
     for verb, rounds in ((host, 25), (mlp, 15), (model, 15)):
         verb.add_argument("--device", choices=["cpu", "cuda"])
-        verb.add_argument("--rounds", type=int, default=rounds, help="turns of each")
+        verb.add_argument("--rounds", type=_count, default=rounds, help="turns of each")
     arguments = parser.parse_args()
+    missing = _missing(arguments)
+    if missing is not None:
+        parser.error(missing)
     arguments.run(arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,8 @@ from ._mlp import _turn, _wait
 #: What a turn takes at least.
 _TURN_MS = 20.0
 _VOCABULARY = 1024
+#: Features of an attention head.
+HEAD = 128
 
 
 def _eager(model: Any) -> Any:
@@ -83,13 +86,14 @@ class Shape:
 def _model(shape: Shape, train: bool) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    heads = shape.hidden // HEAD
     config = LlamaConfig(
         vocab_size=_VOCABULARY,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
-        num_attention_heads=shape.hidden // 128,
-        num_key_value_heads=max(1, shape.hidden // 512),
+        num_attention_heads=heads,
+        num_key_value_heads=math.gcd(heads, max(1, heads // 4)),
         max_position_embeddings=8192,
         use_cache=False,
     )

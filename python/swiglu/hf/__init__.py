@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Type
 from torch import Tensor, nn
 
 from .. import _patch
+from .._errors import error
 from .._patch import ORIGINAL
-from ..torch import _check
 from . import layers
 
 __all__ = ["LayerOfPackage", "apply", "layers", "mapping", "register", "unapply"]
@@ -45,7 +45,10 @@ def mapping() -> Dict[str, Dict[str, LayerOfPackage]]:
 
 def register() -> None:
     """Adds :func:`mapping` to that of ``kernels``."""
-    import kernels
+    try:
+        import kernels
+    except ImportError as missing:
+        raise error("unavailable", "swiglu.hf.register", f"{missing}; pip install kernels") from None
 
     kernels.register_kernel_mapping(mapping())
 
@@ -79,10 +82,10 @@ def apply(*model_types: str) -> List[str]:
         try:
             module = importlib.import_module(where)
         except ImportError as missing:
-            raise _check.error("argument", "model type", f"`{model_type}`: {missing}") from None
+            raise error("argument", "model type", f"`{model_type}`: {missing}") from None
         found = [c for n, c in vars(module).items() if n.endswith("MLP") and _one_tensor(c) and c.__module__ == where]
         if not found:
-            raise _check.error("unsupported", "model type", f"`{model_type}` has no class of blocks, ...MLP, of its own")
+            raise error("unsupported", "model type", f"`{model_type}` has no class of blocks, ...MLP, of its own")
         for cls in found:
             if ORIGINAL not in vars(cls):
                 setattr(cls, ORIGINAL, cls.forward)

@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 from typing import List
 
-from .. import __version__, _native
+from .. import SwigluError, __version__, _native
+from .._errors import error, wrong
 
 _PACKAGE = Path(__file__).parents[1]
 #: What a layer does not need.
@@ -22,6 +23,16 @@ _BACKENDS = {"cpu": ("cpu", "cpu"), "cu120": ("cuda", "cu120"), "cu130": ("cuda"
 
 def export(directory: Path) -> List[Path]:
     """Writes ``build/VARIANT`` for this processor; returns the variants. Operators have a namespace of their own."""
+    directory = Path(directory)
+    if directory.exists() and not directory.is_dir():
+        raise wrong("DIR", "a folder, or a name for a new one", f"the file {directory}")
+    try:
+        return _write(directory)
+    except OSError as failed:
+        raise error("io", str(directory), f"{failed}; expected a folder that can be written") from None
+
+
+def _write(directory: Path) -> List[Path]:
     native = Path(_native.__file__ or "")
     unique = f"swiglu_{hashlib.sha256(native.read_bytes()).hexdigest()[:12]}"
     made = []
@@ -56,8 +67,12 @@ def main() -> None:
     verbs = parser.add_subparsers(required=True)
     verb = verbs.add_parser("export", help="writes the folder")
     verb.add_argument("directory", type=Path)
-    for variant in export(parser.parse_args().directory):
-        print(variant)
+    directory = parser.parse_args().directory
+    try:
+        made = export(directory)
+    except SwigluError as refused:
+        verb.error(str(refused))
+    print(*made, sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ as before where it is not: :func:`swiglu.torch.explain_last` says why.
 from torch import Tensor, nn
 
 from .. import torch as ops
+from .._errors import error
 from .._patch import forward_recognised
 
 __all__ = ["GeGLUMLP", "GeluAndMul", "GeluTanhAndMul", "MulAndSilu", "SiluAndMul", "SwiGLUMLP"]
@@ -58,7 +59,7 @@ class SwiGLUMLP(nn.Module):
     has_backward = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return forward_recognised(self, x)
+        return _block(self, x)
 
 
 class GeGLUMLP(nn.Module):
@@ -67,4 +68,11 @@ class GeGLUMLP(nn.Module):
     has_backward = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return forward_recognised(self, x)
+        return _block(self, x)
+
+
+def _block(module: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(module, (SwiGLUMLP, GeGLUMLP)):
+        text = "it has no weights, its forward is for modules of a model, which kernels gives it to; swiglu.nn.MLP is a block"
+        raise error("argument", type(module).__name__, text)
+    return forward_recognised(module, x)

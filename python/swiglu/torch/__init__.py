@@ -13,9 +13,10 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from .._activation import activation_named
+from .._activation import activation_named, as_activation
+from .._errors import expect_choice, said, wrong
 from .._native import Activation
-from . import _door, _kernels, _ops, _training
+from . import _check, _door, _kernels, _ops, _training
 from ._graphs import Bucket, Graphed, graphed, warmup
 from ._kernels import Taken, explain_last
 
@@ -33,8 +34,10 @@ __all__ = [
 ]
 
 
-def _name(activation: Union[str, Activation]) -> str:
-    return activation if isinstance(activation, str) else str(activation)
+def _name(activation: Union[str, Activation], numerics: Optional[str]) -> str:
+    if numerics is not None:
+        _check.expect_name("numerics", numerics)
+    return activation if isinstance(activation, str) else str(as_activation(activation))
 
 
 def silu_mul(
@@ -46,7 +49,9 @@ def silu_mul(
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
-    name = _name(activation)
+    if not (isinstance(gate, Tensor) and isinstance(up, Tensor) and (out is None or isinstance(out, Tensor))):
+        _check.expect_tensors(("gate", "up", "out"), (gate, up, out), 2)
+    name = _name(activation, numerics)
     if _door.nothing_in_force():
         wanted = _door.wants_gradient(gate, up, out)
         if not wanted and _kernels.BY_TABLE and gate.is_cuda:
@@ -58,6 +63,8 @@ def silu_mul(
                 return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
             if out is None:
                 return _ops.eager(gate, up, None, name, numerics)
+    _check.expect_dense("gate", gate)
+    _check.expect_dense("up", up)
     if out is not None:
         torch.ops.swiglu.silu_mul.out(gate, up, name, numerics, out=out)
         return out
@@ -78,7 +85,9 @@ def glu(
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
-    name = _name(activation)
+    if not (isinstance(x, Tensor) and (out is None or isinstance(out, Tensor))):
+        _check.expect_tensors(("x", "out"), (x, out), 1)
+    name = _name(activation, numerics)
     if _door.nothing_in_force():
         wanted = _door.wants_gradient(x, out)
         if not wanted and _kernels.BY_TABLE and x.is_cuda:
@@ -90,6 +99,7 @@ def glu(
                 return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
             if out is None:
                 return _ops.eager(x, None, layout, name, numerics)
+    _check.expect_dense("x", x)
     if out is not None:
         torch.ops.swiglu.glu.out(x, name, layout, numerics, out=out)
         return out
@@ -111,9 +121,12 @@ def _activated(x: Tensor, parts: Any, name: str, layout: str, numerics: Optional
 
 
 def _saves(save: str) -> bool:
-    if save not in ("preact", "input"):
-        raise ValueError(f"unknown save `{save}`; choose one of: preact, input")
-    return save == "preact"
+    return expect_choice("save", save, ("preact", "input")) == "preact"
+
+
+def _with_autograd(out: Optional[Tensor], numerics: Optional[str], wanted: bool) -> bool:
+    """Whether linear maps that autograd knows are called."""
+    return out is None and numerics is None and (wanted or _door.transformed())
 
 
 def gated_linear(
@@ -134,10 +147,12 @@ def gated_linear(
     Without ``w_up``, ``w_gate`` has both, ``[2H, K]`` in ``layout``, and ``b_gate`` both biases. For the backward pass
     ``save="preact"`` keeps gate and up, ``"input"`` computes them again from x.
     """
-    name, keeps = _name(activation), _saves(save)
+    name, keeps = _name(activation, numerics), _saves(save)
     tensors = (x, w_gate, w_up, b_gate, b_up)
+    _check.expect_tensors(("x", "w_gate", "w_up", "b_gate", "b_up", "out"), (x, w_gate, w_up, b_gate, b_up, out), 2)
     wanted = _door.wants_gradient(*tensors, out)
-    if out is None and numerics is None and ((keeps and wanted) or _door.transformed()):
+    if _with_autograd(out, numerics, keeps and wanted):
+        _check.layer(x, (w_gate, w_up, None, b_gate, b_up, None), layout, cast=_door.autocasts())
         return _activated(x, (w_gate, w_up, b_gate, b_up), name, layout, numerics)
     if not wanted and _door.nothing_in_force():
         if _kernels.BY_TABLE and x.is_cuda:
@@ -146,11 +161,16 @@ def gated_linear(
                 return made
         if _door.plain(*tensors, out):
             return _ops.BODIES["gated_linear"](*tensors, name, layout, numerics, out=out)
+    _check.expect_dense("x", x)
     if out is not None:
         torch.ops.swiglu.gated_linear.out(*tensors, name, layout, numerics, out=out)
         return out
     result: Tensor = torch.ops.swiglu.gated_linear(*tensors, name, layout, numerics)
     return result
+
+
+#: Those that may be left out come last.
+_OF_BLOCKS = ("x", "w_gate", "w_down", "w_up", "b_gate", "b_up", "b_down", "out")
 
 
 def mlp(
@@ -170,11 +190,18 @@ def mlp(
 
     ``biases`` are those of gate, up and down, each a tensor or None.
     """
-    name, keeps = _name(activation), _saves(save)
-    b_gate, b_up, b_down = biases or (None, None, None)
+    name, keeps = _name(activation, numerics), _saves(save)
+    if biases is None:
+        biases = None, None, None
+    elif not isinstance(biases, (tuple, list)) or len(biases) != 3:
+        given = f"{len(biases)} of them" if isinstance(biases, (tuple, list)) else said(biases)
+        raise wrong("biases", "those of gate, up and down, each a tensor or None", given)
+    b_gate, b_up, b_down = biases
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
+    _check.expect_tensors(_OF_BLOCKS, (x, w_gate, w_down, w_up, b_gate, b_up, b_down, out), 3)
     wanted = _door.wants_gradient(*tensors, out)
-    if out is None and numerics is None and ((keeps and wanted) or _door.transformed()):
+    if _with_autograd(out, numerics, keeps and wanted):
+        _check.layer(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), layout, cast=_door.autocasts())
         if x.is_cuda and _door.nothing_in_force() and _door.plain(*tensors):
             made = _training.block(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), name, layout)
             if made is not None:
@@ -188,6 +215,7 @@ def mlp(
                 return made
         if _door.plain(*tensors, out):
             return _ops.BODIES["mlp"](*tensors, name, layout, numerics, out=out)
+    _check.expect_dense("x", x)
     if out is not None:
         torch.ops.swiglu.mlp.out(*tensors, name, layout, numerics, out=out)
         return out

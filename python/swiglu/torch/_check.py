@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-import re
-from typing import Optional, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from .._native import ShapeError, SwigluError
+from .._arrays import is_numpy
+from .._errors import error, expect_layout, said, shape_error, wrong
+
+#: What the operators compute with; float64 by PyTorch's operations.
+COMPUTED = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
 
 
-def shape_error(what: str, expected: str, given: str) -> ShapeError:
-    error = ShapeError(f"{what}: expected {expected}, given {given}")
-    error.kind, error.what, error.expected, error.given = "shape", what, expected, given
-    return error
+_NONE = type(None)
+_KINDS = frozenset((Tensor, nn.Parameter, _NONE))
 
 
-def error(kind: str, what: str, text: str) -> SwigluError:
-    made = SwigluError(f"{what}: {text}")
-    made.kind, made.what, made.expected, made.given = kind, what, None, None
-    return made
+def expect_tensors(names: Sequence[str], tensors: Sequence[Any], needed: int) -> None:
+    """The first so many have to be there."""
+    # What is right is found right at once.
+    if _KINDS.issuperset(map(type, tensors)) and _NONE not in map(type, tensors[:needed]):
+        return
+    for i, t in enumerate(tensors):
+        if not isinstance(t, Tensor) and (t is not None or i < needed):
+            advice = "torch.from_numpy makes one; swiglu.silu_mul and swiglu.glu take arrays of numpy too"
+            raise wrong(names[i], "a torch.Tensor", said(t), advice if is_numpy(t) else None)
+
+
+def expect_name(what: str, name: Any) -> None:
+    """A name or None; which names there are is known where they are used."""
+    if name is not None and not isinstance(name, str):
+        raise wrong(what, "a name", said(name))
+
+
+def expect_module(what: str, module: Any) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise wrong(what, "a torch.nn.Module", said(module))
+    return module
 
 
 def expect_shape(what: str, tensor: Tensor, expected: Sequence[object]) -> None:
@@ -28,27 +48,45 @@ def expect_shape(what: str, tensor: Tensor, expected: Sequence[object]) -> None:
         raise shape_error(what, str(list(expected)), str(list(shape)))
 
 
-def expect_alike(what: str, tensor: Tensor, other: Tensor) -> None:
-    """One element type and one device."""
-    if tensor.dtype != other.dtype:
-        raise error("dtype", what, f"expected {other.dtype} elements, given {tensor.dtype}")
+def expect_alike(what: str, tensor: Tensor, other: Tensor, cast: bool = False) -> None:
+    """One element type, unless it will be ``cast``, one device and dense memory."""
+    expect_dense(what, tensor)
+    if tensor.dtype != other.dtype and not cast:
+        advice = f"convert one: .to({other.dtype}) or .to({tensor.dtype})"
+        raise wrong(what, f"{other.dtype} elements", str(tensor.dtype), advice, "dtype")
     if tensor.device != other.device:
-        raise error("layout", what, f"expected a tensor on {other.device}, given one on {tensor.device}")
+        raise wrong(what, f"a tensor on {other.device}", f"one on {tensor.device}", "move one", "layout")
 
 
-def expect_floats(what: str, tensor: Tensor) -> None:
-    if not tensor.dtype.is_floating_point:
-        raise error("dtype", what, f"expected floating point elements, given {tensor.dtype}")
+def expect_dense(what: str, tensor: Tensor) -> None:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        given = "a nested one" if tensor.is_nested else str(tensor.layout)
+        advice = "torch.nested.to_padded_tensor or unbind makes dense ones" if tensor.is_nested else "to_dense() makes one"
+        raise wrong(what, "a dense tensor", given, advice, "layout")
 
 
-_LAYOUT = re.compile(r"gate-first|up-first|interleaved|interleaved-[1-9][0-9]*")
+def expect_computed(what: str, tensor: Tensor) -> None:
+    expect_dense(what, tensor)
+    if tensor.dtype not in COMPUTED:
+        expected = "floating point elements: float32, float16, bfloat16 or float64"
+        raise wrong(what, expected, str(tensor.dtype), "convert it, for example .to(torch.bfloat16)", "dtype")
+
+
+def no_forward_mode() -> NoReturn:
+    text = "kernels have none; take the reverse mode (backward, torch.func.grad, vjp, jacrev), or PyTorch's operations"
+    raise error("unsupported", "forward-mode derivative (jvp)", text)
+
+
+def expect_no_tangent(*tensors: Any) -> None:
+    """Refuses a derivative of forward mode, which results would silently lose."""
+    if forward_ad._current_level >= 0:
+        if any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+            no_forward_mode()
 
 
 def half_of(what: str, tensor: Tensor, dim: int, layout: str) -> int:
     """H, for a tensor with 2H gate and up features along a dimension."""
-    if not _LAYOUT.fullmatch(layout):
-        choices = "gate-first, up-first, interleaved, interleaved-G"
-        raise error("argument", "layout", f"unknown `{layout}`; choose one of: {choices}")
+    expect_layout(layout)
     both = tensor.shape[dim]
     if both % 2 != 0:
         raise shape_error(what, "an even number of features", str(list(tensor.shape)))
@@ -63,39 +101,57 @@ def activation_inputs(gate: Tensor, up: Optional[Tensor], layout: Optional[str])
     """The shape of the result."""
     # What is right is found right in one comparison each.
     if up is not None and up.shape == gate.shape and up.dtype == gate.dtype and up.device == gate.device:
-        if gate.dtype.is_floating_point and gate.dim() > 0:
+        if gate.dtype in COMPUTED and gate.dim() > 0 and gate.layout == up.layout == torch.strided:
             return gate.shape
-    expect_floats("gate", gate)
+    first = "x" if up is None else "gate"
+    expect_computed(first, gate)
     if gate.dim() == 0:
-        raise shape_error("gate", "[..., H]", "a scalar")
+        raise shape_error(first, "[..., H]", "a scalar")
     if up is not None:
         expect_alike("up", up, gate)
         expect_shape("up", up, gate.shape)
         return gate.shape
-    assert layout is not None
-    return (*gate.shape[:-1], half_of("x", gate, -1, layout))
+    return (*gate.shape[:-1], half_of("x", gate, -1, expect_layout(layout)))
 
 
-def weights(
+def layer(x: Tensor, parts: Sequence[Optional[Tensor]], layout: str, cast: bool = False) -> int:
+    """Output features of a gated linear layer, or of a block, whose tensors fit each other and x."""
+    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+    assert w_gate is not None
+    intermediate = _weights(x, w_gate, w_up, b_gate, b_up, layout, cast)
+    if w_down is None:
+        return intermediate
+    expect_alike("w_down", w_down, x, cast)
+    if w_down.dim() != 2 or w_down.shape[1] != intermediate:
+        raise shape_error("w_down", f"[features, {intermediate}]", str(list(w_down.shape)))
+    if b_down is not None:
+        expect_alike("b_down", b_down, x, cast)
+        expect_shape("b_down", b_down, (w_down.shape[0],))
+    return w_down.shape[0]
+
+
+def _weights(
     x: Tensor,
     w_gate: Tensor,
     w_up: Optional[Tensor],
     b_gate: Optional[Tensor],
     b_up: Optional[Tensor],
     layout: str,
+    cast: bool,
 ) -> int:
     """H, where weights and biases fit each other and x."""
-    expect_floats("x", x)
+    expect_computed("x", x)
     if x.dim() == 0:
         raise shape_error("x", "[..., K]", "a scalar")
+    expect_computed("w_gate", w_gate)
     if w_gate.dim() != 2:
         raise shape_error("w_gate", "[features, K]", str(list(w_gate.shape)))
     features, hidden = w_gate.shape
     if x.shape[-1] != hidden:
         raise shape_error("x", f"[..., {hidden}]", str(list(x.shape)))
-    for what, tensor in (("w_gate", w_gate), ("w_up", w_up), ("b_gate", b_gate), ("b_up", b_up)):
+    for what, tensor in (("x", x), ("w_up", w_up), ("b_gate", b_gate), ("b_up", b_up)):
         if tensor is not None:
-            expect_alike(what, tensor, x)
+            expect_alike(what, tensor, w_gate, cast)
     if w_up is not None:
         expect_shape("w_up", w_up, w_gate.shape)
         intermediate = features
@@ -109,19 +165,6 @@ def weights(
     return intermediate
 
 
-def down(x: Tensor, intermediate: int, w_down: Tensor, b_down: Optional[Tensor]) -> int:
-    """Features of the block's output."""
-    expect_alike("w_down", w_down, x)
-    if w_down.dim() != 2 or w_down.shape[1] != intermediate:
-        raise shape_error("w_down", f"[features, {intermediate}]", str(list(w_down.shape)))
-    if b_down is not None:
-        expect_alike("b_down", b_down, x)
-        expect_shape("b_down", b_down, (w_down.shape[0],))
-    return w_down.shape[0]
-
-
 def expect_out(out: Tensor, like: Tensor, shape: Sequence[int]) -> None:
     expect_alike("out", out, like)
     expect_shape("out", out, shape)
-
-

@@ -59,15 +59,30 @@ def nothing_in_force() -> bool:
     )
 
 
-def plain(*tensors: Optional[Tensor]) -> bool:
-    """Tensors of PyTorch's own, on a CPU or a CUDA device."""
+def _known_keys() -> "frozenset[int]":
     global _KEYS
     if _KEYS is None:
         _KEYS = _plain_keys()
+    return _KEYS
+
+
+def holds_values(t: Tensor) -> bool:
+    """Whether nothing is to be done for a tensor before its memory is read."""
+    return _keys_of(t).raw_repr() in _known_keys()
+
+
+def plain(*tensors: Optional[Tensor]) -> bool:
+    """Tensors of PyTorch's own, on a CPU or a CUDA device."""
+    known = _KEYS or _known_keys()
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or _keys_of(t).raw_repr() not in _KEYS):
+        if t is not None and (type(t) not in _PLAIN or _keys_of(t).raw_repr() not in known):
             return False
     return True
+
+
+def autocasts() -> bool:
+    """Whether PyTorch's linear maps convert what they are given."""
+    return bool(_autocast())
 
 
 _is_grad_enabled = torch.is_grad_enabled

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from .._errors import error, expect_count, said, shape_error, wrong
 from . import _check
 
 
@@ -14,7 +15,7 @@ def _blocks(module: nn.Module) -> Iterator[Tuple[str, nn.Module, int, Tensor]]:
     """The parts of a module that compute with our kernels: name, module, input features, one of the weights."""
     from ..nn import _Gated
 
-    for name, part in module.named_modules():
+    for name, part in _check.expect_module("module", module).named_modules():
         patch = part.__dict__.get("_swiglu_patch")
         if patch is not None:
             first: Any = part._modules[patch.found.linears[0]]
@@ -24,17 +25,17 @@ def _blocks(module: nn.Module) -> Iterator[Tuple[str, nn.Module, int, Tensor]]:
 
 
 def _expect_tokens(tokens: Sequence[int]) -> List[int]:
-    made = sorted(set(tokens))
-    if not made or any(not isinstance(m, int) or m < 1 for m in made):
-        raise _check.error("argument", "tokens", f"expected numbers from 1 on, given {list(tokens)}")
-    return made
+    counts = list(tokens) if isinstance(tokens, Iterable) and not isinstance(tokens, str) else []
+    if not counts:
+        raise wrong("tokens", "numbers from 1 on, such as [1, 2, 4]", said(tokens))
+    return sorted({expect_count("a number in tokens", m, 1) for m in counts})
 
 
 def _expect_cuda(weight: Tensor) -> None:
     if weight.device.type != "cuda":
-        raise _check.error("layout", "module", f"expected weights on a CUDA device, given some on {weight.device}")
+        raise wrong("module", "weights on a CUDA device", f"some on {weight.device}", "module.cuda() moves it", "layout")
     if torch.cuda.is_current_stream_capturing():
-        raise _check.error("capture", "module", "prepare it before a capture, not inside")
+        raise error("capture", "module", "prepare it before a capture, not inside")
 
 
 def warmup(module: nn.Module, tokens: Sequence[int] = (1, 2, 4, 8, 16)) -> int:
@@ -47,7 +48,7 @@ def warmup(module: nn.Module, tokens: Sequence[int] = (1, 2, 4, 8, 16)) -> int:
     counts, found = _expect_tokens(tokens), list(_blocks(module))
     if not found:
         text = "nothing in it computes with our kernels; swiglu.patch(module) lets its blocks do that"
-        raise _check.error("argument", type(module).__name__, text)
+        raise error("argument", type(module).__name__, text)
     for _, part, hidden, weight in found:
         if weight.device.type == "cuda":
             _expect_cuda(weight)
@@ -99,22 +100,22 @@ class Graphed:
 
             why = _changed(self.module, patch.found, patch.level)
         if why is not None:
-            raise _check.error("layout", "graphed module", f"{why}; call graphed() again")
+            raise error("layout", "graphed module", f"{why}; call graphed() again")
 
     def _expect(self, x: Tensor) -> Tuple[int, Bucket]:
         """The tokens of x and the smallest bucket that holds them."""
         most, largest = next(reversed(self.buckets.items()))
         shape = x.shape
         if len(shape) < 1 or shape[-1] != largest.x.shape[1]:
-            raise _check.shape_error("x", f"[..., {largest.x.shape[1]}]", str(list(shape)))
+            raise shape_error("x", f"[..., {largest.x.shape[1]}]", str(list(shape)))
         m = x.numel() // max(shape[-1], 1)
         if m > most:
-            raise _check.shape_error("x", f"at most {most} tokens, the largest graph's", f"{list(shape)}: {m} tokens")
+            raise shape_error("x", f"at most {most} tokens, the largest graph's", f"{list(shape)}: {m} tokens")
         _check.expect_alike("x", x, largest.x)
         if torch.is_grad_enabled() and x.requires_grad:
-            raise _check.error("unsupported", "gradient", "a graph of a module's inference has none; use torch.no_grad()")
+            raise error("unsupported", "gradient", "a graph of a module's inference has none; use torch.no_grad()")
         if torch.is_autocast_enabled("cuda"):
-            raise _check.error("unsupported", "autocast", "a graph has the element types of its capture; leave autocast")
+            raise error("unsupported", "autocast", "a graph has the element types of its capture; leave autocast")
         return m, next(bucket for tokens, bucket in self.buckets.items() if m <= tokens)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -151,7 +152,7 @@ def graphed(
     counts = _expect_tokens(tokens)
     found = list(_blocks(module))
     if not found or found[0][0] != "":
-        raise _check.error("argument", type(module).__name__, "expected a block: one of swiglu.nn, or one that is patched")
+        raise error("argument", type(module).__name__, "expected a block: one of swiglu.nn, or one that is patched")
     _, _, hidden, weight = found[0]
     _expect_cuda(weight)
     buckets: Dict[int, Bucket] = {}

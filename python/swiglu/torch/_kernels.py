@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import _native
-from .._activation import activation_named
+from .._activation import activation_named, expect_numerics
+from .._errors import error, wrong
 from .._native import Activation, SwigluError
 from .._system import find_cuda_libraries
-from . import _check, _formulas
+from . import _check, _door, _formulas
 from ._formulas import HALVES
 
 _CODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -92,7 +93,7 @@ def _place(t: Tensor) -> Tuple[int, int]:
     if not _cuda_known:
         if torch.cuda.is_current_stream_capturing():
             text = "the device is opened in the first call; swiglu.torch.warmup(module, tokens=[...]) before a capture does that"
-            raise _check.error("capture", "first call", text)
+            raise error("capture", "first call", text)
         find_cuda_libraries()
         _cuda_known.append(True)
     raw = torch._C._cuda_getCurrentRawStream(index)
@@ -190,7 +191,7 @@ def activation_into(
     why = _no_kernels(gate)
     if why is not None:
         halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
-        h = _formulas.forward(act, numerics, *halves)
+        h = _formulas.forward(act, expect_numerics(numerics), *halves)
         note(op, "composed", why)
         return h if out is None else out.copy_(h)
     if gate.is_cpu:
@@ -342,10 +343,7 @@ def layer_into(
     made = layer_at_once(op, x, parts, activation, layout, numerics, out) if BY_TABLE and x.is_cuda else None
     if made is not None:
         return made
-    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
-    features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
-    if w_down is not None:
-        features = _check.down(x, features, w_down, b_down)
+    features = _check.layer(x, parts, layout)
     shape = (*x.shape[:-1], features)
     if out is not None:
         _check.expect_out(out, x, shape)
@@ -402,7 +400,7 @@ def packed(parts: Parts, activation: str, numerics: Optional[str]) -> _native.La
     if why is None and parts[0].device.type != "cpu":
         why = "packed layers of this module are for the CPU; a CUDA device computes over the weights where they lie"
     if why is not None:
-        raise _check.error("unsupported", "packing", why)
+        raise error("unsupported", "packing", why)
     described = tuple(map(_described_if, parts))
     arrangement = "gate-first" if parts[1] is None else None
     if arrangement is not None and parts[3] is not None:
@@ -412,16 +410,36 @@ def packed(parts: Parts, activation: str, numerics: Optional[str]) -> _native.La
     return _native.Layer.pack(described, act, numerics, arrangement)  # type: ignore[arg-type]
 
 
-def packed_forward(layer: _native.Layer, x: Tensor) -> Tensor:
-    if x.device.type != "cpu":
-        raise _check.error("layout", "x", f"the packed weights are on the CPU, x is on {x.device}")
-    if x.requires_grad and torch.is_grad_enabled():
-        text = "a frozen block has none; use torch.no_grad(), or the block it was made of"
-        raise _check.error("unsupported", "gradient", text)
-    if _CODES.get(x.dtype) != layer.dtype:
-        raise _check.error("dtype", "x", f"expected {layer.dtype} elements, given {x.dtype}")
-    y = torch.empty((*x.shape[:-1], layer.out_features), dtype=x.dtype)
-    values = x.detach().resolve_neg()
+def _of_host(what: str, t: Tensor, dtype: str) -> Tensor:
+    """The values of a tensor that a packed layer can read where they lie."""
+    _check.expect_dense(what, t)
+    if t.device.type != "cpu":
+        advice = "call it with .cpu(), or let a module of swiglu.nn compute on the device"
+        raise wrong(what, "a tensor on cpu", f"one on {t.device}", advice, "layout")
+    if t.requires_grad and torch.is_grad_enabled():
+        text = f"{what} requires one and packed weights give none; use torch.no_grad(), or a block of swiglu.nn"
+        raise error("unsupported", "gradient", text)
+    if _CODES.get(t.dtype) != dtype:
+        raise wrong(what, f"{dtype} elements", str(t.dtype), f"convert it to {dtype}", "dtype")
+    _check.expect_no_tangent(t)
+    values = t.detach().resolve_neg()
+    if not _door.holds_values(values):
+        advice = "call the layer outside of torch.func's transforms and of tracing"
+        raise wrong(what, "a tensor with values of its own", "one that another wraps", advice, "unsupported")
+    return values
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None) -> Tensor:
+    """The result of a packed layer for a tensor of the host, in ``out`` or in a new tensor."""
+    _check.expect_tensors(("x", "out"), (x, out), 1)
+    values = _of_host("x", x, layer.dtype)
+    if out is None:
+        y = out = torch.empty((*x.shape[:-1], layer.out_features), dtype=x.dtype)
+    else:
+        y = _of_host("out", out, layer.dtype)
+        if out.is_neg():
+            raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
     layer.forward(_described(values), _described(y))
-    note("mlp", "native cpu", "packed weights")
-    return y
+    note(layer.kind, "native cpu" if layer.device.startswith("cpu") else "native cuda", "packed weights")
+    return out

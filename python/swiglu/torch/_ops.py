@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 import torch
 from torch import Tensor
 
+from .._errors import error, shape_error
 from . import _check, _door, _kernels
 from ._kernels import Parts
 
@@ -106,10 +107,9 @@ def _shape_of(name: str, args: Tuple[Any, ...]) -> Tuple[int, ...]:
         return tuple(_check.activation_inputs(args[0], None, args[2]))
     if name == "gated_linear":
         x, w_gate, w_up, b_gate, b_up, _, layout, _ = args
-        return (*x.shape[:-1], _check.weights(x, w_gate, w_up, b_gate, b_up, layout))
+        return (*x.shape[:-1], _check.layer(x, (w_gate, w_up, None, b_gate, b_up, None), layout))
     x, w_gate, w_up, w_down, b_gate, b_up, b_down, _, layout, _ = args
-    intermediate = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
-    return (*x.shape[:-1], _check.down(x, intermediate, w_down, b_down))
+    return (*x.shape[:-1], _check.layer(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), layout))
 
 
 def _fake(name: str) -> Callable[..., Tensor]:
@@ -146,7 +146,8 @@ def _out_without_gradient(name: str) -> Callable[..., Optional[Tensor]]:
         tensors = [t for t in (*args, out) if isinstance(t, Tensor)]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             text = "with `out` there is no gradient, and an argument requires one; leave `out` away, or use torch.no_grad()"
-            raise _check.error("unsupported", name, text)
+            raise error("unsupported", name, text)
+        _check.expect_no_tangent(*tensors)
         with torch._C._AutoDispatchBelowAutograd():
             getattr(torch.ops.swiglu, name).out.redispatch(keyset & torch._C._after_autograd_keyset, *args, out=out)
         return _written(name, out)
@@ -286,7 +287,7 @@ _GRADIENTS: Dict[str, Callable[..., Any]] = {
 
 
 def _no_second_gradient(ctx: Any, *grads: Tensor) -> Any:
-    raise _check.error(
+    raise error(
         "unsupported",
         "second derivative",
         "the gradient of the activation has no gradient of its own; compose the block of PyTorch's operations for it",
@@ -310,6 +311,10 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
         _save(ctx, inputs, output)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        _check.no_forward_mode()
 
 
 def _function(op: str, gradient: Callable[..., Any]) -> Type[_Function]:
@@ -393,6 +398,7 @@ def _with_gradient(name: str, body: Callable[..., Any], gradient: Callable[..., 
     function: Any = type(f"Gradient_{name}", (torch.autograd.Function,), members)
 
     def kernel(keyset: Any, *args: Any) -> Any:
+        _check.expect_no_tangent(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return function.apply(*args, keyset & _after_autograd)
         raw = keyset.raw_repr()
@@ -437,7 +443,7 @@ def _front(t: Any, dim: Optional[int], size: int) -> Any:
 def _moved(name: str, info: Any, in_dims: Tuple[Optional[int], ...], args: Tuple[Any, ...]) -> List[Any]:
     moved = [_front(t, dim, info.batch_size) for t, dim in zip(args, in_dims)]
     if any(isinstance(t, Tensor) and t.dim() == 1 for t in moved):
-        raise _check.shape_error(name, "[..., H] in each of the batch", "scalars")
+        raise shape_error(name, "[..., H] in each of the batch", "scalars")
     return moved
 
 

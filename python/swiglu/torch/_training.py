@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._native import Layer, SwigluError
-from . import _check, _kernels
+from . import _kernels
 from ._formulas import HALVES
 from ._kernels import Parts, _borrow, _described, _place
 
@@ -92,14 +92,12 @@ class _Block(torch.autograd.Function):
 
 
 def block(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Tensor]:
-    """The block with its gradient, or None where PyTorch's maps compute it."""
+    """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
         return None
     if x.dim() == 0 or x.shape[-1] == 0:
         return None
-    features = _check.weights(x, w_gate, w_up, b_gate, b_up, layout)
-    _check.down(x, features, w_down, b_down)
     arranged = _kernels._arranged(parts, layout)
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
         return None

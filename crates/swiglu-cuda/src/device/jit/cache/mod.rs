@@ -156,11 +156,15 @@ impl KernelCache {
         [self.read_only.as_deref(), self.dir.as_deref()]
     }
 
-    /// Whether there is a file that [`Self::module`] would read, with a compiler. It is not verified.
+    /// Whether there is a file that [`Self::module`] would read: of this compiler, or of any where there is none. It is not
+    /// verified.
     pub fn has(&self, variant: &Variant, arch: Arch) -> bool {
-        let Ok(version) = nvrtc::version() else { return false };
-        let name = Identity::of(variant, arch).file_name(version);
-        self.directories().into_iter().flatten().any(|dir| dir.join(&name).is_file())
+        let identity = Identity::of(variant, arch);
+        let there = |dir: &Path| match nvrtc::version() {
+            Ok(version) => dir.join(identity.file_name(version)).is_file(),
+            Err(_) => !versions_in(dir, &identity).is_empty(),
+        };
+        self.directories().into_iter().flatten().any(there)
     }
 
     /// The module of a variant: from the read-only directory, from the cache, or compiled and kept.
@@ -224,11 +228,9 @@ impl KernelCache {
 
     /// An entry of any compiler, the newest first.
     fn find_any(&self, dir: &Path, identity: &Identity, origin: Origin) -> Option<Module> {
-        let names = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.file_name());
-        let mut versions: Vec<Version> =
-            names.filter_map(|name| identity.version_in(name.to_str()?)).collect();
-        versions.sort_by(|a, b| b.cmp(a));
-        versions.into_iter().find_map(|version| self.read(dir, identity, version, origin))
+        versions_in(dir, identity)
+            .into_iter()
+            .find_map(|version| self.read(dir, identity, version, origin))
     }
 
     /// A verified entry, or nothing; one that does not verify is removed where it is ours.
@@ -294,6 +296,15 @@ impl KernelCache {
     fn lock_warnings(&self) -> MutexGuard<'_, Vec<CacheWarning>> {
         self.warnings.lock().unwrap_or_else(|e| e.into_inner())
     }
+}
+
+/// The compilers of a module's entries, the newest first.
+fn versions_in(dir: &Path, identity: &Identity) -> Vec<Version> {
+    let names = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut versions: Vec<Version> =
+        names.filter_map(|name| identity.version_in(name.to_str()?)).collect();
+    versions.sort_by(|a, b| b.cmp(a));
+    versions
 }
 
 #[cfg(test)]
