@@ -8,13 +8,13 @@ use swiglu::cuda::{
 };
 use swiglu::{Activation, Element, Mlp, Orientation};
 
-/// A layer over the weights of gate, up and down.
+/// A layer over the weights of gate, up and down, on their device.
 ///
 /// # Safety
 /// The tensors outlive the layer and the work that is enqueued with it.
 pub unsafe fn layer<T: Element + WithDType + CudaDType + DeviceRepr>(
     weights: [&Tensor; 3],
-) -> Result<Mlp> {
+) -> Result<(Mlp, Cuda)> {
     let [gate, up, down] = weights.map(Tensor::storage_and_layout);
     let Storage::Cuda(first) = &*gate.0 else { bail!("a weight is not on a CUDA device") };
     let cuda = Cuda::new(first.device.cuda_stream().context().ordinal()).map_err(Error::wrap)?;
@@ -33,17 +33,16 @@ pub unsafe fn layer<T: Element + WithDType + CudaDType + DeviceRepr>(
         // SAFETY: the caller's.
         unsafe { Mlp::from_device(&cuda, &DeviceMlpParams::new(gated, down, lie)?) }
     };
-    layer().map_err(Error::wrap)
+    Ok((layer().map_err(Error::wrap)?, cuda))
 }
 
 /// y in a new slice of candle's.
 pub fn forward<T: Element + WithDType + CudaDType + DeviceRepr>(
-    mlp: &Mlp,
+    (mlp, cuda): (&Mlp, &Cuda),
     storage: &CudaStorage,
     layout: &Layout,
 ) -> Result<CudaStorage> {
     let stream = storage.device.cuda_stream();
-    let cuda = Cuda::new(stream.context().ordinal()).map_err(Error::wrap)?;
     let (from, [rows, cols]) = place::<T>(storage, layout)?;
     // SAFETY: every element is written below.
     let mut y = unsafe { storage.device.alloc::<T>(rows * cols) }?;
@@ -52,8 +51,8 @@ pub fn forward<T: Element + WithDType + CudaDType + DeviceRepr>(
         // SAFETY: memory of candle's on this device, whose work is on this stream; the borrow of the stream ends here.
         let call = || unsafe {
             let stream = cuda.borrow_stream(stream.cu_stream() as u64)?;
-            let x = DeviceMatrixRef::<T>::from_raw_trusted(&cuda, from, rows, cols, cols)?;
-            let y = DeviceMatrixMut::from_raw_trusted(&cuda, to, rows, cols, cols)?;
+            let x = DeviceMatrixRef::<T>::from_raw_trusted(cuda, from, rows, cols, cols)?;
+            let y = DeviceMatrixMut::from_raw_trusted(cuda, to, rows, cols, cols)?;
             mlp.forward_on(&stream, x, y)
         };
         call().map_err(Error::wrap)?;

@@ -14,6 +14,7 @@ use candle_core::{
 };
 use candle_nn::Linear;
 use half::bf16;
+use swiglu::cuda::Cuda;
 use swiglu::half;
 use swiglu::{
     Activation, Element, GateUpWeights, GatedLinearParams, MatrixMut, MatrixRef, Mlp, MlpParams,
@@ -64,8 +65,8 @@ impl Value for bf16 {}
 /// The same block as one op.
 struct FusedMlp {
     layer: Mlp,
-    /// What the layer reads where it lies, on a CUDA device; after the layer, which goes first.
-    _weights: Option<[Tensor; 3]>,
+    /// On a CUDA device that device, opened once, and what the layer reads where it lies, after the layer, which goes first.
+    lent: Option<(Cuda, [Tensor; 3])>,
 }
 
 impl FusedMlp {
@@ -75,14 +76,14 @@ impl FusedMlp {
             Device::Cpu => {
                 let device = swiglu::Device::cpu().map_err(Error::wrap)?;
                 let layer = with_params::<T, _>(mlp, |params| Mlp::from_params(&device, params))?;
-                Ok(Self { layer, _weights: None })
+                Ok(Self { layer, lent: None })
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => {
                 let weights = mlp.linears().map(|linear| linear.weight().clone());
                 // SAFETY: the weights are kept beside the layer, and candle frees memory in the order of its stream.
-                let layer = unsafe { gpu::layer::<T>(weights.each_ref()) }?;
-                Ok(Self { layer, _weights: Some(weights) })
+                let (layer, cuda) = unsafe { gpu::layer::<T>(weights.each_ref()) }?;
+                Ok(Self { layer, lent: Some((cuda, weights)) })
             }
             other => bail!("no kernels for {other:?}"),
         }
@@ -123,9 +124,11 @@ impl CustomOp1 for FusedMlp {
         layout: &Layout,
     ) -> Result<(candle_core::CudaStorage, Shape)> {
         use candle_core::backend::BackendStorage;
+        let Some((cuda, _)) = &self.lent else { bail!("the layer was made for a CPU") };
+        let layer = (&self.layer, cuda);
         let y = match storage.dtype() {
-            DType::F32 => gpu::forward::<f32>(&self.layer, storage, layout)?,
-            DType::BF16 => gpu::forward::<bf16>(&self.layer, storage, layout)?,
+            DType::F32 => gpu::forward::<f32>(layer, storage, layout)?,
+            DType::BF16 => gpu::forward::<bf16>(layer, storage, layout)?,
             other => bail!("x: expected f32 or bf16, given {other:?}"),
         };
         Ok((y, layout.shape().clone()))
