@@ -85,14 +85,16 @@ fn worst<T: Element, Y: Element>(cuda: &Cuda, lt: &Lt, case: Case, roundoff: f64
         };
         let (mut exact, mut magnitude) =
             (0..k).map(term).fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
+        let product_alone = exact.abs();
         if bias {
             (exact, magnitude) = (exact + b[column].to_f64(), magnitude + b[column].to_f64().abs());
         }
-        // What is added to y may be rounded to its type first (seen on an H200 with one row of 16 bits).
+        // What is added to y may be rounded to its type first, also before the bias is added (seen on an H200 with one row of
+        // 16 bits, and on an H100 with a bias).
         let mut added = 0.0f64;
         if product.accumulate {
             let before = before.to_f64();
-            added = exact.abs();
+            added = exact.abs() + if bias { product_alone } else { 0.0 };
             (exact, magnitude) = (exact + before, magnitude + before.abs());
         }
         let unit = 2.0f64.powi(-24);
