@@ -86,7 +86,8 @@ class Layer:
     def __call__(self, x: Any) -> Any:
         """The result for x ``[..., K]``: a numpy array for one, a tensor for one, else an :class:`swiglu.Array`.
 
-        x is in the host's memory, wherever the layer is. There is no gradient: a tensor that requires one is refused while
+        x is in the host's memory, wherever the layer is, or a tensor on the layer's CUDA device: the result then is one too, and
+        the call is enqueued on PyTorch's current stream. There is no gradient: a tensor that requires one is refused while
         gradients are recorded.
         """
         if is_torch(x):

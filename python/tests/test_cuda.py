@@ -43,6 +43,77 @@ def busy(milliseconds=20):
     torch.cuda._sleep(int(milliseconds * 2e6))
 
 
+# Layers of files.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("kind", ["mlp", "gated_linear"])
+def test_a_layer_of_a_file_takes_tensors_of_its_device(layer_file, kind, dtype):
+    there, host = (swiglu.load(layer_file, kind=kind, device=d, dtype=dtype, numerics="pre_round") for d in ("cuda", "cpu"))
+    for shape in [(288,), (5, 288), (2, 3, 288), (0, 288), (40, 288)]:
+        x = tensor(*shape, dtype=dtype, seed=sum(shape))
+        y = there(x)
+        assert ops.explain_last().way == "native cuda", ops.explain_last()
+        assert y.is_cuda and y.dtype == dtype and y.shape == (*shape[:-1], there.out_features) and not y.requires_grad
+        # The same kernels as from the host's memory.
+        assert torch.equal(y.cpu(), there(x.cpu()))
+        expected = host(x.cpu()).float()
+        error = (y.cpu().float() - expected).norm() / expected.norm().clamp_min(1e-30)
+        # Each within two roundings and those of its sums, of at most 768 terms in float32, of the exact result.
+        assert error <= 2 * (torch.finfo(dtype).eps + 768**0.5 * 2**-24), error
+    strided = tensor(288, 6, dtype=dtype).t()
+    assert torch.equal(there(strided), there(strided.contiguous()))
+    into = torch.full((7, 2 * there.out_features), float("nan"), dtype=dtype, device="cuda")[:, ::2]
+    x = tensor(7, 288, dtype=dtype)
+    assert there.forward_into(x, into) is into and torch.equal(into, there(x))
+
+
+def test_a_layer_of_a_file_on_other_streams_and_in_graphs(layer_file):
+    layer = swiglu.load(layer_file, device="cuda")
+    x = tensor(3, 288)
+    expected = layer(x)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (first, second):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            busy()
+            late = x * 2
+            y = layer(late / 2)
+        torch.cuda.current_stream().wait_stream(stream)
+        assert torch.equal(y, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    x.copy_(tensor(3, 288, seed=9))
+    graph.replay()
+    assert torch.equal(y, layer(x)) and not torch.equal(y, expected)
+    # What is on the way outlives its layer.
+    busy()
+    y = layer(x)
+    del layer
+    gc.collect()
+    again = swiglu.load(layer_file, device="cuda")
+    assert torch.equal(y, again(x))
+
+
+def test_what_a_layer_of_a_file_refuses_on_a_device(layer_file):
+    layer, host = swiglu.load(layer_file, device="cuda"), swiglu.load(layer_file, device="cpu")
+    x = tensor(3, 288)
+    for call, kind, text in [
+        (lambda: host(x), "layout", "x: expected a tensor on cpu, given one on cuda:0"),
+        (lambda: layer(x[:, :5]), "shape", "x: expected [..., 288], given [3, 5]"),
+        (lambda: layer(x.half()), "dtype", "x: expected f32 elements, given torch.float16"),
+        (lambda: layer(x.clone().requires_grad_()), "unsupported", "torch.no_grad()"),
+        (lambda: layer.forward_into(x, torch.empty(3, 288)), "layout", "out: expected a tensor on cuda:0, given one on cpu"),
+        (lambda: layer.forward_into(x, torch.empty(2, 288, device="cuda")), "shape", "out: expected [3, 288]"),
+    ]:
+        with pytest.raises((swiglu.SwigluError, swiglu.ShapeError)) as refused:
+            call()
+        assert refused.value.kind == kind and text in str(refused.value), refused.value
+    with torch.no_grad():
+        assert torch.equal(layer(x.clone().requires_grad_()), layer(x))
+
+
 # Memory.
 
 

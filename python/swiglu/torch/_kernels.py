@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .. import _native
 from .._activation import activation_named, expect_numerics
-from .._errors import error, wrong
+from .._errors import error, shape_error, wrong
 from .._native import Activation, SwigluError
 from .._system import find_cuda_libraries
 from . import _check, _door, _formulas
@@ -385,13 +385,24 @@ def _on_cuda(
         return arranged
     with _current(x):
         place = _place(x)
-        layer = _borrow(x, arranged, activation, numerics)
-        rows = _rows_adjacent(x)
-        direct = _direct(out, shape, x, *parts)
-        tokens = x.numel() // max(x.shape[-1], 1)
-        scratch = torch.empty(layer.workspace_bytes(tokens), dtype=torch.uint8, device=x.device)
-        layer.forward_on(place, _described(rows), _described(direct), (scratch.data_ptr(), scratch.numel()))
-        return direct if out is None else _brought(direct, out)
+        return _enqueued(_borrow(x, arranged, activation, numerics), place, x, shape, out, *parts)
+
+
+def _enqueued(
+    layer: _native.Layer,
+    place: Tuple[int, int],
+    x: Tensor,
+    shape: Tuple[int, ...],
+    out: Optional[Tensor],
+    *read: Optional[Tensor],
+) -> Tensor:
+    """The layer on the current stream, which is the place, in ``out`` or in a new tensor; what else it reads lies apart from it."""
+    rows = _rows_adjacent(x)
+    direct = _direct(out, shape, x, *read)
+    tokens = x.numel() // max(x.shape[-1], 1)
+    scratch = torch.empty(layer.workspace_bytes(tokens), dtype=torch.uint8, device=x.device)
+    layer.forward_on(place, _described(rows), _described(direct), (scratch.data_ptr(), scratch.numel()))
+    return direct if out is None else _brought(direct, out)
 
 
 def packed(parts: Parts, activation: str, numerics: Optional[str]) -> _native.Layer:
@@ -410,17 +421,17 @@ def packed(parts: Parts, activation: str, numerics: Optional[str]) -> _native.La
     return _native.Layer.pack(described, act, numerics, arrangement)  # type: ignore[arg-type]
 
 
-def _of_host(what: str, t: Tensor, dtype: str) -> Tensor:
-    """The values of a tensor that a packed layer can read where they lie."""
+def _of_packed(what: str, t: Tensor, layer: _native.Layer, device: str) -> Tensor:
+    """The values of a tensor that a packed layer can read, or write, where they lie."""
     _check.expect_dense(what, t)
-    if t.device.type != "cpu":
-        advice = "call it with .cpu(), or let a module of swiglu.nn compute on the device"
-        raise wrong(what, "a tensor on cpu", f"one on {t.device}", advice, "layout")
+    if str(t.device) != device:
+        advice = "load the layer for that device, move the tensor, or let a module of swiglu.nn compute there"
+        raise wrong(what, f"a tensor on {device}", f"one on {t.device}", advice, "layout")
     if t.requires_grad and torch.is_grad_enabled():
         text = f"{what} requires one and packed weights give none; use torch.no_grad(), or a block of swiglu.nn"
         raise error("unsupported", "gradient", text)
-    if _CODES.get(t.dtype) != dtype:
-        raise wrong(what, f"{dtype} elements", str(t.dtype), f"convert it to {dtype}", "dtype")
+    if _CODES.get(t.dtype) != layer.dtype:
+        raise wrong(what, f"{layer.dtype} elements", str(t.dtype), f"convert it to {layer.dtype}", "dtype")
     _check.expect_no_tangent(t)
     values = t.detach().resolve_neg()
     if not _door.holds_values(values):
@@ -431,15 +442,25 @@ def _of_host(what: str, t: Tensor, dtype: str) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None) -> Tensor:
-    """The result of a packed layer for a tensor of the host, in ``out`` or in a new tensor."""
+    """The result of a packed layer, in ``out`` or in a new tensor: on its device, or for a tensor of the host."""
     _check.expect_tensors(("x", "out"), (x, out), 1)
-    values = _of_host("x", x, layer.dtype)
-    if out is None:
-        y = out = torch.empty((*x.shape[:-1], layer.out_features), dtype=x.dtype)
-    else:
-        y = _of_host("out", out, layer.dtype)
+    there = layer.device.partition(" ")[0]
+    device = there if x.is_cuda and there.startswith("cuda") else "cpu"
+    values = _of_packed("x", x, layer, device)
+    if x.dim() == 0 or x.shape[-1] != layer.hidden:
+        raise shape_error("x", f"[..., {layer.hidden}]", str(list(x.shape)) if x.dim() else "a scalar")
+    shape = (*x.shape[:-1], layer.out_features)
+    y = None
+    if out is not None:
+        _check.expect_shape("out", out, shape)
+        y = _of_packed("out", out, layer, device)
         if out.is_neg():
             raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
-    layer.forward(_described(values), _described(y))
-    note(layer.kind, "native cpu" if layer.device.startswith("cpu") else "native cuda", "packed weights")
-    return out
+    if device == "cpu":
+        y = torch.empty(shape, dtype=x.dtype) if y is None else y
+        layer.forward(_described(values), _described(y))
+    else:
+        with _current(x):
+            y = _enqueued(layer, _place(x), values, shape, y)
+    note(layer.kind, f"native {there.partition(':')[0]}", "packed weights")
+    return y if out is None else out
