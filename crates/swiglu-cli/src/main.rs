@@ -17,6 +17,8 @@ mod verbs;
 mod verify;
 mod weights;
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -111,7 +113,7 @@ fn completions(shell: Shell, terminal: &mut Terminal) -> anyhow::Result<Verdict>
 }
 
 fn main() -> ExitCode {
-    let (json, result) = match parse() {
+    let (json, result) = match parse(env::args_os()) {
         Ok(cli) => {
             let mut terminal = Terminal::new(&cli.output);
             let result = cli.verb.execute(&mut terminal);
@@ -140,8 +142,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse() -> clap::error::Result<Cli> {
-    Cli::from_arg_matches(&numbers_may_be_negative(Cli::command()).try_get_matches()?)
+fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error::Result<Cli> {
+    Cli::from_arg_matches(&numbers_may_be_negative(Cli::command()).try_get_matches_from(words)?)
 }
 
 /// Behind an option `-1` is a value, which whoever reads it refuses, and no option.
@@ -160,4 +162,55 @@ fn print(help: &clap::Error) -> anyhow::Result<Verdict> {
 
 fn is_broken_pipe(error: &io::Error) -> bool {
     error.kind() == ErrorKind::BrokenPipe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an option reads has the type of the field that takes it, which clap finds out when it is given.
+    #[test]
+    fn numbers_are_read_as_their_options_hold_them() {
+        let lines = [
+            "run --weights w --tokens 3 --seed 3 --threads 3 --seconds 1 --layer 3 --expert 3 --rescale -3",
+            "check --seed 3 --threads 3",
+            "bench mlp --m 3 --hidden 8 --intermediate 8 --seconds 1 --threads 3",
+            "bench activation --rows 3 --cols 3",
+            "explain --m 3 --hidden 8 --intermediate 8 --threads 3",
+            "explain --weights w --layer 3 --expert 3 --rescale 3",
+            "tune --shape 3,8,8 --seconds 1 --threads 3",
+            "kernels build --arch sm_80 --out o --shape 8,8 --sms 3",
+            "lab run e --preparations 3",
+            "lab run e --until-decided=3",
+            "lab gate e --tolerance 0.5",
+        ];
+        for line in lines {
+            let words = std::iter::once("swiglu").chain(line.split(' '));
+            if let Err(error) = parse(words) {
+                panic!("{line}: {error}");
+            }
+        }
+        let mut commands = vec![(String::new(), Cli::command())];
+        while let Some((path, command)) = commands.pop() {
+            for option in command.get_arguments().filter_map(|a| a.get_long().map(|long| (long, a)))
+            {
+                let (long, argument) = option;
+                let is_number = |name: &clap::builder::Str| {
+                    ["N", "M", "K", "H", "S", "E", "MINUTES", "FRACTION", "K,H[,M,...]", "M,K,H"]
+                        .contains(&name.as_str())
+                };
+                let numbers =
+                    argument.get_value_names().is_some_and(|names| names.iter().any(is_number));
+                let tried = |line: &&str| {
+                    format!("{line} ").starts_with(path.trim_start())
+                        && format!("{line} ").replace('=', " ").contains(&format!(" --{long} "))
+                };
+                assert!(!numbers || lines.iter().any(|line| tried(&line)), "{path}--{long}");
+            }
+            let inner = command.get_subcommands();
+            commands.extend(inner.map(|sub| {
+                (format!("{path} {} ", sub.get_name()).replace("  ", " "), sub.clone())
+            }));
+        }
+    }
 }

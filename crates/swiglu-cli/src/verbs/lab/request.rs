@@ -35,12 +35,12 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) quick: bool,
     /// How often every profile is prepared anew; fewer take less time and make intervals wider
-    #[arg(long, value_name = "N", value_parser = whole(2..=5), conflicts_with = "quick")]
+    #[arg(long, value_name = "N", value_parser = whole(2..=5usize), conflicts_with = "quick")]
     pub(super) preparations: Option<usize>,
     /// Prepare profiles more often until noise no longer forbids an answer, for at most so many minutes
     /// after the run [default: 30]
     #[arg(long, value_name = "MINUTES", num_args = 0..=1, require_equals = true,
-        default_missing_value = "30", value_parser = whole(1..=600),
+        default_missing_value = "30", value_parser = whole(1..=600u64),
         conflicts_with_all = ["quick", "profiles", "cases"])]
     pub(super) until_decided: Option<u64>,
     /// Count with Nsight Compute what the kernels of this program do, once per case, after the run
