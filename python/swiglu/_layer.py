@@ -193,8 +193,8 @@ def load(
     for tensor, name in (names or {}).items():
         expect_choice("tensor in names", tensor, _TENSORS)
         expect_text(f"names[{tensor!r}]", name, "the name of a tensor")
-    if isinstance(rescale, bool) or not isinstance(rescale, int) or abs(rescale) > 126:
-        raise wrong("rescale", "a power of two from -126 to 126", said(rescale))
+    if isinstance(rescale, bool) or not isinstance(rescale, int) or abs(rescale) > 64:
+        raise wrong("rescale", "a power of two from -64 to 64", said(rescale))
     reading = {
         "layer": expect_count("layer", layer),
         "expert": None if expert is None else expect_count("expert", expert),

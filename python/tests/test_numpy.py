@@ -229,7 +229,7 @@ REFUSED = [
     ({"names": {"gat": "a"}}, "argument", "choose one of: gate, up, down"),
     ({"names": ["a"]}, "argument", "names: expected a dictionary"),
     ({"ignore": "a"}, "argument", "ignore: expected a sequence of names, given 'a'"),
-    ({"rescale": 1000}, "argument", "rescale: expected"),
+    ({"rescale": 65}, "argument", "rescale: expected a power of two from -64 to 64"),
 ]
 
 
@@ -288,6 +288,12 @@ def test_what_a_file_does_not_decide_names_the_argument_that_does(tmp_path):
     ignored = swiglu.load(tmp_path, device="cpu", ignore=["intermediate_size"])
     assert repr(ignored) == repr(swiglu.load(tmp_path, device="cpu", config=False))
     (tmp_path / "config.json").unlink()
+
+    half = block()
+    half.pop("model__layers__0__mlp__down_proj__weight")
+    write(file, **half)
+    refused('`kind="gated_linear"`')
+    assert swiglu.load(file, device="cpu", kind="gated_linear").out_features == 10
 
     experts = [block(f"model__layers__0__mlp__experts__{e}__") for e in range(2)]
     write(file, **experts[0], **{name: 2 * w for name, w in experts[1].items()})

@@ -205,7 +205,7 @@ mod tests {
                     format!("{line} ").starts_with(path.trim_start())
                         && format!("{line} ").replace('=', " ").contains(&format!(" --{long} "))
                 };
-                assert!(!numbers || lines.iter().any(|line| tried(&line)), "{path}--{long}");
+                assert!(!numbers || lines.iter().any(tried), "{path}--{long}");
             }
             let inner = command.get_subcommands();
             commands.extend(inner.map(|sub| {

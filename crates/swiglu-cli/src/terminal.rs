@@ -31,7 +31,7 @@ pub(crate) struct OutputArgs {
 pub(crate) enum Verdict {
     Passed,
     Failed,
-    /// Nothing yet: a run stopped early, or goes on elsewhere.
+    /// Nothing yet: a run stopped early, or goes on elsewhere, or noise hides what it would be.
     Unfinished,
 }
 

@@ -122,6 +122,23 @@ fn a_gate_ends_with_1_on_a_regression_beyond_noise_and_with_0_otherwise() {
     assert_eq!(lab.gate(&["--tolerance", "0.4"]).code, Some(0));
 }
 
+/// A processor's worth of other work, until it is dropped.
+struct Busy(std::process::Child);
+
+impl Busy {
+    fn new() -> Self {
+        let work = ["-c", "while :; do :; done"];
+        Self(std::process::Command::new("sh").args(work).spawn().unwrap())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 fn a_gate_passes_nothing_that_noise_hides() {
     let lab = Lab::new();
@@ -134,16 +151,10 @@ fn a_gate_passes_nothing_that_noise_hides() {
         assert!(ended.stdout.contains(part), "{part}: {ended:?}");
     }
     // Beside other work it says so before anything is measured.
-    let mut others: Vec<_> = (0..std::thread::available_parallelism().unwrap().get())
-        .map(|_| {
-            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap()
-        })
-        .collect();
+    let others: Vec<Busy> =
+        (0..std::thread::available_parallelism().unwrap().get()).map(|_| Busy::new()).collect();
     let busy = lab.gate(&[]);
-    for other in &mut others {
-        other.kill().unwrap();
-        other.wait().unwrap();
-    }
+    drop(others);
     assert!(busy.stderr.contains("and a verdict needs a quiet one: end what else"), "{busy:?}");
 }
 

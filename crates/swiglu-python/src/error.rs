@@ -51,7 +51,7 @@ impl From<Failure> for PyErr {
 
 /// Functions that set the library's options, and the arguments of Python's `swiglu.load` that do. One that begins like another
 /// comes behind it.
-const ARGUMENTS: [(&str, &str); 20] = [
+const ARGUMENTS: [(&str, &str); 21] = [
     ("LoadOptions::with_beside_experts", "beside_experts=True"),
     ("LoadOptions::with_expert", "expert"),
     ("LoadOptions::with_orientation", "orientation"),
@@ -72,6 +72,7 @@ const ARGUMENTS: [(&str, &str); 20] = [
     ("Weights::activation", "activation"),
     ("Device::cpu", "device=\"cpu\""),
     ("Mlp::load", "kind=\"mlp\""),
+    ("GatedLinear::load", "kind=\"gated_linear\""),
 ];
 
 /// A message of the library in Python's words: `LoadOptions::with_ignored(KEY)` is `ignore=["KEY"]`, in backticks.

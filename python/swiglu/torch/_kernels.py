@@ -460,6 +460,9 @@ def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None
         y = torch.empty(shape, dtype=x.dtype) if y is None else y
         layer.forward(_described(values), _described(y))
     else:
+        if not _cuda_known:
+            # Who made the layer has opened the device.
+            _cuda_known.append(True)
         with _current(x):
             y = _enqueued(layer, _place(x), values, shape, y)
     note(layer.kind, f"native {there.partition(':')[0]}", "packed weights")

@@ -87,7 +87,7 @@ pub(crate) fn stated_activation(
     });
     let mut gate = plain.gate();
     for (key, value) in alphas {
-        let Some(beta) = value.as_f64() else {
+        let Some(beta) = number(value) else {
             return Stated::Unknown(format!("{key} = {value}"));
         };
         gate = GateFn::Silu { beta: beta as f32 };

@@ -78,7 +78,7 @@ pub(crate) fn stated_norms(
         .map(|(module, kind, default)| {
             let stated = EPSILON.iter().find_map(|key| scope.get(key));
             let (said, epsilon) = match stated.filter(|_| kind == NormKind::Rms) {
-                Some((path, value)) => (format!("`{path}` = {value}"), value.as_f64()),
+                Some((path, value)) => (format!("`{path}` = {value}"), number(value)),
                 None => (module.to_owned(), Some(f64::from(default))),
             };
             let epsilon = epsilon.unwrap_or(f64::NAN) as f32;

@@ -205,22 +205,25 @@ impl Found<'_> {
     }
 }
 
-/// The hidden size that a configuration states; none if it is a list, of a model's stages.
+/// The hidden size that a configuration states.
 ///
 /// # Errors
 /// [`FormatError::Contradicted`] if it is no size.
 pub(super) fn stated_hidden(config: &Config, scope: &Scope<'_>) -> Result<Option<usize>> {
     match HIDDEN.iter().find_map(|key| scope.get(key)) {
-        None | Some((_, Value::Array(_))) => Ok(None),
+        None => Ok(None),
+        // Also the axis that something else works along.
+        Some((key, value)) if last(&key) == "dim" && size(value).is_none() => Ok(None),
         Some((key, value)) => expect_whole(config, &key, value),
     }
 }
 
-/// The size that a key states; none if it is 0, false or empty.
+/// The size that a key states; none if it is 0, false or empty, or a list.
 fn expect_whole(config: &Config, key: &str, value: &Value) -> Result<Option<usize>> {
     match size(value) {
         Some(size) => Ok((size > 0).then_some(size)),
-        None if is_neutral(value) => Ok(None),
+        // Sizes of several are none of this block's.
+        None if is_neutral(value) || value.is_array() => Ok(None),
         None => Err(contradicted(config, key, value, "a size is a whole number".into())),
     }
 }

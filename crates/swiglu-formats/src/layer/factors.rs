@@ -4,7 +4,7 @@
 use swiglu_core::{Arrangement, Orientation};
 
 use super::LayerWeights;
-use crate::config::{Config, Scope};
+use crate::config::{Config, Scope, number};
 use crate::error::{FormatError, Result, clip};
 use crate::family::{Effect, Family};
 
@@ -90,7 +90,7 @@ fn multipliers(
     });
     let mut out = [1.0; 2];
     for (key, value) in keys {
-        let of = |at: usize| value.get(at)?.as_f64().map(|m| m as f32).filter(|m| m.is_finite());
+        let of = |at: usize| number(value.get(at)?).map(|m| m as f32).filter(|m| m.is_finite());
         let two = value.as_array().is_some_and(|list| list.len() == 2);
         let (true, Some(gate), Some(down)) = (two, of(0), of(1)) else {
             let path = config.path().to_owned();

@@ -117,7 +117,9 @@ impl AdHocArgs {
     /// Refuses places that are not there, before anything is measured, and any where nothing is.
     pub(crate) fn expect_places(&self, measured: bool) -> anyhow::Result<()> {
         if !measured && (self.dir.lab.is_some() || self.peers.peers.is_some()) {
-            bail!("--lab and --peers are of --measure: give it too, or leave them out");
+            bail!(
+                "--lab and --peers are for problems that are measured (--measure, without --weights)"
+            );
         }
         if self.dir.lab.is_some() {
             self.dir.lab()?;

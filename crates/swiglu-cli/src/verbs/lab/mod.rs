@@ -62,7 +62,8 @@ enum Action {
         #[command(flatten)]
         places: LabDirArgs,
     },
-    /// Measure again and compare with a record: exit code 1 on a regression beyond noise
+    /// Measure again and compare with a record: exit code 1 on a regression beyond noise, 75 where noise
+    /// hides whether there is one
     Gate(gate::GateArgs),
     /// Write a static site: every experiment, its evidence and plots, and the decisions
     Report(report::ReportArgs),

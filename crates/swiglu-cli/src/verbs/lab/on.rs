@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -66,6 +66,8 @@ pub(super) fn run(
     let mut job = jobs.submit(&lock, spec, &request, &mut watch)?;
     let outcome = job.follow(jobs, &lock, &interrupted, &mut watch);
     bar.finish_and_clear();
+    // From here on the first time ends it at once.
+    interrupted.store(true, Ordering::Relaxed);
     match outcome? {
         Outcome::Left => {
             let id = job.id.as_deref().unwrap_or("not yet known");
