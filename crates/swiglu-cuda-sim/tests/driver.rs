@@ -86,28 +86,6 @@ fn compiler_errors_have_a_log() {
 }
 
 #[test]
-fn writes_outside_an_allocation_are_reported() {
-    let Some(sim) = sim() else { return };
-    let source = "struct P { float* to; int at; };
-        KERNEL(32, 1, poke)(KERNEL_PARAMS(P) p) { if (threadIdx.x == 5) p.to[p.at] = 1.0f; }";
-    #[repr(C)]
-    struct P {
-        to: u64,
-        at: i32,
-    }
-    const ILLEGAL_ADDRESS: c_int = 700;
-    let poke = kernel(sim, source, &[], "poke", 0);
-    let mut to = 0u64;
-    assert_eq!(call!(sim.cuda, b"cuMemAlloc_v2"(&mut to => *mut u64, 400 => usize)), 0);
-    assert_eq!(launch(sim, poke, 1, 32, 0, &P { to, at: 99 }), 0);
-    // More than 256 bytes outside: as it happens; so far that no allocation of another test is there. Just outside: when the
-    // launch ends.
-    assert_eq!(launch(sim, poke, 1, 32, 0, &P { to, at: 1 << 30 }), ILLEGAL_ADDRESS);
-    assert_eq!(launch(sim, poke, 1, 32, 0, &P { to, at: 100 }), ILLEGAL_ADDRESS);
-    assert_eq!(call!(sim.cuda, b"cuMemFree_v2"(to => u64)), ILLEGAL_ADDRESS);
-}
-
-#[test]
 fn captured_work_runs_when_the_graph_is_launched() {
     let Some(sim) = sim() else { return };
     let add = kernel(sim, ADD, &[], "add", 0);
