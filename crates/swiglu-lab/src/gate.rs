@@ -205,7 +205,9 @@ fn judge(old: Interval, new: Interval, tolerance: f64) -> Outcome {
         Outcome::Regressed
     } else if new.ci95[0] > old.ci95[1] * (1.0 + tolerance) {
         Outcome::Improved
-    } else if new.ci95[0] < old.value * (1.0 - tolerance) {
+    } else if new.ci95[0] < old.ci95[0] * (1.0 - tolerance)
+        || new.value < old.value * (1.0 - tolerance)
+    {
         Outcome::Undecided
     } else {
         Outcome::Held
