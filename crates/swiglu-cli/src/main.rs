@@ -192,9 +192,8 @@ mod tests {
         }
         let mut commands = vec![(String::new(), Cli::command())];
         while let Some((path, command)) = commands.pop() {
-            for option in command.get_arguments().filter_map(|a| a.get_long().map(|long| (long, a)))
-            {
-                let (long, argument) = option;
+            for argument in command.get_arguments() {
+                let Some(long) = argument.get_long() else { continue };
                 let is_number = |name: &clap::builder::Str| {
                     ["N", "M", "K", "H", "S", "E", "MINUTES", "FRACTION", "K,H[,M,...]", "M,K,H"]
                         .contains(&name.as_str())
