@@ -6,6 +6,7 @@ mod common;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::*;
 
@@ -26,6 +27,14 @@ struct Add {
     to: u64,
     value: f32,
     n: i32,
+}
+
+/// The simulator while no other test of this program uses it: memory that one has freed is given to the next that asks, so
+/// that a use after the free, which a test expects to be reported, would meet another's live allocation.
+fn alone() -> Option<(&'static Sim, MutexGuard<'static, ()>)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((sim()?, turn))
 }
 
 /// What a program gives by each of the seeds.
@@ -98,7 +107,7 @@ fn add(sim: &Sim, stream: Handle, function: Handle, to: u64, value: f32) -> c_in
 
 #[test]
 fn a_launch_is_carried_out_when_it_is_waited_for() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
     run_streams(sim, "late", 0);
@@ -114,7 +123,7 @@ fn a_launch_is_carried_out_when_it_is_waited_for() {
 /// Two streams: one fills a buffer, the other reads it.
 #[test]
 fn only_events_order_two_streams() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
     let program = |ordered: bool| {
@@ -137,7 +146,7 @@ fn only_events_order_two_streams() {
 /// A buffer is freed on its own stream while another still writes to it, and its memory handed out again.
 #[test]
 fn a_free_in_the_order_of_the_wrong_stream_shows() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     // Whether the freed memory came back, and what the new owner saw.
     let program = |ordered: bool| {
@@ -170,7 +179,7 @@ fn a_free_in_the_order_of_the_wrong_stream_shows() {
 
 #[test]
 fn memory_is_used_before_its_allocation_or_after_its_free() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     run_streams(sim, "late", 0);
     let (own, other) = (stream(sim), stream(sim));
@@ -206,8 +215,8 @@ fn memory_is_used_before_its_allocation_or_after_its_free() {
 /// Freed memory goes to another stream once that stream's work comes after the free, not before.
 #[test]
 fn memory_goes_to_streams_that_come_after_its_free() {
-    let Some(sim) = sim() else { return };
-    // Sizes that no other test asks for.
+    let Some((sim, _alone)) = alone() else { return };
+    // A size that no test before this one freed.
     let bytes = |i: usize| (1 << 20) + 8192 * i;
     run_streams(sim, "late", 0);
     let (first, second) = (stream(sim), stream(sim));
@@ -231,7 +240,7 @@ fn memory_goes_to_streams_that_come_after_its_free() {
     free(sim, first, a);
     assert_eq!(allocate(sim, first, bytes(0)), a);
     assert_eq!(allocate(sim, first, bytes(0)), b);
-    // Trimming is allowed; whether the address is gone cannot be seen beside tests that allocate.
+    // Trimming is allowed; the next allocation may get the same address anew.
     free(sim, first, a);
     ok(synchronize(sim, first));
     let mut pool: Handle = null_mut();
@@ -241,7 +250,7 @@ fn memory_goes_to_streams_that_come_after_its_free() {
 
 #[test]
 fn new_memory_of_a_pool_is_nan() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let own = stream(sim);
     for _ in 0..3 {
         let y = allocate(sim, own, N * 4);
@@ -254,7 +263,7 @@ fn new_memory_of_a_pool_is_nan() {
 /// Blocking streams and the legacy stream wait for each other; non-blocking ones do not.
 #[test]
 fn the_legacy_stream_orders_blocking_streams() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
     const LEGACY: Handle = 1 as Handle;
@@ -290,7 +299,7 @@ fn the_legacy_stream_orders_blocking_streams() {
 
 #[test]
 fn queries_come_to_an_end() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
     let program = || {
@@ -318,7 +327,7 @@ fn queries_come_to_an_end() {
 
 #[test]
 fn pinned_memory_is_used_when_the_copy_is_carried_out() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     run_streams(sim, "late", 0);
     let s = stream(sim);
     let to = upload(sim, &[0f32; 2]);
@@ -363,7 +372,7 @@ const THREAD_LOCAL: c_int = 1;
 /// Two graphs that use one scratch buffer are launched on two streams.
 #[test]
 fn graphs_on_two_streams_interleave() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let scratch = upload(sim, &[0f32; N]);
     let results = [upload(sim, &[0f32; N]), upload(sim, &[0f32; N])];
@@ -416,7 +425,7 @@ fn graphs_on_two_streams_interleave() {
 /// A capture that goes on to a second stream and comes back has branches that run in any order.
 #[test]
 fn captures_fork_and_join() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
     let (a, b) = (stream(sim), stream(sim));
@@ -457,7 +466,7 @@ fn captures_fork_and_join() {
 
 #[test]
 fn captures_refuse_what_they_cannot_hold() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     run_streams(sim, "random", 1);
     let (a, other) = (stream(sim), stream(sim));
     let (outside, inside) = (event(sim), event(sim));
@@ -498,7 +507,7 @@ fn captures_refuse_what_they_cannot_hold() {
 /// What a thread may call while it captures, by its own mode.
 #[test]
 fn a_relaxed_thread_may_allocate_during_its_capture() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let (a, other) = (stream(sim), stream(sim));
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
@@ -545,7 +554,7 @@ fn a_relaxed_thread_may_allocate_during_its_capture() {
 /// A stream that is destroyed, and memory that is freed without an order, while work waits.
 #[test]
 fn what_waits_is_still_done() {
-    let Some(sim) = sim() else { return };
+    let Some((sim, _alone)) = alone() else { return };
     let function = kernel(sim, ADD, &[], "add", 0);
     let to = upload(sim, &[0f32; N]);
     for mode in ["late", "random"] {
