@@ -14,7 +14,7 @@ use crate::gemm::{SideBySide, Sums};
 use crate::isa::Isa;
 use crate::quant::{DecodedSums, Dots, FusedSums, PackUnits, PairSums};
 use crate::rows::PackBlocks;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::{Kernel, MathKernel, dispatch, dispatch_math};
 
 /// `value` as the type it has.
 ///
@@ -35,9 +35,17 @@ unsafe fn run<K: Kernel<Output = ()>>(isa: Isa, kernel: K) {
     unsafe { dispatch(isa, kernel) }
 }
 
-/// A function from a kernel of any element type to the compiled one.
+/// # Safety
+/// As [`dispatch_math`].
+#[inline(never)]
+unsafe fn run_math<K: MathKernel>(isa: Isa, kernel: K) {
+    // SAFETY: the caller's.
+    unsafe { dispatch_math(isa, kernel) }
+}
+
+/// A function from a kernel of any element type to the compiled one, run as `run` says.
 macro_rules! compiled {
-    ($($(#[$doc:meta])* $name:ident($kernel:ident $(<$lifetime:lifetime>)?);)*) => {
+    ($($(#[$doc:meta])* $run:ident $name:ident($kernel:ident $(<$lifetime:lifetime>)?);)*) => {
         $($(#[$doc])*
         ///
         /// # Safety
@@ -45,15 +53,15 @@ macro_rules! compiled {
         pub(crate) unsafe fn $name<T: Element>(isa: Isa, kernel: $kernel<$($lifetime,)? T>) {
             fn of_f32(isa: Isa, kernel: $kernel<$($lifetime,)? f32>) {
                 // SAFETY: called below only, as the caller promised.
-                unsafe { run(isa, kernel) }
+                unsafe { $run(isa, kernel) }
             }
             fn of_f16(isa: Isa, kernel: $kernel<$($lifetime,)? f16>) {
                 // SAFETY: as above.
-                unsafe { run(isa, kernel) }
+                unsafe { $run(isa, kernel) }
             }
             fn of_bf16(isa: Isa, kernel: $kernel<$($lifetime,)? bf16>) {
                 // SAFETY: as above.
-                unsafe { run(isa, kernel) }
+                unsafe { $run(isa, kernel) }
             }
             // SAFETY: T is the type its DTYPE names; `Element` is sealed.
             unsafe {
@@ -69,25 +77,25 @@ macro_rules! compiled {
 
 compiled! {
     /// Sums of a panel.
-    sums(Sums);
+    run sums(Sums);
     /// Sums of several panels.
-    side_by_side(SideBySide);
+    run side_by_side(SideBySide);
     /// Rows packed for the matrix kernel.
-    pack_rows(PackBlocks<'_>);
+    run pack_rows(PackBlocks<'_>);
     /// Rows packed for quantised weights.
-    pack_digits(PackUnits<'_>);
+    run pack_digits(PackUnits<'_>);
     /// The activation operation.
-    activation(Segments<'_>);
+    run_math activation(Segments<'_>);
     /// The epilogue of a linear map.
-    plain(PlainPanel);
+    run plain(PlainPanel);
     /// The epilogue of a linear map whose result is added.
-    added(AddedPanel);
+    run added(AddedPanel);
     /// The derivative behind the product with the down projection.
-    differentiated(DifferentiatedPanel);
+    run_math differentiated(DifferentiatedPanel);
     /// The derivative of rows of gate and up.
-    differentiated_rows(DifferentiatedRows);
+    run_math differentiated_rows(DifferentiatedRows);
     /// Sums over the rows of a matrix.
-    column_sums(ColumnSums);
+    run column_sums(ColumnSums);
 }
 
 /// The epilogue of the gated layer.
@@ -97,19 +105,19 @@ compiled! {
 pub(crate) unsafe fn gated<T: Element, O: Element>(isa: Isa, kernel: GatedPanel<T, O>) {
     fn of_f32(isa: Isa, kernel: GatedPanel<f32, f32>) {
         // SAFETY: called below only, as the caller promised.
-        unsafe { run(isa, kernel) }
+        unsafe { run_math(isa, kernel) }
     }
     fn of_f16(isa: Isa, kernel: GatedPanel<f16, f16>) {
         // SAFETY: as above.
-        unsafe { run(isa, kernel) }
+        unsafe { run_math(isa, kernel) }
     }
     fn of_f16_in_f32(isa: Isa, kernel: GatedPanel<f16, f32>) {
         // SAFETY: as above.
-        unsafe { run(isa, kernel) }
+        unsafe { run_math(isa, kernel) }
     }
     fn of_bf16(isa: Isa, kernel: GatedPanel<bf16, bf16>) {
         // SAFETY: as above.
-        unsafe { run(isa, kernel) }
+        unsafe { run_math(isa, kernel) }
     }
     // SAFETY: T and O are the types their DTYPE names; `Element` is sealed.
     unsafe {

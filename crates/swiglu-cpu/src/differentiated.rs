@@ -4,16 +4,15 @@
 //! afterwards but the products that want the gradients. h is computed again beside them, since the gradient of Wd needs it
 //! and the exponential is there.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use swiglu_core::gate::{GatedMath, WithGatedMath};
-use swiglu_core::{Activation, DType, Element, Numerics, Rounding};
+use swiglu_core::gate::GatedMath;
+use swiglu_core::{Activation, Element, Numerics, Rounding};
 
 use crate::compiled;
 use crate::epilogue::{Epilogue, Rows};
 use crate::isa::Isa;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{MathKernel, Simd};
 
 /// ∂L/∂gate and ∂L/∂up over gate and up, and h, where it is wanted.
 #[derive(Clone, Copy)]
@@ -76,25 +75,16 @@ pub(crate) struct DifferentiatedPanel<T> {
     rows: usize,
 }
 
-impl<T: Element> Kernel for DifferentiatedPanel<T> {
-    type Output = ();
-    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
+impl<T: Element> MathKernel for DifferentiatedPanel<T> {
+    type Element = T;
 
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Differentiated { activation, numerics, .. } = self.epilogue;
-        activation.with_math::<T, _>(numerics, OfPanel::<S, T>(self, PhantomData));
+    fn activation(&self) -> (Activation, Numerics) {
+        (self.epilogue.activation, self.epilogue.numerics)
     }
-}
-
-struct OfPanel<S, T>(DifferentiatedPanel<T>, PhantomData<S>);
-
-impl<S: Simd, T: Element> WithGatedMath for OfPanel<S, T> {
-    type Output = ();
 
     #[inline(always)]
-    fn run<M: GatedMath>(self, math: M) {
-        let DifferentiatedPanel { epilogue, panel, sums, rows } = self.0;
+    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
+        let DifferentiatedPanel { epilogue, panel, sums, rows } = self;
         let rounds = epilogue.numerics.rounding != Rounding::Fused;
         for r in 0..rows {
             for v in 0..2 {
@@ -118,25 +108,16 @@ pub(crate) struct DifferentiatedRows<T> {
     pub(crate) rows: Range<usize>,
 }
 
-impl<T: Element> Kernel for DifferentiatedRows<T> {
-    type Output = ();
-    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
+impl<T: Element> MathKernel for DifferentiatedRows<T> {
+    type Element = T;
 
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Differentiated { activation, numerics, .. } = self.of;
-        activation.with_math::<T, _>(numerics, OfRows::<S, T>(self, PhantomData));
+    fn activation(&self) -> (Activation, Numerics) {
+        (self.of.activation, self.of.numerics)
     }
-}
-
-struct OfRows<S, T>(DifferentiatedRows<T>, PhantomData<S>);
-
-impl<S: Simd, T: Element> WithGatedMath for OfRows<S, T> {
-    type Output = ();
 
     #[inline(always)]
-    fn run<M: GatedMath>(self, math: M) {
-        let DifferentiatedRows { of, dh, rows } = self.0;
+    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
+        let DifferentiatedRows { of, dh, rows } = self;
         for r in rows {
             for col in (0..of.gate.cols).step_by(S::LANES) {
                 // SAFETY: whoever runs the kernel vouches for the rows.

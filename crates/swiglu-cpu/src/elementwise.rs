@@ -15,19 +15,18 @@
 //! address translation is a part of it; touching the pages of the row after the next changes nothing
 //! (refuted); the rest is not explained.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use swiglu_core::gate::{GatedMath, WithGatedMath};
+use swiglu_core::gate::GatedMath;
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path,
-    Plan, Problem, Result, WeightLayout,
+    Activation, Arrangement, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path, Plan,
+    Problem, Result, WeightLayout,
 };
 
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::panels::SendPtr;
-use crate::simd::{Fetch, Kernel, Simd};
+use crate::simd::{Fetch, MathKernel, Simd};
 use crate::team::Step;
 
 /// Elements of a unit of work.
@@ -132,34 +131,16 @@ pub(crate) struct Segments<'a, T> {
     segments: usize,
 }
 
-impl<T: Element> Kernel for Segments<'_, T> {
-    type Output = ();
-    const USES_DOTS: bool = matches!(T::DTYPE, DType::Bf16);
+impl<T: Element> MathKernel for Segments<'_, T> {
+    type Element = T;
 
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let task = self.task;
-        task.activation.with_math::<T, _>(
-            task.numerics,
-            Running::<S, T> { segments: self, simd: PhantomData },
-        );
-        if task.stream {
-            S::fence();
-        }
+    fn activation(&self) -> (Activation, Numerics) {
+        (self.task.activation, self.task.numerics)
     }
-}
-
-struct Running<'a, S, T> {
-    segments: Segments<'a, T>,
-    simd: PhantomData<S>,
-}
-
-impl<S: Simd, T: Element> WithGatedMath for Running<'_, S, T> {
-    type Output = ();
 
     #[inline(always)]
-    fn run<M: GatedMath>(self, math: M) {
-        let Segments { task, units, segments } = self.segments;
+    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
+        let Segments { task, units, segments } = self;
         let mut tile = Tile { gate: [T::default(); TILE], up: [T::default(); TILE] };
         for unit in units {
             let (row, start) = (unit / segments, unit % segments * SEGMENT);
@@ -174,6 +155,9 @@ impl<S: Simd, T: Element> WithGatedMath for Running<'_, S, T> {
                     at += operands.count;
                 }
             }
+        }
+        if task.stream {
+            S::fence();
         }
     }
 }

@@ -1,13 +1,11 @@
 //! What happens to the sums of a panel: bias, rounding, activation, and the store.
 
-use std::marker::PhantomData;
-
-use swiglu_core::gate::{GatedMath, WithGatedMath};
+use swiglu_core::gate::GatedMath;
 use swiglu_core::{Activation, DType, Element, F32Lanes, MatrixMut, Numerics, Result, Rounding};
 
 use crate::compiled;
 use crate::isa::Isa;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, MathKernel, Simd};
 
 /// What happens to the accumulators of a panel.
 pub(crate) trait Epilogue: Copy {
@@ -134,25 +132,17 @@ pub(crate) struct GatedPanel<T, O> {
     rows: usize,
 }
 
-impl<T: Element, O: Element> Kernel for GatedPanel<T, O> {
-    type Output = ();
+impl<T: Element, O: Element> MathKernel for GatedPanel<T, O> {
+    type Element = T;
     const USES_DOTS: bool = matches!((T::DTYPE, O::DTYPE), (DType::Bf16, _) | (_, DType::Bf16));
 
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Gated { activation, numerics, .. } = self.epilogue;
-        activation.with_math::<T, _>(numerics, GatedRows::<S, T, O>(self, PhantomData));
+    fn activation(&self) -> (Activation, Numerics) {
+        (self.epilogue.activation, self.epilogue.numerics)
     }
-}
-
-struct GatedRows<S, T, O>(GatedPanel<T, O>, PhantomData<S>);
-
-impl<S: Simd, T: Element, O: Element> WithGatedMath for GatedRows<S, T, O> {
-    type Output = ();
 
     #[inline(always)]
-    fn run<M: GatedMath>(self, math: M) {
-        let GatedPanel { epilogue: e, panel, sums, rows } = self.0;
+    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
+        let GatedPanel { epilogue: e, panel, sums, rows } = self;
         let rounds = e.numerics.rounding != Rounding::Fused;
         for r in 0..rows {
             // SAFETY: `finish`'s caller vouches for the sums and rows.

@@ -62,7 +62,7 @@ use super::digits::{Digits, Run};
 use super::{QuantizedPanels, Weights};
 use crate::gemm::{Ahead, Blocks as RowBlocks, CHUNK_BYTES};
 use crate::isa::Isa;
-use crate::simd::{Fetch, Kernel, Simd, dispatch, streams_wait_in_second};
+use crate::simd::{self, Fetch, Kernel, Simd, dispatch, streams_wait_in_second};
 
 /// How far ahead of use streamed weights are asked for, to the second-level cache or else to the first-level one.
 const fn stream_ahead(to_second: bool) -> usize {
@@ -95,8 +95,7 @@ impl Dots {
 }
 
 impl Dots {
-    /// Runs the kernel of the weights' type. Each is a function of its own: all in one take the
-    /// compiler minutes.
+    /// Runs the kernels of the weights' type.
     ///
     /// # Safety
     /// As [`dispatch`].
@@ -112,35 +111,27 @@ impl WithBlocks for Dispatch {
 
     fn run<B: Blocks>(self) {
         // SAFETY: `Dots::run`'s caller vouches for the instruction set and the pointers.
-        unsafe { dispatch(self.0, DotsOf::<B>(self.1, PhantomData)) }
-    }
-}
-
-struct DotsOf<B>(Dots, PhantomData<B>);
-
-impl<B: Blocks> Kernel for DotsOf<B> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller's.
-        unsafe { self.0.sums::<S, B>() }
+        unsafe { self.1.sums::<B>(self.0) }
     }
 }
 
 impl Dots {
-    #[inline(always)]
-    unsafe fn sums<S: Simd, B: Blocks>(self) {
+    /// Passes over the panel, in chunks where there are several.
+    ///
+    /// # Safety
+    /// As [`Self::run`].
+    unsafe fn sums<B: Blocks>(self, isa: Isa) {
         let Weights { start, end, groups, block } = self.weights;
-        let group_bytes = 2 * S::LANES * B::BYTES;
-        let blocks = RowBlocks::new(self.m, S::DOT_ROWS);
+        let (lanes, short_sums) = (simd::lanes(isa), simd::short_sums(isa));
+        let group_bytes = 2 * lanes * B::BYTES;
+        let blocks = RowBlocks::new(self.m, simd::dot_rows(isa));
         let passes = blocks.count();
-        let chunk_bytes = if S::SHORT_SUMS { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
+        let chunk_bytes = if short_sums { NEAR_CHUNK_BYTES } else { CHUNK_BYTES };
         let chunk = if passes == 1 { groups.max(1) } else { (chunk_bytes / group_bytes).max(1) };
         let row_runs = groups * runs(block);
         // One row of whole bytes: there is less to do with a line than its second way would take.
-        let light = S::LANES == 16 && self.m == 1 && matches!(B::TYPE, BlockType::Q8_0);
-        let to_second = S::WRITTEN_OUT && !light && streams_wait_in_second();
+        let light = lanes == 16 && self.m == 1 && matches!(B::TYPE, BlockType::Q8_0);
+        let to_second = simd::written_out(isa) && !light && streams_wait_in_second();
         let mut first = 0;
         loop {
             let count = chunk.min(groups - first);
@@ -155,25 +146,11 @@ impl Dots {
                         row_runs,
                         w,
                         groups: count,
-                        sums: self.sums.add(rows.start * 2 * S::LANES),
+                        sums: self.sums.add(rows.start * 2 * lanes),
                         resume: first > 0,
-                        stream: passes == 1 || S::SHORT_SUMS && i == 0,
+                        stream: passes == 1 || short_sums && i == 0,
                     };
-                    macro_rules! tile {
-                        ($rows:literal) => {
-                            match to_second {
-                                true => pass.tile::<S, B, $rows, true>(&mut ahead),
-                                false => pass.tile::<S, B, $rows, false>(&mut ahead),
-                            }
-                        };
-                    }
-                    match rows.len() {
-                        1 => tile!(1),
-                        2 if S::DOT_ROWS >= 2 => tile!(2),
-                        3 if S::DOT_ROWS >= 3 => tile!(3),
-                        4 if S::DOT_ROWS >= 4 => tile!(4),
-                        rows => unreachable!("a block has 1 to {} rows, not {rows}", S::DOT_ROWS),
-                    }
+                    pass.run::<B>(isa, rows.len(), to_second, &mut ahead);
                 }
             }
             first += count;
@@ -198,7 +175,47 @@ struct Pass {
     stream: bool,
 }
 
+/// A pass of so many rows. Each is a function of its own: the compiler's time grows faster than what it is given, and with
+/// all passes of a type in one takes minutes.
+struct Tile<'a, B, const ROWS: usize, const SECOND: bool>(&'a Pass, &'a mut Ahead, PhantomData<B>);
+
+impl<B: Blocks, const ROWS: usize, const SECOND: bool> Kernel for Tile<'_, B, ROWS, SECOND> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        if const { ROWS > S::DOT_ROWS || SECOND && !S::WRITTEN_OUT } {
+            unreachable!("a block has 1 to {} rows, not {ROWS}", S::DOT_ROWS);
+        }
+        // SAFETY: the caller's.
+        unsafe { self.0.tile::<S, B, ROWS, SECOND>(self.1) }
+    }
+}
+
 impl Pass {
+    /// Runs the kernel of `rows` rows; with `to_second` weights are asked for to the second-level cache.
+    ///
+    /// # Safety
+    /// As [`Dots::run`].
+    unsafe fn run<B: Blocks>(&self, isa: Isa, rows: usize, to_second: bool, ahead: &mut Ahead) {
+        macro_rules! tile {
+            ($($rows:literal)*) => {
+                match (rows, to_second) {
+                    // SAFETY: the caller's.
+                    $(($rows, false) => unsafe {
+                        dispatch(isa, Tile::<B, $rows, false>(self, ahead, PhantomData))
+                    },
+                    // SAFETY: the caller's.
+                    ($rows, true) => unsafe {
+                        dispatch(isa, Tile::<B, $rows, true>(self, ahead, PhantomData))
+                    },)*
+                    _ => unreachable!("a block has 1 to 4 rows, not {rows}"),
+                }
+            };
+        }
+        tile!(1 2 3 4);
+    }
+
     /// A run of every row, from that of the first.
     #[inline(always)]
     unsafe fn rows<const ROWS: usize>(&self, x: *const Run) -> [&Run; ROWS] {

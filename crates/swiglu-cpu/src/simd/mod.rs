@@ -14,8 +14,8 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use swiglu_core::gate::GatedMath;
-use swiglu_core::{DType, Element, F32Lanes};
+use swiglu_core::gate::{GatedMath, WithGatedMath};
+use swiglu_core::{Activation, DType, Element, F32Lanes, Numerics};
 
 use crate::isa::Isa;
 
@@ -441,6 +441,10 @@ constant! {
     dot_rows, DOT_ROWS: usize
 }
 constant! {
+    /// Whether loops over quantised weights are written out.
+    written_out, WRITTEN_OUT: bool
+}
+constant! {
     /// Whether products of small integers are summed in 16 bits.
     short_sums, SHORT_SUMS: bool
 }
@@ -466,6 +470,54 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             _ => kernel.run::<portable::Portable>(),
         }
     }
+}
+
+/// Code written over [`Simd`] and the mathematics of an activation.
+pub(crate) trait MathKernel {
+    /// What results are rounded to.
+    type Element: Element;
+    /// As [`Kernel::USES_DOTS`].
+    const USES_DOTS: bool = matches!(Self::Element::DTYPE, DType::Bf16);
+    /// The activation, and how it is computed.
+    fn activation(&self) -> (Activation, Numerics);
+    /// Runs. Implementations are `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    unsafe fn run<S: Simd, M: GatedMath>(self, math: M);
+}
+
+/// Runs `kernel` as [`dispatch`] does, with the mathematics of its activation. Each kernel and mathematics is a function
+/// of its own: the compiler's time grows faster than the length of one that has them all.
+///
+/// # Safety
+/// As [`dispatch`].
+pub(crate) unsafe fn dispatch_math<K: MathKernel>(isa: Isa, kernel: K) {
+    struct Chosen<K>(Isa, K);
+
+    impl<K: MathKernel> WithGatedMath for Chosen<K> {
+        type Output = ();
+        #[inline(always)]
+        fn run<M: GatedMath>(self, math: M) {
+            // SAFETY: that of `dispatch_math`.
+            unsafe { dispatch(self.0, OfMath(self.1, math)) }
+        }
+    }
+
+    struct OfMath<K, M>(K, M);
+
+    impl<K: MathKernel, M: GatedMath> Kernel for OfMath<K, M> {
+        type Output = ();
+        const USES_DOTS: bool = K::USES_DOTS;
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) {
+            // SAFETY: the caller's.
+            unsafe { self.0.run::<S, M>(self.1) }
+        }
+    }
+
+    let (activation, numerics) = kernel.activation();
+    activation.with_math::<K::Element, _>(numerics, Chosen(isa, kernel));
 }
 
 #[cfg(test)]
