@@ -11,7 +11,7 @@ use swiglu_core::{
 
 use super::host::through_device;
 use super::operands::Operands;
-use super::training_host::expect_policy;
+use super::training::expect_policy;
 use super::weights::padded;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};

@@ -5,12 +5,12 @@ use swiglu_core::{
     Problem, SavePolicy, StridedRef,
 };
 
-use super::gradients::{DeviceGradientMut, DeviceGradientsMut};
-use super::layer::Layer;
-use super::weights::padded;
 use crate::device::error::{CudaError, Result};
 use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut};
 use crate::device::stream::Stream;
+use crate::layers::gradients::{DeviceGradientMut, DeviceGradientsMut};
+use crate::layers::layer::Layer;
+use crate::layers::weights::padded;
 
 /// What a forward pass leaves on the device for [`Layer::backward_host`]: x, and gate and up as the policy says.
 #[derive(Debug)]
