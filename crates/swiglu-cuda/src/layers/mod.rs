@@ -20,4 +20,4 @@ pub use layer::Layer;
 pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
 pub use mlp::{Mlp, MlpKind};
 pub use quantized::{expect_quantized, quantized_tokens, quantized_types};
-pub use training::{HostSaved, expect_policy};
+pub use training::{DeviceKeptMut, HostSaved};

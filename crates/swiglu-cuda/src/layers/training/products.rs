@@ -169,7 +169,7 @@ impl<K, T: Element> Run<'_, K, T> {
         unsafe { self.product(left, w, to, [left.shape[1], right.shape[1]], product) }
     }
 
-    unsafe fn product(
+    pub(super) unsafe fn product(
         &self,
         x: Factor,
         w: LinearWeights,
@@ -185,7 +185,7 @@ impl<K, T: Element> Run<'_, K, T> {
             if w.in_features == 0 {
                 return match product.accumulate {
                     true => Ok(()),
-                    false => fill_rows(self.stream, y.dtype, y.at, [rows, cols], None),
+                    false => fill_rows(self.stream, y.dtype, y.at, [rows, cols], w.bias),
                 };
             }
             match y.dtype {
