@@ -243,6 +243,53 @@ fn explain_lists_what_a_device_chose_from() {
     assert!(candidates.iter().any(|c| c["name"] == "cublaslt + elementwise"), "{document}");
 }
 
+/// Each step of the backward pass is computed by one algorithm, and the others say why not.
+#[test]
+fn explain_backward_has_an_algorithm_for_each_step() {
+    let size = ["explain", "--backward", "--m", "300", "--hidden", "64"];
+    let explained = |h: &str, dtype: &str| {
+        let document = json_of(&[&size[..], &["--intermediate", h, "--dtype", dtype]].concat())?;
+        let steps = document["candidates"].as_array().expect("candidates").clone();
+        Some((document, steps))
+    };
+    let Some((document, steps)) = explained("96", "bf16") else { return };
+    let chosen = |steps: &[Value]| {
+        let taken = steps.iter().filter(|step| step["chosen"] == true);
+        let name = |of: &Value| of.as_str().expect("a name").to_owned();
+        taken.map(|step| (name(&step["step"]), name(&step["name"]))).collect::<Vec<_>>()
+    };
+    let differentiated = "sm90_dgated_gemm 128x128 2 slots";
+    let products = ["dx", "dw_gate, dw_up", "dw_down"].map(|step| (step, "cublaslt"));
+    let expected = [&[("dgate, dup, h", differentiated)], &products[..]].concat();
+    let expected: Vec<_> =
+        expected.into_iter().map(|(s, n)| (s.to_owned(), n.to_owned())).collect();
+    assert_eq!(chosen(&steps), expected, "{document}");
+    let scratch = |document: &Value| {
+        let keeps = document["keeps"].as_array().expect("policies");
+        keeps.iter().map(|k| k["scratch_bytes"].as_u64().expect("bytes")).collect::<Vec<_>>()
+    };
+    // Beside the gate both gradients get room, as one product takes them.
+    let [save, gate, none] = scratch(&document)[..] else { panic!("{document}") };
+    assert_eq!(gate - save, 300 * 2 * 96 * 2, "{document}");
+    assert_eq!(none - save, 300 * (2 * 96 + 64) * 2, "{document}");
+    // A forward pass of few tokens stores gate and up step by step.
+    let saving = document["saving"]["candidates"].as_array().expect("candidates");
+    let decode = saving.iter().find(|c| c["name"] == "decode_mlp two launches").expect("a design");
+    assert!(decode["reason"].as_str().is_some_and(|why| !why.is_empty()), "{document}");
+    // Rows that TMA does not write, and values that the kernel has not.
+    for (h, dtype, why) in [("100", "bf16", "TMA"), ("96", "f32", "f32")] {
+        let (document, steps) = explained(h, dtype).expect("as before");
+        let unfused = ("dgate, dup, h".to_owned(), "cublaslt + elementwise".to_owned());
+        assert!(chosen(&steps).contains(&unfused), "{document}");
+        let reason = steps[0]["reason"].as_str().expect("a reason");
+        assert!(reason.contains(why), "{reason}");
+    }
+    let text = swiglu(&[&size[..], &["--intermediate", "96"]].concat()).expect("as before").stdout;
+    for part in ["dw_down", "up is computed again by cublaslt; ", "meanwhile"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
 #[test]
 fn info_names_the_device_its_libraries_and_the_cache() {
     let Some(document) = json_of(&["info"]) else { return };

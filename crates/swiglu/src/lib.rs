@@ -216,7 +216,7 @@ pub use dispatch::unsupported_dtype;
 #[doc(hidden)]
 pub use error::in_words_of;
 pub use error::{Error, ErrorKind, Result};
-pub use explain::{Candidate, Explanation};
+pub use explain::{Candidate, Explanation, Keeping};
 pub use layer::Layer;
 pub use model::Model;
 pub use training::Saved;

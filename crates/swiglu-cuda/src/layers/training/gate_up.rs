@@ -1,6 +1,6 @@
 //! The first half of a block's backward pass: from ∂L/∂y to ∂L/∂gate and ∂L/∂up, and h once more.
 
-use swiglu_core::{Accumulate, Element, Orientation, Path};
+use swiglu_core::{Accumulate, Element, Orientation};
 
 use super::part;
 use super::products::Run;
@@ -16,7 +16,7 @@ use crate::layers::activation::tensor;
 use crate::layers::layer::{Asked, Layer};
 use crate::layers::operands::Dense;
 use crate::layers::weights::{DownBuffer, padded};
-use crate::plan::Planner;
+use crate::plan::{Planner, differentiated};
 
 /// What the first half of a block's backward pass reads and writes.
 #[derive(Debug, Clone, Copy)]
@@ -149,13 +149,10 @@ impl<K, T: Element> Layer<K, T> {
 
     /// The tile of the kernel that computes gradients of gate and up in the product's epilogue, where it takes this call.
     pub(super) fn dgated_config(&self, call: &DgatedCall<'_>) -> Option<Config> {
-        let planner = Planner::of(&self.cuda);
-        let unfused = matches!(self.asked, Asked::Path(Some(Path::Unfused)));
+        let path = if let Asked::Path(path) = self.asked { path } else { None };
         let k = call.down.out_features;
-        let computes = dgated::check(self.cuda.arch(), T::DTYPE, k).is_ok()
-            && dgated::check_call(call).is_ok();
-        let takes = !unfused && !planner.portable_kernels && computes;
-        takes.then(|| Config::of(k))
+        let config = differentiated(Planner::of(&self.cuda), T::DTYPE, k, path).ok()?;
+        dgated::check_call(call).is_ok().then_some(config)
     }
 }
 

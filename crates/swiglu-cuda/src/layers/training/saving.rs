@@ -1,6 +1,6 @@
 //! The forward pass that keeps gate and up.
 
-use swiglu_core::{Element, Op, SavePolicy};
+use swiglu_core::{Element, SavePolicy};
 
 use super::kept::DeviceKeptMut;
 use super::part;
@@ -8,10 +8,10 @@ use crate::device::error::Result;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
-use crate::kernels::elementwise::{Stored, Tensor};
+use crate::kernels::elementwise::Tensor;
 use crate::layers::layer::Layer;
 use crate::layers::weights::padded;
-use crate::plan::Steps;
+use crate::plan::{Among, Steps, saving};
 
 impl<K, T: Element> Layer<K, T> {
     /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
@@ -85,17 +85,12 @@ impl<K, T: Element> Layer<K, T> {
 
     /// The steps that save `m` tokens.
     pub(super) fn saving_steps(&self, m: usize) -> Steps {
-        let chosen = match self.problem.op {
-            Op::Mlp if self.problem.hidden == 0 => self.choose_fused(m),
-            // A decode kernel keeps gate and up to itself.
-            Op::Mlp => self.step_by_step(m),
-            _ => self.choose(m),
+        let chosen = |among| match among {
+            Among::All => (self.choose(m), ()),
+            Among::StepByStep => (self.step_by_step(m), ()),
+            Among::Fused => (self.choose_fused(m), ()),
         };
-        match chosen.stored() {
-            // Nothing else writes them rounded and h from what they were before.
-            Some(Stored::Sums) => self.choose_fused(m),
-            _ => chosen,
-        }
+        saving(self.problem.op, self.problem.hidden, chosen).0
     }
 
     /// Elements from row to row of an up in scratch memory.

@@ -1,6 +1,6 @@
 //! Where gate, up and their gradients lie in a backward pass, and the scratch memory that it takes.
 
-use swiglu_core::{DType, Element, Op, Problem};
+use swiglu_core::{DType, Element, Op, Path, Problem, SavePolicy};
 
 use super::kept::Kept;
 use super::part;
@@ -10,6 +10,7 @@ use crate::kernels::elementwise::{Stored, Tensor};
 use crate::layers::layer::Layer;
 use crate::layers::operands::Dense;
 use crate::layers::weights::{Products, padded};
+use crate::plan::up_by_sums;
 
 /// Gate and up, and their gradients, of which scratch memory has some: where they can, gradients take the place of what they
 /// are of.
@@ -140,5 +141,103 @@ impl Needs {
 impl Parts {
     pub(super) fn total(&self) -> usize {
         self.h + self.dh + self.gate_up + self.sums + self.lt
+    }
+}
+
+impl Cuda {
+    /// Bytes of memory that a backward pass of a layer with packed weights takes meanwhile, for all gradients: scratch memory
+    /// of the stream, and where nothing was kept gate and up, and the result that comes with them once more.
+    pub fn backward_scratch_bytes(
+        &self,
+        problem: &Problem,
+        policy: SavePolicy,
+        path: Option<Path>,
+    ) -> usize {
+        let Problem { m, hidden, intermediate: h, dtype, .. } = *problem;
+        let half = h.next_multiple_of(16 / dtype.size());
+        let has_up = policy != SavePolicy::SaveGate;
+        let needs = Needs {
+            dtype,
+            tokens: m,
+            half,
+            is_block: problem.op == Op::Mlp,
+            stores_dh: self.differentiated(problem, path).is_err(),
+            has_up,
+            moves: hidden > 0 && h > 0 && !(has_up && half == h),
+            sums: if !has_up && up_by_sums(problem, path) { m * half } else { 0 },
+        };
+        let again = match policy {
+            SavePolicy::Save | SavePolicy::SaveGate => 0,
+            _ => (2 * half + if needs.is_block { hidden } else { h }) * m * dtype.size(),
+        };
+        needs.parts(self).total() + again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common;
+    use crate::layers::training::gate_up::BlockTensors;
+    use crate::{GatedLinear, Mlp};
+    use swiglu_core::conformance::{Case, Parameters};
+    use swiglu_core::{Pass, bf16};
+
+    /// What a layer's backward pass takes of a stream's scratch memory, where gate and up lie as [`crate::HostSaved`] has them.
+    fn scratch<K>(layer: &Layer<K, bf16>, m: usize, policy: SavePolicy) -> usize {
+        let (dense, k, h) = (layer.operands.dense().unwrap(), layer.hidden(), layer.intermediate());
+        let half = padded::<bf16>(h);
+        let [gate, up] = [0, half as u64 * 2].map(|at| Tensor::new(at, 2 * half));
+        let kept = match policy {
+            SavePolicy::SaveGate => Kept { gate: Tensor::new(0, half), up: None },
+            _ => Kept { gate, up: Some(up) },
+        };
+        let placed = Placed::new(layer, m, dense, kept, true);
+        let [saved, grads] = placed.at(0);
+        let io = BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Tensor::new(0, half) };
+        let down = dense.down().ok();
+        let fused = down.and_then(|down| layer.dgated_config(&layer.dgated_call(down, io, dense)));
+        placed.needs(fused.is_none()).parts(&layer.cuda).total()
+    }
+
+    /// Plans of both passes are of what layers do: of the steps that store gate and up, and of the memory that a backward pass
+    /// takes.
+    #[test]
+    fn plans_of_a_training_step_are_of_what_layers_do() {
+        let Some(cuda) = common::device() else { return };
+        let shapes =
+            [(1, 64, 96, false), (40, 64, 96, true), (70, 72, 100, true), (300, 64, 8, false)];
+        for (m, k, h, bias) in shapes {
+            let case = Case { bias, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
+            let parameters = Parameters::<bf16>::new(&case).unwrap();
+            let (block, gated) = (parameters.mlp(), parameters.gated());
+            for path in [None, Some(Path::Unfused)] {
+                let (mlp, linear) = match path {
+                    None => (Mlp::new(&cuda, &block), GatedLinear::new(&cuda, &gated)),
+                    Some(path) => (
+                        Mlp::with_path(&cuda, &block, path),
+                        GatedLinear::with_path(&cuda, &gated, path),
+                    ),
+                };
+                let (mlp, linear) = (mlp.unwrap(), linear.unwrap());
+                for (problem, steps) in [
+                    (block.problem(m), mlp.saving_steps(m)),
+                    (gated.problem(m), linear.saving_steps(m)),
+                ] {
+                    let plan = cuda.plan(problem.with_pass(Pass::Saving), path);
+                    assert_eq!(plan.kernel, steps.kernels(), "{problem} {path:?}");
+                    let candidates = cuda.candidates(&problem.with_pass(Pass::Saving), path);
+                    let chosen: Vec<_> = candidates.iter().filter(|c| c.chosen).collect();
+                    assert_eq!((chosen.len(), chosen[0].steps), (1, Some(steps)), "{problem}");
+                }
+                for policy in [SavePolicy::Save, SavePolicy::SaveGate] {
+                    let said = |problem| cuda.backward_scratch_bytes(&problem, policy, path);
+                    let of_block = scratch(&mlp, m, policy);
+                    assert_eq!(of_block, said(block.problem(m)), "{case} {path:?} {policy}");
+                    let of_linear = scratch(&linear, m, policy);
+                    assert_eq!(of_linear, said(gated.problem(m)), "{case} {path:?} {policy}");
+                }
+            }
+        }
     }
 }
